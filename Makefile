@@ -1,0 +1,53 @@
+# Everything a person types: `make train`, `make test`. Both set up .venv first and need no network when nothing changed.
+PY ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+ARGS ?=
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: install train eval test check unit integration faults learning bench results screen clean
+
+install: $(VENV)/.stamp
+
+# The stamp is newer than what it depends on exactly when the environment is complete: a failed pip leaves no stamp.
+$(VENV)/.stamp: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PY) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	@touch $@
+
+train: install
+	$(BIN)/border-train agent=dqn env=cartpole n_actors=8 $(ARGS)
+
+eval: install
+	$(BIN)/border-eval $(ARGS)
+
+test: check unit integration faults learning
+
+# check: what a machine can say about the code without running it
+check: install
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+unit: install
+	$(BIN)/python -m pytest tests/unit tests/contract $(ARGS)
+
+integration: install
+	$(BIN)/python -m pytest tests/integration $(ARGS)
+
+faults: install
+	$(BIN)/python -m pytest tests/faults $(ARGS)
+
+learning: install
+	$(BIN)/python -m pytest tests/learning $(ARGS)
+
+bench: install
+	$(BIN)/python -m bench.speed $(ARGS)
+
+# results: ten seeds of each of the three ways to train CartPole, about half an hour; writes docs/results.md
+results: install
+	$(BIN)/python -m bench.cartpole_seeds $(ARGS)
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist

@@ -1,0 +1,113 @@
+"""The loop of an actor: act on credit, hand over rows, take the newest model between chunks.
+
+Knows nothing of processes; a test runs it as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from border_cli.actors.board import ActorLine, ActorState
+from border_cli.actors.place import Place
+from border_cli.actors.proxy import ReplayBufferProxy
+from border_cli.actors.sampler import Sampler
+from border_cli.actors.waiting import Waiter
+from border_cli.core.protocols import ActorStat, ModelInfo, SyncModel
+from border_cli.runtime.clock import SYSTEM_CLOCK, Clock
+
+
+class ModelSource(Protocol):
+    """Where new models come from."""
+
+    def poll(self) -> ModelInfo | None:
+        """The newest model if there is a new one. Never waits."""
+
+
+class Actor:
+    """One sampling loop over the environments of one place.
+
+    version: of the model that `policy` already holds. env_steps: taken so far.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        sampler: Sampler,
+        policy: SyncModel,
+        models: ModelSource,
+        proxy: ReplayBufferProxy,
+        line: ActorLine,
+        waiter: Waiter,
+        version: int = 0,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._place = place
+        self._sampler = sampler
+        self._policy = policy
+        self._models = models
+        self._proxy = proxy
+        self._line = line
+        self._waiter = waiter
+        self._clock = clock
+        self._version = version
+        self._cursor = 0
+        self._episodes = 0
+        self.env_steps = 0
+
+    def run(self) -> ActorStat:
+        """Act until the learner asks to stop; everything taken is handed over by then."""
+        self._line.state = ActorState.ACTING
+        while not self._line.stop_requested:
+            self._line.beat()
+            credit = self._line.credit - self.env_steps
+            if credit > 0:
+                self._act(min(self._place.n_envs, credit))
+            else:
+                self._wait_for_credit()
+        self._line.state = ActorState.STOPPING
+        self._proxy.flush()
+        return self._stat()
+
+    def _act(self, k: int) -> None:
+        """One env step in each of the next k environments, in turn: credit is used to the last step."""
+        if self.env_steps == 0:
+            self._line.first_step_ns = self._clock.monotonic_ns()
+        env_ix = [(self._cursor + i) % self._place.n_envs for i in range(k)]
+        self._cursor = (self._cursor + k) % self._place.n_envs
+        known = self._line.global_env_steps + self._proxy.pending_env_steps
+        items = self._sampler.sample(env_ix, known)
+        self.env_steps += k
+        self._episodes += int(np.count_nonzero(items["episode_length"]))
+        self._proxy.push(items, k, self._version)
+        if self._proxy.publish_if_due():
+            self._take_model()
+
+    def _wait_for_credit(self) -> None:
+        self._proxy.flush()
+        self._waiter.until(
+            lambda: self._line.stop_requested or self._line.credit > self.env_steps,
+            ActorState.WAITING_FOR_CREDIT,
+        )
+        self._take_model()
+
+    def _take_model(self) -> None:
+        """Only between chunks, so that all of a chunk was chosen by one model."""
+        model = self._models.poll()
+        if model is not None:
+            self._policy.sync_model(model)
+            self._version = model.version
+
+    def _stat(self) -> ActorStat:
+        first = self._line.first_step_ns
+        seconds = (self._clock.monotonic_ns() - first) / 1e9 if first else 0.0
+        return ActorStat(
+            actor=self._place.actor,
+            incarnation=self._place.incarnation,
+            env_steps=self.env_steps,
+            episodes=self._episodes,
+            seconds=seconds,
+            blocked_seconds=self._line.blocked_ns / 1e9,
+            state=ActorState.DONE.words,
+        )

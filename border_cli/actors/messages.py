@@ -1,0 +1,92 @@
+"""What an actor says to the learner through its own pipe.
+
+A message is kept so small that a socket takes it as a whole: a learner that sees the beginning of one never
+has to wait for the rest, even if the actor was stopped or killed meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+from border_cli.core.protocols import ActorStat
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The environments are made and reset, and the first model is held."""
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """One log record, formatted."""
+
+    logger: str
+    level: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The actor is about to leave because something raised.
+
+    phase: what it was doing. env_steps: those it had completed. error: class and message. traceback: its own.
+    """
+
+    phase: str
+    env_steps: int
+    error: str
+    traceback: str
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The actor has handed over everything and leaves as asked."""
+
+    stat: ActorStat
+
+
+Message = Ready | LogLine | Failed | Finished
+
+
+class Reporter:
+    """The actor's end of its pipe, for all threads of its process."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self._lock = threading.Lock()
+
+    def send(self, message: Message) -> None:
+        """Send one message. Waits while the pipe is full; nothing happens when the learner is gone."""
+        try:
+            with self._lock:
+                self._pipe.send(message)
+        except (BrokenPipeError, ConnectionResetError):
+            return  # the learner died; the watchdog ends this process
+
+
+class PipeLogHandler(logging.Handler):
+    """Sends log records to the learner, whose handlers write them."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        super().__init__()
+        self._reporter = reporter
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Format the record here, where its arguments are."""
+        try:
+            line = LogLine(record.name, record.levelno, clipped(self.format(record)))
+        except (TypeError, ValueError):  # the arguments do not fit the format: logging reports it on stderr
+            self.handleError(record)
+            return
+        self._reporter.send(line)
+
+
+def clipped(text: str, nbytes: int = 12_000) -> str:
+    """The text, or its end, where the cause stands, if it has more than nbytes in UTF-8."""
+    encoded = text.encode("utf-8", "replace")
+    if len(encoded) <= nbytes:
+        return text
+    return "[…] " + encoded[-nbytes:].decode("utf-8", "ignore")

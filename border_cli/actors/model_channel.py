@@ -1,0 +1,140 @@
+"""The way of models from the learner to every actor: two slots in shared memory, the latest wins.
+
+The learner writes its publications into the two slots in turn. Each slot has a counter that is written
+before the data and one that is written after; a reader copies the newer slot and believes the copy only if
+both counters still name the publication it came for. A slow reader may be overtaken and then tries again;
+nobody ever waits.
+
+    words | newest |                       the number of the last complete publication, from 1
+    slot  | before | after, version | data bytes, one after the other, each array on a cache line of its own
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from border_cli.core.items import Column
+from border_cli.core.protocols import ModelInfo
+from border_cli.core.spaces import Array
+from border_cli.runtime.memory import WORD, Block, Layout, fence
+
+TRIES = 3
+
+
+def model_layout(model: ModelInfo) -> tuple[Column, ...]:
+    """Names, shapes and dtypes of a model's arrays, in the order of the names."""
+    return tuple(Column(name, a.shape, a.dtype.name) for name, a in sorted(model.arrays.items()))
+
+
+class _Slot:
+    """One of the two places for a model."""
+
+    def __init__(self, block: Block, words: tuple[int, int], data: int, nbytes: int) -> None:
+        self.before = block.words(words[0], 1)
+        self.after_version = block.words(words[1], 2)
+        self.data = block.array(data, (nbytes,), "uint8")
+
+
+class ModelChannel:
+    """Made by the learner, which publishes, and passed to each actor's process, which polls.
+
+    layout: as of `model_layout`, the same for every model of a run. Raises ResourceError if the memory
+    cannot be had. polls, torn: tries to copy a model so far in this process, and those that were overtaken
+    by the writer.
+    """
+
+    def __init__(self, layout: tuple[Column, ...], block: Block | None = None) -> None:
+        self._layout = layout
+        self._offsets, nbytes = _array_offsets(layout)
+        places = Layout()
+        newest = places.reserve(WORD)
+        slots = [((places.reserve(WORD), places.reserve(2 * WORD)), places.reserve(nbytes)) for _ in range(2)]
+        self._nbytes = nbytes
+        self._block = block or Block(places.size, "the model channel")
+        self._newest = self._block.words(newest, 1)
+        self._slots = [_Slot(self._block, words, data, nbytes) for words, data in slots]
+        self._arrays = [self._views(slot.data) for slot in self._slots]
+        self._version = -1
+        self._seen = 0
+        self.polls = 0
+        self.torn = 0
+
+    def __reduce__(self) -> tuple[Callable[..., ModelChannel], tuple[Any, ...]]:
+        return ModelChannel, (self._layout, self._block)
+
+    @property
+    def publications(self) -> int:
+        """Number of the last complete publication, 0 before the first."""
+        return int(self._newest[0])
+
+    @property
+    def seen(self) -> int:
+        """Number of the publication this reader has."""
+        return self._seen
+
+    def publish(self, model: ModelInfo) -> None:
+        """Make this model the newest. Raises ValueError if it does not fit the layout or its version fell."""
+        if model_layout(model) != self._layout:
+            raise ValueError("the model's arrays differ from those the channel was made for")
+        if model.version < self._version:
+            raise ValueError(f"version {model.version} after {self._version}")
+        number = self.publications + 1
+        slot, arrays = self._slots[number % 2], self._arrays[number % 2]
+        slot.before[0] = number
+        fence()
+        for name, array in arrays.items():
+            np.copyto(array, model.arrays[name])
+        slot.after_version[1] = model.version
+        fence()
+        slot.after_version[0] = number
+        fence()
+        self._newest[0] = number
+        self._version = model.version
+
+    def poll(self) -> ModelInfo | None:
+        """The newest model, as a copy of the reader's own, or None if there is none newer than the last.
+
+        After three copies that the writer overtook it is None as well: the reader goes on with what it has.
+        """
+        for _ in range(TRIES):
+            number = self.publications
+            if number == self._seen:
+                return None
+            self.polls += 1
+            model = self._try_copy(number)
+            if model is not None:
+                self._seen = number
+                return model
+            self.torn += 1
+        return None
+
+    def close(self) -> None:
+        """Give the descriptor back; the channel works on, but can be passed to no further process."""
+        self._block.close()
+
+    def _try_copy(self, number: int) -> ModelInfo | None:
+        slot = self._slots[number % 2]
+        if slot.after_version[0] != number:
+            return None
+        fence()
+        own = slot.data.copy()
+        version = int(slot.after_version[1])
+        fence()
+        if slot.before[0] != number:
+            return None
+        return ModelInfo(version, self._views(own))
+
+    def _views(self, data: Array) -> dict[str, Array]:
+        """A slot's bytes as named arrays."""
+        return {
+            column.name: data[offset : offset + column.row_bytes].view(column.dtype).reshape(column.shape)
+            for column, offset in zip(self._layout, self._offsets, strict=True)
+        }
+
+
+def _array_offsets(layout: tuple[Column, ...]) -> tuple[list[int], int]:
+    places = Layout()
+    return [places.reserve(column.row_bytes) for column in layout], places.size

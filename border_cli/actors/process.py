@@ -1,0 +1,152 @@
+"""The process of one actor: build what it is made of, act until asked to stop, say what happened.
+
+The steps of its life are those of `ActorState`. Whatever raises reaches the learner as a message with the
+traceback, and the process exits with code 1.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import traceback
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+from border_cli.actors.actor import Actor
+from border_cli.actors.board import ActorLine, ActorState, Board
+from border_cli.actors.messages import Failed, Finished, PipeLogHandler, Ready, Reporter, clipped
+from border_cli.actors.model_channel import ModelChannel
+from border_cli.actors.place import ActorSpec, Place
+from border_cli.actors.proxy import ReplayBufferProxy
+from border_cli.actors.ring import Ring
+from border_cli.actors.sampler import Sampler
+from border_cli.actors.waiting import Waiter
+from border_cli.core.protocols import ActingPolicy, ActorStat, Env, ModelInfo, StepProcessor
+from border_cli.runtime import child, seeding
+
+_NICER = 3
+_ERROR_BYTES = 1_000
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ActorLinks:
+    """What connects an actor with the learner; handed over while its process is started."""
+
+    ring: Ring
+    models: ModelChannel
+    board: Board
+    pipe: Connection
+
+
+@dataclass(frozen=True)
+class Order:
+    """What to run, the first thing that comes through the pipe: importing it may already fail."""
+
+    spec: ActorSpec
+    place: Place
+    log_level: int
+
+
+def actor_main(links: ActorLinks) -> None:
+    """Entry point of the process (see `border_cli.runtime.forkserver.start_process`)."""
+    os.nice(_NICER)
+    reporter = Reporter(links.pipe)
+    life = _Life(links, reporter)
+    try:
+        stat = life.run()
+    except BaseException as error:  # also SystemExit and KeyboardInterrupt, which an environment may raise
+        reporter.send(life.failure(error))
+        raise SystemExit(1) from error
+    else:
+        reporter.send(Finished(stat))
+    finally:
+        life.close()
+
+
+class _Life:
+    """One actor from its orders to its last env step."""
+
+    def __init__(self, links: ActorLinks, reporter: Reporter) -> None:
+        self._links = links
+        self._reporter = reporter
+        self._phase = "reading its orders"
+        self._env: Env | None = None
+        self._sampler: Sampler | None = None
+        self._actor: Actor | None = None
+
+    def run(self) -> ActorStat:
+        """Build, report ready, act; what the actor did."""
+        order: Order = self._links.pipe.recv()
+        place, line = order.place, self._links.board.line(order.place.actor)
+        _send_logs_to_learner(self._reporter, place, order.log_level)
+        waiter = Waiter(line)
+        env, policy, processor = self._build(order, line)
+        model = self._first_model(line, waiter)
+        if model is None:
+            return ActorStat(place.actor, place.incarnation, state=ActorState.DONE.words)
+        policy.sync_model(model)
+        policy.train()
+        line.state, self._phase = ActorState.RESETTING, "reset"
+        self._sampler = Sampler(env, policy, processor, _reset_seeds(place))
+        proxy = ReplayBufferProxy(self._links.ring, place, order.spec.n_buffer, waiter)
+        self._actor = Actor(
+            place, self._sampler, policy, self._links.models, proxy, line, waiter, model.version
+        )
+        self._reporter.send(Ready())
+        stat = self._actor.run()
+        line.state = ActorState.DONE
+        return stat
+
+    def failure(self, error: BaseException) -> Failed:
+        """What the learner has to know of an exception."""
+        return Failed(
+            phase=self._phase if self._sampler is None else self._sampler.phase,
+            env_steps=0 if self._actor is None else self._actor.env_steps,
+            error=clipped(f"{type(error).__name__}: {error}".rstrip(": "), _ERROR_BYTES),
+            traceback=clipped("".join(traceback.format_exception(error))),
+        )
+
+    def close(self) -> None:
+        """Release the environments; a failure of that is logged and changes nothing any more."""
+        try:
+            if self._env is not None:
+                self._env.close()
+        except Exception:
+            _logger.exception("closing the environments failed")
+
+    def _build(self, order: Order, line: ActorLine) -> tuple[Env, ActingPolicy, StepProcessor]:
+        spec, place = order.spec, order.place
+        line.state, self._phase = ActorState.MAKING_ENVIRONMENT, "making the environment"
+        env: Env = spec.env.load()(place, *spec.env.args)
+        self._env = env
+        self._phase = "making the policy"
+        processor: StepProcessor = spec.processor.load()(place, env.spec, *spec.processor.args)
+        make_policy = spec.policy.load()
+        child.one_torch_thread()  # after the import that may bring torch, before the first tensor
+        policy: ActingPolicy = make_policy(place, env.spec, *spec.policy.args)
+        return env, policy, processor
+
+    def _first_model(self, line: ActorLine, waiter: Waiter) -> ModelInfo | None:
+        """The model to begin with; None if the run was stopped before there was one."""
+        self._phase = "waiting for the first model"
+        found: list[ModelInfo | None] = [None]
+
+        def arrived() -> bool:
+            found[0] = self._links.models.poll()
+            return found[0] is not None or line.stop_requested
+
+        waiter.until(arrived, ActorState.WAITING_FOR_MODEL)
+        return found[0]
+
+
+def _reset_seeds(place: Place) -> list[int]:
+    return [seeding.env_seed(place.seed, place.actor, place.incarnation, i) for i in range(place.n_envs)]
+
+
+def _send_logs_to_learner(reporter: Reporter, place: Place, level: int) -> None:
+    """Let every logger of this process, and every warning, speak through the learner's handlers."""
+    handler = PipeLogHandler(reporter)
+    handler.setFormatter(logging.Formatter(f"actor {place.actor}: %(message)s"))
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+    logging.captureWarnings(True)

@@ -1,0 +1,198 @@
+"""One seat among the actors, as the learner sees it: the process that sits there, its ring and its pipe.
+
+An incarnation begins with `start` and ends with `end`; what was counted stays with the slot.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import time
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+
+import numpy as np
+
+from border_cli.actors.board import ActorState, Board
+from border_cli.actors.messages import Failed, Finished, LogLine, Message, Ready
+from border_cli.actors.model_channel import ModelChannel
+from border_cli.actors.place import ActorSpec
+from border_cli.actors.process import ActorLinks, Order, actor_main
+from border_cli.actors.ring import Ring
+from border_cli.core.errors import ActorLostError
+from border_cli.core.items import Chunk, Column
+from border_cli.core.protocols import ActorStat
+from border_cli.runtime import forkserver
+from border_cli.runtime.memory import resource_error
+
+_MESSAGES_AT_ONCE = 64  # one that never stops logging must not keep the learner from the others
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What all actors of a run have in common."""
+
+    spec: ActorSpec
+    columns: tuple[Column, ...]
+    ring_rows: int
+    n_actors: int
+    board: Board
+    models: ModelChannel
+
+
+class ActorSlot:
+    """The seat of one actor. ready: its present incarnation holds the first model."""
+
+    def __init__(self, actor: int, shared: Shared) -> None:
+        self._actor = actor
+        self._shared = shared
+        self._line = shared.board.line(actor)
+        self._counts = ActorStat(actor)
+        self._ring: Ring | None = None
+        self._pipe: Connection | None = None
+        self._process: BaseProcess | None = None
+        self._failed: Failed | None = None
+        self._final: ActorStat | None = None
+        self._killed = False
+        self.ready = False
+
+    def start(self, incarnation: int = 0) -> None:
+        """Start a process in this seat. Raises ResourceError when memory or descriptors are too few."""
+        shared = self._shared
+        self._counts = ActorStat(self._actor, incarnation)
+        self._failed, self._final, self._killed, self.ready = None, None, False, False
+        self._ring = Ring(shared.columns, shared.ring_rows)
+        self._pipe, theirs = _pipe()
+        try:
+            links = ActorLinks(self._ring, shared.models, shared.board, theirs)
+            name = f"actor-{self._actor}"
+            self._process = forkserver.start_process(actor_main, (links,), name)
+        finally:
+            theirs.close()
+            self._ring.close()
+        place = shared.spec.place(self._actor, incarnation, shared.n_actors)
+        try:
+            self._pipe.send(Order(shared.spec, place, logging.getLogger().getEffectiveLevel()))
+        except (BrokenPipeError, ConnectionResetError):
+            return  # it died at once, which `gone` will tell
+
+    @property
+    def descriptors(self) -> list[int]:
+        """What becomes readable when there is news of this actor: its pipe, and the end of its process."""
+        pipe = [] if self._pipe is None else [self._pipe.fileno()]
+        return pipe if self._process is None else [*pipe, self._process.sentinel]
+
+    @property
+    def pid(self) -> int | None:
+        """Process id, None while there is no process."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def state(self) -> ActorState:
+        """What it says that it is doing."""
+        return self._line.state
+
+    def gone(self) -> bool:
+        """Whether there is no process: its end was reported and its id is free."""
+        if self._process is None:
+            return True
+        pid = self._process.pid
+        # An end that is reported because the forkserver went away says nothing yet about the actor itself.
+        return self._process.exitcode is not None and (pid is None or forkserver.pid_gone(pid))
+
+    def lost(self) -> ActorLostError | None:
+        """Why this actor does not act any more though nobody asked it to leave; None while it does."""
+        if self._failed is not None:
+            return ActorLostError(self._describe(self._failed), self._failed.traceback)
+        if self._process is not None and self.gone():
+            end = forkserver.describe_exit(self._process.exitcode)
+            return ActorLostError(f"actor {self._actor} {end} (it was {self.state.words})")
+        return None
+
+    def drain(self) -> list[Chunk]:
+        """What it has handed over since the last time."""
+        chunks = [] if self._ring is None else self._ring.pop_all()
+        for chunk in chunks:
+            self._counts.env_steps += chunk.env_steps
+            self._counts.episodes += int(np.count_nonzero(chunk.items["episode_length"]))
+        return chunks
+
+    def listen(self) -> bool:
+        """Take in what it has said, without waiting; False once it failed, fell silent or is gone."""
+        try:
+            for _ in range(_MESSAGES_AT_ONCE):
+                if self._pipe is None or not self._pipe.poll():
+                    break
+                self._take(self._pipe.recv())
+        except (EOFError, ConnectionResetError, BrokenPipeError):
+            return False
+        return self._failed is None and not self.gone()
+
+    def stat(self) -> ActorStat:
+        """What it did: by its own account once it has left as asked, before that by what has arrived."""
+        if self._final is not None:
+            return replace(self._final)
+        first = self._line.first_step_ns
+        return replace(
+            self._counts,
+            seconds=(time.monotonic_ns() - first) / 1e9 if first else 0.0,
+            blocked_seconds=self._line.blocked_ns / 1e9,
+            state=self._state_words(),
+        )
+
+    def kill(self) -> None:
+        """End the process at once, whatever it is doing. Its end is awaited by `end`."""
+        if self._process is not None and not self.gone():
+            self._killed = True
+            self._process.kill()
+
+    def end(self) -> list[Chunk]:
+        """Release the process, which has left or was killed; the chunks that it leaves behind."""
+        self.listen()
+        chunks = self.drain()
+        self._final = self.stat()
+        if self._process is not None:
+            forkserver.end_process(self._process)
+            self._process = None
+        if self._pipe is not None:
+            self._pipe.close()
+            self._pipe = None
+        self._ring = None
+        return chunks
+
+    def _take(self, message: Message) -> None:
+        match message:
+            case Ready():
+                self.ready = True
+            case LogLine(logger, level, text):
+                _forward(logger, level, text)
+            case Failed():
+                self._failed = message
+            case Finished(stat):
+                self._final = stat
+
+    def _describe(self, failed: Failed) -> str:
+        doing = {"step": f"stepping, after {failed.env_steps} env steps", "reset": "resetting"}
+        return f"actor {self._actor} failed while {doing.get(failed.phase, failed.phase)}: {failed.error}"
+
+    def _state_words(self) -> str:
+        if self._failed is not None:
+            return "failed"
+        if self._killed:
+            return "killed"
+        return "lost" if self._process is not None and self.gone() else self.state.words
+
+
+def _pipe() -> tuple[Connection, Connection]:
+    try:
+        return multiprocessing.Pipe(duplex=True)
+    except OSError as error:
+        raise resource_error(error, "an actor's pipe") from error
+
+
+def _forward(name: str, level: int, text: str) -> None:
+    """Log what an actor logged, as if it had happened here."""
+    logger = logging.getLogger(name)
+    if logger.isEnabledFor(level):
+        logger.log(level, "%s", text)

@@ -1,0 +1,1 @@
+"""Agents: one folder per family, each with config, network, loss and agent."""

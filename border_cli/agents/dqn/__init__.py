@@ -1,0 +1,1 @@
+"""The value-based family for discrete actions."""

@@ -1,0 +1,1 @@
+"""Checkpoints: what is in one, and how it is written and verified."""

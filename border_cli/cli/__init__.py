@@ -1,0 +1,1 @@
+"""The commands: compose, check, build, run, exit code."""

@@ -1,0 +1,159 @@
+"""Running jobs through Hydra: one, or those of a sweep. Hydra makes `.hydra/`; what a job is stands here."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+from border_cli.cli import overrides
+from border_cli.cli.compose import (
+    HYDRA_VERSION_BASE,
+    PRIMARY,
+    Composed,
+    checked,
+    plain_job,
+    register_resolvers,
+)
+from border_cli.cli.output import report
+from border_cli.cli.translate import translated
+from border_cli.config.paths import conf_dir
+from border_cli.config.schema import TrainConfig
+from border_cli.core.errors import ExitCode
+from border_cli.core.spaces import EnvSpec
+from border_cli.runs import directory
+
+
+def run_single(composed: Composed, words: Sequence[str], argv: Sequence[str], typed: dict[str, str]) -> int:
+    """Judge the environment and the machine, make the run directory, train. The exit code.
+
+    Raises BorderError for whatever is refused before training; then there is no run directory.
+    """
+    from border_cli import build  # not before the configuration is accepted: it imports torch
+
+    config, choices = composed.config, composed.choices
+    spec = build.preflight(config)
+    name = directory.run_name(choices["agent"], choices["env"], config.env.id or str(config.env.entry_point))
+    run_dir = directory.claim(composed.run_dir) if composed.run_dir else directory.create_run(name)
+    launch = _launch(argv, typed, choices, config, in_sweep=False)
+    code = ExitCode.DONE
+
+    def job(_: DictConfig) -> float:
+        nonlocal code
+        code, score = _train(config, spec, run_dir, launch)
+        return score
+
+    own = [word for word in words if not word.startswith("hydra.run.dir=")]
+    _call_hydra([*own, f"hydra.run.dir={overrides.quoted(str(run_dir))}"], job)
+    return int(code)
+
+
+def run_sweep(words: Sequence[str], argv: Sequence[str], presets: Sequence[str]) -> int:
+    """Run every job of a sweep in a folder of its own. The first exit code that is not 0, or 0.
+
+    presets: those that exist. A job that fails is reported at once and the sweep goes on.
+    """
+    sweep = _Sweep(argv, presets)
+    if not any(word.startswith("hydra.sweep.dir=") for word in words):
+        words = [*words, f"hydra.sweep.dir={overrides.quoted(str(directory.create_sweep()))}"]
+    with translated():  # of Hydra itself: no job lets an error out
+        _call_hydra(["--multirun", *words], sweep.job)
+    return next((code for code in sweep.codes if code), int(ExitCode.DONE))
+
+
+def pass_to_hydra(argv: Sequence[str]) -> int:
+    """Let Hydra answer what is its own: completion, its help, its view of things. The exit code."""
+    register_resolvers()
+    with translated():
+        return _call_hydra(argv, _nothing_to_run)
+
+
+class _Sweep:
+    """What the jobs of one sweep share: how they were started, and how each of them ended."""
+
+    def __init__(self, argv: Sequence[str], presets: Sequence[str]) -> None:
+        self._argv = argv
+        self._presets = presets
+        self.codes: list[int] = []
+
+    def job(self, composed: DictConfig) -> float:
+        """One job: its score for Hydra, NaN when it failed. Raises no Exception, so the sweep goes on."""
+        state = HydraConfig.get()
+        words = list(state.overrides.task)
+        label = f"job {state.job.num} ({' '.join(word.lstrip('+') for word in words)}): "
+        debug = False
+        try:
+            typed = overrides.typed_values(overrides.parse_words(words))
+            debug = typed.get("debug", "").lower() == "true"
+            config = checked(plain_job(composed), state.runtime.choices, typed, self._presets)
+            code, score = self._start(config, typed)
+        except Exception as e:  # noqa: BLE001 - a failed job must not end the sweep; it is reported here
+            code, score = report(e, debug, label), math.nan
+        self.codes.append(int(code))
+        return score
+
+    def _start(self, config: TrainConfig, typed: dict[str, str]) -> tuple[int, float]:
+        from border_cli import build
+
+        state = HydraConfig.get()
+        run_dir = directory.claim(Path(state.runtime.output_dir))
+        launch = _launch(self._argv, typed, dict(state.runtime.choices), config, in_sweep=True)
+        return _train(config, build.preflight(config), run_dir, launch)
+
+
+def _launch(
+    argv: Sequence[str], typed: dict[str, str], choices: dict[str, Any], config: TrainConfig, in_sweep: bool
+) -> directory.Launch:
+    env_id = config.env.id or str(config.env.entry_point)
+    slug = directory.env_slug(choices["env"], env_id)
+    return directory.Launch(list(argv), typed, choices["agent"], slug, in_sweep)
+
+
+def _train(
+    config: TrainConfig, spec: EnvSpec, run_dir: Path, launch: directory.Launch
+) -> tuple[ExitCode, float]:
+    from border_cli import build
+
+    directory.write_config(run_dir, config)
+    result = build.train(config, spec, run_dir, launch)
+    return result.code, math.nan if result.score is None else result.score
+
+
+def _call_hydra(argv: Sequence[str], job: Callable[[DictConfig], Any]) -> int:
+    """Hydra's own entry point with these arguments; its way to leave becomes an exit code."""
+    with _hydra_surroundings(argv):
+        try:
+            hydra.main(version_base=HYDRA_VERSION_BASE, config_path=str(conf_dir()), config_name=PRIMARY)(
+                job
+            )()
+        except SystemExit as e:
+            return e.code if isinstance(e.code, int) else int(e.code is not None)
+    return int(ExitCode.DONE)
+
+
+@contextmanager
+def _hydra_surroundings(argv: Sequence[str]) -> Iterator[None]:
+    """Hydra reads sys.argv, and lets exceptions through only when the environment asks for it."""
+    before_argv, before_full = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    sys.argv = [sys.argv[0], *argv]
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        yield
+    finally:
+        sys.argv = before_argv
+        if before_full is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = before_full
+
+
+def _nothing_to_run(_: DictConfig) -> None:
+    """Hydra wants a task even where it only answers a question."""

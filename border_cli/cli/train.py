@@ -1,0 +1,100 @@
+"""`border-train`: read the words, compose, check, run, and say in the exit code how it ended.
+
+Nothing imports torch or gymnasium before the configuration is accepted, so a mistake is answered at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import border_cli
+from border_cli.cli import overrides
+from border_cli.cli.arguments import Arguments, parse_arguments
+from border_cli.cli.compose import Composer
+from border_cli.cli.help import help_page
+from border_cli.cli.jobs import pass_to_hydra, run_single, run_sweep
+from border_cli.cli.output import report, show
+from border_cli.config import plugins
+from border_cli.config.convert import to_plain
+from border_cli.config.schema import GROUPS
+from border_cli.config.suggest import nearest, nearest_line
+from border_cli.config.yaml_text import dump
+from border_cli.core.errors import ExitCode, Interrupted, UsageError
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command. argv: the words after its name, by default those of the process. Returns the exit code."""
+    words = sys.argv[1:] if argv is None else argv
+    try:
+        return _dispatch(words)
+    except Interrupted as e:
+        return int(e.code)
+    except KeyboardInterrupt:
+        return int(ExitCode.SIGINT)
+    except Exception as e:  # noqa: BLE001 - the last place where an error can become an exit code
+        return report(e, debug=any(word.lstrip("+").lower() == "debug=true" for word in words))
+
+
+def _dispatch(argv: Sequence[str]) -> int:
+    arguments = parse_arguments(argv)
+    if arguments.version:
+        show(f"border-cli {border_cli.__version__}")
+        return ExitCode.DONE
+    if arguments.shell_completion:
+        return pass_to_hydra(argv)
+    typed = overrides.parse_words(arguments.words)
+    plugins.load_installed()
+    plugins.load(overrides.typed_list(typed, "plugins"))
+    composer = Composer(typed, arguments.config_dir)
+    if arguments.help:
+        with composer:
+            show(help_page({group: composer.choices(group) for group in GROUPS}))
+        return ExitCode.DONE
+    return _sweep(composer, argv) if arguments.multirun else _single(composer, arguments, argv)
+
+
+def _single(composer: Composer, arguments: Arguments, argv: Sequence[str]) -> int:
+    """Run one configuration, or show what was asked of it. The exit code."""
+    with composer:
+        words = composer.words()
+        composed = composer.compose(words)
+    if arguments.cfg == "job":
+        show(_shown_part(to_plain(composed.config), arguments.package))
+        return ExitCode.DONE
+    if arguments.hydra_help or arguments.info or arguments.cfg:
+        return pass_to_hydra([*_hydra_flags(arguments), *words])
+    return run_single(composed, words, argv, composer.typed)
+
+
+def _sweep(composer: Composer, argv: Sequence[str]) -> int:
+    """Check every job before the first one starts, as far as the basic sweeper makes them; run them all."""
+    with composer:
+        words = composer.words()
+        if composer.typed.get("hydra/sweeper", "basic") == "basic":
+            for job in overrides.expand(words, composer.choices):
+                composer.compose(job)
+        presets = composer.choices("preset")
+    return run_sweep(words, argv, presets)
+
+
+def _shown_part(plain: dict[str, Any], package: str | None) -> str:
+    """The configuration as YAML, or one part of it."""
+    if package is None or package == "_global_":
+        return dump(plain)
+    part: Any = plain
+    for name in package.split("."):
+        if not isinstance(part, dict) or name not in part:
+            match = nearest_line(nearest(package, plain))
+            raise UsageError(f"--package: there is no part {package!r}\nallowed: {', '.join(plain)}{match}")
+        part = part[name]
+    return f"# @package {package}\n{dump(part)}" if isinstance(part, dict | list) else str(part)
+
+
+def _hydra_flags(arguments: Arguments) -> list[str]:
+    if arguments.hydra_help:
+        return ["--hydra-help"]
+    if arguments.info:
+        return ["--info", arguments.info]
+    return ["--cfg", str(arguments.cfg), *(["--package", arguments.package] if arguments.package else [])]

@@ -1,0 +1,1 @@
+"""The configuration: typed schema, checks, suggestions, presets. Imports neither torch nor gymnasium."""

@@ -1,0 +1,203 @@
+"""Checks over more than one value: each is allowed, and together they make no sense or could never end.
+
+A cross-check that fails names every value it looked at, so that one of them can be changed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+
+from border_cli.config.schema import TrainConfig
+from border_cli.core.errors import UsageError
+
+_DEVICE = re.compile(r"cpu|mps|cuda(:\d+)?")
+
+
+def check(config: TrainConfig) -> None:
+    """Run every cross-check. Raises UsageError for the first one that fails."""
+    for one in (
+        _check_environment,
+        _check_preset,
+        _check_device,
+        _check_actors,
+        _check_budget,
+        _check_capacity,
+        _check_ratio,
+        _check_warmup,
+        _check_ring,
+        _check_stop_return,
+    ):
+        one(config)
+
+
+def apply_typed_budget(config: TrainConfig, typed: Mapping[str, str]) -> None:
+    """Who types one of the two budgets means that one: the other, from preset or default, is dropped."""
+    budgets = {name: f"trainer.{name}" for name in ("max_opts", "max_env_steps")}
+    given = [name for name, key in budgets.items() if key in typed]
+    if len(given) == 1 and getattr(config.trainer, given[0]) is not None:
+        (other,) = budgets.keys() - set(given)
+        setattr(config.trainer, other, None)
+
+
+def check_typed(typed: Collection[str]) -> None:
+    """Refuse keys that are written by files and must not be typed."""
+    for key in typed:
+        if key.startswith("preset."):
+            raise UsageError(
+                f"{key}: written by preset files, not to be typed\nallowed: preset=<name> or preset=none"
+            )
+
+
+def streams(config: TrainConfig) -> int:
+    """Environments that are stepped for training, each a stream of rows of its own."""
+    return config.n_actors * config.actor_manager.envs_per_actor
+
+
+def ratio_tolerance(config: TrainConfig) -> int:
+    """Env steps by which acting may run ahead of opt_interval; follows from the actors where not given."""
+    given = config.trainer.ratio_tolerance
+    return max(64, 2 * streams(config)) if given is None else given
+
+
+def unsampled_steps(config: TrainConfig) -> int:
+    """Env steps that are taken and cannot be sampled yet.
+
+    In each stream n_step - 1 wait for their sum, and n_step rows for the observation n_step places later.
+    """
+    return streams(config) * (2 * config.buffer.n_step - 1)
+
+
+def batch_steps(config: TrainConfig) -> int:
+    """Env steps after which the replay surely holds a batch."""
+    return config.agent.batch_size + unsampled_steps(config)
+
+
+_BATCH_STEPS = "batch_size + n_actors·envs_per_actor·(2·n_step - 1)"
+"""`batch_steps` as a formula for messages."""
+
+
+def _check_environment(config: TrainConfig) -> None:
+    env = config.env
+    if not env.id and not env.entry_point:
+        raise UsageError(
+            "env.id: the environment has no name\nallowed: env.id=CartPole-v1 or env.entry_point=module:name"
+        )
+    if env.id and env.entry_point:
+        raise UsageError(
+            f"env.id={env.id} and env.entry_point={env.entry_point} are two environments\n"
+            f"allowed: one of them, such as env=gym env.entry_point={env.entry_point}"
+        )
+
+
+def _check_preset(config: TrainConfig) -> None:
+    preset = config.preset
+    if preset.env_id and preset.env_id != config.env.id:
+        other = config.env.id or config.env.entry_point
+        raise UsageError(
+            f"preset={preset.name} was tuned for {preset.env_id}, and the environment is {other}\n"
+            "allowed: preset=none takes the defaults instead"
+        )
+
+
+def _check_device(config: TrainConfig) -> None:
+    if not _DEVICE.fullmatch(config.device):
+        raise UsageError(f"device: there is no {config.device!r}\nallowed: cpu, cuda, cuda:<number>, mps")
+
+
+def _check_actors(config: TrainConfig) -> None:
+    if config.trainer.type == "sync" and config.n_actors != 1:
+        raise UsageError(
+            f"n_actors={config.n_actors}: trainer=sync acts in the learner's own thread, as one actor\n"
+            "allowed: trainer=async, or more environments with actor_manager.envs_per_actor"
+        )
+
+
+def _check_budget(config: TrainConfig) -> None:
+    t = config.trainer
+    if t.max_opts is None and t.max_env_steps is None and t.max_time is None:
+        raise UsageError(
+            "trainer: without a budget the run would never end\n"
+            "allowed: at least one of trainer.max_opts, trainer.max_env_steps, trainer.max_time"
+        )
+
+
+def _check_capacity(config: TrainConfig) -> None:
+    capacity, batch = config.buffer.capacity, config.agent.batch_size
+    if capacity < batch:
+        raise UsageError(
+            f"buffer.capacity={capacity} cannot hold a batch of agent.batch_size={batch}\n"
+            "allowed: capacity >= batch_size"
+        )
+    warmup = config.trainer.warmup_period
+    if warmup > capacity:
+        raise UsageError(
+            f"trainer.warmup_period={warmup} env steps do not fit into buffer.capacity={capacity}\n"
+            "allowed: warmup_period <= capacity"
+        )
+    if capacity < batch_steps(config):
+        raise UsageError(
+            f"buffer.capacity={capacity} could never offer a batch: its newest rows wait for what follows\n"
+            f"allowed: capacity >= {_BATCH_STEPS} = {batch_steps(config)}"
+        )
+
+
+def _check_ratio(config: TrainConfig) -> None:
+    """Refuse settings under which learner and actors could wait for each other for ever."""
+    t, tolerance = config.trainer, ratio_tolerance(config)
+    if t.opt_interval is None:
+        _check_free_running(config)
+        return
+    if tolerance < streams(config):
+        raise UsageError(
+            f"trainer.ratio_tolerance={tolerance} does not give each environment one env step\n"
+            f"allowed: ratio_tolerance >= n_actors·envs_per_actor = {streams(config)}"
+        )
+    granted = t.warmup_period + t.opt_interval + tolerance
+    if granted < batch_steps(config):
+        raise UsageError(
+            f"{granted:g} env steps may precede the first opt step; its batch needs {batch_steps(config)}\n"
+            f"allowed: trainer.warmup_period + opt_interval + ratio_tolerance\n  >= {_BATCH_STEPS}"
+        )
+
+
+def _check_free_running(config: TrainConfig) -> None:
+    if config.trainer.type == "sync":
+        raise UsageError(
+            "trainer.opt_interval=null lets the actors run free, and trainer=sync has none\n"
+            "allowed: a number > 0 (env steps), or trainer=async"
+        )
+
+
+def _check_warmup(config: TrainConfig) -> None:
+    t, batch = config.trainer, config.agent.batch_size
+    if t.max_env_steps is None:
+        return
+    first = max(t.warmup_period + (t.opt_interval or 0), batch_steps(config))
+    if t.max_env_steps < first:
+        raise UsageError(
+            f"trainer.max_env_steps={t.max_env_steps} ends before the first opt step, at {first:g}\n"
+            f"with warmup_period={t.warmup_period}, opt_interval={t.opt_interval}, batch_size={batch}\n"
+            "allowed: a larger max_env_steps, or a smaller warmup_period or batch_size"
+        )
+
+
+def _check_ring(config: TrainConfig) -> None:
+    if config.trainer.type == "sync":
+        return  # no ring is made where nothing crosses a process
+    manager = config.actor_manager
+    # An env step completes up to two rows: its own, and the final observation of the episode it ends.
+    needed = 2 * (manager.n_buffer + manager.envs_per_actor)
+    if manager.ring_rows < needed:
+        raise UsageError(
+            f"actor_manager.ring_rows={manager.ring_rows} cannot take what an actor hands over at once\n"
+            f"allowed: ring_rows >= 2·(n_buffer + envs_per_actor) = {needed}"
+        )
+
+
+def _check_stop_return(config: TrainConfig) -> None:
+    if config.trainer.stop_return is not None and config.trainer.eval_interval is None:
+        raise UsageError(
+            "trainer.stop_return waits for an evaluation, and trainer.eval_interval=null has none\n"
+            "allowed: an eval_interval (opt steps) with stop_return"
+        )

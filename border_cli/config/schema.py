@@ -1,0 +1,160 @@
+"""The typed schema of a run. Every value has its default, unit, range and meaning here, and nowhere else.
+
+`agent` and `buffer` differ by their `type`: their dataclasses stand beside the class they configure
+(`border_cli.agents.dqn.config`) and are looked up in `border_cli.config.registry`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from border_cli.config.options import option
+
+
+@dataclass
+class AgentConfig:
+    """What every agent has; the rest is its own."""
+
+    type: str = option("", "which agent this is")
+    batch_size: int = option(64, "rows per opt step", unit="rows", ge=1)
+    gamma: float = option(0.99, "discount per env step", ge=0.0, le=1.0)
+    reward_clip: float | None = option(
+        None, "clip each reward to [-x, x] before learning; returns stay raw", unit="reward", gt=0.0
+    )
+
+
+@dataclass
+class EnvConfig:
+    """One environment, by gymnasium id or by the import path of a class or factory."""
+
+    id: str = option("", "gymnasium id; `module:Id-v0` imports the module first")
+    entry_point: str | None = option(None, "instead of id: `module:Class` or `module:function` returning one")
+    kwargs: dict[str, Any] = option({}, "arguments of the environment", open_map=True)  # noqa: RUF009
+    imports: list[str] = option([], "modules to import first, because they register environments")  # noqa: RUF009
+    max_episode_steps: int | None = option(
+        None, "truncate episodes here instead of at the registered limit", unit="env steps", ge=1
+    )
+
+
+@dataclass
+class BufferConfig:
+    """What every replay buffer has."""
+
+    type: str = option("uniform", "which buffer this is")
+    capacity: int = option(100_000, "rows kept; the oldest go first", unit="rows", ge=1)
+    n_step: int = option(1, "env steps per transition", unit="env steps", ge=1, le=1000)
+
+
+@dataclass
+class ActorManagerConfig:
+    """How the actors are run."""
+
+    type: str = option("process", "where actors run", choices=("process",))
+    envs_per_actor: int = option(1, "environments stepped together by one actor", ge=1)
+    n_buffer: int = option(
+        64, "an actor hands over at the latest after so many env steps", unit="env steps", ge=1
+    )
+    ring_rows: int = option(8192, "rows that fit between one actor and the learner", unit="rows", ge=16)
+    start_timeout_s: float = option(120.0, "an actor must be ready by then", unit="s", gt=0.0)
+    stop_timeout_s: float = option(5.0, "an actor that has not left by then is killed", unit="s", gt=0.0)
+    serial_init: bool = option(False, "make the environments of one actor after the other")
+
+
+@dataclass
+class TrainerConfig:
+    """Ratio, intervals and budgets, the same in both trainers."""
+
+    type: str = option("async", "who acts: processes, or the learner's own thread", choices=("async", "sync"))
+    max_opts: int | None = option(None, "budget", unit="opt steps", ge=1)
+    max_env_steps: int | None = option(50_000, "budget, never overrun", unit="env steps", ge=1)
+    max_time: float | None = option(None, "budget", unit="s", gt=0.0)
+    stop_return: float | None = option(
+        None, "end when an evaluation's mean return reaches this", unit="reward"
+    )
+    opt_interval: float | None = option(
+        1.0, "env steps per opt step, enforced; fractions allowed; null runs free", unit="env steps", gt=0.0
+    )
+    warmup_period: int = option(1_000, "env steps before the first opt step", unit="env steps", ge=0)
+    ratio_tolerance: int | None = option(
+        None, "how far acting may run ahead; null: max(64, 2·n_actors·envs_per_actor)", unit="env steps", ge=1
+    )
+    eval_interval: int | None = option(1_000, "null: never", unit="opt steps", ge=1)
+    save_interval: int | None = option(5_000, "null: only at the end", unit="opt steps", ge=1)
+    record_interval: int | None = option(500, "null: never", unit="opt steps", ge=1)
+    sync_interval: int = option(10, "the actors get a new model this often", unit="opt steps", ge=1)
+
+
+@dataclass
+class EvaluatorConfig:
+    """How a model is judged while it trains."""
+
+    type: str = option("inline", "where evaluations run", choices=("inline",))
+    episodes: int = option(20, "episodes per evaluation", unit="episodes", ge=1)
+    n_envs: int = option(10, "environments stepped together", ge=1)
+    max_episode_steps: int = option(30_000, "an episode is cut here", unit="env steps", ge=1)
+
+
+@dataclass
+class RecorderConfig:
+    """Where metrics go. The files stand in the run directory."""
+
+    jsonl: bool = option(True, "metrics.jsonl")
+    tensorboard: bool = option(True, "tensorboard/")
+    console: str = option(
+        "auto",
+        "screen: live view; plain: a line per record; auto: screen in a terminal, else plain",
+        choices=("auto", "screen", "plain", "none"),
+    )
+
+
+@dataclass
+class CheckpointConfig:
+    """What is kept under checkpoints/."""
+
+    keep: int = option(3, "newest checkpoints kept", ge=1)
+
+
+@dataclass
+class PresetConfig:
+    """Which preset the values came from. Written by the preset file, not by the user."""
+
+    name: str = option("none", "file under conf/preset/")
+    env_id: str = option("", "the environment its values were tuned for")
+    expect: str = option("", "what a run with it should reach")
+    source: str = option("", "where its values come from")
+
+
+@dataclass
+class TrainConfig:
+    """One run."""
+
+    agent: AgentConfig = field(default_factory=AgentConfig)
+    env: EnvConfig = field(default_factory=EnvConfig)
+    buffer: BufferConfig = field(default_factory=BufferConfig)
+    actor_manager: ActorManagerConfig = field(default_factory=ActorManagerConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    evaluator: EvaluatorConfig = field(default_factory=EvaluatorConfig)
+    recorder: RecorderConfig = field(default_factory=RecorderConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    preset: PresetConfig = field(default_factory=PresetConfig)
+    seed: int = option(0, "root of every random stream", ge=0, le=2**63 - 1)
+    device: str = option("cpu", "where the learner computes: cpu, cuda, cuda:1, mps")
+    n_actors: int = option(1, "sampling processes", unit="processes", ge=1, le=1024)
+    threads: int = option(1, "torch threads of the learner", unit="threads", ge=1)
+    init_from: str | None = option(None, "run or checkpoint whose weights the new run starts from")
+    plugins: list[str] = option([], "modules imported before anything is composed")  # noqa: RUF009
+    debug: bool = option(False, "show tracebacks")
+
+
+GROUPS = (
+    "agent",
+    "env",
+    "buffer",
+    "actor_manager",
+    "trainer",
+    "evaluator",
+    "recorder",
+    "checkpoint",
+    "preset",
+)

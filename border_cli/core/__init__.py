@@ -1,0 +1,1 @@
+"""The vocabulary: plain data and protocols. Imports nothing but the standard library and numpy."""

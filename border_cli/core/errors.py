@@ -1,0 +1,81 @@
+"""Exceptions that end a run, each with the exit code the shell sees.
+
+A message has at most three lines: what is wrong, what is allowed, the nearest match. It is printed without a
+traceback unless `debug=true`.
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class ExitCode(enum.IntEnum):
+    """What the process returns to the shell."""
+
+    DONE = 0
+    DEFECT = 1  # a defect of ours, or of user code outside the environment; crash.json says more
+    USAGE = 2  # anything the user can mend by typing something else
+    RESOURCES = 3  # memory, disk or descriptors: measured and too small
+    NON_FINITE = 4  # a loss, weight or score that is not a number
+    ACTOR_LOST = 5
+    CHECKPOINT_IO = 6
+    NO_VALID_CHECKPOINT = 7  # checkpoints exist and none verifies
+    SIGINT = 130
+    SIGTERM = 143
+
+
+class BorderError(Exception):
+    """Base of every error with an exit code. Raised as it is for defects."""
+
+    code: ExitCode = ExitCode.DEFECT
+
+
+class UsageError(BorderError):
+    """The user can mend it by typing something else."""
+
+    code = ExitCode.USAGE
+
+
+class ResourceError(BorderError):
+    """The machine measured too small for what was asked; the message has both numbers."""
+
+    code = ExitCode.RESOURCES
+
+
+class NonFiniteError(BorderError):
+    """A number that training depends on is NaN or infinite."""
+
+    code = ExitCode.NON_FINITE
+
+
+class ActorLostError(BorderError):
+    """An actor process died, or its environment raised. `details` holds the actor's own traceback."""
+
+    code = ExitCode.ACTOR_LOST
+
+    def __init__(self, message: str, details: str = "") -> None:
+        super().__init__(message)
+        self.details = details
+
+
+class CheckpointIOError(BorderError):
+    """A checkpoint could not be written."""
+
+    code = ExitCode.CHECKPOINT_IO
+
+
+class NoValidCheckpointError(BorderError):
+    """Checkpoints exist and none verifies: nothing is started over in silence."""
+
+    code = ExitCode.NO_VALID_CHECKPOINT
+
+
+class Interrupted(BaseException):
+    """A run that stopped cleanly because of SIGINT or SIGTERM.
+
+    Not an `Exception`, so that a sweep ends with it instead of going on with its next job.
+    """
+
+    def __init__(self, code: ExitCode) -> None:
+        super().__init__(code.name)
+        self.code = code

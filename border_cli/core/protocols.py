@@ -1,0 +1,252 @@
+"""The roles. Everything in the training loop speaks to these; only `border_cli.build` knows the classes behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from border_cli.core.items import Chunk, Items
+from border_cli.core.record import Record
+from border_cli.core.spaces import Array, EnvSpec, Obs
+
+
+@dataclass
+class Step:
+    """One env step of k environments of an actor.
+
+    env_ix: (k,) which environments · obs, next_obs: (k, ...) before and after; next_obs is the true one, the final
+    observation where an episode ended, never the first of the next · action: (k, ...) as stored ·
+    reward: (k,) float64, raw · terminated, truncated: (k,) bool, gymnasium's meaning.
+    """
+
+    env_ix: Sequence[int]
+    obs: Obs
+    action: Array
+    reward: Array
+    terminated: Array
+    truncated: Array
+    next_obs: Obs
+
+
+class Env(Protocol):
+    """A group of environments stepped together. It never resets by itself."""
+
+    n_envs: int
+    spec: EnvSpec
+
+    def reset(self, env_ix: int, seed: int | None = None) -> None:
+        """Start a new episode in one environment; its first observation is then in `observe`."""
+
+    def observe(self, env_ix: Sequence[int]) -> Obs:
+        """Current observations (k, ...) of these environments, as copies."""
+
+    def step(self, env_ix: Sequence[int], action: Array) -> Step:
+        """One env step in each of these environments, none of which may have ended."""
+
+    def close(self) -> None:
+        """Release what the environments hold."""
+
+
+class StepProcessor(Protocol):
+    """Turns env steps into items."""
+
+    def process(self, step: Step) -> Items:
+        """Rows that this env step completes (possibly none)."""
+
+    def cut(self, env_ix: int) -> Items:
+        """End a stream that broke at its last known observation: rows so far, as truncated."""
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """A snapshot of what acting needs: `version` is the opt step it was taken at."""
+
+    version: int
+    arrays: dict[str, Array]
+
+
+class Policy(Protocol):
+    """Acts."""
+
+    def sample(self, obs: Obs, env_steps: int = 0) -> Array:
+        """Actions (B, ...) as stored. `env_steps` is the global count that exploration schedules follow."""
+
+    def train(self) -> None:
+        """Explore from now on."""
+
+    def eval(self) -> None:
+        """Exploit from now on."""
+
+
+class SyncModel(Protocol):
+    """Exports and imports what acting needs."""
+
+    def model_info(self) -> ModelInfo:
+        """The present snapshot; its arrays are views that the next opt step changes."""
+
+    def sync_model(self, info: ModelInfo) -> None:
+        """Act with this snapshot from now on (the arrays are copied)."""
+
+
+class ActingPolicy(Policy, SyncModel, Protocol):
+    """What runs in an actor or an evaluation: a policy whose model can be replaced."""
+
+
+@dataclass
+class AgentState:
+    """All of an agent: tensors by name, and plain JSON values. Nothing else may be needed to go on training."""
+
+    tensors: dict[str, Array]
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+class Agent(ActingPolicy, Protocol):
+    """Learns and acts."""
+
+    opt_steps: int
+
+    def opt(self, buffer: ReplayBuffer, record: bool = False) -> Record | None:
+        """One opt step on one batch. With `record`, the means since the last record under `agent/<name>`."""
+
+    def check_finite(self) -> bool:
+        """Whether every weight and moment is finite."""
+
+    def state(self) -> AgentState:
+        """Everything needed to go on (views; write them out before the next opt step)."""
+
+    def load_state(self, state: AgentState) -> None:
+        """Take over a saved state. Raises ValueError on a name or shape that does not fit."""
+
+
+@dataclass
+class Batch:
+    """What an agent learns from, all of length B.
+
+    obs, next_obs: (B, ...) per leaf · action: (B, ...) · reward, discount: (B,) float32, n-step sum and γ^m ·
+    terminated: (B,) bool · ix: (B,) int64, for `update_priority` · weight: (B,) float32 importance weights or None.
+    """
+
+    obs: Obs
+    action: Array
+    reward: Array
+    discount: Array
+    terminated: Array
+    next_obs: Obs
+    ix: Array
+    weight: Array | None = None
+
+
+class ReplayBuffer(Protocol):
+    """Stores items, samples batches."""
+
+    capacity: int
+
+    def push(self, items: Items, actor: int = 0) -> None:
+        """Append rows of one actor, each environment's in stream order."""
+
+    def __len__(self) -> int:
+        """Rows that can be sampled."""
+
+    def batch(self, size: int) -> Batch:
+        """A batch of `size` rows. Raises ValueError while fewer than `size` rows can be sampled."""
+
+    def update_priority(self, ix: Array, td_error: Array) -> None:
+        """New priorities for sampled rows; a uniform buffer ignores them."""
+
+    def break_streams(self, actor: int) -> None:
+        """Forget what the newest rows of this actor were waiting for: its streams start anew."""
+
+    def generator_state(self) -> dict[str, Any]:
+        """State of the sampling generator, as JSON values."""
+
+
+class ExperienceSource(Protocol):
+    """Where chunks come from: the learner's own thread, processes, or another machine."""
+
+    def start(self, model: ModelInfo) -> None:
+        """Bring every actor up with this model. Returns when all of them hold it."""
+
+    def collect(self) -> list[Chunk]:
+        """What has arrived. Never blocks for long; raises ActorLostError when an actor is gone."""
+
+    def grant(self, credits: Sequence[int]) -> None:
+        """Env steps each actor may have taken in all, one number per actor, never falling."""
+
+    def announce(self, env_steps: int) -> None:
+        """Publish the global count that exploration follows."""
+
+    def publish(self, model: ModelInfo) -> None:
+        """Make this model the newest. Never waits for a reader."""
+
+    def stats(self) -> list[ActorStat]:
+        """One entry per actor."""
+
+    def stop(self) -> list[ActorStat]:
+        """End every actor and wait until it is gone."""
+
+
+@dataclass
+class ActorStat:
+    """What one actor did. `seconds` runs from its first env step; `blocked_seconds` is time spent waiting for credit."""
+
+    actor: int
+    incarnation: int = 0
+    env_steps: int = 0
+    episodes: int = 0
+    seconds: float = 0.0
+    blocked_seconds: float = 0.0
+    state: str = "starting"
+
+    @property
+    def samples_per_sec(self) -> float:
+        """Env steps per second of its life."""
+        return self.env_steps / self.seconds if self.seconds > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Result of judging one model: returns and lengths per episode, in the order of their seeds."""
+
+    opt_steps: int
+    returns: tuple[float, ...]
+    lengths: tuple[int, ...]
+
+    @property
+    def mean(self) -> float:
+        """Mean return: the score."""
+        return float(np.mean(self.returns))
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of the returns over episodes (population)."""
+        return float(np.std(self.returns))
+
+
+class Evaluator(Protocol):
+    """Judges a policy."""
+
+    def evaluate(self, policy: ActingPolicy, opt_steps: int) -> Evaluation | None:
+        """Run the episodes in eval mode and put the policy back to train mode; None if asked to stop meanwhile."""
+
+    def close(self) -> None:
+        """Release the environments."""
+
+
+class Recorder(Protocol):
+    """A sink of records."""
+
+    def write(self, record: Record) -> None:
+        """Take one record; its opt_steps never go back."""
+
+    def flush(self) -> None:
+        """Make everything written durable enough to be read by another process."""
+
+    def close(self) -> None:
+        """Flush and release."""
+
+
+StopCheck = Callable[[], bool]
+"""Polled by everything that takes time: true once the run has been asked to stop."""

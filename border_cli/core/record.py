@@ -1,0 +1,59 @@
+"""Records: named values that belong to one opt step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Record:
+    """One named set of values. opt_steps, env_steps: when it was taken. time: seconds since the run began."""
+
+    values: dict[str, float] = field(default_factory=dict)
+    opt_steps: int = 0
+    env_steps: int = 0
+    time: float = 0.0
+
+    def merge(self, values: Mapping[str, float]) -> None:
+        """Add values. Raises KeyError on a name that is there already: nothing is overwritten in silence."""
+        for name, value in values.items():
+            if name in self.values:
+                raise KeyError(f"record already has {name!r}")
+            self.values[name] = float(value)
+
+    def __bool__(self) -> bool:
+        return bool(self.values)
+
+
+class Mean:
+    """Mean of what was added since it was last taken."""
+
+    def __init__(self) -> None:
+        self._sum = 0.0
+        self._n = 0
+
+    def add(self, value: float) -> None:
+        """Add one value."""
+        self._sum += value
+        self._n += 1
+
+    def extend(self, values: Iterable[float]) -> None:
+        """Add many."""
+        for value in values:
+            self.add(value)
+
+    def take(self) -> float | None:
+        """The mean, or None if nothing was added; starts over."""
+        mean = self._sum / self._n if self._n else None
+        self._sum, self._n = 0.0, 0
+        return mean
+
+
+def percentile(values: Iterable[float], q: float) -> float:
+    """Nearest-rank percentile, q in (0, 100]. Raises ValueError when there are no values."""
+    ordered = sorted(values)
+    if not ordered:
+        raise ValueError("percentile of nothing")
+    return ordered[max(0, math.ceil(q / 100 * len(ordered)) - 1)]

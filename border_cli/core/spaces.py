@@ -1,0 +1,125 @@
+"""Observation and action spaces as data.
+
+An agent, a replay and a checkpoint never see a gymnasium space: they see these specs, which are plain values and go to
+JSON and back. `border_cli.envs.spaces` makes them from gymnasium spaces.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Obs = dict[str, Array]
+"""A batch of observations: one array per leaf of the space, shape (B, *leaf.shape)."""
+
+
+@dataclass(frozen=True)
+class ObsLeaf:
+    """One array of an observation.
+
+    kind: "box", "discrete", "multi_discrete" or "multi_binary".
+    path: the keys that lead to it in a Dict or Tuple observation; empty for a plain one.
+    shape, dtype: of the stored array, without the batch dimension.
+    low, high: the least and the greatest bound of a box, None where it has none.
+    categories: sizes of the one-hot blocks (discrete kinds only); stored values are counted from 0.
+    start: what was subtracted from each component of a discrete kind.
+    """
+
+    name: str
+    path: tuple[str | int, ...]
+    kind: str
+    shape: tuple[int, ...]
+    dtype: str
+    low: float | None = None
+    high: float | None = None
+    categories: tuple[int, ...] = ()
+    start: tuple[int, ...] = ()
+
+    @property
+    def features(self) -> int:
+        """Number of values the network sees after one-hot coding and flattening."""
+        return sum(self.categories) if self.categories else math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one stored value."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True)
+class ObsSpec:
+    """All leaves of an observation space, in a fixed order."""
+
+    leaves: tuple[ObsLeaf, ...]
+
+    @property
+    def features(self) -> int:
+        """Length of the flattened observation vector."""
+        return sum(leaf.features for leaf in self.leaves)
+
+    def zeros(self, n: int) -> Obs:
+        """n observations of zeros."""
+        return {leaf.name: np.zeros((n, *leaf.shape), leaf.dtype) for leaf in self.leaves}
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Plain data for a checkpoint."""
+        return [asdict(leaf) for leaf in self.leaves]
+
+    @staticmethod
+    def from_json(data: list[dict[str, Any]]) -> ObsSpec:
+        """The inverse of `to_json`."""
+        tuples = ("path", "shape", "categories", "start")
+        return ObsSpec(tuple(ObsLeaf(**{k: tuple(v) if k in tuples else v for k, v in d.items()}) for d in data))
+
+
+@dataclass(frozen=True)
+class ActionSpec:
+    """An action space.
+
+    kind "discrete": actions are stored as int64 counted from 0, n of them; the environment gets `start` added.
+    kind "box": actions are stored as float32 of `shape`, between `low` and `high` (flattened, one per component).
+    """
+
+    kind: str
+    n: int = 0
+    start: int = 0
+    shape: tuple[int, ...] = ()
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+    dtype: str = "int64"
+
+    @property
+    def stored_dtype(self) -> str:
+        """Dtype of the replay column."""
+        return "int64" if self.kind == "discrete" else "float32"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for a checkpoint."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> ActionSpec:
+        """The inverse of `to_json`."""
+        return ActionSpec(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()})
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """What the learner knows of an environment it never builds itself."""
+
+    obs: ObsSpec
+    action: ActionSpec
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for a checkpoint."""
+        return {"obs": self.obs.to_json(), "action": self.action.to_json()}
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> EnvSpec:
+        """The inverse of `to_json`."""
+        return EnvSpec(ObsSpec.from_json(data["obs"]), ActionSpec.from_json(data["action"]))

@@ -1,0 +1,1 @@
+"""Making gymnasium environments and describing their spaces."""

@@ -1,0 +1,1 @@
+"""Sinks of metrics: jsonl, TensorBoard, the console."""

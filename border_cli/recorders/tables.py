@@ -1,0 +1,132 @@
+"""The two tables at the end of a run: what the trainer did, and what each actor did."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from border_cli.core.progress import Progress
+from border_cli.core.protocols import ActorStat
+from border_cli.recorders import figures
+from border_cli.recorders.outlet import Outlet, printable
+
+_PLAIN_WIDTH = 1000
+"""Columns where there is no terminal: nothing may be cut or wrapped that somebody wants to search for."""
+
+
+@dataclass(frozen=True)
+class RunEnd:
+    """How a run ended, in words, and the share of the whole run that the learner waited (None in sync)."""
+
+    ended_by: str
+    learner_blocked: float | None = None
+
+
+def print_end_tables(console: Console, progress: Progress, actors: Sequence[ActorStat], end: RunEnd) -> None:
+    """Print both tables; the second only if there are actors. A console that is gone is no error."""
+    outlet = Outlet(lambda: console.file)
+    terminal = console.is_terminal
+    out = console if terminal else Console(file=console.file, width=_PLAIN_WIDTH, color_system=None)
+    tables = [trainer_table(progress, actors, end)]
+    if actors:
+        tables.append(actor_table(actors))
+    for table in tables:
+        table.box = box.ROUNDED if terminal else box.ASCII2
+        outlet.attempt(partial(out.print, table))
+
+
+def trainer_table(progress: Progress, actors: Sequence[ActorStat], end: RunEnd) -> Table:
+    """One row per figure. Rates and shares are over the whole run, not over its last seconds."""
+    table = _table("trainer", "", "value")
+    for row in _trainer_rows(progress, actors, end):
+        _add(table, *row)
+    return table
+
+
+def actor_table(actors: Sequence[ActorStat]) -> Table:
+    """One row per actor, and their sum where there are several."""
+    columns = ("actor", "incarnation", "env steps", "episodes", "samples/s", "blocked", "state")
+    table = _table("actors", *columns)
+    for actor in actors:
+        _add(table, str(actor.actor), str(actor.incarnation), *_actor_figures(actor))
+    if len(actors) > 1:
+        table.add_section()
+        _add(table, "all", "", *_total_figures(actors))
+    return table
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.ASCII2)
+    for column in columns:
+        table.add_column(column, justify="left" if column in ("", "state") else "right", overflow="fold")
+    return table
+
+
+def _add(table: Table, *cells: str) -> None:
+    """A row of plain text: brackets in it are no markup, and every encoding can hold it."""
+    table.add_row(*(Text(printable(cell, "ascii")) for cell in cells))
+
+
+def _trainer_rows(p: Progress, actors: Sequence[ActorStat], end: RunEnd) -> list[tuple[str, str]]:
+    last = p.evaluations[-1] if p.evaluations else None
+    rows = [
+        ("ended by", end.ended_by),
+        ("duration", figures.duration(p.seconds)),
+        ("opt steps", f"{p.opt_steps:,}"),
+        ("env steps", f"{p.env_steps:,}"),
+        ("opt steps/s", figures.rate(_per_second(p.opt_steps, p.seconds))),
+        ("samples/s", figures.rate(_per_second(p.env_steps, p.seconds))),
+        ("env steps per opt step", f"{figures.number(p.ratio_actual)} (target {_target(p)})"),
+        ("last score", _score(last)),
+        ("best score", _score(p.best)),
+    ]
+    if p.asynchronous:
+        blocked = figures.share(_blocked_share(actors)), figures.share(end.learner_blocked)
+        rows[7:7] = [("actors blocked", blocked[0]), ("learner blocked", blocked[1])]
+    return rows
+
+
+def _target(p: Progress) -> str:
+    return "none" if p.ratio_target is None else figures.number(p.ratio_target)
+
+
+def _score(score: tuple[int, float] | None) -> str:
+    return figures.MISSING if score is None else f"{figures.number(score[1])} at opt step {score[0]:,}"
+
+
+def _actor_figures(actor: ActorStat) -> tuple[str, ...]:
+    return (
+        f"{actor.env_steps:,}",
+        f"{actor.episodes:,}",
+        figures.rate(_per_second(actor.env_steps, actor.seconds)),
+        figures.share(_blocked_share([actor])),
+        actor.state,
+    )
+
+
+def _total_figures(actors: Sequence[ActorStat]) -> tuple[str, ...]:
+    """Sums; actors run side by side, so that their rates add up."""
+    rates = [_per_second(actor.env_steps, actor.seconds) for actor in actors]
+    return (
+        f"{sum(actor.env_steps for actor in actors):,}",
+        f"{sum(actor.episodes for actor in actors):,}",
+        figures.rate(sum(rate for rate in rates if rate is not None)),
+        figures.share(_blocked_share(actors)),
+        "",
+    )
+
+
+def _blocked_share(actors: Sequence[ActorStat]) -> float | None:
+    """Blocked time over lifetime, of all together; None before any has lived."""
+    seconds = sum(actor.seconds for actor in actors)
+    return sum(actor.blocked_seconds for actor in actors) / seconds if seconds > 0 else None
+
+
+def _per_second(n: int, seconds: float) -> float | None:
+    return n / seconds if seconds > 0 else None

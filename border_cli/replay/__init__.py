@@ -1,0 +1,1 @@
+"""Step processors, the replay buffer and the ratio limiter."""

@@ -1,0 +1,144 @@
+"""Env steps to items: n-step transitions (Sutton, 1988; as in Rainbow, Hessel et al., 2018), n = 1 included.
+
+For each environment the rows come out in stream order (see `border_cli.core.items`): the row of time t once the n-step
+sum is known, at an episode's end the shorter ones, and last the final observation. A row's `discount` is γ^m with the
+true number m of its steps; whether the value of the next observation counts is told by `terminated` alone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from border_cli.core.items import Column, Items, empty_items, item_columns
+from border_cli.core.protocols import Step
+from border_cli.core.spaces import Array, EnvSpec
+
+
+@dataclass
+class _Pending:
+    """One env step that still waits for its n-step sum."""
+
+    obs: tuple[Array, ...]
+    action: Array
+    reward: float
+
+
+@dataclass
+class _Stream:
+    """What one environment's stream carries: the waiting steps and the episode so far (raw rewards)."""
+
+    waiting: deque[_Pending] = field(default_factory=deque)
+    episode_return: float = 0.0
+    length: int = 0
+    last_obs: tuple[Array, ...] | None = None
+
+
+@dataclass
+class _Row:
+    obs: tuple[Array, ...]
+    env: int
+    action: Array | None = None
+    reward: float = 0.0
+    span: int = 0
+    terminated: bool = False
+    episode_return: float = 0.0
+    length: int = 0
+
+
+class NStepProcessor:
+    """Implements `core.protocols.StepProcessor`.
+
+    gamma: discount per env step. reward_clip: each reward is clipped to ±reward_clip before the sum; the episode's
+    return stays raw.
+    """
+
+    def __init__(
+        self, spec: EnvSpec, n_envs: int, n_step: int, gamma: float, reward_clip: float | None = None
+    ) -> None:
+        self._columns: tuple[Column, ...] = item_columns(spec)
+        self._obs_names = [leaf.name for leaf in spec.obs.leaves]
+        self._n = n_step
+        self._gamma = gamma
+        self._clip = reward_clip
+        self._streams = [_Stream() for _ in range(n_envs)]
+
+    def process(self, step: Step) -> Items:
+        """Rows that this env step completes."""
+        rows: list[_Row] = []
+        for k, env in enumerate(step.env_ix):
+            obs = tuple(step.obs[name][k] for name in self._obs_names)
+            next_obs = tuple(step.next_obs[name][k] for name in self._obs_names)
+            terminated = bool(step.terminated[k])
+            self._advance(env, obs, step.action[k], float(step.reward[k]), next_obs)
+            if terminated or step.truncated[k]:
+                rows += self._end(env, next_obs, terminated)
+            elif len(self._streams[env].waiting) == self._n:
+                rows.append(self._oldest(env, terminated=False))
+        return self._pack(rows)
+
+    def cut(self, env_ix: int) -> Items:
+        """End a broken stream: the last known observation closes it, and the step that led nowhere is dropped."""
+        stream = self._streams[env_ix]
+        rows: list[_Row] = []
+        if stream.last_obs is not None:
+            rows = self._end(env_ix, stream.last_obs, terminated=False)
+            rows[-1].length = 0  # not an episode that may be reported
+        return self._pack(rows)
+
+    def _advance(
+        self, env: int, obs: tuple[Array, ...], action: Array, reward: float, next_obs: tuple[Array, ...]
+    ) -> None:
+        stream = self._streams[env]
+        stream.episode_return += reward
+        stream.length += 1
+        stream.last_obs = next_obs
+        if self._clip is not None:
+            reward = min(max(reward, -self._clip), self._clip)
+        stream.waiting.append(_Pending(obs, action, reward))
+
+    def _oldest(self, env: int, terminated: bool) -> _Row:
+        """Row of the oldest waiting step, over all steps that wait."""
+        waiting = self._streams[env].waiting
+        reward = 0.0
+        for later in reversed(waiting):
+            reward = later.reward + self._gamma * reward
+        first = waiting.popleft()
+        return _Row(first.obs, env, first.action, reward, len(waiting) + 1, terminated)
+
+    def _end(self, env: int, final_obs: tuple[Array, ...], terminated: bool) -> list[_Row]:
+        stream = self._streams[env]
+        rows = []
+        while stream.waiting:
+            rows.append(self._oldest(env, terminated))
+        rows.append(_Row(final_obs, env, episode_return=stream.episode_return, length=stream.length))
+        self._streams[env] = _Stream()
+        return rows
+
+    def _pack(self, rows: list[_Row]) -> Items:
+        items = empty_items(self._columns, len(rows))
+        for i, row in enumerate(rows):
+            for name, value in zip(self._obs_names, row.obs, strict=True):
+                items[name][i] = value
+            if row.action is not None:
+                items["action"][i] = row.action
+        if rows:
+            items["reward"][:] = [r.reward for r in rows]
+            items["discount"][:] = [self._gamma**r.span for r in rows]
+            items["terminated"][:] = [r.terminated for r in rows]
+            items["span"][:] = [r.span for r in rows]
+            items["env"][:] = [r.env for r in rows]
+            items["episode_return"][:] = [r.episode_return for r in rows]
+            items["episode_length"][:] = [r.length for r in rows]
+        return items
+
+
+def stack_items(parts: list[Items]) -> Items:
+    """Rows of several parts, one after the other. Raises ValueError when there are no parts."""
+    if not parts:
+        raise ValueError("nothing to stack")
+    if len(parts) == 1:
+        return parts[0]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

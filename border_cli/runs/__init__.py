@@ -1,0 +1,1 @@
+"""The run directory: making it, describing it, loading from it."""

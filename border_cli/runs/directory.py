@@ -1,0 +1,163 @@
+"""Run directories: their names, making them so that no two runs share one, and the configuration in them."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+from border_cli.config.convert import to_config, to_plain
+from border_cli.config.schema import TrainConfig
+from border_cli.config.yaml_text import dump, load
+from border_cli.core.errors import BorderError, ResourceError, UsageError
+
+RUNS = Path("runs")
+"""Relative to where the command was typed."""
+SWEEPS = "sweeps"
+LATEST = "latest"
+CONFIG_FILE = "config.yaml"
+_OWN_FILES = (CONFIG_FILE, "metrics.jsonl", "summary.json", "checkpoints")
+"""Any of these says that a folder already holds a run."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a run was started: for provenance and the banner.
+
+    argv: the words after the command's name · typed: plain key → value as typed, groups included ·
+    agent, env: as in the directory's name · in_sweep: whether it is one job of a sweep.
+    """
+
+    argv: list[str]
+    typed: dict[str, str] = field(default_factory=dict)
+    agent: str = ""
+    env: str = ""
+    in_sweep: bool = False
+
+
+def env_slug(option: str, env_id: str) -> str:
+    """The environment's part of a directory name: the option, under env=gym the id.
+
+    Everything but letters, digits, `.` and `-` becomes `-`; in an option's name `_` stays too.
+    """
+    return re.sub(r"[^A-Za-z0-9.-]", "-", env_id) if option == "gym" else _plain_name(option)
+
+
+def run_name(agent: str, env_option: str, env_id: str) -> str:
+    """`<agent>_<env slug>`."""
+    return f"{_plain_name(agent)}_{env_slug(env_option, env_id)}"
+
+
+def create_run(name: str, root: Path = RUNS, now: datetime | None = None) -> Path:
+    """Make `<root>/<date>/<time>_<name>` for this run alone and let `<root>/latest` point to it.
+
+    Raises UsageError when it cannot be made, ResourceError when the disk is full; then nothing is left.
+    """
+    date, time = _stamp(now)
+    path = _make_exclusively(root / date / f"{time}_{name}")
+    _point_latest(root, path)
+    return path
+
+
+def create_sweep(root: Path = RUNS, now: datetime | None = None) -> Path:
+    """Make `<root>/sweeps/<date>/<time>` for this sweep alone. Raises as `create_run` does."""
+    date, time = _stamp(now)
+    return _make_exclusively(root / SWEEPS / date / time)
+
+
+def claim(path: Path) -> Path:
+    """Make a folder that the user named. Raises UsageError when it holds a run or cannot be written to."""
+    held = [name for name in _OWN_FILES if (path / name).exists()]
+    if held:
+        raise UsageError(f"{path} already holds a run ({held[0]})\nallowed: a folder without one")
+    _make_folder(path)
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise UsageError(f"{path} cannot be written to\nallowed: a folder you may write to")
+    return path
+
+
+def write_config(run_dir: Path, config: TrainConfig) -> None:
+    """Write the configuration that really runs. Raises as `create_run` does."""
+    path = run_dir / CONFIG_FILE
+    try:
+        path.write_text(dump(to_plain(config)), encoding="utf-8")
+    except OSError as e:
+        raise _our_error(e, path) from e
+
+
+def read_config(run_dir: Path) -> TrainConfig:
+    """The configuration of a run, as data checked against the schema; nothing that it names is imported.
+
+    Raises UsageError when there is none, or when it does not fit the schema.
+    """
+    path = run_dir / CONFIG_FILE
+    if not path.is_file():
+        raise UsageError(f"{run_dir} is no run: it has no {CONFIG_FILE}\nallowed: a run, such as runs/latest")
+    data = load(path)
+    if not isinstance(data, dict):
+        raise UsageError(f"{path} holds no configuration\nallowed: the {CONFIG_FILE} of a run")
+    return to_config(data)
+
+
+def _plain_name(option: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", option)
+
+
+def _stamp(now: datetime | None) -> tuple[str, str]:
+    moment = now or datetime.now()
+    return f"{moment:%Y-%m-%d}", f"{moment:%H-%M-%S}.{moment.microsecond // 1000:03d}"
+
+
+def _make_exclusively(path: Path) -> Path:
+    """Make `path`, or where that is taken path-2, path-3 and so on."""
+    _make_folder(path.parent)
+    n, candidate = 1, path
+    while True:
+        try:
+            candidate.mkdir()
+            return candidate
+        except FileExistsError:
+            n += 1
+            candidate = path.with_name(f"{path.name}-{n}")
+        except OSError as e:
+            raise _our_error(e, candidate) from e
+
+
+def _make_folder(path: Path) -> None:
+    """Make a folder and those above it; take back what was made when one of them fails."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    made: list[Path] = []
+    try:
+        for folder in reversed(missing):
+            folder.mkdir(exist_ok=True)
+            made.append(folder)
+        if not path.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, "is not a folder")
+    except OSError as e:
+        for folder in reversed(made):
+            with contextlib.suppress(OSError):  # somebody else uses it by now
+                folder.rmdir()
+        raise _our_error(e, path) from e
+
+
+def _our_error(error: OSError, path: Path) -> BorderError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return ResourceError(f"{path}: the disk is full\nallowed: free some space, or run in another folder")
+    reason = error.strerror or type(error).__name__
+    return UsageError(f"{path} cannot be made: {reason}\nallowed: another folder, hydra.run.dir=<folder>")
+
+
+def _point_latest(root: Path, path: Path) -> None:
+    """Replace the link in one step. A file system without links, or a folder there, is no reason to stop."""
+    temporary = root / f".{LATEST}.{os.getpid()}"
+    try:
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(path.relative_to(root), target_is_directory=True)
+        temporary.replace(root / LATEST)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""Signals, seeds, clocks and shared memory."""

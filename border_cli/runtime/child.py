@@ -1,0 +1,76 @@
+"""What every child process does before anything else, so that it never outlives the learner."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from multiprocessing import connection, forkserver
+from types import FrameType
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+
+
+def enter(parent_pid: int) -> None:
+    """Tie this process to the learner.
+
+    parent_pid: the process that forked this one (the forkserver, or the learner itself under spawn).
+    """
+    _forget_forkserver()
+    _die_with_parent(parent_pid)
+    _leave_signals_to_learner()
+    _watch_learner()
+    gc.freeze()  # what the forkserver imported is never garbage, and looking for some would copy its pages
+
+
+def one_torch_thread() -> None:
+    """Keep torch, if something has imported it, to one thread."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(1)
+
+
+def _forget_forkserver() -> None:
+    """Let go of the descriptor that keeps the forkserver alive: the learner alone keeps it."""
+    server: Any = forkserver._forkserver  # its fields are private
+    if server._forkserver_alive_fd is not None:
+        os.close(server._forkserver_alive_fd)
+    server._forkserver_alive_fd = None
+    server._forkserver_address = None
+
+
+def _die_with_parent(parent_pid: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:  # it died before the line above
+        os._exit(1)
+
+
+def _leave_signals_to_learner() -> None:
+    """SIGINT and SIGTERM do nothing here: they reach a whole group, and the learner ends its children.
+
+    Handlers instead of SIG_IGN, because what an environment starts would inherit that.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _do_nothing)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
+
+
+def _do_nothing(number: int, frame: FrameType | None) -> None:
+    del number, frame
+
+
+def _watch_learner() -> None:
+    threading.Thread(target=_exit_with_learner, name="learner-watchdog", daemon=True).start()
+
+
+def _exit_with_learner() -> None:
+    learner = multiprocessing.parent_process()
+    if learner is not None:
+        connection.wait([learner.sentinel])
+        os._exit(1)

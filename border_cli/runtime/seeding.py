@@ -1,0 +1,47 @@
+"""All seeds of a run come from one tree, so that no two streams are ever the same.
+
+Spawn keys below the run's seed: agent (0,), replay (1,), evaluation (2, episode), actor (3, actor, incarnation) and,
+below each actor, its environments (…, 0, env) and its exploration (…, 1). `border-eval` judges on branch (4, episode),
+so that it never sees the episodes that training was selected on.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+AGENT, REPLAY, EVALUATION, ACTOR, JUDGEMENT = range(5)
+
+
+def stream(seed: int, *key: int) -> np.random.SeedSequence:
+    """The node of the tree at this spawn key."""
+    return np.random.SeedSequence(seed, spawn_key=key)
+
+
+def generator(seed: int, *key: int) -> np.random.Generator:
+    """A numpy generator at this spawn key."""
+    return np.random.Generator(np.random.PCG64(stream(seed, *key)))
+
+
+def integer(seed: int, *key: int) -> int:
+    """A seed below 2**31 at this spawn key, for libraries that take an int."""
+    return int(stream(seed, *key).generate_state(1, np.uint32)[0] >> 1)
+
+
+def evaluation_seed(seed: int, episode: int) -> int:
+    """Seed of the environment in routine evaluation episode i: the same in every evaluation of a run."""
+    return integer(seed, EVALUATION, episode)
+
+
+def judgement_seed(seed: int, episode: int) -> int:
+    """Seed of the environment in episode i of `border-eval`."""
+    return integer(seed, JUDGEMENT, episode)
+
+
+def env_seed(seed: int, actor: int, incarnation: int, env: int) -> int:
+    """Seed of the first reset of one environment of one actor; later resets continue its own generator."""
+    return integer(seed, ACTOR, actor, incarnation, 0, env)
+
+
+def exploration_key(actor: int, incarnation: int) -> tuple[int, ...]:
+    """Spawn key of an actor's exploration."""
+    return (ACTOR, actor, incarnation, 1)

@@ -1,0 +1,114 @@
+"""Shared memory: what it holds, and that lack of it is said at once."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from border_cli.actors.ring import Ring
+from border_cli.core.errors import ResourceError
+from border_cli.runtime import memory
+from border_cli.runtime.clock import Backoff, Deadline
+from tests.fakes import COUNTING_COLUMNS
+
+
+def open_descriptors() -> set[str]:
+    return {path.name for path in Path("/proc/self/fd").iterdir()}
+
+
+def test_words_and_arrays_are_views_of_one_block() -> None:
+    layout = memory.Layout()
+    first, second = layout.reserve(8), layout.reserve(3 * 4)
+    assert (first, second, layout.size) == (0, 64, 128)
+    block = memory.Block(layout.size, "test")
+    block.words(first, 1)[0] = -5
+    block.array(second, (3,), "float32")[:] = [1, 2, 3]
+    assert block.words(first, 1)[0] == -5
+    np.testing.assert_array_equal(block.array(second, (3,), "float32"), [1, 2, 3])
+    assert block.array(0, (128,), "uint8").sum() > 0
+
+
+def test_a_block_is_passed_to_a_child_only() -> None:
+    with pytest.raises(RuntimeError, match="inheritance"):
+        pickle.dumps(memory.Block(64, "test"))
+
+
+def test_a_ring_leaves_no_descriptor() -> None:
+    before = open_descriptors()
+    ring = Ring(COUNTING_COLUMNS, 64)
+    assert len(open_descriptors()) > len(before)
+    del ring
+    assert open_descriptors() == before
+
+
+def test_too_little_memory_is_an_error_with_both_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = open_descriptors()
+
+    def no_space(fd: int, offset: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", no_space)
+    with pytest.raises(ResourceError, match=r"an actor's ring needs \d+\.\d MiB, \d+\.\d MiB are free"):
+        Ring(COUNTING_COLUMNS, 4096)
+    assert open_descriptors() == before
+
+
+def test_no_descriptor_left_names_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_descriptor(name: str) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "memfd_create", no_descriptor)
+    with pytest.raises(ResourceError, match="ulimit -n"):
+        memory.Block(64, "test")
+
+
+def test_elsewhere_an_unlinked_file_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    monkeypatch.delattr(os, "posix_fallocate")
+    block = memory.Block(3 << 20, "test")
+    block.words((3 << 20) - 8, 1)[0] = 7
+    assert block.words((3 << 20) - 8, 1)[0] == 7
+
+
+def test_the_fence_of_other_processors_can_be_passed() -> None:
+    memory._lock_fence()
+    assert not memory._FENCE_LOCK.locked()
+
+
+def test_backoff_grows_to_its_limit() -> None:
+    slept: list[float] = []
+
+    class Recorder:
+        def monotonic_ns(self) -> int:
+            return 0
+
+        def sleep(self, seconds: float) -> None:
+            slept.append(seconds)
+
+    backoff = Backoff(Recorder())
+    for _ in range(8):
+        backoff.sleep()
+    assert slept == pytest.approx([1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3, 3.2e-3, 5e-3, 5e-3])
+
+
+def test_deadline_passes() -> None:
+    class Hand:
+        now = 0
+
+        def monotonic_ns(self) -> int:
+            return self.now
+
+        def sleep(self, seconds: float) -> None:
+            raise AssertionError
+
+    hand = Hand()
+    deadline = Deadline(2.0, hand)
+    hand.now = 1_500_000_000
+    assert (deadline.remaining_s, deadline.passed) == (0.5, False)
+    hand.now = 2_000_000_001
+    assert (deadline.remaining_s, deadline.passed) == (0.0, True)

@@ -1,0 +1,327 @@
+"""What happens to actors, and to the learner, when something dies, raises, hangs or is told to stop.
+
+After every test no child is left and no descriptor is open that was not open before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from border_cli.actors.manager import ActorManager
+from border_cli.actors.place import ActorSpec
+from border_cli.config.schema import ActorManagerConfig
+from border_cli.core.errors import ActorLostError
+from border_cli.core.items import Chunk
+from border_cli.runtime import forkserver
+from border_cli.runtime.clock import Backoff, Deadline
+from tests.fakes import COUNTING_COLUMNS, LIGHT_PRELOAD, counting_actors, model
+
+ROOT = Path(__file__).parents[2]
+TIMEOUT_S = 30.0
+GONE_S = 5.0
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+
+
+@pytest.fixture(autouse=True)
+def audit() -> Iterator[None]:
+    """No child process and no descriptor may be left."""
+    forkserver.start_early(LIGHT_PRELOAD)
+    forkserver.run_in_child(os.getpid, (), TIMEOUT_S)  # the forkserver and what belongs to it is there now
+    descriptors, helpers = open_descriptors(), set(processes(parent=os.getpid()))
+    yield
+    gc.collect()  # an exception that was looked at holds on to the frames it went through
+    assert processes(parent=forkserver.forkserver_pid()) == []
+    assert set(processes(parent=os.getpid())) <= helpers | {forkserver.forkserver_pid()}
+    assert len(open_descriptors()) == len(descriptors)
+
+
+def open_descriptors() -> list[str]:
+    return [path.name for path in Path("/proc/self/fd").iterdir()]
+
+
+def processes(parent: int | None = None, session: int | None = None) -> list[int]:
+    """Living processes with this parent, or of this session."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                alive = fields[0] not in ("Z", "X")
+                if alive and (int(fields[1]) == parent or int(fields[3]) == session):
+                    found.append(int(entry.name))
+    return found
+
+
+def wait_until(done: Callable[[], bool], what: str) -> None:
+    backoff, deadline = Backoff(), Deadline(TIMEOUT_S)
+    while not done():
+        assert not deadline.passed, f"waited in vain for {what}"
+        backoff.sleep()
+
+
+def wait_gone(pid: int) -> None:
+    """Return when the process has ended."""
+    with contextlib.suppress(ProcessLookupError):
+        descriptor = os.pidfd_open(pid)
+        readable, _, _ = select.select([descriptor], [], [], TIMEOUT_S)
+        os.close(descriptor)
+        assert readable, f"process {pid} is still there"
+
+
+@contextlib.contextmanager
+def running(spec: ActorSpec, n_actors: int = 2, start: bool = True, **config: Any) -> Iterator[ActorManager]:
+    config = {"stop_timeout_s": 10.0, "ring_rows": 256, **config}
+    manager = ActorManager(spec, COUNTING_COLUMNS, n_actors, ActorManagerConfig(**config))
+    try:
+        if start:
+            manager.start(model())
+        yield manager
+    finally:
+        manager.stop()
+
+
+def act(manager: ActorManager, credit: int) -> None:
+    """Let every actor use its first credit, and leave its rows in its ring."""
+    manager.grant([credit] * len(manager.pids()))
+    wait_until(
+        lambda: all(s.seconds > 0 and s.state == "waiting for credit" for s in manager.stats()),
+        "the credit to be used",
+    )
+
+
+def env_steps_by_actor(chunks: list[Chunk]) -> dict[int, int]:
+    counts: dict[int, int] = {}
+    for chunk in chunks:
+        counts[chunk.actor] = counts.get(chunk.actor, 0) + chunk.env_steps
+    return counts
+
+
+def test_a_killed_actor_is_named_after_its_rows_were_returned() -> None:
+    with running(counting_actors(), n_actors=3) as manager:
+        act(manager, 100)
+        victim = manager.pids()[1]
+        assert victim is not None
+        os.kill(victim, signal.SIGKILL)
+        wait_gone(victim)
+        wait_until(lambda: manager.stats()[1].state == "lost", "the news of its death")
+        assert env_steps_by_actor(manager.collect()) == {0: 100, 1: 100, 2: 100}
+        with pytest.raises(ActorLostError, match="actor 1 was killed by SIGKILL"):
+            manager.collect()
+        stats = manager.stop()
+    assert [stat.state for stat in stats] == ["done", "lost", "done"]
+    assert [stat.env_steps for stat in stats] == [100, 100, 100]
+
+
+def test_a_killed_actor_is_noticed_while_it_has_nothing_to_hand_over() -> None:
+    with running(counting_actors()) as manager:
+        victim = manager.pids()[0]
+        assert victim is not None
+        os.kill(victim, signal.SIGKILL)
+        with pytest.raises(ActorLostError, match="actor 0 was killed by SIGKILL"):
+            wait_until(lambda: bool(manager.collect()), "the loss")
+
+
+@pytest.mark.parametrize(
+    ("fault_at", "message"),
+    [("make", "actor 1 failed while making the environment"), ("reset", "actor 1 failed while resetting")],
+)
+def test_an_environment_that_raises_before_the_first_step(fault_at: str, message: str) -> None:
+    spec = counting_actors(fault="raise", fault_at=fault_at, fault_actor=1)
+    with running(spec, start=False) as manager:
+        with pytest.raises(ActorLostError, match=message) as lost:
+            manager.start(model())
+        assert f"RuntimeError: CountingEnv was told to raise at {fault_at}" in str(lost.value)
+        assert "Traceback" in lost.value.details
+        assert "counting.py" in lost.value.details
+        assert manager.pids() == [None, None]
+
+
+@pytest.mark.parametrize("step", [1, 500])
+def test_an_environment_that_raises_at_a_step(step: int) -> None:
+    spec = counting_actors(fault="raise", fault_step=step, fault_actor=0, lengths=[1000])
+    with running(spec, n_buffer=10) as manager:
+        manager.grant([step, step])
+        with pytest.raises(ActorLostError) as lost:
+            wait_until(lambda: manager.collect() is None, "the loss")
+        assert str(lost.value) == (
+            f"actor 0 failed while stepping, after {step - 1} env steps: "
+            "RuntimeError: CountingEnv was told to raise at step"
+        )
+        assert "counting.py" in lost.value.details
+        assert manager.stop()[0].state == "failed"
+
+
+def test_a_process_that_just_exits() -> None:
+    spec = counting_actors(make_env="make_env_that_exits")
+    ending = r"actor 0 exited with code 3 \(it was making environment\)"
+    with running(spec, n_actors=1, start=False) as manager, pytest.raises(ActorLostError, match=ending):
+        manager.start(model())
+
+
+def test_an_environment_that_hangs_at_reset_is_named_after_the_timeout() -> None:
+    spec = counting_actors(fault="hang", fault_at="reset", fault_actor=1)
+    with running(spec, start=False, start_timeout_s=3.0, stop_timeout_s=0.5) as manager:
+        with pytest.raises(ActorLostError, match=r"not ready after 3 s: actor 1 \(resetting\)"):
+            manager.start(model())
+        assert [stat.state for stat in manager.stats()] == ["done", "killed"]
+
+
+def test_stop_kills_an_actor_that_hangs(caplog: pytest.LogCaptureFixture) -> None:
+    spec = counting_actors(fault="hang", fault_step=3, fault_actor=0, n_buffer=2)
+    with running(spec, stop_timeout_s=0.5) as manager:
+        manager.grant([5, 5])
+        chunks: list[Chunk] = []
+
+        def arrived() -> bool:
+            chunks.extend(manager.collect())
+            return env_steps_by_actor(chunks) == {0: 2, 1: 5}
+
+        wait_until(arrived, "the chunks")
+        assert [(s.state, s.env_steps) for s in manager.stop()] == [("killed", 2), ("done", 5)]
+    assert "actor 0 did not leave (acting) and is killed" in caplog.text
+
+
+def test_a_stopped_process_cannot_block_the_others() -> None:
+    with running(counting_actors(), stop_timeout_s=0.5) as manager:
+        frozen = manager.pids()[0]
+        assert frozen is not None
+        os.kill(frozen, signal.SIGSTOP)
+        manager.grant([64, 64])
+        chunks: list[Chunk] = []
+
+        def arrived() -> bool:
+            chunks.extend(manager.collect())
+            return env_steps_by_actor(chunks) == {1: 64}
+
+        wait_until(arrived, "the other actor's chunk")
+        assert [stat.state for stat in manager.stop()] == ["killed", "done"]
+
+
+def test_a_full_ring_makes_actors_wait_and_stop_brings_the_rest() -> None:
+    with running(counting_actors(n_buffer=8, lengths=[1000]), ring_rows=16) as manager:
+        manager.grant([40, 40])
+        wait_until(
+            lambda: all(s.state == "waiting for room" and s.blocked_seconds > 0 for s in manager.stats()),
+            "the rings to be full",
+        )
+        stats = manager.stop()
+        chunks = manager.collect()
+        assert [stat.state for stat in stats] == ["done", "done"]
+        # two chunks of 8 were in the ring, a third waited for room: the stop came before the rest was acted
+        assert env_steps_by_actor(chunks) == {stat.actor: stat.env_steps for stat in stats}
+        assert [stat.env_steps for stat in stats] == [24, 24]
+
+
+def test_sigterm_and_sigint_are_no_crash() -> None:
+    with running(counting_actors()) as manager:
+        server = forkserver.forkserver_pid()
+        for pid in [*manager.pids(), server]:
+            assert pid is not None
+            os.kill(pid, signal.SIGTERM)
+            os.kill(pid, signal.SIGINT)
+        act(manager, 100)
+        assert env_steps_by_actor(manager.collect()) == {0: 100, 1: 100}
+        assert [stat.state for stat in manager.stop()] == ["done", "done"]
+    assert forkserver.forkserver_pid() == server
+
+
+def test_death_of_the_forkserver_ends_its_actors_and_the_next_run_starts_anew() -> None:
+    with running(counting_actors()) as manager:
+        server = forkserver.forkserver_pid()
+        assert server is not None
+        os.kill(server, signal.SIGKILL)
+        with pytest.raises(ActorLostError, match=r"actor [01] exited with code 255"):
+            wait_until(lambda: manager.collect() is None, "the loss")
+    with running(counting_actors()) as manager:
+        act(manager, 10)
+        assert env_steps_by_actor(manager.collect()) == {0: 10, 1: 10}
+        assert forkserver.forkserver_pid() != server
+
+
+def test_being_asked_to_stop_ends_the_start() -> None:
+    spec = counting_actors(fault="hang", fault_at="make")
+    config = ActorManagerConfig(stop_timeout_s=0.2)
+    polls = iter([False] * 4)
+    manager = ActorManager(spec, COUNTING_COLUMNS, 2, config, lambda: next(polls, True))
+    manager.start(model())
+    assert [stat.state for stat in manager.stop()] == ["killed", "killed"]
+
+
+def test_serial_init_makes_one_environment_after_the_other() -> None:
+    spec = counting_actors(fault="raise", fault_at="make", fault_actor=1)
+    with running(spec, n_actors=3, start=False, serial_init=True) as manager:
+        with pytest.raises(ActorLostError, match="actor 1 failed"):
+            manager.start(model())
+        assert [stat.state for stat in manager.stats()] == ["done", "failed", "starting"]
+
+
+def test_what_actors_log_is_logged_by_the_learner(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING), running(counting_actors(make_env="make_env_that_logs")):
+        assert {(r.name, r.getMessage()) for r in caplog.records} == {
+            ("tests.env", "actor 0: made 0 of 2"),
+            ("tests.env", "actor 1: made 1 of 2"),
+        }
+
+
+@contextlib.contextmanager
+def learner_process() -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+    """A learner with two actors in a session of its own, and what it said of itself."""
+    command = [sys.executable, "-c", "from tests.fakes import learner; learner()"]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            yield process, json.loads(process.stdout.readline())
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("whole_group", [False, True])
+def test_nothing_outlives_a_killed_learner(whole_group: bool) -> None:
+    with learner_process() as (process, said):
+        members = processes(session=process.pid)
+        assert len(members) >= 4  # the learner, the forkserver and two actors
+        assert said["forkserver"] in members
+        (os.killpg if whole_group else os.kill)(process.pid, signal.SIGKILL)
+        deadline, backoff = Deadline(GONE_S), Backoff()
+        while processes(session=process.pid) and not deadline.passed:
+            backoff.sleep()
+        assert processes(session=process.pid) == []
+
+
+def test_a_learner_that_forgets_its_actors_still_ends() -> None:
+    command = [sys.executable, "-c", "from tests.fakes import forgetful_learner; forgetful_learner()"]
+    with subprocess.Popen(
+        command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        _, errors = process.communicate(timeout=TIMEOUT_S)
+        assert process.returncode == 1
+        assert errors.endswith("RuntimeError: the learner has a defect\n")
+        wait_until(lambda: processes(session=process.pid) == [], "its helpers to leave")
+
+
+@pytest.mark.parametrize("whole_group", [False, True])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_stops_a_learner_cleanly(number: signal.Signals, code: int, whole_group: bool) -> None:
+    with learner_process() as (process, _):
+        (os.killpg if whole_group else os.kill)(process.pid, number)
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline()) == {"error": "", "states": ["done", "done"]}
+        assert process.wait(TIMEOUT_S) == code
+        wait_until(lambda: processes(session=process.pid) == [], "its helpers to leave")

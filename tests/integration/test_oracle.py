@@ -1,0 +1,120 @@
+"""An oracle behind the transport: it knows every row that must come out, and in which order.
+
+The environments write into each observation which actor, environment, episode and time it is of. From the
+number of env steps that an actor was granted follows what each of its environments went through, row by
+row.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from border_cli.actors.manager import ActorManager
+from border_cli.config.schema import ActorManagerConfig
+from border_cli.core.items import Chunk
+from border_cli.core.spaces import Array
+from border_cli.runtime import forkserver
+from border_cli.runtime.clock import Backoff
+from tests.fakes import COUNTING_COLUMNS, LIGHT_PRELOAD, counting_actors, model
+
+N_ACTORS = 8
+LENGTHS = (7, 1, 2, 30, 3)  # shorter than, equal to and longer than n_step
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _light_forkserver() -> None:
+    forkserver.start_early(LIGHT_PRELOAD)
+
+
+def expected_rows(env_steps: int, n_step: int) -> Iterator[tuple[int, int, int]]:
+    """(episode, time, span) of every row that an environment completes in so many env steps."""
+    episode = 0
+    while env_steps > 0:
+        length = LENGTHS[episode % len(LENGTHS)]
+        if env_steps < length:
+            yield from ((episode, t, n_step) for t in range(env_steps - n_step + 1))
+            return
+        yield from ((episode, t, min(n_step, length - t)) for t in range(length))
+        yield episode, length, 0
+        env_steps -= length
+        episode += 1
+
+
+def collect_all(manager: ActorManager, env_steps: int) -> list[Chunk]:
+    """Grant everything at once, and take it in as it comes."""
+    chunks: list[Chunk] = []
+    backoff, arrived = Backoff(), 0
+    manager.grant([env_steps // N_ACTORS] * N_ACTORS)
+    while arrived < env_steps:
+        new = manager.collect()
+        arrived += sum(chunk.env_steps for chunk in new)
+        chunks += new
+        if new:
+            backoff = Backoff()
+        else:
+            backoff.sleep()
+    return chunks
+
+
+def check_headers(chunks: list[Chunk], env_steps: int) -> None:
+    sequences: dict[int, list[int]] = defaultdict(list)
+    counts: dict[int, int] = defaultdict(int)
+    for chunk in chunks:
+        assert chunk.incarnation == 0
+        sequences[chunk.actor].append(chunk.sequence)
+        counts[chunk.actor] += chunk.env_steps
+    assert all(sequence == list(range(len(sequence))) for sequence in sequences.values())
+    assert counts == dict.fromkeys(range(N_ACTORS), env_steps // N_ACTORS)
+
+
+def check_stream(obs: Array, span: Array, actor: int, env: int, env_steps: int, n_step: int) -> None:
+    expected = np.array(list(expected_rows(env_steps, n_step)), np.int64)
+    np.testing.assert_array_equal(obs[:, 0], actor)
+    np.testing.assert_array_equal(obs[:, 1], env)
+    np.testing.assert_array_equal(np.column_stack([obs[:, 2], obs[:, 3], span]), expected)
+
+
+def test_expected_rows_by_hand() -> None:
+    rows = list(expected_rows(7 + 1 + 2 + 4, 3))
+    assert rows[:8] == [
+        (0, 0, 3),
+        (0, 1, 3),
+        (0, 2, 3),
+        (0, 3, 3),
+        (0, 4, 3),
+        (0, 5, 2),
+        (0, 6, 1),
+        (0, 7, 0),
+    ]
+    assert rows[8:] == [(1, 0, 1), (1, 1, 0), (2, 0, 2), (2, 1, 1), (2, 2, 0), (3, 0, 3), (3, 1, 3)]
+
+
+@pytest.mark.parametrize(
+    ("n_envs", "n_step", "env_steps"),
+    [(1, 1, 100_000), (4, 3, 100_000), (4, 1, 24_000), (1, 3, 24_000), (1, 5, 24_000), (4, 5, 24_000)],
+)
+def test_every_env_step_arrives_once_and_in_order(n_envs: int, n_step: int, env_steps: int) -> None:
+    spec = counting_actors(n_envs=n_envs, n_step=n_step, lengths=LENGTHS, truncate="odd")
+    config = ActorManagerConfig(ring_rows=512)
+    manager = ActorManager(spec, COUNTING_COLUMNS, N_ACTORS, config)
+    try:
+        manager.start(model())
+        chunks = collect_all(manager, env_steps)
+    finally:
+        stats = manager.stop()
+    assert manager.collect() == []
+    check_headers(chunks, env_steps)
+    for actor in range(N_ACTORS):
+        mine = [chunk.items for chunk in chunks if chunk.actor == actor]
+        rows = {name: np.concatenate([items[name] for items in mine]) for name in ("obs", "span", "env")}
+        for env in range(n_envs):
+            of_env = rows["env"] == env
+            steps = len(range(env, env_steps // N_ACTORS, n_envs))
+            check_stream(rows["obs"][of_env], rows["span"][of_env], actor, env, steps, n_step)
+    assert [(s.actor, s.env_steps, s.state) for s in stats] == [
+        (actor, env_steps // N_ACTORS, "done") for actor in range(N_ACTORS)
+    ]

@@ -1,0 +1,146 @@
+"""The judge of keys, types and ranges."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from border_cli.config.convert import ConfigError, all_keys, known_keys, to_config, to_plain
+from border_cli.config.schema import TrainConfig
+
+DQN = {"agent": {"type": "dqn"}}
+
+
+def refused(data):
+    with pytest.raises(ConfigError) as caught:
+        to_config(DQN | data)
+    lines = str(caught.value).splitlines()
+    assert 1 <= len(lines) <= 3
+    return caught.value.key, lines
+
+
+def test_what_is_missing_takes_the_default():
+    config = to_config(DQN | {"env": {"id": "CartPole-v1"}})
+    assert config.agent.lr == 1e-3
+    assert config.agent.hidden == [256, 256]
+    assert config.env.id == "CartPole-v1"
+    assert config.env.kwargs == {}
+    assert config.trainer == TrainConfig().trainer
+
+
+def test_it_is_its_own_inverse():
+    config = to_config(DQN | {"n_actors": 3, "env": {"kwargs": {"a": {"b": [1, 2.5, None]}}}})
+    assert to_config(to_plain(config)) == config
+
+
+def test_defaults_are_not_shared():
+    first, second = to_config(DQN), to_config(DQN)
+    first.agent.hidden.append(1)
+    first.env.kwargs["x"] = 1
+    assert second.agent.hidden == [256, 256]
+    assert second.env.kwargs == {}
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(7, 7), (1e5, 100_000), (100.0, 100)],
+)
+def test_whole_floats_are_integers(value, expected):
+    result = to_config(DQN | {"trainer": {"max_opts": value}}).trainer.max_opts
+    assert result == expected
+    assert type(result) is int
+
+
+def test_integers_are_numbers():
+    result = to_config(DQN | {"trainer": {"opt_interval": 2}}).trainer.opt_interval
+    assert result == 2.0
+    assert type(result) is float
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "fragments"),
+    [
+        ("agent", "lr", "fast", ["'fast' is of the wrong type", "a number > 0 and <= 1"]),
+        ("agent", "lr", True, ["True is of the wrong type"]),
+        ("agent", "lr", 0.0, ["0.0 is out of range", "> 0"]),
+        ("agent", "lr", math.nan, ["nan is not a finite number"]),
+        ("agent", "lr", math.inf, ["inf is not a finite number"]),
+        ("agent", "lr", None, ["null has no meaning here"]),
+        ("agent", "gamma", 1.01, ["1.01 is out of range", ">= 0 and <= 1"]),
+        ("agent", "double", 1, ["1 is of the wrong type", "true or false"]),
+        ("agent", "double", "yes", ["'yes' is of the wrong type"]),
+        ("agent", "batch_size", 2.5, ["2.5 is not a whole number", "rows"]),
+        ("agent", "batch_size", math.inf, ["inf is not a whole number"]),
+        ("agent", "batch_size", False, ["False is of the wrong type"]),
+        ("agent", "loss", "hubr", ["there is no 'hubr'", "huber, mse", "nearest: huber"]),
+        ("agent", "hidden", 256, ["256 is of the wrong type, not a list"]),
+        ("agent", "hidden", [256, 0], ["0 is out of range", "a list in brackets"]),
+        ("agent", "hidden", [256, "a"], ["'a' is of the wrong type"]),
+        ("env", "kwargs", [1], ["not keys with values"]),
+        ("env", "imports", "mine", ["not a list"]),
+        ("env", "id", 5, ["5 is of the wrong type", "text"]),
+        ("trainer", "eval_interval", 0, ["0 is out of range", "or null", "opt steps"]),
+        ("recorder", "console", "screan", ["nearest: screen"]),
+    ],
+)
+def test_a_wrong_value_is_refused_with_what_is_allowed(section, key, value, fragments):
+    data = {section: {"type": "dqn", key: value} if section == "agent" else {key: value}}
+    name, lines = refused(data)
+    assert name == f"{section}.{key}"
+    assert lines[0].startswith(f"{section}.{key}: ")
+    for fragment in fragments:
+        assert fragment in "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("data", "key", "nearest"),
+    [
+        ({"agent": {"type": "dqn", "lrr": 1}}, "agent.lrr", "agent.lr"),
+        ({"trainer": {"max_opt": 1}}, "trainer.max_opt", "trainer.max_opts"),
+        ({"lr": 1}, "lr", "agent.lr"),
+        ({"agnet": {}}, "agnet", "agent"),
+        ({"n_actor": 2}, "n_actor", "n_actors"),
+        ({"trainer": {"capacity": 5}}, "trainer.capacity", "buffer.capacity"),
+        ({"env": {"kwarg": {}}}, "env.kwarg", "env.kwargs"),
+        ({"resume": "auto"}, "resume", None),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_nearest(data, key, nearest):
+    name, lines = refused(data)
+    assert name == key
+    assert lines[0] == f"{key}: there is no such key"
+    if nearest:
+        assert lines[-1] == f"nearest: {nearest}"
+
+
+@pytest.mark.parametrize("kwargs", [{"n": 1}, {"deep": {"er": ["x"]}}, {}])
+def test_an_open_map_takes_any_key(kwargs):
+    assert to_config(DQN | {"env": {"kwargs": kwargs}}).env.kwargs == kwargs
+
+
+@pytest.mark.parametrize(
+    ("agent", "fragments"),
+    [
+        ({}, ["agent.type: is missing", "allowed: dqn"]),
+        ({"type": "dqm"}, ["nobody registered 'dqm'", "nearest: dqn"]),
+        ({"type": 3}, ["nobody registered 3"]),
+        (None, ["null has no meaning here"]),
+        ([1], ["keys with values"]),
+    ],
+)
+def test_an_agent_is_told_by_its_type(agent, fragments):
+    _, lines = refused({"agent": agent})
+    for fragment in fragments:
+        assert fragment in "\n".join(lines)
+
+
+def test_a_section_must_be_a_section():
+    assert refused({"trainer": 5})[1] == ["trainer: 5 is of the wrong type", "allowed: keys with values"]
+
+
+def test_known_keys_follow_the_chosen_agent():
+    assert "agent.lr" in known_keys(DQN)
+    assert "agent.lr" not in known_keys({})
+    assert "agent.lr" in all_keys()
+    assert known_keys(DQN)["trainer.max_opts"].unit == "opt steps"

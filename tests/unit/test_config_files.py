@@ -1,0 +1,112 @@
+"""The YAML files and the schema must not drift apart."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from omegaconf import OmegaConf
+
+from border_cli.config.convert import all_keys, known_keys, to_config, to_plain
+from border_cli.config.paths import conf_dir
+from border_cli.config.presets import preset_for
+from border_cli.config.schema import GROUPS, TrainConfig
+from border_cli.core.errors import UsageError
+
+BASES = {
+    "agent": "dqn",
+    "env": "gym",
+    "buffer": "uniform",
+    "actor_manager": "process",
+    "trainer": "async",
+    "evaluator": "inline",
+    "recorder": "default",
+    "checkpoint": "default",
+    "preset": "none",
+}
+PRESETS = sorted(file.stem for file in (conf_dir() / "preset").glob("*_*.yaml"))
+
+
+def read(*parts):
+    return OmegaConf.to_container(OmegaConf.load(conf_dir().joinpath(*parts)))
+
+
+def test_every_group_has_its_folder():
+    assert {folder.name for folder in conf_dir().iterdir() if folder.is_dir()} == set(GROUPS) == set(BASES)
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_base_option_holds_every_key_with_its_default(group):
+    file = read(group, f"{BASES[group]}.yaml")
+    defaults = to_plain(to_config({"agent": {"type": "dqn"}}))[group]
+    assert file == defaults
+    assert list(file) == list(defaults)
+
+
+def test_the_primary_config_holds_every_other_key_with_its_default():
+    file = read("train.yaml")
+    plain = {field.name for field in dataclasses.fields(TrainConfig)} - set(GROUPS)
+    assert {name: value for name, value in file.items() if name not in ("defaults", "hydra")} == {
+        name: to_plain(to_config({"agent": {"type": "dqn"}}))[name] for name in plain
+    }
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_numbers_with_a_unit_name_it_in_their_comment(group):
+    lines = (conf_dir() / group / f"{BASES[group]}.yaml").read_text(encoding="utf-8").splitlines()
+    comments = {line.partition(":")[0]: line.partition("#")[2] for line in lines if ":" in line}
+    for key, info in known_keys({"agent": {"type": "dqn"}}).items():
+        section, _, name = key.partition(".")
+        if section == group and info.unit:
+            assert f"[{info.unit}]" in comments[name], key
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_says_what_it_is_and_sets_known_keys(name):
+    data = read("preset", f"{name}.yaml")
+    assert data["preset"]["name"] == name
+    assert all(data["preset"][key] for key in ("env_id", "expect", "source"))
+    agent, _, env = name.partition("_")
+    assert read("env", f"{env}.yaml")["id"] == data["preset"]["env_id"]
+    to_config(data | {"agent": data["agent"] | {"type": agent}})
+    text = (conf_dir() / "preset" / f"{name}.yaml").read_text(encoding="utf-8")
+    assert text.startswith("# @package _global_\n")
+
+
+def test_the_cartpole_preset_is_the_published_one_at_a_steady_ratio():
+    config = to_config(
+        read("preset", "dqn_cartpole.yaml")
+        | {"agent": read("preset", "dqn_cartpole.yaml")["agent"] | {"type": "dqn"}}
+    )
+    agent, trainer = config.agent, config.trainer
+    assert (agent.lr, agent.batch_size, agent.target_interval, agent.hidden) == (2.3e-3, 64, 128, [256, 256])
+    assert (agent.epsilon_start, agent.epsilon_final, agent.epsilon_env_steps) == (1.0, 0.04, 8000)
+    assert (agent.loss, agent.max_grad_norm, config.buffer.capacity) == ("huber", 10.0, 100_000)
+    assert (trainer.opt_interval, trainer.warmup_period, trainer.max_env_steps) == (2.0, 1000, 50_000)
+    assert (trainer.eval_interval, config.evaluator.episodes) == (1000, 20)
+
+
+@pytest.mark.parametrize(
+    ("agent", "env_id", "expected"),
+    [
+        ("dqn", "CartPole-v1", "dqn_cartpole"),
+        ("dqn", "LunarLander-v3", "dqn_lunarlander"),
+        ("dqn", "CartPole-v0", None),
+        ("iqn", "CartPole-v1", None),
+    ],
+)
+def test_a_preset_is_found_by_the_environments_id(agent, env_id, expected):
+    assert preset_for(agent, env_id) == expected
+
+
+def test_help_texts_are_there():
+    for key, info in all_keys().items():
+        assert info.help, key
+
+
+def test_broken_yaml_is_named_with_its_line(tmp_path):
+    from border_cli.config.yaml_text import load
+
+    (tmp_path / "x.yaml").write_text("a: [1\nb: 2\n", encoding="utf-8")
+    with pytest.raises(UsageError, match=r"x\.yaml: not valid YAML\nline 2: "):
+        load(tmp_path / "x.yaml")
