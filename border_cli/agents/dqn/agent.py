@@ -1,0 +1,196 @@
+"""DQN: the policy that acts, and the agent that learns.
+
+A module named in `border_cli.config.registry` offers `check_spec`, `make_policy` and `make_agent`, as this one does.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from border_cli.agents.dqn.config import DqnConfig
+from border_cli.agents.dqn.explorer import EpsilonSchedule, explore, schedule
+from border_cli.agents.dqn.loss import SCALARS, DqnState, TensorBatch, opt_step, update_target
+from border_cli.agents.dqn.network import QNetwork
+from border_cli.agents.encoding import to_tensors
+from border_cli.agents.flat import FlatModule
+from border_cli.core.errors import UsageError
+from border_cli.core.metrics import declare
+from border_cli.core.protocols import AgentState, Batch, ModelInfo, ReplayBuffer
+from border_cli.core.record import Record
+from border_cli.core.spaces import Array, EnvSpec, Obs
+from border_cli.runtime import seeding
+
+declare("agent/loss", "", "mean loss of the TD error")
+declare("agent/q_mean", "reward", "mean value of the actions in the batches")
+declare("agent/target_mean", "reward", "mean TD target")
+declare("agent/grad_norm", "", "mean gradient norm before clipping")
+
+
+def check_spec(spec: EnvSpec) -> None:
+    """Raise UsageError where the spaces are not for this agent."""
+    if spec.action.kind != "discrete":
+        raise UsageError(
+            f"agent=dqn chooses among a finite number of actions, and this environment's are {spec.action.kind} "
+            f"{list(spec.action.shape)}\nallowed: environments with a Discrete action space"
+        )
+
+
+def make_policy(
+    config: DqnConfig, spec: EnvSpec, seed: int, actor: int = 0, n_actors: int = 1, incarnation: int = 0
+) -> DqnPolicy:
+    """The acting part alone, for an actor or an evaluation. `seed` is the run's."""
+    net = FlatModule(QNetwork(spec, config.hidden, torch.Generator().manual_seed(0)))
+    rng = seeding.generator(seed, *seeding.exploration_key(actor, incarnation))
+    return DqnPolicy(net, net.initial(), spec, schedule(config, actor, n_actors), config.eval_epsilon, rng)
+
+
+def make_agent(config: DqnConfig, spec: EnvSpec, seed: int, device: str = "cpu") -> DqnAgent:
+    """A fresh agent. `seed` is the run's."""
+    return DqnAgent(config, spec, seed, torch.device(device))
+
+
+class DqnPolicy:
+    """Implements `core.protocols.ActingPolicy`: ε-greedy in train mode, greedy (or eval_epsilon) in eval mode.
+
+    weights: the network's vector, used in place, so that an agent's policy acts with what the agent learns.
+    """
+
+    def __init__(
+        self,
+        net: FlatModule,
+        weights: torch.Tensor,
+        spec: EnvSpec,
+        epsilon: EpsilonSchedule,
+        eval_epsilon: float,
+        rng: np.random.Generator,
+    ) -> None:
+        self._net = net
+        self._weights = weights
+        self._n_actions = spec.action.n
+        self._epsilon = epsilon
+        self._eval_epsilon = eval_epsilon
+        self._rng = rng
+        self._exploring = True
+        self.version = 0
+
+    def sample(self, obs: Obs, env_steps: int = 0) -> Array:
+        """(B,) int64 actions."""
+        with torch.inference_mode():
+            q = self._net(self._weights, to_tensors(obs, self._weights.device))
+            greedy = q.argmax(1).cpu().numpy()
+        epsilon = self._epsilon(env_steps) if self._exploring else self._eval_epsilon
+        return explore(greedy, epsilon, self._n_actions, self._rng)
+
+    def train(self) -> None:
+        """Explore from now on."""
+        self._exploring = True
+
+    def eval(self) -> None:
+        """Exploit from now on."""
+        self._exploring = False
+
+    def model_info(self) -> ModelInfo:
+        """The network's weights under its own names (views)."""
+        host = self._weights.detach().cpu()
+        return ModelInfo(self.version, {n: v.numpy() for n, v in self._net.views(host).items()})
+
+    def sync_model(self, info: ModelInfo) -> None:
+        """Copy the weights. Raises ValueError where names or shapes differ."""
+        parts = self._net.views(self._weights)
+        expected = {name: tuple(part.shape) for name, part in parts.items()}
+        given = {name: tuple(array.shape) for name, array in info.arrays.items()}
+        if expected != given:
+            raise ValueError(f"the network has {expected}, the model {given}")
+        with torch.no_grad():
+            for name, part in parts.items():
+                part.copy_(torch.from_numpy(np.ascontiguousarray(info.arrays[name])))
+        self.version = info.version
+
+    def generator_state(self) -> dict[str, object]:
+        """State of the exploration generator, as JSON values."""
+        return dict(self._rng.bit_generator.state)
+
+
+class DqnAgent(DqnPolicy):
+    """Implements `core.protocols.Agent`."""
+
+    def __init__(self, config: DqnConfig, spec: EnvSpec, seed: int, device: torch.device) -> None:
+        check_spec(spec)
+        generator = torch.Generator().manual_seed(seeding.integer(seed, seeding.AGENT))
+        net = FlatModule(QNetwork(spec, config.hidden, generator))
+        self._config = config
+        self._device = device
+        self._state = DqnState.fresh(net.initial().to(device))
+        self._unread = 0
+        rng = seeding.generator(seed, *seeding.exploration_key(0, 0))
+        super().__init__(net, self._state.online, spec, schedule(config, 0, 1), config.eval_epsilon, rng)
+        self.opt_steps = 0
+
+    def opt(self, buffer: ReplayBuffer, record: bool = False) -> Record | None:
+        """One opt step on one batch; with `record` the means over the opt steps since the last one."""
+        opt_step(self._net, self._config, self._state, self._tensors(buffer.batch(self._config.batch_size)))
+        self.opt_steps += 1
+        self.version = self.opt_steps
+        self._unread += 1
+        if self.opt_steps % self._config.target_interval == 0:
+            update_target(self._state, self._config.target_tau)
+        return self._read() if record else None
+
+    def check_finite(self) -> bool:
+        """Whether every weight and moment is finite."""
+        s = self._state
+        return all(bool(torch.isfinite(t).all()) for t in (s.online, s.target, s.mean, s.variance))
+
+    def state(self) -> AgentState:
+        """Online and target weights and Adam's moments by the network's names; counters as values."""
+        tensors = {}
+        for part, vector in self._vectors().items():
+            tensors |= {f"{part}.{n}": v.numpy() for n, v in self._net.views(vector.detach().cpu()).items()}
+        tensors["sums"] = self._state.sums.cpu().numpy()
+        values = {"opt_steps": self.opt_steps, "adam_count": int(self._state.count), "unread": self._unread}
+        return AgentState(tensors, values)
+
+    def load_state(self, state: AgentState) -> None:
+        """Take over a saved state. Raises ValueError on a name or shape that does not fit."""
+        expected = {name: array.shape for name, array in self.state().tensors.items()}
+        given = {name: array.shape for name, array in state.tensors.items()}
+        if expected != given:
+            raise ValueError(f"the agent has {expected}, the saved state {given}")
+        with torch.no_grad():
+            for part, vector in self._vectors().items():
+                for name, view in self._net.views(vector).items():
+                    view.copy_(torch.from_numpy(np.array(state.tensors[f"{part}.{name}"])))
+            self._state.sums.copy_(torch.from_numpy(np.array(state.tensors["sums"])))
+            self._state.count.fill_(state.values["adam_count"])
+        self.opt_steps = self.version = int(state.values["opt_steps"])
+        self._unread = int(state.values["unread"])
+
+    def sync_model(self, info: ModelInfo) -> None:
+        """Start from these weights: online and target; a new agent's count of opt steps stays 0."""
+        super().sync_model(info)
+        self.version = self.opt_steps
+        update_target(self._state, 1.0)
+
+    def _vectors(self) -> dict[str, torch.Tensor]:
+        s = self._state
+        return {"online": s.online, "target": s.target, "adam_mean": s.mean, "adam_variance": s.variance}
+
+    def _tensors(self, batch: Batch) -> TensorBatch:
+        def tensor(array: Array) -> torch.Tensor:
+            return torch.from_numpy(array).to(self._device)
+
+        return TensorBatch(
+            obs=to_tensors(batch.obs, self._device),
+            action=tensor(batch.action),
+            reward=tensor(batch.reward),
+            discount=tensor(batch.discount),
+            terminated=tensor(batch.terminated),
+            next_obs=to_tensors(batch.next_obs, self._device),
+        )
+
+    def _read(self) -> Record:
+        means = (self._state.sums / self._unread).tolist()
+        self._state.sums.zero_()
+        self._unread = 0
+        return Record({f"agent/{name}": value for name, value in zip(SCALARS, means, strict=True)})

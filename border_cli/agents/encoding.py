@@ -1,0 +1,41 @@
+"""Observations to network input: one-hot coding, scaling by the space's bounds, flattening. No parameters."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from border_cli.core.spaces import Obs, ObsLeaf, ObsSpec
+
+
+class VectorEncoder(nn.Module):
+    """Any observation as one float32 vector per row, of length spec.features.
+
+    Integer boxes with bounds are scaled to [0, 1]; real-valued ones are left as they are.
+    """
+
+    def __init__(self, spec: ObsSpec) -> None:
+        super().__init__()
+        self._leaves = spec.leaves
+
+    def forward(self, obs: dict[str, Tensor]) -> Tensor:
+        """{name: (B, ...)} → (B, features)."""
+        parts = [_encode(leaf, obs[leaf.name]) for leaf in self._leaves]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+
+def _encode(leaf: ObsLeaf, value: Tensor) -> Tensor:
+    rows = value.shape[0]
+    if leaf.categories:
+        columns = value.reshape(rows, -1)
+        hot = [nn.functional.one_hot(columns[:, i], n) for i, n in enumerate(leaf.categories)]
+        return torch.cat(hot, dim=1).float()
+    flat = value.reshape(rows, -1).float()
+    if value.is_floating_point() or leaf.low is None or leaf.high is None or leaf.high <= leaf.low:
+        return flat
+    return (flat - leaf.low) / (leaf.high - leaf.low)
+
+
+def to_tensors(obs: Obs, device: torch.device) -> dict[str, Tensor]:
+    """Arrays to tensors; on the CPU they share memory."""
+    return {name: torch.from_numpy(rows).to(device) for name, rows in obs.items()}

@@ -1,0 +1,112 @@
+"""The ratio limiter: how many env steps there are per opt step, enforced on both sides (contract C2).
+
+An opt step is allowed when env_steps >= warmup_period + opt_interval·(opt_steps + 1). Actors act on credit: all credit
+together stays <= warmup_period + opt_interval·(opt_steps + 1) + tolerance, and <= max_env_steps. Pure arithmetic over
+integers; it knows neither processes nor time.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+_UNLIMITED = 2**62
+
+
+class RatioLimiter:
+    """Counts env steps and opt steps, and says who may go on.
+
+    opt_interval: env steps per opt step, None to let both sides run free · tolerance: env steps that acting may be
+    ahead · n_actors, envs_per_actor: credit is given in whole steps of an actor where possible.
+
+    No actor ever holds more unused credit than its share tolerance/n_actors, so actors that are late, however many,
+    leave enough for any one that is not. Raises ValueError where tolerance < n_actors·envs_per_actor.
+    """
+
+    def __init__(
+        self,
+        opt_interval: float | None,
+        warmup_period: int,
+        tolerance: int,
+        max_env_steps: int | None = None,
+        n_actors: int = 1,
+        envs_per_actor: int = 1,
+    ) -> None:
+        if opt_interval is not None and tolerance < n_actors * envs_per_actor:
+            raise ValueError(f"tolerance {tolerance} < n_actors·envs_per_actor = {n_actors * envs_per_actor}")
+        # The decimal that was typed, not the nearest binary number: 0.1 means one env step per ten opt steps for ever.
+        interval = None if opt_interval is None else Fraction(str(opt_interval))
+        self._interval = interval
+        self._warmup = warmup_period
+        self._tolerance = tolerance
+        self._max_env_steps = max_env_steps
+        self._group = envs_per_actor
+        share = tolerance // n_actors if interval is not None else max(1024, envs_per_actor)
+        self._share = max(share - share % envs_per_actor, envs_per_actor)
+        self._least_grant = max(envs_per_actor, self._share // 2 - (self._share // 2) % envs_per_actor)
+        self.env_steps = 0
+        self.opt_steps = 0
+        self.credits = [0] * n_actors
+        self._used = [0] * n_actors
+
+    def inserted(self, actor: int, env_steps: int) -> None:
+        """These env steps of an actor are in the replay now."""
+        self._used[actor] += env_steps
+        self.env_steps += env_steps
+
+    def may_opt(self) -> bool:
+        """Whether the ratio allows one more opt step (whether the replay holds a batch is another question)."""
+        if self._interval is None:
+            return self.env_steps >= max(self._warmup, 1)
+        ahead = self.env_steps - self._warmup
+        return ahead * self._interval.denominator >= self._interval.numerator * (self.opt_steps + 1)
+
+    def opted(self) -> None:
+        """One opt step was done."""
+        self.opt_steps += 1
+
+    @property
+    def allowance(self) -> int:
+        """Env steps that may have been taken in all, by all actors together."""
+        if self._interval is None:
+            allowed = _UNLIMITED
+        else:
+            step = (self._interval.numerator * (self.opt_steps + 1)) // self._interval.denominator
+            allowed = self._warmup + step + self._tolerance
+        return allowed if self._max_env_steps is None else min(allowed, self._max_env_steps)
+
+    @property
+    def budget_used(self) -> bool:
+        """Whether max_env_steps are in the replay and every opt step they allow is done."""
+        if self._max_env_steps is None or self.env_steps < self._max_env_steps:
+            return False
+        return self._interval is None or not self.may_opt()
+
+    def grant(self) -> bool:
+        """Give out what may be given; `credits` then holds the new words. Whether anything changed."""
+        allowance = self.allowance
+        free = allowance - sum(self.credits)
+        last = allowance == self._max_env_steps  # nothing comes after this: give the rest, whole steps or not
+        if free <= 0 or (free < self._least_grant and not last):
+            return False
+        changed = False
+        for actor in sorted(range(len(self.credits)), key=self._unused):
+            amount = min(self._share - self._unused(actor), free)
+            if not last:
+                amount -= amount % self._group
+            if amount >= self._least_grant or (last and amount > 0):
+                self.credits[actor] += amount
+                free -= amount
+                changed = True
+        return changed
+
+    def forfeit(self, actor: int) -> None:
+        """An actor is gone: what it had not used goes to the others."""
+        self.credits[actor] = self._used[actor]
+
+    @property
+    def ratio(self) -> float | None:
+        """Env steps since the warm-up per opt step so far; None before the first."""
+        return (self.env_steps - self._warmup) / self.opt_steps if self.opt_steps else None
+
+    def _unused(self, actor: int) -> int:
+        return self.credits[actor] - self._used[actor]
