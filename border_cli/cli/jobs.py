@@ -30,6 +30,7 @@ from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import ExitCode
 from border_cli.core.spaces import EnvSpec
 from border_cli.runs import directory
+from border_cli.runtime.signals import StopFlag
 
 
 def run_single(composed: Composed, words: Sequence[str], argv: Sequence[str], typed: dict[str, str]) -> int:
@@ -37,10 +38,17 @@ def run_single(composed: Composed, words: Sequence[str], argv: Sequence[str], ty
 
     Raises BorderError for whatever is refused before training; then there is no run directory.
     """
-    from border_cli import build  # not before the configuration is accepted: it imports torch
+    with StopFlag() as stop:
+        return _run_single(composed, words, argv, typed, stop)
+
+
+def _run_single(
+    composed: Composed, words: Sequence[str], argv: Sequence[str], typed: dict[str, str], stop: StopFlag
+) -> int:
+    from border_cli import build  # not before the configuration is accepted: it imports much
 
     config, choices = composed.config, composed.choices
-    spec = build.preflight(config)
+    spec = build.preflight(config, stop)
     name = directory.run_name(choices["agent"], choices["env"], config.env.id or str(config.env.entry_point))
     run_dir = directory.claim(composed.run_dir) if composed.run_dir else directory.create_run(name)
     launch = _launch(argv, typed, choices, config, in_sweep=False)
@@ -48,7 +56,7 @@ def run_single(composed: Composed, words: Sequence[str], argv: Sequence[str], ty
 
     def job(_: DictConfig) -> float:
         nonlocal code
-        code, score = _train(config, spec, run_dir, launch)
+        code, score = _train(config, spec, run_dir, launch, stop)
         return score
 
     own = [word for word in words if not word.startswith("hydra.run.dir=")]
@@ -106,7 +114,8 @@ class _Sweep:
         state = HydraConfig.get()
         run_dir = directory.claim(Path(state.runtime.output_dir))
         launch = _launch(self._argv, typed, dict(state.runtime.choices), config, in_sweep=True)
-        return _train(config, build.preflight(config), run_dir, launch)
+        with StopFlag() as stop:
+            return _train(config, build.preflight(config, stop), run_dir, launch, stop)
 
 
 def _launch(
@@ -118,12 +127,12 @@ def _launch(
 
 
 def _train(
-    config: TrainConfig, spec: EnvSpec, run_dir: Path, launch: directory.Launch
+    config: TrainConfig, spec: EnvSpec, run_dir: Path, launch: directory.Launch, stop: StopFlag
 ) -> tuple[ExitCode, float]:
     from border_cli import build
 
     directory.write_config(run_dir, config)
-    result = build.train(config, spec, run_dir, launch)
+    result = build.train(config, spec, run_dir, launch, stop)
     return result.code, math.nan if result.score is None else result.score
 
 

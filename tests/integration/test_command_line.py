@@ -30,13 +30,13 @@ class StandIn:
     fail: dict = field(default_factory=dict)
     refuse: BaseException | None = None
 
-    def preflight(self, config):
+    def preflight(self, config, stop=None):
         self.calls.append(("preflight", config))
         if self.refuse is not None:
             raise self.refuse
         return "spec"
 
-    def train(self, config, spec, run_dir, launch):
+    def train(self, config, spec, run_dir, launch, stop=None):
         assert spec == "spec"
         self.calls.append(("train", config, run_dir, launch))
         if config.seed in self.fail:

@@ -1,0 +1,403 @@
+"""The composition root: the only place that knows which classes a run is made of.
+
+`preflight` judges what can be judged before there is a run directory; `train` is the run.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from border_cli import parts
+from border_cli.actors.manager import ActorManager
+from border_cli.actors.sampler import Sampler
+from border_cli.checkpoints.contents import ModelDescription, read_model, save_best, save_checkpoint
+from border_cli.config.checks import ratio_tolerance, streams
+from border_cli.config.schema import TrainConfig
+from border_cli.core.errors import (
+    ActorLostError,
+    BorderError,
+    ExitCode,
+    Interrupted,
+    ResourceError,
+    UsageError,
+)
+from border_cli.core.items import item_columns
+from border_cli.core.progress import Progress, View
+from border_cli.core.protocols import Agent, Evaluation, ExperienceSource, Recorder, ReplayBuffer
+from border_cli.core.spaces import EnvSpec
+from border_cli.envs.gym_env import GymEnv
+from border_cli.evaluation.evaluator import InlineEvaluator
+from border_cli.recorders.banner import banner, preset_note
+from border_cli.recorders.fanout import FanOut
+from border_cli.recorders.figures import size
+from border_cli.recorders.jsonl import JsonlRecorder
+from border_cli.recorders.plain import PlainView
+from border_cli.recorders.screen import ScreenView, is_live
+from border_cli.recorders.silent import SilentView
+from border_cli.recorders.tables import RunEnd, print_end_tables
+from border_cli.recorders.tensorboard import TensorBoardRecorder
+from border_cli.replay.limiter import RatioLimiter
+from border_cli.runs import provenance, trust
+from border_cli.runs.directory import Launch
+from border_cli.runs.locate import model_directory
+from border_cli.runs.logs import log_to
+from border_cli.runs.summary import Summary, write_crash
+from border_cli.runtime import forkserver, seeding
+from border_cli.runtime.resources import available_memory
+from border_cli.runtime.signals import StopFlag
+from border_cli.trainers.async_ import AsyncTrainer
+from border_cli.trainers.in_thread import InThreadSource
+from border_cli.trainers.loop import Ending, Parts, TrainingLoop
+from border_cli.trainers.sync import Trainer
+from border_cli.trainers.telemetry import Telemetry
+
+_PROBE_TIMEOUT_S = 120.0
+_MEMORY_SHARE = 0.9
+_log = logging.getLogger("border_cli")
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """How a job ended: the exit code, and the best score if there was an evaluation."""
+
+    code: ExitCode
+    score: float | None
+
+
+def preflight(config: TrainConfig, stop: StopFlag | None = None) -> EnvSpec:
+    """Make the environment once in a child, and check spaces, device, weights and memory.
+
+    Raises UsageError or ResourceError; there is no run directory yet. Raises Interrupted when asked to stop.
+    """
+    forkserver.start_early()  # before this process imports torch
+    spec = _probe(config, stop)
+    parts.check_spec(config, spec)
+    _check_device(config.device)
+    _check_memory(config, spec)
+    if config.init_from is not None:
+        _check_init(config, spec)
+    return spec
+
+
+def train(config: TrainConfig, spec: EnvSpec, run_dir: Path, launch: Launch, stop: StopFlag | None = None) -> JobResult:
+    """The run. Raises BorderError when it failed and Interrupted when it was asked to stop; both are in summary.json."""
+    import torch
+
+    torch.set_num_threads(config.threads)
+    with _own_or(stop) as flag:
+        return _Run(config, spec, run_dir, launch, flag).execute()
+
+
+def train_async(config: TrainConfig, run_dir: Path | str) -> JobResult:
+    """Train from Python: what `border-train` does with this configuration, in a directory of your own.
+
+    config: for instance TrainConfig(agent=DqnConfig(), env=EnvConfig(id="CartPole-v1"), n_actors=4). Call it from
+    under `if __name__ == "__main__":`, because actors are processes. Raises as `train` does.
+    """
+    from border_cli.config.checks import check
+    from border_cli.runs.directory import claim, write_config
+
+    check(config)
+    spec = preflight(config)
+    path = claim(Path(run_dir))
+    write_config(path, config)
+    return train(config, spec, path, Launch(list(sys.argv)))
+
+
+class _Run:
+    """One run's lifetime: the files that describe it, its view, and the loop."""
+
+    def __init__(self, config: TrainConfig, spec: EnvSpec, run_dir: Path, launch: Launch, stop: StopFlag) -> None:
+        self._config = config
+        self._spec = spec
+        self._dir = run_dir
+        self._launch = launch
+        self._stop = stop
+        self._summary = Summary(run_dir)
+        self._loop: TrainingLoop | None = None
+        self._console = Console()
+
+    def execute(self) -> JobResult:
+        """Train, and say in summary.json how it ended, whatever happens."""
+        trust.remember(provenance.write_launch(self._dir, ["border-train", *self._launch.argv], self._config.seed))
+        self._summary.start()
+        view = self._view()
+        with log_to(self._dir / "train.log", view.note):
+            try:
+                ending = self._train(view)
+            except BaseException as e:
+                view.close()
+                self._failed(e)
+                raise
+            view.close()
+        return self._done(ending)
+
+    def _train(self, view: View) -> Ending:
+        self._announce()
+        recorder = self._recorder(view)
+        evaluator = None
+        try:
+            agent, buffer = self._agent(), parts.make_buffer(self._config, self._spec)
+            evaluator = InlineEvaluator(
+                GymEnv(self._config.env, min(self._config.evaluator.n_envs, self._config.evaluator.episodes)),
+                self._config.evaluator.episodes,
+                self._config.evaluator.max_episode_steps,
+                lambda i: seeding.evaluation_seed(self._config.seed, i),
+                self._stop,
+                self._tick,
+            )
+            self._loop = self._make_loop(agent, buffer, evaluator, recorder, view)
+            return self._loop.run()
+        finally:
+            if evaluator is not None:
+                evaluator.close()
+            recorder.close()
+
+    def _make_loop(
+        self, agent: Agent, buffer: ReplayBuffer, evaluator: InlineEvaluator, recorder: Recorder, view: View
+    ) -> TrainingLoop:
+        c = self._config
+        limiter = RatioLimiter(
+            c.trainer.opt_interval,
+            c.trainer.warmup_period,
+            ratio_tolerance(c),
+            c.trainer.max_env_steps,
+            c.n_actors,
+            c.actor_manager.envs_per_actor,
+        )
+        keeper = _RunKeeper(self._dir, c, self._spec, agent, buffer)
+        loop_parts = Parts(
+            agent=agent,
+            buffer=buffer,
+            source=self._source(agent),
+            limiter=limiter,
+            evaluator=evaluator,
+            recorder=recorder,
+            keeper=keeper,
+            view=view,
+            telemetry=Telemetry(limiter, self._progress()),
+            should_stop=self._stop,
+            batch_size=c.agent.batch_size,
+            n_actors=c.n_actors,
+        )
+        return (Trainer if c.trainer.type == "sync" else AsyncTrainer)(c.trainer, loop_parts)
+
+    def _agent(self) -> Agent:
+        agent = parts.make_agent(self._config, self._spec)
+        if self._config.init_from is not None:
+            agent.sync_model(read_model(model_directory(Path(self._config.init_from)).path).info)
+        agent.train()
+        return agent
+
+    def _source(self, agent: Agent) -> ExperienceSource:
+        c = self._config
+        actors = parts.actor_spec(c)
+        if c.trainer.type == "async":
+            return ActorManager(actors, item_columns(self._spec), c.n_actors, c.actor_manager, self._stop)
+        place = actors.place(0, 0, 1)
+        env = parts.actor_env(place, c.env, ())
+        seeds = [seeding.env_seed(c.seed, 0, 0, i) for i in range(place.n_envs)]
+        processor = parts.actor_processor(place, self._spec, c)
+        return InThreadSource(Sampler(env, agent, processor, seeds), place.n_envs, env.close)
+
+    def _progress(self) -> Progress:
+        t = self._config.trainer
+        return Progress(
+            max_opts=t.max_opts,
+            max_env_steps=t.max_env_steps,
+            max_time=t.max_time,
+            warmup_period=t.warmup_period,
+            ratio_target=t.opt_interval,
+            replay_capacity=self._config.buffer.capacity,
+            n_actors=self._config.n_actors,
+            asynchronous=t.type == "async",
+        )
+
+    def _view(self) -> View:
+        console = self._config.recorder.console
+        if console == "none":
+            return SilentView()
+        if console == "screen" or (console == "auto" and is_live(self._console)):
+            return ScreenView(self._console, f"{self._launch.agent} on {self._launch.env}")
+        return PlainView(sys.stdout)
+
+    def _recorder(self, view: View) -> Recorder:
+        wanted, recorders = self._config.recorder, list[Recorder]()
+        if wanted.jsonl:
+            recorders.append(JsonlRecorder(self._dir / "metrics.jsonl"))
+        if wanted.tensorboard:
+            recorders.append(TensorBoardRecorder(self._dir / "tensorboard"))
+        if isinstance(view, PlainView):
+            recorders.append(view)
+        return FanOut(recorders)
+
+    def _announce(self) -> None:
+        c = self._config
+        if c.recorder.console == "none":
+            return
+        processes = 1 if c.trainer.type == "sync" else 1 + c.n_actors
+        threads = c.threads + processes - 1
+        replay = parts.buffer_bytes(c, self._spec)
+        for line in banner(c, self._launch.typed, replay, processes, threads, preset_note(c), self._dir):
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def _tick(self) -> None:
+        if self._loop is not None:
+            self._loop.tick()
+
+    def _done(self, ending: Ending) -> JobResult:
+        code = self._stop.code if ending.ended_by == "signal" and self._stop.code is not None else ExitCode.DONE
+        ended_by = code.name.lower() if code else ending.ended_by
+        self._summary.finish("stopped" if code else "done", ended_by, code, None, self._figures(), ending.actors)
+        self._tables(ended_by)
+        if code:
+            raise Interrupted(code)
+        return JobResult(code, None if ending.best is None else ending.best.mean)
+
+    def _failed(self, error: BaseException) -> None:
+        code = error.code if isinstance(error, BorderError | Interrupted) else ExitCode.DEFECT
+        actors = [] if self._loop is None else self._loop.actors
+        self._summary.finish("failed", "error", code, str(error), self._figures(), actors)
+        if code == ExitCode.DEFECT and isinstance(error, Exception):
+            write_crash(self._dir, error)
+        if isinstance(error, ActorLostError) and error.details:
+            sys.stderr.write(error.details if error.details.endswith("\n") else error.details + "\n")
+
+    def _figures(self) -> dict[str, Any]:
+        if self._loop is None:
+            return {}
+        p = self._loop.parts
+        best, last, seconds = self._loop.best, self._loop.last, p.telemetry.seconds
+        return {
+            "opt_steps": p.limiter.opt_steps,
+            "env_steps": p.limiter.env_steps,
+            "episodes": p.telemetry.episodes,
+            "best": None if best is None else {"mean": best.mean, "std": best.std, "opt_steps": best.opt_steps},
+            "last": None if last is None else {"mean": last.mean, "std": last.std, "opt_steps": last.opt_steps},
+            "throughput": {
+                "seconds": seconds,
+                "opt_steps_per_sec": p.limiter.opt_steps / seconds,
+                "samples_per_sec": p.limiter.env_steps / seconds,
+                "samples_per_opt_step": p.limiter.ratio,
+            },
+        }
+
+    def _tables(self, ended_by: str) -> None:
+        if self._loop is None or self._config.recorder.console == "none":
+            return
+        telemetry = self._loop.parts.telemetry
+        share = telemetry.blocked_s / telemetry.seconds if self._config.trainer.type == "async" else None
+        print_end_tables(self._console, telemetry.progress, self._loop.actors, RunEnd(ended_by, share))
+
+
+class _RunKeeper:
+    """Writes the run's checkpoints and its best model."""
+
+    def __init__(
+        self, run_dir: Path, config: TrainConfig, spec: EnvSpec, agent: Agent, buffer: ReplayBuffer
+    ) -> None:
+        self._dir = run_dir
+        self._agent = agent
+        self._buffer = buffer
+        self._keep = config.checkpoint.keep
+        self._seed = config.seed
+        self._model = ModelDescription(asdict(config.agent), spec, asdict(config.env))
+
+    def save_best(self, agent: Agent, evaluation: Evaluation) -> None:
+        """Replace best/."""
+        save_best(self._dir, agent.model_info(), self._model, evaluation)
+
+    def save(self, counters: dict[str, object]) -> None:
+        """Write checkpoints/step-…/ and drop the oldest."""
+        generators: dict[str, object] = {"seed": self._seed, "replay": self._buffer.generator_state()}
+        exploration: Callable[[], object] | None = getattr(self._agent, "generator_state", None)
+        if exploration is not None:
+            generators["exploration"] = exploration()
+        save_checkpoint(
+            self._dir / "checkpoints",
+            int(str(counters["opt_steps"])),
+            self._agent,
+            self._model,
+            counters,
+            generators,
+            self._keep,
+        )
+
+
+@contextmanager
+def _own_or(stop: StopFlag | None) -> Iterator[StopFlag]:
+    """The caller's flag, which is entered already, or one for as long as this lasts."""
+    if stop is not None:
+        yield stop
+    else:
+        with StopFlag() as own:
+            yield own
+
+
+def _probe(config: TrainConfig, stop: StopFlag | None) -> EnvSpec:
+    with _own_or(stop) as flag:
+        try:
+            data = forkserver.run_in_child(
+                parts.probe_env, (config.env, tuple(config.plugins)), _PROBE_TIMEOUT_S, flag
+            )
+        except forkserver.ChildStopped as e:
+            raise Interrupted(flag.code or ExitCode.SIGTERM) from e
+        except TimeoutError as e:
+            raise UsageError(f"env: making the environment took longer than {_PROBE_TIMEOUT_S:g} s") from e
+        except forkserver.ChildError as e:
+            if e.error_type == "UsageError":
+                raise UsageError(str(e)) from e
+            first = (str(e).splitlines() or [""])[0]
+            raise UsageError(
+                f"env: the environment raised when it was made or reset: {e.error_type}: {first}\n"
+                "env.kwargs.… are its arguments; debug=true shows its traceback"
+            ) from e
+    return EnvSpec.from_json(data)
+
+
+def _check_device(device: str) -> None:
+    if device == "cpu":
+        return
+    import torch
+
+    kind, _, index = device.partition(":")
+    if kind == "mps":
+        there = 1 if torch.backends.mps.is_available() else 0
+    else:
+        there = torch.cuda.device_count()
+    if int(index or 0) >= there:
+        raise UsageError(f"device={device}: this machine has {there} {kind} devices\nallowed here: device=cpu")
+
+
+def _check_memory(config: TrainConfig, spec: EnvSpec) -> None:
+    need, have = parts.buffer_bytes(config, spec), available_memory()
+    if have is not None and need > _MEMORY_SHARE * have:
+        raise ResourceError(
+            f"buffer.capacity={config.buffer.capacity} takes {size(need)}, and {size(have)} of memory are free\n"
+            f"allowed here: buffer.capacity up to {math.floor(config.buffer.capacity * _MEMORY_SHARE * have / need)}"
+        )
+
+
+def _check_init(config: TrainConfig, spec: EnvSpec) -> None:
+    saved = read_model(model_directory(Path(str(config.init_from))).path)
+    if saved.model.spec != spec:
+        raise UsageError(f"init_from={config.init_from}: its spaces are not those of this environment")
+    try:
+        parts.make_agent(config, spec).sync_model(saved.info)
+    except ValueError as e:
+        raise UsageError(f"init_from={config.init_from}: its network is not the one of this agent") from e
+
+
+def cores() -> int:
+    """Processor cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

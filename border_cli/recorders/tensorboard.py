@@ -1,0 +1,60 @@
+"""tensorboard/: the same scalars as event files, written without torch and without TensorFlow."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+from border_cli.core.errors import ResourceError
+from border_cli.core.record import Record
+
+ENV_STEPS = "env_steps"
+"""Tag of the count of env steps, so that curves can be read over it too."""
+_QUEUE = 1000
+_FLUSH_S = 10
+
+
+class TensorBoardRecorder:
+    """Writes one event per record; x is its opt_steps. The time of day stands in the event's wall time alone."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._writer = EventFileWriter(str(folder), max_queue_size=_QUEUE, flush_secs=_FLUSH_S)
+        self._closed = False
+
+    def write(self, record: Record) -> None:
+        """Hand one event to the writer's thread. Raises ResourceError when an earlier one could not be written."""
+        scalars = {**record.values, ENV_STEPS: float(record.env_steps)}
+        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
+        event = Event(wall_time=time.time(), step=record.opt_steps, summary=Summary(value=values))
+        try:
+            self._writer.add_event(event)
+        except OSError as e:
+            raise self._full(e) from e
+
+    def flush(self) -> None:
+        """Wait until every event is in the file. Raises ResourceError as `write` does."""
+        try:
+            self._writer.flush()
+        except OSError as e:
+            raise self._full(e) from e
+
+    def close(self) -> None:
+        """Flush, end the thread, close the file; closing twice is no error."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._writer.close()
+        except OSError as e:
+            raise self._full(e) from e
+
+    def _full(self, error: OSError) -> ResourceError:
+        reason = error.strerror or type(error).__name__
+        return ResourceError(
+            f"{self._folder} cannot be written: {reason}\nrecorder.tensorboard=false trains without it"
+        )

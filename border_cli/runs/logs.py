@@ -1,0 +1,40 @@
+"""Where log records of a run go: everything to train.log, warnings also to the person watching."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+class _NoteHandler(logging.Handler):
+    """Gives the text of a record to a view."""
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._note = note
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One record."""
+        self._note(f"{record.levelname.lower()}: {record.getMessage()}")
+
+
+@contextmanager
+def log_to(path: Path, note: Callable[[str], None]) -> Iterator[None]:
+    """For as long as this lasts, log to this file, and warnings to `note`; then the root logger is as it was."""
+    file = logging.FileHandler(path, encoding="utf-8")
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(processName)s %(name)s: %(message)s"))
+    notes = _NoteHandler(note)
+    root, package = logging.getLogger(), logging.getLogger("border_cli")
+    level = package.level
+    package.setLevel(logging.INFO)
+    for handler in (file, notes):
+        root.addHandler(handler)
+    try:
+        yield
+    finally:
+        package.setLevel(level)
+        for handler in (file, notes):
+            root.removeHandler(handler)
+            handler.close()

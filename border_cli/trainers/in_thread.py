@@ -1,0 +1,75 @@
+"""Acting in the learner's own thread: the source of experience of the synchronous trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import monotonic
+
+from border_cli.actors.sampler import Sampler
+from border_cli.core.items import Chunk, finished_episodes
+from border_cli.core.protocols import ActorStat, ModelInfo
+
+
+class InThreadSource:
+    """One actor without a process. Each `collect` takes one env step in each environment that has credit for it.
+
+    sampler: acts with the learner's own agent, so that there is no model to publish. close: releases the environments.
+    """
+
+    def __init__(self, sampler: Sampler, n_envs: int, close: Callable[[], None]) -> None:
+        self._sampler = sampler
+        self._close = close
+        self._n_envs = n_envs
+        self._credit = 0
+        self._taken = 0
+        self._announced = 0
+        self._cursor = 0
+        self._sequence = 0
+        self._started = monotonic()
+        self._version = 0
+        self._stat = ActorStat(0, state="ready")
+
+    def start(self, model: ModelInfo) -> None:
+        """Note the model's version."""
+        self._version = model.version
+        self._started = monotonic()
+
+    def collect(self) -> list[Chunk]:
+        """The rows of one round of env steps; nothing without credit."""
+        k = min(self._n_envs, self._credit - self._taken)
+        if k <= 0:
+            return []
+        env_ix = [(self._cursor + i) % self._n_envs for i in range(k)]
+        self._cursor = (self._cursor + k) % self._n_envs
+        items = self._sampler.sample(env_ix, self._announced)
+        self._taken += k
+        self._stat.episodes += len(finished_episodes(items))
+        chunk = Chunk(0, 0, self._sequence, k, self._version, items)
+        self._sequence += 1
+        return [chunk]
+
+    def grant(self, credits: Sequence[int]) -> None:
+        """Env steps that may have been taken in all."""
+        (self._credit,) = credits
+
+    def announce(self, env_steps: int) -> None:
+        """The count that exploration follows."""
+        self._announced = env_steps
+
+    def publish(self, model: ModelInfo) -> None:
+        """Note the model's version."""
+        self._version = model.version
+
+    def stats(self) -> list[ActorStat]:
+        """The one entry."""
+        self._stat.env_steps = self._taken
+        self._stat.seconds = monotonic() - self._started
+        return [self._stat]
+
+    def stop(self) -> list[ActorStat]:
+        """Close the environments."""
+        if self._stat.state != "done":
+            self.stats()
+            self._stat.state = "done"
+            self._close()
+        return [self._stat]

@@ -1,0 +1,285 @@
+"""THE training loop. `run` is the whole of it; everything it calls is one stage.
+
+Synchronous and asynchronous training differ only in when experience is gathered (`trainers.sync`, `trainers.async_`):
+the ratio, the intervals, the records and the ways to end are the same code.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Protocol
+
+from border_cli.config.schema import TrainerConfig
+from border_cli.core.errors import NonFiniteError
+from border_cli.core.progress import View
+from border_cli.core.protocols import (
+    ActorStat,
+    Agent,
+    Evaluation,
+    Evaluator,
+    ExperienceSource,
+    Recorder,
+    ReplayBuffer,
+    StopCheck,
+)
+from border_cli.core.record import Record
+from border_cli.replay.limiter import RatioLimiter
+from border_cli.trainers.telemetry import Telemetry
+
+
+class Keeper(Protocol):
+    """Writes models and checkpoints."""
+
+    def save_best(self, agent: Agent, evaluation: Evaluation) -> None:
+        """Keep this model as the best so far."""
+
+    def save(self, counters: dict[str, object]) -> None:
+        """Write a checkpoint of the present state."""
+
+
+@dataclass
+class Parts:
+    """What a trainer joins."""
+
+    agent: Agent
+    buffer: ReplayBuffer
+    source: ExperienceSource
+    limiter: RatioLimiter
+    evaluator: Evaluator
+    recorder: Recorder
+    keeper: Keeper
+    view: View
+    telemetry: Telemetry
+    should_stop: StopCheck
+    batch_size: int
+    n_actors: int
+
+
+@dataclass
+class Ending:
+    """How a run ended. ended_by: the name of the budget, "stop_return" or "signal"."""
+
+    ended_by: str
+    best: Evaluation | None = None
+    last: Evaluation | None = None
+    actors: list[ActorStat] = field(default_factory=list)
+
+
+class TrainingLoop:
+    """One run. Subclasses say when to gather experience and how to wait for it."""
+
+    def __init__(self, config: TrainerConfig, parts: Parts) -> None:
+        self.config = config
+        self.parts = parts
+        self.best: Evaluation | None = None
+        self.last: Evaluation | None = None
+        self.actors: list[ActorStat] = []
+        self._agent_values: dict[str, float] = {}
+        self._saved_at = 0
+        self._recorded_at = (-1, -1)
+        self._phase = "starting"
+
+    def run(self) -> Ending:
+        """Train until a budget is used up, an evaluation is good enough, or the run is asked to stop.
+
+        However it ends, the last records are flushed and a last checkpoint is saved; an error is raised after that.
+        """
+        p = self.parts
+        try:
+            p.source.start(p.agent.model_info())
+            while (ended_by := self._ended_by()) is None:
+                self._gather()
+                if p.limiter.may_opt() and len(p.buffer) >= p.batch_size:
+                    self._opt()
+                    self._after_opt()
+                else:
+                    self._idle()
+                self._show()
+            self._stop_actors()
+            if ended_by != "signal":
+                self._evaluate_last()
+        finally:
+            self._finish()
+        return Ending(ended_by, self.best, self.last, self.actors)
+
+    def tick(self) -> None:
+        """Called by whatever takes long, so that the view goes on."""
+        self._show()
+
+    # -- stages -------------------------------------------------------------------------------------------------
+
+    def _gather(self) -> None:
+        """Bring experience into the replay, as far as it is time for it."""
+        raise AssertionError("a trainer says when to gather")
+
+    def _idle(self) -> None:
+        """There is nothing to learn from yet."""
+
+    def _ended_by(self) -> str | None:
+        c, limiter = self.config, self.parts.limiter
+        if self.parts.should_stop():
+            return "signal"
+        if self.last is not None and c.stop_return is not None and self.last.mean >= c.stop_return:
+            return "stop_return"
+        if c.max_opts is not None and limiter.opt_steps >= c.max_opts:
+            return "max_opts"
+        if limiter.budget_used:
+            return "max_env_steps"
+        if c.max_time is not None and self.parts.telemetry.seconds >= c.max_time:
+            return "max_time"
+        return None
+
+    def _take_in(self) -> bool:
+        """Collect, insert, give new credit. Whether anything had arrived."""
+        p, began = self.parts, monotonic()
+        chunks = p.source.collect()
+        for chunk in chunks:
+            if chunk.rows:
+                p.buffer.push(chunk.items, chunk.actor)
+            p.limiter.inserted(chunk.actor, chunk.env_steps)
+            p.telemetry.chunk(chunk)
+        if chunks:
+            p.source.announce(p.limiter.env_steps)
+        if p.limiter.grant():
+            p.source.grant(p.limiter.credits)
+        p.telemetry.collect_took(monotonic() - began)
+        return bool(chunks)
+
+    def _opt(self) -> None:
+        p, began = self.parts, monotonic()
+        if self._phase in ("starting", "warm-up"):
+            self._record()  # what the warm-up brought belongs to opt step 0
+        self._phase = "training"
+        record = p.agent.opt(p.buffer, record=_due(self.config.record_interval, p.limiter.opt_steps + 1))
+        p.limiter.opted()
+        p.telemetry.opt_took(monotonic() - began)
+        if record is not None:
+            self._check_finite(record)
+            self._agent_values = record.values
+
+    def _check_finite(self, record: Record) -> None:
+        bad = [name for name, value in record.values.items() if not math.isfinite(value)]
+        if bad:
+            raise NonFiniteError(
+                f"{', '.join(bad)} is not a finite number at opt step {self.parts.limiter.opt_steps}\n"
+                "a smaller agent.lr or agent.max_grad_norm helps most often; earlier checkpoints are kept"
+            )
+
+    def _after_opt(self) -> None:
+        c, n = self.config, self.parts.limiter.opt_steps
+        if _due(c.sync_interval, n):
+            self.parts.source.publish(self.parts.agent.model_info())
+        if _due(c.eval_interval, n):
+            self._evaluate()
+        if _due(c.save_interval, n):
+            self._save()
+        if _due(c.record_interval, n):
+            self._record()
+
+    def _evaluate(self) -> None:
+        p, began = self.parts, monotonic()
+        self._phase = "evaluating"
+        evaluation = p.evaluator.evaluate(p.agent, p.limiter.opt_steps)
+        self._phase = "training"
+        p.telemetry.excluded(monotonic() - began)
+        if evaluation is None:
+            return
+        is_best = math.isfinite(evaluation.mean) and (self.best is None or evaluation.mean > self.best.mean)
+        self.last = evaluation
+        self._write(_evaluation_values(evaluation) | {"time/eval_ms": 1e3 * (monotonic() - began)})
+        if is_best:
+            self.best = evaluation
+            p.keeper.save_best(p.agent, evaluation)
+            p.view.note(f"new best at opt step {evaluation.opt_steps}: {evaluation.mean:.1f} ± {evaluation.std:.1f}")
+        p.telemetry.evaluated(evaluation, is_best)
+
+    def _evaluate_last(self) -> None:
+        judged = self.last is not None and self.last.opt_steps == self.parts.limiter.opt_steps
+        if self.config.eval_interval is not None and self.parts.limiter.opt_steps and not judged:
+            self._evaluate()
+
+    def _save(self) -> None:
+        p, began = self.parts, monotonic()
+        before, self._phase = self._phase, "saving"
+        self._show()
+        p.keeper.save(self._counters())
+        self._saved_at = p.limiter.opt_steps
+        self._phase = before
+        p.telemetry.excluded(monotonic() - began)
+        self._write({"time/save_ms": 1e3 * (monotonic() - began)})
+
+    def _counters(self) -> dict[str, object]:
+        best, last = self.best, self.last
+        return {
+            "opt_steps": self.parts.limiter.opt_steps,
+            "env_steps": self.parts.limiter.env_steps,
+            "episodes": self.parts.telemetry.episodes,
+            "best_score": None if best is None else best.mean,
+            "best_opt_steps": None if best is None else best.opt_steps,
+            "last_score": None if last is None else last.mean,
+        }
+
+    def _record(self) -> None:
+        """Write everything since the last record."""
+        p = self.parts
+        at = (p.limiter.opt_steps, p.limiter.env_steps)
+        if at == self._recorded_at or self.config.record_interval is None:
+            return
+        self._recorded_at = at
+        actors = self.actors or p.source.stats()
+        values = p.telemetry.interval_values(
+            len(p.buffer), p.buffer.capacity, actors, self._alive(), self._agent_values
+        )
+        self._agent_values = {}
+        self._write(values)
+
+    def _write(self, values: dict[str, float]) -> None:
+        limiter, seconds = self.parts.limiter, self.parts.telemetry.seconds
+        self.parts.recorder.write(Record(values, limiter.opt_steps, limiter.env_steps, seconds))
+
+    # -- ending -------------------------------------------------------------------------------------------------
+
+    def _stop_actors(self) -> None:
+        if not self.actors:
+            self._phase = "stopping"
+            self._show()
+            self.actors = self.parts.source.stop()
+
+    def _finish(self) -> None:
+        """Whatever happened: no actor stays, the records are flushed, the last state is kept."""
+        p = self.parts
+        self._stop_actors()
+        self._record()
+        if p.limiter.opt_steps > self._saved_at and p.agent.check_finite():
+            self._save()
+        p.recorder.flush()
+        p.telemetry.refresh(self._phase, len(p.buffer), self.actors, 0)
+
+    # -- showing ------------------------------------------------------------------------------------------------
+
+    def _alive(self) -> int:
+        return 0 if self.actors else self.parts.n_actors
+
+    def _show(self) -> None:
+        p = self.parts
+        if p.telemetry.refresh_due():
+            if self._phase == "starting" and p.limiter.env_steps:
+                self._phase = "warm-up"
+            p.telemetry.refresh(self._phase, len(p.buffer), self.actors or p.source.stats(), self._alive())
+        p.view.show(p.telemetry.progress)
+
+
+def _due(interval: int | None, n: int) -> bool:
+    return interval is not None and n % interval == 0
+
+
+def _evaluation_values(evaluation: Evaluation) -> dict[str, float]:
+    return {
+        "eval/return_mean": evaluation.mean,
+        "eval/return_std": evaluation.std,
+        "eval/return_min": min(evaluation.returns),
+        "eval/return_max": max(evaluation.returns),
+        "eval/length_mean": sum(evaluation.lengths) / len(evaluation.lengths),
+    }

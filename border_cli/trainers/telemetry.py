@@ -1,0 +1,185 @@
+"""What is measured while training: interval values for the records, and the recent past for the person watching."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import monotonic
+
+from border_cli.core.items import Chunk, finished_episodes
+from border_cli.core.progress import Progress
+from border_cli.core.protocols import ActorStat, Evaluation
+from border_cli.core.record import Mean, percentile
+from border_cli.replay.limiter import RatioLimiter
+
+_WINDOW_S = 10.0
+_REFRESH_S = 0.25
+_RECENT_EPISODES = 100
+
+
+@dataclass
+class _Sample:
+    """Totals at one moment."""
+
+    time: float
+    opt_steps: int
+    env_steps: int
+    blocked_s: float
+    excluded_s: float
+    actors_blocked_s: float
+    actors_s: float
+
+
+class Telemetry:
+    """Takes notes for the loop. `progress` is one object, updated in place.
+
+    limiter: the counts. asynchronous: whether actors run beside the learner.
+    """
+
+    def __init__(self, limiter: RatioLimiter, progress: Progress) -> None:
+        self.progress = progress
+        self._limiter = limiter
+        self._began = monotonic()
+        self.blocked_s = 0.0
+        self._excluded_s = 0.0
+        self.episodes = 0
+        self._returns, self._lengths, self._interval_episodes = Mean(), Mean(), 0
+        self._opt_ms, self._collect_ms = Mean(), Mean()
+        self._lags: list[int] = []
+        self._recent_lags: deque[int] = deque(maxlen=1000)
+        self._recent_returns: deque[float] = deque(maxlen=_RECENT_EPISODES)
+        self._window: deque[_Sample] = deque()
+        self._last = self._sample([])
+        self._next_refresh = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Since the run began."""
+        return monotonic() - self._began
+
+    def chunk(self, chunk: Chunk) -> None:
+        """A chunk enters the replay."""
+        lag = self._limiter.opt_steps - chunk.version
+        self._lags.append(lag)
+        self._recent_lags.append(lag)
+        for episode in finished_episodes(chunk.items):
+            self.episodes += 1
+            self._interval_episodes += 1
+            self._returns.add(episode.episode_return)
+            self._lengths.add(episode.length)
+            self._recent_returns.append(episode.episode_return)
+
+    def opt_took(self, seconds: float) -> None:
+        """One opt step, sampling included."""
+        self._opt_ms.add(1e3 * seconds)
+
+    def collect_took(self, seconds: float) -> None:
+        """Taking in what had arrived, once."""
+        self._collect_ms.add(1e3 * seconds)
+
+    def waited(self, seconds: float) -> None:
+        """The learner had nothing to do for so long."""
+        self.blocked_s += seconds
+
+    def excluded(self, seconds: float) -> None:
+        """Time of evaluating and saving, which says nothing about who waits for whom."""
+        self._excluded_s += seconds
+
+    def evaluated(self, evaluation: Evaluation, is_best: bool) -> None:
+        """A score is known."""
+        self.progress.evaluations.append((evaluation.opt_steps, evaluation.mean))
+        if is_best:
+            self.progress.best = (evaluation.opt_steps, evaluation.mean)
+
+    def interval_values(
+        self, replay_size: int, capacity: int, actors: Sequence[ActorStat], alive: int, agent: dict[str, float]
+    ) -> dict[str, float]:
+        """Everything since the last call, by metric name."""
+        now = self._sample(actors)
+        values = dict(agent)
+        values |= self._episode_values() | self._rates(self._last, now)
+        values["throughput/samples_total"] = self._limiter.env_steps
+        if self._limiter.ratio is not None:
+            values["throughput/samples_per_opt_step"] = self._limiter.ratio
+        if self.progress.asynchronous:
+            values |= self._async_values(alive)
+        values |= {"replay/size": replay_size, "replay/fill": replay_size / capacity}
+        for name, mean in (("time/opt_ms", self._opt_ms.take()), ("time/collect_ms", self._collect_ms.take())):
+            if mean is not None:
+                values[name] = mean
+        self._lags.clear()
+        self._last = now
+        return values
+
+    def refresh_due(self) -> bool:
+        """Whether `refresh` would change what is shown."""
+        return monotonic() >= self._next_refresh
+
+    def refresh(self, phase: str, replay_size: int, actors: Sequence[ActorStat], alive: int) -> None:
+        """Bring `progress` up to date."""
+        now = self._sample(actors)
+        self._next_refresh = now.time + _REFRESH_S
+        self._window.append(now)
+        while now.time - self._window[0].time > _WINDOW_S and len(self._window) > 2:
+            self._window.popleft()
+        p = self.progress
+        p.phase, p.seconds = phase, now.time - self._began
+        p.opt_steps, p.env_steps = now.opt_steps, now.env_steps
+        p.ratio_actual = self._limiter.ratio
+        p.replay_size, p.actors_alive = replay_size, alive
+        p.recent_returns = list(self._recent_returns)
+        if self._recent_lags:
+            p.policy_lag_mean = sum(self._recent_lags) / len(self._recent_lags)
+        rates = self._rates(self._window[0], now)
+        p.opt_steps_per_sec = rates.get("throughput/opt_steps_per_sec")
+        p.samples_per_sec = rates.get("throughput/samples_per_sec")
+        p.actors_blocked = rates.get("async/actors_blocked")
+        p.learner_blocked = rates.get("async/learner_blocked")
+
+    def _sample(self, actors: Sequence[ActorStat]) -> _Sample:
+        return _Sample(
+            monotonic(),
+            self._limiter.opt_steps,
+            self._limiter.env_steps,
+            self.blocked_s,
+            self._excluded_s,
+            sum(a.blocked_seconds for a in actors),
+            sum(a.seconds for a in actors),
+        )
+
+    def _rates(self, before: _Sample, now: _Sample) -> dict[str, float]:
+        seconds = now.time - before.time
+        if seconds <= 0:
+            return {}
+        rates = {
+            "throughput/opt_steps_per_sec": (now.opt_steps - before.opt_steps) / seconds,
+            "throughput/samples_per_sec": (now.env_steps - before.env_steps) / seconds,
+        }
+        if self.progress.asynchronous:
+            busy = seconds - (now.excluded_s - before.excluded_s)
+            if busy > 0:
+                rates["async/learner_blocked"] = min(1.0, (now.blocked_s - before.blocked_s) / busy)
+            actors_s = now.actors_s - before.actors_s
+            if actors_s > 0:
+                share = (now.actors_blocked_s - before.actors_blocked_s) / actors_s
+                rates["async/actors_blocked"] = min(1.0, max(0.0, share))
+        return rates
+
+    def _episode_values(self) -> dict[str, float]:
+        values = {"train/episodes": float(self._interval_episodes)}
+        self._interval_episodes = 0
+        for name, mean in (
+            ("train/episode_return", self._returns.take()),
+            ("train/episode_length", self._lengths.take()),
+        ):
+            if mean is not None:
+                values[name] = mean
+        return values
+
+    def _async_values(self, alive: int) -> dict[str, float]:
+        values = {"async/actors_alive": float(alive), "async/restarts": 0.0}
+        if self._lags:
+            values["async/policy_lag_mean"] = sum(self._lags) / len(self._lags)
+            values["async/policy_lag_p95"] = percentile(self._lags, 95)
+        return values

@@ -1,0 +1,129 @@
+"""The ratio limiter over every interleaving that hypothesis thinks of (acceptance: the limiter)."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from border_cli.replay.limiter import RatioLimiter
+
+
+class Actors:
+    """Actors that use the credit they see, hand over when told to, and may be late for ever."""
+
+    def __init__(self, n: int) -> None:
+        self.taken = [0] * n
+        self.published = [0] * n
+
+    def act(self, limiter: RatioLimiter, actor: int, steps: int) -> None:
+        room = limiter.credits[actor] - self.taken[actor]
+        self.taken[actor] += min(steps, room)
+
+    def publish(self, limiter: RatioLimiter, actor: int) -> None:
+        limiter.inserted(actor, self.taken[actor] - self.published[actor])
+        self.published[actor] = self.taken[actor]
+
+
+def bounds_hold(limiter: RatioLimiter, interval: float, warmup: int, tolerance: int) -> None:
+    ahead = limiter.env_steps - warmup - interval * limiter.opt_steps
+    assert -1e-6 <= ahead <= tolerance + interval + 1e-6
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.data(),
+    st.sampled_from([0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 4.0, 7.3]),
+    st.integers(0, 50),
+    st.integers(1, 8),
+    st.integers(1, 4),
+    st.integers(0, 40),
+)
+def test_bounds_at_every_opt_step(
+    data: st.DataObject, interval: float, warmup: int, n: int, envs: int, extra: int
+) -> None:
+    tolerance = n * envs + extra
+    limiter, actors = RatioLimiter(interval, warmup, tolerance, None, n, envs), Actors(n)
+    for _ in range(data.draw(st.integers(1, 150))):
+        what = data.draw(st.sampled_from(["act", "publish", "opt", "grant"]))
+        actor = data.draw(st.integers(0, n - 1))
+        if what == "act":
+            actors.act(limiter, actor, data.draw(st.integers(1, 16)))
+        elif what == "publish":
+            actors.publish(limiter, actor)
+        elif what == "grant":
+            limiter.grant()
+        elif limiter.may_opt():
+            limiter.opted()
+            bounds_hold(limiter, interval, warmup, tolerance)
+        assert sum(limiter.credits) <= limiter.allowance
+        assert sum(actors.taken) <= limiter.allowance
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.sampled_from([0.1, 0.5, 1.0, 2.0, 4.0, 7.3]),
+    st.integers(0, 50),
+    st.integers(1, 8),
+    st.integers(1, 4),
+    st.integers(0, 40),
+    st.data(),
+)
+def test_one_willing_actor_is_enough(
+    interval: float, warmup: int, n: int, envs: int, extra: int, data: st.DataObject
+) -> None:
+    """All others are late for ever, holding all the credit they can get: the run goes on."""
+    limiter, actors = RatioLimiter(interval, warmup, n * envs + extra, None, n, envs), Actors(n)
+    willing = data.draw(st.integers(0, n - 1))
+    rounds = 0
+    while limiter.opt_steps < 50:
+        limiter.grant()
+        while actors.taken[willing] + envs <= limiter.credits[willing]:
+            actors.act(limiter, willing, envs)
+        actors.publish(limiter, willing)
+        while limiter.may_opt():
+            limiter.opted()
+        rounds += 1
+        assert rounds < 5000, "deadlock"
+
+
+@pytest.mark.parametrize("interval", [0.5, 1.0, 3.0, None])
+@pytest.mark.parametrize("budget", [101, 128, 999])
+def test_a_budget_is_used_up_and_never_overrun(interval: float | None, budget: int) -> None:
+    limiter, actors = RatioLimiter(interval, 20, 64, budget, 3, 4), Actors(3)
+    rounds = 0
+    while not limiter.budget_used:
+        limiter.grant()
+        for actor in range(3):
+            actors.act(limiter, actor, 4)
+            actors.publish(limiter, actor)
+        if limiter.may_opt():
+            limiter.opted()
+        rounds += 1
+        assert rounds < 10_000, "deadlock"
+    assert sum(actors.taken) == limiter.env_steps == budget
+    if interval is not None:
+        assert limiter.opt_steps == int((budget - 20) / interval)
+
+
+def test_a_fraction_is_the_decimal_that_was_typed() -> None:
+    limiter = RatioLimiter(0.1, 0, 10, None, 1, 1)
+    limiter.inserted(0, 3)
+    while limiter.may_opt():
+        limiter.opted()
+    assert limiter.opt_steps == 30  # in binary, 30·0.1 > 3
+
+
+def test_what_a_dead_actor_held_goes_to_the_others() -> None:
+    limiter = RatioLimiter(1.0, 0, 8, 8, 2, 1)
+    limiter.grant()
+    assert limiter.credits == [4, 4]
+    limiter.forfeit(0)
+    limiter.inserted(1, 4)
+    limiter.grant()
+    assert limiter.credits[1] == 8 or sum(limiter.credits) == 8
+
+
+def test_a_tolerance_that_could_deadlock_is_refused() -> None:
+    with pytest.raises(ValueError, match="tolerance 7"):
+        RatioLimiter(1.0, 0, 7, None, 4, 2)
