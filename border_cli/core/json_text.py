@@ -18,7 +18,7 @@ def encode(data: Any) -> bytes:
 
 
 def decode(text: bytes) -> Any:
-    """The inverse of `encode`. Raises ValueError for anything that is not UTF-8 JSON, NaN and infinity included."""
+    """The inverse of `encode`. Raises ValueError for what is no UTF-8 JSON, and for NaN and infinity."""
     try:
         return json.loads(text.decode("utf-8"), parse_constant=_refuse)
     except RecursionError as e:

@@ -23,8 +23,8 @@ class FanOut:
     def write(self, record: Record) -> None:
         """Pass a record on; an empty one is nobody's.
 
-        Raises ValueError, before any recorder sees it, for a metric that nobody declared in `core.metrics`, and for
-        one whose opt_steps go back.
+        Raises ValueError, before any recorder sees it, for a metric that nobody declared in
+        `core.metrics`, and for one whose opt_steps go back.
         """
         if not record:
             return
@@ -49,7 +49,9 @@ class FanOut:
     def _check(self, record: Record) -> None:
         undeclared = sorted(record.values.keys() - METRICS.keys())
         if undeclared:
-            raise ValueError(f"metrics that nobody declared: {', '.join(undeclared)} (see border_cli.core.metrics)")
+            raise ValueError(
+                f"metrics that nobody declared: {', '.join(undeclared)} (see border_cli.core.metrics)"
+            )
         for name in record.values:
             newest = self._newest.get(name, 0)
             if record.opt_steps < newest:

@@ -52,9 +52,9 @@ class JsonlRecorder:
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """All records of a file, oldest first. A last line without its end is being written, or torn, and left out.
+    """All records of a file, oldest first. A last line without its end is torn, or being written: left out.
 
-    Raises OSError where there is no such file, ValueError with the line's number for one that is no JSON object.
+    Raises OSError when there is no such file, ValueError with its number for a line that is no object.
     """
     *lines, _ = path.read_bytes().split(b"\n")
     return [_parse(path, number, line) for number, line in enumerate(lines, 1)]
@@ -71,7 +71,7 @@ def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
 
 
 def _cut_torn_tail(path: Path) -> None:
-    """Shorten the file to the end of its last whole line, so that what is appended starts a line of its own."""
+    """Shorten the file to the end of its last whole line, so that what is appended starts a new one."""
     if not path.exists():
         return
     with path.open("r+b") as file:

@@ -19,7 +19,7 @@ _FLUSH_S = 10
 
 
 class TensorBoardRecorder:
-    """Writes one event per record; x is its opt_steps. The time of day stands in the event's wall time alone."""
+    """Writes one event per record; x is its opt_steps, and only its wall time knows the time of day."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -27,7 +27,7 @@ class TensorBoardRecorder:
         self._closed = False
 
     def write(self, record: Record) -> None:
-        """Hand one event to the writer's thread. Raises ResourceError when an earlier one could not be written."""
+        """Hand one event to the writer's thread. Raises ResourceError when an earlier one was not written."""
         scalars = {**record.values, ENV_STEPS: float(record.env_steps)}
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
         event = Event(wall_time=time.time(), step=record.opt_steps, summary=Summary(value=values))

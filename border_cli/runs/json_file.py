@@ -14,7 +14,10 @@ MAX_BYTES = 64 * 2**20
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Replace `path` by this data, numbers that are not finite as null. Raises OSError; then `path` is as it was."""
+    """Replace `path` by this data, numbers that are not finite as null.
+
+    Raises OSError; then `path` is as it was.
+    """
     content = json_text.encode(json_text.finite_or_null(data))
     temporary = path.with_name(f".{path.name}.tmp")
     try:
@@ -30,7 +33,7 @@ def write_json(path: Path, data: Any) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file. Raises OSError where it cannot be read, ValueError where it holds no JSON object."""
+    """The object in a file. Raises OSError when it cannot be read, ValueError when it is no JSON object."""
     if path.stat().st_size > MAX_BYTES:
         raise ValueError(f"{path} is larger than {MAX_BYTES} bytes")
     data = json_text.decode(path.read_bytes())

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_step_processor import SPEC, step
+from tests.unit.test_step_processor import SPEC, step
 
 from border_cli.config.schema import BufferConfig
 from border_cli.core.items import Items

@@ -1,0 +1,340 @@
+"""Checkpoint directories on disk: whole or not there, and never believed without their checksums.
+
+A directory is written under a temporary name, brought to the disk, verified, and renamed. Where one of that
+name exists it steps aside first, so there are two renames; whoever looks between them finds the old one at
+`aside`. At every instant, after a crash too, `name` or its aside verifies if any did before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import re
+import shutil
+import stat
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from border_cli.checkpoints.manifest import (
+    MANIFEST_FILE,
+    MAX_MANIFEST_BYTES,
+    FileEntry,
+    Manifest,
+    check_file_name,
+    part_of,
+)
+from border_cli.core.errors import CheckpointIOError, NoValidCheckpointError
+
+_logger = logging.getLogger(__name__)
+_TEMPORARY = ".checkpoint.tmp"
+_DISCARDED = ".checkpoint.old"
+_BLOCK = 2**20
+_STEP_NAME = re.compile(r"step-(\d{9,18})")
+_READ_TRIES = 3
+
+
+class InvalidCheckpointError(NoValidCheckpointError):
+    """One checkpoint that does not verify; the message names the file."""
+
+
+class Sink(Protocol):
+    """Where a `Writer` writes to."""
+
+    def write(self, data: bytes | memoryview, /) -> int:
+        """Append these bytes."""
+
+
+Writer = Callable[[Sink], None]
+"""Writes the content of a file that is too large to be made in memory first."""
+
+
+def step_name(opt_steps: int) -> str:
+    """Name of the checkpoint taken at this opt step."""
+    return f"step-{opt_steps:09d}"
+
+
+def aside(path: Path) -> Path:
+    """Where a checkpoint is kept while another one takes its place."""
+    return path.with_name(f".{path.name}.aside")
+
+
+# -- writing ------------------------------------------------------------
+
+
+def write(parent: Path, name: str, files: Mapping[str, bytes | Writer], opt_steps: int) -> Path:
+    """Write `parent/name` whole, in the place of one that is there already, and return its path.
+
+    files: name → content. One process writes below `parent` at a time. What a crashed one left is removed.
+    Raises CheckpointIOError when the disk fails; then nothing of it is left and what was there is as it was.
+    Raises ValueError for a file name that could leave the directory.
+    """
+    for file_name in files:
+        check_file_name(file_name)
+    path, temporary = parent / name, parent / _TEMPORARY
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(parent)
+        _fill(temporary, files, opt_steps)
+        _read(temporary, parts=())  # what the disk did not keep must not take the place of what it did
+        _put_in_place(temporary, path)
+    except (OSError, InvalidCheckpointError) as e:
+        raise CheckpointIOError(
+            f"checkpoint {path} cannot be written: {_reason(e)}\nthe checkpoints before it are as they were"
+        ) from e
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return path
+
+
+def prune(parent: Path, keep: int) -> None:
+    """Remove all but the newest `keep` checkpoints (at least one), unless the newest does not verify.
+
+    Raises CheckpointIOError when the disk fails.
+    """
+    paths = list_steps(parent)
+    if len(paths) <= keep:
+        return
+    try:
+        verify(paths[0])
+    except InvalidCheckpointError as e:
+        _logger.warning("%s; no older checkpoint is removed", e)
+        return
+    try:
+        for path in paths[max(1, keep) :]:
+            _discard(path)
+            _discard(aside(path))
+    except OSError as e:
+        raise CheckpointIOError(f"an old checkpoint in {parent} cannot be removed: {_reason(e)}") from e
+
+
+def _fill(folder: Path, files: Mapping[str, bytes | Writer], opt_steps: int) -> None:
+    folder.mkdir()
+    entries = {name: _write_file(folder / name, content) for name, content in files.items()}
+    _write_file(folder / MANIFEST_FILE, Manifest(opt_steps, entries).encode())
+    _sync_folder(folder)
+
+
+def _write_file(path: Path, content: bytes | Writer) -> FileEntry:
+    with path.open("xb") as file:
+        sink = _HashingSink(file)
+        if isinstance(content, bytes):
+            sink.write(content)
+        else:
+            content(sink)
+        file.flush()
+        os.fsync(file.fileno())
+    return sink.entry
+
+
+class _HashingSink:
+    """Passes bytes on to a file and takes their checksum on the way."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._hash = hashlib.sha256()
+        self._bytes = 0
+
+    def write(self, data: bytes | memoryview, /) -> int:
+        self._file.write(data)
+        self._hash.update(data)
+        size = memoryview(data).nbytes
+        self._bytes += size
+        return size
+
+    @property
+    def entry(self) -> FileEntry:
+        return FileEntry(self._bytes, self._hash.hexdigest())
+
+
+def _put_in_place(temporary: Path, path: Path) -> None:
+    """Rename `temporary` to `path`; what is there steps aside first and goes last."""
+    kept = aside(path)
+    if path.exists():
+        if kept.exists() and not _verifies(path):
+            _discard(path)  # a crash left the good one aside: it stays until the new one is in place
+        else:
+            _discard(kept)
+            path.rename(kept)
+    try:
+        temporary.rename(path)
+    except OSError:
+        if kept.exists():
+            kept.rename(path)
+        raise
+    _sync_folder(path.parent)
+    _discard(kept)
+
+
+def _discard(path: Path) -> None:
+    """Remove a directory; it loses its name first, so that no reader meets half of it."""
+    if not path.exists():
+        return
+    gone = path.with_name(_DISCARDED)
+    path.rename(gone)
+    shutil.rmtree(gone)
+
+
+def _remove_leftovers(parent: Path) -> None:
+    for name in (_TEMPORARY, _DISCARDED):
+        if (parent / name).exists():
+            shutil.rmtree(parent / name)
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# -- reading ------------------------------------------------------------
+
+
+def verify(path: Path) -> Manifest:
+    """The manifest of a checkpoint, read as `read` does. Raises InvalidCheckpointError."""
+    return read(path, parts=())[0]
+
+
+def read(path: Path, parts: Collection[str] | None = None) -> tuple[Manifest, dict[str, bytes]]:
+    """Manifest and file contents of these parts, or all; the whole checkpoint is verified in any case.
+
+    Where a writer is just replacing it, or crashed doing so, the one that verifies is read.
+    Raises InvalidCheckpointError.
+    """
+    for _ in range(_READ_TRIES - 1):
+        try:
+            return _read_either(path, parts)
+        except InvalidCheckpointError as e:
+            if not isinstance(e.__cause__, FileNotFoundError):
+                raise
+        # Gone at one look and back at the next: a writer went by between the two.
+    return _read_either(path, parts)
+
+
+def exists(path: Path) -> bool:
+    """Whether there is a checkpoint of this name, valid or not."""
+    return path.is_dir() or aside(path).is_dir()
+
+
+def list_steps(parent: Path) -> list[Path]:
+    """Paths of the checkpoints below `parent`, newest first, valid or not."""
+    if not parent.is_dir():
+        return []
+    found = {name: int(match[1]) for name in _visible_names(parent) if (match := _STEP_NAME.fullmatch(name))}
+    return [parent / name for name, _ in sorted(found.items(), key=lambda item: item[1], reverse=True)]
+
+
+def newest_valid(parent: Path) -> Path | None:
+    """The newest checkpoint that verifies, None where there is none at all. Warns of each one passed over.
+
+    Raises NoValidCheckpointError when checkpoints exist and none verifies.
+    """
+    paths = list_steps(parent)
+    failure = ""
+    for path in paths:
+        try:
+            verify(path)
+            return path
+        except InvalidCheckpointError as e:
+            failure = str(e)
+            _logger.warning("%s; the checkpoint before it is taken", failure)
+    if not paths:
+        return None
+    raise NoValidCheckpointError(
+        f"{failure}\nnone of the checkpoints in {parent} verifies: {len(paths)} tried"
+    )
+
+
+def _visible_names(parent: Path) -> set[str]:
+    """Names of directories, those that a crash left aside under their own names."""
+    names = {entry.name for entry in os.scandir(parent) if entry.is_dir(follow_symlinks=False)}
+    return {name[1 : -len(".aside")] if name.endswith(".aside") else name for name in names}
+
+
+def _verifies(path: Path) -> bool:
+    """Whether the directory of this very name does, whatever stands aside."""
+    try:
+        _read(path, parts=())
+    except InvalidCheckpointError:
+        return False
+    return True
+
+
+def _read_either(path: Path, parts: Collection[str] | None) -> tuple[Manifest, dict[str, bytes]]:
+    """What `path` holds or else what stepped aside from there; the first one's error if neither verifies."""
+    try:
+        return _read(path, parts)
+    except InvalidCheckpointError:
+        with contextlib.suppress(InvalidCheckpointError):
+            return _read(aside(path), parts)
+        raise
+
+
+def _read(path: Path, parts: Collection[str] | None) -> tuple[Manifest, dict[str, bytes]]:
+    """One pass over a directory: the bytes that are returned are those that were verified."""
+    name, contents = MANIFEST_FILE, {}
+    try:
+        with _open_folder(path) as folder:
+            with _open(folder, name) as file:
+                manifest = Manifest.decode(_read_limited(file, MAX_MANIFEST_BYTES))
+            for name, entry in manifest.files.items():
+                wanted = parts is None or part_of(name) in parts
+                with _open(folder, name) as file:
+                    content = _read_entry(file, entry, wanted)
+                if wanted:
+                    contents[name] = content
+    except (OSError, ValueError) as e:
+        raise InvalidCheckpointError(f"{path / name} does not verify: {_reason(e)}") from e
+    return manifest, contents
+
+
+@contextlib.contextmanager
+def _open_folder(path: Path) -> Iterator[int]:
+    """Descriptor of a folder: it stays the same one when the path begins to mean another."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _open(folder: int, name: str) -> Iterator[BinaryIO]:
+    """A regular file that is really in this folder. Raises OSError, ValueError for what is no plain file."""
+    # O_NONBLOCK: opening a pipe that nobody writes to would wait for ever.
+    descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ValueError("it is no plain file")
+        yield file
+
+
+def _read_limited(file: BinaryIO, limit: int) -> bytes:
+    if os.fstat(file.fileno()).st_size > limit:
+        raise ValueError(f"it is larger than {limit} bytes")
+    return file.read(limit)
+
+
+def _read_entry(file: BinaryIO, entry: FileEntry, wanted: bool) -> bytes:
+    """Check a file against its entry; its content where wanted, else nothing."""
+    size = os.fstat(file.fileno()).st_size
+    if size != entry.bytes:
+        raise ValueError(f"it has {size} bytes, its manifest says {entry.bytes}")
+    digest, kept = hashlib.sha256(), bytearray()
+    while block := file.read(_BLOCK):
+        digest.update(block)
+        if wanted:
+            kept += block
+    if digest.hexdigest() != entry.sha256:
+        raise ValueError("its SHA-256 is not that of its manifest")
+    return bytes(kept)
+
+
+def _reason(error: Exception) -> str:
+    """One line that says why."""
+    text = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return text.splitlines()[0] if text else type(error).__name__
