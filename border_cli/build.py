@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -49,9 +48,9 @@ from border_cli.recorders.tensorboard import TensorBoardRecorder
 from border_cli.replay.limiter import RatioLimiter
 from border_cli.runs import provenance, trust
 from border_cli.runs.directory import Launch
-from border_cli.runs.locate import model_directory
+from border_cli.runs.locate import locate
 from border_cli.runs.logs import log_to
-from border_cli.runs.summary import Summary, write_crash
+from border_cli.runs.summary import End, Summary, write_crash
 from border_cli.runtime import forkserver, seeding
 from border_cli.runtime.resources import available_memory
 from border_cli.runtime.signals import StopFlag
@@ -123,14 +122,14 @@ class _Run:
         self._dir = run_dir
         self._launch = launch
         self._stop = stop
-        self._summary = Summary(run_dir)
+        run_id = provenance.record_launch(run_dir, launch.argv, config.seed)
+        trust.remember(run_id)
+        self._summary = Summary.start(run_dir, run_id)
         self._loop: TrainingLoop | None = None
         self._console = Console()
 
     def execute(self) -> JobResult:
         """Train, and say in summary.json how it ended, whatever happens."""
-        trust.remember(provenance.write_launch(self._dir, ["border-train", *self._launch.argv], self._config.seed))
-        self._summary.start()
         view = self._view()
         with log_to(self._dir / "train.log", view.note):
             try:
@@ -195,7 +194,7 @@ class _Run:
     def _agent(self) -> Agent:
         agent = parts.make_agent(self._config, self._spec)
         if self._config.init_from is not None:
-            agent.sync_model(read_model(model_directory(Path(self._config.init_from)).path).info)
+            agent.sync_model(read_model(locate(Path(self._config.init_from)).path).info)
         agent.train()
         return agent
 
@@ -258,7 +257,7 @@ class _Run:
     def _done(self, ending: Ending) -> JobResult:
         code = self._stop.code if ending.ended_by == "signal" and self._stop.code is not None else ExitCode.DONE
         ended_by = code.name.lower() if code else ending.ended_by
-        self._summary.finish("stopped" if code else "done", ended_by, code, None, self._figures(), ending.actors)
+        self._summary.finish(self._end(ended_by, code, None))
         self._tables(ended_by)
         if code:
             raise Interrupted(code)
@@ -266,31 +265,25 @@ class _Run:
 
     def _failed(self, error: BaseException) -> None:
         code = error.code if isinstance(error, BorderError | Interrupted) else ExitCode.DEFECT
-        actors = [] if self._loop is None else self._loop.actors
-        self._summary.finish("failed", "error", code, str(error), self._figures(), actors)
+        ended_by = code.name.lower() if isinstance(error, Interrupted) else "error"
+        self._summary.finish(self._end(ended_by, code, str(error)))
         if code == ExitCode.DEFECT and isinstance(error, Exception):
             write_crash(self._dir, error)
         if isinstance(error, ActorLostError) and error.details:
             sys.stderr.write(error.details if error.details.endswith("\n") else error.details + "\n")
 
-    def _figures(self) -> dict[str, Any]:
-        if self._loop is None:
-            return {}
-        p = self._loop.parts
-        best, last, seconds = self._loop.best, self._loop.last, p.telemetry.seconds
-        return {
+    def _end(self, ended_by: str, code: ExitCode, error: str | None) -> End:
+        loop = self._loop
+        if loop is None:
+            return End(ended_by, code, error)
+        p = loop.parts
+        counters = {
             "opt_steps": p.limiter.opt_steps,
             "env_steps": p.limiter.env_steps,
             "episodes": p.telemetry.episodes,
-            "best": None if best is None else {"mean": best.mean, "std": best.std, "opt_steps": best.opt_steps},
-            "last": None if last is None else {"mean": last.mean, "std": last.std, "opt_steps": last.opt_steps},
-            "throughput": {
-                "seconds": seconds,
-                "opt_steps_per_sec": p.limiter.opt_steps / seconds,
-                "samples_per_sec": p.limiter.env_steps / seconds,
-                "samples_per_opt_step": p.limiter.ratio,
-            },
         }
+        last, best = (None if e is None else (e.opt_steps, e.mean) for e in (loop.last, loop.best))
+        return End(ended_by, code, error, last, best, p.telemetry.seconds, counters, loop.actors)
 
     def _tables(self, ended_by: str) -> None:
         if self._loop is None or self._config.recorder.console == "none":
@@ -311,11 +304,13 @@ class _RunKeeper:
         self._buffer = buffer
         self._keep = config.checkpoint.keep
         self._seed = config.seed
-        self._model = ModelDescription(asdict(config.agent), spec, asdict(config.env))
+        self._model = ModelDescription(
+            agent=asdict(config.agent), env=asdict(config.env), spec=spec, plugins=tuple(config.plugins)
+        )
 
     def save_best(self, agent: Agent, evaluation: Evaluation) -> None:
         """Replace best/."""
-        save_best(self._dir, agent.model_info(), self._model, evaluation)
+        save_best(self._dir, agent.model_info().arrays, self._model, evaluation)
 
     def save(self, counters: dict[str, object]) -> None:
         """Write checkpoints/step-…/ and drop the oldest."""
@@ -324,13 +319,7 @@ class _RunKeeper:
         if exploration is not None:
             generators["exploration"] = exploration()
         save_checkpoint(
-            self._dir / "checkpoints",
-            int(str(counters["opt_steps"])),
-            self._agent,
-            self._model,
-            counters,
-            generators,
-            self._keep,
+            self._dir / "checkpoints", self._agent, self._model, counters, generators, self._keep
         )
 
 
@@ -389,8 +378,8 @@ def _check_memory(config: TrainConfig, spec: EnvSpec) -> None:
 
 
 def _check_init(config: TrainConfig, spec: EnvSpec) -> None:
-    saved = read_model(model_directory(Path(str(config.init_from))).path)
-    if saved.model.spec != spec:
+    saved = read_model(locate(Path(str(config.init_from))).path)
+    if saved.description.spec != spec:
         raise UsageError(f"init_from={config.init_from}: its spaces are not those of this environment")
     try:
         parts.make_agent(config, spec).sync_model(saved.info)

@@ -1,0 +1,120 @@
+"""From a run to something that acts: `border_cli.load(path).sample(observation)`.
+
+No environment is built: the spaces are stored as data in each checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from border_cli.checkpoints.contents import ModelDescription, SavedModel, read_model
+from border_cli.config import plugins as plugin_modules
+from border_cli.config.convert import ConfigError, to_config
+from border_cli.config.registry import AGENTS
+from border_cli.config.schema import AgentConfig, EnvConfig, TrainConfig
+from border_cli.core.errors import UsageError
+from border_cli.core.protocols import ActingPolicy
+from border_cli.core.spaces import EnvSpec
+from border_cli.envs.spaces import decode_action, encode
+from border_cli.runs.locate import Located, locate, parse_checkpoint
+from border_cli.runs.provenance import read_run_id
+from border_cli.runs.trust import Typed, check_plugins, is_own
+
+_logger = logging.getLogger(__name__)
+
+
+class LoadedModel:
+    """A trained model that acts greedily.
+
+    spec: the spaces of its environment · opt_steps: when it was taken · path: where it was read from.
+    """
+
+    def __init__(self, policy: ActingPolicy, spec: EnvSpec, opt_steps: int, path: Path) -> None:
+        self.spec = spec
+        self.opt_steps = opt_steps
+        self.path = path
+        self._policy = policy
+
+    def sample(self, obs: Any) -> Any:
+        """The action for one observation, both as the environment has them.
+
+        obs: an array, an int, a dict or a tuple, without a batch dimension. Returns an int for a Discrete action
+        space, with its start, and an array for a Box. Raises ValueError where obs is not of the space's shape.
+        """
+        action = self._policy.sample(encode(self.spec.obs, [obs]))
+        return decode_action(self.spec.action, action[0])
+
+
+def load(
+    path: str | os.PathLike[str] | None = None,
+    checkpoint: str | int = "",
+    *,
+    plugins: Sequence[str] = (),
+    seed: int = 0,
+) -> LoadedModel:
+    """Load the model of a run, a checkpoint directory or best/; of the latest run below ./runs without a path.
+
+    checkpoint: "best", "last" or an opt step of a run; by default the best, or the last where there is no best
+    yet · plugins: modules to import first, where the agent is not one of ours · seed: of what an agent draws
+    while it acts. Raises UsageError for what is not there, NoValidCheckpointError where nothing verifies.
+    """
+    chosen = parse_checkpoint(str(checkpoint)) if checkpoint != "" else None
+    located = locate(None if path is None else Path(path), chosen)
+    if located.note:
+        _logger.warning("%s", located.note)
+    saved = read_model(located.path)
+    import_plugins(saved.description, Typed(plugins=plugins), is_own_run(located))
+    policy = make_policy(saved, seed)
+    return LoadedModel(policy, saved.description.spec, saved.info.version, located.path)
+
+
+def make_policy(saved: SavedModel, seed: int) -> ActingPolicy:
+    """The policy of a saved model, in eval mode. Raises UsageError where model and configuration do not fit."""
+    config, spec = agent_config(saved.description), saved.description.spec
+    factory = AGENTS[config.type].load()
+    factory.check_spec(spec)
+    policy: ActingPolicy = factory.make_policy(config, spec, seed)
+    try:
+        policy.sync_model(saved.info)
+    except ValueError as e:
+        raise UsageError(f"the weights do not fit the agent they are stored with\n{e}") from e
+    policy.eval()
+    return policy
+
+
+def import_plugins(model: ModelDescription, typed: Typed, own: bool) -> None:
+    """Import installed and typed plugins, and those that the model names, as far as they are to be trusted.
+
+    Raises UsageError that says what to type where they are not.
+    """
+    check_plugins(model.plugins, typed, own)
+    plugin_modules.load_installed()
+    plugin_modules.load(dict.fromkeys([*typed.plugins, *model.plugins]))
+
+
+def is_own_run(located: Located) -> bool:
+    """Whether a model belongs to a run in the user's own list."""
+    return located.run_dir is not None and is_own(read_run_id(located.run_dir))
+
+
+def agent_config(model: ModelDescription) -> AgentConfig:
+    """The stored agent section, checked as data against the schema. Raises UsageError."""
+    return _checked("agent", model.agent).agent
+
+
+def env_config(model: ModelDescription) -> EnvConfig:
+    """The stored env section, checked as data against the schema. Raises UsageError."""
+    return _checked("env", model.env).env
+
+
+def _checked(name: str, section: Mapping[str, Any]) -> TrainConfig:
+    try:
+        return to_config({"agent": {"type": "dqn"}, name: section})
+    except ConfigError as e:
+        if e.key == "agent.type":
+            raise UsageError(f"{e}\nif a package of yours brings it, add plugins=[<package>]") from e
+        raise UsageError(f"the stored configuration does not fit this border-cli\n{e}") from e

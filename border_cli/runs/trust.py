@@ -1,0 +1,95 @@
+"""Whose run it is, and so whether the modules that it names may be imported.
+
+A run's configuration is data. It names modules, though: packages that register environments, an environment's class,
+plugins. To import one is to run its code, so that happens only for runs of the user's own, whose ids are listed in
+the user's state folder, and for names that the user typed as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from border_cli.config.schema import EnvConfig
+from border_cli.core.errors import UsageError
+
+_logger = logging.getLogger(__name__)
+_RUN_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_WRAPPERS_OF_ANYTHING = ("GymV21Environment-v0", "GymV26Environment-v0")
+"""Ids of gymnasium that import whatever their arguments name."""
+
+
+@dataclass(frozen=True)
+class Typed:
+    """The names of code that the user typed."""
+
+    imports: Sequence[str] = ()
+    entry_point: str | None = None
+    plugins: Sequence[str] = ()
+
+
+def own_runs_file() -> Path:
+    """The user's list of runs: one id per line, below the state folder of the XDG base directories."""
+    configured = os.environ.get("XDG_STATE_HOME", "")
+    # The specification has relative paths ignored.
+    state = Path(configured) if Path(configured).is_absolute() else Path.home() / ".local" / "state"
+    return state / "border-cli" / "runs"
+
+
+def remember(run_id: str) -> None:
+    """Add a run to the user's own. Where that cannot be written a warning says what follows from it."""
+    path = own_runs_file()
+    try:
+        if is_own(run_id):
+            return
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # One write of one line: runs that start at the same time do not mix theirs.
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        with contextlib.closing(os.fdopen(descriptor, "wb", buffering=0)) as file:
+            file.write(f"{run_id}\n".encode("ascii"))
+    except OSError as e:
+        _logger.warning("%s: %s; border-eval will treat this run as somebody else's", path, e.strerror)
+
+
+def is_own(run_id: str | None) -> bool:
+    """Whether a run is in the user's list. A list that cannot be read has nothing in it."""
+    if run_id is None or not _RUN_ID.fullmatch(run_id):
+        return False
+    try:
+        return run_id in own_runs_file().read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return False
+
+
+def check_plugins(plugins: Sequence[str], typed: Typed, own: bool) -> None:
+    """Raise UsageError that says what to type, unless these modules may be imported."""
+    missing = [] if own else [name for name in plugins if name not in typed.plugins]
+    if missing:
+        raise _refusal(f"needs the plugins {', '.join(missing)}", f"plugins=[{','.join(plugins)}]")
+
+
+def check_env(env: EnvConfig, typed: Typed, own: bool) -> None:
+    """Raise UsageError that says what to type, unless the code that makes this environment may be run."""
+    if own:
+        return
+    modules = [*env.imports, *_module_of_id(env.id)]
+    if any(name not in typed.imports for name in modules):
+        raise _refusal(f"imports {', '.join(modules)}", f"env.imports=[{','.join(modules)}]")
+    if env.entry_point is not None and env.entry_point != typed.entry_point:
+        raise _refusal(f"is made by {env.entry_point}", f"env.entry_point={env.entry_point}")
+    if env.id.endswith(_WRAPPERS_OF_ANYTHING):
+        raise UsageError(f"this run is not one of yours, and {env.id} imports whatever its arguments name")
+
+
+def _module_of_id(env_id: str) -> list[str]:
+    module = env_id.rpartition(":")[0]
+    return [module] if module else []
+
+
+def _refusal(what: str, words: str) -> UsageError:
+    return UsageError(f"this run is not one of yours, and it {what}\nif you trust that code, add {words}")
