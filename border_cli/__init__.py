@@ -1,2 +1,31 @@
-"""border-cli: off-policy reinforcement learning from the command line."""
+"""border-cli: off-policy reinforcement learning from the command line, and from Python.
+
+import border_cli
+model = border_cli.load("runs/latest")
+action = model.sample(observation)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from border_cli.build import train_async
+    from border_cli.runs.load import load
+
 __version__ = "0.1.0"
+__all__ = ["__version__", "load", "train_async"]
+
+_HOMES = {"load": "border_cli.runs.load", "train_async": "border_cli.build"}
+"""Where the names live that are imported at their first use, so that this package itself is light."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

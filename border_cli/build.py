@@ -20,7 +20,7 @@ from border_cli import parts
 from border_cli.actors.manager import ActorManager
 from border_cli.actors.sampler import Sampler
 from border_cli.checkpoints.contents import ModelDescription, read_model, save_best, save_checkpoint
-from border_cli.config.checks import ratio_tolerance, streams
+from border_cli.config.checks import ratio_tolerance
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import (
     ActorLostError,
@@ -48,7 +48,7 @@ from border_cli.recorders.tensorboard import TensorBoardRecorder
 from border_cli.replay.limiter import RatioLimiter
 from border_cli.runs import provenance, trust
 from border_cli.runs.directory import Launch
-from border_cli.runs.locate import locate
+from border_cli.runs.locate import model_directory
 from border_cli.runs.logs import log_to
 from border_cli.runs.summary import End, Summary, write_crash
 from border_cli.runtime import forkserver, seeding
@@ -88,7 +88,9 @@ def preflight(config: TrainConfig, stop: StopFlag | None = None) -> EnvSpec:
     return spec
 
 
-def train(config: TrainConfig, spec: EnvSpec, run_dir: Path, launch: Launch, stop: StopFlag | None = None) -> JobResult:
+def train(
+    config: TrainConfig, spec: EnvSpec, run_dir: Path, launch: Launch, stop: StopFlag | None = None
+) -> JobResult:
     """The run. Raises BorderError when it failed and Interrupted when it was asked to stop; both are in summary.json."""
     import torch
 
@@ -116,7 +118,9 @@ def train_async(config: TrainConfig, run_dir: Path | str) -> JobResult:
 class _Run:
     """One run's lifetime: the files that describe it, its view, and the loop."""
 
-    def __init__(self, config: TrainConfig, spec: EnvSpec, run_dir: Path, launch: Launch, stop: StopFlag) -> None:
+    def __init__(
+        self, config: TrainConfig, spec: EnvSpec, run_dir: Path, launch: Launch, stop: StopFlag
+    ) -> None:
         self._config = config
         self._spec = spec
         self._dir = run_dir
@@ -194,7 +198,7 @@ class _Run:
     def _agent(self) -> Agent:
         agent = parts.make_agent(self._config, self._spec)
         if self._config.init_from is not None:
-            agent.sync_model(read_model(locate(Path(self._config.init_from)).path).info)
+            agent.sync_model(read_model(model_directory(Path(self._config.init_from)).path).info)
         agent.train()
         return agent
 
@@ -255,7 +259,9 @@ class _Run:
             self._loop.tick()
 
     def _done(self, ending: Ending) -> JobResult:
-        code = self._stop.code if ending.ended_by == "signal" and self._stop.code is not None else ExitCode.DONE
+        code = (
+            self._stop.code if ending.ended_by == "signal" and self._stop.code is not None else ExitCode.DONE
+        )
         ended_by = code.name.lower() if code else ending.ended_by
         self._summary.finish(self._end(ended_by, code, None))
         self._tables(ended_by)
@@ -318,9 +324,7 @@ class _RunKeeper:
         exploration: Callable[[], object] | None = getattr(self._agent, "generator_state", None)
         if exploration is not None:
             generators["exploration"] = exploration()
-        save_checkpoint(
-            self._dir / "checkpoints", self._agent, self._model, counters, generators, self._keep
-        )
+        save_checkpoint(self._dir / "checkpoints", self._agent, self._model, counters, generators, self._keep)
 
 
 @contextmanager
@@ -365,7 +369,9 @@ def _check_device(device: str) -> None:
     else:
         there = torch.cuda.device_count()
     if int(index or 0) >= there:
-        raise UsageError(f"device={device}: this machine has {there} {kind} devices\nallowed here: device=cpu")
+        raise UsageError(
+            f"device={device}: this machine has {there} {kind} devices\nallowed here: device=cpu"
+        )
 
 
 def _check_memory(config: TrainConfig, spec: EnvSpec) -> None:
@@ -378,7 +384,7 @@ def _check_memory(config: TrainConfig, spec: EnvSpec) -> None:
 
 
 def _check_init(config: TrainConfig, spec: EnvSpec) -> None:
-    saved = read_model(locate(Path(str(config.init_from))).path)
+    saved = read_model(model_directory(Path(str(config.init_from))).path)
     if saved.description.spec != spec:
         raise UsageError(f"init_from={config.init_from}: its spaces are not those of this environment")
     try:

@@ -42,8 +42,17 @@ def actor_policy(place: Place, spec: EnvSpec, config: AgentConfig, plugins: tupl
 
     torch.set_num_threads(1)
     _import_all(plugins)
-    policy: ActingPolicy = AGENTS[config.type].load().make_policy(
-        config, spec, place.seed, actor=place.actor, n_actors=place.n_actors, incarnation=place.incarnation
+    policy: ActingPolicy = (
+        AGENTS[config.type]
+        .load()
+        .make_policy(
+            config,
+            spec,
+            place.seed,
+            actor=place.actor,
+            n_actors=place.n_actors,
+            incarnation=place.incarnation,
+        )
     )
     policy.train()
     return policy

@@ -30,8 +30,8 @@ class EnvConfig:
 
     id: str = option("", "gymnasium id; `module:Id-v0` imports the module first")
     entry_point: str | None = option(None, "instead of id: `module:Class` or `module:function` returning one")
-    kwargs: dict[str, Any] = option({}, "arguments of the environment", open_map=True)  # noqa: RUF009
-    imports: list[str] = option([], "modules to import first, because they register environments")  # noqa: RUF009
+    kwargs: dict[str, Any] = option({}, "arguments of the environment", open_map=True)
+    imports: list[str] = option([], "modules to import first, because they register environments")
     max_episode_steps: int | None = option(
         None, "truncate episodes here instead of at the registered limit", unit="env steps", ge=1
     )
@@ -143,7 +143,7 @@ class TrainConfig:
     n_actors: int = option(1, "sampling processes", unit="processes", ge=1, le=1024)
     threads: int = option(1, "torch threads of the learner", unit="threads", ge=1)
     init_from: str | None = option(None, "run or checkpoint whose weights the new run starts from")
-    plugins: list[str] = option([], "modules imported before anything is composed")  # noqa: RUF009
+    plugins: list[str] = option([], "modules imported before anything is composed")
     debug: bool = option(False, "show tracebacks")
 
 

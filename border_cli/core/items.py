@@ -56,7 +56,7 @@ _FIXED = (
 
 
 def empty_items(columns: tuple[Column, ...], n: int) -> Items:
-    """n rows of zeros."""
+    """N rows of zeros."""
     return {c.name: np.zeros((n, *c.shape), c.dtype) for c in columns}
 
 

@@ -46,9 +46,16 @@ declare("throughput/samples_total", "env steps", "samples that entered the repla
 declare("throughput/samples_per_opt_step", "env steps", "actual ratio since the end of the warm-up")
 declare("throughput/samples_per_sec", "env steps/s", "samples per second over the interval", "clock")
 declare("throughput/opt_steps_per_sec", "opt steps/s", "opt steps per second over the interval", "clock")
-declare("async/policy_lag_mean", "opt steps", "mean age of the model that chose the actions, at insertion", "clock")
+declare(
+    "async/policy_lag_mean",
+    "opt steps",
+    "mean age of the model that chose the actions, at insertion",
+    "clock",
+)
 declare("async/policy_lag_p95", "opt steps", "95th percentile of the same", "clock")
-declare("async/actors_blocked", "share", "share of the actors' time spent waiting for credit or room", "clock")
+declare(
+    "async/actors_blocked", "share", "share of the actors' time spent waiting for credit or room", "clock"
+)
 declare("async/learner_blocked", "share", "share of the learner's time spent waiting for env steps", "clock")
 declare("async/actors_alive", "actors", "actors running")
 declare("async/restarts", "restarts", "actors started again so far")

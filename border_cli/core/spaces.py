@@ -63,7 +63,7 @@ class ObsSpec:
         return sum(leaf.features for leaf in self.leaves)
 
     def zeros(self, n: int) -> Obs:
-        """n observations of zeros."""
+        """N observations of zeros."""
         return {leaf.name: np.zeros((n, *leaf.shape), leaf.dtype) for leaf in self.leaves}
 
     def to_json(self) -> list[dict[str, Any]]:
@@ -74,7 +74,10 @@ class ObsSpec:
     def from_json(data: list[dict[str, Any]]) -> ObsSpec:
         """The inverse of `to_json`."""
         tuples = ("path", "shape", "categories", "start")
-        return ObsSpec(tuple(ObsLeaf(**{k: tuple(v) if k in tuples else v for k, v in d.items()}) for d in data))
+        leaves: list[dict[str, Any]] = [
+            {k: tuple(v) if k in tuples else v for k, v in leaf.items()} for leaf in data
+        ]
+        return ObsSpec(tuple(ObsLeaf(**leaf) for leaf in leaves))
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,8 @@ class ActionSpec:
     @staticmethod
     def from_json(data: dict[str, Any]) -> ActionSpec:
         """The inverse of `to_json`."""
-        return ActionSpec(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()})
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+        return ActionSpec(**values)
 
 
 @dataclass(frozen=True)

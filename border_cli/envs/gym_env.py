@@ -86,14 +86,20 @@ def _from_id(config: EnvConfig, kwargs: dict[str, Any]) -> gymnasium.Env[Any, An
     limit = {} if config.max_episode_steps is None else {"max_episode_steps": config.max_episode_steps}
     try:
         return gymnasium.make(env_id, **limit, **kwargs)
-    except (gymnasium.error.NameNotFound, gymnasium.error.NamespaceNotFound, gymnasium.error.VersionNotFound) as e:
+    except (
+        gymnasium.error.NameNotFound,
+        gymnasium.error.NamespaceNotFound,
+        gymnasium.error.VersionNotFound,
+    ) as e:
         near = difflib.get_close_matches(env_id, list(gymnasium.registry), n=3, cutoff=0.5)
         hint = f"nearest: {', '.join(near)}" if near else "env.imports=[module] imports what registers it"
         raise UsageError(f"env.id: there is no environment {env_id!r}\n{hint}{install_hint(env_id)}") from e
     except gymnasium.error.DeprecatedEnv as e:
         raise UsageError(f"env.id: {env_id!r} is deprecated\n{_first_line(e)}") from e
     except gymnasium.error.DependencyNotInstalled as e:
-        raise UsageError(f"env.id: {env_id!r} needs a package that is not installed{install_hint(env_id, e)}") from e
+        raise UsageError(
+            f"env.id: {env_id!r} needs a package that is not installed{install_hint(env_id, e)}"
+        ) from e
     except gymnasium.error.Error as e:
         raise UsageError(f"env.id: {env_id!r} cannot be made\n{_first_line(e)}") from e
 
@@ -102,10 +108,14 @@ def _from_entry_point(config: EnvConfig, kwargs: dict[str, Any]) -> gymnasium.En
     module, _, name = str(config.entry_point).partition(":")
     maker: Callable[..., Any] | None = getattr(_import(module), name, None) if name else None
     if maker is None:
-        raise UsageError(f"env.entry_point: {config.entry_point!r} has no such class or function\nform: module:name")
+        raise UsageError(
+            f"env.entry_point: {config.entry_point!r} has no such class or function\nform: module:name"
+        )
     env = maker(**kwargs)
     if not isinstance(env, gymnasium.Env):
-        raise UsageError(f"env.entry_point: {config.entry_point!r} gave a {type(env).__name__}\nallowed: gymnasium.Env")
+        raise UsageError(
+            f"env.entry_point: {config.entry_point!r} gave a {type(env).__name__}\nallowed: gymnasium.Env"
+        )
     return env
 
 
@@ -113,7 +123,9 @@ def _import(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as e:
-        raise UsageError(f"env: module {module!r} cannot be imported: {e}\nit must be installed or on PYTHONPATH") from e
+        raise UsageError(
+            f"env: module {module!r} cannot be imported: {e}\nit must be installed or on PYTHONPATH"
+        ) from e
 
 
 def _first_line(error: Exception) -> str:

@@ -54,10 +54,17 @@ def _leaves(space: Any, path: tuple[str | int, ...]) -> list[ObsLeaf]:
     if kind == "Tuple":
         return [leaf for key, sub in enumerate(space.spaces) for leaf in _leaves(sub, (*path, key))]
     name = ".".join(["obs", *map(str, path)])
-    makers = {"Box": _box, "Discrete": _discrete, "MultiDiscrete": _multi_discrete, "MultiBinary": _multi_binary}
+    makers = {
+        "Box": _box,
+        "Discrete": _discrete,
+        "MultiDiscrete": _multi_discrete,
+        "MultiBinary": _multi_binary,
+    }
     if kind not in makers:
         where = f" at {'.'.join(map(str, path))!r}" if path else ""
-        raise UsageError(f"the observation space{where} is a {kind}, which no agent takes\nallowed: {OBSERVATIONS}")
+        raise UsageError(
+            f"the observation space{where} is a {kind}, which no agent takes\nallowed: {OBSERVATIONS}"
+        )
     return [makers[kind](name, path, space)]
 
 
@@ -68,8 +75,8 @@ def _box(name: str, path: tuple[str | int, ...], space: Any) -> ObsLeaf:
         dtype = np.dtype("float32")
     elif dtype.kind in "iub" and low >= 0 and high <= 255:
         dtype = np.dtype("uint8")  # kept small until the network, which scales by the bounds
-    bounds = {"low": low if np.isfinite(low) else None, "high": high if np.isfinite(high) else None}
-    return ObsLeaf(name, path, "box", tuple(space.shape), dtype.name, **bounds)
+    least, greatest = (bound if np.isfinite(bound) else None for bound in (low, high))
+    return ObsLeaf(name, path, "box", tuple(space.shape), dtype.name, least, greatest)
 
 
 def _discrete(name: str, path: tuple[str | int, ...], space: Any) -> ObsLeaf:
@@ -79,7 +86,9 @@ def _discrete(name: str, path: tuple[str | int, ...], space: Any) -> ObsLeaf:
 def _multi_discrete(name: str, path: tuple[str | int, ...], space: Any) -> ObsLeaf:
     categories = tuple(int(n) for n in np.ravel(space.nvec))
     start = tuple(int(s) for s in np.ravel(getattr(space, "start", np.zeros_like(space.nvec))))
-    return ObsLeaf(name, path, "multi_discrete", tuple(space.shape), "int64", categories=categories, start=start)
+    return ObsLeaf(
+        name, path, "multi_discrete", tuple(space.shape), "int64", categories=categories, start=start
+    )
 
 
 def _multi_binary(name: str, path: tuple[str | int, ...], space: Any) -> ObsLeaf:
@@ -92,5 +101,7 @@ def _action(space: Any) -> ActionSpec:
         return ActionSpec("discrete", n=int(space.n), start=int(space.start))
     if kind == "Box" and np.dtype(space.dtype).kind == "f" and np.all(np.isfinite([space.low, space.high])):
         low, high = (tuple(float(v) for v in np.ravel(b)) for b in (space.low, space.high))
-        return ActionSpec("box", shape=tuple(space.shape), low=low, high=high, dtype=np.dtype(space.dtype).name)
+        return ActionSpec(
+            "box", shape=tuple(space.shape), low=low, high=high, dtype=np.dtype(space.dtype).name
+        )
     raise UsageError(f"the action space {space} is not one that any agent takes\nallowed: {ACTIONS}")

@@ -9,7 +9,7 @@ from border_cli.core.spaces import Array
 
 
 class InlineEvaluator:
-    """Implements `core.protocols.Evaluator` in the caller's own thread, with all environments stepped together.
+    """Implements `core.protocols.Evaluator` in the caller's own thread, environments stepped together.
 
     env: its `n_envs` bounds how many episodes run at once · episodes: how many are judged ·
     max_episode_steps: an episode that reaches this many env steps is cut and counts with its return so far ·

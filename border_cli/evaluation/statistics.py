@@ -24,8 +24,8 @@ _Z975 = 1.959964
 class Statistics:
     """Over the episodes of one evaluation.
 
-    std: population standard deviation of the returns, as in `Evaluation` · interval: low and high end of the 95%
-    interval of the mean return, None for a single episode · lengths in env steps.
+    std: population standard deviation of the returns, as in `Evaluation` · interval: low and high end of the
+    95% interval of the mean return, None for a single episode · lengths in env steps.
     """
 
     episodes: int

@@ -89,7 +89,9 @@ class RatioLimiter:
         if free <= 0 or (free < self._least_grant and not last):
             return False
         changed = False
-        for actor in sorted(range(len(self.credits)), key=self.credits.__getitem__):  # fair over the whole run
+        for actor in sorted(
+            range(len(self.credits)), key=self.credits.__getitem__
+        ):  # fair over the whole run
             amount = min(self._share - self._unused(actor), free)
             if not last:
                 amount -= amount % self._group

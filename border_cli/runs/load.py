@@ -20,7 +20,7 @@ from border_cli.core.errors import UsageError
 from border_cli.core.protocols import ActingPolicy
 from border_cli.core.spaces import EnvSpec
 from border_cli.envs.spaces import decode_action, encode
-from border_cli.runs.locate import Located, locate, parse_checkpoint
+from border_cli.runs.locate import Located, model_directory, parse_checkpoint
 from border_cli.runs.provenance import read_run_id
 from border_cli.runs.trust import Typed, check_plugins, is_own
 
@@ -42,8 +42,9 @@ class LoadedModel:
     def sample(self, obs: Any) -> Any:
         """The action for one observation, both as the environment has them.
 
-        obs: an array, an int, a dict or a tuple, without a batch dimension. Returns an int for a Discrete action
-        space, with its start, and an array for a Box. Raises ValueError where obs is not of the space's shape.
+        obs: an array, an int, a dict or a tuple, without a batch dimension. Returns an int for a Discrete
+        action space, counted from its start, and an array for a Box.
+        Raises ValueError where obs is not of the space's shape.
         """
         action = self._policy.sample(encode(self.spec.obs, [obs]))
         return decode_action(self.spec.action, action[0])
@@ -56,14 +57,15 @@ def load(
     plugins: Sequence[str] = (),
     seed: int = 0,
 ) -> LoadedModel:
-    """Load the model of a run, a checkpoint directory or best/; of the latest run below ./runs without a path.
+    """Load the model of a run, a checkpoint directory or best/; without a path, of the latest run in ./runs.
 
-    checkpoint: "best", "last" or an opt step of a run; by default the best, or the last where there is no best
-    yet · plugins: modules to import first, where the agent is not one of ours · seed: of what an agent draws
-    while it acts. Raises UsageError for what is not there, NoValidCheckpointError where nothing verifies.
+    checkpoint: "best", "last" or an opt step of a run; by default the best, or the last where there is no
+    best yet · plugins: modules to import first, where the agent is not one of ours · seed: of what an agent
+    draws while it acts.
+    Raises UsageError for what is not there, NoValidCheckpointError where nothing verifies.
     """
     chosen = parse_checkpoint(str(checkpoint)) if checkpoint != "" else None
-    located = locate(None if path is None else Path(path), chosen)
+    located = model_directory(None if path is None else Path(path), chosen)
     if located.note:
         _logger.warning("%s", located.note)
     saved = read_model(located.path)
@@ -73,7 +75,7 @@ def load(
 
 
 def make_policy(saved: SavedModel, seed: int) -> ActingPolicy:
-    """The policy of a saved model, in eval mode. Raises UsageError where model and configuration do not fit."""
+    """The policy of a saved model, in eval mode. Raises UsageError where its parts do not fit."""
     config, spec = agent_config(saved.description), saved.description.spec
     factory = AGENTS[config.type].load()
     factory.check_spec(spec)
@@ -116,5 +118,6 @@ def _checked(name: str, section: Mapping[str, Any]) -> TrainConfig:
         return to_config({"agent": {"type": "dqn"}, name: section})
     except ConfigError as e:
         if e.key == "agent.type":
-            raise UsageError(f"{e}\nif a package of yours brings it, add plugins=[<package>]") from e
+            first = str(e).splitlines()[0]
+            raise UsageError(f"{first}\nif a package brings it, add plugins=[<package>]") from e
         raise UsageError(f"the stored configuration does not fit this border-cli\n{e}") from e

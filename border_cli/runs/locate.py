@@ -1,4 +1,4 @@
-"""From what the user typed to one model directory that verifies: a run, a checkpoint, best/, or nothing at all."""
+"""From what the user typed (a run, a checkpoint, best/, nothing) to one model directory that verifies."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _SHOWN = 6
 class Located:
     """A model that was found.
 
-    path: its directory · run_dir: the run it belongs to, None outside of one · note: what the user should know
-    about the choice, empty when it is what was asked for.
+    path: its directory · run_dir: the run it belongs to, None outside of one ·
+    note: what the user should know about the choice, empty when it is what was asked for.
     """
 
     path: Path
@@ -46,7 +46,7 @@ def parse_checkpoint(text: str) -> str | int:
     )
 
 
-def locate(typed: Path | None = None, checkpoint: str | int | None = None) -> Located:
+def model_directory(typed: Path | None = None, checkpoint: str | int | None = None) -> Located:
     """The model to take. Nothing that stands in the directory is imported or run.
 
     typed: a run, a checkpoint directory, best/, or None for the latest run below ./runs · checkpoint: "best",

@@ -44,7 +44,7 @@ def read_run_id(run_dir: Path) -> str | None:
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of Python, of border-cli and of the packages that results depend on; None where not installed."""
+    """Versions of Python, border-cli and the packages that matter; None where not installed."""
     own: dict[str, str | None] = {"python": platform.python_version(), "border_cli": border_cli.__version__}
     return own | {name.removesuffix("-core"): _version(name) for name in _PACKAGES}
 

@@ -25,7 +25,7 @@ _STATUS = {
     "sigterm": "stopped",
     "error": "failed",
 }
-"""Status by what ended the run. "running" is the status until then, and for ever if the process was killed."""
+"""Status by what ended the run; until then, and for ever if the process was killed, it is "running"."""
 
 Score = tuple[int, float]
 """Opt step and mean return of an evaluation."""

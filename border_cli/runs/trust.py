@@ -1,8 +1,8 @@
 """Whose run it is, and so whether the modules that it names may be imported.
 
-A run's configuration is data. It names modules, though: packages that register environments, an environment's class,
-plugins. To import one is to run its code, so that happens only for runs of the user's own, whose ids are listed in
-the user's state folder, and for names that the user typed as well.
+A run's configuration is data. It names modules, though: packages that register environments, an environment's
+class, plugins. To import one is to run its code, so that happens only for runs of the user's own, whose ids are
+listed in the user's state folder, and for names that the user typed as well.
 """
 
 from __future__ import annotations

@@ -192,7 +192,9 @@ class TrainingLoop:
         if is_best:
             self.best = evaluation
             p.keeper.save_best(p.agent, evaluation)
-            p.view.note(f"new best at opt step {evaluation.opt_steps}: {evaluation.mean:.1f} ± {evaluation.std:.1f}")
+            p.view.note(
+                f"new best at opt step {evaluation.opt_steps}: {evaluation.mean:.1f} ± {evaluation.std:.1f}"
+            )
         p.telemetry.evaluated(evaluation, is_best)
 
     def _evaluate_last(self) -> None:

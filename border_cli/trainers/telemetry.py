@@ -93,7 +93,12 @@ class Telemetry:
             self.progress.best = (evaluation.opt_steps, evaluation.mean)
 
     def interval_values(
-        self, replay_size: int, capacity: int, actors: Sequence[ActorStat], alive: int, agent: dict[str, float]
+        self,
+        replay_size: int,
+        capacity: int,
+        actors: Sequence[ActorStat],
+        alive: int,
+        agent: dict[str, float],
     ) -> dict[str, float]:
         """Everything since the last call, by metric name."""
         now = self._sample(actors)
@@ -105,7 +110,10 @@ class Telemetry:
         if self.progress.asynchronous:
             values |= self._async_values(alive)
         values |= {"replay/size": replay_size, "replay/fill": replay_size / capacity}
-        for name, mean in (("time/opt_ms", self._opt_ms.take()), ("time/collect_ms", self._collect_ms.take())):
+        for name, mean in (
+            ("time/opt_ms", self._opt_ms.take()),
+            ("time/collect_ms", self._collect_ms.take()),
+        ):
             if mean is not None:
                 values[name] = mean
         self._lags.clear()

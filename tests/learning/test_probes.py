@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -83,7 +82,13 @@ def trained(env_class: str, n_step: int) -> DqnAgent:
     torch.set_num_threads(1)
     env = GymEnv(EnvConfig(entry_point=f"{__name__}:{env_class}"), 2)
     config = DqnConfig(
-        lr=3e-3, hidden=[32], batch_size=32, gamma=GAMMA, target_interval=20, epsilon_start=1.0, epsilon_final=1.0
+        lr=3e-3,
+        hidden=[32],
+        batch_size=32,
+        gamma=GAMMA,
+        target_interval=20,
+        epsilon_start=1.0,
+        epsilon_final=1.0,
     )
     agent = make_agent(config, env.spec, seed=1)
     buffer = make_buffer(BufferConfig(capacity=2000), env.spec, seed=1)
@@ -118,5 +123,3 @@ def test_values_within_five_percent(
     agent = trained(env_class, n_step)
     for observation, wanted in expected.items():
         assert values(agent, observation) == pytest.approx(wanted, rel=0.05), observation
-
-

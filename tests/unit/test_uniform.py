@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.test_step_processor import SPEC, step
 
 from border_cli.config.schema import BufferConfig
 from border_cli.core.items import Items
 from border_cli.replay.step_processor import NStepProcessor
 from border_cli.replay.uniform import UniformReplayBuffer, buffer_bytes, make_buffer
+from tests.unit.test_step_processor import SPEC, step
 
 
 def buffer(capacity: int, seed: int = 0) -> UniformReplayBuffer:

@@ -144,7 +144,7 @@ class DqnAgent(DqnPolicy):
 
     def state(self) -> AgentState:
         """Online and target weights and Adam's moments by the network's names; counters as values."""
-        tensors = {}
+        tensors: dict[str, Array] = {}
         for part, vector in self._vectors().items():
             tensors |= {f"{part}.{n}": v.numpy() for n, v in self._net.views(vector.detach().cpu()).items()}
         tensors["sums"] = self._state.sums.cpu().numpy()

@@ -23,7 +23,9 @@ class DqnConfig(AgentConfig):
     target_tau: float = option(1.0, "share of the online network in that update; 1 is a copy", gt=0.0, le=1.0)
     epsilon_start: float = option(1.0, "share of random actions at env step 0", ge=0.0, le=1.0)
     epsilon_final: float = option(0.05, "share of random actions from epsilon_env_steps on", ge=0.0, le=1.0)
-    epsilon_env_steps: int = option(10_000, "linear decay over so many env steps, warm-up included", unit="env steps", ge=1)
+    epsilon_env_steps: int = option(
+        10_000, "linear decay over so many env steps, warm-up included", unit="env steps", ge=1
+    )
     epsilon_ladder: float | None = option(
         None, "α of the ladder ε^(1+α·i/(n-1)) over actors i = 0..n-1; null: the same ε for all", gt=0.0
     )

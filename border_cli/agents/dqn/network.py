@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ class QNetwork(nn.Module):
         self.encoder = VectorEncoder(spec.obs)
         sizes = [spec.obs.features, *hidden, spec.action.n]
         self.layers = nn.ModuleList(
-            nn.utils.skip_init(nn.Linear, n_in, n_out) for n_in, n_out in zip(sizes, sizes[1:], strict=False)
+            nn.utils.skip_init(nn.Linear, n_in, n_out) for n_in, n_out in pairwise(sizes)
         )
         for layer in self.layers:
             _initialise(layer, generator)
