@@ -25,12 +25,12 @@ class Film:
 
     def __init__(self, render: Callable[[], Any]) -> None:
         try:
-            from PIL import Image
+            from PIL.Image import fromarray
         except ImportError as e:
             raise UsageError("render=rgb_array needs Pillow\ninstall it with: pip install pillow") from e
-        self._from_array = Image.fromarray
+        self._from_array = fromarray
         self._render = render
-        self._frames: list[Image.Image] = []
+        self._frames: list[Image] = []
 
     def shoot(self) -> None:
         """Keep the present frame, small and with 256 colours, because a film is long."""

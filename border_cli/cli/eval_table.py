@@ -1,0 +1,52 @@
+"""The table that `border-eval` prints."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from border_cli.evaluation.statistics import Statistics
+from border_cli.recorders.figures import number
+from border_cli.recorders.outlet import printable
+
+_PLAIN_WIDTH = 1000
+"""Columns where there is no terminal: nothing may be cut that somebody wants to search for."""
+
+
+def eval_table(statistics: Statistics, facts: Sequence[tuple[str, str]]) -> str:
+    """The figures of an evaluation as text for stdout. facts: rows to put above them."""
+    terminal = Console().is_terminal
+    console = Console() if terminal else Console(width=_PLAIN_WIDTH, color_system=None)
+    table = Table(box=box.ROUNDED if terminal else box.ASCII2, show_header=False)
+    for justify in ("left", "right"):
+        table.add_column(justify=justify, overflow="fold")  # type: ignore[arg-type]
+    encoding = sys.stdout.encoding or "utf-8"
+    for row in (*facts, *_rows(statistics)):
+        table.add_row(*(Text(_held_by(encoding, cell)) for cell in row))
+    with console.capture() as captured:
+        console.print(table)
+    return captured.get()
+
+
+def _rows(s: Statistics) -> list[tuple[str, str]]:
+    interval = "-" if s.interval is None else f"{number(s.interval[0])} to {number(s.interval[1])}"
+    return [
+        ("return", f"{number(s.mean)} ± {number(s.std)}"),
+        ("95% interval of the mean", interval),
+        ("least, greatest return", f"{number(s.min)}, {number(s.max)}"),
+        ("episode length", f"{number(s.length_mean)} ({s.length_min:,} to {s.length_max:,})"),
+    ]
+
+
+def _held_by(encoding: str, text: str) -> str:
+    """Text that stdout can take; a ± that it cannot is spelt out."""
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        text = text.replace("±", "+-")
+    return printable(text, encoding)
