@@ -71,12 +71,11 @@ _FLAGS = {"--help": "help", "-h": "help", "--version": "version"}
 
 def parse_arguments(argv: Sequence[str]) -> EvalArguments:
     """Take the command line apart. Raises UsageError for what is not known, with the nearest that is."""
-    flags: dict[str, bool] = {}
     values: dict[str, Any] = {}
     runs: list[Path] = []
     for word in argv:
         if word.startswith("-"):
-            flags[_flag(word)] = True
+            values[_flag(word)] = True
         elif _is_setting(word):
             key, _, text = word.partition("=")
             values[key] = _read(key, text)
@@ -87,7 +86,7 @@ def parse_arguments(argv: Sequence[str]) -> EvalArguments:
     code = Typed(
         values.pop("env.imports", ()), values.pop("env.entry_point", None), values.pop("plugins", ())
     )
-    return EvalArguments(run=runs[0] if runs else None, code=code, **values, **flags)
+    return EvalArguments(run=runs[0] if runs else None, code=code, **values)
 
 
 def _flag(word: str) -> str:
@@ -100,7 +99,7 @@ def _flag(word: str) -> str:
 def _is_setting(word: str) -> bool:
     """Whether a word is key=value. The path of a run may hold a = as well: that of a sweep's job does."""
     key, equals, _ = word.partition("=")
-    return bool(equals) and (key in _READERS or not Path(word).exists())
+    return bool(equals) and (key in _READERS or not ("/" in key or Path(word).exists()))
 
 
 def _read(key: str, text: str) -> Any:

@@ -23,8 +23,8 @@ def eval_table(statistics: Statistics, facts: Sequence[tuple[str, str]]) -> str:
     terminal = Console().is_terminal
     console = Console() if terminal else Console(width=_PLAIN_WIDTH, color_system=None)
     table = Table(box=box.ROUNDED if terminal else box.ASCII2, show_header=False)
-    for justify in ("left", "right"):
-        table.add_column(justify=justify, overflow="fold")  # type: ignore[arg-type]
+    table.add_column(justify="left", overflow="fold")
+    table.add_column(justify="right", overflow="fold")
     encoding = sys.stdout.encoding or "utf-8"
     for row in (*facts, *_rows(statistics)):
         table.add_row(*(Text(_held_by(encoding, cell)) for cell in row))

@@ -1,0 +1,59 @@
+"""What every recorder has to do, whichever it is."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from border_cli.core.metrics import METRICS
+from border_cli.core.protocols import Recorder
+from border_cli.core.record import Record
+from border_cli.recorders.buffered import BufferedRecorder, NullRecorder
+from border_cli.recorders.fanout import FanOut
+from border_cli.recorders.jsonl import JsonlRecorder
+from border_cli.recorders.plain import PlainView
+from border_cli.recorders.tensorboard import TensorBoardRecorder
+
+MAKERS: dict[str, Callable[[Path], Recorder]] = {
+    "jsonl": lambda folder: JsonlRecorder(folder / "metrics.jsonl"),
+    "tensorboard": lambda folder: TensorBoardRecorder(folder / "tensorboard"),
+    "buffered": lambda folder: BufferedRecorder(),
+    "null": lambda folder: NullRecorder(),
+    "plain": lambda folder: PlainView(io.StringIO()),
+    "fanout": lambda folder: FanOut([BufferedRecorder(), JsonlRecorder(folder / "metrics.jsonl")]),
+}
+
+
+@pytest.fixture(params=MAKERS)
+def recorder(request: pytest.FixtureRequest, tmp_path: Path) -> Recorder:
+    return MAKERS[request.param](tmp_path)
+
+
+def test_it_takes_every_metric_and_leaves_the_record_as_it_was(recorder: Recorder) -> None:
+    record = Record(dict.fromkeys(METRICS, 1.0), opt_steps=1, env_steps=2, time=0.5)
+    recorder.write(record)
+    recorder.flush()
+    recorder.close()
+    assert record == Record(dict.fromkeys(METRICS, 1.0), opt_steps=1, env_steps=2, time=0.5)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e300, -0.0])
+def test_it_takes_every_number(recorder: Recorder, value: float) -> None:
+    recorder.write(Record({"eval/return_mean": value}))
+    recorder.close()
+
+
+def test_the_same_step_may_come_again(recorder: Recorder) -> None:
+    for _ in range(2):
+        recorder.write(Record({"eval/return_mean": 1.0}, opt_steps=7))
+    recorder.close()
+
+
+def test_it_closes_without_a_record_and_twice(recorder: Recorder) -> None:
+    recorder.flush()
+    recorder.close()
+    recorder.close()
