@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import pickle
 from pathlib import Path
@@ -18,6 +19,7 @@ from tests.fakes import COUNTING_COLUMNS
 
 
 def open_descriptors() -> set[str]:
+    gc.collect()  # what other tests left in reference cycles must not close between two counts
     return {path.name for path in Path("/proc/self/fd").iterdir()}
 
 

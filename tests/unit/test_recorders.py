@@ -110,7 +110,7 @@ def test_a_bad_line_before_the_end_is_named(tmp_path: Path, line: str) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
 def test_a_full_disk_is_a_resource_error() -> None:
     recorder = JsonlRecorder.__new__(JsonlRecorder)
-    recorder._path, recorder._file = Path("/dev/full"), Path("/dev/full").open("wb")
+    recorder._path, recorder._file = Path("/dev/full"), Path("/dev/full").open("wb")  # noqa: SIM115
     with pytest.raises(ResourceError, match="No space left"):
         recorder.write(RECORD)
     with pytest.raises(OSError, match="No space left"):
