@@ -275,7 +275,9 @@ class _Run:
         self._summary.finish(self._end(ended_by, code, str(error)))
         if code == ExitCode.DEFECT and isinstance(error, Exception):
             write_crash(self._dir, error)
+        _log.error("the run failed: %s", error, exc_info=error if code == ExitCode.DEFECT else None)
         if isinstance(error, ActorLostError) and error.details:
+            _log.error("the actor's own traceback:\n%s", error.details)
             sys.stderr.write(error.details if error.details.endswith("\n") else error.details + "\n")
 
     def _end(self, ended_by: str, code: ExitCode, error: str | None) -> End:

@@ -52,15 +52,21 @@ def _run_single(
     name = directory.run_name(choices["agent"], choices["env"], config.env.id or str(config.env.entry_point))
     run_dir = directory.claim(composed.run_dir) if composed.run_dir else directory.create_run(name)
     launch = _launch(argv, typed, choices, config, in_sweep=False)
-    code = ExitCode.DONE
+    code, failure = ExitCode.DONE, list[Exception]()
 
     def job(_: DictConfig) -> float:
         nonlocal code
-        code, score = _train(config, spec, run_dir, launch, stop)
+        try:
+            code, score = _train(config, spec, run_dir, launch, stop)
+        except Exception as e:  # noqa: BLE001 - Hydra would write a line of its own; it is raised below
+            failure.append(e)
+            return math.nan
         return score
 
     own = [word for word in words if not word.startswith("hydra.run.dir=")]
     _call_hydra([*own, f"hydra.run.dir={overrides.quoted(str(run_dir))}"], job)
+    if failure:
+        raise failure[0]
     return int(code)
 
 

@@ -16,8 +16,10 @@ from border_cli.runs.directory import CONFIG_FILE, LATEST, RUNS
 from border_cli.runs.provenance import PROVENANCE_FILE
 
 LAST = "last"
-_RUN_MARKS = (CONFIG_FILE, PROVENANCE_FILE, CHECKPOINTS, BEST)
-"""Any of these says that a folder is a run."""
+_DESCRIPTIONS = (CONFIG_FILE, PROVENANCE_FILE)
+"""Only a run has one of these."""
+_RUN_MARKS = (*_DESCRIPTIONS, CHECKPOINTS, BEST)
+"""Any of these says that a folder that the user called a run is one."""
 _SHOWN = 6
 
 
@@ -73,7 +75,8 @@ def _single_model(path: Path, checkpoint: str | int | None) -> Located:
     store.verify(path)
     folder = path.resolve().parent
     run_dir = folder.parent if folder.name == CHECKPOINTS else folder
-    return Located(path, run_dir if _is_run(run_dir) else None)
+    described = any((run_dir / mark).exists() for mark in _DESCRIPTIONS)
+    return Located(path, run_dir if described else None)
 
 
 def _best(run_dir: Path) -> Located:

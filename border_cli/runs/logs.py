@@ -1,4 +1,7 @@
-"""Where log records of a run go: everything to train.log, warnings also to the person watching."""
+"""Where log records of a run go: everything to train.log, warnings also to the person watching.
+
+Errors end the run and are told on stderr at its end, so they are not shown a second time here.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,8 @@ class _NoteHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """One record."""
-        self._note(f"{record.levelname.lower()}: {record.getMessage()}")
+        if record.levelno == logging.WARNING:
+            self._note(f"{record.levelname.lower()}: {record.getMessage()}")
 
 
 @contextmanager

@@ -165,14 +165,22 @@ class Telemetry:
             "throughput/samples_per_sec": (now.env_steps - before.env_steps) / seconds,
         }
         if self.progress.asynchronous:
-            busy = seconds - (now.excluded_s - before.excluded_s)
-            if busy > 0:
-                rates["async/learner_blocked"] = min(1.0, (now.blocked_s - before.blocked_s) / busy)
-            actors_s = now.actors_s - before.actors_s
-            if actors_s > 0:
-                share = (now.actors_blocked_s - before.actors_blocked_s) / actors_s
-                rates["async/actors_blocked"] = min(1.0, max(0.0, share))
+            rates |= self._blocked_shares(before, now)
         return rates
+
+    def _blocked_shares(self, before: _Sample, now: _Sample) -> dict[str, float]:
+        """Shares of time waited, without the time in which the learner evaluated or saved: everybody waits then."""
+        shares = {}
+        excluded = now.excluded_s - before.excluded_s
+        learner_s = now.time - before.time - excluded
+        if learner_s > 0:
+            shares["async/learner_blocked"] = _share(now.blocked_s - before.blocked_s, learner_s)
+        everybody = excluded * self.progress.n_actors
+        actors_s = now.actors_s - before.actors_s - everybody
+        if actors_s > 0:
+            blocked = now.actors_blocked_s - before.actors_blocked_s - everybody
+            shares["async/actors_blocked"] = _share(blocked, actors_s)
+        return shares
 
     def _episode_values(self) -> dict[str, float]:
         values = {"train/episodes": float(self._interval_episodes)}
@@ -191,3 +199,7 @@ class Telemetry:
             values["async/policy_lag_mean"] = sum(self._lags) / len(self._lags)
             values["async/policy_lag_p95"] = percentile(self._lags, 95)
         return values
+
+
+def _share(part: float, whole: float) -> float:
+    return min(1.0, max(0.0, part / whole))
