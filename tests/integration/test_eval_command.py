@@ -1,0 +1,384 @@
+"""`border-eval`, called as its entry point and as a process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+import pytest
+
+from border_cli.checkpoints.contents import CHECKPOINTS
+from border_cli.cli.eval import main
+from border_cli.config.schema import EnvConfig
+from border_cli.envs.gym_env import GymEnv
+from border_cli.envs.spaces import env_spec
+from border_cli.runs.trust import remember
+from tests.trained import describe, save_model, save_run
+
+CARTPOLE = EnvConfig(id="CartPole-v1")
+SPEC = env_spec(gymnasium.spaces.Box(-np.inf, np.inf, (4,), np.float32), gymnasium.spaces.Discrete(2))
+
+
+@pytest.fixture(autouse=True)
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory, and a list of own runs with nothing in it."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("COLUMNS", "200")
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def cartpole_spec() -> Any:
+    env = GymEnv(CARTPOLE)
+    env.close()
+    return env.spec
+
+
+def make_run(run_dir: str = "run", **saved: Any) -> Path:
+    save_run(Path(run_dir), describe(CARTPOLE, cartpole_spec()), **saved)
+    return Path(run_dir)
+
+
+def result(run_dir: Path) -> dict[str, Any]:
+    (file,) = (run_dir / "eval").glob("*.json")
+    data: dict[str, Any] = json.loads(file.read_text())
+    return data
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str, code: int = 2) -> str:
+    """What is said on stderr: one to three lines, no traceback."""
+    assert main(list(words)) == code
+    err = capsys.readouterr().err
+    assert 1 <= len(err.splitlines()) <= 3
+    assert "Traceback" not in err
+    return err
+
+
+# -- judging ------------------------------------------------------------
+
+
+def test_the_figures_are_printed_and_written(capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(best=20)
+    assert main(["run", "episodes=12"]) == 0
+    out = capsys.readouterr().out
+    data = result(run)
+    returns = np.array(data["returns"])
+    assert len(returns) == len(data["lengths"]) == data["episodes"] == 12
+    assert data["returns"] == data["lengths"]  # CartPole pays 1 for each env step
+    assert (data["mean"], data["std"]) == (returns.mean(), returns.std())
+    assert (data["min"], data["max"]) == (returns.min(), returns.max())
+    half = 2.2010 * returns.std(ddof=1) / np.sqrt(12)
+    assert data["interval"] == pytest.approx([returns.mean() - half, returns.mean() + half])
+    assert (data["model"], data["opt_steps"], data["env"], data["seed"]) == ("best", 20, "CartPole-v1", 0)
+    assert "run/best (opt step 20)" in out
+    assert f"{returns.mean():.2f} ± {returns.std():.2f}" in out or f"{returns.mean():.1f} ± " in out
+    assert "written: run/eval/best-000000020-seed0-episodes12.json" in out
+
+
+def test_the_same_words_give_the_same_episodes_and_another_seed_others() -> None:
+    run = make_run()
+    first = main(["run", "episodes=3"]), result(run)
+    assert (main(["run", "episodes=3"]), result(run)) == first
+    assert main(["run", "episodes=3", "seed=1"]) == 0
+    other = json.loads((run / "eval" / "best-000000020-seed1-episodes3.json").read_text())
+    assert other["returns"] != first[1]["returns"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "model"), [("last", "step-000000020"), ("10", "step-000000010"), ("best", "best")]
+)
+def test_the_checkpoint_can_be_chosen(choice: str, model: str) -> None:
+    run = make_run(best=15, steps=(10, 20))
+    assert main(["run", "episodes=1", f"checkpoint={choice}"]) == 0
+    assert result(run)["model"] == model
+
+
+def test_without_a_best_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    make_run(best=None, steps=(10,))
+    assert main(["run", "episodes=1"]) == 0
+    assert "note: no evaluation has found a best model yet" in capsys.readouterr().out
+
+
+def test_the_latest_run_needs_no_argument() -> None:
+    run = make_run("runs/2026-01-01/10-00-00.000_dqn_cartpole")
+    Path("runs/latest").symlink_to("2026-01-01/10-00-00.000_dqn_cartpole")
+    assert main(["episodes=1"]) == 0
+    assert result(run)["episodes"] == 1
+
+
+def test_the_folder_of_a_job_of_a_sweep_may_look_like_a_setting() -> None:
+    run = make_run("env=cartpole,seed=1")
+    assert main(["env=cartpole,seed=1", "episodes=1"]) == 0
+    assert result(run)["episodes"] == 1
+
+
+def test_an_episode_is_cut() -> None:
+    run = make_run()
+    assert main(["run", "episodes=4", "max_episode_steps=3"]) == 0
+    assert result(run)["lengths"] == [3, 3, 3, 3]
+
+
+def test_a_single_episode_has_no_interval(capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run()
+    assert main(["run", "episodes=1"]) == 0
+    assert result(run)["interval"] is None
+
+
+def test_a_model_outside_of_a_run_has_its_figures_beside_it(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_model(workplace / "shared", describe(CARTPOLE, cartpole_spec()), 5)
+    assert main(["shared/best", "episodes=2"]) == 0
+    file = workplace / "shared" / "eval-best-000000005-seed0-episodes2.json"
+    assert file.exists() and f"written: {file}" in capsys.readouterr().out
+
+
+def test_a_folder_that_cannot_be_written_to_is_no_error(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(path: Path, data: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    make_run()
+    monkeypatch.setattr("border_cli.cli.eval.write_json", failing)
+    assert main(["run", "episodes=1"]) == 0
+    out = capsys.readouterr().out
+    assert "not written: run/eval/best-000000020-seed0-episodes1.json: Permission denied" in out
+
+
+# -- words ------------------------------------------------------------
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == main(["-h"]) == 0
+    assert "episodes=100" in capsys.readouterr().out
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("border-cli 0.")
+
+
+def test_words_that_are_refused_import_neither_torch_nor_gymnasium(workplace: Path) -> None:
+    script = (
+        "import sys; from border_cli.cli.eval import main; main(['--help']); main(['nowhere']);"
+        "print(sorted({'torch', 'gymnasium', 'tensorboard'} & sys.modules.keys()), file=sys.stderr)"
+    )
+    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert answer.stderr.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "episode=5"], "nearest: episodes="),
+        (["run", "episodes=many"], "a whole number >= 1"),
+        (["run", "episodes=0"], "a whole number >= 1"),
+        (["run", "episodes=-1"], "a whole number >= 1"),
+        (["run", "episodes=1.5"], "a whole number >= 1"),
+        (["run", "seed=-1"], "a whole number >= 0"),
+        (["run", "max_episode_steps=0"], "a whole number >= 1"),
+        (["run", "checkpoint=bset"], "nearest: best"),
+        (["run", "checkpoint=7"], "allowed: best"),
+        (["run", "render=humna"], "nearest: human"),
+        (["run", "plugins=[a"], "plugins=[one,two]"),
+        (["run", "env.imports=[]"], "env.imports=[one,two]"),
+        (["run", "env.entry_point=nothing"], "module:name"),
+        (["run", "debug=perhaps"], "true or false"),
+        (["run", "--hepl"], "nearest: --help"),
+        (["run", "other"], "two models"),
+        (["rnu"], "nearest: run"),
+        (["."], "it holds 1"),
+        (["run/config.yaml"], "is a file"),
+        (["run/seed=3"], "is not there"),
+        ([], "no run below runs"),
+    ],
+)
+def test_bad_words(capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
+    make_run()
+    assert said in refused(capsys, *words)
+
+
+def test_a_checkpoint_that_does_not_verify(capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(best=None, steps=(10,))
+    (run / CHECKPOINTS / "step-000000010" / "model.json").write_text("{}")
+    assert "step-000000010/model.json does not verify" in refused(capsys, "run", "checkpoint=10", code=7)
+
+
+def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["nowhere", "debug=true"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+# -- environments ------------------------------------------------------------
+
+
+def save_with(env: EnvConfig, spec: Any = SPEC) -> str:
+    return save_run(Path("run"), describe(env, spec))
+
+
+def test_an_environment_that_does_not_exist_here(capsys: pytest.CaptureFixture[str]) -> None:
+    save_with(EnvConfig(id="CartPoel-v1"))
+    assert "CartPoel-v1" in refused(capsys, "run")
+
+
+def test_an_environment_that_raises_when_it_is_made(capsys: pytest.CaptureFixture[str]) -> None:
+    save_with(EnvConfig(id="CartPole-v1", kwargs={"nonsense": 1}))
+    assert "cannot be made" in refused(capsys, "run")
+
+
+def test_an_environment_with_other_spaces_than_then(capsys: pytest.CaptureFixture[str]) -> None:
+    save_with(EnvConfig(id="MountainCar-v0"))
+    assert "spaces are not those" in refused(capsys, "run", "episodes=1")
+
+
+# -- trust ------------------------------------------------------------
+
+FOREIGN = {
+    "import": EnvConfig(id="CartPole-v1", imports=["foreign_envs"]),
+    "prefix": EnvConfig(id="foreign_envs:CartPole-v1"),
+    "class": EnvConfig(entry_point="foreign_envs:make", kwargs={}),
+}
+TYPED = {
+    "import": "env.imports=[foreign_envs]",
+    "prefix": "env.imports=[foreign_envs]",
+    "class": "env.entry_point=foreign_envs:make",
+}
+
+
+@pytest.fixture
+def foreign_envs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A module that leaves a mark when it is imported. Returns the mark."""
+    mark = tmp_path / "foreign" / "imported"
+    mark.parent.mkdir()
+    (mark.parent / "foreign_envs.py").write_text(
+        f"import gymnasium\nopen({str(mark)!r}, 'w').close()\ndef make():\n    return gymnasium.make('CartPole-v1')\n"
+    )
+    monkeypatch.syspath_prepend(str(mark.parent))
+    monkeypatch.delitem(sys.modules, "foreign_envs", raising=False)
+    return mark
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_somebody_elses_run_imports_nothing_that_was_not_typed(
+    capsys: pytest.CaptureFixture[str], foreign_envs: Path, kind: str
+) -> None:
+    save_run(Path("run"), describe(FOREIGN[kind], cartpole_spec()))
+    assert TYPED[kind] in refused(capsys, "run", "episodes=1")
+    assert not foreign_envs.exists()
+    assert main(["run", "episodes=1", TYPED[kind]]) == 0
+    assert foreign_envs.exists()
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_a_run_of_ones_own_needs_no_more_words(foreign_envs: Path, kind: str) -> None:
+    remember(save_run(Path("run"), describe(FOREIGN[kind], cartpole_spec())))
+    assert main(["run", "episodes=1"]) == 0
+    assert foreign_envs.exists()
+
+
+def test_what_a_run_directory_holds_is_not_executed(
+    capsys: pytest.CaptureFixture[str], workplace: Path
+) -> None:
+    """Neither Python files beside the model nor a _target_ in its configuration."""
+    run = make_run()
+    for name in ("sitecustomize.py", "gymnasium.py", "torch.py"):
+        (run / name).write_text("raise SystemExit('executed')")
+    (run / "config.yaml").write_text("_target_: os.mkdir\npath: executed\n")
+    assert main(["run", "episodes=1"]) == 0
+    save_run(Path("other"), describe(CARTPOLE, cartpole_spec(), _target_="os.mkdir"))
+    assert "_target_" in refused(capsys, "other")
+    assert not (workplace / "executed").exists()
+
+
+# -- drawing and signals ------------------------------------------------------------
+
+
+class DrawingEnv(gymnasium.Env[np.ndarray, int]):
+    """Ends after three env steps and can draw."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (4,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    metadata: ClassVar = {"render_modes": ["rgb_array", "human"], "render_fps": 30}
+    made: ClassVar[list[DrawingEnv]] = []
+
+    def __init__(
+        self, render_mode: str | None = None, failing: bool = False, interrupting: bool = False
+    ) -> None:
+        self.render_mode = render_mode
+        self._failing = failing
+        self._interrupting = interrupting
+        self._time = 0
+        DrawingEnv.made.append(self)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self._time = 0
+        return np.zeros(4, np.float32), {}
+
+    def step(self, action: int) -> Any:
+        if self._failing:
+            raise gymnasium.error.DependencyNotInstalled("pygame is not installed")
+        if self._interrupting and self is DrawingEnv.made[0]:  # once: a second one would end the process
+            os.kill(os.getpid(), signal.SIGINT)
+        self._time += 1
+        return np.zeros(4, np.float32), 1.0, self._time == 3, False, {}
+
+    def render(self) -> Any:
+        return np.full((30, 40, 3), self._time * 40, np.uint8)
+
+
+@pytest.fixture
+def drawing_env(monkeypatch: pytest.MonkeyPatch) -> list[DrawingEnv]:
+    module = types.ModuleType("drawing_envs")
+    module.DrawingEnv = DrawingEnv  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "drawing_envs", module)
+    monkeypatch.setattr(DrawingEnv, "made", [])
+    return DrawingEnv.made
+
+
+def save_drawing(**kwargs: Any) -> None:
+    env = EnvConfig(entry_point="drawing_envs:DrawingEnv", kwargs=kwargs)
+    spec = env_spec(DrawingEnv.observation_space, DrawingEnv.action_space)
+    remember(save_run(Path("run"), describe(env, spec)))
+
+
+def test_a_person_sees_one_window(drawing_env: list[DrawingEnv]) -> None:
+    save_drawing()
+    assert main(["run", "episodes=4", "render=human"]) == 0
+    assert [env.render_mode for env in drawing_env] == ["human"]
+
+
+def test_a_film_is_written_beside_the_figures(drawing_env: list[DrawingEnv]) -> None:
+    from PIL import Image
+
+    save_drawing()
+    assert main(["run", "episodes=2", "render=rgb_array"]) == 0
+    assert [env.render_mode for env in drawing_env] == ["rgb_array"] * 2
+    with Image.open("run/eval/best-000000020-seed0-episodes2.gif") as film:
+        assert (film.size, getattr(film, "n_frames", 1)) == ((40, 30), 3)
+
+
+def test_drawing_without_its_package_says_what_to_install(
+    capsys: pytest.CaptureFixture[str], drawing_env: list[DrawingEnv]
+) -> None:
+    save_drawing(failing=True)
+    assert "pip install 'border-cli[render]'" in refused(capsys, "run", "episodes=1", "render=human")
+
+
+def test_ctrl_c_ends_it_with_its_code_and_without_figures(
+    capsys: pytest.CaptureFixture[str], drawing_env: list[DrawingEnv]
+) -> None:
+    save_drawing(interrupting=True)
+    handler = signal.getsignal(signal.SIGINT)
+    assert main(["run", "episodes=3"]) == 130
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert capsys.readouterr().err == ""
+    assert not Path("run/eval").exists()

@@ -1,0 +1,128 @@
+"""How a run ended, in one file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from border_cli.core.errors import ExitCode
+from border_cli.core.protocols import ActorStat
+from border_cli.runs.summary import End, Summary, write_crash
+
+
+def read(run_dir: Path, name: str = "summary.json") -> dict[str, Any]:
+    data: dict[str, Any] = json.loads((run_dir / name).read_text())
+    return data
+
+
+def test_it_is_there_from_the_start(tmp_path: Path) -> None:
+    Summary.start(tmp_path, "id")
+    assert read(tmp_path) == {
+        "run_id": "id",
+        "status": "running",
+        "ended_by": None,
+        "exit_code": None,
+        "error": None,
+        "last_score": None,
+        "best_score": None,
+        "seconds": None,
+        "counters": {},
+        "throughput": {},
+        "actors": [],
+    }
+
+
+def test_all_of_an_end_by_hand(tmp_path: Path) -> None:
+    end = End(
+        "max_env_steps",
+        ExitCode.DONE,
+        last=(900, 20.5),
+        best=(600, 21.0),
+        seconds=10.0,
+        counters={"opt_steps": 1_000, "env_steps": 3_000, "episodes": 5},
+        actors=[ActorStat(0, 1, 300, 5, 10.0, 2.5, "stopped")],
+    )
+    Summary.start(tmp_path, "id").finish(end)
+    assert read(tmp_path) == {
+        "run_id": "id",
+        "status": "done",
+        "ended_by": "max_env_steps",
+        "exit_code": 0,
+        "error": None,
+        "last_score": {"opt_steps": 900, "mean": 20.5},
+        "best_score": {"opt_steps": 600, "mean": 21.0},
+        "seconds": 10.0,
+        "counters": {"opt_steps": 1_000, "env_steps": 3_000, "episodes": 5},
+        "throughput": {"opt_steps_per_sec": 100.0, "samples_per_sec": 300.0},
+        "actors": [
+            {
+                "actor": 0,
+                "incarnation": 1,
+                "env_steps": 300,
+                "episodes": 5,
+                "seconds": 10.0,
+                "blocked_seconds": 2.5,
+                "state": "stopped",
+                "samples_per_sec": 30.0,
+            }
+        ],
+    }
+
+
+@pytest.mark.parametrize(
+    ("ended_by", "status"),
+    [
+        ("max_opts", "done"),
+        ("max_env_steps", "done"),
+        ("max_time", "done"),
+        ("stop_return", "done"),
+        ("sigint", "stopped"),
+        ("sigterm", "stopped"),
+        ("error", "failed"),
+    ],
+)
+def test_the_status_follows_from_what_ended_the_run(tmp_path: Path, ended_by: str, status: str) -> None:
+    Summary.start(tmp_path, "id").finish(End(ended_by, ExitCode.DONE))
+    assert read(tmp_path)["status"] == status
+
+
+def test_an_end_that_nobody_knows_is_a_defect(tmp_path: Path) -> None:
+    with pytest.raises(KeyError):
+        Summary.start(tmp_path, "id").finish(End("boredom", ExitCode.DONE))
+    assert read(tmp_path)["status"] == "running"
+
+
+def test_keys_are_the_same_from_start_to_end(tmp_path: Path) -> None:
+    summary = Summary.start(tmp_path, "id")
+    before = read(tmp_path).keys()
+    summary.finish(End("error", ExitCode.NON_FINITE, error="agent/loss is not a finite number"))
+    data = read(tmp_path)
+    assert data.keys() == before
+    assert (data["exit_code"], data["error"]) == (4, "agent/loss is not a finite number")
+
+
+def test_no_time_has_no_throughput_and_a_score_that_is_no_number_is_null(tmp_path: Path) -> None:
+    Summary.start(tmp_path, "id").finish(End("sigint", ExitCode.SIGINT, last=(1, float("nan"))))
+    data = read(tmp_path)
+    assert data["throughput"] == {}
+    assert data["last_score"] == {"opt_steps": 1, "mean": None}
+
+
+def test_a_crash_keeps_the_traceback_and_its_causes(tmp_path: Path) -> None:
+    def failing() -> None:
+        try:
+            raise ValueError("the cause")
+        except ValueError as e:
+            raise RuntimeError("the defect") from e
+
+    with pytest.raises(RuntimeError) as caught:
+        failing()
+    path = write_crash(tmp_path, caught.value)
+    data = read(tmp_path, path.name)
+    assert (data["error"], data["message"]) == ("RuntimeError", "the defect")
+    text = "".join(data["traceback"])
+    assert "the cause" in text and "in failing" in text
+    assert data["versions"]["python"]
