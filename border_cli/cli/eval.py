@@ -78,11 +78,19 @@ def _judge_and_tell(arguments: EvalArguments) -> None:
     env = load.env_config(saved.description)
     check_env(env, arguments.code, own)
     load.import_plugins(saved.description, arguments.code, own)
+    _use_one_thread()
     policy = load.make_policy(saved, arguments.seed)
     evaluation, film = _judge(arguments, saved, _with_typed(env, arguments), policy)
     judged = _Judged(located, env.id or str(env.entry_point), evaluation, summarise(evaluation))
     show(eval_table(judged.statistics, _facts(arguments, judged)))
     _keep(arguments, judged, film)
+
+
+def _use_one_thread() -> None:
+    """Batches of ten observations are too small to share: waiting for each other, threads take far longer."""
+    import torch
+
+    torch.set_num_threads(1)
 
 
 def _judge(

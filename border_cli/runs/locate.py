@@ -139,7 +139,7 @@ def _latest_run() -> Path:
     """What runs/latest points to; where there are no links, the newest by name."""
     latest = RUNS / LATEST
     if latest.is_dir():
-        return latest.resolve() if latest.is_symlink() else latest
+        return RUNS / latest.readlink() if latest.is_symlink() else latest
     found = sorted(path.parent for path in RUNS.glob(f"[0-9]*/*/{CONFIG_FILE}"))
     if not found:
         raise UsageError(
