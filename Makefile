@@ -49,5 +49,9 @@ bench: install
 results: install
 	$(BIN)/python -m bench.cartpole_seeds $(ARGS)
 
+# screen: a short real run, and its screen as docs/screen.svg
+screen: install
+	$(BIN)/python -m bench.screen_picture
+
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist
