@@ -102,7 +102,8 @@ def trained(env_class: str, n_step: int) -> DqnAgent:
 
 def values(agent: DqnAgent, observation: float) -> list[float]:
     obs = {"obs": torch.tensor([[observation]])}
-    return [float(v) for v in agent._net(agent._state.online, obs)[0]]
+    with torch.no_grad():
+        return [float(v) for v in agent._q_values(obs)[0]]
 
 
 @pytest.mark.learning

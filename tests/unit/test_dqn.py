@@ -9,7 +9,7 @@ import torch
 from border_cli.agents.dqn.agent import DqnAgent, make_agent, make_policy
 from border_cli.agents.dqn.config import DqnConfig
 from border_cli.agents.dqn.explorer import EpsilonSchedule, explore, ladder_power
-from border_cli.agents.dqn.loss import DqnState, TensorBatch, opt_step, td_target, update_target
+from border_cli.agents.dqn.loss import DqnNetworks, DqnState, TensorBatch, opt_step, td_target, update_target
 from border_cli.agents.encoding import VectorEncoder
 from border_cli.agents.flat import FlatModule
 from border_cli.config.schema import BufferConfig
@@ -53,7 +53,7 @@ def one_step(config: DqnConfig) -> tuple[DqnState, list[float]]:
     net = FlatModule(Table())
     state = DqnState.fresh(net.initial())
     batch = TensorBatch({"obs": T([[1.0]])}, T([0]), T([1.0]), T([0.5]), T([False]), {"obs": T([[2.0]])})
-    opt_step(net, config, state, batch)
+    opt_step(DqnNetworks.over(net, state), config, state, batch)
     return state, state.sums.tolist()
 
 

@@ -10,7 +10,7 @@ import torch
 
 from border_cli.agents.dqn.config import DqnConfig
 from border_cli.agents.dqn.explorer import EpsilonSchedule, explore, schedule
-from border_cli.agents.dqn.loss import SCALARS, DqnState, TensorBatch, opt_step, update_target
+from border_cli.agents.dqn.loss import SCALARS, DqnNetworks, DqnState, TensorBatch, opt_step, update_target
 from border_cli.agents.dqn.network import QNetwork
 from border_cli.agents.encoding import to_tensors
 from border_cli.agents.flat import FlatModule
@@ -67,6 +67,7 @@ class DqnPolicy:
     ) -> None:
         self._net = net
         self._weights = weights
+        self._q_values = net.over(weights)
         self._n_actions = spec.action.n
         self._epsilon = epsilon
         self._eval_epsilon = eval_epsilon
@@ -77,7 +78,7 @@ class DqnPolicy:
     def sample(self, obs: Obs, env_steps: int = 0) -> Array:
         """(B,) int64 actions."""
         with torch.inference_mode():
-            q = self._net(self._weights, to_tensors(obs, self._weights.device))
+            q = self._q_values(to_tensors(obs, self._weights.device))
             greedy = q.argmax(1).cpu().numpy()
         epsilon = self._epsilon(env_steps) if self._exploring else self._eval_epsilon
         return explore(greedy, epsilon, self._n_actions, self._rng)
@@ -122,6 +123,7 @@ class DqnAgent(DqnPolicy):
         self._config = config
         self._device = device
         self._state = DqnState.fresh(net.initial().to(device))
+        self._networks = DqnNetworks.over(net, self._state)
         self._unread = 0
         rng = seeding.generator(seed, *seeding.exploration_key(0, 0))
         super().__init__(net, self._state.online, spec, schedule(config, 0, 1), config.eval_epsilon, rng)
@@ -129,7 +131,8 @@ class DqnAgent(DqnPolicy):
 
     def opt(self, buffer: ReplayBuffer, record: bool = False) -> Record | None:
         """One opt step on one batch; with `record` the means over the opt steps since the last one."""
-        opt_step(self._net, self._config, self._state, self._tensors(buffer.batch(self._config.batch_size)))
+        batch = self._tensors(buffer.batch(self._config.batch_size))
+        opt_step(self._networks, self._config, self._state, batch)
         self.opt_steps += 1
         self.version = self.opt_steps
         self._unread += 1

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import mse_loss, smooth_l1_loss
 
 from border_cli.agents.adam import adam_step, clip_norm_
 from border_cli.agents.dqn.config import DqnConfig
-from border_cli.agents.flat import FlatModule
+from border_cli.agents.flat import FlatModule, flat_gradient
 
 SCALARS = ("loss", "q_mean", "target_mean", "grad_norm")
 """What an opt step yields, in the order of its vector."""
@@ -39,6 +39,19 @@ class DqnState:
         return DqnState(weights, weights.clone(), zeros(weights), zeros(weights), scalar, sums)
 
 
+@dataclass(frozen=True)
+class DqnNetworks:
+    """The two networks, working with the weights of a state."""
+
+    online: nn.Module
+    target: nn.Module
+
+    @staticmethod
+    def over(net: FlatModule, state: DqnState) -> DqnNetworks:
+        """Networks of this kind over this state's vectors."""
+        return DqnNetworks(net.over(state.online), net.over(state.target))
+
+
 @dataclass
 class TensorBatch:
     """A batch as tensors; shapes as in `core.protocols.Batch`."""
@@ -63,16 +76,15 @@ def td_target(
     return reward + discount * torch.where(terminated, 0.0, value)
 
 
-def opt_step(net: FlatModule, config: DqnConfig, state: DqnState, batch: TensorBatch) -> None:
+def opt_step(nets: DqnNetworks, config: DqnConfig, state: DqnState, batch: TensorBatch) -> None:
     """One opt step in place, target update left out: targets, loss, gradient, clipping, Adam."""
     with torch.no_grad():
-        q_next_online = net(state.online, batch.next_obs) if config.double else None
-        q_next = net(state.target, batch.next_obs)
+        q_next_online = nets.online(batch.next_obs) if config.double else None
+        q_next = nets.target(batch.next_obs)
         target = td_target(q_next, q_next_online, batch.reward, batch.discount, batch.terminated)
-    weights = state.online.detach().requires_grad_()
-    q = net(weights, batch.obs).gather(1, batch.action.unsqueeze(1)).squeeze(1)
+    q = nets.online(batch.obs).gather(1, batch.action.unsqueeze(1)).squeeze(1)
     loss = smooth_l1_loss(q, target) if config.loss == "huber" else mse_loss(q, target)
-    (gradient,) = torch.autograd.grad(loss, weights)
+    gradient = flat_gradient(loss, nets.online)
     with torch.no_grad():
         norm = clip_norm_(gradient, config.max_grad_norm)
         adam_step(state.online, gradient, state.mean, state.variance, state.count, config.lr, config.adam_eps)

@@ -28,9 +28,10 @@ class QNetwork(nn.Module):
     def forward(self, obs: dict[str, Tensor]) -> Tensor:
         """{name: (B, ...)} → (B, n) action values."""
         x = self.encoder(obs)
-        for layer in self.layers[:-1]:
+        *hidden, last = self.layers
+        for layer in hidden:
             x = torch.relu(layer(x))
-        out: Tensor = self.layers[-1](x)
+        out: Tensor = last(x)
         return out
 
 

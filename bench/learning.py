@@ -1,0 +1,101 @@
+"""Opt steps per second of whole runs beside those of the bare update on a ready batch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from bench import runs
+from bench.report import Figure
+
+OPT_STEPS = 20_000
+BATCH, HIDDEN, WARMUP = 64, (256, 256), 1_000
+RATIO_TARGET = "at least 0.85"
+
+
+def measure(folder: Path, repetitions: int) -> list[Figure]:
+    """Bare update and runs with 1 and 8 actors, in turn; each ratio is of one repetition."""
+    bare: list[float] = []
+    whole: dict[int, list[float]] = {1: [], 8: []}
+    for i in range(repetitions):
+        bare.append(_bare_in_its_own_process())
+        for n_actors, rates in whole.items():
+            rates.append(_whole_run(folder / f"learning-{n_actors}-{i}", n_actors))
+    ratio = {n: [w / b for w, b in zip(rates, bare, strict=True)] for n, rates in whole.items()}
+    return [
+        Figure("bare update on a ready batch", bare, "opt steps/s"),
+        Figure("asynchronous run, 1 actor", whole[1], "opt steps/s"),
+        Figure("asynchronous run, 8 actors", whole[8], "opt steps/s"),
+        Figure("run over bare update, 1 actor", ratio[1], "", RATIO_TARGET),
+        Figure("run over bare update, 8 actors", ratio[8], ""),
+    ]
+
+
+def bare_update_rate() -> float:
+    """Opt steps/s of DQN's update alone: one thread, one batch that stays, no replay, no actors."""
+    import torch
+
+    from border_cli.agents.dqn.config import DqnConfig
+    from border_cli.agents.dqn.loss import DqnNetworks, DqnState, TensorBatch, opt_step, update_target
+    from border_cli.agents.dqn.network import QNetwork
+    from border_cli.agents.flat import FlatModule
+    from border_cli.config.schema import EnvConfig
+    from border_cli.envs.gym_env import GymEnv
+
+    torch.set_num_threads(1)
+    rng = torch.Generator().manual_seed(0)
+    spec = GymEnv(EnvConfig(id="CartPole-v1")).spec
+    config = DqnConfig(batch_size=BATCH, hidden=list(HIDDEN))
+    net = FlatModule(QNetwork(spec, config.hidden, rng))
+    state = DqnState.fresh(net.initial())
+    nets = DqnNetworks.over(net, state)
+    batch = TensorBatch(
+        obs={"obs": torch.randn(BATCH, 4, generator=rng)},
+        action=torch.randint(2, (BATCH,), generator=rng),
+        reward=torch.ones(BATCH),
+        discount=torch.full((BATCH,), 0.99),
+        terminated=torch.rand(BATCH, generator=rng) < 0.1,
+        next_obs={"obs": torch.randn(BATCH, 4, generator=rng)},
+    )
+
+    def update(n: int) -> None:
+        for i in range(1, n + 1):
+            opt_step(nets, config, state, batch)
+            if i % config.target_interval == 0:
+                update_target(state, config.target_tau)
+
+    update(OPT_STEPS // 20)
+    began = time.perf_counter()
+    update(OPT_STEPS)
+    return OPT_STEPS / (time.perf_counter() - began)
+
+
+def _bare_in_its_own_process() -> float:
+    code = "import json; from bench.learning import bare_update_rate; print(json.dumps(bare_update_rate()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return float(json.loads(done.stdout))
+
+
+def _whole_run(run_dir: Path, n_actors: int) -> float:
+    """Opt steps/s between the record that ends the warm-up and the last one."""
+    runs.train(
+        run_dir,
+        [
+            "agent=dqn",
+            "env=cartpole",
+            f"n_actors={n_actors}",
+            "threads=1",
+            f"agent.batch_size={BATCH}",
+            f"agent.hidden={list(HIDDEN)}".replace(" ", ""),
+            "trainer.opt_interval=2",
+            f"trainer.warmup_period={WARMUP}",
+            f"trainer.max_opts={OPT_STEPS}",
+            "trainer.eval_interval=null",
+            "trainer.save_interval=null",
+        ],
+    )
+    at = {r["opt_steps"]: r["time"] for r in runs.records(run_dir) if "throughput/samples_total" in r}
+    return OPT_STEPS / (at[OPT_STEPS] - at[0])

@@ -1,0 +1,80 @@
+"""Figures with their spread, and the tables they are shown in."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Repetitions of one measurement. `target` is what the project promises, where it does."""
+
+    name: str
+    values: Sequence[float]
+    unit: str
+    target: str = ""
+
+    def cells(self) -> list[str]:
+        """Name, median, least to greatest, unit, target."""
+        low, high = min(self.values), max(self.values)
+        return [
+            self.name,
+            number(statistics.median(self.values)),
+            f"{number(low)} to {number(high)}",
+            self.unit,
+            self.target,
+        ]
+
+
+def number(value: float) -> str:
+    """Three digits that count, thousands apart."""
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table, its columns aligned in the source too."""
+    lines = [list(head), *[list(row) for row in rows]]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+    lines.insert(1, ["-" * width for width in widths])
+    return "\n".join(
+        f"| {' | '.join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))} |"
+        for line in lines
+    )
+
+
+def machine() -> str:
+    """What the figures were taken on."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return (
+        f"{cores} cores ({_processor()}), {platform.system()}, Python {platform.python_version()}, "
+        f"torch {version('torch')}, gymnasium {version('gymnasium')}"
+    )
+
+
+def write_between_marks(path: Path, text: str) -> None:
+    """Replace what stands between the two marks of a document. Raises ValueError if it has none."""
+    before, begin, rest = path.read_text(encoding="utf-8").partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    if not begin or not end:
+        raise ValueError(f"{path} has no place for figures: {_BEGIN} … {_END}")
+    path.write_text(f"{before}{begin}\n{text}\n{end}{after}", encoding="utf-8")
+
+
+_BEGIN = "<!-- figures: written by the benchmark -->"
+_END = "<!-- end of figures -->"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "?")

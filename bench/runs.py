@@ -1,0 +1,34 @@
+"""Whole runs by the real command, for the benchmarks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def train(run_dir: Path, words: Sequence[str]) -> None:
+    """`border-train WORD…` into run_dir. Raises SystemExit with its output if it fails."""
+    _command("border_cli.cli.train", [*words, f"hydra.run.dir={run_dir}"])
+
+
+def judge(run_dir: Path, words: Sequence[str]) -> None:
+    """`border-eval run_dir WORD…`."""
+    _command("border_cli.cli.eval", [str(run_dir), *words])
+
+
+def records(run_dir: Path) -> Iterator[dict[str, Any]]:
+    """The records of metrics.jsonl, oldest first."""
+    with (run_dir / "metrics.jsonl").open(encoding="utf-8") as lines:
+        for line in lines:
+            yield json.loads(line)
+
+
+def _command(module: str, words: Sequence[str]) -> None:
+    command = [sys.executable, "-c", f"import sys; from {module} import main; sys.exit(main())", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(words)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")

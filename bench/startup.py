@@ -1,0 +1,50 @@
+"""Seconds from the command to the environments' first steps."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from bench import runs
+from bench.report import Figure
+
+
+def measure(folder: Path, repetitions: int) -> list[Figure]:
+    """With 1 and with 8 actors, in turn."""
+    first: dict[int, list[float]] = {1: [], 8: []}
+    last: dict[int, list[float]] = {1: [], 8: []}
+    for i in range(repetitions):
+        for n_actors in (1, 8):
+            steps = _first_steps(folder / f"startup-{n_actors}-{i}", n_actors)
+            first[n_actors].append(min(steps))
+            last[n_actors].append(max(steps))
+    return [
+        Figure("command to the first env step, 1 actor", first[1], "s"),
+        Figure("command to the first env step, 8 actors", first[8], "s"),
+        Figure("command to the first env step of every one of 8 actors", last[8], "s"),
+    ]
+
+
+def _first_steps(folder: Path, n_actors: int) -> list[float]:
+    """Seconds from the command to each actor's first step."""
+    marks = folder / "marks"
+    marks.mkdir(parents=True)
+    began = time.monotonic()
+    runs.train(
+        folder / "run",
+        [
+            "agent=dqn",
+            "env=gym",
+            "env.entry_point=bench.clocked_env:ClockedCartPole",
+            f"env.kwargs.folder={marks}",
+            f"n_actors={n_actors}",
+            "preset=none",
+            "trainer.max_env_steps=2000",
+            "trainer.warmup_period=1900",
+            "trainer.eval_interval=null",
+        ],
+    )
+    steps = [float(mark.read_text(encoding="utf-8")) - began for mark in marks.iterdir()]
+    if len(steps) != n_actors:
+        raise SystemExit(f"{len(steps)} of {n_actors} actors stepped")
+    return steps
