@@ -47,6 +47,6 @@ class FlatModule:
         return module
 
 
-def flat_gradient(loss: Tensor, module: nn.Module) -> Tensor:
-    """Gradient of a scalar with respect to a network of `FlatModule.over`, as one vector."""
-    return torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(module.parameters()))])
+def flat_gradient(loss: Tensor, parameters: tuple[nn.Parameter, ...]) -> Tensor:
+    """Gradient of a scalar with respect to the parameters of a network of `FlatModule.over`, as one vector."""
+    return torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, parameters)])

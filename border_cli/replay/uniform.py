@@ -73,12 +73,12 @@ class UniformReplayBuffer:
             next_ix[missing] = self._next[ix[missing]]
         data = self._data
         return Batch(
-            obs={name: data[name][ix] for name in self._obs_names},
-            action=data["action"][ix],
-            reward=data["reward"][ix],
-            discount=data["discount"][ix],
-            terminated=data["terminated"][ix],
-            next_obs={name: data[name][next_ix] for name in self._obs_names},
+            obs={name: data[name].take(ix, axis=0) for name in self._obs_names},
+            action=data["action"].take(ix, axis=0),
+            reward=data["reward"].take(ix),
+            discount=data["discount"].take(ix),
+            terminated=data["terminated"].take(ix),
+            next_obs={name: data[name].take(next_ix, axis=0) for name in self._obs_names},
             ix=ix,
         )
 

@@ -45,11 +45,13 @@ class DqnNetworks:
 
     online: nn.Module
     target: nn.Module
+    online_parameters: tuple[nn.Parameter, ...]
 
     @staticmethod
     def over(net: FlatModule, state: DqnState) -> DqnNetworks:
         """Networks of this kind over this state's vectors."""
-        return DqnNetworks(net.over(state.online), net.over(state.target))
+        online = net.over(state.online)
+        return DqnNetworks(online, net.over(state.target), tuple(online.parameters()))
 
 
 @dataclass
@@ -84,7 +86,7 @@ def opt_step(nets: DqnNetworks, config: DqnConfig, state: DqnState, batch: Tenso
         target = td_target(q_next, q_next_online, batch.reward, batch.discount, batch.terminated)
     q = nets.online(batch.obs).gather(1, batch.action.unsqueeze(1)).squeeze(1)
     loss = smooth_l1_loss(q, target) if config.loss == "huber" else mse_loss(q, target)
-    gradient = flat_gradient(loss, nets.online)
+    gradient = flat_gradient(loss, nets.online_parameters)
     with torch.no_grad():
         norm = clip_norm_(gradient, config.max_grad_norm)
         adam_step(state.online, gradient, state.mean, state.variance, state.count, config.lr, config.adam_eps)
