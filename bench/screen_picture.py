@@ -25,7 +25,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-WIDTH, HEIGHT = 88, 26
+WIDTH, HEIGHT = 88, 30
 PATH = Path("docs/screen.svg")
 WORDS = ("agent=dqn", "env=cartpole", "n_actors=8")
 _PHASE = "training"

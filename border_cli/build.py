@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,6 +33,7 @@ from border_cli.core.items import item_columns
 from border_cli.core.progress import Progress, View
 from border_cli.core.protocols import Agent, Evaluation, ExperienceSource, Recorder, ReplayBuffer
 from border_cli.core.spaces import EnvSpec
+from border_cli.envs.guarded import GuardedEnv
 from border_cli.envs.gym_env import GymEnv
 from border_cli.evaluation.evaluator import InlineEvaluator
 from border_cli.recorders.banner import banner, preset_note
@@ -152,7 +152,7 @@ class _Run:
         try:
             agent, buffer = self._agent(), parts.make_buffer(self._config, self._spec)
             evaluator = InlineEvaluator(
-                GymEnv(self._config.env, min(self._config.evaluator.n_envs, self._config.evaluator.episodes)),
+                self._evaluation_env(),
                 self._config.evaluator.episodes,
                 self._config.evaluator.max_episode_steps,
                 lambda i: seeding.evaluation_seed(self._config.seed, i),
@@ -208,10 +208,14 @@ class _Run:
         if c.trainer.type == "async":
             return ActorManager(actors, item_columns(self._spec), c.n_actors, c.actor_manager, self._stop)
         place = actors.place(0, 0, 1)
-        env = parts.actor_env(place, c.env, ())
+        env = GuardedEnv(parts.actor_env(place, c.env, ()), "actor 0")
         seeds = [seeding.env_seed(c.seed, 0, 0, i) for i in range(place.n_envs)]
         processor = parts.actor_processor(place, self._spec, c)
         return InThreadSource(Sampler(env, agent, processor, seeds), place.n_envs, env.close)
+
+    def _evaluation_env(self) -> GuardedEnv:
+        n_envs = min(self._config.evaluator.n_envs, self._config.evaluator.episodes)
+        return GuardedEnv(GymEnv(self._config.env, n_envs), "the evaluation")
 
     def _progress(self) -> Progress:
         t = self._config.trainer
@@ -275,10 +279,10 @@ class _Run:
         self._summary.finish(self._end(ended_by, code, str(error)))
         if code == ExitCode.DEFECT and isinstance(error, Exception):
             write_crash(self._dir, error)
-        _log.error("the run failed: %s", error, exc_info=error if code == ExitCode.DEFECT else None)
+        # As text: whoever keeps log records must not keep the error, whose frames hold the run's memory.
+        _log.error("the run failed: %s", str(error), exc_info=error if code == ExitCode.DEFECT else None)
         if isinstance(error, ActorLostError) and error.details:
             _log.error("the actor's own traceback:\n%s", error.details)
-            sys.stderr.write(error.details if error.details.endswith("\n") else error.details + "\n")
 
     def _end(self, ended_by: str, code: ExitCode, error: str | None) -> End:
         loop = self._loop
@@ -393,8 +397,3 @@ def _check_init(config: TrainConfig, spec: EnvSpec) -> None:
         parts.make_agent(config, spec).sync_model(saved.info)
     except ValueError as e:
         raise UsageError(f"init_from={config.init_from}: its network is not the one of this agent") from e
-
-
-def cores() -> int:
-    """Processor cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

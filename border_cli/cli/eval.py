@@ -17,8 +17,9 @@ from border_cli.cli.eval_arguments import HELP, EvalArguments, parse_arguments
 from border_cli.cli.eval_table import eval_table
 from border_cli.cli.output import report, show
 from border_cli.config.schema import EnvConfig
-from border_cli.core.errors import BorderError, ExitCode, Interrupted, UsageError
+from border_cli.core.errors import ActorLostError, BorderError, ExitCode, Interrupted, UsageError
 from border_cli.core.protocols import ActingPolicy, Evaluation
+from border_cli.envs.guarded import GuardedEnv
 from border_cli.evaluation.evaluator import InlineEvaluator
 from border_cli.evaluation.film import Film
 from border_cli.evaluation.statistics import INTERVAL, Statistics, summarise
@@ -109,7 +110,7 @@ def _judge(
                 )
             film = Film(env.render) if arguments.render == "rgb_array" else None
             evaluator = InlineEvaluator(
-                env,
+                GuardedEnv(env, "the evaluation"),
                 arguments.episodes,
                 arguments.max_episode_steps,
                 lambda episode: judgement_seed(arguments.seed, episode),
@@ -141,7 +142,9 @@ def _drawing(evaluate: Callable[[], Evaluation | None], render: str | None) -> E
 
     try:
         return evaluate()
-    except DependencyNotInstalled as e:
+    except (DependencyNotInstalled, ActorLostError) as e:
+        if not isinstance(e, DependencyNotInstalled) and not isinstance(e.__cause__, DependencyNotInstalled):
+            raise
         raise UsageError(
             f"render={render} needs a package that is not installed\n"
             "install it with: pip install 'border-cli[render]'"

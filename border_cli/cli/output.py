@@ -6,7 +6,7 @@ import os
 import sys
 import traceback
 
-from border_cli.core.errors import BorderError, ExitCode
+from border_cli.core.errors import ActorLostError, BorderError, ExitCode
 
 MAX_LINES = 3
 
@@ -24,12 +24,15 @@ def show(text: str) -> None:
 def report(error: Exception, debug: bool = False, job: str = "") -> int:
     """Say on stderr what went wrong and return the exit code.
 
-    An error of ours is its message, at most three lines. Anything else is a defect and keeps its traceback: a
-    report about it is worth nothing without. debug: the traceback in any case. job: which of a sweep it was.
+    An error of ours is its message, at most three lines. A defect keeps its traceback, because a report about it is
+    worth nothing without, and an environment's error keeps the environment's. debug: the traceback in any case.
+    job: which of a sweep it was.
     """
     ours = isinstance(error, BorderError)
     if debug or not ours:
         traceback.print_exception(error, file=sys.stderr)
+    elif isinstance(error, ActorLostError) and error.details:
+        sys.stderr.write(f"{error.details.rstrip()}\n")
     message = (
         str(error)
         if ours

@@ -73,6 +73,15 @@ def batch_steps(config: TrainConfig) -> int:
     return config.agent.batch_size + unsampled_steps(config)
 
 
+def least_capacity(config: TrainConfig) -> int:
+    """Rows of a replay that can always offer a batch, however short the episodes are.
+
+    Every second row is a final observation where each episode is one env step long. In each stream n_step rows wait
+    for their next observation, and the oldest row may be a final observation whose transition is overwritten.
+    """
+    return 2 * config.agent.batch_size + streams(config) * (config.buffer.n_step + 1)
+
+
 _BATCH_STEPS = "batch_size + n_actors·envs_per_actor·(2·n_step - 1)"
 """`batch_steps` as a formula for messages."""
 
@@ -135,10 +144,11 @@ def _check_capacity(config: TrainConfig) -> None:
             f"trainer.warmup_period={warmup} env steps do not fit into buffer.capacity={capacity}\n"
             "allowed: warmup_period <= capacity"
         )
-    if capacity < batch_steps(config):
+    least = least_capacity(config)
+    if capacity < least:
         raise UsageError(
-            f"buffer.capacity={capacity} could never offer a batch: its newest rows wait for what follows\n"
-            f"allowed: capacity >= {_BATCH_STEPS} = {batch_steps(config)}"
+            f"buffer.capacity={capacity} might never offer a batch of agent.batch_size={batch}\n"
+            f"allowed: capacity >= 2·batch_size + n_actors·envs_per_actor·(n_step + 1) = {least}"
         )
 
 

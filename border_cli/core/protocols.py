@@ -190,7 +190,7 @@ class ExperienceSource(Protocol):
 
 @dataclass
 class ActorStat:
-    """What one actor did. `seconds` runs from its first env step; `blocked_seconds` is time spent waiting for credit."""
+    """What one actor did. seconds: since its first env step · blocked_seconds: of them, waiting for credit or room."""
 
     actor: int
     incarnation: int = 0

@@ -24,7 +24,7 @@ _NARROW = 50
 """Below this width labels are not aligned: their column would take too much of a line."""
 _BORDER = 4
 """Columns of the panel's two sides, padding included."""
-_PHASE_STYLES = {"training": "bold green", "stopping": "bold red"}
+_PHASE_STYLES = {"training": "bold green", "done": "bold green", "stopping": "bold red"}
 _WAITS_MUCH = 0.5
 
 
@@ -189,9 +189,8 @@ def _sides(p: Progress, width: int) -> list[Text]:
     if not p.asynchronous:
         return []
     blocked = [_blocked("actors", p.actors_blocked), _blocked("learner", p.learner_blocked)]
-    alive_style = (
-        "bold" if p.actors_alive == p.n_actors or p.phase in ("starting", "stopping") else "bold red"
-    )
+    missing = p.actors_alive < p.n_actors and p.phase in ("warm-up", "training")
+    alive_style = "bold red" if missing else "bold"
     actors = [
         Text.assemble((f"{p.actors_alive}/{p.n_actors}", alive_style), (" alive", "dim")),
         Text.assemble(("policy lag ", "dim"), _figure(figures.number(p.policy_lag_mean), "opt steps")),

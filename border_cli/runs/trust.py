@@ -20,8 +20,8 @@ from border_cli.core.errors import UsageError
 
 _logger = logging.getLogger(__name__)
 _RUN_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_WRAPPERS_OF_ANYTHING = ("GymV21Environment-v0", "GymV26Environment-v0")
-"""Ids of gymnasium that import whatever their arguments name."""
+_WRAPPERS_OF_ANYTHING = ("GymV21Environment", "GymV26Environment")
+"""Ids of gymnasium, whatever their version, that import what their arguments name."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def check_env(env: EnvConfig, typed: Typed, own: bool) -> None:
         raise _refusal(f"imports {', '.join(modules)}", f"env.imports=[{','.join(modules)}]")
     if env.entry_point is not None and env.entry_point != typed.entry_point:
         raise _refusal(f"is made by {env.entry_point}", f"env.entry_point={env.entry_point}")
-    if env.id.endswith(_WRAPPERS_OF_ANYTHING):
+    if any(name in env.id for name in _WRAPPERS_OF_ANYTHING):
         raise UsageError(f"this run is not one of yours, and {env.id} imports whatever its arguments name")
 
 

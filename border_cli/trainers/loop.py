@@ -180,9 +180,9 @@ class TrainingLoop:
 
     def _evaluate(self) -> None:
         p, began = self.parts, monotonic()
-        self._phase = "evaluating"
+        before, self._phase = self._phase, "evaluating"
         evaluation = p.evaluator.evaluate(p.agent, p.limiter.opt_steps)
-        self._phase = "training"
+        self._phase = before
         p.telemetry.excluded(monotonic() - began)
         if evaluation is None:
             return
@@ -257,7 +257,7 @@ class TrainingLoop:
         if p.limiter.opt_steps > self._saved_at and p.agent.check_finite():
             self._save()
         p.recorder.flush()
-        p.telemetry.refresh(self._phase, len(p.buffer), self.actors, 0)
+        p.telemetry.refresh("done", len(p.buffer), self.actors, 0)
 
     # -- showing ------------------------------------------------------------------------------------------------
 

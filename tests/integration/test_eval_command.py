@@ -234,6 +234,17 @@ def test_an_environment_that_raises_when_it_is_made(capsys: pytest.CaptureFixtur
     assert "cannot be made" in refused(capsys, "run")
 
 
+def test_an_environment_that_raises_meanwhile(capsys: pytest.CaptureFixture[str]) -> None:
+    config = EnvConfig(
+        entry_point="border_cli.envs.counting:CountingEnv", kwargs={"fault": "raise", "fault_step": 2}
+    )
+    save_run(Path("run"), describe(config, GymEnv(config).spec))
+    assert main(["run", f"env.entry_point={config.entry_point}"]) == 5
+    err = capsys.readouterr().err
+    assert "counting.py" in err
+    assert err.splitlines()[-1].startswith("error: the evaluation failed while stepping, after 10 env steps")
+
+
 def test_an_environment_with_other_spaces_than_then(capsys: pytest.CaptureFixture[str]) -> None:
     save_with(EnvConfig(id="MountainCar-v0"))
     assert "spaces are not those" in refused(capsys, "run", "episodes=1")

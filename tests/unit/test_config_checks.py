@@ -44,7 +44,7 @@ def test_the_small_configuration_passes():
 @pytest.mark.parametrize(
     "changes",
     [
-        {"buffer__capacity": 20},
+        {"buffer__capacity": 22},
         {"trainer__warmup_period": 100},
         {"trainer__max_env_steps": 21},
         {"trainer__max_env_steps": None, "trainer__max_time": 1.0},
@@ -71,7 +71,9 @@ def test_the_edge_is_allowed(changes):
     [
         ({"buffer__capacity": 9}, ["capacity=9", "batch_size=10", "capacity >= batch_size"]),
         ({"trainer__warmup_period": 101}, ["warmup_period=101", "capacity=100"]),
-        ({"buffer__capacity": 10, "trainer__warmup_period": 10}, ["capacity=10", "= 11"]),
+        # with episodes of one env step, 10 of 21 rows are final observations and the newest may still wait
+        ({"buffer__capacity": 21}, ["capacity=21", "batch_size=10", "= 22"]),
+        ({"buffer__capacity": 23, "buffer__n_step": 3}, ["capacity=23", "(n_step + 1) = 24"]),
         ({"trainer__max_env_steps": 20}, ["max_env_steps=20 ends before the first opt step", "21"]),
         ({"trainer__max_env_steps": None}, ["without a budget", "max_opts", "max_env_steps", "max_time"]),
         (

@@ -82,7 +82,9 @@ def test_any_line_breaks_the_silence(what: str) -> None:
     assert stream.getvalue().count("\n") == 2
 
 
-@pytest.mark.parametrize("phase", ["starting", "warm-up", "training", "evaluating", "saving", "stopping"])
+@pytest.mark.parametrize(
+    "phase", ["starting", "warm-up", "training", "evaluating", "saving", "stopping", "done"]
+)
 def test_every_phase_is_named(phase: str) -> None:
     view, stream, _ = started()
     view.show(Progress(phase=phase))

@@ -94,8 +94,9 @@ def test_all_of_it_has_to_be_typed() -> None:
     check_env(CLASS, Typed(entry_point="os:system"), own=False)
 
 
-def test_an_id_that_imports_what_its_arguments_name_is_never_foreign() -> None:
-    env = EnvConfig(id="GymV26Environment-v0", kwargs={"env_id": "evil:Env-v0"})
+@pytest.mark.parametrize("env_id", ["GymV26Environment-v0", "GymV26Environment", "GymV21Environment-v0"])
+def test_an_id_that_imports_what_its_arguments_name_is_never_foreign(env_id: str) -> None:
+    env = EnvConfig(id=env_id, kwargs={"env_id": "evil:Env-v0"})
     with pytest.raises(UsageError, match="imports whatever"):
         check_env(env, Typed(), own=False)
     check_env(env, Typed(), own=True)

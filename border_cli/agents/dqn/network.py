@@ -19,9 +19,7 @@ class QNetwork(nn.Module):
         super().__init__()
         self.encoder = VectorEncoder(spec.obs)
         sizes = [spec.obs.features, *hidden, spec.action.n]
-        self.layers = nn.ModuleList(
-            nn.utils.skip_init(nn.Linear, n_in, n_out) for n_in, n_out in pairwise(sizes)
-        )
+        self.layers = nn.ModuleList(_BlankLinear(n_in, n_out) for n_in, n_out in pairwise(sizes))
         for layer in self.layers:
             _initialise(layer, generator)
 
@@ -33,6 +31,16 @@ class QNetwork(nn.Module):
             x = torch.relu(layer(x))
         out: Tensor = last(x)
         return out
+
+
+class _BlankLinear(nn.Linear):
+    """A linear layer that draws nothing from torch's global generator when it is made.
+
+    `nn.utils.skip_init` would do the same, but loads torch's symbolic shapes, in each actor: half a second.
+    """
+
+    def reset_parameters(self) -> None:
+        """Nothing; `_initialise` follows."""
 
 
 def _initialise(layer: nn.Module, generator: torch.Generator) -> None:

@@ -1,0 +1,55 @@
+"""Whose fault an exception is: an environment that raises in the learner's own process is told apart from a defect."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from border_cli.core.errors import ActorLostError, BorderError
+from border_cli.core.protocols import Env, Step
+from border_cli.core.spaces import Array, Obs
+
+
+class GuardedEnv:
+    """Implements `core.protocols.Env` by another one, whose exceptions become ActorLostError with their traceback.
+
+    owner: who acts in it, as messages call it.
+    """
+
+    def __init__(self, env: Env, owner: str) -> None:
+        self._env = env
+        self._owner = owner
+        self._env_steps = 0
+        self.n_envs = env.n_envs
+        self.spec = env.spec
+
+    def reset(self, env_ix: int, seed: int | None = None) -> None:
+        """As the environment's own."""
+        with self._blamed("resetting"):
+            self._env.reset(env_ix, seed)
+
+    def observe(self, env_ix: Sequence[int]) -> Obs:
+        """As the environment's own."""
+        return self._env.observe(env_ix)
+
+    def step(self, env_ix: Sequence[int], action: Array) -> Step:
+        """As the environment's own."""
+        with self._blamed(f"stepping, after {self._env_steps} env steps"):
+            step = self._env.step(env_ix, action)
+        self._env_steps += len(env_ix)
+        return step
+
+    def close(self) -> None:
+        """As the environment's own."""
+        self._env.close()
+
+    @contextmanager
+    def _blamed(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except BorderError:
+            raise
+        except Exception as e:
+            message = f"{self._owner} failed while {doing}: {type(e).__name__}: {e}"
+            raise ActorLostError(message, traceback.format_exc()) from e
