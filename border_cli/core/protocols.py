@@ -170,7 +170,10 @@ class ExperienceSource(Protocol):
         """Bring every actor up with this model. Returns when all of them hold it."""
 
     def collect(self) -> list[Chunk]:
-        """What has arrived. Never blocks for long; raises ActorLostError when an actor is gone."""
+        """What has arrived; after `stop`, once, what was left. Never blocks for long.
+
+        Raises ActorLostError when an actor is gone.
+        """
 
     def grant(self, credits: Sequence[int]) -> None:
         """Env steps each actor may have taken in all, one number per actor, never falling."""

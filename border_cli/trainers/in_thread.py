@@ -35,8 +35,8 @@ class InThreadSource:
         self._started = monotonic()
 
     def collect(self) -> list[Chunk]:
-        """The rows of one round of env steps; nothing without credit."""
-        k = min(self._n_envs, self._credit - self._taken)
+        """The rows of one round of env steps; nothing without credit, or after `stop`."""
+        k = 0 if self._stat.state == "done" else min(self._n_envs, self._credit - self._taken)
         if k <= 0:
             return []
         env_ix = [(self._cursor + i) % self._n_envs for i in range(k)]

@@ -132,19 +132,24 @@ class TrainingLoop:
         return None
 
     def _take_in(self) -> bool:
-        """Collect, insert, give new credit. Whether anything had arrived."""
+        """Insert what has arrived and give new credit. Whether anything had arrived."""
         p, began = self.parts, monotonic()
+        arrived = self._insert()
+        if arrived:
+            p.source.announce(p.limiter.env_steps)
+        if p.limiter.grant():
+            p.source.grant(p.limiter.credits)
+        p.telemetry.collect_took(monotonic() - began)
+        return arrived
+
+    def _insert(self) -> bool:
+        p = self.parts
         chunks = p.source.collect()
         for chunk in chunks:
             if chunk.rows:
                 p.buffer.push(chunk.items, chunk.actor)
             p.limiter.inserted(chunk.actor, chunk.env_steps)
             p.telemetry.chunk(chunk)
-        if chunks:
-            p.source.announce(p.limiter.env_steps)
-        if p.limiter.grant():
-            p.source.grant(p.limiter.credits)
-        p.telemetry.collect_took(monotonic() - began)
         return bool(chunks)
 
     def _opt(self) -> None:
@@ -248,6 +253,7 @@ class TrainingLoop:
             self._phase = "stopping"
             self._show()
             self.actors = self.parts.source.stop()
+            self._insert()  # what the actors handed over while they left
 
     def _finish(self) -> None:
         """Whatever happened: no actor stays, the records are flushed, the last state is kept."""
