@@ -1,0 +1,65 @@
+"""Environments that are not in gymnasium: one for each kind of space, and some that watch the run they are part of."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+EPISODE = 10
+START = 5
+
+SPACES: dict[str, spaces.Space[Any]] = {
+    "discrete": spaces.Discrete(4, start=-2),
+    "multi_discrete": spaces.MultiDiscrete([3, 2], start=[1, -1]),
+    "multi_binary": spaces.MultiBinary(3),
+    "image": spaces.Box(0, 255, (2, 3), np.uint8),
+    "dict": spaces.Dict(
+        {
+            "position": spaces.Box(-1.0, 1.0, (2,), np.float64),
+            "inside": spaces.Tuple((spaces.Discrete(3), spaces.MultiBinary(2))),
+        }
+    ),
+    "tuple": spaces.Tuple((spaces.Box(-1.0, 1.0, (2, 2), np.float32), spaces.Dict(k=spaces.Discrete(2)))),
+}
+
+
+class Sampled(gymnasium.Env[Any, Any]):  # type: ignore[misc] # gymnasium is not checked
+    """Observations drawn from one of SPACES, actions counted from START; an action outside is an error."""
+
+    def __init__(self, space: str) -> None:
+        self.observation_space = spaces.Dict(o=SPACES[space])["o"]  # a copy, with a generator of its own
+        self.action_space = spaces.Discrete(3, start=START)
+        self._time = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
+        self._time = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if not self.action_space.contains(action):
+            raise ValueError(f"{action!r} is none of {self.action_space}")
+        self._time += 1
+        return self.observation_space.sample(), 1.0, False, self._time == EPISODE, {}
+
+
+class Onlooker(Sampled):
+    """Copies what summary.json says at its first step, into the file `seen`; logs a warning when it is made."""
+
+    def __init__(self, summary: str, seen: str) -> None:
+        super().__init__("discrete")
+        self._summary, self._seen = Path(summary), Path(seen)
+        logging.getLogger("tests.envs").warning("an onlooker was made")
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if not self._seen.exists():
+            self._seen.write_text(json.dumps(json.loads(self._summary.read_text(encoding="utf-8"))))
+        return super().step(action)

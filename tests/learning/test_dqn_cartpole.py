@@ -1,0 +1,54 @@
+"""DQN learns CartPole with its preset, whoever acts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from border_cli.checkpoints.contents import read_checkpoint
+from border_cli.cli.train import main
+from tests.real_runs import Run
+
+SOLVED = 475.0
+BUDGET = 50_000
+WORDS = (
+    "agent=dqn",
+    "env=cartpole",
+    f"trainer.stop_return={SOLVED}",
+    "recorder.console=none",
+    "recorder.tensorboard=false",
+)
+
+pytestmark = [pytest.mark.learning, pytest.mark.timeout(300)]
+
+
+def train(workplace: Path, *words: str) -> Run:
+    assert main([*WORDS, *words]) == 0
+    return Run((workplace / "runs" / "latest").resolve())
+
+
+def assert_solved(run: Run) -> None:
+    """An evaluation reached the score and ended the run, within the preset's budget; that model is the best."""
+    assert run.config.preset.name == "dqn_cartpole"
+    assert run.config.trainer.max_env_steps == BUDGET
+    assert run.counts[1] <= BUDGET
+    summary = run.summary
+    assert summary["ended_by"] == "stop_return", run.series("eval/return_mean")
+    assert summary["best_score"] == summary["last_score"]
+    assert summary["best_score"]["mean"] >= SOLVED
+    best = read_checkpoint(run.path / "best")
+    assert best.score is not None
+    assert (len(best.score.returns), best.score.mean) == (20, summary["best_score"]["mean"])
+
+
+def test_the_learner_that_acts_itself_solves_cartpole(workplace: Path) -> None:
+    assert_solved(train(workplace, "trainer=sync", "seed=0"))
+
+
+def test_a_learner_with_two_actors_solves_cartpole(workplace: Path) -> None:
+    """Free-running actors are not reproducible and one seed in many fails, so a second one may try."""
+    run = train(workplace, "n_actors=2", "seed=0")
+    if run.summary["ended_by"] != "stop_return":
+        run = train(workplace, "n_actors=2", "seed=1")
+    assert_solved(run)

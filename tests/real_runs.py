@@ -1,0 +1,97 @@
+"""Runs that train for real, kept tiny, and reading what they have left."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from border_cli.cli.train import main
+from border_cli.config.schema import TrainConfig
+from border_cli.recorders.jsonl import read_jsonl
+from border_cli.runs.directory import read_config
+
+TINY = (
+    "preset=none",
+    "agent.hidden=[16]",
+    "agent.batch_size=16",
+    "trainer.warmup_period=50",
+    "evaluator.episodes=2",
+    "recorder.console=none",
+    "recorder.tensorboard=false",
+)
+"""Less of everything. A test may type any of these keys again, and its word counts."""
+
+
+@contextlib.contextmanager
+def in_folder(folder: Path) -> Iterator[Path]:
+    """Work in this folder, with a list of own runs beside it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(folder / "state"))
+        patch.chdir(folder)
+        yield folder
+
+
+def tiny(*words: str) -> list[str]:
+    """These words, and those of TINY whose keys are not among them."""
+    typed = {word.partition("=")[0] for word in words}
+    return [*(word for word in TINY if word.partition("=")[0] not in typed), *words]
+
+
+def train(*words: str) -> Run:
+    """Run `border-train` in this process, with the words of `tiny`; it must succeed."""
+    assert main(tiny(*words)) == 0
+    return Run(Path("runs/latest").resolve())
+
+
+class Run:
+    """What a run left in its directory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def json(self, name: str) -> Any:
+        """A JSON file of the directory."""
+        return json.loads((self.path / name).read_text(encoding="utf-8"))
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        data: dict[str, Any] = self.json("summary.json")
+        return data
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Opt steps and env steps at the end."""
+        counters = self.summary["counters"]
+        return counters["opt_steps"], counters["env_steps"]
+
+    @functools.cached_property
+    def config(self) -> TrainConfig:
+        return read_config(self.path)
+
+    @functools.cached_property
+    def records(self) -> list[dict[str, Any]]:
+        return read_jsonl(self.path / "metrics.jsonl")
+
+    @property
+    def checkpoints(self) -> list[str]:
+        """Names below checkpoints/, in order."""
+        return sorted(entry.name for entry in (self.path / "checkpoints").glob("*"))
+
+    def series(self, name: str) -> list[tuple[int, float]]:
+        """Opt step and value of one metric, in the order of the file."""
+        return [(record["opt_steps"], record[name]) for record in self.records if name in record]
+
+    def steps(self, name: str) -> list[int]:
+        """Opt steps at which one metric was recorded."""
+        return [opt_steps for opt_steps, _ in self.series(name)]
+
+    def files(self, *folders: str) -> dict[str, bytes]:
+        """Content of every file below these folders, by its path in the run directory."""
+        paths = [path for folder in folders for path in (self.path / folder).rglob("*") if path.is_file()]
+        return {str(path.relative_to(self.path)): path.read_bytes() for path in paths}
