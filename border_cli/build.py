@@ -356,6 +356,11 @@ def _probe(config: TrainConfig, stop: StopFlag | None) -> EnvSpec:
         except forkserver.ChildError as e:
             if e.error_type == "UsageError":
                 raise UsageError(str(e)) from e
+            if not e.error_type:
+                raise UsageError(
+                    f"env: {e} while it made the environment\n"
+                    'in a script of your own, train_async belongs under `if __name__ == "__main__":`'
+                ) from e
             first = (str(e).splitlines() or [""])[0]
             raise UsageError(
                 f"env: the environment raised when it was made or reset: {e.error_type}: {first}\n"

@@ -56,4 +56,4 @@ def percentile(values: Iterable[float], q: float) -> float:
     ordered = sorted(values)
     if not ordered:
         raise ValueError("percentile of nothing")
-    return ordered[max(0, math.ceil(q / 100 * len(ordered)) - 1)]
+    return float(ordered[max(0, math.ceil(q / 100 * len(ordered)) - 1)])

@@ -10,11 +10,10 @@ import gc
 import json
 import logging
 import os
-import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +25,8 @@ from border_cli.config.schema import ActorManagerConfig
 from border_cli.core.errors import ActorLostError
 from border_cli.core.items import Chunk
 from border_cli.runtime import forkserver
-from border_cli.runtime.clock import Backoff, Deadline
 from tests.fakes import COUNTING_COLUMNS, LIGHT_PRELOAD, counting_actors, model
-
-ROOT = Path(__file__).parents[2]
-TIMEOUT_S = 30.0
-GONE_S = 5.0
+from tests.faults.processes import ROOT, TIMEOUT_S, assert_session_ends, processes, wait_gone, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
@@ -51,35 +46,6 @@ def audit() -> Iterator[None]:
 
 def open_descriptors() -> list[str]:
     return [path.name for path in Path("/proc/self/fd").iterdir()]
-
-
-def processes(parent: int | None = None, session: int | None = None) -> list[int]:
-    """Living processes with this parent, or of this session."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                alive = fields[0] not in ("Z", "X")
-                if alive and (int(fields[1]) == parent or int(fields[3]) == session):
-                    found.append(int(entry.name))
-    return found
-
-
-def wait_until(done: Callable[[], bool], what: str) -> None:
-    backoff, deadline = Backoff(), Deadline(TIMEOUT_S)
-    while not done():
-        assert not deadline.passed, f"waited in vain for {what}"
-        backoff.sleep()
-
-
-def wait_gone(pid: int) -> None:
-    """Return when the process has ended."""
-    with contextlib.suppress(ProcessLookupError):
-        descriptor = os.pidfd_open(pid)
-        readable, _, _ = select.select([descriptor], [], [], TIMEOUT_S)
-        os.close(descriptor)
-        assert readable, f"process {pid} is still there"
 
 
 @contextlib.contextmanager
@@ -299,10 +265,7 @@ def test_nothing_outlives_a_killed_learner(whole_group: bool) -> None:
         assert len(members) >= 4  # the learner, the forkserver and two actors
         assert said["forkserver"] in members
         (os.killpg if whole_group else os.kill)(process.pid, signal.SIGKILL)
-        deadline, backoff = Deadline(GONE_S), Backoff()
-        while processes(session=process.pid) and not deadline.passed:
-            backoff.sleep()
-        assert processes(session=process.pid) == []
+        assert_session_ends(process.pid)
 
 
 def test_a_learner_that_forgets_its_actors_still_ends() -> None:
