@@ -33,7 +33,7 @@ from border_cli.core.items import item_columns
 from border_cli.core.progress import Progress, View
 from border_cli.core.protocols import Agent, Evaluation, ExperienceSource, Recorder, ReplayBuffer
 from border_cli.core.spaces import EnvSpec
-from border_cli.envs.guarded import GuardedEnv
+from border_cli.envs.guarded import GuardedEnv, blamed
 from border_cli.envs.gym_env import GymEnv
 from border_cli.evaluation.evaluator import InlineEvaluator
 from border_cli.recorders.banner import banner, preset_note
@@ -62,6 +62,7 @@ from border_cli.trainers.telemetry import Telemetry
 
 _PROBE_TIMEOUT_S = 120.0
 _MEMORY_SHARE = 0.9
+_MAKING = "making the environment"
 _log = logging.getLogger("border_cli")
 
 
@@ -79,6 +80,7 @@ def preflight(config: TrainConfig, stop: StopFlag | None = None) -> EnvSpec:
     Raises UsageError or ResourceError; there is no run directory yet. Raises Interrupted when asked to stop.
     """
     forkserver.start_early()  # before this process imports torch
+    parts.import_agent(config)  # which does that, while the forkserver does the same: the probe waits for it
     spec = _probe(config, stop)
     parts.check_spec(config, spec)
     _check_device(config.device)
@@ -208,14 +210,16 @@ class _Run:
         if c.trainer.type == "async":
             return ActorManager(actors, item_columns(self._spec), c.n_actors, c.actor_manager, self._stop)
         place = actors.place(0, 0, 1)
-        env = GuardedEnv(parts.actor_env(place, c.env, ()), "actor 0")
+        with blamed("actor 0", _MAKING):
+            env = GuardedEnv(parts.actor_env(place, c.env, ()), "actor 0")
         seeds = [seeding.env_seed(c.seed, 0, 0, i) for i in range(place.n_envs)]
         processor = parts.actor_processor(place, self._spec, c)
         return InThreadSource(Sampler(env, agent, processor, seeds), place.n_envs, env.close)
 
     def _evaluation_env(self) -> GuardedEnv:
         n_envs = min(self._config.evaluator.n_envs, self._config.evaluator.episodes)
-        return GuardedEnv(GymEnv(self._config.env, n_envs), "the evaluation")
+        with blamed("the evaluation", _MAKING):
+            return GuardedEnv(GymEnv(self._config.env, n_envs), "the evaluation")
 
     def _progress(self) -> Progress:
         t = self._config.trainer

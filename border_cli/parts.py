@@ -70,6 +70,11 @@ def make_agent(config: TrainConfig, spec: EnvSpec) -> Agent:
     return agent
 
 
+def import_agent(config: TrainConfig) -> None:
+    """Import the agent's module, and torch with it. Only to have it done at a convenient time."""
+    AGENTS[config.agent.type].load()
+
+
 def check_spec(config: TrainConfig, spec: EnvSpec) -> None:
     """Raise UsageError where the environment's spaces are not for the agent."""
     AGENTS[config.agent.type].load().check_spec(spec)

@@ -5,6 +5,8 @@ Nothing imports torch or gymnasium before the configuration is accepted, so a mi
 
 from __future__ import annotations
 
+import atexit
+import gc
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -27,6 +29,8 @@ from border_cli.core.errors import ExitCode, Interrupted, UsageError
 def main(argv: list[str] | None = None) -> int:
     """The command. argv: the words after its name, by default those of the process. Returns the exit code."""
     words = sys.argv[1:] if argv is None else argv
+    if argv is None:
+        atexit.register(gc.freeze)  # looking for garbage among what torch has imported takes half a second
     try:
         return _dispatch(words)
     except Interrupted as e:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -9,6 +10,20 @@ from contextlib import contextmanager
 from border_cli.core.errors import ActorLostError, BorderError
 from border_cli.core.protocols import Env, Step
 from border_cli.core.spaces import Array, Obs
+
+_logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def blamed(owner: str, doing: str) -> Iterator[None]:
+    """Turn what an environment raises into ActorLostError. owner: who acts in it · doing: what, for the message."""
+    try:
+        yield
+    except BorderError:
+        raise
+    except Exception as e:
+        message = f"{owner} failed while {doing}: {type(e).__name__}: {e}"
+        raise ActorLostError(message, traceback.format_exc()) from e
 
 
 class GuardedEnv:
@@ -26,7 +41,7 @@ class GuardedEnv:
 
     def reset(self, env_ix: int, seed: int | None = None) -> None:
         """As the environment's own."""
-        with self._blamed("resetting"):
+        with blamed(self._owner, "resetting"):
             self._env.reset(env_ix, seed)
 
     def observe(self, env_ix: Sequence[int]) -> Obs:
@@ -35,21 +50,14 @@ class GuardedEnv:
 
     def step(self, env_ix: Sequence[int], action: Array) -> Step:
         """As the environment's own."""
-        with self._blamed(f"stepping, after {self._env_steps} env steps"):
+        with blamed(self._owner, f"stepping, after {self._env_steps} env steps"):
             step = self._env.step(env_ix, action)
         self._env_steps += len(env_ix)
         return step
 
     def close(self) -> None:
-        """As the environment's own."""
-        self._env.close()
-
-    @contextmanager
-    def _blamed(self, doing: str) -> Iterator[None]:
+        """As the environment's own; a failure of that is logged and changes nothing any more."""
         try:
-            yield
-        except BorderError:
-            raise
-        except Exception as e:
-            message = f"{self._owner} failed while {doing}: {type(e).__name__}: {e}"
-            raise ActorLostError(message, traceback.format_exc()) from e
+            self._env.close()
+        except Exception:
+            _logger.exception("%s: closing the environments failed", self._owner)

@@ -10,6 +10,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import traceback
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -34,6 +35,8 @@ _CHILD_ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "CUDA_VISIBLE_DEVICES": "",
 }
+_COMMANDS = ("border-train", "border-eval")
+"""The scripts that an installer makes of our entry points."""
 _LEFT_TO_LEARNER = (signal.SIGINT, signal.SIGTERM)
 _POLL_S = 0.1
 
@@ -73,7 +76,7 @@ def start_process(target: Callable[..., None], args: tuple[Any, ...], name: str)
     parent_pid = forkserver_pid() if _has_forkserver() else os.getpid()
     process: BaseProcess = _context().Process(target=_entry, args=(parent_pid, target, args), name=name)  # type: ignore[attr-defined]
     try:
-        with _child_environment(), _signals_blocked():
+        with _child_environment(), _signals_blocked(), _command_left_out():
             process.start()
     except OSError as error:
         raise resource_error(error, f"starting {name}") from error
@@ -198,6 +201,25 @@ def _signals_blocked() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _command_left_out() -> Iterator[None]:
+    """Keep a process started inside from running the script of one of our commands once more, as its main module.
+
+    Such a script defines nothing that a child could need, and its imports take a third of a second. Scripts of other
+    people are run as ever: what they define or register may be needed.
+    """
+    main = sys.modules["__main__"]
+    path = getattr(main, "__file__", None)
+    if path is None or Path(path).name not in _COMMANDS:
+        yield
+        return
+    main.__file__ = None
+    try:
+        yield
+    finally:
+        main.__file__ = path
 
 
 def _entry(parent_pid: int, target: Callable[..., None], args: tuple[Any, ...]) -> None:

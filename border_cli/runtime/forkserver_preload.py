@@ -6,8 +6,13 @@ actors. The learner starts it with both signals blocked, so that none gets throu
 
 from __future__ import annotations
 
+import atexit
+import gc
 import signal
 
 for _number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(_number, signal.SIG_IGN)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
+
+# Nothing that was imported here is garbage. Looking for some at the end would keep the forkserver for half a second.
+atexit.register(gc.freeze)

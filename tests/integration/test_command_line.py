@@ -320,7 +320,7 @@ def test_a_typed_folder_is_taken_once(build, tmp_path, capsys):
     ("error", "code"),
     [
         (NonFiniteError("loss is nan"), 4),
-        (ActorLostError("actor 3 died", "Traceback of the actor"), 5),
+        (ActorLostError("actor 3 died"), 5),
         (Interrupted(ExitCode.SIGTERM), 143),
         (KeyboardInterrupt(), 130),
     ],
@@ -329,6 +329,12 @@ def test_how_training_ends_is_the_exit_code(build, capsys, error, code):
     build.fail[0] = error
     assert main([]) == code
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_what_an_environment_raised_is_shown(build, capsys):
+    build.fail[0] = ActorLostError("actor 3 died", "Traceback of the actor\n")
+    assert main([]) == 5
+    assert capsys.readouterr().err == "Traceback of the actor\nerror: actor 3 died\n"
 
 
 def test_a_refusal_before_training_leaves_no_folder(build, tmp_path, capsys):

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -46,6 +49,19 @@ def test_the_result_comes_back_and_the_environment_was_the_childs() -> None:
     assert not result["sigint"]
     assert dict(os.environ) == before
     assert forkserver.pid_gone(result["pid"])
+
+
+@pytest.mark.parametrize(("script", "runs"), [("border-train", False), ("my_training.py", True)])
+def test_a_child_runs_the_main_script_again_unless_it_is_our_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, runs: bool
+) -> None:
+    main, mark = ModuleType("__main__"), tmp_path / "mark"
+    main.__file__ = str(tmp_path / script)
+    Path(main.__file__).write_text(f"open({str(mark)!r}, 'w').close()\n")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    forkserver.run_in_child(os.getpid, (), TIMEOUT_S)
+    assert mark.exists() == runs
+    assert main.__file__ == str(tmp_path / script)
 
 
 def test_an_exception_comes_back_by_name_with_its_traceback() -> None:

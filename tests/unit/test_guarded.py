@@ -56,3 +56,15 @@ def test_what_the_user_can_mend_stays_what_it_is() -> None:
     env._env.reset = refuse  # type: ignore[method-assign]
     with pytest.raises(UsageError, match="no such level"):
         env.reset(0)
+
+
+def test_a_failure_of_closing_is_logged_and_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(self: GymEnv) -> None:
+        raise OSError("the window is gone")
+
+    monkeypatch.setattr(GymEnv, "close", fail)
+    guarded().close()
+    assert "actor 0: closing the environments failed" in caplog.text
+    assert "the window is gone" in caplog.text

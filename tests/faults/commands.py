@@ -1,0 +1,144 @@
+"""`border-train` as a person runs it: a process in a session of its own, and what it leaves on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from border_cli.checkpoints.contents import CHECKPOINTS, Checkpoint, read_checkpoint
+from border_cli.checkpoints.store import list_steps, newest_valid
+from tests.faults.marks import GO, HELD_SAVE, MARK
+from tests.faults.processes import ROOT, TIMEOUT_S, assert_session_ends, handles, wait_until
+from tests.real_runs import Run, tiny
+
+COMMAND = Path(sys.executable).with_name("border-train")
+START_S = 60.0
+"""Two processes have to import torch, on a machine that may be busy."""
+WARMUP, TOLERANCE = 20, 64
+_QUIET = (
+    "env=gym",
+    "env.entry_point=tests.faults.trap:make",
+    "n_actors=2",
+    f"trainer.warmup_period={WARMUP}",
+    f"trainer.ratio_tolerance={TOLERANCE}",
+    "trainer.max_opts=1000000000",
+    "trainer.eval_interval=null",
+    "trainer.save_interval=null",
+    "evaluator.episodes=1",
+    "actor_manager.stop_timeout_s=2",
+)
+
+
+class Command:
+    """A running `border-train`, started in `folder`."""
+
+    def __init__(self, folder: Path, process: subprocess.Popen[bytes]) -> None:
+        self.folder = folder
+        self.pid = process.pid
+        self._process = process
+
+    def __repr__(self) -> str:
+        return f"border-train in {self.folder}"
+
+    def wait_for_trap(self) -> int:
+        """Return when the trap has been sprung: the id of the process that did."""
+        mark = self.folder / MARK
+        wait_until(
+            lambda: self._ended or (mark.exists() and mark.read_text().endswith("\n")), "the trap", START_S
+        )
+        assert not self._ended, f"it ended before the trap was sprung: {self.errors}"
+        return int(mark.read_text())
+
+    def send(self, number: signal.Signals, to: str = "main") -> None:
+        """Send a signal to the main process, or to the whole group as a terminal or a scheduler does."""
+        (os.killpg if to == "group" else os.kill)(self.pid, number)
+
+    def wait_for_handling(self) -> None:
+        """Return when it has taken notice of a first signal: then the next SIGINT finds no handler."""
+        wait_until(lambda: self._ended or not handles(self.pid, signal.SIGINT), "the signal to be handled")
+
+    def go_on_saving(self) -> None:
+        (self.folder / GO).touch()
+
+    def end(self) -> int:
+        """Its exit code, as a shell sees it, once nothing of it lives any more."""
+        code = self._process.wait(START_S)
+        assert_session_ends(self.pid)
+        return 128 - code if code < 0 else code
+
+    @property
+    def _ended(self) -> bool:
+        return self._process.poll() is not None
+
+    @property
+    def errors(self) -> str:
+        """What it wrote to stderr."""
+        return (self.folder / "errors").read_text()
+
+    @property
+    def made_a_run(self) -> bool:
+        return (self.folder / "runs").exists()
+
+    @property
+    def run(self) -> Run:
+        return Run((self.folder / "runs" / "latest").resolve())
+
+
+@contextlib.contextmanager
+def border_train(
+    folder: Path, *words: str, flags: tuple[str, ...] = (), held_save: int = 0
+) -> Iterator[Command]:
+    """`border-train` with these words beside those of a tiny run without end; no trace of it stays.
+
+    held_save: which checkpoint `tests.faults.held_save` holds up, if the words name it among the plugins.
+    """
+    folder.mkdir(exist_ok=True)
+    command = [str(COMMAND), *flags, *tiny(*_unless_typed(_QUIET, words), *words)]
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "XDG_STATE_HOME": str(folder / "state"),
+        HELD_SAVE: str(held_save),
+    }
+    with (folder / "errors").open("wb") as errors, (folder / "output").open("wb") as output:
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=output, stderr=errors, start_new_session=True
+        )
+    try:
+        yield Command(folder, process)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(TIMEOUT_S)
+
+
+@contextlib.contextmanager
+def two_border_trains(
+    folder: Path, *words: str, flags: tuple[str, ...] = (), held_save: int = 0
+) -> Iterator[dict[str, Command]]:
+    """Two such runs at once, both in the trap: "main" and "group". One after the other would take longer."""
+    with (
+        border_train(folder / "main", *words, flags=flags, held_save=held_save) as main,
+        border_train(folder / "group", *words, flags=flags, held_save=held_save) as group,
+    ):
+        main.wait_for_trap()
+        group.wait_for_trap()
+        yield {"main": main, "group": group}
+
+
+def _unless_typed(words: tuple[str, ...], typed: tuple[str, ...]) -> list[str]:
+    keys = {word.partition("=")[0] for word in typed}
+    return [word for word in words if word.partition("=")[0] not in keys]
+
+
+def verified_checkpoints(run: Run) -> list[Checkpoint]:
+    """All of a run's checkpoints, newest first, read whole: raises if any does not verify."""
+    folder = run.path / CHECKPOINTS
+    found = [read_checkpoint(path) for path in list_steps(folder)]
+    newest = newest_valid(folder)
+    assert newest == (found[0].path if found else None), f"{newest} is taken for the newest of {found}"
+    return found

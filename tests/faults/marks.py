@@ -1,0 +1,27 @@
+"""How a process of a run tells the test where it is: files in the run's working directory."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+MARK = "sprung"
+"""Written before anything else happens: the process id, and a newline."""
+GO = "go-on-saving"
+"""Made by the test: `held_save` waits for it."""
+HELD_SAVE = "HELD_SAVE"
+"""Environment variable: which of the run's checkpoints `held_save` holds up, counted from 1."""
+
+
+def spring(then: str) -> None:
+    """Leave the mark; then "raise", or "hang" for ever, or "pass". Only the first to come does any of that."""
+    try:
+        with Path(MARK).open("x", encoding="ascii") as mark:
+            mark.write(f"{os.getpid()}\n")
+    except FileExistsError:
+        return
+    if then == "hang":
+        threading.Event().wait()
+    if then == "raise":
+        raise RuntimeError("the trap was sprung")
