@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 from rich.console import Console
 
 from border_cli import parts
+from border_cli.actors.in_thread import InThreadSource
 from border_cli.actors.manager import ActorManager
 from border_cli.actors.sampler import Sampler
 from border_cli.checkpoints.contents import ModelDescription, read_model, save_best, save_checkpoint
@@ -40,6 +42,7 @@ from border_cli.recorders.banner import banner, preset_note
 from border_cli.recorders.fanout import FanOut
 from border_cli.recorders.figures import size
 from border_cli.recorders.jsonl import JsonlRecorder
+from border_cli.recorders.outlet import Outlet
 from border_cli.recorders.plain import PlainView
 from border_cli.recorders.screen import ScreenView, is_live
 from border_cli.recorders.silent import SilentView
@@ -49,19 +52,19 @@ from border_cli.replay.limiter import RatioLimiter
 from border_cli.runs import provenance, trust
 from border_cli.runs.directory import Launch
 from border_cli.runs.locate import model_directory
-from border_cli.runs.logs import log_to
+from border_cli.runs.logs import TOLD, log_to
 from border_cli.runs.summary import End, Summary, write_crash
 from border_cli.runtime import forkserver, seeding
 from border_cli.runtime.resources import available_memory
 from border_cli.runtime.signals import StopFlag
 from border_cli.trainers.async_ import AsyncTrainer
-from border_cli.trainers.in_thread import InThreadSource
 from border_cli.trainers.loop import Ending, Parts, TrainingLoop
 from border_cli.trainers.sync import Trainer
 from border_cli.trainers.telemetry import Telemetry
 
 _PROBE_TIMEOUT_S = 120.0
 _MEMORY_SHARE = 0.9
+_LACKS = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _MAKING = "making the environment"
 _log = logging.getLogger("border_cli")
 
@@ -75,7 +78,7 @@ class JobResult:
 
 
 def preflight(config: TrainConfig, stop: StopFlag | None = None) -> EnvSpec:
-    """Make the environment once in a child, and check spaces, device, weights and memory.
+    """Make the environment once in a child, and check spaces, device, weights and memory; resolve init_from.
 
     Raises UsageError or ResourceError; there is no run directory yet. Raises Interrupted when asked to stop.
     """
@@ -98,23 +101,33 @@ def train(
 
     torch.set_num_threads(config.threads)
     with _own_or(stop) as flag:
-        return _Run(config, spec, run_dir, launch, flag).execute()
+        try:
+            return _Run(config, spec, run_dir, launch, flag).execute()
+        except OSError as e:  # of the first files, before there is a run that could say how it ended
+            error = _named(e)
+            if error is e:
+                raise
+            raise error from e
 
 
 def train_async(config: TrainConfig, run_dir: Path | str) -> JobResult:
     """Train from Python: what `border-train` does with this configuration, in a directory of your own.
 
-    config: for instance TrainConfig(agent=DqnConfig(), env=EnvConfig(id="CartPole-v1"), n_actors=4). Call it from
-    under `if __name__ == "__main__":`, because actors are processes. Raises as `train` does.
+    trainer.type="sync" is possible too. config: for instance TrainConfig(agent=DqnConfig(),
+    env=EnvConfig(id="CartPole-v1"), n_actors=4). Call it from under `if __name__ == "__main__":`, because actors are
+    processes. Raises as `train` does.
     """
     from border_cli.config.checks import check
+    from border_cli.config.convert import to_config, to_plain
     from border_cli.runs.directory import claim, write_config
 
+    config = to_config(to_plain(config))  # each value against its declared type and range, as for the command
     check(config)
     spec = preflight(config)
     path = claim(Path(run_dir))
     write_config(path, config)
-    return train(config, spec, path, Launch(list(sys.argv)))
+    env = config.env.id or str(config.env.entry_point)
+    return train(config, spec, path, Launch([], agent=config.agent.type, env=env, command="train_async"))
 
 
 class _Run:
@@ -128,7 +141,7 @@ class _Run:
         self._dir = run_dir
         self._launch = launch
         self._stop = stop
-        run_id = provenance.record_launch(run_dir, launch.argv, config.seed)
+        run_id = provenance.record_launch(run_dir, launch.argv, config.seed, launch.command)
         trust.remember(run_id)
         self._summary = Summary.start(run_dir, run_id)
         self._loop: TrainingLoop | None = None
@@ -142,8 +155,11 @@ class _Run:
                 ending = self._train(view)
             except BaseException as e:
                 view.close()
-                self._failed(e)
-                raise
+                error = _named(e)
+                self._failed(error)
+                if error is e:
+                    raise
+                raise error from e
             view.close()
         return self._done(ending)
 
@@ -193,7 +209,6 @@ class _Run:
             telemetry=Telemetry(limiter, self._progress()),
             should_stop=self._stop,
             batch_size=c.agent.batch_size,
-            n_actors=c.n_actors,
         )
         return (Trainer if c.trainer.type == "sync" else AsyncTrainer)(c.trainer, loop_parts)
 
@@ -259,8 +274,12 @@ class _Run:
         processes = 1 if c.trainer.type == "sync" else 1 + c.n_actors
         threads = c.threads + processes - 1
         replay = parts.buffer_bytes(c, self._spec)
-        for line in banner(c, self._launch.typed, replay, processes, threads, preset_note(c), self._dir):
-            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        lines = banner(c, self._launch.typed, replay, processes, threads, preset_note(c), _shown(self._dir))
+        text = "\n".join(lines)
+        outlet = Outlet(lambda: self._console.file)
+        outlet.attempt(
+            lambda: self._console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
+        )
 
     def _tick(self) -> None:
         if self._loop is not None:
@@ -280,13 +299,18 @@ class _Run:
     def _failed(self, error: BaseException) -> None:
         code = error.code if isinstance(error, BorderError | Interrupted) else ExitCode.DEFECT
         ended_by = code.name.lower() if isinstance(error, Interrupted) else "error"
-        self._summary.finish(self._end(ended_by, code, str(error)))
-        if code == ExitCode.DEFECT and isinstance(error, Exception):
-            write_crash(self._dir, error)
+        try:
+            self._summary.finish(self._end(ended_by, code, str(error)))
+            if code == ExitCode.DEFECT and isinstance(error, Exception):
+                write_crash(self._dir, error)
+        except OSError as e:  # such as the full disk that ended the run: what ended it is what counts
+            _log.error("%s: %s", e.filename or self._dir, e.strerror)
         # As text: whoever keeps log records must not keep the error, whose frames hold the run's memory.
-        _log.error("the run failed: %s", str(error), exc_info=error if code == ExitCode.DEFECT else None)
+        _log.error(
+            "the run failed: %s", str(error), exc_info=error if code == ExitCode.DEFECT else None, extra=TOLD
+        )
         if isinstance(error, ActorLostError) and error.details:
-            _log.error("the actor's own traceback:\n%s", error.details)
+            _log.error("the actor's own traceback:\n%s", error.details, extra=TOLD)
 
     def _end(self, ended_by: str, code: ExitCode, error: str | None) -> End:
         loop = self._loop
@@ -335,6 +359,18 @@ class _RunKeeper:
         if exploration is not None:
             generators["exploration"] = exploration()
         save_checkpoint(self._dir / "checkpoints", self._agent, self._model, counters, generators, self._keep)
+
+
+def _shown(path: Path) -> Path:
+    """As a person would type it from here."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def _named(error: BaseException) -> BaseException:
+    """An OSError that says what the machine lacks becomes a ResourceError; anything else stays what it is."""
+    if isinstance(error, OSError) and error.errno in _LACKS:
+        return ResourceError(f"{error.filename or 'a file of the run'}: {error.strerror}")
+    return error
 
 
 @contextmanager
@@ -399,10 +435,13 @@ def _check_memory(config: TrainConfig, spec: EnvSpec) -> None:
 
 
 def _check_init(config: TrainConfig, spec: EnvSpec) -> None:
-    saved = read_model(model_directory(Path(str(config.init_from))).path)
+    found = model_directory(Path(str(config.init_from)))
+    saved = read_model(found.path)
     if saved.description.spec != spec:
         raise UsageError(f"init_from={config.init_from}: its spaces are not those of this environment")
     try:
         parts.make_agent(config, spec).sync_model(saved.info)
     except ValueError as e:
         raise UsageError(f"init_from={config.init_from}: its network is not the one of this agent") from e
+    # The words may mean another run once this one exists, as runs/latest does; and the record should say which it was.
+    config.init_from = str(found.path.resolve())

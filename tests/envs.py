@@ -63,3 +63,28 @@ class Onlooker(Sampled):
         if not self._seen.exists():
             self._seen.write_text(json.dumps(json.loads(self._summary.read_text(encoding="utf-8"))))
         return super().step(action)
+
+
+class NotANumber(Sampled):
+    """Rewards that are no number."""
+
+    def __init__(self) -> None:
+        super().__init__("image")
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observation, _, terminated, truncated, info = super().step(action)
+        return observation, float("nan"), terminated, truncated, info
+
+
+class Leaving(Sampled):
+    """Calls `sys.exit` at its 100th step."""
+
+    def __init__(self) -> None:
+        super().__init__("image")
+        self._steps = 0
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._steps += 1
+        if self._steps == 100:
+            raise SystemExit(9)
+        return super().step(action)  # type: ignore[no-any-return]

@@ -7,11 +7,13 @@ from torch import Tensor, nn
 
 from border_cli.core.spaces import Obs, ObsLeaf, ObsSpec
 
+_SCALED_RANGE = 255
+
 
 class VectorEncoder(nn.Module):
     """Any observation as one float32 vector per row, of length spec.features.
 
-    Integer boxes with bounds are scaled to [0, 1]; real-valued ones are left as they are.
+    Integer boxes whose range is at most 255 are scaled to [0, 1]; others and real-valued ones are left as they are.
     """
 
     def __init__(self, spec: ObsSpec) -> None:
@@ -31,7 +33,9 @@ def _encode(leaf: ObsLeaf, value: Tensor) -> Tensor:
         hot = [nn.functional.one_hot(columns[:, i], n) for i, n in enumerate(leaf.categories)]
         return torch.cat(hot, dim=1).float()
     flat = value.reshape(rows, -1).float()
-    if value.is_floating_point() or leaf.low is None or leaf.high is None or leaf.high <= leaf.low:
+    if value.is_floating_point() or leaf.low is None or leaf.high is None:
+        return flat
+    if not 0 < leaf.high - leaf.low <= _SCALED_RANGE:  # such as int64 without bounds: all would become 0.5
         return flat
     return (flat - leaf.low) / (leaf.high - leaf.low)
 

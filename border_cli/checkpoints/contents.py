@@ -82,15 +82,15 @@ def save_checkpoint(
 ) -> Path:
     """Write `folder/step-<opt step>`, then keep the newest `keep` there. Returns its path.
 
-    counters, generators: JSON values, finite. Raises CheckpointIOError when the disk fails, ValueError
-    for a value that is not finite.
+    counters, generators: JSON values; a score that is not finite is written as null. Raises CheckpointIOError when
+    the disk fails.
     """
     state = agent.state()
     files: dict[str, bytes | store.Writer] = {
         **_model_files(agent.model_info(), model, agent.opt_steps),
         "training.safetensors": _encode_arrays(state.tensors),
         "training.json": json_text.encode(state.values),
-        "counters.json": json_text.encode(dict(counters)),
+        "counters.json": json_text.encode(json_text.finite_or_null(counters)),
         "generators.json": json_text.encode(dict(generators)),
     }
     path = store.write(folder, store.step_name(agent.opt_steps), files, agent.opt_steps)

@@ -51,19 +51,20 @@ def _run_single(
     spec = build.preflight(config, stop)
     name = directory.run_name(choices["agent"], choices["env"], config.env.id or str(config.env.entry_point))
     run_dir = directory.claim(composed.run_dir) if composed.run_dir else directory.create_run(name)
-    launch = _launch(argv, typed, choices, config, in_sweep=False)
+    run_dir = run_dir.absolute()  # hydra.job.chdir may leave this folder
+    launch = _launch(argv, typed, choices, config)
     code, failure = ExitCode.DONE, list[Exception]()
 
     def job(_: DictConfig) -> float:
         nonlocal code
         try:
             code, score = _train(config, spec, run_dir, launch, stop)
-        except Exception as e:  # noqa: BLE001 - Hydra would write a line of its own; it is raised below
-            failure.append(e)
+        except (Exception, SystemExit) as e:  # noqa: BLE001 - Hydra would write a line of its own; it is raised below
+            failure.append(_as_exception(e))
             return math.nan
         return score
 
-    own = [word for word in words if not word.startswith("hydra.run.dir=")]
+    own = [word for word in words if not word.lstrip("+").startswith("hydra.run.dir=")]
     _call_hydra([*own, f"hydra.run.dir={overrides.quoted(str(run_dir))}"], job)
     if failure:
         raise failure[0]
@@ -76,7 +77,7 @@ def run_sweep(words: Sequence[str], argv: Sequence[str], presets: Sequence[str])
     presets: those that exist. A job that fails is reported at once and the sweep goes on.
     """
     sweep = _Sweep(argv, presets)
-    if not any(word.startswith("hydra.sweep.dir=") for word in words):
+    if not any(word.lstrip("+").startswith("hydra.sweep.dir=") for word in words):
         words = [*words, f"hydra.sweep.dir={overrides.quoted(str(directory.create_sweep()))}"]
     with translated():  # of Hydra itself: no job lets an error out
         _call_hydra(["--multirun", *words], sweep.job)
@@ -109,8 +110,8 @@ class _Sweep:
             debug = typed.get("debug", "").lower() == "true"
             config = checked(plain_job(composed), state.runtime.choices, typed, self._presets)
             code, score = self._start(config, typed)
-        except Exception as e:  # noqa: BLE001 - a failed job must not end the sweep; it is reported here
-            code, score = report(e, debug, label), math.nan
+        except (Exception, SystemExit) as e:  # noqa: BLE001 - a failed job must not end the sweep; it is reported here
+            code, score = report(_as_exception(e), debug, label), math.nan
         self.codes.append(int(code))
         return score
 
@@ -119,17 +120,26 @@ class _Sweep:
 
         state = HydraConfig.get()
         run_dir = directory.claim(Path(state.runtime.output_dir))
-        launch = _launch(self._argv, typed, dict(state.runtime.choices), config, in_sweep=True)
+        launch = _launch(self._argv, typed, dict(state.runtime.choices), config)
         with StopFlag() as stop:
             return _train(config, build.preflight(config, stop), run_dir, launch, stop)
 
 
+def _as_exception(error: Exception | SystemExit) -> Exception:
+    """Code that calls `sys.exit` in the middle of a run is a defect, whatever number it gives."""
+    if isinstance(error, Exception):
+        return error
+    defect = RuntimeError(f"SystemExit({error.code!r}) in the middle of the run")
+    defect.__cause__ = error
+    return defect
+
+
 def _launch(
-    argv: Sequence[str], typed: dict[str, str], choices: dict[str, Any], config: TrainConfig, in_sweep: bool
+    argv: Sequence[str], typed: dict[str, str], choices: dict[str, Any], config: TrainConfig
 ) -> directory.Launch:
     env_id = config.env.id or str(config.env.entry_point)
     slug = directory.env_slug(choices["env"], env_id)
-    return directory.Launch(list(argv), typed, choices["agent"], slug, in_sweep)
+    return directory.Launch(list(argv), typed, choices["agent"], slug)
 
 
 def _train(

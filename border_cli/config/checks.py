@@ -105,7 +105,7 @@ def _check_preset(config: TrainConfig) -> None:
         other = config.env.id or config.env.entry_point
         raise UsageError(
             f"preset={preset.name} was tuned for {preset.env_id}, and the environment is {other}\n"
-            "allowed: preset=none takes the defaults instead"
+            f"allowed: env=gym env.id=<id> for any other, or preset=none with env.id={other}"
         )
 
 

@@ -8,7 +8,6 @@ Factories are import paths, so that looking here loads nothing. A user's package
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +17,10 @@ from border_cli.config.schema import AgentConfig, BufferConfig
 
 @dataclass(frozen=True)
 class Entry:
-    """A config dataclass and `module:function`.
+    """A config dataclass, and the import path of the module that makes what it configures.
 
-    The factory of an agent is a module with `make_agent(config, spec, seed, device, env_steps…)`; see
-    `border_cli.agents.dqn.agent` for the two functions a module has to offer.
+    See `border_cli.agents.dqn.agent` for the functions an agent's module offers (check_spec, make_policy, make_agent),
+    and `border_cli.replay.uniform` for a buffer's (make_buffer, buffer_bytes).
     """
 
     config: type
@@ -42,13 +41,10 @@ def register_agent(name: str, config: type[AgentConfig], module: str) -> None:
 
 
 def register_buffer(name: str, config: type[BufferConfig], module: str) -> None:
-    """Make `buffer.type=<name>` known. `module` offers `make_buffer(config, spec, seed)`."""
+    """Make `buffer.type=<name>` known. `module` offers what `border_cli.replay.uniform` offers."""
     _register(BUFFERS, name, Entry(config, module))
 
 
 def _register(table: dict[str, Entry], name: str, entry: Entry) -> None:
     if table.setdefault(name, entry) != entry:
         raise ValueError(f"{name!r} is registered twice")
-
-
-Factory = Callable[..., Any]

@@ -62,6 +62,8 @@ declare("async/restarts", "restarts", "actors started again so far")
 declare("replay/size", "rows", "rows that can be sampled")
 declare("replay/fill", "share", "rows that can be sampled, over the capacity")
 declare("time/opt_ms", "ms", "mean time of one opt step, sampling included", "clock")
-declare("time/collect_ms", "ms", "mean time of taking in what has arrived, per opt step", "clock")
+declare(
+    "time/collect_ms", "ms", "mean time of looking for what has arrived and taking it in, each time", "clock"
+)
 declare("time/eval_ms", "ms", "time of the evaluation", "clock")
 declare("time/save_ms", "ms", "time of writing the checkpoint", "clock")

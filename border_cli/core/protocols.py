@@ -111,6 +111,9 @@ class Agent(ActingPolicy, Protocol):
     def opt(self, buffer: ReplayBuffer, record: bool = False) -> Record | None:
         """One opt step on one batch. With `record`, the means since the last record under `agent/<name>`."""
 
+    def take_record(self) -> Record | None:
+        """The means since the last record, as `opt` would have given them; None if there was no opt step since."""
+
     def check_finite(self) -> bool:
         """Whether every weight and moment is finite."""
 

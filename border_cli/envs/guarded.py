@@ -21,7 +21,7 @@ def blamed(owner: str, doing: str) -> Iterator[None]:
         yield
     except BorderError:
         raise
-    except Exception as e:
+    except (Exception, SystemExit) as e:
         message = f"{owner} failed while {doing}: {type(e).__name__}: {e}"
         raise ActorLostError(message, traceback.format_exc()) from e
 

@@ -19,6 +19,12 @@ ACTIONS = "Discrete, and Box with finite bounds"
 def env_spec(observation_space: Any, action_space: Any) -> EnvSpec:
     """Spec of an environment. Raises UsageError with the list of what is allowed."""
     leaves = _leaves(observation_space, ())
+    names = [leaf.name for leaf in leaves]
+    if not names or len(set(names)) < len(names):
+        problem = "is empty" if not names else f"has two parts called {max(names, key=names.count)}"
+        raise UsageError(
+            f"the observation space {problem}\nallowed: {OBSERVATIONS}, with keys that tell them apart"
+        )
     return EnvSpec(ObsSpec(tuple(leaves)), _action(action_space))
 
 

@@ -24,7 +24,7 @@ _NARROW = 50
 """Below this width labels are not aligned: their column would take too much of a line."""
 _BORDER = 4
 """Columns of the panel's two sides, padding included."""
-_PHASE_STYLES = {"training": "bold green", "done": "bold green", "stopping": "bold red"}
+_PHASE_STYLES = {"training": "bold green", "done": "bold green", "stopping": "bold red", "failed": "bold red"}
 _WAITS_MUCH = 0.5
 
 

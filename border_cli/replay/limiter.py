@@ -85,7 +85,8 @@ class RatioLimiter:
         """Give out what may be given; `credits` then holds the new words. Whether anything changed."""
         allowance = self.allowance
         free = allowance - sum(self.credits)
-        last = allowance == self._max_env_steps  # nothing comes after this: give the rest, whole steps or not
+        # Nothing comes after this: give the rest, whole steps or not.
+        last = allowance == self._max_env_steps or self._starved()
         if free <= 0 or (free < self._least_grant and not last):
             return False
         changed = False
@@ -109,6 +110,13 @@ class RatioLimiter:
     def ratio(self) -> float | None:
         """Env steps since the warm-up per opt step so far; None before the first."""
         return (self.env_steps - self._warmup) / self.opt_steps if self.opt_steps else None
+
+    def _starved(self) -> bool:
+        """Whether the learner waits and no actor has anything left to use: then any rest is better than none.
+
+        Before the first opt step it may wait for a batch although the ratio allows it one.
+        """
+        return sum(self.credits) == self.env_steps and (self.opt_steps == 0 or not self.may_opt())
 
     def _unused(self, actor: int) -> int:
         return self.credits[actor] - self._used[actor]

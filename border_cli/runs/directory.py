@@ -29,14 +29,14 @@ class Launch:
     """How a run was started: for provenance and the banner.
 
     argv: the words after the command's name · typed: plain key → value as typed, groups included ·
-    agent, env: as in the directory's name · in_sweep: whether it is one job of a sweep.
+    agent, env: as in the directory's name · command: what was called.
     """
 
     argv: list[str]
     typed: dict[str, str] = field(default_factory=dict)
     agent: str = ""
     env: str = ""
-    in_sweep: bool = False
+    command: str = "border-train"
 
 
 def env_slug(option: str, env_id: str) -> str:

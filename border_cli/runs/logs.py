@@ -1,6 +1,6 @@
 """Where log records of a run go: everything to train.log, warnings also to the person watching.
 
-Errors end the run and are told on stderr at its end, so they are not shown a second time here.
+What ended the run is told on stderr at its end; its record carries TOLD, so that it is not shown a second time here.
 """
 
 from __future__ import annotations
@@ -9,6 +9,9 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+TOLD: dict[str, object] = {"told": True}
+"""`extra` of a record that a person is told in another way."""
 
 
 class _NoteHandler(logging.Handler):
@@ -20,7 +23,7 @@ class _NoteHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """One record."""
-        if record.levelno == logging.WARNING:
+        if not getattr(record, "told", False):
             self._note(f"{record.levelname.lower()}: {record.getMessage()}")
 
 

@@ -2,14 +2,15 @@
 
 Spawn keys below the run's seed: agent (0,), replay (1,), evaluation (2, episode), actor (3, actor, incarnation) and,
 below each actor, its environments (…, 0, env) and its exploration (…, 1). `border-eval` judges on branch (4, episode),
-so that it never sees the episodes that training was selected on.
+so that it never sees the episodes that training was selected on. What a policy draws in evaluations comes from branch
+(5,), anew in each.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-AGENT, REPLAY, EVALUATION, ACTOR, JUDGEMENT = range(5)
+AGENT, REPLAY, EVALUATION, ACTOR, JUDGEMENT, EVALUATION_POLICY = range(6)
 
 
 def stream(seed: int, *key: int) -> np.random.SeedSequence:

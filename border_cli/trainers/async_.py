@@ -17,6 +17,11 @@ class AsyncTrainer(TrainingLoop):
         self._backoff = Backoff()
         self._arrived = False
 
+    def tick(self) -> None:
+        """Meanwhile, take in what arrives, without new credit: an actor that dies is noticed at once."""
+        self._insert()
+        super().tick()
+
     def _gather(self) -> None:
         self._arrived = self._take_in()
 

@@ -7,6 +7,8 @@ the ratio, the intervals, the records and the ways to end are the same code.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Protocol
@@ -27,6 +29,9 @@ from border_cli.core.protocols import (
 from border_cli.core.record import Record
 from border_cli.replay.limiter import RatioLimiter
 from border_cli.trainers.telemetry import Telemetry
+
+_GONE = ("done", "failed", "killed", "lost")
+"""States of actors that have ended."""
 
 
 class Keeper(Protocol):
@@ -54,7 +59,6 @@ class Parts:
     telemetry: Telemetry
     should_stop: StopCheck
     batch_size: int
-    n_actors: int
 
 
 @dataclass
@@ -80,6 +84,7 @@ class TrainingLoop:
         self._saved_at = 0
         self._recorded_at = (-1, -1)
         self._phase = "starting"
+        self._final_phase = "failed"
 
     def run(self) -> Ending:
         """Train until a budget is used up, an evaluation is good enough, or the run is asked to stop.
@@ -97,9 +102,11 @@ class TrainingLoop:
                 else:
                     self._idle()
                 self._show()
+            self._require_finite()
             self._stop_actors()
             if ended_by != "signal":
                 self._evaluate_last()
+            self._final_phase = "stopped" if ended_by == "signal" else "done"
         finally:
             self._finish()
         return Ending(ended_by, self.best, self.last, self.actors)
@@ -167,10 +174,18 @@ class TrainingLoop:
     def _check_finite(self, record: Record) -> None:
         bad = [name for name, value in record.values.items() if not math.isfinite(value)]
         if bad:
-            raise NonFiniteError(
-                f"{', '.join(bad)} is not a finite number at opt step {self.parts.limiter.opt_steps}\n"
-                "a smaller agent.lr or agent.max_grad_norm helps most often; earlier checkpoints are kept"
-            )
+            raise self._non_finite(", ".join(bad))
+
+    def _require_finite(self) -> None:
+        """Before weights are judged, kept, or called the result."""
+        if not self.parts.agent.check_finite():
+            raise self._non_finite("a weight or moment of the agent")
+
+    def _non_finite(self, what: str) -> NonFiniteError:
+        return NonFiniteError(
+            f"{what} is not a finite number at opt step {self.parts.limiter.opt_steps}\n"
+            "a smaller agent.lr or agent.max_grad_norm helps most often; earlier checkpoints are kept"
+        )
 
     def _after_opt(self) -> None:
         c, n = self.config, self.parts.limiter.opt_steps
@@ -184,6 +199,7 @@ class TrainingLoop:
             self._record()
 
     def _evaluate(self) -> None:
+        self._require_finite()
         p, began = self.parts, monotonic()
         before, self._phase = self._phase, "evaluating"
         evaluation = p.evaluator.evaluate(p.agent, p.limiter.opt_steps)
@@ -208,6 +224,7 @@ class TrainingLoop:
             self._evaluate()
 
     def _save(self) -> None:
+        self._require_finite()
         p, began = self.parts, monotonic()
         before, self._phase = self._phase, "saving"
         self._show()
@@ -235,9 +252,11 @@ class TrainingLoop:
         if at == self._recorded_at or self.config.record_interval is None:
             return
         self._recorded_at = at
+        if not self._agent_values and (last := p.agent.take_record()) is not None:
+            self._agent_values = last.values  # of an interval that the end, or the warm-up, has cut short
         actors = self.actors or p.source.stats()
         values = p.telemetry.interval_values(
-            len(p.buffer), p.buffer.capacity, actors, self._alive(), self._agent_values
+            len(p.buffer), p.buffer.capacity, actors, _alive(actors), self._agent_values
         )
         self._agent_values = {}
         self._write(values)
@@ -258,25 +277,33 @@ class TrainingLoop:
     def _finish(self) -> None:
         """Whatever happened: no actor stays, the records are flushed, the last state is kept."""
         p = self.parts
-        self._stop_actors()
-        self._record()
-        if p.limiter.opt_steps > self._saved_at and p.agent.check_finite():
+        with (
+            ExitStack() as stages
+        ):  # last in, first out; one that fails does not keep the others from their work
+            stages.callback(lambda: p.telemetry.refresh(self._final_phase, len(p.buffer), self.actors, 0))
+            stages.callback(p.recorder.flush)
+            stages.callback(self._save_last)
+            stages.callback(self._record)
+            self._stop_actors()
+
+    def _save_last(self) -> None:
+        if self.parts.limiter.opt_steps > self._saved_at and self.parts.agent.check_finite():
             self._save()
-        p.recorder.flush()
-        p.telemetry.refresh("done", len(p.buffer), self.actors, 0)
 
     # -- showing ------------------------------------------------------------------------------------------------
-
-    def _alive(self) -> int:
-        return 0 if self.actors else self.parts.n_actors
 
     def _show(self) -> None:
         p = self.parts
         if p.telemetry.refresh_due():
             if self._phase == "starting" and p.limiter.env_steps:
                 self._phase = "warm-up"
-            p.telemetry.refresh(self._phase, len(p.buffer), self.actors or p.source.stats(), self._alive())
+            actors = self.actors or p.source.stats()
+            p.telemetry.refresh(self._phase, len(p.buffer), actors, _alive(actors))
         p.view.show(p.telemetry.progress)
+
+
+def _alive(actors: Sequence[ActorStat]) -> int:
+    return sum(actor.state not in _GONE for actor in actors)
 
 
 def _due(interval: int | None, n: int) -> bool:

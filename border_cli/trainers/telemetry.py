@@ -34,7 +34,7 @@ class _Sample:
 class Telemetry:
     """Takes notes for the loop. `progress` is one object, updated in place.
 
-    limiter: the counts. asynchronous: whether actors run beside the learner.
+    limiter: the counts.
     """
 
     def __init__(self, limiter: RatioLimiter, progress: Progress) -> None:
@@ -108,7 +108,7 @@ class Telemetry:
         if self._limiter.ratio is not None:
             values["throughput/samples_per_opt_step"] = self._limiter.ratio
         if self.progress.asynchronous:
-            values |= self._async_values(alive)
+            values |= self._async_values(actors, alive)
         values |= {"replay/size": replay_size, "replay/fill": replay_size / capacity}
         for name, mean in (
             ("time/opt_ms", self._opt_ms.take()),
@@ -193,8 +193,9 @@ class Telemetry:
                 values[name] = mean
         return values
 
-    def _async_values(self, alive: int) -> dict[str, float]:
-        values = {"async/actors_alive": float(alive), "async/restarts": 0.0}
+    def _async_values(self, actors: Sequence[ActorStat], alive: int) -> dict[str, float]:
+        restarts = sum(actor.incarnation for actor in actors)
+        values = {"async/actors_alive": float(alive), "async/restarts": float(restarts)}
         if self._lags:
             values["async/policy_lag_mean"] = sum(self._lags) / len(self._lags)
             values["async/policy_lag_p95"] = percentile(self._lags, 95)

@@ -130,3 +130,10 @@ def test_actors_act_with_the_given_weights_before_the_first_opt_step(workplace: 
         run = train(f"init_from={first.path}", *greedy, *short, *trainer, "trainer.ratio_tolerance=1")
         returns.append((run.records[0]["env_steps"], run.records[0]["train/episode_return"]))
     assert returns[0] == returns[1]
+
+
+def test_the_latest_run_can_be_the_start_of_the_next(workplace: Path) -> None:
+    first = train("env=cartpole", "trainer=sync", "trainer.max_opts=60")
+    second = train("env=cartpole", "trainer=sync", "trainer.max_opts=60", "init_from=runs/latest")
+    assert second.path != first.path
+    assert second.config.init_from == str(first.path / "best")

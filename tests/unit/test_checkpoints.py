@@ -498,10 +498,16 @@ def test_a_score_that_is_no_number_is_null_and_comes_back(tmp_path: Path) -> Non
     assert score is not None and math.isnan(score.returns[0])
 
 
-def test_training_state_that_is_not_finite_is_refused(tmp_path: Path) -> None:
+def test_a_score_that_is_not_finite_is_null(tmp_path: Path) -> None:
+    agent: Agent = FakeAgent()  # type: ignore[assignment]
+    path = save_checkpoint(tmp_path, agent, MODEL, {"best_score": math.inf}, {}, 1)
+    assert read_checkpoint(path).counters == {"best_score": None}
+
+
+def test_a_generator_state_that_is_not_finite_is_refused(tmp_path: Path) -> None:
     agent: Agent = FakeAgent()  # type: ignore[assignment]
     with pytest.raises(ValueError):
-        save_checkpoint(tmp_path, agent, MODEL, {"best": math.inf}, {}, 1)
+        save_checkpoint(tmp_path, agent, MODEL, {}, {"replay": math.inf}, 1)
     assert names(tmp_path) == []
 
 

@@ -127,3 +127,35 @@ def test_what_a_dead_actor_held_goes_to_the_others() -> None:
 def test_a_tolerance_that_could_deadlock_is_refused() -> None:
     with pytest.raises(ValueError, match="tolerance 7"):
         RatioLimiter(1.0, 0, 7, None, 4, 2)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sampled_from([0.1, 0.5, 1.0, 2.0, 7.3]),
+    st.integers(0, 40),
+    st.integers(1, 8),
+    st.integers(1, 4),
+    st.integers(0, 80),
+)
+def test_all_that_may_precede_the_first_opt_step_is_acted(
+    interval: float, warmup: int, n: int, envs: int, extra: int
+) -> None:
+    """A batch may need every one of these env steps, so none of them may be held back (as `config.checks` promises)."""
+    tolerance = n * envs + extra
+    limiter, actors = RatioLimiter(interval, warmup, tolerance, None, n, envs), Actors(n)
+    for _ in range(1000):
+        limiter.grant()
+        for actor in range(n):
+            actors.act(limiter, actor, envs)
+            actors.publish(limiter, actor)
+    assert limiter.env_steps == int(warmup + interval + tolerance)
+
+
+def test_small_rests_are_held_back_while_the_learner_is_busy() -> None:
+    limiter = RatioLimiter(2.0, 0, 64)
+    limiter.grant()
+    limiter.inserted(0, 64)
+    for _ in range(10):
+        limiter.opted()
+        limiter.grant()
+    assert limiter.credits == [64]  # 20 more may be acted, but not in ten hand-overs

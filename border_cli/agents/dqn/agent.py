@@ -42,7 +42,9 @@ def make_policy(
     """The acting part alone, for an actor or an evaluation. `seed` is the run's."""
     net = FlatModule(QNetwork(spec, config.hidden, torch.Generator().manual_seed(0)))
     rng = seeding.generator(seed, *seeding.exploration_key(actor, incarnation))
-    return DqnPolicy(net, net.initial(), spec, schedule(config, actor, n_actors), config.eval_epsilon, rng)
+    return DqnPolicy(
+        net, net.initial(), spec, schedule(config, actor, n_actors), config.eval_epsilon, rng, seed
+    )
 
 
 def make_agent(config: DqnConfig, spec: EnvSpec, seed: int, device: str = "cpu") -> DqnAgent:
@@ -53,7 +55,8 @@ def make_agent(config: DqnConfig, spec: EnvSpec, seed: int, device: str = "cpu")
 class DqnPolicy:
     """Implements `core.protocols.ActingPolicy`: ε-greedy in train mode, greedy (or eval_epsilon) in eval mode.
 
-    weights: the network's vector, used in place, so that an agent's policy acts with what the agent learns.
+    weights: the network's vector, used in place, so that an agent's policy acts with what the agent learns ·
+    rng: of exploration; evaluations draw from a generator of their own below `seed`, anew in each.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class DqnPolicy:
         epsilon: EpsilonSchedule,
         eval_epsilon: float,
         rng: np.random.Generator,
+        seed: int,
     ) -> None:
         self._net = net
         self._weights = weights
@@ -72,6 +76,8 @@ class DqnPolicy:
         self._epsilon = epsilon
         self._eval_epsilon = eval_epsilon
         self._rng = rng
+        self._seed = seed
+        self._evaluation_rng = seeding.generator(seed, seeding.EVALUATION_POLICY)
         self._exploring = True
         self.version = 0
 
@@ -80,8 +86,9 @@ class DqnPolicy:
         with torch.inference_mode():
             q = self._q_values(to_tensors(obs, self._weights.device))
             greedy = q.argmax(1).cpu().numpy()
-        epsilon = self._epsilon(env_steps) if self._exploring else self._eval_epsilon
-        return explore(greedy, epsilon, self._n_actions, self._rng)
+        if self._exploring:
+            return explore(greedy, self._epsilon(env_steps), self._n_actions, self._rng)
+        return explore(greedy, self._eval_epsilon, self._n_actions, self._evaluation_rng)
 
     def train(self) -> None:
         """Explore from now on."""
@@ -90,6 +97,7 @@ class DqnPolicy:
     def eval(self) -> None:
         """Exploit from now on."""
         self._exploring = False
+        self._evaluation_rng = seeding.generator(self._seed, seeding.EVALUATION_POLICY)
 
     def model_info(self) -> ModelInfo:
         """The network's weights under its own names (views)."""
@@ -126,7 +134,9 @@ class DqnAgent(DqnPolicy):
         self._networks = DqnNetworks.over(net, self._state)
         self._unread = 0
         rng = seeding.generator(seed, *seeding.exploration_key(0, 0))
-        super().__init__(net, self._state.online, spec, schedule(config, 0, 1), config.eval_epsilon, rng)
+        super().__init__(
+            net, self._state.online, spec, schedule(config, 0, 1), config.eval_epsilon, rng, seed
+        )
         self.opt_steps = 0
 
     def opt(self, buffer: ReplayBuffer, record: bool = False) -> Record | None:
@@ -139,6 +149,10 @@ class DqnAgent(DqnPolicy):
         if self.opt_steps % self._config.target_interval == 0:
             update_target(self._state, self._config.target_tau)
         return self._read() if record else None
+
+    def take_record(self) -> Record | None:
+        """The means since the last record."""
+        return self._read() if self._unread else None
 
     def check_finite(self) -> bool:
         """Whether every weight and moment is finite."""

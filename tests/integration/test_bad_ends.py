@@ -1,0 +1,66 @@
+"""Runs whose environment does what none should: the promised end, and nothing that is worthless kept as good."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from border_cli.cli.train import main
+from tests.real_runs import Run, tiny
+
+SYNC = ("trainer=sync", "env=gym", "trainer.max_opts=300", "trainer.eval_interval=null")
+
+
+def end(*words: str) -> tuple[int, Run]:
+    code = main(tiny(*SYNC, *words))
+    return code, Run(Path("runs/latest").resolve())
+
+
+@pytest.mark.parametrize(
+    "intervals",
+    [
+        ("trainer.record_interval=null", "trainer.save_interval=50"),
+        ("trainer.record_interval=500", "trainer.save_interval=50"),
+        ("trainer.record_interval=500", "trainer.save_interval=null"),
+    ],
+)
+def test_weights_that_are_not_finite_are_never_kept(workplace: Path, intervals: tuple[str, str]) -> None:
+    code, run = end("env.entry_point=tests.envs:NotANumber", *intervals)
+    assert code == 4
+    assert run.checkpoints == []
+    assert run.summary["status"] == "failed"
+
+
+def test_an_environment_that_leaves_the_program_is_a_failure(workplace: Path) -> None:
+    code, run = end("env.entry_point=tests.envs:Leaving")
+    assert code == 5
+    assert run.summary["exit_code"] == 5
+    assert main(tiny("-m", *SYNC, "env.entry_point=tests.envs:Leaving", "seed=1,2")) == 5
+    (sweep,) = Path("runs/sweeps").glob("*/*")
+    assert len(list(sweep.glob("*/summary.json"))) == 2
+
+
+def test_the_last_interval_has_its_metrics_however_short(workplace: Path) -> None:
+    code, run = end("env=cartpole", "trainer.record_interval=200")
+    assert code == 0
+    assert run.steps("agent/loss") == [200, 300]
+
+
+def test_a_replay_that_fits_its_batch_exactly_learns(workplace: Path) -> None:
+    """warm-up 0: the first batch needs nearly all of the env steps that may precede it."""
+    code, run = end("env=cartpole", "trainer.warmup_period=0", "agent.batch_size=64")
+    assert code == 0
+    assert run.counts[0] == 300
+
+
+def test_a_reader_of_stdout_that_left_does_not_end_the_run(workplace: Path) -> None:
+    words = tiny("trainer=sync", "env=cartpole", "trainer.max_opts=100", "recorder.console=plain")
+    code = "import sys; from border_cli.cli.train import main; sys.exit(main())"
+    with subprocess.Popen([sys.executable, "-c", code, *words], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+    assert process.returncode == 0
+    assert Run(Path("runs/latest").resolve()).counts[0] == 100
