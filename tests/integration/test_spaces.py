@@ -118,7 +118,7 @@ def test_a_new_run_starts_from_the_weights_of_another(
     for name, weights in expected.items():
         np.testing.assert_array_equal(found[name], weights)
     assert run.counts[0] == 5  # weights only: the counts begin anew
-    assert run.config.init_from == str(path)
+    assert run.config.init_from == str(path if source else first.path / "best")
 
 
 def test_actors_act_with_the_given_weights_before_the_first_opt_step(workplace: Path, first: Run) -> None:
