@@ -17,14 +17,15 @@ RATIO_TARGET = "at least 0.85"
 
 
 def measure(folder: Path, repetitions: int) -> list[Figure]:
-    """Bare update and runs with 1 and 8 actors, in turn; each ratio is of one repetition."""
-    bare: list[float] = []
+    """Runs with 1 and 8 actors in turn, the bare update before and after each, whose mean each run is compared with."""
+    bare = [_bare_in_its_own_process()]
     whole: dict[int, list[float]] = {1: [], 8: []}
+    ratio: dict[int, list[float]] = {1: [], 8: []}
     for i in range(repetitions):
-        bare.append(_bare_in_its_own_process())
         for n_actors, rates in whole.items():
             rates.append(_whole_run(folder / f"learning-{n_actors}-{i}", n_actors))
-    ratio = {n: [w / b for w, b in zip(rates, bare, strict=True)] for n, rates in whole.items()}
+            bare.append(_bare_in_its_own_process())
+            ratio[n_actors].append(2 * rates[-1] / (bare[-2] + bare[-1]))
     return [
         Figure("bare update on a ready batch", bare, "opt steps/s"),
         Figure("asynchronous run, 1 actor", whole[1], "opt steps/s"),

@@ -77,7 +77,7 @@ class ModelChannel:
 
     def publish(self, model: ModelInfo) -> None:
         """Make this model the newest. Raises ValueError if it does not fit the layout or its version fell."""
-        if model_layout(model) != self._layout:
+        if not _alike(model.arrays, self._arrays[0]):
             raise ValueError("the model's arrays differ from those the channel was made for")
         if model.version < self._version:
             raise ValueError(f"version {model.version} after {self._version}")
@@ -133,6 +133,13 @@ class ModelChannel:
             column.name: data[offset : offset + column.row_bytes].view(column.dtype).reshape(column.shape)
             for column, offset in zip(self._layout, self._offsets, strict=True)
         }
+
+
+def _alike(a: dict[str, Array], b: dict[str, Array]) -> bool:
+    """Whether names, shapes and dtypes are the same."""
+    return a.keys() == b.keys() and all(
+        a[name].shape == b[name].shape and a[name].dtype == b[name].dtype for name in a
+    )
 
 
 def _array_offsets(layout: tuple[Column, ...]) -> tuple[list[int], int]:

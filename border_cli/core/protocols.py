@@ -153,8 +153,12 @@ class ReplayBuffer(Protocol):
     def __len__(self) -> int:
         """Rows that can be sampled."""
 
-    def batch(self, size: int) -> Batch:
-        """A batch of `size` rows. Raises ValueError while fewer than `size` rows can be sampled."""
+    def batch(self, size: int, into: Batch | None = None) -> Batch:
+        """A batch of `size` rows. Raises ValueError while fewer than `size` rows can be sampled.
+
+        into: an earlier batch of this buffer that is not needed any more. If it has this size, it is the one returned,
+        and its arrays are filled anew; otherwise it is left alone and the batch returned is a new one.
+        """
 
     def update_priority(self, ix: Array, td_error: Array) -> None:
         """New priorities for sampled rows; a uniform buffer ignores them."""

@@ -7,6 +7,7 @@ integers; it knows neither processes nor time.
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 
 _UNLIMITED = 2**62
@@ -101,6 +102,13 @@ class RatioLimiter:
                 free -= amount
                 changed = True
         return changed
+
+    def opt_steps_until_grant(self) -> int:
+        """Opt steps after which there is credit worth giving; a very large number where only insertions bring any."""
+        if self._interval is None or self.allowance == self._max_env_steps:
+            return _UNLIMITED
+        missing = max(self._least_grant, self._tolerance // 4) - (self.allowance - sum(self.credits))
+        return max(1, math.ceil(missing / self._interval))
 
     def forfeit(self, actor: int) -> None:
         """An actor is gone: what it had not used goes to the others."""

@@ -7,8 +7,8 @@ row's next observation always outlives the row.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import numpy as np
 
@@ -16,10 +16,15 @@ from border_cli.config.schema import BufferConfig
 from border_cli.core.items import Column, Items, item_columns
 from border_cli.core.protocols import Batch
 from border_cli.core.spaces import Array, EnvSpec
+from border_cli.replay.packed import PackedRows, row_bytes
 from border_cli.runtime.seeding import REPLAY, generator
 
 _STORED = ("action", "reward", "discount", "terminated")
-_NOT_YET = -1
+_NOBODY = 0
+"""The slot that never holds a row: as a next observation it says that there is none, or not yet."""
+_AHEAD = 5
+"""Draws are made for so many batches at once, as far as nothing is pushed in between: then it makes no difference."""
+_NO_DRAWS = np.empty((2, 0), np.int64)
 
 
 def make_buffer(config: BufferConfig, spec: EnvSpec, seed: int) -> UniformReplayBuffer:
@@ -29,7 +34,7 @@ def make_buffer(config: BufferConfig, spec: EnvSpec, seed: int) -> UniformReplay
 
 def buffer_bytes(config: BufferConfig, spec: EnvSpec) -> int:
     """Bytes that `make_buffer` takes once the ring is full."""
-    return config.capacity * (sum(c.row_bytes for c in _stored_columns(spec)) + np.dtype(np.int64).itemsize)
+    return (config.capacity + 1) * (row_bytes(_stored_columns(spec)) + np.dtype(np.int64).itemsize)
 
 
 @dataclass
@@ -40,18 +45,28 @@ class _Tail:
     span: Array
 
 
+@dataclass(kw_only=True)
+class _PackedBatch(Batch):
+    """A batch whose arrays are columns of whole rows: those sampled and those of their next observations."""
+
+    rows: PackedRows = field(repr=False)
+    next_rows: PackedRows = field(repr=False)
+
+
 class UniformReplayBuffer:
     """Implements `core.protocols.ReplayBuffer`. capacity: rows, final observations included."""
 
     def __init__(self, capacity: int, spec: EnvSpec, rng: np.random.Generator) -> None:
         self.capacity = capacity
         self._obs_names = [leaf.name for leaf in spec.obs.leaves]
-        self._data = {c.name: np.zeros((capacity, *c.shape), c.dtype) for c in _stored_columns(spec)}
-        self._next = np.full(capacity, _NOT_YET, np.int64)
+        self._columns = _stored_columns(spec)
+        self._data = PackedRows(self._columns, capacity + 1)
+        self._next = np.zeros(capacity + 1, np.int64)  # by slot
         self._tails: dict[tuple[int, int], _Tail] = {}
         self._rows = 0  # ever pushed
         self._ready = 0  # rows whose next observation is there
         self._rng = rng
+        self._drawn = _NO_DRAWS
 
     def __len__(self) -> int:
         return self._ready
@@ -61,26 +76,17 @@ class UniformReplayBuffer:
         for start in range(0, len(items["span"]), self.capacity):
             self._append({name: rows[start : start + self.capacity] for name, rows in items.items()}, actor)
 
-    def batch(self, size: int) -> Batch:
+    def batch(self, size: int, into: Batch | None = None) -> Batch:
         """A uniform batch. Raises ValueError while fewer than `size` rows can be sampled."""
         if self._ready < size:
             raise ValueError(f"a batch of {size} from {self._ready} rows")
-        filled = min(self._rows, self.capacity)
-        ix = self._rng.integers(0, filled, size)
-        next_ix = self._next[ix]
-        while (missing := np.flatnonzero(next_ix < 0)).size:  # final observations, and rows that still wait
-            ix[missing] = self._rng.integers(0, filled, missing.size)
-            next_ix[missing] = self._next[ix[missing]]
-        data = self._data
-        return Batch(
-            obs={name: data[name].take(ix, axis=0) for name in self._obs_names},
-            action=data["action"].take(ix, axis=0),
-            reward=data["reward"].take(ix),
-            discount=data["discount"].take(ix),
-            terminated=data["terminated"].take(ix),
-            next_obs={name: data[name].take(next_ix, axis=0) for name in self._obs_names},
-            ix=ix,
-        )
+        reusable = isinstance(into, _PackedBatch) and len(into.ix) == size
+        batch = cast("_PackedBatch", into) if reusable else self._empty_batch(size)
+        ix, next_ix = self._sample(size)
+        self._data.take(ix, batch.rows)
+        self._data.take(next_ix, batch.next_rows)
+        batch.ix = ix
+        return batch
 
     def update_priority(self, ix: Array, td_error: Array) -> None:
         """Uniform sampling has no priorities; the lengths are checked all the same."""
@@ -93,15 +99,48 @@ class UniformReplayBuffer:
             del self._tails[key]
 
     def generator_state(self) -> dict[str, Any]:
-        """State of the sampling generator, as JSON values."""
+        """State of the sampling generator, as JSON values. Draws made ahead are dropped: all that follow come from it."""
+        self._drawn = _NO_DRAWS
         return dict(self._rng.bit_generator.state)
 
+    def _sample(self, size: int) -> tuple[Array, Array]:
+        """Slots of `size` rows, and of their next observations. Drawn for several batches at once: see _AHEAD."""
+        if self._drawn.shape[1] < size:
+            self._drawn = self._draw(_AHEAD * size)
+        while self._drawn.shape[1] < size:  # by bad luck
+            self._drawn = np.concatenate((self._drawn, self._draw(size)), axis=1)
+        sampled, self._drawn = self._drawn[:, :size], self._drawn[:, size:]
+        return sampled[0], sampled[1]
+
+    def _draw(self, n: int) -> Array:
+        """(2, m) slots and next slots: those of n uniform draws that can be sampled."""
+        draws = self._rng.random(n)
+        draws *= (
+            min(self._rows, self.capacity) + 1
+        )  # off uniform by 2^-53 of this; `integers` takes three times as long
+        slots = draws.astype(np.int64)
+        next_slots = self._next.take(slots)
+        usable = next_slots.nonzero()[0]
+        return np.stack((slots.take(usable), next_slots.take(usable)))
+
+    def _empty_batch(self, size: int) -> _PackedBatch:
+        rows, next_rows = PackedRows(self._columns, size), PackedRows(self._columns, size)
+        return _PackedBatch(
+            obs={name: rows.columns[name] for name in self._obs_names},
+            next_obs={name: next_rows.columns[name] for name in self._obs_names},
+            **{name: rows.columns[name] for name in _STORED},
+            ix=_NO_DRAWS[0],
+            rows=rows,
+            next_rows=next_rows,
+        )
+
     def _append(self, items: Items, actor: int) -> None:
+        self._drawn = _NO_DRAWS
         rows = self._rows + np.arange(len(items["span"]))
-        slots = rows % self.capacity
-        self._ready -= int(np.count_nonzero(self._next[slots] >= 0))
-        self._next[slots] = _NOT_YET
-        for name, column in self._data.items():
+        slots = self._slots(rows)
+        self._ready -= int(np.count_nonzero(self._next[slots]))
+        self._next[slots] = _NOBODY
+        for name, column in self._data.columns.items():
             column[slots] = items[name]
         self._rows += len(rows)
         env = items["env"]
@@ -112,6 +151,10 @@ class UniformReplayBuffer:
                 mine = env == one
                 self._link((actor, int(one)), rows[mine], items["span"][mine])
 
+    def _slots(self, rows: Array) -> Array:
+        """Where in the ring these rows lie."""
+        return rows % self.capacity + 1
+
     def _link(self, stream: tuple[int, int], rows: Array, span: Array) -> None:
         """Give every row of the stream whose next observation has come its index."""
         tail = self._tails.get(stream)
@@ -120,7 +163,7 @@ class UniformReplayBuffer:
         target = np.arange(len(rows)) + span
         arrived = (span > 0) & (target < len(rows))
         linked = np.flatnonzero(arrived & (rows >= self._rows - self.capacity))
-        self._next[rows[linked] % self.capacity] = rows[target[linked]] % self.capacity
+        self._next[self._slots(rows[linked])] = self._slots(rows[target[linked]])
         self._ready += len(linked)
         waiting = np.flatnonzero((span > 0) & ~arrived)
         if waiting.size:

@@ -8,14 +8,18 @@ from border_cli.config.schema import TrainerConfig
 from border_cli.runtime.clock import Backoff
 from border_cli.trainers.loop import Parts, TrainingLoop
 
+_GATHER_S = 0.02
+"""However much there is to learn from, look for more this often [s]: an actor that dies is noticed."""
+
 
 class AsyncTrainer(TrainingLoop):
-    """Takes in what has arrived before every opt step, and waits, with growing sleeps, when there is too little."""
+    """Takes in what has arrived between opt steps, and waits, with growing sleeps, when there is too little."""
 
     def __init__(self, config: TrainerConfig, parts: Parts) -> None:
         super().__init__(config, parts)
         self._backoff = Backoff()
         self._arrived = False
+        self._gather_at = (0.0, 0)  # monotonic seconds, opt steps: whichever comes first
 
     def tick(self) -> None:
         """Meanwhile, take in what arrives, without new credit: an actor that dies is noticed at once."""
@@ -23,7 +27,13 @@ class AsyncTrainer(TrainingLoop):
         super().tick()
 
     def _gather(self) -> None:
+        """When there is too little, or credit to give; not at every opt step, as it takes a tenth of a small one."""
+        limiter, at = self.parts.limiter, self._gather_at
+        if limiter.may_opt() and monotonic() < at[0] and limiter.opt_steps < at[1]:
+            self._arrived = False
+            return
         self._arrived = self._take_in()
+        self._gather_at = (monotonic() + _GATHER_S, limiter.opt_steps + limiter.opt_steps_until_grant())
 
     def _idle(self) -> None:
         if self._arrived:

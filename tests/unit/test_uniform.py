@@ -95,7 +95,25 @@ def test_seeded() -> None:
     assert draws(1) == draws(1) != draws(2)
 
 
+def test_a_batch_is_filled_anew_only_when_it_is_given_back() -> None:
+    b, p = buffer(40), NStepProcessor(SPEC, 1, 1, 0.5)
+    for items in episode(p, 0, 30):
+        b.push(items)
+    first = b.batch(8)
+    seen = {name: array.copy() for name, array in vars(first).items() if isinstance(array, np.ndarray)}
+    other = b.batch(8)
+    assert other is not first
+    for name, array in seen.items():
+        assert (getattr(first, name) == array).all(), name
+    obs = first.obs["obs"]
+    again = b.batch(8, into=first)
+    assert again is first and again.obs["obs"] is obs
+    assert (again.ix == obs[:, 0] + 1).all() and (again.next_obs["obs"] == obs + 1).all()
+    assert (again.ix != seen["ix"]).any()
+    assert b.batch(4, into=first) is not first
+
+
 def test_bytes_are_what_it_takes() -> None:
     b = make_buffer(BufferConfig(capacity=1000), SPEC, 0)
-    taken = sum(a.nbytes for a in b._data.values()) + b._next.nbytes
+    taken = b._data.nbytes + b._next.nbytes
     assert buffer_bytes(BufferConfig(capacity=1000), SPEC) == taken

@@ -133,6 +133,8 @@ class DqnAgent(DqnPolicy):
         self._state = DqnState.fresh(net.initial().to(device))
         self._networks = DqnNetworks.over(net, self._state)
         self._unread = 0
+        self._batch: Batch | None = None
+        self._tensor_batch: TensorBatch | None = None
         rng = seeding.generator(seed, *seeding.exploration_key(0, 0))
         super().__init__(
             net, self._state.online, spec, schedule(config, 0, 1), config.eval_epsilon, rng, seed
@@ -141,8 +143,7 @@ class DqnAgent(DqnPolicy):
 
     def opt(self, buffer: ReplayBuffer, record: bool = False) -> Record | None:
         """One opt step on one batch; with `record` the means over the opt steps since the last one."""
-        batch = self._tensors(buffer.batch(self._config.batch_size))
-        opt_step(self._networks, self._config, self._state, batch)
+        opt_step(self._networks, self._config, self._state, self._next_batch(buffer))
         self.opt_steps += 1
         self.version = self.opt_steps
         self._unread += 1
@@ -192,6 +193,13 @@ class DqnAgent(DqnPolicy):
     def _vectors(self) -> dict[str, torch.Tensor]:
         s = self._state
         return {"online": s.online, "target": s.target, "adam_mean": s.mean, "adam_variance": s.variance}
+
+    def _next_batch(self, buffer: ReplayBuffer) -> TensorBatch:
+        """Sampled; on the CPU the tensors share the batch's memory, so a batch filled anew has its tensors already."""
+        batch = buffer.batch(self._config.batch_size, into=self._batch)
+        if self._tensor_batch is None or batch is not self._batch or self._device.type != "cpu":
+            self._batch, self._tensor_batch = batch, self._tensors(batch)
+        return self._tensor_batch
 
     def _tensors(self, batch: Batch) -> TensorBatch:
         def tensor(array: Array) -> torch.Tensor:
