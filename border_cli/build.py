@@ -1,17 +1,11 @@
-"""The composition root: the only place that knows which classes a run is made of.
-
-`preflight` judges what can be judged before there is a run directory; `train` is the run.
-"""
+"""The composition root: the only place that knows which classes a run is made of. `train` is the run."""
 
 from __future__ import annotations
 
 import errno
 import logging
-import math
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -20,7 +14,8 @@ from border_cli import parts
 from border_cli.actors.in_thread import InThreadSource
 from border_cli.actors.manager import ActorManager
 from border_cli.actors.sampler import Sampler
-from border_cli.checkpoints.contents import ModelDescription, read_model, save_best, save_checkpoint
+from border_cli.checkpoints.contents import read_model
+from border_cli.checkpoints.keeper import RunKeeper
 from border_cli.config.checks import ratio_tolerance
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import (
@@ -29,18 +24,18 @@ from border_cli.core.errors import (
     ExitCode,
     Interrupted,
     ResourceError,
-    UsageError,
 )
 from border_cli.core.items import item_columns
 from border_cli.core.progress import Progress, View
-from border_cli.core.protocols import Agent, Evaluation, ExperienceSource, Recorder, ReplayBuffer
+from border_cli.core.protocols import Agent, ExperienceSource, Recorder, ReplayBuffer
 from border_cli.core.spaces import EnvSpec
 from border_cli.envs.guarded import GuardedEnv, blamed
 from border_cli.envs.gym_env import GymEnv
 from border_cli.evaluation.evaluator import InlineEvaluator
+from border_cli.preflight import preflight
 from border_cli.recorders.banner import banner, preset_note
+from border_cli.recorders.buffered import NullRecorder
 from border_cli.recorders.fanout import FanOut
-from border_cli.recorders.figures import size
 from border_cli.recorders.jsonl import JsonlRecorder
 from border_cli.recorders.outlet import Outlet
 from border_cli.recorders.plain import PlainView
@@ -54,16 +49,13 @@ from border_cli.runs.directory import Launch
 from border_cli.runs.locate import model_directory
 from border_cli.runs.logs import TOLD, log_to
 from border_cli.runs.summary import End, Summary, write_crash
-from border_cli.runtime import forkserver, seeding
-from border_cli.runtime.resources import available_memory
-from border_cli.runtime.signals import StopFlag
+from border_cli.runtime import seeding
+from border_cli.runtime.signals import StopFlag, own_or
 from border_cli.trainers.async_ import AsyncTrainer
 from border_cli.trainers.loop import Ending, Parts, TrainingLoop
 from border_cli.trainers.sync import Trainer
 from border_cli.trainers.telemetry import Telemetry
 
-_PROBE_TIMEOUT_S = 120.0
-_MEMORY_SHARE = 0.9
 _LACKS = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _MAKING = "making the environment"
 _log = logging.getLogger("border_cli")
@@ -77,22 +69,6 @@ class JobResult:
     score: float | None
 
 
-def preflight(config: TrainConfig, stop: StopFlag | None = None) -> EnvSpec:
-    """Make the environment once in a child, and check spaces, device, weights and memory; resolve init_from.
-
-    Raises UsageError or ResourceError; there is no run directory yet. Raises Interrupted when asked to stop.
-    """
-    forkserver.start_early()  # before this process imports torch
-    parts.import_agent(config)  # which does that, while the forkserver does the same: the probe waits for it
-    spec = _probe(config, stop)
-    parts.check_spec(config, spec)
-    _check_device(config.device)
-    _check_memory(config, spec)
-    if config.init_from is not None:
-        _check_init(config, spec)
-    return spec
-
-
 def train(
     config: TrainConfig, spec: EnvSpec, run_dir: Path, launch: Launch, stop: StopFlag | None = None
 ) -> JobResult:
@@ -100,7 +76,7 @@ def train(
     import torch
 
     torch.set_num_threads(config.threads)
-    with _own_or(stop) as flag:
+    with own_or(stop) as flag:
         try:
             return _Run(config, spec, run_dir, launch, flag).execute()
         except OSError as e:  # of the first files, before there is a run that could say how it ended
@@ -161,6 +137,7 @@ class _Run:
                     raise
                 raise error from e
             view.close()
+            _log.info("ended by %s: %s", ending.ended_by, self._counters())
         return self._done(ending)
 
     def _train(self, view: View) -> Ending:
@@ -196,7 +173,7 @@ class _Run:
             c.n_actors,
             c.actor_manager.envs_per_actor,
         )
-        keeper = _RunKeeper(self._dir, c, self._spec, agent, buffer)
+        keeper = RunKeeper(self._dir, c, self._spec, agent, buffer)
         loop_parts = Parts(
             agent=agent,
             buffer=buffer,
@@ -265,17 +242,18 @@ class _Run:
             recorders.append(TensorBoardRecorder(self._dir / "tensorboard"))
         if isinstance(view, PlainView):
             recorders.append(view)
-        return FanOut(recorders)
+        return FanOut(recorders) if recorders else NullRecorder()
 
     def _announce(self) -> None:
         c = self._config
-        if c.recorder.console == "none":
-            return
         processes = 1 if c.trainer.type == "sync" else 1 + c.n_actors
         threads = c.threads + processes - 1
         replay = parts.buffer_bytes(c, self._spec)
         lines = banner(c, self._launch.typed, replay, processes, threads, preset_note(c), _shown(self._dir))
         text = "\n".join(lines)
+        _log.info("%s", text)
+        if c.recorder.console == "none":
+            return
         outlet = Outlet(lambda: self._console.file)
         outlet.attempt(
             lambda: self._console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
@@ -316,14 +294,18 @@ class _Run:
         loop = self._loop
         if loop is None:
             return End(ended_by, code, error)
-        p = loop.parts
-        counters = {
+        last, best = (None if e is None else (e.opt_steps, e.mean) for e in (loop.last, loop.best))
+        return End(ended_by, code, error, last, best, loop.parts.telemetry.seconds, self._counters(), loop.actors)
+
+    def _counters(self) -> dict[str, int]:
+        if self._loop is None:
+            return {}
+        p = self._loop.parts
+        return {
             "opt_steps": p.limiter.opt_steps,
             "env_steps": p.limiter.env_steps,
             "episodes": p.telemetry.episodes,
         }
-        last, best = (None if e is None else (e.opt_steps, e.mean) for e in (loop.last, loop.best))
-        return End(ended_by, code, error, last, best, p.telemetry.seconds, counters, loop.actors)
 
     def _tables(self, ended_by: str) -> None:
         if self._loop is None or self._config.recorder.console == "none":
@@ -331,34 +313,6 @@ class _Run:
         telemetry = self._loop.parts.telemetry
         share = telemetry.blocked_s / telemetry.seconds if self._config.trainer.type == "async" else None
         print_end_tables(self._console, telemetry.progress, self._loop.actors, RunEnd(ended_by, share))
-
-
-class _RunKeeper:
-    """Writes the run's checkpoints and its best model."""
-
-    def __init__(
-        self, run_dir: Path, config: TrainConfig, spec: EnvSpec, agent: Agent, buffer: ReplayBuffer
-    ) -> None:
-        self._dir = run_dir
-        self._agent = agent
-        self._buffer = buffer
-        self._keep = config.checkpoint.keep
-        self._seed = config.seed
-        self._model = ModelDescription(
-            agent=asdict(config.agent), env=asdict(config.env), spec=spec, plugins=tuple(config.plugins)
-        )
-
-    def save_best(self, agent: Agent, evaluation: Evaluation) -> None:
-        """Replace best/."""
-        save_best(self._dir, agent.model_info().arrays, self._model, evaluation)
-
-    def save(self, counters: dict[str, object]) -> None:
-        """Write checkpoints/step-…/ and drop the oldest."""
-        generators: dict[str, object] = {"seed": self._seed, "replay": self._buffer.generator_state()}
-        exploration: Callable[[], object] | None = getattr(self._agent, "generator_state", None)
-        if exploration is not None:
-            generators["exploration"] = exploration()
-        save_checkpoint(self._dir / "checkpoints", self._agent, self._model, counters, generators, self._keep)
 
 
 def _shown(path: Path) -> Path:
@@ -371,77 +325,3 @@ def _named(error: BaseException) -> BaseException:
     if isinstance(error, OSError) and error.errno in _LACKS:
         return ResourceError(f"{error.filename or 'a file of the run'}: {error.strerror}")
     return error
-
-
-@contextmanager
-def _own_or(stop: StopFlag | None) -> Iterator[StopFlag]:
-    """The caller's flag, which is entered already, or one for as long as this lasts."""
-    if stop is not None:
-        yield stop
-    else:
-        with StopFlag() as own:
-            yield own
-
-
-def _probe(config: TrainConfig, stop: StopFlag | None) -> EnvSpec:
-    with _own_or(stop) as flag:
-        try:
-            data = forkserver.run_in_child(
-                parts.probe_env, (config.env, tuple(config.plugins)), _PROBE_TIMEOUT_S, flag
-            )
-        except forkserver.ChildStopped as e:
-            raise Interrupted(flag.code or ExitCode.SIGTERM) from e
-        except TimeoutError as e:
-            raise UsageError(f"env: making the environment took longer than {_PROBE_TIMEOUT_S:g} s") from e
-        except forkserver.ChildError as e:
-            if e.error_type == "UsageError":
-                raise UsageError(str(e)) from e
-            if not e.error_type:
-                raise UsageError(
-                    f"env: {e} while it made the environment\n"
-                    'in a script of your own, train_async belongs under `if __name__ == "__main__":`'
-                ) from e
-            first = (str(e).splitlines() or [""])[0]
-            raise UsageError(
-                f"env: the environment raised when it was made or reset: {e.error_type}: {first}\n"
-                "env.kwargs.… are its arguments; debug=true shows its traceback"
-            ) from e
-    return EnvSpec.from_json(data)
-
-
-def _check_device(device: str) -> None:
-    if device == "cpu":
-        return
-    import torch
-
-    kind, _, index = device.partition(":")
-    if kind == "mps":
-        there = 1 if torch.backends.mps.is_available() else 0
-    else:
-        there = torch.cuda.device_count()
-    if int(index or 0) >= there:
-        raise UsageError(
-            f"device={device}: this machine has {there} {kind} devices\nallowed here: device=cpu"
-        )
-
-
-def _check_memory(config: TrainConfig, spec: EnvSpec) -> None:
-    need, have = parts.buffer_bytes(config, spec), available_memory()
-    if have is not None and need > _MEMORY_SHARE * have:
-        raise ResourceError(
-            f"buffer.capacity={config.buffer.capacity} takes {size(need)}, and {size(have)} of memory are free\n"
-            f"allowed here: buffer.capacity up to {math.floor(config.buffer.capacity * _MEMORY_SHARE * have / need)}"
-        )
-
-
-def _check_init(config: TrainConfig, spec: EnvSpec) -> None:
-    found = model_directory(Path(str(config.init_from)))
-    saved = read_model(found.path)
-    if saved.description.spec != spec:
-        raise UsageError(f"init_from={config.init_from}: its spaces are not those of this environment")
-    try:
-        parts.make_agent(config, spec).sync_model(saved.info)
-    except ValueError as e:
-        raise UsageError(f"init_from={config.init_from}: its network is not the one of this agent") from e
-    # The words may mean another run once this one exists, as runs/latest does; and the record should say which it was.
-    config.init_from = str(found.path.resolve())

@@ -203,3 +203,7 @@ def _result(arguments: EvalArguments, judged: _Judged) -> dict[str, Any]:
         "returns": judged.evaluation.returns,
         "lengths": judged.evaluation.lengths,
     }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

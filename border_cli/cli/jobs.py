@@ -45,10 +45,10 @@ def run_single(composed: Composed, words: Sequence[str], argv: Sequence[str], ty
 def _run_single(
     composed: Composed, words: Sequence[str], argv: Sequence[str], typed: dict[str, str], stop: StopFlag
 ) -> int:
-    from border_cli import build  # not before the configuration is accepted: it imports much
+    from border_cli.preflight import preflight  # not before the configuration is accepted: it imports much
 
     config, choices = composed.config, composed.choices
-    spec = build.preflight(config, stop)
+    spec = preflight(config, stop)
     name = directory.run_name(choices["agent"], choices["env"], config.env.id or str(config.env.entry_point))
     run_dir = directory.claim(composed.run_dir) if composed.run_dir else directory.create_run(name)
     run_dir = run_dir.absolute()  # hydra.job.chdir may leave this folder
@@ -116,13 +116,13 @@ class _Sweep:
         return score
 
     def _start(self, config: TrainConfig, typed: dict[str, str]) -> tuple[int, float]:
-        from border_cli import build
+        from border_cli.preflight import preflight
 
         state = HydraConfig.get()
         run_dir = directory.claim(Path(state.runtime.output_dir))
         launch = _launch(self._argv, typed, dict(state.runtime.choices), config)
         with StopFlag() as stop:
-            return _train(config, build.preflight(config, stop), run_dir, launch, stop)
+            return _train(config, preflight(config, stop), run_dir, launch, stop)
 
 
 def _as_exception(error: Exception | SystemExit) -> Exception:

@@ -7,12 +7,14 @@ import sys
 import traceback
 
 from border_cli.core.errors import ActorLostError, BorderError, ExitCode
+from border_cli.recorders.outlet import printable
 
 MAX_LINES = 3
 
 
 def show(text: str) -> None:
     """Write a page to stdout. A reader that left early, such as `head`, is no error."""
+    text = printable(text, sys.stdout.encoding or "utf-8")
     try:
         sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
         sys.stdout.flush()

@@ -102,3 +102,7 @@ def _hydra_flags(arguments: Arguments) -> list[str]:
     if arguments.info:
         return ["--info", arguments.info]
     return ["--cfg", str(arguments.cfg), *(["--package", arguments.package] if arguments.package else [])]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

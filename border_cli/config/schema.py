@@ -1,4 +1,4 @@
-"""The typed schema of a run. Every value has its default, unit, range and meaning here, and nowhere else.
+"""The typed schema of a run: every value with its default, unit, range and meaning. conf/ repeats them for people.
 
 `agent` and `buffer` differ by their `type`: their dataclasses stand beside the class they configure
 (`border_cli.agents.dqn.config`) and are looked up in `border_cli.config.registry`.

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
+ENDED = ("done", "stopped", "failed")
+"""Phases after which nothing comes."""
+
 
 @dataclass
 class Progress:

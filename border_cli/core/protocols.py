@@ -117,6 +117,9 @@ class Agent(ActingPolicy, Protocol):
     def check_finite(self) -> bool:
         """Whether every weight and moment is finite."""
 
+    def generator_state(self) -> dict[str, Any]:
+        """State of the generator that exploration draws from, as JSON values."""
+
     def state(self) -> AgentState:
         """Everything needed to go on (views; write them out before the next opt step)."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 
@@ -15,13 +15,6 @@ class Record:
     opt_steps: int = 0
     env_steps: int = 0
     time: float = 0.0
-
-    def merge(self, values: Mapping[str, float]) -> None:
-        """Add values. Raises KeyError on a name that is there already: nothing is overwritten in silence."""
-        for name, value in values.items():
-            if name in self.values:
-                raise KeyError(f"record already has {name!r}")
-            self.values[name] = float(value)
 
     def __bool__(self) -> bool:
         return bool(self.values)
@@ -38,11 +31,6 @@ class Mean:
         """Add one value."""
         self._sum += value
         self._n += 1
-
-    def extend(self, values: Iterable[float]) -> None:
-        """Add many."""
-        for value in values:
-            self.add(value)
 
     def take(self) -> float | None:
         """The mean, or None if nothing was added; starts over."""

@@ -45,11 +45,6 @@ class ObsLeaf:
         """Number of values the network sees after one-hot coding and flattening."""
         return sum(self.categories) if self.categories else math.prod(self.shape)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of one stored value."""
-        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
-
 
 @dataclass(frozen=True)
 class ObsSpec:

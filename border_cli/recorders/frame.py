@@ -12,7 +12,7 @@ from rich.console import RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
-from border_cli.core.progress import Progress
+from border_cli.core.progress import ENDED, Progress
 from border_cli.recorders import figures
 from border_cli.recorders.advice import WAITS, advice
 from border_cli.recorders.budget import first_to_end
@@ -122,9 +122,11 @@ def _budget(p: Progress, width: int, room: Room) -> list[Text]:
     limit = figures.duration(budget.limit) if in_time else f"{figures.count(budget.limit)} {budget.unit}"
     words = Text(f"{math.floor(100 * budget.fraction)}% of {limit}")  # 100% only at the end
     eta = Text.assemble(("ETA ", "dim"), (figures.duration(budget.eta_s), "bold"))
+    if p.phase in ENDED:
+        eta = Text()
     free = width - _LABEL_WIDTH - words.cell_len - eta.cell_len - 4
     bar = _bar(budget.fraction, free if free >= 8 else max(1, width - _LABEL_WIDTH), room.ascii_only)
-    return _row("budget", [bar, words, eta], width)
+    return _row("budget", [bar, words, *([eta] if eta else [])], width)
 
 
 def _bar(fraction: float, width: int, ascii_only: bool) -> Text:

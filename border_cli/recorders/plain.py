@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import IO
 
-from border_cli.core.progress import Progress
+from border_cli.core.progress import ENDED, Progress
 from border_cli.core.record import Record
 from border_cli.recorders import figures
 from border_cli.recorders.budget import first_to_end
@@ -101,5 +101,6 @@ def _progress_words(p: Progress) -> list[str]:
     budget = first_to_end(p)
     if budget is not None:
         words.append(f"done={figures.share(budget.fraction)}")
+    if budget is not None and p.phase not in ENDED:
         words.append(f"eta={figures.duration(budget.eta_s)}")
     return words

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -50,3 +52,13 @@ class StopFlag:
         del frame
         self.request(_CODES[signal.Signals(number)])
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@contextmanager
+def own_or(stop: StopFlag | None) -> Iterator[StopFlag]:
+    """The caller's flag, which is entered already, or one for as long as this lasts."""
+    if stop is not None:
+        yield stop
+    else:
+        with StopFlag() as own:
+            yield own

@@ -49,6 +49,8 @@ COMPOSITION = [
     Row("--config-name mine", "--config-name is not taken|--config-dir"),
     Row("--experimental-rerun x.pickle", "--experimental-rerun is not taken"),
     Row("-m --cfg job", "--cfg shows one configuration|allowed"),
+    Row("-p agent", "--package says how --cfg shows|allowed: --cfg job --package"),
+    Row("--resolve", "--resolve says how --cfg shows|allowed: --cfg job --resolve"),
     Row("--cfg job -p trainr", "no part 'trainr'|nearest: trainer"),
     Row("hydra.searchpath=[nowhere]", "nowhere is not available"),
     Row("hydra.nothing=1", "hydra.nothing"),

@@ -1,6 +1,6 @@
 """`border-train` without training: pages, composition, presets, sweeps, folders, exit codes.
 
-In the place of `border_cli.build`, between the command line and training, is a stand-in that notes its calls.
+In the place of `border_cli.build` and `border_cli.preflight`, between the command line and training, is a stand-in that notes its calls.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ def build(monkeypatch, tmp_path):
     stand_in = StandIn()
     monkeypatch.setitem(sys.modules, "border_cli.build", stand_in)
     monkeypatch.setattr(border_cli, "build", stand_in, raising=False)
+    monkeypatch.setitem(sys.modules, "border_cli.preflight", stand_in)
     return stand_in
 
 

@@ -195,6 +195,14 @@ def test_train_log_holds_what_the_learner_and_its_actors_log(watched: Run, train
     assert logged == {f"{who}an onlooker was made" for who in ("", *actors)}
 
 
+def test_train_log_tells_what_ran_what_was_kept_and_how_it_ended(run: Run) -> None:
+    log = (run.path / "train.log").read_text(encoding="utf-8")
+    assert " INFO MainProcess border_cli: border-cli " in log.splitlines()[0]
+    assert log.count(": checkpoint at opt step ") >= len(list((run.path / "checkpoints").glob("step-*")))
+    assert (": new best at opt step " in log) == (run.path / "best").is_dir()
+    assert f": ended by {run.summary['ended_by']}: " in log.splitlines()[-1]
+
+
 def test_logging_is_left_as_it_was(workplace: Path) -> None:
     root, package = logging.getLogger(), logging.getLogger("border_cli")
     before = (list(root.handlers), root.level, list(package.handlers), package.level)

@@ -159,3 +159,31 @@ def test_small_rests_are_held_back_while_the_learner_is_busy() -> None:
         limiter.opted()
         limiter.grant()
     assert limiter.credits == [64]  # 20 more may be acted, but not in ten hand-overs
+
+
+@pytest.mark.parametrize(
+    ("interval", "tolerance", "n_actors", "opt_steps"),
+    [
+        (2.0, 64, 1, 15),  # of 66 at the start 64 are given; half of the one share, 32, is worth giving
+        (0.5, 64, 1, 64),
+        (100.0, 64, 1, 1),
+        (2.0, 64, 8, 7),  # a quarter of the tolerance, although half of a share is 4
+        (1.0, 8, 8, 1),
+    ],
+)
+def test_when_there_is_credit_worth_giving(
+    interval: float, tolerance: int, n_actors: int, opt_steps: int
+) -> None:
+    limiter = RatioLimiter(interval, 0, tolerance, None, n_actors, 1)
+    assert limiter.grant()
+    for actor, credit in enumerate(limiter.credits):
+        limiter.inserted(actor, credit)
+    for left in range(opt_steps, 0, -1):
+        assert limiter.opt_steps_until_grant() == left
+        limiter.opted()
+    assert limiter.grant()
+
+
+def test_only_insertions_bring_credit_when_free_or_at_the_end() -> None:
+    assert RatioLimiter(None, 10, 64).opt_steps_until_grant() > 10**9
+    assert RatioLimiter(1.0, 10, 64, max_env_steps=50).opt_steps_until_grant() > 10**9

@@ -5,6 +5,8 @@ A module named in `border_cli.config.registry` offers `check_spec`, `make_policy
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -116,7 +118,7 @@ class DqnPolicy:
                 part.copy_(torch.from_numpy(np.ascontiguousarray(info.arrays[name])))
         self.version = info.version
 
-    def generator_state(self) -> dict[str, object]:
+    def generator_state(self) -> dict[str, Any]:
         """State of the exploration generator, as JSON values."""
         return dict(self._rng.bit_generator.state)
 

@@ -1,0 +1,100 @@
+"""What can be judged before there is a run directory: environment, spaces, device, weights and memory."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from border_cli import parts
+from border_cli.checkpoints.contents import read_model
+from border_cli.config.schema import TrainConfig
+from border_cli.core.errors import ExitCode, Interrupted, ResourceError, UsageError
+from border_cli.core.spaces import EnvSpec
+from border_cli.recorders.figures import size
+from border_cli.runs.locate import model_directory
+from border_cli.runtime import forkserver
+from border_cli.runtime.resources import available_memory
+from border_cli.runtime.signals import StopFlag, own_or
+
+_PROBE_TIMEOUT_S = 120.0
+_MEMORY_SHARE = 0.9
+
+
+def preflight(config: TrainConfig, stop: StopFlag | None = None) -> EnvSpec:
+    """Make the environment once in a child, and check spaces, device, weights and memory; resolve init_from.
+
+    Raises UsageError or ResourceError; there is no run directory yet. Raises Interrupted when asked to stop.
+    """
+    forkserver.start_early()  # before this process imports torch
+    parts.import_agent(config)  # which does that, while the forkserver does the same: the probe waits for it
+    spec = _probe(config, stop)
+    parts.check_spec(config, spec)
+    _check_device(config.device)
+    _check_memory(config, spec)
+    if config.init_from is not None:
+        _check_init(config, spec)
+    return spec
+
+
+def _probe(config: TrainConfig, stop: StopFlag | None) -> EnvSpec:
+    with own_or(stop) as flag:
+        try:
+            data = forkserver.run_in_child(
+                parts.probe_env, (config.env, tuple(config.plugins)), _PROBE_TIMEOUT_S, flag
+            )
+        except forkserver.ChildStopped as e:
+            raise Interrupted(flag.code or ExitCode.SIGTERM) from e
+        except TimeoutError as e:
+            raise UsageError(f"env: making the environment took longer than {_PROBE_TIMEOUT_S:g} s") from e
+        except forkserver.ChildError as e:
+            if e.error_type == "UsageError":
+                raise UsageError(str(e)) from e
+            if not e.error_type:
+                raise UsageError(
+                    f"env: {e} while it made the environment\n"
+                    'in a script of your own, train_async belongs under `if __name__ == "__main__":`'
+                ) from e
+            first = (str(e).splitlines() or [""])[0]
+            raise UsageError(
+                f"env: the environment raised when it was made or reset: {e.error_type}: {first}\n"
+                "env.kwargs.… are its arguments; debug=true shows its traceback"
+            ) from e
+    return EnvSpec.from_json(data)
+
+
+def _check_device(device: str) -> None:
+    if device == "cpu":
+        return
+    import torch
+
+    kind, _, index = device.partition(":")
+    if kind == "mps":
+        there = 1 if torch.backends.mps.is_available() else 0
+    else:
+        there = torch.cuda.device_count()
+    if int(index or 0) >= there:
+        raise UsageError(
+            f"device={device}: this machine has {there} {kind} devices\nallowed here: device=cpu"
+        )
+
+
+def _check_memory(config: TrainConfig, spec: EnvSpec) -> None:
+    need, have = parts.buffer_bytes(config, spec), available_memory()
+    if have is not None and need > _MEMORY_SHARE * have:
+        raise ResourceError(
+            f"buffer.capacity={config.buffer.capacity} takes {size(need)}, and {size(have)} of memory are free\n"
+            f"allowed here: buffer.capacity up to {math.floor(config.buffer.capacity * _MEMORY_SHARE * have / need)}"
+        )
+
+
+def _check_init(config: TrainConfig, spec: EnvSpec) -> None:
+    found = model_directory(Path(str(config.init_from)))
+    saved = read_model(found.path)
+    if saved.description.spec != spec:
+        raise UsageError(f"init_from={config.init_from}: its spaces are not those of this environment")
+    try:
+        parts.make_agent(config, spec).sync_model(saved.info)
+    except ValueError as e:
+        raise UsageError(f"init_from={config.init_from}: its network is not the one of this agent") from e
+    # The words may mean another run once this one exists, as runs/latest does; and the record should say which it was.
+    config.init_from = str(found.path.resolve())
