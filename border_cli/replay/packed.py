@@ -18,6 +18,7 @@ class PackedRows:
     """
 
     def __init__(self, columns: Sequence[Column], n: int) -> None:
+        self.n = n
         records = np.zeros(n, _layout(columns))
         self.columns: Items = {c.name: records[c.name] for c in columns}
         self._whole = records.view(

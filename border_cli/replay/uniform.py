@@ -22,9 +22,9 @@ from border_cli.runtime.seeding import REPLAY, generator
 _STORED = ("action", "reward", "discount", "terminated")
 _NOBODY = 0
 """The slot that never holds a row: as a next observation it says that there is none, or not yet."""
-_AHEAD = 5
+_AHEAD = 8
 """Draws are made for so many batches at once, as far as nothing is pushed in between: then it makes no difference."""
-_NO_DRAWS = np.empty((2, 0), np.int64)
+_NO_DRAWS = np.empty((0, 2, 0), np.int64)
 
 
 def make_buffer(config: BufferConfig, spec: EnvSpec, seed: int) -> UniformReplayBuffer:
@@ -47,10 +47,9 @@ class _Tail:
 
 @dataclass(kw_only=True)
 class _PackedBatch(Batch):
-    """A batch whose arrays are columns of whole rows: those sampled and those of their next observations."""
+    """A batch whose arrays are columns of whole rows: those sampled, then those of their next observations."""
 
-    rows: PackedRows = field(repr=False)
-    next_rows: PackedRows = field(repr=False)
+    both: PackedRows = field(repr=False)
 
 
 class UniformReplayBuffer:
@@ -67,6 +66,7 @@ class UniformReplayBuffer:
         self._ready = 0  # rows whose next observation is there
         self._rng = rng
         self._drawn = _NO_DRAWS
+        self._next_draw = 0
 
     def __len__(self) -> int:
         return self._ready
@@ -80,12 +80,11 @@ class UniformReplayBuffer:
         """A uniform batch. Raises ValueError while fewer than `size` rows can be sampled."""
         if self._ready < size:
             raise ValueError(f"a batch of {size} from {self._ready} rows")
-        reusable = isinstance(into, _PackedBatch) and len(into.ix) == size
+        reusable = isinstance(into, _PackedBatch) and into.both.n == 2 * size
         batch = cast("_PackedBatch", into) if reusable else self._empty_batch(size)
-        ix, next_ix = self._sample(size)
-        self._data.take(ix, batch.rows)
-        self._data.take(next_ix, batch.next_rows)
-        batch.ix = ix
+        slots = self._sample(size)
+        self._data.take(slots.ravel(), batch.both)
+        batch.ix = slots[0]
         return batch
 
     def update_priority(self, ix: Array, td_error: Array) -> None:
@@ -100,56 +99,67 @@ class UniformReplayBuffer:
 
     def generator_state(self) -> dict[str, Any]:
         """State of the sampling generator, as JSON values. Draws made ahead are dropped: all that follow come from it."""
-        self._drawn = _NO_DRAWS
+        self._forget_draws()
         return dict(self._rng.bit_generator.state)
 
-    def _sample(self, size: int) -> tuple[Array, Array]:
-        """Slots of `size` rows, and of their next observations. Drawn for several batches at once: see _AHEAD."""
-        if self._drawn.shape[1] < size:
-            self._drawn = self._draw(_AHEAD * size)
-        while self._drawn.shape[1] < size:  # by bad luck
-            self._drawn = np.concatenate((self._drawn, self._draw(size)), axis=1)
-        sampled, self._drawn = self._drawn[:, :size], self._drawn[:, size:]
-        return sampled[0], sampled[1]
+    def _sample(self, size: int) -> Array:
+        """(2, size) slots of rows and of their next observations. Drawn for several batches at once: see _AHEAD."""
+        if self._drawn.shape[2] != size or self._next_draw == len(self._drawn):
+            self._drawn, self._next_draw = self._draw(size), 0
+        sampled: Array = self._drawn[self._next_draw]
+        self._next_draw += 1
+        return sampled
 
-    def _draw(self, n: int) -> Array:
-        """(2, m) slots and next slots: those of n uniform draws that can be sampled."""
-        draws = self._rng.random(n)
-        draws *= (
-            min(self._rows, self.capacity) + 1
-        )  # off uniform by 2^-53 of this; `integers` takes three times as long
-        slots = draws.astype(np.int64)
-        next_slots = self._next.take(slots)
-        usable = next_slots.nonzero()[0]
-        return np.stack((slots.take(usable), next_slots.take(usable)))
+    def _draw(self, size: int) -> Array:
+        """(k, 2, size) slots for k >= 1 batches: those of uniform draws that can be sampled."""
+        usable = np.empty((2, 0), np.int64)
+        while usable.shape[1] < size:  # once, but for bad luck
+            draws = self._rng.random(_AHEAD * size)
+            draws *= (
+                min(self._rows, self.capacity) + 1
+            )  # off uniform by 2^-53 of this; `integers` takes 3 times as long
+            slots = draws.astype(np.int64)
+            next_slots = self._next.take(slots)
+            linked = next_slots.nonzero()[0]
+            usable = np.concatenate((usable, (slots.take(linked), next_slots.take(linked))), axis=1)
+        k = usable.shape[1] // size
+        return np.ascontiguousarray(usable[:, : k * size].reshape(2, k, size).swapaxes(0, 1))
+
+    def _forget_draws(self) -> None:
+        self._drawn = _NO_DRAWS
 
     def _empty_batch(self, size: int) -> _PackedBatch:
-        rows, next_rows = PackedRows(self._columns, size), PackedRows(self._columns, size)
+        both = PackedRows(self._columns, 2 * size)
         return _PackedBatch(
-            obs={name: rows.columns[name] for name in self._obs_names},
-            next_obs={name: next_rows.columns[name] for name in self._obs_names},
-            **{name: rows.columns[name] for name in _STORED},
-            ix=_NO_DRAWS[0],
-            rows=rows,
-            next_rows=next_rows,
+            obs={name: both.columns[name][:size] for name in self._obs_names},
+            next_obs={name: both.columns[name][size:] for name in self._obs_names},
+            **{name: both.columns[name][:size] for name in _STORED},
+            ix=np.empty(0, np.int64),
+            both=both,
         )
 
     def _append(self, items: Items, actor: int) -> None:
-        self._drawn = _NO_DRAWS
-        rows = self._rows + np.arange(len(items["span"]))
-        slots = self._slots(rows)
-        self._ready -= int(np.count_nonzero(self._next[slots]))
-        self._next[slots] = _NOBODY
+        self._forget_draws()
+        rows = np.arange(self._rows, self._rows + len(items["span"]))
+        where = self._place(rows)
+        if rows[-1] >= self.capacity:
+            self._ready -= int(np.count_nonzero(self._next[where]))
+            self._next[where] = _NOBODY
         for name, column in self._data.columns.items():
-            column[slots] = items[name]
+            column[where] = items[name]
         self._rows += len(rows)
         env = items["env"]
-        if (env == env[0]).all():  # an actor with one environment, or a short chunk
+        if env[env.argmin()] == env[env.argmax()]:  # an actor with one environment, or a short chunk
             self._link((actor, int(env[0])), rows, items["span"])
         else:
             for one in np.unique(env):
                 mine = env == one
                 self._link((actor, int(one)), rows[mine], items["span"][mine])
+
+    def _place(self, rows: Array) -> slice | Array:
+        """Slots of successive rows; without a turn of the ring between them a slice, which is much cheaper."""
+        first, last = (int(row) % self.capacity + 1 for row in (rows[0], rows[-1]))
+        return slice(first, last + 1) if first <= last else self._slots(rows)
 
     def _slots(self, rows: Array) -> Array:
         """Where in the ring these rows lie."""
@@ -160,15 +170,17 @@ class UniformReplayBuffer:
         tail = self._tails.get(stream)
         if tail is not None:
             rows, span = np.concatenate([tail.rows, rows]), np.concatenate([tail.span, span])
-        target = np.arange(len(rows)) + span
-        arrived = (span > 0) & (target < len(rows))
-        linked = np.flatnonzero(arrived & (rows >= self._rows - self.capacity))
-        self._next[self._slots(rows[linked])] = self._slots(rows[target[linked]])
+        transitions = span.nonzero()[0]
+        targets = transitions + span[transitions]
+        arrived = int(targets.searchsorted(len(rows)))  # targets never fall along a stream
+        linked, targets = transitions[:arrived], targets[:arrived]
+        if rows[0] < self._rows - self.capacity:  # a row that waited so long that it is gone
+            there = rows[linked] >= self._rows - self.capacity
+            linked, targets = linked[there], targets[there]
+        self._next[self._slots(rows[linked])] = self._slots(rows[targets])
         self._ready += len(linked)
-        waiting = np.flatnonzero((span > 0) & ~arrived)
-        if waiting.size:
-            # Targets never fall along a stream, so from the first waiting row on none has been linked.
-            self._tails[stream] = _Tail(rows[waiting[0] :], span[waiting[0] :])
+        if arrived < len(transitions):
+            self._tails[stream] = _Tail(rows[transitions[arrived] :], span[transitions[arrived] :])
         else:
             self._tails.pop(stream, None)
 
