@@ -295,7 +295,9 @@ class _Run:
         if loop is None:
             return End(ended_by, code, error)
         last, best = (None if e is None else (e.opt_steps, e.mean) for e in (loop.last, loop.best))
-        return End(ended_by, code, error, last, best, loop.parts.telemetry.seconds, self._counters(), loop.actors)
+        return End(
+            ended_by, code, error, last, best, loop.parts.telemetry.seconds, self._counters(), loop.actors
+        )
 
     def _counters(self) -> dict[str, int]:
         if self._loop is None:

@@ -77,7 +77,9 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
         raise UsageError("--cfg shows one configuration, and --multirun has many\nallowed: one of them")
     if known.cfg is None and (known.package or known.resolve):
         flag = "--package" if known.package else "--resolve"
-        raise UsageError(f"{flag} says how --cfg shows a configuration\nallowed: --cfg job {flag} …, --cfg hydra {flag} …")
+        raise UsageError(
+            f"{flag} says how --cfg shows a configuration\nallowed: --cfg job {flag} …, --cfg hydra {flag} …"
+        )
     return Arguments(
         words=tuple(rest),
         config_dir=known.config_dir,

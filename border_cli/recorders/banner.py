@@ -87,7 +87,11 @@ def _budget(config: TrainConfig) -> str:
         "" if t.max_time is None else figures.duration(t.max_time),
         "" if t.stop_return is None else f"a mean return of {figures.number(t.stop_return)}",
     )
-    ratio = "free-running" if t.opt_interval is None else f"{t.opt_interval:g} env step{'' if t.opt_interval == 1 else 's'} per opt step"
+    ratio = (
+        "free-running"
+        if t.opt_interval is None
+        else f"{t.opt_interval:g} env step{'' if t.opt_interval == 1 else 's'} per opt step"
+    )
     until = " or ".join(limit for limit in limits if limit)
     return f"{until}; {ratio} after {figures.counted(t.warmup_period, 'env step')} of warm-up"
 

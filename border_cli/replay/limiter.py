@@ -107,8 +107,9 @@ class RatioLimiter:
         """Opt steps after which there is credit worth giving; a very large number where only insertions bring any."""
         if self._interval is None or self.allowance == self._max_env_steps:
             return _UNLIMITED
-        missing = max(self._least_grant, self._tolerance // 4) - (self.allowance - sum(self.credits))
-        return max(1, math.ceil(missing / self._interval))
+        wanted = sum(self.credits) + max(self._least_grant, self._tolerance // 4)
+        at = math.ceil((wanted - self._warmup - self._tolerance) / self._interval) - 1
+        return max(1, at - self.opt_steps)
 
     def forfeit(self, actor: int) -> None:
         """An actor is gone: what it had not used goes to the others."""

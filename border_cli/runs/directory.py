@@ -148,7 +148,10 @@ def _our_error(error: OSError, path: Path) -> BorderError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return ResourceError(f"{path}: the disk is full\nallowed: free some space, or run in another folder")
     reason = error.strerror or type(error).__name__
-    return UsageError(f"{path} cannot be made: {reason}\nallowed: another folder, by hydra.run.dir=<folder>, or hydra.sweep.dir=<folder> for -m")
+    return UsageError(
+        f"{path} cannot be made: {reason}\n"
+        "allowed: another folder, by hydra.run.dir=<folder>, or hydra.sweep.dir=<folder> for -m"
+    )
 
 
 def _point_latest(root: Path, path: Path) -> None:

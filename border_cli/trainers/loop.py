@@ -184,7 +184,7 @@ class TrainingLoop:
     def _non_finite(self, what: str) -> NonFiniteError:
         return NonFiniteError(
             f"{what} is not a finite number at opt step {self.parts.limiter.opt_steps}\n"
-            "allowed: finite rewards and observations; with those, a smaller agent.lr or agent.max_grad_norm helps most often\n"
+            "allowed: finite rewards and observations; a smaller agent.lr or agent.max_grad_norm helps most often\n"
             "earlier checkpoints are kept"
         )
 

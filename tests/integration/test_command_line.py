@@ -1,6 +1,7 @@
 """`border-train` without training: pages, composition, presets, sweeps, folders, exit codes.
 
-In the place of `border_cli.build` and `border_cli.preflight`, between the command line and training, is a stand-in that notes its calls.
+In the place of `border_cli.build` and `border_cli.preflight`, between the command line and training, is a stand-in
+that notes its calls.
 """
 
 from __future__ import annotations

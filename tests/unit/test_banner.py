@@ -77,7 +77,7 @@ def test_a_key_is_not_typed_because_another_begins_like_it() -> None:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"max_env_steps": None, "max_opts": 1}, "1 opt step; 1 env steps per opt step"),
+        ({"max_env_steps": None, "max_opts": 1}, "1 opt step; 1 env step per opt step"),
         (
             {"max_time": 3_600.0, "stop_return": 475.0},
             "50,000 env steps or 1:00:00 or a mean return of 475.0; ",

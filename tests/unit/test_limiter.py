@@ -165,7 +165,7 @@ def test_small_rests_are_held_back_while_the_learner_is_busy() -> None:
     ("interval", "tolerance", "n_actors", "opt_steps"),
     [
         (2.0, 64, 1, 15),  # of 66 at the start 64 are given; half of the one share, 32, is worth giving
-        (0.5, 64, 1, 64),
+        (0.5, 64, 1, 63),
         (100.0, 64, 1, 1),
         (2.0, 64, 8, 7),  # a quarter of the tolerance, although half of a share is 4
         (1.0, 8, 8, 1),
