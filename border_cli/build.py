@@ -44,7 +44,7 @@ from border_cli.recorders.silent import SilentView
 from border_cli.recorders.tables import RunEnd, print_end_tables
 from border_cli.recorders.tensorboard import TensorBoardRecorder
 from border_cli.replay.limiter import RatioLimiter
-from border_cli.runs import provenance, trust
+from border_cli.runs import directory, provenance, trust
 from border_cli.runs.directory import Launch
 from border_cli.runs.locate import model_directory
 from border_cli.runs.logs import TOLD, log_to
@@ -122,13 +122,15 @@ class _Run:
         self._summary = Summary.start(run_dir, run_id)
         self._loop: TrainingLoop | None = None
         self._console = Console()
+        self._progress = self._make_progress()
+        self._view = self._make_view()
 
     def execute(self) -> JobResult:
         """Train, and say in summary.json how it ended, whatever happens."""
-        view = self._view()
+        view = self._view
         with log_to(self._dir / "train.log", view.note):
             try:
-                ending = self._train(view)
+                ending = self._train()
             except BaseException as e:
                 view.close()
                 error = _named(e)
@@ -140,9 +142,9 @@ class _Run:
             _log.info("ended by %s: %s", ending.ended_by, self._counters())
         return self._done(ending)
 
-    def _train(self, view: View) -> Ending:
+    def _train(self) -> Ending:
         self._announce()
-        recorder = self._recorder(view)
+        recorder = self._recorder()
         evaluator = None
         try:
             agent, buffer = self._agent(), parts.make_buffer(self._config, self._spec)
@@ -154,7 +156,7 @@ class _Run:
                 self._stop,
                 self._tick,
             )
-            self._loop = self._make_loop(agent, buffer, evaluator, recorder, view)
+            self._loop = self._make_loop(agent, buffer, evaluator, recorder)
             return self._loop.run()
         finally:
             if evaluator is not None:
@@ -162,7 +164,7 @@ class _Run:
             recorder.close()
 
     def _make_loop(
-        self, agent: Agent, buffer: ReplayBuffer, evaluator: InlineEvaluator, recorder: Recorder, view: View
+        self, agent: Agent, buffer: ReplayBuffer, evaluator: InlineEvaluator, recorder: Recorder
     ) -> TrainingLoop:
         c = self._config
         limiter = RatioLimiter(
@@ -182,8 +184,8 @@ class _Run:
             evaluator=evaluator,
             recorder=recorder,
             keeper=keeper,
-            view=view,
-            telemetry=Telemetry(limiter, self._progress()),
+            view=self._view,
+            telemetry=Telemetry(limiter, self._progress),
             should_stop=self._stop,
             batch_size=c.agent.batch_size,
         )
@@ -203,7 +205,7 @@ class _Run:
             return ActorManager(actors, item_columns(self._spec), c.n_actors, c.actor_manager, self._stop)
         place = actors.place(0, 0, 1)
         with blamed("actor 0", _MAKING):
-            env = GuardedEnv(parts.actor_env(place, c.env, ()), "actor 0")
+            env = GuardedEnv(parts.actor_env(place, c.env, (), self._starting), "actor 0")
         seeds = [seeding.env_seed(c.seed, 0, 0, i) for i in range(place.n_envs)]
         processor = parts.actor_processor(place, self._spec, c)
         return InThreadSource(Sampler(env, agent, processor, seeds), place.n_envs, env.close)
@@ -211,9 +213,16 @@ class _Run:
     def _evaluation_env(self) -> GuardedEnv:
         n_envs = min(self._config.evaluator.n_envs, self._config.evaluator.episodes)
         with blamed("the evaluation", _MAKING):
-            return GuardedEnv(GymEnv(self._config.env, n_envs), "the evaluation")
+            env = GymEnv(self._config.env, n_envs, made=self._starting)
+        return GuardedEnv(env, "the evaluation")
 
-    def _progress(self) -> Progress:
+    def _starting(self) -> None:
+        """Between two environments, which may take long: the view goes on, and the run can be stopped."""
+        self._view.show(self._progress)
+        if self._stop.code is not None:
+            raise Interrupted(self._stop.code)
+
+    def _make_progress(self) -> Progress:
         t = self._config.trainer
         return Progress(
             max_opts=t.max_opts,
@@ -226,7 +235,7 @@ class _Run:
             asynchronous=t.type == "async",
         )
 
-    def _view(self) -> View:
+    def _make_view(self) -> View:
         console = self._config.recorder.console
         if console == "none":
             return SilentView()
@@ -234,14 +243,14 @@ class _Run:
             return ScreenView(self._console, f"{self._launch.agent} on {self._launch.env}")
         return PlainView(sys.stdout)
 
-    def _recorder(self, view: View) -> Recorder:
+    def _recorder(self) -> Recorder:
         wanted, recorders = self._config.recorder, list[Recorder]()
         if wanted.jsonl:
             recorders.append(JsonlRecorder(self._dir / "metrics.jsonl"))
         if wanted.tensorboard:
             recorders.append(TensorBoardRecorder(self._dir / "tensorboard"))
-        if isinstance(view, PlainView):
-            recorders.append(view)
+        if isinstance(self._view, PlainView):
+            recorders.append(self._view)
         return FanOut(recorders) if recorders else NullRecorder()
 
     def _announce(self) -> None:
@@ -249,7 +258,9 @@ class _Run:
         processes = 1 if c.trainer.type == "sync" else 1 + c.n_actors
         threads = c.threads + processes - 1
         replay = parts.buffer_bytes(c, self._spec)
-        lines = banner(c, self._launch.typed, replay, processes, threads, preset_note(c), _shown(self._dir))
+        lines = banner(
+            c, self._launch.typed, replay, processes, threads, preset_note(c), directory.shown(self._dir)
+        )
         text = "\n".join(lines)
         _log.info("%s", text)
         if c.recorder.console == "none":
@@ -315,11 +326,6 @@ class _Run:
         telemetry = self._loop.parts.telemetry
         share = telemetry.blocked_s / telemetry.seconds if self._config.trainer.type == "async" else None
         print_end_tables(self._console, telemetry.progress, self._loop.actors, RunEnd(ended_by, share))
-
-
-def _shown(path: Path) -> Path:
-    """As a person would type it from here."""
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def _named(error: BaseException) -> BaseException:

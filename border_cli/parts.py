@@ -6,6 +6,7 @@ The functions named `actor_*` are imported by path inside an actor's own process
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 from border_cli.actors.place import ActorSpec, Factory, Place
@@ -30,10 +31,12 @@ def actor_spec(config: TrainConfig) -> ActorSpec:
     )
 
 
-def actor_env(place: Place, config: EnvConfig, plugins: tuple[str, ...]) -> GymEnv:
-    """The environments of one actor."""
+def actor_env(
+    place: Place, config: EnvConfig, plugins: tuple[str, ...], made: Callable[[], None] = lambda: None
+) -> GymEnv:
+    """The environments of one actor. made: called after each."""
     _import_all(plugins)
-    return GymEnv(config, place.n_envs)
+    return GymEnv(config, place.n_envs, made=made)
 
 
 def actor_policy(place: Place, spec: EnvSpec, config: AgentConfig, plugins: tuple[str, ...]) -> ActingPolicy:

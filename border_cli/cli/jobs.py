@@ -28,6 +28,7 @@ from border_cli.cli.translate import translated
 from border_cli.config.paths import conf_dir
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import ExitCode
+from border_cli.core.progress import SweptJob
 from border_cli.core.spaces import EnvSpec
 from border_cli.runs import directory
 from border_cli.runtime.signals import StopFlag
@@ -81,7 +82,18 @@ def run_sweep(words: Sequence[str], argv: Sequence[str], presets: Sequence[str])
         words = [*words, f"hydra.sweep.dir={overrides.quoted(str(directory.create_sweep()))}"]
     with translated():  # of Hydra itself: no job lets an error out
         _call_hydra(["--multirun", *words], sweep.job)
-    return next((code for code in sweep.codes if code), int(ExitCode.DONE))
+    _show(sweep.jobs)
+    return next((job.exit_code for job in sweep.jobs if job.exit_code), int(ExitCode.DONE))
+
+
+def _show(jobs: Sequence[SweptJob]) -> None:
+    """One table for all of them; none where another process ran them, as under some launchers."""
+    from rich.console import Console
+
+    from border_cli.recorders.tables import print_sweep_table
+
+    if jobs:
+        print_sweep_table(Console(), jobs)
 
 
 def pass_to_hydra(argv: Sequence[str]) -> int:
@@ -97,13 +109,14 @@ class _Sweep:
     def __init__(self, argv: Sequence[str], presets: Sequence[str]) -> None:
         self._argv = argv
         self._presets = presets
-        self.codes: list[int] = []
+        self.jobs: list[SweptJob] = []
 
     def job(self, composed: DictConfig) -> float:
         """One job: its score for Hydra, NaN when it failed. Raises no Exception, so the sweep goes on."""
         state = HydraConfig.get()
         words = list(state.overrides.task)
-        label = f"job {state.job.num} ({' '.join(word.lstrip('+') for word in words)}): "
+        settings = " ".join(word.lstrip("+") for word in words)
+        label = f"job {state.job.num} ({settings}): "
         debug = False
         try:
             typed = overrides.typed_values(overrides.parse_words(words))
@@ -112,7 +125,8 @@ class _Sweep:
             code, score = self._start(config, typed)
         except (Exception, SystemExit) as e:  # noqa: BLE001 - a failed job must not end the sweep; it is reported here
             code, score = report(_as_exception(e), debug, label), math.nan
-        self.codes.append(int(code))
+        run_dir = directory.shown(Path(state.runtime.output_dir))
+        self.jobs.append(SweptJob(state.job.num, settings, score, int(code), str(run_dir)))
         return score
 
     def _start(self, config: TrainConfig, typed: dict[str, str]) -> tuple[int, float]:

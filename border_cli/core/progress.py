@@ -45,6 +45,17 @@ class Progress:
     best: tuple[int, float] | None = None
 
 
+@dataclass(frozen=True)
+class SweptJob:
+    """One job of a sweep. settings: what was typed for it alone · score: of its best model, NaN if there is none."""
+
+    number: int
+    settings: str
+    score: float
+    exit_code: int
+    run_dir: str
+
+
 class View(Protocol):
     """Shows a run to a person."""
 

@@ -235,7 +235,8 @@ class Evaluation:
     @property
     def std(self) -> float:
         """Standard deviation of the returns over episodes (population)."""
-        return float(np.std(self.returns))
+        first = self.returns[0]  # without it, rounding makes a deviation of equal returns
+        return float(np.std([value - first for value in self.returns]))
 
 
 class Evaluator(Protocol):

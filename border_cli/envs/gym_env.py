@@ -22,10 +22,24 @@ class GymEnv:
     """A group of gymnasium environments that implements `core.protocols.Env`.
 
     Nothing resets by itself: an environment that ended stays ended until `reset` is called for it.
+    made: called after each environment, because making many can take long; what it raises ends the making.
     """
 
-    def __init__(self, config: EnvConfig, n_envs: int = 1, render_mode: str | None = None) -> None:
-        self._envs = [make_gym(config, render_mode) for _ in range(n_envs)]
+    def __init__(
+        self,
+        config: EnvConfig,
+        n_envs: int = 1,
+        render_mode: str | None = None,
+        made: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._envs: list[gymnasium.Env[Any, Any]] = []
+        try:
+            for _ in range(n_envs):
+                self._envs.append(make_gym(config, render_mode))
+                made()
+        except BaseException:
+            self.close()
+            raise
         self.n_envs = n_envs
         self.spec: EnvSpec = env_spec(self._envs[0].observation_space, self._envs[0].action_space)
         self._obs: Obs = self.spec.obs.zeros(n_envs)

@@ -48,7 +48,7 @@ class PlainView:
         """A line on where the run stands, if nothing was printed for SILENCE_S."""
         if self._now() < self._due:
             return
-        self._line(_progress_words(progress))
+        self._words(_progress_words(progress))
 
     def note(self, message: str) -> None:
         """The message, each of its lines as one."""
@@ -61,13 +61,17 @@ class PlainView:
             f"opt_steps={record.opt_steps}",
             f"env_steps={record.env_steps}",
         ]
-        self._line(words + _record_words(record))
+        self._words(words + _record_words(record))
 
     def flush(self) -> None:
         """Nothing is held back."""
 
     def close(self) -> None:
         """Nothing to release: the stream belongs to the caller."""
+
+    def _words(self, words: list[str]) -> None:
+        """Figures without the commas that are for tables: a line is read by programs too."""
+        self._line([word.replace(",", "") for word in words])
 
     def _line(self, words: list[str]) -> None:
         self._due = self._now() + SILENCE_S

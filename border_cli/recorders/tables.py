@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,13 +12,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from border_cli.core.progress import Progress
+from border_cli.core.progress import Progress, SweptJob
 from border_cli.core.protocols import ActorStat
 from border_cli.recorders import figures
 from border_cli.recorders.outlet import Outlet, printable
 
 _PLAIN_WIDTH = 1000
 """Columns where there is no terminal: nothing may be cut or wrapped that somebody wants to search for."""
+_LEFT = ("", "state", "settings", "run")
+"""Columns of words; figures stand to the right."""
 
 
 @dataclass(frozen=True)
@@ -28,14 +31,27 @@ class RunEnd:
     learner_blocked: float | None = None
 
 
+def print_sweep_table(console: Console, jobs: Sequence[SweptJob]) -> None:
+    """Print one row per job. A console that is gone is no error."""
+    table = _table("sweep", "job", "settings", "best score", "exit code", "run")
+    for job in jobs:
+        score = figures.MISSING if math.isnan(job.score) else figures.number(job.score)
+        _add(table, str(job.number), job.settings, score, str(job.exit_code), job.run_dir)
+    _print(console, [table])
+
+
 def print_end_tables(console: Console, progress: Progress, actors: Sequence[ActorStat], end: RunEnd) -> None:
     """Print both tables; the second only if there are actors. A console that is gone is no error."""
-    outlet = Outlet(lambda: console.file)
-    terminal = console.is_terminal
-    out = console if terminal else Console(file=console.file, width=_PLAIN_WIDTH, color_system=None)
     tables = [trainer_table(progress, actors, end)]
     if actors:
         tables.append(actor_table(actors))
+    _print(console, tables)
+
+
+def _print(console: Console, tables: Sequence[Table]) -> None:
+    outlet = Outlet(lambda: console.file)
+    terminal = console.is_terminal
+    out = console if terminal else Console(file=console.file, width=_PLAIN_WIDTH, color_system=None)
     for table in tables:
         table.box = box.ROUNDED if terminal else box.ASCII2
         outlet.attempt(partial(out.print, table))
@@ -64,7 +80,7 @@ def actor_table(actors: Sequence[ActorStat]) -> Table:
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=box.ASCII2)
     for column in columns:
-        table.add_column(column, justify="left" if column in ("", "state") else "right", overflow="fold")
+        table.add_column(column, justify="left" if column in _LEFT else "right", overflow="fold")
     return table
 
 

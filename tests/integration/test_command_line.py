@@ -442,4 +442,21 @@ def test_a_job_returns_its_score(build):
     jobs._call_hydra(["--multirun", "++seed=1,2", "hydra.sweep.dir=s"], spy)
     assert returned[0] == 1.0
     assert math.isnan(returned[1])
-    assert sweep.codes == [0, 4]
+    assert [(job.number, job.settings, job.exit_code) for job in sweep.jobs] == [
+        (0, "seed=1", 0),
+        (1, "seed=2", 4),
+    ]
+    assert [job.run_dir for job in sweep.jobs] == [
+        str(Path("s") / job.run_dir.split("/")[-1]) for job in sweep.jobs
+    ]
+
+
+def test_a_sweep_ends_with_a_table_of_its_jobs(build, capsys):
+    build.fail = {2: NonFiniteError("loss is nan")}
+    assert main(["-m", "seed=1,2"]) == 4
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines()]
+    header, first, second = (row for row in rows if row)
+    assert header == ["job", "settings", "best score", "exit code", "run"]
+    assert first[:4] == ["0", "seed=1", "1.00", "0"]
+    assert second[:4] == ["1", "seed=2", "-", "4"]
+    assert first[4].startswith("runs/sweeps/")

@@ -84,7 +84,7 @@ def test_the_smallest_replay_that_is_allowed_is_enough_for_the_shortest_episodes
 
 @both_trainers
 def test_max_time_ends_a_run(shape: str) -> None:
-    run = train("trainer.max_time=1.5", QUIET, *SHAPES[shape])
+    run = train("trainer.max_time=1.5", "trainer.save_interval=null", QUIET, *SHAPES[shape])
     assert ended_by(run) == "max_time"
     opt_steps, env_steps = run.counts
     assert run.summary["seconds"] >= 1.5

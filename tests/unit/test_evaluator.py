@@ -155,3 +155,8 @@ def test_closing_closes_the_environments() -> None:
     env = SeededEnv(1)
     InlineEvaluator(env, 1, 1, seed_of, lambda: False, lambda: None).close()
     assert env.closed
+
+
+def test_equal_returns_have_no_deviation() -> None:
+    assert Evaluation(0, (0.1,) * 7, (1,) * 7).std == 0.0
+    assert Evaluation(0, (1.0, 3.0), (1, 1)).std == 1.0

@@ -46,8 +46,7 @@ def test_one_line_per_record_with_what_is_worth_reading() -> None:
     }
     view.write(Record(values, opt_steps=1_500, env_steps=4_000, time=83.9))
     assert stream.getvalue() == (
-        "time=0:01:23 opt_steps=1500 env_steps=4000 "
-        "return=21.4 loss=nan samples/s=12,346 actors_blocked=63%\n"
+        "time=0:01:23 opt_steps=1500 env_steps=4000 return=21.4 loss=nan samples/s=12346 actors_blocked=63%\n"
     )
 
 
