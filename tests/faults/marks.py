@@ -22,6 +22,10 @@ def spring(then: str) -> None:
     except FileExistsError:
         return
     if then == "hang":
-        threading.Event().wait()
+        never = threading.Event()
+        while not never.wait(
+            0.1
+        ):  # not one wait without end: a signal just before it would never be looked at
+            pass
     if then == "raise":
         raise RuntimeError("the trap was sprung")
