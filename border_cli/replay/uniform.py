@@ -65,8 +65,9 @@ class UniformReplayBuffer:
         self._rows = 0  # ever pushed
         self._ready = 0  # rows whose next observation is there
         self._rng = rng
-        self._drawn = _NO_DRAWS
+        self._drawn: Array = _NO_DRAWS
         self._next_draw = 0
+        self._before_draws: dict[str, Any] | None = None
 
     def __len__(self) -> int:
         return self._ready
@@ -98,13 +99,17 @@ class UniformReplayBuffer:
             del self._tails[key]
 
     def generator_state(self) -> dict[str, Any]:
-        """State of the sampling generator, as JSON values. Draws made ahead are dropped: all that follow come from it."""
-        self._forget_draws()
-        return dict(self._rng.bit_generator.state)
+        """State of the sampling generator before the draws in use, and how many batches were taken from those.
+
+        As JSON values. With the same rows, the same draws come from it again.
+        """
+        before = self._before_draws or dict(self._rng.bit_generator.state)
+        return {"generator": before, "batch_size": self._drawn.shape[2], "batches_taken": self._next_draw}
 
     def _sample(self, size: int) -> Array:
         """(2, size) slots of rows and of their next observations. Drawn for several batches at once: see _AHEAD."""
         if self._drawn.shape[2] != size or self._next_draw == len(self._drawn):
+            self._before_draws = dict(self._rng.bit_generator.state)
             self._drawn, self._next_draw = self._draw(size), 0
         sampled: Array = self._drawn[self._next_draw]
         self._next_draw += 1
@@ -125,7 +130,8 @@ class UniformReplayBuffer:
         return np.ascontiguousarray(usable[:, : k * size].reshape(2, k, size).swapaxes(0, 1))
 
     def _forget_draws(self) -> None:
-        self._drawn = _NO_DRAWS
+        """What is pushed can be drawn from then on."""
+        self._drawn, self._next_draw, self._before_draws = _NO_DRAWS, 0, None
 
     def _empty_batch(self, size: int) -> _PackedBatch:
         both = PackedRows(self._columns, 2 * size)

@@ -89,6 +89,11 @@ class Command:
         return Run((self.folder / "runs" / "latest").resolve())
 
 
+def _as_from_a_terminal() -> None:
+    """What a shell starts in the background ignores SIGINT, and so do its children: such as these tests, then."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @contextlib.contextmanager
 def border_train(
     folder: Path, *words: str, flags: tuple[str, ...] = (), held_save: int = 0
@@ -106,7 +111,13 @@ def border_train(
     }
     with (folder / "errors").open("wb") as errors, (folder / "output").open("wb") as output:
         process = subprocess.Popen(
-            command, cwd=folder, env=environment, stdout=output, stderr=errors, start_new_session=True
+            command,
+            cwd=folder,
+            env=environment,
+            stdout=output,
+            stderr=errors,
+            start_new_session=True,
+            preexec_fn=_as_from_a_terminal,  # noqa: PLW1509 - there are no other threads here
         )
     try:
         yield Command(folder, process)

@@ -37,6 +37,9 @@ CASES = {
     "an environment that draws": ("seed=11", "env=gym", "env.id=Blackjack-v1"),
     "another seed": ("seed=12",),
 }
+SAVED_OFTEN = "saved at other times"
+EXTRA = {SAVED_OFTEN: (*CASES["three environments and n-step returns"], "trainer.save_interval=29")}
+"""Cases for comparisons of their own; several opt steps per env step, so that some saves come between two of them."""
 PROGRAM = """
 import json, sys
 from border_cli.cli.train import main
@@ -50,7 +53,7 @@ for words in json.loads(sys.argv[1]):
 def train_all(folder: Path, names: list[str], hash_seed: str) -> dict[str, Run]:
     """Every case in one process of its own, in this order, in runs below `folder`."""
     folder.mkdir()
-    words = [[*tiny(*COMMON, *CASES[name]), f"hydra.run.dir='{name}'"] for name in names]
+    words = [[*tiny(*_settings(name)), f"hydra.run.dir='{name}'"] for name in names]
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, json.dumps(words)],
         cwd=folder,
@@ -64,12 +67,20 @@ def train_all(folder: Path, names: list[str], hash_seed: str) -> dict[str, Run]:
     return {name: Run(folder / name) for name in names}
 
 
+def _settings(name: str) -> list[str]:
+    own = (CASES | EXTRA)[name]
+    keys = {word.partition("=")[0] for word in own}
+    return [*(word for word in COMMON if word.partition("=")[0] not in keys), *own]
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Run], dict[str, Run]]:
     """Twice the same, from two processes, the second in the opposite order."""
     folder = tmp_path_factory.mktemp("reproducible")
     names = list(CASES)
-    return train_all(folder / "one", names, "1"), train_all(folder / "another place", names[::-1], "2")
+    return train_all(folder / "one", names, "1"), train_all(
+        folder / "another place", [*names[::-1], *EXTRA], "2"
+    )
 
 
 def without_clock(run: Run) -> list[dict[str, Any]]:
@@ -126,6 +137,17 @@ def test_another_seed_is_another_run(runs: tuple[dict[str, Run], dict[str, Run]]
     assert {
         f"checkpoints/step-000000070/{name}" for name in ("model.safetensors", "generators.json")
     } <= differing
+
+
+def test_saving_changes_nothing(runs: tuple[dict[str, Run], dict[str, Run]]) -> None:
+    often, seldom = (runs[1][case] for case in (SAVED_OFTEN, "three environments and n-step returns"))
+    assert len(often.checkpoints) > len(seldom.checkpoints)
+    last = "checkpoints/step-000000230/"
+    one, other = (
+        {name: content for name, content in run.files("checkpoints").items() if name.startswith(last)}
+        for run in (often, seldom)
+    )
+    assert one == other
 
 
 def test_what_the_runs_do_differ_in_is_where_and_when(runs: tuple[dict[str, Run], dict[str, Run]]) -> None:

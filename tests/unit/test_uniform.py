@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -111,6 +113,26 @@ def test_a_batch_is_filled_anew_only_when_it_is_given_back() -> None:
     assert (again.ix == obs[:, 0] + 1).all() and (again.next_obs["obs"] == obs + 1).all()
     assert (again.ix != seen["ix"]).any()
     assert b.batch(4, into=first) is not first
+
+
+def test_the_state_of_the_draws_leads_to_the_same_batches_and_taking_it_changes_nothing() -> None:
+    def filled() -> UniformReplayBuffer:
+        b, p = buffer(40), NStepProcessor(SPEC, 1, 1, 0.5)
+        for items in episode(p, 0, 30):
+            b.push(items)
+        return b
+
+    plain, watched, resumed = filled(), filled(), filled()
+    for _ in range(20):
+        assert (watched.batch(4).ix == plain.batch(4).ix).all()
+        state = watched.generator_state()
+        assert json.loads(json.dumps(state)) == state
+        resumed._forget_draws()
+        resumed._rng.bit_generator.state = state["generator"]
+        for _ in range(state["batches_taken"]):
+            resumed.batch(state["batch_size"])
+        assert (resumed.batch(4).ix == watched.batch(4).ix).all()
+        plain.batch(4)
 
 
 def test_bytes_are_what_it_takes() -> None:
