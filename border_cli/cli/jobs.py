@@ -82,7 +82,7 @@ def run_sweep(words: Sequence[str], argv: Sequence[str], presets: Sequence[str])
         words = [*words, f"hydra.sweep.dir={overrides.quoted(str(directory.create_sweep()))}"]
     with translated():  # of Hydra itself: no job lets an error out
         _call_hydra(["--multirun", *words], sweep.job)
-    _show(sweep.jobs)
+    _show(sweep.jobs if sweep.seen else [])
     return next((job.exit_code for job in sweep.jobs if job.exit_code), int(ExitCode.DONE))
 
 
@@ -110,6 +110,7 @@ class _Sweep:
         self._argv = argv
         self._presets = presets
         self.jobs: list[SweptJob] = []
+        self.seen = False  # whether any job shows anything at all
 
     def job(self, composed: DictConfig) -> float:
         """One job: its score for Hydra, NaN when it failed. Raises no Exception, so the sweep goes on."""
@@ -122,6 +123,7 @@ class _Sweep:
             typed = overrides.typed_values(overrides.parse_words(words))
             debug = typed.get("debug", "").lower() == "true"
             config = checked(plain_job(composed), state.runtime.choices, typed, self._presets)
+            self.seen |= config.recorder.console != "none"
             code, score = self._start(config, typed)
         except (Exception, SystemExit) as e:  # noqa: BLE001 - a failed job must not end the sweep; it is reported here
             code, score = report(_as_exception(e), debug, label), math.nan

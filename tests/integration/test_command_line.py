@@ -446,9 +446,7 @@ def test_a_job_returns_its_score(build):
         (0, "seed=1", 0),
         (1, "seed=2", 4),
     ]
-    assert [job.run_dir for job in sweep.jobs] == [
-        str(Path("s") / job.run_dir.split("/")[-1]) for job in sweep.jobs
-    ]
+    assert [job.run_dir for job in sweep.jobs] == ["s/0_dqn_cartpole", "s/1_dqn_cartpole"]
 
 
 def test_a_sweep_ends_with_a_table_of_its_jobs(build, capsys):
@@ -460,3 +458,5 @@ def test_a_sweep_ends_with_a_table_of_its_jobs(build, capsys):
     assert first[:4] == ["0", "seed=1", "1.00", "0"]
     assert second[:4] == ["1", "seed=2", "-", "4"]
     assert first[4].startswith("runs/sweeps/")
+    assert main(["-m", "seed=1,2", "recorder.console=none"]) == 4
+    assert capsys.readouterr().out == ""
