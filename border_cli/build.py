@@ -305,7 +305,9 @@ class _Run:
         loop = self._loop
         if loop is None:
             return End(ended_by, code, error)
-        last, best = (None if e is None else (e.opt_steps, e.mean) for e in (loop.last, loop.best))
+        last, best = (
+            None if e is None else (e.opt_steps, e.mean) for e in (loop.judging.last, loop.judging.best)
+        )
         return End(
             ended_by, code, error, last, best, loop.parts.telemetry.seconds, self._counters(), loop.actors
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,12 @@ class Run:
     def checkpoints(self) -> list[str]:
         """Names below checkpoints/, in order."""
         return sorted(entry.name for entry in (self.path / "checkpoints").glob("*"))
+
+    @property
+    def saves(self) -> list[int]:
+        """Opt steps at which a checkpoint was written, as the log has them."""
+        log = (self.path / "train.log").read_text(encoding="utf-8")
+        return [int(found) for found in re.findall(r"checkpoint at opt step (\d+)", log)]
 
     def series(self, name: str) -> list[tuple[int, float]]:
         """Opt step and value of one metric, in the order of the file."""

@@ -66,4 +66,4 @@ declare(
     "time/collect_ms", "ms", "mean time of looking for what has arrived and taking it in, each time", "clock"
 )
 declare("time/eval_ms", "ms", "time of the evaluation", "clock")
-declare("time/save_ms", "ms", "time of writing the checkpoint", "clock")
+declare("time/save_ms", "ms", "mean time of writing a checkpoint", "clock")

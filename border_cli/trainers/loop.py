@@ -7,11 +7,10 @@ the ratio, the intervals, the records and the ways to end are the same code.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Protocol
 
 from border_cli.config.schema import TrainerConfig
 from border_cli.core.errors import NonFiniteError
@@ -28,20 +27,12 @@ from border_cli.core.protocols import (
 )
 from border_cli.core.record import Record
 from border_cli.replay.limiter import RatioLimiter
+from border_cli.trainers.judging import Judging
+from border_cli.trainers.saving import Keeper, Saving
 from border_cli.trainers.telemetry import Telemetry
 
 _GONE = ("done", "failed", "killed", "lost")
 """States of actors that have ended."""
-
-
-class Keeper(Protocol):
-    """Writes models and checkpoints."""
-
-    def save_best(self, agent: Agent, evaluation: Evaluation) -> None:
-        """Keep this model as the best so far."""
-
-    def save(self, counters: dict[str, object]) -> None:
-        """Write a checkpoint of the present state."""
 
 
 @dataclass
@@ -77,11 +68,12 @@ class TrainingLoop:
     def __init__(self, config: TrainerConfig, parts: Parts) -> None:
         self.config = config
         self.parts = parts
-        self.best: Evaluation | None = None
-        self.last: Evaluation | None = None
+        self.judging = Judging(
+            config, parts.evaluator, parts.keeper, parts.view, parts.telemetry, self._write
+        )
+        self.saving = Saving(parts.keeper, parts.telemetry)
         self.actors: list[ActorStat] = []
         self._agent_values: dict[str, float] = {}
-        self._saved_at = 0
         self._recorded_at = (-1, -1)
         self._phase = "starting"
         self._final_phase = "failed"
@@ -104,12 +96,13 @@ class TrainingLoop:
                 self._show()
             self._require_finite()
             self._stop_actors()
+            self._save_last()
             if ended_by != "signal":
                 self._evaluate_last()
             self._final_phase = "stopped" if ended_by == "signal" else "done"
         finally:
             self._finish()
-        return Ending(ended_by, self.best, self.last, self.actors)
+        return Ending(ended_by, self.judging.best, self.judging.last, self.actors)
 
     def tick(self) -> None:
         """Called by whatever takes long, so that the view goes on."""
@@ -128,7 +121,7 @@ class TrainingLoop:
         c, limiter = self.config, self.parts.limiter
         if self.parts.should_stop():
             return "signal"
-        if self.last is not None and c.stop_return is not None and self.last.mean >= c.stop_return:
+        if self.judging.good_enough:
             return "stop_return"
         if c.max_opts is not None and limiter.opt_steps >= c.max_opts:
             return "max_opts"
@@ -189,54 +182,42 @@ class TrainingLoop:
         )
 
     def _after_opt(self) -> None:
+        """What is due at this opt step. The checkpoint comes last: it knows what was recorded before it."""
         c, n = self.config, self.parts.limiter.opt_steps
         if _due(c.sync_interval, n):
             self.parts.source.publish(self.parts.agent.model_info())
         if _due(c.eval_interval, n):
             self._evaluate()
-        if _due(c.save_interval, n):
-            self._save()
         if _due(c.record_interval, n):
             self._record()
+        if _due(c.save_interval, n):
+            self._save()
 
     def _evaluate(self) -> None:
         self._require_finite()
-        p, began = self.parts, monotonic()
-        before, self._phase = self._phase, "evaluating"
-        evaluation = p.evaluator.evaluate(p.agent, p.limiter.opt_steps)
-        self._phase = before
-        p.telemetry.excluded(monotonic() - began)
-        if evaluation is None:
-            return
-        is_best = math.isfinite(evaluation.mean) and (self.best is None or evaluation.mean > self.best.mean)
-        self.last = evaluation
-        self._write(_evaluation_values(evaluation) | {"time/eval_ms": 1e3 * (monotonic() - began)})
-        if is_best:
-            self.best = evaluation
-            p.keeper.save_best(p.agent, evaluation)
-            p.view.note(
-                f"new best at opt step {evaluation.opt_steps}: {evaluation.mean:.1f} ± {evaluation.std:.1f}"
-            )
-        p.telemetry.evaluated(evaluation, is_best)
+        with self._in_phase("evaluating"):
+            self.judging.judge(self.parts.agent, self.parts.limiter.opt_steps)
 
     def _evaluate_last(self) -> None:
-        judged = self.last is not None and self.last.opt_steps == self.parts.limiter.opt_steps
-        if self.config.eval_interval is not None and self.parts.limiter.opt_steps and not judged:
-            self._evaluate()
+        with self._in_phase("evaluating"):
+            self.judging.judge_last(self.parts.agent, self.parts.limiter.opt_steps)
 
     def _save(self) -> None:
         self._require_finite()
-        p, began = self.parts, monotonic()
-        before, self._phase = self._phase, "saving"
-        self._show()
-        p.keeper.save(self._counters())
-        self._saved_at = p.limiter.opt_steps
-        self._phase = before
-        p.telemetry.excluded(monotonic() - began)
-        self._write({"time/save_ms": 1e3 * (monotonic() - began)})
+        with self._in_phase("saving"):
+            self._show()
+            self.saving.save(self.parts.limiter.opt_steps, self._counters())
+
+    @contextmanager
+    def _in_phase(self, phase: str) -> Iterator[None]:
+        before, self._phase = self._phase, phase
+        try:
+            yield
+        finally:
+            self._phase = before
 
     def _counters(self) -> dict[str, object]:
-        best, last = self.best, self.last
+        best, last = self.judging.best, self.judging.last
         return {
             "opt_steps": self.parts.limiter.opt_steps,
             "env_steps": self.parts.limiter.env_steps,
@@ -283,12 +264,12 @@ class TrainingLoop:
         ):  # last in, first out; one that fails does not keep the others from their work
             stages.callback(lambda: p.telemetry.refresh(self._final_phase, len(p.buffer), self.actors, 0))
             stages.callback(p.recorder.flush)
-            stages.callback(self._save_last)
             stages.callback(self._record)
+            stages.callback(self._save_last)
             self._stop_actors()
 
     def _save_last(self) -> None:
-        if self.parts.limiter.opt_steps > self._saved_at and self.parts.agent.check_finite():
+        if self.parts.limiter.opt_steps > self.saving.saved_at and self.parts.agent.check_finite():
             self._save()
 
     # -- showing ------------------------------------------------------------------------------------------------
@@ -309,13 +290,3 @@ def _alive(actors: Sequence[ActorStat]) -> int:
 
 def _due(interval: int | None, n: int) -> bool:
     return interval is not None and n % interval == 0
-
-
-def _evaluation_values(evaluation: Evaluation) -> dict[str, float]:
-    return {
-        "eval/return_mean": evaluation.mean,
-        "eval/return_std": evaluation.std,
-        "eval/return_min": min(evaluation.returns),
-        "eval/return_max": max(evaluation.returns),
-        "eval/length_mean": sum(evaluation.lengths) / len(evaluation.lengths),
-    }

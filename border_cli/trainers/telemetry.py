@@ -45,7 +45,7 @@ class Telemetry:
         self._excluded_s = 0.0
         self.episodes = 0
         self._returns, self._lengths, self._interval_episodes = Mean(), Mean(), 0
-        self._opt_ms, self._collect_ms = Mean(), Mean()
+        self._opt_ms, self._collect_ms, self._save_ms = Mean(), Mean(), Mean()
         self._lags: list[int] = []
         self._recent_lags: deque[int] = deque(maxlen=1000)
         self._recent_returns: deque[float] = deque(maxlen=_RECENT_EPISODES)
@@ -86,6 +86,11 @@ class Telemetry:
         """Time of evaluating and saving, which says nothing about who waits for whom."""
         self._excluded_s += seconds
 
+    def saved(self, seconds: float) -> None:
+        """A checkpoint was written."""
+        self._save_ms.add(1e3 * seconds)
+        self.excluded(seconds)
+
     def evaluated(self, evaluation: Evaluation, is_best: bool) -> None:
         """A score is known."""
         self.progress.evaluations.append((evaluation.opt_steps, evaluation.mean))
@@ -113,6 +118,7 @@ class Telemetry:
         for name, mean in (
             ("time/opt_ms", self._opt_ms.take()),
             ("time/collect_ms", self._collect_ms.take()),
+            ("time/save_ms", self._save_ms.take()),
         ):
             if mean is not None:
                 values[name] = mean
