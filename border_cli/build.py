@@ -5,7 +5,10 @@ from __future__ import annotations
 import errno
 import logging
 import sys
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -13,7 +16,7 @@ from rich.console import Console
 from border_cli import parts
 from border_cli.actors.in_thread import InThreadSource
 from border_cli.actors.manager import ActorManager
-from border_cli.actors.sampler import Sampler
+from border_cli.actors.sampler import ResumableSampler
 from border_cli.checkpoints.contents import read_model
 from border_cli.checkpoints.keeper import RunKeeper
 from border_cli.config.checks import ratio_tolerance
@@ -31,6 +34,7 @@ from border_cli.core.protocols import Agent, ExperienceSource, Recorder, ReplayB
 from border_cli.core.spaces import EnvSpec
 from border_cli.envs.guarded import GuardedEnv, blamed
 from border_cli.envs.gym_env import GymEnv
+from border_cli.envs.taped import TapedEnv
 from border_cli.evaluation.evaluator import InlineEvaluator
 from border_cli.preflight import preflight
 from border_cli.recorders.banner import banner, preset_note
@@ -47,7 +51,9 @@ from border_cli.replay.limiter import RatioLimiter
 from border_cli.runs import directory, provenance, trust
 from border_cli.runs.directory import Launch
 from border_cli.runs.locate import model_directory
+from border_cli.runs.lock import locked
 from border_cli.runs.logs import TOLD, log_to
+from border_cli.runs.resume import Resumed
 from border_cli.runs.summary import End, Summary, write_crash
 from border_cli.runtime import seeding
 from border_cli.runtime.signals import StopFlag, own_or
@@ -70,15 +76,24 @@ class JobResult:
 
 
 def train(
-    config: TrainConfig, spec: EnvSpec, run_dir: Path, launch: Launch, stop: StopFlag | None = None
+    config: TrainConfig,
+    spec: EnvSpec,
+    run_dir: Path,
+    launch: Launch,
+    stop: StopFlag | None = None,
+    resumed: Resumed | None = None,
 ) -> JobResult:
-    """The run. Raises BorderError when it failed and Interrupted when it was asked to stop; both are in summary.json."""
+    """The run. Raises BorderError when it failed and Interrupted when it was asked to stop; both are in summary.json.
+
+    resumed: what to go on from; whoever read that holds the run's lock.
+    """
     import torch
 
     torch.set_num_threads(config.threads)
     with own_or(stop) as flag:
         try:
-            return _Run(config, spec, run_dir, launch, flag).execute()
+            with nullcontext() if resumed is not None else locked(run_dir):
+                return _Run(config, spec, run_dir, launch, flag, resumed or Resumed()).execute()
         except OSError as e:  # of the first files, before there is a run that could say how it ended
             error = _named(e)
             if error is e:
@@ -110,16 +125,24 @@ class _Run:
     """One run's lifetime: the files that describe it, its view, and the loop."""
 
     def __init__(
-        self, config: TrainConfig, spec: EnvSpec, run_dir: Path, launch: Launch, stop: StopFlag
+        self,
+        config: TrainConfig,
+        spec: EnvSpec,
+        run_dir: Path,
+        launch: Launch,
+        stop: StopFlag,
+        resumed: Resumed,
     ) -> None:
         self._config = config
         self._spec = spec
         self._dir = run_dir
         self._launch = launch
         self._stop = stop
+        self._resumed = resumed
         run_id = provenance.record_launch(run_dir, launch.argv, config.seed, launch.command)
         trust.remember(run_id)
-        self._summary = Summary.start(run_dir, run_id)
+        saved = None if resumed.path is None else (resumed.opt_steps, resumed.seconds)
+        self._summary = Summary.start(run_dir, run_id, saved)
         self._loop: TrainingLoop | None = None
         self._console = Console()
         self._progress = self._make_progress()
@@ -157,7 +180,7 @@ class _Run:
                 self._tick,
             )
             self._loop = self._make_loop(agent, buffer, evaluator, recorder)
-            return self._loop.run()
+            return self._loop.run(self._resumed.state)
         finally:
             if evaluator is not None:
                 evaluator.close()
@@ -175,7 +198,7 @@ class _Run:
             c.n_actors,
             c.actor_manager.envs_per_actor,
         )
-        keeper = RunKeeper(self._dir, c, self._spec, agent, buffer)
+        keeper = RunKeeper(self._dir, c, self._spec, agent, self._saved)
         loop_parts = Parts(
             agent=agent,
             buffer=buffer,
@@ -185,7 +208,7 @@ class _Run:
             recorder=recorder,
             keeper=keeper,
             view=self._view,
-            telemetry=Telemetry(limiter, self._progress),
+            telemetry=Telemetry(limiter, self._progress, self._resumed.seconds),
             should_stop=self._stop,
             batch_size=c.agent.batch_size,
         )
@@ -206,9 +229,14 @@ class _Run:
         place = actors.place(0, 0, 1)
         with blamed("actor 0", _MAKING):
             env = GuardedEnv(parts.actor_env(place, c.env, (), self._starting), "actor 0")
-        seeds = [seeding.env_seed(c.seed, 0, 0, i) for i in range(place.n_envs)]
-        processor = parts.actor_processor(place, self._spec, c)
-        return InThreadSource(Sampler(env, agent, processor, seeds), place.n_envs, env.close)
+        sampler = ResumableSampler(
+            TapedEnv(env),
+            agent,
+            parts.actor_processor(place, self._spec, c),
+            partial(seeding.episode_seed, c.seed, 0, 0),
+            "actor 0",
+        )
+        return InThreadSource(sampler, place.n_envs, env.close)
 
     def _evaluation_env(self) -> GuardedEnv:
         n_envs = min(self._config.evaluator.n_envs, self._config.evaluator.episodes)
@@ -245,13 +273,24 @@ class _Run:
 
     def _recorder(self) -> Recorder:
         wanted, recorders = self._config.recorder, list[Recorder]()
+        kept = self._kept_records()
         if wanted.jsonl:
-            recorders.append(JsonlRecorder(self._dir / "metrics.jsonl"))
+            recorders.append(JsonlRecorder(self._dir / "metrics.jsonl", kept("jsonl")))
         if wanted.tensorboard:
-            recorders.append(TensorBoardRecorder(self._dir / "tensorboard"))
+            recorders.append(TensorBoardRecorder(self._dir / "tensorboard", kept("tensorboard")))
         if isinstance(self._view, PlainView):
             recorders.append(self._view)
         return FanOut(recorders) if recorders else NullRecorder()
+
+    def _kept_records(self) -> Callable[[str], int]:
+        """Of what earlier launches have recorded, how much belongs to the checkpoint that is gone on from."""
+        state = self._resumed.state
+        written: Mapping[str, int] = {} if state is None else state.loop["records"]
+        return lambda name: int(written.get(name, 0))
+
+    def _saved(self, opt_steps: int) -> None:
+        if self._loop is not None:
+            self._summary.saved(opt_steps, self._loop.parts.telemetry.seconds)
 
     def _announce(self) -> None:
         c = self._config

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 
 from border_cli import parts
@@ -31,6 +32,7 @@ def preflight(config: TrainConfig, stop: StopFlag | None = None) -> EnvSpec:
     parts.check_spec(config, spec)
     _check_device(config.device)
     _check_memory(config, spec)
+    _settle_replay(config, spec)
     if config.init_from is not None:
         _check_init(config, spec)
     return spec
@@ -85,6 +87,13 @@ def _check_memory(config: TrainConfig, spec: EnvSpec) -> None:
             f"buffer.capacity={config.buffer.capacity} takes {size(need)}, and {size(have)} of memory are free\n"
             f"allowed here: buffer.capacity up to {math.floor(config.buffer.capacity * _MEMORY_SHARE * have / need)}"
         )
+
+
+def _settle_replay(config: TrainConfig, spec: EnvSpec) -> None:
+    """Whether checkpoints hold the replay, where that is left to us: if twice its bytes are free on the disk."""
+    if config.checkpoint.replay == "auto":
+        free = shutil.disk_usage(Path.cwd()).free
+        config.checkpoint.replay = "full" if free >= 2 * parts.buffer_bytes(config, spec) else "none"
 
 
 def _check_init(config: TrainConfig, spec: EnvSpec) -> None:

@@ -28,7 +28,7 @@ class ModelSource(Protocol):
 class Actor:
     """One sampling loop over the environments of one place.
 
-    version: of the model that `policy` already holds. env_steps: taken so far.
+    version: of the model that `policy` already holds. env_steps: taken so far, earlier incarnations' included.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Actor:
         self._version = version
         self._cursor = 0
         self._episodes = 0
-        self.env_steps = 0
+        self.env_steps = place.taken
 
     def run(self) -> ActorStat:
         """Act until the learner asks to stop; everything taken is handed over by then."""
@@ -72,7 +72,7 @@ class Actor:
 
     def _act(self, k: int) -> None:
         """One env step in each of the next k environments, in turn: credit is used to the last step."""
-        if self.env_steps == 0:
+        if not self._line.first_step_ns:
             self._line.first_step_ns = self._clock.monotonic_ns()
         env_ix = [(self._cursor + i) % self._place.n_envs for i in range(k)]
         self._cursor = (self._cursor + k) % self._place.n_envs

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from time import monotonic
 
-from border_cli.actors.sampler import Sampler
+from border_cli.actors.sampler import ResumableSampler
 from border_cli.core.items import Chunk, finished_episodes
 from border_cli.core.protocols import ActorStat, ModelInfo
+from border_cli.core.state import State, joined, require, section
 
 
 class InThreadSource:
@@ -16,7 +17,7 @@ class InThreadSource:
     sampler: acts with the learner's own agent, so that there is no model to publish. close: releases the environments.
     """
 
-    def __init__(self, sampler: Sampler, n_envs: int, close: Callable[[], None]) -> None:
+    def __init__(self, sampler: ResumableSampler, n_envs: int, close: Callable[[], None]) -> None:
         self._sampler = sampler
         self._close = close
         self._n_envs = n_envs
@@ -29,10 +30,33 @@ class InThreadSource:
         self._version = 0
         self._stat = ActorStat(0, state="ready")
 
-    def start(self, model: ModelInfo) -> None:
-        """Note the model's version."""
+    def start(self, model: ModelInfo, state: State | None = None) -> None:
+        """Reset the environments, or bring them to where they were. Raises ValueError for a state that does not fit."""
         self._version = model.version
         self._started = monotonic()
+        if state is None:
+            self._sampler.begin()
+        else:
+            self._load(state)
+
+    def state(self) -> State:
+        """Counts, streams, environments."""
+        counts = {
+            "taken": self._taken,
+            "cursor": self._cursor,
+            "sequence": self._sequence,
+            "version": self._version,
+            "episodes": self._stat.episodes,
+        }
+        return joined({"source": State({}, counts), "sampler": self._sampler.state()})
+
+    def _load(self, state: State) -> None:
+        counts = section(state, "source").values
+        require(counts, ("taken", "cursor", "sequence", "version", "episodes"), "the actor")
+        self._sampler.begin_from(section(state, "sampler"))
+        self._taken, self._cursor = int(counts["taken"]), int(counts["cursor"])
+        self._sequence, self._version = int(counts["sequence"]), int(counts["version"])
+        self._stat.episodes, self._stat.exact = int(counts["episodes"]), self._sampler.exact
 
     def collect(self) -> list[Chunk]:
         """The rows of one round of env steps; nothing without credit, or after `stop`."""

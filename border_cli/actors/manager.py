@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import selectors
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from border_cli.actors.board import Board
 from border_cli.actors.model_channel import ModelChannel, model_layout
@@ -18,6 +19,7 @@ from border_cli.config.schema import ActorManagerConfig
 from border_cli.core.errors import ActorLostError
 from border_cli.core.items import Chunk, Column
 from border_cli.core.protocols import ActorStat, ModelInfo, StopCheck
+from border_cli.core.state import State, require
 from border_cli.runtime.clock import Deadline
 
 _START_POLL_S = 0.1
@@ -54,9 +56,12 @@ class ActorManager:
         self._lost: ActorLostError | None = None
         self._stopped = False
         self._left_over: list[Chunk] = []
+        self._before: dict[str, Any] = {}
 
-    def start(self, model: ModelInfo) -> None:
+    def start(self, model: ModelInfo, state: State | None = None) -> None:
         """Publish the model and start every actor; returns when all hold it, or the run was asked to stop.
+
+        state: of a run that goes on: its seats go on counting, with new episodes from new seeds.
 
         Raises ActorLostError if one fails, dies or is not ready in time, ResourceError if memory or
         descriptors are too few; no process is left then.
@@ -67,6 +72,7 @@ class ActorManager:
             self._spec, self._columns, self._config.ring_rows, self._n_actors, self._board, self._models
         )
         self._slots = [ActorSlot(actor, shared) for actor in range(self._n_actors)]
+        self._before = {} if state is None else dict(state.values)
         try:
             for group in self._start_groups():
                 self._start_group(group)
@@ -91,6 +97,18 @@ class ActorManager:
             if chunks or self._lost is None:
                 return chunks
         raise self._lost
+
+    def state(self) -> State:
+        """What each seat has counted. Actors that run free are not resumed in the middle of an episode."""
+        counts = {
+            str(stat.actor): {
+                "incarnation": stat.incarnation,
+                "env_steps": stat.env_steps,
+                "episodes": stat.episodes,
+            }
+            for stat in self.stats()
+        }
+        return State({}, counts)
 
     def grant(self, credits: Sequence[int]) -> None:
         """Env steps each actor may have taken in all."""
@@ -144,10 +162,22 @@ class ActorManager:
         for actor in actors:
             if self._should_stop():
                 return
-            self._slots[actor].start()
+            self._slots[actor].start(**self._start_counts(actor))
             for descriptor in self._slots[actor].descriptors:
                 self._news.register(descriptor, selectors.EVENT_READ, actor)
         self._await_ready(actors)
+
+    def _start_counts(self, actor: int) -> dict[str, int]:
+        """What a seat begins with: the next incarnation, where it was occupied before."""
+        before = self._before.get(str(actor))
+        if before is None:
+            return {}
+        require(before, ("incarnation", "env_steps", "episodes"), f"actor {actor}")
+        return {
+            "incarnation": int(before["incarnation"]) + 1,
+            "env_steps": int(before["env_steps"]),
+            "episodes": int(before["episodes"]),
+        }
 
     def _await_ready(self, actors: list[int]) -> None:
         deadline = Deadline(self._config.start_timeout_s)

@@ -89,6 +89,7 @@ class _Life:
         policy.train()
         line.state, self._phase = ActorState.RESETTING, "reset"
         self._sampler = Sampler(env, policy, processor, _reset_seeds(place))
+        self._sampler.begin()
         proxy = ReplayBufferProxy(self._links.ring, place, order.spec.n_buffer, waiter)
         self._actor = Actor(
             place, self._sampler, policy, self._links.models, proxy, line, waiter, model.version

@@ -57,10 +57,13 @@ class ActorSlot:
         self._killed = False
         self.ready = False
 
-    def start(self, incarnation: int = 0) -> None:
-        """Start a process in this seat. Raises ResourceError when memory or descriptors are too few."""
+    def start(self, incarnation: int = 0, env_steps: int = 0, episodes: int = 0) -> None:
+        """Start a process in this seat. env_steps, episodes: those that the seat has counted before.
+
+        Raises ResourceError when memory or descriptors are too few.
+        """
         shared = self._shared
-        self._counts = ActorStat(self._actor, incarnation)
+        self._counts = ActorStat(self._actor, incarnation, env_steps, episodes)
         self._failed, self._final, self._killed, self.ready = None, None, False, False
         self._ring = Ring(shared.columns, shared.ring_rows)
         self._pipe, theirs = _pipe()
@@ -71,7 +74,7 @@ class ActorSlot:
         finally:
             theirs.close()
             self._ring.close()
-        place = shared.spec.place(self._actor, incarnation, shared.n_actors)
+        place = shared.spec.place(self._actor, incarnation, shared.n_actors, env_steps)
         try:
             self._pipe.send(Order(shared.spec, place, logging.getLogger().getEffectiveLevel()))
         except (BrokenPipeError, ConnectionResetError):

@@ -4,8 +4,12 @@
 | --- | --- | --- |
 | model | model.safetensors, model.json | what acting needs: arrays, description of agent and environment |
 | training | training.safetensors, training.json | all of the agent |
-| counters | counters.json | opt steps, env steps, episodes, best score |
+| counters | counters.json | opt steps, env steps, episodes, best score, for people |
+| loop | loop.json | limiter, intervals under way, scores, positions of the recorders |
 | generators | generators.json | states of the learner's generators |
+| actors | actors.safetensors, actors.json | seats; under sync and lockstep also streams, environments, chunks |
+| waiting | waiting.safetensors, waiting.json | models that wait for their evaluation |
+| replay | replay.safetensors, replay.json, replay.rows-….safetensors | rows, in blocks that are written once when sealed |
 | score | score.json | of best/: the evaluation that made it the best |
 
 Nothing in a checkpoint depends on clock, host, path or process.
@@ -13,10 +17,12 @@ Nothing in a checkpoint depends on clock, host, path or process.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -24,13 +30,17 @@ from safetensors import SafetensorError
 from safetensors import numpy as safetensors
 
 from border_cli.checkpoints import store
-from border_cli.checkpoints.manifest import part_of
+from border_cli.checkpoints.manifest import FileEntry, Manifest, part_of
 from border_cli.core import json_text
-from border_cli.core.protocols import Agent, AgentState, Evaluation, ModelInfo
+from border_cli.core.protocols import Evaluation, ModelInfo
 from border_cli.core.spaces import ActionSpec, Array, EnvSpec, ObsLeaf
+from border_cli.core.state import Block, RunState, State
 
 BEST = "best"
 CHECKPOINTS = "checkpoints"
+REPLAY = "replay"
+_READ = ("model", "training", "counters", "generators", "loop", "score")
+_RESUMED = ("training", "waiting", "loop", "generators", "actors")
 _KINDS = ("box", "discrete", "multi_discrete", "multi_binary")
 
 
@@ -63,39 +73,79 @@ class Checkpoint:
     path: Path
     opt_steps: int
     model: SavedModel
-    training: AgentState | None = None
+    training: State | None = None
     counters: Mapping[str, Any] = field(default_factory=dict)
     generators: Mapping[str, Any] = field(default_factory=dict)
+    loop: Mapping[str, Any] = field(default_factory=dict)
     score: Evaluation | None = None
 
+
+Files = dict[str, store.Content]
 
 # -- writing ------------------------------------------------------------
 
 
 def save_checkpoint(
     folder: Path,
-    agent: Agent,
     model: ModelDescription,
+    info: ModelInfo,
+    state: RunState,
     counters: Mapping[str, Any],
-    generators: Mapping[str, Any],
     keep: int,
+    sealed: Mapping[str, tuple[Path, FileEntry]] = MappingProxyType({}),
 ) -> Path:
     """Write `folder/step-<opt step>`, then keep the newest `keep` there. Returns its path.
 
-    counters, generators: JSON values; a score that is not finite is written as null. Raises CheckpointIOError when
-    the disk fails.
+    counters: JSON values for people; a score that is not finite is written as null · sealed: files of blocks that an
+    earlier checkpoint has. Raises CheckpointIOError when the disk fails.
     """
-    state = agent.state()
-    files: dict[str, bytes | store.Writer] = {
-        **_model_files(agent.model_info(), model, agent.opt_steps),
-        "training.safetensors": _encode_arrays(state.tensors),
-        "training.json": json_text.encode(state.values),
-        "counters.json": json_text.encode(json_text.finite_or_null(counters)),
-        "generators.json": json_text.encode(dict(generators)),
-    }
-    path = store.write(folder, store.step_name(agent.opt_steps), files, agent.opt_steps)
-    store.prune(folder, keep)
+    files = run_files(model, info, state, counters)
+    for name in files.keys() & sealed.keys():
+        files[name] = store.Sealed(*sealed[name], files[name])
+    path = store.write(folder, store.step_name(info.version), files, info.version)
+    store.prune(folder, keep, by_size=(REPLAY,))
     return path
+
+
+def run_files(
+    model: ModelDescription, info: ModelInfo, state: RunState, counters: Mapping[str, Any]
+) -> Files:
+    """The files of a checkpoint, by name. counters: JSON values; a score that is not finite is written as null."""
+    files: Files = {
+        **_model_files(info, model, info.version),
+        **_state_files("training", state.agent),
+        **_state_files("waiting", state.waiting),
+        "counters.json": json_text.encode(json_text.finite_or_null(counters)),
+        "loop.json": json_text.encode(json_text.finite_or_null(state.loop)),
+        "generators.json": json_text.encode(dict(state.generators)),
+    }
+    if state.actors is not None:
+        files |= _state_files("actors", state.actors)
+    if state.replay is not None:
+        files |= _state_files(REPLAY, state.replay)
+    return files
+
+
+def block_file(block: Block) -> str:
+    """Name of the file of one block of the replay."""
+    return f"{REPLAY}.{block.name}.safetensors"
+
+
+def _state_files(part: str, state: State) -> Files:
+    files: Files = {
+        f"{part}.safetensors": _encode_arrays(state.arrays),
+        f"{part}.json": json_text.encode(json_text.finite_or_null(state.values)),
+    }
+    return files | {block_file(block): _block_writer(block) for block in state.blocks}
+
+
+def _block_writer(block: Block) -> store.Writer:
+    """Makes the block's bytes when they are written, so that a large replay is never in memory twice."""
+
+    def write(sink: store.Sink) -> None:
+        sink.write(_encode_arrays(block.arrays()))
+
+    return write
 
 
 def save_best(run_dir: Path, arrays: Mapping[str, Array], model: ModelDescription, score: Evaluation) -> Path:
@@ -104,7 +154,7 @@ def save_best(run_dir: Path, arrays: Mapping[str, Array], model: ModelDescriptio
     Raises CheckpointIOError when the disk fails.
     """
     info = ModelInfo(score.opt_steps, dict(arrays))
-    files: dict[str, bytes | store.Writer] = {
+    files: Files = {
         **_model_files(info, model, score.opt_steps),
         "score.json": json_text.encode(json_text.finite_or_null(_score_data(score))),
     }
@@ -150,23 +200,60 @@ def read_model(path: Path) -> SavedModel:
     return _Reader(path, files).model(manifest.opt_steps)
 
 
-def load_training_state(path: Path) -> AgentState:
+def load_training_state(path: Path) -> State:
     """All of the agent, for `Agent.load_state`. Raises InvalidCheckpointError; best/ has no such part."""
     _, files = store.read(path, ("training",))
-    return _Reader(path, files).training()
+    return _Reader(path, files).state("training")
+
+
+def read_run_state(path: Path, with_replay: bool) -> RunState:
+    """All that a run goes on from. Blocks of the replay are read, and their sums checked, when they are asked for.
+
+    Raises InvalidCheckpointError.
+    """
+    manifest, files = store.read(path, _RESUMED, by_size=(REPLAY,))
+    reader = _Reader(path, files)
+    return RunState(
+        agent=reader.state("training"),
+        replay=_read_replay(path, manifest) if with_replay and REPLAY in manifest.parts else None,
+        actors=reader.state("actors") if reader.has("actors") else None,
+        waiting=reader.state("waiting"),
+        loop=reader.json("loop.json"),
+        generators=reader.json("generators.json"),
+    )
+
+
+def _read_replay(path: Path, manifest: Manifest) -> State:
+    head = (f"{REPLAY}.json", f"{REPLAY}.safetensors")
+    missing = [name for name in head if name not in manifest.files]
+    if missing:
+        raise store.InvalidCheckpointError(f"{path} has no {missing[0]}")
+    files = {name: store.read_file(path, name, manifest.files[name]) for name in head}
+    blocks = tuple(
+        Block(name.split(".")[1], True, functools.partial(_read_block, path, name, entry))
+        for name, entry in sorted(manifest.files.items())
+        if part_of(name) == REPLAY and name not in head
+    )
+    state = _Reader(path, files).state(REPLAY)
+    return State(state.arrays, state.values, blocks)
+
+
+def _read_block(path: Path, name: str, entry: FileEntry) -> dict[str, Array]:
+    return _Reader(path, {name: store.read_file(path, name, entry)}).arrays(name)
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Every part that is there. Raises InvalidCheckpointError."""
-    manifest, files = store.read(path)
+    """Every part that is there but those that only a run going on needs. Raises InvalidCheckpointError."""
+    manifest, files = store.read(path, _READ)
     reader = _Reader(path, files)
     return Checkpoint(
         path,
         manifest.opt_steps,
         reader.model(manifest.opt_steps),
-        reader.training() if reader.has("training") else None,
+        reader.state("training") if reader.has("training") else None,
         reader.json("counters.json") if reader.has("counters") else {},
         reader.json("generators.json") if reader.has("generators") else {},
+        reader.json("loop.json") if reader.has("loop") else {},
         reader.score() if reader.has("score") else None,
     )
 
@@ -191,10 +278,11 @@ class _Reader:
                 raise ValueError(f"it is of opt step {data['opt_steps']}, its manifest of {opt_steps}")
         except (KeyError, TypeError, ValueError) as e:
             raise self._invalid("model.json", e) from e
-        return SavedModel(description, ModelInfo(opt_steps, self._arrays("model.safetensors")))
+        return SavedModel(description, ModelInfo(opt_steps, self.arrays("model.safetensors")))
 
-    def training(self) -> AgentState:
-        return AgentState(self._arrays("training.safetensors"), self.json("training.json"))
+    def state(self, part: str) -> State:
+        """A part that is a state, but for its blocks."""
+        return State(self.arrays(f"{part}.safetensors"), self.json(f"{part}.json"))
 
     def score(self) -> Evaluation:
         data = self.json("score.json")
@@ -214,7 +302,8 @@ class _Reader:
             raise self._invalid(name, ValueError("it holds no JSON object"))
         return data
 
-    def _arrays(self, name: str) -> dict[str, Array]:
+    def arrays(self, name: str) -> dict[str, Array]:
+        """The arrays in a file."""
         try:
             # Copies: the arrays are views of the file's bytes, which cannot be written to.
             return {key: array.copy() for key, array in safetensors.load(self._content(name)).items()}

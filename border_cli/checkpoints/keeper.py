@@ -1,33 +1,54 @@
-"""Keeps a run: its best model, and checkpoints of the whole learner."""
+"""Keeps a run: its best model, and checkpoints of all that it has to go on from."""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 
-from border_cli.checkpoints.contents import CHECKPOINTS, ModelDescription, save_best, save_checkpoint
+from border_cli.checkpoints import store
+from border_cli.checkpoints.contents import (
+    CHECKPOINTS,
+    ModelDescription,
+    block_file,
+    save_best,
+    save_checkpoint,
+)
+from border_cli.checkpoints.manifest import FileEntry
 from border_cli.config.schema import TrainConfig
-from border_cli.core.protocols import Agent, Evaluation, ReplayBuffer
+from border_cli.core.protocols import Agent, Evaluation
 from border_cli.core.spaces import EnvSpec
+from border_cli.core.state import RunState, State
 
 _logger = logging.getLogger(__name__)
 
 
 class RunKeeper:
-    """Implements `trainers.loop.Keeper` in a run directory."""
+    """Implements `trainers.saving.Keeper` in a run directory.
+
+    A block of the replay that is sealed is written once: later checkpoints give the same file one more name.
+    saved: called with the opt step of each checkpoint once it is there.
+    """
 
     def __init__(
-        self, run_dir: Path, config: TrainConfig, spec: EnvSpec, agent: Agent, buffer: ReplayBuffer
+        self,
+        run_dir: Path,
+        config: TrainConfig,
+        spec: EnvSpec,
+        agent: Agent,
+        saved: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._dir = run_dir
         self._agent = agent
-        self._buffer = buffer
         self._keep = config.checkpoint.keep
+        self._with_replay = config.checkpoint.replay == "full"
         self._seed = config.seed
+        self._saved = saved
         self._model = ModelDescription(
             agent=asdict(config.agent), env=asdict(config.env), spec=spec, plugins=tuple(config.plugins)
         )
+        self._sealed: dict[str, tuple[Path, FileEntry]] = {}
 
     def save_best(self, agent: Agent, evaluation: Evaluation) -> None:
         """Replace best/."""
@@ -36,12 +57,36 @@ class RunKeeper:
         )
         save_best(self._dir, agent.model_info().arrays, self._model, evaluation)
 
-    def save(self, counters: dict[str, object]) -> None:
+    def save(self, state: RunState, counters: Mapping[str, object]) -> None:
         """Write checkpoints/step-…/ and drop the oldest."""
-        generators: dict[str, object] = {
-            "seed": self._seed,
-            "replay": self._buffer.generator_state(),
-            "exploration": self._agent.generator_state(),
-        }
-        _logger.info("checkpoint at opt step %s", counters["opt_steps"])
-        save_checkpoint(self._dir / CHECKPOINTS, self._agent, self._model, counters, generators, self._keep)
+        info = self._agent.model_info()
+        state = replace(
+            state,
+            replay=state.replay if self._with_replay else None,
+            generators={"seed": self._seed, **state.generators},
+        )
+        folder, sealed = self._dir / CHECKPOINTS, self._sealed
+        path = save_checkpoint(folder, self._model, info, state, counters, self._keep, sealed)
+        files = store.read_manifest(path).files
+        total, new = (
+            sum(entry.bytes for name, entry in files.items() if not (known and name in sealed))
+            for known in (False, True)
+        )
+        _logger.info(
+            "checkpoint at opt step %d: %.1f MiB, %.1f MiB of it new",
+            info.version,
+            total / 2**20,
+            new / 2**20,
+        )
+        self.know_sealed(path, state.replay)
+        self._saved(info.version)
+
+    def know_sealed(self, path: Path, replay: State | None) -> None:
+        """From now on, blocks that are sealed in this checkpoint are not written again."""
+        entries = store.read_manifest(path).files
+        sealed = [] if replay is None else [block_file(block) for block in replay.blocks if block.sealed]
+        self._sealed = {name: (path / name, entries[name]) for name in sealed if name in entries}
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 2**10:.0f} KiB" if nbytes < 2**20 else f"{nbytes / 2**20:.1f} MiB"

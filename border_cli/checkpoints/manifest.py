@@ -36,6 +36,11 @@ class Manifest:
     files: Mapping[str, FileEntry]
 
     @property
+    def total_bytes(self) -> int:
+        """Size of all files together."""
+        return sum(entry.bytes for entry in self.files.values())
+
+    @property
     def parts(self) -> tuple[str, ...]:
         """Names of the parts, sorted."""
         return tuple(sorted({part_of(name) for name in self.files}))

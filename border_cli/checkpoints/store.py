@@ -15,6 +15,7 @@ import re
 import shutil
 import stat
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -34,6 +35,7 @@ _DISCARDED = ".checkpoint.old"
 _BLOCK = 2**20
 _STEP_NAME = re.compile(r"step-(\d{9,18})")
 _READ_TRIES = 3
+_LEAST_VERIFIED = 2
 
 
 class InvalidCheckpointError(NoValidCheckpointError):
@@ -51,6 +53,21 @@ Writer = Callable[[Sink], None]
 """Writes the content of a file that is too large to be made in memory first."""
 
 
+@dataclass(frozen=True)
+class Sealed:
+    """A file that an earlier checkpoint has already: it gets a second name instead of a second copy.
+
+    path, entry: there · content: what to write where that is gone, or the file system knows no second names.
+    """
+
+    path: Path
+    entry: FileEntry
+    content: Content
+
+
+Content = bytes | Writer | Sealed
+
+
 def step_name(opt_steps: int) -> str:
     """Name of the checkpoint taken at this opt step."""
     return f"step-{opt_steps:09d}"
@@ -64,10 +81,11 @@ def aside(path: Path) -> Path:
 # -- writing ------------------------------------------------------------
 
 
-def write(parent: Path, name: str, files: Mapping[str, bytes | Writer], opt_steps: int) -> Path:
+def write(parent: Path, name: str, files: Mapping[str, Content], opt_steps: int) -> Path:
     """Write `parent/name` whole, in the place of one that is there already, and return its path.
 
-    files: name → content. One process writes below `parent` at a time. What a crashed one left is removed.
+    files: name → content. What is written is read back; a sealed file was when it was written. One process writes
+    below `parent` at a time. What a crashed one left is removed.
     Raises CheckpointIOError when the disk fails; then nothing of it is left and what was there is as it was.
     Raises ValueError for a file name that could leave the directory.
     """
@@ -78,7 +96,8 @@ def write(parent: Path, name: str, files: Mapping[str, bytes | Writer], opt_step
         parent.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(parent)
         _fill(temporary, files, opt_steps)
-        _read(temporary, parts=())  # what the disk did not keep must not take the place of what it did
+        sealed = {name for name, content in files.items() if isinstance(content, Sealed)}
+        _read(temporary, (), sealed)  # what the disk did not keep must not take the place of what it did
         _put_in_place(temporary, path)
     except (OSError, InvalidCheckpointError) as e:
         raise CheckpointIOError(
@@ -89,32 +108,52 @@ def write(parent: Path, name: str, files: Mapping[str, bytes | Writer], opt_step
     return path
 
 
-def prune(parent: Path, keep: int) -> None:
-    """Remove all but the newest `keep` checkpoints (at least one), unless the newest does not verify.
+def prune(parent: Path, keep: int, by_size: Collection[str] = ()) -> None:
+    """Remove all but the newest `keep` checkpoints, and never all but two that verify.
 
-    Raises CheckpointIOError when the disk fails.
+    by_size: parts of which only the size is looked at. Raises CheckpointIOError when the disk fails.
     """
     paths = list_steps(parent)
     if len(paths) <= keep:
         return
-    try:
-        verify(paths[0])
-    except InvalidCheckpointError as e:
-        _logger.warning("%s; no older checkpoint is removed", e)
+    kept, verified = paths[:keep], 0
+    for path in paths:
+        if verified >= _LEAST_VERIFIED:
+            break
+        try:
+            verify(path, by_size)
+        except InvalidCheckpointError as e:
+            _logger.warning("%s", e)
+            continue
+        verified += 1
+        kept = [*kept, path]
+    if verified < _LEAST_VERIFIED:
+        _logger.warning("%s: fewer than two checkpoints verify; no older one is removed", parent)
         return
     try:
-        for path in paths[max(1, keep) :]:
-            _discard(path)
-            _discard(aside(path))
+        for path in paths:
+            if path not in kept:
+                _discard(path)
+                _discard(aside(path))
     except OSError as e:
         raise CheckpointIOError(f"an old checkpoint in {parent} cannot be removed: {_reason(e)}") from e
 
 
-def _fill(folder: Path, files: Mapping[str, bytes | Writer], opt_steps: int) -> None:
+def _fill(folder: Path, files: Mapping[str, Content], opt_steps: int) -> None:
     folder.mkdir()
-    entries = {name: _write_file(folder / name, content) for name, content in files.items()}
+    entries = {name: _put_file(folder / name, content) for name, content in files.items()}
     _write_file(folder / MANIFEST_FILE, Manifest(opt_steps, entries).encode())
     _sync_folder(folder)
+
+
+def _put_file(path: Path, content: Content) -> FileEntry:
+    if not isinstance(content, Sealed):
+        return _write_file(path, content)
+    try:
+        os.link(content.path, path, follow_symlinks=False)
+    except OSError:  # gone, or no second names on this file system
+        return _put_file(path, content.content)
+    return content.entry
 
 
 def _write_file(path: Path, content: bytes | Writer) -> FileEntry:
@@ -194,25 +233,48 @@ def _sync_folder(path: Path) -> None:
 # -- reading ------------------------------------------------------------
 
 
-def verify(path: Path) -> Manifest:
+def verify(path: Path, by_size: Collection[str] = ()) -> Manifest:
     """The manifest of a checkpoint, read as `read` does. Raises InvalidCheckpointError."""
-    return read(path, parts=())[0]
+    return read(path, (), by_size)[0]
 
 
-def read(path: Path, parts: Collection[str] | None = None) -> tuple[Manifest, dict[str, bytes]]:
+def read(
+    path: Path, parts: Collection[str] | None = None, by_size: Collection[str] = ()
+) -> tuple[Manifest, dict[str, bytes]]:
     """Manifest and file contents of these parts, or all; the whole checkpoint is verified in any case.
 
-    Where a writer is just replacing it, or crashed doing so, the one that verifies is read.
-    Raises InvalidCheckpointError.
+    by_size: parts that are not read, and of whose files only the size is looked at. Where a writer is just replacing
+    the checkpoint, or crashed doing so, the one that verifies is read. Raises InvalidCheckpointError.
     """
     for _ in range(_READ_TRIES - 1):
         try:
-            return _read_either(path, parts)
+            return _read_either(path, parts, by_size)
         except InvalidCheckpointError as e:
             if not isinstance(e.__cause__, FileNotFoundError):
                 raise
         # Gone at one look and back at the next: a writer went by between the two.
-    return _read_either(path, parts)
+    return _read_either(path, parts, by_size)
+
+
+def read_file(path: Path, name: str, entry: FileEntry) -> bytes:
+    """One file of a checkpoint that was verified, whose bytes are checked once more: those that are returned.
+
+    Raises InvalidCheckpointError.
+    """
+    try:
+        with _open_folder(path if path.exists() else aside(path)) as folder, _open(folder, name) as file:
+            return _read_entry(file, entry, wanted=True)
+    except (OSError, ValueError) as e:
+        raise InvalidCheckpointError(f"{path / name} does not verify: {_reason(e)}") from e
+
+
+def read_manifest(path: Path) -> Manifest:
+    """What a checkpoint consists of, by its own account. Raises InvalidCheckpointError."""
+    try:
+        with _open_folder(path) as folder, _open(folder, MANIFEST_FILE) as file:
+            return Manifest.decode(_read_limited(file, MAX_MANIFEST_BYTES))
+    except (OSError, ValueError) as e:
+        raise InvalidCheckpointError(f"{path / MANIFEST_FILE} does not verify: {_reason(e)}") from e
 
 
 def exists(path: Path) -> bool:
@@ -228,8 +290,10 @@ def list_steps(parent: Path) -> list[Path]:
     return [parent / name for name, _ in sorted(found.items(), key=lambda item: item[1], reverse=True)]
 
 
-def newest_valid(parent: Path) -> Path | None:
+def newest_valid(parent: Path, by_size: Collection[str] = ()) -> Path | None:
     """The newest checkpoint that verifies, None where there is none at all. Warns of each one passed over.
+
+    by_size: as of `read`.
 
     Raises NoValidCheckpointError when checkpoints exist and none verifies.
     """
@@ -237,7 +301,7 @@ def newest_valid(parent: Path) -> Path | None:
     failure = ""
     for path in paths:
         try:
-            verify(path)
+            verify(path, by_size)
             return path
         except InvalidCheckpointError as e:
             failure = str(e)
@@ -258,32 +322,42 @@ def _visible_names(parent: Path) -> set[str]:
 def _verifies(path: Path) -> bool:
     """Whether the directory of this very name does, whatever stands aside."""
     try:
-        _read(path, parts=())
+        _read(path, ())
     except InvalidCheckpointError:
         return False
     return True
 
 
-def _read_either(path: Path, parts: Collection[str] | None) -> tuple[Manifest, dict[str, bytes]]:
+def _read_either(
+    path: Path, parts: Collection[str] | None, by_size: Collection[str]
+) -> tuple[Manifest, dict[str, bytes]]:
     """What `path` holds or else what stepped aside from there; the first one's error if neither verifies."""
     try:
-        return _read(path, parts)
+        return _read(path, parts, by_size)
     except InvalidCheckpointError:
         with contextlib.suppress(InvalidCheckpointError):
-            return _read(aside(path), parts)
+            return _read(aside(path), parts, by_size)
         raise
 
 
-def _read(path: Path, parts: Collection[str] | None) -> tuple[Manifest, dict[str, bytes]]:
-    """One pass over a directory: the bytes that are returned are those that were verified."""
+def _read(
+    path: Path, parts: Collection[str] | None, by_size: Collection[str] = ()
+) -> tuple[Manifest, dict[str, bytes]]:
+    """One pass over a directory: the bytes that are returned are those that were verified.
+
+    by_size: parts, or single files, of which only the size is looked at.
+    """
     name, contents = MANIFEST_FILE, {}
     try:
         with _open_folder(path) as folder:
             with _open(folder, name) as file:
                 manifest = Manifest.decode(_read_limited(file, MAX_MANIFEST_BYTES))
             for name, entry in manifest.files.items():
-                wanted = parts is None or part_of(name) in parts
                 with _open(folder, name) as file:
+                    _check_size(file, entry)
+                    if name in by_size or part_of(name) in by_size:
+                        continue
+                    wanted = parts is None or part_of(name) in parts
                     content = _read_entry(file, entry, wanted)
                 if wanted:
                     contents[name] = content
@@ -321,9 +395,7 @@ def _read_limited(file: BinaryIO, limit: int) -> bytes:
 
 def _read_entry(file: BinaryIO, entry: FileEntry, wanted: bool) -> bytes:
     """Check a file against its entry; its content where wanted, else nothing."""
-    size = os.fstat(file.fileno()).st_size
-    if size != entry.bytes:
-        raise ValueError(f"it has {size} bytes, its manifest says {entry.bytes}")
+    _check_size(file, entry)
     digest, kept = hashlib.sha256(), bytearray()
     while block := file.read(_BLOCK):
         digest.update(block)
@@ -332,6 +404,12 @@ def _read_entry(file: BinaryIO, entry: FileEntry, wanted: bool) -> bytes:
     if digest.hexdigest() != entry.sha256:
         raise ValueError("its SHA-256 is not that of its manifest")
     return bytes(kept)
+
+
+def _check_size(file: BinaryIO, entry: FileEntry) -> None:
+    size = os.fstat(file.fileno()).st_size
+    if size != entry.bytes:
+        raise ValueError(f"it has {size} bytes, its manifest says {entry.bytes}")
 
 
 def _reason(error: Exception) -> str:

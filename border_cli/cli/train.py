@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import border_cli
-from border_cli.cli import overrides
+from border_cli.cli import overrides, resume
 from border_cli.cli.arguments import Arguments, parse_arguments
 from border_cli.cli.compose import Composer
 from border_cli.cli.help import help_page
@@ -48,7 +48,8 @@ def _dispatch(argv: Sequence[str]) -> int:
         return ExitCode.DONE
     if arguments.shell_completion:
         return pass_to_hydra(argv)
-    typed = overrides.parse_words(arguments.words)
+    resumed, words = resume.split(arguments.words)
+    typed = overrides.parse_words(words)
     plugins.load_installed()
     plugins.load(overrides.typed_list(typed, "plugins"))
     composer = Composer(typed, arguments.config_dir)
@@ -56,11 +57,24 @@ def _dispatch(argv: Sequence[str]) -> int:
         with composer:
             show(help_page({group: composer.choices(group) for group in GROUPS}))
         return ExitCode.DONE
-    return _sweep(composer, argv) if arguments.multirun else _single(composer, arguments, argv)
+    if arguments.multirun:
+        _refuse_resume(resumed)
+        return _sweep(composer, argv)
+    if resumed is not None and resumed != resume.AUTO:
+        return resume.run_named(resumed, typed, argv)
+    return _single(composer, arguments, argv, find=resumed == resume.AUTO)
 
 
-def _single(composer: Composer, arguments: Arguments, argv: Sequence[str]) -> int:
-    """Run one configuration, or show what was asked of it. The exit code."""
+def _refuse_resume(resumed: str | None) -> None:
+    if resumed is not None:
+        raise UsageError(f"resume={resumed} goes on with one run, and -m starts many\nallowed: one at a time")
+
+
+def _single(composer: Composer, arguments: Arguments, argv: Sequence[str], find: bool) -> int:
+    """Run one configuration, or show what was asked of it. The exit code.
+
+    find: go on with an unfinished run of it, if there is one.
+    """
     with composer:
         words = composer.words()
         composed = composer.compose(words)
@@ -69,6 +83,9 @@ def _single(composer: Composer, arguments: Arguments, argv: Sequence[str]) -> in
         return ExitCode.DONE
     if arguments.hydra_help or arguments.info or arguments.cfg:
         return pass_to_hydra([*_hydra_flags(arguments), *words])
+    found = resume.find(composed.config, composer.typed) if find else None
+    if found is not None:
+        return resume.run_found(found, composed, composer.typed, argv)
     return run_single(composed, words, argv, composer.typed)
 
 

@@ -83,6 +83,15 @@ class TrainerConfig:
     save_interval: int | None = option(5_000, "null: only at the end", unit="opt steps", ge=1)
     record_interval: int | None = option(500, "null: never", unit="opt steps", ge=1)
     sync_interval: int = option(10, "the actors get a new model this often", unit="opt steps", ge=1)
+    lockstep: bool = option(
+        False, "actors and learner in rounds: same seed, same bits, with any number of actors"
+    )
+    lockstep_steps: int | None = option(
+        None,
+        "of each environment per round; null: about 64 of all environments together",
+        unit="env steps",
+        ge=1,
+    )
 
 
 @dataclass
@@ -112,7 +121,12 @@ class RecorderConfig:
 class CheckpointConfig:
     """What is kept under checkpoints/."""
 
-    keep: int = option(3, "newest checkpoints kept", ge=1)
+    keep: int = option(3, "newest checkpoints kept; two that verify stay in any case", ge=1)
+    replay: str = option(
+        "auto",
+        "whether the replay is saved too; auto: full where twice its bytes are free on the disk",
+        choices=("auto", "full", "none"),
+    )
 
 
 @dataclass

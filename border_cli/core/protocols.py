@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from border_cli.core.items import Chunk, Items
 from border_cli.core.record import Record
 from border_cli.core.spaces import Array, EnvSpec, Obs
+from border_cli.core.state import State
 
 
 @dataclass
@@ -59,6 +60,12 @@ class StepProcessor(Protocol):
     def cut(self, env_ix: int) -> Items:
         """End a stream that broke at its last known observation: rows so far, as truncated."""
 
+    def state(self) -> State:
+        """What the streams carry."""
+
+    def load_state(self, state: State) -> None:
+        """Take over a saved state. Raises ValueError for one that does not fit."""
+
 
 @dataclass(frozen=True)
 class ModelInfo:
@@ -80,6 +87,12 @@ class Policy(Protocol):
     def eval(self) -> None:
         """Exploit from now on."""
 
+    def generator_state(self) -> dict[str, Any]:
+        """State of the generator that exploration draws from, as JSON values."""
+
+    def load_generator_state(self, state: dict[str, Any]) -> None:
+        """Draw on from a saved state. Raises ValueError for one that does not fit."""
+
 
 class SyncModel(Protocol):
     """Exports and imports what acting needs."""
@@ -93,14 +106,6 @@ class SyncModel(Protocol):
 
 class ActingPolicy(Policy, SyncModel, Protocol):
     """What runs in an actor or an evaluation: a policy whose model can be replaced."""
-
-
-@dataclass
-class AgentState:
-    """All of an agent: tensors by name, and plain JSON values. Nothing else may be needed to go on training."""
-
-    tensors: dict[str, Array]
-    values: dict[str, Any] = field(default_factory=dict)
 
 
 class Agent(ActingPolicy, Protocol):
@@ -117,13 +122,10 @@ class Agent(ActingPolicy, Protocol):
     def check_finite(self) -> bool:
         """Whether every weight and moment is finite."""
 
-    def generator_state(self) -> dict[str, Any]:
-        """State of the generator that exploration draws from, as JSON values."""
+    def state(self) -> State:
+        """Everything needed to go on but the generator (views; write them out before the next opt step)."""
 
-    def state(self) -> AgentState:
-        """Everything needed to go on (views; write them out before the next opt step)."""
-
-    def load_state(self, state: AgentState) -> None:
+    def load_state(self, state: State) -> None:
         """Take over a saved state. Raises ValueError on a name or shape that does not fit."""
 
 
@@ -172,12 +174,27 @@ class ReplayBuffer(Protocol):
     def generator_state(self) -> dict[str, Any]:
         """State of the sampling generator, as JSON values."""
 
+    def load_generator_state(self, state: dict[str, Any]) -> None:
+        """Sample on from a saved state, after `load_state` if rows come back too. Raises ValueError."""
+
+    def state(self) -> State:
+        """Rows, in blocks that are written once when they are sealed, and what streams wait for."""
+
+    def load_state(self, state: State) -> None:
+        """Take over a saved state, in place of what is there. Raises ValueError for one that does not fit."""
+
 
 class ExperienceSource(Protocol):
     """Where chunks come from: the learner's own thread, processes, or another machine."""
 
-    def start(self, model: ModelInfo) -> None:
-        """Bring every actor up with this model. Returns when all of them hold it."""
+    def start(self, model: ModelInfo, state: State | None = None) -> None:
+        """Bring every actor up with this model, where a run is resumed from their saved state.
+
+        Returns when all of them hold the model. Raises ValueError for a state that does not fit.
+        """
+
+    def state(self) -> State:
+        """What has to be kept of the actors: counts; where runs are repeatable, all of them, between two env steps."""
 
     def collect(self) -> list[Chunk]:
         """What has arrived; after `stop`, once, what was left. Never blocks for long.
@@ -203,7 +220,11 @@ class ExperienceSource(Protocol):
 
 @dataclass
 class ActorStat:
-    """What one actor did. seconds: since its first env step · blocked_seconds: of them, waiting for credit or room."""
+    """What one actor did.
+
+    seconds: since its first env step · blocked_seconds: of them, waiting for credit or room · exact: false once an
+    environment of it could not be resumed as it was.
+    """
 
     actor: int
     incarnation: int = 0
@@ -212,6 +233,7 @@ class ActorStat:
     seconds: float = 0.0
     blocked_seconds: float = 0.0
     state: str = "starting"
+    exact: bool = True
 
     @property
     def samples_per_sec(self) -> float:
@@ -254,6 +276,9 @@ class Recorder(Protocol):
 
     def write(self, record: Record) -> None:
         """Take one record; its opt_steps never go back."""
+
+    def positions(self) -> dict[str, int]:
+        """Records written so far, those of earlier launches of the run included, by name of a sink that lasts."""
 
     def flush(self) -> None:
         """Make everything written durable enough to be read by another process."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 
@@ -31,6 +31,14 @@ class Mean:
         """Add one value."""
         self._sum += value
         self._n += 1
+
+    def state(self) -> list[float]:
+        """Sum and number, to go on from by `load_state`."""
+        return [self._sum, self._n]
+
+    def load_state(self, state: Sequence[float]) -> None:
+        """Take over a saved state."""
+        self._sum, self._n = float(state[0]), int(state[1])
 
     def take(self) -> float | None:
         """The mean, or None if nothing was added; starts over."""

@@ -15,7 +15,15 @@ from border_cli.recorders import figures
 
 WIDTH = 100
 _INDENT = 9
-_NOT_SHOWN = ("preset.", "agent.type", "buffer.type", "trainer.type", "env.id", "env.entry_point")
+_NOT_SHOWN = (
+    "preset.",
+    "agent.type",
+    "buffer.type",
+    "trainer.type",
+    "env.id",
+    "env.entry_point",
+    "checkpoint.replay",
+)
 """Keys that the first lines already tell."""
 
 
@@ -42,7 +50,7 @@ def banner(
         ("budget", _budget(config)),
         ("typed", "  ".join(by_hand)),
         ("changed", "  ".join(by_file)),
-        ("replay", f"{figures.size(replay_bytes)} for {figures.counted(config.buffer.capacity, 'row')}"),
+        ("replay", _replay(config, replay_bytes)),
         (
             "machine",
             f"{_plural(processes, 'process', 'processes')}, {figures.counted(threads, 'compute thread')}",
@@ -50,6 +58,11 @@ def banner(
         ("run", str(run_dir)),
     )
     return [line for label, text in rows if text for line in _lines(label, text, width)]
+
+
+def _replay(config: TrainConfig, nbytes: int) -> str:
+    kept = "not part of checkpoints" if config.checkpoint.replay == "none" else "part of each checkpoint"
+    return f"{figures.size(nbytes)} for {figures.counted(config.buffer.capacity, 'row')}, {kept}"
 
 
 def preset_note(config: TrainConfig) -> str:

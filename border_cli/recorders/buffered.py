@@ -21,6 +21,10 @@ class BufferedRecorder:
         """(opt steps, value) of one metric, oldest first; empty when it was never recorded."""
         return [(record.opt_steps, record.values[name]) for record in self.records if name in record.values]
 
+    def positions(self) -> dict[str, int]:
+        """None of it lasts."""
+        return {}
+
     def flush(self) -> None:
         """Nothing is held back."""
 
@@ -33,6 +37,10 @@ class NullRecorder:
 
     def write(self, record: Record) -> None:
         """Forget it."""
+
+    def positions(self) -> dict[str, int]:
+        """None of it lasts."""
+        return {}
 
     def flush(self) -> None:
         """Nothing is held back."""

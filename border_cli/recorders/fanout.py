@@ -34,6 +34,10 @@ class FanOut:
             for recorder in reversed(self._recorders):
                 stack.callback(recorder.write, record)
 
+    def positions(self) -> dict[str, int]:
+        """Those of all."""
+        return {name: n for recorder in self._recorders for name, n in recorder.positions().items()}
+
     def flush(self) -> None:
         """Flush all."""
         with ExitStack() as stack:

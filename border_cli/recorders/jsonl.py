@@ -12,17 +12,16 @@ from border_cli.core.errors import ResourceError
 from border_cli.core.json_text import finite_or_null
 from border_cli.core.record import Record
 
-_BLOCK = 64 * 1024
-
 
 class JsonlRecorder:
     """Appends `{"opt_steps", "env_steps", "time", <metric>…}` lines; numbers that are not finite are null.
 
     A line is in the file when `write` returns. What a crash left of a last line is cut off on opening.
+    keep: lines of an earlier launch that stay, None for all; those after them belong to a past that did not count.
     """
 
-    def __init__(self, path: Path) -> None:
-        _cut_torn_tail(path)
+    def __init__(self, path: Path, keep: int | None = None) -> None:
+        self._written = _keep_lines(path, keep)
         self._path = path
         self._file = path.open("ab")
 
@@ -35,6 +34,11 @@ class JsonlRecorder:
             self._file.flush()
         except OSError as e:
             raise _full(self._path, e) from e
+        self._written += 1
+
+    def positions(self) -> dict[str, int]:
+        """Lines in the file."""
+        return {"jsonl": self._written}
 
     def flush(self) -> None:
         """Bring what was written to the disk itself. Raises ResourceError as `write` does."""
@@ -70,27 +74,18 @@ def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
     return data
 
 
-def _cut_torn_tail(path: Path) -> None:
-    """Shorten the file to the end of its last whole line, so that what is appended starts a new one."""
+def _keep_lines(path: Path, keep: int | None) -> int:
+    """Shorten a file, if it is there, to its first `keep` whole lines, or to all of them. How many there are then."""
     if not path.exists():
-        return
+        return 0
+    lines, end = 0, 0
     with path.open("r+b") as file:
-        end = file.seek(0, os.SEEK_END)
-        keep = _after_last_newline(file, end)
-        if keep < end:
-            file.truncate(keep)
-
-
-def _after_last_newline(file: Any, end: int) -> int:
-    """Offset after the last newline before `end`, 0 without any; reads backwards in blocks."""
-    while end > 0:
-        start = max(0, end - _BLOCK)
-        file.seek(start)
-        found = file.read(end - start).rfind(b"\n")
-        if found >= 0:
-            return int(start + found + 1)
-        end = start
-    return 0
+        for line in file:
+            if lines == keep or not line.endswith(b"\n"):
+                break
+            lines, end = lines + 1, end + len(line)
+        file.truncate(end)
+    return lines
 
 
 def _full(path: Path, error: OSError) -> ResourceError:

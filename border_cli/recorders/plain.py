@@ -63,6 +63,10 @@ class PlainView:
         ]
         self._words(words + _record_words(record))
 
+    def positions(self) -> dict[str, int]:
+        """None of it lasts."""
+        return {}
+
     def flush(self) -> None:
         """Nothing is held back."""
 

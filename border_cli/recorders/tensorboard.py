@@ -11,6 +11,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from border_cli.core.errors import ResourceError
 from border_cli.core.record import Record
+from border_cli.recorders.event_files import keep_records
 
 ENV_STEPS = "env_steps"
 """Tag of the count of env steps, so that curves can be read over it too."""
@@ -19,10 +20,14 @@ _FLUSH_S = 10
 
 
 class TensorBoardRecorder:
-    """Writes one event per record; x is its opt_steps, and only its wall time knows the time of day."""
+    """Writes one event per record; x is its opt_steps, and only its wall time knows the time of day.
 
-    def __init__(self, folder: Path) -> None:
+    keep: records of earlier launches that stay, None for all (see `event_files`).
+    """
+
+    def __init__(self, folder: Path, keep: int | None = None) -> None:
         self._folder = folder
+        self._written = keep_records(folder, keep)
         self._writer = EventFileWriter(str(folder), max_queue_size=_QUEUE, flush_secs=_FLUSH_S)
         self._closed = False
 
@@ -35,6 +40,11 @@ class TensorBoardRecorder:
             self._writer.add_event(event)
         except OSError as e:
             raise self._full(e) from e
+        self._written += 1
+
+    def positions(self) -> dict[str, int]:
+        """Records in all event files of the folder."""
+        return {"tensorboard": self._written}
 
     def flush(self) -> None:
         """Wait until every event is in the file. Raises ResourceError as `write` does."""

@@ -8,7 +8,11 @@ integers; it knows neither processes nor time.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from fractions import Fraction
+from typing import Any
+
+from border_cli.core.state import require
 
 _UNLIMITED = 2**62
 
@@ -48,6 +52,38 @@ class RatioLimiter:
         self.opt_steps = 0
         self.credits = [0] * n_actors
         self._used = [0] * n_actors
+        self._base_env_steps = 0  # counted from here: the beginning, or where the replay was lost
+        self._base_opt_steps = 0
+
+    def state(self) -> dict[str, Any]:
+        """As JSON values. Credit that was given and not used is not part of it: it is given anew."""
+        return {
+            "env_steps": self.env_steps,
+            "opt_steps": self.opt_steps,
+            "used": list(self._used),
+            "base": [self._base_env_steps, self._base_opt_steps],
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take over a saved state. Raises ValueError for one that does not fit.
+
+        With another number of actors than it had, those that are left stand for those that are gone.
+        """
+        require(state, ("env_steps", "opt_steps", "used", "base"), "the ratio limiter")
+        n = len(self.credits)
+        used = [int(steps) for steps in state["used"]]
+        self._used = [*used, *[0] * n][:n]
+        self._used[-1] += sum(used[n:])
+        self.credits = list(self._used)
+        self.env_steps, self.opt_steps = int(state["env_steps"]), int(state["opt_steps"])
+        self._base_env_steps, self._base_opt_steps = (int(count) for count in state["base"])
+
+    def warm_up_again(self) -> None:
+        """The replay is empty though training has begun: count from here as a new run does, warm-up first.
+
+        Without this, every opt step that the earlier env steps allow would be done at once with the first rows.
+        """
+        self._base_env_steps, self._base_opt_steps = self.env_steps, self.opt_steps
 
     def inserted(self, actor: int, env_steps: int) -> None:
         """These env steps of an actor are in the replay now."""
@@ -57,9 +93,9 @@ class RatioLimiter:
     def may_opt(self) -> bool:
         """Whether the ratio allows one more opt step (whether the replay holds a batch is another question)."""
         if self._interval is None:
-            return self.env_steps >= max(self._warmup, 1)
-        ahead = self.env_steps - self._warmup
-        return ahead * self._interval.denominator >= self._interval.numerator * (self.opt_steps + 1)
+            return self.env_steps - self._base_env_steps >= max(self._warmup, 1)
+        ahead = self.env_steps - self._base_env_steps - self._warmup
+        return ahead * self._interval.denominator >= self._interval.numerator * self._next_opt_step
 
     def opted(self) -> None:
         """One opt step was done."""
@@ -71,8 +107,8 @@ class RatioLimiter:
         if self._interval is None:
             allowed = _UNLIMITED
         else:
-            step = (self._interval.numerator * (self.opt_steps + 1)) // self._interval.denominator
-            allowed = self._warmup + step + self._tolerance
+            step = (self._interval.numerator * self._next_opt_step) // self._interval.denominator
+            allowed = self._base_env_steps + self._warmup + step + self._tolerance
         return allowed if self._max_env_steps is None else min(allowed, self._max_env_steps)
 
     @property
@@ -108,7 +144,8 @@ class RatioLimiter:
         if self._interval is None or self.allowance == self._max_env_steps:
             return _UNLIMITED
         wanted = sum(self.credits) + max(self._least_grant, self._tolerance // 4)
-        at = math.ceil((wanted - self._warmup - self._tolerance) / self._interval) - 1
+        beyond = wanted - self._base_env_steps - self._warmup - self._tolerance
+        at = math.ceil(beyond / self._interval) - 1 + self._base_opt_steps
         return max(1, at - self.opt_steps)
 
     def forfeit(self, actor: int) -> None:
@@ -117,15 +154,21 @@ class RatioLimiter:
 
     @property
     def ratio(self) -> float | None:
-        """Env steps since the warm-up per opt step so far; None before the first."""
-        return (self.env_steps - self._warmup) / self.opt_steps if self.opt_steps else None
+        """Env steps per opt step since the (last) warm-up; None before its first opt step."""
+        opt_steps = self.opt_steps - self._base_opt_steps
+        return (self.env_steps - self._base_env_steps - self._warmup) / opt_steps if opt_steps else None
+
+    @property
+    def _next_opt_step(self) -> int:
+        """The opt step to come, counted from the last warm-up."""
+        return self.opt_steps - self._base_opt_steps + 1
 
     def _starved(self) -> bool:
         """Whether the learner waits and no actor has anything left to use: then any rest is better than none.
 
         Before the first opt step it may wait for a batch although the ratio allows it one.
         """
-        return sum(self.credits) == self.env_steps and (self.opt_steps == 0 or not self.may_opt())
+        return sum(self.credits) == self.env_steps and (self._next_opt_step == 1 or not self.may_opt())
 
     def _unused(self, actor: int) -> int:
         return self.credits[actor] - self._used[actor]

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from border_cli.core.items import Column, Items, empty_items, item_columns
 from border_cli.core.protocols import Step
 from border_cli.core.spaces import Array, EnvSpec
+from border_cli.core.state import State, check_arrays, require
 
 
 @dataclass
@@ -87,6 +89,64 @@ class NStepProcessor:
             rows = self._end(env_ix, stream.last_obs, terminated=False)
             rows[-1].length = 0  # not an episode that may be reported
         return self._pack(rows)
+
+    def state(self) -> State:
+        """Per stream: the waiting steps as arrays (k, ...), the last observation, and the episode so far."""
+        arrays: dict[str, Array] = {}
+        values: dict[str, Any] = {}
+        for i, stream in enumerate(self._streams):
+            arrays |= {f"{i}/{name}": array for name, array in self._stream_arrays(stream).items()}
+            values[str(i)] = {
+                "episode_return": stream.episode_return,
+                "length": stream.length,
+                "waiting": len(stream.waiting),
+                "begun": stream.last_obs is not None,
+            }
+        return State(arrays, values)
+
+    def load_state(self, state: State) -> None:
+        """Take over a saved state. Raises ValueError for one that does not fit."""
+        require(state.values, map(str, range(len(self._streams))), "the step processor")
+        self._streams = [self._stream(state, i) for i in range(len(self._streams))]
+
+    def _stream_arrays(self, stream: _Stream) -> Items:
+        """Columns of the waiting steps, and one row `last/…` for the observation they led to, if the stream has begun."""
+        waiting = list(stream.waiting)
+        columns = {c.name: c for c in self._columns}
+        rows = empty_items(tuple(columns[name] for name in (*self._obs_names, "action")), len(waiting))
+        for k, step in enumerate(waiting):
+            for name, value in zip(self._obs_names, step.obs, strict=True):
+                rows[name][k] = value
+            rows["action"][k] = step.action
+        rows["rewards"] = np.array([step.reward for step in waiting], np.float64)
+        last = stream.last_obs or ()
+        return rows | {
+            f"last/{name}": np.asarray(value, columns[name].dtype)
+            for name, value in zip(self._obs_names, last, strict=False)
+        }
+
+    def _stream(self, state: State, i: int) -> _Stream:
+        values, prefix = state.values[str(i)], f"{i}/"
+        require(values, ("episode_return", "length", "waiting", "begun"), "the step processor")
+        arrays = {k.removeprefix(prefix): a for k, a in state.arrays.items() if k.startswith(prefix)}
+        columns = {c.name: c for c in self._columns}
+        n = int(values["waiting"])
+        expected: Items = {
+            name: np.empty((n, *columns[name].shape), columns[name].dtype)
+            for name in (*self._obs_names, "action")
+        }
+        expected["rewards"] = np.empty(n, np.float64)
+        if values["begun"]:
+            expected |= {
+                f"last/{name}": np.empty(columns[name].shape, columns[name].dtype) for name in self._obs_names
+            }
+        check_arrays(arrays, expected, "the step processor")
+        waiting = deque(
+            _Pending(tuple(arrays[name][k] for name in self._obs_names), arrays["action"][k], float(reward))
+            for k, reward in enumerate(arrays["rewards"])
+        )
+        last = tuple(arrays[f"last/{name}"] for name in self._obs_names) if values["begun"] else None
+        return _Stream(waiting, float(values["episode_return"]), int(values["length"]), last)
 
     def _advance(
         self, env: int, obs: tuple[Array, ...], action: Array, reward: float, next_obs: tuple[Array, ...]

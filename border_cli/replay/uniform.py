@@ -7,6 +7,7 @@ row's next observation always outlives the row.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -16,12 +17,16 @@ from border_cli.config.schema import BufferConfig
 from border_cli.core.items import Column, Items, item_columns
 from border_cli.core.protocols import Batch
 from border_cli.core.spaces import Array, EnvSpec
+from border_cli.core.state import Block, State, check_arrays, require
+from border_cli.replay.blocks import block_name, block_ranges, rows_per_block
 from border_cli.replay.packed import PackedRows, row_bytes
-from border_cli.runtime.seeding import REPLAY, generator
+from border_cli.runtime.seeding import REPLAY, generator, restore
 
 _STORED = ("action", "reward", "discount", "terminated")
 _NOBODY = 0
 """The slot that never holds a row: as a next observation it says that there is none, or not yet."""
+_LINK = "link"
+"""Column of a saved row: how many rows later its next observation was pushed, 0 where there is none."""
 _AHEAD = 8
 """Draws are made for so many batches at once, as far as nothing is pushed in between: then it makes no difference."""
 _NO_DRAWS = np.empty((0, 2, 0), np.int64)
@@ -62,6 +67,7 @@ class UniformReplayBuffer:
         self._data = PackedRows(self._columns, capacity + 1)
         self._next = np.zeros(capacity + 1, np.int64)  # by slot
         self._tails: dict[tuple[int, int], _Tail] = {}
+        self._block_rows = rows_per_block(capacity, row_bytes(self._columns))
         self._rows = 0  # ever pushed
         self._ready = 0  # rows whose next observation is there
         self._rng = rng
@@ -105,6 +111,95 @@ class UniformReplayBuffer:
         """
         before = self._before_draws or dict(self._rng.bit_generator.state)
         return {"generator": before, "batch_size": self._drawn.shape[2], "batches_taken": self._next_draw}
+
+    def load_generator_state(self, state: dict[str, Any]) -> None:
+        """Sample on from a saved state: with the same rows, the same batches come."""
+        require(state, ("generator", "batch_size", "batches_taken"), "the replay's generator")
+        self._forget_draws()
+        restore(self._rng, state["generator"])
+        size, taken = int(state["batch_size"]), int(state["batches_taken"])
+        if taken and self._ready >= size > 0:
+            self._sample(size)
+            self._next_draw = taken
+
+    def state(self) -> State:
+        """Rows by their number since the beginning, as columns with the distance of their next observations."""
+        live_from = max(0, self._rows - self.capacity)
+        waiting_from = min((int(tail.rows[0]) for tail in self._tails.values()), default=self._rows)
+        blocks = tuple(
+            Block(
+                block_name(first, self._block_rows),
+                live_from <= first and last <= min(self._rows, waiting_from),
+                functools.partial(self._read_rows, max(first, live_from), min(last, self._rows)),
+            )
+            for first, last in block_ranges(live_from, self._rows, self._block_rows)
+        )
+        values = {"capacity": self.capacity, "rows": self._rows}
+        return State(self._tail_arrays(), values, blocks)
+
+    def load_state(self, state: State) -> None:
+        """Take over a saved state; the generator comes after it. Raises ValueError for one that does not fit."""
+        require(state.values, ("capacity", "rows"), "the replay")
+        if state.values["capacity"] != self.capacity:
+            raise ValueError(
+                f"the replay holds {self.capacity} rows, the saved one {state.values['capacity']}"
+            )
+        self._rows, self._ready = int(state.values["rows"]), 0
+        self._forget_draws()
+        self._next[:] = _NOBODY
+        live_from = max(0, self._rows - self.capacity)
+        for block, (first, last) in zip(
+            state.blocks, block_ranges(live_from, self._rows, self._block_rows), strict=True
+        ):
+            self._write_rows(max(first, live_from), min(last, self._rows), block.arrays())
+        self._load_tails(state.arrays)
+
+    def _read_rows(self, first: int, last: int) -> dict[str, Array]:
+        """Rows number first to last - 1, which are there, as columns."""
+        slots = self._slots(np.arange(first, last))
+        links = (self._next[slots] - slots) % self.capacity
+        links[self._next[slots] == _NOBODY] = 0
+        rows = {name: column[slots] for name, column in self._data.columns.items()}
+        return rows | {_LINK: links.astype(np.uint32)}
+
+    def _write_rows(self, first: int, last: int, arrays: dict[str, Array]) -> None:
+        """The inverse of `_read_rows`. Raises ValueError for what does not fit, and for links that lead nowhere."""
+        rows = np.arange(first, last)
+        slots = self._slots(rows)
+        columns = {name: column[slots] for name, column in self._data.columns.items()}
+        check_arrays(arrays, columns | {_LINK: np.zeros(len(rows), np.uint32)}, "the replay")
+        for name, column in self._data.columns.items():
+            column[slots] = arrays[name]
+        links = arrays[_LINK].astype(np.int64)
+        if (rows + links).max(initial=0) >= self._rows:
+            raise ValueError("a row of the saved replay is linked to one that never came")
+        self._next[slots] = np.where(links > 0, self._slots(rows + links), _NOBODY)
+        self._ready += int(np.count_nonzero(links))
+
+    def _tail_arrays(self) -> dict[str, Array]:
+        """Streams in their order: (k, 2) actor and environment, (k,) how many rows wait, and those rows and spans."""
+        tails = [self._tails[stream] for stream in sorted(self._tails)]
+        none = np.empty(0, np.int64)
+        return {
+            "streams": np.array(sorted(self._tails), np.int64).reshape(-1, 2),
+            "waiting": np.array([len(tail.rows) for tail in tails], np.int64),
+            "waiting_rows": np.concatenate([none, *(tail.rows for tail in tails)]),
+            "waiting_span": np.concatenate([none, *(tail.span for tail in tails)]).astype(np.int32),
+        }
+
+    def _load_tails(self, arrays: dict[str, Array]) -> None:
+        expected = {name: array.dtype for name, array in self._tail_arrays().items()}
+        if {name: array.dtype for name, array in arrays.items()} != expected:
+            raise ValueError(f"the saved replay has {sorted(arrays)} for its streams, not {sorted(expected)}")
+        streams, waiting = arrays["streams"], arrays["waiting"]
+        rows, span = arrays["waiting_rows"], arrays["waiting_span"]
+        if not (streams.shape == (len(waiting), 2) and rows.shape == span.shape == (waiting.sum(),)):
+            raise ValueError("the saved replay's streams do not fit together")
+        ends = np.cumsum(waiting)
+        self._tails = {
+            (int(actor), int(env)): _Tail(rows[end - n : end], span[end - n : end])
+            for (actor, env), n, end in zip(streams, waiting, ends, strict=True)
+        }
 
     def _sample(self, size: int) -> Array:
         """(2, size) slots of rows and of their next observations. Drawn for several batches at once: see _AHEAD."""

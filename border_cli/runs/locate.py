@@ -68,6 +68,15 @@ def model_directory(typed: Path | None = None, checkpoint: str | int | None = No
     return _last(run_dir) if checkpoint == LAST else _step(run_dir, int(str(checkpoint)))
 
 
+def run_directory(typed: Path) -> Path:
+    """The run that was typed, as its own path whatever link led there. Raises UsageError for what is none."""
+    if not typed.is_dir():
+        raise _no_such_path(typed)
+    if not (typed / CONFIG_FILE).is_file():
+        raise _no_run(typed)
+    return typed.resolve()
+
+
 def _single_model(path: Path, checkpoint: str | int | None) -> Located:
     """The user named a model directory itself."""
     if checkpoint is not None:

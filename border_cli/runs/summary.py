@@ -56,20 +56,33 @@ class Summary:
     def __init__(self, run_dir: Path, run_id: str) -> None:
         self._path = run_dir / SUMMARY_FILE
         self._run_id = run_id
+        self._saved: dict[str, float] | None = None
 
     @classmethod
-    def start(cls, run_dir: Path, run_id: str) -> Summary:
-        """Write it with status "running". Raises OSError when it cannot be written."""
+    def start(cls, run_dir: Path, run_id: str, saved: tuple[int, float] | None = None) -> Summary:
+        """Write it with status "running". Raises OSError when it cannot be written.
+
+        saved: opt step of the checkpoint that a resumed run goes on from, and the seconds until then.
+        """
         summary = cls(run_dir, run_id)
+        if saved is not None:
+            summary._saved = {"opt_steps": saved[0], "seconds": saved[1]}
         summary._write("running", None)
         return summary
+
+    def saved(self, opt_steps: int, seconds: float) -> None:
+        """Note that there is a checkpoint, and how long the run took until then. Raises OSError as `start` does."""
+        self._saved = {"opt_steps": opt_steps, "seconds": seconds}
+        self._write("running", None)
 
     def finish(self, end: End) -> None:
         """Write how the run ended. Raises OSError as `start` does, KeyError for an unknown `ended_by`."""
         self._write(_STATUS[end.ended_by], end)
 
     def _write(self, status: str, end: End | None) -> None:
-        data = {"run_id": self._run_id, "status": status} | (_NOTHING_YET if end is None else _end_data(end))
+        data = {"run_id": self._run_id, "status": status, "saved": self._saved} | (
+            _NOTHING_YET if end is None else _end_data(end)
+        )
         write_json(self._path, data)
 
 

@@ -8,6 +8,9 @@ so that it never sees the episodes that training was selected on. What a policy 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
 AGENT, REPLAY, EVALUATION, ACTOR, JUDGEMENT, EVALUATION_POLICY = range(6)
@@ -43,6 +46,19 @@ def env_seed(seed: int, actor: int, incarnation: int, env: int) -> int:
     return integer(seed, ACTOR, actor, incarnation, 0, env)
 
 
+def episode_seed(seed: int, actor: int, incarnation: int, env: int, episode: int) -> int:
+    """Seed of one episode, where every episode has one of its own: under sync and lockstep."""
+    return integer(seed, ACTOR, actor, incarnation, 0, env, episode)
+
+
 def exploration_key(actor: int, incarnation: int) -> tuple[int, ...]:
     """Spawn key of an actor's exploration."""
     return (ACTOR, actor, incarnation, 1)
+
+
+def restore(rng: np.random.Generator, state: Mapping[str, Any]) -> None:
+    """Let a generator go on from a saved state. Raises ValueError for one that is not of its kind."""
+    try:
+        rng.bit_generator.state = dict(state)
+    except (TypeError, KeyError, ValueError, OverflowError) as e:
+        raise ValueError(f"the saved state of a generator does not fit: {e}") from e

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from time import monotonic
+from typing import Any
 
 from border_cli.config.schema import TrainerConfig
 from border_cli.core.progress import View
 from border_cli.core.protocols import Agent, Evaluation, Evaluator
+from border_cli.core.state import require
 from border_cli.trainers.saving import Keeper
 from border_cli.trainers.telemetry import Telemetry
 
@@ -37,13 +39,13 @@ class Judging:
         self.best: Evaluation | None = None
         self.last: Evaluation | None = None
 
-    def judge(self, agent: Agent, opt_steps: int) -> None:
-        """Evaluate the agent as it is now; nothing comes of it when the run is asked to stop meanwhile."""
+    def judge(self, agent: Agent, opt_steps: int) -> bool:
+        """Evaluate the agent as it is now. False if the run was asked to stop meanwhile: then nothing came of it."""
         began = monotonic()
         evaluation = self._evaluator.evaluate(agent, opt_steps)
         self._telemetry.excluded(monotonic() - began)
         if evaluation is None:
-            return
+            return False
         is_best = math.isfinite(evaluation.mean) and (self.best is None or evaluation.mean > self.best.mean)
         self.last = evaluation
         self._write(_evaluation_values(evaluation) | {"time/eval_ms": 1e3 * (monotonic() - began)})
@@ -54,6 +56,7 @@ class Judging:
                 f"new best at opt step {evaluation.opt_steps}: {evaluation.mean:.1f} ± {evaluation.std:.1f}"
             )
         self._telemetry.evaluated(evaluation, is_best)
+        return True
 
     def judge_last(self, agent: Agent, opt_steps: int) -> None:
         """Evaluate the result of the run, unless that was done already."""
@@ -61,11 +64,38 @@ class Judging:
         if self._config.eval_interval is not None and opt_steps and not judged:
             self.judge(agent, opt_steps)
 
+    def state(self) -> dict[str, Any]:
+        """The scores so far, as JSON values."""
+        return {"best": _to_json(self.best), "last": _to_json(self.last)}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take over saved scores. Raises ValueError for what is none."""
+        require(state, ("best", "last"), "the scores")
+        self.best, self.last = (_from_json(state[name]) for name in ("best", "last"))
+
     @property
     def good_enough(self) -> bool:
         """Whether the last score reaches stop_return."""
         wanted = self._config.stop_return
         return self.last is not None and wanted is not None and self.last.mean >= wanted
+
+
+def _to_json(evaluation: Evaluation | None) -> dict[str, Any] | None:
+    if evaluation is None:
+        return None
+    return {
+        "opt_steps": evaluation.opt_steps,
+        "returns": list(evaluation.returns),
+        "lengths": list(evaluation.lengths),
+    }
+
+
+def _from_json(data: Mapping[str, Any] | None) -> Evaluation | None:
+    """The inverse; a return that is not finite was written as null."""
+    if data is None:
+        return None
+    returns = tuple(math.nan if value is None else float(value) for value in data["returns"])
+    return Evaluation(int(data["opt_steps"]), returns, tuple(int(n) for n in data["lengths"]))
 
 
 def _evaluation_values(evaluation: Evaluation) -> dict[str, float]:

@@ -26,6 +26,7 @@ from border_cli.core.protocols import (
     StopCheck,
 )
 from border_cli.core.record import Record
+from border_cli.core.state import RunState, State, require
 from border_cli.replay.limiter import RatioLimiter
 from border_cli.trainers.judging import Judging
 from border_cli.trainers.saving import Keeper, Saving
@@ -63,7 +64,12 @@ class Ending:
 
 
 class TrainingLoop:
-    """One run. Subclasses say when to gather experience and how to wait for it."""
+    """One run. Subclasses say when to gather experience and how to wait for it.
+
+    exact: whether a run that is resumed equals one that was never interrupted.
+    """
+
+    exact = False
 
     def __init__(self, config: TrainerConfig, parts: Parts) -> None:
         self.config = config
@@ -73,36 +79,45 @@ class TrainingLoop:
         )
         self.saving = Saving(parts.keeper, parts.telemetry)
         self.actors: list[ActorStat] = []
+        self._to_do: list[str] = []
         self._agent_values: dict[str, float] = {}
         self._recorded_at = (-1, -1)
         self._phase = "starting"
         self._final_phase = "failed"
+        self._failed = False
 
-    def run(self) -> Ending:
+    def run(self, resumed: RunState | None = None) -> Ending:
         """Train until a budget is used up, an evaluation is good enough, or the run is asked to stop.
 
+        resumed: what to go on from. Raises ValueError, before anything is started, where it does not fit.
         However it ends, the last records are flushed and a last checkpoint is saved; an error is raised after that.
         """
-        p = self.parts
         try:
-            p.source.start(p.agent.model_info())
+            self._start(resumed)
             while (ended_by := self._ended_by()) is None:
                 self._gather()
-                if p.limiter.may_opt() and len(p.buffer) >= p.batch_size:
+                if self.may_opt():
                     self._opt()
                     self._after_opt()
                 else:
                     self._idle()
                 self._show()
             self._require_finite()
-            self._stop_actors()
-            self._save_last()
+            self._leave()
             if ended_by != "signal":
                 self._evaluate_last()
             self._final_phase = "stopped" if ended_by == "signal" else "done"
+        except BaseException:
+            self._failed = True
+            raise
         finally:
             self._finish()
         return Ending(ended_by, self.judging.best, self.judging.last, self.actors)
+
+    def may_opt(self) -> bool:
+        """Whether there is enough to learn from, by the ratio and for a batch."""
+        p = self.parts
+        return p.limiter.may_opt() and len(p.buffer) >= p.batch_size
 
     def tick(self) -> None:
         """Called by whatever takes long, so that the view goes on."""
@@ -184,19 +199,34 @@ class TrainingLoop:
     def _after_opt(self) -> None:
         """What is due at this opt step. The checkpoint comes last: it knows what was recorded before it."""
         c, n = self.config, self.parts.limiter.opt_steps
-        if _due(c.sync_interval, n):
-            self.parts.source.publish(self.parts.agent.model_info())
-        if _due(c.eval_interval, n):
-            self._evaluate()
-        if _due(c.record_interval, n):
-            self._record()
-        if _due(c.save_interval, n):
-            self._save()
+        due = {"publish": self._publish_interval(), "evaluate": c.eval_interval}
+        due |= {"record": c.record_interval, "save": c.save_interval}
+        self._to_do = [stage for stage, interval in due.items() if _due(interval, n)]
+        self._work_off()
+
+    def _work_off(self) -> None:
+        """Do what is due. Once the run is asked to stop, the rest is left for the run that goes on from here."""
+        stages = {
+            "publish": self._publish,
+            "evaluate": self._evaluate,
+            "record": self._record,
+            "save": self._save,
+        }
+        while self._to_do and not self.parts.should_stop():
+            stages[self._to_do.pop(0)]()
+
+    def _publish_interval(self) -> int | None:
+        return self.config.sync_interval
+
+    def _publish(self) -> None:
+        self.parts.source.publish(self.parts.agent.model_info())
 
     def _evaluate(self) -> None:
         self._require_finite()
         with self._in_phase("evaluating"):
-            self.judging.judge(self.parts.agent, self.parts.limiter.opt_steps)
+            done = self.judging.judge(self.parts.agent, self.parts.limiter.opt_steps)
+        if not done:
+            self._to_do.insert(0, "evaluate")
 
     def _evaluate_last(self) -> None:
         with self._in_phase("evaluating"):
@@ -206,7 +236,7 @@ class TrainingLoop:
         self._require_finite()
         with self._in_phase("saving"):
             self._show()
-            self.saving.save(self.parts.limiter.opt_steps, self._counters())
+            self.saving.save(self._state(), self._counters())
 
     @contextmanager
     def _in_phase(self, phase: str) -> Iterator[None]:
@@ -247,7 +277,76 @@ class TrainingLoop:
         limiter, seconds = self.parts.limiter, self.parts.telemetry.seconds
         self.parts.recorder.write(Record(values, limiter.opt_steps, limiter.env_steps, seconds))
 
+    # -- resuming -----------------------------------------------------------------------------------------------
+
+    def _start(self, resumed: RunState | None) -> None:
+        p = self.parts
+        if resumed is None:
+            p.source.start(p.agent.model_info())
+            return
+        self._load(resumed)
+        p.source.start(p.agent.model_info(), resumed.actors)
+        p.source.announce(p.limiter.env_steps)
+        p.source.grant(p.limiter.credits)
+        self._work_off()
+
+    def _state(self) -> RunState:
+        """All that a run goes on from, between two opt steps."""
+        p = self.parts
+        return RunState(
+            agent=p.agent.state(),
+            replay=p.buffer.state(),
+            actors=self._actors_state(),
+            waiting=State(),
+            loop={
+                "limiter": p.limiter.state(),
+                "telemetry": p.telemetry.state(self.exact),
+                "judging": self.judging.state(),
+                "records": p.recorder.positions(),
+                "recorded_at": list(self._recorded_at),
+                "agent_values": self._agent_values,
+                "to_do": self._to_do,
+            },
+            generators={"replay": p.buffer.generator_state(), "exploration": p.agent.generator_state()},
+        )
+
+    def _load(self, state: RunState) -> None:
+        """Take over a saved state. Raises ValueError where it does not fit."""
+        p, own = self.parts, state.loop
+        require(own, ("limiter", "telemetry", "judging", "recorded_at", "agent_values", "to_do"), "the loop")
+        p.agent.load_state(state.agent)
+        p.agent.load_generator_state(state.generators["exploration"])
+        p.limiter.load_state(own["limiter"])
+        if state.replay is None:
+            p.limiter.warm_up_again()
+        else:
+            p.buffer.load_state(state.replay)
+        p.buffer.load_generator_state(state.generators["replay"])
+        if not self.exact or state.actors is None:
+            self._break_streams()
+        p.telemetry.load_state(own["telemetry"])
+        self.judging.load_state(own["judging"])
+        self.saving.saved_at = p.limiter.opt_steps
+        self._recorded_at = (int(own["recorded_at"][0]), int(own["recorded_at"][1]))
+        self._agent_values = dict(own["agent_values"])
+        self._to_do = [str(stage) for stage in own["to_do"]]
+        if p.limiter.opt_steps and state.replay is not None:
+            self._phase = "training"
+
+    def _break_streams(self) -> None:
+        for actor in range(len(self.parts.limiter.credits)):
+            self.parts.buffer.break_streams(actor)
+
+    def _actors_state(self) -> State | None:
+        """None where something raised: nobody knows in the middle of what."""
+        return None if self._failed else self.parts.source.state()
+
     # -- ending -------------------------------------------------------------------------------------------------
+
+    def _leave(self) -> None:
+        """End the actors and keep the state: what they hand over while they leave belongs to it."""
+        self._stop_actors()
+        self._save_last()
 
     def _stop_actors(self) -> None:
         if not self.actors:
@@ -265,8 +364,7 @@ class TrainingLoop:
             stages.callback(lambda: p.telemetry.refresh(self._final_phase, len(p.buffer), self.actors, 0))
             stages.callback(p.recorder.flush)
             stages.callback(self._record)
-            stages.callback(self._save_last)
-            self._stop_actors()
+            self._leave()
 
     def _save_last(self) -> None:
         if self.parts.limiter.opt_steps > self.saving.saved_at and self.parts.agent.check_finite():

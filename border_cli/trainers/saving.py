@@ -6,6 +6,7 @@ from time import monotonic
 from typing import Protocol
 
 from border_cli.core.protocols import Agent, Evaluation
+from border_cli.core.state import RunState
 from border_cli.trainers.telemetry import Telemetry
 
 
@@ -15,8 +16,8 @@ class Keeper(Protocol):
     def save_best(self, agent: Agent, evaluation: Evaluation) -> None:
         """Keep this model as the best so far."""
 
-    def save(self, counters: dict[str, object]) -> None:
-        """Write a checkpoint of the present state."""
+    def save(self, state: RunState, counters: dict[str, object]) -> None:
+        """Write a checkpoint of this state. counters: for people who look at it."""
 
 
 class Saving:
@@ -27,9 +28,9 @@ class Saving:
         self._telemetry = telemetry
         self.saved_at = 0
 
-    def save(self, opt_steps: int, counters: dict[str, object]) -> None:
-        """Write a checkpoint of this opt step."""
+    def save(self, state: RunState, counters: dict[str, object]) -> None:
+        """Write a checkpoint of this state."""
         began = monotonic()
-        self._keeper.save(counters)
-        self.saved_at = opt_steps
+        self._keeper.save(state, counters)
+        self.saved_at = int(state.loop["limiter"]["opt_steps"])
         self._telemetry.saved(monotonic() - began)

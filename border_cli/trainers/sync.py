@@ -8,7 +8,13 @@ from border_cli.trainers.loop import TrainingLoop
 class Trainer(TrainingLoop):
     """Acts only when the ratio does not allow an opt step."""
 
+    exact = True
+
     def _gather(self) -> None:
-        p = self.parts
-        if not (p.limiter.may_opt() and len(p.buffer) >= p.batch_size):
+        if not self.may_opt():
             self._take_in()
+
+    def _leave(self) -> None:
+        """The state first: it is that of actors between two env steps, not of actors that are gone."""
+        self._save_last()
+        self._stop_actors()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
+from typing import Any
 
 from border_cli.core.items import Chunk, finished_episodes
 from border_cli.core.progress import Progress
 from border_cli.core.protocols import ActorStat, Evaluation
 from border_cli.core.record import Mean, percentile
+from border_cli.core.state import require
 from border_cli.replay.limiter import RatioLimiter
 
 _WINDOW_S = 10.0
@@ -34,13 +36,13 @@ class _Sample:
 class Telemetry:
     """Takes notes for the loop. `progress` is one object, updated in place.
 
-    limiter: the counts.
+    limiter: the counts. seconds_before: how long the run took until it was interrupted, where it is resumed [s].
     """
 
-    def __init__(self, limiter: RatioLimiter, progress: Progress) -> None:
+    def __init__(self, limiter: RatioLimiter, progress: Progress, seconds_before: float = 0.0) -> None:
         self.progress = progress
         self._limiter = limiter
-        self._began = monotonic()
+        self._began = monotonic() - seconds_before
         self.blocked_s = 0.0
         self._excluded_s = 0.0
         self.episodes = 0
@@ -55,8 +57,38 @@ class Telemetry:
 
     @property
     def seconds(self) -> float:
-        """Since the run began."""
+        """Since the run began, without the time between an interruption and going on."""
         return monotonic() - self._began
+
+    def state(self, exact: bool) -> dict[str, Any]:
+        """What was counted since the last record, as JSON values. Nothing of the clock.
+
+        exact: policy lag is the same in every run of this seed, so it is told too.
+        """
+        return {
+            "episodes": self.episodes,
+            "interval_episodes": self._interval_episodes,
+            "returns": self._returns.state(),
+            "lengths": self._lengths.state(),
+            "lags": list(self._lags) if exact else [],
+            "recent_returns": list(self._recent_returns),
+            "evaluations": [list(evaluation) for evaluation in self.progress.evaluations],
+            "best": self.progress.best,
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take over a saved state. Raises ValueError for one that does not fit."""
+        require(state, self.state(exact=False), "the telemetry")
+        self.episodes = int(state["episodes"])
+        self._interval_episodes = int(state["interval_episodes"])
+        self._returns.load_state(state["returns"])
+        self._lengths.load_state(state["lengths"])
+        self._lags = [int(lag) for lag in state["lags"]]
+        self._recent_returns.extend(state["recent_returns"])
+        self.progress.evaluations = [(int(n), float(mean)) for n, mean in state["evaluations"]]
+        best = state["best"]
+        self.progress.best = None if best is None else (int(best[0]), float(best[1]))
+        self._last = self._sample([])
 
     def chunk(self, chunk: Chunk) -> None:
         """A chunk enters the replay."""

@@ -70,6 +70,7 @@ class Bench:
         assert env.spec == COUNTING_SPEC
         processor = make_processor(place, env.spec, self.n_step)
         sampler = Sampler(env, self.policy, processor, range(self.n_envs))
+        sampler.begin()
         waiter = Waiter(self.line, self.clock)
         self.proxy = ReplayBufferProxy(self.ring, place, self.n_buffer, waiter, self.clock)
         self.actor = Actor(

@@ -100,9 +100,7 @@ def starting_weights(run: Run) -> dict[str, np.ndarray]:
     (name,) = run.checkpoints
     training = read_checkpoint(run.path / "checkpoints" / name).training
     assert training is not None
-    return {
-        key.removeprefix("target."): a for key, a in training.tensors.items() if key.startswith("target.")
-    }
+    return {key.removeprefix("target."): a for key, a in training.arrays.items() if key.startswith("target.")}
 
 
 @pytest.mark.parametrize("trainer", [(SYNC,), ASYNC], ids=["sync", "async"])

@@ -93,6 +93,7 @@ def trained(env_class: str, n_step: int) -> DqnAgent:
     agent = make_agent(config, env.spec, seed=1)
     buffer = make_buffer(BufferConfig(capacity=2000), env.spec, seed=1)
     sampler = Sampler(env, agent, NStepProcessor(env.spec, 2, n_step, GAMMA), [1, 2])
+    sampler.begin()
     for _ in range(200):
         buffer.push(items) if len((items := sampler.sample([0, 1], 0))["span"]) else None
     for _ in range(1500):

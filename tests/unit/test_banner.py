@@ -41,7 +41,7 @@ def test_the_banner_as_a_whole() -> None:
         "budget   50,000 env steps; 2 env steps per opt step after 1,000 env steps of warm-up",
         "typed    n_actors=8",
         "changed  agent.lr=0.0023  trainer.opt_interval=2.0",
-        "replay   3.8 MiB for 100,000 rows",
+        "replay   3.8 MiB for 100,000 rows, part of each checkpoint",
         "machine  10 processes, 9 compute threads",
         "run      runs/2026-11-21/10-15-00.123_dqn_cartpole",
     ]

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,9 @@ from border_cli.checkpoints.contents import (
 )
 from border_cli.checkpoints.manifest import FileEntry, Manifest
 from border_cli.core.errors import CheckpointIOError, ExitCode, NoValidCheckpointError
-from border_cli.core.protocols import Agent, AgentState, Evaluation, ModelInfo
+from border_cli.core.protocols import Agent, Evaluation, ModelInfo
 from border_cli.core.spaces import ActionSpec, EnvSpec, ObsLeaf, ObsSpec
+from border_cli.core.state import RunState, State
 
 FILES = {"model.json": b"{}", "model.bin": b"\x00\x01\x02"}
 SPEC = EnvSpec(
@@ -58,14 +60,19 @@ class FakeAgent:
             self.opt_steps, {"net.weight": self.weights, "net.bias": np.float32(1.5) * np.ones(3)}
         )
 
-    def state(self) -> AgentState:
+    def state(self) -> State:
         tensors = {"z": self.weights.T, "count": np.array(3, np.int64), "a": np.zeros((0, 2), np.float32)}
-        return AgentState(tensors, {"opt_steps": self.opt_steps, "epsilon": 0.1})
+        return State(tensors, {"opt_steps": self.opt_steps, "epsilon": 0.1})
 
 
 def save(folder: Path, opt_steps: int = 7, keep: int = 3) -> Path:
     agent: Agent = FakeAgent(opt_steps)  # type: ignore[assignment]
-    return save_checkpoint(folder, agent, MODEL, COUNTERS, GENERATORS, keep)
+    return save_checkpoint(folder, MODEL, agent.model_info(), run_state(agent), COUNTERS, keep)
+
+
+def run_state(agent: Agent, **changes: Any) -> RunState:
+    state = RunState(agent.state(), None, None, State(), {"limiter": {}}, GENERATORS)
+    return replace(state, **changes)
 
 
 def names(folder: Path) -> list[str]:
@@ -396,15 +403,28 @@ def test_the_newest_n_are_kept(tmp_path: Path) -> None:
     assert store.newest_valid(tmp_path) == tmp_path / "step-1000000000"
 
 
-def test_nothing_is_pruned_while_the_newest_does_not_verify(
+def test_two_that_verify_stay_whatever_the_number_that_is_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for step in range(1, 6):
+        store.write(tmp_path, store.step_name(step), FILES, step)
+    flipped(tmp_path / "step-000000005")
+    flipped(tmp_path / "step-000000003")
+    store.prune(tmp_path, 1)
+    assert names(tmp_path) == ["step-000000002", "step-000000004", "step-000000005"]
+    assert "step-000000003" in caplog.text
+
+
+def test_nothing_is_pruned_while_fewer_than_two_verify(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for step in (1, 2, 3):
         store.write(tmp_path, store.step_name(step), FILES, step)
     flipped(tmp_path / "step-000000003")
+    flipped(tmp_path / "step-000000001")
     store.prune(tmp_path, 1)
     assert len(names(tmp_path)) == 3
-    assert "no older checkpoint is removed" in caplog.text
+    assert "no older one is removed" in caplog.text
 
 
 def test_the_one_before_is_taken_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -452,14 +472,14 @@ def test_all_of_a_checkpoint_comes_back(tmp_path: Path) -> None:
     np.testing.assert_array_equal(checkpoint.model.info.arrays["net.weight"], agent.weights)
     assert checkpoint.training is not None
     assert checkpoint.training.values == {"opt_steps": 7, "epsilon": 0.1}
-    np.testing.assert_array_equal(checkpoint.training.tensors["z"], agent.weights.T)
-    assert checkpoint.training.tensors["count"].shape == ()
-    assert checkpoint.training.tensors["a"].shape == (0, 2)
+    np.testing.assert_array_equal(checkpoint.training.arrays["z"], agent.weights.T)
+    assert checkpoint.training.arrays["count"].shape == ()
+    assert checkpoint.training.arrays["a"].shape == (0, 2)
 
 
 def test_arrays_that_come_back_can_be_written_to(tmp_path: Path) -> None:
     state = load_training_state(save(tmp_path))
-    assert all(array.flags.writeable for array in state.tensors.values())
+    assert all(array.flags.writeable for array in state.arrays.values())
 
 
 def test_the_same_state_is_the_same_bytes_whatever_the_order(tmp_path: Path) -> None:
@@ -471,7 +491,7 @@ def test_the_same_state_is_the_same_bytes_whatever_the_order(tmp_path: Path) -> 
     first = save(tmp_path / "a")
     agent: Agent = Reversed()  # type: ignore[assignment]
     second = save_checkpoint(
-        tmp_path / "b", agent, MODEL, dict(reversed(list(COUNTERS.items()))), GENERATORS, 3
+        tmp_path / "b", MODEL, agent.model_info(), run_state(agent), dict(reversed(list(COUNTERS.items()))), 3
     )
     assert names(first) == names(second)
     for name in names(first):
@@ -500,14 +520,15 @@ def test_a_score_that_is_no_number_is_null_and_comes_back(tmp_path: Path) -> Non
 
 def test_a_score_that_is_not_finite_is_null(tmp_path: Path) -> None:
     agent: Agent = FakeAgent()  # type: ignore[assignment]
-    path = save_checkpoint(tmp_path, agent, MODEL, {"best_score": math.inf}, {}, 1)
+    path = save_checkpoint(tmp_path, MODEL, agent.model_info(), run_state(agent), {"best_score": math.inf}, 1)
     assert read_checkpoint(path).counters == {"best_score": None}
 
 
 def test_a_generator_state_that_is_not_finite_is_refused(tmp_path: Path) -> None:
     agent: Agent = FakeAgent()  # type: ignore[assignment]
+    state = run_state(agent, generators={"replay": math.inf})
     with pytest.raises(ValueError):
-        save_checkpoint(tmp_path, agent, MODEL, {}, {"replay": math.inf}, 1)
+        save_checkpoint(tmp_path, MODEL, agent.model_info(), state, {}, 1)
     assert names(tmp_path) == []
 
 

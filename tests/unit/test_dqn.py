@@ -125,7 +125,7 @@ def test_state_goes_there_and_back() -> None:
     for _ in range(5):
         agent.opt(buffer)
     saved = agent.state()
-    copies = {name: array.copy() for name, array in saved.tensors.items()}
+    copies = {name: array.copy() for name, array in saved.arrays.items()}
     other, _ = full_agent()
     other.load_state(type(saved)(copies, saved.values))
     for one, two in zip(vars(agent._state).values(), vars(other._state).values(), strict=True):

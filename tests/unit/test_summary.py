@@ -23,6 +23,7 @@ def test_it_is_there_from_the_start(tmp_path: Path) -> None:
     assert read(tmp_path) == {
         "run_id": "id",
         "status": "running",
+        "saved": None,
         "ended_by": None,
         "exit_code": None,
         "error": None,
@@ -49,6 +50,7 @@ def test_all_of_an_end_by_hand(tmp_path: Path) -> None:
     assert read(tmp_path) == {
         "run_id": "id",
         "status": "done",
+        "saved": None,
         "ended_by": "max_env_steps",
         "exit_code": 0,
         "error": None,
@@ -66,6 +68,7 @@ def test_all_of_an_end_by_hand(tmp_path: Path) -> None:
                 "seconds": 10.0,
                 "blocked_seconds": 2.5,
                 "state": "stopped",
+                "exact": True,
                 "samples_per_sec": 30.0,
             }
         ],

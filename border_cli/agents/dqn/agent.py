@@ -18,9 +18,10 @@ from border_cli.agents.encoding import to_tensors
 from border_cli.agents.flat import FlatModule
 from border_cli.core.errors import UsageError
 from border_cli.core.metrics import declare
-from border_cli.core.protocols import AgentState, Batch, ModelInfo, ReplayBuffer
+from border_cli.core.protocols import Batch, ModelInfo, ReplayBuffer
 from border_cli.core.record import Record
 from border_cli.core.spaces import Array, EnvSpec, Obs
+from border_cli.core.state import State, check_arrays, require
 from border_cli.runtime import seeding
 
 declare("agent/loss", "", "mean loss of the TD error")
@@ -122,6 +123,10 @@ class DqnPolicy:
         """State of the exploration generator, as JSON values."""
         return dict(self._rng.bit_generator.state)
 
+    def load_generator_state(self, state: dict[str, Any]) -> None:
+        """Explore on from a saved state."""
+        seeding.restore(self._rng, state)
+
 
 class DqnAgent(DqnPolicy):
     """Implements `core.protocols.Agent`."""
@@ -162,26 +167,24 @@ class DqnAgent(DqnPolicy):
         s = self._state
         return all(bool(torch.isfinite(t).all()) for t in (s.online, s.target, s.mean, s.variance))
 
-    def state(self) -> AgentState:
+    def state(self) -> State:
         """Online and target weights and Adam's moments by the network's names; counters as values."""
         tensors: dict[str, Array] = {}
         for part, vector in self._vectors().items():
             tensors |= {f"{part}.{n}": v.numpy() for n, v in self._net.views(vector.detach().cpu()).items()}
         tensors["sums"] = self._state.sums.cpu().numpy()
         values = {"opt_steps": self.opt_steps, "adam_count": int(self._state.count), "unread": self._unread}
-        return AgentState(tensors, values)
+        return State(tensors, values)
 
-    def load_state(self, state: AgentState) -> None:
+    def load_state(self, state: State) -> None:
         """Take over a saved state. Raises ValueError on a name or shape that does not fit."""
-        expected = {name: array.shape for name, array in self.state().tensors.items()}
-        given = {name: array.shape for name, array in state.tensors.items()}
-        if expected != given:
-            raise ValueError(f"the agent has {expected}, the saved state {given}")
+        check_arrays(state.arrays, self.state().arrays, "the agent")
+        require(state.values, ("opt_steps", "adam_count", "unread"), "the agent")
         with torch.no_grad():
             for part, vector in self._vectors().items():
                 for name, view in self._net.views(vector).items():
-                    view.copy_(torch.from_numpy(np.array(state.tensors[f"{part}.{name}"])))
-            self._state.sums.copy_(torch.from_numpy(np.array(state.tensors["sums"])))
+                    view.copy_(torch.from_numpy(np.array(state.arrays[f"{part}.{name}"])))
+            self._state.sums.copy_(torch.from_numpy(np.array(state.arrays["sums"])))
             self._state.count.fill_(state.values["adam_count"])
         self.opt_steps = self.version = int(state.values["opt_steps"])
         self._unread = int(state.values["unread"])

@@ -1,0 +1,151 @@
+"""`resume=RUN` and `resume=auto`: go on with a run in its own directory.
+
+A run is resumed with the configuration that stands in its directory, as data, and with what is typed beside `resume`:
+Hydra composes nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.types import Override
+
+from border_cli.cli import overrides
+from border_cli.cli.compose import Composed
+from border_cli.config import plugins
+from border_cli.config.checks import apply_typed_budget, check, check_typed
+from border_cli.config.convert import to_config
+from border_cli.config.resuming import changes, check_changes
+from border_cli.config.schema import GROUPS, TrainConfig
+from border_cli.config.yaml_text import load
+from border_cli.core.errors import UsageError
+from border_cli.runs import directory, trust
+from border_cli.runs.directory import CONFIG_FILE, RUNS, Launch
+from border_cli.runs.locate import run_directory
+from border_cli.runs.lock import locked
+from border_cli.runs.provenance import read_run_id
+from border_cli.runtime.signals import StopFlag
+
+KEY = "resume"
+AUTO = "auto"
+
+
+def split(words: Sequence[str]) -> tuple[str | None, list[str]]:
+    """What was typed for `resume`, None if nothing was, and the other words. A path may hold what Hydra cannot read."""
+    prefix = f"{KEY}="
+    found = [word for word in words if word.lstrip("+").startswith(prefix)]
+    if len(found) > 1:
+        raise UsageError(f"{found[0]} and {found[1]} are two runs\nallowed: one of them")
+    if not found:
+        return None, list(words)
+    text = found[0].partition("=")[2]
+    if text in ("", "null"):
+        return None, [word for word in words if word is not found[0]]
+    return text, [word for word in words if word is not found[0]]
+
+
+def run_named(text: str, typed: Sequence[Override], argv: Sequence[str]) -> int:
+    """Go on with this run. The exit code. Raises BorderError for whatever is refused; the run is then as it was."""
+    run_dir = run_directory(Path(text))
+    data = _stored(run_dir, typed)
+    stored = to_config(data)
+    config = _with_typed(data, typed)
+    _check_trust(run_dir, config, typed)
+    return _run(run_dir, stored, config, overrides.typed_values(typed), argv)
+
+
+def run_found(run_dir: Path, composed: Composed, typed: dict[str, str], argv: Sequence[str]) -> int:
+    """Go on with the run that `resume=auto` has found for this configuration. The exit code."""
+    stored, config = directory.read_config(run_dir), composed.config
+    take_over(stored, config, typed)
+    return _run(run_dir, stored, config, typed, argv)
+
+
+def take_over(stored: TrainConfig, config: TrainConfig, typed: dict[str, str]) -> None:
+    """Give a composed configuration what a run has settled when it began."""
+    if "checkpoint.replay" not in typed:
+        config.checkpoint.replay = stored.checkpoint.replay
+    if config.init_from is not None and stored.init_from is not None:
+        config.init_from = stored.init_from
+
+
+def _run(
+    run_dir: Path, stored: TrainConfig, config: TrainConfig, typed: dict[str, str], argv: Sequence[str]
+) -> int:
+    from border_cli import build
+    from border_cli.preflight import preflight
+    from border_cli.runs.resume import check_spec, read_resumed
+
+    wanted = changes(stored, config)
+    check_changes(stored, wanted)
+    launch = Launch(list(argv), typed, config.agent.type, config.env.id or str(config.env.entry_point))
+    with StopFlag() as stop, locked(run_dir):
+        resumed = read_resumed(run_dir, config, wanted)
+        spec = preflight(config, stop)
+        check_spec(resumed, spec)
+        directory.write_config(run_dir, config)
+        return int(build.train(config, spec, run_dir, launch, stop, resumed).code)
+
+
+def _stored(run_dir: Path, typed: Sequence[Override]) -> dict[str, Any]:
+    """The run's configuration as plain data, once its plugins may be imported and are."""
+    data = load(run_dir / CONFIG_FILE)
+    if not isinstance(data, dict):
+        raise UsageError(
+            f"{run_dir / CONFIG_FILE} holds no configuration\nallowed: the {CONFIG_FILE} of a run"
+        )
+    named = data.get("plugins")
+    modules = [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
+    own = trust.is_own(read_run_id(run_dir))
+    trust.check_plugins(modules, trust.Typed(plugins=overrides.typed_list(typed, "plugins")), own)
+    plugins.load(modules)
+    return data
+
+
+def _check_trust(run_dir: Path, config: TrainConfig, typed: Sequence[Override]) -> None:
+    values = overrides.typed_values(typed)
+    named = trust.Typed(
+        imports=overrides.typed_list(typed, "env.imports"), entry_point=values.get("env.entry_point")
+    )
+    trust.check_env(config.env, named, trust.is_own(read_run_id(run_dir)))
+
+
+def _with_typed(data: dict[str, Any], typed: Sequence[Override]) -> TrainConfig:
+    """The configuration with what was typed."""
+    overrides.check_single(typed)
+    values = overrides.typed_values(typed)
+    check_typed(values)
+    changed = copy.deepcopy(data)
+    for override in typed:
+        _set(changed, override)
+    config = to_config(changed)
+    apply_typed_budget(config, values)
+    check(config)
+    return config
+
+
+def _set(data: dict[str, Any], override: Override) -> None:
+    key = override.key_or_group
+    if override.is_hydra_override() or override.is_delete() or override.package is not None:
+        raise UsageError(f"resume: {override.input_line} cannot be typed beside it\nallowed: key=value")
+    if key in GROUPS:
+        raise UsageError(
+            f"resume: {key}={override.value()} chooses a group, and a run goes on with its own\n"
+            f"allowed: single values, such as {key}.<key>=<value>, or a new run with init_from=<run>"
+        )
+    *path, name = key.split(".")
+    section: Any = data
+    for step in path:
+        section = section.setdefault(step, {}) if isinstance(section, dict) else {}
+    if isinstance(section, dict):
+        section[name] = override.value()
+
+
+def find(config: TrainConfig, typed: dict[str, str]) -> Path | None:
+    """The run that `resume=auto` goes on with, None where a new one has to be begun."""
+    from border_cli.runs.resume import newest_unfinished
+
+    return newest_unfinished(RUNS, config, lambda stored, own: take_over(stored, own, typed))
