@@ -15,6 +15,7 @@ from rich.console import Console
 
 from border_cli import parts
 from border_cli.actors.in_thread import InThreadSource
+from border_cli.actors.lockstep import LockstepManager
 from border_cli.actors.manager import ActorManager
 from border_cli.actors.sampler import ResumableSampler
 from border_cli.checkpoints.contents import read_model
@@ -58,6 +59,7 @@ from border_cli.runs.summary import End, Summary, write_crash
 from border_cli.runtime import seeding
 from border_cli.runtime.signals import StopFlag, own_or
 from border_cli.trainers.async_ import AsyncTrainer
+from border_cli.trainers.lockstep import LockstepTrainer
 from border_cli.trainers.loop import Ending, Parts, TrainingLoop
 from border_cli.trainers.sync import Trainer
 from border_cli.trainers.telemetry import Telemetry
@@ -212,7 +214,12 @@ class _Run:
             should_stop=self._stop,
             batch_size=c.agent.batch_size,
         )
-        return (Trainer if c.trainer.type == "sync" else AsyncTrainer)(c.trainer, loop_parts)
+        return self._trainer_class()(c.trainer, loop_parts)
+
+    def _trainer_class(self) -> type[TrainingLoop]:
+        if self._config.trainer.lockstep:
+            return LockstepTrainer
+        return Trainer if self._config.trainer.type == "sync" else AsyncTrainer
 
     def _agent(self) -> Agent:
         agent = parts.make_agent(self._config, self._spec)
@@ -224,6 +231,9 @@ class _Run:
     def _source(self, agent: Agent) -> ExperienceSource:
         c = self._config
         actors = parts.actor_spec(c)
+        rounds = parts.rounds(c)
+        if rounds is not None:
+            return LockstepManager(actors, rounds, item_columns(self._spec), c.actor_manager, self._stop)
         if c.trainer.type == "async":
             return ActorManager(actors, item_columns(self._spec), c.n_actors, c.actor_manager, self._stop)
         place = actors.place(0, 0, 1)

@@ -10,11 +10,14 @@ from collections.abc import Callable
 from typing import Any
 
 from border_cli.actors.place import ActorSpec, Factory, Place
+from border_cli.actors.rounds import Rounds
+from border_cli.config.checks import lockstep_steps
 from border_cli.config.registry import AGENTS, BUFFERS
 from border_cli.config.schema import AgentConfig, EnvConfig, TrainConfig
 from border_cli.core.protocols import ActingPolicy, Agent, ReplayBuffer
 from border_cli.core.spaces import EnvSpec
 from border_cli.envs.gym_env import GymEnv
+from border_cli.envs.taped import TapedEnv
 from border_cli.replay.step_processor import NStepProcessor
 
 
@@ -22,13 +25,25 @@ def actor_spec(config: TrainConfig) -> ActorSpec:
     """What every actor process of this run is made of."""
     plugins = tuple(config.plugins)
     return ActorSpec(
-        env=Factory("border_cli.parts:actor_env", (config.env, plugins)),
+        env=Factory(
+            f"border_cli.parts:{'resumable_env' if config.trainer.lockstep else 'actor_env'}",
+            (config.env, plugins),
+        ),
         policy=Factory("border_cli.parts:actor_policy", (config.agent, plugins)),
         processor=Factory("border_cli.parts:actor_processor", (config,)),
         n_envs=config.actor_manager.envs_per_actor,
         n_buffer=config.actor_manager.n_buffer,
         seed=config.seed,
+        rounds=rounds(config),
     )
+
+
+def rounds(config: TrainConfig) -> Rounds | None:
+    """The rounds of a run in lockstep, None for one that runs free."""
+    if not config.trainer.lockstep:
+        return None
+    n_envs, budget = config.actor_manager.envs_per_actor, config.trainer.max_env_steps
+    return Rounds(config.n_actors, n_envs, lockstep_steps(config), budget)
 
 
 def actor_env(
@@ -37,6 +52,11 @@ def actor_env(
     """The environments of one actor. made: called after each."""
     _import_all(plugins)
     return GymEnv(config, place.n_envs, made=made)
+
+
+def resumable_env(place: Place, config: EnvConfig, plugins: tuple[str, ...]) -> TapedEnv:
+    """The environments of one actor, such that they can be resumed in the middle of an episode."""
+    return TapedEnv(actor_env(place, config, plugins))
 
 
 def actor_policy(place: Place, spec: EnvSpec, config: AgentConfig, plugins: tuple[str, ...]) -> ActingPolicy:

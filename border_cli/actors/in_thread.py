@@ -39,8 +39,8 @@ class InThreadSource:
         else:
             self._load(state)
 
-    def state(self) -> State:
-        """Counts, streams, environments."""
+    def state(self, whole: bool = True) -> State:
+        """Counts and, if it is whole, streams and environments."""
         counts = {
             "taken": self._taken,
             "cursor": self._cursor,
@@ -48,12 +48,16 @@ class InThreadSource:
             "version": self._version,
             "episodes": self._stat.episodes,
         }
-        return joined({"source": State({}, counts), "sampler": self._sampler.state()})
+        own = {"source": State({}, counts)}
+        return joined(own | {"sampler": self._sampler.state()} if whole else own)
 
     def _load(self, state: State) -> None:
         counts = section(state, "source").values
         require(counts, ("taken", "cursor", "sequence", "version", "episodes"), "the actor")
-        self._sampler.begin_from(section(state, "sampler"))
+        if "sampler" in state.values:
+            self._sampler.begin_from(section(state, "sampler"))
+        else:
+            self._sampler.begin(first_episode=int(counts["episodes"]) + 1)
         self._taken, self._cursor = int(counts["taken"]), int(counts["cursor"])
         self._sequence, self._version = int(counts["sequence"]), int(counts["version"])
         self._stat.episodes, self._stat.exact = int(counts["episodes"]), self._sampler.exact

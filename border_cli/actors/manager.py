@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import selectors
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from border_cli.actors.board import Board
 from border_cli.actors.model_channel import ModelChannel, model_layout
@@ -56,7 +55,7 @@ class ActorManager:
         self._lost: ActorLostError | None = None
         self._stopped = False
         self._left_over: list[Chunk] = []
-        self._before: dict[str, Any] = {}
+        self._before: State | None = None
 
     def start(self, model: ModelInfo, state: State | None = None) -> None:
         """Publish the model and start every actor; returns when all hold it, or the run was asked to stop.
@@ -66,13 +65,13 @@ class ActorManager:
         Raises ActorLostError if one fails, dies or is not ready in time, ResourceError if memory or
         descriptors are too few; no process is left then.
         """
-        self._models = ModelChannel(model_layout(model))
+        self._models = self._make_channel(model, state)
         self._models.publish(model)
         shared = Shared(
             self._spec, self._columns, self._config.ring_rows, self._n_actors, self._board, self._models
         )
         self._slots = [ActorSlot(actor, shared) for actor in range(self._n_actors)]
-        self._before = {} if state is None else dict(state.values)
+        self._before = state
         try:
             for group in self._start_groups():
                 self._start_group(group)
@@ -98,8 +97,9 @@ class ActorManager:
                 return chunks
         raise self._lost
 
-    def state(self) -> State:
+    def state(self, whole: bool = True) -> State:
         """What each seat has counted. Actors that run free are not resumed in the middle of an episode."""
+        del whole  # it makes no difference here
         counts = {
             str(stat.actor): {
                 "incarnation": stat.incarnation,
@@ -162,22 +162,25 @@ class ActorManager:
         for actor in actors:
             if self._should_stop():
                 return
-            self._slots[actor].start(**self._start_counts(actor))
+            self._start_slot(actor)
             for descriptor in self._slots[actor].descriptors:
                 self._news.register(descriptor, selectors.EVENT_READ, actor)
         self._await_ready(actors)
 
-    def _start_counts(self, actor: int) -> dict[str, int]:
-        """What a seat begins with: the next incarnation, where it was occupied before."""
-        before = self._before.get(str(actor))
+    def _make_channel(self, model: ModelInfo, state: State | None) -> ModelChannel:
+        del state  # only rounds have to be numbered on
+        return ModelChannel(model_layout(model))
+
+    def _start_slot(self, actor: int) -> None:
+        """Occupy a seat: where it was occupied before, by the next incarnation."""
+        before = None if self._before is None else self._before.values.get(str(actor))
         if before is None:
-            return {}
+            self._slots[actor].start()
+            return
         require(before, ("incarnation", "env_steps", "episodes"), f"actor {actor}")
-        return {
-            "incarnation": int(before["incarnation"]) + 1,
-            "env_steps": int(before["env_steps"]),
-            "episodes": int(before["episodes"]),
-        }
+        self._slots[actor].start(
+            int(before["incarnation"]) + 1, int(before["env_steps"]), int(before["episodes"])
+        )
 
     def _await_ready(self, actors: list[int]) -> None:
         deadline = Deadline(self._config.start_timeout_s)

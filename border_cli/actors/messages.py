@@ -9,9 +9,11 @@ from __future__ import annotations
 import logging
 import threading
 from dataclasses import dataclass
+from multiprocessing import reduction
 from multiprocessing.connection import Connection
 
 from border_cli.core.protocols import ActorStat
+from border_cli.core.state import State
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,21 @@ class Finished:
     stat: ActorStat
 
 
-Message = Ready | LogLine | Failed | Finished
+@dataclass(frozen=True)
+class SendState:
+    """The learner asks for the actor's state."""
+
+
+@dataclass(frozen=True)
+class StatePiece:
+    """A piece of the answer. last: after it the state is whole."""
+
+    data: bytes
+    last: bool
+
+
+Message = Ready | LogLine | Failed | Finished | StatePiece
+PIECE_BYTES = 12_000
 
 
 class Reporter:
@@ -65,6 +81,28 @@ class Reporter:
                 self._pipe.send(message)
         except (BrokenPipeError, ConnectionResetError):
             return  # the learner died; the watchdog ends this process
+
+
+class PipedRequests:
+    """The actor's side of `SendState`, over its pipe."""
+
+    def __init__(self, pipe: Connection, reporter: Reporter) -> None:
+        self._pipe = pipe
+        self._reporter = reporter
+
+    def wanted(self) -> bool:
+        """Whether the learner asks now."""
+        try:
+            return self._pipe.poll() and isinstance(self._pipe.recv(), SendState)
+        except (EOFError, ConnectionResetError):
+            return False  # the learner died; the watchdog ends this process
+
+    def answer(self, state: State) -> None:
+        """Send the state, in pieces of which each is taken as a whole."""
+        data = bytes(reduction.ForkingPickler.dumps(state))
+        for start in range(0, len(data), PIECE_BYTES):
+            piece = data[start : start + PIECE_BYTES]
+            self._reporter.send(StatePiece(piece, start + PIECE_BYTES >= len(data)))
 
 
 class PipeLogHandler(logging.Handler):

@@ -1,6 +1,7 @@
-"""The way of models from the learner to every actor: two slots in shared memory, the latest wins.
+"""The way of models from the learner to every actor: slots in shared memory, the latest wins.
 
-The learner writes its publications into the two slots in turn. Each slot has a counter that is written
+The learner writes its publications into the slots in turn: two of them, or three in lockstep, where an actor may need
+the one before the newest for as long as a round takes. Each slot has a counter that is written
 before the data and one that is written after; a reader copies the newer slot and believes the copy only if
 both counters still name the publication it came for. A slow reader may be overtaken and then tries again;
 nobody ever waits.
@@ -41,21 +42,29 @@ class _Slot:
 class ModelChannel:
     """Made by the learner, which publishes, and passed to each actor's process, which polls.
 
-    layout: as of `model_layout`, the same for every model of a run. Raises ResourceError if the memory
+    layout: as of `model_layout`, the same for every model of a run. slots: how many publications are there at a time.
+    published: number of the last publication before the first one of this channel. Raises ResourceError if the memory
     cannot be had. polls, torn: tries to copy a model so far in this process, and those that were overtaken
     by the writer.
     """
 
-    def __init__(self, layout: tuple[Column, ...], block: Block | None = None) -> None:
+    def __init__(
+        self, layout: tuple[Column, ...], slots: int = 2, published: int = 0, block: Block | None = None
+    ) -> None:
         self._layout = layout
+        self._n_slots = slots
         self._offsets, nbytes = _array_offsets(layout)
         places = Layout()
         newest = places.reserve(WORD)
-        slots = [((places.reserve(WORD), places.reserve(2 * WORD)), places.reserve(nbytes)) for _ in range(2)]
+        offsets = [
+            ((places.reserve(WORD), places.reserve(2 * WORD)), places.reserve(nbytes)) for _ in range(slots)
+        ]
         self._nbytes = nbytes
         self._block = block or Block(places.size, "the model channel")
         self._newest = self._block.words(newest, 1)
-        self._slots = [_Slot(self._block, words, data, nbytes) for words, data in slots]
+        if block is None:
+            self._newest[0] = published
+        self._slots = [_Slot(self._block, words, data, nbytes) for words, data in offsets]
         self._arrays = [self._views(slot.data) for slot in self._slots]
         self._version = -1
         self._seen = 0
@@ -63,7 +72,7 @@ class ModelChannel:
         self.torn = 0
 
     def __reduce__(self) -> tuple[Callable[..., ModelChannel], tuple[Any, ...]]:
-        return ModelChannel, (self._layout, self._block)
+        return _attach, (self._layout, self._n_slots, self._block)
 
     @property
     def publications(self) -> int:
@@ -82,7 +91,7 @@ class ModelChannel:
         if model.version < self._version:
             raise ValueError(f"version {model.version} after {self._version}")
         number = self.publications + 1
-        slot, arrays = self._slots[number % 2], self._arrays[number % 2]
+        slot, arrays = self._slots[number % self._n_slots], self._arrays[number % self._n_slots]
         slot.before[0] = number
         fence()
         for name, array in arrays.items():
@@ -111,12 +120,20 @@ class ModelChannel:
             self.torn += 1
         return None
 
+    def take(self, number: int) -> ModelInfo:
+        """The model of this publication, as a copy of the reader's own. Raises RuntimeError if it is not there any more."""
+        model = self._try_copy(number)
+        if model is None:
+            raise RuntimeError(f"publication {number} was asked for, the newest is {self.publications}")
+        self._seen = number
+        return model
+
     def close(self) -> None:
         """Give the descriptor back; the channel works on, but can be passed to no further process."""
         self._block.close()
 
     def _try_copy(self, number: int) -> ModelInfo | None:
-        slot = self._slots[number % 2]
+        slot = self._slots[number % self._n_slots]
         if slot.after_version[0] != number:
             return None
         fence()
@@ -133,6 +150,11 @@ class ModelChannel:
             column.name: data[offset : offset + column.row_bytes].view(column.dtype).reshape(column.shape)
             for column, offset in zip(self._layout, self._offsets, strict=True)
         }
+
+
+def _attach(layout: tuple[Column, ...], slots: int, block: Block) -> ModelChannel:
+    """The channel of the parent, in the child."""
+    return ModelChannel(layout, slots, block=block)
 
 
 def _alike(a: dict[str, Array], b: dict[str, Array]) -> bool:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from border_cli.actors.rounds import Rounds
+
 
 @dataclass(frozen=True)
 class Place:
@@ -48,6 +50,7 @@ class ActorSpec:
 
     env: (place, *args) → Env of place.n_envs environments.
     policy: (place, spec, *args) → ActingPolicy. processor: (place, spec, *args) → StepProcessor.
+    rounds: of lockstep, where the environments are resumable ones; None where actors run free.
     """
 
     env: Factory
@@ -56,6 +59,7 @@ class ActorSpec:
     n_envs: int
     n_buffer: int
     seed: int
+    rounds: Rounds | None = None
 
     def place(self, actor: int, incarnation: int, n_actors: int, taken: int = 0) -> Place:
         """The place of one actor."""

@@ -10,18 +10,31 @@ import logging
 import os
 import traceback
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
+from typing import cast
 
 from border_cli.actors.actor import Actor
 from border_cli.actors.board import ActorLine, ActorState, Board
-from border_cli.actors.messages import Failed, Finished, PipeLogHandler, Ready, Reporter, clipped
+from border_cli.actors.lockstep_actor import LockstepActor
+from border_cli.actors.messages import (
+    Failed,
+    Finished,
+    PipedRequests,
+    PipeLogHandler,
+    Ready,
+    Reporter,
+    clipped,
+)
 from border_cli.actors.model_channel import ModelChannel
 from border_cli.actors.place import ActorSpec, Place
 from border_cli.actors.proxy import ReplayBufferProxy
 from border_cli.actors.ring import Ring
-from border_cli.actors.sampler import Sampler
+from border_cli.actors.rounds import Rounds
+from border_cli.actors.sampler import ResumableEnv, ResumableSampler, Sampler
 from border_cli.actors.waiting import Waiter
 from border_cli.core.protocols import ActingPolicy, ActorStat, Env, ModelInfo, StepProcessor
+from border_cli.core.state import State
 from border_cli.runtime import child, seeding
 
 _NICER = 3
@@ -41,11 +54,15 @@ class ActorLinks:
 
 @dataclass(frozen=True)
 class Order:
-    """What to run, the first thing that comes through the pipe: importing it may already fail."""
+    """What to run, the first thing that comes through the pipe: importing it may already fail.
+
+    state: what to go on from, in lockstep.
+    """
 
     spec: ActorSpec
     place: Place
     log_level: int
+    state: State | None = None
 
 
 def actor_main(links: ActorLinks) -> None:
@@ -73,7 +90,7 @@ class _Life:
         self._phase = "reading its orders"
         self._env: Env | None = None
         self._sampler: Sampler | None = None
-        self._actor: Actor | None = None
+        self._actor: Actor | LockstepActor | None = None
 
     def run(self) -> ActorStat:
         """Build, report ready, act; what the actor did."""
@@ -88,16 +105,51 @@ class _Life:
         policy.sync_model(model)
         policy.train()
         line.state, self._phase = ActorState.RESETTING, "reset"
-        self._sampler = Sampler(env, policy, processor, _reset_seeds(place))
-        self._sampler.begin()
-        proxy = ReplayBufferProxy(self._links.ring, place, order.spec.n_buffer, waiter)
-        self._actor = Actor(
-            place, self._sampler, policy, self._links.models, proxy, line, waiter, model.version
-        )
+        if order.spec.rounds is None:
+            self._actor = self._running_free(order, env, policy, processor, waiter, model.version)
+        else:
+            self._actor = self._in_rounds(order, order.spec.rounds, env, policy, processor, waiter)
         self._reporter.send(Ready())
         stat = self._actor.run()
         line.state = ActorState.DONE
         return stat
+
+    def _running_free(
+        self,
+        order: Order,
+        env: Env,
+        policy: ActingPolicy,
+        processor: StepProcessor,
+        waiter: Waiter,
+        version: int,
+    ) -> Actor:
+        links, place = self._links, order.place
+        self._sampler = Sampler(env, policy, processor, _reset_seeds(place))
+        self._sampler.begin()
+        proxy = ReplayBufferProxy(links.ring, place, order.spec.n_buffer, waiter)
+        line = links.board.line(place.actor)
+        return Actor(place, self._sampler, policy, links.models, proxy, line, waiter, version)
+
+    def _in_rounds(
+        self,
+        order: Order,
+        rounds: Rounds,
+        env: Env,
+        policy: ActingPolicy,
+        processor: StepProcessor,
+        waiter: Waiter,
+    ) -> LockstepActor:
+        links, place = self._links, order.place
+        seed_of = partial(seeding.episode_seed, place.seed, place.actor, place.incarnation)
+        resumable = cast("ResumableEnv", env)
+        sampler = ResumableSampler(resumable, policy, processor, seed_of, f"actor {place.actor}")
+        self._sampler = sampler
+        proxy = ReplayBufferProxy(links.ring, place, order.spec.n_buffer, waiter)
+        requests = PipedRequests(links.pipe, self._reporter)
+        line = links.board.line(place.actor)
+        actor = LockstepActor(place, rounds, sampler, policy, links.models, proxy, line, waiter, requests)
+        actor.begin(order.state)
+        return actor
 
     def failure(self, error: BaseException) -> Failed:
         """What the learner has to know of an exception."""

@@ -89,10 +89,11 @@ class ResumableSampler(Sampler):
         self._cut: list[Items] = []
         self.exact = True
 
-    def begin(self) -> None:
-        """Start the first episode of every environment."""
+    def begin(self, first_episode: int = 0) -> None:
+        """Start an episode of this number in every environment."""
+        self._episodes = [first_episode] * self._env.n_envs
         for env_ix in range(self._env.n_envs):
-            self._env.reset(env_ix, self._seed_of(env_ix, 0))
+            self._env.reset(env_ix, self._seed_of(env_ix, first_episode))
 
     def begin_from(self, state: State) -> None:
         """Go on from a saved state. Raises ValueError for one that does not fit.

@@ -5,17 +5,19 @@ An incarnation begins with `start` and ends with `end`; what was counted stays w
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import multiprocessing
 import time
 from dataclasses import dataclass, replace
+from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
 import numpy as np
 
 from border_cli.actors.board import ActorState, Board
-from border_cli.actors.messages import Failed, Finished, LogLine, Message, Ready
+from border_cli.actors.messages import Failed, Finished, LogLine, Message, Ready, SendState, StatePiece
 from border_cli.actors.model_channel import ModelChannel
 from border_cli.actors.place import ActorSpec
 from border_cli.actors.process import ActorLinks, Order, actor_main
@@ -23,6 +25,7 @@ from border_cli.actors.ring import Ring
 from border_cli.core.errors import ActorLostError
 from border_cli.core.items import Chunk, Column
 from border_cli.core.protocols import ActorStat
+from border_cli.core.state import State
 from border_cli.runtime import forkserver
 from border_cli.runtime.memory import resource_error
 
@@ -42,7 +45,10 @@ class Shared:
 
 
 class ActorSlot:
-    """The seat of one actor. ready: its present incarnation holds the first model."""
+    """The seat of one actor.
+
+    ready: its present incarnation holds the first model · sent_state: its answer to `request_state`, None until then.
+    """
 
     def __init__(self, actor: int, shared: Shared) -> None:
         self._actor = actor
@@ -55,10 +61,16 @@ class ActorSlot:
         self._failed: Failed | None = None
         self._final: ActorStat | None = None
         self._killed = False
+        self._state_pieces: list[bytes] = []
+        self.sent_state: State | None = None
         self.ready = False
 
-    def start(self, incarnation: int = 0, env_steps: int = 0, episodes: int = 0) -> None:
+    def start(
+        self, incarnation: int = 0, env_steps: int = 0, episodes: int = 0, state: State | None = None
+    ) -> None:
         """Start a process in this seat. env_steps, episodes: those that the seat has counted before.
+
+        state: what the actor goes on from, in lockstep.
 
         Raises ResourceError when memory or descriptors are too few.
         """
@@ -76,7 +88,7 @@ class ActorSlot:
             self._ring.close()
         place = shared.spec.place(self._actor, incarnation, shared.n_actors, env_steps)
         try:
-            self._pipe.send(Order(shared.spec, place, logging.getLogger().getEffectiveLevel()))
+            self._pipe.send(Order(shared.spec, place, logging.getLogger().getEffectiveLevel(), state))
         except (BrokenPipeError, ConnectionResetError):
             return  # it died at once, which `gone` will tell
 
@@ -144,6 +156,15 @@ class ActorSlot:
             state=self._state_words(),
         )
 
+    def request_state(self) -> None:
+        """Ask for the actor's state; it answers between two rounds."""
+        self._state_pieces, self.sent_state = [], None
+        if self._pipe is not None:
+            with contextlib.suppress(
+                BrokenPipeError, ConnectionResetError
+            ):  # it died, which `gone` will tell
+                self._pipe.send(SendState())
+
     def kill(self) -> None:
         """End the process at once, whatever it is doing. Its end is awaited by `end`."""
         if self._process is not None and not self.gone():
@@ -174,6 +195,11 @@ class ActorSlot:
                 self._failed = message
             case Finished(stat):
                 self._final = stat
+            case StatePiece(data, last):
+                self._state_pieces.append(data)
+                if last:
+                    self.sent_state = reduction.ForkingPickler.loads(b"".join(self._state_pieces))
+                    self._state_pieces = []
 
     def _describe(self, failed: Failed) -> str:
         doing = {"step": f"stepping, after {failed.env_steps} env steps", "reset": "resetting"}

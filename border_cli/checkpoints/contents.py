@@ -114,13 +114,12 @@ def run_files(
     files: Files = {
         **_model_files(info, model, info.version),
         **_state_files("training", state.agent),
+        **_state_files("actors", state.actors),
         **_state_files("waiting", state.waiting),
         "counters.json": json_text.encode(json_text.finite_or_null(counters)),
         "loop.json": json_text.encode(json_text.finite_or_null(state.loop)),
         "generators.json": json_text.encode(dict(state.generators)),
     }
-    if state.actors is not None:
-        files |= _state_files("actors", state.actors)
     if state.replay is not None:
         files |= _state_files(REPLAY, state.replay)
     return files
@@ -216,7 +215,7 @@ def read_run_state(path: Path, with_replay: bool) -> RunState:
     return RunState(
         agent=reader.state("training"),
         replay=_read_replay(path, manifest) if with_replay and REPLAY in manifest.parts else None,
-        actors=reader.state("actors") if reader.has("actors") else None,
+        actors=reader.state("actors"),
         waiting=reader.state("waiting"),
         loop=reader.json("loop.json"),
         generators=reader.json("generators.json"),

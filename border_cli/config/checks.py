@@ -21,6 +21,7 @@ def check(config: TrainConfig) -> None:
         _check_preset,
         _check_device,
         _check_actors,
+        _check_lockstep,
         _check_budget,
         _check_capacity,
         _check_ratio,
@@ -49,6 +50,18 @@ def check_typed(typed: Collection[str]) -> None:
             )
 
 
+def check_lockstep_typed(config: TrainConfig, typed: Collection[str]) -> None:
+    """Refuse what has no meaning in lockstep, where it was typed."""
+    if not config.trainer.lockstep:
+        return
+    for key in ("trainer.sync_interval", "trainer.ratio_tolerance"):
+        if key in typed:
+            raise UsageError(
+                f"{key}: in lockstep the rounds say when models go out and how far acting may be ahead\n"
+                "allowed: trainer.lockstep_steps"
+            )
+
+
 def streams(config: TrainConfig) -> int:
     """Environments that are stepped for training, each a stream of rows of its own."""
     return config.n_actors * config.actor_manager.envs_per_actor
@@ -58,6 +71,12 @@ def ratio_tolerance(config: TrainConfig) -> int:
     """Env steps by which acting may run ahead of opt_interval; follows from the actors where not given."""
     given = config.trainer.ratio_tolerance
     return max(64, 2 * streams(config)) if given is None else given
+
+
+def lockstep_steps(config: TrainConfig) -> int:
+    """Env steps of each environment per round of lockstep; so many that a round is worth its overhead."""
+    given = config.trainer.lockstep_steps
+    return max(1, 64 // streams(config)) if given is None else given
 
 
 def unsampled_steps(config: TrainConfig) -> int:
@@ -118,7 +137,24 @@ def _check_actors(config: TrainConfig) -> None:
     if config.trainer.type == "sync" and config.n_actors != 1:
         raise UsageError(
             f"n_actors={config.n_actors}: trainer=sync acts in the learner's own thread, as one actor\n"
-            "allowed: trainer=async, or more environments with actor_manager.envs_per_actor"
+            "allowed: trainer=async trainer.lockstep=true, where the same seed gives the same bits as well,\n"
+            "or more environments with actor_manager.envs_per_actor"
+        )
+
+
+def _check_lockstep(config: TrainConfig) -> None:
+    t = config.trainer
+    if not t.lockstep:
+        return
+    if t.type == "sync":
+        raise UsageError(
+            "trainer.lockstep=true: it is for actors in processes; trainer=sync gives the same bits as it is\n"
+            "allowed: trainer=async trainer.lockstep=true, or trainer=sync"
+        )
+    if t.opt_interval is None:
+        raise UsageError(
+            "trainer.opt_interval=null lets the actors run free, and lockstep is the opposite\n"
+            "allowed: a number > 0 (env steps)"
         )
 
 

@@ -193,8 +193,12 @@ class ExperienceSource(Protocol):
         Returns when all of them hold the model. Raises ValueError for a state that does not fit.
         """
 
-    def state(self) -> State:
-        """What has to be kept of the actors: counts; where runs are repeatable, all of them, between two env steps."""
+    def state(self, whole: bool = True) -> State:
+        """What has to be kept of the actors: counts; where runs are repeatable, all of them, between two env steps.
+
+        whole: false once something raised, and nobody knows in the middle of what; then from such a state new episodes
+        begin, with seeds that were not used before.
+        """
 
     def collect(self) -> list[Chunk]:
         """What has arrived; after `stop`, once, what was left. Never blocks for long.

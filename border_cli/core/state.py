@@ -45,14 +45,14 @@ class State:
 class RunState:
     """All that a run has to go on from, but its configuration.
 
-    agent: what it learns · replay: None where it is not kept · actors: seats, streams, environments; None where they
-    begin anew · waiting: models that wait for their evaluation · loop: limiter, intervals, scores, positions of the
-    recorders · generators: by the name of what draws from them.
+    agent: what it learns · replay: None where it is not kept · actors: seats, streams, environments · waiting: models
+    that wait for their evaluation · loop: limiter, intervals, scores, positions of the recorders · generators: by the
+    name of what draws from them.
     """
 
     agent: State
     replay: State | None
-    actors: State | None
+    actors: State
     waiting: State
     loop: dict[str, Any]
     generators: dict[str, Any]

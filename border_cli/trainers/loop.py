@@ -296,7 +296,7 @@ class TrainingLoop:
         return RunState(
             agent=p.agent.state(),
             replay=p.buffer.state(),
-            actors=self._actors_state(),
+            actors=p.source.state(whole=not self._failed),
             waiting=State(),
             loop={
                 "limiter": p.limiter.state(),
@@ -306,6 +306,7 @@ class TrainingLoop:
                 "recorded_at": list(self._recorded_at),
                 "agent_values": self._agent_values,
                 "to_do": self._to_do,
+                "whole": self.exact and not self._failed,
             },
             generators={"replay": p.buffer.generator_state(), "exploration": p.agent.generator_state()},
         )
@@ -313,7 +314,11 @@ class TrainingLoop:
     def _load(self, state: RunState) -> None:
         """Take over a saved state. Raises ValueError where it does not fit."""
         p, own = self.parts, state.loop
-        require(own, ("limiter", "telemetry", "judging", "recorded_at", "agent_values", "to_do"), "the loop")
+        require(
+            own,
+            ("limiter", "telemetry", "judging", "recorded_at", "agent_values", "to_do", "whole"),
+            "the loop",
+        )
         p.agent.load_state(state.agent)
         p.agent.load_generator_state(state.generators["exploration"])
         p.limiter.load_state(own["limiter"])
@@ -322,7 +327,7 @@ class TrainingLoop:
         else:
             p.buffer.load_state(state.replay)
         p.buffer.load_generator_state(state.generators["replay"])
-        if not self.exact or state.actors is None:
+        if not own["whole"]:
             self._break_streams()
         p.telemetry.load_state(own["telemetry"])
         self.judging.load_state(own["judging"])
@@ -336,10 +341,6 @@ class TrainingLoop:
     def _break_streams(self) -> None:
         for actor in range(len(self.parts.limiter.credits)):
             self.parts.buffer.break_streams(actor)
-
-    def _actors_state(self) -> State | None:
-        """None where something raised: nobody knows in the middle of what."""
-        return None if self._failed else self.parts.source.state()
 
     # -- ending -------------------------------------------------------------------------------------------------
 

@@ -71,7 +71,7 @@ def save(folder: Path, opt_steps: int = 7, keep: int = 3) -> Path:
 
 
 def run_state(agent: Agent, **changes: Any) -> RunState:
-    state = RunState(agent.state(), None, None, State(), {"limiter": {}}, GENERATORS)
+    state = RunState(agent.state(), None, State(), State(), {"limiter": {}}, GENERATORS)
     return replace(state, **changes)
 
 

@@ -1,0 +1,199 @@
+"""Actors in lockstep, as the learner sees them: rounds of chunks in a fixed order, whatever the timing.
+
+The model channel alone lets actors go on: round r needs publication max(r - 1, 1). Everything that may be under way is
+therefore known from the number of the newest publication, and the state of all actors is that after the last round they
+may begin.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from border_cli.actors.manager import ActorManager
+from border_cli.actors.model_channel import ModelChannel, model_layout
+from border_cli.actors.place import ActorSpec
+from border_cli.actors.rounds import Rounds, model_number
+from border_cli.config.schema import ActorManagerConfig
+from border_cli.core.items import Chunk, Column, Items
+from border_cli.core.protocols import ModelInfo, StopCheck
+from border_cli.core.state import State, joined, require, section
+from border_cli.runtime.clock import Backoff
+
+_SLOTS = 3
+"""The learner may publish twice while an actor has not yet taken the model of the round that it may begin."""
+
+
+class LockstepManager(ActorManager):
+    """Implements `trainers.lockstep.RoundSource`. An actor that is lost ends the run: its round can never be whole."""
+
+    def __init__(
+        self,
+        spec: ActorSpec,
+        rounds: Rounds,
+        columns: tuple[Column, ...],
+        config: ActorManagerConfig,
+        should_stop: StopCheck = lambda: False,
+    ) -> None:
+        super().__init__(spec, columns, rounds.n_actors, config, should_stop)
+        self._rounds = rounds
+        self._next = 0  # the round whose chunks are inserted next
+        self._under_way: list[list[Items]] = [[] for _ in range(rounds.n_actors)]
+        self._whole: list[deque[Chunk]] = [deque() for _ in range(rounds.n_actors)]
+
+    @property
+    def model_due(self) -> bool:
+        """Whether the model of the round that was inserted last is still to be published."""
+        return self._publications < self._next + 1
+
+    def collect(self) -> list[Chunk]:
+        """The chunks of the next round, in the order of the actors, once all of them are there; nothing until then.
+
+        Raises ActorLostError as of `ActorManager`; after `stop` there is nothing any more.
+        """
+        self._sort(super().collect())
+        if self._stopped or not self._round_is_whole(self._next):
+            return []
+        chunks = self._take_round(self._next)
+        self._next += 1
+        return chunks
+
+    def grant(self, credits: Sequence[int]) -> None:
+        """In lockstep there is no credit: the rounds say how far actors may go."""
+
+    def announce(self, env_steps: int) -> None:
+        """In lockstep exploration follows the rounds."""
+
+    def state(self, whole: bool = True) -> State:
+        """Chunks that are on their way, and all of every actor, once the rounds that may have begun are over.
+
+        Raises ActorLostError where one is lost meanwhile. Not whole: the number of the round to come.
+        """
+        if not whole:
+            return joined({"rounds": State({}, {"next": self._next})})
+        self._await_rounds()
+        for slot in self._slots:
+            slot.request_state()
+        actors = self._await_states()
+        chunks = {
+            f"{actor}/{k}": chunk for actor, queue in enumerate(self._whole) for k, chunk in enumerate(queue)
+        }
+        states = {
+            "rounds": State({}, {"next": self._next, "publications": self._publications}),
+            "chunks": joined({name: _chunk_state(chunk) for name, chunk in chunks.items()}),
+        }
+        return joined(states | {f"actor{i}": state for i, state in enumerate(actors)})
+
+    def _make_channel(self, model: ModelInfo, state: State | None) -> ModelChannel:
+        published = 0 if state is None else self._load(state)
+        return ModelChannel(model_layout(model), _SLOTS, published)
+
+    def _start_slot(self, actor: int) -> None:
+        if self._before is None:
+            self._slots[actor].start()
+        elif f"actor{actor}" in self._before.values:
+            state = section(self._before, f"actor{actor}")
+            counts = section(state, "counts").values
+            self._slots[actor].start(
+                env_steps=int(counts["env_steps"]), episodes=int(counts["episodes"]), state=state
+            )
+        else:  # from the round that comes next; its number makes the seeds new
+            counts = {"round": self._next, "env_steps": 0, "episodes": 0}
+            state = joined({"counts": State({}, counts)})
+            self._slots[actor].start(incarnation=self._next + 1, state=state)
+
+    def _load(self, state: State) -> int:
+        """Take over the rounds; the number of publications before the one that the actors are started with."""
+        rounds = section(state, "rounds").values
+        require(rounds, ("next",), "the rounds")
+        self._next = int(rounds["next"])
+        if "publications" not in rounds:
+            return model_number(self._next) - 1
+        chunks = section(state, "chunks")
+        for name in sorted(chunks.values, key=lambda name: [int(number) for number in name.split("/")]):
+            actor = int(name.partition("/")[0])
+            self._whole[actor].append(_chunk(actor, section(chunks, name)))
+        return int(rounds["publications"]) - 1
+
+    @property
+    def _publications(self) -> int:
+        return 0 if self._models is None else self._models.publications
+
+    def _sort(self, arrived: Sequence[Chunk]) -> None:
+        """Put the pieces of each actor's round together. The last of a round stands for all of its env steps.
+
+        Their sequence is forgotten: it depends on how often the run was resumed.
+        """
+        for chunk in arrived:
+            pieces = self._under_way[chunk.actor]
+            pieces.append(chunk.items)
+            if chunk.env_steps:
+                self._whole[chunk.actor].append(replace(chunk, sequence=0, items=_by_environment(pieces)))
+                self._under_way[chunk.actor] = []
+
+    def _expected(self, round_: int, actor: int) -> bool:
+        """Whether an actor takes any env step in a round: the last one of a budget may leave some without."""
+        return sum(self._rounds.env_steps(round_, actor)) > 0
+
+    def _round_is_whole(self, round_: int) -> bool:
+        waiting = [actor for actor in range(self._rounds.n_actors) if self._expected(round_, actor)]
+        return bool(waiting) and all(self._whole[actor] for actor in waiting)
+
+    def _take_round(self, round_: int) -> list[Chunk]:
+        return [
+            self._whole[actor].popleft()
+            for actor in range(self._rounds.n_actors)
+            if self._expected(round_, actor)
+        ]
+
+    def _await_rounds(self) -> None:
+        """Return when every round that may have begun has arrived as a whole."""
+        begun = range(self._next, self._publications + 2)
+        backoff = Backoff()
+        while any(
+            len(self._whole[actor]) < sum(self._expected(round_, actor) for round_ in begun)
+            for actor in range(self._rounds.n_actors)
+        ):
+            self._sort(super().collect())
+            backoff.sleep()
+
+    def _await_states(self) -> list[State]:
+        backoff = Backoff()
+        while True:
+            states = [slot.sent_state for slot in self._slots]
+            if None not in states:
+                return [state for state in states if state is not None]
+            self._sort(super().collect())
+            backoff.sleep()
+
+
+def _by_environment(pieces: Sequence[Items]) -> Items:
+    """Rows of a round, those of one environment after those of the one before, each in the order of time."""
+    items = {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
+    order = np.argsort(items["env"], kind="stable")
+    return {name: column[order] for name, column in items.items()}
+
+
+def _chunk_state(chunk: Chunk) -> State:
+    values = {
+        "incarnation": chunk.incarnation,
+        "env_steps": chunk.env_steps,
+        "version": chunk.version,
+    }
+    return State(dict(chunk.items), values)
+
+
+def _chunk(actor: int, state: State) -> Chunk:
+    values = state.values
+    require(values, ("incarnation", "env_steps", "version"), "a chunk")
+    return Chunk(
+        actor,
+        int(values["incarnation"]),
+        0,
+        int(values["env_steps"]),
+        int(values["version"]),
+        state.arrays,
+    )

@@ -1,0 +1,63 @@
+"""Under sync and lockstep a resumed run equals the one that was never interrupted (contract C8, row G2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.interrupted import assert_same_bits, run_interrupted, run_whole
+from tests.real_runs import Run, in_folder
+
+COMMON = (
+    "trainer.max_opts=150",
+    "trainer.eval_interval=40",
+    "trainer.save_interval=35",
+    "trainer.record_interval=25",
+    "agent.target_interval=40",
+    "agent.epsilon_env_steps=300",
+    "buffer.capacity=180",
+    "seed=7",
+)
+LOCKSTEP = ("trainer.lockstep=true", "trainer.lockstep_steps=4")
+MODES = {
+    "sync": ("trainer=sync", "actor_manager.envs_per_actor=2"),
+    "one actor": (*LOCKSTEP, "n_actors=1", "trainer.opt_interval=0.5"),
+    "three actors": (
+        *LOCKSTEP,
+        "n_actors=3",
+        "actor_manager.envs_per_actor=2",
+        "trainer.opt_interval=2",
+        "buffer.n_step=3",
+    ),
+}
+STOPPED_AT = (1, 40, 75, 149)
+"""The first opt step; one whose evaluation is due, which is left for the resumed run; a record and the last but one."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, full_forkserver: None) -> Iterator[Path]:
+    with in_folder(tmp_path_factory.mktemp("exact")) as path:
+        yield path
+
+
+@pytest.fixture(scope="module", params=MODES)
+def mode(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path, mode: str) -> Run:
+    return run_whole(folder / f"{mode}, whole", *COMMON, *MODES[mode])
+
+
+@pytest.mark.parametrize("at", STOPPED_AT)
+def test_g2_a_resumed_run_equals_the_uninterrupted_one(folder: Path, mode: str, whole: Run, at: int) -> None:
+    resumed = run_interrupted(folder / f"{mode}, {at}", *COMMON, *MODES[mode], at=at)
+    assert_same_bits(resumed, whole)
+    assert all(actor["exact"] for actor in resumed.summary["actors"])
+
+
+def test_g1_the_same_seed_is_the_same_run(folder: Path, mode: str, whole: Run) -> None:
+    assert_same_bits(run_whole(folder / f"{mode}, again", *COMMON, *MODES[mode]), whole)

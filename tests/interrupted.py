@@ -1,0 +1,69 @@
+"""Interrupting a run of this process at a known opt step, and comparing what two runs have left."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from border_cli.cli.train import main
+from border_cli.core.metrics import is_clock
+from border_cli.replay.limiter import RatioLimiter
+from tests.real_runs import Run, tiny
+
+
+@contextmanager
+def signal_at(opt_steps: int, number: signal.Signals = signal.SIGTERM) -> Iterator[None]:
+    """A signal to this very process right after this opt step."""
+    opted = RatioLimiter.opted
+
+    def opted_and_struck(limiter: RatioLimiter) -> None:
+        opted(limiter)
+        if limiter.opt_steps == opt_steps:
+            os.kill(os.getpid(), number)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RatioLimiter, "opted", opted_and_struck)
+        yield
+
+
+def run_whole(folder: Path, *words: str) -> Run:
+    """A run to its end, in this folder."""
+    assert main([*tiny(*words), f"hydra.run.dir='{folder}'"]) == 0
+    return Run(folder)
+
+
+def run_interrupted(folder: Path, *words: str, at: int) -> Run:
+    """The same run, stopped by SIGTERM after opt step `at` and resumed to its end."""
+    with signal_at(at):
+        assert main([*tiny(*words), f"hydra.run.dir='{folder}'"]) == 143
+    assert main([f"resume={folder}"]) == 0
+    return Run(folder)
+
+
+def value_records(run: Run) -> list[dict[str, Any]]:
+    """The records without time and clock metrics, in the order of the file; nothing of a record that had no others."""
+    kept = [
+        {name: value for name, value in record.items() if name != "time" and not _clock(name)}
+        for record in run.records
+    ]
+    return [record for record in kept if record.keys() - {"opt_steps", "env_steps"}]
+
+
+def _clock(name: str) -> bool:
+    return name not in ("opt_steps", "env_steps") and is_clock(name)
+
+
+def assert_same_bits(one: Run, other: Run) -> None:
+    """The last checkpoint, best/ and the records are those of the other run."""
+    assert one.checkpoints[-1] == other.checkpoints[-1]
+    folders = (f"checkpoints/{one.checkpoints[-1]}", "best")
+    ours, theirs = one.files(*folders), other.files(*folders)
+    assert ours.keys() == theirs.keys()
+    assert [name for name in ours if ours[name] != theirs[name]] == []
+    assert value_records(one) == value_records(other)
