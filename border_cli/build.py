@@ -54,7 +54,7 @@ from border_cli.runs.directory import Launch
 from border_cli.runs.locate import model_directory
 from border_cli.runs.lock import locked
 from border_cli.runs.logs import TOLD, log_to
-from border_cli.runs.resume import Resumed
+from border_cli.runs.resume import Resumed, describe
 from border_cli.runs.summary import End, Summary, write_crash
 from border_cli.runtime import seeding
 from border_cli.runtime.signals import StopFlag, own_or
@@ -95,7 +95,7 @@ def train(
     with own_or(stop) as flag:
         try:
             with nullcontext() if resumed is not None else locked(run_dir):
-                return _Run(config, spec, run_dir, launch, flag, resumed or Resumed()).execute()
+                return _Run(config, spec, run_dir, launch, flag, resumed).execute()
         except OSError as e:  # of the first files, before there is a run that could say how it ended
             error = _named(e)
             if error is e:
@@ -133,17 +133,19 @@ class _Run:
         run_dir: Path,
         launch: Launch,
         stop: StopFlag,
-        resumed: Resumed,
+        resumed: Resumed | None,
     ) -> None:
         self._config = config
         self._spec = spec
         self._dir = run_dir
         self._launch = launch
         self._stop = stop
-        self._resumed = resumed
+        self._resumed = resumed or Resumed()
+        self._goes_on = resumed is not None
         run_id = provenance.record_launch(run_dir, launch.argv, config.seed, launch.command)
         trust.remember(run_id)
-        saved = None if resumed.path is None else (resumed.opt_steps, resumed.seconds)
+        before = self._resumed
+        saved = None if before.path is None else (before.opt_steps, before.seconds)
         self._summary = Summary.start(run_dir, run_id, saved)
         self._loop: TrainingLoop | None = None
         self._console = Console()
@@ -213,6 +215,7 @@ class _Run:
             telemetry=Telemetry(limiter, self._progress, self._resumed.seconds),
             should_stop=self._stop,
             batch_size=c.agent.batch_size,
+            save_request=self._stop.take_save_request,
         )
         return self._trainer_class()(c.trainer, loop_parts)
 
@@ -308,7 +311,14 @@ class _Run:
         threads = c.threads + processes - 1
         replay = parts.buffer_bytes(c, self._spec)
         lines = banner(
-            c, self._launch.typed, replay, processes, threads, preset_note(c), directory.shown(self._dir)
+            c,
+            self._launch.typed,
+            replay,
+            processes,
+            threads,
+            preset_note(c),
+            directory.shown(self._dir),
+            describe(c, self._resumed) if self._goes_on else "",
         )
         text = "\n".join(lines)
         _log.info("%s", text)
@@ -358,8 +368,22 @@ class _Run:
             None if e is None else (e.opt_steps, e.mean) for e in (loop.judging.last, loop.judging.best)
         )
         return End(
-            ended_by, code, error, last, best, loop.parts.telemetry.seconds, self._counters(), loop.actors
+            ended_by,
+            code,
+            error,
+            last,
+            best,
+            loop.parts.telemetry.seconds,
+            self._counters(),
+            loop.actors,
+            self._exact(loop),
         )
+
+    def _exact(self, loop: TrainingLoop) -> bool | None:
+        """Whether this is what an uninterrupted run would have given; None where no run can be repeated."""
+        if not loop.exact:
+            return None
+        return self._resumed.exact and all(actor.exact for actor in loop.actors)
 
     def _counters(self) -> dict[str, int]:
         if self._loop is None:

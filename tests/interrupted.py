@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +17,7 @@ import pytest
 from border_cli.cli.train import main
 from border_cli.core.metrics import is_clock
 from border_cli.replay.limiter import RatioLimiter
+from tests.faults.processes import ROOT, TIMEOUT_S, assert_session_ends
 from tests.real_runs import Run, tiny
 
 
@@ -67,3 +71,23 @@ def assert_same_bits(one: Run, other: Run) -> None:
     assert ours.keys() == theirs.keys()
     assert [name for name in ours if ours[name] != theirs[name]] == []
     assert value_records(one) == value_records(other)
+
+
+def run_killed(folder: Path, *words: str, at: int) -> Run:
+    """The same run in a process of its own, killed by SIGKILL after opt step `at`; nothing of it lives any more."""
+    program = "import json, sys; from tests.interrupted import be_killed; be_killed(*json.loads(sys.argv[1]))"
+    arguments = json.dumps([[*tiny(*words), f"hydra.run.dir='{folder}'"], at])
+    with subprocess.Popen(
+        [sys.executable, "-c", program, arguments],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        start_new_session=True,
+    ) as process:
+        assert process.wait(TIMEOUT_S) == -signal.SIGKILL
+    assert_session_ends(process.pid)
+    return Run(folder)
+
+
+def be_killed(words: list[str], at: int) -> None:
+    """What `run_killed` runs."""
+    with signal_at(at, signal.SIGKILL):
+        main(words)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -31,6 +32,7 @@ def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     if argv is None:
         atexit.register(gc.freeze)  # looking for garbage among what torch has imported takes half a second
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until there is a run that can be saved
     try:
         return _dispatch(words)
     except Interrupted as e:

@@ -35,18 +35,20 @@ def banner(
     threads: int,
     preset_note: str,
     run_dir: Path,
+    resumed: str = "",
     width: int = WIDTH,
 ) -> list[str]:
     """Lines for a person, none wider than `width` unless a single word is.
 
     typed: plain key → value as typed, groups included. replay_bytes: what the replay will take.
     processes: all of them, the learner included. threads: compute threads of all of them.
-    preset_note: see `preset_note`.
+    preset_note: see `preset_note`. resumed: what the run goes on from, empty for a new one.
     """
     by_hand, by_file = _differences(config, typed)
     rows = (
         ("", f"border-cli {border_cli.__version__}: {_what(config)}"),
         ("preset", preset_note),
+        ("resumed", resumed),
         ("budget", _budget(config)),
         ("typed", "  ".join(by_hand)),
         ("changed", "  ".join(by_file)),

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from border_cli.checkpoints import store
 from border_cli.checkpoints.contents import CHECKPOINTS, REPLAY, read_model, read_run_state
-from border_cli.config.resuming import BUDGETS, Change, changes, safe
+from border_cli.config.resuming import BUDGETS, Change, changes, is_exact, keeps_the_bits, safe
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import BorderError, UsageError
 from border_cli.core.spaces import EnvSpec
 from border_cli.core.state import RunState
-from border_cli.runs.directory import CONFIG_FILE, SWEEPS, read_config
+from border_cli.runs.directory import CONFIG_FILE, read_config
 from border_cli.runs.json_file import read_json
 from border_cli.runs.lock import is_held
 from border_cli.runs.summary import SUMMARY_FILE
@@ -28,7 +30,7 @@ class Resumed:
 
     path: the checkpoint, None where there is none yet: then it begins anew, in the same directory · state: of it ·
     opt_steps, env_steps: counts then · seconds: how long it took until then, as far as that is known · changes: of its
-    configuration.
+    configuration · exact: whether what comes is what an uninterrupted run would have given, if its kind can be repeated.
     """
 
     path: Path | None = None
@@ -37,6 +39,7 @@ class Resumed:
     env_steps: int = 0
     seconds: float = 0.0
     changes: tuple[Change, ...] = ()
+    exact: bool = True
 
     @property
     def without_replay(self) -> bool:
@@ -62,9 +65,26 @@ def read_resumed(run_dir: Path, config: TrainConfig, wanted: Sequence[Change]) -
         int(limiter["env_steps"]),
         _seconds(run_dir),
         tuple(wanted),
+        _summary(run_dir).get("exact") is not False
+        and state.replay is not None
+        and bool(state.loop["whole"])
+        and all(keeps_the_bits(change) for change in wanted),
     )
     _check_something_left(run_dir, config, resumed)
     return resumed
+
+
+def describe(config: TrainConfig, resumed: Resumed) -> str:
+    """For the banner: what the run goes on from, what changes, and what is lost by that."""
+    if resumed.path is None:
+        return "from its beginning: there is no checkpoint yet"
+    words = [f"{resumed.path.name}: {resumed.opt_steps} opt steps, {resumed.env_steps} env steps"]
+    words += [str(change) for change in resumed.changes]
+    if resumed.without_replay:
+        words.append("without its replay, so there is a warm-up first")
+    if is_exact(config) and not resumed.exact:
+        words.append("the bits will not be those of an uninterrupted run")
+    return "; ".join(words)
 
 
 def check_spec(resumed: Resumed, spec: EnvSpec) -> None:
@@ -95,8 +115,8 @@ def newest_unfinished(
 
 
 def _runs(root: Path) -> list[Path]:
-    """Runs below the folder of runs, the newest first; those of sweeps are left out."""
-    found = [path.parent for path in root.glob(f"*/*/{CONFIG_FILE}") if path.parent.parent.name != SWEEPS]
+    """Runs below the folder of runs, by the date and time of their names, the newest first; not those of sweeps."""
+    found = [path.parent for path in root.glob(f"[0-9]*/*/{CONFIG_FILE}")]
     return sorted(found, key=lambda path: (path.parent.name, path.name), reverse=True)
 
 
@@ -111,18 +131,21 @@ def _fits(run_dir: Path, config: TrainConfig, take_over: Callable[[TrainConfig, 
 
 
 def _status(run_dir: Path) -> str:
-    try:
-        return str(read_json(run_dir / SUMMARY_FILE).get("status"))
-    except (OSError, ValueError):
-        return "unknown"
+    return str(_summary(run_dir).get("status"))
 
 
 def _seconds(run_dir: Path) -> float:
+    saved = _summary(run_dir).get("saved")
+    seconds = saved.get("seconds") if isinstance(saved, dict) else None
+    return float(seconds) if isinstance(seconds, int | float) and seconds > 0 else 0.0
+
+
+def _summary(run_dir: Path) -> dict[str, Any]:
+    """What is known of how it ended; nothing where that cannot be read."""
     try:
-        saved = read_json(run_dir / SUMMARY_FILE).get("saved")
-        return float(saved["seconds"]) if isinstance(saved, dict) else 0.0
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0.0
+        return read_json(run_dir / SUMMARY_FILE)
+    except (OSError, ValueError):
+        return {}
 
 
 def _check_something_left(run_dir: Path, config: TrainConfig, resumed: Resumed) -> None:
@@ -130,19 +153,15 @@ def _check_something_left(run_dir: Path, config: TrainConfig, resumed: Resumed) 
     if _status(run_dir) != DONE:
         return
     t = config.trainer
-    used = [
-        f"trainer.{name}={limit}"
-        for name, count, limit in (
-            ("max_opts", resumed.opt_steps, t.max_opts),
-            ("max_env_steps", resumed.env_steps, t.max_env_steps),
-            ("max_time", resumed.seconds, t.max_time),
-        )
-        if limit is not None and count >= limit
-    ]
+    budgets = (
+        ("max_opts", resumed.opt_steps, t.max_opts),
+        ("max_env_steps", resumed.env_steps, t.max_env_steps),
+        ("max_time", math.ceil(resumed.seconds), t.max_time),
+    )
+    used = [(name, count) for name, count, limit in budgets if limit is not None and count >= limit]
     if used or not any(change.key in BUDGETS for change in resumed.changes):
+        name, count = used[0] if used else ("max_env_steps", resumed.env_steps)
         raise UsageError(
-            f"{run_dir} is done: {resumed.opt_steps} opt steps, {resumed.env_steps} env steps"
-            f"{'; ' + ', '.join(used) if used else ''}\n"
-            "allowed: a larger budget beside resume, such as trainer.max_env_steps="
-            f"{2 * max(resumed.env_steps, 1)}"
+            f"{run_dir} is done: {resumed.opt_steps} opt steps, {resumed.env_steps} env steps\n"
+            f"allowed: a larger budget beside resume, such as trainer.{name}={2 * max(count, 1)}"
         )

@@ -37,7 +37,8 @@ class End:
 
     ended_by: a budget's name, "stop_return", "sigint", "sigterm" or "error" · error: its message ·
     last, best: scores, None before the first evaluation · seconds: how long the run took ·
-    counters: opt_steps, env_steps, episodes and the like · actors: one entry per actor.
+    counters: opt_steps, env_steps, episodes and the like · actors: one entry per actor · exact: whether the run equals
+    an uninterrupted one, None where runs cannot be repeated.
     """
 
     ended_by: str
@@ -48,6 +49,7 @@ class End:
     seconds: float = 0.0
     counters: Mapping[str, int] = field(default_factory=dict)
     actors: Sequence[ActorStat] = ()
+    exact: bool | None = None
 
 
 class Summary:
@@ -96,6 +98,7 @@ _NOTHING_YET: dict[str, Any] = {
     "counters": {},
     "throughput": {},
     "actors": [],
+    "exact": None,
 }
 """The same keys from the start, so that a reader needs no cases."""
 
@@ -126,6 +129,7 @@ def _end_data(end: End) -> dict[str, Any]:
         "counters": dict(end.counters),
         "throughput": _throughput(end.counters, end.seconds),
         "actors": [asdict(actor) | {"samples_per_sec": actor.samples_per_sec} for actor in end.actors],
+        "exact": end.exact,
     }
 
 

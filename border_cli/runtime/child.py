@@ -14,6 +14,8 @@ from types import FrameType
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
+LEFT_TO_LEARNER = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+"""Signals that may reach a whole process group and that the learner alone acts on."""
 
 
 def enter(parent_pid: int) -> None:
@@ -52,13 +54,13 @@ def _die_with_parent(parent_pid: int) -> None:
 
 
 def _leave_signals_to_learner() -> None:
-    """SIGINT and SIGTERM do nothing here: they reach a whole group, and the learner ends its children.
+    """These signals do nothing here: the learner ends its children itself.
 
     Handlers instead of SIG_IGN, because what an environment starts would inherit that.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in LEFT_TO_LEARNER:
         signal.signal(number, _do_nothing)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, LEFT_TO_LEARNER)
 
 
 def _do_nothing(number: int, frame: FrameType | None) -> None:

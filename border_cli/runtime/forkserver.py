@@ -37,7 +37,6 @@ _CHILD_ENVIRONMENT = {
 }
 _COMMANDS = ("border-train", "border-eval")
 """The scripts that an installer makes of our entry points."""
-_LEFT_TO_LEARNER = (signal.SIGINT, signal.SIGTERM)
 _POLL_S = 0.1
 
 
@@ -195,8 +194,8 @@ def _child_environment() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """A process started inside takes no SIGINT or SIGTERM until it has settled what they mean."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _LEFT_TO_LEARNER)
+    """A process started inside takes none of the signals that are the learner's until it has settled what they mean."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, child.LEFT_TO_LEARNER)
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Stopping on SIGINT and SIGTERM: a flag that everything polls."""
+"""Signals set flags that everything polls: SIGINT and SIGTERM stop a run, SIGUSR1 has it save now and go on."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ _CODES = {signal.SIGINT: ExitCode.SIGINT, signal.SIGTERM: ExitCode.SIGTERM}
 class StopFlag:
     """Set by the first SIGINT or SIGTERM while it is entered; called, it says whether it is set.
 
+    SIGUSR1 asks for a checkpoint, which `take_save_request` tells once.
+
     The first signal also gives SIGINT its default action back: a second Ctrl-C ends the process at once.
-    On leaving, both handlers are as they were. Outside the main thread, which alone may handle signals, only
+    On leaving, all handlers are as they were. Outside the main thread, which alone may handle signals, only
     `request` sets it.
     """
 
     def __init__(self) -> None:
         self.code: ExitCode | None = None
+        self._save_requested = False
         self._previous: dict[signal.Signals, Any] = {}
 
     def __call__(self) -> bool:
@@ -35,9 +38,17 @@ class StopFlag:
         if self.code is None:
             self.code = code
 
+    def take_save_request(self) -> bool:
+        """Whether a checkpoint was asked for since the last call."""
+        if not self._save_requested:
+            return False
+        self._save_requested = False
+        return True
+
     def __enter__(self) -> StopFlag:
         if threading.current_thread() is threading.main_thread():
             self._previous = {number: signal.signal(number, self._on_signal) for number in _CODES}
+            self._previous[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._on_save_request)
         return self
 
     def __exit__(
@@ -52,6 +63,10 @@ class StopFlag:
         del frame
         self.request(_CODES[signal.Signals(number)])
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    def _on_save_request(self, number: int, frame: FrameType | None) -> None:
+        del number, frame
+        self._save_requested = True
 
 
 @contextmanager

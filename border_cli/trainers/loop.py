@@ -7,7 +7,7 @@ the ratio, the intervals, the records and the ways to end are the same code.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from time import monotonic
@@ -38,7 +38,7 @@ _GONE = ("done", "failed", "killed", "lost")
 
 @dataclass
 class Parts:
-    """What a trainer joins."""
+    """What a trainer joins. save_request: whether somebody has asked for a checkpoint since it was last called."""
 
     agent: Agent
     buffer: ReplayBuffer
@@ -51,6 +51,7 @@ class Parts:
     telemetry: Telemetry
     should_stop: StopCheck
     batch_size: int
+    save_request: Callable[[], bool] = lambda: False
 
 
 @dataclass
@@ -81,7 +82,7 @@ class TrainingLoop:
         self.actors: list[ActorStat] = []
         self._to_do: list[str] = []
         self._agent_values: dict[str, float] = {}
-        self._recorded_at = (-1, -1)
+        self._recorded_at = -1
         self._phase = "starting"
         self._final_phase = "failed"
         self._failed = False
@@ -92,6 +93,7 @@ class TrainingLoop:
         resumed: what to go on from. Raises ValueError, before anything is started, where it does not fit.
         However it ends, the last records are flushed and a last checkpoint is saved; an error is raised after that.
         """
+        p = self.parts
         try:
             self._start(resumed)
             while (ended_by := self._ended_by()) is None:
@@ -101,6 +103,8 @@ class TrainingLoop:
                     self._after_opt()
                 else:
                     self._idle()
+                if p.save_request():
+                    self._save_now()
                 self._show()
             self._require_finite()
             self._leave()
@@ -205,14 +209,14 @@ class TrainingLoop:
         self._work_off()
 
     def _work_off(self) -> None:
-        """Do what is due. Once the run is asked to stop, the rest is left for the run that goes on from here."""
+        """Do what is due. Once the run ends, the rest is left: to its last stages, and to a run that goes on from here."""
         stages = {
             "publish": self._publish,
             "evaluate": self._evaluate,
             "record": self._record,
             "save": self._save,
         }
-        while self._to_do and not self.parts.should_stop():
+        while self._to_do and self._ended_by() is None:
             stages[self._to_do.pop(0)]()
 
     def _publish_interval(self) -> int | None:
@@ -238,6 +242,11 @@ class TrainingLoop:
             self._show()
             self.saving.save(self._state(), self._counters())
 
+    def _save_now(self) -> None:
+        """Because somebody asked for it; nothing where the newest checkpoint is of this opt step."""
+        if self.parts.limiter.opt_steps > self.saving.saved_at:
+            self._save()
+
     @contextmanager
     def _in_phase(self, phase: str) -> Iterator[None]:
         before, self._phase = self._phase, phase
@@ -258,12 +267,11 @@ class TrainingLoop:
         }
 
     def _record(self) -> None:
-        """Write everything since the last record."""
+        """Write everything since the last record, unless that was of this very opt step: each has one at most."""
         p = self.parts
-        at = (p.limiter.opt_steps, p.limiter.env_steps)
-        if at == self._recorded_at or self.config.record_interval is None:
+        if p.limiter.opt_steps == self._recorded_at or self.config.record_interval is None:
             return
-        self._recorded_at = at
+        self._recorded_at = p.limiter.opt_steps
         if not self._agent_values and (last := p.agent.take_record()) is not None:
             self._agent_values = last.values  # of an interval that the end, or the warm-up, has cut short
         actors = self.actors or p.source.stats()
@@ -303,7 +311,7 @@ class TrainingLoop:
                 "telemetry": p.telemetry.state(self.exact),
                 "judging": self.judging.state(),
                 "records": p.recorder.positions(),
-                "recorded_at": list(self._recorded_at),
+                "recorded_at": self._recorded_at,
                 "agent_values": self._agent_values,
                 "to_do": self._to_do,
                 "whole": self.exact and not self._failed,
@@ -332,7 +340,7 @@ class TrainingLoop:
         p.telemetry.load_state(own["telemetry"])
         self.judging.load_state(own["judging"])
         self.saving.saved_at = p.limiter.opt_steps
-        self._recorded_at = (int(own["recorded_at"][0]), int(own["recorded_at"][1]))
+        self._recorded_at = int(own["recorded_at"])
         self._agent_values = dict(own["agent_values"])
         self._to_do = [str(stage) for stage in own["to_do"]]
         if p.limiter.opt_steps and state.replay is not None:

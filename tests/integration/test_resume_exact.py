@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.interrupted import assert_same_bits, run_interrupted, run_whole
+from border_cli.cli.train import main
+from tests.interrupted import assert_same_bits, run_interrupted, run_killed, run_whole
 from tests.real_runs import Run, in_folder
 
 COMMON = (
@@ -61,3 +62,21 @@ def test_g2_a_resumed_run_equals_the_uninterrupted_one(folder: Path, mode: str, 
 
 def test_g1_the_same_seed_is_the_same_run(folder: Path, mode: str, whole: Run) -> None:
     assert_same_bits(run_whole(folder / f"{mode}, again", *COMMON, *MODES[mode]), whole)
+
+
+def test_g2_a_run_that_was_killed_is_resumed_to_the_same_bits(folder: Path, mode: str, whole: Run) -> None:
+    """From the checkpoint before: what was recorded and trained after that is done once more."""
+    killed = run_killed(folder / f"{mode}, killed", *COMMON, *MODES[mode], at=99)
+    assert killed.summary["status"] == "running"
+    assert killed.checkpoints[-1] == "step-000000070"
+    assert main([f"resume={killed.path}"]) == 0
+    assert_same_bits(Run(killed.path), whole)
+
+
+def test_a_larger_budget_makes_the_run_that_had_it_from_the_start(
+    folder: Path, mode: str, whole: Run
+) -> None:
+    run = run_whole(folder / f"{mode}, short", *COMMON[1:], *MODES[mode], "trainer.max_opts=110")
+    assert main([f"resume={run.path}", "trainer.max_opts=150"]) == 0
+    assert_same_bits(Run(run.path), whole)
+    assert Run(run.path).summary["exact"] is True

@@ -1,0 +1,261 @@
+"""`resume=RUN` and `resume=auto`: what goes on, what is refused, and what a person sees of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+from border_cli.checkpoints.contents import read_run_state
+from border_cli.cli.train import main
+from border_cli.config.convert import known_keys, to_plain
+from border_cli.config.resuming import Change, is_exact, safe
+from border_cli.runs.lock import locked
+from tests.interrupted import run_interrupted, run_killed, run_whole, signal_at
+from tests.real_runs import Run, in_folder, tiny
+
+WORDS = (
+    "n_actors=2",
+    "trainer.max_opts=120",
+    "trainer.eval_interval=50",
+    "trainer.save_interval=40",
+    "trainer.record_interval=20",
+    "recorder.tensorboard=true",
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, full_forkserver: None) -> Iterator[Path]:
+    with in_folder(tmp_path_factory.mktemp("resume")) as path:
+        yield path
+
+
+@pytest.fixture(scope="module")
+def done(folder: Path) -> Run:
+    """A run that is done."""
+    return run_whole(folder / "done", *WORDS)
+
+
+@pytest.fixture(scope="module")
+def stopped(folder: Path) -> Run:
+    """A run that was stopped at opt step 65, as its directory was then."""
+    with signal_at(65):
+        assert main([*tiny(*WORDS), f"hydra.run.dir={folder / 'stopped'}"]) == 143
+    return Run(folder / "stopped")
+
+
+@pytest.fixture
+def copy(stopped: Run, tmp_path: Path) -> Run:
+    """The stopped run once more, to do with it what one likes."""
+    return Run(Path(shutil.copytree(stopped.path, tmp_path / "copy")))
+
+
+def tensorboard_points(run: Run) -> list[tuple[str, int]]:
+    """(tag, step) of every scalar in every event file."""
+    return [
+        (value.tag, event.step)
+        for path in sorted((run.path / "tensorboard").iterdir())
+        for event in EventFileLoader(str(path)).Load()
+        for value in event.summary.value
+    ]
+
+
+def jsonl_points(run: Run) -> list[tuple[str, int]]:
+    return [(name, record["opt_steps"]) for record in run.records for name in record]
+
+
+# -- going on -----------------------------------------------------------
+
+
+def test_h2_after_a_crash_every_step_of_every_curve_is_there_once(folder: Path) -> None:
+    run = run_killed(folder / "killed", *WORDS, at=75)
+    assert main([f"resume={run.path}"]) == 0
+    again = Run(run.path)
+    for points in (tensorboard_points(again), jsonl_points(again)):
+        metrics = Counter(point for point in points if "/" in point[0])
+        assert [point for point, n in metrics.items() if n > 1] == []
+        assert [step for name, step in points if name == "agent/loss"] == [20, 40, 60, 80, 100, 120]
+    times = [record["time"] for record in again.records]
+    assert times == sorted(times)
+
+
+def test_a_run_that_runs_free_goes_on_in_the_same_directory(folder: Path) -> None:
+    run = run_interrupted(folder / "free", *WORDS, at=65)
+    assert run.counts[0] == 120
+    assert run.checkpoints[-1] == "step-000000120"
+    launches = run.json("provenance.json")["launches"]
+    assert [launch["command"].split()[-1][:7] for launch in launches][1] == "resume="
+    actors = run.summary["actors"]
+    assert [actor["incarnation"] for actor in actors] == [1, 1]  # with new seeds
+    assert sum(actor["env_steps"] for actor in actors) == run.counts[1]
+    assert run.summary["exact"] is None
+
+
+def test_the_replay_the_ratio_and_the_scores_go_on(copy: Run) -> None:
+    state = read_run_state(copy.path / "checkpoints" / "step-000000065", with_replay=True)
+    assert state.replay is not None and state.replay.values["rows"] > 65
+    assert main([f"resume={copy.path}"]) == 0
+    again = Run(copy.path)
+    assert again.steps("eval/return_mean") == [50, 100, 120]
+    totals = dict(again.series("throughput/samples_total"))
+    assert totals[120] >= 50 + 120
+    assert all(
+        1 <= ratio <= 2.2 for step, ratio in again.series("throughput/samples_per_opt_step") if step > 60
+    )
+
+
+def test_a_kept_configuration_says_what_changes(copy: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [f"resume={copy.path}", "trainer.max_opts=90", "n_actors=3", "recorder.console=plain"]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert "resumed  step-000000065: 65 opt steps" in out
+    assert "trainer.max_opts: 120 → 90" in out
+    again = Run(copy.path)
+    assert (again.config.trainer.max_opts, again.config.n_actors, again.counts[0]) == (90, 3, 90)
+    assert len(again.summary["actors"]) == 3
+
+
+def test_b4_without_its_replay_a_run_warms_up_first(copy: Run) -> None:
+    """As many env steps as a new run, and then no opt step more than the ratio allows."""
+    before = read_run_state(copy.path / "checkpoints" / "step-000000065", with_replay=False)
+    env_steps = before.loop["limiter"]["env_steps"]
+    assert main([f"resume={copy.path}", "checkpoint.replay=none", "trainer.record_interval=1"]) == 0
+    again = Run(copy.path)
+    totals = {step: total for step, total in again.series("throughput/samples_total") if step > 65}
+    assert totals[66] >= env_steps + 50
+    assert all(total >= env_steps + 50 + step - 65 for step, total in totals.items())
+    assert not any(
+        "replay" in path.name for path in (again.path / "checkpoints" / "step-000000120").iterdir()
+    )
+
+
+def test_a_run_without_a_checkpoint_begins_again_in_its_directory(folder: Path) -> None:
+    run = run_killed(folder / "early", *WORDS, at=5)
+    assert run.checkpoints == []
+    assert main([f"resume={run.path}"]) == 0
+    assert Run(run.path).steps("agent/loss") == [20, 40, 60, 80, 100, 120]
+
+
+# -- the same command again ---------------------------------------------
+
+
+def test_the_same_command_goes_on_and_once_done_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full_forkserver: None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [*tiny(*WORDS), "resume=auto"]
+    with signal_at(65):
+        assert main(words) == 143
+    first = Path("runs/latest").resolve()
+    assert main([*words, "trainer.eval_interval=60"]) == 0  # a safe change is no other run
+    assert Run(first).counts[0] == 120
+    with signal_at(10):
+        assert main([*words, "agent.lr=0.01"]) == 143  # another one is
+    assert len(list(Path("runs").glob("[0-9]*/*/config.yaml"))) == 2
+
+
+def test_auto_does_not_start_beside_a_run_that_is_alive(
+    copy: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(copy.path, "runs/2026-01-01/00-00-00.000_dqn_cartpole")
+    with locked(Path("runs/2026-01-01/00-00-00.000_dqn_cartpole")):
+        assert main([*tiny(*WORDS), "resume=auto"]) == 2
+    assert "is being trained by another process" in capsys.readouterr().err
+
+
+# -- refused ------------------------------------------------------------
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(list(words)) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert 1 <= len(lines) <= 3
+    return "\n".join(lines)
+
+
+def test_c8_a_run_that_is_alive_is_not_touched(copy: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {name: content for name, content in copy.files(".").items() if name != ".lock"}
+    with locked(copy.path):
+        assert "is being trained by another process (pid " in refused(capsys, f"resume={copy.path}")
+    assert {k: v for k, v in copy.files(".").items() if k != ".lock"} == before
+
+
+def test_a_run_that_is_done_needs_a_larger_budget(done: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "trainer.max_opts=240" in refused(capsys, f"resume={done.path}")
+    assert "is done: 120 opt steps" in refused(capsys, f"resume={done.path}", "trainer.max_opts=100")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["agent=dqn"], "agent=dqn chooses a group"),
+        (["agent.lr=0.5"], "another agent.lr: 0.001 → 0.5"),
+        (["trainer.max_opt=9"], "nearest: trainer.max_opts"),
+        (["hydra.run.dir=x"], "cannot be typed beside it"),
+        (["~agent.lr"], "cannot be typed beside it"),
+        (["trainer.max_opts=1,2"], "has several values"),
+        (["trainer.max_opts=-1"], "trainer.max_opts"),
+        (["resume=other"], "are two runs"),
+        (["-m"], "goes on with one run"),
+    ],
+)
+def test_what_cannot_be_typed_beside_resume(
+    stopped: Run, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    assert said in refused(capsys, f"resume={stopped.path}", *words)
+
+
+@pytest.mark.parametrize(("path", "said"), [("nowhere", "is not there"), (".", "is no run")])
+def test_what_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], path: str, said: str) -> None:
+    assert said in refused(capsys, f"resume={tmp_path / path}")
+
+
+SAFE = {
+    "trainer": {"max_opts", "max_env_steps", "max_time", "stop_return"}
+    | {"eval_interval", "save_interval", "record_interval"},
+    "evaluator": None,
+    "recorder": None,
+    "checkpoint": None,
+    "": {"device", "debug"},
+}
+SAFE_RUNNING_FREE = {
+    "actor_manager": None,
+    "trainer": SAFE["trainer"] | {"ratio_tolerance"},
+    "": {"device", "debug", "n_actors", "threads"},
+}
+
+
+@pytest.mark.parametrize("lockstep", [False, True])
+def test_c10_exactly_these_keys_may_change(done: Run, lockstep: bool) -> None:
+    config = done.config
+    config.trainer.lockstep = lockstep
+    assert is_exact(config) is lockstep
+    allowed = SAFE if lockstep else SAFE | SAFE_RUNNING_FREE
+    for key in known_keys(to_plain(config)):
+        group, _, name = key.rpartition(".")
+        names = allowed.get(group, set())
+        assert safe(config, Change(key, 1, 2)) == (names is None or name in names), key
+
+
+def test_a_run_of_somebody_else_imports_nothing(
+    copy: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "nobody"))
+    config = copy.path / "config.yaml"
+    config.write_text(config.read_text().replace("plugins: []", "plugins: [tests.no_such_plugin]"))
+    assert "is not one of yours" in refused(capsys, f"resume={copy.path}")
+
+
+def test_d4_sigusr1_saves_and_the_run_goes_on(folder: Path) -> None:
+    import signal
+
+    with signal_at(33, signal.SIGUSR1):
+        run = run_whole(folder / "asked", *WORDS, "trainer.save_interval=null", "checkpoint.keep=9")
+    assert run.checkpoints == ["step-000000033", "step-000000120"]
+    assert json.loads((run.path / "summary.json").read_text())["exit_code"] == 0
