@@ -6,14 +6,13 @@
 | training | training.safetensors, training.json | all of the agent |
 | counters | counters.json | opt steps, env steps, episodes, best score |
 | generators | generators.json | states of the learner's generators |
-| score | score.json | of best/: the evaluation that made it the best |
+| score | score.json | of best/: the evaluation that made it the best, and the routine one that it confirmed |
 
 Nothing in a checkpoint depends on clock, host, path or process.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,15 +97,22 @@ def save_checkpoint(
     return path
 
 
-def save_best(run_dir: Path, arrays: Mapping[str, Array], model: ModelDescription, score: Evaluation) -> Path:
+def save_best(
+    run_dir: Path,
+    arrays: Mapping[str, Array],
+    model: ModelDescription,
+    score: Evaluation,
+    routine: Evaluation | None = None,
+) -> Path:
     """Write or replace `run_dir/best`: the model that this evaluation judged. Returns its path.
 
+    routine: where score is a confirmation, the evaluation that it confirmed.
     Raises CheckpointIOError when the disk fails.
     """
     info = ModelInfo(score.opt_steps, dict(arrays))
     files: dict[str, bytes | store.Writer] = {
         **_model_files(info, model, score.opt_steps),
-        "score.json": json_text.encode(json_text.finite_or_null(_score_data(score))),
+        "score.json": json_text.encode(json_text.finite_or_null(_best_data(score, routine))),
     }
     return store.write(run_dir, BEST, files, score.opt_steps)
 
@@ -128,16 +134,19 @@ def _encode_arrays(arrays: Mapping[str, Array]) -> bytes:
     return encoded
 
 
+def _best_data(score: Evaluation, routine: Evaluation | None) -> dict[str, Any]:
+    """What counts stands at the top, the routine evaluation before a confirmation under a key of its own."""
+    data = _score_data(score)
+    return data if routine is None else data | {"routine": _score_data(routine)}
+
+
 def _score_data(score: Evaluation) -> dict[str, Any]:
-    return {
-        "opt_steps": score.opt_steps,
+    return score.to_json() | {
         "episodes": len(score.returns),
         "mean": score.mean,
         "std": score.std,
         "min": min(score.returns),
         "max": max(score.returns),
-        "returns": list(score.returns),
-        "lengths": list(score.lengths),
     }
 
 
@@ -199,8 +208,7 @@ class _Reader:
     def score(self) -> Evaluation:
         data = self.json("score.json")
         try:
-            returns = tuple(math.nan if value is None else float(value) for value in data["returns"])
-            return Evaluation(int(data["opt_steps"]), returns, tuple(int(n) for n in data["lengths"]))
+            return Evaluation.from_json(data)
         except (KeyError, TypeError, ValueError) as e:
             raise self._invalid("score.json", e) from e
 

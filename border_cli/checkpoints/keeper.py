@@ -8,7 +8,7 @@ from pathlib import Path
 
 from border_cli.checkpoints.contents import CHECKPOINTS, ModelDescription, save_best, save_checkpoint
 from border_cli.config.schema import TrainConfig
-from border_cli.core.protocols import Agent, Evaluation, ReplayBuffer
+from border_cli.core.protocols import Agent, Evaluation, ModelInfo, ReplayBuffer
 from border_cli.core.spaces import EnvSpec
 
 _logger = logging.getLogger(__name__)
@@ -29,12 +29,10 @@ class RunKeeper:
             agent=asdict(config.agent), env=asdict(config.env), spec=spec, plugins=tuple(config.plugins)
         )
 
-    def save_best(self, agent: Agent, evaluation: Evaluation) -> None:
+    def save_best(self, model: ModelInfo, score: Evaluation, routine: Evaluation | None) -> None:
         """Replace best/."""
-        _logger.info(
-            "new best at opt step %d: %.1f ± %.1f", evaluation.opt_steps, evaluation.mean, evaluation.std
-        )
-        save_best(self._dir, agent.model_info().arrays, self._model, evaluation)
+        save_best(self._dir, model.arrays, self._model, score, routine)
+        _logger.info("new best at opt step %d: %.1f ± %.1f", score.opt_steps, score.mean, score.std)
 
     def save(self, counters: dict[str, object]) -> None:
         """Write checkpoints/step-…/ and drop the oldest."""

@@ -27,7 +27,7 @@ from border_cli.core.protocols import (
 )
 from border_cli.core.record import Record
 from border_cli.replay.limiter import RatioLimiter
-from border_cli.trainers.judging import Judging
+from border_cli.trainers.judging import Episodes, Judging
 from border_cli.trainers.saving import Keeper, Saving
 from border_cli.trainers.telemetry import Telemetry
 
@@ -44,6 +44,7 @@ class Parts:
     source: ExperienceSource
     limiter: RatioLimiter
     evaluator: Evaluator
+    episodes: Episodes
     recorder: Recorder
     keeper: Keeper
     view: View
@@ -69,7 +70,16 @@ class TrainingLoop:
         self.config = config
         self.parts = parts
         self.judging = Judging(
-            config, parts.evaluator, parts.keeper, parts.view, parts.telemetry, self._write
+            config,
+            parts.episodes,
+            parts.evaluator,
+            parts.keeper,
+            parts.view,
+            parts.telemetry,
+            parts.recorder.write,
+            self.tick,
+            parts.should_stop,
+            exact=config.type == "sync",
         )
         self.saving = Saving(parts.keeper, parts.telemetry)
         self.actors: list[ActorStat] = []
@@ -87,6 +97,7 @@ class TrainingLoop:
         try:
             p.source.start(p.agent.model_info())
             while (ended_by := self._ended_by()) is None:
+                self.judging.look()
                 self._gather()
                 if p.limiter.may_opt() and len(p.buffer) >= p.batch_size:
                     self._opt()
@@ -196,11 +207,11 @@ class TrainingLoop:
     def _evaluate(self) -> None:
         self._require_finite()
         with self._in_phase("evaluating"):
-            self.judging.judge(self.parts.agent, self.parts.limiter.opt_steps)
+            self.judging.submit(self.parts.agent.model_info(), self.parts.limiter.env_steps)
 
     def _evaluate_last(self) -> None:
         with self._in_phase("evaluating"):
-            self.judging.judge_last(self.parts.agent, self.parts.limiter.opt_steps)
+            self.judging.judge_last(self.parts.agent.model_info(), self.parts.limiter.env_steps)
 
     def _save(self) -> None:
         self._require_finite()
