@@ -30,9 +30,8 @@ class TensorBoardRecorder:
     def write(self, record: Record) -> None:
         """Hand one event to the writer's thread. Raises ResourceError when an earlier one was not written."""
         scalars = dict(record.values)
-        if (
-            record.opt_steps >= self._newest
-        ):  # an evaluation beside training is recorded later than what came after it
+        # An evaluation beside training is recorded after later opt steps: it would take the env steps back.
+        if record.opt_steps >= self._newest:
             self._newest = record.opt_steps
             scalars[ENV_STEPS] = float(record.env_steps)
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]

@@ -110,6 +110,7 @@ class Judging:
         waiting one. Any other returns when it is done, or the run was asked to stop.
         """
         copy = ModelInfo(model.version, {name: array.copy() for name, array in model.arrays.items()})
+        self._proceed(self._held)  # whoever has been judged meanwhile makes room
         if not self._held and len(self._trials) >= _AT_ONCE:
             self._trials.pop()
             self.skipped += 1

@@ -2,53 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 
-from border_cli.core.protocols import ActingPolicy, Env, Evaluation, Step
-from border_cli.core.spaces import ActionSpec, Array, EnvSpec, Obs, ObsLeaf, ObsSpec
+from border_cli.core.protocols import ActingPolicy, Env, Evaluation
+from border_cli.core.spaces import Array, Obs
 from border_cli.evaluation.episodes import EpisodeRunner
-
-SPEC = EnvSpec(ObsSpec((ObsLeaf("obs", (), "box", (1,), "float32"),)), ActionSpec("discrete", n=2))
-
-
-class SeededEnv:
-    """Environments whose episode of seed s lasts s % 7 + 1 env steps and pays s + the action in each."""
-
-    def __init__(self, n_envs: int, truncating: bool = False) -> None:
-        self.n_envs = n_envs
-        self.spec = SPEC
-        self.seeds: list[int | None] = []
-        self.closed = False
-        self._seed = [-1] * n_envs
-        self._time = [0] * n_envs
-        self._over = [True] * n_envs
-        self._truncating = truncating
-
-    def reset(self, env_ix: int, seed: int | None = None) -> None:
-        assert seed is not None
-        self.seeds.append(seed)
-        self._seed[env_ix], self._time[env_ix], self._over[env_ix] = seed, 0, False
-
-    def observe(self, env_ix: Sequence[int]) -> Obs:
-        return {"obs": np.array([[self._seed[i]] for i in env_ix], np.float32)}
-
-    def step(self, env_ix: Sequence[int], action: Array) -> Step:
-        assert not any(self._over[i] for i in env_ix), "a step in an environment that has ended"
-        obs = self.observe(env_ix)
-        for i in env_ix:
-            self._time[i] += 1
-            self._over[i] = self._time[i] == self._seed[i] % 7 + 1
-        ended = np.array([self._over[i] for i in env_ix])
-        reward = np.array([self._seed[i] for i in env_ix], np.float64) + action
-        none = np.zeros(len(ended), bool)
-        terminated, truncated = (none, ended) if self._truncating else (ended, none)
-        return Step(env_ix, obs, action, reward, terminated, truncated, self.observe(env_ix))
-
-    def close(self) -> None:
-        self.closed = True
+from tests.evaluators import SeededEnv
 
 
 class ParityPolicy:
@@ -124,7 +84,7 @@ def test_the_same_evaluation_again_has_the_same_seeds() -> None:
 def test_a12_it_stops_before_the_next_env_step(polls: int) -> None:
     env, policy = SeededEnv(1), ParityPolicy()
     assert judge(env, policy, stop_after=polls) is None
-    assert sum(env._time) <= polls
+    assert env.taken <= polls
     assert policy.modes == ["eval", "train"]
 
 

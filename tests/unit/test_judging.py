@@ -281,6 +281,15 @@ def test_a_candidate_being_confirmed_is_not_replaced() -> None:
     assert desk.bests == [(10, 1.0), (30, 3.0)]
 
 
+def test_what_has_been_judged_meanwhile_makes_room_for_the_next() -> None:
+    desk = Desk({10: 1.0, 20: 2.0, 30: 3.0}, concurrent=True)
+    desk.submit(10, 20)
+    desk.evaluator.answers = 2
+    desk.submit(30)
+    assert desk.judging.skipped == 0
+    assert [model.version for model in desk.judging.pending] == [20, 30]
+
+
 def test_inline_nothing_is_said_of_what_waits() -> None:
     desk = Desk({10: 1.0})
     desk.submit(10)
