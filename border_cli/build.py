@@ -31,12 +31,13 @@ from border_cli.core.errors import (
 )
 from border_cli.core.items import item_columns
 from border_cli.core.progress import Progress, View
-from border_cli.core.protocols import Agent, ExperienceSource, Recorder, ReplayBuffer
+from border_cli.core.protocols import Agent, Evaluator, ExperienceSource, Recorder, ReplayBuffer
 from border_cli.core.spaces import EnvSpec
 from border_cli.envs.guarded import GuardedEnv, blamed
-from border_cli.envs.gym_env import GymEnv
 from border_cli.envs.taped import TapedEnv
-from border_cli.evaluation.evaluator import InlineEvaluator
+from border_cli.evaluation.episodes import EpisodeRunner
+from border_cli.evaluation.inline import InlineEvaluator
+from border_cli.evaluation.process_evaluator import ProcessEvaluator
 from border_cli.preflight import preflight
 from border_cli.recorders.banner import banner, preset_note
 from border_cli.recorders.buffered import NullRecorder
@@ -59,6 +60,7 @@ from border_cli.runs.summary import End, Summary, write_crash
 from border_cli.runtime import seeding
 from border_cli.runtime.signals import StopFlag, own_or
 from border_cli.trainers.async_ import AsyncTrainer
+from border_cli.trainers.judging import Episodes
 from border_cli.trainers.lockstep import LockstepTrainer
 from border_cli.trainers.loop import Ending, Parts, TrainingLoop
 from border_cli.trainers.sync import Trainer
@@ -175,14 +177,7 @@ class _Run:
         evaluator = None
         try:
             agent, buffer = self._agent(), parts.make_buffer(self._config, self._spec)
-            evaluator = InlineEvaluator(
-                self._evaluation_env(),
-                self._config.evaluator.episodes,
-                self._config.evaluator.max_episode_steps,
-                lambda i: seeding.evaluation_seed(self._config.seed, i),
-                self._stop,
-                self._tick,
-            )
+            evaluator = self._evaluator(agent)
             self._loop = self._make_loop(agent, buffer, evaluator, recorder)
             return self._loop.run(self._resumed.state)
         finally:
@@ -191,7 +186,7 @@ class _Run:
             recorder.close()
 
     def _make_loop(
-        self, agent: Agent, buffer: ReplayBuffer, evaluator: InlineEvaluator, recorder: Recorder
+        self, agent: Agent, buffer: ReplayBuffer, evaluator: Evaluator, recorder: Recorder
     ) -> TrainingLoop:
         c = self._config
         limiter = RatioLimiter(
@@ -209,6 +204,7 @@ class _Run:
             source=self._source(agent),
             limiter=limiter,
             evaluator=evaluator,
+            episodes=Episodes(c.seed, c.evaluator),
             recorder=recorder,
             keeper=keeper,
             view=self._view,
@@ -251,11 +247,15 @@ class _Run:
         )
         return InThreadSource(sampler, place.n_envs, env.close)
 
-    def _evaluation_env(self) -> GuardedEnv:
-        n_envs = min(self._config.evaluator.n_envs, self._config.evaluator.episodes)
-        with blamed("the evaluation", _MAKING):
-            env = GymEnv(self._config.env, n_envs, made=self._starting)
-        return GuardedEnv(env, "the evaluation")
+    def _evaluator(self, agent: Agent) -> Evaluator:
+        c = self._config
+        if c.evaluator.type == "process":
+            spec, timeout_s = parts.evaluator_spec(c), c.evaluator.heartbeat_timeout_s
+            return ProcessEvaluator(spec, agent.model_info(), timeout_s, c.evaluator.restarts)
+        policy = parts.evaluation_policy(self._spec, c)
+        env = parts.evaluation_env(self._starting, c)
+        runner = EpisodeRunner(env, c.evaluator.max_episode_steps, self._stop, self._tick)
+        return InlineEvaluator(runner, policy)
 
     def _starting(self) -> None:
         """Between two environments, which may take long: the view goes on, and the run can be stopped."""
@@ -308,6 +308,7 @@ class _Run:
     def _announce(self) -> None:
         c = self._config
         processes = 1 if c.trainer.type == "sync" else 1 + c.n_actors
+        processes += c.evaluator.type == "process"
         threads = c.threads + processes - 1
         replay = parts.buffer_bytes(c, self._spec)
         lines = banner(
@@ -318,7 +319,7 @@ class _Run:
             threads,
             preset_note(c),
             directory.shown(self._dir),
-            describe(c, self._resumed) if self._goes_on else "",
+            resumed=describe(c, self._resumed) if self._goes_on else "",
         )
         text = "\n".join(lines)
         _log.info("%s", text)

@@ -1,6 +1,7 @@
 """From configuration to parts, for whichever process needs them: environment, policy, step processor, buffer, agent.
 
-The functions named `actor_*` are imported by path inside an actor's own process.
+The functions named `actor_*` are imported by path inside an actor's own process, those named `evaluation_*` inside an
+evaluator's.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ from typing import Any
 
 from border_cli.actors.place import ActorSpec, Factory, Place
 from border_cli.actors.rounds import Rounds
-from border_cli.config.checks import lockstep_steps
+from border_cli.config.checks import confirm_episodes, lockstep_steps
 from border_cli.config.registry import AGENTS, BUFFERS
 from border_cli.config.schema import AgentConfig, EnvConfig, TrainConfig
 from border_cli.core.protocols import ActingPolicy, Agent, ReplayBuffer
 from border_cli.core.spaces import EnvSpec
+from border_cli.envs.guarded import GuardedEnv, blamed
 from border_cli.envs.gym_env import GymEnv
 from border_cli.envs.taped import TapedEnv
+from border_cli.evaluation.process import EvaluatorSpec
 from border_cli.replay.step_processor import NStepProcessor
 
 
@@ -85,6 +88,37 @@ def actor_processor(place: Place, spec: EnvSpec, config: TrainConfig) -> NStepPr
     """The step processor of one actor."""
     agent = config.agent
     return NStepProcessor(spec, place.n_envs, config.buffer.n_step, agent.gamma, agent.reward_clip)
+
+
+def evaluator_spec(config: TrainConfig) -> EvaluatorSpec:
+    """What an evaluator with a process of its own is made of."""
+    return EvaluatorSpec(
+        env=Factory("border_cli.parts:evaluation_env", (config,)),
+        policy=Factory("border_cli.parts:evaluation_policy", (config,)),
+        max_episode_steps=config.evaluator.max_episode_steps,
+        max_episodes=_most_episodes(config),
+    )
+
+
+def evaluation_env(made: Callable[[], None], config: TrainConfig) -> GuardedEnv:
+    """The environments that models are judged in. made: called after each."""
+    _import_all(tuple(config.plugins))
+    n_envs = min(config.evaluator.n_envs, _most_episodes(config))
+    with blamed("the evaluation", "making the environment"):
+        env = GymEnv(config.env, n_envs, made=made)
+    return GuardedEnv(env, "the evaluation")
+
+
+def evaluation_policy(spec: EnvSpec, config: TrainConfig) -> ActingPolicy:
+    """The policy that models are judged with, on the CPU. It draws the same in whichever process it acts."""
+    _import_all(tuple(config.plugins))
+    policy: ActingPolicy = AGENTS[config.agent.type].load().make_policy(config.agent, spec, config.seed)
+    return policy
+
+
+def _most_episodes(config: TrainConfig) -> int:
+    """Episodes of the longest evaluation."""
+    return max(config.evaluator.episodes, confirm_episodes(config.evaluator))
 
 
 def make_agent(config: TrainConfig, spec: EnvSpec) -> Agent:

@@ -10,7 +10,7 @@
 | actors | actors.safetensors, actors.json | seats; under sync and lockstep also streams, environments, chunks |
 | waiting | waiting.safetensors, waiting.json | models that wait for their evaluation |
 | replay | replay.safetensors, replay.json, replay.rows-….safetensors | rows, in blocks that are written once when sealed |
-| score | score.json | of best/: the evaluation that made it the best |
+| score | score.json | of best/: the evaluation that made it the best, and the routine one that it confirmed |
 
 Nothing in a checkpoint depends on clock, host, path or process.
 """
@@ -18,7 +18,6 @@ Nothing in a checkpoint depends on clock, host, path or process.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -147,15 +146,22 @@ def _block_writer(block: Block) -> store.Writer:
     return write
 
 
-def save_best(run_dir: Path, arrays: Mapping[str, Array], model: ModelDescription, score: Evaluation) -> Path:
+def save_best(
+    run_dir: Path,
+    arrays: Mapping[str, Array],
+    model: ModelDescription,
+    score: Evaluation,
+    routine: Evaluation | None = None,
+) -> Path:
     """Write or replace `run_dir/best`: the model that this evaluation judged. Returns its path.
 
+    routine: where score is a confirmation, the evaluation that it confirmed.
     Raises CheckpointIOError when the disk fails.
     """
     info = ModelInfo(score.opt_steps, dict(arrays))
     files: Files = {
         **_model_files(info, model, score.opt_steps),
-        "score.json": json_text.encode(json_text.finite_or_null(_score_data(score))),
+        "score.json": json_text.encode(json_text.finite_or_null(_best_data(score, routine))),
     }
     return store.write(run_dir, BEST, files, score.opt_steps)
 
@@ -177,16 +183,19 @@ def _encode_arrays(arrays: Mapping[str, Array]) -> bytes:
     return encoded
 
 
+def _best_data(score: Evaluation, routine: Evaluation | None) -> dict[str, Any]:
+    """What counts stands at the top, the routine evaluation before a confirmation under a key of its own."""
+    data = _score_data(score)
+    return data if routine is None else data | {"routine": _score_data(routine)}
+
+
 def _score_data(score: Evaluation) -> dict[str, Any]:
-    return {
-        "opt_steps": score.opt_steps,
+    return score.to_json() | {
         "episodes": len(score.returns),
         "mean": score.mean,
         "std": score.std,
         "min": min(score.returns),
         "max": max(score.returns),
-        "returns": list(score.returns),
-        "lengths": list(score.lengths),
     }
 
 
@@ -286,8 +295,7 @@ class _Reader:
     def score(self) -> Evaluation:
         data = self.json("score.json")
         try:
-            returns = tuple(math.nan if value is None else float(value) for value in data["returns"])
-            return Evaluation(int(data["opt_steps"]), returns, tuple(int(n) for n in data["lengths"]))
+            return Evaluation.from_json(data)
         except (KeyError, TypeError, ValueError) as e:
             raise self._invalid("score.json", e) from e
 

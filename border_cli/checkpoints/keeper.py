@@ -17,7 +17,7 @@ from border_cli.checkpoints.contents import (
 )
 from border_cli.checkpoints.manifest import FileEntry
 from border_cli.config.schema import TrainConfig
-from border_cli.core.protocols import Agent, Evaluation
+from border_cli.core.protocols import Agent, Evaluation, ModelInfo
 from border_cli.core.spaces import EnvSpec
 from border_cli.core.state import RunState, State
 
@@ -50,12 +50,10 @@ class RunKeeper:
         )
         self._sealed: dict[str, tuple[Path, FileEntry]] = {}
 
-    def save_best(self, agent: Agent, evaluation: Evaluation) -> None:
+    def save_best(self, model: ModelInfo, score: Evaluation, routine: Evaluation | None) -> None:
         """Replace best/."""
-        _logger.info(
-            "new best at opt step %d: %.1f ± %.1f", evaluation.opt_steps, evaluation.mean, evaluation.std
-        )
-        save_best(self._dir, agent.model_info().arrays, self._model, evaluation)
+        save_best(self._dir, model.arrays, self._model, score, routine)
+        _logger.info("new best at opt step %d: %.1f ± %.1f", score.opt_steps, score.mean, score.std)
 
     def save(self, state: RunState, counters: Mapping[str, object]) -> None:
         """Write checkpoints/step-…/ and drop the oldest."""
@@ -72,12 +70,7 @@ class RunKeeper:
             sum(entry.bytes for name, entry in files.items() if not (known and name in sealed))
             for known in (False, True)
         )
-        _logger.info(
-            "checkpoint at opt step %d: %.1f MiB, %.1f MiB of it new",
-            info.version,
-            total / 2**20,
-            new / 2**20,
-        )
+        _logger.info("checkpoint at opt step %d: %s, %s of it new", info.version, _size(total), _size(new))
         self.know_sealed(path, state.replay)
         self._saved(info.version)
 

@@ -125,7 +125,7 @@ def checked(
         raise _with_origin(e, data, choices, typed) from e
     checks.apply_typed_budget(config, typed)
     checks.check(config)
-    checks.check_lockstep_typed(config, typed)
+    checks.check_effect(config, typed)
     return config
 
 

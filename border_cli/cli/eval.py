@@ -20,7 +20,7 @@ from border_cli.config.schema import EnvConfig
 from border_cli.core.errors import ActorLostError, BorderError, ExitCode, Interrupted, UsageError
 from border_cli.core.protocols import ActingPolicy, Evaluation
 from border_cli.envs.guarded import GuardedEnv
-from border_cli.evaluation.evaluator import InlineEvaluator
+from border_cli.evaluation.episodes import EpisodeRunner
 from border_cli.evaluation.film import Film
 from border_cli.evaluation.statistics import INTERVAL, Statistics, summarise
 from border_cli.runs import load
@@ -109,15 +109,16 @@ def _judge(
                     "the version of its package is probably another one"
                 )
             film = Film(env.render) if arguments.render == "rgb_array" else None
-            evaluator = InlineEvaluator(
+            runner = EpisodeRunner(
                 GuardedEnv(env, "the evaluation"),
-                arguments.episodes,
                 arguments.max_episode_steps,
-                lambda episode: judgement_seed(arguments.seed, episode),
                 stop,
                 film.shoot if film else _nothing,
             )
-            evaluation = _drawing(lambda: evaluator.evaluate(policy, saved.info.version), arguments.render)
+            seeds = [judgement_seed(arguments.seed, episode) for episode in range(arguments.episodes)]
+            evaluation = _drawing(
+                lambda: runner.evaluate(policy, saved.info.version, seeds), arguments.render
+            )
         finally:
             env.close()
         if evaluation is None:

@@ -43,7 +43,7 @@ _GROUPS = {
     "trainer": "actors in their own processes, or one in the learner's thread",
     "buffer": "what is remembered",
     "actor_manager": "where actors run",
-    "evaluator": "how the model is judged",
+    "evaluator": "how the model is judged: by the learner itself, or beside it",
     "recorder": "where metrics go",
     "checkpoint": "what is kept",
 }

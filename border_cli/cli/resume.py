@@ -16,7 +16,7 @@ from hydra.core.override_parser.types import Override
 from border_cli.cli import overrides
 from border_cli.cli.compose import Composed
 from border_cli.config import plugins
-from border_cli.config.checks import apply_typed_budget, check, check_lockstep_typed, check_typed
+from border_cli.config.checks import apply_typed_budget, check, check_effect, check_typed
 from border_cli.config.convert import to_config
 from border_cli.config.resuming import changes, check_changes
 from border_cli.config.schema import GROUPS, TrainConfig
@@ -124,7 +124,7 @@ def _with_typed(data: dict[str, Any], typed: Sequence[Override]) -> TrainConfig:
     config = to_config(changed)
     apply_typed_budget(config, values)
     check(config)
-    check_lockstep_typed(config, values)
+    check_effect(config, values)
     return config
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 
-from border_cli.config.schema import TrainConfig
+from border_cli.config.schema import EvaluatorConfig, TrainConfig
 from border_cli.core.errors import UsageError
 
 _DEVICE = re.compile(r"cpu|mps|cuda(:\d+)?")
@@ -28,6 +28,7 @@ def check(config: TrainConfig) -> None:
         _check_warmup,
         _check_ring,
         _check_stop_return,
+        _check_confirmation,
     ):
         one(config)
 
@@ -50,16 +51,27 @@ def check_typed(typed: Collection[str]) -> None:
             )
 
 
-def check_lockstep_typed(config: TrainConfig, typed: Collection[str]) -> None:
-    """Refuse what has no meaning in lockstep, where it was typed."""
-    if not config.trainer.lockstep:
-        return
+def check_effect(config: TrainConfig, typed: Collection[str]) -> None:
+    """Refuse typed keys that would change nothing in this configuration."""
+    for key in ("evaluator.heartbeat_timeout_s", "evaluator.restarts"):
+        if key in typed and config.evaluator.type == "inline":
+            raise UsageError(
+                f"{key} is about the process of an evaluator, and evaluator=inline has none\n"
+                f"allowed: evaluator=process with it"
+            )
     for key in ("trainer.sync_interval", "trainer.ratio_tolerance"):
-        if key in typed:
+        if key in typed and config.trainer.lockstep:
             raise UsageError(
                 f"{key}: in lockstep the rounds say when models go out and how far acting may be ahead\n"
                 "allowed: trainer.lockstep_steps"
             )
+
+
+def confirm_episodes(config: EvaluatorConfig) -> int:
+    """Fresh episodes on which a candidate for the best model is judged again; 0 where that is off."""
+    if not config.confirm:
+        return 0
+    return config.episodes if config.confirm_episodes is None else config.confirm_episodes
 
 
 def streams(config: TrainConfig) -> int:
@@ -246,4 +258,13 @@ def _check_stop_return(config: TrainConfig) -> None:
         raise UsageError(
             "trainer.stop_return waits for an evaluation, and trainer.eval_interval=null has none\n"
             "allowed: an eval_interval (opt steps) with stop_return"
+        )
+
+
+def _check_confirmation(config: TrainConfig) -> None:
+    evaluator = config.evaluator
+    if evaluator.confirm_episodes is not None and not evaluator.confirm:
+        raise UsageError(
+            f"evaluator.confirm_episodes={evaluator.confirm_episodes} has no effect with evaluator.confirm=false\n"
+            "allowed: one of them"
         )

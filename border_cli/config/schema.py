@@ -70,7 +70,9 @@ class TrainerConfig:
     max_env_steps: int | None = option(50_000, "budget, never overrun", unit="env steps", ge=1)
     max_time: float | None = option(None, "budget", unit="s", gt=0.0)
     stop_return: float | None = option(
-        None, "end when an evaluation's mean return reaches this", unit="reward"
+        None,
+        "end when an evaluation's mean return reaches this; with evaluator.confirm the confirmed mean",
+        unit="reward",
     )
     opt_interval: float | None = option(
         1.0, "env steps per opt step, enforced; fractions allowed; null runs free", unit="env steps", gt=0.0
@@ -98,10 +100,24 @@ class TrainerConfig:
 class EvaluatorConfig:
     """How a model is judged while it trains."""
 
-    type: str = option("inline", "where evaluations run", choices=("inline",))
+    type: str = option(
+        "inline", "where evaluations run: inline or in a process of its own", choices=("inline", "process")
+    )
     episodes: int = option(20, "episodes per evaluation", unit="episodes", ge=1)
     n_envs: int = option(10, "environments stepped together", ge=1)
     max_episode_steps: int = option(30_000, "an episode is cut here", unit="env steps", ge=1)
+    confirm: bool = option(
+        True, "a model replaces the best only if its mean over fresh episodes is better too"
+    )
+    confirm_episodes: int | None = option(
+        None, "fresh episodes of confirming; null: as many as episodes", unit="episodes", ge=1
+    )
+    heartbeat_timeout_s: float = option(
+        60.0, "process: without a sign of life for so long it is killed and started again", unit="s", gt=0.0
+    )
+    restarts: int = option(
+        5, "process: starts again in a row, with no evaluation between, before it is lost", ge=0
+    )
 
 
 @dataclass

@@ -42,6 +42,11 @@ declare("eval/return_std", "reward", "standard deviation over the evaluation's e
 declare("eval/return_min", "reward", "lowest return of the evaluation")
 declare("eval/return_max", "reward", "highest return of the evaluation")
 declare("eval/length_mean", "env steps", "mean episode length of the evaluation")
+declare("eval/confirmed_mean", "reward", "mean return of a candidate for the best model over fresh episodes")
+declare("eval/confirmed_std", "reward", "standard deviation over those episodes")
+declare(
+    "eval/skipped", "evaluations", "models not judged so far, as a newer one came before their turn", "clock"
+)
 declare("throughput/samples_total", "env steps", "samples that entered the replay so far")
 declare("throughput/samples_per_opt_step", "env steps", "actual ratio since the end of the warm-up")
 declare("throughput/samples_per_sec", "env steps/s", "samples per second over the interval", "clock")
@@ -65,5 +70,5 @@ declare("time/opt_ms", "ms", "mean time of one opt step, sampling included", "cl
 declare(
     "time/collect_ms", "ms", "mean time of looking for what has arrived and taking it in, each time", "clock"
 )
-declare("time/eval_ms", "ms", "time of the evaluation", "clock")
+declare("time/eval_ms", "ms", "time of the evaluation, confirming included", "clock")
 declare("time/save_ms", "ms", "mean time of writing a checkpoint", "clock")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -264,15 +265,41 @@ class Evaluation:
         first = self.returns[0]  # without it, rounding makes a deviation of equal returns
         return float(np.std([value - first for value in self.returns]))
 
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values; a return that is no finite number is null."""
+        returns = [value if math.isfinite(value) else None for value in self.returns]
+        return {"opt_steps": self.opt_steps, "returns": returns, "lengths": list(self.lengths)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Evaluation:
+        """The inverse, with NaN for null. Raises KeyError, TypeError or ValueError for what is no evaluation."""
+        returns = tuple(math.nan if value is None else float(value) for value in data["returns"])
+        return cls(int(data["opt_steps"]), returns, tuple(int(n) for n in data["lengths"]))
+
 
 class Evaluator(Protocol):
-    """Judges a policy."""
+    """Judges models, one at a time.
 
-    def evaluate(self, policy: ActingPolicy, opt_steps: int) -> Evaluation | None:
-        """Run the episodes in eval mode and put the policy back to train mode; None if asked to stop meanwhile."""
+    concurrent: whether the learner goes on meanwhile. If not, `begin` returns when the episodes are over.
+    """
+
+    concurrent: bool
+
+    def begin(self, model: ModelInfo, seeds: Sequence[int]) -> None:
+        """Judge this model in eval mode, on one episode per seed of the environment.
+
+        The one begun before must have been judged. The arrays are not looked at any more when this returns.
+        """
+
+    def poll(self) -> Evaluation | None:
+        """What the model begun last has brought, once; None before that, and when the run was asked to stop meanwhile.
+
+        Never waits; to be called often, also while nothing is judged: it looks after what works for the evaluator.
+        Raises ActorLostError when judging has failed for good.
+        """
 
     def close(self) -> None:
-        """Release the environments."""
+        """Release the environments, whatever they are doing."""
 
 
 class Recorder(Protocol):

@@ -35,8 +35,8 @@ def banner(
     threads: int,
     preset_note: str,
     run_dir: Path,
-    resumed: str = "",
     width: int = WIDTH,
+    resumed: str = "",
 ) -> list[str]:
     """Lines for a person, none wider than `width` unless a single word is.
 

@@ -30,10 +30,15 @@ class TensorBoardRecorder:
         self._written = keep_records(folder, keep)
         self._writer = EventFileWriter(str(folder), max_queue_size=_QUEUE, flush_secs=_FLUSH_S)
         self._closed = False
+        self._newest = 0
 
     def write(self, record: Record) -> None:
         """Hand one event to the writer's thread. Raises ResourceError when an earlier one was not written."""
-        scalars = {**record.values, ENV_STEPS: float(record.env_steps)}
+        scalars = dict(record.values)
+        # An evaluation beside training is recorded after later opt steps: it would take the env steps back.
+        if record.opt_steps >= self._newest:
+            self._newest = record.opt_steps
+            scalars[ENV_STEPS] = float(record.env_steps)
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
         event = Event(wall_time=time.time(), step=record.opt_steps, summary=Summary(value=values))
         try:

@@ -3,7 +3,8 @@
 Spawn keys below the run's seed: agent (0,), replay (1,), evaluation (2, episode), actor (3, actor, incarnation) and,
 below each actor, its environments (…, 0, env) and its exploration (…, 1). `border-eval` judges on branch (4, episode),
 so that it never sees the episodes that training was selected on. What a policy draws in evaluations comes from branch
-(5,), anew in each.
+(5,), anew in each. A candidate for the best model is confirmed on branch (6, opt step, episode): on episodes that no
+other model was judged on.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-AGENT, REPLAY, EVALUATION, ACTOR, JUDGEMENT, EVALUATION_POLICY = range(6)
+AGENT, REPLAY, EVALUATION, ACTOR, JUDGEMENT, EVALUATION_POLICY, CONFIRMATION = range(7)
 
 
 def stream(seed: int, *key: int) -> np.random.SeedSequence:
@@ -34,6 +35,11 @@ def integer(seed: int, *key: int) -> int:
 def evaluation_seed(seed: int, episode: int) -> int:
     """Seed of the environment in routine evaluation episode i: the same in every evaluation of a run."""
     return integer(seed, EVALUATION, episode)
+
+
+def confirmation_seed(seed: int, opt_steps: int, episode: int) -> int:
+    """Seed of the environment in episode i of confirming the model of this opt step."""
+    return integer(seed, CONFIRMATION, opt_steps, episode)
 
 
 def judgement_seed(seed: int, episode: int) -> int:

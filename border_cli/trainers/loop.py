@@ -21,14 +21,15 @@ from border_cli.core.protocols import (
     Evaluation,
     Evaluator,
     ExperienceSource,
+    ModelInfo,
     Recorder,
     ReplayBuffer,
     StopCheck,
 )
 from border_cli.core.record import Record
-from border_cli.core.state import RunState, State, require
+from border_cli.core.state import RunState, State, joined, require, section
 from border_cli.replay.limiter import RatioLimiter
-from border_cli.trainers.judging import Judging
+from border_cli.trainers.judging import Episodes, Judging
 from border_cli.trainers.saving import Keeper, Saving
 from border_cli.trainers.telemetry import Telemetry
 
@@ -45,6 +46,7 @@ class Parts:
     source: ExperienceSource
     limiter: RatioLimiter
     evaluator: Evaluator
+    episodes: Episodes
     recorder: Recorder
     keeper: Keeper
     view: View
@@ -76,7 +78,16 @@ class TrainingLoop:
         self.config = config
         self.parts = parts
         self.judging = Judging(
-            config, parts.evaluator, parts.keeper, parts.view, parts.telemetry, self._write
+            config,
+            parts.episodes,
+            parts.evaluator,
+            parts.keeper,
+            parts.view,
+            parts.telemetry,
+            parts.recorder.write,
+            self.tick,
+            parts.should_stop,
+            exact=self.exact,
         )
         self.saving = Saving(parts.keeper, parts.telemetry)
         self.actors: list[ActorStat] = []
@@ -97,6 +108,7 @@ class TrainingLoop:
         try:
             self._start(resumed)
             while (ended_by := self._ended_by()) is None:
+                self.judging.look()
                 self._gather()
                 if self.may_opt():
                     self._opt()
@@ -228,13 +240,11 @@ class TrainingLoop:
     def _evaluate(self) -> None:
         self._require_finite()
         with self._in_phase("evaluating"):
-            done = self.judging.judge(self.parts.agent, self.parts.limiter.opt_steps)
-        if not done:
-            self._to_do.insert(0, "evaluate")
+            self.judging.submit(self.parts.agent.model_info(), self.parts.limiter.env_steps)
 
     def _evaluate_last(self) -> None:
         with self._in_phase("evaluating"):
-            self.judging.judge_last(self.parts.agent, self.parts.limiter.opt_steps)
+            self.judging.judge_last(self.parts.agent.model_info(), self.parts.limiter.env_steps)
 
     def _save(self) -> None:
         self._require_finite()
@@ -296,6 +306,7 @@ class TrainingLoop:
         p.source.start(p.agent.model_info(), resumed.actors)
         p.source.announce(p.limiter.env_steps)
         p.source.grant(p.limiter.credits)
+        self.judging.look()
         self._work_off()
 
     def _state(self) -> RunState:
@@ -305,7 +316,7 @@ class TrainingLoop:
             agent=p.agent.state(),
             replay=p.buffer.state(),
             actors=p.source.state(whole=not self._failed),
-            waiting=State(),
+            waiting=joined({str(model.version): State(model.arrays) for model in self.judging.pending}),
             loop={
                 "limiter": p.limiter.state(),
                 "telemetry": p.telemetry.state(self.exact),
@@ -338,7 +349,9 @@ class TrainingLoop:
         if not own["whole"]:
             self._break_streams()
         p.telemetry.load_state(own["telemetry"])
-        self.judging.load_state(own["judging"])
+        pending = sorted(int(version) for version in state.waiting.values)
+        models = [ModelInfo(n, section(state.waiting, str(n)).arrays) for n in pending]
+        self.judging.load_state(own["judging"], models)
         self.saving.saved_at = p.limiter.opt_steps
         self._recorded_at = int(own["recorded_at"])
         self._agent_values = dict(own["agent_values"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from time import monotonic
 from typing import Protocol
 
-from border_cli.core.protocols import Agent, Evaluation
+from border_cli.core.protocols import Evaluation, ModelInfo
 from border_cli.core.state import RunState
 from border_cli.trainers.telemetry import Telemetry
 
@@ -13,8 +13,8 @@ from border_cli.trainers.telemetry import Telemetry
 class Keeper(Protocol):
     """Writes models and checkpoints."""
 
-    def save_best(self, agent: Agent, evaluation: Evaluation) -> None:
-        """Keep this model as the best so far."""
+    def save_best(self, model: ModelInfo, score: Evaluation, routine: Evaluation | None) -> None:
+        """Keep this model as the best so far. routine: the evaluation that `score` confirmed, if it is one that did."""
 
     def save(self, state: RunState, counters: dict[str, object]) -> None:
         """Write a checkpoint of this state. counters: for people who look at it."""

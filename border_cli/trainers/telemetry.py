@@ -123,11 +123,11 @@ class Telemetry:
         self._save_ms.add(1e3 * seconds)
         self.excluded(seconds)
 
-    def evaluated(self, evaluation: Evaluation, is_best: bool) -> None:
-        """A score is known."""
+    def evaluated(self, evaluation: Evaluation, best: Evaluation | None) -> None:
+        """A routine evaluation is known. best: the evaluation that counts, if it has brought a new best model."""
         self.progress.evaluations.append((evaluation.opt_steps, evaluation.mean))
-        if is_best:
-            self.progress.best = (evaluation.opt_steps, evaluation.mean)
+        if best is not None:
+            self.progress.best = (best.opt_steps, best.mean)
 
     def interval_values(
         self,

@@ -109,6 +109,10 @@ COMPOSITION = [
     ),
     Row("actor_manager.ring_rows=100", "ring_rows=100|= 130"),
     Row("trainer.stop_return=475 trainer.eval_interval=null", "stop_return|eval_interval"),
+    Row("evaluator=proces", "evaluator|process"),
+    Row("evaluator.restarts=1", "evaluator.restarts is about the process|evaluator=process"),
+    Row("evaluator.heartbeat_timeout_s=9", "evaluator.heartbeat_timeout_s is about the process"),
+    Row("evaluator.confirm=false evaluator.confirm_episodes=9", "confirm_episodes=9|confirm=false"),
 ]
 
 PREFLIGHT = [

@@ -138,19 +138,34 @@ def test_the_last_checkpoint_counts_what_the_summary_counts(run: Run) -> None:
     counters = read_checkpoint(run.path / "checkpoints" / run.checkpoints[-1]).counters
     summary = run.summary
     assert {name: counters[name] for name in summary["counters"]} == summary["counters"]
-    assert counters["best_score"] == summary["best_score"]["mean"]
-    assert counters["last_score"] == summary["last_score"]["mean"]
 
 
-def test_best_is_the_best_evaluation_of_the_metrics(run: Run) -> None:
-    scores = run.series("eval/return_mean")
-    opt_steps, mean = max(scores, key=lambda score: score[1])  # of equal ones the first
-    best = read_checkpoint(run.path / "best")
-    assert best.score is not None
-    assert (best.opt_steps, best.score.opt_steps, best.score.mean) == (opt_steps, opt_steps, mean)
-    assert len(best.score.returns) == 2
+def test_the_last_checkpoint_has_the_scores_from_before_the_evaluation_of_the_result(run: Run) -> None:
+    counters = read_checkpoint(run.path / "checkpoints" / run.checkpoints[-1]).counters
+    _, (before, last_score), (result, _) = run.series("eval/return_mean")
+    assert (before, result) == (80, MAX_OPTS)
+    assert counters["last_score"] == last_score
+    confirmed = [score for opt_steps, score in run.series("eval/confirmed_mean") if opt_steps < result]
+    assert counters["best_score"] == max(confirmed)
+
+
+def test_best_is_the_best_confirmed_evaluation_of_the_metrics(run: Run) -> None:
+    """Each candidate beat the best so far on the routine episodes, and of them the best one on fresh ones is kept."""
+    routine, confirmed = run.series("eval/return_mean"), run.series("eval/confirmed_mean")
+    best, candidates = -np.inf, []
+    for opt_steps, mean in routine:
+        if mean > best:
+            candidates.append(opt_steps)
+            best = max(best, dict(confirmed)[opt_steps])
+    assert run.steps("eval/confirmed_mean") == candidates
+    opt_steps, mean = max(confirmed, key=lambda score: score[1])  # of equal ones the first
+    kept = read_checkpoint(run.path / "best")
+    assert kept.score is not None
+    assert (kept.opt_steps, kept.score.opt_steps, kept.score.mean) == (opt_steps, opt_steps, mean)
+    assert len(kept.score.returns) == 2
+    assert run.json("best/score.json")["routine"]["mean"] == dict(routine)[opt_steps]
     assert run.summary["best_score"] == {"opt_steps": opt_steps, "mean": mean}
-    assert run.summary["last_score"] == {"opt_steps": scores[-1][0], "mean": scores[-1][1]}
+    assert run.summary["last_score"] == {"opt_steps": routine[-1][0], "mean": routine[-1][1]}
 
 
 def test_the_model_of_best_is_that_of_its_opt_step(run: Run) -> None:

@@ -66,8 +66,8 @@ def test_gymnasiums_own_tables_need_no_file(env_id: str) -> None:
 
 
 def test_a_loaded_model_acts_as_it_did_when_it_was_judged() -> None:
-    """Greedy actions from the stored weights give the evaluation's return again, episode by episode."""
-    from border_cli.runtime.seeding import evaluation_seed
+    """Greedy actions from the stored weights give the confirmation's returns again, episode by episode."""
+    from border_cli.runtime.seeding import confirmation_seed
 
     run = train("seed=7", SYNC, *SHORT)
     score = read_checkpoint(run.path / "best").score
@@ -75,7 +75,7 @@ def test_a_loaded_model_acts_as_it_did_when_it_was_judged() -> None:
     model = border_cli.load(run.path)
     env = gymnasium.make("CartPole-v1")
     for episode, expected in enumerate(score.returns):
-        observation, _ = env.reset(seed=evaluation_seed(7, episode))
+        observation, _ = env.reset(seed=confirmation_seed(7, score.opt_steps, episode))
         total, over = 0.0, False
         while not over:
             observation, reward, terminated, truncated, _ = env.step(model.sample(observation))

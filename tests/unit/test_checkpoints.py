@@ -511,6 +511,13 @@ def test_best_holds_the_model_and_its_score(tmp_path: Path) -> None:
         load_training_state(path)
 
 
+def test_best_holds_the_routine_evaluation_beside_the_one_that_confirmed_it(tmp_path: Path) -> None:
+    path = save_best(tmp_path, {}, MODEL, SCORE, Evaluation(7, (5.0,), (30,)))
+    data = json.loads((path / "score.json").read_text())
+    assert (data["mean"], data["routine"]["mean"], data["routine"]["returns"]) == (2.0, 5.0, [5.0])
+    assert read_checkpoint(path).score == SCORE
+
+
 def test_a_score_that_is_no_number_is_null_and_comes_back(tmp_path: Path) -> None:
     path = save_best(tmp_path, {}, MODEL, Evaluation(1, (math.nan, 1.0), (1, 1)))
     assert json.loads((path / "score.json").read_text())["returns"] == [None, 1.0]

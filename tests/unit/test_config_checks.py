@@ -60,6 +60,9 @@ def test_the_small_configuration_passes():
         {"env__id": "", "env__entry_point": "mine:Env"},
         {"preset__name": "dqn_cartpole", "preset__env_id": "CartPole-v1"},
         {"trainer__stop_return": 475.0},
+        {"evaluator__type": "process", "trainer__type": "sync"},
+        {"evaluator__confirm_episodes": 50},
+        {"evaluator__confirm": False},
     ],
 )
 def test_the_edge_is_allowed(changes):
@@ -143,3 +146,12 @@ def test_where_values_come_from_cannot_be_typed():
     with pytest.raises(UsageError, match=r"preset\.name"):
         checks.check_typed({"preset.name": "x"})
     checks.check_typed({"preset": "none", "agent.lr": "1"})
+
+
+def test_what_only_a_process_has_may_be_typed_with_one_alone():
+    typed = {"evaluator.restarts": "1", "evaluator.heartbeat_timeout_s": "9"}
+    checks.check_effect(config(evaluator__type="process"), typed)
+    checks.check_effect(config(), {"evaluator.episodes": "9"})
+    for key in typed:
+        with pytest.raises(UsageError, match=key):
+            checks.check_effect(config(), {key: "1"})

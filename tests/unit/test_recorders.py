@@ -142,6 +142,19 @@ def test_events_are_at_their_opt_step_with_the_env_steps_beside(tmp_path: Path) 
     ]
 
 
+def test_an_evaluation_that_comes_late_does_not_take_the_env_steps_back(tmp_path: Path) -> None:
+    recorder = TensorBoardRecorder(tmp_path / "tensorboard")
+    recorder.write(Record({"train/episode_return": 12.5}, opt_steps=6, env_steps=80))
+    recorder.write(Record({"eval/return_mean": 20.0}, opt_steps=3, env_steps=40))
+    recorder.write(Record({"train/episode_return": 13.5}, opt_steps=6, env_steps=90))
+    recorder.close()
+    assert scalars(tmp_path / "tensorboard") == [
+        (6, {"train/episode_return": 12.5, "env_steps": 80.0}),
+        (3, {"eval/return_mean": 20.0}),
+        (6, {"train/episode_return": 13.5, "env_steps": 90.0}),
+    ]
+
+
 def test_a_flush_makes_events_readable_by_others(tmp_path: Path) -> None:
     recorder = TensorBoardRecorder(tmp_path / "tensorboard")
     recorder.write(RECORD)

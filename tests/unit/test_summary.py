@@ -33,6 +33,7 @@ def test_it_is_there_from_the_start(tmp_path: Path) -> None:
         "counters": {},
         "throughput": {},
         "actors": [],
+        "exact": None,
     }
 
 
@@ -72,6 +73,7 @@ def test_all_of_an_end_by_hand(tmp_path: Path) -> None:
                 "samples_per_sec": 30.0,
             }
         ],
+        "exact": None,
     }
 
 

@@ -1,4 +1,4 @@
-"""Judging a model: whole episodes in eval mode, each from a seed of its own."""
+"""The episodes that a model is judged on: whole ones, in eval mode, each from a seed of its own."""
 
 from __future__ import annotations
 
@@ -8,39 +8,31 @@ from border_cli.core.protocols import ActingPolicy, Env, Evaluation, Step, StopC
 from border_cli.core.spaces import Array
 
 
-class InlineEvaluator:
-    """Implements `core.protocols.Evaluator` in the caller's own thread, environments stepped together.
+class EpisodeRunner:
+    """Runs episodes in the caller's own thread, environments stepped together.
 
-    env: its `n_envs` bounds how many episodes run at once · episodes: how many are judged ·
+    env: its `n_envs` bounds how many episodes run at once ·
     max_episode_steps: an episode that reaches this many env steps is cut and counts with its return so far ·
-    seed_of: seed of the environment for episode i · should_stop: polled before every env step ·
-    tick: called as often, so that whoever watches sees that time goes on.
+    should_stop: polled before every env step · tick: called as often, so that whoever watches sees that time goes on.
     """
 
     def __init__(
-        self,
-        env: Env,
-        episodes: int,
-        max_episode_steps: int,
-        seed_of: Callable[[int], int],
-        should_stop: StopCheck,
-        tick: Callable[[], None],
+        self, env: Env, max_episode_steps: int, should_stop: StopCheck, tick: Callable[[], None]
     ) -> None:
         self._env = env
-        self._episodes = episodes
         self._max_episode_steps = max_episode_steps
-        self._seed_of = seed_of
         self._should_stop = should_stop
         self._tick = tick
 
-    def evaluate(self, policy: ActingPolicy, opt_steps: int) -> Evaluation | None:
-        """Returns are raw and in the order of the episodes' indices, whichever ended first.
+    def evaluate(self, policy: ActingPolicy, opt_steps: int, seeds: Sequence[int]) -> Evaluation | None:
+        """Judge a policy on one episode per seed of the environment; opt_steps: when its model was taken.
 
-        The policy is in train mode afterwards, also after an exception. None if asked to stop meanwhile.
+        Returns are raw and in the order of the seeds, whichever ended first. The policy is in train mode
+        afterwards, also after an exception. None if asked to stop meanwhile.
         """
         policy.eval()
         try:
-            batch = _Batch(self._env, self._episodes, self._max_episode_steps, self._seed_of)
+            batch = _Batch(self._env, seeds, self._max_episode_steps)
             while batch.running:
                 if self._should_stop():
                     return None
@@ -62,13 +54,13 @@ class _Batch:
     returns, lengths: by index of the episode. running: environments with an unfinished episode, ascending.
     """
 
-    def __init__(self, env: Env, episodes: int, max_steps: int, seed_of: Callable[[int], int]) -> None:
-        self.returns = [0.0] * episodes
-        self.lengths = [0] * episodes
+    def __init__(self, env: Env, seeds: Sequence[int], max_steps: int) -> None:
+        self.returns = [0.0] * len(seeds)
+        self.lengths = [0] * len(seeds)
         self._env = env
+        self._seeds = seeds
         self._max_steps = max_steps
-        self._seed_of = seed_of
-        self._waiting = iter(range(episodes))
+        self._waiting = iter(range(len(seeds)))
         self._episode_of: dict[int, int] = {}
         for env_ix in range(env.n_envs):
             self._start_next(env_ix)
@@ -97,4 +89,4 @@ class _Batch:
             self._episode_of.pop(env_ix, None)
             return
         self._episode_of[env_ix] = episode
-        self._env.reset(env_ix, seed=self._seed_of(episode))
+        self._env.reset(env_ix, seed=self._seeds[episode])

@@ -2,53 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 
-from border_cli.core.protocols import ActingPolicy, Env, Evaluation, Step
-from border_cli.core.spaces import ActionSpec, Array, EnvSpec, Obs, ObsLeaf, ObsSpec
-from border_cli.evaluation.evaluator import InlineEvaluator
-
-SPEC = EnvSpec(ObsSpec((ObsLeaf("obs", (), "box", (1,), "float32"),)), ActionSpec("discrete", n=2))
-
-
-class SeededEnv:
-    """Environments whose episode of seed s lasts s % 7 + 1 env steps and pays s + the action in each."""
-
-    def __init__(self, n_envs: int, truncating: bool = False) -> None:
-        self.n_envs = n_envs
-        self.spec = SPEC
-        self.seeds: list[int | None] = []
-        self.closed = False
-        self._seed = [-1] * n_envs
-        self._time = [0] * n_envs
-        self._over = [True] * n_envs
-        self._truncating = truncating
-
-    def reset(self, env_ix: int, seed: int | None = None) -> None:
-        assert seed is not None
-        self.seeds.append(seed)
-        self._seed[env_ix], self._time[env_ix], self._over[env_ix] = seed, 0, False
-
-    def observe(self, env_ix: Sequence[int]) -> Obs:
-        return {"obs": np.array([[self._seed[i]] for i in env_ix], np.float32)}
-
-    def step(self, env_ix: Sequence[int], action: Array) -> Step:
-        assert not any(self._over[i] for i in env_ix), "a step in an environment that has ended"
-        obs = self.observe(env_ix)
-        for i in env_ix:
-            self._time[i] += 1
-            self._over[i] = self._time[i] == self._seed[i] % 7 + 1
-        ended = np.array([self._over[i] for i in env_ix])
-        reward = np.array([self._seed[i] for i in env_ix], np.float64) + action
-        none = np.zeros(len(ended), bool)
-        terminated, truncated = (none, ended) if self._truncating else (ended, none)
-        return Step(env_ix, obs, action, reward, terminated, truncated, self.observe(env_ix))
-
-    def close(self) -> None:
-        self.closed = True
+from border_cli.core.protocols import ActingPolicy, Env, Evaluation
+from border_cli.core.spaces import Array, Obs
+from border_cli.evaluation.episodes import EpisodeRunner
+from tests.evaluators import SeededEnv
 
 
 class ParityPolicy:
@@ -75,19 +35,22 @@ def seed_of(episode: int) -> int:
     return 10 * episode + 3
 
 
+def seeds(episodes: int) -> list[int]:
+    return [seed_of(i) for i in range(episodes)]
+
+
 def judge(
     env: Env, policy: ParityPolicy, episodes: int = 9, cap: int = 100, stop_after: int = 10**9
 ) -> Evaluation | None:
     polls = iter(range(10**9))
-    evaluator = InlineEvaluator(env, episodes, cap, seed_of, lambda: next(polls) >= stop_after, lambda: None)
+    runner = EpisodeRunner(env, cap, lambda: next(polls) >= stop_after, lambda: None)
     acting: ActingPolicy = policy  # type: ignore[assignment]
-    return evaluator.evaluate(acting, 42)
+    return runner.evaluate(acting, 42, seeds(episodes))
 
 
 def expected(episodes: int, cap: int = 100) -> Evaluation:
-    seeds = [seed_of(i) for i in range(episodes)]
-    lengths = [min(seed % 7 + 1, cap) for seed in seeds]
-    returns = [float((seed + seed % 2) * n) for seed, n in zip(seeds, lengths, strict=True)]
+    lengths = [min(seed % 7 + 1, cap) for seed in seeds(episodes)]
+    returns = [float((seed + seed % 2) * n) for seed, n in zip(seeds(episodes), lengths, strict=True)]
     return Evaluation(42, tuple(returns), tuple(lengths))
 
 
@@ -107,7 +70,7 @@ def test_one_episode() -> None:
 
 
 @pytest.mark.parametrize("cap", [1, 3])
-def test_an_episode_that_is_cut_counts_with_its_return_so_far(cap: int) -> None:
+def test_a12_an_episode_that_is_cut_counts_with_its_return_so_far(cap: int) -> None:
     assert judge(SeededEnv(2), ParityPolicy(), cap=cap) == expected(9, cap)
 
 
@@ -118,10 +81,10 @@ def test_the_same_evaluation_again_has_the_same_seeds() -> None:
 
 
 @pytest.mark.parametrize("polls", [0, 1, 5])
-def test_it_stops_before_the_next_env_step(polls: int) -> None:
+def test_a12_it_stops_before_the_next_env_step(polls: int) -> None:
     env, policy = SeededEnv(1), ParityPolicy()
     assert judge(env, policy, stop_after=polls) is None
-    assert sum(env._time) <= polls
+    assert env.taken <= polls
     assert policy.modes == ["eval", "train"]
 
 
@@ -145,15 +108,15 @@ def test_an_environment_that_cannot_be_reset_leaves_train_mode_too() -> None:
 
 def test_time_goes_on_at_every_env_step() -> None:
     ticks: list[int] = []
-    evaluator = InlineEvaluator(SeededEnv(1), 2, 100, seed_of, lambda: False, lambda: ticks.append(1))
+    runner = EpisodeRunner(SeededEnv(1), 100, lambda: False, lambda: ticks.append(1))
     policy: ActingPolicy = ParityPolicy()  # type: ignore[assignment]
-    evaluation = evaluator.evaluate(policy, 0)
+    evaluation = runner.evaluate(policy, 0, seeds(2))
     assert evaluation is not None and len(ticks) == sum(evaluation.lengths)
 
 
 def test_closing_closes_the_environments() -> None:
     env = SeededEnv(1)
-    InlineEvaluator(env, 1, 1, seed_of, lambda: False, lambda: None).close()
+    EpisodeRunner(env, 1, lambda: False, lambda: None).close()
     assert env.closed
 
 

@@ -1,0 +1,110 @@
+"""Whole runs whose models are judged inline and in a process: the same scores, and effects at the same opt steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import border_cli.agents.dqn.agent  # noqa: F401 - declares its metrics
+from border_cli.core.metrics import is_clock
+from tests.real_runs import Run, in_folder, train
+
+EVAL, END = 40, 130
+SYNC = (
+    "trainer=sync",
+    "seed=3",
+    f"trainer.max_opts={END}",
+    f"trainer.eval_interval={EVAL}",
+    "trainer.record_interval=10",
+    "trainer.save_interval=50",
+    "evaluator.episodes=5",
+    "evaluator.confirm_episodes=3",
+    "agent.eval_epsilon=0.1",  # what the policy draws has to be the same as well
+)
+EVALUATED = [40, 80, 120, 130]
+ENDLESS = (
+    "env=gym",
+    "env.entry_point=border_cli.envs.counting:CountingEnv",
+    "env.kwargs.lengths=[1000000000]",
+)
+both = pytest.mark.parametrize("evaluator", ["inline", "process"])
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, full_forkserver: None) -> dict[str, Run]:
+    """The same run with either evaluator, and the one with a process once more."""
+    done = {}
+    for name in ("inline", "process", "process again"):
+        with in_folder(tmp_path_factory.mktemp("run")):
+            done[name] = train(*SYNC, f"evaluator={name.split()[0]}")
+    return done
+
+
+def without_clock(run: Run) -> list[dict[str, Any]]:
+    return [
+        {name: v for name, v in record.items() if name == "opt_steps" or (name != "time" and _lasts(name))}
+        for record in run.records
+    ]
+
+
+def _lasts(name: str) -> bool:
+    return name == "env_steps" or not is_clock(name)
+
+
+def test_scores_are_the_same_in_either(runs: dict[str, Run]) -> None:
+    inline, process = runs["inline"], runs["process"]
+    for name in ("return_mean", "return_std", "return_min", "return_max", "length_mean", "confirmed_mean"):
+        assert inline.series(f"eval/{name}") == process.series(f"eval/{name}")
+    assert inline.steps("eval/return_mean") == EVALUATED
+    assert inline.files("best") == process.files("best")
+    assert inline.summary["best_score"] == process.summary["best_score"]
+
+
+def test_in_a_process_the_same_seed_gives_the_same_bits(runs: dict[str, Run]) -> None:
+    one, other = runs["process"], runs["process again"]
+    assert one.files("best", "checkpoints") == other.files("best", "checkpoints")
+    assert without_clock(one) == without_clock(other)
+
+
+def test_a_result_takes_effect_when_the_next_evaluation_is_due(runs: dict[str, Run]) -> None:
+    """Which shows in the order of the records: that of the next evaluation's opt step comes right after."""
+    order = [(record["opt_steps"], "eval/return_mean" in record) for record in runs["process"].records[1:]]
+    expected: list[tuple[int, bool]] = []
+    for opt_steps in range(10, END + 10, 10):
+        if opt_steps % EVAL == 0 and opt_steps > EVAL:
+            expected.append((opt_steps - EVAL, True))
+        expected.append((opt_steps, False))
+    assert order == [*expected, (120, True), (130, True)]
+
+
+def test_nothing_is_skipped_where_the_learner_waits(runs: dict[str, Run]) -> None:
+    assert [value for _, value in runs["process"].series("eval/skipped")] == [0.0] * len(EVALUATED)
+
+
+@both
+@pytest.mark.usefixtures("workplace")
+def test_a12_episodes_that_never_end_are_cut_and_training_goes_on(evaluator: str) -> None:
+    run = train(
+        *ENDLESS,
+        "evaluator.max_episode_steps=50",
+        "trainer=sync",
+        "trainer.max_opts=30",
+        "trainer.eval_interval=20",
+        f"evaluator={evaluator}",
+    )
+    assert run.summary["ended_by"] == "max_opts"
+    assert run.series("eval/length_mean") == [(20, 50.0), (30, 50.0)]
+    assert run.series("eval/return_mean") == [(20, 1275.0), (30, 1275.0)]  # 1 + 2 + … + 50
+
+
+@both
+@pytest.mark.usefixtures("workplace")
+def test_stop_return_ends_a_run_by_a_score_that_is_confirmed(evaluator: str, workplace: Path) -> None:
+    """No episode of CartPole is shorter than 8 env steps, so the first evaluation is good enough."""
+    run = train("trainer.stop_return=5", "trainer.eval_interval=30", f"evaluator={evaluator}")
+    assert run.summary["ended_by"] == "stop_return"
+    assert run.steps("eval/confirmed_mean")[0] == 30
+    score = run.json("best/score.json")
+    assert run.summary["best_score"] == {"opt_steps": score["opt_steps"], "mean": score["mean"]}
