@@ -13,7 +13,8 @@ class Place:
     """One actor among the others.
 
     incarnation: how often it was started again; with the actor's number it selects the seed stream.
-    n_envs: environments it steps together. seed: root of the run's seed tree.
+    n_envs: environments it steps together. seed: root of the run's seed tree. taken: env steps of its earlier
+    incarnations, which its credit counts too.
     """
 
     actor: int
@@ -21,6 +22,7 @@ class Place:
     n_actors: int
     n_envs: int
     seed: int
+    taken: int = 0
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,6 @@ class ActorSpec:
     n_buffer: int
     seed: int
 
-    def place(self, actor: int, incarnation: int, n_actors: int) -> Place:
+    def place(self, actor: int, incarnation: int, n_actors: int, taken: int = 0) -> Place:
         """The place of one actor."""
-        return Place(actor, incarnation, n_actors, self.n_envs, self.seed)
+        return Place(actor, incarnation, n_actors, self.n_envs, self.seed, taken)

@@ -1,4 +1,4 @@
-"""One env step for some environments of an actor: act, step, make items, reset what ended.
+"""One env step for some environments of an actor: act, step, make items, reset what ended, mend what raised.
 
 Used as it is by an actor process and by the synchronous trainer.
 """
@@ -6,37 +6,129 @@ Used as it is by an actor process and by the synchronous trainer.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
 
 from border_cli.core.items import Items
-from border_cli.core.protocols import Env, Policy, StepProcessor
+from border_cli.core.protocols import Env, Policy, Step, StepError, StepProcessor
+from border_cli.core.spaces import Array
+
+
+@dataclass(frozen=True)
+class EnvFault:
+    """An environment raised `error` while it did `phase`, "step" or "reset".
+
+    env: which one. episode, step: how many it had begun before this one, and how many env steps this one had.
+    action: as stored, None in a reset.
+    """
+
+    error: BaseException
+    phase: str
+    env: int
+    episode: int
+    step: int
+    action: Array | None
+
+
+class Mender(Protocol):
+    """Decides what becomes of an environment that raised."""
+
+    def mend(self, fault: EnvFault) -> int:
+        """Make the environment anew; the seed of its first reset. Raises when that should end the actor instead."""
 
 
 class Sampler:
     """Joins an environment group, a policy and a step processor.
 
     seeds: first reset seed of each environment; later resets go on with the environment's own generator.
-    phase: "reset" or "step", for whoever has to say where an exception came from.
+    mender: for environments that raise after their first reset; without one, what they raise goes on.
+    phase: "reset", "step" or "making the environment", for whoever has to say where an exception came from.
+    env_steps: taken so far.
     """
 
-    def __init__(self, env: Env, policy: Policy, processor: StepProcessor, seeds: Sequence[int]) -> None:
+    def __init__(
+        self,
+        env: Env,
+        policy: Policy,
+        processor: StepProcessor,
+        seeds: Sequence[int],
+        mender: Mender | None = None,
+    ) -> None:
         self._env = env
         self._policy = policy
         self._processor = processor
+        self._mender = mender
+        self._episodes = [0] * len(seeds)
+        self._times = [0] * len(seeds)
         self.phase = "reset"
+        self.env_steps = 0
         for env_ix, seed in enumerate(seeds):
             env.reset(env_ix, seed)
 
     def sample(self, env_ix: Sequence[int], env_steps: int) -> Items:
         """One env step in each of these environments; the rows it completes.
 
-        env_steps: the global count that exploration schedules follow.
+        env_steps: the global count that exploration schedules follow. An environment that raised and was mended
+        has taken none; its episode is cut there.
         """
+        return self._step(env_ix, self._policy.sample(self._env.observe(env_ix), env_steps))
+
+    def _step(self, env_ix: Sequence[int], action: Array) -> Items:
         self.phase = "step"
-        action = self._policy.sample(self._env.observe(env_ix), env_steps)
-        step = self._env.step(env_ix, action)
+        try:
+            step = self._env.step(env_ix, action)
+        except StepError as e:
+            if self._mender is None:
+                raise
+            return self._step_around(e, env_ix, action)
+        return self._take(step)
+
+    def _step_around(self, error: StepError, env_ix: Sequence[int], action: Array) -> Items:
+        """What the environments before the one that raised did, its cut episode, and the steps of those after it."""
+        cause, row = error.__cause__ or error, list(env_ix).index(error.env_ix)
+        parts = [] if error.taken is None else [self._take(error.taken)]
+        parts.append(self._mend(cause, "step", error.env_ix, action[row]))
+        if row + 1 < len(env_ix):
+            parts.append(self._step(env_ix[row + 1 :], action[row + 1 :]))
+        return _joined(parts)
+
+    def _take(self, step: Step) -> Items:
         items = self._processor.process(step)
+        self.env_steps += len(step.env_ix)
         self.phase = "reset"
-        for k, i in enumerate(env_ix):
+        for k, i in enumerate(step.env_ix):
+            self._times[i] += 1
             if step.terminated[k] or step.truncated[k]:
-                self._env.reset(i)
+                self._begin_episode(i)
         return items
+
+    def _begin_episode(self, env_ix: int) -> None:
+        self._episodes[env_ix] += 1
+        self._times[env_ix] = 0
+        try:
+            self._env.reset(env_ix)
+        except (Exception, SystemExit) as error:
+            if self._mender is None:
+                raise
+            self._mend(error, "reset", env_ix, None)  # the episode before is whole: there is nothing to cut
+
+    def _mend(self, error: BaseException, phase: str, env_ix: int, action: Array | None) -> Items:
+        """The rows of the episode that broke off; the environment is made anew and has begun another one."""
+        if self._mender is None:
+            raise AssertionError("nobody mends")
+        fault = EnvFault(error, phase, env_ix, self._episodes[env_ix], self._times[env_ix], action)
+        items = self._processor.cut(env_ix)
+        self.phase = "making the environment"
+        seed = self._mender.mend(fault)
+        self.phase = "reset"
+        self._env.reset(env_ix, seed)
+        if phase == "step":
+            self._episodes[env_ix] += 1
+            self._times[env_ix] = 0
+        return items
+
+
+def _joined(parts: Sequence[Items]) -> Items:
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

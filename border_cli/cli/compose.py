@@ -125,6 +125,7 @@ def checked(
         raise _with_origin(e, data, choices, typed) from e
     checks.apply_typed_budget(config, typed)
     checks.check(config)
+    checks.check_typed_for_sync(config, typed)
     return config
 
 

@@ -49,6 +49,16 @@ def check_typed(typed: Collection[str]) -> None:
             )
 
 
+def check_typed_for_sync(config: TrainConfig, typed: Collection[str]) -> None:
+    """Refuse what was typed and has no meaning without actor processes."""
+    key = "actor_manager.on_env_error"
+    if config.trainer.type == "sync" and key in typed and config.actor_manager.on_env_error == "restart":
+        raise UsageError(
+            f"{key}=restart: under trainer=sync an environment that raises ends the run\n"
+            f"allowed: {key}=stop, or trainer=async"
+        )
+
+
 def streams(config: TrainConfig) -> int:
     """Environments that are stepped for training, each a stream of rows of its own."""
     return config.n_actors * config.actor_manager.envs_per_actor
@@ -119,6 +129,12 @@ def _check_actors(config: TrainConfig) -> None:
         raise UsageError(
             f"n_actors={config.n_actors}: trainer=sync acts in the learner's own thread, as one actor\n"
             "allowed: trainer=async, or more environments with actor_manager.envs_per_actor"
+        )
+    least = config.actor_manager.min_actors
+    if least > config.n_actors:
+        raise UsageError(
+            f"actor_manager.min_actors={least} are more than n_actors={config.n_actors}\n"
+            "allowed: min_actors <= n_actors"
         )
 
 

@@ -31,6 +31,19 @@ class Step:
     next_obs: Obs
 
 
+class StepError(Exception):
+    """An environment raised in `Env.step`; what it raised is the cause.
+
+    env_ix: which one. taken: the env steps of those before it in the same call, None if there were none; those after
+    it were not stepped.
+    """
+
+    def __init__(self, env_ix: int, taken: Step | None) -> None:
+        super().__init__(f"environment {env_ix} raised")
+        self.env_ix = env_ix
+        self.taken = taken
+
+
 class Env(Protocol):
     """A group of environments stepped together. It never resets by itself."""
 
@@ -44,7 +57,10 @@ class Env(Protocol):
         """Current observations (k, ...) of these environments, as copies."""
 
     def step(self, env_ix: Sequence[int], action: Array) -> Step:
-        """One env step in each of these environments, none of which may have ended."""
+        """One env step in each of these environments, none of which may have ended. Raises StepError."""
+
+    def remake(self, env_ix: int) -> None:
+        """Close one environment, whatever state it is in, and make it anew; it has to be reset then."""
 
     def close(self) -> None:
         """Release what the environments hold."""
@@ -177,16 +193,22 @@ class ExperienceSource(Protocol):
     """Where chunks come from: the learner's own thread, processes, or another machine."""
 
     def start(self, model: ModelInfo) -> None:
-        """Bring every actor up with this model. Returns when all of them hold it."""
+        """Bring every actor up with this model. Returns when all of them hold it, but for those that are lost."""
 
     def collect(self) -> list[Chunk]:
         """What has arrived; after `stop`, once, what was left. Never blocks for long.
 
-        Raises ActorLostError when an actor is gone.
+        Raises ActorLostError when too few actors are left.
+        """
+
+    def present(self) -> Sequence[bool]:
+        """Which actors can act. One that left has handed over by `collect` all that will ever come of it.
+
+        An actor that is back goes on from the env steps that had arrived of it, in a new incarnation.
         """
 
     def grant(self, credits: Sequence[int]) -> None:
-        """Env steps each actor may have taken in all, one number per actor, never falling."""
+        """Env steps each actor may have taken in all, one number per actor; falling only for those not present."""
 
     def announce(self, env_steps: int) -> None:
         """Publish the global count that exploration follows."""
@@ -203,7 +225,11 @@ class ExperienceSource(Protocol):
 
 @dataclass
 class ActorStat:
-    """What one actor did. seconds: since its first env step · blocked_seconds: of them, waiting for credit or room."""
+    """What one actor did in all its incarnations.
+
+    seconds: since its first env step · blocked_seconds: of them, waiting for credit or room ·
+    restarts: of its process and, in place, of its environments.
+    """
 
     actor: int
     incarnation: int = 0
@@ -212,6 +238,7 @@ class ActorStat:
     seconds: float = 0.0
     blocked_seconds: float = 0.0
     state: str = "starting"
+    restarts: int = 0
 
     @property
     def samples_per_sec(self) -> float:

@@ -8,6 +8,7 @@ integers; it knows neither processes nor time.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from fractions import Fraction
 
 _UNLIMITED = 2**62
@@ -18,6 +19,8 @@ class RatioLimiter:
 
     opt_interval: env steps per opt step, None to let both sides run free · tolerance: env steps that acting may be
     ahead · n_actors, envs_per_actor: credit is given in whole steps of an actor where possible.
+
+    Actors may leave and come back (`attend`): one that has left gets no credit, and loses what it had not used.
 
     No actor ever holds more unused credit than its share tolerance/n_actors, so actors that are late, however many,
     leave enough for any one that is not. Raises ValueError where tolerance < n_actors·envs_per_actor.
@@ -48,6 +51,19 @@ class RatioLimiter:
         self.opt_steps = 0
         self.credits = [0] * n_actors
         self._used = [0] * n_actors
+        self._present = [True] * n_actors
+
+    def attend(self, present: Sequence[bool]) -> bool:
+        """Who is there to act; whether `credits` changed. What one that has left was still to hand over is inserted."""
+        if present == self._present:
+            return False
+        left = [
+            i for i, (was, there) in enumerate(zip(self._present, present, strict=True)) if was and not there
+        ]
+        for actor in left:
+            self.forfeit(actor)
+        self._present = list(present)
+        return bool(left)
 
     def inserted(self, actor: int, env_steps: int) -> None:
         """These env steps of an actor are in the replay now."""
@@ -94,6 +110,8 @@ class RatioLimiter:
         for actor in sorted(
             range(len(self.credits)), key=self.credits.__getitem__
         ):  # fair over the whole run
+            if not self._present[actor]:
+                continue
             amount = min(self._share - self._unused(actor), free)
             if not last:
                 amount -= amount % self._group

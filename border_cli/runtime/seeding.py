@@ -1,9 +1,9 @@
 """All seeds of a run come from one tree, so that no two streams are ever the same.
 
 Spawn keys below the run's seed: agent (0,), replay (1,), evaluation (2, episode), actor (3, actor, incarnation) and,
-below each actor, its environments (…, 0, env) and its exploration (…, 1). `border-eval` judges on branch (4, episode),
-so that it never sees the episodes that training was selected on. What a policy draws in evaluations comes from branch
-(5,), anew in each.
+below each actor, its environments (…, 0, env), its exploration (…, 1) and what was made anew in place (…, 2, env,
+times). `border-eval` judges on branch (4, episode), so that it never sees the episodes that training was selected on.
+What a policy draws in evaluations comes from branch (5,), anew in each.
 """
 
 from __future__ import annotations
@@ -46,3 +46,8 @@ def env_seed(seed: int, actor: int, incarnation: int, env: int) -> int:
 def exploration_key(actor: int, incarnation: int) -> tuple[int, ...]:
     """Spawn key of an actor's exploration."""
     return (ACTOR, actor, incarnation, 1)
+
+
+def remade_env_seed(seed: int, actor: int, incarnation: int, env: int, times: int) -> int:
+    """Seed of the first reset of an environment that was made anew so many times in place."""
+    return integer(seed, ACTOR, actor, incarnation, 2, env, times)

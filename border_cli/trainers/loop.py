@@ -73,6 +73,7 @@ class TrainingLoop:
         )
         self.saving = Saving(parts.keeper, parts.telemetry)
         self.actors: list[ActorStat] = []
+        self._incarnations: dict[int, int] = {}
         self._agent_values: dict[str, float] = {}
         self._recorded_at = (-1, -1)
         self._phase = "starting"
@@ -137,7 +138,8 @@ class TrainingLoop:
         arrived = self._insert()
         if arrived:
             p.source.announce(p.limiter.env_steps)
-        if p.limiter.grant():
+        left = p.limiter.attend(p.source.present())
+        if p.limiter.grant() or left:
             p.source.grant(p.limiter.credits)
         p.telemetry.collect_took(monotonic() - began)
         return arrived
@@ -146,6 +148,9 @@ class TrainingLoop:
         p = self.parts
         chunks = p.source.collect()
         for chunk in chunks:
+            if chunk.incarnation != self._incarnations.get(chunk.actor, 0):
+                self._incarnations[chunk.actor] = chunk.incarnation
+                p.buffer.break_streams(chunk.actor)  # no transition spans a restart
             if chunk.rows:
                 p.buffer.push(chunk.items, chunk.actor)
             p.limiter.inserted(chunk.actor, chunk.env_steps)

@@ -50,7 +50,8 @@ def open_descriptors() -> list[str]:
 
 @contextlib.contextmanager
 def running(spec: ActorSpec, n_actors: int = 2, start: bool = True, **config: Any) -> Iterator[ActorManager]:
-    config = {"stop_timeout_s": 10.0, "ring_rows": 256, **config}
+    """Actors none of which may be lost, unless the test says otherwise."""
+    config = {"stop_timeout_s": 10.0, "ring_rows": 256, "restarts": 0, "min_actors": n_actors, **config}
     manager = ActorManager(spec, COUNTING_COLUMNS, n_actors, ActorManagerConfig(**config))
     try:
         if start:

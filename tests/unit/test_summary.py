@@ -66,6 +66,7 @@ def test_all_of_an_end_by_hand(tmp_path: Path) -> None:
                 "seconds": 10.0,
                 "blocked_seconds": 2.5,
                 "state": "stopped",
+                "restarts": 0,
                 "samples_per_sec": 30.0,
             }
         ],
