@@ -239,8 +239,8 @@ class ActorManager:
 
     def _tell_mended(self, actor: int, raised: Raised, times: int) -> None:
         where = raised.context
-        doing = "resetting for" if raised.phase == "reset" else f"step {where['step']} of"
-        what = f"actor {actor}: environment {where['env']} raised while {doing} episode {where['episode']}"
+        when = "before the first step" if raised.phase == "reset" else f"in step {where['step']}"
+        what = f"actor {actor}: environment {where['env']} raised {when} of episode {where['episode']}"
         text = f"{what}: {raised.error}: made anew, {times} of {self._config.restarts}"
         self._tell(text, ActorLostError(f"{what}: {raised.error}", raised.traceback, where))
 
@@ -252,7 +252,9 @@ class ActorManager:
 
     def _is_new(self, cause: ActorLostError) -> bool:
         """Whether this is the first of its kind, in which case it is reported."""
-        kind = hash(cause.details)
+        kind = hash(
+            cause.details.rpartition('  File "')[2]
+        )  # where it was raised, and what; not on whose behalf
         if kind in self._known_exceptions:
             return False
         self._known_exceptions.add(kind)

@@ -31,8 +31,8 @@ from border_cli.trainers.judging import Judging
 from border_cli.trainers.saving import Keeper, Saving
 from border_cli.trainers.telemetry import Telemetry
 
-_GONE = ("done", "failed", "killed", "lost")
-"""States of actors that have ended."""
+_GONE = ("failed", "killed", "lost")
+"""States of actors that ended unasked, and of those that did not leave when they were asked."""
 
 
 @dataclass
