@@ -143,3 +143,20 @@ def test_where_values_come_from_cannot_be_typed():
     with pytest.raises(UsageError, match=r"preset\.name"):
         checks.check_typed({"preset.name": "x"})
     checks.check_typed({"preset": "none", "agent.lr": "1"})
+
+
+def test_more_actors_are_not_needed_than_there_are():
+    checks.check(config(n_actors=3, actor_manager__min_actors=3))
+    assert refusal(n_actors=3, actor_manager__min_actors=4) == (
+        "actor_manager.min_actors=4 are more than n_actors=3\nallowed: min_actors <= n_actors"
+    )
+
+
+def test_what_a_synchronous_run_cannot_do_is_refused_where_it_was_typed():
+    key = "actor_manager.on_env_error"
+    sync = config(trainer__type="sync")
+    checks.check_typed_for_sync(sync, ())
+    checks.check_typed_for_sync(config(), (key,))
+    checks.check_typed_for_sync(config(trainer__type="sync", actor_manager__on_env_error="stop"), (key,))
+    with pytest.raises(UsageError, match=r"allowed: actor_manager\.on_env_error=stop, or trainer=async"):
+        checks.check_typed_for_sync(sync, (key,))
