@@ -230,11 +230,11 @@ class _Run:
     def _source(self, agent: Agent) -> ExperienceSource:
         c = self._config
         actors = parts.actor_spec(c)
-        rounds = parts.rounds(c)
+        rounds, columns = parts.rounds(c), item_columns(self._spec)
         if rounds is not None:
-            return LockstepManager(actors, rounds, item_columns(self._spec), c.actor_manager, self._stop)
+            return LockstepManager(actors, rounds, columns, c.actor_manager, self._stop, self._keep_crash)
         if c.trainer.type == "async":
-            return ActorManager(actors, item_columns(self._spec), c.n_actors, c.actor_manager, self._stop)
+            return ActorManager(actors, columns, c.n_actors, c.actor_manager, self._stop, self._keep_crash)
         place = actors.place(0, 0, 1)
         with blamed("actor 0", _MAKING):
             env = GuardedEnv(parts.actor_env(place, c.env, (), self._starting), "actor 0")
@@ -350,16 +350,23 @@ class _Run:
         ended_by = code.name.lower() if isinstance(error, Interrupted) else "error"
         try:
             self._summary.finish(self._end(ended_by, code, str(error)))
-            if code == ExitCode.DEFECT and isinstance(error, Exception):
-                write_crash(self._dir, error)
         except OSError as e:  # such as the full disk that ended the run: what ended it is what counts
             _log.error("%s: %s", e.filename or self._dir, e.strerror)
+        if code == ExitCode.DEFECT and isinstance(error, Exception):
+            self._keep_crash(error)
         # As text: whoever keeps log records must not keep the error, whose frames hold the run's memory.
         _log.error(
             "the run failed: %s", str(error), exc_info=error if code == ExitCode.DEFECT else None, extra=TOLD
         )
-        if isinstance(error, ActorLostError) and error.details:
+        if isinstance(error, ActorLostError) and error.details and not error.logged:
             _log.error("the actor's own traceback:\n%s", error.details, extra=TOLD)
+
+    def _keep_crash(self, error: Exception) -> None:
+        """crash.json, as far as the disk lets us: a run that goes on must not end for it."""
+        try:
+            write_crash(self._dir, error)
+        except OSError as e:
+            _log.error("%s: %s", e.filename or self._dir, e.strerror)
 
     def _end(self, ended_by: str, code: ExitCode, error: str | None) -> End:
         loop = self._loop

@@ -28,7 +28,8 @@ class ModelSource(Protocol):
 class Actor:
     """One sampling loop over the environments of one place.
 
-    version: of the model that `policy` already holds. env_steps: taken so far, earlier incarnations' included.
+    version: of the model that `policy` already holds. env_steps: taken so far, those of earlier incarnations included,
+    as credit is.
     """
 
     def __init__(
@@ -77,10 +78,12 @@ class Actor:
         env_ix = [(self._cursor + i) % self._place.n_envs for i in range(k)]
         self._cursor = (self._cursor + k) % self._place.n_envs
         known = self._line.global_env_steps + self._proxy.pending_env_steps
+        before = self._sampler.env_steps
         items = self._sampler.sample(env_ix, known)
-        self.env_steps += k
+        taken = self._sampler.env_steps - before  # fewer than k where an environment raised and was mended
+        self.env_steps += taken
         self._episodes += int(np.count_nonzero(items["episode_length"]))
-        self._proxy.push(items, k, self._version)
+        self._proxy.push(items, taken, self._version)
         if self._proxy.publish_if_due():
             self._take_model()
 

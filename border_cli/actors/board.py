@@ -1,6 +1,7 @@
 """The words that learner and actors read of each other while they run: credit, stop, counts, signs of life.
 
-Each word has one writer. What the learner writes and what an actor writes stand on different cache lines.
+Each word has one writer; an actor's words have the learner while it has no process. What the learner writes and what
+an actor writes stand on different cache lines.
 """
 
 from __future__ import annotations
@@ -122,6 +123,10 @@ class Board:
         """Set each actor's credit (env steps in all)."""
         for word, credit in zip(self._credits, credits, strict=True):
             word[0] = credit
+
+    def limit(self, actor: int, credit: int) -> None:
+        """Set one actor's credit, as long as it has no process."""
+        self._credits[actor][0] = credit
 
     def announce(self, env_steps: int) -> None:
         """Set the global count of env steps."""

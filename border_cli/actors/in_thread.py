@@ -76,6 +76,10 @@ class InThreadSource:
         self._sequence += 1
         return [chunk]
 
+    def present(self) -> list[bool]:
+        """It never leaves."""
+        return [True]
+
     def grant(self, credits: Sequence[int]) -> None:
         """Env steps that may have been taken in all."""
         (self._credit,) = credits

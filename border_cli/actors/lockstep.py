@@ -8,7 +8,7 @@ may begin.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,8 +18,9 @@ from border_cli.actors.model_channel import ModelChannel, model_layout
 from border_cli.actors.place import ActorSpec
 from border_cli.actors.rounds import Rounds, model_number
 from border_cli.config.schema import ActorManagerConfig
+from border_cli.core.errors import ActorLostError
 from border_cli.core.items import Chunk, Column, Items
-from border_cli.core.protocols import ModelInfo, StopCheck
+from border_cli.core.protocols import ActorStat, ModelInfo, StopCheck
 from border_cli.core.state import State, joined, require, section
 from border_cli.runtime.clock import Backoff
 
@@ -37,8 +38,10 @@ class LockstepManager(ActorManager):
         columns: tuple[Column, ...],
         config: ActorManagerConfig,
         should_stop: StopCheck = lambda: False,
+        on_exception: Callable[[ActorLostError], None] = lambda _: None,
     ) -> None:
-        super().__init__(spec, columns, rounds.n_actors, config, should_stop)
+        config = replace(config, restarts=0, min_actors=rounds.n_actors, on_env_error="stop")
+        super().__init__(spec, columns, rounds.n_actors, config, should_stop, on_exception)
         self._rounds = rounds
         self._next = 0  # the round whose chunks are inserted next
         self._under_way: list[list[Items]] = [[] for _ in range(rounds.n_actors)]
@@ -91,19 +94,20 @@ class LockstepManager(ActorManager):
         published = 0 if state is None else self._load(state)
         return ModelChannel(model_layout(model), _SLOTS, published)
 
-    def _start_slot(self, actor: int) -> None:
-        if self._before is None:
-            self._slots[actor].start()
-        elif f"actor{actor}" in self._before.values:
-            state = section(self._before, f"actor{actor}")
-            counts = section(state, "counts").values
-            self._slots[actor].start(
-                env_steps=int(counts["env_steps"]), episodes=int(counts["episodes"]), state=state
+    def _seat(self, actor: int, state: State | None) -> tuple[ActorStat, State | None]:
+        if state is None:
+            return ActorStat(actor), None
+        if f"actor{actor}" in state.values:
+            own = section(state, f"actor{actor}")
+            counts = section(own, "counts").values
+            require(counts, ("incarnation", "env_steps", "episodes"), f"actor {actor}")
+            stat = ActorStat(
+                actor, int(counts["incarnation"]), int(counts["env_steps"]), int(counts["episodes"])
             )
-        else:  # from the round that comes next; its number makes the seeds new
-            counts = {"round": self._next, "env_steps": 0, "episodes": 0}
-            state = joined({"counts": State({}, counts)})
-            self._slots[actor].start(incarnation=self._next + 1, state=state)
+            return stat, own
+        # From the round that comes next; its number makes the seeds new.
+        counts = {"round": self._next, "env_steps": 0, "episodes": 0}
+        return ActorStat(actor, self._next + 1), joined({"counts": State({}, counts)})
 
     def _load(self, state: State) -> int:
         """Take over the rounds; the number of publications before the one that the actors are started with."""

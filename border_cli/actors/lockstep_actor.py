@@ -89,7 +89,12 @@ class LockstepActor:
 
     def state(self) -> State:
         """Between two rounds: all that the next one depends on."""
-        counts = {"round": self._round, "env_steps": self.env_steps, "episodes": self._episodes}
+        counts = {
+            "round": self._round,
+            "incarnation": self._place.incarnation,
+            "env_steps": self.env_steps,
+            "episodes": self._episodes,
+        }
         return joined(
             {
                 "counts": State({}, counts),

@@ -1,19 +1,21 @@
-"""Actors in processes of their own: started, fed with credit and models, listened to, stopped.
+"""Actors in processes of their own: started, fed with credit and models, listened to, started again, stopped.
 
-The manager is what a trainer sees of them (`core.protocols.ExperienceSource`). It holds one slot per actor;
+The manager is what a trainer sees of them (`core.protocols.ExperienceSource`). It holds one supervisor per actor;
 nothing that one actor does, or has done to it, can block the learner or another actor.
 """
 
 from __future__ import annotations
 
 import logging
-import selectors
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from border_cli.actors.board import Board
+from border_cli.actors.messages import Raised
 from border_cli.actors.model_channel import ModelChannel, model_layout
+from border_cli.actors.news import News
 from border_cli.actors.place import ActorSpec
 from border_cli.actors.slot import ActorSlot, Shared
+from border_cli.actors.supervisor import Condition, Loss, Supervisor
 from border_cli.config.schema import ActorManagerConfig
 from border_cli.core.errors import ActorLostError
 from border_cli.core.items import Chunk, Column
@@ -30,7 +32,11 @@ _logger = logging.getLogger(__name__)
 class ActorManager:
     """Runs `n_actors` processes made of `spec`, whose items have these columns.
 
-    should_stop: polled while waiting for the actors to come up.
+    An actor that is lost is started again, `config.restarts` times within `config.restart_window_s`, then it is given
+    up; the run ends when fewer than `config.min_actors` are left.
+
+    should_stop: polled while waiting for the actors to come up. on_exception: called with the first of all equal
+    exceptions that were raised in actors, whether or not the run survives it.
     """
 
     def __init__(
@@ -40,41 +46,45 @@ class ActorManager:
         n_actors: int,
         config: ActorManagerConfig,
         should_stop: StopCheck = lambda: False,
+        on_exception: Callable[[ActorLostError], None] = lambda _: None,
     ) -> None:
         self._spec = spec
         self._columns = columns
         self._n_actors = n_actors
         self._config = config
         self._should_stop = should_stop
+        self._on_exception = on_exception
         self._board = Board(n_actors)
         self._models: ModelChannel | None = None
+        self._supervisors: list[Supervisor] = []
         self._slots: list[ActorSlot] = []
-        self._news = selectors.DefaultSelector()
+        self._news = News()
         self._news_due = Deadline(0.0)
-        self._suspects: set[int] = set()
+        self._absent: set[int] = set()
+        self._told_absent: set[int] = set()
+        self._known_exceptions: set[int] = set()
         self._lost: ActorLostError | None = None
+        self._first_cause: ActorLostError | None = None
         self._stopped = False
         self._left_over: list[Chunk] = []
-        self._before: State | None = None
 
     def start(self, model: ModelInfo, state: State | None = None) -> None:
-        """Publish the model and start every actor; returns when all hold it, or the run was asked to stop.
+        """Publish the model and start every actor; returns when each holds it or has been lost, or when the run was
+        asked to stop. Those that were lost are started again meanwhile and later.
 
         state: of a run that goes on: its seats go on counting, with new episodes from new seeds.
-
-        Raises ActorLostError if one fails, dies or is not ready in time, ResourceError if memory or
-        descriptors are too few; no process is left then.
+        Raises ActorLostError if not one actor comes up, or too few are left, ResourceError if memory or descriptors
+        are too few; no process is left then.
         """
         self._models = self._make_channel(model, state)
         self._models.publish(model)
-        shared = Shared(
-            self._spec, self._columns, self._config.ring_rows, self._n_actors, self._board, self._models
-        )
-        self._slots = [ActorSlot(actor, shared) for actor in range(self._n_actors)]
-        self._before = state
+        shared = self._shared(self._models)
+        self._slots = [ActorSlot(actor, shared, *self._seat(actor, state)) for actor in range(self._n_actors)]
+        self._supervisors = [Supervisor(slot, self._news, self._config) for slot in self._slots]
         try:
             for group in self._start_groups():
                 self._start_group(group)
+            self._require_one()
         except BaseException:
             self.stop()
             raise
@@ -82,17 +92,17 @@ class ActorManager:
     def collect(self) -> list[Chunk]:
         """What has arrived since the last time, without waiting; after `stop`, what was still left.
 
-        Raises ActorLostError within 10 ms of an actor's end, once what that actor had handed over was returned.
+        Within 10 ms an actor's end is noticed. Raises ActorLostError when too few are left, once everything that was
+        handed over until then was returned.
         """
         if self._stopped:
-            chunks, self._left_over = self._left_over, []
-            return chunks
-        if self._news_due.passed:  # asking the system costs more than looking into every ring
-            self._listen(0.0)
-            self._news_due = Deadline(_NEWS_INTERVAL_S)
+            return self._take_left_over()
         if self._lost is None:
-            self._lost = self._find_lost()  # before draining: what it handed over is then there as a whole
-            chunks = self._drain()
+            if self._news_due.passed:  # asking the system costs more than looking into every ring
+                self._listen(0.0)
+                self._supervise()
+                self._news_due = Deadline(_NEWS_INTERVAL_S)
+            chunks = self._take_left_over() + self._drain()
             if chunks or self._lost is None:
                 return chunks
         raise self._lost
@@ -109,6 +119,11 @@ class ActorManager:
             for stat in self.stats()
         }
         return State({}, counts)
+
+    def present(self) -> list[bool]:
+        """Which actors can act. Each absence is told at least once, however short it was."""
+        self._told_absent |= self._absent
+        return [actor not in self._absent for actor in range(self._n_actors)]
 
     def grant(self, credits: Sequence[int]) -> None:
         """Env steps each actor may have taken in all."""
@@ -143,87 +158,150 @@ class ActorManager:
             self._board.request_stop()
             self._await_gone()
             self._end_slots()
-            self._lost = None  # its traceback refers to this object, which would keep the memory
+            self._lost = self._first_cause = (
+                None  # their tracebacks refer to this object, which would keep the memory
+            )
             self._news.close()
             self._board.close()
             if self._models is not None:
                 self._models.close()
         return self.stats()
 
-    def _start_groups(self) -> Iterator[list[int]]:
-        """Actors that are started together."""
-        actors = list(range(self._n_actors))
-        if self._config.serial_init:
-            yield from ([actor] for actor in actors)
-        else:
-            yield actors
-
-    def _start_group(self, actors: list[int]) -> None:
-        for actor in actors:
-            if self._should_stop():
-                return
-            self._start_slot(actor)
-            for descriptor in self._slots[actor].descriptors:
-                self._news.register(descriptor, selectors.EVENT_READ, actor)
-        self._await_ready(actors)
-
     def _make_channel(self, model: ModelInfo, state: State | None) -> ModelChannel:
         del state  # only rounds have to be numbered on
         return ModelChannel(model_layout(model))
 
-    def _start_slot(self, actor: int) -> None:
-        """Occupy a seat: where it was occupied before, by the next incarnation."""
-        before = None if self._before is None else self._before.values.get(str(actor))
+    def _seat(self, actor: int, state: State | None) -> tuple[ActorStat, State | None]:
+        """What a seat begins with: where it was occupied before, with the next incarnation."""
+        before = None if state is None else state.values.get(str(actor))
         if before is None:
-            self._slots[actor].start()
-            return
+            return ActorStat(actor), None
         require(before, ("incarnation", "env_steps", "episodes"), f"actor {actor}")
-        self._slots[actor].start(
-            int(before["incarnation"]) + 1, int(before["env_steps"]), int(before["episodes"])
+        incarnation = int(before["incarnation"]) + 1
+        return ActorStat(actor, incarnation, int(before["env_steps"]), int(before["episodes"])), None
+
+    def _shared(self, models: ModelChannel) -> Shared:
+        """What all actors have in common. Under on_env_error=stop no environment is made anew in place."""
+        c = self._config
+        env_restarts = c.restarts if c.on_env_error == "restart" else 0
+        return Shared(
+            spec=self._spec,
+            columns=self._columns,
+            ring_rows=c.ring_rows,
+            n_actors=self._n_actors,
+            board=self._board,
+            models=models,
+            env_restarts=env_restarts,
+            restart_window_s=c.restart_window_s,
         )
 
-    def _await_ready(self, actors: list[int]) -> None:
-        deadline = Deadline(self._config.start_timeout_s)
-        while waiting := [actor for actor in actors if not self._slots[actor].ready]:
+    def _start_groups(self) -> Iterator[list[Supervisor]]:
+        """Actors that are started together."""
+        if self._config.serial_init:
+            yield from ([supervisor] for supervisor in self._supervisors)
+        else:
+            yield self._supervisors
+
+    def _start_group(self, group: list[Supervisor]) -> None:
+        for supervisor in group:
             if self._should_stop():
                 return
-            if deadline.passed:
-                raise ActorLostError(self._late(waiting))
-            self._listen(min(_START_POLL_S, deadline.remaining_s))
-            lost = self._find_lost()
-            if lost is not None:
-                raise lost
+            supervisor.start()
+        while not (all(supervisor.settled for supervisor in group) or self._should_stop()):
+            self._listen(_START_POLL_S)
+            self._supervise()
+            if self._lost is not None:
+                raise self._lost
 
-    def _late(self, actors: list[int]) -> str:
-        who = ", ".join(f"{actor} ({self._slots[actor].state.words})" for actor in actors)
-        return (
-            f"not ready after {self._config.start_timeout_s:g} s: actor {who}\n"
-            "allowed: a higher actor_manager.start_timeout_s, or fewer actors"
-        )
+    def _require_one(self) -> None:
+        """Where no actor at all came up, none is tried again: a run that never began ends with its cause at once."""
+        hopeless = all(s.settled and not s.was_ready for s in self._supervisors)
+        if hopeless and self._first_cause is not None:
+            raise self._first_cause
 
     def _listen(self, timeout_s: float) -> None:
         """Take in what actors say, waiting for news no longer than timeout_s."""
-        for key, _ in self._news.select(timeout_s):
-            if not self._slots[key.data].listen():
-                self._suspects.add(key.data)
-                self._news.unregister(key.fd)
+        ending = self._news.listen(timeout_s)
+        for slot in ending:
+            self._supervisors[slot.actor].suspect = True
 
-    def _find_lost(self) -> ActorLostError | None:
-        """An actor that left unasked, among those of which something was heard that may mean so."""
-        for actor in sorted(self._suspects):
-            lost = self._slots[actor].lost()
-            if lost is not None:
-                return lost
-        return None
+    def _supervise(self) -> None:
+        for supervisor in self._supervisors:
+            loss = supervisor.attend()
+            slot = supervisor.slot
+            for mended in slot.take_mended():
+                self._tell_mended(slot.actor, mended.raised, mended.times)
+            if loss is not None:
+                self._take_loss(loss)
+            elif slot.actor in self._told_absent and slot.ready:
+                self._told_absent.discard(slot.actor)
+                self._absent.discard(slot.actor)
+
+    def _take_loss(self, loss: Loss) -> None:
+        cause = loss.cause
+        self._left_over += loss.chunks
+        self._absent.add(loss.actor)
+        self._told_absent.discard(loss.actor)
+        self._first_cause = self._first_cause or cause
+        left = sum(supervisor.condition != Condition.GIVEN_UP for supervisor in self._supervisors)
+        if (cause.context and self._config.on_env_error == "stop") or left < self._config.min_actors:
+            self._end_run(loss)
+            return
+        what, *_ = str(cause).splitlines()
+        if loss.restart is None:
+            text = f"{what}: given up after {_restarts(self._config.restarts)}, {left} of {self._n_actors} actors left"
+        else:
+            text = f"{what}: restart {loss.restart} of {self._config.restarts} in {loss.delay_s:g} s"
+        self._tell(text, cause)
+
+    def _end_run(self, loss: Loss) -> None:
+        c, cause = self._config, loss.cause
+        why = str(cause)
+        if loss.restart is None and c.restarts:
+            why += (
+                f"\nit was restarted {c.restarts} times within {c.restart_window_s:g} s, and fewer than "
+                f"actor_manager.min_actors={c.min_actors} are left"
+            )
+        self._lost = ActorLostError(why, cause.details, cause.context)
+        self._lost.logged = not self._is_new(cause)
+
+    def _tell_mended(self, actor: int, raised: Raised, times: int) -> None:
+        where = raised.context
+        when = "before the first step" if raised.phase == "reset" else f"in step {where['step']}"
+        what = f"actor {actor}: environment {where['env']} raised {when} of episode {where['episode']}"
+        text = f"{what}: {raised.error}: made anew, {times} of {self._config.restarts}"
+        self._tell(text, ActorLostError(f"{what}: {raised.error}", raised.traceback, where))
+
+    def _tell(self, text: str, cause: ActorLostError) -> None:
+        """A line on what befell an actor, and the traceback of an exception the first time that it comes."""
+        _logger.warning("%s", text)
+        if cause.details and self._is_new(cause):
+            _logger.info("the actor's own traceback:\n%s", cause.details)
+
+    def _is_new(self, cause: ActorLostError) -> bool:
+        """Whether this is the first of its kind, in which case it is reported."""
+        kind = hash(
+            cause.details.rpartition('  File "')[2]
+        )  # where it was raised, and what; not on whose behalf
+        if kind in self._known_exceptions:
+            return False
+        self._known_exceptions.add(kind)
+        if cause.details:
+            self._on_exception(cause)
+        return True
 
     def _drain(self) -> list[Chunk]:
         return [chunk for slot in self._slots for chunk in slot.drain()]
+
+    def _take_left_over(self) -> list[Chunk]:
+        chunks, self._left_over = self._left_over, []
+        return chunks
 
     def _await_gone(self) -> None:
         deadline = Deadline(self._config.stop_timeout_s)
         while not (deadline.passed or all(slot.gone() for slot in self._slots)):
             self._left_over += self._drain()
-            self._listen(min(_STOP_POLL_S, deadline.remaining_s))
+            self._news.listen(min(_STOP_POLL_S, deadline.remaining_s))
 
     def _end_slots(self) -> None:
         for actor, slot in enumerate(self._slots):
@@ -231,4 +309,9 @@ class ActorManager:
                 _logger.warning("actor %d did not leave (%s) and is killed", actor, slot.state.words)
                 slot.kill()
         for slot in self._slots:
+            self._news.forget(slot)
             self._left_over += slot.end()
+
+
+def _restarts(n: int) -> str:
+    return "1 restart" if n == 1 else f"{n} restarts"

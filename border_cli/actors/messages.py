@@ -11,6 +11,7 @@ import threading
 from dataclasses import dataclass
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
+from typing import Any
 
 from border_cli.core.protocols import ActorStat
 from border_cli.core.state import State
@@ -31,16 +32,31 @@ class LogLine:
 
 
 @dataclass(frozen=True)
-class Failed:
-    """The actor is about to leave because something raised.
-
-    phase: what it was doing. env_steps: those it had completed. error: class and message. traceback: its own.
+class Raised:
+    """What raised in an actor. phase: what it was doing · error: class and message · traceback: its own ·
+    context: where that was, as JSON values.
     """
 
     phase: str
-    env_steps: int
     error: str
     traceback: str
+    context: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Mended:
+    """An environment raised and was made anew in place. times: how often that has happened lately, this one included."""
+
+    raised: Raised
+    times: int
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The actor is about to leave because something raised. env_steps: those it had completed."""
+
+    raised: Raised
+    env_steps: int
 
 
 @dataclass(frozen=True)
@@ -63,7 +79,7 @@ class StatePiece:
     last: bool
 
 
-Message = Ready | LogLine | Failed | Finished | StatePiece
+Message = Ready | LogLine | Mended | Failed | Finished | StatePiece
 PIECE_BYTES = 12_000
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import traceback
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
@@ -16,16 +15,10 @@ from typing import cast
 
 from border_cli.actors.actor import Actor
 from border_cli.actors.board import ActorLine, ActorState, Board
+from border_cli.actors.budget import RestartBudget
 from border_cli.actors.lockstep_actor import LockstepActor
-from border_cli.actors.messages import (
-    Failed,
-    Finished,
-    PipedRequests,
-    PipeLogHandler,
-    Ready,
-    Reporter,
-    clipped,
-)
+from border_cli.actors.mending import EnvGivenUp, InPlaceMender, describe
+from border_cli.actors.messages import Failed, Finished, PipedRequests, PipeLogHandler, Ready, Reporter
 from border_cli.actors.model_channel import ModelChannel
 from border_cli.actors.place import ActorSpec, Place
 from border_cli.actors.proxy import ReplayBufferProxy
@@ -38,7 +31,6 @@ from border_cli.core.state import State
 from border_cli.runtime import child, seeding
 
 _NICER = 3
-_ERROR_BYTES = 1_000
 _logger = logging.getLogger(__name__)
 
 
@@ -56,18 +48,23 @@ class ActorLinks:
 class Order:
     """What to run, the first thing that comes through the pipe: importing it may already fail.
 
-    state: what to go on from, in lockstep.
+    env_restarts: how often environments that raise are made anew within restart_window_s. state: what to go on
+    from, in lockstep.
     """
 
     spec: ActorSpec
     place: Place
     log_level: int
+    env_restarts: int
+    restart_window_s: float
     state: State | None = None
 
 
 def actor_main(links: ActorLinks) -> None:
     """Entry point of the process (see `border_cli.runtime.forkserver.start_process`)."""
     os.nice(_NICER)
+    child.be_first_when_memory_ends()
+    child.lead_a_group()
     reporter = Reporter(links.pipe)
     life = _Life(links, reporter)
     try:
@@ -88,6 +85,7 @@ class _Life:
         self._links = links
         self._reporter = reporter
         self._phase = "reading its orders"
+        self._place: Place | None = None
         self._env: Env | None = None
         self._sampler: Sampler | None = None
         self._actor: Actor | LockstepActor | None = None
@@ -96,6 +94,7 @@ class _Life:
         """Build, report ready, act; what the actor did."""
         order: Order = self._links.pipe.recv()
         place, line = order.place, self._links.board.line(order.place.actor)
+        self._place = place
         _send_logs_to_learner(self._reporter, place, order.log_level)
         waiter = Waiter(line)
         env, policy, processor = self._build(order, line)
@@ -124,10 +123,12 @@ class _Life:
         version: int,
     ) -> Actor:
         links, place = self._links, order.place
-        self._sampler = Sampler(env, policy, processor, _reset_seeds(place))
+        line = links.board.line(place.actor)
+        budget = RestartBudget(order.env_restarts, order.restart_window_s)
+        mender = InPlaceMender(env, place, budget, line, self._reporter)
+        self._sampler = Sampler(env, policy, processor, _reset_seeds(place), mender)
         self._sampler.begin()
         proxy = ReplayBufferProxy(links.ring, place, order.spec.n_buffer, waiter)
-        line = links.board.line(place.actor)
         return Actor(place, self._sampler, policy, links.models, proxy, line, waiter, version)
 
     def _in_rounds(
@@ -153,12 +154,11 @@ class _Life:
 
     def failure(self, error: BaseException) -> Failed:
         """What the learner has to know of an exception."""
-        return Failed(
-            phase=self._phase if self._sampler is None else self._sampler.phase,
-            env_steps=0 if self._actor is None else self._actor.env_steps,
-            error=clipped(f"{type(error).__name__}: {error}".rstrip(": "), _ERROR_BYTES),
-            traceback=clipped("".join(traceback.format_exception(error))),
-        )
+        env_steps = 0 if self._actor is None else self._actor.env_steps
+        if isinstance(error, EnvGivenUp):
+            return Failed(error.raised, env_steps)
+        phase = self._phase if self._sampler is None else self._sampler.phase
+        return Failed(describe(error, phase, self._place), env_steps)
 
     def close(self) -> None:
         """Release the environments; a failure of that is logged and changes nothing any more."""

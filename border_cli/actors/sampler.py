@@ -1,4 +1,4 @@
-"""One env step for some environments of an actor: act, step, make items, reset what ended.
+"""One env step for some environments of an actor: act, step, make items, reset what ended, mend what raised.
 
 Used as it is by an actor process and by the synchronous trainer.
 """
@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from border_cli.core.items import Items
-from border_cli.core.protocols import Env, Policy, StepProcessor
+from border_cli.core.protocols import Env, Policy, Step, StepError, StepProcessor
+from border_cli.core.spaces import Array
 from border_cli.core.state import State, joined, require, section
 
 _logger = logging.getLogger(__name__)
@@ -28,19 +30,55 @@ class ResumableEnv(Env, Protocol):
         """Bring them back; which of them could not be. Raises ValueError for a state that does not fit."""
 
 
+@dataclass(frozen=True)
+class EnvFault:
+    """An environment raised `error` while it did `phase`, "step" or "reset".
+
+    env: which one. episode, step: how many it had begun before this one, and how many env steps this one had.
+    action: as stored, None in a reset.
+    """
+
+    error: BaseException
+    phase: str
+    env: int
+    episode: int
+    step: int
+    action: Array | None
+
+
+class Mender(Protocol):
+    """Decides what becomes of an environment that raised."""
+
+    def mend(self, fault: EnvFault) -> int:
+        """Make the environment anew; the seed of its first reset. Raises when that should end the actor instead."""
+
+
 class Sampler:
     """Joins an environment group, a policy and a step processor. `begin` comes first.
 
     seeds: first reset seed of each environment; later resets go on with the environment's own generator.
-    phase: "reset" or "step", for whoever has to say where an exception came from.
+    mender: for environments that raise after their first reset; without one, what they raise goes on.
+    phase: "reset", "step" or "making the environment", for whoever has to say where an exception came from.
+    env_steps: taken so far.
     """
 
-    def __init__(self, env: Env, policy: Policy, processor: StepProcessor, seeds: Sequence[int]) -> None:
+    def __init__(
+        self,
+        env: Env,
+        policy: Policy,
+        processor: StepProcessor,
+        seeds: Sequence[int],
+        mender: Mender | None = None,
+    ) -> None:
         self._env = env
         self._policy = policy
         self._processor = processor
+        self._mender = mender
         self._seeds = seeds
+        self._episodes = [0] * env.n_envs
+        self._times = [0] * env.n_envs
         self.phase = "reset"
+        self.env_steps = 0
 
     def begin(self) -> None:
         """Start the first episode of every environment."""
@@ -50,20 +88,67 @@ class Sampler:
     def sample(self, env_ix: Sequence[int], env_steps: int) -> Items:
         """One env step in each of these environments; the rows it completes.
 
-        env_steps: the global count that exploration schedules follow.
+        env_steps: the global count that exploration schedules follow. An environment that raised and was mended
+        has taken none; its episode is cut there.
         """
+        return self._step(env_ix, self._policy.sample(self._env.observe(env_ix), env_steps))
+
+    def _step(self, env_ix: Sequence[int], action: Array) -> Items:
         self.phase = "step"
-        action = self._policy.sample(self._env.observe(env_ix), env_steps)
-        step = self._env.step(env_ix, action)
+        try:
+            step = self._env.step(env_ix, action)
+        except StepError as e:
+            if self._mender is None:
+                raise
+            return self._step_around(e, env_ix, action)
+        return self._take(step)
+
+    def _step_around(self, error: StepError, env_ix: Sequence[int], action: Array) -> Items:
+        """What the environments before the one that raised did, its cut episode, and the steps of those after it."""
+        cause, row = error.__cause__ or error, list(env_ix).index(error.env_ix)
+        parts = [] if error.taken is None else [self._take(error.taken)]
+        parts.append(self._mend(cause, "step", error.env_ix, action[row]))
+        if row + 1 < len(env_ix):
+            parts.append(self._step(env_ix[row + 1 :], action[row + 1 :]))
+        return _joined(parts)
+
+    def _take(self, step: Step) -> Items:
         items = self._processor.process(step)
+        self.env_steps += len(step.env_ix)
         self.phase = "reset"
-        for k, i in enumerate(env_ix):
+        for k, i in enumerate(step.env_ix):
+            self._times[i] += 1
             if step.terminated[k] or step.truncated[k]:
-                self._reset(i)
+                self._begin_episode(i)
         return items
+
+    def _begin_episode(self, env_ix: int) -> None:
+        self._episodes[env_ix] += 1
+        self._times[env_ix] = 0
+        try:
+            self._reset(env_ix)
+        except (Exception, SystemExit) as error:
+            if self._mender is None:
+                raise
+            self._mend(error, "reset", env_ix, None)  # the episode before is whole: there is nothing to cut
 
     def _reset(self, env_ix: int) -> None:
         self._env.reset(env_ix)
+
+    def _mend(self, error: BaseException, phase: str, env_ix: int, action: Array | None) -> Items:
+        """The rows of the episode that broke off; the environment is made anew and has begun another one."""
+        if self._mender is None:
+            raise AssertionError("nobody mends")
+        fault = EnvFault(error, phase, env_ix, self._episodes[env_ix], self._times[env_ix], action)
+        items = self._processor.cut(env_ix)
+        self.phase = "making the environment"
+        seed = self._mender.mend(fault)
+        self.phase = "reset"
+        self._env.reset(env_ix, seed)
+        if phase == "step":
+            self._episodes[env_ix] += 1
+            self._times[env_ix] = 0
+        return items
 
 
 class ResumableSampler(Sampler):
@@ -85,7 +170,6 @@ class ResumableSampler(Sampler):
         self._resumable = env
         self._seed_of = seed_of
         self._owner = owner
-        self._episodes = [0] * env.n_envs
         self._cut: list[Items] = []
         self.exact = True
 
@@ -93,21 +177,26 @@ class ResumableSampler(Sampler):
         """Start an episode of this number in every environment."""
         self._episodes = [first_episode] * self._env.n_envs
         for env_ix in range(self._env.n_envs):
-            self._env.reset(env_ix, self._seed_of(env_ix, first_episode))
+            self._reset(env_ix)
 
     def begin_from(self, state: State) -> None:
         """Go on from a saved state. Raises ValueError for one that does not fit.
 
         Where an environment does not come out of it as it was, its episode is cut and a new one begins.
         """
-        episodes = section(state, "episodes").values
-        require(episodes, map(str, range(len(self._episodes))), "the sampler")
-        self._episodes = [int(episodes[str(i)]) for i in range(len(self._episodes))]
+        counts = section(state, "counts").values
+        require(counts, ("episodes", "times"), "the sampler")
+        self._episodes = [int(n) for n in counts["episodes"]]
+        self._times = [int(n) for n in counts["times"]]
+        if not len(self._episodes) == len(self._times) == self._env.n_envs:
+            raise ValueError(
+                f"{self._owner} has {self._env.n_envs} environments, its saved state another number"
+            )
         self._processor.load_state(section(state, "processor"))
         for env_ix in self._resumable.load_state(section(state, "env")):
             self.exact = False
             self._cut.append(self._processor.cut(env_ix))
-            self._reset(env_ix)
+            self._begin_episode(env_ix)
             _logger.warning(
                 "environment %d of %s cannot be resumed exactly: it is not determined by its seed and the actions; "
                 "a new episode starts there",
@@ -117,12 +206,12 @@ class ResumableSampler(Sampler):
 
     def state(self) -> State:
         """Between two env steps: environments, what streams carry, numbers of episodes. The policy's is its own."""
-        episodes = {str(i): n for i, n in enumerate(self._episodes)}
+        counts = {"episodes": list(self._episodes), "times": list(self._times)}
         return joined(
             {
                 "env": self._resumable.state(),
                 "processor": self._processor.state(),
-                "episodes": State({}, episodes),
+                "counts": State({}, counts),
             }
         )
 
@@ -131,9 +220,12 @@ class ResumableSampler(Sampler):
         items = super().sample(env_ix, env_steps)
         if self._cut:
             parts, self._cut = [*self._cut, items], []
-            items = {name: np.concatenate([part[name] for part in parts]) for name in items}
+            items = _joined(parts)
         return items
 
     def _reset(self, env_ix: int) -> None:
-        self._episodes[env_ix] += 1
         self._env.reset(env_ix, self._seed_of(env_ix, self._episodes[env_ix]))
+
+
+def _joined(parts: Sequence[Items]) -> Items:
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

@@ -1,6 +1,6 @@
 """One seat among the actors, as the learner sees it: the process that sits there, its ring and its pipe.
 
-An incarnation begins with `start` and ends with `end`; what was counted stays with the slot.
+An incarnation begins with `start` and ends with `end`; what was counted stays with the slot, over all incarnations.
 """
 
 from __future__ import annotations
@@ -17,7 +17,16 @@ from multiprocessing.process import BaseProcess
 import numpy as np
 
 from border_cli.actors.board import ActorState, Board
-from border_cli.actors.messages import Failed, Finished, LogLine, Message, Ready, SendState, StatePiece
+from border_cli.actors.messages import (
+    Failed,
+    Finished,
+    LogLine,
+    Mended,
+    Message,
+    Ready,
+    SendState,
+    StatePiece,
+)
 from border_cli.actors.model_channel import ModelChannel
 from border_cli.actors.place import ActorSpec
 from border_cli.actors.process import ActorLinks, Order, actor_main
@@ -29,6 +38,8 @@ from border_cli.core.state import State
 from border_cli.runtime import forkserver
 from border_cli.runtime.memory import resource_error
 
+_LAST_WORDS = 10_000
+"""More messages than fit into the pipe of a process that is gone."""
 _MESSAGES_AT_ONCE = 64  # one that never stops logging must not keep the learner from the others
 
 
@@ -42,22 +53,31 @@ class Shared:
     n_actors: int
     board: Board
     models: ModelChannel
+    env_restarts: int
+    restart_window_s: float
 
 
 class ActorSlot:
     """The seat of one actor.
 
-    ready: its present incarnation holds the first model · sent_state: its answer to `request_state`, None until then.
+    counts: what it has counted before, in a run that is resumed · state: what its first incarnation goes on from, in
+    lockstep · ready: its present incarnation holds the first model and has not ended · sent_state: its answer to
+    `request_state`, None until then.
     """
 
-    def __init__(self, actor: int, shared: Shared) -> None:
+    def __init__(
+        self, actor: int, shared: Shared, counts: ActorStat | None = None, state: State | None = None
+    ) -> None:
         self._actor = actor
         self._shared = shared
         self._line = shared.board.line(actor)
-        self._counts = ActorStat(actor)
+        self._counts = counts or ActorStat(actor)
+        self._state = state
         self._ring: Ring | None = None
         self._pipe: Connection | None = None
         self._process: BaseProcess | None = None
+        self._earlier_episodes = 0
+        self._mended: list[Mended] = []
         self._failed: Failed | None = None
         self._final: ActorStat | None = None
         self._killed = False
@@ -65,18 +85,18 @@ class ActorSlot:
         self.sent_state: State | None = None
         self.ready = False
 
-    def start(
-        self, incarnation: int = 0, env_steps: int = 0, episodes: int = 0, state: State | None = None
-    ) -> None:
-        """Start a process in this seat. env_steps, episodes: those that the seat has counted before.
-
-        state: what the actor goes on from, in lockstep.
-
-        Raises ResourceError when memory or descriptors are too few.
-        """
+    def start(self) -> None:
+        """Start the first or the next incarnation. Raises ResourceError when memory or descriptors are too few."""
         shared = self._shared
-        self._counts = ActorStat(self._actor, incarnation, env_steps, episodes)
-        self._failed, self._final, self._killed, self.ready = None, None, False, False
+        if self._final is not None:
+            self._counts.incarnation += 1
+            self._counts.restarts += 1
+        self._failed, self._final, self._killed = None, None, False
+        self._earlier_episodes = self._counts.episodes
+        self._line.state = ActorState.STARTING
+        shared.board.limit(
+            self._actor, self._counts.env_steps
+        )  # what the last incarnation had left may be others' now
         self._ring = Ring(shared.columns, shared.ring_rows)
         self._pipe, theirs = _pipe()
         try:
@@ -86,11 +106,20 @@ class ActorSlot:
         finally:
             theirs.close()
             self._ring.close()
-        place = shared.spec.place(self._actor, incarnation, shared.n_actors, env_steps)
+        counts = self._counts
+        place = shared.spec.place(self._actor, counts.incarnation, shared.n_actors, counts.env_steps)
+        level = logging.getLogger().getEffectiveLevel()
         try:
-            self._pipe.send(Order(shared.spec, place, logging.getLogger().getEffectiveLevel(), state))
+            self._pipe.send(
+                Order(shared.spec, place, level, shared.env_restarts, shared.restart_window_s, self._state)
+            )
         except (BrokenPipeError, ConnectionResetError):
             return  # it died at once, which `gone` will tell
+
+    @property
+    def actor(self) -> int:
+        """Its number among the actors."""
+        return self._actor
 
     @property
     def descriptors(self) -> list[int]:
@@ -108,6 +137,11 @@ class ActorSlot:
         """What it says that it is doing."""
         return self._line.state
 
+    @property
+    def heartbeat(self) -> int:
+        """A count that grows while it lives."""
+        return self._line.heartbeat
+
     def gone(self) -> bool:
         """Whether there is no process: its end was reported and its id is free."""
         if self._process is None:
@@ -118,8 +152,11 @@ class ActorSlot:
 
     def lost(self) -> ActorLostError | None:
         """Why this actor does not act any more though nobody asked it to leave; None while it does."""
+        if self.gone():
+            self._hear(_LAST_WORDS)  # why it left may stand behind much that it logged
         if self._failed is not None:
-            return ActorLostError(self._describe(self._failed), self._failed.traceback)
+            raised = self._failed.raised
+            return ActorLostError(self._describe(self._failed), raised.traceback, raised.context)
         if self._process is not None and self.gone():
             end = forkserver.describe_exit(self._process.exitcode)
             return ActorLostError(f"actor {self._actor} {end} (it was {self.state.words})")
@@ -135,14 +172,12 @@ class ActorSlot:
 
     def listen(self) -> bool:
         """Take in what it has said, without waiting; False once it failed, fell silent or is gone."""
-        try:
-            for _ in range(_MESSAGES_AT_ONCE):
-                if self._pipe is None or not self._pipe.poll():
-                    break
-                self._take(self._pipe.recv())
-        except (EOFError, ConnectionResetError, BrokenPipeError):
-            return False
-        return self._failed is None and not self.gone()
+        return self._hear(_MESSAGES_AT_ONCE) and self._failed is None and not self.gone()
+
+    def take_mended(self) -> list[Mended]:
+        """Environments that were made anew in place, of which was heard since the last time."""
+        mended, self._mended = self._mended, []
+        return mended
 
     def stat(self) -> ActorStat:
         """What it did: by its own account once it has left as asked, before that by what has arrived."""
@@ -173,11 +208,15 @@ class ActorSlot:
 
     def end(self) -> list[Chunk]:
         """Release the process, which has left or was killed; the chunks that it leaves behind."""
-        self.listen()
+        self._hear(_LAST_WORDS)
         chunks = self.drain()
         self._final = self.stat()
+        self.ready = False
         if self._process is not None:
+            pid = self._process.pid
             forkserver.end_process(self._process)
+            if pid is not None:
+                forkserver.end_group(pid)
             self._process = None
         if self._pipe is not None:
             self._pipe.close()
@@ -185,16 +224,31 @@ class ActorSlot:
         self._ring = None
         return chunks
 
+    def _hear(self, at_most: int) -> bool:
+        """Take in so many messages, as far as they are there; False at the end of the pipe."""
+        try:
+            for _ in range(at_most):
+                if self._pipe is None or not self._pipe.poll():
+                    break
+                self._take(self._pipe.recv())
+        except (EOFError, ConnectionResetError, BrokenPipeError):
+            return False
+        return True
+
     def _take(self, message: Message) -> None:
         match message:
             case Ready():
                 self.ready = True
             case LogLine(logger, level, text):
                 _forward(logger, level, text)
+            case Mended():
+                self._counts.restarts += 1
+                self._mended.append(message)
             case Failed():
                 self._failed = message
             case Finished(stat):
-                self._final = stat
+                episodes = self._earlier_episodes + stat.episodes
+                self._final = replace(stat, restarts=self._counts.restarts, episodes=episodes)
             case StatePiece(data, last):
                 self._state_pieces.append(data)
                 if last:
@@ -203,7 +257,8 @@ class ActorSlot:
 
     def _describe(self, failed: Failed) -> str:
         doing = {"step": f"stepping, after {failed.env_steps} env steps", "reset": "resetting"}
-        return f"actor {self._actor} failed while {doing.get(failed.phase, failed.phase)}: {failed.error}"
+        phase = failed.raised.phase
+        return f"actor {self._actor} failed while {doing.get(phase, phase)}: {failed.raised.error}"
 
     def _state_words(self) -> str:
         if self._failed is not None:

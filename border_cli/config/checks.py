@@ -59,11 +59,28 @@ def check_effect(config: TrainConfig, typed: Collection[str]) -> None:
                 f"{key} is about the process of an evaluator, and evaluator=inline has none\n"
                 f"allowed: evaluator=process with it"
             )
+    _check_no_restarts(config, typed)
     for key in ("trainer.sync_interval", "trainer.ratio_tolerance"):
         if key in typed and config.trainer.lockstep:
             raise UsageError(
                 f"{key}: in lockstep the rounds say when models go out and how far acting may be ahead\n"
                 "allowed: trainer.lockstep_steps"
+            )
+
+
+def _check_no_restarts(config: TrainConfig, typed: Collection[str]) -> None:
+    """Where the same seed gives the same bits, an environment that raises and an actor that is lost end the run."""
+    exact = config.trainer.type == "sync" or config.trainer.lockstep
+    names = ("restarts", "restart_window_s", "restart_delay_s", "min_actors")
+    keys = [f"actor_manager.{name}" for name in names]
+    if config.actor_manager.on_env_error == "restart":
+        keys.append("actor_manager.on_env_error")
+    for key in keys:
+        if exact and key in typed:
+            mode = "trainer=sync" if config.trainer.type == "sync" else "trainer.lockstep=true"
+            raise UsageError(
+                f"{key}: under {mode} whatever is lost ends the run, because the same seed gives the same bits\n"
+                "allowed: actor_manager.on_env_error=stop, or trainer=async without lockstep"
             )
 
 
@@ -151,6 +168,12 @@ def _check_actors(config: TrainConfig) -> None:
             f"n_actors={config.n_actors}: trainer=sync acts in the learner's own thread, as one actor\n"
             "allowed: trainer=async trainer.lockstep=true, where the same seed gives the same bits as well,\n"
             "or more environments with actor_manager.envs_per_actor"
+        )
+    least = config.actor_manager.min_actors
+    if least > config.n_actors:
+        raise UsageError(
+            f"actor_manager.min_actors={least} are more than n_actors={config.n_actors}\n"
+            "allowed: min_actors <= n_actors"
         )
 
 

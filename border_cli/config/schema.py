@@ -55,6 +55,23 @@ class ActorManagerConfig:
     n_buffer: int = option(
         64, "an actor hands over at the latest after so many env steps", unit="env steps", ge=1
     )
+    min_actors: int = option(1, "the run ends once fewer are left, or expected back", unit="processes", ge=1)
+    restarts: int = option(5, "how often one is started again within restart_window_s, then never", ge=0)
+    restart_window_s: float = option(600.0, "restarts older than this do not count", unit="s", gt=0.0)
+    restart_delay_s: float = option(
+        1.0,
+        "wait before the first restart, twice as long before each further one, at most 30",
+        unit="s",
+        gt=0.0,
+    )
+    heartbeat_timeout_s: float = option(
+        60.0, "an actor without a sign of life for so long, as in one env step, is killed", unit="s", gt=0.0
+    )
+    on_env_error: str = option(
+        "restart",
+        "an environment that raises is made anew, within the same number of restarts, or ends the run",
+        choices=("restart", "stop"),
+    )
     ring_rows: int = option(8192, "rows that fit between one actor and the learner", unit="rows", ge=16)
     start_timeout_s: float = option(120.0, "an actor must be ready by then", unit="s", gt=0.0)
     stop_timeout_s: float = option(5.0, "an actor that has not left by then is killed", unit="s", gt=0.0)

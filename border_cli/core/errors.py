@@ -7,6 +7,8 @@ traceback unless `debug=true`.
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
+from typing import Any
 
 
 class ExitCode(enum.IntEnum):
@@ -49,13 +51,19 @@ class NonFiniteError(BorderError):
 
 
 class ActorLostError(BorderError):
-    """An actor process died, or its environment raised. `details` holds the actor's own traceback."""
+    """An actor process died, or its environment raised.
+
+    details: the actor's own traceback. context: where it happened, as JSON values; empty where that is unknown.
+    logged: whether the traceback was logged before.
+    """
 
     code = ExitCode.ACTOR_LOST
 
-    def __init__(self, message: str, details: str = "") -> None:
+    def __init__(self, message: str, details: str = "", context: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)
         self.details = details
+        self.context: Mapping[str, Any] = context or {}
+        self.logged = False
 
 
 class CheckpointIOError(BorderError):

@@ -63,7 +63,7 @@ declare(
 )
 declare("async/learner_blocked", "share", "share of the learner's time spent waiting for env steps", "clock")
 declare("async/actors_alive", "actors", "actors running")
-declare("async/restarts", "restarts", "actors started again so far")
+declare("async/restarts", "restarts", "actors, and environments of theirs, started again so far")
 declare("replay/size", "rows", "rows that can be sampled")
 declare("replay/fill", "share", "rows that can be sampled, over the capacity")
 declare("time/opt_ms", "ms", "mean time of one opt step, sampling included", "clock")

@@ -33,6 +33,19 @@ class Step:
     next_obs: Obs
 
 
+class StepError(Exception):
+    """An environment raised in `Env.step`; what it raised is the cause.
+
+    env_ix: which one. taken: the env steps of those before it in the same call, None if there were none; those after
+    it were not stepped.
+    """
+
+    def __init__(self, env_ix: int, taken: Step | None) -> None:
+        super().__init__(f"environment {env_ix} raised")
+        self.env_ix = env_ix
+        self.taken = taken
+
+
 class Env(Protocol):
     """A group of environments stepped together. It never resets by itself."""
 
@@ -46,7 +59,10 @@ class Env(Protocol):
         """Current observations (k, ...) of these environments, as copies."""
 
     def step(self, env_ix: Sequence[int], action: Array) -> Step:
-        """One env step in each of these environments, none of which may have ended."""
+        """One env step in each of these environments, none of which may have ended. Raises StepError."""
+
+    def remake(self, env_ix: int) -> None:
+        """Close one environment, whatever state it is in, and make it anew; it has to be reset then."""
 
     def close(self) -> None:
         """Release what the environments hold."""
@@ -191,7 +207,8 @@ class ExperienceSource(Protocol):
     def start(self, model: ModelInfo, state: State | None = None) -> None:
         """Bring every actor up with this model, where a run is resumed from their saved state.
 
-        Returns when all of them hold the model. Raises ValueError for a state that does not fit.
+        Returns when all of them hold the model, but for those that are lost. Raises ValueError for a state that does not
+        fit.
         """
 
     def state(self, whole: bool = True) -> State:
@@ -204,11 +221,17 @@ class ExperienceSource(Protocol):
     def collect(self) -> list[Chunk]:
         """What has arrived; after `stop`, once, what was left. Never blocks for long.
 
-        Raises ActorLostError when an actor is gone.
+        Raises ActorLostError when too few actors are left.
+        """
+
+    def present(self) -> Sequence[bool]:
+        """Which actors can act. One that left has handed over by `collect` all that will ever come of it.
+
+        An actor that is back goes on from the env steps that had arrived of it, in a new incarnation.
         """
 
     def grant(self, credits: Sequence[int]) -> None:
-        """Env steps each actor may have taken in all, one number per actor, never falling."""
+        """Env steps each actor may have taken in all, one number per actor; falling only for those not present."""
 
     def announce(self, env_steps: int) -> None:
         """Publish the global count that exploration follows."""
@@ -225,10 +248,10 @@ class ExperienceSource(Protocol):
 
 @dataclass
 class ActorStat:
-    """What one actor did.
+    """What one actor did in all its incarnations.
 
     seconds: since its first env step · blocked_seconds: of them, waiting for credit or room · exact: false once an
-    environment of it could not be resumed as it was.
+    environment of it could not be resumed as it was · restarts: of its process and, in place, of its environments.
     """
 
     actor: int
@@ -239,6 +262,7 @@ class ActorStat:
     blocked_seconds: float = 0.0
     state: str = "starting"
     exact: bool = True
+    restarts: int = 0
 
     @property
     def samples_per_sec(self) -> float:

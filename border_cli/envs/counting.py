@@ -24,7 +24,7 @@ class CountingEnv(gymnasium.Env[Observation, np.int64]):  # type: ignore[misc] #
 
     actor, env: what the observation says; without env, how many were made before in this process. lengths:
     env steps of the episodes, in turn. truncate: "never", "always", or "odd" for every second episode.
-    fault: "raise" or "hang", at "make", "reset" (the first) or "step" (number `fault_step` of this
+    fault: "raise" or "hang", at "make", "reset" (the first), "close" or "step" (number `fault_step` of this
     environment, counted from 1 over all episodes); it strikes `fault_actor` alone, or all actors if that is
     None.
     """
@@ -75,6 +75,10 @@ class CountingEnv(gymnasium.Env[Observation, np.int64]):  # type: ignore[misc] #
         over = self._time == self._lengths[self._episode % len(self._lengths)]
         cut = self._truncate == "always" or (self._truncate == "odd" and self._episode % 2 == 1)
         return self._observation(), float(self._time), over and not cut, over and cut, {}
+
+    def close(self) -> None:
+        """Nothing to release."""
+        self._strike_at("close")
 
     def _observation(self) -> Observation:
         return np.array([self._actor, self._env, self._episode, self._time], np.int32)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from border_cli.core.errors import ActorLostError, BorderError
-from border_cli.core.protocols import Env, Step
+from border_cli.core.protocols import Env, Step, StepError
 from border_cli.core.spaces import Array, Obs
 
 _logger = logging.getLogger(__name__)
@@ -22,8 +22,9 @@ def blamed(owner: str, doing: str) -> Iterator[None]:
     except BorderError:
         raise
     except (Exception, SystemExit) as e:
-        message = f"{owner} failed while {doing}: {type(e).__name__}: {e}"
-        raise ActorLostError(message, traceback.format_exc()) from e
+        raised = (e.__cause__ or e) if isinstance(e, StepError) else e
+        message = f"{owner} failed while {doing}: {type(raised).__name__}: {raised}"
+        raise ActorLostError(message, "".join(traceback.format_exception(raised))) from e
 
 
 class GuardedEnv:
@@ -54,6 +55,11 @@ class GuardedEnv:
             step = self._env.step(env_ix, action)
         self._env_steps += len(env_ix)
         return step
+
+    def remake(self, env_ix: int) -> None:
+        """As the environment's own."""
+        with blamed(self._owner, "making the environment"):
+            self._env.remake(env_ix)
 
     def close(self) -> None:
         """As the environment's own; a failure of that is logged and changes nothing any more."""

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import logging
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import gymnasium
 import numpy as np
 
 from border_cli.config.schema import EnvConfig
-from border_cli.core.errors import UsageError
-from border_cli.core.protocols import Step
+from border_cli.core.errors import BorderError, UsageError
+from border_cli.core.protocols import Step, StepError
 from border_cli.core.spaces import Array, EnvSpec, Obs
 from border_cli.envs.extras import install_hint
 from border_cli.envs.spaces import decode_action, env_spec, leaf_value
+
+_logger = logging.getLogger(__name__)
 
 
 class GymEnv:
@@ -32,6 +36,8 @@ class GymEnv:
         render_mode: str | None = None,
         made: Callable[[], None] = lambda: None,
     ) -> None:
+        self._config = config
+        self._render_mode = render_mode
         self._envs: list[gymnasium.Env[Any, Any]] = []
         try:
             for _ in range(n_envs):
@@ -55,25 +61,63 @@ class GymEnv:
         return {name: rows[ix] for name, rows in self._obs.items()}
 
     def step(self, env_ix: Sequence[int], action: Array) -> Step:
-        """One env step in each of these environments."""
+        """One env step in each of these environments. Raises StepError when one of them raises."""
         k = len(env_ix)
-        obs = self.observe(env_ix)
-        reward = np.empty(k, np.float64)
-        terminated, truncated = np.empty(k, bool), np.empty(k, bool)
+        step = Step(
+            env_ix,
+            self.observe(env_ix),
+            action,
+            np.empty(k, np.float64),
+            np.empty(k, bool),
+            np.empty(k, bool),
+            next_obs={},
+        )
         for row, i in enumerate(env_ix):
-            result = self._envs[i].step(decode_action(self.spec.action, action[row]))
-            observation, reward[row], terminated[row], truncated[row], _ = result
-            self._store(i, observation)
-        return Step(env_ix, obs, action, reward, terminated, truncated, self.observe(env_ix))
+            try:
+                self._step_one(row, i, step)
+            except BorderError:  # not a fault of the environment: something to type differently
+                raise
+            except (Exception, SystemExit) as e:
+                raise StepError(i, self._first_rows(step, row)) from e
+        step.next_obs = self.observe(env_ix)
+        return step
+
+    def remake(self, env_ix: int) -> None:
+        """Close one environment and make it anew. That the old one cannot be closed is logged and changes nothing."""
+        try:
+            self._envs[env_ix].close()
+        except Exception:
+            _logger.exception("closing an environment failed")
+        self._envs[env_ix] = make_gym(self._config, self._render_mode)
 
     def render(self, env_ix: int = 0) -> Any:
         """What the environment draws (see gymnasium's render modes)."""
         return self._envs[env_ix].render()
 
     def close(self) -> None:
-        """Close every environment."""
-        for env in self._envs:
-            env.close()
+        """Close every environment, also after one that raises then."""
+        with ExitStack() as closing:
+            for env in self._envs:
+                closing.callback(env.close)
+
+    def _step_one(self, row: int, env_ix: int, step: Step) -> None:
+        result = self._envs[env_ix].step(decode_action(self.spec.action, step.action[row]))
+        observation, step.reward[row], step.terminated[row], step.truncated[row], _ = result
+        self._store(env_ix, observation)
+
+    def _first_rows(self, step: Step, n: int) -> Step | None:
+        """The first n environments' part of a step that a later one broke off."""
+        if n == 0:
+            return None
+        return Step(
+            step.env_ix[:n],
+            {name: rows[:n] for name, rows in step.obs.items()},
+            step.action[:n],
+            step.reward[:n],
+            step.terminated[:n],
+            step.truncated[:n],
+            self.observe(step.env_ix[:n]),
+        )
 
     def _store(self, env_ix: int, observation: Any) -> None:
         for leaf in self.spec.obs.leaves:

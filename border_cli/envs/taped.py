@@ -47,6 +47,11 @@ class TapedEnv:
             self._actions[i].append(action[k].copy())
         return step
 
+    def remake(self, env_ix: int) -> None:
+        """As the environment's own; there is no tape until the next reset."""
+        self._env.remake(env_ix)
+        self._actions[env_ix] = []
+
     def close(self) -> None:
         """As the environment's own."""
         self._env.close()

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
-from border_cli.actors.messages import Failed, PipeLogHandler, Reporter, clipped
+from border_cli.actors.messages import Failed, PipeLogHandler, Raised, Reporter, clipped
 from border_cli.actors.model_channel import ModelChannel
 from border_cli.actors.place import Factory
 from border_cli.core.errors import ActorLostError
@@ -134,6 +134,10 @@ class _Beating:
         self._board.beat()
         return self._env.step(env_ix, action)
 
+    def remake(self, env_ix: int) -> None:
+        self._board.beat()
+        self._env.remake(env_ix)
+
     def close(self) -> None:
         self._env.close()
 
@@ -149,9 +153,7 @@ def _failure(error: BaseException) -> Failed:
     else:
         message = f"the evaluator failed: {type(error).__name__}: {error}".rstrip(": ")
         trace = "".join(traceback.format_exception(error))
-    return Failed(
-        phase="judging", env_steps=0, error=clipped(message, _ERROR_BYTES), traceback=clipped(trace)
-    )
+    return Failed(Raised("judging", clipped(message, _ERROR_BYTES), clipped(trace), {}), env_steps=0)
 
 
 def _send_logs_to_learner(reporter: Reporter, level: int) -> None:

@@ -150,7 +150,7 @@ class ProcessEvaluator:
         if self._gone():
             self._listen()  # its last words may have come since the last look
         if self._failed is not None:
-            return ActorLostError(self._failed.error, self._failed.traceback)
+            return ActorLostError(self._failed.raised.error, self._failed.raised.traceback)
         if self._process is not None and self._gone():
             end = forkserver.describe_exit(self._process.exitcode)
             return ActorLostError(f"the evaluator {end} (it was {self._doing})")

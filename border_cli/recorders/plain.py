@@ -42,10 +42,12 @@ class PlainView:
         self._stream = stream
         self._outlet = Outlet(lambda: stream)
         self._now = now
+        self._progress: Progress | None = None
         self._due = now()  # the first `show` prints: it tells that the run has begun
 
     def show(self, progress: Progress) -> None:
         """A line on where the run stands, if nothing was printed for SILENCE_S."""
+        self._progress = progress
         if self._now() < self._due:
             return
         self._words(_progress_words(progress))
@@ -61,7 +63,7 @@ class PlainView:
             f"opt_steps={record.opt_steps}",
             f"env_steps={record.env_steps}",
         ]
-        self._words(words + _record_words(record))
+        self._words(words + self._missing_words(record) + _record_words(record))
 
     def positions(self) -> dict[str, int]:
         """None of it lasts."""
@@ -72,6 +74,11 @@ class PlainView:
 
     def close(self) -> None:
         """Nothing to release: the stream belongs to the caller."""
+
+    def _missing_words(self, record: Record) -> list[str]:
+        """How many actors run, where that is fewer than were asked for."""
+        p, alive = self._progress, record.values.get("async/actors_alive")
+        return [f"actors={alive:.0f}/{p.n_actors}"] if p and alive is not None and alive < p.n_actors else []
 
     def _words(self, words: list[str]) -> None:
         """Figures without the commas that are for tables: a line is read by programs too."""

@@ -8,7 +8,7 @@ integers; it knows neither processes nor time.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -22,6 +22,8 @@ class RatioLimiter:
 
     opt_interval: env steps per opt step, None to let both sides run free · tolerance: env steps that acting may be
     ahead · n_actors, envs_per_actor: credit is given in whole steps of an actor where possible.
+
+    Actors may leave and come back (`attend`): one that has left gets no credit, and loses what it had not used.
 
     No actor ever holds more unused credit than its share tolerance/n_actors, so actors that are late, however many,
     leave enough for any one that is not. Raises ValueError where tolerance < n_actors·envs_per_actor.
@@ -54,6 +56,7 @@ class RatioLimiter:
         self._used = [0] * n_actors
         self._base_env_steps = 0  # counted from here: the beginning, or where the replay was lost
         self._base_opt_steps = 0
+        self._present = [True] * n_actors
 
     def state(self) -> dict[str, Any]:
         """As JSON values. Credit that was given and not used is not part of it: it is given anew."""
@@ -84,6 +87,18 @@ class RatioLimiter:
         Without this, every opt step that the earlier env steps allow would be done at once with the first rows.
         """
         self._base_env_steps, self._base_opt_steps = self.env_steps, self.opt_steps
+
+    def attend(self, present: Sequence[bool]) -> bool:
+        """Who is there to act; whether `credits` changed. What one that has left was still to hand over is inserted."""
+        if present == self._present:
+            return False
+        left = [
+            i for i, (was, there) in enumerate(zip(self._present, present, strict=True)) if was and not there
+        ]
+        for actor in left:
+            self.forfeit(actor)
+        self._present = list(present)
+        return bool(left)
 
     def inserted(self, actor: int, env_steps: int) -> None:
         """These env steps of an actor are in the replay now."""
@@ -130,6 +145,8 @@ class RatioLimiter:
         for actor in sorted(
             range(len(self.credits)), key=self.credits.__getitem__
         ):  # fair over the whole run
+            if not self._present[actor]:
+                continue
             amount = min(self._share - self._unused(actor), free)
             if not last:
                 amount -= amount % self._group

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from border_cli.core.errors import ExitCode
+from border_cli.core.errors import ActorLostError, ExitCode
 from border_cli.core.protocols import ActorStat
 from border_cli.runs.json_file import write_json
 from border_cli.runs.provenance import versions
@@ -104,14 +104,22 @@ _NOTHING_YET: dict[str, Any] = {
 
 
 def write_crash(run_dir: Path, error: BaseException) -> Path:
-    """Write crash.json: the traceback of a defect and the versions it happened with. Returns its path."""
+    """Write crash.json: a traceback, where it happened, and the versions it happened with. Returns its path.
+
+    Of an exception in an actor it is the actor's own traceback; `context` says which environment, episode, step and
+    action that was. Of any other defect `context` is empty.
+    """
+    context, lines = dict[str, Any](), traceback.format_exception(error)
+    if isinstance(error, ActorLostError):
+        context, lines = dict(error.context), error.details.splitlines(keepends=True)
     path = run_dir / CRASH_FILE
     write_json(
         path,
         {
             "error": type(error).__name__,
             "message": str(error),
-            "traceback": traceback.format_exception(error),
+            "context": context,
+            "traceback": lines,
             "versions": versions(),
         },
     )

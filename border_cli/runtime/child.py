@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import multiprocessing
@@ -10,12 +11,14 @@ import signal
 import sys
 import threading
 from multiprocessing import connection, forkserver
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 LEFT_TO_LEARNER = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 """Signals that may reach a whole process group and that the learner alone acts on."""
+_OOM_MORE, _OOM_MAX = 300, 1000
 
 
 def enter(parent_pid: int) -> None:
@@ -35,6 +38,18 @@ def one_torch_thread() -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(1)
+
+
+def be_first_when_memory_ends() -> None:
+    """Volunteer for the kernel's OOM killer, so that it spares the learner."""
+    path = Path("/proc/self/oom_score_adj")
+    with contextlib.suppress(OSError):  # not Linux, or a sandbox that does not let us: then nobody volunteers
+        path.write_text(str(min(_OOM_MAX, int(path.read_text()) + _OOM_MORE)))
+
+
+def lead_a_group() -> None:
+    """Make this process the leader of a process group, with which whatever it starts can be ended."""
+    os.setpgid(0, 0)
 
 
 def _forget_forkserver() -> None:
@@ -75,4 +90,6 @@ def _exit_with_learner() -> None:
     learner = multiprocessing.parent_process()
     if learner is not None:
         connection.wait([learner.sentinel])
+        if os.getpgrp() == os.getpid():
+            os.killpg(0, signal.SIGKILL)
         os._exit(1)

@@ -121,6 +121,17 @@ def end_process(process: BaseProcess, grace_s: float = 0.0) -> None:
         process.close()
 
 
+def end_group(pid: int) -> None:
+    """Kill what a process that has ended leaves behind of the group it led; nothing happens if it led none.
+
+    Call it as soon as the process is gone: its id is not given to another one while its group has members.
+    """
+    with contextlib.suppress(
+        ProcessLookupError, PermissionError
+    ):  # macOS denies it where only zombies are left
+        os.killpg(pid, signal.SIGKILL)
+
+
 _KILL_TIMEOUT_S = 5.0
 
 

@@ -1,10 +1,11 @@
 """All seeds of a run come from one tree, so that no two streams are ever the same.
 
 Spawn keys below the run's seed: agent (0,), replay (1,), evaluation (2, episode), actor (3, actor, incarnation) and,
-below each actor, its environments (…, 0, env) and its exploration (…, 1). `border-eval` judges on branch (4, episode),
-so that it never sees the episodes that training was selected on. What a policy draws in evaluations comes from branch
-(5,), anew in each. A candidate for the best model is confirmed on branch (6, opt step, episode): on episodes that no
-other model was judged on.
+below each actor, its environments (…, 0, env), its exploration (…, 1) and what was made anew in place (…, 2, env,
+times). `border-eval` judges on branch (4, episode), so that it never sees the episodes that training was selected on.
+What a policy draws in evaluations comes from branch (5,), anew in each. A candidate for the best model is confirmed on
+branch (6, opt step, episode): on episodes that no other model was judged on. Under sync and lockstep each episode has a
+seed of its own, (…, 0, env, episode).
 """
 
 from __future__ import annotations
@@ -68,3 +69,8 @@ def restore(rng: np.random.Generator, state: Mapping[str, Any]) -> None:
         rng.bit_generator.state = dict(state)
     except (TypeError, KeyError, ValueError, OverflowError) as e:
         raise ValueError(f"the saved state of a generator does not fit: {e}") from e
+
+
+def remade_env_seed(seed: int, actor: int, incarnation: int, env: int, times: int) -> int:
+    """Seed of the first reset of an environment that was made anew so many times in place."""
+    return integer(seed, ACTOR, actor, incarnation, 2, env, times)

@@ -33,8 +33,8 @@ from border_cli.trainers.judging import Episodes, Judging
 from border_cli.trainers.saving import Keeper, Saving
 from border_cli.trainers.telemetry import Telemetry
 
-_GONE = ("done", "failed", "killed", "lost")
-"""States of actors that have ended."""
+_GONE = ("failed", "killed", "lost")
+"""States of actors that ended unasked, and of those that did not leave when they were asked."""
 
 
 @dataclass
@@ -92,6 +92,7 @@ class TrainingLoop:
         self.saving = Saving(parts.keeper, parts.telemetry)
         self.actors: list[ActorStat] = []
         self._to_do: list[str] = []
+        self._incarnations: dict[int, int] = {}
         self._agent_values: dict[str, float] = {}
         self._recorded_at = -1
         self._phase = "starting"
@@ -168,7 +169,8 @@ class TrainingLoop:
         arrived = self._insert()
         if arrived:
             p.source.announce(p.limiter.env_steps)
-        if p.limiter.grant():
+        left = p.limiter.attend(p.source.present())
+        if p.limiter.grant() or left:
             p.source.grant(p.limiter.credits)
         p.telemetry.collect_took(monotonic() - began)
         return arrived
@@ -177,6 +179,9 @@ class TrainingLoop:
         p = self.parts
         chunks = p.source.collect()
         for chunk in chunks:
+            if chunk.incarnation != self._incarnations.get(chunk.actor, 0):
+                self._incarnations[chunk.actor] = chunk.incarnation
+                p.buffer.break_streams(chunk.actor)  # no transition spans a restart
             if chunk.rows:
                 p.buffer.push(chunk.items, chunk.actor)
             p.limiter.inserted(chunk.actor, chunk.env_steps)
@@ -325,6 +330,7 @@ class TrainingLoop:
                 "recorded_at": self._recorded_at,
                 "agent_values": self._agent_values,
                 "to_do": self._to_do,
+                "incarnations": [[actor, n] for actor, n in sorted(self._incarnations.items())],
                 "whole": self.exact and not self._failed,
             },
             generators={"replay": p.buffer.generator_state(), "exploration": p.agent.generator_state()},
@@ -356,6 +362,7 @@ class TrainingLoop:
         self._recorded_at = int(own["recorded_at"])
         self._agent_values = dict(own["agent_values"])
         self._to_do = [str(stage) for stage in own["to_do"]]
+        self._incarnations = {int(actor): int(n) for actor, n in own["incarnations"]}
         if p.limiter.opt_steps and state.replay is not None:
             self._phase = "training"
 

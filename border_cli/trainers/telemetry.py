@@ -232,7 +232,7 @@ class Telemetry:
         return values
 
     def _async_values(self, actors: Sequence[ActorStat], alive: int) -> dict[str, float]:
-        restarts = sum(actor.incarnation for actor in actors)
+        restarts = sum(actor.restarts for actor in actors)
         values = {"async/actors_alive": float(alive), "async/restarts": float(restarts)}
         if self._lags:
             values["async/policy_lag_mean"] = sum(self._lags) / len(self._lags)

@@ -6,7 +6,6 @@ After every test no child is left and no descriptor is open that was not open be
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import logging
 import os
@@ -14,66 +13,23 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from border_cli.actors.manager import ActorManager
-from border_cli.actors.place import ActorSpec
 from border_cli.config.schema import ActorManagerConfig
 from border_cli.core.errors import ActorLostError
 from border_cli.core.items import Chunk
 from border_cli.runtime import forkserver
-from tests.fakes import COUNTING_COLUMNS, LIGHT_PRELOAD, counting_actors, model
+from tests.fakes import COUNTING_COLUMNS, counting_actors, model
+from tests.faults.actors import act, audit, env_steps_by_actor, running  # noqa: F401 - audit is a fixture
 from tests.faults.processes import ROOT, TIMEOUT_S, assert_session_ends, processes, wait_gone, wait_until
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-
-
-@pytest.fixture(autouse=True)
-def audit() -> Iterator[None]:
-    """No child process and no descriptor may be left."""
-    forkserver.start_early(LIGHT_PRELOAD)
-    forkserver.run_in_child(os.getpid, (), TIMEOUT_S)  # the forkserver and what belongs to it is there now
-    descriptors, helpers = open_descriptors(), set(processes(parent=os.getpid()))
-    yield
-    gc.collect()  # an exception that was looked at holds on to the frames it went through
-    assert processes(parent=forkserver.forkserver_pid()) == []
-    assert set(processes(parent=os.getpid())) <= helpers | {forkserver.forkserver_pid()}
-    assert len(open_descriptors()) == len(descriptors)
-
-
-def open_descriptors() -> list[str]:
-    return [path.name for path in Path("/proc/self/fd").iterdir()]
-
-
-@contextlib.contextmanager
-def running(spec: ActorSpec, n_actors: int = 2, start: bool = True, **config: Any) -> Iterator[ActorManager]:
-    config = {"stop_timeout_s": 10.0, "ring_rows": 256, **config}
-    manager = ActorManager(spec, COUNTING_COLUMNS, n_actors, ActorManagerConfig(**config))
-    try:
-        if start:
-            manager.start(model())
-        yield manager
-    finally:
-        manager.stop()
-
-
-def act(manager: ActorManager, credit: int) -> None:
-    """Let every actor use its first credit, and leave its rows in its ring."""
-    manager.grant([credit] * len(manager.pids()))
-    wait_until(
-        lambda: all(s.seconds > 0 and s.state == "waiting for credit" for s in manager.stats()),
-        "the credit to be used",
-    )
-
-
-def env_steps_by_actor(chunks: list[Chunk]) -> dict[int, int]:
-    counts: dict[int, int] = {}
-    for chunk in chunks:
-        counts[chunk.actor] = counts.get(chunk.actor, 0) + chunk.env_steps
-    return counts
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc"),
+    pytest.mark.usefixtures("audit"),
+]
 
 
 def test_a_killed_actor_is_named_after_its_rows_were_returned() -> None:
@@ -146,7 +102,7 @@ def test_an_environment_that_hangs_at_reset_is_named_after_the_timeout() -> None
         assert [stat.state for stat in manager.stats()] == ["done", "killed"]
 
 
-def test_stop_kills_an_actor_that_hangs(caplog: pytest.LogCaptureFixture) -> None:
+def test_a7_stop_kills_an_actor_that_hangs(caplog: pytest.LogCaptureFixture) -> None:
     spec = counting_actors(fault="hang", fault_step=3, fault_actor=0, n_buffer=2)
     with running(spec, stop_timeout_s=0.5) as manager:
         manager.grant([5, 5])
@@ -177,7 +133,7 @@ def test_a_stopped_process_cannot_block_the_others() -> None:
         assert [stat.state for stat in manager.stop()] == ["killed", "done"]
 
 
-def test_a_full_ring_makes_actors_wait_and_stop_brings_the_rest() -> None:
+def test_a10_a_full_ring_makes_actors_wait_and_stop_brings_the_rest() -> None:
     with running(counting_actors(n_buffer=8, lengths=[1000]), ring_rows=16) as manager:
         manager.grant([40, 40])
         wait_until(

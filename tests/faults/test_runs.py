@@ -39,6 +39,9 @@ assert LEARNT > WARMUP + TOLERANCE + 1
 EVALUATED = f"trainer.eval_interval={INTERVAL}"
 ENDLESS = ("env.kwargs.lengths=[1000000000]", "evaluator.max_episode_steps=1000000000")
 ENDLESS_WARMUP = ("trainer.warmup_period=900000", "buffer.capacity=1000000")
+NO_RESTART = ("actor_manager.restarts=0", "actor_manager.min_actors=2")
+"""Both actors are needed, and the first loss of one is for good."""
+STOP_ON_ERROR = "actor_manager.on_env_error=stop"
 SYNC = ("trainer=sync", "n_actors=1")
 SWEEP = ("-m",)
 MARKS = ROOT / "tests" / "faults" / "marks.py"
@@ -212,7 +215,7 @@ def test_a_killed_synchronous_run_leaves_what_verifies(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("phase", ["warm-up", "training"])
 def test_a_killed_actor_ends_the_run(tmp_path: Path, phase: str) -> None:
-    with border_train(tmp_path, *PHASES[phase].words) as command:
+    with border_train(tmp_path, *PHASES[phase].words, *NO_RESTART) as command:
         os.kill(command.wait_for_trap(), SIGKILL)
         assert command.end() == 5
         opt_steps = assert_failed(command.run, r"actor [01] was killed by SIGKILL \(it was .*\)")
@@ -265,7 +268,7 @@ def test_an_environment_that_raises_when_it_is_tried_makes_no_run(tmp_path: Path
 def test_an_environment_that_raises_ends_the_run(
     tmp_path: Path, words: tuple[str, ...], error: str, learnt: bool
 ) -> None:
-    with border_train(tmp_path, *words) as command:
+    with border_train(tmp_path, *words, STOP_ON_ERROR) as command:
         assert command.end() == 5
         opt_steps = assert_failed(command.run, f"{error}: RuntimeError: the trap was sprung")
         log = (command.run.path / "train.log").read_text()
@@ -296,7 +299,7 @@ def test_a_signal_ends_the_whole_sweep(tmp_path: Path) -> None:
 
 def test_a_job_that_loses_an_actor_does_not_stop_the_next_one(tmp_path: Path) -> None:
     """The trap is sprung once: the second job never meets it."""
-    words = [*trap("actor-1", "make", "hang"), "trainer.max_opts=30", "seed=1,2"]
+    words = [*trap("actor-1", "make", "hang"), "trainer.max_opts=30", "seed=1,2", *NO_RESTART]
     with border_train(tmp_path, *words, flags=SWEEP) as command:
         os.kill(command.wait_for_trap(), SIGKILL)
         assert command.end() == 5

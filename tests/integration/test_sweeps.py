@@ -22,6 +22,7 @@ from tests.real_runs import Run, tiny
 
 SHORT = ("trainer.max_opts=30", "trainer.eval_interval=20", "trainer.save_interval=null")
 COUNTING = ("env=gym", "env.entry_point=border_cli.envs.counting:CountingEnv", "n_actors=2")
+STOP = "actor_manager.on_env_error=stop"
 
 pytestmark = pytest.mark.usefixtures("workplace")
 
@@ -80,7 +81,7 @@ def test_failing_jobs_are_reported_at_once_and_the_others_run() -> None:
     faults = ["env.kwargs.fault=raise", "env.kwargs.fault_at=step,make,never", "env.kwargs.fault_step=30"]
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        code = sweep(*COUNTING, *faults, "trainer.eval_interval=null", "recorder.console=plain")
+        code = sweep(*COUNTING, *faults, STOP, "trainer.eval_interval=null", "recorder.console=plain")
     assert code == 5  # the first that is not 0
     text = said.getvalue()
     moments = [
@@ -150,7 +151,7 @@ def test_nothing_is_left_between_jobs_and_after_the_last(monkeypatch: pytest.Mon
     monkeypatch.setattr(jobs._Sweep, "_start", start)
     words = ["env.kwargs.fault=null,raise,null", "env.kwargs.fault_step=40", "recorder.tensorboard=true"]
     with contextlib.redirect_stderr(io.StringIO()):
-        assert sweep(*COUNTING, *words, "trainer.eval_interval=null") == 5
+        assert sweep(*COUNTING, *words, STOP, "trainer.eval_interval=null") == 5
     look()
     assert len(found) == 4
     assert found[0]["actors"] == set()

@@ -12,7 +12,14 @@ import pytest
 
 import border_cli
 from border_cli.agents.dqn.config import DqnConfig
-from border_cli.config.schema import EnvConfig, EvaluatorConfig, RecorderConfig, TrainConfig, TrainerConfig
+from border_cli.config.schema import (
+    ActorManagerConfig,
+    EnvConfig,
+    EvaluatorConfig,
+    RecorderConfig,
+    TrainConfig,
+    TrainerConfig,
+)
 from border_cli.core.errors import ActorLostError, ExitCode, UsageError
 from tests.real_runs import Run
 
@@ -102,7 +109,9 @@ def test_a_failing_actor_is_raised_and_recorded(workplace: Path) -> None:
         entry_point="border_cli.envs.counting:CountingEnv", kwargs={"fault": "raise", "fault_step": 20}
     )
     with pytest.raises(ActorLostError, match="actor 0") as lost:
-        border_cli.train_async(small(env=counting), "run")
+        border_cli.train_async(
+            small(env=counting, actor_manager=ActorManagerConfig(on_env_error="stop")), "run"
+        )
     assert "CountingEnv was told to raise at step" in lost.value.details
     summary = json.loads((workplace / "run" / "summary.json").read_text(encoding="utf-8"))
     assert (summary["status"], summary["ended_by"], summary["exit_code"]) == ("failed", "error", 5)

@@ -155,3 +155,29 @@ def test_what_only_a_process_has_may_be_typed_with_one_alone():
     for key in typed:
         with pytest.raises(UsageError, match=key):
             checks.check_effect(config(), {key: "1"})
+
+
+def test_more_actors_are_not_needed_than_there_are():
+    checks.check(config(n_actors=3, actor_manager__min_actors=3))
+    assert refusal(n_actors=3, actor_manager__min_actors=4) == (
+        "actor_manager.min_actors=4 are more than n_actors=3\nallowed: min_actors <= n_actors"
+    )
+
+
+@pytest.mark.parametrize("mode", [{"trainer__type": "sync"}, {"trainer__lockstep": True}])
+def test_what_a_repeatable_run_cannot_do_is_refused_where_it_was_typed(mode: dict[str, object]):
+    key = "actor_manager.on_env_error"
+    repeatable = config(**mode)
+    checks.check_effect(repeatable, ())
+    checks.check_effect(config(), (key, "actor_manager.restarts"))
+    checks.check_effect(config(**mode, actor_manager__on_env_error="stop"), (key,))
+    for typed in (key, "actor_manager.restarts", "actor_manager.min_actors"):
+        with pytest.raises(UsageError, match=r"allowed: actor_manager\.on_env_error=stop, or trainer=async"):
+            checks.check_effect(repeatable, (typed,))
+
+
+@pytest.mark.parametrize("key", ["trainer.sync_interval", "trainer.ratio_tolerance"])
+def test_what_has_no_meaning_in_lockstep_is_refused_where_it_was_typed(key: str):
+    checks.check_effect(config(), (key,))
+    with pytest.raises(UsageError, match=r"allowed: trainer\.lockstep_steps"):
+        checks.check_effect(config(trainer__lockstep=True), (key,))

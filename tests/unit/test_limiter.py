@@ -24,6 +24,10 @@ class Actors:
         limiter.inserted(actor, self.taken[actor] - self.published[actor])
         self.published[actor] = self.taken[actor]
 
+    def die(self, actor: int) -> None:
+        """What it had not published never happened; whoever replaces it goes on from what it had."""
+        self.taken[actor] = self.published[actor]
+
 
 def bounds_hold(limiter: RatioLimiter, interval: float, warmup: int, tolerance: int) -> None:
     ahead = limiter.env_steps - warmup - interval * limiter.opt_steps
@@ -187,3 +191,108 @@ def test_when_there_is_credit_worth_giving(
 def test_only_insertions_bring_credit_when_free_or_at_the_end() -> None:
     assert RatioLimiter(None, 10, 64).opt_steps_until_grant() > 10**9
     assert RatioLimiter(1.0, 10, 64, max_env_steps=50).opt_steps_until_grant() > 10**9
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.data(),
+    st.sampled_from([0.25, 0.5, 1.0, 2.0, 7.3, None]),
+    st.integers(1, 5),
+    st.integers(1, 3),
+    st.integers(0, 40),
+    st.sampled_from([None, 60, 137]),
+)
+def test_no_overrun_with_actors_that_leave_and_come_back(
+    data: st.DataObject, interval: float | None, n: int, envs: int, extra: int, budget: int | None
+) -> None:
+    tolerance = n * envs + extra
+    limiter, actors = RatioLimiter(interval, 10, tolerance, budget, n, envs), Actors(n)
+    present = [True] * n
+    for _ in range(data.draw(st.integers(1, 150))):
+        what = data.draw(st.sampled_from(["act", "act", "publish", "opt", "grant", "leave", "come back"]))
+        actor = data.draw(st.integers(0, n - 1))
+        if what == "act" and present[actor]:
+            actors.act(limiter, actor, data.draw(st.integers(1, 16)))
+        elif what == "publish" and present[actor]:
+            actors.publish(limiter, actor)
+        elif what == "grant":
+            before = list(limiter.credits)
+            limiter.grant()
+            assert all(limiter.credits[i] == before[i] for i in range(n) if not present[i])
+        elif what == "opt" and limiter.may_opt():
+            limiter.opted()
+        elif what == "leave" and present[actor]:
+            actors.die(actor)
+            present[actor] = False
+            assert limiter.attend(present)
+            assert limiter.credits[actor] == actors.taken[actor]
+        elif what == "come back" and not present[actor]:
+            present[actor] = True
+            assert not limiter.attend(present)
+        assert sum(limiter.credits) <= limiter.allowance
+        assert sum(actors.taken) <= limiter.allowance
+        assert all(taken <= credit for taken, credit in zip(actors.taken, limiter.credits, strict=True))
+
+
+def come_and_go(
+    data: st.DataObject, limiter: RatioLimiter, actors: Actors, present: list[bool], envs: int
+) -> None:
+    for actor in range(len(present)):
+        if data.draw(st.integers(0, 5)) == 0:
+            present[actor] = not present[actor]
+            actors.die(actor)
+    limiter.attend(present)
+    limiter.grant()
+    for actor in [actor for actor, there in enumerate(present) if there]:
+        actors.act(limiter, actor, envs)
+        if data.draw(st.booleans()):
+            actors.publish(limiter, actor)
+    if limiter.may_opt():
+        limiter.opted()
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.sampled_from([0.1, 0.5, 1.0, 2.0, 7.3]),
+    st.integers(2, 6),
+    st.integers(1, 4),
+    st.integers(0, 40),
+    st.sampled_from([None, 101, 200]),
+    st.data(),
+)
+def test_whoever_is_left_is_enough(
+    interval: float, n: int, envs: int, extra: int, budget: int | None, data: st.DataObject
+) -> None:
+    """They come and go for a while; then all of them are gone at once, and one comes back."""
+    limiter, actors = RatioLimiter(interval, 20, n * envs + extra, budget, n, envs), Actors(n)
+    present = [True] * n
+    for _ in range(30):
+        come_and_go(data, limiter, actors, present, envs)
+    for actor in range(n):
+        actors.die(actor)
+    limiter.attend([False] * n)
+    left = data.draw(st.integers(0, n - 1))
+    limiter.attend([actor == left for actor in range(n)])
+    rounds = 0
+    while limiter.opt_steps < 50 and not limiter.budget_used:
+        limiter.grant()
+        actors.act(limiter, left, envs)
+        actors.publish(limiter, left)
+        while limiter.may_opt() and limiter.opt_steps < 50:
+            limiter.opted()
+        rounds += 1
+        assert rounds < 5000, "deadlock"
+    assert budget is None or limiter.env_steps <= budget
+
+
+def test_one_that_is_back_gets_credit_again() -> None:
+    limiter = RatioLimiter(1.0, 0, 8, None, 2, 1)
+    limiter.grant()
+    limiter.inserted(0, 3)
+    assert limiter.attend([False, True])
+    assert limiter.credits == [3, 4]
+    assert not limiter.attend([False, True])
+    assert not limiter.grant()  # what the other one holds is all it may
+    assert not limiter.attend([True, True])
+    limiter.grant()
+    assert limiter.credits[0] > 3

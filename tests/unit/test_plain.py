@@ -140,3 +140,13 @@ def test_a_closed_stream_makes_it_silent_and_says_so_once(caplog: pytest.LogCapt
     assert [record.message for record in caplog.records] == [
         "nothing more is shown, the run goes on: I/O operation on closed file"
     ]
+
+
+def test_a_record_says_how_many_actors_run_where_some_are_missing() -> None:
+    view, stream, _ = started()
+    view.show(Progress(n_actors=4, actors_alive=4))
+    view.write(Record({"async/actors_alive": 4.0, "agent/loss": 1.0}))
+    view.write(Record({"async/actors_alive": 3.0, "agent/loss": 1.0}))
+    well, missing = stream.getvalue().splitlines()[1:]
+    assert "actors=" not in well
+    assert " actors=3/4 loss=1" in missing

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from border_cli.core.errors import ExitCode
+from border_cli.core.errors import ActorLostError, ExitCode
 from border_cli.core.protocols import ActorStat
 from border_cli.runs.summary import End, Summary, write_crash
 
@@ -70,6 +70,7 @@ def test_all_of_an_end_by_hand(tmp_path: Path) -> None:
                 "blocked_seconds": 2.5,
                 "state": "stopped",
                 "exact": True,
+                "restarts": 0,
                 "samples_per_sec": 30.0,
             }
         ],
@@ -130,4 +131,13 @@ def test_a_crash_keeps_the_traceback_and_its_causes(tmp_path: Path) -> None:
     assert (data["error"], data["message"]) == ("RuntimeError", "the defect")
     text = "".join(data["traceback"])
     assert "the cause" in text and "in failing" in text
+    assert data["context"] == {}
     assert data["versions"]["python"]
+
+
+def test_a_crash_of_an_actor_is_told_in_its_own_words(tmp_path: Path) -> None:
+    context = {"actor": 2, "incarnation": 1, "env": 0, "episode": 3, "step": 17, "action": [0.5]}
+    path = write_crash(tmp_path, ActorLostError("actor 2 failed", "Traceback\n  in its env\n", context))
+    data = read(tmp_path, path.name)
+    assert data["context"] == context
+    assert data["traceback"] == ["Traceback\n", "  in its env\n"]

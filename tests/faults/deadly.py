@@ -1,0 +1,123 @@
+"""Actors that die of something at a moment that is known to the env step, in some of their incarnations only."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import logging
+import multiprocessing
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from border_cli.actors import ring
+from border_cli.actors.place import ActorSpec, Factory, Place
+from border_cli.config.schema import EnvConfig
+from border_cli.core.spaces import Array
+from border_cli.envs.counting import CountingEnv
+from border_cli.envs.gym_env import GymEnv
+from tests.fakes import COUNTING_COLUMNS, counting_actors, make_counting_env
+
+Deaths = tuple[tuple[int, int, int], ...]
+"""(actor, incarnation, number of the env step of its first environment in which it dies, from 1)."""
+
+
+def _fall_silent() -> None:
+    threading.Event().wait()
+
+
+WAYS: dict[str, Callable[[], Any]] = {
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "segfault": lambda: ctypes.string_at(0),
+    "exit": lambda: os._exit(3),
+    "hang": _fall_silent,
+}
+
+
+class Deadly(gymnasium.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc] # gymnasium is not checked
+    """Dies in step number `at`, counted from 1 over all episodes."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], at: int, way: str) -> None:
+        super().__init__(env)
+        self._left, self._way = at, way
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        self._left -= 1
+        if self._left == 0:
+            WAYS[self._way]()
+        result: tuple[Any, Any, bool, bool, dict[str, Any]] = super().step(action)
+        return result
+
+
+def deadly_actors(deaths: Deaths, way: str = "kill", **words: Any) -> ActorSpec:
+    """Counting actors (see `tests.fakes.counting_actors`) that die so."""
+    spec = counting_actors(**words)
+    return replace(spec, env=Factory("tests.faults.deadly:make_deadly", (*spec.env.args, deaths, way)))
+
+
+def make_deadly(place: Place, config: EnvConfig, deaths: Deaths, way: str) -> GymEnv:
+    group = make_counting_env(place, config)
+    for actor, incarnation, at in deaths:
+        if (actor, incarnation) == (place.actor, place.incarnation):
+            group._envs[0] = Deadly(group._envs[0], at, way)
+    return group
+
+
+def actors_that_die_in_a_push(moment: int, **words: Any) -> ActorSpec:
+    """The first incarnation of actor 0 dies in its second push: in the copying of column number `moment`, counted
+    from 0; or, for the number after the last column, between the rows and the word that announces them.
+    """
+    spec = counting_actors(**words)
+    return replace(spec, env=Factory("tests.faults.deadly:make_dying_in_a_push", (*spec.env.args, moment)))
+
+
+def make_dying_in_a_push(place: Place, config: EnvConfig, moment: int) -> GymEnv:
+    group = make_counting_env(place, config)
+    if (place.actor, place.incarnation) == (0, 0):
+        countdown = itertools.count(
+            len(COUNTING_COLUMNS) + moment, -1
+        )  # the first push copies every column once
+        ring.np = _DyingNumpy(countdown)  # type: ignore[assignment]
+        if moment == len(COUNTING_COLUMNS):
+            fences = itertools.count(
+                3, -1
+            )  # two in each push: before its look for room, and before the last word
+            ring.fence = lambda: WAYS["kill"]() if next(fences) == 0 else None
+    return group
+
+
+class _DyingNumpy:
+    """numpy, but for one `copyto` that copies half of what it should and ends the process."""
+
+    concatenate = np.concatenate
+
+    def __init__(self, countdown: Iterator[int]) -> None:
+        self._countdown = countdown
+
+    def copyto(self, target: Array, source: Array, casting: Any) -> None:
+        if next(self._countdown) == 0:
+            np.copyto(target[: len(target) // 2], source[: len(target) // 2], casting=casting)
+            WAYS["kill"]()
+        np.copyto(target, source, casting=casting)
+
+
+def make_env_with_helpers(place: Place, config: EnvConfig) -> GymEnv:
+    """Its environment runs a program and a thread, and forgets both."""
+    helper = subprocess.Popen(["sleep", "1000"])
+    threading.Thread(target=_fall_silent, daemon=True).start()
+    logging.getLogger("tests.env").warning("helper %d", helper.pid)
+    return make_counting_env(place, config)
+
+
+def make_for_a_run(step: int, lengths: tuple[int, ...] = (7,)) -> gymnasium.Env[Any, Any]:
+    """For the real command: an environment that kills its process in this env step, in actors, every time."""
+    env = CountingEnv(lengths=lengths)
+    return Deadly(env, step, "kill") if multiprocessing.current_process().name.startswith("actor") else env

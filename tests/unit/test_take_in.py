@@ -1,0 +1,69 @@
+"""What the loop does with what it takes in, beyond inserting it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from border_cli.config.schema import TrainerConfig
+from border_cli.core.items import Chunk, empty_items
+from border_cli.replay.limiter import RatioLimiter
+from border_cli.trainers.loop import TrainingLoop
+from tests.fakes import COUNTING_COLUMNS
+
+
+class Parts:
+    """Everything the loop joins that has a say here; what is called is noted in order."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.arrived: list[Chunk] = []
+        self.there = [True, True]
+        self.limiter = RatioLimiter(1.0, 0, 8, None, 2, 1)
+        self.episodes = self.keeper = self.view = self.should_stop = None
+        self.evaluator = SimpleNamespace(concurrent=False)
+        self.recorder = SimpleNamespace(write=None)
+        self.telemetry = SimpleNamespace(chunk=lambda _: None, collect_took=lambda _: None)
+        self.source = SimpleNamespace(
+            collect=lambda: self.arrived,
+            present=lambda: self.there,
+            announce=lambda _: None,
+            grant=lambda credits: self.calls.append(("grant", *credits)),
+        )
+        self.buffer = SimpleNamespace(
+            push=lambda items, actor: self.calls.append(("push", actor)),
+            break_streams=lambda actor: self.calls.append(("break", actor)),
+        )
+
+
+def chunk(actor: int, incarnation: int, rows: int = 1) -> Chunk:
+    return Chunk(actor, incarnation, 0, 1, 0, empty_items(COUNTING_COLUMNS, rows))
+
+
+def test_the_streams_of_an_actor_begin_anew_with_each_incarnation() -> None:
+    parts = Parts()
+    loop = TrainingLoop(TrainerConfig(), parts)  # type: ignore[arg-type]
+    parts.arrived = [chunk(0, 0), chunk(1, 0), chunk(1, 1, rows=0), chunk(1, 1), chunk(0, 0), chunk(1, 3)]
+    loop._insert()
+    assert parts.calls == [
+        ("push", 0),
+        ("push", 1),
+        ("break", 1),
+        ("push", 1),
+        ("push", 0),
+        ("break", 1),
+        ("push", 1),
+    ]
+
+
+def test_the_credit_of_one_that_left_is_taken_back_at_once_and_given_to_the_others() -> None:
+    parts = Parts()
+    loop = TrainingLoop(TrainerConfig(), parts)  # type: ignore[arg-type]
+    loop._take_in()
+    assert parts.calls == [("grant", 4, 4)]
+    parts.there = [False, True]
+    loop._take_in()
+    assert parts.calls[1:] == [("grant", 0, 4)]
+    parts.there, parts.arrived = [True, True], [chunk(1, 0)]
+    loop._take_in()
+    assert parts.calls[2:] == [("push", 1), ("grant", 4, 4)]
