@@ -21,7 +21,7 @@ from border_cli.core.spaces import ActionSpec, Array, EnvSpec, Obs, ObsLeaf, Obs
 from border_cli.envs.gym_env import GymEnv
 from border_cli.replay.step_processor import NStepProcessor
 from border_cli.runtime import forkserver
-from border_cli.runtime.clock import SYSTEM_CLOCK, Backoff
+from border_cli.runtime.clock import Backoff
 from border_cli.runtime.signals import StopFlag
 
 COUNTING_SPEC = EnvSpec(
@@ -88,11 +88,6 @@ def make_env_that_exits(place: Place, config: EnvConfig) -> GymEnv:
 
 def make_env_that_logs(place: Place, config: EnvConfig) -> GymEnv:
     logging.getLogger("tests.env").warning("made %d of %d", place.actor, place.n_actors)
-    return make_counting_env(place, config)
-
-
-def make_env_slowly(place: Place, config: EnvConfig) -> GymEnv:
-    SYSTEM_CLOCK.sleep(0.5)
     return make_counting_env(place, config)
 
 

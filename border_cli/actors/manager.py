@@ -217,6 +217,7 @@ class ActorManager:
         """Where no actor at all came up, none is tried again: a run that never began ends with its cause at once."""
         hopeless = all(s.settled and not s.was_ready for s in self._supervisors)
         if hopeless and self._first_cause is not None:
+            self._first_cause.logged = True
             raise self._first_cause
 
     def _listen(self, timeout_s: float) -> None:
@@ -280,9 +281,7 @@ class ActorManager:
 
     def _is_new(self, cause: ActorLostError) -> bool:
         """Whether this is the first of its kind, in which case it is reported."""
-        kind = hash(
-            cause.details.rpartition('  File "')[2]
-        )  # where it was raised, and what; not on whose behalf
+        kind = hash(cause.details.rpartition('  File "')[2])  # where it was raised, and what
         if kind in self._known_exceptions:
             return False
         self._known_exceptions.add(kind)

@@ -94,9 +94,8 @@ class ActorSlot:
         self._failed, self._final, self._killed = None, None, False
         self._earlier_episodes = self._counts.episodes
         self._line.state = ActorState.STARTING
-        shared.board.limit(
-            self._actor, self._counts.env_steps
-        )  # what the last incarnation had left may be others' now
+        # No more than it had used: what the last incarnation had left may belong to others now.
+        shared.board.limit(self._actor, self._counts.env_steps)
         self._ring = Ring(shared.columns, shared.ring_rows)
         self._pipe, theirs = _pipe()
         try:

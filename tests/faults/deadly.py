@@ -23,6 +23,7 @@ from border_cli.config.schema import EnvConfig
 from border_cli.core.spaces import Array
 from border_cli.envs.counting import CountingEnv
 from border_cli.envs.gym_env import GymEnv
+from border_cli.runtime.clock import SYSTEM_CLOCK
 from tests.fakes import COUNTING_COLUMNS, counting_actors, make_counting_env
 
 Deaths = tuple[tuple[int, int, int], ...]
@@ -107,6 +108,23 @@ class _DyingNumpy:
             np.copyto(target[: len(target) // 2], source[: len(target) // 2], casting=casting)
             WAYS["kill"]()
         np.copyto(target, source, casting=casting)
+
+
+class SlowToMake(CountingEnv):
+    """Takes half a second to make, and raises in its tenth env step."""
+
+    def __init__(self) -> None:
+        SYSTEM_CLOCK.sleep(0.5)
+        super().__init__(fault="raise", fault_step=10)
+
+
+def slow_to_make_actors() -> ActorSpec:
+    config = EnvConfig(entry_point="tests.faults.deadly:SlowToMake")
+    return replace(counting_actors(), env=Factory("tests.faults.deadly:make_env", (config,)))
+
+
+def make_env(place: Place, config: EnvConfig) -> GymEnv:
+    return GymEnv(config, place.n_envs)
 
 
 def make_env_with_helpers(place: Place, config: EnvConfig) -> GymEnv:

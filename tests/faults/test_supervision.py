@@ -28,7 +28,7 @@ from border_cli.replay.limiter import RatioLimiter
 from tests.fakes import COUNTING_COLUMNS, counting_actors, model
 from tests.faults.actors import audit, running  # noqa: F401 - audit is a fixture
 from tests.faults.commands import border_train, verified_checkpoints
-from tests.faults.deadly import actors_that_die_in_a_push, deadly_actors
+from tests.faults.deadly import actors_that_die_in_a_push, deadly_actors, slow_to_make_actors
 from tests.faults.processes import wait_gone, wait_until
 
 pytestmark = [
@@ -234,11 +234,16 @@ def test_a4_an_actor_that_cannot_be_made_is_given_up_and_the_others_go_on(
     assert tracebacks(caplog) == 1
 
 
-def test_a4_where_no_actor_comes_up_nothing_is_tried_again() -> None:
+def test_a4_where_no_actor_comes_up_nothing_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     spec = counting_actors(fault="raise", fault_at="make")
     with running(spec, n_actors=3, start=False, restarts=5, min_actors=1) as manager:
-        with pytest.raises(ActorLostError, match="failed while making the environment: RuntimeError: Count"):
+        with pytest.raises(
+            ActorLostError, match="failed while making the environment: RuntimeError: Count"
+        ) as lost:
             manager.start(model())
+        assert lost.value.logged
+        assert tracebacks(caplog) == 1
         assert [stat.restarts for stat in manager.stats()] == [0, 0, 0]
 
 
@@ -286,9 +291,12 @@ def test_a7_an_env_step_that_never_ends_costs_its_actor_and_nobody_else(
 
 
 def test_making_an_environment_may_take_longer_than_the_heartbeat_allows() -> None:
-    spec = counting_actors(make_env="make_env_slowly")
-    with running(spec, n_actors=1, heartbeat_timeout_s=0.05, **QUICK) as manager:
-        assert [stat.restarts for stat in manager.stats()] == [0]
+    """At the start, and when it is made anew in place."""
+    with running(slow_to_make_actors(), n_actors=1, heartbeat_timeout_s=0.1, **QUICK) as manager:
+        learner = Learner(manager, 1)
+        wait_until(lambda: learner.turn() or manager.stats()[0].restarts == 2, "two restarts")
+        assert manager.stats()[0].incarnation == 0
+        learner.stop()
 
 
 # -- environments that raise --------------------------------------------

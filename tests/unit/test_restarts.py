@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 from border_cli.actors.budget import RestartBudget
+from border_cli.actors.news import News
 from border_cli.actors.pulse import Pulse
 
 S = 10**9
@@ -82,3 +85,18 @@ def test_who_did_not_look_has_not_heard_silence() -> None:
         assert not pulse.silent(1, 2.0)
     clock.sleep(1000)
     assert pulse.silent(1, 2.0)
+
+
+def test_descriptors_that_were_forgotten_can_be_given_out_again() -> None:
+    """The system gives a new incarnation the numbers that the last one had."""
+    ours, theirs = multiprocessing.Pipe()
+    with ours, theirs:
+        slot = SimpleNamespace(descriptors=[ours.fileno()], listen=lambda: True)
+        news = News()
+        for _ in range(2):
+            news.watch(slot)  # type: ignore[arg-type]
+            news.forget(slot)  # type: ignore[arg-type]
+            news.forget(slot)  # type: ignore[arg-type] # nothing is watched any more: no error
+        theirs.send("what nobody watches for")
+        assert news.listen(0.0) == []
+        news.close()
