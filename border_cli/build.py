@@ -205,7 +205,7 @@ class _Run:
             return ActorManager(actors, item_columns(self._spec), c.n_actors, c.actor_manager, self._stop)
         place = actors.place(0, 0, 1)
         with blamed("actor 0", _MAKING):
-            env = GuardedEnv(parts.actor_env(place, c.env, (), self._starting), "actor 0")
+            env = GuardedEnv(parts.actor_env(place, c, (), self._starting), "actor 0")
         seeds = [seeding.env_seed(c.seed, 0, 0, i) for i in range(place.n_envs)]
         processor = parts.actor_processor(place, self._spec, c)
         return InThreadSource(Sampler(env, agent, processor, seeds), place.n_envs, env.close)

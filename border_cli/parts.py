@@ -15,14 +15,14 @@ from border_cli.config.schema import AgentConfig, EnvConfig, TrainConfig
 from border_cli.core.protocols import ActingPolicy, Agent, ReplayBuffer
 from border_cli.core.spaces import EnvSpec
 from border_cli.envs.gym_env import GymEnv
-from border_cli.replay.step_processor import NStepProcessor
+from border_cli.replay.step_processor import NStepProcessor, reward_limit
 
 
 def actor_spec(config: TrainConfig) -> ActorSpec:
     """What every actor process of this run is made of."""
     plugins = tuple(config.plugins)
     return ActorSpec(
-        env=Factory("border_cli.parts:actor_env", (config.env, plugins)),
+        env=Factory("border_cli.parts:actor_env", (config, plugins)),
         policy=Factory("border_cli.parts:actor_policy", (config.agent, plugins)),
         processor=Factory("border_cli.parts:actor_processor", (config,)),
         n_envs=config.actor_manager.envs_per_actor,
@@ -32,11 +32,12 @@ def actor_spec(config: TrainConfig) -> ActorSpec:
 
 
 def actor_env(
-    place: Place, config: EnvConfig, plugins: tuple[str, ...], made: Callable[[], None] = lambda: None
+    place: Place, config: TrainConfig, plugins: tuple[str, ...], made: Callable[[], None] = lambda: None
 ) -> GymEnv:
     """The environments of one actor. made: called after each."""
     _import_all(plugins)
-    return GymEnv(config, place.n_envs, made=made)
+    limit = reward_limit(config.buffer.n_step, config.agent.gamma, config.agent.reward_clip)
+    return GymEnv(config.env, place.n_envs, made=made, reward_limit=limit)
 
 
 def actor_policy(place: Place, spec: EnvSpec, config: AgentConfig, plugins: tuple[str, ...]) -> ActingPolicy:

@@ -77,7 +77,9 @@ class Actor:
         env_ix = [(self._cursor + i) % self._place.n_envs for i in range(k)]
         self._cursor = (self._cursor + k) % self._place.n_envs
         known = self._line.global_env_steps + self._proxy.pending_env_steps
+        dropped = self._sampler.dropped
         items = self._sampler.sample(env_ix, known)
+        k -= self._sampler.dropped - dropped
         self.env_steps += k
         self._episodes += int(np.count_nonzero(items["episode_length"]))
         self._proxy.push(items, k, self._version)
@@ -109,5 +111,6 @@ class Actor:
             episodes=self._episodes,
             seconds=seconds,
             blocked_seconds=self._line.blocked_ns / 1e9,
+            dropped=self._sampler.dropped,
             state=ActorState.DONE.words,
         )

@@ -88,7 +88,7 @@ def save_checkpoint(
     state = agent.state()
     files: dict[str, bytes | store.Writer] = {
         **_model_files(agent.model_info(), model, agent.opt_steps),
-        "training.safetensors": _encode_arrays(state.tensors),
+        "training.safetensors": encode_arrays(state.tensors),
         "training.json": json_text.encode(state.values),
         "counters.json": json_text.encode(json_text.finite_or_null(counters)),
         "generators.json": json_text.encode(dict(generators)),
@@ -119,10 +119,11 @@ def _model_files(info: ModelInfo, model: ModelDescription, opt_steps: int) -> di
         "plugins": list(model.plugins),
         "opt_steps": opt_steps,
     }
-    return {"model.safetensors": _encode_arrays(info.arrays), "model.json": json_text.encode(description)}
+    return {"model.safetensors": encode_arrays(info.arrays), "model.json": json_text.encode(description)}
 
 
-def _encode_arrays(arrays: Mapping[str, Array]) -> bytes:
+def encode_arrays(arrays: Mapping[str, Array]) -> bytes:
+    """The content of a safetensors file."""
     # No metadata: its order in the file is not fixed. asarray keeps arrays without dimensions as they are.
     encoded: bytes = safetensors.save({name: np.asarray(a, order="C") for name, a in arrays.items()})
     return encoded

@@ -6,11 +6,20 @@ import logging
 from dataclasses import asdict
 from pathlib import Path
 
-from border_cli.checkpoints.contents import CHECKPOINTS, ModelDescription, save_best, save_checkpoint
+from border_cli.checkpoints.contents import (
+    CHECKPOINTS,
+    ModelDescription,
+    encode_arrays,
+    save_best,
+    save_checkpoint,
+)
+from border_cli.checkpoints.store import step_name
 from border_cli.config.schema import TrainConfig
 from border_cli.core.protocols import Agent, Evaluation, ReplayBuffer
-from border_cli.core.spaces import EnvSpec
+from border_cli.core.spaces import Array, EnvSpec
 
+NONFINITE = "nonfinite"
+_SKIPPED_KEPT = 3
 _logger = logging.getLogger(__name__)
 
 
@@ -45,3 +54,20 @@ class RunKeeper:
         }
         _logger.info("checkpoint at opt step %s", counters["opt_steps"])
         save_checkpoint(self._dir / CHECKPOINTS, self._agent, self._model, counters, generators, self._keep)
+
+    def save_skipped(self, opt_steps: int, batch: dict[str, Array]) -> Path | None:
+        """Write nonfinite/step-….safetensors, the columns of the batch; None if the run has three, or the disk fails."""
+        folder = self._dir / NONFINITE
+        path = folder / f"{step_name(opt_steps)}.safetensors"
+        part = path.with_suffix(".part")
+        try:
+            folder.mkdir(exist_ok=True)
+            if len(list(folder.glob("*.safetensors"))) >= _SKIPPED_KEPT:
+                return None
+            part.write_bytes(encode_arrays(batch))
+            part.replace(path)
+        except OSError as e:  # the run can go on without it
+            _logger.warning("%s cannot be written: %s", path, e.strerror or e)
+            part.unlink(missing_ok=True)
+            return None
+        return path

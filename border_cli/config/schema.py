@@ -35,6 +35,11 @@ class EnvConfig:
     max_episode_steps: int | None = option(
         None, "truncate episodes here instead of at the registered limit", unit="env steps", ge=1
     )
+    nonfinite: str = option(
+        "error",
+        "a reward or observation that is not finite ends the run; drop: its episode alone",
+        choices=("error", "drop"),
+    )
 
 
 @dataclass
@@ -83,6 +88,9 @@ class TrainerConfig:
     save_interval: int | None = option(5_000, "null: only at the end", unit="opt steps", ge=1)
     record_interval: int | None = option(500, "null: never", unit="opt steps", ge=1)
     sync_interval: int = option(10, "the actors get a new model this often", unit="opt steps", ge=1)
+    max_nonfinite: int = option(
+        10, "the run ends after so many in a row whose loss or gradient is not finite", unit="opt steps", ge=1
+    )
 
 
 @dataclass

@@ -42,6 +42,9 @@ declare("eval/return_std", "reward", "standard deviation over the evaluation's e
 declare("eval/return_min", "reward", "lowest return of the evaluation")
 declare("eval/return_max", "reward", "highest return of the evaluation")
 declare("eval/length_mean", "env steps", "mean episode length of the evaluation")
+declare(
+    "agent/skipped_steps", "opt steps", "opt steps of the interval skipped for a loss or gradient not finite"
+)
 declare("throughput/samples_total", "env steps", "samples that entered the replay so far")
 declare("throughput/samples_per_opt_step", "env steps", "actual ratio since the end of the warm-up")
 declare("throughput/samples_per_sec", "env steps/s", "samples per second over the interval", "clock")

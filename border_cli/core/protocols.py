@@ -19,7 +19,8 @@ class Step:
 
     env_ix: (k,) which environments · obs, next_obs: (k, ...) before and after; next_obs is the true one, the final
     observation where an episode ended, never the first of the next · action: (k, ...) as stored ·
-    reward: (k,) float64, raw · terminated, truncated: (k,) bool, gymnasium's meaning.
+    reward: (k,) float64, raw · terminated, truncated: (k,) bool, gymnasium's meaning · dropped: (k,) bool, or None if
+    none are: env steps that gave numbers nobody can use. They count for nothing, and their episode ended before them.
     """
 
     env_ix: Sequence[int]
@@ -29,6 +30,13 @@ class Step:
     terminated: Array
     truncated: Array
     next_obs: Obs
+    dropped: Array | None = None
+
+    @property
+    def over(self) -> Array:
+        """(k,) bool: the environment has to be reset before its next env step."""
+        over: Array = self.terminated | self.truncated
+        return over if self.dropped is None else over | self.dropped
 
 
 class Env(Protocol):
@@ -54,7 +62,7 @@ class StepProcessor(Protocol):
     """Turns env steps into items."""
 
     def process(self, step: Step) -> Items:
-        """Rows that this env step completes (possibly none)."""
+        """Rows that this env step completes (possibly none). Where it was dropped, as `cut`."""
 
     def cut(self, env_ix: int) -> Items:
         """End a stream that broke at its last known observation: rows so far, as truncated."""
@@ -104,12 +112,24 @@ class AgentState:
 
 
 class Agent(ActingPolicy, Protocol):
-    """Learns and acts."""
+    """Learns and acts.
+
+    skipped_in_a_row: opt steps until now that changed nothing because their loss or gradient was not finite. It is
+    known after each opt step on a CPU; elsewhere, where a look at it costs time, at those with a record.
+    """
 
     opt_steps: int
+    skipped_in_a_row: int
 
     def opt(self, buffer: ReplayBuffer, record: bool = False) -> Record | None:
-        """One opt step on one batch. With `record`, the means since the last record under `agent/<name>`."""
+        """One opt step on one batch. With `record`, the means since the last record under `agent/<name>`.
+
+        Where loss or gradient is not finite, weights and moments stay as they are, and the opt step counts all the
+        same; the means leave it out, and `agent/skipped_steps` says how many there were.
+        """
+
+    def skipped_batch(self) -> dict[str, Array] | None:
+        """Copies of the columns of the last batch, if its opt step is known to have been skipped."""
 
     def take_record(self) -> Record | None:
         """The means since the last record, as `opt` would have given them; None if there was no opt step since."""
@@ -164,7 +184,12 @@ class ReplayBuffer(Protocol):
         """
 
     def update_priority(self, ix: Array, td_error: Array) -> None:
-        """New priorities for sampled rows; a uniform buffer ignores them."""
+        """New priorities for sampled rows; a uniform buffer ignores them.
+
+        An agent leaves out rows whose error is not finite, such as those of a skipped opt step: they keep the
+        priorities they had. A buffer with priorities raises ValueError for an error that is not finite: one NaN
+        among their sums would decide every draw from then on.
+        """
 
     def break_streams(self, actor: int) -> None:
         """Forget what the newest rows of this actor were waiting for: its streams start anew."""
@@ -203,7 +228,11 @@ class ExperienceSource(Protocol):
 
 @dataclass
 class ActorStat:
-    """What one actor did. seconds: since its first env step · blocked_seconds: of them, waiting for credit or room."""
+    """What one actor did.
+
+    seconds: since its first env step · blocked_seconds: of them, waiting for credit or room · dropped: env steps that
+    gave numbers not finite and were left out, known once it has left.
+    """
 
     actor: int
     incarnation: int = 0
@@ -212,6 +241,7 @@ class ActorStat:
     seconds: float = 0.0
     blocked_seconds: float = 0.0
     state: str = "starting"
+    dropped: int = 0
 
     @property
     def samples_per_sec(self) -> float:

@@ -15,7 +15,8 @@ from border_cli.core.errors import UsageError
 from border_cli.core.protocols import Step
 from border_cli.core.spaces import Array, EnvSpec, Obs
 from border_cli.envs.extras import install_hint
-from border_cli.envs.spaces import decode_action, env_spec, leaf_value
+from border_cli.envs.guard import ANY_REWARD, EnvGuard
+from border_cli.envs.spaces import decode_action, env_spec
 
 
 class GymEnv:
@@ -23,6 +24,7 @@ class GymEnv:
 
     Nothing resets by itself: an environment that ended stays ended until `reset` is called for it.
     made: called after each environment, because making many can take long; what it raises ends the making.
+    reward_limit: a reward beyond ± this counts as not finite. All it gives has passed an `EnvGuard`.
     """
 
     def __init__(
@@ -31,6 +33,7 @@ class GymEnv:
         n_envs: int = 1,
         render_mode: str | None = None,
         made: Callable[[], None] = lambda: None,
+        reward_limit: float = ANY_REWARD,
     ) -> None:
         self._envs: list[gymnasium.Env[Any, Any]] = []
         try:
@@ -41,18 +44,20 @@ class GymEnv:
             self.close()
             raise
         self.n_envs = n_envs
-        self.spec: EnvSpec = env_spec(self._envs[0].observation_space, self._envs[0].action_space)
-        self._obs: Obs = self.spec.obs.zeros(n_envs)
+        space = self._envs[0].observation_space
+        self.spec: EnvSpec = env_spec(space, self._envs[0].action_space)
+        self._guard = EnvGuard(space, self.spec, n_envs, config.nonfinite == "drop", reward_limit)
 
     def reset(self, env_ix: int, seed: int | None = None) -> None:
         """Start a new episode in one environment; without a seed it goes on with its own generator."""
         observation, _ = self._envs[env_ix].reset(seed=seed)
-        self._store(env_ix, observation)
+        while not self._guard.begin(env_ix, observation):
+            observation, _ = self._envs[env_ix].reset()
 
     def observe(self, env_ix: Sequence[int]) -> Obs:
         """Current observations (k, ...) of these environments, as copies."""
         ix = list(env_ix)
-        return {name: rows[ix] for name, rows in self._obs.items()}
+        return {name: rows[ix] for name, rows in self._guard.obs.items()}
 
     def step(self, env_ix: Sequence[int], action: Array) -> Step:
         """One env step in each of these environments."""
@@ -63,8 +68,9 @@ class GymEnv:
         for row, i in enumerate(env_ix):
             result = self._envs[i].step(decode_action(self.spec.action, action[row]))
             observation, reward[row], terminated[row], truncated[row], _ = result
-            self._store(i, observation)
-        return Step(env_ix, obs, action, reward, terminated, truncated, self.observe(env_ix))
+            self._guard.take(i, observation)
+        dropped = self._guard.unusable(env_ix, reward)
+        return Step(env_ix, obs, action, reward, terminated, truncated, self.observe(env_ix), dropped)
 
     def render(self, env_ix: int = 0) -> Any:
         """What the environment draws (see gymnasium's render modes)."""
@@ -74,10 +80,6 @@ class GymEnv:
         """Close every environment."""
         for env in self._envs:
             env.close()
-
-    def _store(self, env_ix: int, observation: Any) -> None:
-        for leaf in self.spec.obs.leaves:
-            self._obs[leaf.name][env_ix] = leaf_value(leaf, observation)
 
 
 def make_gym(config: EnvConfig, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:

@@ -29,6 +29,7 @@ from border_cli.core.record import Record
 from border_cli.replay.limiter import RatioLimiter
 from border_cli.trainers.judging import Judging
 from border_cli.trainers.saving import Keeper, Saving
+from border_cli.trainers.skipping import Skipping
 from border_cli.trainers.telemetry import Telemetry
 
 _GONE = ("done", "failed", "killed", "lost")
@@ -72,6 +73,7 @@ class TrainingLoop:
             config, parts.evaluator, parts.keeper, parts.view, parts.telemetry, self._write
         )
         self.saving = Saving(parts.keeper, parts.telemetry)
+        self.skipping = Skipping(parts.keeper)
         self.actors: list[ActorStat] = []
         self._agent_values: dict[str, float] = {}
         self._recorded_at = (-1, -1)
@@ -160,9 +162,16 @@ class TrainingLoop:
         record = p.agent.opt(p.buffer, record=_due(self.config.record_interval, p.limiter.opt_steps + 1))
         p.limiter.opted()
         p.telemetry.opt_took(monotonic() - began)
+        self._check_skipped()
         if record is not None:
             self._check_finite(record)
             self._agent_values = record.values
+
+    def _check_skipped(self) -> None:
+        agent = self.parts.agent
+        self.skipping.watch(agent, self.parts.limiter.opt_steps)
+        if agent.skipped_in_a_row >= self.config.max_nonfinite:
+            raise self._non_finite(f"the loss or gradient of {agent.skipped_in_a_row} opt steps in a row")
 
     def _check_finite(self, record: Record) -> None:
         bad = [name for name, value in record.values.items() if not math.isfinite(value)]

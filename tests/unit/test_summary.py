@@ -67,6 +67,7 @@ def test_all_of_an_end_by_hand(tmp_path: Path) -> None:
                 "blocked_seconds": 2.5,
                 "state": "stopped",
                 "samples_per_sec": 30.0,
+                "dropped": 0,
             }
         ],
     }
