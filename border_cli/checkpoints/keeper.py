@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from dataclasses import asdict
 from pathlib import Path
@@ -68,6 +69,7 @@ class RunKeeper:
             part.replace(path)
         except OSError as e:  # the run can go on without it
             _logger.warning("%s cannot be written: %s", path, e.strerror or e)
-            part.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                part.unlink()
             return None
         return path

@@ -43,7 +43,8 @@ class EnvGuard:
         self.dropped = 0
         self._leaves = [_Leaf(leaf, _subspace(space, leaf)) for leaf in spec.obs.leaves]
         floats = [rows for rows in self.obs.values() if rows.dtype.kind == "f"]
-        self._floats = [rows.reshape(-1) for rows in floats]
+        self._floats = [(rows.reshape(-1), bytearray(rows.size)) for rows in floats]
+        self._is_finite = [np.frombuffer(flags, bool) for _, flags in self._floats]
         self._drop = drop
         self._reward_limit = reward_limit
         self._episode = [0] * n_envs
@@ -92,10 +93,10 @@ class EnvGuard:
             raise EnvDataError(f"{self._where(env_ix)}: {e}") from None
 
     def _all_finite(self) -> bool:
-        """Whether no sum of squares is NaN or infinite: a quarter of the time that looking at each number takes."""
-        for rows in self._floats:
-            total = rows.dot(rows)
-            if total - total != 0.0:  # as NaN and infinity
+        """Whether every number is. The flags are looked through as bytes, in a quarter of the time of `all`."""
+        for (rows, flags), is_finite in zip(self._floats, self._is_finite, strict=True):
+            np.isfinite(rows, is_finite)
+            if 0 in flags:
                 return False
         return True
 
@@ -194,7 +195,9 @@ class _Leaf:
     def _check_bounds(self, value: Array, is_error: bool) -> None:
         if self._stored_dtype.kind == "f":
             value = value.astype(self._stored_dtype, copy=False)  # rounded as the bounds are
-        outside = (value < self._low) | (value > self._high)
+        outside = ((value < self._low) | (value > self._high)) & np.isfinite(
+            value
+        )  # others are judged as such
         if not outside.any():
             return
         index = tuple(np.argwhere(outside)[0])
