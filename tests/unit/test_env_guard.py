@@ -263,6 +263,11 @@ def test_e3_what_can_be_converted_is_told_once_and_stored_as_declared(
     assert "its space says float32: it is converted" in told
 
 
+def test_e3_a_dtype_that_comes_and_goes_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    steps(group(observation=lambda e, t: pair(e, t).astype(np.float64 if t % 2 else np.float32)), 12)
+    assert len(caplog.records) == 1
+
+
 @pytest.mark.parametrize(
     ("space", "given", "stored"),
     [
