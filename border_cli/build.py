@@ -237,7 +237,7 @@ class _Run:
             return ActorManager(actors, columns, c.n_actors, c.actor_manager, self._stop, self._keep_crash)
         place = actors.place(0, 0, 1)
         with blamed("actor 0", _MAKING):
-            env = GuardedEnv(parts.actor_env(place, c.env, (), self._starting), "actor 0")
+            env = GuardedEnv(parts.actor_env(place, c, (), self._starting), "actor 0")
         sampler = ResumableSampler(
             TapedEnv(env),
             agent,

@@ -21,7 +21,7 @@ from border_cli.envs.guarded import GuardedEnv, blamed
 from border_cli.envs.gym_env import GymEnv
 from border_cli.envs.taped import TapedEnv
 from border_cli.evaluation.process import EvaluatorSpec
-from border_cli.replay.step_processor import NStepProcessor
+from border_cli.replay.step_processor import NStepProcessor, reward_limit
 
 
 def actor_spec(config: TrainConfig) -> ActorSpec:
@@ -30,7 +30,7 @@ def actor_spec(config: TrainConfig) -> ActorSpec:
     return ActorSpec(
         env=Factory(
             f"border_cli.parts:{'resumable_env' if config.trainer.lockstep else 'actor_env'}",
-            (config.env, plugins),
+            (config, plugins),
         ),
         policy=Factory("border_cli.parts:actor_policy", (config.agent, plugins)),
         processor=Factory("border_cli.parts:actor_processor", (config,)),
@@ -50,14 +50,15 @@ def rounds(config: TrainConfig) -> Rounds | None:
 
 
 def actor_env(
-    place: Place, config: EnvConfig, plugins: tuple[str, ...], made: Callable[[], None] = lambda: None
+    place: Place, config: TrainConfig, plugins: tuple[str, ...], made: Callable[[], None] = lambda: None
 ) -> GymEnv:
     """The environments of one actor. made: called after each."""
     _import_all(plugins)
-    return GymEnv(config, place.n_envs, made=made)
+    limit = reward_limit(config.buffer.n_step, config.agent.gamma, config.agent.reward_clip)
+    return GymEnv(config.env, place.n_envs, made=made, reward_limit=limit)
 
 
-def resumable_env(place: Place, config: EnvConfig, plugins: tuple[str, ...]) -> TapedEnv:
+def resumable_env(place: Place, config: TrainConfig, plugins: tuple[str, ...]) -> TapedEnv:
     """The environments of one actor, such that they can be resumed in the middle of an episode."""
     return TapedEnv(actor_env(place, config, plugins))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -65,15 +66,31 @@ class Onlooker(Sampled):
         return super().step(action)
 
 
-class NotANumber(Sampled):
-    """Rewards that are no number."""
+class NotANumber(gymnasium.Env[Any, Any]):  # type: ignore[misc] # gymnasium is not checked
+    """Observation (2,): episode and time, counted from 0. At one env step something that it gives is NaN.
 
-    def __init__(self) -> None:
-        super().__init__("image")
+    what: "reward" or "observation". at: env step of this environment, counted from 1 over all episodes. place: what the
+    name of a process begins with in which that happens, "actor" or "MainProcess" for the learner.
+    """
+
+    def __init__(self, what: str, at: int = 77, place: str = "") -> None:
+        self.observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+        self.action_space = spaces.Discrete(2)
+        self._what = what if multiprocessing.current_process().name.startswith(place) else ""
+        self._left = at
+        self._episode, self._time = -1, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._episode, self._time = self._episode + 1, 0
+        return np.array([self._episode, 0], np.float32), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        observation, _, terminated, truncated, info = super().step(action)
-        return observation, float("nan"), terminated, truncated, info
+        self._time += 1
+        self._left -= 1
+        bad = self._what if self._left == 0 else ""
+        observation = np.array([self._episode, np.nan if bad == "observation" else self._time], np.float32)
+        return observation, np.nan if bad == "reward" else 1.0, False, self._time == EPISODE, {}
 
 
 class Leaving(Sampled):

@@ -112,5 +112,6 @@ class Actor:
             episodes=self._episodes,
             seconds=seconds,
             blocked_seconds=self._line.blocked_ns / 1e9,
+            dropped=self._sampler.dropped,
             state=ActorState.DONE.words,
         )

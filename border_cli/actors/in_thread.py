@@ -69,7 +69,9 @@ class InThreadSource:
             return []
         env_ix = [(self._cursor + i) % self._n_envs for i in range(k)]
         self._cursor = (self._cursor + k) % self._n_envs
+        dropped = self._sampler.dropped
         items = self._sampler.sample(env_ix, self._announced)
+        k -= self._sampler.dropped - dropped
         self._taken += k
         self._stat.episodes += len(finished_episodes(items))
         chunk = Chunk(0, 0, self._sequence, k, self._version, items)
@@ -95,6 +97,7 @@ class InThreadSource:
     def stats(self) -> list[ActorStat]:
         """The one entry."""
         self._stat.env_steps = self._taken
+        self._stat.dropped = self._sampler.dropped
         self._stat.seconds = monotonic() - self._started
         return [self._stat]
 

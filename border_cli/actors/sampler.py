@@ -59,7 +59,7 @@ class Sampler:
     seeds: first reset seed of each environment; later resets go on with the environment's own generator.
     mender: for environments that raise after their first reset; without one, what they raise goes on.
     phase: "reset", "step" or "making the environment", for whoever has to say where an exception came from.
-    env_steps: taken so far.
+    env_steps: taken so far · dropped: those whose data was of no use, so that they are in no row and no count.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Sampler:
         self._episodes = [0] * env.n_envs
         self._times = [0] * env.n_envs
         self.phase = "reset"
-        self.env_steps = 0
+        self.env_steps = self.dropped = 0
 
     def begin(self) -> None:
         """Start the first episode of every environment."""
@@ -104,21 +104,23 @@ class Sampler:
         return self._take(step)
 
     def _step_around(self, error: StepError, env_ix: Sequence[int], action: Array) -> Items:
-        """What the environments before the one that raised did, its cut episode, and the steps of those after it."""
-        cause, row = error.__cause__ or error, list(env_ix).index(error.env_ix)
+        """What the environments did that were stepped, the cut episode of the one that raised, the steps of the rest."""
+        cause, rows = error.__cause__ or error, {i: row for row, i in enumerate(env_ix)}
         parts = [] if error.taken is None else [self._take(error.taken)]
-        parts.append(self._mend(cause, "step", error.env_ix, action[row]))
-        if row + 1 < len(env_ix):
-            parts.append(self._step(env_ix[row + 1 :], action[row + 1 :]))
+        parts.append(self._mend(cause, "step", error.env_ix, action[rows[error.env_ix]]))
+        if error.not_taken:
+            parts.append(self._step(error.not_taken, action[[rows[i] for i in error.not_taken]]))
         return _joined(parts)
 
     def _take(self, step: Step) -> Items:
         items = self._processor.process(step)
-        self.env_steps += len(step.env_ix)
+        dropped = 0 if step.dropped is None else int(np.count_nonzero(step.dropped))
+        self.dropped += dropped
+        self.env_steps += len(step.env_ix) - dropped
         self.phase = "reset"
-        for k, i in enumerate(step.env_ix):
+        for i, over in zip(step.env_ix, step.over.tolist(), strict=True):
             self._times[i] += 1
-            if step.terminated[k] or step.truncated[k]:
+            if over:
                 self._begin_episode(i)
         return items
 

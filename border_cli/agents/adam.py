@@ -7,9 +7,19 @@ from torch.optim.adam import adam
 
 
 def adam_step(
-    weights: Tensor, gradient: Tensor, mean: Tensor, variance: Tensor, count: Tensor, lr: float, eps: float
+    weights: Tensor,
+    gradient: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    count: Tensor,
+    lr: float,
+    eps: float,
+    skip: Tensor | None = None,
 ) -> None:
-    """One step in place. mean, variance: moments, as long as weights. count: steps so far, a scalar tensor."""
+    """One step in place. mean, variance: moments, as long as weights. count: steps so far, a scalar tensor.
+
+    skip: scalar float32 tensor; where it is 1 everything stays as it is, bit for bit.
+    """
     adam(
         [weights],
         [gradient],
@@ -25,6 +35,7 @@ def adam_step(
         weight_decay=0.0,
         eps=eps,
         maximize=False,
+        found_inf=skip,
     )
 
 

@@ -131,7 +131,7 @@ def block_file(block: Block) -> str:
 
 def _state_files(part: str, state: State) -> Files:
     files: Files = {
-        f"{part}.safetensors": _encode_arrays(state.arrays),
+        f"{part}.safetensors": encode_arrays(state.arrays),
         f"{part}.json": json_text.encode(json_text.finite_or_null(state.values)),
     }
     return files | {block_file(block): _block_writer(block) for block in state.blocks}
@@ -141,7 +141,7 @@ def _block_writer(block: Block) -> store.Writer:
     """Makes the block's bytes when they are written, so that a large replay is never in memory twice."""
 
     def write(sink: store.Sink) -> None:
-        sink.write(_encode_arrays(block.arrays()))
+        sink.write(encode_arrays(block.arrays()))
 
     return write
 
@@ -174,10 +174,11 @@ def _model_files(info: ModelInfo, model: ModelDescription, opt_steps: int) -> di
         "plugins": list(model.plugins),
         "opt_steps": opt_steps,
     }
-    return {"model.safetensors": _encode_arrays(info.arrays), "model.json": json_text.encode(description)}
+    return {"model.safetensors": encode_arrays(info.arrays), "model.json": json_text.encode(description)}
 
 
-def _encode_arrays(arrays: Mapping[str, Array]) -> bytes:
+def encode_arrays(arrays: Mapping[str, Array]) -> bytes:
+    """The content of a safetensors file."""
     # No metadata: its order in the file is not fixed. asarray keeps arrays without dimensions as they are.
     encoded: bytes = safetensors.save({name: np.asarray(a, order="C") for name, a in arrays.items()})
     return encoded

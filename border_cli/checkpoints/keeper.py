@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
@@ -12,15 +13,18 @@ from border_cli.checkpoints.contents import (
     CHECKPOINTS,
     ModelDescription,
     block_file,
+    encode_arrays,
     save_best,
     save_checkpoint,
 )
 from border_cli.checkpoints.manifest import FileEntry
 from border_cli.config.schema import TrainConfig
 from border_cli.core.protocols import Agent, Evaluation, ModelInfo
-from border_cli.core.spaces import EnvSpec
+from border_cli.core.spaces import Array, EnvSpec
 from border_cli.core.state import RunState, State
 
+NONFINITE = "nonfinite"
+_SKIPPED_KEPT = 3
 _logger = logging.getLogger(__name__)
 
 
@@ -79,6 +83,24 @@ class RunKeeper:
         entries = store.read_manifest(path).files
         sealed = [] if replay is None else [block_file(block) for block in replay.blocks if block.sealed]
         self._sealed = {name: (path / name, entries[name]) for name in sealed if name in entries}
+
+    def save_skipped(self, opt_steps: int, batch: dict[str, Array]) -> Path | None:
+        """Write nonfinite/step-….safetensors, the columns of the batch; None if the run has three, or the disk fails."""
+        folder = self._dir / NONFINITE
+        path = folder / f"{store.step_name(opt_steps)}.safetensors"
+        part = path.with_suffix(".part")
+        try:
+            folder.mkdir(exist_ok=True)
+            if len(list(folder.glob("*.safetensors"))) >= _SKIPPED_KEPT:
+                return None
+            part.write_bytes(encode_arrays(batch))
+            part.replace(path)
+        except OSError as e:  # the run can go on without it
+            _logger.warning("%s cannot be written: %s", path, e.strerror or e)
+            with contextlib.suppress(OSError):
+                part.unlink()
+            return None
+        return path
 
 
 def _size(nbytes: int) -> str:

@@ -191,6 +191,11 @@ def _check_lockstep(config: TrainConfig) -> None:
             "trainer.opt_interval=null lets the actors run free, and lockstep is the opposite\n"
             "allowed: a number > 0 (env steps)"
         )
+    if config.env.nonfinite == "drop":
+        raise UsageError(
+            "env.nonfinite=drop leaves out env steps, and the rounds of lockstep have a fixed number of them\n"
+            "allowed: env.nonfinite=error, or trainer=sync"
+        )
 
 
 def _check_budget(config: TrainConfig) -> None:

@@ -35,6 +35,11 @@ class EnvConfig:
     max_episode_steps: int | None = option(
         None, "truncate episodes here instead of at the registered limit", unit="env steps", ge=1
     )
+    nonfinite: str = option(
+        "error",
+        "a reward or observation that is not finite ends the run; drop: its episode alone",
+        choices=("error", "drop"),
+    )
 
 
 @dataclass
@@ -110,6 +115,9 @@ class TrainerConfig:
         "of each environment per round; null: about 64 of all environments together",
         unit="env steps",
         ge=1,
+    )
+    max_nonfinite: int = option(
+        10, "the run ends after so many in a row whose loss or gradient is not finite", unit="opt steps", ge=1
     )
 
 

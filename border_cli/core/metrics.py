@@ -47,6 +47,9 @@ declare("eval/confirmed_std", "reward", "standard deviation over those episodes"
 declare(
     "eval/skipped", "evaluations", "models not judged so far, as a newer one came before their turn", "clock"
 )
+declare(
+    "agent/skipped_steps", "opt steps", "opt steps of the interval skipped for a loss or gradient not finite"
+)
 declare("throughput/samples_total", "env steps", "samples that entered the replay so far")
 declare("throughput/samples_per_opt_step", "env steps", "actual ratio since the end of the warm-up")
 declare("throughput/samples_per_sec", "env steps/s", "samples per second over the interval", "clock")

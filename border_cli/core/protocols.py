@@ -21,7 +21,8 @@ class Step:
 
     env_ix: (k,) which environments · obs, next_obs: (k, ...) before and after; next_obs is the true one, the final
     observation where an episode ended, never the first of the next · action: (k, ...) as stored ·
-    reward: (k,) float64, raw · terminated, truncated: (k,) bool, gymnasium's meaning.
+    reward: (k,) float64, raw · terminated, truncated: (k,) bool, gymnasium's meaning · dropped: (k,) bool, or None if
+    none are: env steps that gave numbers nobody can use. They count for nothing, and their episode ended before them.
     """
 
     env_ix: Sequence[int]
@@ -31,19 +32,27 @@ class Step:
     terminated: Array
     truncated: Array
     next_obs: Obs
+    dropped: Array | None = None
+
+    @property
+    def over(self) -> Array:
+        """(k,) bool: the environment has to be reset before its next env step."""
+        over: Array = self.terminated | self.truncated
+        return over if self.dropped is None else over | self.dropped
 
 
 class StepError(Exception):
     """An environment raised in `Env.step`; what it raised is the cause.
 
-    env_ix: which one. taken: the env steps of those before it in the same call, None if there were none; those after
-    it were not stepped.
+    env_ix: which one. taken: the env steps of others in the same call, None if there were none. not_taken: those that
+    were not stepped.
     """
 
-    def __init__(self, env_ix: int, taken: Step | None) -> None:
+    def __init__(self, env_ix: int, taken: Step | None, not_taken: Sequence[int]) -> None:
         super().__init__(f"environment {env_ix} raised")
         self.env_ix = env_ix
         self.taken = taken
+        self.not_taken = not_taken
 
 
 class Env(Protocol):
@@ -72,7 +81,7 @@ class StepProcessor(Protocol):
     """Turns env steps into items."""
 
     def process(self, step: Step) -> Items:
-        """Rows that this env step completes (possibly none)."""
+        """Rows that this env step completes (possibly none). Where it was dropped, as `cut`."""
 
     def cut(self, env_ix: int) -> Items:
         """End a stream that broke at its last known observation: rows so far, as truncated."""
@@ -126,12 +135,24 @@ class ActingPolicy(Policy, SyncModel, Protocol):
 
 
 class Agent(ActingPolicy, Protocol):
-    """Learns and acts."""
+    """Learns and acts.
+
+    skipped_in_a_row: opt steps until now that changed nothing because their loss or gradient was not finite. It is
+    known after each opt step on a CPU; elsewhere, where a look at it costs time, at those with a record.
+    """
 
     opt_steps: int
+    skipped_in_a_row: int
 
     def opt(self, buffer: ReplayBuffer, record: bool = False) -> Record | None:
-        """One opt step on one batch. With `record`, the means since the last record under `agent/<name>`."""
+        """One opt step on one batch. With `record`, the means since the last record under `agent/<name>`.
+
+        Where loss or gradient is not finite, weights and moments stay as they are, and the opt step counts all the
+        same; the means leave it out, and `agent/skipped_steps` says how many there were.
+        """
+
+    def skipped_batch(self) -> dict[str, Array] | None:
+        """Copies of the columns of the last batch, if its opt step is known to have been skipped."""
 
     def take_record(self) -> Record | None:
         """The means since the last record, as `opt` would have given them; None if there was no opt step since."""
@@ -183,7 +204,12 @@ class ReplayBuffer(Protocol):
         """
 
     def update_priority(self, ix: Array, td_error: Array) -> None:
-        """New priorities for sampled rows; a uniform buffer ignores them."""
+        """New priorities for sampled rows; a uniform buffer ignores them.
+
+        An agent leaves out rows whose error is not finite, such as those of a skipped opt step: they keep the
+        priorities they had. A buffer with priorities raises ValueError for an error that is not finite: one NaN
+        among their sums would decide every draw from then on.
+        """
 
     def break_streams(self, actor: int) -> None:
         """Forget what the newest rows of this actor were waiting for: its streams start anew."""
@@ -251,7 +277,8 @@ class ActorStat:
     """What one actor did in all its incarnations.
 
     seconds: since its first env step · blocked_seconds: of them, waiting for credit or room · exact: false once an
-    environment of it could not be resumed as it was · restarts: of its process and, in place, of its environments.
+    environment of it could not be resumed as it was · restarts: of its process and, in place, of its environments ·
+    dropped: env steps that gave numbers not finite and were left out, known once it has left.
     """
 
     actor: int
@@ -263,6 +290,7 @@ class ActorStat:
     state: str = "starting"
     exact: bool = True
     restarts: int = 0
+    dropped: int = 0
 
     @property
     def samples_per_sec(self) -> float:

@@ -17,7 +17,8 @@ from border_cli.core.errors import BorderError, UsageError
 from border_cli.core.protocols import Step, StepError
 from border_cli.core.spaces import Array, EnvSpec, Obs
 from border_cli.envs.extras import install_hint
-from border_cli.envs.spaces import decode_action, env_spec, leaf_value
+from border_cli.envs.guard import ANY_REWARD, EnvDataError, EnvGuard
+from border_cli.envs.spaces import decode_action, env_spec
 
 _logger = logging.getLogger(__name__)
 
@@ -27,6 +28,7 @@ class GymEnv:
 
     Nothing resets by itself: an environment that ended stays ended until `reset` is called for it.
     made: called after each environment, because making many can take long; what it raises ends the making.
+    reward_limit: a reward beyond ± this counts as not finite. All it gives has passed an `EnvGuard`.
     """
 
     def __init__(
@@ -35,6 +37,7 @@ class GymEnv:
         n_envs: int = 1,
         render_mode: str | None = None,
         made: Callable[[], None] = lambda: None,
+        reward_limit: float = ANY_REWARD,
     ) -> None:
         self._config = config
         self._render_mode = render_mode
@@ -47,18 +50,20 @@ class GymEnv:
             self.close()
             raise
         self.n_envs = n_envs
-        self.spec: EnvSpec = env_spec(self._envs[0].observation_space, self._envs[0].action_space)
-        self._obs: Obs = self.spec.obs.zeros(n_envs)
+        space = self._envs[0].observation_space
+        self.spec: EnvSpec = env_spec(space, self._envs[0].action_space)
+        self._guard = EnvGuard(space, self.spec, n_envs, config.nonfinite == "drop", reward_limit)
 
     def reset(self, env_ix: int, seed: int | None = None) -> None:
         """Start a new episode in one environment; without a seed it goes on with its own generator."""
         observation, _ = self._envs[env_ix].reset(seed=seed)
-        self._store(env_ix, observation)
+        while not self._guard.begin(env_ix, observation):
+            observation, _ = self._envs[env_ix].reset()
 
     def observe(self, env_ix: Sequence[int]) -> Obs:
         """Current observations (k, ...) of these environments, as copies."""
         ix = list(env_ix)
-        return {name: rows[ix] for name, rows in self._obs.items()}
+        return {name: rows[ix] for name, rows in self._guard.obs.items()}
 
     def step(self, env_ix: Sequence[int], action: Array) -> Step:
         """One env step in each of these environments. Raises StepError when one of them raises."""
@@ -78,7 +83,11 @@ class GymEnv:
             except BorderError:  # not a fault of the environment: something to type differently
                 raise
             except (Exception, SystemExit) as e:
-                raise StepError(i, self._first_rows(step, row)) from e
+                raise StepError(i, self._rows(step, range(row)), env_ix[row + 1 :]) from e
+        try:
+            step.dropped = self._guard.unusable(env_ix, step.reward)
+        except EnvDataError as e:
+            raise self._unusable(step) from e
         step.next_obs = self.observe(env_ix)
         return step
 
@@ -103,25 +112,31 @@ class GymEnv:
     def _step_one(self, row: int, env_ix: int, step: Step) -> None:
         result = self._envs[env_ix].step(decode_action(self.spec.action, step.action[row]))
         observation, step.reward[row], step.terminated[row], step.truncated[row], _ = result
-        self._store(env_ix, observation)
+        self._guard.take(env_ix, observation)
 
-    def _first_rows(self, step: Step, n: int) -> Step | None:
-        """The first n environments' part of a step that a later one broke off."""
-        if n == 0:
+    def _unusable(self, step: Step) -> StepError:
+        """The first environment whose numbers cannot be used, after all have been stepped."""
+        bad = self._guard.not_finite(step.env_ix, step.reward)
+        first = int(bad.argmax())
+        step.dropped = bad
+        others = [row for row in range(len(step.env_ix)) if row != first]
+        return StepError(step.env_ix[first], self._rows(step, others), ())
+
+    def _rows(self, step: Step, rows: Sequence[int]) -> Step | None:
+        """What some of the environments of a step did; None for none."""
+        if not rows:
             return None
+        ix, env_ix = list(rows), [step.env_ix[row] for row in rows]
         return Step(
-            step.env_ix[:n],
-            {name: rows[:n] for name, rows in step.obs.items()},
-            step.action[:n],
-            step.reward[:n],
-            step.terminated[:n],
-            step.truncated[:n],
-            self.observe(step.env_ix[:n]),
+            env_ix,
+            {name: column[ix] for name, column in step.obs.items()},
+            step.action[ix],
+            step.reward[ix],
+            step.terminated[ix],
+            step.truncated[ix],
+            self.observe(env_ix),
+            None if step.dropped is None else step.dropped[ix],
         )
-
-    def _store(self, env_ix: int, observation: Any) -> None:
-        for leaf in self.spec.obs.leaves:
-            self._obs[leaf.name][env_ix] = leaf_value(leaf, observation)
 
 
 def make_gym(config: EnvConfig, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:

@@ -74,12 +74,13 @@ class _Batch:
         self._take(self._env.step(self.running, action))
 
     def _take(self, step: Step) -> None:
-        ended = step.terminated | step.truncated
+        over = step.over
         for row, env_ix in enumerate(step.env_ix):
             episode = self._episode_of[env_ix]
-            self.returns[episode] += float(step.reward[row])
-            self.lengths[episode] += 1
-            if ended[row] or self.lengths[episode] >= self._max_steps:
+            if step.dropped is None or not step.dropped[row]:
+                self.returns[episode] += float(step.reward[row])
+                self.lengths[episode] += 1
+            if over[row] or self.lengths[episode] >= self._max_steps:
                 self._start_next(env_ix)
 
     def _start_next(self, env_ix: int) -> None:

@@ -7,6 +7,7 @@ true number m of its steps; whether the value of the next observation counts is 
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,12 @@ from border_cli.core.items import Column, Items, empty_items, item_columns
 from border_cli.core.protocols import Step
 from border_cli.core.spaces import Array, EnvSpec
 from border_cli.core.state import State, check_arrays, require
+
+
+def reward_limit(n_step: int, gamma: float, reward_clip: float | None = None) -> float:
+    """Rewards within ± this have finite n-step sums in float32, in which rows are stored, whatever comes together."""
+    limit = float(np.finfo(np.float32).max) / sum(gamma**k for k in range(n_step))
+    return limit if reward_clip is None or reward_clip > limit else sys.float_info.max
 
 
 @dataclass
@@ -68,9 +75,12 @@ class NStepProcessor:
         self._streams = [_Stream() for _ in range(n_envs)]
 
     def process(self, step: Step) -> Items:
-        """Rows that this env step completes."""
+        """Rows that this env step completes; where it was dropped, those of `cut`."""
         rows: list[_Row] = []
         for k, env in enumerate(step.env_ix):
+            if step.dropped is not None and step.dropped[k]:
+                rows += self._cut(env)
+                continue
             obs = tuple(step.obs[name][k] for name in self._obs_names)
             next_obs = tuple(step.next_obs[name][k] for name in self._obs_names)
             terminated = bool(step.terminated[k])
@@ -83,12 +93,15 @@ class NStepProcessor:
 
     def cut(self, env_ix: int) -> Items:
         """End a broken stream: the last known observation closes it, and the step that led nowhere is dropped."""
-        stream = self._streams[env_ix]
-        rows: list[_Row] = []
-        if stream.last_obs is not None:
-            rows = self._end(env_ix, stream.last_obs, terminated=False)
-            rows[-1].length = 0  # not an episode that may be reported
-        return self._pack(rows)
+        return self._pack(self._cut(env_ix))
+
+    def _cut(self, env: int) -> list[_Row]:
+        last_obs = self._streams[env].last_obs
+        if last_obs is None:
+            return []
+        rows = self._end(env, last_obs, terminated=False)
+        rows[-1].episode_return, rows[-1].length = 0.0, 0  # not an episode that may be reported
+        return rows
 
     def state(self) -> State:
         """Per stream: the waiting steps as arrays (k, ...), the last observation, and the episode so far."""

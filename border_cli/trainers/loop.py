@@ -31,6 +31,7 @@ from border_cli.core.state import RunState, State, joined, require, section
 from border_cli.replay.limiter import RatioLimiter
 from border_cli.trainers.judging import Episodes, Judging
 from border_cli.trainers.saving import Keeper, Saving
+from border_cli.trainers.skipping import Skipping
 from border_cli.trainers.telemetry import Telemetry
 
 _GONE = ("failed", "killed", "lost")
@@ -90,6 +91,7 @@ class TrainingLoop:
             exact=self.exact,
         )
         self.saving = Saving(parts.keeper, parts.telemetry)
+        self.skipping = Skipping(parts.keeper)
         self.actors: list[ActorStat] = []
         self._to_do: list[str] = []
         self._incarnations: dict[int, int] = {}
@@ -196,9 +198,16 @@ class TrainingLoop:
         record = p.agent.opt(p.buffer, record=_due(self.config.record_interval, p.limiter.opt_steps + 1))
         p.limiter.opted()
         p.telemetry.opt_took(monotonic() - began)
+        self._check_skipped()
         if record is not None:
             self._check_finite(record)
             self._agent_values = record.values
+
+    def _check_skipped(self) -> None:
+        agent = self.parts.agent
+        self.skipping.watch(agent, self.parts.limiter.opt_steps)
+        if agent.skipped_in_a_row >= self.config.max_nonfinite:
+            raise self._non_finite(f"the loss or gradient of {agent.skipped_in_a_row} opt steps in a row")
 
     def _check_finite(self, record: Record) -> None:
         bad = [name for name, value in record.values.items() if not math.isfinite(value)]

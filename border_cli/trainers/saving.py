@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from time import monotonic
 from typing import Protocol
 
 from border_cli.core.protocols import Evaluation, ModelInfo
+from border_cli.core.spaces import Array
 from border_cli.core.state import RunState
 from border_cli.trainers.telemetry import Telemetry
 
@@ -18,6 +20,9 @@ class Keeper(Protocol):
 
     def save(self, state: RunState, counters: dict[str, object]) -> None:
         """Write a checkpoint of this state. counters: for people who look at it."""
+
+    def save_skipped(self, opt_steps: int, batch: dict[str, Array]) -> Path | None:
+        """Keep the batch of a skipped opt step for diagnosis: where; None if there are enough, or it cannot be."""
 
 
 class Saving:

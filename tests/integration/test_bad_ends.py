@@ -5,10 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from border_cli.agents.dqn.agent import DqnAgent
 from border_cli.cli.train import main
+from border_cli.core.record import Record
 from tests.real_runs import Run, tiny
 
 SYNC = ("trainer=sync", "env=gym", "trainer.max_opts=300", "trainer.eval_interval=null")
@@ -27,9 +30,19 @@ def end(*words: str) -> tuple[int, Run]:
         ("trainer.record_interval=500", "trainer.save_interval=null"),
     ],
 )
-def test_weights_that_are_not_finite_are_never_kept(workplace: Path, intervals: tuple[str, str]) -> None:
-    code, run = end("env.entry_point=tests.envs:NotANumber", *intervals)
+def test_weights_that_are_not_finite_are_never_kept(
+    workplace: Path, intervals: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learn = DqnAgent.opt
+
+    def spoil(self: DqnAgent, *given: Any, **named: Any) -> Record | None:
+        self._state.online[0] = float("nan")
+        return learn(self, *given, **named)
+
+    monkeypatch.setattr(DqnAgent, "opt", spoil)
+    code, run = end("env=cartpole", "trainer.max_nonfinite=1000", *intervals)
     assert code == 4
+    assert run.summary["error"].startswith("a weight or moment of the agent is not a finite number")
     assert run.checkpoints == []
     assert run.summary["status"] == "failed"
 

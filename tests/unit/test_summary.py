@@ -72,6 +72,7 @@ def test_all_of_an_end_by_hand(tmp_path: Path) -> None:
                 "exact": True,
                 "restarts": 0,
                 "samples_per_sec": 30.0,
+                "dropped": 0,
             }
         ],
         "exact": None,

@@ -147,6 +147,7 @@ class DqnAgent(DqnPolicy):
             net, self._state.online, spec, schedule(config, 0, 1), config.eval_epsilon, rng, seed
         )
         self.opt_steps = 0
+        self.skipped_in_a_row = 0
 
     def opt(self, buffer: ReplayBuffer, record: bool = False) -> Record | None:
         """One opt step on one batch; with `record` the means over the opt steps since the last one."""
@@ -156,7 +157,19 @@ class DqnAgent(DqnPolicy):
         self._unread += 1
         if self.opt_steps % self._config.target_interval == 0:
             update_target(self._state, self._config.target_tau)
+        if record or self._device.type == "cpu":  # elsewhere a look at it would wait for the device
+            self.skipped_in_a_row = int(self._state.skipped_in_a_row.item())
         return self._read() if record else None
+
+    def skipped_batch(self) -> dict[str, Array] | None:
+        """Copies of the columns of the last batch, if its opt step is known to have been skipped."""
+        batch = self._batch
+        if batch is None or not self.skipped_in_a_row:
+            return None
+        columns = batch.obs | {f"next_{name}": rows for name, rows in batch.next_obs.items()}
+        for name in ("action", "reward", "discount", "terminated", "ix"):
+            columns[name] = getattr(batch, name)
+        return {name: rows.copy() for name, rows in columns.items()}
 
     def take_record(self) -> Record | None:
         """The means since the last record."""
@@ -173,21 +186,24 @@ class DqnAgent(DqnPolicy):
         for part, vector in self._vectors().items():
             tensors |= {f"{part}.{n}": v.numpy() for n, v in self._net.views(vector.detach().cpu()).items()}
         tensors["sums"] = self._state.sums.cpu().numpy()
-        values = {"opt_steps": self.opt_steps, "adam_count": int(self._state.count), "unread": self._unread}
+        values = {"opt_steps": self.opt_steps, "unread": self._unread}
+        values |= {name: int(scalar) for name, scalar in self._counts().items()}
         return State(tensors, values)
 
     def load_state(self, state: State) -> None:
         """Take over a saved state. Raises ValueError on a name or shape that does not fit."""
         check_arrays(state.arrays, self.state().arrays, "the agent")
-        require(state.values, ("opt_steps", "adam_count", "unread"), "the agent")
+        require(state.values, ("opt_steps", "unread", "skipped_in_a_row", *self._counts()), "the agent")
         with torch.no_grad():
             for part, vector in self._vectors().items():
                 for name, view in self._net.views(vector).items():
                     view.copy_(torch.from_numpy(np.array(state.arrays[f"{part}.{name}"])))
             self._state.sums.copy_(torch.from_numpy(np.array(state.arrays["sums"])))
-            self._state.count.fill_(state.values["adam_count"])
+            for name, scalar in self._counts().items():
+                scalar.fill_(state.values[name])
         self.opt_steps = self.version = int(state.values["opt_steps"])
         self._unread = int(state.values["unread"])
+        self.skipped_in_a_row = int(state.values["skipped_in_a_row"])
 
     def sync_model(self, info: ModelInfo) -> None:
         """Start from these weights: online and target; a new agent's count of opt steps stays 0."""
@@ -198,6 +214,10 @@ class DqnAgent(DqnPolicy):
     def _vectors(self) -> dict[str, torch.Tensor]:
         s = self._state
         return {"online": s.online, "target": s.target, "adam_mean": s.mean, "adam_variance": s.variance}
+
+    def _counts(self) -> dict[str, torch.Tensor]:
+        s = self._state
+        return {"adam_count": s.count, "skipped": s.skipped, "skipped_in_a_row": s.skipped_in_a_row}
 
     def _next_batch(self, buffer: ReplayBuffer) -> TensorBatch:
         """Sampled; on the CPU the tensors share the batch's memory, so a batch filled anew has its tensors already."""
@@ -220,7 +240,13 @@ class DqnAgent(DqnPolicy):
         )
 
     def _read(self) -> Record:
-        means = (self._state.sums / self._unread).tolist()
+        """Means over the opt steps that were not skipped; none where all of them were."""
+        skipped, sums = int(self._state.skipped.item()), self._state.sums.tolist()
+        counted = self._unread - skipped
+        values = {"agent/skipped_steps": float(skipped)}
+        if counted:
+            values |= {f"agent/{name}": total / counted for name, total in zip(SCALARS, sums, strict=True)}
         self._state.sums.zero_()
+        self._state.skipped.zero_()
         self._unread = 0
-        return Record({f"agent/{name}": value for name, value in zip(SCALARS, means, strict=True)})
+        return Record(values)

@@ -21,7 +21,8 @@ class DqnState:
     """Everything an opt step reads and changes.
 
     online, target: weights · mean, variance: Adam's moments · count: its steps, a scalar float32 tensor ·
-    sums: (len(SCALARS),) sums of the scalars since they were last read.
+    sums: (len(SCALARS),) sums of the scalars since they were last read, skipped opt steps left out ·
+    skipped: opt steps skipped since then · skipped_in_a_row: until now; both scalar float32 tensors.
     """
 
     online: Tensor
@@ -30,13 +31,18 @@ class DqnState:
     variance: Tensor
     count: Tensor
     sums: Tensor
+    skipped: Tensor
+    skipped_in_a_row: Tensor
 
     @staticmethod
     def fresh(weights: Tensor) -> DqnState:
         """State before the first opt step."""
         zeros = torch.zeros_like
-        scalar, sums = weights.new_zeros(()), weights.new_zeros(len(SCALARS))
-        return DqnState(weights, weights.clone(), zeros(weights), zeros(weights), scalar, sums)
+        count, skipped, in_a_row = (weights.new_zeros(()) for _ in range(3))
+        sums = weights.new_zeros(len(SCALARS))
+        return DqnState(
+            weights, weights.clone(), zeros(weights), zeros(weights), count, sums, skipped, in_a_row
+        )
 
 
 @dataclass(frozen=True)
@@ -79,7 +85,11 @@ def td_target(
 
 
 def opt_step(nets: DqnNetworks, config: DqnConfig, state: DqnState, batch: TensorBatch) -> None:
-    """One opt step in place, target update left out: targets, loss, gradient, clipping, Adam."""
+    """One opt step in place, target update left out: targets, loss, gradient, clipping, Adam.
+
+    If any of the scalars, the gradient's norm among them, is not finite, the step is skipped: weights, moments and
+    Adam's count stay as they are. That is decided on the device, so that nothing has to be read back for it.
+    """
     with torch.no_grad():
         q_next_online = nets.online(batch.next_obs) if config.double else None
         q_next = nets.target(batch.next_obs)
@@ -89,8 +99,24 @@ def opt_step(nets: DqnNetworks, config: DqnConfig, state: DqnState, batch: Tenso
     gradient = flat_gradient(loss, nets.online_parameters)
     with torch.no_grad():
         norm = clip_norm_(gradient, config.max_grad_norm)
-        adam_step(state.online, gradient, state.mean, state.variance, state.count, config.lr, config.adam_eps)
-        state.sums.add_(torch.stack([loss, q.mean(), target.mean(), norm]))
+        scalars = torch.stack([loss, q.mean(), target.mean(), norm])
+        is_bad = (
+            (scalars - scalars).sum().isnan()
+        )  # x - x is 0, or NaN for NaN and infinities; half of isfinite's time
+        skip = is_bad.float()
+        adam_step(
+            state.online,
+            gradient,
+            state.mean,
+            state.variance,
+            state.count,
+            config.lr,
+            config.adam_eps,
+            skip,
+        )
+        state.sums.add_(torch.where(is_bad, 0.0, scalars))
+        state.skipped.add_(skip)
+        state.skipped_in_a_row.add_(skip).mul_(skip)
 
 
 def update_target(state: DqnState, tau: float) -> None:

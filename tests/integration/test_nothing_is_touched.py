@@ -1,0 +1,153 @@
+"""Judging, recording and saving draw from no generator of the training (G6), and no clock that jumps is used (H4)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from border_cli import parts
+from border_cli.checkpoints.keeper import RunKeeper
+from border_cli.core.protocols import Agent, ReplayBuffer
+from border_cli.envs.gym_env import GymEnv
+from border_cli.evaluation.episodes import EpisodeRunner
+from border_cli.recorders.fanout import FanOut
+from border_cli.trainers.loop import TrainingLoop
+from tests.real_runs import train
+
+SYNC = ("trainer=sync", "env=cartpole", "trainer.max_opts=200", "actor_manager.envs_per_actor=2")
+OFTEN = ("trainer.eval_interval=40", "trainer.save_interval=50", "trainer.record_interval=30")
+WATCHED = [
+    (EpisodeRunner, "evaluate"),
+    (FanOut, "write"),
+    (FanOut, "flush"),
+    (RunKeeper, "save"),
+    (RunKeeper, "save_best"),
+    (TrainingLoop, "_record"),
+]
+
+
+class Generators:
+    """Every generator that training depends on, found while a run is built."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.agent: Agent | None = None
+        self.buffer: ReplayBuffer | None = None
+        self.envs: list[GymEnv] = []
+        self._catch(patch, "make_agent", lambda made: setattr(self, "agent", made))
+        self._catch(patch, "make_buffer", lambda made: setattr(self, "buffer", made))
+        self._catch(patch, "actor_env", self.envs.append)
+
+    def digests(self) -> dict[str, str]:
+        """A hash of the state of each."""
+        assert self.agent is not None
+        assert self.buffer is not None
+        states: dict[str, Any] = {
+            "Python's": random.getstate(),
+            "numpy's": [np.asarray(part).tolist() for part in np.random.get_state(legacy=True)[1:]],
+            "torch's": torch.get_rng_state().tolist(),
+            "the agent's": self.agent.generator_state(),
+            "the replay's": self.buffer.generator_state(),
+        }
+        for group in self.envs:
+            for i, env in enumerate(group._envs):
+                states[f"environment {i}'s"] = env.unwrapped.np_random.bit_generator.state
+                states[f"action space {i}'s"] = env.action_space.np_random.bit_generator.state
+        return {
+            name: hashlib.sha256(json.dumps(state, default=str).encode()).hexdigest()
+            for name, state in states.items()
+        }
+
+    @staticmethod
+    def _catch(patch: pytest.MonkeyPatch, name: str, take: Callable[[Any], None]) -> None:
+        make = getattr(parts, name)
+
+        def made(*given: Any, **named: Any) -> Any:
+            result = make(*given, **named)
+            take(result)
+            return result
+
+        patch.setattr(parts, name, made)
+
+
+def test_g6_no_generator_is_touched(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    generators, calls = Generators(monkeypatch), dict.fromkeys((name for _, name in WATCHED), 0)
+
+    def watched(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any, **named: Any) -> Any:
+            before = generators.digests()
+            result = original(*given, **named)
+            assert generators.digests() == before, name
+            calls[name] += 1
+            return result
+
+        return call
+
+    for owner, name in WATCHED:
+        monkeypatch.setattr(owner, name, watched(name, getattr(owner, name)))
+    begin: dict[str, str] = {}
+    opt = TrainingLoop._opt
+
+    def first_opt(self: TrainingLoop) -> None:
+        begin.update({} if begin else generators.digests())
+        opt(self)
+
+    monkeypatch.setattr(TrainingLoop, "_opt", first_opt)
+    train(*SYNC, *OFTEN, "recorder.tensorboard=true", "agent.eval_epsilon=0.5")
+    assert calls["evaluate"] >= 5  # and those that confirm a best model
+    assert calls["save"] == 4
+    assert all(calls.values())
+    end = generators.digests()
+    moved = {name for name in end if end[name] != begin[name]}
+    assert {
+        "the agent's",
+        "the replay's",
+        "environment 0's",
+        "environment 1's",
+    } == moved  # the hashes do see draws
+
+
+def jumping_clock() -> Iterator[float]:
+    """Back by an hour, forward by a day, and so on."""
+    now = 1_700_000_000.0
+    while True:
+        yield now
+        now -= 3600
+        yield now
+        now += 86400
+
+
+def test_h4_a_wall_clock_that_jumps_changes_no_rate_and_no_interval(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, asked = jumping_clock(), []
+
+    def jump() -> float:
+        asked.append(next(clock))
+        return asked[-1]
+
+    before = time.monotonic()
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", jump)
+        patch.setattr(time, "time_ns", lambda: int(1e9 * jump()))
+        run = train(*SYNC, *OFTEN, "recorder.tensorboard=true", "trainer.max_time=1000")
+    real = time.monotonic() - before
+    assert asked  # by TensorBoard's events
+    assert run.summary["ended_by"] == "max_opts"
+    assert run.steps("throughput/samples_per_sec")[-7:] == [30, 60, 90, 120, 150, 180, 200]
+    assert run.steps("eval/return_mean") == [40, 80, 120, 160, 200]
+    assert run.saves == [50, 100, 150, 200]
+    times = [record["time"] for record in run.records]
+    assert times == sorted(times)
+    assert 0 <= times[0] <= times[-1] <= run.summary["seconds"] <= real
+    for name in ("throughput/samples_per_sec", "throughput/opt_steps_per_sec", "time/opt_ms", "time/eval_ms"):
+        assert all(0 <= value < 1e7 for _, value in run.series(name)), name
+    assert all(value > 0 for _, value in run.series("throughput/samples_per_sec")[:-1])

@@ -1,0 +1,107 @@
+"""Row E5 of the fault table: huge rewards, episodes of one env step, truncation at the first env step."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from border_cli.actors.sampler import Sampler
+from border_cli.agents.dqn.loss import td_target
+from border_cli.core.items import Chunk
+from border_cli.core.progress import Progress
+from border_cli.core.protocols import Evaluation
+from border_cli.core.record import Mean
+from border_cli.replay.limiter import RatioLimiter
+from border_cli.replay.step_processor import NStepProcessor
+from border_cli.replay.uniform import UniformReplayBuffer
+from border_cli.trainers.judging import _routine_values
+from border_cli.trainers.telemetry import Telemetry
+from tests.unit.test_env_guard import First, group
+from tests.unit.test_step_processor import SPEC, step
+
+GAMMA = 0.5
+HUGE = 1e30
+
+
+def targets(buffer: UniformReplayBuffer) -> dict[float, tuple[float, float]]:
+    """Observation → (TD target, next observation), where the value of an observation is 100 times itself."""
+    batch = buffer.batch(len(buffer))
+    value = torch.from_numpy(100.0 * batch.next_obs["obs"])
+    columns = (torch.from_numpy(rows) for rows in (batch.reward, batch.discount, batch.terminated))
+    y = td_target(value, None, *columns)
+    sampled = zip(batch.obs["obs"][:, 0], y, batch.next_obs["obs"][:, 0], strict=True)
+    return {float(obs): (float(target), float(next_obs)) for obs, target, next_obs in sampled}
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_e5_episodes_of_one_env_step_bootstrap_if_truncated_and_else_do_not(n_step: int) -> None:
+    """Observation t leads to t + 1 with reward 2."""
+    processor = NStepProcessor(SPEC, 1, n_step, GAMMA)
+    buffer = UniformReplayBuffer(1000, SPEC, np.random.default_rng(0))
+    for t in range(0, 400, 4):
+        buffer.push(processor.process(step(t, 2.0, terminated=True)))
+        buffer.push(processor.process(step(t + 2, 2.0, truncated=True)))
+    found = targets(buffer)
+    assert len(found) > 20
+    for obs, (target, next_obs) in found.items():
+        assert next_obs == obs + 1  # the final observation, never the first of the next episode
+        assert target == (2.0 if obs % 4 == 0 else 2.0 + GAMMA * 100 * (obs + 1))
+
+
+def test_e5_terminated_and_truncated_at_once_is_terminated() -> None:
+    processor, buffer = (
+        NStepProcessor(SPEC, 1, 1, GAMMA),
+        UniformReplayBuffer(1000, SPEC, np.random.default_rng(0)),
+    )
+    for _ in range(64):
+        buffer.push(processor.process(step(8, 3.0, terminated=True, truncated=True)))
+    assert targets(buffer) == {8.0: (3.0, 9.0)}
+
+
+def test_e5_an_environment_whose_episodes_last_one_step() -> None:
+    env = group(length=1)
+    sampler = Sampler(env, First(), NStepProcessor(env.spec, 1, 3, GAMMA), [0])
+    sampler.begin()
+    for episode in range(2, 6):  # episode 1 was the one before the sampler's reset
+        items = sampler.sample([0], 0)
+        assert items["obs"].tolist() == [[episode, 0], [episode, 1]]
+        assert items["span"].tolist() == [1, 0]
+        assert items["terminated"].tolist() == [True, False]
+        assert items["discount"].tolist() == [GAMMA, 1.0]
+        assert items["episode_length"].tolist() == [0, 1]
+
+
+def test_e5_huge_rewards_by_hand() -> None:
+    processor = NStepProcessor(SPEC, 1, 3, GAMMA)
+    parts = [processor.process(step(t, HUGE, terminated=t == 3)) for t in range(4)]
+    reward = parts[2]["reward"].tolist() + parts[3]["reward"].tolist()
+    assert reward == [float(np.float32(x * HUGE)) for x in (1.75, 1.75, 1.5, 1.0, 0.0)]
+    assert parts[3]["episode_return"][-1] == pytest.approx(4 * HUGE)
+
+
+def test_e5_statistics_of_huge_returns_are_finite() -> None:
+    evaluation = Evaluation(5, (HUGE, -HUGE, 3 * HUGE), (1, 1, 1))
+    values = _routine_values(evaluation)
+    assert values["eval/return_mean"] == pytest.approx(HUGE)
+    assert values["eval/return_std"] == pytest.approx(HUGE * math.sqrt(8 / 3))
+    assert all(math.isfinite(value) for value in values.values())
+    mean = Mean()
+    for _ in range(1000):
+        mean.add(HUGE)
+    assert mean.take() == pytest.approx(HUGE)
+
+
+def test_e5_records_of_huge_returns_are_finite() -> None:
+    limiter = RatioLimiter(1.0, 10, 64, None, 1, 1)
+    telemetry = Telemetry(limiter, Progress())
+    items: Any = NStepProcessor(SPEC, 1, 1, GAMMA).process(step(0, HUGE, terminated=True))
+    for sequence in range(5):
+        telemetry.chunk(Chunk(0, 0, sequence, 1, 0, items))
+    values = telemetry.interval_values(5, 100, [], 1, {})
+    assert values["train/episode_return"] == pytest.approx(HUGE)
+    assert values["train/episode_length"] == 1.0
+    assert all(math.isfinite(value) for value in values.values())

@@ -1,0 +1,208 @@
+"""Opt steps whose loss or gradient is not finite: nothing changes, they are counted, told and kept for diagnosis."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from border_cli.agents.dqn.agent import DqnAgent, make_agent
+from border_cli.agents.dqn.config import DqnConfig
+from border_cli.checkpoints.keeper import RunKeeper
+from border_cli.config.schema import TrainConfig
+from border_cli.core.protocols import Batch
+from border_cli.core.spaces import Array
+from border_cli.trainers.skipping import Skipping
+from tests.unit.test_step_processor import SPEC
+
+SIZE = 8
+NAN, INF = float("nan"), float("inf")
+
+
+def good_batch(seed: int = 0) -> Batch:
+    rng = np.random.default_rng(seed)
+    return Batch(
+        obs={"obs": rng.normal(size=(SIZE, 1)).astype(np.float32)},
+        action=rng.integers(0, 9, SIZE),
+        reward=rng.normal(size=SIZE).astype(np.float32),
+        discount=np.full(SIZE, 0.9, np.float32),
+        terminated=np.zeros(SIZE, bool),
+        next_obs={"obs": rng.normal(size=(SIZE, 1)).astype(np.float32)},
+        ix=np.arange(SIZE),
+    )
+
+
+def bad_batch(reward: float = NAN, obs: float = 0.0, next_obs: float = 0.0) -> Batch:
+    batch = good_batch()
+    batch.reward[3], batch.obs["obs"][2], batch.next_obs["obs"][1] = reward, obs, next_obs
+    return batch
+
+
+class Batches:
+    """A buffer that gives these batches, in turn."""
+
+    capacity = 1000
+
+    def __init__(self, *batches: Batch) -> None:
+        self._batches = list(batches)
+
+    def batch(self, size: int, into: Batch | None = None) -> Batch:
+        return self._batches.pop(0)
+
+
+def agent(**changes: Any) -> DqnAgent:
+    return make_agent(DqnConfig(hidden=[8], batch_size=SIZE, **changes), SPEC, seed=5)
+
+
+def learn(learner: DqnAgent, *batches: Batch) -> None:
+    buffer: Any = Batches(*batches)
+    for _ in batches:
+        learner.opt(buffer)
+
+
+def bits(learner: DqnAgent) -> dict[str, bytes]:
+    state = learner.state()
+    return {n: a.tobytes() for n, a in state.arrays.items()} | {
+        "count": str(state.values["adam_count"]).encode()
+    }
+
+
+@pytest.mark.parametrize(
+    ("bad", "loss"),
+    [
+        (bad_batch(reward=NAN), "huber"),
+        (bad_batch(reward=INF), "huber"),  # of which the gradient is finite
+        (bad_batch(reward=1e30), "mse"),  # whose square is infinite in float32
+        (bad_batch(reward=0.0, obs=NAN), "huber"),
+        (bad_batch(reward=0.0, next_obs=INF), "mse"),
+    ],
+    ids=["NaN reward", "infinite reward", "huge reward", "NaN observation", "infinite next observation"],
+)
+def test_e1_a_bad_step_changes_nothing_bit_for_bit(bad: Batch, loss: str) -> None:
+    learner, other = agent(loss=loss), agent(loss=loss)
+    for one in (learner, other):
+        learn(one, good_batch(1), good_batch(2))
+    before = bits(learner)
+    learn(learner, bad)
+    assert bits(learner) == before
+    assert (learner.opt_steps, learner.skipped_in_a_row) == (3, 1)
+    for one in (learner, other):
+        learn(one, good_batch(3))
+    assert bits(learner) == bits(other) != before
+    assert learner.check_finite()
+    assert learner.skipped_in_a_row == 0
+
+
+def test_e1_a_gradient_that_overflows_is_skipped_though_the_loss_is_finite() -> None:
+    learner = agent()
+    batch = good_batch()
+    batch.obs["obs"][...] = 1e30  # the last layer's gradient is about as large, and its norm is infinite
+    batch.next_obs["obs"][...] = 0.0
+    before = bits(learner)
+    learn(learner, batch)
+    assert learner.skipped_in_a_row == 1
+    assert bits(learner) == before
+
+
+def test_e1_the_target_has_its_own_interval() -> None:
+    learner = agent(target_interval=3)
+    learn(learner, good_batch(1), good_batch(2), bad_batch())
+    state = learner.state().arrays
+    for name in [name for name in state if name.startswith("online.")]:
+        assert (state[name] == state[name.replace("online.", "target.")]).all()
+
+
+def test_e1_means_leave_skipped_steps_out() -> None:
+    learner, other = agent(), agent()
+    learn(learner, good_batch(1), bad_batch(), bad_batch(), good_batch(2))
+    learn(other, good_batch(1), good_batch(2))
+    record, without = learner.take_record(), other.take_record()
+    assert record is not None
+    assert without is not None
+    assert record.values == without.values | {"agent/skipped_steps": 2.0}
+    assert without.values["agent/skipped_steps"] == 0.0
+    learn(learner, bad_batch())
+    nothing_else = learner.take_record()
+    assert nothing_else is not None
+    assert nothing_else.values == {"agent/skipped_steps": 1.0}
+    assert learner.take_record() is None
+
+
+def test_e1_the_counts_belong_to_the_state() -> None:
+    learner, other = agent(), agent()
+    learn(learner, good_batch(1), bad_batch(), bad_batch())
+    other.load_state(learner.state())
+    assert other.skipped_in_a_row == 2
+    for one in (learner, other):
+        learn(one, bad_batch())
+        assert one.skipped_in_a_row == 3
+    records = [one.take_record() for one in (learner, other)]
+    assert records[0] == records[1]
+    assert records[0] is not None
+    assert records[0].values["agent/skipped_steps"] == 3.0
+
+
+def test_e1_the_batch_of_a_skipped_step_can_be_had() -> None:
+    learner, bad = agent(), bad_batch(reward=INF)
+    learn(learner, good_batch(1))
+    assert learner.skipped_batch() is None
+    learn(learner, bad)
+    columns = learner.skipped_batch()
+    assert columns is not None
+    assert set(columns) == {"obs", "next_obs", "action", "reward", "discount", "terminated", "ix"}
+    assert columns["reward"].tolist() == bad.reward.tolist()
+    assert columns["next_obs"].tolist() == bad.next_obs["obs"].tolist()
+    bad.reward[...] = 0.0  # the next batch comes into the same arrays
+    assert np.isinf(columns["reward"]).any()
+
+
+# -- told and kept ------------------------------------------------------
+
+
+class SkippingAgent:
+    """Has skipped so many opt steps in a row."""
+
+    skipped_in_a_row = 0
+
+    def skipped_batch(self) -> dict[str, Array] | None:
+        return {"reward": np.array([NAN], np.float32)}
+
+
+def keeper(folder: Path) -> RunKeeper:
+    nobody: Any = None
+    return RunKeeper(folder, TrainConfig(), SPEC, nobody, nobody)
+
+
+def watch(folder: Path, in_a_row: list[int]) -> None:
+    skipping, learner = Skipping(keeper(folder)), SkippingAgent()
+    for opt_steps, n in enumerate(in_a_row, 1):
+        learner.skipped_in_a_row = n
+        skipping.watch(learner, opt_steps)  # type: ignore[arg-type]
+
+
+def test_e1_the_first_of_a_series_is_told_and_three_are_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    watch(tmp_path, [0, 1, 2, 3, 0, 1, 0, 0, 1, 0, 1, 0, 1])
+    names = ["step-000000002.safetensors", "step-000000006.safetensors", "step-000000009.safetensors"]
+    assert sorted(path.name for path in (tmp_path / "nonfinite").iterdir()) == names
+    assert np.isnan(load_file(tmp_path / "nonfinite" / names[0])["reward"]).all()
+    told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    what = "was skipped: its loss or gradient is not finite;"
+    assert told == [
+        f"opt step 2 {what} its batch is in nonfinite/{names[0]}",
+        f"opt step 6 {what} its batch is in nonfinite/{names[1]}",
+        f"opt step 9 {what} its batch is in nonfinite/{names[2]}",
+        f"opt step 11 {what} others are only counted from now on, as agent/skipped_steps",
+    ]
+
+
+def test_e1_a_disk_that_fails_does_not_end_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "nonfinite").write_text("in the way")
+    watch(tmp_path, [1, 2])
+    assert "step-000000001.safetensors cannot be written: File exists" in caplog.text
+    assert "opt step 1 was skipped" in caplog.text
