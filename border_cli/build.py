@@ -16,6 +16,7 @@ from border_cli.actors.manager import ActorManager
 from border_cli.actors.sampler import Sampler
 from border_cli.checkpoints.contents import read_model
 from border_cli.checkpoints.keeper import RunKeeper
+from border_cli.config import plan
 from border_cli.config.checks import ratio_tolerance
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import (
@@ -49,7 +50,7 @@ from border_cli.runs.directory import Launch
 from border_cli.runs.locate import model_directory
 from border_cli.runs.logs import TOLD, log_to
 from border_cli.runs.summary import End, Summary, write_crash
-from border_cli.runtime import seeding
+from border_cli.runtime import resources, seeding
 from border_cli.runtime.signals import StopFlag, own_or
 from border_cli.trainers.async_ import AsyncTrainer
 from border_cli.trainers.loop import Ending, Parts, TrainingLoop
@@ -99,7 +100,7 @@ def train_async(config: TrainConfig, run_dir: Path | str) -> JobResult:
 
     config = to_config(to_plain(config))  # each value against its declared type and range, as for the command
     check(config)
-    spec = preflight(config)
+    spec = preflight(config, folder=Path(run_dir))
     path = claim(Path(run_dir))
     write_config(path, config)
     env = config.env.id or str(config.env.entry_point)
@@ -255,20 +256,32 @@ class _Run:
 
     def _announce(self) -> None:
         c = self._config
-        processes = 1 if c.trainer.type == "sync" else 1 + c.n_actors
-        threads = c.threads + processes - 1
+        processes, threads = plan.processes(c), plan.compute_threads(c)
         replay = parts.buffer_bytes(c, self._spec)
         lines = banner(
             c, self._launch.typed, replay, processes, threads, preset_note(c), directory.shown(self._dir)
         )
         text = "\n".join(lines)
         _log.info("%s", text)
+        self._log_limits()
         if c.recorder.console == "none":
             return
         outlet = Outlet(lambda: self._console.file)
         outlet.attempt(
             lambda: self._console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
         )
+
+    def _log_limits(self) -> None:
+        """What is unusual about this machine for this run."""
+        raised, cpus = resources.raised_descriptor_limit(), resources.cpus()
+        if raised is not None:
+            _log.info("the limit of file descriptors was raised from %d to %d", *raised)
+        if self._config.threads > cpus:
+            _log.warning(
+                "threads=%d, and the learner may use %d CPUs: more threads than CPUs make an opt step slower",
+                self._config.threads,
+                cpus,
+            )
 
     def _tick(self) -> None:
         if self._loop is not None:

@@ -29,6 +29,11 @@ def model_layout(model: ModelInfo) -> tuple[Column, ...]:
     return tuple(Column(name, a.shape, a.dtype.name) for name, a in sorted(model.arrays.items()))
 
 
+def channel_bytes(layout: tuple[Column, ...]) -> int:
+    """Bytes of a channel for such models, all of which are allocated when it is made."""
+    return _places(_array_offsets(layout)[1])[0]
+
+
 class _Slot:
     """One of the two places for a model."""
 
@@ -49,11 +54,9 @@ class ModelChannel:
     def __init__(self, layout: tuple[Column, ...], block: Block | None = None) -> None:
         self._layout = layout
         self._offsets, nbytes = _array_offsets(layout)
-        places = Layout()
-        newest = places.reserve(WORD)
-        slots = [((places.reserve(WORD), places.reserve(2 * WORD)), places.reserve(nbytes)) for _ in range(2)]
+        size, newest, slots = _places(nbytes)
         self._nbytes = nbytes
-        self._block = block or Block(places.size, "the model channel")
+        self._block = block or Block(size, "the model channel")
         self._newest = self._block.words(newest, 1)
         self._slots = [_Slot(self._block, words, data, nbytes) for words, data in slots]
         self._arrays = [self._views(slot.data) for slot in self._slots]
@@ -140,6 +143,14 @@ def _alike(a: dict[str, Array], b: dict[str, Array]) -> bool:
     return a.keys() == b.keys() and all(
         a[name].shape == b[name].shape and a[name].dtype == b[name].dtype for name in a
     )
+
+
+def _places(nbytes: int) -> tuple[int, int, list[tuple[tuple[int, int], int]]]:
+    """Size of a channel for models of so many bytes, place of `newest`, and for each slot its words and its data."""
+    places = Layout()
+    newest = places.reserve(WORD)
+    slots = [((places.reserve(WORD), places.reserve(2 * WORD)), places.reserve(nbytes)) for _ in range(2)]
+    return places.size, newest, slots
 
 
 def _array_offsets(layout: tuple[Column, ...]) -> tuple[list[int], int]:

@@ -49,7 +49,7 @@ def _run_single(
     from border_cli.preflight import preflight  # not before the configuration is accepted: it imports much
 
     config, choices = composed.config, composed.choices
-    spec = preflight(config, stop)
+    spec = preflight(config, stop, composed.run_dir or directory.RUNS)
     name = directory.run_name(choices["agent"], choices["env"], config.env.id or str(config.env.entry_point))
     run_dir = directory.claim(composed.run_dir) if composed.run_dir else directory.create_run(name)
     run_dir = run_dir.absolute()  # hydra.job.chdir may leave this folder
@@ -138,7 +138,7 @@ class _Sweep:
         run_dir = directory.claim(Path(state.runtime.output_dir))
         launch = _launch(self._argv, typed, dict(state.runtime.choices), config)
         with StopFlag() as stop:
-            return _train(config, preflight(config, stop), run_dir, launch, stop)
+            return _train(config, preflight(config, stop, run_dir), run_dir, launch, stop)
 
 
 def _as_exception(error: Exception | SystemExit) -> Exception:
