@@ -37,13 +37,15 @@ from border_cli.preflight import preflight
 from border_cli.recorders.banner import banner, preset_note
 from border_cli.recorders.buffered import NullRecorder
 from border_cli.recorders.fanout import FanOut
-from border_cli.recorders.jsonl import JsonlRecorder
+from border_cli.recorders.jsonl import METRICS_FILE, JsonlRecorder
 from border_cli.recorders.outlet import Outlet
 from border_cli.recorders.plain import PlainView
+from border_cli.recorders.queued import queued_stdout
 from border_cli.recorders.screen import ScreenView, is_live
 from border_cli.recorders.silent import SilentView
 from border_cli.recorders.tables import RunEnd, print_end_tables
-from border_cli.recorders.tensorboard import TensorBoardRecorder
+from border_cli.recorders.tensorboard import EVENTS, TensorBoardRecorder
+from border_cli.recorders.tolerant import TolerantRecorder
 from border_cli.replay.limiter import RatioLimiter
 from border_cli.runs import directory, provenance, trust
 from border_cli.runs.directory import Launch
@@ -77,7 +79,7 @@ def train(
     import torch
 
     torch.set_num_threads(config.threads)
-    with own_or(stop) as flag:
+    with own_or(stop) as flag, queued_stdout():
         try:
             return _Run(config, spec, run_dir, launch, flag).execute()
         except OSError as e:  # of the first files, before there is a run that could say how it ended
@@ -122,6 +124,7 @@ class _Run:
         trust.remember(run_id)
         self._summary = Summary.start(run_dir, run_id)
         self._loop: TrainingLoop | None = None
+        self._files: list[TolerantRecorder] = []
         self._console = Console()
         self._progress = self._make_progress()
         self._view = self._make_view()
@@ -245,11 +248,12 @@ class _Run:
         return PlainView(sys.stdout)
 
     def _recorder(self) -> Recorder:
-        wanted, recorders = self._config.recorder, list[Recorder]()
+        wanted = self._config.recorder
         if wanted.jsonl:
-            recorders.append(JsonlRecorder(self._dir / "metrics.jsonl"))
+            self._files.append(TolerantRecorder(JsonlRecorder(self._dir / METRICS_FILE), METRICS_FILE))
         if wanted.tensorboard:
-            recorders.append(TensorBoardRecorder(self._dir / "tensorboard"))
+            self._files.append(TolerantRecorder(TensorBoardRecorder(self._dir / EVENTS), EVENTS))
+        recorders: list[Recorder] = [*self._files]
         if isinstance(self._view, PlainView):
             recorders.append(self._view)
         return FanOut(recorders) if recorders else NullRecorder()
@@ -322,7 +326,15 @@ class _Run:
             None if e is None else (e.opt_steps, e.mean) for e in (loop.judging.last, loop.judging.best)
         )
         return End(
-            ended_by, code, error, last, best, loop.parts.telemetry.seconds, self._counters(), loop.actors
+            ended_by,
+            code,
+            error,
+            last,
+            best,
+            loop.parts.telemetry.seconds,
+            self._counters(),
+            loop.actors,
+            {file.name: file.dropped for file in self._files if file.dropped},
         )
 
     def _counters(self) -> dict[str, int]:

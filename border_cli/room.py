@@ -11,8 +11,9 @@ from pathlib import Path
 from border_cli.config import plan
 from border_cli.config.plan import Sizes
 from border_cli.config.schema import TrainConfig
-from border_cli.core.errors import ResourceError, UsageError
+from border_cli.core.errors import ResourceError
 from border_cli.recorders.figures import size
+from border_cli.runs.directory import folder_error
 from border_cli.runtime import resources
 
 _MEMORY_SHARE = 0.9
@@ -35,15 +36,7 @@ def check_folder(folder: Path) -> None:
             if file.read() != _PROBE:
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
     except OSError as e:
-        reason = e.strerror or type(e).__name__
-        if e.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise ResourceError(
-                f"{folder}: the disk is full ({reason})\nallowed: free some space, or run in another folder"
-            ) from e
-        raise UsageError(
-            f"{folder} cannot be written: {reason}\n"
-            "allowed: another folder, by hydra.run.dir=<folder>, or hydra.sweep.dir=<folder> for -m"
-        ) from e
+        raise folder_error(e, folder) from e
 
 
 def check_descriptors(config: TrainConfig) -> None:

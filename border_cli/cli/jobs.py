@@ -90,10 +90,12 @@ def _show(jobs: Sequence[SweptJob]) -> None:
     """One table for all of them; none where another process ran them, as under some launchers."""
     from rich.console import Console
 
+    from border_cli.recorders.queued import queued_stdout
     from border_cli.recorders.tables import print_sweep_table
 
     if jobs:
-        print_sweep_table(Console(), jobs)
+        with queued_stdout():
+            print_sweep_table(Console(), jobs)
 
 
 def pass_to_hydra(argv: Sequence[str]) -> int:

@@ -11,7 +11,9 @@ from typing import Any
 from border_cli.core.errors import ResourceError
 from border_cli.core.json_text import finite_or_null
 from border_cli.core.record import Record
+from border_cli.recorders.appending import AppendedFile
 
+METRICS_FILE = "metrics.jsonl"
 _BLOCK = 64 * 1024
 
 
@@ -23,25 +25,23 @@ class JsonlRecorder:
 
     def __init__(self, path: Path) -> None:
         _cut_torn_tail(path)
-        self._path = path
-        self._file = path.open("ab")
+        self._file = AppendedFile(path)
 
     def write(self, record: Record) -> None:
-        """Append one line. Raises ResourceError when the disk takes no more."""
+        """Append one line. Raises ResourceError when the disk takes no more; then the file is as it was."""
         head = {"opt_steps": record.opt_steps, "env_steps": record.env_steps, "time": record.time}
         line = json.dumps(finite_or_null(head | record.values), allow_nan=False) + "\n"
         try:
-            self._file.write(line.encode("ascii"))
-            self._file.flush()
+            self._file.append(line.encode("ascii"))
         except OSError as e:
-            raise _full(self._path, e) from e
+            raise _full(self._file.path, e) from e
 
     def flush(self) -> None:
         """Bring what was written to the disk itself. Raises ResourceError as `write` does."""
         try:
-            os.fsync(self._file.fileno())
+            self._file.sync()
         except OSError as e:
-            raise _full(self._path, e) from e
+            raise _full(self._file.path, e) from e
 
     def close(self) -> None:
         """Flush and close; closing twice is no error."""

@@ -37,7 +37,8 @@ class End:
 
     ended_by: a budget's name, "stop_return", "sigint", "sigterm" or "error" · error: its message ·
     last, best: scores, None before the first evaluation · seconds: how long the run took ·
-    counters: opt_steps, env_steps, episodes and the like · actors: one entry per actor.
+    counters: opt_steps, env_steps, episodes and the like · actors: one entry per actor ·
+    dropped: records that could not be written, by file.
     """
 
     ended_by: str
@@ -48,6 +49,7 @@ class End:
     seconds: float = 0.0
     counters: Mapping[str, int] = field(default_factory=dict)
     actors: Sequence[ActorStat] = ()
+    dropped: Mapping[str, int] = field(default_factory=dict)
 
 
 class Summary:
@@ -83,6 +85,7 @@ _NOTHING_YET: dict[str, Any] = {
     "counters": {},
     "throughput": {},
     "actors": [],
+    "records_dropped": {},
 }
 """The same keys from the start, so that a reader needs no cases."""
 
@@ -113,6 +116,7 @@ def _end_data(end: End) -> dict[str, Any]:
         "counters": dict(end.counters),
         "throughput": _throughput(end.counters, end.seconds),
         "actors": [asdict(actor) | {"samples_per_sec": actor.samples_per_sec} for actor in end.actors],
+        "records_dropped": dict(end.dropped),
     }
 
 
