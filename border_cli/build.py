@@ -25,6 +25,7 @@ from border_cli.core.errors import (
     ExitCode,
     Interrupted,
     ResourceError,
+    UsageError,
 )
 from border_cli.core.items import item_columns
 from border_cli.core.progress import Progress, View
@@ -102,6 +103,8 @@ def train_async(config: TrainConfig, run_dir: Path | str) -> JobResult:
 
     config = to_config(to_plain(config))  # each value against its declared type and range, as for the command
     check(config)
+    if config.plan:
+        raise UsageError("plan=true shows a plan, and train_async trains\nallowed: border-train … plan=true")
     spec = preflight(config, folder=Path(run_dir))
     path = claim(Path(run_dir))
     write_config(path, config)

@@ -252,3 +252,23 @@ def _free_running(config: TrainConfig, speeds: Speeds, cpus: int) -> Duration | 
     if t.max_opts is not None:
         ends.append(Duration(t.max_opts / (speeds.opt_steps * share), "learning"))
     return min(ends, key=lambda end: end.seconds, default=None)
+
+
+# -- all of it ----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a person is shown. memory, disk: bytes by what takes them · free_…: on this machine, None if not known."""
+
+    counts: Counts
+    memory: dict[str, int]
+    free_memory: int | None
+    checkpoint: CheckpointBytes
+    disk: dict[str, int]
+    free_disk: int
+    processes: int
+    threads: int
+    cpus: int
+    speeds: Speeds
+    duration: Duration
