@@ -20,6 +20,7 @@ from border_cli.actors.manager import ActorManager
 from border_cli.actors.sampler import ResumableSampler
 from border_cli.checkpoints.contents import read_model
 from border_cli.checkpoints.keeper import RunKeeper
+from border_cli.config import plan
 from border_cli.config.checks import ratio_tolerance
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import (
@@ -28,6 +29,7 @@ from border_cli.core.errors import (
     ExitCode,
     Interrupted,
     ResourceError,
+    UsageError,
 )
 from border_cli.core.items import item_columns
 from border_cli.core.progress import Progress, View
@@ -42,13 +44,15 @@ from border_cli.preflight import preflight
 from border_cli.recorders.banner import banner, preset_note
 from border_cli.recorders.buffered import NullRecorder
 from border_cli.recorders.fanout import FanOut
-from border_cli.recorders.jsonl import JsonlRecorder
+from border_cli.recorders.jsonl import METRICS_FILE, JsonlRecorder
 from border_cli.recorders.outlet import Outlet
 from border_cli.recorders.plain import PlainView
+from border_cli.recorders.queued import queued_stdout
 from border_cli.recorders.screen import ScreenView, is_live
 from border_cli.recorders.silent import SilentView
 from border_cli.recorders.tables import RunEnd, print_end_tables
-from border_cli.recorders.tensorboard import TensorBoardRecorder
+from border_cli.recorders.tensorboard import EVENTS, TensorBoardRecorder
+from border_cli.recorders.tolerant import TolerantRecorder
 from border_cli.replay.limiter import RatioLimiter
 from border_cli.runs import directory, provenance, trust
 from border_cli.runs.directory import Launch
@@ -57,7 +61,7 @@ from border_cli.runs.lock import locked
 from border_cli.runs.logs import TOLD, log_to
 from border_cli.runs.resume import Resumed, describe
 from border_cli.runs.summary import End, Summary, write_crash
-from border_cli.runtime import seeding
+from border_cli.runtime import resources, seeding
 from border_cli.runtime.signals import StopFlag, own_or
 from border_cli.trainers.async_ import AsyncTrainer
 from border_cli.trainers.judging import Episodes
@@ -94,7 +98,7 @@ def train(
     import torch
 
     torch.set_num_threads(config.threads)
-    with own_or(stop) as flag:
+    with own_or(stop) as flag, queued_stdout():
         try:
             with nullcontext() if resumed is not None else locked(run_dir):
                 return _Run(config, spec, run_dir, launch, flag, resumed).execute()
@@ -118,7 +122,9 @@ def train_async(config: TrainConfig, run_dir: Path | str) -> JobResult:
 
     config = to_config(to_plain(config))  # each value against its declared type and range, as for the command
     check(config)
-    spec = preflight(config)
+    if config.plan:
+        raise UsageError("plan=true shows a plan, and train_async trains\nallowed: border-train … plan=true")
+    spec = preflight(config, folder=Path(run_dir))
     path = claim(Path(run_dir))
     write_config(path, config)
     env = config.env.id or str(config.env.entry_point)
@@ -150,6 +156,7 @@ class _Run:
         saved = None if before.path is None else (before.opt_steps, before.seconds)
         self._summary = Summary.start(run_dir, run_id, saved)
         self._loop: TrainingLoop | None = None
+        self._files: list[TolerantRecorder] = []
         self._console = Console()
         self._progress = self._make_progress()
         self._view = self._make_view()
@@ -285,12 +292,14 @@ class _Run:
         return PlainView(sys.stdout)
 
     def _recorder(self) -> Recorder:
-        wanted, recorders = self._config.recorder, list[Recorder]()
-        kept = self._kept_records()
+        wanted, kept = self._config.recorder, self._kept_records()
         if wanted.jsonl:
-            recorders.append(JsonlRecorder(self._dir / "metrics.jsonl", kept("jsonl")))
+            jsonl = JsonlRecorder(self._dir / METRICS_FILE, kept("jsonl"))
+            self._files.append(TolerantRecorder(jsonl, METRICS_FILE))
         if wanted.tensorboard:
-            recorders.append(TensorBoardRecorder(self._dir / "tensorboard", kept("tensorboard")))
+            events = TensorBoardRecorder(self._dir / EVENTS, kept("tensorboard"))
+            self._files.append(TolerantRecorder(events, EVENTS))
+        recorders: list[Recorder] = [*self._files]
         if isinstance(self._view, PlainView):
             recorders.append(self._view)
         return FanOut(recorders) if recorders else NullRecorder()
@@ -307,9 +316,7 @@ class _Run:
 
     def _announce(self) -> None:
         c = self._config
-        processes = 1 if c.trainer.type == "sync" else 1 + c.n_actors
-        processes += c.evaluator.type == "process"
-        threads = c.threads + processes - 1
+        processes, threads = plan.processes(c), plan.compute_threads(c)
         replay = parts.buffer_bytes(c, self._spec)
         lines = banner(
             c,
@@ -323,12 +330,25 @@ class _Run:
         )
         text = "\n".join(lines)
         _log.info("%s", text)
+        self._log_limits()
         if c.recorder.console == "none":
             return
         outlet = Outlet(lambda: self._console.file)
         outlet.attempt(
             lambda: self._console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
         )
+
+    def _log_limits(self) -> None:
+        """What is unusual about this machine for this run."""
+        raised, cpus = resources.raised_descriptor_limit(), resources.cpus()
+        if raised is not None:
+            _log.info("the limit of file descriptors was raised from %d to %d", *raised)
+        if self._config.threads > cpus:
+            _log.warning(
+                "threads=%d, and the learner may use %d CPUs: more threads than CPUs make an opt step slower",
+                self._config.threads,
+                cpus,
+            )
 
     def _tick(self) -> None:
         if self._loop is not None:
@@ -384,7 +404,8 @@ class _Run:
             loop.parts.telemetry.seconds,
             self._counters(),
             loop.actors,
-            self._exact(loop),
+            exact=self._exact(loop),
+            dropped={file.name: file.dropped for file in self._files if file.dropped},
         )
 
     def _exact(self, loop: TrainingLoop) -> bool | None:

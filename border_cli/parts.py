@@ -10,11 +10,15 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+from border_cli.actors.model_channel import channel_bytes, model_layout
 from border_cli.actors.place import ActorSpec, Factory, Place
-from border_cli.actors.rounds import Rounds
+from border_cli.actors.ring import ring_bytes
+from border_cli.actors.rounds import LOCKSTEP_SLOTS, Rounds
 from border_cli.config.checks import confirm_episodes, lockstep_steps
+from border_cli.config.plan import AgentBytes, Sizes
 from border_cli.config.registry import AGENTS, BUFFERS
 from border_cli.config.schema import AgentConfig, EnvConfig, TrainConfig
+from border_cli.core.items import item_columns
 from border_cli.core.protocols import ActingPolicy, Agent, ReplayBuffer
 from border_cli.core.spaces import EnvSpec
 from border_cli.envs.guarded import GuardedEnv, blamed
@@ -147,6 +151,19 @@ def make_buffer(config: TrainConfig, spec: EnvSpec) -> ReplayBuffer:
 def buffer_bytes(config: TrainConfig, spec: EnvSpec) -> int:
     """Bytes of the replay once it is full."""
     return int(BUFFERS[config.buffer.type].load().buffer_bytes(config.buffer, spec))
+
+
+def sizes(config: TrainConfig, spec: EnvSpec) -> Sizes:
+    """Bytes of a run's parts. The agent is built for it, and gone again."""
+    agent = AGENTS[config.agent.type].load().make_agent(config.agent, spec, config.seed, "cpu")
+    model = agent.model_info()
+    training = sum(array.nbytes for array in agent.state().arrays.values())
+    return Sizes(
+        replay=buffer_bytes(config, spec),
+        ring=ring_bytes(item_columns(spec), config.actor_manager.ring_rows),
+        channel=channel_bytes(model_layout(model), LOCKSTEP_SLOTS if config.trainer.lockstep else 2),
+        agent=AgentBytes(sum(array.nbytes for array in model.arrays.values()), training),
+    )
 
 
 def probe_env(config: EnvConfig, plugins: tuple[str, ...]) -> dict[str, Any]:

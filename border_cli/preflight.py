@@ -1,38 +1,41 @@
-"""What can be judged before there is a run directory: environment, spaces, device, weights and memory."""
+"""What can be judged before there is a run directory: environment, spaces, device, weights, and room for the run."""
 
 from __future__ import annotations
 
-import math
-import shutil
 from pathlib import Path
 
-from border_cli import parts
+from border_cli import parts, room
 from border_cli.checkpoints.contents import read_model
+from border_cli.config.plan import Sizes
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import ExitCode, Interrupted, ResourceError, UsageError
 from border_cli.core.spaces import EnvSpec
-from border_cli.recorders.figures import size
+from border_cli.runs.directory import RUNS
 from border_cli.runs.locate import model_directory
 from border_cli.runtime import forkserver
-from border_cli.runtime.resources import available_memory
 from border_cli.runtime.signals import StopFlag, own_or
 
 _PROBE_TIMEOUT_S = 120.0
-_MEMORY_SHARE = 0.9
 
 
-def preflight(config: TrainConfig, stop: StopFlag | None = None) -> EnvSpec:
-    """Make the environment once in a child, and check spaces, device, weights and memory; resolve init_from.
+def preflight(config: TrainConfig, stop: StopFlag | None = None, folder: Path = RUNS) -> EnvSpec:
+    """Make the environment once in a child; check spaces, device, weights and room; resolve init_from.
 
-    Raises UsageError or ResourceError; there is no run directory yet. Raises Interrupted when asked to stop.
+    folder: where the run directory will be. Raises UsageError or ResourceError; there is no run directory yet. Raises
+    Interrupted when asked to stop.
     """
+    room.check_folder(folder)
+    room.check_descriptors(config)  # before the forkserver, which inherits the limit
+    room.check_tasks(config)
     forkserver.start_early()  # before this process imports torch
     parts.import_agent(config)  # which does that, while the forkserver does the same: the probe waits for it
     spec = _probe(config, stop)
     parts.check_spec(config, spec)
     _check_device(config.device)
-    _check_memory(config, spec)
-    _settle_replay(config, spec)
+    sizes = _sizes(config, spec)
+    room.check_memory(config, sizes)
+    room.settle_replay(config, sizes, folder)
+    room.check_disk(config, sizes, folder)
     if config.init_from is not None:
         _check_init(config, spec)
     return spec
@@ -64,6 +67,21 @@ def _probe(config: TrainConfig, stop: StopFlag | None) -> EnvSpec:
     return EnvSpec.from_json(data)
 
 
+def _sizes(config: TrainConfig, spec: EnvSpec) -> Sizes:
+    import torch
+
+    torch.set_num_threads(config.threads)  # before the first tensor, which starts them
+    try:
+        return parts.sizes(config, spec)
+    except (MemoryError, RuntimeError) as e:
+        if isinstance(e, RuntimeError) and "not enough memory" not in str(e) and "allocate" not in str(e):
+            raise
+        raise ResourceError(
+            f"agent={config.agent.type}: the network alone takes more memory than there is\n"
+            "allowed: a smaller network"
+        ) from e
+
+
 def _check_device(device: str) -> None:
     if device == "cpu":
         return
@@ -78,22 +96,6 @@ def _check_device(device: str) -> None:
         raise UsageError(
             f"device={device}: this machine has {there} {kind} devices\nallowed here: device=cpu"
         )
-
-
-def _check_memory(config: TrainConfig, spec: EnvSpec) -> None:
-    need, have = parts.buffer_bytes(config, spec), available_memory()
-    if have is not None and need > _MEMORY_SHARE * have:
-        raise ResourceError(
-            f"buffer.capacity={config.buffer.capacity} takes {size(need)}, and {size(have)} of memory are free\n"
-            f"allowed here: buffer.capacity up to {math.floor(config.buffer.capacity * _MEMORY_SHARE * have / need)}"
-        )
-
-
-def _settle_replay(config: TrainConfig, spec: EnvSpec) -> None:
-    """Whether checkpoints hold the replay, where that is left to us: if twice its bytes are free on the disk."""
-    if config.checkpoint.replay == "auto":
-        free = shutil.disk_usage(Path.cwd()).free
-        config.checkpoint.replay = "full" if free >= 2 * parts.buffer_bytes(config, spec) else "none"
 
 
 def _check_init(config: TrainConfig, spec: EnvSpec) -> None:

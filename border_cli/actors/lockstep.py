@@ -16,16 +16,13 @@ import numpy as np
 from border_cli.actors.manager import ActorManager
 from border_cli.actors.model_channel import ModelChannel, model_layout
 from border_cli.actors.place import ActorSpec
-from border_cli.actors.rounds import Rounds, model_number
+from border_cli.actors.rounds import LOCKSTEP_SLOTS, Rounds, model_number
 from border_cli.config.schema import ActorManagerConfig
 from border_cli.core.errors import ActorLostError
 from border_cli.core.items import Chunk, Column, Items
 from border_cli.core.protocols import ActorStat, ModelInfo, StopCheck
 from border_cli.core.state import State, joined, require, section
 from border_cli.runtime.clock import Backoff
-
-_SLOTS = 3
-"""The learner may publish twice while an actor has not yet taken the model of the round that it may begin."""
 
 
 class LockstepManager(ActorManager):
@@ -92,7 +89,7 @@ class LockstepManager(ActorManager):
 
     def _make_channel(self, model: ModelInfo, state: State | None) -> ModelChannel:
         published = 0 if state is None else self._load(state)
-        return ModelChannel(model_layout(model), _SLOTS, published)
+        return ModelChannel(model_layout(model), LOCKSTEP_SLOTS, published)
 
     def _seat(self, actor: int, state: State | None) -> tuple[ActorStat, State | None]:
         if state is None:

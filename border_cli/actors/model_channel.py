@@ -30,6 +30,11 @@ def model_layout(model: ModelInfo) -> tuple[Column, ...]:
     return tuple(Column(name, a.shape, a.dtype.name) for name, a in sorted(model.arrays.items()))
 
 
+def channel_bytes(layout: tuple[Column, ...], slots: int = 2) -> int:
+    """Bytes of a channel for such models, all of which are allocated when it is made."""
+    return _places(_array_offsets(layout)[1], slots)[0]
+
+
 class _Slot:
     """One of the two places for a model."""
 
@@ -54,13 +59,9 @@ class ModelChannel:
         self._layout = layout
         self._n_slots = slots
         self._offsets, nbytes = _array_offsets(layout)
-        places = Layout()
-        newest = places.reserve(WORD)
-        offsets = [
-            ((places.reserve(WORD), places.reserve(2 * WORD)), places.reserve(nbytes)) for _ in range(slots)
-        ]
+        size, newest, offsets = _places(nbytes, slots)
         self._nbytes = nbytes
-        self._block = block or Block(places.size, "the model channel")
+        self._block = block or Block(size, "the model channel")
         self._newest = self._block.words(newest, 1)
         if block is None:
             self._newest[0] = published
@@ -162,6 +163,16 @@ def _alike(a: dict[str, Array], b: dict[str, Array]) -> bool:
     return a.keys() == b.keys() and all(
         a[name].shape == b[name].shape and a[name].dtype == b[name].dtype for name in a
     )
+
+
+def _places(nbytes: int, n_slots: int) -> tuple[int, int, list[tuple[tuple[int, int], int]]]:
+    """Size of a channel for models of so many bytes, place of `newest`, and for each slot its words and its data."""
+    places = Layout()
+    newest = places.reserve(WORD)
+    slots = [
+        ((places.reserve(WORD), places.reserve(2 * WORD)), places.reserve(nbytes)) for _ in range(n_slots)
+    ]
+    return places.size, newest, slots
 
 
 def _array_offsets(layout: tuple[Column, ...]) -> tuple[list[int], int]:

@@ -55,11 +55,8 @@ class Ring:
         self.columns = columns
         self.capacity = capacity
         self._slots = slots
-        layout = Layout()
-        head, tail = layout.reserve(WORD), layout.reserve(2 * WORD)
-        headers = layout.reserve(slots * CACHE_LINE)
-        offsets = [layout.reserve(capacity * column.row_bytes) for column in columns]
-        self._block = block or Block(layout.size, "an actor's ring")
+        size, (head, tail, headers, *offsets) = _places(columns, capacity, slots)
+        self._block = block or Block(size, "an actor's ring")
         self._head_word = self._block.words(head, 1)
         self._tail_words = self._block.words(tail, 2)
         self._headers = self._block.words(headers, slots * _SLOT_WORDS)
@@ -138,6 +135,19 @@ class Ring:
         return Chunk(
             header.actor, header.incarnation, header.sequence, header.env_steps, header.version, items
         )
+
+
+def ring_bytes(columns: tuple[Column, ...], capacity: int, slots: int = HEADER_SLOTS) -> int:
+    """Bytes of a ring, all of which are allocated when it is made."""
+    return _places(columns, capacity, slots)[0]
+
+
+def _places(columns: tuple[Column, ...], capacity: int, slots: int) -> tuple[int, list[int]]:
+    """Size of a ring, and where in it lie head, tail, headers and each column."""
+    layout = Layout()
+    sizes = [WORD, 2 * WORD, slots * CACHE_LINE, *(capacity * column.row_bytes for column in columns)]
+    offsets = [layout.reserve(nbytes) for nbytes in sizes]
+    return layout.size, offsets
 
 
 def _spans(position: int, rows: int, capacity: int) -> Iterator[slice]:

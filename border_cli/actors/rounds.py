@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+LOCKSTEP_SLOTS = 3
+"""Of the model channel: the learner may publish twice before an actor takes the model of the round that it may begin."""
+
 
 def model_number(round_: int) -> int:
     """Number of the publication that actors act with in this round."""

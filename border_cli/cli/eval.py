@@ -15,7 +15,7 @@ import border_cli
 from border_cli.checkpoints.contents import SavedModel, read_model
 from border_cli.cli.eval_arguments import HELP, EvalArguments, parse_arguments
 from border_cli.cli.eval_table import eval_table
-from border_cli.cli.output import report, show
+from border_cli.cli.output import open_missing_streams, report, show
 from border_cli.config.schema import EnvConfig
 from border_cli.core.errors import ActorLostError, BorderError, ExitCode, Interrupted, UsageError
 from border_cli.core.protocols import ActingPolicy, Evaluation
@@ -50,6 +50,8 @@ class _Judged:
 def main(argv: list[str] | None = None) -> int:
     """The command. argv: the words after its name, by default those of the process. Returns the exit code."""
     words = sys.argv[1:] if argv is None else argv
+    if argv is None:
+        open_missing_streams()
     try:
         return _dispatch(parse_arguments(words))
     except Interrupted as e:

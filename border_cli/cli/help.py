@@ -34,6 +34,7 @@ _MOST_USED = (
     "trainer.save_interval",
     "evaluator.episodes",
     "checkpoint.keep",
+    "plan",
 )
 
 _GROUPS = {
@@ -57,6 +58,7 @@ Examples
   border-train agent=dqn env=cartpole n_actors=8
   border-train env=gym env.id=Acrobot-v1 trainer.max_env_steps=100000 agent.hidden=[128,128]
   border-train -m agent=dqn env=cartpole,lunarlander seed=1,2,3
+  border-train agent=dqn env=cartpole n_actors=8 plan=true
 """
 
 _FLAGS = """\

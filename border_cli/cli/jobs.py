@@ -23,11 +23,11 @@ from border_cli.cli.compose import (
     plain_job,
     register_resolvers,
 )
-from border_cli.cli.output import report
+from border_cli.cli.output import report, show
 from border_cli.cli.translate import translated
 from border_cli.config.paths import conf_dir
 from border_cli.config.schema import TrainConfig
-from border_cli.core.errors import ExitCode
+from border_cli.core.errors import ExitCode, UsageError
 from border_cli.core.progress import SweptJob
 from border_cli.core.spaces import EnvSpec
 from border_cli.runs import directory
@@ -49,7 +49,7 @@ def _run_single(
     from border_cli.preflight import preflight  # not before the configuration is accepted: it imports much
 
     config, choices = composed.config, composed.choices
-    spec = preflight(config, stop)
+    spec = preflight(config, stop, composed.run_dir or directory.RUNS)
     name = directory.run_name(choices["agent"], choices["env"], config.env.id or str(config.env.entry_point))
     run_dir = directory.claim(composed.run_dir) if composed.run_dir else directory.create_run(name)
     run_dir = run_dir.absolute()  # hydra.job.chdir may leave this folder
@@ -72,6 +72,27 @@ def _run_single(
     return int(code)
 
 
+def run_plan(composed: Composed, typed: dict[str, str]) -> int:
+    """Judge the environment and the machine as a run does, measure, and show the plan. The exit code.
+
+    Raises as `run_single` does; there is no run directory in any case.
+    """
+    from rich.console import Console
+
+    from border_cli.preflight import preflight
+    from border_cli.probe import make_plan
+    from border_cli.recorders.banner import banner, preset_note
+    from border_cli.recorders.plan_table import print_plan
+
+    config, folder = composed.config, composed.run_dir or directory.RUNS
+    with StopFlag() as stop:
+        plan = make_plan(config, preflight(config, stop, folder), folder, stop)
+    replay, note = plan.memory["replay"], preset_note(config)
+    show("\n".join(banner(config, typed, replay, plan.processes, plan.threads, note, None)))
+    print_plan(Console(), plan)
+    return int(ExitCode.DONE)
+
+
 def run_sweep(words: Sequence[str], argv: Sequence[str], presets: Sequence[str]) -> int:
     """Run every job of a sweep in a folder of its own. The first exit code that is not 0, or 0.
 
@@ -90,10 +111,18 @@ def _show(jobs: Sequence[SweptJob]) -> None:
     """One table for all of them; none where another process ran them, as under some launchers."""
     from rich.console import Console
 
+    from border_cli.recorders.queued import queued_stdout
     from border_cli.recorders.tables import print_sweep_table
 
     if jobs:
-        print_sweep_table(Console(), jobs)
+        with queued_stdout():
+            print_sweep_table(Console(), jobs)
+
+
+def refuse_plan(config: TrainConfig) -> None:
+    """Raise UsageError for a job of a sweep that is to be planned instead of run."""
+    if config.plan:
+        raise UsageError("plan=true shows one run, and --multirun has many\nallowed: one of them")
 
 
 def pass_to_hydra(argv: Sequence[str]) -> int:
@@ -123,6 +152,7 @@ class _Sweep:
             typed = overrides.typed_values(overrides.parse_words(words))
             debug = typed.get("debug", "").lower() == "true"
             config = checked(plain_job(composed), state.runtime.choices, typed, self._presets)
+            refuse_plan(config)
             self.seen |= config.recorder.console != "none"
             code, score = self._start(config, typed)
         except (Exception, SystemExit) as e:  # noqa: BLE001 - a failed job must not end the sweep; it is reported here
@@ -138,7 +168,7 @@ class _Sweep:
         run_dir = directory.claim(Path(state.runtime.output_dir))
         launch = _launch(self._argv, typed, dict(state.runtime.choices), config)
         with StopFlag() as stop:
-            return _train(config, preflight(config, stop), run_dir, launch, stop)
+            return _train(config, preflight(config, stop, run_dir), run_dir, launch, stop)
 
 
 def _as_exception(error: Exception | SystemExit) -> Exception:

@@ -10,6 +10,21 @@ from border_cli.core.errors import ActorLostError, BorderError, ExitCode
 from border_cli.recorders.outlet import printable
 
 MAX_LINES = 3
+_LAST_STANDARD = 2
+
+
+def open_missing_streams() -> None:
+    """Where a standard stream was closed by whoever started this process, let it lead nowhere.
+
+    Else the next file that is opened gets its descriptor, and whatever is printed goes into that.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= _LAST_STANDARD:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - a descriptor, for good
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
 
 
 def show(text: str) -> None:
@@ -35,12 +50,20 @@ def report(error: Exception, debug: bool = False, job: str = "") -> int:
         traceback.print_exception(error, file=sys.stderr)
     elif isinstance(error, ActorLostError) and error.details:
         sys.stderr.write(f"{error.details.rstrip()}\n")
-    message = (
-        str(error)
-        if ours
-        else f"{type(error).__name__}: {error}\nthis is a defect, of border-cli or of your code"
-    )
+    message = str(error) if ours else f"{_named(error)}\n{_judged(error)}"
     lines = [line for line in message.splitlines() if line.strip()] or [type(error).__name__]
     sys.stderr.write("\n".join([f"{job}error: {lines[0]}", *lines[1:MAX_LINES]]) + "\n")
     sys.stderr.flush()
     return int(error.code) if isinstance(error, BorderError) else int(ExitCode.DEFECT)
+
+
+def _named(error: Exception) -> str:
+    """Class and message. numpy's own class for a lack of memory says what everybody calls a MemoryError."""
+    name = "MemoryError" if isinstance(error, MemoryError) else type(error).__name__
+    return f"{name}: {error}"
+
+
+def _judged(error: Exception) -> str:
+    if isinstance(error, MemoryError):
+        return "the process got no more memory: a smaller buffer.capacity, network or n_actors needs less"
+    return "this is a defect, of border-cli or of your code"

@@ -84,7 +84,7 @@ def _run(
     launch = Launch(list(argv), typed, config.agent.type, config.env.id or str(config.env.entry_point))
     with StopFlag() as stop, locked(run_dir):
         resumed = read_resumed(run_dir, config, wanted)
-        spec = preflight(config, stop)
+        spec = preflight(config, stop, run_dir)
         check_spec(resumed, spec)
         directory.write_config(run_dir, config)
         return int(build.train(config, spec, run_dir, launch, stop, resumed).code)

@@ -17,8 +17,8 @@ from border_cli.cli import overrides, resume
 from border_cli.cli.arguments import Arguments, parse_arguments
 from border_cli.cli.compose import Composer
 from border_cli.cli.help import help_page
-from border_cli.cli.jobs import pass_to_hydra, run_single, run_sweep
-from border_cli.cli.output import report, show
+from border_cli.cli.jobs import pass_to_hydra, refuse_plan, run_plan, run_single, run_sweep
+from border_cli.cli.output import open_missing_streams, report, show
 from border_cli.config import plugins
 from border_cli.config.convert import to_plain
 from border_cli.config.schema import GROUPS
@@ -31,6 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     """The command. argv: the words after its name, by default those of the process. Returns the exit code."""
     words = sys.argv[1:] if argv is None else argv
     if argv is None:
+        open_missing_streams()
         atexit.register(gc.freeze)  # looking for garbage among what torch has imported takes half a second
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until there is a run that can be saved
     try:
@@ -85,6 +86,8 @@ def _single(composer: Composer, arguments: Arguments, argv: Sequence[str], find:
         return ExitCode.DONE
     if arguments.hydra_help or arguments.info or arguments.cfg:
         return pass_to_hydra([*_hydra_flags(arguments), *words])
+    if composed.config.plan:
+        return run_plan(composed, composer.typed)
     found = resume.find(composed.config, composer.typed) if find else None
     if found is not None:
         return resume.run_found(found, composed, composer.typed, argv)
@@ -97,7 +100,7 @@ def _sweep(composer: Composer, argv: Sequence[str]) -> int:
         words = composer.words()
         if composer.typed.get("hydra/sweeper", "basic") == "basic":
             for job in overrides.expand(words, composer.choices):
-                composer.compose(job)
+                refuse_plan(composer.compose(job).config)
         presets = composer.choices("preset")
     return run_sweep(words, argv, presets)
 

@@ -199,6 +199,7 @@ class TrainConfig:
     threads: int = option(1, "torch threads of the learner", unit="threads", ge=1)
     init_from: str | None = option(None, "run or checkpoint whose weights the new run starts from")
     plugins: list[str] = option([], "modules imported before anything is composed")
+    plan: bool = option(False, "show what the run would do and take, and how long it may last; train nothing")
     debug: bool = option(False, "show tracebacks")
 
 

@@ -34,7 +34,7 @@ def banner(
     processes: int,
     threads: int,
     preset_note: str,
-    run_dir: Path,
+    run_dir: Path | None,
     width: int = WIDTH,
     resumed: str = "",
 ) -> list[str]:
@@ -42,7 +42,8 @@ def banner(
 
     typed: plain key → value as typed, groups included. replay_bytes: what the replay will take.
     processes: all of them, the learner included. threads: compute threads of all of them.
-    preset_note: see `preset_note`. resumed: what the run goes on from, empty for a new one.
+    preset_note: see `preset_note`. run_dir: None where there is none. resumed: what the run goes on from, empty for a new
+    one.
     """
     by_hand, by_file = _differences(config, typed)
     rows = (
@@ -57,7 +58,7 @@ def banner(
             "machine",
             f"{_plural(processes, 'process', 'processes')}, {figures.counted(threads, 'compute thread')}",
         ),
-        ("run", str(run_dir)),
+        ("run", "" if run_dir is None else str(run_dir)),
     )
     return [line for label, text in rows if text for line in _lines(label, text, width)]
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from border_cli.core.errors import ResourceError
 from border_cli.core.json_text import finite_or_null
 from border_cli.core.record import Record
+from border_cli.recorders.appending import AppendedFile
+
+METRICS_FILE = "metrics.jsonl"
 
 
 class JsonlRecorder:
@@ -22,18 +24,16 @@ class JsonlRecorder:
 
     def __init__(self, path: Path, keep: int | None = None) -> None:
         self._written = _keep_lines(path, keep)
-        self._path = path
-        self._file = path.open("ab")
+        self._file = AppendedFile(path)
 
     def write(self, record: Record) -> None:
-        """Append one line. Raises ResourceError when the disk takes no more."""
+        """Append one line. Raises ResourceError when the disk takes no more; then the file is as it was."""
         head = {"opt_steps": record.opt_steps, "env_steps": record.env_steps, "time": record.time}
         line = json.dumps(finite_or_null(head | record.values), allow_nan=False) + "\n"
         try:
-            self._file.write(line.encode("ascii"))
-            self._file.flush()
+            self._file.append(line.encode("ascii"))
         except OSError as e:
-            raise _full(self._path, e) from e
+            raise _full(self._file.path, e) from e
         self._written += 1
 
     def positions(self) -> dict[str, int]:
@@ -43,9 +43,9 @@ class JsonlRecorder:
     def flush(self) -> None:
         """Bring what was written to the disk itself. Raises ResourceError as `write` does."""
         try:
-            os.fsync(self._file.fileno())
+            self._file.sync()
         except OSError as e:
-            raise _full(self._path, e) from e
+            raise _full(self._file.path, e) from e
 
     def close(self) -> None:
         """Flush and close; closing twice is no error."""

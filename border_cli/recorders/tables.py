@@ -1,4 +1,4 @@
-"""The two tables at the end of a run: what the trainer did, and what each actor did."""
+"""Tables: at the end of a run what the trainer did and what each actor did, at the end of a sweep its jobs."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class RunEnd:
 
 def print_sweep_table(console: Console, jobs: Sequence[SweptJob]) -> None:
     """Print one row per job. A console that is gone is no error."""
-    table = _table("sweep", "job", "settings", "best score", "exit code", "run")
+    table = make_table("sweep", "job", "settings", "best score", "exit code", "run")
     for job in jobs:
         score = figures.MISSING if math.isnan(job.score) else figures.number(job.score)
-        _add(table, str(job.number), job.settings, score, str(job.exit_code), job.run_dir)
-    _print(console, [table])
+        add_row(table, str(job.number), job.settings, score, str(job.exit_code), job.run_dir)
+    print_tables(console, [table])
 
 
 def print_end_tables(console: Console, progress: Progress, actors: Sequence[ActorStat], end: RunEnd) -> None:
@@ -45,10 +45,11 @@ def print_end_tables(console: Console, progress: Progress, actors: Sequence[Acto
     tables = [trainer_table(progress, actors, end)]
     if actors:
         tables.append(actor_table(actors))
-    _print(console, tables)
+    print_tables(console, tables)
 
 
-def _print(console: Console, tables: Sequence[Table]) -> None:
+def print_tables(console: Console, tables: Sequence[Table]) -> None:
+    """As a terminal likes them, or a file. A console that is gone is no error."""
     outlet = Outlet(lambda: console.file)
     terminal = console.is_terminal
     out = console if terminal else Console(file=console.file, width=_PLAIN_WIDTH, color_system=None)
@@ -59,32 +60,33 @@ def _print(console: Console, tables: Sequence[Table]) -> None:
 
 def trainer_table(progress: Progress, actors: Sequence[ActorStat], end: RunEnd) -> Table:
     """One row per figure. Rates and shares are over the whole run, not over its last seconds."""
-    table = _table("trainer", "", "value")
+    table = make_table("trainer", "", "value")
     for row in _trainer_rows(progress, actors, end):
-        _add(table, *row)
+        add_row(table, *row)
     return table
 
 
 def actor_table(actors: Sequence[ActorStat]) -> Table:
     """One row per actor, and their sum where there are several."""
     columns = ("actor", "incarnation", "env steps", "episodes", "samples/s", "blocked", "state")
-    table = _table("actors", *columns)
+    table = make_table("actors", *columns)
     for actor in actors:
-        _add(table, str(actor.actor), str(actor.incarnation), *_actor_figures(actor))
+        add_row(table, str(actor.actor), str(actor.incarnation), *_actor_figures(actor))
     if len(actors) > 1:
         table.add_section()
-        _add(table, "all", "", *_total_figures(actors))
+        add_row(table, "all", "", *_total_figures(actors))
     return table
 
 
-def _table(title: str, *columns: str) -> Table:
+def make_table(title: str, *columns: str) -> Table:
+    """A table without rows."""
     table = Table(title=title, title_justify="left", title_style="bold", box=box.ASCII2)
     for column in columns:
         table.add_column(column, justify="left" if column in _LEFT else "right", overflow="fold")
     return table
 
 
-def _add(table: Table, *cells: str) -> None:
+def add_row(table: Table, *cells: str) -> None:
     """A row of plain text: brackets in it are no markup, and every encoding can hold it."""
     table.add_row(*(Text(printable(cell, "ascii")) for cell in cells))
 

@@ -2,49 +2,53 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import os
+import socket
+import struct
 import time
 from pathlib import Path
 
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
 from border_cli.core.errors import ResourceError
 from border_cli.core.record import Record
+from border_cli.recorders.appending import AppendedFile
 from border_cli.recorders.event_files import keep_records
 
+EVENTS = "tensorboard"
 ENV_STEPS = "env_steps"
 """Tag of the count of env steps, so that curves can be read over it too."""
-_QUEUE = 1000
-_FLUSH_S = 10
+_VERSION = "brain.Event:2"
 
 
 class TensorBoardRecorder:
     """Writes one event per record; x is its opt_steps, and only its wall time knows the time of day.
 
-    keep: records of earlier launches that stay, None for all (see `event_files`).
+    An event is in the file when `write` returns. keep: records of earlier launches that stay, None for all (see
+    `event_files`).
     """
 
     def __init__(self, folder: Path, keep: int | None = None) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._written = keep_records(folder, keep)
-        self._writer = EventFileWriter(str(folder), max_queue_size=_QUEUE, flush_secs=_FLUSH_S)
-        self._closed = False
         self._newest = 0
+        self._file = AppendedFile(_new_file(folder))
+        self._append(Event(wall_time=time.time(), file_version=_VERSION))
 
     def write(self, record: Record) -> None:
-        """Hand one event to the writer's thread. Raises ResourceError when an earlier one was not written."""
+        """Append one event. Raises ResourceError when the disk takes no more; then the file is as it was."""
         scalars = dict(record.values)
         # An evaluation beside training is recorded after later opt steps: it would take the env steps back.
         if record.opt_steps >= self._newest:
             self._newest = record.opt_steps
             scalars[ENV_STEPS] = float(record.env_steps)
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
-        event = Event(wall_time=time.time(), step=record.opt_steps, summary=Summary(value=values))
-        try:
-            self._writer.add_event(event)
-        except OSError as e:
-            raise self._full(e) from e
+        self._append(Event(wall_time=time.time(), step=record.opt_steps, summary=Summary(value=values)))
         self._written += 1
 
     def positions(self) -> dict[str, int]:
@@ -52,19 +56,22 @@ class TensorBoardRecorder:
         return {"tensorboard": self._written}
 
     def flush(self) -> None:
-        """Wait until every event is in the file. Raises ResourceError as `write` does."""
+        """Bring what was written to the disk itself. Raises ResourceError as `write` does."""
         try:
-            self._writer.flush()
+            self._file.sync()
         except OSError as e:
             raise self._full(e) from e
 
     def close(self) -> None:
-        """Flush, end the thread, close the file; closing twice is no error."""
-        if self._closed:
+        """Flush and close; closing twice is no error."""
+        if self._file.closed:
             return
-        self._closed = True
+        with contextlib.closing(self._file):
+            self.flush()
+
+    def _append(self, event: Event) -> None:
         try:
-            self._writer.close()
+            self._file.append(_framed(event.SerializeToString()))
         except OSError as e:
             raise self._full(e) from e
 
@@ -73,3 +80,20 @@ class TensorBoardRecorder:
         return ResourceError(
             f"{self._folder} cannot be written: {reason}\nrecorder.tensorboard=false trains without it"
         )
+
+
+def _new_file(folder: Path) -> Path:
+    """A name as TensorBoard looks for: the newest file of a folder comes last."""
+    start = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
+    names = (folder / f"{start}.{n}" for n in itertools.count())
+    return next(path for path in names if not path.exists())
+
+
+def _framed(data: bytes) -> bytes:
+    """One record of an event file: length and data, each with its checksum."""
+    length = struct.pack("<Q", len(data))
+    return b"".join((length, _checksum(length), data, _checksum(data)))
+
+
+def _checksum(data: bytes) -> bytes:
+    return struct.pack("<I", masked_crc32c(data))

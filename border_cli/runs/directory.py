@@ -86,7 +86,7 @@ def write_config(run_dir: Path, config: TrainConfig) -> None:
     try:
         path.write_text(dump(to_plain(config)), encoding="utf-8")
     except OSError as e:
-        raise _our_error(e, path) from e
+        raise folder_error(e, path) from e
 
 
 def read_config(run_dir: Path) -> TrainConfig:
@@ -124,7 +124,7 @@ def _make_exclusively(path: Path) -> Path:
             n += 1
             candidate = path.with_name(f"{path.name}-{n}")
         except OSError as e:
-            raise _our_error(e, candidate) from e
+            raise folder_error(e, candidate) from e
 
 
 def _make_folder(path: Path) -> None:
@@ -141,10 +141,11 @@ def _make_folder(path: Path) -> None:
         for folder in reversed(made):
             with contextlib.suppress(OSError):  # somebody else uses it by now
                 folder.rmdir()
-        raise _our_error(e, path) from e
+        raise folder_error(e, path) from e
 
 
-def _our_error(error: OSError, path: Path) -> BorderError:
+def folder_error(error: OSError, path: Path) -> BorderError:
+    """What to tell a person when a run directory cannot be made, or written to."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return ResourceError(f"{path}: the disk is full\nallowed: free some space, or run in another folder")
     reason = error.strerror or type(error).__name__

@@ -5,7 +5,9 @@ What ended the run is told on stderr at its end; its record carries TOLD, so tha
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,10 +29,35 @@ class _NoteHandler(logging.Handler):
             self._note(f"{record.levelname.lower()}: {record.getMessage()}")
 
 
+class _FileHandler(logging.FileHandler):
+    """train.log. A line that a full disk does not take is left out: it must not end the run, nor fill stderr."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Called while the error of one record is handled."""
+        if isinstance(sys.exc_info()[1], OSError):
+            self._forget()
+        else:
+            super().handleError(record)
+
+    def close(self) -> None:
+        """Close, whatever the disk says."""
+        try:
+            super().close()
+        except OSError:
+            self._forget()
+
+    def _forget(self) -> None:
+        """Go on in a new stream: the old one would try to write the same bytes again before any others."""
+        stream, self.stream = self.stream, None  # the next record opens it again
+        if stream is not None:
+            with contextlib.suppress(OSError):
+                stream.close()
+
+
 @contextmanager
 def log_to(path: Path, note: Callable[[str], None]) -> Iterator[None]:
     """For as long as this lasts, log to this file, and warnings to `note`; then the root logger is as it was."""
-    file = logging.FileHandler(path, encoding="utf-8")
+    file = _FileHandler(path, encoding="utf-8")
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(processName)s %(name)s: %(message)s"))
     notes = _NoteHandler(note)
     root, package = logging.getLogger(), logging.getLogger("border_cli")

@@ -38,7 +38,7 @@ class End:
     ended_by: a budget's name, "stop_return", "sigint", "sigterm" or "error" · error: its message ·
     last, best: scores, None before the first evaluation · seconds: how long the run took ·
     counters: opt_steps, env_steps, episodes and the like · actors: one entry per actor · exact: whether the run equals
-    an uninterrupted one, None where runs cannot be repeated.
+    an uninterrupted one, None where runs cannot be repeated · dropped: records that could not be written, by file.
     """
 
     ended_by: str
@@ -50,6 +50,7 @@ class End:
     counters: Mapping[str, int] = field(default_factory=dict)
     actors: Sequence[ActorStat] = ()
     exact: bool | None = None
+    dropped: Mapping[str, int] = field(default_factory=dict)
 
 
 class Summary:
@@ -99,6 +100,7 @@ _NOTHING_YET: dict[str, Any] = {
     "throughput": {},
     "actors": [],
     "exact": None,
+    "records_dropped": {},
 }
 """The same keys from the start, so that a reader needs no cases."""
 
@@ -138,6 +140,7 @@ def _end_data(end: End) -> dict[str, Any]:
         "throughput": _throughput(end.counters, end.seconds),
         "actors": [asdict(actor) | {"samples_per_sec": actor.samples_per_sec} for actor in end.actors],
         "exact": end.exact,
+        "records_dropped": dict(end.dropped),
     }
 
 

@@ -31,7 +31,7 @@ class StandIn:
     fail: dict = field(default_factory=dict)
     refuse: BaseException | None = None
 
-    def preflight(self, config, stop=None):
+    def preflight(self, config, stop=None, folder=None):
         self.calls.append(("preflight", config))
         if self.refuse is not None:
             raise self.refuse

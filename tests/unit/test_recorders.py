@@ -11,6 +11,7 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 
 from border_cli.core.errors import ResourceError
 from border_cli.core.record import Record
+from border_cli.recorders.appending import AppendedFile
 from border_cli.recorders.buffered import BufferedRecorder
 from border_cli.recorders.fanout import FanOut
 from border_cli.recorders.jsonl import JsonlRecorder, read_jsonl
@@ -110,11 +111,10 @@ def test_a_bad_line_before_the_end_is_named(tmp_path: Path, line: str) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
 def test_a_full_disk_is_a_resource_error() -> None:
     recorder = JsonlRecorder.__new__(JsonlRecorder)
-    recorder._path, recorder._file = Path("/dev/full"), Path("/dev/full").open("wb")  # noqa: SIM115
-    with pytest.raises(ResourceError, match="No space left"):
+    recorder._file = AppendedFile(Path("/dev/full"))
+    with pytest.raises(ResourceError, match="/dev/full cannot be written: No space left"):
         recorder.write(RECORD)
-    with pytest.raises(OSError, match="No space left"):
-        recorder._file.close()
+    recorder._file.close()
 
 
 # -- tensorboard ------------------------------------------------------------

@@ -34,6 +34,7 @@ def test_it_is_there_from_the_start(tmp_path: Path) -> None:
         "throughput": {},
         "actors": [],
         "exact": None,
+        "records_dropped": {},
     }
 
 
@@ -46,6 +47,7 @@ def test_all_of_an_end_by_hand(tmp_path: Path) -> None:
         seconds=10.0,
         counters={"opt_steps": 1_000, "env_steps": 3_000, "episodes": 5},
         actors=[ActorStat(0, 1, 300, 5, 10.0, 2.5, "stopped")],
+        dropped={"metrics.jsonl": 3},
     )
     Summary.start(tmp_path, "id").finish(end)
     assert read(tmp_path) == {
@@ -76,6 +78,7 @@ def test_all_of_an_end_by_hand(tmp_path: Path) -> None:
             }
         ],
         "exact": None,
+        "records_dropped": {"metrics.jsonl": 3},
     }
 
 

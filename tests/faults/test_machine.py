@@ -1,0 +1,196 @@
+"""Whole runs on machines that lack something: memory, descriptors, shared memory, disk, somebody who reads."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from border_cli.recorders.jsonl import read_jsonl
+from tests.faults.commands import COMMAND, border_train, verified_checkpoints
+from tests.faults.processes import ROOT, TIMEOUT_S, assert_session_ends
+from tests.faults.starved import STARVED_AT
+from tests.faults.threads_told import FOLDER
+from tests.real_runs import Run, tiny
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+
+COUNTING = ("env=gym", "env.entry_point=border_cli.envs.counting:CountingEnv")
+SYNC = ("trainer=sync", "n_actors=1")
+NAMESPACE = ("unshare", "-rm", "sh", "-c")
+
+
+def limited(limit: str) -> tuple[str, ...]:
+    """Words in front of a command, under a limit as `ulimit` takes it."""
+    return ("sh", "-c", f'ulimit {limit} && exec "$@"', "sh")
+
+
+def can_mount(folder: Path) -> bool:
+    if shutil.which("unshare") is None:
+        return False
+    words = [*NAMESPACE, f"mount -t tmpfs -o size=1m tmpfs {folder}"]
+    return subprocess.run(words, capture_output=True, timeout=TIMEOUT_S).returncode == 0
+
+
+@contextlib.contextmanager
+def running(
+    folder: Path, words: list[str], stdout: int | None = None, before: tuple[str, ...] = ()
+) -> Iterator[subprocess.Popen[bytes]]:
+    """`border-train` with these words, in a session of its own. before: words in front of the command."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(folder / "state")}
+    with (folder / "errors").open("wb") as errors:
+        process = subprocess.Popen(
+            [*before, str(COMMAND), *words],
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.DEVNULL if stdout is None else stdout,
+            stderr=errors,
+            start_new_session=True,
+        )
+    try:
+        yield process
+        assert_session_ends(process.pid)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, 9)
+        process.wait(TIMEOUT_S)
+
+
+def latest(folder: Path) -> Run:
+    return Run((folder / "runs" / "latest").resolve())
+
+
+# -- refused at the start -----------------------------------------------
+
+
+def test_f4_too_few_descriptors_for_so_many_actors(tmp_path: Path) -> None:
+    words = tiny(*COUNTING, "n_actors=32")
+    with running(tmp_path, words, before=limited("-n 64")) as process:
+        assert process.wait(120) == 3
+    errors = (tmp_path / "errors").read_text()
+    assert (
+        errors.splitlines()[0]
+        == "error: n_actors=32 needs 192 file descriptors, and this process may hold 64"
+    )
+    assert "ulimit -n" in errors
+    assert not (tmp_path / "runs").exists()
+
+
+def test_f4_a_soft_limit_is_raised_and_the_log_says_so(tmp_path: Path) -> None:
+    words = tiny(*COUNTING, "n_actors=2", "trainer.max_opts=20", "trainer.eval_interval=null")
+    with running(tmp_path, words, before=limited("-Sn 40")) as process:
+        assert process.wait(120) == 0
+    assert (tmp_path / "errors").read_text() == ""
+    log = (latest(tmp_path).path / "train.log").read_text()
+    assert "the limit of file descriptors was raised from 40 to 72" in log
+
+
+def test_b5_a_replay_larger_than_the_memory_is_refused_before_any_of_it_is_taken(tmp_path: Path) -> None:
+    """Its address space is limited far below the replay: an attempt to take it would end otherwise."""
+    words = tiny(*COUNTING, "buffer.capacity=1e12")
+    with running(tmp_path, words, before=limited(f"-v {64 * 2**20}")) as process:
+        assert process.wait(120) == 3
+    first, *others = (tmp_path / "errors").read_text().splitlines()
+    assert "of memory, and" in first and len(others) == 2
+    assert "replay" in others[0] and "buffer.capacity up to" in others[1]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_f1_rings_need_no_shared_memory_folder(tmp_path: Path) -> None:
+    """/dev/shm of 8 MiB, as containers have it, and rings of 60 MiB."""
+    if not can_mount(tmp_path):
+        pytest.skip("no user namespace with mounts here")
+    small = 'mount -t tmpfs -o size=8m tmpfs /dev/shm && df -m /dev/shm > shm && exec "$@"'
+    words = tiny(*COUNTING, "n_actors=2", "trainer.max_opts=50", "actor_manager.ring_rows=500000")
+    words += ["trainer.eval_interval=null", "evaluator.episodes=1"]
+    with running(tmp_path, words, before=(*NAMESPACE, small, "sh")) as process:
+        assert process.wait(120) == 0, (tmp_path / "errors").read_text()
+    assert " 8 " in (tmp_path / "shm").read_text()
+    assert latest(tmp_path).counts[0] == 50
+
+
+# -- while training -----------------------------------------------------
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_f6_every_actor_has_one_torch_thread_and_the_learner_what_it_was_given(
+    tmp_path: Path, threads: int
+) -> None:
+    words = ["env=gym", "env.entry_point=tests.faults.threads_told:Telling", f"threads={threads}"]
+    ends = ["trainer.max_opts=100", "trainer.eval_interval=50", "evaluator.episodes=1", "n_actors=2"]
+    with running(tmp_path, tiny(*words, *ends)) as process:
+        assert process.wait(120) == 0, (tmp_path / "errors").read_text()
+    told = {path.name: path.read_text() for path in (tmp_path / FOLDER).iterdir()}
+    outside = os.environ.get("OMP_NUM_THREADS")
+    assert told == {"actor-0": "1 1", "actor-1": "1 1", "MainProcess": f"{threads} {outside}"}
+
+
+def test_f3_a_learner_out_of_memory_keeps_its_state_and_names_the_cause(tmp_path: Path) -> None:
+    words = [*COUNTING, "plugins=[tests.faults.starved]", "trainer.save_interval=20"]
+    with border_train(tmp_path, *words) as command:
+        assert command.end() == 1
+        run, errors = command.run, command.errors
+    assert "MemoryError: Unable to allocate 128. MiB" in errors
+    assert errors.splitlines()[-1].startswith("the process got no more memory")
+    summary = run.summary
+    assert (summary["status"], summary["exit_code"]) == ("failed", 1)
+    assert "Unable to allocate" in summary["error"]
+    assert "MemoryError" in run.json("crash.json")["error"]
+    kept = [checkpoint.opt_steps for checkpoint in verified_checkpoints(run)]
+    assert kept == [STARVED_AT - 1, 20]
+
+
+def test_h3_a_disk_that_fills_up_costs_records_and_not_the_run(tmp_path: Path) -> None:
+    """The run directory lies on a disk of its own, which a file fills up; once it is gone, writing goes on."""
+    if not can_mount(tmp_path):
+        pytest.skip("no user namespace with mounts here")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = f'mount -t tmpfs -o size=3m tmpfs {disk} && mkdir {disk}/run && "$@"; code=$?; '
+    mounted += f"cp -r {disk}/run {tmp_path}/kept; exit $code"
+    words = tiny(*COUNTING, *SYNC, "plugins=[tests.faults.full_disk]", f"hydra.run.dir={disk}/run")
+    words += ["trainer.record_interval=10", "trainer.max_opts=4000", "trainer.eval_interval=null"]
+    words += ["trainer.save_interval=null", "recorder.tensorboard=true", "agent.hidden=[4]"]
+    with running(tmp_path, words, before=(*NAMESPACE, mounted, "sh")) as process:
+        assert process.wait(120) == 0, (tmp_path / "errors").read_text()
+    assert (tmp_path / "errors").read_text() == ""
+    run = Run(tmp_path / "kept")
+    dropped = run.summary["records_dropped"]
+    assert set(dropped) <= {"metrics.jsonl", "tensorboard"}
+    assert dropped["metrics.jsonl"] > 0
+    steps = [line["opt_steps"] for line in read_jsonl(run.path / "metrics.jsonl")]
+    assert steps[-1] == run.counts[0] == 4000
+    assert len(steps) + dropped["metrics.jsonl"] == 401  # of the warm-up, and of every tenth opt step
+    assert [checkpoint.opt_steps for checkpoint in verified_checkpoints(run)] == [4000]
+
+
+def test_d9_a_reader_of_stdout_that_stops_reading_does_not_stop_the_run(tmp_path: Path) -> None:
+    """Many more lines than a pipe holds, of which nobody reads any before the run is over."""
+    words = tiny(
+        *COUNTING, *SYNC, "recorder.console=plain", "trainer.record_interval=1", "trainer.max_opts=1000"
+    )
+    with running(tmp_path, [*words, "trainer.eval_interval=null"], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        with process.stdout:
+            assert process.wait(120) == 0
+            shown = process.stdout.read()
+    assert b"opt_steps=2 " in shown
+    assert b"opt_steps=1000 " not in shown  # else nothing had to wait, and this tests nothing
+    assert latest(tmp_path).counts[0] == 1000
+    assert (tmp_path / "errors").read_text() == ""
+
+
+@pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
+def test_d9_a_run_without_its_streams_completes(tmp_path: Path, closed: str) -> None:
+    words = tiny(
+        *COUNTING, *SYNC, "recorder.console=auto", "trainer.max_opts=50", "trainer.eval_interval=null"
+    )
+    with running(tmp_path, words, before=("sh", "-c", f'exec "$@" {closed}', "sh")) as process:
+        assert process.wait(120) == 0
+    assert latest(tmp_path).counts[0] == 50

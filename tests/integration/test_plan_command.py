@@ -1,0 +1,108 @@
+"""`plan=true`: what the run would do and take, on the screen and nowhere else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import border_cli
+from border_cli import parts, probe
+from border_cli.agents.dqn.config import DqnConfig
+from border_cli.cli.train import main
+from border_cli.config.schema import EnvConfig, TrainConfig
+from border_cli.core.errors import UsageError
+from border_cli.runtime.resources import available_memory
+from tests.real_runs import tiny, train
+from tests.unit.test_plan import cells
+
+SHORT = ("env=cartpole", "trainer.max_opts=40", "trainer.eval_interval=null")
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "PROBE_S", 0.1)
+
+
+@pytest.mark.parametrize("shape", [("n_actors=3",), ("trainer=sync", "threads=2")])
+def test_a_plan_is_shown_and_leaves_nothing(
+    workplace: Path, quick: None, capsys: pytest.CaptureFixture[str], shape: tuple[str, ...]
+) -> None:
+    assert main(tiny(*SHORT, *shape, "plan=true")) == 0
+    text = capsys.readouterr().out
+    rows = cells(text)
+    asynchronous = "n_actors=3" in shape
+    assert text.startswith("border-cli ")
+    assert (rows["opt steps"], rows["env steps"]) == ("40", "90")
+    assert rows["processes"] == ("4" if asynchronous else "1")
+    assert ("rings" in rows) == asynchronous
+    assert all(float(rows[f"{side} alone"].replace(",", "")) > 0 for side in SIDES)
+    assert [path.name for path in workplace.iterdir() if path.name != "state"] == []
+
+
+SIDES = ("env steps/s of one actor", "opt steps/s of the learner")
+
+
+def test_a_plan_says_what_the_run_then_does(
+    workplace: Path, quick: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (
+        "env=cartpole",
+        "trainer.max_env_steps=300",
+        "trainer.eval_interval=100",
+        "trainer.save_interval=90",
+    )
+    assert main(tiny(*words, "plan=true")) == 0
+    rows = cells(capsys.readouterr().out)
+    run = train(*words)
+    assert (rows["opt steps"], rows["env steps"]) == tuple(str(n) for n in run.counts)
+    assert int(rows["evaluations"]) == len(run.steps("eval/return_mean"))
+    assert int(rows["checkpoints written"]) == len(run.saves)
+    newest = run.path / "checkpoints" / run.checkpoints[-1]
+    real = sum(file.stat().st_size for file in newest.iterdir())
+    kibibytes, unit = rows["one checkpoint"].split()
+    assert unit == "KiB" and real <= float(kibibytes) * 1024 <= real + 2**17
+
+
+def test_a_plan_is_refused_where_the_run_would_be(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(tiny(*SHORT, "buffer.capacity=1e12", "plan=true")) == 3
+    assert "of memory, and" in capsys.readouterr().err
+    assert available_memory() is not None
+
+
+@pytest.mark.parametrize("words", [("plan=true", "seed=1,2"), ("plan=false,true",)])
+def test_a_sweep_has_no_plan(
+    workplace: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    assert main(tiny(*SHORT, "-m", *words)) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["error: plan=true shows one run, and --multirun has many", "allowed: one of them"]
+    assert not (workplace / "runs").exists()
+
+
+def test_an_environment_that_raises_when_stepped_is_named(
+    workplace: Path, quick: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("env=gym", "env.entry_point=tests.envs:Leaving", "trainer.max_opts=40")
+    assert main(tiny(*words, "plan=true")) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("error: plan: an actor cannot be tried")
+
+
+def test_training_from_python_refuses_a_plan(workplace: Path) -> None:
+    config = TrainConfig(agent=DqnConfig(), env=EnvConfig(id="CartPole-v1"), plan=True)
+    with pytest.raises(UsageError, match="train_async trains"):
+        border_cli.train_async(config, "run")
+    assert not (workplace / "run").exists()
+
+
+def test_rows_made_up_for_the_probe_fill_the_replay() -> None:
+    from tests.fakes import COUNTING_SPEC
+
+    config = TrainConfig(agent=DqnConfig(), env=EnvConfig(id="CartPole-v1"))
+    config.buffer.capacity = 500
+    buffer = parts.make_buffer(config, COUNTING_SPEC)
+    buffer.push(probe._made_up(COUNTING_SPEC, 500, 0.9))
+    assert len(buffer) == 499
+    assert buffer.batch(64).discount.tolist() == pytest.approx([0.9] * 64)

@@ -1,0 +1,40 @@
+"""Every preset that is shipped, composed and run for a moment (row I6)."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from border_cli.cli.train import main
+from border_cli.config.paths import conf_dir
+from tests.real_runs import Run
+
+PRESETS = sorted(file.stem for file in (conf_dir() / "preset").glob("*_*.yaml"))
+EXTRAS = {"lunarlander": "Box2D"}
+"""Module that an environment needs beside gymnasium."""
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_i6_a_preset_composes_validates_and_runs_20_opt_steps(
+    workplace: Path, capsys: pytest.CaptureFixture[str], preset: str
+) -> None:
+    agent, _, env = preset.partition("_")
+    if env in EXTRAS and importlib.util.find_spec(EXTRAS[env]) is None:
+        pytest.skip(f"{preset} needs {EXTRAS[env]}, which is not installed")
+    words = [
+        f"agent={agent}",
+        f"env={env}",
+        "trainer=sync",
+        "trainer.max_opts=20",
+        "trainer.eval_interval=10",
+    ]
+    # As short as the preset's own batch allows.
+    words += ["trainer.warmup_period=300", "evaluator.episodes=1", "evaluator.max_episode_steps=20"]
+    code = main([*words, "recorder.console=none"])
+    assert code == 0, capsys.readouterr().err
+    run = Run(Path("runs/latest").resolve())
+    assert run.config.preset.name == preset
+    assert run.counts[0] == 20
+    assert run.steps("eval/return_mean") == [10, 20]

@@ -1,0 +1,108 @@
+"""Row B2: settings under which learner and actors would wait for each other for ever are refused, and no others pass.
+
+A grid of settings around every bound; each is either refused, or learns with the real limiter, step processors and
+replay, actors using up whatever credit they get.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from border_cli.actors.place import Place
+from border_cli.actors.sampler import Sampler
+from border_cli.agents.dqn.config import DqnConfig
+from border_cli.config.checks import check, ratio_tolerance
+from border_cli.config.schema import ActorManagerConfig, BufferConfig, EnvConfig, TrainConfig, TrainerConfig
+from border_cli.core.errors import UsageError
+from border_cli.replay.limiter import RatioLimiter
+from border_cli.replay.step_processor import NStepProcessor
+from border_cli.replay.uniform import UniformReplayBuffer
+from tests.fakes import COUNTING_SPEC, NumpyPolicy, make_counting_env
+
+OPT_STEPS = 5
+GRID = list(
+    itertools.product(
+        (1, 3),  # n_actors
+        (1, 2),  # envs_per_actor
+        (1, 3),  # n_step
+        (0.3, 1.0, 4.0),  # opt_interval
+        (0, 6, 20),  # warmup_period
+        (1, 5, 6, 16),  # ratio_tolerance
+        (1, 8, 20),  # batch_size
+        (20, 60),  # capacity
+    )
+)
+
+
+def config(values: tuple[float, ...]) -> TrainConfig:
+    n_actors, envs, n_step, interval, warmup, tolerance, batch, capacity = values
+    return TrainConfig(
+        agent=DqnConfig(batch_size=int(batch)),
+        env=EnvConfig(entry_point="border_cli.envs.counting:CountingEnv", kwargs={"lengths": [1, 4]}),
+        buffer=BufferConfig(capacity=int(capacity), n_step=int(n_step)),
+        actor_manager=ActorManagerConfig(envs_per_actor=int(envs)),
+        trainer=TrainerConfig(
+            opt_interval=interval,
+            warmup_period=int(warmup),
+            ratio_tolerance=int(tolerance),
+            max_opts=OPT_STEPS,
+        ),
+        n_actors=int(n_actors),
+    )
+
+
+def sampler(c: TrainConfig, actor: int) -> Sampler:
+    n_envs = c.actor_manager.envs_per_actor
+    env = make_counting_env(Place(actor, 0, c.n_actors, n_envs, 0), c.env)
+    processor = NStepProcessor(COUNTING_SPEC, n_envs, c.buffer.n_step, 0.9)
+    sampler = Sampler(env, NumpyPolicy(), processor, [0] * n_envs)
+    sampler.begin()
+    return sampler
+
+
+def opt_steps_done(c: TrainConfig) -> int:
+    """OPT_STEPS, or fewer if at some point nobody could go on."""
+    n, group, interval = c.n_actors, c.actor_manager.envs_per_actor, c.trainer.opt_interval
+    limiter = RatioLimiter(interval, c.trainer.warmup_period, ratio_tolerance(c), None, n, group)
+    buffer = UniformReplayBuffer(c.buffer.capacity, COUNTING_SPEC, np.random.default_rng(0))
+    actors, taken = [sampler(c, actor) for actor in range(n)], [0] * n
+    while limiter.opt_steps < OPT_STEPS:
+        if limiter.may_opt() and len(buffer) >= c.agent.batch_size:
+            buffer.batch(c.agent.batch_size)
+            limiter.opted()
+            continue
+        limiter.grant()
+        if list(limiter.credits) == taken:
+            break
+        for actor in range(n):
+            while (credit := limiter.credits[actor] - taken[actor]) > 0:
+                k = min(group, credit)
+                buffer.push(actors[actor].sample([(taken[actor] + i) % group for i in range(k)], 0), actor)
+                taken[actor] += k
+                limiter.inserted(actor, k)
+    return limiter.opt_steps
+
+
+def test_b2_settings_are_refused_or_learn() -> None:
+    refused = 0
+    for values in GRID:
+        c = config(values)
+        try:
+            check(c)
+        except UsageError as e:
+            refused += 1
+            assert 2 <= len(str(e).splitlines()) <= 3, values
+            continue
+        assert opt_steps_done(c) == OPT_STEPS, values
+    assert len(GRID) // 4 < refused < len(GRID) * 3 // 4  # both kinds are well represented
+
+
+@pytest.mark.parametrize("values", [(3, 2, 3, 1.0, 0, 6, 20, 100), (1, 1, 1, 0.3, 0, 5, 8, 60)])
+def test_b2_what_is_refused_would_wait_for_ever(values: tuple[float, ...]) -> None:
+    c = config(values)
+    with pytest.raises(UsageError, match=r"warmup_period \+ opt_interval \+ ratio_tolerance"):
+        check(c)
+    assert opt_steps_done(c) < OPT_STEPS

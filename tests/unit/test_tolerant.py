@@ -1,0 +1,275 @@
+"""Recorders on a disk that takes nothing for a while."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import logging
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from border_cli.core.errors import ResourceError
+from border_cli.core.record import Record
+from border_cli.recorders.appending import AppendedFile
+from border_cli.recorders.buffered import BufferedRecorder
+from border_cli.recorders.jsonl import JsonlRecorder, read_jsonl
+from border_cli.recorders.tensorboard import TensorBoardRecorder
+from border_cli.recorders.tolerant import FIRST_RETRY_S, LAST_RETRY_S, WARN_S, TolerantRecorder
+from border_cli.runs.logs import log_to
+from tests.unit.test_recorders import scalars
+
+ENOSPC = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+class Hand:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Moody(BufferedRecorder):
+    """Raises `error` from everything while there is one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.error: Exception | None = None
+        self.tries = 0
+
+    def write(self, record: Record) -> None:
+        self.tries += 1
+        self._raise()
+        super().write(record)
+
+    def flush(self) -> None:
+        self._raise()
+
+    def close(self) -> None:
+        self._raise()
+
+    def _raise(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+
+def record(opt_steps: int) -> Record:
+    return Record({"eval/return_mean": 1.0}, opt_steps)
+
+
+@pytest.fixture
+def limit() -> Iterator[None]:
+    """Whatever the test sets RLIMIT_FSIZE to, it is put back."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def allow_bytes(n: int) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+
+@pytest.mark.parametrize("error", [ENOSPC, ResourceError("metrics.jsonl cannot be written: full")])
+def test_h3_a_failing_recorder_costs_records_and_raises_nothing(error: Exception) -> None:
+    sink, hand = Moody(), Hand()
+    recorder = TolerantRecorder(sink, "metrics.jsonl", hand)
+    recorder.write(record(1))
+    sink.error = error
+    recorder.write(record(2))
+    recorder.flush()
+    sink.error = None
+    recorder.write(record(3))  # too early for another try
+    hand.now = FIRST_RETRY_S
+    recorder.write(record(4))
+    recorder.close()
+    assert [kept.opt_steps for kept in sink.records] == [1, 4]
+    assert recorder.dropped == 2
+
+
+def test_h3_retries_become_rarer_up_to_a_limit() -> None:
+    sink, hand = Moody(), Hand()
+    recorder = TolerantRecorder(sink, "metrics.jsonl", hand)
+    sink.error = ENOSPC
+    tried_at, tries = [], 0
+    for n in range(1, 200):
+        recorder.write(record(n))
+        if sink.tries > tries:
+            tried_at.append(hand.now)
+            tries = sink.tries
+        hand.now += 1.0
+    assert tried_at[:7] == [0.0, 1.0, 3.0, 7.0, 15.0, 31.0, 61.0]
+    assert tried_at[7] - tried_at[6] == LAST_RETRY_S
+    assert recorder.dropped == 199
+
+
+def test_h3_one_warning_per_minute(caplog: pytest.LogCaptureFixture) -> None:
+    sink, hand = Moody(), Hand()
+    recorder = TolerantRecorder(sink, "metrics.jsonl", hand)
+    sink.error = ResourceError("metrics.jsonl cannot be written: No space left\nhint")
+    warned_at = []
+    for n in range(1, 400):
+        before = len(caplog.records)
+        recorder.write(record(n))
+        if len(caplog.records) > before:
+            warned_at.append(hand.now)
+        hand.now += 1.0
+    assert warned_at[0] == 0.0
+    assert len(warned_at) == 7
+    assert all(later - earlier >= WARN_S for earlier, later in itertools.pairwise(warned_at))
+    assert "hint" not in caplog.text
+    assert "No space left; 1 records dropped so far, training goes on" in caplog.text
+
+
+def test_a_defect_is_raised() -> None:
+    sink = Moody()
+    sink.error = KeyError("defect")
+    recorder = TolerantRecorder(sink, "metrics.jsonl")
+    for call in (lambda: recorder.write(record(1)), recorder.flush, recorder.close):
+        with pytest.raises(KeyError):
+            call()
+    assert recorder.dropped == 0
+
+
+def test_what_is_lost_at_the_end_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    sink = Moody()
+    recorder = TolerantRecorder(sink, "metrics.jsonl")
+    sink.error = ENOSPC
+    recorder.write(record(1))
+    recorder.close()
+    assert caplog.records[-1].getMessage() == "metrics.jsonl lacks 1 records"
+
+
+# -- files --------------------------------------------------------------
+
+
+def test_h3_a_line_that_fits_in_part_leaves_nothing_and_writing_goes_on(tmp_path: Path, limit: None) -> None:
+    path = tmp_path / "metrics.jsonl"
+    recorder = JsonlRecorder(path)
+    recorder.write(record(1))
+    size = path.stat().st_size
+    allow_bytes(size + 10)
+    with pytest.raises(ResourceError, match="cannot be written: File too large"):
+        recorder.write(record(2))
+    assert path.stat().st_size == size
+    allow_bytes(resource.RLIM_INFINITY)
+    recorder.write(record(3))
+    recorder.close()
+    assert [line["opt_steps"] for line in read_jsonl(path)] == [1, 3]
+
+
+def test_h3_an_event_that_fits_in_part_leaves_nothing_and_writing_goes_on(
+    tmp_path: Path, limit: None
+) -> None:
+    recorder = TensorBoardRecorder(tmp_path / "tensorboard")
+    recorder.write(record(1))
+    (file,) = (tmp_path / "tensorboard").iterdir()
+    allow_bytes(file.stat().st_size + 10)
+    with pytest.raises(ResourceError, match="tensorboard cannot be written: File too large"):
+        recorder.write(record(2))
+    allow_bytes(resource.RLIM_INFINITY)
+    recorder.write(record(3))
+    recorder.close()
+    assert [step for step, _ in scalars(tmp_path / "tensorboard")] == [1, 3]
+
+
+def test_what_could_not_be_cut_at_once_is_cut_by_the_next_piece(
+    tmp_path: Path, limit: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = AppendedFile(tmp_path / "file")
+    file.append(b"whole\n")
+    allow_bytes(8)
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            AppendedFile, "_cut", lambda self: (_ for _ in ()).throw(ENOSPC) if self._torn else None
+        )
+        with pytest.raises(OSError, match="File too large"):
+            file.append(b"torn\n")
+    assert (tmp_path / "file").read_bytes() == b"whole\nto"
+    allow_bytes(resource.RLIM_INFINITY)
+    file.append(b"next\n")
+    file.close()
+    assert (tmp_path / "file").read_bytes() == b"whole\nnext\n"
+
+
+def test_h3_a_log_on_a_full_disk_is_silent_and_goes_on(
+    tmp_path: Path, limit: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, log = tmp_path / "train.log", logging.getLogger("border_cli.test")
+    with log_to(path, lambda note: None):
+        log.info("first")
+        allow_bytes(path.stat().st_size + 5)
+        log.info("second")
+        log.info("third")
+        allow_bytes(resource.RLIM_INFINITY)
+        log.info("fourth")
+        allow_bytes(path.stat().st_size)
+        log.info("fifth")
+    text = path.read_text()
+    assert "first" in text and "fourth" in text
+    assert "third" not in text
+    assert capsys.readouterr().err == ""
+
+
+# -- killed -------------------------------------------------------------
+
+WRITER = """
+import itertools, sys
+from pathlib import Path
+from border_cli.core.record import Record
+from border_cli.recorders.jsonl import JsonlRecorder
+from border_cli.recorders.tensorboard import TensorBoardRecorder
+folder = Path(sys.argv[1])
+recorders = JsonlRecorder(folder / "metrics.jsonl"), TensorBoardRecorder(folder / "tensorboard")
+for step in itertools.count(1):
+    for recorder in recorders:
+        recorder.write(Record({"eval/return_mean": step / 2}, step))
+    print(step, flush=True)
+"""
+
+
+def test_h1_what_was_written_before_a_kill_is_readable(tmp_path: Path) -> None:
+    """Killed ten times at another step each; all that it said it had written is there, in order, and no half line."""
+    processes = []
+    for i in range(10):
+        folder = tmp_path / str(i)
+        folder.mkdir()
+        command = [sys.executable, "-c", WRITER, str(folder)]
+        processes.append((folder, 1 + 37 * i, subprocess.Popen(command, stdout=subprocess.PIPE)))
+    for folder, steps, process in processes:
+        assert process.stdout is not None
+        with process, process.stdout:
+            for _ in range(steps):
+                process.stdout.readline()
+            process.send_signal(signal.SIGKILL)
+            rest = process.stdout.read().splitlines(keepends=True)
+        said = steps + sum(line.endswith(b"\n") for line in rest)
+        lines = [line["opt_steps"] for line in read_jsonl(folder / "metrics.jsonl")]
+        events = scalars(folder / "tensorboard")
+        for found in (lines, [step for step, _ in events]):
+            assert found == list(range(1, len(found) + 1))
+            assert said <= len(found) <= said + 1
+        assert all(values["eval/return_mean"] == step / 2 for step, values in events)
+
+
+def test_h1_a_torn_tail_is_ignored_by_readers_and_cut_by_the_next_writer(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    recorder = JsonlRecorder(path)
+    recorder.write(record(1))
+    recorder.write(record(2))
+    recorder.close()
+    whole = path.read_bytes()
+    first = whole.index(b"\n") + 1
+    for end in range(first, len(whole)):
+        path.write_bytes(whole[:end])
+        assert [line["opt_steps"] for line in read_jsonl(path)] == [1]
+        JsonlRecorder(path).close()
+        assert path.read_bytes() == whole[:first]
