@@ -21,10 +21,16 @@ def blamed(owner: str, doing: str) -> Iterator[None]:
         yield
     except BorderError:
         raise
+    except StepError as e:
+        raised = e.__cause__ or e
+        raise _lost(owner, doing, raised) from raised
     except (Exception, SystemExit) as e:
-        raised = (e.__cause__ or e) if isinstance(e, StepError) else e
-        message = f"{owner} failed while {doing}: {type(raised).__name__}: {raised}"
-        raise ActorLostError(message, "".join(traceback.format_exception(raised))) from e
+        raise _lost(owner, doing, e) from e
+
+
+def _lost(owner: str, doing: str, raised: BaseException) -> ActorLostError:
+    message = f"{owner} failed while {doing}: {type(raised).__name__}: {raised}"
+    return ActorLostError(message, "".join(traceback.format_exception(raised)))
 
 
 class GuardedEnv:

@@ -43,6 +43,7 @@ def test_who_did_what_and_where_is_said() -> None:
         "actor 0 failed while stepping, after 2 env steps: RuntimeError: CountingEnv was told to raise at step"
     )
     assert "counting.py" in lost.value.details
+    assert isinstance(lost.value.__cause__, RuntimeError)  # what it raised, not how we were told
     with pytest.raises(ActorLostError, match="actor 0 failed while resetting: RuntimeError"):
         guarded(fault="raise", fault_at="reset").reset(0)
 
