@@ -59,6 +59,7 @@ Examples
   border-train env=gym env.id=Acrobot-v1 trainer.max_env_steps=100000 agent.hidden=[128,128]
   border-train -m agent=dqn env=cartpole,lunarlander seed=1,2,3
   border-train agent=dqn env=cartpole n_actors=8 plan=true
+  border-train resume=runs/latest
 """
 
 _FLAGS = """\
