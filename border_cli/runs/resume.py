@@ -76,6 +76,15 @@ def check_spec(resumed: Resumed, spec: EnvSpec) -> None:
         )
 
 
+def unfit(path: Path, error: ValueError) -> store.InvalidCheckpointError:
+    """The error of a checkpoint that verifies, and whose state is none of this run."""
+    return store.InvalidCheckpointError(
+        f"{path} cannot be gone on from: {str(error).splitlines()[0]}\n"
+        "its files are as they were written; another border-cli, or other hands, must have written them\n"
+        "allowed: a new run with init_from=<run>, which takes its weights alone"
+    )
+
+
 def newest_unfinished(
     root: Path, config: TrainConfig, take_over: Callable[[TrainConfig, TrainConfig], None]
 ) -> Path | None:

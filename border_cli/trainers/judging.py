@@ -11,7 +11,7 @@ from border_cli.config.schema import TrainerConfig
 from border_cli.core.progress import View
 from border_cli.core.protocols import Agent, Evaluation, Evaluator
 from border_cli.core.state import require
-from border_cli.trainers.saving import Keeper
+from border_cli.trainers.saving import Saving
 from border_cli.trainers.telemetry import Telemetry
 
 
@@ -25,14 +25,14 @@ class Judging:
         self,
         config: TrainerConfig,
         evaluator: Evaluator,
-        keeper: Keeper,
+        saving: Saving,
         view: View,
         telemetry: Telemetry,
         write: Callable[[dict[str, float]], None],
     ) -> None:
         self._config = config
         self._evaluator = evaluator
-        self._keeper = keeper
+        self._saving = saving
         self._view = view
         self._telemetry = telemetry
         self._write = write
@@ -51,7 +51,7 @@ class Judging:
         self._write(_evaluation_values(evaluation) | {"time/eval_ms": 1e3 * (monotonic() - began)})
         if is_best:
             self.best = evaluation
-            self._keeper.save_best(agent, evaluation)
+            self._saving.save_best(agent, evaluation)
             self._view.note(
                 f"new best at opt step {evaluation.opt_steps}: {evaluation.mean:.1f} ± {evaluation.std:.1f}"
             )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from border_cli.config.schema import TrainerConfig
-from border_cli.core.errors import NonFiniteError
+from border_cli.core.errors import CheckpointIOError, NonFiniteError, UnfitStateError
 from border_cli.core.progress import View
 from border_cli.core.protocols import (
     ActorStat,
@@ -74,23 +74,22 @@ class TrainingLoop:
     def __init__(self, config: TrainerConfig, parts: Parts) -> None:
         self.config = config
         self.parts = parts
-        self.judging = Judging(
-            config, parts.evaluator, parts.keeper, parts.view, parts.telemetry, self._write
-        )
         self.saving = Saving(parts.keeper, parts.telemetry)
+        self.judging = Judging(config, parts.evaluator, self.saving, parts.view, parts.telemetry, self._write)
         self.actors: list[ActorStat] = []
         self._to_do: list[str] = []
         self._agent_values: dict[str, float] = {}
         self._recorded_at = (-1, -1)
         self._phase = "starting"
         self._final_phase = "failed"
+        self._begun = False
         self._failed = False
 
     def run(self, resumed: RunState | None = None) -> Ending:
         """Train until a budget is used up, an evaluation is good enough, or the run is asked to stop.
 
-        resumed: what to go on from. Raises ValueError, before anything is started, where it does not fit.
-        However it ends, the last records are flushed and a last checkpoint is saved; an error is raised after that.
+        resumed: what to go on from. Raises UnfitStateError where it does not fit; then nothing of the run changes.
+        However it ends otherwise, the last records are flushed and a last checkpoint is saved, before any error is raised.
         """
         try:
             self._start(resumed)
@@ -107,6 +106,8 @@ class TrainingLoop:
             if ended_by != "signal":
                 self._evaluate_last()
             self._final_phase = "stopped" if ended_by == "signal" else "done"
+        except CheckpointIOError:
+            raise  # between two opt steps, with a state that is whole
         except BaseException:
             self._failed = True
             raise
@@ -210,7 +211,7 @@ class TrainingLoop:
             "publish": self._publish,
             "evaluate": self._evaluate,
             "record": self._record,
-            "save": self._save,
+            "save": self._save_if_wanted,
         }
         while self._to_do and not self.parts.should_stop():
             stages[self._to_do.pop(0)]()
@@ -232,11 +233,15 @@ class TrainingLoop:
         with self._in_phase("evaluating"):
             self.judging.judge_last(self.parts.agent, self.parts.limiter.opt_steps)
 
-    def _save(self) -> None:
+    def _save_if_wanted(self) -> None:
+        if not self.saving.leaves_out():
+            self._save()
+
+    def _save(self, last: bool = False) -> None:
         self._require_finite()
         with self._in_phase("saving"):
             self._show()
-            self.saving.save(self._state(), self._counters())
+            self.saving.save(self._state(), self._counters(), last)
 
     @contextmanager
     def _in_phase(self, phase: str) -> Iterator[None]:
@@ -280,15 +285,22 @@ class TrainingLoop:
     # -- resuming -----------------------------------------------------------------------------------------------
 
     def _start(self, resumed: RunState | None) -> None:
-        p = self.parts
         if resumed is None:
-            p.source.start(p.agent.model_info())
-            return
-        self._load(resumed)
-        p.source.start(p.agent.model_info(), resumed.actors)
+            self.parts.source.start(self.parts.agent.model_info())
+        else:
+            self._go_on_from(resumed)
+        self._begun = True
+        self._work_off()
+
+    def _go_on_from(self, state: RunState) -> None:
+        p = self.parts
+        try:
+            self._load(state)
+            p.source.start(p.agent.model_info(), state.actors)
+        except ValueError as e:
+            raise UnfitStateError(str(e)) from e
         p.source.announce(p.limiter.env_steps)
         p.source.grant(p.limiter.credits)
-        self._work_off()
 
     def _state(self) -> RunState:
         """All that a run goes on from, between two opt steps."""
@@ -364,12 +376,16 @@ class TrainingLoop:
         ):  # last in, first out; one that fails does not keep the others from their work
             stages.callback(lambda: p.telemetry.refresh(self._final_phase, len(p.buffer), self.actors, 0))
             stages.callback(p.recorder.flush)
-            stages.callback(self._record)
+            if self._begun:
+                stages.callback(self._record)
+            stages.callback(self._stop_actors)  # also where the last save fails
             self._leave()
 
     def _save_last(self) -> None:
-        if self.parts.limiter.opt_steps > self.saving.saved_at and self.parts.agent.check_finite():
-            self._save()
+        """What a save has not kept yet. Of a run that has not begun, nothing: half of its state may be loaded."""
+        unsaved = self.parts.limiter.opt_steps > self.saving.saved_at or self.saving.owes_best
+        if self._begun and unsaved and self.parts.agent.check_finite():
+            self._save(last=True)
 
     # -- showing ------------------------------------------------------------------------------------------------
 

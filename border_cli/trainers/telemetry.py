@@ -48,6 +48,7 @@ class Telemetry:
         self.episodes = 0
         self._returns, self._lengths, self._interval_episodes = Mean(), Mean(), 0
         self._opt_ms, self._collect_ms, self._save_ms = Mean(), Mean(), Mean()
+        self._failed_saves = 0
         self._lags: list[int] = []
         self._recent_lags: deque[int] = deque(maxlen=1000)
         self._recent_returns: deque[float] = deque(maxlen=_RECENT_EPISODES)
@@ -123,6 +124,10 @@ class Telemetry:
         self._save_ms.add(1e3 * seconds)
         self.excluded(seconds)
 
+    def save_failed(self) -> None:
+        """A checkpoint, or the best model, could not be written."""
+        self._failed_saves += 1
+
     def evaluated(self, evaluation: Evaluation, is_best: bool) -> None:
         """A score is known."""
         self.progress.evaluations.append((evaluation.opt_steps, evaluation.mean))
@@ -154,6 +159,8 @@ class Telemetry:
         ):
             if mean is not None:
                 values[name] = mean
+        if self._failed_saves:
+            values["checkpoint/failed_saves"] = float(self._failed_saves)
         self._lags.clear()
         self._last = now
         return values
