@@ -18,7 +18,7 @@ from border_cli.config.schema import ActorManagerConfig
 from border_cli.core.errors import ActorLostError
 from border_cli.core.items import Chunk, Column
 from border_cli.core.protocols import ActorStat, ModelInfo, StopCheck
-from border_cli.core.state import State, require
+from border_cli.core.state import State, count, require
 from border_cli.runtime.clock import Deadline
 
 _START_POLL_S = 0.1
@@ -177,10 +177,10 @@ class ActorManager:
         if before is None:
             self._slots[actor].start()
             return
-        require(before, ("incarnation", "env_steps", "episodes"), f"actor {actor}")
-        self._slots[actor].start(
-            int(before["incarnation"]) + 1, int(before["env_steps"]), int(before["episodes"])
-        )
+        names = ("incarnation", "env_steps", "episodes")
+        require(before, names, f"actor {actor}")
+        incarnation, env_steps, episodes = (count(before[name], name) for name in names)
+        self._slots[actor].start(incarnation + 1, env_steps, episodes)
 
     def _await_ready(self, actors: list[int]) -> None:
         deadline = Deadline(self._config.start_timeout_s)

@@ -35,12 +35,14 @@ class Failed:
     """The actor is about to leave because something raised.
 
     phase: what it was doing. env_steps: those it had completed. error: class and message. traceback: its own.
+    unfit: it was given a saved state that is none.
     """
 
     phase: str
     env_steps: int
     error: str
     traceback: str
+    unfit: bool = False
 
 
 @dataclass(frozen=True)

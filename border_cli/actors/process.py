@@ -33,6 +33,7 @@ from border_cli.actors.ring import Ring
 from border_cli.actors.rounds import Rounds
 from border_cli.actors.sampler import ResumableEnv, ResumableSampler, Sampler
 from border_cli.actors.waiting import Waiter
+from border_cli.core.errors import UnfitStateError
 from border_cli.core.protocols import ActingPolicy, ActorStat, Env, ModelInfo, StepProcessor
 from border_cli.core.state import State
 from border_cli.runtime import child, seeding
@@ -158,6 +159,7 @@ class _Life:
             env_steps=0 if self._actor is None else self._actor.env_steps,
             error=clipped(f"{type(error).__name__}: {error}".rstrip(": "), _ERROR_BYTES),
             traceback=clipped("".join(traceback.format_exception(error))),
+            unfit=isinstance(error, UnfitStateError),
         )
 
     def close(self) -> None:

@@ -13,8 +13,10 @@ import numpy as np
 
 from border_cli.core.items import Items
 from border_cli.core.protocols import Env, Policy, StepProcessor
-from border_cli.core.state import State, joined, require, section
+from border_cli.core.state import State, count, joined, require, section
 
+_MAX_EPISODES = 2**32 - 1
+"""A number of an episode is a word of its seed."""
 _logger = logging.getLogger(__name__)
 
 
@@ -102,7 +104,9 @@ class ResumableSampler(Sampler):
         """
         episodes = section(state, "episodes").values
         require(episodes, map(str, range(len(self._episodes))), "the sampler")
-        self._episodes = [int(episodes[str(i)]) for i in range(len(self._episodes))]
+        self._episodes = [
+            count(episodes[str(i)], "an episode's number", _MAX_EPISODES) for i in range(len(self._episodes))
+        ]
         self._processor.load_state(section(state, "processor"))
         for env_ix in self._resumable.load_state(section(state, "env")):
             self.exact = False

@@ -22,7 +22,7 @@ from border_cli.actors.model_channel import ModelChannel
 from border_cli.actors.place import ActorSpec
 from border_cli.actors.process import ActorLinks, Order, actor_main
 from border_cli.actors.ring import Ring
-from border_cli.core.errors import ActorLostError
+from border_cli.core.errors import ActorLostError, UnfitStateError
 from border_cli.core.items import Chunk, Column
 from border_cli.core.protocols import ActorStat
 from border_cli.core.state import State
@@ -117,8 +117,13 @@ class ActorSlot:
         return self._process.exitcode is not None and (pid is None or forkserver.pid_gone(pid))
 
     def lost(self) -> ActorLostError | None:
-        """Why this actor does not act any more though nobody asked it to leave; None while it does."""
+        """Why this actor does not act any more though nobody asked it to leave; None while it does.
+
+        Raises UnfitStateError where it was given a saved state that is none.
+        """
         if self._failed is not None:
+            if self._failed.unfit:
+                raise UnfitStateError(f"actor {self._actor}: {self._failed.error}")
             return ActorLostError(self._describe(self._failed), self._failed.traceback)
         if self._process is not None and self.gone():
             end = forkserver.describe_exit(self._process.exitcode)

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -188,15 +187,12 @@ def _encode_arrays(arrays: Mapping[str, Array]) -> bytes:
 
 
 def _score_data(score: Evaluation) -> dict[str, Any]:
-    return {
-        "opt_steps": score.opt_steps,
+    return score.to_json() | {
         "episodes": len(score.returns),
         "mean": score.mean,
         "std": score.std,
         "min": min(score.returns),
         "max": max(score.returns),
-        "returns": list(score.returns),
-        "lengths": list(score.lengths),
     }
 
 
@@ -204,8 +200,11 @@ def _score_data(score: Evaluation) -> dict[str, Any]:
 
 
 def read_model(path: Path) -> SavedModel:
-    """The model of a checkpoint or of best/. Raises InvalidCheckpointError."""
-    manifest, files = store.read(path, ("model",))
+    """The model of a checkpoint or of best/. Raises InvalidCheckpointError.
+
+    Acting needs no replay: of that, only the size is looked at.
+    """
+    manifest, files = store.read(path, ("model",), by_size=(REPLAY,))
     return _Reader(path, files).model(manifest.opt_steps)
 
 
@@ -296,9 +295,8 @@ class _Reader:
     def score(self) -> Evaluation:
         data = self.json("score.json")
         try:
-            returns = tuple(math.nan if value is None else float(value) for value in data["returns"])
-            return Evaluation(int(data["opt_steps"]), returns, tuple(int(n) for n in data["lengths"]))
-        except (KeyError, TypeError, ValueError) as e:
+            return Evaluation.from_json(data)
+        except ValueError as e:
             raise self._invalid("score.json", e) from e
 
     def json(self, name: str) -> dict[str, Any]:

@@ -75,7 +75,7 @@ def take_over(stored: TrainConfig, config: TrainConfig, typed: dict[str, str]) -
 def _run(
     run_dir: Path, stored: TrainConfig, config: TrainConfig, typed: dict[str, str], argv: Sequence[str]
 ) -> int:
-    from border_cli import build
+    from border_cli import build, parts
     from border_cli.preflight import preflight
     from border_cli.runs.resume import check_spec, read_resumed
 
@@ -83,8 +83,8 @@ def _run(
     check_changes(stored, wanted)
     launch = Launch(list(argv), typed, config.agent.type, config.env.id or str(config.env.entry_point))
     with StopFlag() as stop, locked(run_dir):
-        resumed = read_resumed(run_dir, config, wanted)
         spec = preflight(config, stop)
+        resumed = read_resumed(run_dir, config, wanted, parts.buffer_bytes(config, spec))
         check_spec(resumed, spec)
         directory.write_config(run_dir, config)
         return int(build.train(config, spec, run_dir, launch, stop, resumed).code)

@@ -11,7 +11,7 @@ import numpy as np
 from border_cli.core.items import Chunk, Items
 from border_cli.core.record import Record
 from border_cli.core.spaces import Array, EnvSpec, Obs
-from border_cli.core.state import State
+from border_cli.core.state import State, count, listed, number, require
 
 
 @dataclass
@@ -263,6 +263,20 @@ class Evaluation:
         """Standard deviation of the returns over episodes (population)."""
         first = self.returns[0]  # without it, rounding makes a deviation of equal returns
         return float(np.std([value - first for value in self.returns]))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; a return that is not finite becomes null where it is written."""
+        return {"opt_steps": self.opt_steps, "returns": list(self.returns), "lengths": list(self.lengths)}
+
+    @classmethod
+    def from_json(cls, data: Any) -> Evaluation:
+        """The inverse, with NaN for null. Raises ValueError for what is no evaluation."""
+        require(data, ("opt_steps", "returns", "lengths"), "an evaluation")
+        returns = tuple(number(value, "a return") for value in listed(data["returns"], "returns"))
+        lengths = tuple(count(value, "a length") for value in listed(data["lengths"], "lengths"))
+        if not returns or len(returns) != len(lengths):
+            raise ValueError(f"an evaluation has {len(returns)} returns and {len(lengths)} lengths")
+        return cls(count(data["opt_steps"], "the opt step of an evaluation"), returns, lengths)
 
 
 class Evaluator(Protocol):

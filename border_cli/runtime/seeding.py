@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from border_cli.core.errors import UnfitStateError
+
 AGENT, REPLAY, EVALUATION, ACTOR, JUDGEMENT, EVALUATION_POLICY = range(6)
 
 
@@ -57,8 +59,10 @@ def exploration_key(actor: int, incarnation: int) -> tuple[int, ...]:
 
 
 def restore(rng: np.random.Generator, state: Mapping[str, Any]) -> None:
-    """Let a generator go on from a saved state. Raises ValueError for one that is not of its kind."""
+    """Let a generator go on from a saved state. Raises UnfitStateError for one that is not of its kind."""
+    before = rng.bit_generator.state
     try:
         rng.bit_generator.state = dict(state)
-    except (TypeError, KeyError, ValueError, OverflowError) as e:
-        raise ValueError(f"the saved state of a generator does not fit: {e}") from e
+    except (AttributeError, TypeError, KeyError, ValueError, OverflowError) as e:
+        rng.bit_generator.state = before
+        raise UnfitStateError(f"the saved state of a generator does not fit: {e}") from e

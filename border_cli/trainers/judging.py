@@ -66,36 +66,21 @@ class Judging:
 
     def state(self) -> dict[str, Any]:
         """The scores so far, as JSON values."""
-        return {"best": _to_json(self.best), "last": _to_json(self.last)}
+        best, last = (None if e is None else e.to_json() for e in (self.best, self.last))
+        return {"best": best, "last": last}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Take over saved scores. Raises ValueError for what is none."""
         require(state, ("best", "last"), "the scores")
-        self.best, self.last = (_from_json(state[name]) for name in ("best", "last"))
+        self.best, self.last = (
+            None if state[name] is None else Evaluation.from_json(state[name]) for name in ("best", "last")
+        )
 
     @property
     def good_enough(self) -> bool:
         """Whether the last score reaches stop_return."""
         wanted = self._config.stop_return
         return self.last is not None and wanted is not None and self.last.mean >= wanted
-
-
-def _to_json(evaluation: Evaluation | None) -> dict[str, Any] | None:
-    if evaluation is None:
-        return None
-    return {
-        "opt_steps": evaluation.opt_steps,
-        "returns": list(evaluation.returns),
-        "lengths": list(evaluation.lengths),
-    }
-
-
-def _from_json(data: Mapping[str, Any] | None) -> Evaluation | None:
-    """The inverse; a return that is not finite was written as null."""
-    if data is None:
-        return None
-    returns = tuple(math.nan if value is None else float(value) for value in data["returns"])
-    return Evaluation(int(data["opt_steps"]), returns, tuple(int(n) for n in data["lengths"]))
 
 
 def _evaluation_values(evaluation: Evaluation) -> dict[str, float]:

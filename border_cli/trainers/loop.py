@@ -7,13 +7,15 @@ the ratio, the intervals, the records and the ways to end are the same code.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from time import monotonic
+from typing import Any
 
 from border_cli.config.schema import TrainerConfig
 from border_cli.core.errors import CheckpointIOError, NonFiniteError, UnfitStateError
+from border_cli.core.metrics import METRICS
 from border_cli.core.progress import View
 from border_cli.core.protocols import (
     ActorStat,
@@ -26,7 +28,7 @@ from border_cli.core.protocols import (
     StopCheck,
 )
 from border_cli.core.record import Record
-from border_cli.core.state import RunState, State, require
+from border_cli.core.state import RunState, State, count, listed, number, require
 from border_cli.replay.limiter import RatioLimiter
 from border_cli.trainers.judging import Judging
 from border_cli.trainers.saving import Keeper, Saving
@@ -77,6 +79,12 @@ class TrainingLoop:
         self.saving = Saving(parts.keeper, parts.telemetry)
         self.judging = Judging(config, parts.evaluator, self.saving, parts.view, parts.telemetry, self._write)
         self.actors: list[ActorStat] = []
+        self._stages: dict[str, Callable[[], None]] = {
+            "publish": self._publish,
+            "evaluate": self._evaluate,
+            "record": self._record,
+            "save": self._save_if_wanted,
+        }
         self._to_do: list[str] = []
         self._agent_values: dict[str, float] = {}
         self._recorded_at = (-1, -1)
@@ -207,14 +215,8 @@ class TrainingLoop:
 
     def _work_off(self) -> None:
         """Do what is due. Once the run is asked to stop, the rest is left for the run that goes on from here."""
-        stages = {
-            "publish": self._publish,
-            "evaluate": self._evaluate,
-            "record": self._record,
-            "save": self._save_if_wanted,
-        }
         while self._to_do and not self.parts.should_stop():
-            stages[self._to_do.pop(0)]()
+            self._stages[self._to_do.pop(0)]()
 
     def _publish_interval(self) -> int | None:
         return self.config.sync_interval
@@ -296,9 +298,11 @@ class TrainingLoop:
         p = self.parts
         try:
             self._load(state)
-            p.source.start(p.agent.model_info(), state.actors)
+        except UnfitStateError:
+            raise
         except ValueError as e:
             raise UnfitStateError(str(e)) from e
+        p.source.start(p.agent.model_info(), state.actors)
         p.source.announce(p.limiter.env_steps)
         p.source.grant(p.limiter.credits)
 
@@ -331,9 +335,14 @@ class TrainingLoop:
             ("limiter", "telemetry", "judging", "recorded_at", "agent_values", "to_do", "whole"),
             "the loop",
         )
+        require(state.generators, ("exploration", "replay"), "the generators")
         p.agent.load_state(state.agent)
         p.agent.load_generator_state(state.generators["exploration"])
         p.limiter.load_state(own["limiter"])
+        if p.agent.opt_steps != p.limiter.opt_steps:
+            raise ValueError(
+                f"the agent is of opt step {p.agent.opt_steps}, the loop of {p.limiter.opt_steps}"
+            )
         if state.replay is None:
             p.limiter.warm_up_again()
         else:
@@ -344,11 +353,26 @@ class TrainingLoop:
         p.telemetry.load_state(own["telemetry"])
         self.judging.load_state(own["judging"])
         self.saving.saved_at = p.limiter.opt_steps
-        self._recorded_at = (int(own["recorded_at"][0]), int(own["recorded_at"][1]))
-        self._agent_values = dict(own["agent_values"])
-        self._to_do = [str(stage) for stage in own["to_do"]]
+        self._load_interval(own)
         if p.limiter.opt_steps and state.replay is not None:
             self._phase = "training"
+
+    def _load_interval(self, own: Mapping[str, Any]) -> None:
+        """What the last record was, what the next one has so far, and what was left to be done."""
+        opt_steps, env_steps = (
+            -1 if value == -1 else count(value, "recorded_at")
+            for value in listed(own["recorded_at"], "recorded_at", 2)
+        )
+        require(own["agent_values"], (), "the agent's record")
+        values = {name: number(value, name) for name, value in own["agent_values"].items()}
+        to_do = listed(own["to_do"], "to_do")
+        unknown = [
+            *(name for name in values if name not in METRICS),
+            *(n for n in to_do if n not in self._stages),
+        ]
+        if unknown:
+            raise ValueError(f"there is no metric or stage {unknown[0]!r}")
+        self._recorded_at, self._agent_values, self._to_do = (opt_steps, env_steps), values, to_do
 
     def _break_streams(self) -> None:
         for actor in range(len(self.parts.limiter.credits)):

@@ -12,7 +12,7 @@ from border_cli.core.items import Chunk, finished_episodes
 from border_cli.core.progress import Progress
 from border_cli.core.protocols import ActorStat, Evaluation
 from border_cli.core.record import Mean, percentile
-from border_cli.core.state import require
+from border_cli.core.state import count, listed, number, require
 from border_cli.replay.limiter import RatioLimiter
 
 _WINDOW_S = 10.0
@@ -80,15 +80,15 @@ class Telemetry:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Take over a saved state. Raises ValueError for one that does not fit."""
         require(state, self.state(exact=False), "the telemetry")
-        self.episodes = int(state["episodes"])
-        self._interval_episodes = int(state["interval_episodes"])
+        self.episodes = count(state["episodes"], "episodes")
+        self._interval_episodes = count(state["interval_episodes"], "interval_episodes")
         self._returns.load_state(state["returns"])
         self._lengths.load_state(state["lengths"])
-        self._lags = [int(lag) for lag in state["lags"]]
-        self._recent_returns.extend(state["recent_returns"])
-        self.progress.evaluations = [(int(n), float(mean)) for n, mean in state["evaluations"]]
-        best = state["best"]
-        self.progress.best = None if best is None else (int(best[0]), float(best[1]))
+        self._lags = [count(lag, "a policy lag") for lag in listed(state["lags"], "lags")]
+        returns = listed(state["recent_returns"], "recent_returns")
+        self._recent_returns.extend(number(value, "a return") for value in returns)
+        self.progress.evaluations = [_score(pair) for pair in listed(state["evaluations"], "evaluations")]
+        self.progress.best = None if state["best"] is None else _score(state["best"])
         self._last = self._sample([])
 
     def chunk(self, chunk: Chunk) -> None:
@@ -245,6 +245,12 @@ class Telemetry:
             values["async/policy_lag_mean"] = sum(self._lags) / len(self._lags)
             values["async/policy_lag_p95"] = percentile(self._lags, 95)
         return values
+
+
+def _score(pair: Any) -> tuple[int, float]:
+    """Opt step and mean of an evaluation, out of a saved state."""
+    opt_steps, mean = listed(pair, "a score", 2)
+    return count(opt_steps, "the opt step of a score"), number(mean, "a score")
 
 
 def _share(part: float, whole: float) -> float:

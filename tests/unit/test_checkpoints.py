@@ -126,7 +126,9 @@ GOOD = {
         ({"files": {"../x.y": GOOD["files"]["a.b"]}}, "no name of a checkpoint's file"),  # type: ignore[index]
         ({"files": {"/etc/passwd": GOOD["files"]["a.b"]}}, "no name of a checkpoint's file"),  # type: ignore[index]
         ({"files": {"manifest.json": GOOD["files"]["a.b"]}}, "no name of a checkpoint's file"),  # type: ignore[index]
-        ({"files": {"a.b": {"bytes": 10**30, "sha256": "0" * 64}}}, "more than any checkpoint"),
+        ({"files": {"a.b": {"bytes": 10**30, "sha256": "0" * 64}}}, "more than"),
+        ({"files": {"a.b": {"bytes": 2**32 + 1, "sha256": "0" * 64}}}, "more than any checkpoint"),
+        ({"files": {"a.json": {"bytes": 2**23 + 1, "sha256": "0" * 64}}}, "more than any checkpoint"),
         ({"files": {"a.b": {"bytes": 1, "sha256": "xyz"}}}, "sha256"),
         ({"files": {"a.b": {"bytes": 1}}}, "bytes and sha256"),
     ],
