@@ -50,6 +50,8 @@ def split(words: Sequence[str]) -> tuple[str | None, list[str]]:
 def run_named(text: str, typed: Sequence[Override], argv: Sequence[str]) -> int:
     """Go on with this run. The exit code. Raises BorderError for whatever is refused; the run is then as it was."""
     run_dir = run_directory(Path(text))
+    if not trust.is_own(read_run_id(run_dir)):
+        directory.check_plain(run_dir)
     data = _stored(run_dir, typed)
     stored = to_config(data)
     config = _with_typed(data, typed)

@@ -13,6 +13,10 @@ from typing import Any
 from border_cli.core.errors import UnfitStateError
 from border_cli.core.spaces import Array
 
+MAX_COUNT = 2**62
+"""No run ever counts so far, and sums of a few such counts still fit in 64 bits."""
+_SHOWN = 60
+
 
 @dataclass(frozen=True)
 class Block:
@@ -77,17 +81,14 @@ def section(state: State, name: str) -> State:
 
 def check_arrays(given: Mapping[str, Array], expected: Mapping[str, Array], owner: str) -> None:
     """Raise UnfitStateError unless both have the same names, shapes and dtypes."""
-    shown_given, shown_expected = (
-        {name: (array.shape, array.dtype.name) for name, array in arrays.items()}
-        for arrays in (given, expected)
-    )
-    if shown_given != shown_expected:
-        raise UnfitStateError(f"{owner} has {shown_expected}, the saved state {shown_given}")
+    for name in sorted(given.keys() | expected.keys()):
+        shown_given, shown_expected = (_shape_of(arrays.get(name)) for arrays in (given, expected))
+        if shown_given != shown_expected:
+            raise UnfitStateError(f"{owner} has {name} as {shown_expected}, the saved state {shown_given}")
 
 
-_SHOWN = 60
-MAX_COUNT = 2**62
-"""No run ever counts so far, and sums of a few such counts still fit in 64 bits."""
+def _shape_of(array: Array | None) -> str:
+    return "none" if array is None else f"{array.dtype.name} {list(array.shape)}"
 
 
 def require(values: Any, names: Iterable[str], owner: str) -> None:
@@ -115,6 +116,13 @@ def number(value: Any, what: str) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise UnfitStateError(f"{what} is {_shown(value)}, not a number")
     return float(value)
+
+
+def flag(value: Any, what: str) -> bool:
+    """A saved yes or no. Raises UnfitStateError for what is neither."""
+    if not isinstance(value, bool):
+        raise UnfitStateError(f"{what} is {_shown(value)}, neither true nor false")
+    return value
 
 
 def listed(value: Any, what: str, n: int | None = None) -> list[Any]:

@@ -16,7 +16,7 @@ import numpy as np
 from border_cli.core.items import Column, Items, empty_items, item_columns
 from border_cli.core.protocols import Step
 from border_cli.core.spaces import Array, EnvSpec
-from border_cli.core.state import State, check_arrays, count, number, require
+from border_cli.core.state import State, check_arrays, count, flag, number, require
 
 
 @dataclass
@@ -137,7 +137,8 @@ class NStepProcessor:
             for name in (*self._obs_names, "action")
         }
         expected["rewards"] = np.empty(n, np.float64)
-        if values["begun"]:
+        begun = flag(values["begun"], "begun")
+        if begun:
             expected |= {
                 f"last/{name}": np.empty(columns[name].shape, columns[name].dtype) for name in self._obs_names
             }
@@ -147,7 +148,7 @@ class NStepProcessor:
             _Pending(tuple(arrays[name][k] for name in self._obs_names), arrays["action"][k], float(reward))
             for k, reward in enumerate(arrays["rewards"])
         )
-        last = tuple(arrays[f"last/{name}"] for name in self._obs_names) if values["begun"] else None
+        last = tuple(arrays[f"last/{name}"] for name in self._obs_names) if begun else None
         episode_return = number(values["episode_return"], "the return of an episode")
         return _Stream(waiting, episode_return, count(values["length"], "the length of an episode"), last)
 

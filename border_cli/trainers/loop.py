@@ -28,7 +28,7 @@ from border_cli.core.protocols import (
     StopCheck,
 )
 from border_cli.core.record import Record
-from border_cli.core.state import RunState, State, count, listed, number, require
+from border_cli.core.state import RunState, State, count, flag, listed, number, require
 from border_cli.replay.limiter import RatioLimiter
 from border_cli.trainers.judging import Judging
 from border_cli.trainers.saving import Keeper, Saving
@@ -348,7 +348,7 @@ class TrainingLoop:
         else:
             p.buffer.load_state(state.replay)
         p.buffer.load_generator_state(state.generators["replay"])
-        if not own["whole"]:
+        if not flag(own["whole"], "whole"):
             self._break_streams()
         p.telemetry.load_state(own["telemetry"])
         self.judging.load_state(own["judging"])
@@ -368,7 +368,7 @@ class TrainingLoop:
         to_do = listed(own["to_do"], "to_do")
         unknown = [
             *(name for name in values if name not in METRICS),
-            *(n for n in to_do if n not in self._stages),
+            *(n for n in to_do if n not in tuple(self._stages)),
         ]
         if unknown:
             raise ValueError(f"there is no metric or stage {unknown[0]!r}")
