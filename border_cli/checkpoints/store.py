@@ -322,7 +322,12 @@ def newest_valid(
 def _visible_names(parent: Path) -> set[str]:
     """Names of directories, those that a crash left aside under their own names."""
     names = {entry.name for entry in os.scandir(parent) if entry.is_dir(follow_symlinks=False)}
-    return {name[1 : -len(".aside")] if name.endswith(".aside") else name for name in names}
+    return {_own_name(name) for name in names}
+
+
+def _own_name(name: str) -> str:
+    """The name of a checkpoint that may stand aside (see `aside`)."""
+    return name[1 : -len(".aside")] if name.endswith(".aside") else name
 
 
 def _verifies(path: Path) -> bool:
@@ -361,6 +366,7 @@ def _read(
         with _open_folder(path) as folder:
             with _open(folder, name) as file:
                 manifest = Manifest.decode(_read_limited(file, MAX_MANIFEST_BYTES))
+            _check_name(path, manifest)
             _check_limits(manifest, limits)
             for name, entry in manifest.files.items():
                 with _open(folder, name) as file:
@@ -374,6 +380,13 @@ def _read(
     except (OSError, ValueError) as e:
         raise InvalidCheckpointError(f"{path / name} does not verify: {_reason(e)}") from e
     return manifest, contents
+
+
+def _check_name(path: Path, manifest: Manifest) -> None:
+    """The manifest has no sum of its own; of what it says, only the opt step is not held against the files."""
+    match = _STEP_NAME.fullmatch(_own_name(path.name))
+    if match and int(match[1]) != manifest.opt_steps:
+        raise ValueError(f"it is of opt step {manifest.opt_steps}, and its directory is not")
 
 
 def _check_limits(manifest: Manifest, limits: Mapping[str, int]) -> None:
