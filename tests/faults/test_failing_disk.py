@@ -9,12 +9,13 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from border_cli.checkpoints import store
 from border_cli.cli.train import main
-from border_cli.core.errors import ExitCode
+from border_cli.core.errors import CheckpointIOError, ExitCode
 from border_cli.replay.limiter import RatioLimiter
 from border_cli.runs.summary import Summary
 from tests.faults.commands import verified_checkpoints
@@ -205,3 +206,23 @@ def test_c7_a_summary_that_cannot_be_written_is_a_warning(
     assert code == 0
     assert len(warnings(run)) == 2 and "summary.json" in warnings(run)[0]
     assert run.summary["status"] == "done"
+
+
+@pytest.mark.parametrize("times", [2, 100])
+def test_c6_a_best_model_of_the_very_end_is_not_forgotten(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """Judged after the last checkpoint: there is one more save for it alone, and that has to succeed."""
+    write, refused = store.write, list[str]()
+
+    def refusing(parent: Path, name: str, *rest: Any) -> Path:
+        if name == "best" and len(refused) < times:
+            refused.append(name)
+            raise CheckpointIOError("best cannot be written")
+        return write(parent, name, *rest)
+
+    monkeypatch.setattr(store, "write", refusing)
+    code, run = run_until(INTERVAL, "trainer.eval_interval=1000", "evaluator.episodes=1")
+    assert code == (0 if times == 2 else ExitCode.CHECKPOINT_IO)
+    assert (run.path / "best").exists() == (code == 0)
+    assert_only_whole_ones(run, [INTERVAL])
