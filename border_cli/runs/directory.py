@@ -110,13 +110,19 @@ def check_plain(run_dir: Path) -> None:
     A link leads elsewhere, so does a file that has a second name, and who opens a pipe waits for ever.
     """
     for folder in (run_dir, *(run_dir / name for name in _WRITTEN_TO)):
-        if folder.is_dir():
-            for entry in os.scandir(folder):
-                if not _is_plain(entry):
-                    raise UsageError(
-                        f"{entry.path} is no plain file or folder, and this run is not one of yours\n"
-                        "allowed: a copy of the run without links, such as cp -rL makes"
-                    )
+        for entry in _entries(folder):
+            if not _is_plain(entry):
+                raise UsageError(
+                    f"{entry.path} is no plain file or folder, and this run is not one of yours\n"
+                    "allowed: a copy of the run without links, such as cp -rL makes"
+                )
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    if not folder.is_dir():
+        return []
+    with os.scandir(folder) as entries:
+        return list(entries)
 
 
 def _is_plain(entry: os.DirEntry[str]) -> bool:
