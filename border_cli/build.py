@@ -29,6 +29,7 @@ from border_cli.core.errors import (
     ExitCode,
     Interrupted,
     ResourceError,
+    UnfitStateError,
     UsageError,
 )
 from border_cli.core.items import item_columns
@@ -59,8 +60,8 @@ from border_cli.runs.directory import Launch
 from border_cli.runs.locate import model_directory
 from border_cli.runs.lock import locked
 from border_cli.runs.logs import TOLD, log_to
-from border_cli.runs.resume import Resumed, describe
-from border_cli.runs.summary import End, Summary, write_crash
+from border_cli.runs.resume import Resumed, describe, unfit
+from border_cli.runs.summary import SUMMARY_FILE, End, Summary, write_crash
 from border_cli.runtime import resources, seeding
 from border_cli.runtime.signals import StopFlag, own_or
 from border_cli.trainers.async_ import AsyncTrainer
@@ -187,6 +188,8 @@ class _Run:
             evaluator = self._evaluator(agent)
             self._loop = self._make_loop(agent, buffer, evaluator, recorder)
             return self._loop.run(self._resumed.state)
+        except UnfitStateError as e:
+            raise unfit(self._resumed.path or self._dir, e) from e
         finally:
             if evaluator is not None:
                 evaluator.close()
@@ -311,8 +314,12 @@ class _Run:
         return lambda name: int(written.get(name, 0))
 
     def _saved(self, opt_steps: int) -> None:
-        if self._loop is not None:
+        if self._loop is None:
+            return
+        try:
             self._summary.saved(opt_steps, self._loop.parts.telemetry.seconds)
+        except OSError as e:  # the checkpoint is there, and it is what counts
+            _log.warning("%s cannot be written: %s", self._dir / SUMMARY_FILE, e.strerror)
 
     def _announce(self) -> None:
         c = self._config

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 
 from border_cli.actors.sampler import ResumableSampler
+from border_cli.core.errors import UnfitStateError
 from border_cli.core.items import Chunk, finished_episodes
 from border_cli.core.protocols import ActorStat, ModelInfo
-from border_cli.core.state import State, joined, require, section
+from border_cli.core.state import State, count, joined, require, section
 
 
 class InThreadSource:
@@ -52,15 +53,16 @@ class InThreadSource:
         return joined(own | {"sampler": self._sampler.state()} if whole else own)
 
     def _load(self, state: State) -> None:
-        counts = section(state, "source").values
-        require(counts, ("taken", "cursor", "sequence", "version", "episodes"), "the actor")
+        saved, names = section(state, "source").values, ("taken", "cursor", "sequence", "version", "episodes")
+        require(saved, names, "the actor")
+        counts = {name: count(saved[name], name) for name in names}
         if "sampler" in state.values:
             self._sampler.begin_from(section(state, "sampler"))
         else:
-            self._sampler.begin(first_episode=int(counts["episodes"]) + 1)
-        self._taken, self._cursor = int(counts["taken"]), int(counts["cursor"])
-        self._sequence, self._version = int(counts["sequence"]), int(counts["version"])
-        self._stat.episodes, self._stat.exact = int(counts["episodes"]), self._sampler.exact
+            self._sampler.begin(first_episode=counts["episodes"] + 1)
+        self._taken, self._cursor = counts["taken"], counts["cursor"] % self._n_envs
+        self._sequence, self._version = counts["sequence"], counts["version"]
+        self._stat.episodes, self._stat.exact = counts["episodes"], self._sampler.exact
 
     def collect(self) -> list[Chunk]:
         """The rows of one round of env steps; nothing without credit, or after `stop`."""
@@ -83,8 +85,12 @@ class InThreadSource:
         return [True]
 
     def grant(self, credits: Sequence[int]) -> None:
-        """Env steps that may have been taken in all."""
+        """Env steps that may have been taken in all. Raises UnfitStateError where more have been."""
         (self._credit,) = credits
+        if self._credit < self._taken:
+            raise UnfitStateError(
+                f"the actor has taken {self._taken} env steps, and {self._credit} are known of"
+            )
 
     def announce(self, env_steps: int) -> None:
         """The count that exploration follows."""

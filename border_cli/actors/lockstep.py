@@ -18,10 +18,10 @@ from border_cli.actors.model_channel import ModelChannel, model_layout
 from border_cli.actors.place import ActorSpec
 from border_cli.actors.rounds import LOCKSTEP_SLOTS, Rounds, model_number
 from border_cli.config.schema import ActorManagerConfig
-from border_cli.core.errors import ActorLostError
-from border_cli.core.items import Chunk, Column, Items
+from border_cli.core.errors import ActorLostError, UnfitStateError
+from border_cli.core.items import Chunk, Column, Items, empty_items
 from border_cli.core.protocols import ActorStat, ModelInfo, StopCheck
-from border_cli.core.state import State, joined, require, section
+from border_cli.core.state import State, check_arrays, count, joined, require, section
 from border_cli.runtime.clock import Backoff
 
 
@@ -40,6 +40,7 @@ class LockstepManager(ActorManager):
         config = replace(config, restarts=0, min_actors=rounds.n_actors, on_env_error="stop")
         super().__init__(spec, columns, rounds.n_actors, config, should_stop, on_exception)
         self._rounds = rounds
+        self._columns = columns
         self._next = 0  # the round whose chunks are inserted next
         self._under_way: list[list[Items]] = [[] for _ in range(rounds.n_actors)]
         self._whole: list[deque[Chunk]] = [deque() for _ in range(rounds.n_actors)]
@@ -94,30 +95,56 @@ class LockstepManager(ActorManager):
     def _seat(self, actor: int, state: State | None) -> tuple[ActorStat, State | None]:
         if state is None:
             return ActorStat(actor), None
-        if f"actor{actor}" in state.values:
-            own = section(state, f"actor{actor}")
-            counts = section(own, "counts").values
-            require(counts, ("incarnation", "env_steps", "episodes"), f"actor {actor}")
-            stat = ActorStat(
-                actor, int(counts["incarnation"]), int(counts["env_steps"]), int(counts["episodes"])
-            )
-            return stat, own
-        # From the round that comes next; its number makes the seeds new.
-        counts = {"round": self._next, "env_steps": 0, "episodes": 0}
-        return ActorStat(actor, self._next + 1), joined({"counts": State({}, counts)})
+        if (
+            f"actor{actor}" not in state.values
+        ):  # from the round that comes next; its number makes the seeds new
+            counts = {"round": self._next, "env_steps": 0, "episodes": 0}
+            return ActorStat(actor, self._next + 1), joined({"counts": State({}, counts)})
+        own = section(state, f"actor{actor}")
+        counts = section(own, "counts").values
+        require(counts, ("round", "incarnation", "env_steps", "episodes"), f"actor {actor}")
+        if counts["round"] != self._publications + 2:
+            raise UnfitStateError(f"actor {actor} is in round {counts['round']}, and waits for no model")
+        incarnation, env_steps, episodes = (
+            count(counts[name], name) for name in ("incarnation", "env_steps", "episodes")
+        )
+        return ActorStat(actor, incarnation, env_steps, episodes), own
 
     def _load(self, state: State) -> int:
-        """Take over the rounds; the number of publications before the one that the actors are started with."""
+        """Take over the rounds; the number of publications before the one that the actors are started with.
+
+        Raises UnfitStateError for a state that no run of these actors has been in.
+        """
         rounds = section(state, "rounds").values
         require(rounds, ("next",), "the rounds")
-        self._next = int(rounds["next"])
+        self._next = count(rounds["next"], "the next round")
         if "publications" not in rounds:
             return model_number(self._next) - 1
+        publications = count(rounds["publications"], "the publications of the model")
+        if publications not in (max(self._next, 1), self._next + 1):
+            raise UnfitStateError(f"round {self._next} comes next, and {publications} models were published")
         chunks = section(state, "chunks")
-        for name in sorted(chunks.values, key=lambda name: [int(number) for number in name.split("/")]):
-            actor = int(name.partition("/")[0])
-            self._whole[actor].append(_chunk(actor, section(chunks, name)))
-        return int(rounds["publications"]) - 1
+        for actor, queue in enumerate(self._whole):
+            for round_ in range(self._next, publications + 2):
+                name = f"{actor}/{round_ - self._next}"
+                if name in chunks.values:
+                    queue.append(self._chunk(actor, section(chunks, name)))
+        if sum(map(len, self._whole)) != len(chunks.values):
+            raise UnfitStateError("there are chunks of rounds that have not begun")
+        return publications - 1
+
+    def _chunk(self, actor: int, state: State) -> Chunk:
+        names = ("incarnation", "env_steps", "version")
+        require(state.values, names, "a chunk")
+        require(state.arrays, ("span", "env"), "a chunk")
+        incarnation, env_steps, version = (count(state.values[name], name) for name in names)
+        rows = np.size(state.arrays["span"])
+        if any(array.shape[:1] != (rows,) for array in state.arrays.values()):
+            raise UnfitStateError("the columns of a chunk are not of one length")
+        check_arrays(state.arrays, empty_items(self._columns, rows), "a chunk")
+        if state.arrays["env"].min(initial=0) < 0 or state.arrays["span"].min(initial=0) < 0:
+            raise UnfitStateError("a chunk has rows of nobody, or of no time")
+        return Chunk(actor, incarnation, 0, env_steps, version, state.arrays)
 
     @property
     def _publications(self) -> int:
@@ -185,16 +212,3 @@ def _chunk_state(chunk: Chunk) -> State:
         "version": chunk.version,
     }
     return State(dict(chunk.items), values)
-
-
-def _chunk(actor: int, state: State) -> Chunk:
-    values = state.values
-    require(values, ("incarnation", "env_steps", "version"), "a chunk")
-    return Chunk(
-        actor,
-        int(values["incarnation"]),
-        0,
-        int(values["env_steps"]),
-        int(values["version"]),
-        state.arrays,
-    )

@@ -17,7 +17,7 @@ from border_cli.actors.rounds import Rounds, model_number
 from border_cli.actors.sampler import ResumableSampler
 from border_cli.actors.waiting import Waiter
 from border_cli.core.protocols import ActingPolicy, ActorStat
-from border_cli.core.state import State, joined, require, section
+from border_cli.core.state import State, count, joined, require, section
 from border_cli.runtime.clock import SYSTEM_CLOCK, Clock
 
 
@@ -68,10 +68,9 @@ class LockstepActor:
         if state is None:
             self._sampler.begin()
             return
-        counts = section(state, "counts").values
-        require(counts, ("round", "env_steps", "episodes"), f"actor {self._place.actor}")
-        self._round, self.env_steps = int(counts["round"]), int(counts["env_steps"])
-        self._episodes = int(counts["episodes"])
+        saved, names = section(state, "counts").values, ("round", "env_steps", "episodes")
+        require(saved, names, f"actor {self._place.actor}")
+        self._round, self.env_steps, self._episodes = (count(saved[name], name) for name in names)
         if "sampler" not in state.values:  # it was lost in the middle of something
             self._sampler.begin()
             return

@@ -20,7 +20,7 @@ from border_cli.config.schema import ActorManagerConfig
 from border_cli.core.errors import ActorLostError
 from border_cli.core.items import Chunk, Column
 from border_cli.core.protocols import ActorStat, ModelInfo, StopCheck
-from border_cli.core.state import State, require
+from border_cli.core.state import State, count, require
 from border_cli.runtime.clock import Deadline
 
 _START_POLL_S = 0.1
@@ -176,9 +176,10 @@ class ActorManager:
         before = None if state is None else state.values.get(str(actor))
         if before is None:
             return ActorStat(actor), None
-        require(before, ("incarnation", "env_steps", "episodes"), f"actor {actor}")
-        incarnation = int(before["incarnation"]) + 1
-        return ActorStat(actor, incarnation, int(before["env_steps"]), int(before["episodes"])), None
+        names = ("incarnation", "env_steps", "episodes")
+        require(before, names, f"actor {actor}")
+        incarnation, env_steps, episodes = (count(before[name], name) for name in names)
+        return ActorStat(actor, incarnation + 1, env_steps, episodes), None
 
     def _shared(self, models: ModelChannel) -> Shared:
         """What all actors have in common. Under on_env_error=stop no environment is made anew in place."""

@@ -53,10 +53,14 @@ class Mended:
 
 @dataclass(frozen=True)
 class Failed:
-    """The actor is about to leave because something raised. env_steps: those it had completed."""
+    """The actor is about to leave because something raised.
+
+    env_steps: those it had completed · unfit: it was given a saved state that is none.
+    """
 
     raised: Raised
     env_steps: int
+    unfit: bool = False
 
 
 @dataclass(frozen=True)

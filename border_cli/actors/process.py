@@ -26,6 +26,7 @@ from border_cli.actors.ring import Ring
 from border_cli.actors.rounds import Rounds
 from border_cli.actors.sampler import ResumableEnv, ResumableSampler, Sampler
 from border_cli.actors.waiting import Waiter
+from border_cli.core.errors import UnfitStateError
 from border_cli.core.protocols import ActingPolicy, ActorStat, Env, ModelInfo, StepProcessor
 from border_cli.core.state import State
 from border_cli.runtime import child, seeding
@@ -158,7 +159,8 @@ class _Life:
         if isinstance(error, EnvGivenUp):
             return Failed(error.raised, env_steps)
         phase = self._phase if self._sampler is None else self._sampler.phase
-        return Failed(describe(error, phase, self._place), env_steps)
+        raised = describe(error, phase, self._place)
+        return Failed(raised, env_steps, unfit=isinstance(error, UnfitStateError))
 
     def close(self) -> None:
         """Release the environments; a failure of that is logged and changes nothing any more."""

@@ -15,8 +15,10 @@ import numpy as np
 from border_cli.core.items import Items
 from border_cli.core.protocols import Env, Policy, Step, StepError, StepProcessor
 from border_cli.core.spaces import Array
-from border_cli.core.state import State, joined, require, section
+from border_cli.core.state import State, count, joined, listed, require, section
 
+_MAX_EPISODES = 2**32 - 1
+"""A number of an episode is a word of its seed."""
 _logger = logging.getLogger(__name__)
 
 
@@ -188,12 +190,10 @@ class ResumableSampler(Sampler):
         """
         counts = section(state, "counts").values
         require(counts, ("episodes", "times"), "the sampler")
-        self._episodes = [int(n) for n in counts["episodes"]]
-        self._times = [int(n) for n in counts["times"]]
-        if not len(self._episodes) == len(self._times) == self._env.n_envs:
-            raise ValueError(
-                f"{self._owner} has {self._env.n_envs} environments, its saved state another number"
-            )
+        n = self._env.n_envs
+        episodes, times = (listed(counts[name], name, n) for name in ("episodes", "times"))
+        self._episodes = [count(number, "an episode's number", _MAX_EPISODES) for number in episodes]
+        self._times = [count(number, "the length of an episode") for number in times]
         self._processor.load_state(section(state, "processor"))
         for env_ix in self._resumable.load_state(section(state, "env")):
             self.exact = False

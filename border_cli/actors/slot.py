@@ -31,7 +31,7 @@ from border_cli.actors.model_channel import ModelChannel
 from border_cli.actors.place import ActorSpec
 from border_cli.actors.process import ActorLinks, Order, actor_main
 from border_cli.actors.ring import Ring
-from border_cli.core.errors import ActorLostError
+from border_cli.core.errors import ActorLostError, UnfitStateError
 from border_cli.core.items import Chunk, Column
 from border_cli.core.protocols import ActorStat
 from border_cli.core.state import State
@@ -150,11 +150,16 @@ class ActorSlot:
         return self._process.exitcode is not None and (pid is None or forkserver.pid_gone(pid))
 
     def lost(self) -> ActorLostError | None:
-        """Why this actor does not act any more though nobody asked it to leave; None while it does."""
+        """Why this actor does not act any more though nobody asked it to leave; None while it does.
+
+        Raises UnfitStateError where it was given a saved state that is none.
+        """
         if self.gone():
             self._hear(_LAST_WORDS)  # why it left may stand behind much that it logged
         if self._failed is not None:
             raised = self._failed.raised
+            if self._failed.unfit:
+                raise UnfitStateError(f"actor {self._actor}: {raised.error}")
             return ActorLostError(self._describe(self._failed), raised.traceback, raised.context)
         if self._process is not None and self.gone():
             end = forkserver.describe_exit(self._process.exitcode)

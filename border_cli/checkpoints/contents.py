@@ -18,6 +18,7 @@ Nothing in a checkpoint depends on clock, host, path or process.
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,10 +32,12 @@ from safetensors import numpy as safetensors
 from border_cli.checkpoints import store
 from border_cli.checkpoints.manifest import FileEntry, Manifest, part_of
 from border_cli.core import json_text
+from border_cli.core.errors import CheckpointIOError
 from border_cli.core.protocols import Evaluation, ModelInfo
 from border_cli.core.spaces import ActionSpec, Array, EnvSpec, ObsLeaf
 from border_cli.core.state import Block, RunState, State
 
+_logger = logging.getLogger(__name__)
 BEST = "best"
 CHECKPOINTS = "checkpoints"
 REPLAY = "replay"
@@ -93,7 +96,7 @@ def save_checkpoint(
     keep: int,
     sealed: Mapping[str, tuple[Path, FileEntry]] = MappingProxyType({}),
 ) -> Path:
-    """Write `folder/step-<opt step>`, then keep the newest `keep` there. Returns its path.
+    """Write `folder/step-<opt step>`, then keep the newest `keep` there, as far as the disk lets us. Returns its path.
 
     counters: JSON values for people; a score that is not finite is written as null · sealed: files of blocks that an
     earlier checkpoint has. Raises CheckpointIOError when the disk fails.
@@ -102,7 +105,10 @@ def save_checkpoint(
     for name in files.keys() & sealed.keys():
         files[name] = store.Sealed(*sealed[name], files[name])
     path = store.write(folder, store.step_name(info.version), files, info.version)
-    store.prune(folder, keep, by_size=(REPLAY,))
+    try:
+        store.prune(folder, keep, by_size=(REPLAY,))
+    except CheckpointIOError as e:  # the checkpoint is there; an older one more is no loss
+        _logger.warning("%s", e)
     return path
 
 
@@ -158,12 +164,18 @@ def save_best(
     routine: where score is a confirmation, the evaluation that it confirmed.
     Raises CheckpointIOError when the disk fails.
     """
+    return store.write(run_dir, BEST, best_files(arrays, model, score, routine), score.opt_steps)
+
+
+def best_files(
+    arrays: Mapping[str, Array], model: ModelDescription, score: Evaluation, routine: Evaluation | None = None
+) -> Files:
+    """The files of best/, as bytes that what happens to the arrays does not change any more."""
     info = ModelInfo(score.opt_steps, dict(arrays))
-    files: Files = {
+    return {
         **_model_files(info, model, score.opt_steps),
         "score.json": json_text.encode(json_text.finite_or_null(_best_data(score, routine))),
     }
-    return store.write(run_dir, BEST, files, score.opt_steps)
 
 
 def _model_files(info: ModelInfo, model: ModelDescription, opt_steps: int) -> dict[str, bytes]:
@@ -204,8 +216,11 @@ def _score_data(score: Evaluation) -> dict[str, Any]:
 
 
 def read_model(path: Path) -> SavedModel:
-    """The model of a checkpoint or of best/. Raises InvalidCheckpointError."""
-    manifest, files = store.read(path, ("model",))
+    """The model of a checkpoint or of best/. Raises InvalidCheckpointError.
+
+    Acting needs no replay: of that, only the size is looked at.
+    """
+    manifest, files = store.read(path, ("model",), by_size=(REPLAY,))
     return _Reader(path, files).model(manifest.opt_steps)
 
 
@@ -297,7 +312,7 @@ class _Reader:
         data = self.json("score.json")
         try:
             return Evaluation.from_json(data)
-        except (KeyError, TypeError, ValueError) as e:
+        except ValueError as e:
             raise self._invalid("score.json", e) from e
 
     def json(self, name: str) -> dict[str, Any]:

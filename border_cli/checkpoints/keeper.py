@@ -10,15 +10,18 @@ from pathlib import Path
 
 from border_cli.checkpoints import store
 from border_cli.checkpoints.contents import (
+    BEST,
     CHECKPOINTS,
+    Files,
     ModelDescription,
+    best_files,
     block_file,
     encode_arrays,
-    save_best,
     save_checkpoint,
 )
-from border_cli.checkpoints.manifest import FileEntry
+from border_cli.checkpoints.manifest import FileEntry, Manifest
 from border_cli.config.schema import TrainConfig
+from border_cli.core.errors import CheckpointIOError
 from border_cli.core.protocols import Agent, Evaluation, ModelInfo
 from border_cli.core.spaces import Array, EnvSpec
 from border_cli.core.state import RunState, State
@@ -53,36 +56,50 @@ class RunKeeper:
             agent=asdict(config.agent), env=asdict(config.env), spec=spec, plugins=tuple(config.plugins)
         )
         self._sealed: dict[str, tuple[Path, FileEntry]] = {}
+        self._best: tuple[int, Files] | None = None
 
-    def save_best(self, model: ModelInfo, score: Evaluation, routine: Evaluation | None) -> None:
-        """Replace best/."""
-        save_best(self._dir, model.arrays, self._model, score, routine)
+    @property
+    def holds_best(self) -> bool:
+        """Whether there is a best model that is not written yet."""
+        return self._best is not None
+
+    def hold_best(self, model: ModelInfo, score: Evaluation, routine: Evaluation | None) -> None:
+        """Take the bytes of this model, to be written by `write_best`."""
         _logger.info("new best at opt step %d: %.1f ± %.1f", score.opt_steps, score.mean, score.std)
+        self._best = (score.opt_steps, best_files(model.arrays, self._model, score, routine))
+
+    def write_best(self) -> None:
+        """Replace best/ by the model that is held, if there is one. Raises CheckpointIOError; then it stays held."""
+        if self._best is not None:
+            opt_steps, files = self._best
+            store.write(self._dir, BEST, files, opt_steps)
+            self._best = None
 
     def save(self, state: RunState, counters: Mapping[str, object]) -> None:
-        """Write checkpoints/step-…/ and drop the oldest."""
+        """Write checkpoints/step-…/ and drop the oldest. Raises CheckpointIOError."""
         info = self._agent.model_info()
         state = replace(
             state,
             replay=state.replay if self._with_replay else None,
             generators={"seed": self._seed, **state.generators},
         )
-        folder, sealed = self._dir / CHECKPOINTS, self._sealed
-        path = save_checkpoint(folder, self._model, info, state, counters, self._keep, sealed)
-        files = store.read_manifest(path).files
-        total, new = (
-            sum(entry.bytes for name, entry in files.items() if not (known and name in sealed))
-            for known in (False, True)
-        )
-        _logger.info("checkpoint at opt step %d: %s, %s of it new", info.version, _size(total), _size(new))
-        self.know_sealed(path, state.replay)
+        folder = self._dir / CHECKPOINTS
+        path = save_checkpoint(folder, self._model, info, state, counters, self._keep, self._sealed)
+        try:
+            self._note(path, store.read_manifest(path), state.replay)
+        except store.InvalidCheckpointError as e:  # it verified a moment ago, so the disk has begun to fail
+            raise CheckpointIOError(str(e)) from e
         self._saved(info.version)
 
-    def know_sealed(self, path: Path, replay: State | None) -> None:
+    def _note(self, path: Path, manifest: Manifest, replay: State | None) -> None:
         """From now on, blocks that are sealed in this checkpoint are not written again."""
-        entries = store.read_manifest(path).files
+        new = sum(entry.bytes for name, entry in manifest.files.items() if name not in self._sealed)
+        total = _size(manifest.total_bytes)
+        _logger.info("checkpoint at opt step %d: %s, %s of it new", manifest.opt_steps, total, _size(new))
         sealed = [] if replay is None else [block_file(block) for block in replay.blocks if block.sealed]
-        self._sealed = {name: (path / name, entries[name]) for name in sealed if name in entries}
+        self._sealed = {
+            name: (path / name, manifest.files[name]) for name in sealed if name in manifest.files
+        }
 
     def save_skipped(self, opt_steps: int, batch: dict[str, Array]) -> Path | None:
         """Write nonfinite/step-….safetensors, the columns of the batch; None if the run has three, or the disk fails."""

@@ -8,13 +8,16 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from border_cli.core import json_text
+from border_cli.core.state import count
 
 FORMAT_VERSION = 1
 MANIFEST_FILE = "manifest.json"
 MAX_MANIFEST_BYTES = 2**20
-MAX_FILES = 1000
-MAX_FILE_BYTES = 2**40
-"""Far above any replay; a manifest that claims more is not believed."""
+MAX_FILES = 5000
+MAX_JSON_BYTES = 8 * 2**20
+MAX_ARRAYS_BYTES = {"model": 2**30}
+MAX_OTHER_BYTES = 2**32
+"""Far above any file of that kind; a manifest that claims more is not believed, and the file is not looked at."""
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)+")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -66,7 +69,7 @@ class Manifest:
             raise ValueError(
                 f"format_version {data['format_version']!r}; this border-cli reads {FORMAT_VERSION}"
             )
-        manifest = Manifest(_count(data.get("opt_steps"), "opt_steps"), _files(data.get("files")))
+        manifest = Manifest(count(data.get("opt_steps"), "opt_steps"), _files(data.get("files")))
         if data.get("parts") != list(manifest.parts):
             raise ValueError("its parts are not those of its files")
         return manifest
@@ -83,6 +86,12 @@ def check_file_name(name: str) -> None:
         raise ValueError(f"{name!r} is no name of a checkpoint's file")
 
 
+def _most_bytes(name: str) -> int:
+    if name.endswith(".json"):
+        return MAX_JSON_BYTES
+    return MAX_ARRAYS_BYTES.get(part_of(name), MAX_OTHER_BYTES)
+
+
 def _files(data: Any) -> dict[str, FileEntry]:
     if not isinstance(data, dict) or not 0 < len(data) <= MAX_FILES:
         raise ValueError("it has no list of files")
@@ -93,15 +102,9 @@ def _entry(name: str, data: Any) -> FileEntry:
     check_file_name(name)
     if not isinstance(data, dict) or data.keys() != {"bytes", "sha256"}:
         raise ValueError(f"{name}: bytes and sha256 are not given")
-    size, digest = _count(data["bytes"], f"bytes of {name}"), data["sha256"]
-    if size > MAX_FILE_BYTES:
+    size, digest = count(data["bytes"], f"bytes of {name}"), data["sha256"]
+    if size > _most_bytes(name):
         raise ValueError(f"{name}: {size} bytes are more than any checkpoint has")
     if not isinstance(digest, str) or not _SHA256.fullmatch(digest):
         raise ValueError(f"{name}: the sha256 is none")
     return FileEntry(size, digest)
-
-
-def _count(value: Any, name: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{name} is {value!r}, not a count")
-    return value

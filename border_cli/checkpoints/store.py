@@ -17,6 +17,7 @@ import stat
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import BinaryIO, Protocol
 
 from border_cli.checkpoints.manifest import (
@@ -36,6 +37,7 @@ _BLOCK = 2**20
 _STEP_NAME = re.compile(r"step-(\d{9,18})")
 _READ_TRIES = 3
 _LEAST_VERIFIED = 2
+_NO_LIMITS: Mapping[str, int] = MappingProxyType({})
 
 
 class InvalidCheckpointError(NoValidCheckpointError):
@@ -233,27 +235,31 @@ def _sync_folder(path: Path) -> None:
 # -- reading ------------------------------------------------------------
 
 
-def verify(path: Path, by_size: Collection[str] = ()) -> Manifest:
+def verify(path: Path, by_size: Collection[str] = (), limits: Mapping[str, int] = _NO_LIMITS) -> Manifest:
     """The manifest of a checkpoint, read as `read` does. Raises InvalidCheckpointError."""
-    return read(path, (), by_size)[0]
+    return read(path, (), by_size, limits)[0]
 
 
 def read(
-    path: Path, parts: Collection[str] | None = None, by_size: Collection[str] = ()
+    path: Path,
+    parts: Collection[str] | None = None,
+    by_size: Collection[str] = (),
+    limits: Mapping[str, int] = _NO_LIMITS,
 ) -> tuple[Manifest, dict[str, bytes]]:
     """Manifest and file contents of these parts, or all; the whole checkpoint is verified in any case.
 
-    by_size: parts that are not read, and of whose files only the size is looked at. Where a writer is just replacing
-    the checkpoint, or crashed doing so, the one that verifies is read. Raises InvalidCheckpointError.
+    by_size: parts that are not read, and of whose files only the size is looked at · limits: bytes that a part may
+    have; where it has more, nothing is read. Files that the manifest does not name are never looked at. Where a writer
+    is just replacing the checkpoint, or crashed doing so, the one that verifies is read. Raises InvalidCheckpointError.
     """
     for _ in range(_READ_TRIES - 1):
         try:
-            return _read_either(path, parts, by_size)
+            return _read_either(path, parts, by_size, limits)
         except InvalidCheckpointError as e:
             if not isinstance(e.__cause__, FileNotFoundError):
                 raise
         # Gone at one look and back at the next: a writer went by between the two.
-    return _read_either(path, parts, by_size)
+    return _read_either(path, parts, by_size, limits)
 
 
 def read_file(path: Path, name: str, entry: FileEntry) -> bytes:
@@ -290,18 +296,18 @@ def list_steps(parent: Path) -> list[Path]:
     return [parent / name for name, _ in sorted(found.items(), key=lambda item: item[1], reverse=True)]
 
 
-def newest_valid(parent: Path, by_size: Collection[str] = ()) -> Path | None:
+def newest_valid(
+    parent: Path, by_size: Collection[str] = (), limits: Mapping[str, int] = _NO_LIMITS
+) -> Path | None:
     """The newest checkpoint that verifies, None where there is none at all. Warns of each one passed over.
 
-    by_size: as of `read`.
-
-    Raises NoValidCheckpointError when checkpoints exist and none verifies.
+    by_size, limits: as of `read`. Raises NoValidCheckpointError when checkpoints exist and none verifies.
     """
     paths = list_steps(parent)
     failure = ""
     for path in paths:
         try:
-            verify(path, by_size)
+            verify(path, by_size, limits)
             return path
         except InvalidCheckpointError as e:
             failure = str(e)
@@ -316,7 +322,12 @@ def newest_valid(parent: Path, by_size: Collection[str] = ()) -> Path | None:
 def _visible_names(parent: Path) -> set[str]:
     """Names of directories, those that a crash left aside under their own names."""
     names = {entry.name for entry in os.scandir(parent) if entry.is_dir(follow_symlinks=False)}
-    return {name[1 : -len(".aside")] if name.endswith(".aside") else name for name in names}
+    return {_own_name(name) for name in names}
+
+
+def _own_name(name: str) -> str:
+    """The name of a checkpoint that may stand aside (see `aside`)."""
+    return name[1 : -len(".aside")] if name.endswith(".aside") else name
 
 
 def _verifies(path: Path) -> bool:
@@ -329,19 +340,22 @@ def _verifies(path: Path) -> bool:
 
 
 def _read_either(
-    path: Path, parts: Collection[str] | None, by_size: Collection[str]
+    path: Path, parts: Collection[str] | None, by_size: Collection[str], limits: Mapping[str, int]
 ) -> tuple[Manifest, dict[str, bytes]]:
     """What `path` holds or else what stepped aside from there; the first one's error if neither verifies."""
     try:
-        return _read(path, parts, by_size)
+        return _read(path, parts, by_size, limits)
     except InvalidCheckpointError:
         with contextlib.suppress(InvalidCheckpointError):
-            return _read(aside(path), parts, by_size)
+            return _read(aside(path), parts, by_size, limits)
         raise
 
 
 def _read(
-    path: Path, parts: Collection[str] | None, by_size: Collection[str] = ()
+    path: Path,
+    parts: Collection[str] | None,
+    by_size: Collection[str] = (),
+    limits: Mapping[str, int] = _NO_LIMITS,
 ) -> tuple[Manifest, dict[str, bytes]]:
     """One pass over a directory: the bytes that are returned are those that were verified.
 
@@ -352,6 +366,8 @@ def _read(
         with _open_folder(path) as folder:
             with _open(folder, name) as file:
                 manifest = Manifest.decode(_read_limited(file, MAX_MANIFEST_BYTES))
+            _check_name(path, manifest)
+            _check_limits(manifest, limits)
             for name, entry in manifest.files.items():
                 with _open(folder, name) as file:
                     _check_size(file, entry)
@@ -364,6 +380,20 @@ def _read(
     except (OSError, ValueError) as e:
         raise InvalidCheckpointError(f"{path / name} does not verify: {_reason(e)}") from e
     return manifest, contents
+
+
+def _check_name(path: Path, manifest: Manifest) -> None:
+    """The manifest has no sum of its own; of what it says, only the opt step is not held against the files."""
+    match = _STEP_NAME.fullmatch(_own_name(path.name))
+    if match and int(match[1]) != manifest.opt_steps:
+        raise ValueError(f"it is of opt step {manifest.opt_steps}, and its directory is not")
+
+
+def _check_limits(manifest: Manifest, limits: Mapping[str, int]) -> None:
+    for part, most in limits.items():
+        total = sum(entry.bytes for name, entry in manifest.files.items() if part_of(name) == part)
+        if total > most:
+            raise ValueError(f"its part {part} has {total} bytes, and this run at most {most}")
 
 
 @contextlib.contextmanager

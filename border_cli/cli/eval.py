@@ -24,6 +24,7 @@ from border_cli.evaluation.episodes import EpisodeRunner
 from border_cli.evaluation.film import Film
 from border_cli.evaluation.statistics import INTERVAL, Statistics, summarise
 from border_cli.runs import load
+from border_cli.runs.directory import check_plain
 from border_cli.runs.json_file import write_json
 from border_cli.runs.locate import Located, model_directory
 from border_cli.runs.trust import check_env
@@ -173,8 +174,10 @@ def _facts(arguments: EvalArguments, judged: _Judged) -> list[tuple[str, str]]:
 
 def _keep(arguments: EvalArguments, judged: _Judged, film: Film | None) -> None:
     """Write the figures, and the film, and say where. A folder that cannot be written to is no error."""
-    path = _result_path(arguments, judged)
+    path, run_dir = _result_path(arguments, judged), judged.located.run_dir
     try:
+        if run_dir is not None and not load.is_own_run(judged.located):
+            check_plain(run_dir)
         path.parent.mkdir(exist_ok=True)
         write_json(path, _result(arguments, judged))
         show(f"written: {path}")
@@ -183,6 +186,8 @@ def _keep(arguments: EvalArguments, judged: _Judged, film: Film | None) -> None:
             show(f"written: {path.with_suffix('.gif')}")
     except OSError as e:
         show(f"not written: {path}: {e.strerror or e}")
+    except UsageError as e:
+        show(f"not written: {str(e).splitlines()[0]}")
 
 
 def _result_path(arguments: EvalArguments, judged: _Judged) -> Path:

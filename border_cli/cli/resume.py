@@ -50,6 +50,8 @@ def split(words: Sequence[str]) -> tuple[str | None, list[str]]:
 def run_named(text: str, typed: Sequence[Override], argv: Sequence[str]) -> int:
     """Go on with this run. The exit code. Raises BorderError for whatever is refused; the run is then as it was."""
     run_dir = run_directory(Path(text))
+    if not trust.is_own(read_run_id(run_dir)):
+        directory.check_plain(run_dir)
     data = _stored(run_dir, typed)
     stored = to_config(data)
     config = _with_typed(data, typed)
@@ -75,7 +77,7 @@ def take_over(stored: TrainConfig, config: TrainConfig, typed: dict[str, str]) -
 def _run(
     run_dir: Path, stored: TrainConfig, config: TrainConfig, typed: dict[str, str], argv: Sequence[str]
 ) -> int:
-    from border_cli import build
+    from border_cli import build, parts
     from border_cli.preflight import preflight
     from border_cli.runs.resume import check_spec, read_resumed
 
@@ -83,8 +85,8 @@ def _run(
     check_changes(stored, wanted)
     launch = Launch(list(argv), typed, config.agent.type, config.env.id or str(config.env.entry_point))
     with StopFlag() as stop, locked(run_dir):
-        resumed = read_resumed(run_dir, config, wanted)
         spec = preflight(config, stop, run_dir)
+        resumed = read_resumed(run_dir, config, wanted, parts.buffer_bytes(config, spec))
         check_spec(resumed, spec)
         directory.write_config(run_dir, config)
         return int(build.train(config, spec, run_dir, launch, stop, resumed).code)

@@ -9,6 +9,9 @@ import yaml
 
 from border_cli.core.errors import UsageError
 
+MAX_BYTES = 2**20
+"""More than any configuration has; a larger file is not read."""
+
 
 def dump(data: Any) -> str:
     """Plain data as YAML text, keys in the order given."""
@@ -18,9 +21,11 @@ def dump(data: Any) -> str:
 
 def load(path: Path) -> Any:
     """Plain data of a file. Raises UsageError with file and line when it is not YAML, OSError as it is."""
+    if path.stat().st_size > MAX_BYTES:
+        raise UsageError(f"{path} is larger than {MAX_BYTES} bytes\nallowed: a configuration")
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as e:
+    except (yaml.YAMLError, ValueError, RecursionError) as e:  # ValueError: a number or date that is none
         raise UsageError(f"{path}: not valid YAML\n{describe(e)}") from e
 
 

@@ -78,6 +78,10 @@ class NoValidCheckpointError(BorderError):
     code = ExitCode.NO_VALID_CHECKPOINT
 
 
+class UnfitStateError(ValueError):
+    """A saved state that verifies and still is none that this run can go on from."""
+
+
 class Interrupted(BaseException):
     """A run that stopped cleanly because of SIGINT or SIGTERM.
 

@@ -1,4 +1,7 @@
-"""JSON that is the same bytes for the same data, and holds no number that JSON does not know."""
+"""JSON that is the same bytes for the same data, and holds no number that JSON does not know.
+
+What is read may be of anybody's making: neither its nesting, nor its numbers, nor how much it holds can do harm.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,11 @@ import json
 import math
 from collections.abc import Mapping
 from typing import Any
+
+_MAX_DIGITS = 40
+"""Of an integer: a generator's state has 39."""
+_MAX_ITEMS = 2**20
+"""Of all lists and objects together, by their punctuation: each of them takes many times its text in memory."""
 
 
 def encode(data: Any) -> bytes:
@@ -18,9 +26,16 @@ def encode(data: Any) -> bytes:
 
 
 def decode(text: bytes) -> Any:
-    """The inverse of `encode`. Raises ValueError for what is no UTF-8 JSON, and for NaN and infinity."""
+    """The inverse of `encode`. Every number in it is finite, and an integer has 40 digits at most.
+
+    Raises ValueError for what is no UTF-8 JSON, for other numbers, and for more items than any file of ours has.
+    """
+    if sum(map(text.count, (b",", b"[", b"{"))) > _MAX_ITEMS:
+        raise ValueError("it holds more items than any file of a run")
     try:
-        return json.loads(text.decode("utf-8"), parse_constant=_refuse)
+        return json.loads(
+            text.decode("utf-8"), parse_constant=_refuse, parse_float=_finite, parse_int=_integer
+        )
     except RecursionError as e:
         raise ValueError("nested too deeply") from e
 
@@ -34,6 +49,19 @@ def finite_or_null(data: Any) -> Any:
     if isinstance(data, list | tuple):
         return [finite_or_null(value) for value in data]
     return data
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:_MAX_DIGITS]} is too large a number")
+    return value
+
+
+def _integer(text: str) -> int:
+    if len(text) > _MAX_DIGITS + 1:
+        raise ValueError(f"{text[:_MAX_DIGITS]}… is too large a number")
+    return int(text)
 
 
 def _refuse(name: str) -> Any:

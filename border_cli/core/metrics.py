@@ -75,3 +75,9 @@ declare(
 )
 declare("time/eval_ms", "ms", "time of the evaluation, confirming included", "clock")
 declare("time/save_ms", "ms", "mean time of writing a checkpoint", "clock")
+declare(
+    "checkpoint/failed_saves",
+    "saves",
+    "saves of this launch that the disk refused, from the first on; a matter of the machine, not of the seed",
+    "clock",
+)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,7 +12,7 @@ import numpy as np
 from border_cli.core.items import Chunk, Items
 from border_cli.core.record import Record
 from border_cli.core.spaces import Array, EnvSpec, Obs
-from border_cli.core.state import State
+from border_cli.core.state import State, count, listed, number, require
 
 
 @dataclass
@@ -323,10 +323,14 @@ class Evaluation:
         return {"opt_steps": self.opt_steps, "returns": returns, "lengths": list(self.lengths)}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Evaluation:
-        """The inverse, with NaN for null. Raises KeyError, TypeError or ValueError for what is no evaluation."""
-        returns = tuple(math.nan if value is None else float(value) for value in data["returns"])
-        return cls(int(data["opt_steps"]), returns, tuple(int(n) for n in data["lengths"]))
+    def from_json(cls, data: Any) -> Evaluation:
+        """The inverse, with NaN for null. Raises ValueError for what is no evaluation."""
+        require(data, ("opt_steps", "returns", "lengths"), "an evaluation")
+        returns = tuple(number(value, "a return") for value in listed(data["returns"], "returns"))
+        lengths = tuple(count(value, "a length") for value in listed(data["lengths"], "lengths"))
+        if not returns or len(returns) != len(lengths):
+            raise ValueError(f"an evaluation has {len(returns)} returns and {len(lengths)} lengths")
+        return cls(count(data["opt_steps"], "the opt step of an evaluation"), returns, lengths)
 
 
 class Evaluator(Protocol):

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from border_cli.core.state import count, listed, number
+
 
 @dataclass
 class Record:
@@ -37,8 +39,9 @@ class Mean:
         return [self._sum, self._n]
 
     def load_state(self, state: Sequence[float]) -> None:
-        """Take over a saved state."""
-        self._sum, self._n = float(state[0]), int(state[1])
+        """Take over a saved state. Raises ValueError for what is none."""
+        total, n = listed(state, "a mean", 2)
+        self._sum, self._n = number(total, "a sum"), count(n, "a number of values")
 
     def take(self) -> float | None:
         """The mean, or None if nothing was added; starts over."""

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from border_cli.core.errors import UnfitStateError
+
 Array = NDArray[Any]
 Obs = dict[str, Array]
 """A batch of observations: one array per leaf of the space, shape (B, *leaf.shape)."""
@@ -95,6 +97,14 @@ class ActionSpec:
     def stored_dtype(self) -> str:
         """Dtype of the replay column."""
         return "int64" if self.kind == "discrete" else "float32"
+
+    def check(self, actions: Array) -> None:
+        """Raise UnfitStateError unless these, as stored, are actions of this space. Shape and dtype are known to fit."""
+        if self.kind == "discrete":
+            if actions.min(initial=0) < 0 or actions.max(initial=0) >= self.n:
+                raise UnfitStateError(f"a saved action is none of the {self.n} of this environment")
+        elif not np.isfinite(actions).all():
+            raise UnfitStateError("a saved action is not finite")
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for a checkpoint."""

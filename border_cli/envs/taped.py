@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from border_cli.core.protocols import Env, Step
 from border_cli.core.spaces import Array, Obs
-from border_cli.core.state import State, require
+from border_cli.core.state import State, check_arrays, count, require
+
+_MAX_SEED = 2**31 - 1
 
 
 class TapedEnv:
@@ -77,14 +80,19 @@ class TapedEnv:
             i for i, name in enumerate(names) if not self._play(i, state.values[name], state.arrays[name])
         ]
 
-    def _play(self, env_ix: int, values: dict[str, object], actions: Array) -> bool:
+    def _play(self, env_ix: int, values: Any, actions: Array) -> bool:
         require(values, ("seed", "observation"), "an environment")
-        self.reset(env_ix, int(str(values["seed"])))
+        expected = np.empty(
+            (len(np.atleast_1d(actions)), *self.spec.action.shape), self.spec.action.stored_dtype
+        )
+        check_arrays({"actions": actions}, {"actions": expected}, "an environment")
+        self.spec.action.check(actions)
+        self.reset(env_ix, count(values["seed"], "an episode's seed", _MAX_SEED))
         for action in actions:
             step = self.step([env_ix], action[np.newaxis])
             if step.terminated[0] or step.truncated[0]:
                 return False  # it went on when it was saved
-        return self._hash(env_ix) == values["observation"]
+        return bool(self._hash(env_ix) == values["observation"])
 
     def _hash(self, env_ix: int) -> str:
         digest = hashlib.sha256()

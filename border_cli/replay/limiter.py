@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from border_cli.core.state import require
+from border_cli.core.state import MAX_COUNT, count, listed, require
 
-_UNLIMITED = 2**62
+_UNLIMITED = MAX_COUNT
 
 
 class RatioLimiter:
@@ -73,13 +73,18 @@ class RatioLimiter:
         With another number of actors than it had, those that are left stand for those that are gone.
         """
         require(state, ("env_steps", "opt_steps", "used", "base"), "the ratio limiter")
+        env_steps, opt_steps = (count(state[name], name) for name in ("env_steps", "opt_steps"))
+        used = [count(steps, "env steps of an actor", env_steps) for steps in listed(state["used"], "used")]
+        base_env_steps, base_opt_steps = listed(state["base"], "the base of the ratio", 2)
+        if not used or sum(used) != env_steps:
+            raise ValueError(f"the actors' env steps are {sum(used)} together, not {env_steps}")
         n = len(self.credits)
-        used = [int(steps) for steps in state["used"]]
         self._used = [*used, *[0] * n][:n]
         self._used[-1] += sum(used[n:])
         self.credits = list(self._used)
-        self.env_steps, self.opt_steps = int(state["env_steps"]), int(state["opt_steps"])
-        self._base_env_steps, self._base_opt_steps = (int(count) for count in state["base"])
+        self.env_steps, self.opt_steps = env_steps, opt_steps
+        self._base_env_steps = count(base_env_steps, "the base in env steps", env_steps)
+        self._base_opt_steps = count(base_opt_steps, "the base in opt steps", opt_steps)
 
     def warm_up_again(self) -> None:
         """The replay is empty though training has begun: count from here as a new run does, warm-up first.

@@ -17,7 +17,7 @@ import numpy as np
 from border_cli.core.items import Column, Items, empty_items, item_columns
 from border_cli.core.protocols import Step
 from border_cli.core.spaces import Array, EnvSpec
-from border_cli.core.state import State, check_arrays, require
+from border_cli.core.state import State, check_arrays, count, flag, number, require
 
 
 def reward_limit(n_step: int, gamma: float, reward_clip: float | None = None) -> float:
@@ -69,6 +69,7 @@ class NStepProcessor:
     ) -> None:
         self._columns: tuple[Column, ...] = item_columns(spec)
         self._obs_names = [leaf.name for leaf in spec.obs.leaves]
+        self._action = spec.action
         self._n = n_step
         self._gamma = gamma
         self._clip = reward_clip
@@ -143,23 +144,26 @@ class NStepProcessor:
         require(values, ("episode_return", "length", "waiting", "begun"), "the step processor")
         arrays = {k.removeprefix(prefix): a for k, a in state.arrays.items() if k.startswith(prefix)}
         columns = {c.name: c for c in self._columns}
-        n = int(values["waiting"])
+        n = count(values["waiting"], "steps that wait for their sum", self._n)
         expected: Items = {
             name: np.empty((n, *columns[name].shape), columns[name].dtype)
             for name in (*self._obs_names, "action")
         }
         expected["rewards"] = np.empty(n, np.float64)
-        if values["begun"]:
+        begun = flag(values["begun"], "begun")
+        if begun:
             expected |= {
                 f"last/{name}": np.empty(columns[name].shape, columns[name].dtype) for name in self._obs_names
             }
         check_arrays(arrays, expected, "the step processor")
+        self._action.check(arrays["action"])
         waiting = deque(
             _Pending(tuple(arrays[name][k] for name in self._obs_names), arrays["action"][k], float(reward))
             for k, reward in enumerate(arrays["rewards"])
         )
-        last = tuple(arrays[f"last/{name}"] for name in self._obs_names) if values["begun"] else None
-        return _Stream(waiting, float(values["episode_return"]), int(values["length"]), last)
+        last = tuple(arrays[f"last/{name}"] for name in self._obs_names) if begun else None
+        episode_return = number(values["episode_return"], "the return of an episode")
+        return _Stream(waiting, episode_return, count(values["length"], "the length of an episode"), last)
 
     def _advance(
         self, env: int, obs: tuple[Array, ...], action: Array, reward: float, next_obs: tuple[Array, ...]

@@ -17,7 +17,7 @@ from border_cli.config.schema import BufferConfig
 from border_cli.core.items import Column, Items, item_columns
 from border_cli.core.protocols import Batch
 from border_cli.core.spaces import Array, EnvSpec
-from border_cli.core.state import Block, State, check_arrays, require
+from border_cli.core.state import Block, State, check_arrays, count, require
 from border_cli.replay.blocks import block_name, block_ranges, rows_per_block
 from border_cli.replay.packed import PackedRows, row_bytes
 from border_cli.runtime.seeding import REPLAY, generator, restore
@@ -63,6 +63,7 @@ class UniformReplayBuffer:
     def __init__(self, capacity: int, spec: EnvSpec, rng: np.random.Generator) -> None:
         self.capacity = capacity
         self._obs_names = [leaf.name for leaf in spec.obs.leaves]
+        self._action = spec.action
         self._columns = _stored_columns(spec)
         self._data = PackedRows(self._columns, capacity + 1)
         self._next = np.zeros(capacity + 1, np.int64)  # by slot
@@ -117,10 +118,10 @@ class UniformReplayBuffer:
         require(state, ("generator", "batch_size", "batches_taken"), "the replay's generator")
         self._forget_draws()
         restore(self._rng, state["generator"])
-        size, taken = int(state["batch_size"]), int(state["batches_taken"])
+        size, taken = (count(state[name], name) for name in ("batch_size", "batches_taken"))
         if taken and self._ready >= size > 0:
             self._sample(size)
-            self._next_draw = taken
+            self._next_draw = count(taken, "batches_taken", len(self._drawn))
 
     def state(self) -> State:
         """Rows by their number since the beginning, as columns with the distance of their next observations."""
@@ -140,17 +141,19 @@ class UniformReplayBuffer:
     def load_state(self, state: State) -> None:
         """Take over a saved state; the generator comes after it. Raises ValueError for one that does not fit."""
         require(state.values, ("capacity", "rows"), "the replay")
-        if state.values["capacity"] != self.capacity:
+        if count(state.values["capacity"], "the capacity") != self.capacity:
             raise ValueError(
                 f"the replay holds {self.capacity} rows, the saved one {state.values['capacity']}"
             )
-        self._rows, self._ready = int(state.values["rows"]), 0
+        self._rows, self._ready = count(state.values["rows"], "rows of the replay"), 0
         self._forget_draws()
         self._next[:] = _NOBODY
         live_from = max(0, self._rows - self.capacity)
-        for block, (first, last) in zip(
-            state.blocks, block_ranges(live_from, self._rows, self._block_rows), strict=True
-        ):
+        ranges = list(block_ranges(live_from, self._rows, self._block_rows))
+        names = [block_name(first, self._block_rows) for first, _ in ranges]
+        if [block.name for block in state.blocks] != names:
+            raise ValueError(f"the blocks of the saved replay are not those of its {self._rows} rows")
+        for block, (first, last) in zip(state.blocks, ranges, strict=True):
             self._write_rows(max(first, live_from), min(last, self._rows), block.arrays())
         self._load_tails(state.arrays)
 
@@ -163,11 +166,12 @@ class UniformReplayBuffer:
         return rows | {_LINK: links.astype(np.uint32)}
 
     def _write_rows(self, first: int, last: int, arrays: dict[str, Array]) -> None:
-        """The inverse of `_read_rows`. Raises ValueError for what does not fit, and for links that lead nowhere."""
+        """The inverse of `_read_rows`. Raises ValueError for what does not fit, and for what leads nowhere."""
         rows = np.arange(first, last)
         slots = self._slots(rows)
         columns = {name: column[slots] for name, column in self._data.columns.items()}
         check_arrays(arrays, columns | {_LINK: np.zeros(len(rows), np.uint32)}, "the replay")
+        self._action.check(arrays["action"])
         for name, column in self._data.columns.items():
             column[slots] = arrays[name]
         links = arrays[_LINK].astype(np.int64)
@@ -195,11 +199,22 @@ class UniformReplayBuffer:
         rows, span = arrays["waiting_rows"], arrays["waiting_span"]
         if not (streams.shape == (len(waiting), 2) and rows.shape == span.shape == (waiting.sum(),)):
             raise ValueError("the saved replay's streams do not fit together")
+        if streams.min(initial=0) < 0 or waiting.min(initial=1) < 1:
+            raise ValueError("a stream of the saved replay is none, or waits for nothing")
         ends = np.cumsum(waiting)
         self._tails = {
             (int(actor), int(env)): _Tail(rows[end - n : end], span[end - n : end])
             for (actor, env), n, end in zip(streams, waiting, ends, strict=True)
         }
+        for tail in self._tails.values():
+            self._check_tail(tail)
+
+    def _check_tail(self, tail: _Tail) -> None:
+        """Raise ValueError unless these rows have come in this order, and no later one waits for an earlier row."""
+        come = (np.diff(tail.rows) > 0).all() and tail.rows[0] >= 0 and tail.rows[-1] < self._rows
+        spans = tail.span.min() >= 1 and tail.span.max() <= self.capacity
+        if not (come and spans and (np.diff(np.arange(len(tail.rows)) + tail.span) >= 0).all()):
+            raise ValueError("a stream of the saved replay waits for what cannot come")
 
     def _sample(self, size: int) -> Array:
         """(2, size) slots of rows and of their next observations. Drawn for several batches at once: see _AHEAD."""

@@ -20,6 +20,7 @@ RUNS = Path("runs")
 SWEEPS = "sweeps"
 LATEST = "latest"
 CONFIG_FILE = "config.yaml"
+_WRITTEN_TO = ("checkpoints", "eval", "tensorboard")
 _OWN_FILES = (CONFIG_FILE, "metrics.jsonl", "summary.json", "checkpoints")
 """Any of these says that a folder already holds a run."""
 
@@ -101,6 +102,33 @@ def read_config(run_dir: Path) -> TrainConfig:
     if not isinstance(data, dict):
         raise UsageError(f"{path} holds no configuration\nallowed: the {CONFIG_FILE} of a run")
     return to_config(data)
+
+
+def check_plain(run_dir: Path) -> None:
+    """Raise UsageError where writing to a run of somebody else's making could change what lies elsewhere.
+
+    A link leads elsewhere, so does a file that has a second name, and who opens a pipe waits for ever.
+    """
+    for folder in (run_dir, *(run_dir / name for name in _WRITTEN_TO)):
+        for entry in _entries(folder):
+            if not _is_plain(entry):
+                raise UsageError(
+                    f"{entry.path} is no plain file or folder, and this run is not one of yours\n"
+                    "allowed: a copy of the run without links, such as cp -rL makes"
+                )
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    if not folder.is_dir():
+        return []
+    with os.scandir(folder) as entries:
+        return list(entries)
+
+
+def _is_plain(entry: os.DirEntry[str]) -> bool:
+    if entry.is_dir(follow_symlinks=False):
+        return True
+    return entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_nlink == 1
 
 
 def _plain_name(option: str) -> str:

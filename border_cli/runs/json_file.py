@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ def write_json(path: Path, data: Any) -> None:
     content = json_text.encode(json_text.finite_or_null(data))
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        with temporary.open("wb") as file:
+        temporary.unlink(missing_ok=True)
+        with temporary.open("xb") as file:  # a new one: what another put there may be a link to anywhere
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -34,9 +36,20 @@ def write_json(path: Path, data: Any) -> None:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a file. Raises OSError when it cannot be read, ValueError when it is no JSON object."""
-    if path.stat().st_size > MAX_BYTES:
-        raise ValueError(f"{path} is larger than {MAX_BYTES} bytes")
-    data = json_text.decode(path.read_bytes())
+    data = json_text.decode(read_limited(path, MAX_BYTES))
     if not isinstance(data, dict):
         raise ValueError(f"{path} holds no JSON object")
     return data
+
+
+def read_limited(path: Path, limit: int) -> bytes:
+    """A file that may be of anybody's making. Raises OSError, ValueError for what is no plain file, or above `limit`."""
+    # O_NONBLOCK: opening a pipe that nobody writes to would wait for ever.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    with os.fdopen(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError(f"{path} is no plain file")
+        if found.st_size > limit:
+            raise ValueError(f"{path} is larger than {limit} bytes")
+        return file.read(limit)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from border_cli.checkpoints import store
-from border_cli.checkpoints.contents import BEST, CHECKPOINTS
+from border_cli.checkpoints.contents import BEST, CHECKPOINTS, REPLAY
 from border_cli.checkpoints.manifest import MANIFEST_FILE
 from border_cli.config.suggest import nearest, nearest_line
 from border_cli.core.errors import NoValidCheckpointError, UsageError
@@ -21,6 +21,8 @@ _DESCRIPTIONS = (CONFIG_FILE, PROVENANCE_FILE)
 _RUN_MARKS = (*_DESCRIPTIONS, CHECKPOINTS, BEST)
 """Any of these says that a folder that the user called a run is one."""
 _SHOWN = 6
+_UNREAD = (REPLAY,)
+"""Acting does not need it, and it may be very large: of its files only the size is looked at."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def _single_model(path: Path, checkpoint: str | int | None) -> Located:
     """The user named a model directory itself."""
     if checkpoint is not None:
         raise UsageError(f"{path} is a checkpoint, and checkpoint={checkpoint} chooses among those of a run")
-    store.verify(path)
+    store.verify(path, _UNREAD)
     folder = path.resolve().parent
     run_dir = folder.parent if folder.name == CHECKPOINTS else folder
     described = any((run_dir / mark).exists() for mark in _DESCRIPTIONS)
@@ -94,7 +96,7 @@ def _best(run_dir: Path) -> Located:
         last = _last(run_dir)
         return Located(last.path, run_dir, "; ".join(filter(None, (_no_best(last.path), last.note))))
     try:
-        store.verify(path)
+        store.verify(path, _UNREAD)
     except store.InvalidCheckpointError as e:
         if any(_verifies(step) for step in store.list_steps(run_dir / CHECKPOINTS)):
             raise UsageError(f"{e}\nallowed: checkpoint=last") from e
@@ -108,7 +110,7 @@ def _no_best(path: Path) -> str:
 
 def _last(run_dir: Path) -> Located:
     steps = store.list_steps(run_dir / CHECKPOINTS)
-    newest = store.newest_valid(run_dir / CHECKPOINTS)
+    newest = store.newest_valid(run_dir / CHECKPOINTS, _UNREAD)
     if newest is None:
         way_out = "\nallowed: checkpoint=best" if store.exists(run_dir / BEST) else ""
         raise UsageError(
@@ -124,7 +126,7 @@ def _step(run_dir: Path, opt_steps: int) -> Located:
     if path not in steps:
         raise _no_such_step(run_dir, opt_steps, [_opt_steps(step) for step in steps])
     try:
-        store.verify(path)
+        store.verify(path, _UNREAD)
     except store.InvalidCheckpointError as e:
         others = [step for step in [run_dir / BEST, *steps] if step != path and _verifies(step)]
         if others:
@@ -187,7 +189,7 @@ def _names(folder: Path) -> list[str]:
 
 def _verifies(path: Path) -> bool:
     try:
-        store.verify(path)
+        store.verify(path, _UNREAD)
     except store.InvalidCheckpointError:
         return False
     return True

@@ -13,15 +13,17 @@ from border_cli.checkpoints import store
 from border_cli.checkpoints.contents import CHECKPOINTS, REPLAY, read_model, read_run_state
 from border_cli.config.resuming import BUDGETS, Change, changes, is_exact, keeps_the_bits, safe
 from border_cli.config.schema import TrainConfig
-from border_cli.core.errors import BorderError, UsageError
+from border_cli.core.errors import BorderError, NoValidCheckpointError, UsageError
 from border_cli.core.spaces import EnvSpec
-from border_cli.core.state import RunState
+from border_cli.core.state import RunState, count, flag, require
 from border_cli.runs.directory import CONFIG_FILE, read_config
 from border_cli.runs.json_file import read_json
 from border_cli.runs.lock import is_held
 from border_cli.runs.summary import SUMMARY_FILE
 
 DONE = "done"
+_REPLAY_HEADS = 2**24
+"""Bytes of a saved replay beside its rows, at most: heads of its files, and what its streams wait for."""
 
 
 @dataclass(frozen=True)
@@ -47,28 +49,32 @@ class Resumed:
         return self.state is not None and self.state.replay is None
 
 
-def read_resumed(run_dir: Path, config: TrainConfig, wanted: Sequence[Change]) -> Resumed:
-    """The newest checkpoint of a run that verifies. config: with the changes that are wanted.
+def read_resumed(run_dir: Path, config: TrainConfig, wanted: Sequence[Change], replay_bytes: int) -> Resumed:
+    """The newest checkpoint of a run that verifies.
 
+    config: with the changes that are wanted · replay_bytes: those of its replay in memory, so that no checkpoint with a
+    larger one is read.
     Raises NoValidCheckpointError where there are some and none verifies, UsageError where nothing is left to be done.
     """
     with_replay = config.checkpoint.replay != "none"
-    path = store.newest_valid(run_dir / CHECKPOINTS, by_size=() if with_replay else (REPLAY,))
+    path = _newest(run_dir / CHECKPOINTS, with_replay, replay_bytes)
     if path is None:
         return Resumed(changes=tuple(wanted))
     state = read_run_state(path, with_replay)
-    limiter = state.loop["limiter"]
+    try:
+        opt_steps, env_steps = _counts(state)
+        whole = flag(state.loop.get("whole"), "whole")
+    except ValueError as e:
+        raise unfit(path, e) from e
+    exact = _summary(run_dir).get("exact") is not False and state.replay is not None and whole
     resumed = Resumed(
         path,
         state,
-        int(limiter["opt_steps"]),
-        int(limiter["env_steps"]),
+        opt_steps,
+        env_steps,
         _seconds(run_dir),
         tuple(wanted),
-        _summary(run_dir).get("exact") is not False
-        and state.replay is not None
-        and bool(state.loop["whole"])
-        and all(keeps_the_bits(change) for change in wanted),
+        exact and all(keeps_the_bits(change) for change in wanted),
     )
     _check_something_left(run_dir, config, resumed)
     return resumed
@@ -87,6 +93,39 @@ def describe(config: TrainConfig, resumed: Resumed) -> str:
     return "; ".join(words)
 
 
+def _newest(folder: Path, with_replay: bool, replay_bytes: int) -> Path | None:
+    limits = {REPLAY: replay_bytes + _REPLAY_HEADS}
+    try:
+        return store.newest_valid(folder, () if with_replay else (REPLAY,), limits)
+    except NoValidCheckpointError as e:
+        if with_replay and any(_verifies_without_replay(path) for path in store.list_steps(folder)):
+            first = str(e).splitlines()[0]
+            raise NoValidCheckpointError(
+                f"{first}\nnone of the checkpoints in {folder} has a replay that verifies\n"
+                "allowed: checkpoint.replay=none beside resume goes on without, from a new warm-up"
+            ) from e
+        raise
+
+
+def _verifies_without_replay(path: Path) -> bool:
+    try:
+        store.verify(path, (REPLAY,))
+    except store.InvalidCheckpointError:
+        return False
+    return True
+
+
+def _counts(state: RunState) -> tuple[int, int]:
+    """Opt steps and env steps of a saved state. Raises ValueError where it has none, or no positions of records."""
+    require(state.loop, ("limiter", "records"), "the loop")
+    require(state.loop["limiter"], ("opt_steps", "env_steps"), "the ratio limiter")
+    require(state.loop["records"], (), "the recorders")
+    for name, written in state.loop["records"].items():
+        count(written, f"records of {name}")
+    opt_steps, env_steps = (count(state.loop["limiter"][name], name) for name in ("opt_steps", "env_steps"))
+    return opt_steps, env_steps
+
+
 def check_spec(resumed: Resumed, spec: EnvSpec) -> None:
     """Raise UsageError where the environment is not the one that the checkpoint was trained in."""
     if resumed.path is not None and read_model(resumed.path).description.spec != spec:
@@ -94,6 +133,15 @@ def check_spec(resumed: Resumed, spec: EnvSpec) -> None:
             f"resume: the spaces of the environment are not those of {resumed.path.name}\n"
             "allowed: the environment as it was, or a new run"
         )
+
+
+def unfit(path: Path, error: ValueError) -> store.InvalidCheckpointError:
+    """The error of a checkpoint that verifies, and whose state is none of this run."""
+    return store.InvalidCheckpointError(
+        f"{path} cannot be gone on from: {str(error).splitlines()[0]}\n"
+        "its files are as they were written; another border-cli, or other hands, must have written them\n"
+        "allowed: a new run with init_from=<run>, which takes its weights alone"
+    )
 
 
 def newest_unfinished(

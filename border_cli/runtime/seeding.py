@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from border_cli.core.errors import UnfitStateError
+
 AGENT, REPLAY, EVALUATION, ACTOR, JUDGEMENT, EVALUATION_POLICY, CONFIRMATION = range(7)
 
 
@@ -64,11 +66,13 @@ def exploration_key(actor: int, incarnation: int) -> tuple[int, ...]:
 
 
 def restore(rng: np.random.Generator, state: Mapping[str, Any]) -> None:
-    """Let a generator go on from a saved state. Raises ValueError for one that is not of its kind."""
+    """Let a generator go on from a saved state. Raises UnfitStateError for one that is not of its kind."""
+    before = rng.bit_generator.state
     try:
         rng.bit_generator.state = dict(state)
-    except (TypeError, KeyError, ValueError, OverflowError) as e:
-        raise ValueError(f"the saved state of a generator does not fit: {e}") from e
+    except (AttributeError, TypeError, KeyError, ValueError, OverflowError) as e:
+        rng.bit_generator.state = before
+        raise UnfitStateError(f"the saved state of a generator does not fit: {e}") from e
 
 
 def remade_env_seed(seed: int, actor: int, incarnation: int, env: int, times: int) -> int:

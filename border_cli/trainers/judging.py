@@ -18,10 +18,10 @@ from border_cli.config.schema import EvaluatorConfig, TrainerConfig
 from border_cli.core.progress import View
 from border_cli.core.protocols import Evaluation, Evaluator, ModelInfo, StopCheck
 from border_cli.core.record import Record
-from border_cli.core.state import require
+from border_cli.core.state import count, listed, require
 from border_cli.runtime import seeding
 from border_cli.runtime.clock import Backoff
-from border_cli.trainers.saving import Keeper
+from border_cli.trainers.saving import Saving
 from border_cli.trainers.telemetry import Telemetry
 
 _AT_ONCE = 2
@@ -79,7 +79,7 @@ class Judging:
         config: TrainerConfig,
         episodes: Episodes,
         evaluator: Evaluator,
-        keeper: Keeper,
+        saving: Saving,
         view: View,
         telemetry: Telemetry,
         write: Callable[[Record], None],
@@ -90,7 +90,7 @@ class Judging:
         self._config = config
         self._episodes = episodes
         self._evaluator = evaluator
-        self._keeper = keeper
+        self._saving = saving
         self._view = view
         self._telemetry = telemetry
         self._write = write
@@ -156,7 +156,10 @@ class Judging:
         Raises ValueError where the models are not those of the state, and where it is none.
         """
         require(state, ("best", "last", "pending", "skipped"), "the scores")
-        expected = [trial["opt_steps"] for trial in state["pending"]]
+        trials = listed(state["pending"], "the pending models")
+        for trial in trials:
+            require(trial, ("opt_steps", "env_steps"), "a pending model")
+        expected = [count(trial["opt_steps"], "the opt step of a model") for trial in trials]
         if [model.version for model in pending] != expected:
             raise ValueError(
                 f"models of opt steps {expected} are pending, not {[m.version for m in pending]}"
@@ -164,11 +167,11 @@ class Judging:
         self.best, self.last = (
             None if data is None else Evaluation.from_json(data) for data in (state["best"], state["last"])
         )
-        self.skipped = int(state["skipped"])
+        self.skipped = count(state["skipped"], "the number of models not judged")
         self.good_enough = self.best is not None and self._reaches_goal(self.best)
         self._trials = [
-            _Trial(model, int(trial["env_steps"]))
-            for model, trial in zip(pending, state["pending"], strict=True)
+            _Trial(model, count(trial["env_steps"], "env steps"))
+            for model, trial in zip(pending, trials, strict=True)
         ]
 
     # -- from trial to effect -------------------------------------------------
@@ -233,7 +236,7 @@ class Judging:
         is_best = score is not None and self._beats_best(score)
         if score is not None and is_best:
             self.best = score
-            self._keeper.save_best(trial.model, score, routine if trial.confirmed is not None else None)
+            self._saving.save_best(trial.model, score, routine if trial.confirmed is not None else None)
             self._view.note(_best_note(score, trial.confirmed and routine))
         self.good_enough = self.good_enough or (score is not None and self._reaches_goal(score))
         self._telemetry.evaluated(routine, score if is_best else None)

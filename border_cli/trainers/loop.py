@@ -7,13 +7,15 @@ the ratio, the intervals, the records and the ways to end are the same code.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from time import monotonic
+from typing import Any
 
 from border_cli.config.schema import TrainerConfig
-from border_cli.core.errors import NonFiniteError
+from border_cli.core.errors import CheckpointIOError, NonFiniteError, UnfitStateError
+from border_cli.core.metrics import METRICS
 from border_cli.core.progress import View
 from border_cli.core.protocols import (
     ActorStat,
@@ -27,7 +29,18 @@ from border_cli.core.protocols import (
     StopCheck,
 )
 from border_cli.core.record import Record
-from border_cli.core.state import RunState, State, joined, require, section
+from border_cli.core.state import (
+    RunState,
+    State,
+    check_arrays,
+    count,
+    flag,
+    joined,
+    listed,
+    number,
+    require,
+    section,
+)
 from border_cli.replay.limiter import RatioLimiter
 from border_cli.trainers.judging import Episodes, Judging
 from border_cli.trainers.saving import Keeper, Saving
@@ -78,11 +91,12 @@ class TrainingLoop:
     def __init__(self, config: TrainerConfig, parts: Parts) -> None:
         self.config = config
         self.parts = parts
+        self.saving = Saving(parts.keeper, parts.telemetry)
         self.judging = Judging(
             config,
             parts.episodes,
             parts.evaluator,
-            parts.keeper,
+            self.saving,
             parts.view,
             parts.telemetry,
             parts.recorder.write,
@@ -90,22 +104,28 @@ class TrainingLoop:
             parts.should_stop,
             exact=self.exact,
         )
-        self.saving = Saving(parts.keeper, parts.telemetry)
         self.skipping = Skipping(parts.keeper)
         self.actors: list[ActorStat] = []
+        self._stages: dict[str, Callable[[], None]] = {
+            "publish": self._publish,
+            "evaluate": self._evaluate,
+            "record": self._record,
+            "save": self._save_if_wanted,
+        }
         self._to_do: list[str] = []
         self._incarnations: dict[int, int] = {}
         self._agent_values: dict[str, float] = {}
         self._recorded_at = -1
         self._phase = "starting"
         self._final_phase = "failed"
+        self._begun = False
         self._failed = False
 
     def run(self, resumed: RunState | None = None) -> Ending:
         """Train until a budget is used up, an evaluation is good enough, or the run is asked to stop.
 
-        resumed: what to go on from. Raises ValueError, before anything is started, where it does not fit.
-        However it ends, the last records are flushed and a last checkpoint is saved; an error is raised after that.
+        resumed: what to go on from. Raises UnfitStateError where it does not fit; then nothing of the run changes.
+        However it ends otherwise, the last records are flushed and a last checkpoint is saved, before any error is raised.
         """
         p = self.parts
         try:
@@ -126,6 +146,8 @@ class TrainingLoop:
             if ended_by != "signal":
                 self._evaluate_last()
             self._final_phase = "stopped" if ended_by == "signal" else "done"
+        except CheckpointIOError:
+            raise  # between two opt steps, with a state that is whole
         except BaseException:
             self._failed = True
             raise
@@ -236,14 +258,8 @@ class TrainingLoop:
 
     def _work_off(self) -> None:
         """Do what is due. Once the run ends, the rest is left: to its last stages, and to a run that goes on from here."""
-        stages = {
-            "publish": self._publish,
-            "evaluate": self._evaluate,
-            "record": self._record,
-            "save": self._save,
-        }
         while self._to_do and self._ended_by() is None:
-            stages[self._to_do.pop(0)]()
+            self._stages[self._to_do.pop(0)]()
 
     def _publish_interval(self) -> int | None:
         return self.config.sync_interval
@@ -260,11 +276,15 @@ class TrainingLoop:
         with self._in_phase("evaluating"):
             self.judging.judge_last(self.parts.agent.model_info(), self.parts.limiter.env_steps)
 
-    def _save(self) -> None:
+    def _save_if_wanted(self) -> None:
+        if not self.saving.leaves_out():
+            self._save()
+
+    def _save(self, last: bool = False) -> None:
         self._require_finite()
         with self._in_phase("saving"):
             self._show()
-            self.saving.save(self._state(), self._counters())
+            self.saving.save(self._state(), self._counters(), last)
 
     def _save_now(self) -> None:
         """Because somebody asked for it; nothing where the newest checkpoint is of this opt step."""
@@ -312,16 +332,25 @@ class TrainingLoop:
     # -- resuming -----------------------------------------------------------------------------------------------
 
     def _start(self, resumed: RunState | None) -> None:
-        p = self.parts
         if resumed is None:
-            p.source.start(p.agent.model_info())
-            return
-        self._load(resumed)
-        p.source.start(p.agent.model_info(), resumed.actors)
+            self.parts.source.start(self.parts.agent.model_info())
+        else:
+            self._go_on_from(resumed)
+        self._begun = True
+        self._work_off()
+
+    def _go_on_from(self, state: RunState) -> None:
+        p = self.parts
+        try:
+            self._load(state)
+        except UnfitStateError:
+            raise
+        except ValueError as e:
+            raise UnfitStateError(str(e)) from e
+        p.source.start(p.agent.model_info(), state.actors)
         p.source.announce(p.limiter.env_steps)
         p.source.grant(p.limiter.credits)
         self.judging.look()
-        self._work_off()
 
     def _state(self) -> RunState:
         """All that a run goes on from, between two opt steps."""
@@ -353,27 +382,53 @@ class TrainingLoop:
             ("limiter", "telemetry", "judging", "recorded_at", "agent_values", "to_do", "whole"),
             "the loop",
         )
+        require(state.generators, ("exploration", "replay"), "the generators")
         p.agent.load_state(state.agent)
         p.agent.load_generator_state(state.generators["exploration"])
         p.limiter.load_state(own["limiter"])
+        if p.agent.opt_steps != p.limiter.opt_steps:
+            raise ValueError(
+                f"the agent is of opt step {p.agent.opt_steps}, the loop of {p.limiter.opt_steps}"
+            )
         if state.replay is None:
             p.limiter.warm_up_again()
         else:
             p.buffer.load_state(state.replay)
         p.buffer.load_generator_state(state.generators["replay"])
-        if not own["whole"]:
+        if not flag(own["whole"], "whole"):
             self._break_streams()
         p.telemetry.load_state(own["telemetry"])
-        pending = sorted(int(version) for version in state.waiting.values)
-        models = [ModelInfo(n, section(state.waiting, str(n)).arrays) for n in pending]
-        self.judging.load_state(own["judging"], models)
+        self.judging.load_state(own["judging"], self._waiting_models(state.waiting))
         self.saving.saved_at = p.limiter.opt_steps
-        self._recorded_at = int(own["recorded_at"])
-        self._agent_values = dict(own["agent_values"])
-        self._to_do = [str(stage) for stage in own["to_do"]]
-        self._incarnations = {int(actor): int(n) for actor, n in own["incarnations"]}
+        self._load_interval(own)
         if p.limiter.opt_steps and state.replay is not None:
             self._phase = "training"
+
+    def _waiting_models(self, waiting: State) -> list[ModelInfo]:
+        """Those of a saved state, the oldest first. Raises ValueError for what is no model of this agent."""
+        models = []
+        for n in sorted(count(int(name), "the opt step of a model") for name in waiting.values):
+            arrays = section(waiting, str(n)).arrays
+            check_arrays(arrays, self.parts.agent.model_info().arrays, f"the model of opt step {n}")
+            models.append(ModelInfo(n, arrays))
+        return models
+
+    def _load_interval(self, own: Mapping[str, Any]) -> None:
+        """What the last record was, what the next one has so far, and what was left to be done."""
+        recorded_at = own["recorded_at"]
+        require(own["agent_values"], (), "the agent's record")
+        values = {name: number(value, name) for name, value in own["agent_values"].items()}
+        to_do = listed(own["to_do"], "to_do")
+        unknown = [
+            *(name for name in values if name not in METRICS),
+            *(n for n in to_do if n not in tuple(self._stages)),
+        ]
+        if unknown:
+            raise ValueError(f"there is no metric or stage {unknown[0]!r}")
+        self._recorded_at = -1 if recorded_at == -1 else count(recorded_at, "recorded_at")
+        self._agent_values, self._to_do = values, to_do
+        pairs = [listed(pair, "an incarnation", 2) for pair in listed(own["incarnations"], "incarnations")]
+        self._incarnations = {count(actor, "an actor"): count(n, "an incarnation") for actor, n in pairs}
 
     def _break_streams(self) -> None:
         for actor in range(len(self.parts.limiter.credits)):
@@ -401,12 +456,19 @@ class TrainingLoop:
         ):  # last in, first out; one that fails does not keep the others from their work
             stages.callback(lambda: p.telemetry.refresh(self._final_phase, len(p.buffer), self.actors, 0))
             stages.callback(p.recorder.flush)
-            stages.callback(self._record)
+            if self._begun:
+                stages.callback(self._record)
+            stages.callback(self._stop_actors)  # also where the last save fails
             self._leave()
 
     def _save_last(self) -> None:
+        """What a save has not kept yet. Of a run that has not begun, nothing: half of its state may be loaded."""
+        if not self._begun:
+            return
         if self.parts.limiter.opt_steps > self.saving.saved_at and self.parts.agent.check_finite():
-            self._save()
+            self._save(last=True)
+        else:
+            self.saving.save_owed_best()
 
     # -- showing ------------------------------------------------------------------------------------------------
 

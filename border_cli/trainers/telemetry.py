@@ -12,7 +12,7 @@ from border_cli.core.items import Chunk, finished_episodes
 from border_cli.core.progress import Progress
 from border_cli.core.protocols import ActorStat, Evaluation
 from border_cli.core.record import Mean, percentile
-from border_cli.core.state import require
+from border_cli.core.state import count, listed, number, require
 from border_cli.replay.limiter import RatioLimiter
 
 _WINDOW_S = 10.0
@@ -48,6 +48,7 @@ class Telemetry:
         self.episodes = 0
         self._returns, self._lengths, self._interval_episodes = Mean(), Mean(), 0
         self._opt_ms, self._collect_ms, self._save_ms = Mean(), Mean(), Mean()
+        self._failed_saves = 0
         self._lags: list[int] = []
         self._recent_lags: deque[int] = deque(maxlen=1000)
         self._recent_returns: deque[float] = deque(maxlen=_RECENT_EPISODES)
@@ -79,15 +80,15 @@ class Telemetry:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Take over a saved state. Raises ValueError for one that does not fit."""
         require(state, self.state(exact=False), "the telemetry")
-        self.episodes = int(state["episodes"])
-        self._interval_episodes = int(state["interval_episodes"])
+        self.episodes = count(state["episodes"], "episodes")
+        self._interval_episodes = count(state["interval_episodes"], "interval_episodes")
         self._returns.load_state(state["returns"])
         self._lengths.load_state(state["lengths"])
-        self._lags = [int(lag) for lag in state["lags"]]
-        self._recent_returns.extend(state["recent_returns"])
-        self.progress.evaluations = [(int(n), float(mean)) for n, mean in state["evaluations"]]
-        best = state["best"]
-        self.progress.best = None if best is None else (int(best[0]), float(best[1]))
+        self._lags = [count(lag, "a policy lag") for lag in listed(state["lags"], "lags")]
+        returns = listed(state["recent_returns"], "recent_returns")
+        self._recent_returns.extend(number(value, "a return") for value in returns)
+        self.progress.evaluations = [_score(pair) for pair in listed(state["evaluations"], "evaluations")]
+        self.progress.best = None if state["best"] is None else _score(state["best"])
         self._last = self._sample([])
 
     def chunk(self, chunk: Chunk) -> None:
@@ -123,6 +124,10 @@ class Telemetry:
         self._save_ms.add(1e3 * seconds)
         self.excluded(seconds)
 
+    def save_failed(self) -> None:
+        """A checkpoint, or the best model, could not be written."""
+        self._failed_saves += 1
+
     def evaluated(self, evaluation: Evaluation, best: Evaluation | None) -> None:
         """A routine evaluation is known. best: the evaluation that counts, if it has brought a new best model."""
         self.progress.evaluations.append((evaluation.opt_steps, evaluation.mean))
@@ -154,6 +159,8 @@ class Telemetry:
         ):
             if mean is not None:
                 values[name] = mean
+        if self._failed_saves:
+            values["checkpoint/failed_saves"] = float(self._failed_saves)
         self._lags.clear()
         self._last = now
         return values
@@ -238,6 +245,12 @@ class Telemetry:
             values["async/policy_lag_mean"] = sum(self._lags) / len(self._lags)
             values["async/policy_lag_p95"] = percentile(self._lags, 95)
         return values
+
+
+def _score(pair: Any) -> tuple[int, float]:
+    """Opt step and mean of an evaluation, out of a saved state."""
+    opt_steps, mean = listed(pair, "a score", 2)
+    return count(opt_steps, "the opt step of a score"), number(mean, "a score")
 
 
 def _share(part: float, whole: float) -> float:

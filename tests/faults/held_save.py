@@ -11,7 +11,7 @@ from border_cli.runtime.clock import Backoff
 from tests.faults.marks import GO, HELD_SAVE, spring
 
 _write_file = store._write_file
-_to_come = int(os.environ[HELD_SAVE])
+_to_come = int(os.environ.get(HELD_SAVE, "0"))
 
 
 def _held_write_file(path: Path, content: bytes | store.Writer) -> FileEntry:

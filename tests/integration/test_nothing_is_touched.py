@@ -30,7 +30,8 @@ WATCHED = [
     (FanOut, "write"),
     (FanOut, "flush"),
     (RunKeeper, "save"),
-    (RunKeeper, "save_best"),
+    (RunKeeper, "hold_best"),
+    (RunKeeper, "write_best"),
     (TrainingLoop, "_record"),
 ]
 

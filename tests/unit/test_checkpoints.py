@@ -126,7 +126,9 @@ GOOD = {
         ({"files": {"../x.y": GOOD["files"]["a.b"]}}, "no name of a checkpoint's file"),  # type: ignore[index]
         ({"files": {"/etc/passwd": GOOD["files"]["a.b"]}}, "no name of a checkpoint's file"),  # type: ignore[index]
         ({"files": {"manifest.json": GOOD["files"]["a.b"]}}, "no name of a checkpoint's file"),  # type: ignore[index]
-        ({"files": {"a.b": {"bytes": 10**30, "sha256": "0" * 64}}}, "more than any checkpoint"),
+        ({"files": {"a.b": {"bytes": 10**30, "sha256": "0" * 64}}}, "more than"),
+        ({"files": {"a.b": {"bytes": 2**32 + 1, "sha256": "0" * 64}}}, "more than any checkpoint"),
+        ({"files": {"a.json": {"bytes": 2**23 + 1, "sha256": "0" * 64}}}, "more than any checkpoint"),
         ({"files": {"a.b": {"bytes": 1, "sha256": "xyz"}}}, "sha256"),
         ({"files": {"a.b": {"bytes": 1}}}, "bytes and sha256"),
     ],
@@ -606,5 +608,7 @@ def test_a_pickle_in_the_place_of_weights_is_not_opened(tmp_path: Path) -> None:
 def test_opt_steps_of_model_and_manifest_have_to_agree(tmp_path: Path) -> None:
     path = save(tmp_path)
     rewrite_manifest(path, opt_steps=8)
-    with pytest.raises(store.InvalidCheckpointError, match="opt step 7, its manifest of 8"):
+    with pytest.raises(store.InvalidCheckpointError, match="of opt step 8, and its directory is not"):
         read_model(path)
+    with pytest.raises(store.InvalidCheckpointError, match="opt step 7, its manifest of 8"):
+        read_model(path.rename(tmp_path / "mine"))

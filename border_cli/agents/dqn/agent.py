@@ -21,7 +21,7 @@ from border_cli.core.metrics import declare
 from border_cli.core.protocols import Batch, ModelInfo, ReplayBuffer
 from border_cli.core.record import Record
 from border_cli.core.spaces import Array, EnvSpec, Obs
-from border_cli.core.state import State, check_arrays, require
+from border_cli.core.state import State, check_arrays, count, require
 from border_cli.runtime import seeding
 
 declare("agent/loss", "", "mean loss of the TD error")
@@ -193,17 +193,19 @@ class DqnAgent(DqnPolicy):
     def load_state(self, state: State) -> None:
         """Take over a saved state. Raises ValueError on a name or shape that does not fit."""
         check_arrays(state.arrays, self.state().arrays, "the agent")
-        require(state.values, ("opt_steps", "unread", "skipped_in_a_row", *self._counts()), "the agent")
+        names = ("opt_steps", "unread", "skipped_in_a_row", *self._counts())
+        require(state.values, names, "the agent")
+        counts = {name: count(state.values[name], name) for name in names}
         with torch.no_grad():
             for part, vector in self._vectors().items():
                 for name, view in self._net.views(vector).items():
                     view.copy_(torch.from_numpy(np.array(state.arrays[f"{part}.{name}"])))
             self._state.sums.copy_(torch.from_numpy(np.array(state.arrays["sums"])))
             for name, scalar in self._counts().items():
-                scalar.fill_(state.values[name])
-        self.opt_steps = self.version = int(state.values["opt_steps"])
-        self._unread = int(state.values["unread"])
-        self.skipped_in_a_row = int(state.values["skipped_in_a_row"])
+                scalar.fill_(counts[name])
+        self.opt_steps = self.version = counts["opt_steps"]
+        self._unread = counts["unread"]
+        self.skipped_in_a_row = counts["skipped_in_a_row"]
 
     def sync_model(self, info: ModelInfo) -> None:
         """Start from these weights: online and target; a new agent's count of opt steps stays 0."""

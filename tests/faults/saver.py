@@ -1,0 +1,203 @@
+"""Processes that save checkpoints in a loop, without torch, and kill themselves at a chosen moment.
+
+The moments of a save are what it does to the disk: making, opening, writing, syncing, linking, renaming, removing. The
+parent of those processes has one thread, so that it may fork them: one start of Python for all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from border_cli.checkpoints import contents, store
+from border_cli.checkpoints.contents import CHECKPOINTS, read_run_state
+from border_cli.checkpoints.keeper import RunKeeper
+from border_cli.config.schema import CheckpointConfig, TrainConfig
+from border_cli.core.protocols import ModelInfo
+from border_cli.core.spaces import Array
+from border_cli.core.state import Block, RunState, State
+from tests.fakes import COUNTING_SPEC
+from tests.faults import naive
+
+SAVES = 5
+NEVER = 2**31
+_EVENTS = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link")
+_WEIGHTS = 50_000
+_BLOCK_ROWS = 3000
+
+
+class FakeAgent:
+    """Its weights are all the same number: that of its opt steps."""
+
+    def __init__(self) -> None:
+        self.opt_steps = 0
+
+    def model_info(self) -> ModelInfo:
+        return ModelInfo(self.opt_steps, {"weights": self.weights})
+
+    @property
+    def weights(self) -> Array:
+        return np.full(_WEIGHTS, self.opt_steps, np.float32)
+
+    def state(self) -> State:
+        return State({"weights": self.weights}, {"opt_steps": self.opt_steps})
+
+
+def keeper(run_dir: Path, agent: Any, keep: int = 2) -> RunKeeper:
+    config = TrainConfig(checkpoint=CheckpointConfig(keep=keep, replay="full"))
+    return RunKeeper(run_dir, config, COUNTING_SPEC, agent)
+
+
+def run_state(agent: FakeAgent) -> RunState:
+    """With as many sealed blocks of the replay as opt steps, and one that is still written to."""
+    blocks = tuple(
+        Block(f"rows-{i:09d}", i < agent.opt_steps, partial(_rows, i)) for i in range(agent.opt_steps + 1)
+    )
+    loop = {"limiter": {"opt_steps": agent.opt_steps}}
+    return RunState(agent.state(), State({}, {}, blocks), State(), State(), loop, {})
+
+
+def _rows(i: int) -> dict[str, Array]:
+    return {"obs": np.full(_BLOCK_ROWS, i, np.int64)}
+
+
+def save(run_dir: Path, steps: range, keep: int = 2) -> Iterator[int]:
+    """Save checkpoints of these opt steps; each step once its checkpoint is there."""
+    agent = FakeAgent()
+    keeping = keeper(run_dir, agent, keep)
+    for agent.opt_steps in steps:
+        keeping.save(run_state(agent), {"opt_steps": agent.opt_steps})
+        yield agent.opt_steps
+
+
+def read(run_dir: Path) -> int | None:
+    """Opt step of the newest checkpoint that verifies, whose content is what was saved; None if there is none."""
+    path = store.newest_valid(run_dir / CHECKPOINTS)
+    if path is None:
+        return None
+    state = read_run_state(path, with_replay=True)
+    opt_steps: int = state.agent.values["opt_steps"]
+    assert (state.agent.arrays["weights"] == opt_steps).all()
+    assert state.replay is not None and len(state.replay.blocks) == opt_steps + 1
+    for i, block in enumerate(state.replay.blocks):
+        assert (block.arrays()["obs"] == i).all()
+    return opt_steps
+
+
+def save_naively(folder: Path, tick: Any) -> Iterator[int]:
+    folder.mkdir(parents=True)
+    for step in range(1, SAVES + 1):
+        naive.save_in_place(folder / "checkpoint", np.full(_WEIGHTS, step, np.float32), tick)
+        yield step
+
+
+def read_naively(folder: Path) -> int | None:
+    (array,) = naive.load_unverified(folder / "checkpoint").values()
+    assert (array == array[0]).all() and len(array) == _WEIGHTS
+    return int(array[0])
+
+
+class _Killer:
+    """Counts moments, and kills this process at number `at`. armed: whether it counts."""
+
+    def __init__(self, at: int, armed: bool) -> None:
+        self._at = at
+        self.seen = 0
+        self.armed = armed
+
+    def tick(self) -> None:
+        if self.armed:
+            self.seen += 1
+            if self.seen == self._at:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def watch(self) -> None:
+        """Count what happens from now on, in the middle of each write as well."""
+        fsync, write = os.fsync, store._HashingSink.write
+
+        def ticking_fsync(descriptor: int) -> None:
+            self.tick()
+            fsync(descriptor)
+
+        def ticking_write(sink: Any, data: bytes | memoryview, /) -> int:
+            half = len(data) // 2
+            write(sink, data[:half])
+            sink._file.flush()
+            self.tick()
+            return half + write(sink, data[half:])
+
+        def audit(event: str, args: tuple[Any, ...]) -> None:
+            if event in _EVENTS or (event == "open" and args[2] & os.O_CREAT):
+                self.tick()
+
+        os.fsync = ticking_fsync
+        store._HashingSink.write = ticking_write  # type: ignore[method-assign]
+        sys.addaudithook(audit)
+
+    def watch_prune(self) -> None:
+        """Count only what happens while old checkpoints are removed."""
+        prune = contents.store.prune
+
+        def armed_prune(*args: Any, **kwargs: Any) -> None:
+            self.armed = True
+            prune(*args, **kwargs)
+            self.armed = False
+
+        contents.store.prune = armed_prune
+
+
+def _run(folder: Path, mode: str, at: int) -> int:
+    """Save until the moment; the number of moments there were, if it was never reached. Writes what was committed."""
+    killer = _Killer(at, armed=mode != "prune")
+    if mode == "prune":
+        killer.watch_prune()
+    if mode != "naive":
+        killer.watch()
+    saving = save_naively(folder, killer.tick) if mode == "naive" else save(folder, range(1, SAVES + 1))
+    with (folder.parent / f"{folder.name}.committed").open("wb", buffering=0) as committed:
+        for step in saving:
+            committed.write(b"%d" % step)
+    return killer.seen
+
+
+def _forked(folder: Path, mode: str, at: int) -> int | None:
+    """What `_run` returns in a process of its own; None if it was killed."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        with contextlib.suppress(BaseException):
+            seen = _run(folder, mode, at)
+            os.write(writing, b"%d" % seen)
+            os._exit(0)
+        os._exit(1)
+    os.close(writing)
+    _, status = os.waitpid(pid, 0)
+    with os.fdopen(reading, "rb") as pipe:
+        seen = pipe.read()
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
+        return None
+    assert os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0, f"the saver ended with {status}"
+    return int(seen)
+
+
+def main(folder: Path, mode: str, points: list[float]) -> None:
+    """One process per point, a share of all moments; each in a folder of its own below `folder`. Prints which."""
+    total = _forked(folder / "whole", mode, NEVER)
+    assert total
+    for i, point in enumerate(points):
+        at = 1 + int(point * total)
+        assert _forked(folder / str(i), mode, at) is None
+        print(json.dumps({"folder": str(folder / str(i)), "at": at, "of": total}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], [float(word) for word in sys.argv[3:]])

@@ -1,0 +1,219 @@
+"""The checkpoint store under faults: killed at any moment, damaged in any place (rows C1 to C4)."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from border_cli.checkpoints import store
+from border_cli.checkpoints.contents import CHECKPOINTS, REPLAY
+from border_cli.core.errors import NoValidCheckpointError
+from tests.faults import naive, saver
+from tests.faults.amounts import seeded, times
+from tests.faults.processes import ROOT, TIMEOUT_S
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks, and counts links")
+
+
+def killed(folder: Path, mode: str, points: list[float]) -> list[Path]:
+    """Run folders of savers that were killed at these shares of all their moments."""
+    command = [sys.executable, "-m", "tests.faults.saver", str(folder), mode, *map(str, points)]
+    output = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=2 * TIMEOUT_S).stdout
+    print(output.decode())
+    return [Path(json.loads(line)["folder"]) for line in output.splitlines()]
+
+
+def committed(run_dir: Path) -> int:
+    """Opt step of the last save that had returned."""
+    return int(run_dir.with_name(f"{run_dir.name}.committed").read_bytes()[-1:] or b"0")
+
+
+def temporaries(run_dir: Path) -> list[str]:
+    folder = run_dir / CHECKPOINTS
+    return [path.name for path in folder.glob(".*")] if folder.exists() else []
+
+
+def points(name: str, n: int) -> list[float]:
+    """Spread over everything that happens, each at a place of its own in its share."""
+    rng = seeded(name)
+    return [(i + rng.random()) / n for i in range(n)]
+
+
+# -- killed -------------------------------------------------------------
+
+
+def assert_survived(run_dir: Path, read: Callable[[Path], int | None]) -> None:
+    found = read(run_dir)
+    assert (found or 0) >= committed(run_dir)
+
+
+def test_c1_killed_at_any_moment_the_newest_whole_checkpoint_is_there(tmp_path: Path) -> None:
+    for run_dir in killed(tmp_path, "store", points("c1", times(10, 50))):
+        assert_survived(run_dir, saver.read)
+        assert len(temporaries(run_dir)) <= 1
+        newest = saver.read(run_dir) or 0
+        assert list(saver.save(run_dir, range(newest + 1, newest + 2))) == [newest + 1]
+        assert temporaries(run_dir) == []
+        assert saver.read(run_dir) == newest + 1
+
+
+def test_c1_a_writer_in_place_does_not_survive_that(tmp_path: Path) -> None:
+    lost = 0
+    for run_dir in killed(tmp_path, "naive", points("c1", times(10, 50))):
+        try:
+            assert_survived(run_dir, saver.read_naively)
+        except Exception:
+            lost += 1
+    assert lost >= 3
+
+
+def test_c2_killed_while_old_ones_are_removed_two_verify(tmp_path: Path) -> None:
+    for run_dir in killed(tmp_path, "prune", points("c2", times(3, 20))):
+        steps = store.list_steps(run_dir / CHECKPOINTS)
+        assert len([path for path in steps if verifies(path)]) >= 2
+        assert saver.read(run_dir) == committed(run_dir) + 1  # whose prune it was
+
+
+# -- damaged ------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = tmp_path_factory.mktemp("saved")
+    assert list(saver.save(run_dir, range(1, 4), keep=3)) == [1, 2, 3]
+    return run_dir
+
+
+def verifies(path: Path) -> bool:
+    try:
+        store.verify(path)
+    except store.InvalidCheckpointError:
+        return False
+    return True
+
+
+def own_files(path: Path) -> list[Path]:
+    """Files of a checkpoint, but for sealed blocks, which are those of the checkpoint before it, too."""
+    return sorted(file for file in path.iterdir() if file.stat().st_nlink == 1)
+
+
+@contextmanager
+def damaged(file: Path, content: bytes | None) -> Iterator[None]:
+    """For as long as this lasts, a file has another content, or is gone."""
+    before = file.read_bytes()
+    try:
+        file.unlink()
+        if content is not None:
+            file.write_bytes(content)
+        yield
+    finally:
+        file.write_bytes(before)
+
+
+def flipped(content: bytes, rng: random.Random) -> bytes:
+    changed = bytearray(content)
+    changed[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+    return bytes(changed)
+
+
+def assert_fallen_back(run_dir: Path, file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The one before is taken, and a warning names the file, or the manifest that does not name it any more."""
+    caplog.clear()
+    assert saver.read(run_dir) == 2
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert f"{file.parent.name}/" in warning and "the checkpoint before it is taken" in warning
+    assert file.name in warning or file.name == "manifest.json"
+
+
+def test_c3_every_flipped_bit_is_found(saved: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rng, files = seeded("c3"), own_files(saved / CHECKPOINTS / store.step_name(3))
+    assert len(files) > 10
+    for i in range(times(20, 300)):
+        file = files[i % len(files)]
+        with damaged(file, flipped(file.read_bytes(), rng)):
+            assert_fallen_back(saved, file, caplog)
+    assert saver.read(saved) == 3
+
+
+def test_c3_every_bit_of_a_manifest_counts(saved: Path) -> None:
+    file = saved / CHECKPOINTS / store.step_name(3) / "manifest.json"
+    content = file.read_bytes()
+    for i in range(0, len(content), times(29, 1)):
+        changed = bytearray(content)
+        changed[i] ^= 1 << i % 8
+        with damaged(file, bytes(changed)):
+            assert not verifies(file.parent), i
+
+
+def test_c3_without_sums_most_flips_are_loaded(saved: Path) -> None:
+    rng, loaded = seeded("c3"), 0
+    files = [
+        file for file in own_files(saved / CHECKPOINTS / store.step_name(3)) if file.stat().st_size > 1000
+    ]
+    files = [file for file in files if file.suffix == ".safetensors"]
+    for i in range(times(20, 300)):
+        file = files[i % len(files)]
+        with damaged(file, flipped(file.read_bytes(), rng)):
+            try:
+                naive.load_unverified(file)
+                loaded += 1
+            except Exception:
+                continue
+    assert loaded > times(20, 300) * 0.8
+
+
+def test_c3_a_block_that_all_checkpoints_share_costs_the_replay_alone(saved: Path, tmp_path: Path) -> None:
+    """Later checkpoints give a sealed block one more name, so no older one has another copy of it."""
+    run_dir = Path(shutil.copytree(saved, tmp_path / "run"))
+    for path in store.list_steps(run_dir / CHECKPOINTS):
+        file = path / f"{REPLAY}.rows-000000000.safetensors"
+        file.write_bytes(flipped(file.read_bytes(), seeded("shared")))
+    with pytest.raises(NoValidCheckpointError, match="3 tried"):
+        store.newest_valid(run_dir / CHECKPOINTS)
+    assert store.newest_valid(run_dir / CHECKPOINTS, (REPLAY,)) == run_dir / CHECKPOINTS / store.step_name(3)
+
+
+def test_c4_every_truncated_empty_or_missing_file_is_found(
+    saved: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rng, files = seeded("c4"), own_files(saved / CHECKPOINTS / store.step_name(3))
+    for i in range(times(20, 200)):
+        file = files[i % len(files)]
+        with damaged(file, file.read_bytes()[: rng.randrange(file.stat().st_size)]):
+            assert_fallen_back(saved, file, caplog)
+    for file in files:
+        for content in (None, b""):
+            with damaged(file, content):
+                assert_fallen_back(saved, file, caplog)
+
+
+@pytest.mark.parametrize("name", ["extra.json", "model.pt", ".DS_Store", "replay.rows-000000099.safetensors"])
+def test_c4_a_file_that_the_manifest_does_not_name_is_never_opened(saved: Path, name: str) -> None:
+    """It cannot be told from what a file manager leaves behind, and it is no reason to give a checkpoint up."""
+    path, opened = saved / CHECKPOINTS / store.step_name(3), list[str]()
+    (path / name).write_bytes(b"x")
+    watching = True
+
+    def audit(event: str, args: tuple[Any, ...]) -> None:
+        if watching and event == "open":
+            opened.append(os.path.basename(str(args[0])))  # noqa: PTH119 - it may be a descriptor
+
+    try:
+        sys.addaudithook(audit)
+        assert saver.read(saved) == 3
+    finally:
+        watching = False
+        (path / name).unlink()
+    assert "manifest.json" in opened
+    assert name not in opened
