@@ -601,5 +601,7 @@ def test_a_pickle_in_the_place_of_weights_is_not_opened(tmp_path: Path) -> None:
 def test_opt_steps_of_model_and_manifest_have_to_agree(tmp_path: Path) -> None:
     path = save(tmp_path)
     rewrite_manifest(path, opt_steps=8)
-    with pytest.raises(store.InvalidCheckpointError, match="opt step 7, its manifest of 8"):
+    with pytest.raises(store.InvalidCheckpointError, match="of opt step 8, and its directory is not"):
         read_model(path)
+    with pytest.raises(store.InvalidCheckpointError, match="opt step 7, its manifest of 8"):
+        read_model(path.rename(tmp_path / "mine"))
