@@ -7,12 +7,14 @@ may begin.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
+from border_cli.actors.board import ActorState
 from border_cli.actors.manager import ActorManager
 from border_cli.actors.model_channel import ModelChannel, model_layout
 from border_cli.actors.place import ActorSpec
@@ -21,8 +23,8 @@ from border_cli.config.schema import ActorManagerConfig
 from border_cli.core.errors import ActorLostError, UnfitStateError
 from border_cli.core.items import Chunk, Column, Items, empty_items
 from border_cli.core.protocols import ActorStat, ModelInfo, StopCheck
-from border_cli.core.state import State, check_arrays, count, joined, require, section
-from border_cli.runtime.clock import Backoff
+from border_cli.core.state import State, check_arrays, count, joined, listed, require, section
+from border_cli.runtime.clock import Backoff, Deadline
 
 
 class LockstepManager(ActorManager):
@@ -42,6 +44,9 @@ class LockstepManager(ActorManager):
         self._rounds = rounds
         self._columns = columns
         self._next = 0  # the round whose chunks are inserted next
+        self._earlier: dict[
+            int, list[int]
+        ] = {}  # of rounds that an earlier launch has begun: env steps by actor
         self._under_way: list[list[Items]] = [[] for _ in range(rounds.n_actors)]
         self._whole: list[deque[Chunk]] = [deque() for _ in range(rounds.n_actors)]
 
@@ -74,7 +79,8 @@ class LockstepManager(ActorManager):
         Raises ActorLostError where one is lost meanwhile. Not whole: the number of the round to come.
         """
         if not whole:
-            return joined({"rounds": State({}, {"next": self._next})})
+            begun = {"next": self._next, "env_steps": self._rounds.before(self._next)}
+            return joined({"rounds": State({}, begun)})
         self._await_rounds()
         for slot in self._slots:
             slot.request_state()
@@ -83,10 +89,21 @@ class LockstepManager(ActorManager):
             f"{actor}/{k}": chunk for actor, queue in enumerate(self._whole) for k, chunk in enumerate(queue)
         }
         states = {
-            "rounds": State({}, {"next": self._next, "publications": self._publications}),
+            "rounds": State({}, self._rounds_values()),
             "chunks": joined({name: _chunk_state(chunk) for name, chunk in chunks.items()}),
         }
         return joined(states | {f"actor{i}": state for i, state in enumerate(actors)})
+
+    def _rounds_values(self) -> dict[str, object]:
+        """How far the rounds are, and what was taken in those that have begun: a later budget does not change that."""
+        begun = range(self._next, self._publications + 2)
+        actors = range(self._rounds.n_actors)
+        return {
+            "next": self._next,
+            "publications": self._publications,
+            "begun": [[self._env_steps(round_, actor) for actor in actors] for round_ in begun],
+            "env_steps": self._rounds.before(begun.stop),
+        }
 
     def _make_channel(self, model: ModelInfo, state: State | None) -> ModelChannel:
         published = 0 if state is None else self._load(state)
@@ -95,9 +112,8 @@ class LockstepManager(ActorManager):
     def _seat(self, actor: int, state: State | None) -> tuple[ActorStat, State | None]:
         if state is None:
             return ActorStat(actor), None
-        if (
-            f"actor{actor}" not in state.values
-        ):  # from the round that comes next; its number makes the seeds new
+        if f"actor{actor}" not in state.values:
+            # From the round that comes next; its number makes the seeds new.
             counts = {"round": self._next, "env_steps": 0, "episodes": 0}
             return ActorStat(actor, self._next + 1), joined({"counts": State({}, counts)})
         own = section(state, f"actor{actor}")
@@ -116,22 +132,40 @@ class LockstepManager(ActorManager):
         Raises UnfitStateError for a state that no run of these actors has been in.
         """
         rounds = section(state, "rounds").values
-        require(rounds, ("next",), "the rounds")
+        require(rounds, ("next", "env_steps"), "the rounds")
         self._next = count(rounds["next"], "the next round")
+        env_steps = count(rounds["env_steps"], "the env steps of the rounds")
         if "publications" not in rounds:
+            self._count_from(self._next, env_steps)
             return model_number(self._next) - 1
+        require(rounds, ("publications", "begun"), "the rounds")
         publications = count(rounds["publications"], "the publications of the model")
         if publications not in (max(self._next, 1), self._next + 1):
             raise UnfitStateError(f"round {self._next} comes next, and {publications} models were published")
+        self._earlier = self._read_begun(rounds["begun"], publications + 2)
+        self._count_from(publications + 2, env_steps)
         chunks = section(state, "chunks")
         for actor, queue in enumerate(self._whole):
-            for round_ in range(self._next, publications + 2):
-                name = f"{actor}/{round_ - self._next}"
-                if name in chunks.values:
-                    queue.append(self._chunk(actor, section(chunks, name)))
+            for k in range(sum(env_steps[actor] > 0 for env_steps in self._earlier.values())):
+                queue.append(self._chunk(actor, section(chunks, f"{actor}/{k}")))
         if sum(map(len, self._whole)) != len(chunks.values):
             raise UnfitStateError("there are chunks of rounds that have not begun")
         return publications - 1
+
+    def _read_begun(self, begun: Any, stop: int) -> dict[int, list[int]]:
+        """Env steps by actor of each round that has begun. stop: the first that has not."""
+        rounds = listed(begun, "the rounds that have begun", stop - self._next)
+        return {
+            round_: [
+                count(n, "env steps of a round") for n in listed(env_steps, "a round", self._rounds.n_actors)
+            ]
+            for round_, env_steps in enumerate(rounds, self._next)
+        }
+
+    def _count_from(self, round_: int, env_steps: int) -> None:
+        """Rounds are counted on from this one, whatever the budget was for those before it."""
+        self._rounds = replace(self._rounds, first=round_, first_env_steps=env_steps)
+        self._spec = replace(self._spec, rounds=self._rounds)
 
     def _chunk(self, actor: int, state: State) -> Chunk:
         names = ("incarnation", "env_steps", "version")
@@ -162,39 +196,47 @@ class LockstepManager(ActorManager):
                 self._whole[chunk.actor].append(replace(chunk, sequence=0, items=_by_environment(pieces)))
                 self._under_way[chunk.actor] = []
 
-    def _expected(self, round_: int, actor: int) -> bool:
-        """Whether an actor takes any env step in a round: the last one of a budget may leave some without."""
-        return sum(self._rounds.env_steps(round_, actor)) > 0
+    def _env_steps(self, round_: int, actor: int) -> int:
+        if round_ in self._earlier:
+            return self._earlier[round_][actor]
+        return sum(self._rounds.env_steps(round_, actor))
+
+    def _expected(self, round_: int) -> list[int]:
+        """Actors that take any env step in a round: the last one of a budget may leave some without."""
+        return [actor for actor in range(self._rounds.n_actors) if self._env_steps(round_, actor) > 0]
 
     def _round_is_whole(self, round_: int) -> bool:
-        waiting = [actor for actor in range(self._rounds.n_actors) if self._expected(round_, actor)]
-        return bool(waiting) and all(self._whole[actor] for actor in waiting)
+        waiting = self._expected(round_)
+        # One without any is the end of a budget; where that was an earlier launch's, the rounds go on behind it.
+        return all(self._whole[actor] for actor in waiting) and (bool(waiting) or round_ in self._earlier)
 
     def _take_round(self, round_: int) -> list[Chunk]:
-        return [
-            self._whole[actor].popleft()
-            for actor in range(self._rounds.n_actors)
-            if self._expected(round_, actor)
-        ]
+        return [self._whole[actor].popleft() for actor in self._expected(round_)]
 
     def _await_rounds(self) -> None:
         """Return when every round that may have begun has arrived as a whole."""
-        begun = range(self._next, self._publications + 2)
-        backoff = Backoff()
-        while any(
-            len(self._whole[actor]) < sum(self._expected(round_, actor) for round_ in begun)
-            for actor in range(self._rounds.n_actors)
-        ):
-            self._sort(super().collect())
-            backoff.sleep()
+        expected = Counter(
+            actor for round_ in range(self._next, self._publications + 2) for actor in self._expected(round_)
+        )
+        self._await(
+            lambda: all(len(self._whole[actor]) >= n for actor, n in expected.items()),
+            "the rounds under way",
+        )
 
     def _await_states(self) -> list[State]:
-        backoff = Backoff()
-        while True:
-            states = [slot.sent_state for slot in self._slots]
-            if None not in states:
-                return [state for state in states if state is not None]
+        self._await(lambda: all(slot.sent_state is not None for slot in self._slots), "the actors' states")
+        return [slot.sent_state for slot in self._slots if slot.sent_state is not None]
+
+    def _await(self, done: Callable[[], bool], what: str) -> None:
+        """Wait for actors. Raises ActorLostError where one is lost, and where for too long none of them does anything."""
+        backoff, deadline = Backoff(), Deadline(self._config.heartbeat_timeout_s)
+        while not done():
             self._sort(super().collect())
+            if any(slot.state == ActorState.ACTING for slot in self._slots):
+                deadline = Deadline(self._config.heartbeat_timeout_s)
+            if deadline.passed:
+                states = ", ".join(f"{i} {slot.state.words}" for i, slot in enumerate(self._slots))
+                raise ActorLostError(f"the learner waited in vain for {what}; actors: {states}")
             backoff.sleep()
 
 

@@ -107,9 +107,11 @@ class LockstepActor:
         number = model_number(self._round)
 
         def there() -> bool:
-            if self._requests.wanted():
+            if self._line.stop_requested or self._models.publications >= number:
+                return True
+            if self._requests.wanted():  # only now: no round that may begin is left to be done
                 self._requests.answer(self.state())
-            return self._line.stop_requested or self._models.publications >= number
+            return False
 
         self._waiter.until(there, ActorState.WAITING_FOR_MODEL)
         if self._line.stop_requested:

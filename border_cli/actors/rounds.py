@@ -21,13 +21,16 @@ def model_number(round_: int) -> int:
 @dataclass(frozen=True)
 class Rounds:
     """steps: of each environment per round · max_env_steps: budget of the run, None without; the last round that it
-    allows is shorter.
+    allows is shorter · first: the first round that is counted so, which begins after `first_env_steps`. Those before it
+    had another budget, in a run that was resumed.
     """
 
     n_actors: int
     envs_per_actor: int
     steps: int
     max_env_steps: int | None = None
+    first: int = 0
+    first_env_steps: int = 0
 
     @property
     def size(self) -> int:
@@ -35,8 +38,8 @@ class Rounds:
         return self.n_actors * self.envs_per_actor * self.steps
 
     def before(self, round_: int) -> int:
-        """Env steps of all rounds before this one: those that exploration counts from."""
-        return self._limited(round_ * self.size)
+        """Env steps of all rounds before this one, which is not before `first`: those that exploration counts from."""
+        return self._limited(self.first_env_steps + (round_ - self.first) * self.size)
 
     def env_steps(self, round_: int, actor: int) -> list[int]:
         """Env steps of each environment of an actor in a round."""

@@ -74,7 +74,7 @@ def read_resumed(run_dir: Path, config: TrainConfig, wanted: Sequence[Change], r
         env_steps,
         _seconds(run_dir),
         tuple(wanted),
-        exact and all(keeps_the_bits(change) for change in wanted),
+        exact and all(_keeps(config, state, change) for change in wanted),
     )
     _check_something_left(run_dir, config, resumed)
     return resumed
@@ -91,6 +91,21 @@ def describe(config: TrainConfig, resumed: Resumed) -> str:
     if is_exact(config) and not resumed.exact:
         words.append("the bits will not be those of an uninterrupted run")
     return "; ".join(words)
+
+
+def _keeps(config: TrainConfig, state: RunState, change: Change) -> bool:
+    """Whether a repeatable run stays the same with this change: as one that had it from the start.
+
+    A budget of env steps that was used up may have cut short the last round, or the last step of a group.
+    """
+    if change.key == "trainer.max_env_steps" and change.before is not None:
+        rounds = state.actors.values.get("rounds", {})
+        begun = rounds.get("env_steps") if config.trainer.lockstep else state.loop["limiter"]["env_steps"]
+        group = 1 if config.trainer.lockstep else config.actor_manager.envs_per_actor
+        cut = config.trainer.lockstep or change.before % group > 0
+        if not isinstance(begun, int) or (begun >= change.before and cut):
+            return False
+    return keeps_the_bits(change)
 
 
 def _newest(folder: Path, with_replay: bool, replay_bytes: int) -> Path | None:

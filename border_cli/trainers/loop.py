@@ -379,7 +379,10 @@ class TrainingLoop:
         p, own = self.parts, state.loop
         require(
             own,
-            ("limiter", "telemetry", "judging", "recorded_at", "agent_values", "to_do", "whole"),
+            (
+                *("limiter", "telemetry", "judging", "recorded_at", "agent_values"),
+                *("to_do", "whole", "incarnations"),
+            ),
             "the loop",
         )
         require(state.generators, ("exploration", "replay"), "the generators")

@@ -18,6 +18,8 @@ from border_cli.replay.limiter import RatioLimiter
 _WINDOW_S = 10.0
 _REFRESH_S = 0.25
 _RECENT_EPISODES = 100
+_MOST_LAGS = 2**16
+"""Of one interval; where nothing is ever recorded, it has no end."""
 
 
 @dataclass
@@ -49,7 +51,7 @@ class Telemetry:
         self._returns, self._lengths, self._interval_episodes = Mean(), Mean(), 0
         self._opt_ms, self._collect_ms, self._save_ms = Mean(), Mean(), Mean()
         self._failed_saves = 0
-        self._lags: list[int] = []
+        self._lags: deque[int] = deque(maxlen=_MOST_LAGS)
         self._recent_lags: deque[int] = deque(maxlen=1000)
         self._recent_returns: deque[float] = deque(maxlen=_RECENT_EPISODES)
         self._window: deque[_Sample] = deque()
@@ -84,7 +86,7 @@ class Telemetry:
         self._interval_episodes = count(state["interval_episodes"], "interval_episodes")
         self._returns.load_state(state["returns"])
         self._lengths.load_state(state["lengths"])
-        self._lags = [count(lag, "a policy lag") for lag in listed(state["lags"], "lags")]
+        self._lags.extend(count(lag, "a policy lag") for lag in listed(state["lags"], "lags"))
         returns = listed(state["recent_returns"], "recent_returns")
         self._recent_returns.extend(number(value, "a return") for value in returns)
         self.progress.evaluations = [_score(pair) for pair in listed(state["evaluations"], "evaluations")]

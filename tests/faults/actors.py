@@ -25,6 +25,7 @@ def audit() -> Iterator[None]:
     """No child process and no descriptor may be left."""
     forkserver.start_early(LIGHT_PRELOAD)
     forkserver.run_in_child(os.getpid, (), TIMEOUT_S)  # the forkserver and what belongs to it is there now
+    gc.collect()  # what a test before this one has left is not part of the count
     descriptors, helpers = open_descriptors(), set(processes(parent=os.getpid()))
     yield
     gc.collect()  # an exception that was looked at holds on to the frames it went through

@@ -10,6 +10,8 @@ MARK = "sprung"
 """Written before anything else happens: the process id, and a newline."""
 GO = "go-on-saving"
 """Made by the test: `held_save` waits for it."""
+STARVED_AT = 30
+"""Opt step in which `starved` takes the learner's memory away."""
 HELD_SAVE = "HELD_SAVE"
 """Environment variable: which of the run's checkpoints `held_save` holds up, counted from 1."""
 

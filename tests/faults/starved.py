@@ -1,4 +1,7 @@
-"""A plugin: the learner runs out of memory in opt step STARVED_AT, for real: its address space is limited then."""
+"""A plugin: the learner runs out of memory in opt step STARVED_AT, for real: its address space is limited then.
+
+Imported in a run alone, never in a test: it changes the agent of the process that imports it.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from border_cli.agents.dqn.agent import DqnAgent
+from tests.faults.marks import STARVED_AT
 
-STARVED_AT = 30
 _ROOM = 64 * 2**20
 _opt = DqnAgent.opt
 

@@ -14,8 +14,8 @@ import pytest
 
 from border_cli.recorders.jsonl import read_jsonl
 from tests.faults.commands import COMMAND, border_train, verified_checkpoints
+from tests.faults.marks import STARVED_AT
 from tests.faults.processes import ROOT, TIMEOUT_S, assert_session_ends
-from tests.faults.starved import STARVED_AT
 from tests.faults.threads_told import FOLDER
 from tests.real_runs import Run, tiny
 

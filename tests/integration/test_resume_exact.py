@@ -80,3 +80,16 @@ def test_a_larger_budget_makes_the_run_that_had_it_from_the_start(
     assert main([f"resume={run.path}", "trainer.max_opts=150"]) == 0
     assert_same_bits(Run(run.path), whole)
     assert Run(run.path).summary["exact"] is True
+
+
+def test_lockstep_goes_on_behind_a_budget_of_env_steps_that_was_used_up(folder: Path) -> None:
+    """The last rounds were cut short, so that it is no longer the run that had the larger budget from the start."""
+    words = (*COMMON[1:], *MODES["three actors"], "trainer.max_env_steps=171")
+    run = run_whole(folder / "used up", *words)
+    assert run.counts[1] == 171
+    assert main([f"resume={run.path}", "trainer.max_env_steps=400"]) == 0
+    again = Run(run.path)
+    assert again.counts[1] == 400
+    assert again.counts[0] == (400 - again.config.trainer.warmup_period) // 2
+    assert again.summary["exact"] is False
+    assert sum(actor["env_steps"] for actor in again.summary["actors"]) == 400
