@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: install train eval test check unit integration faults learning bench results screen clean
+.PHONY: install train eval test check unit integration faults test-faults-full learning bench results screen clean
 
 install: $(VENV)/.stamp
 
@@ -38,6 +38,14 @@ integration: install
 
 faults: install
 	$(BIN)/python -m pytest tests/faults $(ARGS)
+
+# test-faults-full: every row with full counts, then long campaigns of kills, storms and a soak; some hours
+test-faults-full: install
+	FAULTS_FULL=1 $(BIN)/python -m pytest tests/faults --timeout 3600 $(ARGS)
+	$(BIN)/python -m tests.faults.campaigns kills --runs 50
+	$(BIN)/python -m tests.faults.campaigns kills-lockstep --runs 50
+	$(BIN)/python -m tests.faults.campaigns storms --runs 200
+	$(BIN)/python -m tests.faults.campaigns soak
 
 learning: install
 	$(BIN)/python -m pytest tests/learning $(ARGS)

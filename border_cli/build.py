@@ -207,7 +207,7 @@ class _Run:
             c.n_actors,
             c.actor_manager.envs_per_actor,
         )
-        keeper = RunKeeper(self._dir, c, self._spec, agent, self._saved)
+        keeper = RunKeeper(self._dir, c, self._spec, agent, self._saved, self._resumed.path)
         loop_parts = Parts(
             agent=agent,
             buffer=buffer,

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import border_cli.agents.dqn.agent  # noqa: F401 - declares its metrics
 from border_cli.cli.train import main
 from border_cli.core.metrics import is_clock
 from border_cli.replay.limiter import RatioLimiter

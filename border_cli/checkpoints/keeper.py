@@ -35,7 +35,8 @@ class RunKeeper:
     """Implements `trainers.saving.Keeper` in a run directory.
 
     A block of the replay that is sealed is written once: later checkpoints give the same file one more name.
-    saved: called with the opt step of each checkpoint once it is there.
+    saved: called with the opt step of each checkpoint once it is there. before: the checkpoint that the run goes on
+    from.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class RunKeeper:
         spec: EnvSpec,
         agent: Agent,
         saved: Callable[[int], None] = lambda _: None,
+        before: Path | None = None,
     ) -> None:
         self._dir = run_dir
         self._agent = agent
@@ -52,6 +54,7 @@ class RunKeeper:
         self._with_replay = config.checkpoint.replay == "full"
         self._seed = config.seed
         self._saved = saved
+        self._before = before
         self._model = ModelDescription(
             agent=asdict(config.agent), env=asdict(config.env), spec=spec, plugins=tuple(config.plugins)
         )
@@ -96,6 +99,14 @@ class RunKeeper:
         new = sum(entry.bytes for name, entry in manifest.files.items() if name not in self._sealed)
         total = _size(manifest.total_bytes)
         _logger.info("checkpoint at opt step %d: %s, %s of it new", manifest.opt_steps, total, _size(new))
+        self._know(path, manifest, replay)
+
+    def know_loaded(self, replay: State) -> None:
+        """What is sealed in the replay that was loaded from `before` has its files there."""
+        if self._before is not None and self._with_replay:
+            self._know(self._before, store.read_manifest(self._before), replay)
+
+    def _know(self, path: Path, manifest: Manifest, replay: State | None) -> None:
         sealed = [] if replay is None else [block_file(block) for block in replay.blocks if block.sealed]
         self._sealed = {
             name: (path / name, manifest.files[name]) for name in sealed if name in manifest.files

@@ -15,17 +15,22 @@ from typing import BinaryIO
 from google.protobuf.message import DecodeError
 from tensorboard.compat.proto.event_pb2 import Event
 
-_PATTERN = "events.out.tfevents.*"
+_PATTERN = "events.out.tfevents.[0-9]*.*"
 _LENGTH = struct.Struct("<Q")
 _CHECKSUM_BYTES = 4
 _MAX_EVENT_BYTES = 2**24
 """More than any record has: what claims more is torn."""
 
 
+def event_files(folder: Path) -> list[Path]:
+    """Those of a folder, oldest first."""
+    return sorted(path for path in folder.glob(_PATTERN) if path.name.split(".")[3].isdigit())
+
+
 def keep_records(folder: Path, keep: int | None) -> int:
     """Keep the first `keep` records of all files together, or all; cut what is torn. How many there are then."""
     kept = 0
-    for path in sorted(folder.glob(_PATTERN)):
+    for path in event_files(folder):
         if kept == keep:
             path.unlink()
             continue

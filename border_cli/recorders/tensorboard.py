@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import socket
 import struct
@@ -17,7 +16,7 @@ from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 from border_cli.core.errors import ResourceError
 from border_cli.core.record import Record
 from border_cli.recorders.appending import AppendedFile
-from border_cli.recorders.event_files import keep_records
+from border_cli.recorders.event_files import event_files, keep_records
 
 EVENTS = "tensorboard"
 ENV_STEPS = "env_steps"
@@ -83,10 +82,10 @@ class TensorBoardRecorder:
 
 
 def _new_file(folder: Path) -> Path:
-    """A name as TensorBoard looks for: the newest file of a folder comes last."""
-    start = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
-    names = (folder / f"{start}.{n}" for n in itertools.count())
-    return next(path for path in names if not path.exists())
+    """A name as TensorBoard looks for: the newest file of a folder comes last, whatever the clock says."""
+    stamps = [int(path.name.split(".")[3]) for path in event_files(folder)]
+    stamp = max(int(time.time()), max(stamps, default=0) + 1)
+    return folder / f"events.out.tfevents.{stamp:010d}.{socket.gethostname()}.{os.getpid()}"
 
 
 def _framed(data: bytes) -> bytes:

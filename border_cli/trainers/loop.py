@@ -397,6 +397,7 @@ class TrainingLoop:
             p.limiter.warm_up_again()
         else:
             p.buffer.load_state(state.replay)
+            p.keeper.know_loaded(p.buffer.state())
         p.buffer.load_generator_state(state.generators["replay"])
         if not flag(own["whole"], "whole"):
             self._break_streams()

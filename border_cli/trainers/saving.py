@@ -16,7 +16,7 @@ from typing import Protocol
 from border_cli.core.errors import CheckpointIOError
 from border_cli.core.protocols import Evaluation, ModelInfo
 from border_cli.core.spaces import Array
-from border_cli.core.state import RunState
+from border_cli.core.state import RunState, State
 from border_cli.trainers.telemetry import Telemetry
 
 PATIENCE = 3
@@ -42,6 +42,9 @@ class Keeper(Protocol):
 
     def save(self, state: RunState, counters: dict[str, object]) -> None:
         """Write a checkpoint of this state. counters: for people who look at it. Raises CheckpointIOError."""
+
+    def know_loaded(self, replay: State) -> None:
+        """What is sealed in this replay, which was loaded from the checkpoint that the run goes on from, is written."""
 
     def save_skipped(self, opt_steps: int, batch: dict[str, Array]) -> Path | None:
         """Keep the batch of a skipped opt step for diagnosis: where; None if there are enough, or it cannot be."""

@@ -64,7 +64,7 @@ COMPOSITION = [
     Row("~trainer", "~trainer: every run has it"),
     Row("~agent.lrr", "~agent.lrr: there is no such key|nearest: agent.lr"),
     Row("~env.kwargs.n", "env.kwargs.n"),
-    Row("resume=auto", "resume: there is no such key"),
+    Row("resumed=auto", "resumed: there is no such key"),
     Row("preset.env_id=Acrobot-v1", "preset.env_id: written by preset files|preset=none"),
     Row("-m seed=1,2 agent.lrr=0.1", "agent.lrr: there is no such key"),
     # types and ranges

@@ -259,3 +259,19 @@ def test_d4_sigusr1_saves_and_the_run_goes_on(folder: Path) -> None:
         run = run_whole(folder / "asked", *WORDS, "trainer.save_interval=null", "checkpoint.keep=9")
     assert run.checkpoints == ["step-000000033", "step-000000120"]
     assert json.loads((run.path / "summary.json").read_text())["exit_code"] == 0
+
+
+def test_what_is_sealed_of_the_replay_is_written_once(folder: Path) -> None:
+    """By this launch and by the next: later checkpoints give the same file one more name."""
+    words = ("trainer=sync", "trainer.max_opts=60", "trainer.save_interval=10", "checkpoint.keep=99")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("border_cli.replay.uniform.rows_per_block", lambda capacity, row_bytes: 16)
+        run = run_interrupted(folder / "sealed", *words, at=35)
+    first = "replay.rows-000000000.safetensors"
+    names = [path / first for path in sorted((run.path / "checkpoints").iterdir())]
+    assert len(names) == 7
+    assert len({name.stat().st_ino for name in names}) == 1
+    last = sorted(path.name for path in names[-1].parent.glob("replay.rows-*"))
+    assert len(last) >= 7  # of 16 rows, for 110 transitions and their final observations
+    newest = names[-1].parent / last[-1]
+    assert newest.stat().st_nlink == 1

@@ -41,6 +41,9 @@ class FakeKeeper:
     def save(self, state: RunState, counters: dict[str, object]) -> None:
         self._write(f"step {state.loop['limiter']['opt_steps']}")
 
+    def know_loaded(self, replay: State) -> None:
+        """Nothing is loaded here."""
+
     def save_skipped(self, opt_steps: int, batch: dict[str, Array]) -> None:
         """No opt step is skipped here."""
 
