@@ -34,10 +34,10 @@ unit: install
 	$(BIN)/python -m pytest tests/unit tests/contract $(ARGS)
 
 integration: install
-	$(BIN)/python -m pytest tests/integration $(ARGS)
+	$(BIN)/python -m pytest tests/integration -n 2 $(ARGS)
 
 faults: install
-	$(BIN)/python -m pytest tests/faults $(ARGS)
+	$(BIN)/python -m pytest tests/faults -n 3 $(ARGS)
 
 # test-faults-full: every row with full counts, then long campaigns of kills, storms and a soak; some hours
 test-faults-full: install
