@@ -187,6 +187,7 @@ class _Run:
             agent, buffer = self._agent(), parts.make_buffer(self._config, self._spec)
             evaluator = self._evaluator(agent)
             self._loop = self._make_loop(agent, buffer, evaluator, recorder)
+            self._loop.judging.best = self._resumed.best  # what is in best/ is not replaced by less
             return self._loop.run(self._resumed.state)
         except UnfitStateError as e:
             raise unfit(self._resumed.path or self._dir, e) from e

@@ -10,10 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from border_cli.checkpoints import store
-from border_cli.checkpoints.contents import CHECKPOINTS, REPLAY, read_model, read_run_state
+from border_cli.checkpoints.contents import (
+    BEST,
+    CHECKPOINTS,
+    REPLAY,
+    read_checkpoint,
+    read_model,
+    read_run_state,
+)
 from border_cli.config.resuming import BUDGETS, Change, changes, is_exact, keeps_the_bits, safe
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import BorderError, NoValidCheckpointError, UsageError
+from border_cli.core.protocols import Evaluation
 from border_cli.core.spaces import EnvSpec
 from border_cli.core.state import RunState, count, flag, require
 from border_cli.runs.directory import CONFIG_FILE, read_config
@@ -32,7 +40,8 @@ class Resumed:
 
     path: the checkpoint, None where there is none yet: then it begins anew, in the same directory · state: of it ·
     opt_steps, env_steps: counts then · seconds: how long it took until then, as far as that is known · changes: of its
-    configuration · exact: whether what comes is what an uninterrupted run would have given, if its kind can be repeated.
+    configuration · exact: whether what comes is what an uninterrupted run would have given, if its kind can be repeated ·
+    best: the score of best/, which the evaluation of a run's result may have brought after its last checkpoint.
     """
 
     path: Path | None = None
@@ -42,6 +51,7 @@ class Resumed:
     seconds: float = 0.0
     changes: tuple[Change, ...] = ()
     exact: bool = True
+    best: Evaluation | None = None
 
     @property
     def without_replay(self) -> bool:
@@ -75,9 +85,20 @@ def read_resumed(run_dir: Path, config: TrainConfig, wanted: Sequence[Change], r
         _seconds(run_dir),
         tuple(wanted),
         exact and all(_keeps(config, state, change) for change in wanted),
+        _best(run_dir, config, opt_steps),
     )
     _check_something_left(run_dir, config, resumed)
     return resumed
+
+
+def _best(run_dir: Path, config: TrainConfig, opt_steps: int) -> Evaluation | None:
+    """The score of best/, if that is whole. A repeatable run comes by itself to what was found after the checkpoint."""
+    try:
+        score = read_checkpoint(run_dir / BEST).score
+    except store.InvalidCheckpointError:
+        return None
+    later = score is not None and score.opt_steps > opt_steps
+    return None if later and is_exact(config) else score
 
 
 def describe(config: TrainConfig, resumed: Resumed) -> str:

@@ -151,7 +151,9 @@ class Judging:
         }
 
     def load_state(self, state: Mapping[str, Any], pending: Sequence[ModelInfo]) -> None:
-        """Take over a saved state; the pending models are judged again, from the next `look` on.
+        """Take over a saved state, but for a best score that does not beat the present one.
+
+        The pending models are judged again, from the next `look` on.
 
         Raises ValueError where the models are not those of the state, and where it is none.
         """
@@ -164,9 +166,11 @@ class Judging:
             raise ValueError(
                 f"models of opt steps {expected} are pending, not {[m.version for m in pending]}"
             )
-        self.best, self.last = (
+        best, self.last = (
             None if data is None else Evaluation.from_json(data) for data in (state["best"], state["last"])
         )
+        if best is not None and self._beats_best(best):
+            self.best = best
         self.skipped = count(state["skipped"], "the number of models not judged")
         self.good_enough = self.best is not None and self._reaches_goal(self.best)
         self._trials = [

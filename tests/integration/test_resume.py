@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-from border_cli.checkpoints.contents import read_run_state
+from border_cli.checkpoints.contents import read_checkpoint, read_run_state, save_best
 from border_cli.cli.train import main
 from border_cli.config.convert import known_keys, to_plain
 from border_cli.config.resuming import Change, is_exact, safe
+from border_cli.core.protocols import Evaluation
 from border_cli.runs.lock import locked
 from tests.interrupted import run_interrupted, run_killed, run_whole, signal_at
 from tests.real_runs import Run, in_folder, tiny
@@ -275,3 +276,16 @@ def test_what_is_sealed_of_the_replay_is_written_once(folder: Path) -> None:
     assert len(last) >= 7  # of 16 rows, for 110 transitions and their final observations
     newest = names[-1].parent / last[-1]
     assert newest.stat().st_nlink == 1
+
+
+def test_the_best_of_a_run_that_was_done_is_not_replaced_by_less(done: Run, tmp_path: Path) -> None:
+    """Its last evaluation comes after its last checkpoint, which therefore knows nothing of it."""
+    run = Run(Path(shutil.copytree(done.path, tmp_path / "done")))
+    read = read_checkpoint(run.path / "best")
+    assert read.score is not None
+    score = Evaluation(120, (500.0, 500.0), (500, 500))
+    save_best(run.path, read.model.info.arrays, read.model.description, score)
+    before = run.files("best")
+    assert main([f"resume={run.path}", "trainer.max_opts=200"]) == 0
+    assert run.files("best") == before
+    assert Run(run.path).summary["best_score"] == {"opt_steps": 120, "mean": 500.0}
