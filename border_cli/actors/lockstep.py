@@ -44,9 +44,8 @@ class LockstepManager(ActorManager):
         self._rounds = rounds
         self._columns = columns
         self._next = 0  # the round whose chunks are inserted next
-        self._earlier: dict[
-            int, list[int]
-        ] = {}  # of rounds that an earlier launch has begun: env steps by actor
+        # Of rounds that an earlier launch has begun: env steps by actor.
+        self._earlier: dict[int, list[int]] = {}
         self._under_way: list[list[Items]] = [[] for _ in range(rounds.n_actors)]
         self._whole: list[deque[Chunk]] = [deque() for _ in range(rounds.n_actors)]
 

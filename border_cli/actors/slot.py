@@ -199,9 +199,8 @@ class ActorSlot:
         """Ask for the actor's state; it answers between two rounds."""
         self._state_pieces, self.sent_state = [], None
         if self._pipe is not None:
-            with contextlib.suppress(
-                BrokenPipeError, ConnectionResetError
-            ):  # it died, which `gone` will tell
+            # It may have died, which `gone` will tell.
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 self._pipe.send(SendState())
 
     def kill(self) -> None:

@@ -68,7 +68,7 @@ def check_changes(config: TrainConfig, wanted: Sequence[Change]) -> None:
     if not unsafe:
         return
     shown = "; ".join(map(str, unsafe[:_SHOWN])) + ("; …" if len(unsafe) > _SHOWN else "")
-    actors = "" if is_exact(config) else ", n_actors, actor_manager.*"
+    actors = "" if is_exact(config) else ", n_actors, actor_manager.*, threads, ratio_tolerance"
     raise UsageError(
         f"resume: a run cannot go on with another {shown}\n"
         "allowed: budgets, stop_return, eval_interval, save_interval, record_interval, evaluator.*, recorder.*, "

@@ -455,9 +455,8 @@ class TrainingLoop:
     def _finish(self) -> None:
         """Whatever happened: no actor stays, the records are flushed, the last state is kept."""
         p = self.parts
-        with (
-            ExitStack() as stages
-        ):  # last in, first out; one that fails does not keep the others from their work
+        # Last in, first out; one that fails does not keep the others from their work.
+        with ExitStack() as stages:
             stages.callback(lambda: p.telemetry.refresh(self._final_phase, len(p.buffer), self.actors, 0))
             stages.callback(p.recorder.flush)
             if self._begun:
