@@ -67,7 +67,8 @@ from border_cli.runtime.signals import StopFlag, own_or
 from border_cli.trainers.async_ import AsyncTrainer
 from border_cli.trainers.judging import Episodes
 from border_cli.trainers.lockstep import LockstepTrainer
-from border_cli.trainers.loop import Ending, Parts, TrainingLoop
+from border_cli.trainers.loop import Ending, TrainingLoop
+from border_cli.trainers.parts import Parts
 from border_cli.trainers.sync import Trainer
 from border_cli.trainers.telemetry import Telemetry
 

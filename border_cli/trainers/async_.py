@@ -6,7 +6,8 @@ from time import monotonic
 
 from border_cli.config.schema import TrainerConfig
 from border_cli.runtime.clock import Backoff
-from border_cli.trainers.loop import Parts, TrainingLoop
+from border_cli.trainers.loop import TrainingLoop
+from border_cli.trainers.parts import Parts
 
 _GATHER_S = 0.02
 """However much there is to learn from, look for more this often [s]: an actor that dies is noticed."""

@@ -12,7 +12,8 @@ from typing import Protocol, cast
 from border_cli.config.schema import TrainerConfig
 from border_cli.core.protocols import ExperienceSource
 from border_cli.runtime.clock import Backoff
-from border_cli.trainers.loop import Parts, TrainingLoop
+from border_cli.trainers.loop import TrainingLoop
+from border_cli.trainers.parts import Parts
 
 
 class RoundSource(ExperienceSource, Protocol):
@@ -50,8 +51,3 @@ class LockstepTrainer(TrainingLoop):
         began = monotonic()
         self._backoff.sleep()
         self.parts.telemetry.waited(monotonic() - began)
-
-    def _leave(self) -> None:
-        """The state first: it is that of actors between two rounds, not of actors that are gone."""
-        self._save_last()
-        self._stop_actors()

@@ -7,67 +7,24 @@ the ratio, the intervals, the records and the ways to end are the same code.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any
 
 from border_cli.config.schema import TrainerConfig
-from border_cli.core.errors import CheckpointIOError, NonFiniteError, UnfitStateError
-from border_cli.core.metrics import METRICS
-from border_cli.core.progress import View
-from border_cli.core.protocols import (
-    ActorStat,
-    Agent,
-    Evaluation,
-    Evaluator,
-    ExperienceSource,
-    ModelInfo,
-    Recorder,
-    ReplayBuffer,
-    StopCheck,
-)
+from border_cli.core.errors import CheckpointIOError, NonFiniteError
+from border_cli.core.protocols import ActorStat, Evaluation
 from border_cli.core.record import Record
-from border_cli.core.state import (
-    RunState,
-    State,
-    check_arrays,
-    count,
-    flag,
-    joined,
-    listed,
-    number,
-    require,
-    section,
-)
-from border_cli.replay.limiter import RatioLimiter
-from border_cli.trainers.judging import Episodes, Judging
-from border_cli.trainers.saving import Keeper, Saving
+from border_cli.core.state import RunState
+from border_cli.trainers.judging import Judging
+from border_cli.trainers.parts import Parts
+from border_cli.trainers.run_state import Position, load_state, take_state
+from border_cli.trainers.saving import Saving
 from border_cli.trainers.skipping import Skipping
-from border_cli.trainers.telemetry import Telemetry
 
 _GONE = ("failed", "killed", "lost")
 """States of actors that ended unasked, and of those that did not leave when they were asked."""
-
-
-@dataclass
-class Parts:
-    """What a trainer joins. save_request: whether somebody has asked for a checkpoint since it was last called."""
-
-    agent: Agent
-    buffer: ReplayBuffer
-    source: ExperienceSource
-    limiter: RatioLimiter
-    evaluator: Evaluator
-    episodes: Episodes
-    recorder: Recorder
-    keeper: Keeper
-    view: View
-    telemetry: Telemetry
-    should_stop: StopCheck
-    batch_size: int
-    save_request: Callable[[], bool] = lambda: False
 
 
 @dataclass
@@ -112,10 +69,7 @@ class TrainingLoop:
             "record": self._record,
             "save": self._save_if_wanted,
         }
-        self._to_do: list[str] = []
-        self._incarnations: dict[int, int] = {}
-        self._agent_values: dict[str, float] = {}
-        self._recorded_at = -1
+        self._position = Position()
         self._phase = "starting"
         self._final_phase = "failed"
         self._begun = False
@@ -203,8 +157,8 @@ class TrainingLoop:
         p = self.parts
         chunks = p.source.collect()
         for chunk in chunks:
-            if chunk.incarnation != self._incarnations.get(chunk.actor, 0):
-                self._incarnations[chunk.actor] = chunk.incarnation
+            if chunk.incarnation != self._position.incarnations.get(chunk.actor, 0):
+                self._position.incarnations[chunk.actor] = chunk.incarnation
                 p.buffer.break_streams(chunk.actor)  # no transition spans a restart
             if chunk.rows:
                 p.buffer.push(chunk.items, chunk.actor)
@@ -223,7 +177,7 @@ class TrainingLoop:
         self._check_skipped()
         if record is not None:
             self._check_finite(record)
-            self._agent_values = record.values
+            self._position.agent_values = record.values
 
     def _check_skipped(self) -> None:
         agent = self.parts.agent
@@ -253,13 +207,13 @@ class TrainingLoop:
         c, n = self.config, self.parts.limiter.opt_steps
         due = {"publish": self._publish_interval(), "evaluate": c.eval_interval}
         due |= {"record": c.record_interval, "save": c.save_interval}
-        self._to_do = [stage for stage, interval in due.items() if _due(interval, n)]
+        self._position.to_do = [stage for stage, interval in due.items() if _due(interval, n)]
         self._work_off()
 
     def _work_off(self) -> None:
         """Do what is due. Once the run ends, the rest is left: to its last stages, and to a run that goes on from here."""
-        while self._to_do and self._ended_by() is None:
-            self._stages[self._to_do.pop(0)]()
+        while self._position.to_do and self._ended_by() is None:
+            self._stages[self._position.to_do.pop(0)]()
 
     def _publish_interval(self) -> int | None:
         return self.config.sync_interval
@@ -284,7 +238,10 @@ class TrainingLoop:
         self._require_finite()
         with self._in_phase("saving"):
             self._show()
-            self.saving.save(self._state(), self._counters(), last)
+            state = take_state(
+                self.parts, self.judging, self._position, exact=self.exact, failed=self._failed
+            )
+            self.saving.save(state, self._counters(), last)
 
     def _save_now(self) -> None:
         """Because somebody asked for it; nothing where the newest checkpoint is of this opt step."""
@@ -313,16 +270,18 @@ class TrainingLoop:
     def _record(self) -> None:
         """Write everything since the last record, unless that was of this very opt step: each has one at most."""
         p = self.parts
-        if p.limiter.opt_steps == self._recorded_at or self.config.record_interval is None:
+        if p.limiter.opt_steps == self._position.recorded_at or self.config.record_interval is None:
             return
-        self._recorded_at = p.limiter.opt_steps
-        if not self._agent_values and (last := p.agent.take_record()) is not None:
-            self._agent_values = last.values  # of an interval that the end, or the warm-up, has cut short
+        self._position.recorded_at = p.limiter.opt_steps
+        if not self._position.agent_values and (last := p.agent.take_record()) is not None:
+            self._position.agent_values = (
+                last.values
+            )  # of an interval that the end, or the warm-up, has cut short
         actors = self.actors or p.source.stats()
         values = p.telemetry.interval_values(
-            len(p.buffer), p.buffer.capacity, actors, _alive(actors), self._agent_values
+            len(p.buffer), p.buffer.capacity, actors, _alive(actors), self._position.agent_values
         )
-        self._agent_values = {}
+        self._position.agent_values = {}
         self._write(values)
 
     def _write(self, values: dict[str, float]) -> None:
@@ -341,109 +300,25 @@ class TrainingLoop:
 
     def _go_on_from(self, state: RunState) -> None:
         p = self.parts
-        try:
-            self._load(state)
-        except UnfitStateError:
-            raise
-        except ValueError as e:
-            raise UnfitStateError(str(e)) from e
+        load_state(state, p, self.judging, self._position, tuple(self._stages))
+        self.saving.saved_at = p.limiter.opt_steps
+        if p.limiter.opt_steps and state.replay is not None:
+            self._phase = "training"
         p.source.start(p.agent.model_info(), state.actors)
         p.source.announce(p.limiter.env_steps)
         p.source.grant(p.limiter.credits)
         self.judging.look()
 
-    def _state(self) -> RunState:
-        """All that a run goes on from, between two opt steps."""
-        p = self.parts
-        return RunState(
-            agent=p.agent.state(),
-            replay=p.buffer.state(),
-            actors=p.source.state(whole=not self._failed),
-            waiting=joined({str(model.version): State(model.arrays) for model in self.judging.pending}),
-            loop={
-                "limiter": p.limiter.state(),
-                "telemetry": p.telemetry.state(self.exact),
-                "judging": self.judging.state(),
-                "records": p.recorder.positions(),
-                "recorded_at": self._recorded_at,
-                "agent_values": self._agent_values,
-                "to_do": self._to_do,
-                "incarnations": [[actor, n] for actor, n in sorted(self._incarnations.items())],
-                "whole": self.exact and not self._failed,
-            },
-            generators={"replay": p.buffer.generator_state(), "exploration": p.agent.generator_state()},
-        )
-
-    def _load(self, state: RunState) -> None:
-        """Take over a saved state. Raises ValueError where it does not fit."""
-        p, own = self.parts, state.loop
-        require(
-            own,
-            (
-                *("limiter", "telemetry", "judging", "recorded_at", "agent_values"),
-                *("to_do", "whole", "incarnations"),
-            ),
-            "the loop",
-        )
-        require(state.generators, ("exploration", "replay"), "the generators")
-        p.agent.load_state(state.agent)
-        p.agent.load_generator_state(state.generators["exploration"])
-        p.limiter.load_state(own["limiter"])
-        if p.agent.opt_steps != p.limiter.opt_steps:
-            raise ValueError(
-                f"the agent is of opt step {p.agent.opt_steps}, the loop of {p.limiter.opt_steps}"
-            )
-        if state.replay is None:
-            p.limiter.warm_up_again()
-        else:
-            p.buffer.load_state(state.replay)
-            p.keeper.know_loaded(p.buffer.state())
-        p.buffer.load_generator_state(state.generators["replay"])
-        if not flag(own["whole"], "whole"):
-            self._break_streams()
-        p.telemetry.load_state(own["telemetry"])
-        self.judging.load_state(own["judging"], self._waiting_models(state.waiting))
-        self.saving.saved_at = p.limiter.opt_steps
-        self._load_interval(own)
-        if p.limiter.opt_steps and state.replay is not None:
-            self._phase = "training"
-
-    def _waiting_models(self, waiting: State) -> list[ModelInfo]:
-        """Those of a saved state, the oldest first. Raises ValueError for what is no model of this agent."""
-        models = []
-        for n in sorted(count(int(name), "the opt step of a model") for name in waiting.values):
-            arrays = section(waiting, str(n)).arrays
-            check_arrays(arrays, self.parts.agent.model_info().arrays, f"the model of opt step {n}")
-            models.append(ModelInfo(n, arrays))
-        return models
-
-    def _load_interval(self, own: Mapping[str, Any]) -> None:
-        """What the last record was, what the next one has so far, and what was left to be done."""
-        recorded_at = own["recorded_at"]
-        require(own["agent_values"], (), "the agent's record")
-        values = {name: number(value, name) for name, value in own["agent_values"].items()}
-        to_do = listed(own["to_do"], "to_do")
-        unknown = [
-            *(name for name in values if name not in METRICS),
-            *(n for n in to_do if n not in tuple(self._stages)),
-        ]
-        if unknown:
-            raise ValueError(f"there is no metric or stage {unknown[0]!r}")
-        self._recorded_at = -1 if recorded_at == -1 else count(recorded_at, "recorded_at")
-        self._agent_values, self._to_do = values, to_do
-        pairs = [listed(pair, "an incarnation", 2) for pair in listed(own["incarnations"], "incarnations")]
-        self._incarnations = {count(actor, "an actor"): count(n, "an incarnation") for actor, n in pairs}
-
-    def _break_streams(self) -> None:
-        for actor in range(len(self.parts.limiter.credits)):
-            self.parts.buffer.break_streams(actor)
-
     # -- ending -------------------------------------------------------------------------------------------------
 
     def _leave(self) -> None:
-        """End the actors and keep the state: what they hand over while they leave belongs to it."""
-        self._stop_actors()
-        self._save_last()
+        """End the actors and keep the state, to which belongs what they hand over while they leave.
+
+        An exact state comes first: it is that of actors between two env steps or rounds, not of actors that are gone.
+        """
+        stages = (self._save_last, self._stop_actors) if self.exact else (self._stop_actors, self._save_last)
+        for stage in stages:
+            stage()
 
     def _stop_actors(self) -> None:
         if not self.actors:

@@ -13,8 +13,3 @@ class Trainer(TrainingLoop):
     def _gather(self) -> None:
         if not self.may_opt():
             self._take_in()
-
-    def _leave(self) -> None:
-        """The state first: it is that of actors between two env steps, not of actors that are gone."""
-        self._save_last()
-        self._stop_actors()

@@ -14,7 +14,8 @@ from border_cli.trainers.loop import TrainingLoop
 from tests.real_runs import train
 
 STATE = {
-    "Trainer": "_agent_values _failed _incarnations _recorded_at _to_do judging parts saving",
+    "Trainer": "_failed _position judging parts saving",
+    "Position": "agent_values incarnations recorded_at to_do",
     "Judging": "_trials best last skipped",
     "Saving": "saved_at",
     "RatioLimiter": "_base_env_steps _base_opt_steps _used env_steps opt_steps",
@@ -65,7 +66,16 @@ def test_g3_every_attribute_of_a_run_is_decided_on(workplace: Path, monkeypatch:
     (loop,) = loops
     parts, source = loop.parts, loop.parts.source
     sampler = source._sampler  # type: ignore[attr-defined]
-    owners = (loop, loop.judging, loop.saving, loop.skipping, parts.limiter, parts.telemetry, parts.agent)
+    owners = (
+        loop,
+        loop._position,
+        loop.judging,
+        loop.saving,
+        loop.skipping,
+        parts.limiter,
+        parts.telemetry,
+        parts.agent,
+    )
     for owner in (*owners, parts.buffer, source, sampler, sampler._env, sampler._processor):
         name = type(owner).__name__
         decided = [
