@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from bench.report import Figure
-from border_cli.actors.ring import ChunkHeader, Ring
 from border_cli.config.schema import EnvConfig
 from border_cli.core.items import Items, empty_items, item_columns
 from border_cli.envs.gym_env import GymEnv
+from border_cli.transport.ring import ChunkHeader, Ring
 
 CHUNK = 64
 RING_CHUNKS, QUEUE_CHUNKS, QUEUE_ROWS = 100_000, 10_000, 100_000

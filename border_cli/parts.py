@@ -10,9 +10,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from border_cli.actors.model_channel import channel_bytes, model_layout
-from border_cli.actors.place import ActorSpec, Factory, Place
-from border_cli.actors.ring import ring_bytes
+from border_cli.actors.place import ActorSpec, Place
 from border_cli.actors.rounds import LOCKSTEP_SLOTS, Rounds
 from border_cli.config.checks import confirm_episodes, lockstep_steps
 from border_cli.config.plan import AgentBytes, Sizes
@@ -26,6 +24,9 @@ from border_cli.envs.gym_env import GymEnv
 from border_cli.envs.taped import TapedEnv
 from border_cli.evaluation.process import EvaluatorSpec
 from border_cli.replay.step_processor import NStepProcessor, reward_limit
+from border_cli.runtime.factory import Factory
+from border_cli.transport.model_channel import channel_bytes, model_layout
+from border_cli.transport.ring import ring_bytes
 
 
 def actor_spec(config: TrainConfig) -> ActorSpec:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
+import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -12,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from border_cli.actors.place import Factory
 from border_cli.core.errors import ActorLostError
 from border_cli.core.protocols import Evaluation, ModelInfo, Step
 from border_cli.core.spaces import ActionSpec, Array, EnvSpec, Obs, ObsLeaf, ObsSpec
 from border_cli.evaluation.process import EvaluatorSpec
 from border_cli.evaluation.process_evaluator import ProcessEvaluator
 from border_cli.runtime.clock import Backoff, Deadline
+from border_cli.runtime.factory import Factory
 
 SPEC = EnvSpec(ObsSpec((ObsLeaf("obs", (), "box", (1,), "float32"),)), ActionSpec("discrete", n=2))
 TIMEOUT_S = 60.0
@@ -165,6 +167,12 @@ def make_env_that_strikes(made: Callable[[], None], folder: Path, fault: str) ->
     if take_mark(folder):
         strike(fault)
     return FaultyEnv(1, folder, fault)
+
+
+def make_env_with_helper(made: Callable[[], None]) -> SeededEnv:
+    """One that has started another program, and says which."""
+    logging.getLogger(__name__).warning("helper %d", subprocess.Popen(["sleep", "1000"]).pid)
+    return SeededEnv(1)
 
 
 def make_policy(spec: EnvSpec) -> WeightPolicy:

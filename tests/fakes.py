@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from border_cli.actors.manager import ActorManager
-from border_cli.actors.place import ActorSpec, Factory, Place
+from border_cli.actors.place import ActorSpec, Place
 from border_cli.config.schema import ActorManagerConfig, EnvConfig
 from border_cli.core.errors import ActorLostError, ExitCode
 from border_cli.core.items import Column, item_columns
@@ -22,6 +22,7 @@ from border_cli.envs.gym_env import GymEnv
 from border_cli.replay.step_processor import NStepProcessor
 from border_cli.runtime import forkserver
 from border_cli.runtime.clock import Backoff
+from border_cli.runtime.factory import Factory
 from border_cli.runtime.signals import StopFlag
 
 COUNTING_SPEC = EnvSpec(

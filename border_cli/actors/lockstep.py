@@ -16,7 +16,6 @@ import numpy as np
 
 from border_cli.actors.board import ActorState
 from border_cli.actors.manager import ActorManager
-from border_cli.actors.model_channel import ModelChannel, model_layout
 from border_cli.actors.place import ActorSpec
 from border_cli.actors.rounds import LOCKSTEP_SLOTS, Rounds, model_number
 from border_cli.config.schema import ActorManagerConfig
@@ -25,6 +24,7 @@ from border_cli.core.items import Chunk, Column, Items, empty_items
 from border_cli.core.protocols import ActorStat, ModelInfo, StopCheck
 from border_cli.core.state import State, check_arrays, count, joined, listed, require, section
 from border_cli.runtime.clock import Backoff, Deadline
+from border_cli.transport.model_channel import ModelChannel, model_layout
 
 
 class LockstepManager(ActorManager):

@@ -10,7 +10,6 @@ from typing import Protocol
 import numpy as np
 
 from border_cli.actors.board import ActorLine, ActorState
-from border_cli.actors.model_channel import ModelChannel
 from border_cli.actors.place import Place
 from border_cli.actors.proxy import ReplayBufferProxy
 from border_cli.actors.rounds import Rounds, model_number
@@ -19,6 +18,7 @@ from border_cli.actors.waiting import Waiter
 from border_cli.core.protocols import ActingPolicy, ActorStat
 from border_cli.core.state import State, count, joined, require, section
 from border_cli.runtime.clock import SYSTEM_CLOCK, Clock
+from border_cli.transport.model_channel import ModelChannel
 
 
 class StateRequests(Protocol):

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 from border_cli.actors.board import Board
 from border_cli.actors.messages import Raised
-from border_cli.actors.model_channel import ModelChannel, model_layout
 from border_cli.actors.news import News
 from border_cli.actors.place import ActorSpec
 from border_cli.actors.slot import ActorSlot, Shared
@@ -22,6 +21,7 @@ from border_cli.core.items import Chunk, Column
 from border_cli.core.protocols import ActorStat, ModelInfo, StopCheck
 from border_cli.core.state import State, count, require
 from border_cli.runtime.clock import Deadline
+from border_cli.transport.model_channel import ModelChannel, model_layout
 
 _START_POLL_S = 0.1
 _STOP_POLL_S = 0.01

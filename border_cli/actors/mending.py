@@ -6,13 +6,14 @@ import traceback
 from typing import Any
 
 from border_cli.actors.board import ActorLine, ActorState
-from border_cli.actors.budget import RestartBudget
-from border_cli.actors.messages import Mended, Raised, Reporter, clipped
+from border_cli.actors.messages import Mended, Raised
 from border_cli.actors.place import Place
 from border_cli.actors.sampler import EnvFault
 from border_cli.core.protocols import Env
 from border_cli.core.spaces import Array
 from border_cli.runtime import seeding
+from border_cli.runtime.pipe import Reporter, clipped
+from border_cli.runtime.restarts import RestartBudget
 
 _ERROR_BYTES = 1_000
 _ACTION_NUMBERS = 100

@@ -1,13 +1,7 @@
-"""What an actor says to the learner through its own pipe.
-
-A message is kept so small that a socket takes it as a whole: a learner that sees the beginning of one never
-has to wait for the rest, even if the actor was stopped or killed meanwhile.
-"""
+"""What an actor and the learner say to each other through the actor's own pipe (see `border_cli.runtime.pipe`)."""
 
 from __future__ import annotations
 
-import logging
-import threading
 from dataclasses import dataclass
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
@@ -15,20 +9,12 @@ from typing import Any
 
 from border_cli.core.protocols import ActorStat
 from border_cli.core.state import State
+from border_cli.runtime.pipe import MESSAGE_BYTES, Reporter
 
 
 @dataclass(frozen=True)
 class Ready:
     """The environments are made and reset, and the first model is held."""
-
-
-@dataclass(frozen=True)
-class LogLine:
-    """One log record, formatted."""
-
-    logger: str
-    level: int
-    text: str
 
 
 @dataclass(frozen=True)
@@ -83,24 +69,7 @@ class StatePiece:
     last: bool
 
 
-Message = Ready | LogLine | Mended | Failed | Finished | StatePiece
-PIECE_BYTES = 12_000
-
-
-class Reporter:
-    """The actor's end of its pipe, for all threads of its process."""
-
-    def __init__(self, pipe: Connection) -> None:
-        self._pipe = pipe
-        self._lock = threading.Lock()
-
-    def send(self, message: Message) -> None:
-        """Send one message. Waits while the pipe is full; nothing happens when the learner is gone."""
-        try:
-            with self._lock:
-                self._pipe.send(message)
-        except (BrokenPipeError, ConnectionResetError):
-            return  # the learner died; the watchdog ends this process
+Message = Ready | Mended | Failed | Finished | StatePiece
 
 
 class PipedRequests:
@@ -120,31 +89,6 @@ class PipedRequests:
     def answer(self, state: State) -> None:
         """Send the state, in pieces of which each is taken as a whole."""
         data = bytes(reduction.ForkingPickler.dumps(state))
-        for start in range(0, len(data), PIECE_BYTES):
-            piece = data[start : start + PIECE_BYTES]
-            self._reporter.send(StatePiece(piece, start + PIECE_BYTES >= len(data)))
-
-
-class PipeLogHandler(logging.Handler):
-    """Sends log records to the learner, whose handlers write them."""
-
-    def __init__(self, reporter: Reporter) -> None:
-        super().__init__()
-        self._reporter = reporter
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Format the record here, where its arguments are."""
-        try:
-            line = LogLine(record.name, record.levelno, clipped(self.format(record)))
-        except (TypeError, ValueError):  # the arguments do not fit the format: logging reports it on stderr
-            self.handleError(record)
-            return
-        self._reporter.send(line)
-
-
-def clipped(text: str, nbytes: int = 12_000) -> str:
-    """The text, or its end, where the cause stands, if it has more than nbytes in UTF-8."""
-    encoded = text.encode("utf-8", "replace")
-    if len(encoded) <= nbytes:
-        return text
-    return "[…] " + encoded[-nbytes:].decode("utf-8", "ignore")
+        for start in range(0, len(data), MESSAGE_BYTES):
+            piece = data[start : start + MESSAGE_BYTES]
+            self._reporter.send(StatePiece(piece, start + MESSAGE_BYTES >= len(data)))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from border_cli.actors.rounds import Rounds
+from border_cli.runtime.factory import Factory
 
 
 @dataclass(frozen=True)
@@ -25,23 +23,6 @@ class Place:
     n_envs: int
     seed: int
     taken: int = 0
-
-
-@dataclass(frozen=True)
-class Factory:
-    """A function by its import path `module:name`, and the arguments it gets after those of its role.
-
-    Nothing is imported before `load`, which happens in the actor's own process.
-    """
-
-    path: str
-    args: tuple[Any, ...] = ()
-
-    def load(self) -> Callable[..., Any]:
-        """Import the function. Raises ImportError or AttributeError."""
-        module, _, name = self.path.partition(":")
-        function: Callable[..., Any] = getattr(importlib.import_module(module), name)
-        return function
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ traceback, and the process exits with code 1.
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
@@ -15,14 +14,11 @@ from typing import cast
 
 from border_cli.actors.actor import Actor
 from border_cli.actors.board import ActorLine, ActorState, Board
-from border_cli.actors.budget import RestartBudget
 from border_cli.actors.lockstep_actor import LockstepActor
 from border_cli.actors.mending import EnvGivenUp, InPlaceMender, describe
-from border_cli.actors.messages import Failed, Finished, PipedRequests, PipeLogHandler, Ready, Reporter
-from border_cli.actors.model_channel import ModelChannel
+from border_cli.actors.messages import Failed, Finished, PipedRequests, Ready
 from border_cli.actors.place import ActorSpec, Place
 from border_cli.actors.proxy import ReplayBufferProxy
-from border_cli.actors.ring import Ring
 from border_cli.actors.rounds import Rounds
 from border_cli.actors.sampler import ResumableEnv, ResumableSampler, Sampler
 from border_cli.actors.waiting import Waiter
@@ -30,8 +26,11 @@ from border_cli.core.errors import UnfitStateError
 from border_cli.core.protocols import ActingPolicy, ActorStat, Env, ModelInfo, StepProcessor
 from border_cli.core.state import State
 from border_cli.runtime import child, seeding
+from border_cli.runtime.pipe import Reporter, log_through
+from border_cli.runtime.restarts import RestartBudget
+from border_cli.transport.model_channel import ModelChannel
+from border_cli.transport.ring import Ring
 
-_NICER = 3
 _logger = logging.getLogger(__name__)
 
 
@@ -63,9 +62,7 @@ class Order:
 
 def actor_main(links: ActorLinks) -> None:
     """Entry point of the process (see `border_cli.runtime.forkserver.start_process`)."""
-    os.nice(_NICER)
-    child.be_first_when_memory_ends()
-    child.lead_a_group()
+    child.stand_back()
     reporter = Reporter(links.pipe)
     life = _Life(links, reporter)
     try:
@@ -96,7 +93,7 @@ class _Life:
         order: Order = self._links.pipe.recv()
         place, line = order.place, self._links.board.line(order.place.actor)
         self._place = place
-        _send_logs_to_learner(self._reporter, place, order.log_level)
+        log_through(self._reporter, f"actor {place.actor}", order.log_level)
         waiter = Waiter(line)
         env, policy, processor = self._build(order, line)
         model = self._first_model(line, waiter)
@@ -197,11 +194,3 @@ class _Life:
 
 def _reset_seeds(place: Place) -> list[int]:
     return [seeding.env_seed(place.seed, place.actor, place.incarnation, i) for i in range(place.n_envs)]
-
-
-def _send_logs_to_learner(reporter: Reporter, place: Place, level: int) -> None:
-    """Let every logger of this process, and every warning, speak through the learner's handlers."""
-    handler = PipeLogHandler(reporter)
-    handler.setFormatter(logging.Formatter(f"actor {place.actor}: %(message)s"))
-    logging.basicConfig(level=level, handlers=[handler], force=True)
-    logging.captureWarnings(True)

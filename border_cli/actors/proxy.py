@@ -8,10 +8,10 @@ import numpy as np
 
 from border_cli.actors.board import ActorState
 from border_cli.actors.place import Place
-from border_cli.actors.ring import ChunkHeader, Ring
 from border_cli.actors.waiting import Waiter
 from border_cli.core.items import Items, empty_items
 from border_cli.runtime.clock import SYSTEM_CLOCK, Clock
+from border_cli.transport.ring import ChunkHeader, Ring
 
 MAX_AGE_NS = 50_000_000
 """A chunk leaves at the latest after 50 ms, so that a slow environment's steps are not held back."""

@@ -5,42 +5,26 @@ An incarnation begins with `start` and ends with `end`; what was counted stays w
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import multiprocessing
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 
 import numpy as np
 
 from border_cli.actors.board import ActorState, Board
-from border_cli.actors.messages import (
-    Failed,
-    Finished,
-    LogLine,
-    Mended,
-    Message,
-    Ready,
-    SendState,
-    StatePiece,
-)
-from border_cli.actors.model_channel import ModelChannel
+from border_cli.actors.messages import Failed, Finished, Mended, Ready, SendState, StatePiece
 from border_cli.actors.place import ActorSpec
 from border_cli.actors.process import ActorLinks, Order, actor_main
-from border_cli.actors.ring import Ring
 from border_cli.core.errors import ActorLostError, UnfitStateError
 from border_cli.core.items import Chunk, Column
 from border_cli.core.protocols import ActorStat
 from border_cli.core.state import State
-from border_cli.runtime import forkserver
-from border_cli.runtime.memory import resource_error
-
-_LAST_WORDS = 10_000
-"""More messages than fit into the pipe of a process that is gone."""
-_MESSAGES_AT_ONCE = 64  # one that never stops logging must not keep the learner from the others
+from border_cli.runtime.worker import Worker
+from border_cli.transport.model_channel import ModelChannel
+from border_cli.transport.ring import Ring
 
 
 @dataclass(frozen=True)
@@ -74,8 +58,7 @@ class ActorSlot:
         self._counts = counts or ActorStat(actor)
         self._state = state
         self._ring: Ring | None = None
-        self._pipe: Connection | None = None
-        self._process: BaseProcess | None = None
+        self._worker: Worker | None = None
         self._earlier_episodes = 0
         self._mended: list[Mended] = []
         self._failed: Failed | None = None
@@ -96,24 +79,21 @@ class ActorSlot:
         self._line.state = ActorState.STARTING
         # No more than it had used: what the last incarnation had left may belong to others now.
         shared.board.limit(self._actor, self._counts.env_steps)
-        self._ring = Ring(shared.columns, shared.ring_rows)
-        self._pipe, theirs = _pipe()
+        self._ring = ring = Ring(shared.columns, shared.ring_rows)
+
+        def links(pipe: Connection) -> ActorLinks:
+            return ActorLinks(ring, shared.models, shared.board, pipe)
+
         try:
-            links = ActorLinks(self._ring, shared.models, shared.board, theirs)
-            name = f"actor-{self._actor}"
-            self._process = forkserver.start_process(actor_main, (links,), name)
+            self._worker = Worker(f"actor-{self._actor}", actor_main, links, self._order())
         finally:
-            theirs.close()
-            self._ring.close()
-        counts = self._counts
+            ring.close()
+
+    def _order(self) -> Order:
+        shared, counts = self._shared, self._counts
         place = shared.spec.place(self._actor, counts.incarnation, shared.n_actors, counts.env_steps)
         level = logging.getLogger().getEffectiveLevel()
-        try:
-            self._pipe.send(
-                Order(shared.spec, place, level, shared.env_restarts, shared.restart_window_s, self._state)
-            )
-        except (BrokenPipeError, ConnectionResetError):
-            return  # it died at once, which `gone` will tell
+        return Order(shared.spec, place, level, shared.env_restarts, shared.restart_window_s, self._state)
 
     @property
     def actor(self) -> int:
@@ -123,13 +103,12 @@ class ActorSlot:
     @property
     def descriptors(self) -> list[int]:
         """What becomes readable when there is news of this actor: its pipe, and the end of its process."""
-        pipe = [] if self._pipe is None else [self._pipe.fileno()]
-        return pipe if self._process is None else [*pipe, self._process.sentinel]
+        return [] if self._worker is None else self._worker.descriptors
 
     @property
     def pid(self) -> int | None:
         """Process id, None while there is no process."""
-        return None if self._process is None else self._process.pid
+        return None if self._worker is None else self._worker.pid
 
     @property
     def state(self) -> ActorState:
@@ -143,26 +122,22 @@ class ActorSlot:
 
     def gone(self) -> bool:
         """Whether there is no process: its end was reported and its id is free."""
-        if self._process is None:
-            return True
-        pid = self._process.pid
-        # An end that is reported because the forkserver went away says nothing yet about the actor itself.
-        return self._process.exitcode is not None and (pid is None or forkserver.pid_gone(pid))
+        return self._worker is None or self._worker.gone()
 
     def lost(self) -> ActorLostError | None:
         """Why this actor does not act any more though nobody asked it to leave; None while it does.
 
         Raises UnfitStateError where it was given a saved state that is none.
         """
-        if self.gone():
-            self._hear(_LAST_WORDS)  # why it left may stand behind much that it logged
+        if self._worker is not None and self.gone():
+            self._take(self._worker.heard(last=True))  # why it left may stand behind much that it logged
         if self._failed is not None:
             raised = self._failed.raised
             if self._failed.unfit:
                 raise UnfitStateError(f"actor {self._actor}: {raised.error}")
             return ActorLostError(self._describe(self._failed), raised.traceback, raised.context)
-        if self._process is not None and self.gone():
-            end = forkserver.describe_exit(self._process.exitcode)
+        if self._worker is not None and self.gone():
+            end = self._worker.end_words
             return ActorLostError(f"actor {self._actor} {end} (it was {self.state.words})")
         return None
 
@@ -176,7 +151,10 @@ class ActorSlot:
 
     def listen(self) -> bool:
         """Take in what it has said, without waiting; False once it failed, fell silent or is gone."""
-        return self._hear(_MESSAGES_AT_ONCE) and self._failed is None and not self.gone()
+        if self._worker is None:
+            return False
+        self._take(self._worker.heard())
+        return not self._worker.silent and self._failed is None and not self.gone()
 
     def take_mended(self) -> list[Mended]:
         """Environments that were made anew in place, of which was heard since the last time."""
@@ -198,65 +176,49 @@ class ActorSlot:
     def request_state(self) -> None:
         """Ask for the actor's state; it answers between two rounds."""
         self._state_pieces, self.sent_state = [], None
-        if self._pipe is not None:
-            # It may have died, which `gone` will tell.
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                self._pipe.send(SendState())
+        if self._worker is not None:
+            self._worker.send(SendState())
 
     def kill(self) -> None:
         """End the process at once, whatever it is doing. Its end is awaited by `end`."""
-        if self._process is not None and not self.gone():
+        if self._worker is not None and not self.gone():
             self._killed = True
-            self._process.kill()
+            self._worker.kill()
 
     def end(self) -> list[Chunk]:
         """Release the process, which has left or was killed; the chunks that it leaves behind."""
-        self._hear(_LAST_WORDS)
+        if self._worker is not None:
+            self._take(self._worker.heard(last=True))
         chunks = self.drain()
         self._final = self.stat()
         self.ready = False
-        if self._process is not None:
-            pid = self._process.pid
-            forkserver.end_process(self._process)
-            if pid is not None:
-                forkserver.end_group(pid)
-            self._process = None
-        if self._pipe is not None:
-            self._pipe.close()
-            self._pipe = None
+        if self._worker is not None:
+            self._worker.end()
+            self._worker = None
         self._ring = None
         return chunks
 
-    def _hear(self, at_most: int) -> bool:
-        """Take in so many messages, as far as they are there; False at the end of the pipe."""
-        try:
-            for _ in range(at_most):
-                if self._pipe is None or not self._pipe.poll():
-                    break
-                self._take(self._pipe.recv())
-        except (EOFError, ConnectionResetError, BrokenPipeError):
-            return False
-        return True
+    def _take(self, heard: Iterable[object]) -> None:
+        for message in heard:
+            match message:
+                case Ready():
+                    self.ready = True
+                case Mended():
+                    self._counts.restarts += 1
+                    self._mended.append(message)
+                case Failed():
+                    self._failed = message
+                case Finished(stat):
+                    episodes = self._earlier_episodes + stat.episodes
+                    self._final = replace(stat, restarts=self._counts.restarts, episodes=episodes)
+                case StatePiece():
+                    self._take_piece(message)
 
-    def _take(self, message: Message) -> None:
-        match message:
-            case Ready():
-                self.ready = True
-            case LogLine(logger, level, text):
-                _forward(logger, level, text)
-            case Mended():
-                self._counts.restarts += 1
-                self._mended.append(message)
-            case Failed():
-                self._failed = message
-            case Finished(stat):
-                episodes = self._earlier_episodes + stat.episodes
-                self._final = replace(stat, restarts=self._counts.restarts, episodes=episodes)
-            case StatePiece(data, last):
-                self._state_pieces.append(data)
-                if last:
-                    self.sent_state = reduction.ForkingPickler.loads(b"".join(self._state_pieces))
-                    self._state_pieces = []
+    def _take_piece(self, piece: StatePiece) -> None:
+        self._state_pieces.append(piece.data)
+        if piece.last:
+            self.sent_state = reduction.ForkingPickler.loads(b"".join(self._state_pieces))
+            self._state_pieces = []
 
     def _describe(self, failed: Failed) -> str:
         doing = {"step": f"stepping, after {failed.env_steps} env steps", "reset": "resetting"}
@@ -268,18 +230,4 @@ class ActorSlot:
             return "failed"
         if self._killed:
             return "killed"
-        return "lost" if self._process is not None and self.gone() else self.state.words
-
-
-def _pipe() -> tuple[Connection, Connection]:
-    try:
-        return multiprocessing.Pipe(duplex=True)
-    except OSError as error:
-        raise resource_error(error, "an actor's pipe") from error
-
-
-def _forward(name: str, level: int, text: str) -> None:
-    """Log what an actor logged, as if it had happened here."""
-    logger = logging.getLogger(name)
-    if logger.isEnabledFor(level):
-        logger.log(level, "%s", text)
+        return "lost" if self._worker is not None and self.gone() else self.state.words

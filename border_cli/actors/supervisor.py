@@ -9,14 +9,14 @@ import enum
 from dataclasses import dataclass
 
 from border_cli.actors.board import ActorState
-from border_cli.actors.budget import RestartBudget
 from border_cli.actors.news import News
-from border_cli.actors.pulse import Pulse
 from border_cli.actors.slot import ActorSlot
 from border_cli.config.schema import ActorManagerConfig
 from border_cli.core.errors import ActorLostError, ResourceError
 from border_cli.core.items import Chunk
 from border_cli.runtime.clock import SYSTEM_CLOCK, Clock, Deadline
+from border_cli.runtime.pulse import Pulse
+from border_cli.runtime.restarts import RestartBudget
 
 _LOOKS = 10
 """Looks at the heartbeat within its timeout, or one a second where that is more often."""

@@ -5,24 +5,21 @@ Whatever raises reaches the learner as a message with the traceback, and the pro
 
 from __future__ import annotations
 
-import logging
-import os
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
-from border_cli.actors.messages import Failed, PipeLogHandler, Raised, Reporter, clipped
-from border_cli.actors.model_channel import ModelChannel
-from border_cli.actors.place import Factory
 from border_cli.core.errors import ActorLostError
 from border_cli.core.protocols import ActingPolicy, Env, Step
 from border_cli.core.spaces import Array, Obs
 from border_cli.evaluation.board import EvaluatorBoard
 from border_cli.evaluation.episodes import EpisodeRunner
 from border_cli.runtime import child
+from border_cli.runtime.factory import Factory
+from border_cli.runtime.pipe import Reporter, clipped, log_through
+from border_cli.transport.model_channel import ModelChannel
 
-_NICER = 3
 _ERROR_BYTES = 1_000
 
 
@@ -67,9 +64,17 @@ class Task:
     episodes: int
 
 
+@dataclass(frozen=True)
+class Failed:
+    """The evaluator is about to leave because something raised. traceback: its own."""
+
+    error: str
+    traceback: str
+
+
 def evaluator_main(links: EvaluatorLinks) -> None:
     """Entry point of the process (see `border_cli.runtime.forkserver.start_process`)."""
-    os.nice(_NICER)
+    child.stand_back()
     reporter = Reporter(links.pipe)
     try:
         _live(links, reporter)
@@ -80,7 +85,7 @@ def evaluator_main(links: EvaluatorLinks) -> None:
 
 def _live(links: EvaluatorLinks, reporter: Reporter) -> None:
     order: Order = links.pipe.recv()
-    _send_logs_to_learner(reporter, order.log_level)
+    log_through(reporter, "evaluator", order.log_level)
     spec, board = order.spec, links.board
     board.beat()
     env: Env = spec.env.load()(board.beat, *spec.env.args)
@@ -153,12 +158,4 @@ def _failure(error: BaseException) -> Failed:
     else:
         message = f"the evaluator failed: {type(error).__name__}: {error}".rstrip(": ")
         trace = "".join(traceback.format_exception(error))
-    return Failed(Raised("judging", clipped(message, _ERROR_BYTES), clipped(trace), {}), env_steps=0)
-
-
-def _send_logs_to_learner(reporter: Reporter, level: int) -> None:
-    """Let every logger of this process, and every warning, speak through the learner's handlers."""
-    handler = PipeLogHandler(reporter)
-    handler.setFormatter(logging.Formatter("evaluator: %(message)s"))
-    logging.basicConfig(level=level, handlers=[handler], force=True)
-    logging.captureWarnings(True)
+    return Failed(clipped(message, _ERROR_BYTES), clipped(trace))

@@ -19,6 +19,7 @@ _PR_SET_PDEATHSIG = 1
 LEFT_TO_LEARNER = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 """Signals that may reach a whole process group and that the learner alone acts on."""
 _OOM_MORE, _OOM_MAX = 300, 1000
+_NICER = 3
 
 
 def enter(parent_pid: int) -> None:
@@ -40,14 +41,21 @@ def one_torch_thread() -> None:
         torch.set_num_threads(1)
 
 
-def be_first_when_memory_ends() -> None:
+def stand_back() -> None:
+    """Make this process one that the learner outlives and outruns, and that can be ended with all it has started."""
+    os.nice(_NICER)
+    _be_first_when_memory_ends()
+    _lead_a_group()
+
+
+def _be_first_when_memory_ends() -> None:
     """Volunteer for the kernel's OOM killer, so that it spares the learner."""
     path = Path("/proc/self/oom_score_adj")
     with contextlib.suppress(OSError):  # not Linux, or a sandbox that does not let us: then nobody volunteers
         path.write_text(str(min(_OOM_MAX, int(path.read_text()) + _OOM_MORE)))
 
 
-def lead_a_group() -> None:
+def _lead_a_group() -> None:
     """Make this process the leader of a process group, with which whatever it starts can be ended."""
     os.setpgid(0, 0)
 

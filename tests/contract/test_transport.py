@@ -13,16 +13,16 @@ import pytest
 
 from border_cli.actors.actor import Actor
 from border_cli.actors.board import ActorLine, ActorState, Board
-from border_cli.actors.model_channel import ModelChannel, model_layout
 from border_cli.actors.place import Place
 from border_cli.actors.proxy import ReplayBufferProxy
-from border_cli.actors.ring import Ring
 from border_cli.actors.sampler import Sampler
 from border_cli.actors.waiting import Waiter
 from border_cli.config.schema import EnvConfig
 from border_cli.core.items import Chunk
 from border_cli.core.protocols import ActorStat
 from border_cli.envs.gym_env import GymEnv
+from border_cli.transport.model_channel import ModelChannel, model_layout
+from border_cli.transport.ring import Ring
 from tests.fakes import COUNTING_COLUMNS, COUNTING_SPEC, NumpyPolicy, make_processor, model
 
 MS = 1_000_000

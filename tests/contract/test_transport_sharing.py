@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from border_cli.actors.ring import Ring
 from border_cli.core.errors import ResourceError
 from border_cli.runtime import memory
 from border_cli.runtime.clock import Backoff, Deadline
+from border_cli.transport.ring import Ring
 from tests.fakes import COUNTING_COLUMNS
 
 

@@ -17,13 +17,14 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from border_cli.actors import ring
-from border_cli.actors.place import ActorSpec, Factory, Place
+from border_cli.actors.place import ActorSpec, Place
 from border_cli.config.schema import EnvConfig
 from border_cli.core.spaces import Array
 from border_cli.envs.counting import CountingEnv
 from border_cli.envs.gym_env import GymEnv
 from border_cli.runtime.clock import SYSTEM_CLOCK
+from border_cli.runtime.factory import Factory
+from border_cli.transport import ring
 from tests.fakes import COUNTING_COLUMNS, counting_actors, make_counting_env
 
 Deaths = tuple[tuple[int, int, int], ...]

@@ -6,6 +6,7 @@ It is started again and judges the same model, until it has failed too often in 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -125,6 +126,14 @@ def test_asked_to_leave_it_closes_its_environments(tmp_path: Path) -> None:
         judge(evaluator)
         assert not (tmp_path / CLOSED).exists()
     assert (tmp_path / CLOSED).exists()
+
+
+def test_a8_what_its_environments_have_started_goes_with_it(caplog: pytest.LogCaptureFixture) -> None:
+    with beside(spec_of("make_env_with_helper")) as evaluator:
+        wait_until(lambda: evaluator.poll() is None and "helper" in caplog.text, "the helper")
+        (helper,) = (int(found) for found in re.findall(r"helper (\d+)", caplog.text))
+        os.kill(helper, 0)
+    wait_gone(helper)
 
 
 @pytest.mark.parametrize("fault", ["hang", "stop"])

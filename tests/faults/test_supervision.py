@@ -21,10 +21,10 @@ import numpy as np
 import pytest
 
 from border_cli.actors.manager import ActorManager
-from border_cli.actors.place import Factory
 from border_cli.core.errors import ActorLostError
 from border_cli.core.items import Chunk
 from border_cli.replay.limiter import RatioLimiter
+from border_cli.runtime.factory import Factory
 from tests.fakes import COUNTING_COLUMNS, counting_actors, model
 from tests.faults.actors import audit, running  # noqa: F401 - audit is a fixture
 from tests.faults.commands import border_train, verified_checkpoints

@@ -8,10 +8,10 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 
-from border_cli.actors.model_channel import ModelChannel, model_layout
 from border_cli.core.protocols import ModelInfo
 from border_cli.runtime import forkserver
 from border_cli.runtime.clock import Backoff
+from border_cli.transport.model_channel import ModelChannel, model_layout
 from tests.fakes import LIGHT_PRELOAD
 
 N_READERS = 4

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from border_cli.actors.board import ActorLine, ActorState, Board
-from border_cli.actors.budget import RestartBudget
 from border_cli.actors.mending import EnvGivenUp, InPlaceMender, describe
 from border_cli.actors.messages import Mended, Message
 from border_cli.actors.place import Place
@@ -18,6 +17,7 @@ from border_cli.core.items import Items
 from border_cli.core.protocols import StepError
 from border_cli.envs.gym_env import GymEnv
 from border_cli.runtime import seeding
+from border_cli.runtime.restarts import RestartBudget
 from tests.fakes import NumpyPolicy, make_processor
 
 PLACE = Place(actor=1, incarnation=2, n_actors=2, n_envs=3, seed=0)

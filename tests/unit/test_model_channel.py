@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from border_cli.actors.model_channel import TRIES, ModelChannel, model_layout
 from border_cli.core.protocols import ModelInfo
+from border_cli.transport.model_channel import TRIES, ModelChannel, model_layout
 
 
 def model(version: int) -> ModelInfo:

@@ -108,9 +108,9 @@ def test_b5_predicted_replay_bytes_are_what_it_really_takes() -> None:
 
 
 def test_sizes_are_those_of_the_parts() -> None:
-    from border_cli.actors.model_channel import ModelChannel, model_layout
-    from border_cli.actors.ring import Ring
     from border_cli.core.items import item_columns
+    from border_cli.transport.model_channel import ModelChannel, model_layout
+    from border_cli.transport.ring import Ring
 
     c = config()
     sizes = parts.sizes(c, COUNTING_SPEC)

@@ -6,9 +6,9 @@ import multiprocessing
 from dataclasses import dataclass
 from types import SimpleNamespace
 
-from border_cli.actors.budget import RestartBudget
 from border_cli.actors.news import News
-from border_cli.actors.pulse import Pulse
+from border_cli.runtime.pulse import Pulse
+from border_cli.runtime.restarts import RestartBudget
 
 S = 10**9
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from border_cli.actors.ring import ChunkHeader, Ring
 from border_cli.core.items import Column, Items
+from border_cli.transport.ring import ChunkHeader, Ring
 
 COLUMNS = (Column("obs", (2,), "float32"), Column("span", (), "int32"))
 

@@ -9,6 +9,11 @@ from border_cli.runtime.clock import SYSTEM_CLOCK, Clock
 MAX_DELAY_S = 30.0
 
 
+def restart_delay_s(first_s: float, nth: int) -> float:
+    """How long to wait before the nth restart, from 1: first_s, doubled for each one before it, up to a bound [s]."""
+    return min(MAX_DELAY_S, first_s * 2.0 ** (nth - 1))
+
+
 class RestartBudget:
     """At most `restarts` within any `window_s` seconds."""
 
@@ -35,4 +40,4 @@ class RestartBudget:
 
     def delay_s(self, first_s: float) -> float:
         """How long to wait before the restart that was taken last: first_s, doubled for each one before it."""
-        return min(MAX_DELAY_S, first_s * 2.0 ** (self.spent - 1))
+        return restart_delay_s(first_s, self.spent)
