@@ -42,10 +42,11 @@ faults: install
 # test-faults-full: every row with full counts, then long campaigns of kills, storms and a soak; some hours
 test-faults-full: install
 	FAULTS_FULL=1 $(BIN)/python -m pytest tests/faults --timeout 3600 $(ARGS)
-	$(BIN)/python -m tests.faults.campaigns kills --runs 50
-	$(BIN)/python -m tests.faults.campaigns kills-lockstep --runs 50
-	$(BIN)/python -m tests.faults.campaigns storms --runs 200
-	$(BIN)/python -m tests.faults.campaigns soak
+	$(BIN)/python -m tests.campaigns kills --runs 50
+	$(BIN)/python -m tests.campaigns kills-lockstep --runs 50
+	$(BIN)/python -m tests.campaigns kills-full --runs 10
+	$(BIN)/python -m tests.campaigns storms --runs 200
+	$(BIN)/python -m tests.campaigns soak
 
 learning: install
 	$(BIN)/python -m pytest tests/learning $(ARGS)

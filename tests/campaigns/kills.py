@@ -1,0 +1,111 @@
+"""Runs that are killed as a whole at a random moment, and gone on with by the same command."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+from border_cli.evaluation.statistics import mean_interval
+from tests.campaigns.started import SHORT, Started, attempt, check_whole, only_run, say
+from tests.interrupted import value_records
+from tests.real_runs import Run
+
+FULL = ("agent=dqn", "env=cartpole", "n_actors=2", "recorder.console=none", "resume=auto")
+
+
+def kills(runs: int, seed: int, lockstep: bool, opt_steps: int) -> int:
+    """How many runs failed."""
+    words = [
+        *SHORT,
+        "n_actors=2",
+        f"trainer.max_opts={opt_steps}",
+        f"trainer.eval_interval={opt_steps // 6}",
+        f"trainer.save_interval={opt_steps // 10}",
+        f"trainer.lockstep={str(lockstep).lower()}",
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        began = time.monotonic()
+        Started(root / "whole", words).end_well()
+        seconds = time.monotonic() - began
+        whole = only_run(root / "whole")
+        check_whole(whole, opt_steps)
+        failed = 0
+        for i in range(runs):
+            at = random.Random(f"{seed} {i}").uniform(0, 0.85 * seconds)
+            error = attempt(_killed_once, root / str(i), words, at, opt_steps, whole if lockstep else None)
+            failed += bool(error)
+            say(f"kill {i} at {at:.2f} s of {seconds:.1f}: {error or 'well'}")
+            if not error:
+                shutil.rmtree(root / str(i))
+    return failed
+
+
+def full_kills(runs: int, seed: int) -> int:
+    """At full length: the killed ones' mean last return lies in the 95% interval of those left alone, or 1 is returned."""
+    returns: dict[str, list[float]] = {"left alone": [], "killed": []}
+    with tempfile.TemporaryDirectory() as folder:
+        for i in range(1, runs + 1):
+            words = [*FULL, f"seed={i}"]
+            began = time.monotonic()
+            alone, killed = Path(folder) / f"{i}", Path(folder) / f"{i}-killed"
+            Started(alone, words).end_well()
+            seconds = time.monotonic() - began
+            at = random.Random(f"{seed} {i}").uniform(0.05, 0.85) * seconds
+            _kill_and_go_on(killed, words, at)
+            for name, where in (("left alone", alone), ("killed", killed)):
+                run = only_run(where)
+                check_whole(run, run.summary["counters"]["opt_steps"])
+                returns[name].append(run.summary["last_score"]["mean"])
+            say(
+                f"seed {i}, at {at:.1f} s of {seconds:.1f}: "
+                + json.dumps({n: r[-1] for n, r in returns.items()})
+            )
+    interval = mean_interval(tuple(returns["left alone"]))
+    mean = statistics.fmean(returns["killed"])
+    say(json.dumps({"interval of those left alone": interval, "mean of the killed": mean}))
+    return int(interval is None or not interval[0] <= mean <= interval[1])
+
+
+def _killed_once(folder: Path, words: list[str], at: float, opt_steps: int, whole: Run | None) -> None:
+    _kill_and_go_on(folder, words, at)
+    run = only_run(folder)
+    check_whole(run, opt_steps)
+    if whole is not None:
+        _check_same_bits(run, whole)
+
+
+def _kill_and_go_on(folder: Path, words: list[str], at: float) -> None:
+    while not _killed(folder, words, at):
+        shutil.rmtree(folder)
+        at *= 0.8
+    if not list(folder.glob("runs/[0-9]*/*/summary.json")):
+        shutil.rmtree(folder / "runs", ignore_errors=True)  # killed while it began: there is no run yet
+    Started(folder, words).end_well()
+
+
+def _killed(folder: Path, words: list[str], at: float) -> bool:
+    """Whether the whole group was killed after so long [s]; False if the run was done before."""
+    victim = Started(folder, words)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        victim.process.wait(at)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(victim.process.pid, signal.SIGKILL)
+    return victim.end() != 0
+
+
+def _check_same_bits(run: Run, whole: Run) -> None:
+    last = f"checkpoints/{whole.checkpoints[-1]}"
+    ours, theirs = run.files(last, "best"), whole.files(last, "best")
+    assert ours.keys() == theirs.keys()
+    assert [name for name in ours if ours[name] != theirs[name]] == []
+    assert value_records(run) == value_records(whole)

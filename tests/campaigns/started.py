@@ -1,0 +1,96 @@
+"""The real command as a campaign starts it, and what has to hold of whatever it leaves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from border_cli.checkpoints.store import list_steps, verify
+from tests.faults.commands import COMMAND
+from tests.faults.processes import GONE_S, ROOT, processes, wait_until
+from tests.real_runs import Run
+
+ENDS_S = 300.0
+"""A run that has not ended by then hangs."""
+SHORT = (
+    "agent=dqn",
+    "env=cartpole",
+    "preset=none",
+    "recorder.console=none",
+    "evaluator.episodes=5",
+    "trainer.warmup_period=200",
+    "resume=auto",
+)
+
+
+class Started:
+    """`border-train` in a session of its own, with these words, in `folder`."""
+
+    def __init__(self, folder: Path, words: Sequence[str]) -> None:
+        folder.mkdir(exist_ok=True)
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(folder / "state")}
+        self._errors = folder / "errors"
+        with self._errors.open("wb") as errors:
+            self.process = subprocess.Popen(
+                [str(COMMAND), *words],
+                cwd=folder,
+                env=environment,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                start_new_session=True,
+                preexec_fn=_as_from_a_terminal,  # noqa: PLW1509 - there are no other threads here
+            )
+
+    def end(self) -> int:
+        """Its exit code, once it has ended and nothing of its session lives. Raises AssertionError otherwise."""
+        try:
+            code = self.process.wait(ENDS_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            raise AssertionError("it did not end") from None
+        wait_until(lambda: not processes(session=self.process.pid), "its processes to leave", GONE_S)
+        return code
+
+    def end_well(self) -> None:
+        """Raises AssertionError unless it ends with 0."""
+        code = self.end()
+        assert code == 0, f"exit code {code}: {self._errors.read_text()[-1500:]}"
+
+
+def _as_from_a_terminal() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def only_run(folder: Path) -> Run:
+    """The run in a folder where one command was given again and again."""
+    found = [Run(path.parent) for path in sorted(folder.glob("runs/[0-9]*/*/config.yaml"))]
+    assert len(found) == 1, [(run.path.name, run.summary["status"], run.checkpoints) for run in found]
+    return found[0]
+
+
+def check_whole(run: Run, opt_steps: int) -> None:
+    """It is done, its checkpoints verify, and every step of every curve is there once."""
+    summary = run.summary
+    assert (summary["status"], summary["counters"]["opt_steps"]) == ("done", opt_steps), summary
+    for path in list_steps(run.path / "checkpoints"):
+        verify(path)
+    points = Counter((name, record["opt_steps"]) for record in run.records for name in record if "/" in name)
+    twice = [point for point, n in points.items() if n > 1]
+    assert not twice, twice[:3]
+
+
+def attempt(what: Callable[..., None], *arguments: object) -> str:
+    """What went wrong, in one line; empty if nothing did."""
+    try:
+        what(*arguments)
+    except AssertionError as e:
+        return " ".join(str(e).split())[:500] or "an assertion failed"
+    return ""
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
