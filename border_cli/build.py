@@ -381,13 +381,14 @@ class _Run:
             self._summary.finish(self._end(ended_by, code, str(error)))
         except OSError as e:  # such as the full disk that ended the run: what ended it is what counts
             _log.error("%s: %s", e.filename or self._dir, e.strerror)
-        if code == ExitCode.DEFECT and isinstance(error, Exception):
+        told = not isinstance(error, ActorLostError) or not error.details or error.logged
+        if isinstance(error, Exception) and (code == ExitCode.DEFECT or not told):
             self._keep_crash(error)
         # As text: whoever keeps log records must not keep the error, whose frames hold the run's memory.
         _log.error(
             "the run failed: %s", str(error), exc_info=error if code == ExitCode.DEFECT else None, extra=TOLD
         )
-        if isinstance(error, ActorLostError) and error.details and not error.logged:
+        if isinstance(error, ActorLostError) and not told:
             _log.error("the actor's own traceback:\n%s", error.details, extra=TOLD)
 
     def _keep_crash(self, error: Exception) -> None:

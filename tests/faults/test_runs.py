@@ -276,6 +276,7 @@ def test_an_environment_that_raises_ends_the_run(
             assert text.count("Traceback (most recent call last)") == 1
             assert f'File "{MARKS}"' in text
         assert command.errors.splitlines()[-1] == f"error: {command.run.summary['error']}"
+        assert str(MARKS) in (command.run.path / "crash.json").read_text()
     assert bool(opt_steps) == learnt
 
 

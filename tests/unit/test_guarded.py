@@ -48,6 +48,22 @@ def test_who_did_what_and_where_is_said() -> None:
         guarded(fault="raise", fault_at="reset").reset(0)
 
 
+def test_the_context_names_environment_episode_step_and_action() -> None:
+    env = guarded(lengths=[1], fault="raise", fault_step=2)
+    env.reset(0)
+    env.reset(1)
+    env.step([1], ACTIONS[:1])
+    env.reset(1)
+    with pytest.raises(ActorLostError) as lost:
+        env.step([0, 1], np.array([1, 0]))
+    assert lost.value.context == {
+        "who": "actor 0", "phase": "step", "env": 1, "episode": 1, "step": 0, "action": 0,
+    }  # fmt: skip
+    with pytest.raises(ActorLostError) as lost:
+        guarded(fault="raise", fault_at="reset").reset(0)
+    assert lost.value.context == {"who": "actor 0", "phase": "reset", "env": 0, "episode": -1, "step": 0}
+
+
 def test_what_the_user_can_mend_stays_what_it_is() -> None:
     env = guarded()
 
