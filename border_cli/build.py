@@ -1,12 +1,9 @@
-"""The composition root: the only place that knows which classes a run is made of. `train` is the run."""
+"""The composition root: the only place that knows which classes a run is made of."""
 
 from __future__ import annotations
 
-import errno
-import logging
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,18 +17,9 @@ from border_cli.actors.manager import ActorManager
 from border_cli.actors.sampler import ResumableSampler
 from border_cli.checkpoints.contents import read_model
 from border_cli.checkpoints.keeper import RunKeeper
-from border_cli.config import plan
 from border_cli.config.checks import ratio_tolerance
 from border_cli.config.schema import TrainConfig
-from border_cli.core.errors import (
-    ActorLostError,
-    BorderError,
-    ExitCode,
-    Interrupted,
-    ResourceError,
-    UnfitStateError,
-    UsageError,
-)
+from border_cli.core.errors import Interrupted
 from border_cli.core.items import item_columns
 from border_cli.core.progress import Progress, View
 from border_cli.core.protocols import Agent, Evaluator, ExperienceSource, Recorder, ReplayBuffer
@@ -41,409 +29,184 @@ from border_cli.envs.taped import TapedEnv
 from border_cli.evaluation.episodes import EpisodeRunner
 from border_cli.evaluation.inline import InlineEvaluator
 from border_cli.evaluation.process_evaluator import ProcessEvaluator
-from border_cli.preflight import preflight
-from border_cli.recorders.banner import banner, preset_note
 from border_cli.recorders.buffered import NullRecorder
 from border_cli.recorders.fanout import FanOut
 from border_cli.recorders.jsonl import METRICS_FILE, JsonlRecorder
-from border_cli.recorders.outlet import Outlet
 from border_cli.recorders.plain import PlainView
-from border_cli.recorders.queued import queued_stdout
 from border_cli.recorders.screen import ScreenView, is_live
 from border_cli.recorders.silent import SilentView
-from border_cli.recorders.tables import RunEnd, print_end_tables
 from border_cli.recorders.tensorboard import EVENTS, TensorBoardRecorder
 from border_cli.recorders.tolerant import TolerantRecorder
 from border_cli.replay.limiter import RatioLimiter
-from border_cli.runs import directory, provenance, trust
-from border_cli.runs.directory import Launch
 from border_cli.runs.locate import model_directory
-from border_cli.runs.lock import locked
-from border_cli.runs.logs import TOLD, log_to
-from border_cli.runs.resume import Resumed, describe, unfit
-from border_cli.runs.summary import SUMMARY_FILE, End, Summary, write_crash
-from border_cli.runtime import resources, seeding
-from border_cli.runtime.signals import StopFlag, own_or
+from border_cli.runs.resume import Resumed
+from border_cli.runtime import seeding
+from border_cli.runtime.signals import StopFlag
 from border_cli.trainers.async_ import AsyncTrainer
 from border_cli.trainers.judging import Episodes
 from border_cli.trainers.lockstep import LockstepTrainer
-from border_cli.trainers.loop import Ending, TrainingLoop
+from border_cli.trainers.loop import TrainingLoop
 from border_cli.trainers.parts import Parts
 from border_cli.trainers.sync import Trainer
 from border_cli.trainers.telemetry import Telemetry
 
-_LACKS = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _MAKING = "making the environment"
-_log = logging.getLogger("border_cli")
 
 
 @dataclass(frozen=True)
-class JobResult:
-    """How a job ended: the exit code, and the best score if there was an evaluation."""
+class Context:
+    """What the parts of a run are made from, and what they tell whom.
 
-    code: ExitCode
-    score: float | None
-
-
-def train(
-    config: TrainConfig,
-    spec: EnvSpec,
-    run_dir: Path,
-    launch: Launch,
-    stop: StopFlag | None = None,
-    resumed: Resumed | None = None,
-) -> JobResult:
-    """The run. Raises BorderError when it failed and Interrupted when it was asked to stop; both are in summary.json.
-
-    resumed: what to go on from; whoever read that holds the run's lock.
+    saved: of the opt step of a checkpoint · crashed: of an exception that the run survives · tick: while something
+    takes long.
     """
-    import torch
 
-    torch.set_num_threads(config.threads)
-    with own_or(stop) as flag, queued_stdout():
-        try:
-            with nullcontext() if resumed is not None else locked(run_dir):
-                return _Run(config, spec, run_dir, launch, flag, resumed).execute()
-        except OSError as e:  # of the first files, before there is a run that could say how it ended
-            error = _named(e)
-            if error is e:
-                raise
-            raise error from e
-
-
-def train_async(config: TrainConfig, run_dir: Path | str) -> JobResult:
-    """Train from Python: what `border-train` does with this configuration, in a directory of your own.
-
-    trainer.type="sync" is possible too. config: for instance TrainConfig(agent=DqnConfig(),
-    env=EnvConfig(id="CartPole-v1"), n_actors=4). Call it from under `if __name__ == "__main__":`, because actors are
-    processes. Raises as `train` does.
-    """
-    from border_cli.config.checks import check
-    from border_cli.config.convert import to_config, to_plain
-    from border_cli.runs.directory import claim, write_config
-
-    config = to_config(to_plain(config))  # each value against its declared type and range, as for the command
-    check(config)
-    if config.plan:
-        raise UsageError("plan=true shows a plan, and train_async trains\nallowed: border-train … plan=true")
-    spec = preflight(config, folder=Path(run_dir))
-    path = claim(Path(run_dir))
-    write_config(path, config)
-    env = config.env.id or str(config.env.entry_point)
-    return train(config, spec, path, Launch([], agent=config.agent.type, env=env, command="train_async"))
+    config: TrainConfig
+    spec: EnvSpec
+    run_dir: Path
+    stop: StopFlag
+    resumed: Resumed
+    progress: Progress
+    view: View
+    saved: Callable[[int], None]
+    crashed: Callable[[Exception], None]
+    tick: Callable[[], None]
 
 
-class _Run:
-    """One run's lifetime: the files that describe it, its view, and the loop."""
-
-    def __init__(
-        self,
-        config: TrainConfig,
-        spec: EnvSpec,
-        run_dir: Path,
-        launch: Launch,
-        stop: StopFlag,
-        resumed: Resumed | None,
-    ) -> None:
-        self._config = config
-        self._spec = spec
-        self._dir = run_dir
-        self._launch = launch
-        self._stop = stop
-        self._resumed = resumed or Resumed()
-        self._goes_on = resumed is not None
-        run_id = provenance.record_launch(run_dir, launch.argv, config.seed, launch.command)
-        trust.remember(run_id)
-        before = self._resumed
-        saved = None if before.path is None else (before.opt_steps, before.seconds)
-        self._summary = Summary.start(run_dir, run_id, saved)
-        self._loop: TrainingLoop | None = None
-        self._files: list[TolerantRecorder] = []
-        self._console = Console()
-        self._progress = self._make_progress()
-        self._view = self._make_view()
-
-    def execute(self) -> JobResult:
-        """Train, and say in summary.json how it ended, whatever happens."""
-        view = self._view
-        with log_to(self._dir / "train.log", view.note):
-            try:
-                ending = self._train()
-            except BaseException as e:
-                view.close()
-                error = _named(e)
-                self._failed(error)
-                if error is e:
-                    raise
-                raise error from e
-            view.close()
-            _log.info("ended by %s: %s", ending.ended_by, self._counters())
-        return self._done(ending)
-
-    def _train(self) -> Ending:
-        self._announce()
-        recorder = self._recorder()
-        evaluator = None
-        try:
-            agent, buffer = self._agent(), parts.make_buffer(self._config, self._spec)
-            evaluator = self._evaluator(agent)
-            self._loop = self._make_loop(agent, buffer, evaluator, recorder)
-            self._loop.judging.best = self._resumed.best  # what is in best/ is not replaced by less
-            return self._loop.run(self._resumed.state)
-        except UnfitStateError as e:
-            raise unfit(self._resumed.path or self._dir, e) from e
-        finally:
-            if evaluator is not None:
-                evaluator.close()
-            recorder.close()
-
-    def _make_loop(
-        self, agent: Agent, buffer: ReplayBuffer, evaluator: Evaluator, recorder: Recorder
-    ) -> TrainingLoop:
-        c = self._config
-        limiter = RatioLimiter(
-            c.trainer.opt_interval,
-            c.trainer.warmup_period,
-            ratio_tolerance(c),
-            c.trainer.max_env_steps,
-            c.n_actors,
-            c.actor_manager.envs_per_actor,
-        )
-        keeper = RunKeeper(self._dir, c, self._spec, agent, self._saved, self._resumed.path)
-        loop_parts = Parts(
-            agent=agent,
-            buffer=buffer,
-            source=self._source(agent),
-            limiter=limiter,
-            evaluator=evaluator,
-            episodes=Episodes(c.seed, c.evaluator),
-            recorder=recorder,
-            keeper=keeper,
-            view=self._view,
-            telemetry=Telemetry(limiter, self._progress, self._resumed.seconds),
-            should_stop=self._stop,
-            batch_size=c.agent.batch_size,
-            save_request=self._stop.take_save_request,
-        )
-        return self._trainer_class()(c.trainer, loop_parts)
-
-    def _trainer_class(self) -> type[TrainingLoop]:
-        if self._config.trainer.lockstep:
-            return LockstepTrainer
-        return Trainer if self._config.trainer.type == "sync" else AsyncTrainer
-
-    def _agent(self) -> Agent:
-        agent = parts.make_agent(self._config, self._spec)
-        if self._config.init_from is not None:
-            agent.sync_model(read_model(model_directory(Path(self._config.init_from)).path).info)
-        agent.train()
-        return agent
-
-    def _source(self, agent: Agent) -> ExperienceSource:
-        c = self._config
-        actors = parts.actor_spec(c)
-        rounds, columns = parts.rounds(c), item_columns(self._spec)
-        if rounds is not None:
-            return LockstepManager(actors, rounds, columns, c.actor_manager, self._stop, self._keep_crash)
-        if c.trainer.type == "async":
-            return ActorManager(actors, columns, c.n_actors, c.actor_manager, self._stop, self._keep_crash)
-        place = actors.place(0, 0, 1)
-        with blamed("actor 0", _MAKING):
-            env = GuardedEnv(parts.actor_env(place, c, (), self._starting), "actor 0")
-        sampler = ResumableSampler(
-            TapedEnv(env),
-            agent,
-            parts.actor_processor(place, self._spec, c),
-            partial(seeding.episode_seed, c.seed, 0, 0),
-            "actor 0",
-        )
-        return InThreadSource(sampler, place.n_envs, env.close)
-
-    def _evaluator(self, agent: Agent) -> Evaluator:
-        c = self._config
-        if c.evaluator.type == "process":
-            spec, timeout_s = parts.evaluator_spec(c), c.evaluator.heartbeat_timeout_s
-            return ProcessEvaluator(spec, agent.model_info(), timeout_s, c.evaluator.restarts)
-        policy = parts.evaluation_policy(self._spec, c)
-        env = parts.evaluation_env(self._starting, c)
-        runner = EpisodeRunner(env, c.evaluator.max_episode_steps, self._stop, self._tick)
-        return InlineEvaluator(runner, policy)
-
-    def _starting(self) -> None:
-        """Between two environments, which may take long: the view goes on, and the run can be stopped."""
-        self._view.show(self._progress)
-        if self._stop.code is not None:
-            raise Interrupted(self._stop.code)
-
-    def _make_progress(self) -> Progress:
-        t = self._config.trainer
-        return Progress(
-            max_opts=t.max_opts,
-            max_env_steps=t.max_env_steps,
-            max_time=t.max_time,
-            warmup_period=t.warmup_period,
-            ratio_target=t.opt_interval,
-            replay_capacity=self._config.buffer.capacity,
-            n_actors=self._config.n_actors,
-            asynchronous=t.type == "async",
-        )
-
-    def _make_view(self) -> View:
-        console = self._config.recorder.console
-        if console == "none":
-            return SilentView()
-        if console == "screen" or (console == "auto" and is_live(self._console)):
-            return ScreenView(self._console, f"{self._launch.agent} on {self._launch.env}")
-        return PlainView(sys.stdout)
-
-    def _recorder(self) -> Recorder:
-        wanted, kept = self._config.recorder, self._kept_records()
-        if wanted.jsonl:
-            jsonl = JsonlRecorder(self._dir / METRICS_FILE, kept("jsonl"))
-            self._files.append(TolerantRecorder(jsonl, METRICS_FILE))
-        if wanted.tensorboard:
-            events = TensorBoardRecorder(self._dir / EVENTS, kept("tensorboard"))
-            self._files.append(TolerantRecorder(events, EVENTS))
-        recorders: list[Recorder] = [*self._files]
-        if isinstance(self._view, PlainView):
-            recorders.append(self._view)
-        return FanOut(recorders) if recorders else NullRecorder()
-
-    def _kept_records(self) -> Callable[[str], int]:
-        """Of what earlier launches have recorded, how much belongs to the checkpoint that is gone on from."""
-        state = self._resumed.state
-        written: Mapping[str, int] = {} if state is None else state.loop["records"]
-        return lambda name: int(written.get(name, 0))
-
-    def _saved(self, opt_steps: int) -> None:
-        if self._loop is None:
-            return
-        try:
-            self._summary.saved(opt_steps, self._loop.parts.telemetry.seconds)
-        except OSError as e:  # the checkpoint is there, and it is what counts
-            _log.warning("%s cannot be written: %s", self._dir / SUMMARY_FILE, e.strerror)
-
-    def _announce(self) -> None:
-        c = self._config
-        processes, threads = plan.processes(c), plan.compute_threads(c)
-        replay = parts.buffer_bytes(c, self._spec)
-        lines = banner(
-            c,
-            self._launch.typed,
-            replay,
-            processes,
-            threads,
-            preset_note(c),
-            directory.shown(self._dir),
-            resumed=describe(c, self._resumed) if self._goes_on else "",
-        )
-        text = "\n".join(lines)
-        _log.info("%s", text)
-        self._log_limits()
-        if c.recorder.console == "none":
-            return
-        outlet = Outlet(lambda: self._console.file)
-        outlet.attempt(
-            lambda: self._console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
-        )
-
-    def _log_limits(self) -> None:
-        """What is unusual about this machine for this run."""
-        raised, cpus = resources.raised_descriptor_limit(), resources.cpus()
-        if raised is not None:
-            _log.info("the limit of file descriptors was raised from %d to %d", *raised)
-        if self._config.threads > cpus:
-            _log.warning(
-                "threads=%d, and the learner may use %d CPUs: more threads than CPUs make an opt step slower",
-                self._config.threads,
-                cpus,
-            )
-
-    def _tick(self) -> None:
-        if self._loop is not None:
-            self._loop.tick()
-
-    def _done(self, ending: Ending) -> JobResult:
-        code = (
-            self._stop.code if ending.ended_by == "signal" and self._stop.code is not None else ExitCode.DONE
-        )
-        ended_by = code.name.lower() if code else ending.ended_by
-        self._summary.finish(self._end(ended_by, code, None))
-        self._tables(ended_by)
-        if code:
-            raise Interrupted(code)
-        return JobResult(code, None if ending.best is None else ending.best.mean)
-
-    def _failed(self, error: BaseException) -> None:
-        code = error.code if isinstance(error, BorderError | Interrupted) else ExitCode.DEFECT
-        ended_by = code.name.lower() if isinstance(error, Interrupted) else "error"
-        try:
-            self._summary.finish(self._end(ended_by, code, str(error)))
-        except OSError as e:  # such as the full disk that ended the run: what ended it is what counts
-            _log.error("%s: %s", e.filename or self._dir, e.strerror)
-        told = not isinstance(error, ActorLostError) or not error.details or error.logged
-        if isinstance(error, Exception) and (code == ExitCode.DEFECT or not told):
-            self._keep_crash(error)
-        # As text: whoever keeps log records must not keep the error, whose frames hold the run's memory.
-        _log.error(
-            "the run failed: %s", str(error), exc_info=error if code == ExitCode.DEFECT else None, extra=TOLD
-        )
-        if isinstance(error, ActorLostError) and not told:
-            _log.error("the actor's own traceback:\n%s", error.details, extra=TOLD)
-
-    def _keep_crash(self, error: Exception) -> None:
-        """crash.json, as far as the disk lets us: a run that goes on must not end for it."""
-        try:
-            write_crash(self._dir, error)
-        except OSError as e:
-            _log.error("%s: %s", e.filename or self._dir, e.strerror)
-
-    def _end(self, ended_by: str, code: ExitCode, error: str | None) -> End:
-        loop = self._loop
-        if loop is None:
-            return End(ended_by, code, error)
-        last, best = (
-            None if e is None else (e.opt_steps, e.mean) for e in (loop.judging.last, loop.judging.best)
-        )
-        return End(
-            ended_by,
-            code,
-            error,
-            last,
-            best,
-            loop.parts.telemetry.seconds,
-            self._counters(),
-            loop.actors,
-            exact=self._exact(loop),
-            dropped={file.name: file.dropped for file in self._files if file.dropped},
-        )
-
-    def _exact(self, loop: TrainingLoop) -> bool | None:
-        """Whether this is what an uninterrupted run would have given; None where no run can be repeated."""
-        if not loop.exact:
-            return None
-        return self._resumed.exact and all(actor.exact for actor in loop.actors)
-
-    def _counters(self) -> dict[str, int]:
-        if self._loop is None:
-            return {}
-        p = self._loop.parts
-        return {
-            "opt_steps": p.limiter.opt_steps,
-            "env_steps": p.limiter.env_steps,
-            "episodes": p.telemetry.episodes,
-        }
-
-    def _tables(self, ended_by: str) -> None:
-        if self._loop is None or self._config.recorder.console == "none":
-            return
-        telemetry = self._loop.parts.telemetry
-        share = telemetry.blocked_s / telemetry.seconds if self._config.trainer.type == "async" else None
-        print_end_tables(self._console, telemetry.progress, self._loop.actors, RunEnd(ended_by, share))
+def make_loop(
+    context: Context, agent: Agent, buffer: ReplayBuffer, evaluator: Evaluator, recorder: Recorder
+) -> TrainingLoop:
+    """The training loop with all that it joins. Raises ResourceError and ActorLostError."""
+    c, resumed = context.config, context.resumed
+    limiter = RatioLimiter(
+        c.trainer.opt_interval,
+        c.trainer.warmup_period,
+        ratio_tolerance(c),
+        c.trainer.max_env_steps,
+        c.n_actors,
+        c.actor_manager.envs_per_actor,
+    )
+    loop_parts = Parts(
+        agent=agent,
+        buffer=buffer,
+        source=_make_source(context, agent),
+        limiter=limiter,
+        evaluator=evaluator,
+        episodes=Episodes(c.seed, c.evaluator),
+        recorder=recorder,
+        keeper=RunKeeper(context.run_dir, c, context.spec, agent, context.saved, resumed.path),
+        view=context.view,
+        telemetry=Telemetry(limiter, context.progress, resumed.seconds),
+        should_stop=context.stop,
+        batch_size=c.agent.batch_size,
+        save_request=context.stop.take_save_request,
+    )
+    return _trainer_class(c)(c.trainer, loop_parts)
 
 
-def _named(error: BaseException) -> BaseException:
-    """An OSError that says what the machine lacks becomes a ResourceError; anything else stays what it is."""
-    if isinstance(error, OSError) and error.errno in _LACKS:
-        return ResourceError(f"{error.filename or 'a file of the run'}: {error.strerror}")
-    return error
+def _trainer_class(config: TrainConfig) -> type[TrainingLoop]:
+    if config.trainer.lockstep:
+        return LockstepTrainer
+    return Trainer if config.trainer.type == "sync" else AsyncTrainer
+
+
+def make_agent(context: Context) -> Agent:
+    """The agent, with the weights of `init_from` if there are any."""
+    agent = parts.make_agent(context.config, context.spec)
+    if context.config.init_from is not None:
+        agent.sync_model(read_model(model_directory(Path(context.config.init_from)).path).info)
+    agent.train()
+    return agent
+
+
+def _make_source(context: Context, agent: Agent) -> ExperienceSource:
+    c = context.config
+    if c.trainer.type == "sync":
+        return _in_thread(context, agent)
+    actors, rounds, columns = parts.actor_spec(c), parts.rounds(c), item_columns(context.spec)
+    if rounds is not None:
+        return LockstepManager(actors, rounds, columns, c.actor_manager, context.stop, context.crashed)
+    return ActorManager(actors, columns, c.n_actors, c.actor_manager, context.stop, context.crashed)
+
+
+def _in_thread(context: Context, agent: Agent) -> InThreadSource:
+    c, who = context.config, "actor 0"
+    place = parts.actor_spec(c).place(0, 0, 1)
+    with blamed(who, "making the environment"):
+        env = GuardedEnv(parts.actor_env(place, c, (), _between_environments(context)), who)
+    processor = parts.actor_processor(place, context.spec, c)
+    seed_of = partial(seeding.episode_seed, c.seed, 0, 0)
+    return InThreadSource(
+        ResumableSampler(TapedEnv(env), agent, processor, seed_of, who), place.n_envs, env.close
+    )
+
+
+def make_evaluator(context: Context, agent: Agent) -> Evaluator:
+    """The evaluator, in this thread or in a process of its own. Raises ResourceError and ActorLostError."""
+    c = context.config
+    if c.evaluator.type == "process":
+        spec, timeout_s = parts.evaluator_spec(c), c.evaluator.heartbeat_timeout_s
+        return ProcessEvaluator(spec, agent.model_info(), timeout_s, c.evaluator.restarts)
+    policy = parts.evaluation_policy(context.spec, c)
+    env = parts.evaluation_env(_between_environments(context), c)
+    return InlineEvaluator(
+        EpisodeRunner(env, c.evaluator.max_episode_steps, context.stop, context.tick), policy
+    )
+
+
+def _between_environments(context: Context) -> Callable[[], None]:
+    """What happens after one was made, which may take long: the view goes on, and the run can be stopped."""
+
+    def made() -> None:
+        context.view.show(context.progress)
+        if context.stop.code is not None:
+            raise Interrupted(context.stop.code)
+
+    return made
+
+
+def make_progress(config: TrainConfig) -> Progress:
+    """What a view shows of a run that has not begun."""
+    t = config.trainer
+    return Progress(
+        max_opts=t.max_opts,
+        max_env_steps=t.max_env_steps,
+        max_time=t.max_time,
+        warmup_period=t.warmup_period,
+        ratio_target=t.opt_interval,
+        replay_capacity=config.buffer.capacity,
+        n_actors=config.n_actors,
+        asynchronous=t.type == "async",
+    )
+
+
+def make_view(config: TrainConfig, console: Console, title: str) -> View:
+    """Screen, lines or nothing, as `recorder.console` has it."""
+    wanted = config.recorder.console
+    if wanted == "none":
+        return SilentView()
+    if wanted == "screen" or (wanted == "auto" and is_live(console)):
+        return ScreenView(console, title)
+    return PlainView(sys.stdout)
+
+
+def make_files(context: Context) -> list[TolerantRecorder]:
+    """The recorders that write files, going on behind what belongs to the checkpoint that is gone on from."""
+    wanted, state, folder = context.config.recorder, context.resumed.state, context.run_dir
+    written: Mapping[str, int] = {} if state is None else state.loop["records"]
+    files = []
+    if wanted.jsonl:
+        jsonl = JsonlRecorder(folder / METRICS_FILE, int(written.get("jsonl", 0)))
+        files.append(TolerantRecorder(jsonl, METRICS_FILE))
+    if wanted.tensorboard:
+        events = TensorBoardRecorder(folder / EVENTS, int(written.get("tensorboard", 0)))
+        files.append(TolerantRecorder(events, EVENTS))
+    return files
+
+
+def make_recorder(files: list[TolerantRecorder], view: View) -> Recorder:
+    """One recorder for the files, and for a view that shows records too."""
+    recorders: list[Recorder] = [*files]
+    if isinstance(view, PlainView):
+        recorders.append(view)
+    return FanOut(recorders) if recorders else NullRecorder()

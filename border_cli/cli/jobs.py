@@ -191,10 +191,10 @@ def _launch(
 def _train(
     config: TrainConfig, spec: EnvSpec, run_dir: Path, launch: directory.Launch, stop: StopFlag
 ) -> tuple[ExitCode, float]:
-    from border_cli import build
+    from border_cli.run import train
 
     directory.write_config(run_dir, config)
-    result = build.train(config, spec, run_dir, launch, stop)
+    result = train(config, spec, run_dir, launch, stop)
     return result.code, math.nan if result.score is None else result.score
 
 

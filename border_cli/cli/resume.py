@@ -77,8 +77,9 @@ def take_over(stored: TrainConfig, config: TrainConfig, typed: dict[str, str]) -
 def _run(
     run_dir: Path, stored: TrainConfig, config: TrainConfig, typed: dict[str, str], argv: Sequence[str]
 ) -> int:
-    from border_cli import build, parts
+    from border_cli import parts
     from border_cli.preflight import preflight
+    from border_cli.run import train
     from border_cli.runs.resume import check_spec, read_resumed
 
     wanted = changes(stored, config)
@@ -89,7 +90,7 @@ def _run(
         resumed = read_resumed(run_dir, config, wanted, parts.buffer_bytes(config, spec))
         check_spec(resumed, spec)
         directory.write_config(run_dir, config)
-        return int(build.train(config, spec, run_dir, launch, stop, resumed).code)
+        return int(train(config, spec, run_dir, launch, stop, resumed).code)
 
 
 def _stored(run_dir: Path, typed: Sequence[Override]) -> dict[str, Any]:

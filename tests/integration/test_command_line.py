@@ -1,6 +1,6 @@
 """`border-train` without training: pages, composition, presets, sweeps, folders, exit codes.
 
-In the place of `border_cli.build` and `border_cli.preflight`, between the command line and training, is a stand-in
+In the place of `border_cli.run` and `border_cli.preflight`, between the command line and training, is a stand-in
 that notes its calls.
 """
 
@@ -25,7 +25,7 @@ HEAVY = ("torch", "gymnasium", "tensorboard")
 
 @dataclass
 class StandIn:
-    """In the place of `border_cli.build`: `fail` maps a seed to what its job raises."""
+    """In the place of `border_cli.run`: `fail` maps a seed to what its job raises."""
 
     calls: list = field(default_factory=list)
     fail: dict = field(default_factory=dict)
@@ -53,7 +53,7 @@ class StandIn:
 def build(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     stand_in = StandIn()
-    monkeypatch.setitem(sys.modules, "border_cli.build", stand_in)
+    monkeypatch.setitem(sys.modules, "border_cli.run", stand_in)
     monkeypatch.setattr(border_cli, "build", stand_in, raising=False)
     monkeypatch.setitem(sys.modules, "border_cli.preflight", stand_in)
     return stand_in

@@ -1,0 +1,314 @@
+"""One run, from its first file to its summary: `train` is the run."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from border_cli import build, parts
+from border_cli.build import Context
+from border_cli.config import plan
+from border_cli.config.schema import TrainConfig
+from border_cli.core.errors import (
+    ActorLostError,
+    BorderError,
+    ExitCode,
+    Interrupted,
+    ResourceError,
+    UnfitStateError,
+    UsageError,
+)
+from border_cli.core.spaces import EnvSpec
+from border_cli.preflight import preflight
+from border_cli.recorders.banner import banner, preset_note
+from border_cli.recorders.outlet import Outlet
+from border_cli.recorders.queued import queued_stdout
+from border_cli.recorders.tables import RunEnd, print_end_tables
+from border_cli.recorders.tolerant import TolerantRecorder
+from border_cli.runs import directory, provenance, trust
+from border_cli.runs.directory import Launch
+from border_cli.runs.lock import locked
+from border_cli.runs.logs import TOLD, log_to
+from border_cli.runs.resume import Resumed, describe, unfit
+from border_cli.runs.summary import SUMMARY_FILE, End, Summary, write_crash
+from border_cli.runtime import resources
+from border_cli.runtime.signals import StopFlag, own_or
+from border_cli.trainers.loop import Ending, TrainingLoop
+
+_LACKS = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+_MAKING = "making the environment"
+_log = logging.getLogger("border_cli")
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """How a job ended: the exit code, and the best score if there was an evaluation."""
+
+    code: ExitCode
+    score: float | None
+
+
+def train(
+    config: TrainConfig,
+    spec: EnvSpec,
+    run_dir: Path,
+    launch: Launch,
+    stop: StopFlag | None = None,
+    resumed: Resumed | None = None,
+) -> JobResult:
+    """The run. Raises BorderError when it failed and Interrupted when it was asked to stop; both are in summary.json.
+
+    resumed: what to go on from; whoever read that holds the run's lock.
+    """
+    import torch
+
+    torch.set_num_threads(config.threads)
+    with own_or(stop) as flag, queued_stdout():
+        try:
+            with nullcontext() if resumed is not None else locked(run_dir):
+                return _Run(config, spec, run_dir, launch, flag, resumed).execute()
+        except OSError as e:  # of the first files, before there is a run that could say how it ended
+            error = _named(e)
+            if error is e:
+                raise
+            raise error from e
+
+
+def train_async(config: TrainConfig, run_dir: Path | str) -> JobResult:
+    """Train from Python: what `border-train` does with this configuration, in a directory of your own.
+
+    trainer.type="sync" is possible too. config: for instance TrainConfig(agent=DqnConfig(),
+    env=EnvConfig(id="CartPole-v1"), n_actors=4). Call it from under `if __name__ == "__main__":`, because actors are
+    processes. Raises as `train` does.
+    """
+    from border_cli.config.checks import check
+    from border_cli.config.convert import to_config, to_plain
+    from border_cli.runs.directory import claim, write_config
+
+    config = to_config(to_plain(config))  # each value against its declared type and range, as for the command
+    check(config)
+    if config.plan:
+        raise UsageError("plan=true shows a plan, and train_async trains\nallowed: border-train … plan=true")
+    spec = preflight(config, folder=Path(run_dir))
+    path = claim(Path(run_dir))
+    write_config(path, config)
+    env = config.env.id or str(config.env.entry_point)
+    return train(config, spec, path, Launch([], agent=config.agent.type, env=env, command="train_async"))
+
+
+class _Run:
+    """One run's lifetime: the files that describe it, its view, and the loop."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        spec: EnvSpec,
+        run_dir: Path,
+        launch: Launch,
+        stop: StopFlag,
+        resumed: Resumed | None,
+    ) -> None:
+        self._config = config
+        self._spec = spec
+        self._dir = run_dir
+        self._launch = launch
+        self._stop = stop
+        self._resumed = resumed or Resumed()
+        self._goes_on = resumed is not None
+        run_id = provenance.record_launch(run_dir, launch.argv, config.seed, launch.command)
+        trust.remember(run_id)
+        before = self._resumed
+        saved = None if before.path is None else (before.opt_steps, before.seconds)
+        self._summary = Summary.start(run_dir, run_id, saved)
+        self._loop: TrainingLoop | None = None
+        self._files: list[TolerantRecorder] = []
+        self._console = Console()
+        self._view = build.make_view(config, self._console, f"{launch.agent} on {launch.env}")
+
+    def execute(self) -> JobResult:
+        """Train, and say in summary.json how it ended, whatever happens."""
+        view = self._view
+        with log_to(self._dir / "train.log", view.note):
+            try:
+                ending = self._train()
+            except BaseException as e:
+                view.close()
+                error = _named(e)
+                self._failed(error)
+                if error is e:
+                    raise
+                raise error from e
+            view.close()
+            _log.info("ended by %s: %s", ending.ended_by, self._counters())
+        return self._done(ending)
+
+    def _train(self) -> Ending:
+        self._announce()
+        context = self._context()
+        self._files = build.make_files(context)
+        recorder = build.make_recorder(self._files, self._view)
+        evaluator = None
+        try:
+            agent, buffer = build.make_agent(context), parts.make_buffer(self._config, self._spec)
+            evaluator = build.make_evaluator(context, agent)
+            self._loop = build.make_loop(context, agent, buffer, evaluator, recorder)
+            self._loop.judging.best = self._resumed.best  # what is in best/ is not replaced by less
+            return self._loop.run(self._resumed.state)
+        except UnfitStateError as e:
+            raise unfit(self._resumed.path or self._dir, e) from e
+        finally:
+            if evaluator is not None:
+                evaluator.close()
+            recorder.close()
+
+    def _context(self) -> Context:
+        return Context(
+            config=self._config,
+            spec=self._spec,
+            run_dir=self._dir,
+            stop=self._stop,
+            resumed=self._resumed,
+            progress=build.make_progress(self._config),
+            view=self._view,
+            saved=self._saved,
+            crashed=self._keep_crash,
+            tick=self._tick,
+        )
+
+    def _saved(self, opt_steps: int) -> None:
+        if self._loop is None:
+            return
+        try:
+            self._summary.saved(opt_steps, self._loop.parts.telemetry.seconds)
+        except OSError as e:  # the checkpoint is there, and it is what counts
+            _log.warning("%s cannot be written: %s", self._dir / SUMMARY_FILE, e.strerror)
+
+    def _announce(self) -> None:
+        c = self._config
+        processes, threads = plan.processes(c), plan.compute_threads(c)
+        replay = parts.buffer_bytes(c, self._spec)
+        lines = banner(
+            c,
+            self._launch.typed,
+            replay,
+            processes,
+            threads,
+            preset_note(c),
+            directory.shown(self._dir),
+            resumed=describe(c, self._resumed) if self._goes_on else "",
+        )
+        text = "\n".join(lines)
+        _log.info("%s", text)
+        self._log_limits()
+        if c.recorder.console == "none":
+            return
+        outlet = Outlet(lambda: self._console.file)
+        outlet.attempt(
+            lambda: self._console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
+        )
+
+    def _log_limits(self) -> None:
+        """What is unusual about this machine for this run."""
+        raised, cpus = resources.raised_descriptor_limit(), resources.cpus()
+        if raised is not None:
+            _log.info("the limit of file descriptors was raised from %d to %d", *raised)
+        if self._config.threads > cpus:
+            _log.warning(
+                "threads=%d, and the learner may use %d CPUs: more threads than CPUs make an opt step slower",
+                self._config.threads,
+                cpus,
+            )
+
+    def _tick(self) -> None:
+        if self._loop is not None:
+            self._loop.tick()
+
+    def _done(self, ending: Ending) -> JobResult:
+        code = (
+            self._stop.code if ending.ended_by == "signal" and self._stop.code is not None else ExitCode.DONE
+        )
+        ended_by = code.name.lower() if code else ending.ended_by
+        self._summary.finish(self._end(ended_by, code, None))
+        self._tables(ended_by)
+        if code:
+            raise Interrupted(code)
+        return JobResult(code, None if ending.best is None else ending.best.mean)
+
+    def _failed(self, error: BaseException) -> None:
+        code = error.code if isinstance(error, BorderError | Interrupted) else ExitCode.DEFECT
+        ended_by = code.name.lower() if isinstance(error, Interrupted) else "error"
+        try:
+            self._summary.finish(self._end(ended_by, code, str(error)))
+        except OSError as e:  # such as the full disk that ended the run: what ended it is what counts
+            _log.error("%s: %s", e.filename or self._dir, e.strerror)
+        told = not isinstance(error, ActorLostError) or not error.details or error.logged
+        if isinstance(error, Exception) and (code == ExitCode.DEFECT or not told):
+            self._keep_crash(error)
+        # As text: whoever keeps log records must not keep the error, whose frames hold the run's memory.
+        _log.error(
+            "the run failed: %s", str(error), exc_info=error if code == ExitCode.DEFECT else None, extra=TOLD
+        )
+        if isinstance(error, ActorLostError) and not told:
+            _log.error("the actor's own traceback:\n%s", error.details, extra=TOLD)
+
+    def _keep_crash(self, error: Exception) -> None:
+        """crash.json, as far as the disk lets us: a run that goes on must not end for it."""
+        try:
+            write_crash(self._dir, error)
+        except OSError as e:
+            _log.error("%s: %s", e.filename or self._dir, e.strerror)
+
+    def _end(self, ended_by: str, code: ExitCode, error: str | None) -> End:
+        loop = self._loop
+        if loop is None:
+            return End(ended_by, code, error)
+        last, best = (
+            None if e is None else (e.opt_steps, e.mean) for e in (loop.judging.last, loop.judging.best)
+        )
+        return End(
+            ended_by,
+            code,
+            error,
+            last,
+            best,
+            loop.parts.telemetry.seconds,
+            self._counters(),
+            loop.actors,
+            exact=self._exact(loop),
+            dropped={file.name: file.dropped for file in self._files if file.dropped},
+        )
+
+    def _exact(self, loop: TrainingLoop) -> bool | None:
+        """Whether this is what an uninterrupted run would have given; None where no run can be repeated."""
+        if not loop.exact:
+            return None
+        return self._resumed.exact and all(actor.exact for actor in loop.actors)
+
+    def _counters(self) -> dict[str, int]:
+        if self._loop is None:
+            return {}
+        p = self._loop.parts
+        return {
+            "opt_steps": p.limiter.opt_steps,
+            "env_steps": p.limiter.env_steps,
+            "episodes": p.telemetry.episodes,
+        }
+
+    def _tables(self, ended_by: str) -> None:
+        if self._loop is None or self._config.recorder.console == "none":
+            return
+        telemetry = self._loop.parts.telemetry
+        share = telemetry.blocked_s / telemetry.seconds if self._config.trainer.type == "async" else None
+        print_end_tables(self._console, telemetry.progress, self._loop.actors, RunEnd(ended_by, share))
+
+
+def _named(error: BaseException) -> BaseException:
+    """An OSError that says what the machine lacks becomes a ResourceError; anything else stays what it is."""
+    if isinstance(error, OSError) and error.errno in _LACKS:
+        return ResourceError(f"{error.filename or 'a file of the run'}: {error.strerror}")
+    return error
