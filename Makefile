@@ -54,7 +54,7 @@ learning: install
 bench: install
 	$(BIN)/python -m bench.speed $(ARGS)
 
-# results: ten seeds of each of the three ways to train CartPole, about half an hour; writes docs/results.md
+# results: ten seeds of each of the four ways to train CartPole, about forty minutes; writes docs/results.md
 results: install
 	$(BIN)/python -m bench.cartpole_seeds $(ARGS)
 

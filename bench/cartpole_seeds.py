@@ -2,7 +2,7 @@
 
     python -m bench.cartpole_seeds [--seeds 10] [--folder runs/cartpole_seeds] [--page docs/results.md]
 
-About half an hour on two cores. A run that is already in the folder is not done again, so that an interrupted call can
+About forty minutes on two cores. A run that is already in the folder is not done again, so that an interrupted call can
 go on. Writes the table between the marks of the page, and ends with 1 where a way falls short of what is promised.
 """
 
@@ -18,10 +18,12 @@ from typing import Any
 
 from bench import runs
 from bench.report import machine, markdown, write_between_marks
+from border_cli.evaluation.statistics import mean_interval
 
 WAYS = {
     "n_actors=8": ["n_actors=8"],
     "n_actors=1": ["n_actors=1"],
+    "lockstep": ["n_actors=8", "trainer.lockstep=true"],
     "trainer=sync": ["trainer=sync"],
 }
 EPISODES = 100
@@ -100,6 +102,7 @@ def _in_all(table: dict[str, dict[int, Cell]]) -> str:
         f"seeds with at least {ENOUGH:.0f}",
         "median",
         "least",
+        "last, mean and 95% interval",
         "env steps",
         "seconds per run (median)",
     ]
@@ -112,11 +115,18 @@ def _in_all(table: dict[str, dict[int, Cell]]) -> str:
                 f"{_enough(means)} of {len(means)}",
                 f"{statistics.median(means):.1f}",
                 f"{min(means):.1f}",
+                _with_interval([cell.last for cell in cells.values()]),
                 f"{max(cell.env_steps for cell in cells.values()):,}",
                 f"{statistics.median(cell.seconds for cell in cells.values()):.0f}",
             ]
         )
     return markdown(head, rows)
+
+
+def _with_interval(values: list[float]) -> str:
+    interval = mean_interval(tuple(values))
+    mean = f"{statistics.fmean(values):.0f}"
+    return mean if interval is None else f"{mean} ({interval[0]:.0f} to {interval[1]:.0f})"
 
 
 def _holds(cells: list[Cell]) -> bool:

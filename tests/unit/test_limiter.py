@@ -43,7 +43,7 @@ def bounds_hold(limiter: RatioLimiter, interval: float, warmup: int, tolerance: 
     st.integers(1, 4),
     st.integers(0, 40),
 )
-def test_bounds_at_every_opt_step(
+def test_b1_bounds_at_every_opt_step(
     data: st.DataObject, interval: float, warmup: int, n: int, envs: int, extra: int
 ) -> None:
     tolerance = n * envs + extra
@@ -73,7 +73,7 @@ def test_bounds_at_every_opt_step(
     st.integers(0, 40),
     st.data(),
 )
-def test_one_willing_actor_is_enough(
+def test_b1_one_willing_actor_is_enough(
     interval: float, warmup: int, n: int, envs: int, extra: int, data: st.DataObject
 ) -> None:
     """All others are late for ever, holding all the credit they can get: the run goes on."""
@@ -202,7 +202,7 @@ def test_only_insertions_bring_credit_when_free_or_at_the_end() -> None:
     st.integers(0, 40),
     st.sampled_from([None, 60, 137]),
 )
-def test_no_overrun_with_actors_that_leave_and_come_back(
+def test_b1_no_overrun_with_actors_that_leave_and_come_back(
     data: st.DataObject, interval: float | None, n: int, envs: int, extra: int, budget: int | None
 ) -> None:
     tolerance = n * envs + extra

@@ -16,6 +16,9 @@ SOURCES = {
 WALL_CLOCK = {"runs/provenance.py", "runs/directory.py", "recorders/tensorboard.py"}
 """Where the time of day is written down, for people. Nothing waits by it and no rate is computed from it."""
 
+UNSEEDED = {"room.py"}
+"""What is written to a disk to see whether it takes it."""
+
 
 def found(pattern: str) -> dict[str, list[str]]:
     """Lines of each file in which the pattern is found."""
@@ -39,6 +42,24 @@ def found(pattern: str) -> dict[str, list[str]]:
 def test_h4_the_wall_clock_is_for_records_only(pattern: str, line: str) -> None:
     assert re.search(pattern, line)
     assert set(found(pattern)) <= WALL_CLOCK
+
+
+@pytest.mark.parametrize(
+    ("pattern", "line"),
+    [
+        (r"\burandom\(", "seed = os.urandom(4)"),
+        (r"default_rng\(\s*\)|SeedSequence\(\s*\)", "rng = np.random.default_rng()"),
+        (
+            r"np\.random\.(seed|rand|randn|randint|random|choice|normal|uniform|shuffle)\b",
+            "np.random.seed(1)",
+        ),
+        (r"^\s*(import|from) random\b", "import random"),
+        (r"torch\.(seed|initial_seed)\(|(?<!\))\btorch\.manual_seed\(", "torch.manual_seed(0)"),
+    ],
+)
+def test_g4_every_random_number_has_a_seed(pattern: str, line: str) -> None:
+    assert re.search(pattern, line)
+    assert set(found(pattern)) <= UNSEEDED
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,50 @@
+"""No two streams of random numbers of a run are the same, and nothing draws from another source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from border_cli.runtime import seeding
+
+ACTORS, INCARNATIONS, ENVS, EPISODES = 64, 5, 2, 100
+
+
+def numbers(seed: int) -> Iterator[int]:
+    """Seeds of environments, which are numbers that gymnasium takes."""
+    for episode in range(EPISODES):
+        yield seeding.evaluation_seed(seed, episode)
+        yield seeding.judgement_seed(seed, episode)
+        yield seeding.confirmation_seed(seed, 1000, episode)
+    for actor in range(ACTORS):
+        for incarnation in range(INCARNATIONS):
+            for env in range(ENVS):
+                yield seeding.env_seed(seed, actor, incarnation, env)
+            yield seeding.remade_env_seed(seed, actor, incarnation, 0, 1)
+
+
+def states(seed: int) -> Iterator[bytes]:
+    """What generators of ours begin with."""
+    keys = [(seeding.AGENT,), (seeding.REPLAY,), (seeding.EVALUATION_POLICY,)]
+    keys += [seeding.exploration_key(actor, n) for actor in range(ACTORS) for n in range(INCARNATIONS)]
+    for key in keys:
+        yield seeding.stream(seed, *key).generate_state(4).tobytes()
+
+
+@pytest.mark.parametrize("made", [numbers, states])
+def test_g4_no_two_streams_are_the_same(made) -> None:
+    all_of_them = [*made(1), *made(2)]
+    assert len(set(all_of_them)) == len(all_of_them) > 600
+
+
+@pytest.mark.parametrize("made", [numbers, states])
+def test_g4_all_follows_from_the_seed(made) -> None:
+    assert list(made(3)) == list(made(3))
+
+
+def test_an_episode_of_its_own_seed_is_none_of_the_first_resets() -> None:
+    """Under sync and lockstep: (actor, environment, episode) lies below the first reset's key."""
+    episodes = {seeding.episode_seed(1, a, 0, e, k) for a in range(8) for e in range(2) for k in range(50)}
+    assert len(episodes) == 8 * 2 * 50
+    assert not episodes & set(numbers(1))
