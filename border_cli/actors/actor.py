@@ -5,15 +5,15 @@ Knows nothing of processes; a test runs it as it is.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
-
-import numpy as np
 
 from border_cli.actors.board import ActorLine, ActorState
 from border_cli.actors.place import Place
 from border_cli.actors.proxy import ReplayBufferProxy
 from border_cli.actors.sampler import Sampler
 from border_cli.actors.waiting import Waiter
+from border_cli.core.items import finished_episodes
 from border_cli.core.protocols import ActorStat, ModelInfo, SyncModel
 from border_cli.runtime.clock import SYSTEM_CLOCK, Clock
 
@@ -25,12 +25,64 @@ class ModelSource(Protocol):
         """The newest model if there is a new one. Never waits."""
 
 
-class Actor:
-    """One sampling loop over the environments of one place.
-
-    version: of the model that `policy` already holds. env_steps: taken so far, those of earlier incarnations included,
-    as credit is.
+class ActorLoop:
+    """What an actor counts and hands over, whenever it may act. env_steps: taken so far, those of earlier incarnations
+    included, as credit is. version: of the model that `policy` already holds.
     """
+
+    def __init__(
+        self,
+        place: Place,
+        sampler: Sampler,
+        policy: SyncModel,
+        proxy: ReplayBufferProxy,
+        line: ActorLine,
+        waiter: Waiter,
+        version: int = 0,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._place = place
+        self._sampler = sampler
+        self._policy = policy
+        self._proxy = proxy
+        self._line = line
+        self._waiter = waiter
+        self._clock = clock
+        self._version = version
+        self._episodes = 0
+        self.env_steps = place.taken
+
+    def _step(self, env_ix: Sequence[int], known: int) -> None:
+        """One env step in each of these environments; its rows go to the proxy. known: env steps of all actors."""
+        if not self._line.first_step_ns:
+            self._line.first_step_ns = self._clock.monotonic_ns()
+        before = self._sampler.env_steps
+        items = self._sampler.sample(env_ix, known)
+        taken = self._sampler.env_steps - before  # fewer where an environment raised and was mended
+        self.env_steps += taken
+        self._episodes += len(finished_episodes(items))
+        self._proxy.push(items, taken, self._version)
+
+    def _hold(self, model: ModelInfo) -> None:
+        self._policy.sync_model(model)
+        self._version = model.version
+
+    def _stat(self) -> ActorStat:
+        first = self._line.first_step_ns
+        return ActorStat(
+            actor=self._place.actor,
+            incarnation=self._place.incarnation,
+            env_steps=self.env_steps,
+            episodes=self._episodes,
+            seconds=(self._clock.monotonic_ns() - first) / 1e9 if first else 0.0,
+            blocked_seconds=self._line.blocked_ns / 1e9,
+            dropped=self._sampler.dropped,
+            state=ActorState.DONE.words,
+        )
+
+
+class Actor(ActorLoop):
+    """Acts whenever it has credit, with the newest model. models: where that comes from."""
 
     def __init__(
         self,
@@ -44,18 +96,9 @@ class Actor:
         version: int = 0,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._place = place
-        self._sampler = sampler
-        self._policy = policy
+        super().__init__(place, sampler, policy, proxy, line, waiter, version, clock)
         self._models = models
-        self._proxy = proxy
-        self._line = line
-        self._waiter = waiter
-        self._clock = clock
-        self._version = version
         self._cursor = 0
-        self._episodes = 0
-        self.env_steps = place.taken
 
     def run(self) -> ActorStat:
         """Act until the learner asks to stop; everything taken is handed over by then."""
@@ -73,17 +116,9 @@ class Actor:
 
     def _act(self, k: int) -> None:
         """One env step in each of the next k environments, in turn: credit is used to the last step."""
-        if not self._line.first_step_ns:
-            self._line.first_step_ns = self._clock.monotonic_ns()
         env_ix = [(self._cursor + i) % self._place.n_envs for i in range(k)]
         self._cursor = (self._cursor + k) % self._place.n_envs
-        known = self._line.global_env_steps + self._proxy.pending_env_steps
-        before = self._sampler.env_steps
-        items = self._sampler.sample(env_ix, known)
-        taken = self._sampler.env_steps - before  # fewer than k where an environment raised and was mended
-        self.env_steps += taken
-        self._episodes += int(np.count_nonzero(items["episode_length"]))
-        self._proxy.push(items, taken, self._version)
+        self._step(env_ix, self._line.global_env_steps + self._proxy.pending_env_steps)
         if self._proxy.publish_if_due():
             self._take_model()
 
@@ -99,19 +134,4 @@ class Actor:
         """Only between chunks, so that all of a chunk was chosen by one model."""
         model = self._models.poll()
         if model is not None:
-            self._policy.sync_model(model)
-            self._version = model.version
-
-    def _stat(self) -> ActorStat:
-        first = self._line.first_step_ns
-        seconds = (self._clock.monotonic_ns() - first) / 1e9 if first else 0.0
-        return ActorStat(
-            actor=self._place.actor,
-            incarnation=self._place.incarnation,
-            env_steps=self.env_steps,
-            episodes=self._episodes,
-            seconds=seconds,
-            blocked_seconds=self._line.blocked_ns / 1e9,
-            dropped=self._sampler.dropped,
-            state=ActorState.DONE.words,
-        )
+            self._hold(model)

@@ -5,10 +5,10 @@ Whatever the timing, the same seed gives the same rows: nothing here looks at a 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol
 
-import numpy as np
-
+from border_cli.actors.actor import ActorLoop
 from border_cli.actors.board import ActorLine, ActorState
 from border_cli.actors.place import Place
 from border_cli.actors.proxy import ReplayBufferProxy
@@ -31,8 +31,8 @@ class StateRequests(Protocol):
         """Hand the state over."""
 
 
-class LockstepActor:
-    """One actor's rounds. env_steps: taken so far."""
+class LockstepActor(ActorLoop):
+    """Acts in rounds, each with the model that it is due. requests: how the learner asks for its state."""
 
     def __init__(
         self,
@@ -47,35 +47,28 @@ class LockstepActor:
         requests: StateRequests,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._place = place
+        super().__init__(place, sampler, policy, proxy, line, waiter, clock=clock)
         self._rounds = rounds
-        self._sampler = sampler
-        self._policy = policy
+        self._resumable = sampler
+        self._acting = policy
         self._models = models
-        self._proxy = proxy
-        self._line = line
-        self._waiter = waiter
         self._requests = requests
-        self._clock = clock
         self._round = 0
         self._held = 0
-        self._episodes = 0
-        self._version = 0
-        self.env_steps = 0
 
     def begin(self, state: State | None) -> None:
         """Reset the environments, or go on from a saved state. Raises ValueError for one that does not fit."""
         if state is None:
-            self._sampler.begin()
+            self._resumable.begin()
             return
         saved, names = section(state, "counts").values, ("round", "env_steps", "episodes")
         require(saved, names, f"actor {self._place.actor}")
         self._round, self.env_steps, self._episodes = (count(saved[name], name) for name in names)
         if "sampler" not in state.values:  # it was lost in the middle of something
-            self._sampler.begin()
+            self._resumable.begin()
             return
-        self._policy.load_generator_state(section(state, "policy").values)
-        self._sampler.begin_from(section(state, "sampler"))
+        self._acting.load_generator_state(section(state, "policy").values)
+        self._resumable.begin_from(section(state, "sampler"))
 
     def run(self) -> ActorStat:
         """Act round by round until the learner asks to stop."""
@@ -97,8 +90,8 @@ class LockstepActor:
         return joined(
             {
                 "counts": State({}, counts),
-                "policy": State({}, self._policy.generator_state()),
-                "sampler": self._sampler.state(),
+                "policy": State({}, self._acting.generator_state()),
+                "sampler": self._resumable.state(),
             }
         )
 
@@ -117,15 +110,12 @@ class LockstepActor:
         if self._line.stop_requested:
             return False
         if number != self._held:
-            model = self._models.take(number)
-            self._policy.sync_model(model)
-            self._version, self._held = model.version, number
+            self._hold(self._models.take(number))
+            self._held = number
         return True
 
     def _act(self) -> None:
         """One round: its rows leave as a whole, and stand for all of its env steps."""
-        if not self._line.first_step_ns:
-            self._line.first_step_ns = self._clock.monotonic_ns()
         per_env = self._rounds.env_steps(self._round, self._place.actor)
         nominal = self._rounds.before(self._round)
         streams = self._rounds.n_actors * self._rounds.envs_per_actor
@@ -134,21 +124,8 @@ class LockstepActor:
                 return  # nobody waits for this round any more
             self._line.beat()
             env_ix = [i for i, n in enumerate(per_env) if step < n]
-            items = self._sampler.sample(env_ix, nominal + step * streams)
-            self.env_steps += len(env_ix)
-            self._episodes += int(np.count_nonzero(items["episode_length"]))
-            self._proxy.push(items, len(env_ix), self._version)
+            self._step(env_ix, nominal + step * streams)
         self._proxy.flush()
 
     def _stat(self) -> ActorStat:
-        first = self._line.first_step_ns
-        return ActorStat(
-            actor=self._place.actor,
-            incarnation=self._place.incarnation,
-            env_steps=self.env_steps,
-            episodes=self._episodes,
-            seconds=(self._clock.monotonic_ns() - first) / 1e9 if first else 0.0,
-            blocked_seconds=self._line.blocked_ns / 1e9,
-            state=ActorState.DONE.words,
-            exact=self._sampler.exact,
-        )
+        return replace(super()._stat(), exact=self._resumable.exact)
