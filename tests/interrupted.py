@@ -65,7 +65,7 @@ def _clock(name: str) -> bool:
 
 
 def assert_same_bits(one: Run, other: Run) -> None:
-    """The last checkpoint, with parameters, optimiser state and replay, best/ and the records are those of the other run."""
+    """The last checkpoint (parameters, optimiser state, replay and all), best/ and the records are the other run's."""
     assert one.checkpoints[-1] == other.checkpoints[-1]
     folders = (f"checkpoints/{one.checkpoints[-1]}", "best")
     ours, theirs = one.files(*folders), other.files(*folders)

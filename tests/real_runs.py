@@ -27,7 +27,7 @@ TINY = (
     "recorder.console=none",
     "recorder.tensorboard=false",
 )
-"""Less of everything. A test may type any of these keys again, and its word counts; what an agent does not have is left out."""
+"""Less of everything. A test may type any of these keys again, and its word counts. Keys an agent lacks are left out."""
 
 
 @contextlib.contextmanager
