@@ -59,7 +59,7 @@ def options(group: str) -> list[str]:
 
 def pairs() -> Iterator[Pair]:
     """Each agent with each buffer, less those pairs that are refused in every environment."""
-    for agent, buffer in product(options("agent"), options("buffer")):
+    for agent, buffer in product(AGENTS, BUFFERS):
         fitting = [env_id for env_id in ENVIRONMENTS if fits(words_of(agent, buffer, env_id), env_id)]
         if fitting:
             yield Pair(agent, buffer, words_of(agent, buffer, fitting[0]))
@@ -81,12 +81,13 @@ def fits(words: tuple[str, ...], env_id: str) -> bool:
     return True
 
 
+AGENTS, BUFFERS = options("agent"), options("buffer")
 PAIRS = list(pairs())
 
 
 def test_every_agent_and_every_buffer_is_in_a_pair() -> None:
-    assert {pair.agent for pair in PAIRS} == set(options("agent"))
-    assert {pair.buffer for pair in PAIRS} == set(options("buffer"))
+    assert {pair.agent for pair in PAIRS} == set(AGENTS)
+    assert {pair.buffer for pair in PAIRS} == set(BUFFERS)
 
 
 @dataclass(frozen=True)
