@@ -6,10 +6,11 @@ comes out is the run that nobody stopped. With FAULTS_FULL=1 it is done ten time
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,25 +61,21 @@ CELLS = {
 """Words of each environment with each number of actors; every kind of option is in some of them."""
 
 
-@dataclass(frozen=True)
-class Cell:
-    """words: of every run of it · whole: the uninterrupted one."""
-
-    name: str
-    words: tuple[str, ...]
-    whole: Run
-
-
-def ways() -> Iterator[tuple[tuple[str, int], int | None]]:
+def ways() -> Iterator[Any]:
     """Each cell with the opt steps it is stopped after, one in each part of the run; None for the whole run again."""
     n = times(1, 10)
-    for cell in CELLS:
-        rng = seeded(str(cell))
+    for env, n_actors in CELLS:
+        rng = seeded(f"{env} {n_actors}")
         bounds = [1 + (MAX_OPTS - 1) * i // n for i in range(n + 1)]
         for first, end in pairwise(bounds):
-            yield cell, rng.randrange(first, end)
+            at = rng.randrange(first, end)
+            yield pytest.param(env, n_actors, at, id=f"{env}, {n_actors}, stopped at {at}")
         if FULL:
-            yield cell, None
+            yield pytest.param(env, n_actors, None, id=f"{env}, {n_actors}, again")
+
+
+def words_of(env: str, n_actors: int) -> tuple[str, ...]:
+    return f"env={env}", f"n_actors={n_actors}", *COMMON, *CELLS[env, n_actors]
 
 
 @pytest.fixture(scope="module")
@@ -88,35 +85,34 @@ def folder(tmp_path_factory: pytest.TempPathFactory, full_forkserver: None) -> I
 
 
 @pytest.fixture(scope="module")
-def cell(request: pytest.FixtureRequest, folder: Path) -> Cell:
-    env, n_actors = request.param
-    name = f"{env}, {n_actors}"
-    words = (f"env={env}", f"n_actors={n_actors}", *COMMON, *CELLS[env, n_actors])
-    whole = run_whole(folder / name, *words)
-    assert whole.counts[0] == MAX_OPTS
-    assert {"agent/loss", "train/episode_return", "eval/return_mean"} <= {
-        name for record in whole.records for name in record
-    }
-    return Cell(name, words, whole)
+def uninterrupted(folder: Path) -> Callable[[str, int], Run]:
+    """The run of a cell, made when it is first asked for."""
+
+    @functools.cache
+    def run(env: str, n_actors: int) -> Run:
+        whole = run_whole(folder / f"{env}, {n_actors}", *words_of(env, n_actors))
+        assert whole.counts[0] == MAX_OPTS
+        assert {"agent/loss", "train/episode_return", "eval/return_mean"} <= {
+            name for record in whole.records for name in record
+        }
+        return whole
+
+    return run
 
 
-def described(value: object) -> str:
-    if isinstance(value, tuple):
-        env, n_actors = value
-        return f"{env}, n_actors={n_actors}"
-    return "again" if value is None else f"stopped at {value}"
-
-
-@pytest.mark.parametrize(("cell", "at"), list(ways()), indirect=["cell"], ids=described)
-def test_g1_g2_the_same_bits_again_and_after_going_on(folder: Path, cell: Cell, at: int | None) -> None:
+@pytest.mark.parametrize(("env", "n_actors", "at"), list(ways()))
+def test_g1_g2_the_same_bits_once_more_and_after_going_on(
+    folder: Path, uninterrupted: Callable[[str, int], Run], env: str, n_actors: int, at: int | None
+) -> None:
     print(f"FAULTS_SEED={SEED}")  # pytest shows it where this fails
-    place = folder / f"{cell.name}, {at}"
+    place, words = folder / f"{env}, {n_actors}, {at}", words_of(env, n_actors)
     if at is None:
-        run = run_whole(place, *cell.words)
+        run = run_whole(place, *words)
     else:
-        run = run_interrupted(place, *cell.words, at=at)
+        run = run_interrupted(place, *words, at=at)
         assert len(run.json("provenance.json")["launches"]) == 2
-    assert_same_bits(run, cell.whole)
+    whole = uninterrupted(env, n_actors)
+    assert_same_bits(run, whole)
     assert run.summary["exact"] is True
     assert all(actor["exact"] for actor in run.summary["actors"])
-    assert run.config.env == cell.whole.config.env
+    assert run.config.env == whole.config.env
