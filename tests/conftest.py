@@ -10,7 +10,12 @@ from typing import Any
 import pytest
 
 from border_cli.runtime import forkserver
+from tests.faults.amounts import FULL, SEED
 from tests.real_runs import in_folder
+
+
+def pytest_report_header() -> str:
+    return f"FAULTS_SEED={SEED} FAULTS_FULL={int(FULL)}"
 
 
 @pytest.fixture(scope="session")

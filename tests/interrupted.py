@@ -65,11 +65,12 @@ def _clock(name: str) -> bool:
 
 
 def assert_same_bits(one: Run, other: Run) -> None:
-    """The last checkpoint, best/ and the records are those of the other run."""
+    """The last checkpoint (parameters, optimiser state, replay and all), best/ and the records are the other run's."""
     assert one.checkpoints[-1] == other.checkpoints[-1]
     folders = (f"checkpoints/{one.checkpoints[-1]}", "best")
     ours, theirs = one.files(*folders), other.files(*folders)
     assert ours.keys() == theirs.keys()
+    assert {f"{folders[0]}/{part}.safetensors" for part in ("model", "training", "replay")} <= ours.keys()
     assert [name for name in ours if ours[name] != theirs[name]] == []
     assert value_records(one) == value_records(other)
 

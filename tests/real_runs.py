@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from border_cli.cli.train import main
+from border_cli.config.convert import known_keys
 from border_cli.config.schema import TrainConfig
 from border_cli.recorders.jsonl import read_jsonl
 from border_cli.runs.directory import read_config
@@ -26,7 +27,7 @@ TINY = (
     "recorder.console=none",
     "recorder.tensorboard=false",
 )
-"""Less of everything. A test may type any of these keys again, and its word counts."""
+"""Less of everything. A test may type any of these keys again, and its word counts. Keys an agent lacks are left out."""
 
 
 @contextlib.contextmanager
@@ -40,8 +41,15 @@ def in_folder(folder: Path) -> Iterator[Path]:
 
 def tiny(*words: str) -> list[str]:
     """These words, and those of TINY whose keys are not among them."""
-    typed = {word.partition("=")[0] for word in words}
-    return [*(word for word in TINY if word.partition("=")[0] not in typed), *words]
+    typed = dict(word.split("=", 1) for word in words)
+    own = (word for word in TINY if word.partition("=")[0] not in typed)
+    return [*known_to(typed.get("agent", "dqn"), *own), *words]
+
+
+def known_to(agent: str, *words: str) -> list[str]:
+    """Those of the words that are groups, or whose key a run of this agent has."""
+    known = known_keys({"agent": {"type": agent}})
+    return [word for word in words if "." not in (key := word.partition("=")[0]) or key in known]
 
 
 def train(*words: str) -> Run:

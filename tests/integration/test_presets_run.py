@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -12,8 +11,6 @@ from border_cli.config.paths import conf_dir
 from tests.real_runs import Run
 
 PRESETS = sorted(file.stem for file in (conf_dir() / "preset").glob("*_*.yaml"))
-EXTRAS = {"lunarlander": "Box2D"}
-"""Module that an environment needs beside gymnasium."""
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -21,8 +18,6 @@ def test_i6_a_preset_composes_validates_and_runs_20_opt_steps(
     workplace: Path, capsys: pytest.CaptureFixture[str], preset: str
 ) -> None:
     agent, _, env = preset.partition("_")
-    if env in EXTRAS and importlib.util.find_spec(EXTRAS[env]) is None:
-        pytest.skip(f"{preset} needs {EXTRAS[env]}, which is not installed")
     words = [
         f"agent={agent}",
         f"env={env}",

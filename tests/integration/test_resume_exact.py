@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from border_cli.cli.train import main
+from tests.faults.amounts import FULL
 from tests.interrupted import assert_same_bits, run_interrupted, run_killed, run_whole
 from tests.real_runs import Run, in_folder
 
@@ -24,7 +25,6 @@ COMMON = (
 LOCKSTEP = ("trainer.lockstep=true", "trainer.lockstep_steps=4")
 MODES = {
     "sync": ("trainer=sync", "actor_manager.envs_per_actor=2"),
-    "one actor": (*LOCKSTEP, "n_actors=1", "trainer.opt_interval=0.5"),
     "three actors": (
         *LOCKSTEP,
         "n_actors=3",
@@ -33,6 +33,8 @@ MODES = {
         "buffer.n_step=3",
     ),
 }
+if FULL:  # test_lockstep_everywhere.py has one like it every day
+    MODES["one actor"] = (*LOCKSTEP, "n_actors=1", "trainer.opt_interval=0.5")
 STOPPED_AT = (1, 40, 75, 149)
 """The first opt step; one whose evaluation is due, which is left for the resumed run; a record and the last but one."""
 

@@ -346,18 +346,19 @@ def _well_known() -> Sequence[str]:
     ]
 
 
+DRAWN = ("CarRacing-v3",)
+"""Pictures take long to draw: only some env steps more than those whose bounds are checked one by one."""
+
+
 @pytest.mark.filterwarnings("ignore")  # of old versions, and of pygame
 @pytest.mark.parametrize("env_id", _well_known())
 def test_e3_well_known_environments_keep_their_word(env_id: str, caplog: pytest.LogCaptureFixture) -> None:
-    try:
-        env = GymEnv(EnvConfig(id=env_id, imports=[], kwargs={}))
-    except Exception as e:
-        pytest.skip(f"it cannot be made here: {str(e).splitlines()[0]}")
+    env = GymEnv(EnvConfig(id=env_id, imports=[], kwargs={}))
     space = gymnasium.make(env_id).action_space
     space.seed(1)
     start = int(getattr(space, "start", 0))
     env.reset(0, seed=1)
-    for _ in range(1_000):
+    for _ in range(150 if env_id in DRAWN else 1_000):
         action = np.array([space.sample()])
         if env.step([0], action - start if env.spec.action.kind == "discrete" else action).over[0]:
             env.reset(0)
