@@ -19,11 +19,13 @@ _SAFE = (
     "evaluator.",
     "recorder.",
     "checkpoint.",
+    "env.nonfinite",
+    "env.out_of_bounds",
     "device",
     "debug",
 )
 _SAFE_RUNNING_FREE = ("n_actors", "actor_manager.", "threads", "trainer.ratio_tolerance")
-_KEEP_THE_BITS = (*BUDGETS, "recorder.", "checkpoint.", "debug")
+_KEEP_THE_BITS = (*BUDGETS, "recorder.", "checkpoint.", "env.out_of_bounds", "debug")
 _SHOWN = 3
 
 
@@ -72,7 +74,8 @@ def check_changes(config: TrainConfig, wanted: Sequence[Change]) -> None:
     raise UsageError(
         f"resume: a run cannot go on with another {shown}\n"
         "allowed: budgets, stop_return, eval_interval, save_interval, record_interval, evaluator.*, recorder.*, "
-        f"checkpoint.*, device, debug{actors}\na new run can start from its weights: init_from=<run>"
+        f"checkpoint.*, env.nonfinite, env.out_of_bounds, device, debug{actors}\n"
+        "a new run can start from its weights: init_from=<run>"
     )
 
 

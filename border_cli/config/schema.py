@@ -40,6 +40,11 @@ class EnvConfig:
         "a reward or observation that is not finite ends the run; drop: its episode alone",
         choices=("error", "drop"),
     )
+    out_of_bounds: str = option(
+        "error",
+        "an observation outside its space in an environment's first 100 env steps ends the run; warn: it is told",
+        choices=("error", "warn"),
+    )
 
 
 @dataclass

@@ -29,15 +29,23 @@ class EnvGuard:
     """Takes in the observations of a group of environments of one kind. obs: the present ones, as stored.
 
     space: of the observations · drop: env steps with numbers that are not finite are to be left out, instead of being
-    an error · reward_limit: rewards beyond ± this count as not finite. dropped: env steps left out so far.
+    an error · strict_bounds: an observation outside its space is an error in an environment's first 100 env steps ·
+    reward_limit: rewards beyond ± this count as not finite. dropped: env steps left out so far.
 
-    Shapes and dtypes are checked always. Bounds are checked in the first 100 env steps of an environment, where it is
-    an error to leave them, then in every 1000th, where it is told once; only where a value outside would be stored as
+    Shapes and dtypes are checked always. Bounds are checked in the first 100 env steps of an environment, then in every
+    1000th; what is no error is told once; only where a value outside would be stored as
     another one, or name a category that does not exist, it is checked, and an error, always.
     """
 
     def __init__(
-        self, space: Any, spec: EnvSpec, n_envs: int, drop: bool = False, reward_limit: float = ANY_REWARD
+        self,
+        space: Any,
+        spec: EnvSpec,
+        n_envs: int,
+        *,
+        drop: bool = False,
+        strict_bounds: bool = True,
+        reward_limit: float = ANY_REWARD,
     ) -> None:
         self.obs: Obs = spec.obs.zeros(n_envs)
         self.dropped = 0
@@ -46,6 +54,7 @@ class EnvGuard:
         self._floats = [(rows.reshape(-1), bytearray(rows.size)) for rows in floats]
         self._is_finite = [np.frombuffer(flags, bool) for _, flags in self._floats]
         self._drop = drop
+        self._strict_bounds = strict_bounds
         self._reward_limit = reward_limit
         self._episode = [0] * n_envs
         self._step = [0] * n_envs
@@ -92,7 +101,9 @@ class EnvGuard:
         check_bounds = early or n % _THEN_EVERY == 0
         try:
             for leaf in self._leaves:
-                self.obs[leaf.name][env_ix] = leaf.stored(observation, check_bounds, early)
+                self.obs[leaf.name][env_ix] = leaf.stored(
+                    observation, check_bounds, early and self._strict_bounds
+                )
         except EnvDataError as e:
             raise EnvDataError(f"{self._where(env_ix)}: {e}") from None
 
@@ -158,7 +169,7 @@ class _Leaf:
         )
         self._told_dtype = self._told_bounds = False
 
-    def stored(self, observation: Any, check_bounds: bool, early: bool) -> Array:
+    def stored(self, observation: Any, check_bounds: bool, is_error: bool) -> Array:
         """The leaf's value in an observation, as stored. Raises EnvDataError."""
         value = np.asarray(self._part(observation))
         if value.dtype is not self._accepted and value.dtype != self._accepted:
@@ -168,7 +179,7 @@ class _Leaf:
                 f"observation {self.name} has shape {value.shape}, its space says {self._leaf.shape}"
             )
         if self._strict or check_bounds:
-            self._check_bounds(value, early or self._strict)
+            self._check_bounds(value, is_error)
         if self._leaf.start:
             value = value - np.asarray(self._leaf.start).reshape(self._leaf.shape)
         return value.astype(self._stored_dtype, copy=False)
@@ -208,8 +219,10 @@ class _Leaf:
         low, high = (np.broadcast_to(bound, value.shape)[index] for bound in (self._low, self._high))
         where = f"[{', '.join(map(str, index))}]" if index else ""
         problem = f"observation {self.name}{where} is {value[index]}, its space says between {low} and {high}"
-        if is_error:
+        if self._strict:
             raise EnvDataError(problem)
+        if is_error:
+            raise EnvDataError(f"{problem}; env.out_of_bounds=warn would only tell it")
         if not self._told_bounds:
             _logger.warning("%s; that is not told again", problem)
             self._told_bounds = True

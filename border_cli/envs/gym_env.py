@@ -52,7 +52,14 @@ class GymEnv:
         self.n_envs = n_envs
         space = self._envs[0].observation_space
         self.spec: EnvSpec = env_spec(space, self._envs[0].action_space)
-        self._guard = EnvGuard(space, self.spec, n_envs, config.nonfinite == "drop", reward_limit)
+        self._guard = EnvGuard(
+            space,
+            self.spec,
+            n_envs,
+            drop=config.nonfinite == "drop",
+            strict_bounds=config.out_of_bounds == "error",
+            reward_limit=reward_limit,
+        )
 
     def reset(self, env_ix: int, seed: int | None = None) -> None:
         """Start a new episode in one environment; without a seed it goes on with its own generator."""

@@ -62,8 +62,16 @@ def make(**kwargs: Any) -> Scripted:
     return Scripted(**kwargs)
 
 
-def group(n: int = 1, nonfinite: str = "error", limit: float | None = None, **kwargs: Any) -> GymEnv:
-    config = EnvConfig(entry_point=f"{__name__}:make", kwargs=kwargs, nonfinite=nonfinite)
+def group(
+    n: int = 1,
+    nonfinite: str = "error",
+    limit: float | None = None,
+    out_of_bounds: str = "error",
+    **kwargs: Any,
+) -> GymEnv:
+    config = EnvConfig(
+        entry_point=f"{__name__}:make", kwargs=kwargs, nonfinite=nonfinite, out_of_bounds=out_of_bounds
+    )
     env = GymEnv(config, n) if limit is None else GymEnv(config, n, reward_limit=limit)
     for i in range(n):
         env.reset(i, seed=i)
@@ -304,9 +312,20 @@ OUT = np.array([1.0, -10.5], np.float32)
 def test_e3_bounds_are_an_error_in_the_first_hundred_steps() -> None:
     last = group(length=1000, observation=at(1, 99, OUT, pair))
     with data_error(
-        r"env step 99 of it: observation obs\[1\] is -10\.5, its space says between -10\.0 and 1000",
+        r"env step 99 of it: observation obs\[1\] is -10\.5, its space says between -10\.0 and 1000"
+        r".*; env\.out_of_bounds=warn"
     ):
         steps(last, 99)
+
+
+def test_e3_bounds_are_told_once_where_that_is_wanted(caplog: pytest.LogCaptureFixture) -> None:
+    env = group(length=1000, observation=at(1, 99, OUT, pair), out_of_bounds="warn")
+    steps(env, 99)
+    (told,) = [r.getMessage() for r in caplog.records]
+    assert told.startswith("observation obs[1] is -10.5")
+    space = spaces.Discrete(3)
+    with data_error("is 3, its space says between 0 and 2$"):  # no value that can be stored
+        steps(group(space=space, observation=at(1, 5, 3, lambda e, t: 0), out_of_bounds="warn"), 5)
 
 
 def test_e3_bounds_are_told_once_later(caplog: pytest.LogCaptureFixture) -> None:
