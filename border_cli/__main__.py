@@ -2,6 +2,6 @@
 
 import sys
 
-from border_cli.cli.train import main
+from border_cli.cli.entry import train
 
-sys.exit(main())
+sys.exit(train())

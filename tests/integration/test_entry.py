@@ -1,0 +1,49 @@
+"""A command that is interrupted while Python still imports it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from border_cli.core.errors import ExitCode
+
+PROGRAM = """
+import os, signal, sys
+from border_cli.cli import entry
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "border_cli.core.errors":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupt())
+sys.argv = ["command", "--version"]
+sys.exit(getattr(entry, {command!r})())
+"""
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate"])
+def test_d1_interrupted_while_it_is_imported(command: str) -> None:
+    done = ended(command, signal.SIG_DFL)
+    assert (done.returncode, done.stdout, done.stderr) == (ExitCode.SIGINT, "", "")
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate"])
+def test_an_interrupt_that_is_to_be_ignored_is_ignored(command: str) -> None:
+    done = ended(command, signal.SIG_IGN)
+    assert done.returncode == 0
+    assert done.stdout.startswith("border-cli ")
+
+
+def ended(command: str, disposition: signal.Handlers) -> subprocess.CompletedProcess[str]:
+    """The command, given a SIGINT in the middle of its imports. disposition: of SIGINT, as its parent has left it."""
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(command=command)],
+        preexec_fn=lambda: signal.signal(signal.SIGINT, disposition),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
