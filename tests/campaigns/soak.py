@@ -13,7 +13,6 @@ import time
 from pathlib import Path
 
 from tests.campaigns.started import Started, only_run, say
-from tests.faults.processes import processes
 
 
 def soak(minutes: int) -> int:
@@ -33,7 +32,7 @@ def soak(minutes: int) -> int:
         for minute in range(minutes):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 started.process.wait(max(0.0, began + 60 * minute + 45 - time.monotonic()))
-            actors = _actors(main)
+            actors = started.workers()
             if not actors:
                 break
             os.kill(actors[minute % len(actors)], signal.SIGKILL)
@@ -56,17 +55,6 @@ def soak(minutes: int) -> int:
     grew = level["descriptors"][1] > level["descriptors"][0] or level["threads"][1] > level["threads"][0]
     grew = grew or level["rss_kib"][1] > 1.02 * level["rss_kib"][0]
     return int(code != 0 or restarts != killed or best < 475 or grew)
-
-
-def _actors(main: int) -> list[int]:
-    """Processes of the session that step environments: those nicer than the learner."""
-    nicer = []
-    for pid in sorted(processes(session=main)):
-        with contextlib.suppress(OSError):
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            if int(fields[16]) > 0:
-                nicer.append(pid)
-    return nicer
 
 
 def _sample(pid: int) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -44,6 +45,16 @@ class Started:
                 start_new_session=True,
                 preexec_fn=_as_from_a_terminal,  # noqa: PLW1509 - there are no other threads here
             )
+
+    def workers(self) -> list[int]:
+        """Processes that step environments: those that are nicer than the learner."""
+        nicer = []
+        for pid in sorted(processes(session=self.process.pid)):
+            with contextlib.suppress(OSError):
+                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                if int(fields[16]) > 0:
+                    nicer.append(pid)
+        return nicer
 
     def end(self) -> int:
         """Its exit code, once it has ended and nothing of its session lives. Raises AssertionError otherwise."""
