@@ -88,9 +88,17 @@ def _kill_and_go_on(folder: Path, words: list[str], at: float) -> None:
     while not _killed(folder, words, at):
         shutil.rmtree(folder)
         at *= 0.8
+    _check_readable(folder)
     if not list(folder.glob("runs/[0-9]*/*/summary.json")):
         shutil.rmtree(folder / "runs", ignore_errors=True)  # killed while it began: there is no run yet
     Started(folder, words).end_well()
+
+
+def _check_readable(folder: Path) -> None:
+    """Every record that a killed run had written as a whole line can be read (row h1)."""
+    for path in folder.glob("runs/[0-9]*/*/metrics.jsonl"):
+        for line in path.read_bytes().split(b"\n")[:-1]:
+            json.loads(line)
 
 
 def _killed(folder: Path, words: list[str], at: float) -> bool:
