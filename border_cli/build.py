@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import logging
 import sys
+import traceback
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -181,20 +182,18 @@ class _Run:
 
     def _train(self) -> Ending:
         self._announce()
-        recorder = self._recorder()
-        evaluator = None
-        try:
+        with ExitStack() as closing:  # one that cannot be closed does not keep the other open
+            recorder = self._recorder()
+            closing.callback(recorder.close)
             agent, buffer = self._agent(), parts.make_buffer(self._config, self._spec)
             evaluator = self._evaluator(agent)
+            closing.callback(evaluator.close)
             self._loop = self._make_loop(agent, buffer, evaluator, recorder)
             self._loop.judging.best = self._resumed.best  # what is in best/ is not replaced by less
-            return self._loop.run(self._resumed.state)
-        except UnfitStateError as e:
-            raise unfit(self._resumed.path or self._dir, e) from e
-        finally:
-            if evaluator is not None:
-                evaluator.close()
-            recorder.close()
+            try:
+                return self._loop.run(self._resumed.state)
+            except UnfitStateError as e:
+                raise unfit(self._resumed.path or self._dir, e) from e
 
     def _make_loop(
         self, agent: Agent, buffer: ReplayBuffer, evaluator: Evaluator, recorder: Recorder
@@ -383,9 +382,8 @@ class _Run:
         if code == ExitCode.DEFECT and isinstance(error, Exception):
             self._keep_crash(error)
         # As text: whoever keeps log records must not keep the error, whose frames hold the run's memory.
-        _log.error(
-            "the run failed: %s", str(error), exc_info=error if code == ExitCode.DEFECT else None, extra=TOLD
-        )
+        trace = traceback.format_exception(error) if code == ExitCode.DEFECT else []
+        _log.error("the run failed: %s", "".join([f"{error}\n", *trace]).rstrip(), extra=TOLD)
         if isinstance(error, ActorLostError) and error.details and not error.logged:
             _log.error("the actor's own traceback:\n%s", error.details, extra=TOLD)
 
