@@ -145,6 +145,8 @@ class TrainingLoop:
             self._leave()
             if ended_by != "signal":
                 self._evaluate_last()
+            if p.should_stop():
+                ended_by = "signal"  # perhaps one that came meanwhile: the result may not have been evaluated
             self._final_phase = "stopped" if ended_by == "signal" else "done"
         except CheckpointIOError:
             raise  # between two opt steps, with a state that is whole

@@ -183,12 +183,12 @@ def refuses(command, row: Row, folder: Path, capsys) -> None:
 
 
 @pytest.mark.parametrize("row", COMPOSITION, ids=lambda row: row.words)
-def test_refused_while_composing(row, folder, capsys):
+def test_i5_refused_while_composing(row, folder, capsys):
     refuses(main, row, folder, capsys)
 
 
 @pytest.mark.parametrize("row", PREFLIGHT, ids=lambda row: row.words)
-def test_refused_before_training(row, folder, capsys):
+def test_i5_refused_before_training(row, folder, capsys):
     refuses(main, row, folder, capsys)
 
 
@@ -207,7 +207,7 @@ def test_a_runs_folder_that_cannot_be_written(folder, capsys):
 
 
 @pytest.mark.parametrize("row", EVAL, ids=lambda row: f"eval {row.words}")
-def test_refused_by_the_evaluation(row, folder, capsys):
+def test_i5_refused_by_the_evaluation(row, folder, capsys):
     from border_cli.cli.eval import main as evaluate
 
     refuses(evaluate, row, folder, capsys)

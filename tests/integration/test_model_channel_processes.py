@@ -80,7 +80,7 @@ def read_once(models: ModelChannel, account: Account, version: int) -> int:
     return got.version
 
 
-def test_no_reader_uses_a_mixture_or_goes_back(capsys) -> None:
+def test_a11_no_reader_uses_a_mixture_or_goes_back(capsys) -> None:
     forkserver.start_early(LIGHT_PRELOAD)
     models = ModelChannel(model_layout(model(0)))
     pipes, processes = [], []

@@ -43,7 +43,7 @@ def bounds_hold(limiter: RatioLimiter, interval: float, warmup: int, tolerance: 
     st.integers(1, 4),
     st.integers(0, 40),
 )
-def test_bounds_at_every_opt_step(
+def test_b1_bounds_at_every_opt_step(
     data: st.DataObject, interval: float, warmup: int, n: int, envs: int, extra: int
 ) -> None:
     tolerance = n * envs + extra
@@ -202,7 +202,7 @@ def test_only_insertions_bring_credit_when_free_or_at_the_end() -> None:
     st.integers(0, 40),
     st.sampled_from([None, 60, 137]),
 )
-def test_no_overrun_with_actors_that_leave_and_come_back(
+def test_b1_no_overrun_with_actors_that_leave_and_come_back(
     data: st.DataObject, interval: float | None, n: int, envs: int, extra: int, budget: int | None
 ) -> None:
     tolerance = n * envs + extra
@@ -260,7 +260,7 @@ def come_and_go(
     st.sampled_from([None, 101, 200]),
     st.data(),
 )
-def test_whoever_is_left_is_enough(
+def test_b1_whoever_is_left_is_enough(
     interval: float, n: int, envs: int, extra: int, budget: int | None, data: st.DataObject
 ) -> None:
     """They come and go for a while; then all of them are gone at once, and one comes back."""
