@@ -50,8 +50,6 @@ from border_cli.trainers.parts import Parts
 from border_cli.trainers.sync import Trainer
 from border_cli.trainers.telemetry import Telemetry
 
-_MAKING = "making the environment"
-
 
 @dataclass(frozen=True)
 class Context:

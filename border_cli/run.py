@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import logging
-from contextlib import nullcontext
+import traceback
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,7 +42,6 @@ from border_cli.runtime.signals import StopFlag, own_or
 from border_cli.trainers.loop import Ending, TrainingLoop
 
 _LACKS = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-_MAKING = "making the environment"
 _log = logging.getLogger("border_cli")
 
 
@@ -150,21 +150,19 @@ class _Run:
     def _train(self) -> Ending:
         self._announce()
         context = self._context()
-        self._files = build.make_files(context)
-        recorder = build.make_recorder(self._files, self._view)
-        evaluator = None
-        try:
+        with ExitStack() as closing:  # one that cannot be closed does not keep the other open
+            self._files = build.make_files(context)
+            recorder = build.make_recorder(self._files, self._view)
+            closing.callback(recorder.close)
             agent, buffer = build.make_agent(context), parts.make_buffer(self._config, self._spec)
             evaluator = build.make_evaluator(context, agent)
+            closing.callback(evaluator.close)
             self._loop = build.make_loop(context, agent, buffer, evaluator, recorder)
             self._loop.judging.best = self._resumed.best  # what is in best/ is not replaced by less
-            return self._loop.run(self._resumed.state)
-        except UnfitStateError as e:
-            raise unfit(self._resumed.path or self._dir, e) from e
-        finally:
-            if evaluator is not None:
-                evaluator.close()
-            recorder.close()
+            try:
+                return self._loop.run(self._resumed.state)
+            except UnfitStateError as e:
+                raise unfit(self._resumed.path or self._dir, e) from e
 
     def _context(self) -> Context:
         return Context(
@@ -250,9 +248,8 @@ class _Run:
         if isinstance(error, Exception) and (code == ExitCode.DEFECT or not told):
             self._keep_crash(error)
         # As text: whoever keeps log records must not keep the error, whose frames hold the run's memory.
-        _log.error(
-            "the run failed: %s", str(error), exc_info=error if code == ExitCode.DEFECT else None, extra=TOLD
-        )
+        trace = traceback.format_exception(error) if code == ExitCode.DEFECT else []
+        _log.error("the run failed: %s", "".join([f"{error}\n", *trace]).rstrip(), extra=TOLD)
         if isinstance(error, ActorLostError) and not told:
             _log.error("the actor's own traceback:\n%s", error.details, extra=TOLD)
 

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import sys
+from collections import deque
 from dataclasses import replace
 from typing import Any
 
@@ -46,7 +47,7 @@ class NumpyPolicy:
     def __init__(self) -> None:
         self.weight = np.zeros(4, np.float32)
         self.versions: list[int] = []
-        self.env_steps: list[int] = []
+        self.env_steps = deque[int](maxlen=100)  # an actor may live long
         self.training = True
 
     def sample(self, obs: Obs, env_steps: int = 0) -> Array:

@@ -21,6 +21,8 @@ from border_cli.config.schema import TrainConfig
 from border_cli.config.suggest import nearest, nearest_key, nearest_line
 from border_cli.core.errors import UsageError
 
+_LARGEST = 2**63 - 1
+
 
 class ConfigError(UsageError):
     """A value that the schema refuses; `key` is its dotted name."""
@@ -184,15 +186,19 @@ def _int(value: Any) -> int:
         raise ValueError(_shown(value))
     if isinstance(value, float) and not value.is_integer():
         raise ValueError(f"{value} is not a whole number")
+    if abs(value) > _LARGEST:  # and may have more digits than can be shown
+        raise ValueError("a number as large as this is out of range")
     return int(value)
 
 
 def _float(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(_shown(value))
+    if isinstance(value, int):
+        return float(_int(value))
     if not math.isfinite(value):
         raise ValueError(f"{value} is not a finite number")
-    return float(value)
+    return value
 
 
 def _str(value: Any) -> str:

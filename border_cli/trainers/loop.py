@@ -99,6 +99,8 @@ class TrainingLoop:
             self._leave()
             if ended_by != "signal":
                 self._evaluate_last()
+            if p.should_stop():
+                ended_by = "signal"  # perhaps one that came meanwhile: the result may not have been evaluated
             self._final_phase = "stopped" if ended_by == "signal" else "done"
         except CheckpointIOError:
             raise  # between two opt steps, with a state that is whole
@@ -171,7 +173,13 @@ class TrainingLoop:
         if self._phase in ("starting", "warm-up"):
             self._record()  # what the warm-up brought belongs to opt step 0
         self._phase = "training"
-        record = p.agent.opt(p.buffer, record=_due(self.config.record_interval, p.limiter.opt_steps + 1))
+        record_due = _due(self.config.record_interval, p.limiter.opt_steps + 1)
+        try:
+            record = p.agent.opt(p.buffer, record=record_due)
+        except Exception:
+            if p.agent.opt_steps > p.limiter.opt_steps:
+                p.limiter.opted()  # the agent had counted it: what is saved now has to fit together
+            raise
         p.limiter.opted()
         p.telemetry.opt_took(monotonic() - began)
         self._check_skipped()

@@ -145,7 +145,7 @@ def test_exploration_follows_the_global_count_and_the_actors_own_unpublished_ste
     bench.board.announce(100)
     bench.grant(5)
     bench.run()
-    assert bench.policy.env_steps == [100, 101, 102, 100, 101]
+    assert list(bench.policy.env_steps) == [100, 101, 102, 100, 101]
 
 
 def test_a_full_ring_makes_the_actor_wait_and_loses_nothing() -> None:

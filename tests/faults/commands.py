@@ -62,7 +62,14 @@ class Command:
         """Return when it has taken notice of a first signal: then the next SIGINT finds no handler."""
         wait_until(lambda: self._ended or not handles(self.pid, signal.SIGINT), "the signal to be handled")
 
-    def go_on_saving(self) -> None:
+    def wait_for_back_off(self, actor: int) -> None:
+        """Kill this one; return when the learner waits for its next incarnation."""
+        os.kill(actor, signal.SIGKILL)
+        log = self.run.path / "train.log"
+        wait_until(lambda: self._ended or ": restart 1 of " in log.read_text(), "the back-off")
+
+    def let_go(self) -> None:
+        """Whoever waits in the trap, or with half a checkpoint, goes on."""
         (self.folder / GO).touch()
 
     def end(self) -> int:

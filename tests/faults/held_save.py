@@ -7,8 +7,7 @@ from pathlib import Path
 
 from border_cli.checkpoints import store
 from border_cli.checkpoints.manifest import MANIFEST_FILE, FileEntry
-from border_cli.runtime.clock import Backoff
-from tests.faults.marks import GO, HELD_SAVE, spring
+from tests.faults.marks import HELD_SAVE, spring, wait_for_go
 
 _write_file = store._write_file
 _to_come = int(os.environ.get(HELD_SAVE, "0"))
@@ -21,14 +20,8 @@ def _held_write_file(path: Path, content: bytes | store.Writer) -> FileEntry:
         _to_come -= 1
     elif _to_come == 1:
         spring("pass")
-        _wait_for_go()
+        wait_for_go()
     return entry
-
-
-def _wait_for_go() -> None:
-    backoff = Backoff()
-    while not Path(GO).exists():
-        backoff.sleep()
 
 
 store._write_file = _held_write_file

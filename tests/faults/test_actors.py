@@ -32,7 +32,7 @@ pytestmark = [
 ]
 
 
-def test_a_killed_actor_is_named_after_its_rows_were_returned() -> None:
+def test_a1_a_killed_actor_is_named_after_its_rows_were_returned() -> None:
     with running(counting_actors(), n_actors=3) as manager:
         act(manager, 100)
         victim = manager.pids()[1]
@@ -48,7 +48,7 @@ def test_a_killed_actor_is_named_after_its_rows_were_returned() -> None:
     assert [stat.env_steps for stat in stats] == [100, 100, 100]
 
 
-def test_a_killed_actor_is_noticed_while_it_has_nothing_to_hand_over() -> None:
+def test_a1_a_killed_actor_is_noticed_while_it_has_nothing_to_hand_over() -> None:
     with running(counting_actors()) as manager:
         victim = manager.pids()[0]
         assert victim is not None
@@ -61,7 +61,7 @@ def test_a_killed_actor_is_noticed_while_it_has_nothing_to_hand_over() -> None:
     ("fault_at", "message"),
     [("make", "actor 1 failed while making the environment"), ("reset", "actor 1 failed while resetting")],
 )
-def test_an_environment_that_raises_before_the_first_step(fault_at: str, message: str) -> None:
+def test_a6_an_environment_that_raises_before_the_first_step(fault_at: str, message: str) -> None:
     spec = counting_actors(fault="raise", fault_at=fault_at, fault_actor=1)
     with running(spec, start=False) as manager:
         with pytest.raises(ActorLostError, match=message) as lost:
@@ -73,7 +73,7 @@ def test_an_environment_that_raises_before_the_first_step(fault_at: str, message
 
 
 @pytest.mark.parametrize("step", [1, 500])
-def test_an_environment_that_raises_at_a_step(step: int) -> None:
+def test_a6_an_environment_that_raises_at_a_step(step: int) -> None:
     spec = counting_actors(fault="raise", fault_step=step, fault_actor=0, lengths=[1000])
     with running(spec, n_buffer=10) as manager:
         manager.grant([step, step])
@@ -87,14 +87,14 @@ def test_an_environment_that_raises_at_a_step(step: int) -> None:
         assert manager.stop()[0].state == "failed"
 
 
-def test_a_process_that_just_exits() -> None:
+def test_a9_a_process_that_just_exits() -> None:
     spec = counting_actors(make_env="make_env_that_exits")
     ending = r"actor 0 exited with code 3 \(it was making environment\)"
     with running(spec, n_actors=1, start=False) as manager, pytest.raises(ActorLostError, match=ending):
         manager.start(model())
 
 
-def test_an_environment_that_hangs_at_reset_is_named_after_the_timeout() -> None:
+def test_a7_an_environment_that_hangs_at_reset_is_named_after_the_timeout() -> None:
     spec = counting_actors(fault="hang", fault_at="reset", fault_actor=1)
     with running(spec, start=False, start_timeout_s=3.0, stop_timeout_s=0.5) as manager:
         with pytest.raises(ActorLostError, match=r"not ready after 3 s: actor 1 \(resetting\)"):
@@ -117,7 +117,7 @@ def test_a7_stop_kills_an_actor_that_hangs(caplog: pytest.LogCaptureFixture) -> 
     assert "actor 0 did not leave (acting) and is killed" in caplog.text
 
 
-def test_a_stopped_process_cannot_block_the_others() -> None:
+def test_a5_a_stopped_process_cannot_block_the_others() -> None:
     with running(counting_actors(), stop_timeout_s=0.5) as manager:
         frozen = manager.pids()[0]
         assert frozen is not None
@@ -148,7 +148,7 @@ def test_a10_a_full_ring_makes_actors_wait_and_stop_brings_the_rest() -> None:
         assert [stat.env_steps for stat in stats] == [24, 24]
 
 
-def test_sigterm_and_sigint_are_no_crash() -> None:
+def test_d3_sigterm_and_sigint_are_no_crash() -> None:
     with running(counting_actors()) as manager:
         server = forkserver.forkserver_pid()
         for pid in [*manager.pids(), server]:
@@ -174,7 +174,7 @@ def test_death_of_the_forkserver_ends_its_actors_and_the_next_run_starts_anew() 
         assert forkserver.forkserver_pid() != server
 
 
-def test_being_asked_to_stop_ends_the_start() -> None:
+def test_d1_d3_being_asked_to_stop_ends_the_start() -> None:
     spec = counting_actors(fault="hang", fault_at="make")
     config = ActorManagerConfig(stop_timeout_s=0.2)
     polls = iter([False] * 4)
@@ -215,7 +215,7 @@ def learner_process() -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("whole_group", [False, True])
-def test_nothing_outlives_a_killed_learner(whole_group: bool) -> None:
+def test_d6_nothing_outlives_a_killed_learner(whole_group: bool) -> None:
     with learner_process() as (process, said):
         members = processes(session=process.pid)
         assert len(members) >= 4  # the learner, the forkserver and two actors
@@ -237,7 +237,7 @@ def test_a_learner_that_forgets_its_actors_still_ends() -> None:
 
 @pytest.mark.parametrize("whole_group", [False, True])
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_stops_a_learner_cleanly(number: signal.Signals, code: int, whole_group: bool) -> None:
+def test_d1_d3_a_signal_stops_a_learner_cleanly(number: signal.Signals, code: int, whole_group: bool) -> None:
     with learner_process() as (process, _):
         (os.killpg if whole_group else os.kill)(process.pid, number)
         assert process.stdout is not None

@@ -113,7 +113,7 @@ def test_a_fault_while_the_environments_are_made_is_told_before_there_is_a_model
     assert ("making its environments" in str(error.value)) == (fault != "raise")
 
 
-def test_signals_of_a_group_are_left_to_the_learner(tmp_path: Path) -> None:
+def test_d3_signals_of_a_group_are_left_to_the_learner(tmp_path: Path) -> None:
     with beside(spec_of("make_faulty_env", 1, tmp_path, "none")) as evaluator:
         judge(evaluator)
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -169,7 +169,7 @@ PATIENT = "evaluator.heartbeat_timeout_s=1000"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
-def test_a_run_goes_on_while_its_evaluator_hangs_and_stops_when_told_to(
+def test_a12_a_run_goes_on_while_its_evaluator_hangs_and_stops_when_told_to(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     """The learner gets to its tenth evaluation; none has a result, and one of them alone waits its turn."""
@@ -216,7 +216,7 @@ def test_an_evaluator_that_raises_too_often_ends_the_run(tmp_path: Path) -> None
         assert verified_checkpoints(command.run)
 
 
-def test_nothing_of_an_evaluator_outlives_a_killed_run(tmp_path: Path) -> None:
+def test_d6_nothing_of_an_evaluator_outlives_a_killed_run(tmp_path: Path) -> None:
     with border_train(tmp_path, *PROCESS, PATIENT, *trap("evaluator", "step", "hang")) as command:
         command.wait_for_trap()
         command.send(signal.SIGKILL)

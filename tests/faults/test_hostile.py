@@ -37,12 +37,13 @@ def run(workplace: Path) -> Run:
     return run
 
 
-def judge(run: Run) -> int:
-    return border_eval([str(run.path), "checkpoint=last", "episodes=1"])
+def judge(run: Run, *words: str) -> int:
+    return border_eval([str(run.path), "checkpoint=last", "episodes=1", *words])
 
 
-def go_on(run: Run) -> int:
-    return border_train([f"resume={run.path}", f"trainer.max_opts={OPT_STEPS + 5}"])
+def go_on(run: Run, *words: str) -> int:
+    budget = [] if any("max_opts" in word for word in words) else [f"trainer.max_opts={OPT_STEPS + 5}"]
+    return border_train([f"resume={run.path}", *budget, *words])
 
 
 def refused(act: Callable[[Run], int], run: Run, capsys: pytest.CaptureFixture[str], code: int = 7) -> str:

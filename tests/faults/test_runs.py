@@ -13,10 +13,11 @@ import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from signal import SIGINT, SIGKILL, SIGTERM
+from signal import SIGINT, SIGKILL, SIGSTOP, SIGTERM
 
 import pytest
 
+from tests.faults.amounts import times
 from tests.faults.commands import (
     TOLERANCE,
     WARMUP,
@@ -54,11 +55,15 @@ def trap(place: str, at: str, then: str = "pass", step: int = 1) -> tuple[str, .
 
 @dataclass(frozen=True)
 class Phase:
-    """How to bring a run into a phase, and how many opt steps it has done then: None if that is open, but some."""
+    """How to bring a run into a phase, and how many opt steps it has done then: None if that is open, but some.
+
+    held_save: the checkpoint that is held up · loses_actor: whoever is in the trap is killed.
+    """
 
     words: tuple[str, ...]
     opt_steps: int | None
     held_save: int = 0
+    loses_actor: bool = False
 
 
 PHASES = {
@@ -76,6 +81,23 @@ PHASES = {
         held_save=2,
     ),
 }
+LAST_PHASES = {
+    "back-off": Phase(
+        (*trap("actor", "step", "hang", LEARNT), "n_actors=1", "actor_manager.restart_delay_s=30"),
+        None,
+        loses_actor=True,
+    ),
+    "shutdown": Phase(
+        (
+            *trap("actor-1", "close", "wait"),
+            f"trainer.max_opts={INTERVAL}",
+            "trainer.eval_interval=1000",
+            "actor_manager.stop_timeout_s=1000",
+        ),
+        INTERVAL,
+    ),
+}
+"""The only actor is lost and not yet back; all is done, and the actors are asked to leave, but one takes its time."""
 
 
 def assert_stopped(run: Run, number: signal.Signals) -> int:
@@ -115,21 +137,53 @@ def one_signal_each(commands: dict[str, Command]) -> list[tuple[Command, signal.
 # -- told to stop -------------------------------------------------------
 
 
+def assert_stops(commands: dict[str, Command], at: Phase, numbers: dict[str, signal.Signals]) -> None:
+    """Each of these runs, which are in this phase, gets its signal and ends by it."""
+    for to, command in commands.items():
+        if at.loses_actor:
+            command.wait_for_back_off(command.wait_for_trap())
+        command.send(numbers[to], to)
+        command.wait_for_handling()
+        command.let_go()
+    for to, command in commands.items():
+        assert command.end() == SIGNALS[numbers[to]]
+        assert command.errors == ""
+        opt_steps = assert_stopped(command.run, numbers[to])
+        assert opt_steps == at.opt_steps if at.opt_steps is not None else opt_steps > 0
+
+
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_signal_stops_a_run_in_any_phase(tmp_path: Path, phase: str, number: signal.Signals) -> None:
+def test_d1_d3_a_signal_stops_a_run_in_any_phase(tmp_path: Path, phase: str, number: signal.Signals) -> None:
     """Sent to one run's main process, and to the whole group of another."""
     at = PHASES[phase]
     with two_border_trains(tmp_path, *at.words, held_save=at.held_save) as commands:
-        for to, command in commands.items():
-            command.send(number, to)
-            command.wait_for_handling()
-            command.go_on_saving()
+        assert_stops(commands, at, {"main": number, "group": number})
+
+
+@pytest.mark.parametrize("swapped", [False, True][: times(1, 2)])
+@pytest.mark.parametrize("phase", LAST_PHASES)
+def test_d1_d3_a_signal_stops_a_run_that_waits_for_an_actor(
+    tmp_path: Path, phase: str, swapped: bool
+) -> None:
+    at, numbers = LAST_PHASES[phase], [SIGINT, SIGTERM]
+    with two_border_trains(tmp_path, *at.words) as commands:
+        assert_stops(
+            commands, at, dict(zip(commands, reversed(numbers) if swapped else numbers, strict=True))
+        )
         for command in commands.values():
-            assert command.end() == SIGNALS[number]
-            assert command.errors == ""
-            opt_steps = assert_stopped(command.run, number)
-            assert opt_steps == at.opt_steps if at.opt_steps is not None else opt_steps > 0
+            assert {actor["incarnation"] for actor in command.run.summary["actors"]} == {0}  # not awaited
+
+
+def test_d3_a_frozen_actor_does_not_keep_a_run_from_its_end(tmp_path: Path) -> None:
+    words = [*trap("actor-1", "step", step=LEARNT), "actor_manager.stop_timeout_s=0.5"]
+    with border_train(tmp_path, *words) as command:
+        os.kill(command.wait_for_trap(), SIGSTOP)
+        command.send(SIGTERM)
+        assert command.end() == 143
+        assert assert_stopped(command.run, SIGTERM) > 0
+        assert "actor 1 did not leave" in (command.run.path / "train.log").read_text()
+        assert [actor["state"] for actor in command.run.summary["actors"]] == ["done", "killed"]
 
 
 BEFORE = {
@@ -139,7 +193,7 @@ BEFORE = {
 
 
 @pytest.mark.parametrize("moment", BEFORE)
-def test_a_signal_ends_a_command_that_has_no_run_yet(tmp_path: Path, moment: str) -> None:
+def test_d1_d3_a_signal_ends_a_command_that_has_no_run_yet(tmp_path: Path, moment: str) -> None:
     with two_border_trains(tmp_path, *BEFORE[moment]) as commands:
         for command, number in one_signal_each(commands):
             assert command.end() == SIGNALS[number]
@@ -147,7 +201,7 @@ def test_a_signal_ends_a_command_that_has_no_run_yet(tmp_path: Path, moment: str
             assert not command.made_a_run
 
 
-def test_a_signal_stops_a_synchronous_run(tmp_path: Path) -> None:
+def test_d1_d3_a_signal_stops_a_synchronous_run(tmp_path: Path) -> None:
     with two_border_trains(tmp_path, *SYNC, *trap("MainProcess", "step", step=LEARNT)) as commands:
         for command, number in one_signal_each(commands):
             assert command.end() == SIGNALS[number]
@@ -168,7 +222,7 @@ SLOW_TO_STOP = {
     ("phase", "to", "kept"),
     [("start-up", "main", []), ("evaluation", "group", [INTERVAL // 2]), ("saving", "main", [INTERVAL])],
 )
-def test_a_second_sigint_ends_a_run_at_once(tmp_path: Path, phase: str, to: str, kept: list[int]) -> None:
+def test_d2_a_second_sigint_ends_a_run_at_once(tmp_path: Path, phase: str, to: str, kept: list[int]) -> None:
     """Where the first would have to wait for something that takes longer than the test may."""
     at = SLOW_TO_STOP[phase]
     with border_train(tmp_path, *at.words, held_save=at.held_save) as command:
@@ -185,7 +239,7 @@ def test_a_second_sigint_ends_a_run_at_once(tmp_path: Path, phase: str, to: str,
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_nothing_outlives_a_killed_run(tmp_path: Path, phase: str) -> None:
+def test_d6_nothing_outlives_a_killed_run(tmp_path: Path, phase: str) -> None:
     """Neither of a run whose main process alone is killed nor of its group; and the checkpoints that count verify."""
     at = PHASES[phase]
     words = () if at.held_save else (f"trainer.save_interval={INTERVAL // 2}",)
@@ -204,7 +258,7 @@ def test_nothing_outlives_a_killed_run(tmp_path: Path, phase: str) -> None:
                 )  # what was half written is there, under no name that counts
 
 
-def test_a_killed_synchronous_run_leaves_what_verifies(tmp_path: Path) -> None:
+def test_d6_a_killed_synchronous_run_leaves_what_verifies(tmp_path: Path) -> None:
     words = [*SYNC, *trap("MainProcess", "step", step=LEARNT), f"trainer.save_interval={INTERVAL}"]
     with border_train(tmp_path, *words) as command:
         command.wait_for_trap()
@@ -214,7 +268,7 @@ def test_a_killed_synchronous_run_leaves_what_verifies(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("phase", ["warm-up", "training"])
-def test_a_killed_actor_ends_the_run(tmp_path: Path, phase: str) -> None:
+def test_a4_a_killed_actor_ends_the_run(tmp_path: Path, phase: str) -> None:
     with border_train(tmp_path, *PHASES[phase].words, *NO_RESTART) as command:
         os.kill(command.wait_for_trap(), SIGKILL)
         assert command.end() == 5
@@ -265,7 +319,7 @@ def test_an_environment_that_raises_when_it_is_tried_makes_no_run(tmp_path: Path
     ],
     ids=["make", "reset", "step 1", "step 500", "evaluation", "evaluation's make", "sync"],
 )
-def test_an_environment_that_raises_ends_the_run(
+def test_a6_an_environment_that_raises_ends_the_run(
     tmp_path: Path, words: tuple[str, ...], error: str, learnt: bool
 ) -> None:
     with border_train(tmp_path, *words, STOP_ON_ERROR) as command:
@@ -288,7 +342,7 @@ def jobs_of(command: Command) -> list[Run]:
     return [Run(path.parent) for path in sorted(command.folder.glob("runs/sweeps/*/*/*/summary.json"))]
 
 
-def test_a_signal_ends_the_whole_sweep(tmp_path: Path) -> None:
+def test_d1_d3_a_signal_ends_the_whole_sweep(tmp_path: Path) -> None:
     words = [*trap("actor", "step", step=LEARNT), "seed=1,2"]
     with two_border_trains(tmp_path, *words, flags=SWEEP) as commands:
         for command, number in one_signal_each(commands):

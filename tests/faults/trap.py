@@ -18,8 +18,9 @@ def make(
     """A CountingEnv that is trapped in processes whose name begins with `place`.
 
     place: "actor", or "actor-1" for one of them, "MainProcess" for the learner, "probe_env" for the child that tries
-    the environment out. at: "make", "reset" or "step" (then the trap is in step number `step`, counted from 1 over all
-    episodes). then: "pass", "raise" or "hang". Whoever comes first springs it; for all others it is not there.
+    the environment out. at: "make", "reset", "close" or "step" (then the trap is in step number `step`, counted from 1
+    over all episodes). then: "pass", "raise", "hang", or "wait" for the test. Whoever comes first springs it; for all
+    others it is not there.
     """
     trapped = multiprocessing.current_process().name.startswith(place)
     if trapped and at == "make":
@@ -29,7 +30,7 @@ def make(
 
 
 class Trapped(gymnasium.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc] # gymnasium is not checked
-    """Springs the trap at a reset or in a step."""
+    """Springs the trap at a reset, in a step or when it is closed."""
 
     def __init__(self, env: gymnasium.Env[Any, Any], at: str, then: str, step: int) -> None:
         super().__init__(env)
@@ -47,3 +48,8 @@ class Trapped(gymnasium.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc] # gy
             spring(self._then)
         result: tuple[Any, Any, bool, bool, dict[str, Any]] = super().step(action)
         return result
+
+    def close(self) -> None:
+        if self._at == "close":
+            spring(self._then)
+        super().close()

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from border_cli.cli.train import main
 from border_cli.config.checks import ratio_tolerance
-from tests.real_runs import TINY, Run, train
+from border_cli.evaluation.episodes import EpisodeRunner
+from tests.real_runs import TINY, Run, tiny, train
 
 WARMUP = 50
 assert f"trainer.warmup_period={WARMUP}" in TINY
@@ -39,6 +44,26 @@ def assert_ratio(run: Run) -> None:
     assert interval is not None
     ahead = env_steps - WARMUP - interval * opt_steps
     assert 0 <= ahead <= ratio_tolerance(run.config) + interval
+
+
+def test_a_signal_in_the_last_evaluation_stops_the_run_and_resume_evaluates_its_result() -> None:
+    words = tiny("trainer.max_opts=60", "trainer.eval_interval=1000", "trainer=sync")
+    evaluate = EpisodeRunner.evaluate
+
+    def struck(*given: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return evaluate(*given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(EpisodeRunner, "evaluate", struck)
+        assert main(words) == 143
+    run = Run(Path("runs/latest").resolve())
+    assert (run.summary["status"], run.summary["ended_by"]) == ("stopped", "sigterm")
+    assert run.checkpoints == ["step-000000060"]
+    assert run.summary["last_score"] is None
+    assert main([f"resume={run.path}"]) == 0
+    assert ended_by(run) == "max_opts"
+    assert run.summary["last_score"]["opt_steps"] == 60
 
 
 # -- budgets ------------------------------------------------------------

@@ -66,6 +66,8 @@ def test_integers_are_numbers():
         ("agent", "lr", 0.0, ["0.0 is out of range", "> 0"]),
         ("agent", "lr", math.nan, ["nan is not a finite number"]),
         ("agent", "lr", math.inf, ["inf is not a finite number"]),
+        ("agent", "lr", 10**400, ["as large as this is out of range"]),
+        ("trainer", "max_opts", 10**30, ["as large as this is out of range"]),
         ("agent", "lr", None, ["null has no meaning here"]),
         ("agent", "gamma", 1.01, ["1.01 is out of range", ">= 0 and <= 1"]),
         ("agent", "double", 1, ["1 is of the wrong type", "true or false"]),

@@ -110,3 +110,32 @@ def test_broken_yaml_is_named_with_its_line(tmp_path):
     (tmp_path / "x.yaml").write_text("a: [1\nb: 2\n", encoding="utf-8")
     with pytest.raises(UsageError, match=r"x\.yaml: not valid YAML\nline 2: "):
         load(tmp_path / "x.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: &a {b: 1}\nc: *a\n", "line 2: aliases"),
+        ("a: &a {b: 1}\nc: {<<: *a}\n", "line 2: aliases"),
+        ("&a [1, *a]", "line 1: aliases"),
+        (f"a: 0x{'f' * 5000}", "line 1: the number is too long"),
+        (f"a: {'9:' * 5000}9", "line 1: the number is too long"),
+        (f"a: {'9:' * 5000}9.0", "line 1: the number is too long"),
+        ("a: 1\nb: !!python/name:os.system", "line 2: tags"),
+        ("a: !!bool maybe", "line 1: tags"),
+    ],
+)
+def test_yaml_that_is_more_than_it_seems_is_refused(tmp_path, text, said):
+    from border_cli.config.yaml_text import load
+
+    (tmp_path / "x.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(UsageError, match=said):
+        load(tmp_path / "x.yaml")
+
+
+def test_yaml_of_any_plain_kind_is_read(tmp_path):
+    from border_cli.config.yaml_text import dump, load
+
+    data = {"a": [1, -2.5, None, True, "*b", "&c", "<<"], "b": {}, "c": {"d": {"e": 2**64}}, "f": "ä: x"}
+    (tmp_path / "x.yaml").write_text(dump(data), encoding="utf-8")
+    assert load(tmp_path / "x.yaml") == data

@@ -260,7 +260,7 @@ def come_and_go(
     st.sampled_from([None, 101, 200]),
     st.data(),
 )
-def test_whoever_is_left_is_enough(
+def test_b1_whoever_is_left_is_enough(
     interval: float, n: int, envs: int, extra: int, budget: int | None, data: st.DataObject
 ) -> None:
     """They come and go for a while; then all of them are gone at once, and one comes back."""

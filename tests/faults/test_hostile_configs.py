@@ -1,0 +1,212 @@
+"""Row I2: configurations of somebody else's making that name code. None of it runs, and three lines say why not.
+
+What they say stands in config.yaml, which `resume` reads, and in the checkpoint's model.json, which `border-eval` and
+`border_cli.load` read. What they name would leave a trace that can be seen: it would run here.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import border_cli
+from border_cli.checkpoints import store
+from border_cli.core.errors import UsageError
+from tests.data.make_format_1 import FORMAT_1, OPT_STEPS
+from tests.faults import hostile
+from tests.faults.test_hostile import MEGABYTES, go_on, grown_by, judge, refused
+from tests.real_runs import Run
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="measures memory as Linux does")
+
+STEP = Path("checkpoints") / store.step_name(OPT_STEPS)
+EVIL = "evil_module"
+SECRET = "a-token-of-the-user"
+Config = dict[str, Any]
+
+
+@pytest.fixture
+def run(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    """A copy of a stored run that is not in the list of own runs, and a module that could be imported."""
+    monkeypatch.setenv("SECRET", SECRET)
+    (workplace / "evil").mkdir()
+    (workplace / "evil" / f"{EVIL}.py").write_text("import os\nos.mkdir('executed')\n")
+    (workplace / "evil" / "weights.pt").write_bytes(hostile.evil_pickle(workplace / "executed"))
+    monkeypatch.syspath_prepend(str(workplace / "evil"))
+    yield Run(shutil.copytree(FORMAT_1, workplace / "run"))
+    sys.modules.pop(EVIL, None)
+
+
+def env(**section: Any) -> Config:
+    return {"env": section}
+
+
+MKDIR = {"_target_": "os.mkdir", "path": "executed"}
+"""What Hydra's `instantiate` would run."""
+NAMED: dict[str, tuple[Config, str]] = {
+    "os.system as a target": ({"agent": {"_target_": "os.system", "command": "mkdir executed"}}, "_target_"),
+    "logging.os.system": (
+        {"agent": {"_target_": "logging.os.system", "_args_": ["mkdir executed"]}},
+        "no such key",
+    ),
+    "Path.touch": ({"env": {"_target_": "pathlib.Path.touch", "self": "executed"}}, "_target_"),
+    "a nested target": (env(kwargs={"a": {"b": [MKDIR]}}), "CartPole"),
+    "an entry point": (
+        env(id="", entry_point="os:mkdir", kwargs={"path": "executed"}),
+        "env.entry_point=os:mkdir",
+    ),
+    "an entry point in a module of a module": (
+        env(id="", entry_point="logging.os:mkdir", kwargs={"path": "executed"}),
+        "env.entry_point=logging.os:mkdir",
+    ),
+    "torch.load": (
+        env(id="", entry_point="torch:load", kwargs={"f": "evil/weights.pt", "weights_only": False}),
+        "env.entry_point=torch:load",
+    ),
+    "pip": (
+        env(id="", entry_point="pip._internal:main", kwargs={"args": ["--log", "executed", "list"]}),
+        "env.entry_point=pip._internal:main",
+    ),
+    "an id that imports": ({"env": {"id": f"{EVIL}:CartPole-v1"}}, f"env.imports=[{EVIL}]"),
+    "an import": (env(imports=["json", EVIL]), f"env.imports=[json,{EVIL}]"),
+    "a plugin": ({"plugins": [EVIL]}, f"plugins=[{EVIL}]"),
+    "an agent of a plugin": ({"agent": {"type": EVIL}}, f"nobody registered '{EVIL}'"),
+    "interpolations": (env(kwargs={"a": "${oc.env:SECRET}", "b": "${hydra:runtime.cwd}"}), "CartPole"),
+    "an interpolated plugin": (
+        {"plugins": ["${oc.decode:evil_module}"]},
+        "plugins=[${oc.decode:evil_module}]",
+    ),
+    "an interpolated id": ({"env": {"id": "${oc.env:SECRET}"}}, "env.imports=[${oc.env]"),
+    "an interpolated key": ({"agent": {"${oc.env:SECRET}": 1}}, "${oc.env:SECRET}"),
+}
+"""What a run says of itself, and what the refusal must hold: what to type, or what is wrong."""
+
+
+def say(run: Run, config: Config) -> None:
+    """Let the run say this of itself, wherever it does."""
+    path = run.path / "config.yaml"
+    path.write_text(yaml.safe_dump(joined(yaml.safe_load(path.read_text()), config)))
+    model = json.loads((run.path / STEP / "model.json").read_text())
+    hostile.forge(run.path / STEP, "model.json", json.dumps(joined(model, config)).encode())
+
+
+def joined(data: Config, config: Config) -> Config:
+    data = deepcopy(data)
+    for name, value in config.items():
+        data[name] = data[name] | value if isinstance(value, dict) else value
+    return data
+
+
+def everything(run: Run) -> dict[str, bytes]:
+    """Every file below the folder that the run lies in, but for the lock of whoever has looked at it."""
+    return {name: content for name, content in Run(run.path.parent).files(".").items() if name != "run/.lock"}
+
+
+def assert_harmless(
+    act: Callable[[Run], int], run: Run, capsys: pytest.CaptureFixture[str], said: str
+) -> None:
+    """It is refused with these words; nothing has run, nothing was written."""
+    before = everything(run)
+    text = refused(act, run, capsys, code=2)
+    assert said in text
+    assert SECRET not in text
+    assert everything(run) == before
+    assert not Path("executed").exists()
+    assert EVIL not in sys.modules
+
+
+@pytest.mark.parametrize("what", NAMED)
+@pytest.mark.parametrize("act", [judge, go_on])
+def test_i2_code_that_a_run_names_is_not_run(
+    run: Run, capsys: pytest.CaptureFixture[str], act: Callable[[Run], int], what: str
+) -> None:
+    config, said = NAMED[what]
+    say(run, config)
+    assert_harmless(act, run, capsys, said)
+
+
+@pytest.mark.parametrize("what", ["a plugin", "an interpolated plugin", "an agent of a plugin"])
+def test_i2_nor_by_who_only_loads_its_model(run: Run, what: str) -> None:
+    config, said = NAMED[what]
+    say(run, config)
+    with pytest.raises(UsageError) as caught:
+        border_cli.load(run.path, "last")
+    assert said in str(caught.value)
+    assert EVIL not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("what", "word"),
+    [
+        ("an entry point", "env.entry_point=os:getcwd"),
+        ("an import", "env.imports=[json]"),
+        ("an id that imports", "plugins=[json]"),
+        ("a plugin", "plugins=[json]"),
+        ("a plugin", f"env.imports=[{EVIL}]"),
+    ],
+)
+@pytest.mark.parametrize("act", [judge, go_on])
+def test_i2_to_trust_another_name_is_not_to_trust_this_one(
+    run: Run, capsys: pytest.CaptureFixture[str], act: Any, what: str, word: str
+) -> None:
+    config, said = NAMED[what]
+    say(run, config)
+    # A run cannot go on with another environment either, whose ever it is: `resume` may say that first.
+    assert_harmless(lambda run: act(run, word), run, capsys, said if act is judge else "")
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("trainer.max_opts=${oc.env:SECRET}", "trainer.max_opts: '${oc.env:SECRET}' is of the wrong type"),
+        ("env.kwargs.a=${oc.env:SECRET}", "env.kwargs.a: null → ${oc.env:SECRET}"),
+        ("+agent._target_=os.mkdir", "agent._target_: there is no such key"),
+        ("+env.kwargs={_target_:os.mkdir,path:executed}", "another env.kwargs"),
+    ],
+)
+def test_i2_what_is_typed_beside_resume_is_data_as_well(
+    run: Run, capsys: pytest.CaptureFixture[str], word: str, said: str
+) -> None:
+    assert_harmless(lambda run: go_on(run, word), run, capsys, said)
+
+
+def bomb(item: str, depth: int = 8, width: int = 9) -> str:
+    """A mapping each of whose values holds the one before it several times. item: how it does, of `them`."""
+    values = ["a0: &a0 {x: 1}"]
+    for i in range(1, depth):
+        values.append(f"a{i}: &a{i} {item.replace('them', ', '.join([f'*a{i - 1}'] * width))}")
+    return f"{{{', '.join(values)}}}"
+
+
+NOT_PLAIN = {
+    "a call": "kwargs: !!python/object/apply:os.system [mkdir executed]",
+    "a call as a key": "kwargs: {? !!python/object/apply:os.mkdir [executed] : 1}",
+    "a module": f"kwargs: {{a: !!python/module:{EVIL} ''}}",
+    "a name": "kwargs: {a: !!python/name:os.system ''}",
+    "an object": "kwargs: {a: !!python/object/new:os.mkdir [executed]}",
+    "an anchored target": f"kwargs: {{a: &a {json.dumps(MKDIR)}, b: {{<<: *a}}}}",
+    "a bomb of lists": f"kwargs: {bomb('[them]')}",
+    "a bomb of merges": f"kwargs: {bomb('{<<: [them]}')}",
+    "itself": "kwargs: &k {k: *k}",
+    "a number without end": f"kwargs: {{a: 0x{'f' * 200_000}}}",
+    "a list without end": f"imports: [{'a,' * 2**19}]",
+    "nesting": f"kwargs: {'[' * 200_000}",
+}
+"""What stands in config.yaml in the place of the environment's empty kwargs."""
+
+
+@pytest.mark.parametrize("what", NOT_PLAIN)
+def test_i2_yaml_is_nothing_but_plain_data(run: Run, capsys: pytest.CaptureFixture[str], what: str) -> None:
+    config = run.path / "config.yaml"
+    before, empty, after = config.read_text().partition("kwargs: {}")
+    assert empty
+    config.write_text(before + NOT_PLAIN[what] + after)
+    assert grown_by(lambda: assert_harmless(go_on, run, capsys, "config.yaml")) < MEGABYTES
