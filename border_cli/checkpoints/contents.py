@@ -94,16 +94,16 @@ def save_checkpoint(
     state: RunState,
     counters: Mapping[str, Any],
     keep: int,
-    sealed: Mapping[str, tuple[Path, FileEntry]] = MappingProxyType({}),
+    links: Mapping[str, tuple[Path, FileEntry]] = MappingProxyType({}),
 ) -> Path:
     """Write `folder/step-<opt step>`, then keep the newest `keep` there, as far as the disk lets us. Returns its path.
 
-    counters: JSON values for people; a score that is not finite is written as null · sealed: files of blocks that an
-    earlier checkpoint has. Raises CheckpointIOError when the disk fails.
+    counters: JSON values for people; a score that is not finite is written as null · links: files that an earlier
+    checkpoint has, with the very content of this state. Raises CheckpointIOError when the disk fails.
     """
     files = run_files(model, info, state, counters)
-    for name in files.keys() & sealed.keys():
-        files[name] = store.Sealed(*sealed[name], files[name])
+    for name in files.keys() & links.keys():
+        files[name] = store.LinkTo(*links[name], files[name])
     path = store.write(folder, store.step_name(info.version), files, info.version)
     try:
         store.prune(folder, keep, by_size=(REPLAY,))

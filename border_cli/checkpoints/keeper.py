@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -58,7 +58,7 @@ class RunKeeper:
         self._model = ModelDescription(
             agent=asdict(config.agent), env=asdict(config.env), spec=spec, plugins=tuple(config.plugins)
         )
-        self._sealed: dict[str, tuple[Path, FileEntry]] = {}
+        self._on_disk: dict[str, tuple[Path, FileEntry]] = {}
         self._best: tuple[int, Files] | None = None
 
     @property
@@ -87,16 +87,18 @@ class RunKeeper:
             generators={"seed": self._seed, **state.generators},
         )
         folder = self._dir / CHECKPOINTS
-        path = save_checkpoint(folder, self._model, info, state, counters, self._keep, self._sealed)
+        # What was sealed then and is not now has lost its oldest rows since: it is written as it is.
+        links = {name: self._on_disk[name] for name in _sealed(state.replay) if name in self._on_disk}
+        path = save_checkpoint(folder, self._model, info, state, counters, self._keep, links)
         try:
-            self._note(path, store.read_manifest(path), state.replay)
+            self._note(path, store.read_manifest(path), state.replay, links)
         except store.InvalidCheckpointError as e:  # it verified a moment ago, so the disk has begun to fail
             raise CheckpointIOError(str(e)) from e
         self._saved(info.version)
 
-    def _note(self, path: Path, manifest: Manifest, replay: State | None) -> None:
+    def _note(self, path: Path, manifest: Manifest, replay: State | None, links: Container[str]) -> None:
         """From now on, blocks that are sealed in this checkpoint are not written again."""
-        new = sum(entry.bytes for name, entry in manifest.files.items() if name not in self._sealed)
+        new = sum(entry.bytes for name, entry in manifest.files.items() if name not in links)
         total = _size(manifest.total_bytes)
         _logger.info("checkpoint at opt step %d: %s, %s of it new", manifest.opt_steps, total, _size(new))
         self._know(path, manifest, replay)
@@ -107,10 +109,8 @@ class RunKeeper:
             self._know(self._before, store.read_manifest(self._before), replay)
 
     def _know(self, path: Path, manifest: Manifest, replay: State | None) -> None:
-        sealed = [] if replay is None else [block_file(block) for block in replay.blocks if block.sealed]
-        self._sealed = {
-            name: (path / name, manifest.files[name]) for name in sealed if name in manifest.files
-        }
+        files = manifest.files
+        self._on_disk = {name: (path / name, files[name]) for name in _sealed(replay) if name in files}
 
     def save_skipped(self, opt_steps: int, batch: dict[str, Array]) -> Path | None:
         """Write nonfinite/step-….safetensors, the columns of the batch; None if the run has three, or the disk fails."""
@@ -121,7 +121,7 @@ class RunKeeper:
             folder.mkdir(exist_ok=True)
             if len(list(folder.glob("*.safetensors"))) >= _SKIPPED_KEPT:
                 return None
-            part.write_bytes(encode_arrays(batch))
+            store.write_anew(part, encode_arrays(batch))
             part.replace(path)
         except OSError as e:  # the run can go on without it
             _logger.warning("%s cannot be written: %s", path, e.strerror or e)
@@ -129,6 +129,11 @@ class RunKeeper:
                 part.unlink()
             return None
         return path
+
+
+def _sealed(replay: State | None) -> list[str]:
+    """Files of the blocks that are whole, and never change as long as they are."""
+    return [] if replay is None else [block_file(block) for block in replay.blocks if block.sealed]
 
 
 def _size(nbytes: int) -> str:

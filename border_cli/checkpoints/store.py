@@ -56,7 +56,7 @@ Writer = Callable[[Sink], None]
 
 
 @dataclass(frozen=True)
-class Sealed:
+class LinkTo:
     """A file that an earlier checkpoint has already: it gets a second name instead of a second copy.
 
     path, entry: there · content: what to write where that is gone, or the file system knows no second names.
@@ -67,7 +67,7 @@ class Sealed:
     content: Content
 
 
-Content = bytes | Writer | Sealed
+Content = bytes | Writer | LinkTo
 
 
 def step_name(opt_steps: int) -> str:
@@ -86,7 +86,7 @@ def aside(path: Path) -> Path:
 def write(parent: Path, name: str, files: Mapping[str, Content], opt_steps: int) -> Path:
     """Write `parent/name` whole, in the place of one that is there already, and return its path.
 
-    files: name → content. What is written is read back; a sealed file was when it was written. One process writes
+    files: name → content. What is written is read back; a linked file was when it was written. One process writes
     below `parent` at a time. What a crashed one left is removed.
     Raises CheckpointIOError when the disk fails; then nothing of it is left and what was there is as it was.
     Raises ValueError for a file name that could leave the directory.
@@ -98,8 +98,8 @@ def write(parent: Path, name: str, files: Mapping[str, Content], opt_steps: int)
         parent.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(parent)
         _fill(temporary, files, opt_steps)
-        sealed = {name for name, content in files.items() if isinstance(content, Sealed)}
-        _read(temporary, (), sealed)  # what the disk did not keep must not take the place of what it did
+        linked = {name for name, content in files.items() if isinstance(content, LinkTo)}
+        _read(temporary, (), linked)  # what the disk did not keep must not take the place of what it did
         _put_in_place(temporary, path)
     except (OSError, InvalidCheckpointError) as e:
         raise CheckpointIOError(
@@ -149,7 +149,7 @@ def _fill(folder: Path, files: Mapping[str, Content], opt_steps: int) -> None:
 
 
 def _put_file(path: Path, content: Content) -> FileEntry:
-    if not isinstance(content, Sealed):
+    if not isinstance(content, LinkTo):
         return _write_file(path, content)
     try:
         os.link(content.path, path, follow_symlinks=False)
@@ -268,7 +268,7 @@ def read_file(path: Path, name: str, entry: FileEntry) -> bytes:
     Raises InvalidCheckpointError.
     """
     try:
-        with _open_folder(path if path.exists() else aside(path)) as folder, _open(folder, name) as file:
+        with _open_folder(_standing(path)) as folder, _open(folder, name) as file:
             return _read_entry(file, entry, wanted=True)
     except (OSError, ValueError) as e:
         raise InvalidCheckpointError(f"{path / name} does not verify: {_reason(e)}") from e
@@ -277,10 +277,21 @@ def read_file(path: Path, name: str, entry: FileEntry) -> bytes:
 def read_manifest(path: Path) -> Manifest:
     """What a checkpoint consists of, by its own account. Raises InvalidCheckpointError."""
     try:
-        with _open_folder(path) as folder, _open(folder, MANIFEST_FILE) as file:
+        with _open_folder(_standing(path)) as folder, _open(folder, MANIFEST_FILE) as file:
             return Manifest.decode(_read_limited(file, MAX_MANIFEST_BYTES))
     except (OSError, ValueError) as e:
         raise InvalidCheckpointError(f"{path / MANIFEST_FILE} does not verify: {_reason(e)}") from e
+
+
+def write_anew(path: Path, content: bytes) -> None:
+    """Write a file that replaces what is there; a link there is not followed. Raises OSError."""
+    path.unlink(missing_ok=True)
+    _write_file(path, content)
+
+
+def _standing(path: Path) -> Path:
+    """Where a checkpoint is at the moment."""
+    return path if path.exists() else aside(path)
 
 
 def exists(path: Path) -> bool:

@@ -22,8 +22,9 @@ _SHOWN = 60
 class Block:
     """A piece of a state that is large and grows: rows of a replay.
 
-    name: the same for the same piece in every later state · sealed: it will never change, so that whoever wrote it once
-    need not write it again · arrays: makes its content, on demand.
+    name: the same for the same piece in every later state · sealed: it is whole, and the same in every later state in
+    which it is sealed, so that whoever wrote it once need not write it again; one that has lost rows is not sealed ·
+    arrays: makes its content, on demand.
     """
 
     name: str

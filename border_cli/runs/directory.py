@@ -20,7 +20,7 @@ RUNS = Path("runs")
 SWEEPS = "sweeps"
 LATEST = "latest"
 CONFIG_FILE = "config.yaml"
-_WRITTEN_TO = ("checkpoints", "eval", "tensorboard")
+_WRITTEN_TO = ("checkpoints", "eval", "nonfinite", "tensorboard")
 _OWN_FILES = (CONFIG_FILE, "metrics.jsonl", "summary.json", "checkpoints")
 """Any of these says that a folder already holds a run."""
 

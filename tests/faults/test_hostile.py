@@ -147,7 +147,7 @@ def test_i3_a_pipe_in_the_place_of_a_description_keeps_nobody_waiting(
     assert "is no plain file" in refused(go_on, run, capsys, code=2)
 
 
-FOLDERS = ("checkpoints", "best", "tensorboard")
+FOLDERS = ("checkpoints", "best", "nonfinite", "tensorboard")
 WRITTEN = (
     "config.yaml",
     "metrics.jsonl",
@@ -156,6 +156,7 @@ WRITTEN = (
     ".lock",
     ".summary.json.tmp",
     *FOLDERS,
+    "nonfinite/step-000000101.part",
     "tensorboard/events.out.tfevents.1",
 )
 
@@ -171,6 +172,8 @@ def test_i3_a_run_is_not_gone_on_with_through_links(
     path.parent.mkdir(exist_ok=True)
     if path.exists():
         path.rename(outside)
+    elif name in FOLDERS:
+        outside.mkdir()
     else:
         outside.write_text("precious")
     if how == "symbolic":

@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
+from border_cli.checkpoints import store
 from border_cli.checkpoints.contents import read_checkpoint, read_run_state, save_best
 from border_cli.cli.train import main
 from border_cli.config.convert import known_keys, to_plain
 from border_cli.config.resuming import Change, is_exact, safe
 from border_cli.core.protocols import Evaluation
 from border_cli.runs.lock import locked
-from tests.interrupted import run_interrupted, run_killed, run_whole, signal_at
+from tests.interrupted import assert_same_bits, run_interrupted, run_killed, run_whole, signal_at
 from tests.real_runs import Run, in_folder, tiny
 
 WORDS = (
@@ -277,6 +278,31 @@ def test_what_is_sealed_of_the_replay_is_written_once(folder: Path) -> None:
     assert len(last) >= 7  # of 16 rows, for 110 transitions and their final observations
     newest = names[-1].parent / last[-1]
     assert newest.stat().st_nlink == 1
+
+
+def test_a_replay_that_has_lost_its_oldest_rows_is_gone_on_from(folder: Path) -> None:
+    """The oldest block was whole at the save before, and is not any more: its file is written once more."""
+    words = ("trainer=sync", "trainer.max_opts=400", "trainer.save_interval=20", "buffer.capacity=180")
+    words += ("trainer.eval_interval=null", "checkpoint.keep=99")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("border_cli.replay.uniform.rows_per_block", lambda capacity, row_bytes: 16)
+        whole = run_whole(folder / "wrapped", *words)
+        resumed = run_interrupted(folder / "wrapped, resumed", *words, at=211)
+        assert_same_bits(resumed, whole)
+        for path in sorted((whole.path / "checkpoints").iterdir()):
+            rows = read_run_state(path, True).replay
+            assert rows is not None
+            kept = sum(len(block.arrays()["action"]) for block in rows.blocks)
+            assert kept == min(rows.values["rows"], 180)
+
+
+def test_a_checkpoint_that_stands_aside_is_gone_on_from(copy: Run) -> None:
+    """As a run leaves it that is killed between the two renames of a step that is saved once more."""
+    (newest, *others) = store.list_steps(copy.path / "checkpoints")
+    for path in others:
+        shutil.rmtree(path)
+    newest.rename(store.aside(newest))
+    assert main([f"resume={copy.path}", "trainer.max_opts=140"]) == 0
 
 
 def test_the_best_of_a_run_that_was_done_is_not_replaced_by_less(done: Run, tmp_path: Path) -> None:

@@ -206,3 +206,15 @@ def test_e1_a_disk_that_fails_does_not_end_the_run(tmp_path: Path, caplog: pytes
     watch(tmp_path, [1, 2])
     assert "step-000000001.safetensors cannot be written: File exists" in caplog.text
     assert "opt step 1 was skipped" in caplog.text
+
+
+def test_what_lies_in_the_way_of_a_kept_batch_is_replaced_and_not_followed(tmp_path: Path) -> None:
+    victim, folder = tmp_path / "victim", tmp_path / "nonfinite"
+    victim.write_text("precious")
+    folder.mkdir()
+    (folder / "step-000000002.part").symlink_to(victim)
+    kept = keeper(tmp_path)
+
+    assert kept.save_skipped(2, {"reward": np.ones(3, np.float32)}) == folder / "step-000000002.safetensors"
+    assert victim.read_text() == "precious"
+    assert load_file(folder / "step-000000002.safetensors")["reward"].tolist() == [1, 1, 1]
