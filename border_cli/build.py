@@ -56,7 +56,7 @@ class Context:
     """What the parts of a run are made from, and what they tell whom.
 
     saved: of the opt step of a checkpoint · crashed: of an exception that the run survives · tick: while something
-    takes long.
+    takes long · begun: once the loop has begun.
     """
 
     config: TrainConfig
@@ -69,6 +69,7 @@ class Context:
     saved: Callable[[int], None]
     crashed: Callable[[Exception], None]
     tick: Callable[[], None]
+    begun: Callable[[], None]
 
 
 def make_loop(
@@ -98,6 +99,7 @@ def make_loop(
         should_stop=context.stop,
         batch_size=c.agent.batch_size,
         save_request=context.stop.take_save_request,
+        begun=context.begun,
     )
     return _trainer_class(c)(c.trainer, loop_parts)
 
@@ -109,9 +111,9 @@ def _trainer_class(config: TrainConfig) -> type[TrainingLoop]:
 
 
 def make_agent(context: Context) -> Agent:
-    """The agent, with the weights of `init_from` if there are any."""
+    """The agent; where it does not go on from a checkpoint, with the weights of `init_from` if there are any."""
     agent = parts.make_agent(context.config, context.spec)
-    if context.config.init_from is not None:
+    if context.config.init_from is not None and context.resumed.state is None:
         agent.sync_model(read_model(model_directory(Path(context.config.init_from)).path).info)
     agent.train()
     return agent

@@ -18,11 +18,13 @@ from border_cli.runtime.signals import StopFlag, own_or
 _PROBE_TIMEOUT_S = 120.0
 
 
-def preflight(config: TrainConfig, stop: StopFlag | None = None, folder: Path = RUNS) -> EnvSpec:
+def preflight(
+    config: TrainConfig, stop: StopFlag | None = None, folder: Path = RUNS, *, goes_on: bool = False
+) -> EnvSpec:
     """Make the environment once in a child; check spaces, device, weights and room; resolve init_from.
 
-    folder: where the run directory will be. Raises UsageError or ResourceError; there is no run directory yet. Raises
-    Interrupted when asked to stop.
+    folder: where the run directory will be, or is · goes_on: the weights are those of a checkpoint there. Raises
+    UsageError or ResourceError; there is no run directory yet. Raises Interrupted when asked to stop.
     """
     room.check_folder(folder)
     room.check_descriptors(config)  # before the forkserver, which inherits the limit
@@ -36,7 +38,7 @@ def preflight(config: TrainConfig, stop: StopFlag | None = None, folder: Path = 
     room.check_memory(config, sizes)
     room.settle_replay(config, sizes, folder)
     room.check_disk(config, sizes, folder)
-    if config.init_from is not None:
+    if config.init_from is not None and not goes_on:
         _check_init(config, spec)
     return spec
 

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from border_cli import build, parts
 from border_cli.build import Context
+from border_cli.checkpoints.store import InvalidCheckpointError
 from border_cli.config import plan
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import (
@@ -102,7 +103,10 @@ def train_async(config: TrainConfig, run_dir: Path | str) -> JobResult:
 
 
 class _Run:
-    """One run's lifetime: the files that describe it, its view, and the loop."""
+    """One run's lifetime: the files that describe it, its view, and the loop.
+
+    Of a run that goes on nothing is changed, but for its log, before its state has turned out to fit.
+    """
 
     def __init__(
         self,
@@ -120,15 +124,25 @@ class _Run:
         self._stop = stop
         self._resumed = resumed or Resumed()
         self._goes_on = resumed is not None
-        run_id = provenance.record_launch(run_dir, launch.argv, config.seed, launch.command)
-        trust.remember(run_id)
-        before = self._resumed
-        saved = None if before.path is None else (before.opt_steps, before.seconds)
-        self._summary = Summary.start(run_dir, run_id, saved)
+        self._summary: Summary | None = None
+        if not self._goes_on:
+            self._begin()
         self._loop: TrainingLoop | None = None
         self._files: list[TolerantRecorder] = []
         self._console = Console()
         self._view = build.make_view(config, self._console, f"{launch.agent} on {launch.env}")
+
+    def _begin(self) -> None:
+        """Have the files say that this run is trained now, with this configuration."""
+        if self._summary is not None:
+            return
+        config, launch, before = self._config, self._launch, self._resumed
+        if self._goes_on:
+            directory.write_config(self._dir, config)
+        run_id = provenance.record_launch(self._dir, launch.argv, config.seed, launch.command)
+        trust.remember(run_id, trust.code_of(config.plugins, config.env))
+        saved = None if before.path is None else (before.opt_steps, before.seconds)
+        self._summary = Summary.start(self._dir, run_id, saved)
 
     def execute(self) -> JobResult:
         """Train, and say in summary.json how it ended, whatever happens."""
@@ -176,10 +190,11 @@ class _Run:
             saved=self._saved,
             crashed=self._keep_crash,
             tick=self._tick,
+            begun=self._begin,
         )
 
     def _saved(self, opt_steps: int) -> None:
-        if self._loop is None:
+        if self._loop is None or self._summary is None:
             return
         try:
             self._summary.saved(opt_steps, self._loop.parts.telemetry.seconds)
@@ -231,7 +246,8 @@ class _Run:
             self._stop.code if ending.ended_by == "signal" and self._stop.code is not None else ExitCode.DONE
         )
         ended_by = code.name.lower() if code else ending.ended_by
-        self._summary.finish(self._end(ended_by, code, None))
+        if self._summary is not None:
+            self._summary.finish(self._end(ended_by, code, None))
         self._tables(ended_by)
         if code:
             raise Interrupted(code)
@@ -241,7 +257,10 @@ class _Run:
         code = error.code if isinstance(error, BorderError | Interrupted) else ExitCode.DEFECT
         ended_by = code.name.lower() if isinstance(error, Interrupted) else "error"
         try:
-            self._summary.finish(self._end(ended_by, code, str(error)))
+            if not isinstance(error, InvalidCheckpointError):
+                self._begin()
+            if self._summary is not None:
+                self._summary.finish(self._end(ended_by, code, str(error)))
         except OSError as e:  # such as the full disk that ended the run: what ended it is what counts
             _log.error("%s: %s", e.filename or self._dir, e.strerror)
         told = not isinstance(error, ActorLostError) or not error.details or error.logged

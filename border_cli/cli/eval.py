@@ -78,7 +78,7 @@ def _judge_and_tell(arguments: EvalArguments) -> None:
     if located.note:
         show(f"note: {located.note}")
     saved = read_model(located.path)
-    own = load.is_own_run(located)
+    own = load.is_own_code(located, saved.description)
     env = load.env_config(saved.description)
     check_env(env, arguments.code, own)
     load.import_plugins(saved.description, arguments.code, own)

@@ -26,7 +26,7 @@ from border_cli.runs import directory, trust
 from border_cli.runs.directory import CONFIG_FILE, RUNS, Launch
 from border_cli.runs.locate import run_directory
 from border_cli.runs.lock import locked
-from border_cli.runs.provenance import read_run_id
+from border_cli.runs.provenance import check_provenance, read_run_id
 from border_cli.runtime.signals import StopFlag
 
 KEY = "resume"
@@ -55,12 +55,14 @@ def run_named(text: str, typed: Sequence[Override], argv: Sequence[str]) -> int:
     data = _stored(run_dir, typed)
     stored = to_config(data)
     config = _with_typed(data, typed)
-    _check_trust(run_dir, config, typed)
+    _check_env(run_dir, data, config, typed)
     return _run(run_dir, stored, config, overrides.typed_values(typed), argv)
 
 
 def run_found(run_dir: Path, composed: Composed, typed: dict[str, str], argv: Sequence[str]) -> int:
     """Go on with the run that `resume=auto` has found for this configuration. The exit code."""
+    if not trust.is_own(read_run_id(run_dir)):
+        directory.check_plain(run_dir)
     stored, config = directory.read_config(run_dir), composed.config
     take_over(stored, config, typed)
     return _run(run_dir, stored, config, typed, argv)
@@ -78,6 +80,8 @@ def _run(
     run_dir: Path, stored: TrainConfig, config: TrainConfig, typed: dict[str, str], argv: Sequence[str]
 ) -> int:
     from border_cli import parts
+    from border_cli.checkpoints.contents import CHECKPOINTS
+    from border_cli.checkpoints.store import list_steps
     from border_cli.preflight import preflight
     from border_cli.run import train
     from border_cli.runs.resume import check_spec, read_resumed
@@ -86,10 +90,10 @@ def _run(
     check_changes(stored, wanted)
     launch = Launch(list(argv), typed, config.agent.type, config.env.id or str(config.env.entry_point))
     with StopFlag() as stop, locked(run_dir):
-        spec = preflight(config, stop, run_dir)
+        check_provenance(run_dir)
+        spec = preflight(config, stop, run_dir, goes_on=bool(list_steps(run_dir / CHECKPOINTS)))
         resumed = read_resumed(run_dir, config, wanted, parts.buffer_bytes(config, spec))
         check_spec(resumed, spec)
-        directory.write_config(run_dir, config)
         return int(train(config, spec, run_dir, launch, stop, resumed).code)
 
 
@@ -102,18 +106,23 @@ def _stored(run_dir: Path, typed: Sequence[Override]) -> dict[str, Any]:
         )
     named = data.get("plugins")
     modules = [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
-    own = trust.is_own(read_run_id(run_dir))
-    trust.check_plugins(modules, trust.Typed(plugins=overrides.typed_list(typed, "plugins")), own)
+    named_by_user = trust.Typed(plugins=overrides.typed_list(typed, "plugins"))
+    trust.check_plugins(modules, named_by_user, _is_own_code(run_dir, data, modules))
     plugins.load(modules)
     return data
 
 
-def _check_trust(run_dir: Path, config: TrainConfig, typed: Sequence[Override]) -> None:
+def _is_own_code(run_dir: Path, data: dict[str, Any], plugin_names: Sequence[str]) -> bool:
+    env = to_config({"agent": {"type": "dqn"}, "env": data.get("env", {})}).env
+    return trust.is_own(read_run_id(run_dir), trust.code_of(plugin_names, env))
+
+
+def _check_env(run_dir: Path, data: dict[str, Any], config: TrainConfig, typed: Sequence[Override]) -> None:
     values = overrides.typed_values(typed)
     named = trust.Typed(
         imports=overrides.typed_list(typed, "env.imports"), entry_point=values.get("env.entry_point")
     )
-    trust.check_env(config.env, named, trust.is_own(read_run_id(run_dir)))
+    trust.check_env(config.env, named, _is_own_code(run_dir, data, config.plugins))
 
 
 def _with_typed(data: dict[str, Any], typed: Sequence[Override]) -> TrainConfig:

@@ -7,13 +7,18 @@ from pathlib import Path
 
 
 class AppendedFile:
-    """Opened or made at `path`. A piece is with the system, and readable by others, when `append` returns."""
+    """Opened or made at `path`. A piece is with the system, and readable by others, when `append` returns.
 
-    def __init__(self, path: Path) -> None:
+    keep: bytes that stay; what is behind them is cut off by the first piece, and not before there is one.
+    """
+
+    def __init__(self, path: Path, keep: int | None = None) -> None:
         self.path = path
         self._file = path.open("ab", buffering=0)
-        self._end = self._file.tell()
+        end = self._file.tell()
+        self._end = end if keep is None else keep
         self._torn = False
+        self._behind = end > self._end
 
     @property
     def closed(self) -> bool:
@@ -22,8 +27,9 @@ class AppendedFile:
 
     def append(self, piece: bytes) -> None:
         """Append all of it, or raise OSError; what came in of it then is cut off again, at the latest by the next."""
+        self._torn = self._torn or self._behind
         self._cut()
-        self._torn = True
+        self._torn, self._behind = True, False
         try:
             rest = memoryview(piece)
             while rest:

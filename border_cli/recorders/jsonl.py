@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,15 @@ class JsonlRecorder:
     """Appends `{"opt_steps", "env_steps", "time", <metric>…}` lines; numbers that are not finite are null.
 
     A line is in the file when `write` returns. What a crash left of a last line is cut off on opening.
-    keep: lines of an earlier launch that stay, None for all; those after them belong to a past that did not count.
+    keep: lines of an earlier launch that stay, None for all; those after them belong to a past that did not count, and
+    go when the first line is written.
     """
 
     def __init__(self, path: Path, keep: int | None = None) -> None:
-        self._written = _keep_lines(path, keep)
-        self._file = AppendedFile(path)
+        self._written, end = _whole_lines(path, keep)
+        if keep is None and path.exists():
+            os.truncate(path, end)
+        self._file = AppendedFile(path, end)
 
     def write(self, record: Record) -> None:
         """Append one line. Raises ResourceError when the disk takes no more; then the file is as it was."""
@@ -74,18 +78,16 @@ def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
     return data
 
 
-def _keep_lines(path: Path, keep: int | None) -> int:
-    """Shorten a file, if it is there, to its first `keep` whole lines, or to all of them. How many there are then."""
-    if not path.exists():
-        return 0
+def _whole_lines(path: Path, most: int | None) -> tuple[int, int]:
+    """How many whole lines a file begins with, `most` at the most, and where the last of them ends. None is there: 0, 0."""
     lines, end = 0, 0
-    with path.open("r+b") as file:
-        for line in file:
-            if lines == keep or not line.endswith(b"\n"):
-                break
-            lines, end = lines + 1, end + len(line)
-        file.truncate(end)
-    return lines
+    if path.exists():
+        with path.open("rb") as file:
+            for line in file:
+                if lines == most or not line.endswith(b"\n"):
+                    break
+                lines, end = lines + 1, end + len(line)
+    return lines, end
 
 
 def _full(path: Path, error: OSError) -> ResourceError:

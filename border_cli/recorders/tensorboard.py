@@ -28,16 +28,28 @@ class TensorBoardRecorder:
     """Writes one event per record; x is its opt_steps, and only its wall time knows the time of day.
 
     An event is in the file when `write` returns. keep: records of earlier launches that stay, None for all (see
-    `event_files`).
+    `event_files`); where there are some, nothing is changed before the first record is written.
     """
 
     def __init__(self, folder: Path, keep: int | None = None) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        self._written = keep_records(folder, keep)
+        self._keep = keep
+        self._written = keep or 0
         self._newest = 0
-        self._file = AppendedFile(_new_file(folder))
-        self._append(Event(wall_time=time.time(), file_version=_VERSION))
+        self._file: AppendedFile | None = None
+        if not event_files(folder):
+            self._begin()
+
+    def _begin(self) -> AppendedFile:
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._written = keep_records(self._folder, self._keep)
+            file = AppendedFile(_new_file(self._folder))
+            file.append(_framed(Event(wall_time=time.time(), file_version=_VERSION).SerializeToString()))
+        except OSError as e:
+            raise self._full(e) from e
+        self._file = file
+        return file
 
     def write(self, record: Record) -> None:
         """Append one event. Raises ResourceError when the disk takes no more; then the file is as it was."""
@@ -57,20 +69,22 @@ class TensorBoardRecorder:
     def flush(self) -> None:
         """Bring what was written to the disk itself. Raises ResourceError as `write` does."""
         try:
-            self._file.sync()
+            if self._file is not None:
+                self._file.sync()
         except OSError as e:
             raise self._full(e) from e
 
     def close(self) -> None:
         """Flush and close; closing twice is no error."""
-        if self._file.closed:
+        if self._file is None or self._file.closed:
             return
         with contextlib.closing(self._file):
             self.flush()
 
     def _append(self, event: Event) -> None:
+        file = self._file or self._begin()
         try:
-            self._file.append(_framed(event.SerializeToString()))
+            file.append(_framed(event.SerializeToString()))
         except OSError as e:
             raise self._full(e) from e
 

@@ -14,6 +14,7 @@ from border_cli.config.convert import to_config, to_plain
 from border_cli.config.schema import TrainConfig
 from border_cli.config.yaml_text import dump, load
 from border_cli.core.errors import BorderError, ResourceError, UsageError
+from border_cli.runs.json_file import replace_file
 
 RUNS = Path("runs")
 """Relative to where the command was typed."""
@@ -85,7 +86,7 @@ def write_config(run_dir: Path, config: TrainConfig) -> None:
     """Write the configuration that really runs. Raises as `create_run` does."""
     path = run_dir / CONFIG_FILE
     try:
-        path.write_text(dump(to_plain(config)), encoding="utf-8")
+        replace_file(path, dump(to_plain(config)).encode("utf-8"))
     except OSError as e:
         raise folder_error(e, path) from e
 

@@ -1,4 +1,4 @@
-"""The JSON files of a run directory: replaced in one step, so that a reader never sees half of one."""
+"""The small files of a run directory: replaced in one step, so that a reader never sees half of one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ def write_json(path: Path, data: Any) -> None:
 
     Raises OSError; then `path` is as it was.
     """
-    content = json_text.encode(json_text.finite_or_null(data))
+    replace_file(path, json_text.encode(json_text.finite_or_null(data)))
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Replace `path` by this content. Raises OSError; then `path` is as it was."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         temporary.unlink(missing_ok=True)

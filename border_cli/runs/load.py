@@ -22,7 +22,7 @@ from border_cli.core.spaces import EnvSpec
 from border_cli.envs.spaces import decode_action, encode
 from border_cli.runs.locate import Located, model_directory, parse_checkpoint
 from border_cli.runs.provenance import read_run_id
-from border_cli.runs.trust import Typed, check_plugins, is_own
+from border_cli.runs.trust import Typed, check_plugins, code_of, is_own
 
 _logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ def load(
     if located.note:
         _logger.warning("%s", located.note)
     saved = read_model(located.path)
-    import_plugins(saved.description, Typed(plugins=plugins), is_own_run(located))
+    import_plugins(saved.description, Typed(plugins=plugins), is_own_code(located, saved.description))
     policy = make_policy(saved, seed)
     return LoadedModel(policy, saved.description.spec, saved.info.version, located.path)
 
@@ -101,6 +101,13 @@ def import_plugins(model: ModelDescription, typed: Typed, own: bool) -> None:
 def is_own_run(located: Located) -> bool:
     """Whether a model belongs to a run in the user's own list."""
     return located.run_dir is not None and is_own(read_run_id(located.run_dir))
+
+
+def is_own_code(located: Located, model: ModelDescription) -> bool:
+    """Whether it does, and names the code that was run when it was trained."""
+    if located.run_dir is None:
+        return False
+    return is_own(read_run_id(located.run_dir), code_of(model.plugins, env_config(model)))
 
 
 def agent_config(model: ModelDescription) -> AgentConfig:

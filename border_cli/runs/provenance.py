@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import border_cli
+from border_cli.core.errors import UsageError
 from border_cli.runs.json_file import read_json, write_json
 
 PROVENANCE_FILE = "provenance.json"
@@ -32,6 +33,19 @@ def record_launch(run_dir: Path, argv: Sequence[str], seed: int, command: str = 
     data["launches"] = [*data.get("launches", []), _launch([command, *argv])]
     write_json(path, data)
     return str(data["run_id"])
+
+
+def check_provenance(run_dir: Path) -> None:
+    """Raises UsageError where there is a provenance.json that no launch can be added to."""
+    path = run_dir / PROVENANCE_FILE
+    try:
+        if not path.exists() or isinstance(read_json(path)["run_id"], str):
+            return
+    except (OSError, ValueError, KeyError):
+        pass  # told below
+    raise UsageError(
+        f"{path} cannot be read: it is damaged, or none of ours\nallowed: to remove it; the run then gets a new one"
+    )
 
 
 def read_run_id(run_dir: Path) -> str | None:

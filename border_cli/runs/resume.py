@@ -77,28 +77,30 @@ def read_resumed(run_dir: Path, config: TrainConfig, wanted: Sequence[Change], r
     except ValueError as e:
         raise unfit(path, e) from e
     exact = _summary(run_dir).get("exact") is not False and state.replay is not None and whole
-    resumed = Resumed(
-        path,
-        state,
-        opt_steps,
-        env_steps,
-        _seconds(run_dir),
-        tuple(wanted),
-        exact and all(_keeps(config, state, change) for change in wanted),
-        _best(run_dir, config, opt_steps),
-    )
+    exact = exact and all(_keeps(config, state, change) for change in wanted)
+    best = _best(run_dir)
+    if best is not None and best.opt_steps >= opt_steps and exact and is_exact(config):
+        if _comes_again(config, best.opt_steps):
+            best = None
+        else:
+            exact = False  # it was the evaluation of a result, which an uninterrupted run does not make there
+    resumed = Resumed(path, state, opt_steps, env_steps, _seconds(run_dir), tuple(wanted), exact, best)
     _check_something_left(run_dir, config, resumed)
     return resumed
 
 
-def _best(run_dir: Path, config: TrainConfig, opt_steps: int) -> Evaluation | None:
-    """The score of best/, if that is whole. A repeatable run comes by itself to what was found after the checkpoint."""
+def _best(run_dir: Path) -> Evaluation | None:
+    """The score of best/, if that is whole."""
     try:
-        score = read_checkpoint(run_dir / BEST).score
+        return read_checkpoint(run_dir / BEST).score
     except store.InvalidCheckpointError:
         return None
-    later = score is not None and score.opt_steps > opt_steps
-    return None if later and is_exact(config) else score
+
+
+def _comes_again(config: TrainConfig, opt_steps: int) -> bool:
+    """Whether a run evaluates at this opt step, however large its budget."""
+    interval = config.trainer.eval_interval
+    return interval is not None and opt_steps % interval == 0
 
 
 def describe(config: TrainConfig, resumed: Resumed) -> str:

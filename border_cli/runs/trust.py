@@ -1,13 +1,16 @@
 """Whose run it is, and so whether the modules that it names may be imported.
 
 A run's configuration is data. It names modules, though: packages that register environments, an environment's
-class, plugins. To import one is to run its code, so that happens only for runs of the user's own, whose ids are
-listed in the user's state folder, and for names that the user typed as well.
+class, plugins. To import one is to run its code, so that happens only for runs of the user's own, and for names that
+the user typed as well. The user's state folder lists own runs: the id of each, with a checksum of all in it that names
+code, because an id alone comes along with every copy, and others may change a copy.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import logging
 import os
 import re
@@ -34,36 +37,46 @@ class Typed:
 
 
 def own_runs_file() -> Path:
-    """The user's list of runs: one id per line, below the state folder of the XDG base directories."""
+    """The user's list of runs: an id and a checksum per line, below the state folder of the XDG base directories."""
     configured = os.environ.get("XDG_STATE_HOME", "")
     # The specification has relative paths ignored.
     state = Path(configured) if Path(configured).is_absolute() else Path.home() / ".local" / "state"
     return state / "border-cli" / "runs"
 
 
-def remember(run_id: str) -> None:
-    """Add a run to the user's own. Where that cannot be written a warning says what follows from it."""
+def code_of(plugins: Sequence[str], env: EnvConfig) -> str:
+    """A checksum of all that names code to be run."""
+    named = [list(plugins), list(env.imports), env.entry_point, env.id, env.kwargs]
+    return hashlib.sha256(json.dumps(named, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def remember(run_id: str, code: str) -> None:
+    """Add a run to the user's own, with the code that it names (see `code_of`).
+
+    Where that cannot be written a warning says what follows from it.
+    """
     path = own_runs_file()
     try:
-        if is_own(run_id):
+        if is_own(run_id, code):
             return
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         # One write of one line: runs that start at the same time do not mix theirs.
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         with contextlib.closing(os.fdopen(descriptor, "wb", buffering=0)) as file:
-            file.write(f"{run_id}\n".encode("ascii"))
+            file.write(f"{run_id} {code}\n".encode("ascii"))
     except OSError as e:
         _logger.warning("%s: %s; border-eval will treat this run as somebody else's", path, e.strerror)
 
 
-def is_own(run_id: str | None) -> bool:
-    """Whether a run is in the user's list. A list that cannot be read has nothing in it."""
+def is_own(run_id: str | None, code: str | None = None) -> bool:
+    """Whether a run is in the user's list, and with this code if any is given. A list that cannot be read is empty."""
     if run_id is None or not _RUN_ID.fullmatch(run_id):
         return False
     try:
-        return run_id in own_runs_file().read_text(encoding="ascii", errors="replace").splitlines()
+        lines = own_runs_file().read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
         return False
+    return any(line.startswith(f"{run_id} ") and code in (None, line.partition(" ")[2]) for line in lines)
 
 
 def check_plugins(plugins: Sequence[str], typed: Typed, own: bool) -> None:

@@ -303,6 +303,7 @@ class TrainingLoop:
             self.parts.source.start(self.parts.agent.model_info())
         else:
             self._go_on_from(resumed)
+        self.parts.begun()
         self._begun = True
         self._work_off()
 

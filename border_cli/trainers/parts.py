@@ -22,7 +22,9 @@ from border_cli.trainers.telemetry import Telemetry
 
 @dataclass
 class Parts:
-    """save_request: whether somebody has asked for a checkpoint since it was last called."""
+    """save_request: whether somebody has asked for a checkpoint since it was last called · begun: called once the loop
+    has begun, and a saved state that it goes on from has turned out to fit.
+    """
 
     agent: Agent
     buffer: ReplayBuffer
@@ -37,3 +39,4 @@ class Parts:
     should_stop: StopCheck
     batch_size: int
     save_request: Callable[[], bool] = lambda: False
+    begun: Callable[[], None] = lambda: None

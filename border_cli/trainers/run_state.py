@@ -24,7 +24,10 @@ from border_cli.core.state import (
 from border_cli.trainers.judging import Judging
 from border_cli.trainers.parts import Parts
 
-_LOOP = ("limiter", "telemetry", "judging", "recorded_at", "agent_values", "to_do", "whole", "incarnations")
+_LOOP = (
+    *("limiter", "telemetry", "judging", "whole"),
+    *("recorded_at", "agent_values", "to_do", "incarnations", "records"),
+)
 
 
 @dataclass
@@ -32,13 +35,15 @@ class Position:
     """What the loop itself has to remember from one opt step to the next.
 
     recorded_at: opt step of the last record, -1 before the first · agent_values: of the agent since then ·
-    to_do: stages that are due and not done · incarnations: by actor, of what was inserted last.
+    to_do: stages that are due and not done · incarnations: by actor, of what was inserted last · records: how much the
+    recorders had written of the past that counts, also those that are switched off at present.
     """
 
     recorded_at: int = -1
     agent_values: dict[str, float] = field(default_factory=dict)
     to_do: list[str] = field(default_factory=list)
     incarnations: dict[int, int] = field(default_factory=dict)
+    records: dict[str, int] = field(default_factory=dict)
 
     def state(self) -> dict[str, object]:
         """For `load_state`, as JSON can hold it."""
@@ -47,12 +52,14 @@ class Position:
             "agent_values": self.agent_values,
             "to_do": self.to_do,
             "incarnations": [[actor, n] for actor, n in sorted(self.incarnations.items())],
+            "records": self.records,
         }
 
     def load_state(self, saved: Mapping[str, Any], stages: Sequence[str]) -> None:
         """Take over a saved state. stages: those that may be to do. Raises ValueError where it does not fit."""
         recorded_at = saved["recorded_at"]
         require(saved["agent_values"], (), "the agent's record")
+        require(saved["records"], (), "the recorders")
         values = {name: number(value, name) for name, value in saved["agent_values"].items()}
         to_do = listed(saved["to_do"], "to_do")
         unknown = [
@@ -63,6 +70,7 @@ class Position:
             raise ValueError(f"there is no metric or stage {unknown[0]!r}")
         pairs = [listed(pair, "an incarnation", 2) for pair in listed(saved["incarnations"], "incarnations")]
         self.recorded_at = -1 if recorded_at == -1 else count(recorded_at, "recorded_at")
+        self.records = {name: count(n, f"records of {name}") for name, n in saved["records"].items()}
         self.agent_values, self.to_do = values, to_do
         self.incarnations = {count(actor, "an actor"): count(n, "an incarnation") for actor, n in pairs}
 
@@ -72,6 +80,7 @@ def take_state(parts: Parts, judging: Judging, position: Position, *, exact: boo
 
     failed: the actors may be gone, and what was under way with them is lost.
     """
+    position.records |= parts.recorder.positions()
     return RunState(
         agent=parts.agent.state(),
         replay=parts.buffer.state(),
@@ -81,7 +90,6 @@ def take_state(parts: Parts, judging: Judging, position: Position, *, exact: boo
             "limiter": parts.limiter.state(),
             "telemetry": parts.telemetry.state(exact),
             "judging": judging.state(),
-            "records": parts.recorder.positions(),
             "whole": exact and not failed,
             **position.state(),
         },

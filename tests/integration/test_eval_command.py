@@ -20,7 +20,7 @@ from border_cli.cli.eval import main
 from border_cli.config.schema import EnvConfig
 from border_cli.envs.gym_env import GymEnv
 from border_cli.envs.spaces import env_spec
-from border_cli.runs.trust import remember
+from border_cli.runs.trust import code_of, remember
 from tests.trained import describe, save_model, save_run
 
 CARTPOLE = EnvConfig(id="CartPole-v1")
@@ -290,7 +290,7 @@ def test_somebody_elses_run_imports_nothing_that_was_not_typed(
 
 @pytest.mark.parametrize("kind", FOREIGN)
 def test_a_run_of_ones_own_needs_no_more_words(foreign_envs: Path, kind: str) -> None:
-    remember(save_run(Path("run"), describe(FOREIGN[kind], cartpole_spec())))
+    remember(save_run(Path("run"), describe(FOREIGN[kind], cartpole_spec())), code_of([], FOREIGN[kind]))
     assert main(["run", "episodes=1"]) == 0
     assert foreign_envs.exists()
 
@@ -358,7 +358,7 @@ def drawing_env(monkeypatch: pytest.MonkeyPatch) -> list[DrawingEnv]:
 def save_drawing(**kwargs: Any) -> None:
     env = EnvConfig(entry_point="drawing_envs:DrawingEnv", kwargs=kwargs)
     spec = env_spec(DrawingEnv.observation_space, DrawingEnv.action_space)
-    remember(save_run(Path("run"), describe(env, spec)))
+    remember(save_run(Path("run"), describe(env, spec)), code_of([], env))
 
 
 def test_a_person_sees_one_window(drawing_env: list[DrawingEnv]) -> None:

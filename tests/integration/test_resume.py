@@ -17,6 +17,7 @@ from border_cli.cli.train import main
 from border_cli.config.convert import known_keys, to_plain
 from border_cli.config.resuming import Change, is_exact, safe
 from border_cli.core.protocols import Evaluation
+from border_cli.replay.limiter import RatioLimiter
 from border_cli.runs.lock import locked
 from tests.interrupted import assert_same_bits, run_interrupted, run_killed, run_whole, signal_at
 from tests.real_runs import Run, in_folder, tiny
@@ -316,3 +317,75 @@ def test_the_best_of_a_run_that_was_done_is_not_replaced_by_less(done: Run, tmp_
     assert main([f"resume={run.path}", "trainer.max_opts=200"]) == 0
     assert run.files("best") == before
     assert Run(run.path).summary["best_score"] == {"opt_steps": 120, "mean": 500.0}
+
+
+def test_what_is_refused_changes_nothing_but_the_log(
+    copy: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A state that verifies and fits nowhere is found while it is loaded."""
+
+    def load_state(*_: object) -> None:
+        raise ValueError("the limiter is of another run")
+
+    monkeypatch.setattr(RatioLimiter, "load_state", load_state)
+    before = {name: data for name, data in copy.files("").items() if name not in ("train.log", ".lock")}
+    assert main([f"resume={copy.path}", "trainer.max_opts=200"]) == 7
+    after = {name: data for name, data in copy.files("").items() if name not in ("train.log", ".lock")}
+    assert after.keys() == before.keys()
+    assert [name for name in before if before[name] != after[name]] == []
+    assert "the limiter is of another run" in capsys.readouterr().err
+
+
+def test_a_recorder_that_was_off_for_a_while_goes_on_behind_what_it_had(folder: Path) -> None:
+    """What it had recorded until the checkpoint stays; nothing is there of the time in which it was off."""
+    with signal_at(65):
+        assert main([*tiny(*WORDS), f"hydra.run.dir={folder / 'off and on'}"]) == 143
+    run = Run(folder / "off and on")
+    lines, points = len(run.records), tensorboard_points(run)
+    off, on = (
+        [f"recorder.{name}={value}" for name in ("jsonl", "tensorboard")] for value in ("false", "true")
+    )
+    with signal_at(95):
+        assert main([f"resume={run.path}", *off]) == 143
+    run = Run(run.path)
+    assert (len(run.records), tensorboard_points(run)) == (lines, points)
+    assert main([f"resume={run.path}", *on]) == 0
+    run = Run(run.path)
+    assert {step for _, step in jsonl_points(run)} >= {20, 40, 60, 100, 120}
+    assert 80 not in {step for _, step in jsonl_points(run)}
+    assert {step for _, step in tensorboard_points(run)} >= {20, 40, 60, 100, 120}
+    twice = [point for point, n in Counter(jsonl_points(run)).items() if n > 1]
+    assert twice == []
+
+
+def test_a_run_with_other_weights_goes_on_without_where_they_came_from(done: Run, folder: Path) -> None:
+    source = Path(shutil.copytree(done.path, folder / "source"))
+    words = [*tiny(*WORDS), f"init_from={source}", f"hydra.run.dir='{folder / 'with weights'}'"]
+    with signal_at(65):
+        assert main(words) == 143
+    shutil.rmtree(source)
+    assert main([f"resume={folder / 'with weights'}"]) == 0
+
+
+@pytest.mark.parametrize("damaged", ["{}", '{"run_id": "half', '{"run_id": 3}'])
+def test_a_damaged_provenance_is_told_before_anything_changes(
+    copy: Run, capsys: pytest.CaptureFixture[str], damaged: str
+) -> None:
+    (copy.path / "provenance.json").write_text(damaged)
+    before = copy.files("")
+    assert "cannot be read" in refused(capsys, f"resume={copy.path}")
+    assert {name: copy.files("")[name] for name in before if name != ".lock"} == {
+        name: data for name, data in before.items() if name != ".lock"
+    }
+
+
+def test_the_evaluation_of_a_result_costs_a_longer_run_its_bits_and_not_its_best(folder: Path) -> None:
+    """At opt step 75 nothing was due, so the run that had the larger budget from the start knows no such score."""
+    words = ("trainer=sync", "trainer.max_opts=75", "trainer.eval_interval=40", "trainer.save_interval=75")
+    run = run_whole(folder / "longer", *words)
+    score = Evaluation(75, (500.0, 500.0), (500, 500))
+    best = read_checkpoint(run.path / "best").model
+    save_best(run.path, best.info.arrays, best.description, score)
+    assert main([f"resume={run.path}", "trainer.max_opts=120"]) == 0
+    assert Run(run.path).summary["exact"] is False
+    assert Run(run.path).summary["best_score"] == {"opt_steps": 75, "mean": 500.0}

@@ -23,7 +23,7 @@ from border_cli.core.protocols import Evaluation, ModelInfo
 from border_cli.core.spaces import ActionSpec, Array, EnvSpec, Obs
 from border_cli.envs.spaces import env_spec
 from border_cli.runs.load import LoadedModel
-from border_cli.runs.trust import remember
+from border_cli.runs.trust import code_of, remember
 from tests.trained import describe, save_model, save_run
 
 spaces = gymnasium.spaces
@@ -202,7 +202,7 @@ def test_a_plugin_of_a_run_of_ones_own_is(
     save_best(tmp_path / "run", {"weight": np.zeros(1, np.float32)}, push_model, SCORE)
     with pytest.raises(UsageError):
         border_cli.load(tmp_path / "run")
-    remember(run_id)
+    remember(run_id, code_of(push_model.plugins, CARTPOLE))
     assert isinstance(border_cli.load(tmp_path / "run"), LoadedModel)
     assert (plugin_folder / "imported").exists()
 

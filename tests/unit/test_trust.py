@@ -10,9 +10,10 @@ import pytest
 
 from border_cli.config.schema import EnvConfig
 from border_cli.core.errors import UsageError
-from border_cli.runs.trust import Typed, check_env, check_plugins, is_own, own_runs_file, remember
+from border_cli.runs.trust import Typed, check_env, check_plugins, code_of, is_own, own_runs_file, remember
 
 MINE, OTHER = (str(uuid.UUID(int=n)) for n in (1, 2))
+CODE = code_of(["plugin"], EnvConfig(entry_point="my_envs:Corridor", kwargs={"length": 9}))
 
 
 @pytest.fixture(autouse=True)
@@ -23,20 +24,41 @@ def state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_run_is_own_once_it_is_remembered(state_folder: Path) -> None:
     assert not is_own(MINE)
-    remember(MINE)
-    remember(MINE)
+    remember(MINE, CODE)
+    remember(MINE, CODE)
     assert is_own(MINE) and not is_own(OTHER)
-    assert (state_folder / "border-cli" / "runs").read_text() == f"{MINE}\n"
+    assert (state_folder / "border-cli" / "runs").read_text() == f"{MINE} {CODE}\n"
+
+
+@pytest.mark.parametrize(
+    ("plugins", "env"),
+    [
+        (["another"], EnvConfig(entry_point="my_envs:Corridor", kwargs={"length": 9})),
+        (["plugin"], EnvConfig(entry_point="os:system", kwargs={"length": 9})),
+        (["plugin"], EnvConfig(entry_point="my_envs:Corridor", kwargs={"length": "os.system"})),
+        (["plugin"], EnvConfig(entry_point="my_envs:Corridor", kwargs={"length": 9}, imports=["os"])),
+        (["plugin"], EnvConfig(id="module:Id-v0", kwargs={"length": 9})),
+    ],
+)
+def test_a_copy_of_an_own_run_that_names_other_code_is_not_own(plugins: list[str], env: EnvConfig) -> None:
+    remember(MINE, CODE)
+    assert is_own(MINE, CODE)
+    assert not is_own(MINE, code_of(plugins, env))
+
+
+def test_what_changes_no_code_leaves_it_own() -> None:
+    env = EnvConfig(entry_point="my_envs:Corridor", kwargs={"length": 9}, out_of_bounds="warn")
+    assert code_of(["plugin"], env) == CODE
 
 
 def test_only_the_user_reads_and_writes_the_list(state_folder: Path) -> None:
-    remember(MINE)
+    remember(MINE, CODE)
     assert stat.S_IMODE((state_folder / "border-cli" / "runs").stat().st_mode) == 0o600
 
 
 @pytest.mark.parametrize("run_id", [None, "", "\n", MINE[:-1], f"{MINE}\n{OTHER}", MINE.upper() + "X"])
 def test_what_is_no_id_is_nobodys(run_id: str | None) -> None:
-    remember(MINE)
+    remember(MINE, CODE)
     assert not is_own(run_id)
 
 
@@ -53,7 +75,7 @@ def test_a_list_that_cannot_be_written_is_a_warning(
     state_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     state_folder.write_text("a file where the folder should be")
-    remember(MINE)
+    remember(MINE, CODE)
     assert "somebody else's" in caplog.text
     assert not is_own(MINE)
 
