@@ -47,8 +47,17 @@ def run_interrupted(folder: Path, *words: str, at: int) -> Run:
     """The same run, stopped by SIGTERM after opt step `at` and resumed to its end."""
     with signal_at(at):
         assert main([*tiny(*words), f"hydra.run.dir='{folder}'"]) == 143
-    assert main([f"resume={folder}"]) == 0
+    resume(folder)
     return Run(folder)
+
+
+def resume(folder: Path, *words: str) -> None:
+    """Go on to the end from the newest checkpoint, of which there is one, and not from the beginning."""
+    run = Run(folder)
+    newest = run.checkpoints[-1]
+    before = (run.path / "train.log").stat().st_size
+    assert main([f"resume={folder}", *words]) == 0
+    assert f"resumed  {newest}: " in (run.path / "train.log").read_bytes()[before:].decode()
 
 
 def value_records(run: Run) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ import statistics
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from border_cli.evaluation.statistics import mean_interval
@@ -27,6 +28,8 @@ def kills(runs: int, seed: int, lockstep: bool, opt_steps: int) -> int:
     words = [
         *SHORT,
         "n_actors=2",
+        "trainer.opt_interval=16",
+        "buffer.capacity=30000",  # fewer rows than there are env steps, in more than one block
         f"trainer.max_opts={opt_steps}",
         f"trainer.eval_interval={opt_steps // 6}",
         f"trainer.save_interval={opt_steps // 10}",
@@ -41,10 +44,11 @@ def kills(runs: int, seed: int, lockstep: bool, opt_steps: int) -> int:
         check_whole(whole, opt_steps)
         failed = 0
         for i in range(runs):
-            at = random.Random(f"{seed} {i}").uniform(0, 0.85 * seconds)
-            error = attempt(_killed_once, root / str(i), words, at, opt_steps, whole if lockstep else None)
+            rng = random.Random(f"{seed} {i}")
+            at = rng.uniform(0, 0.85 * seconds), rng.uniform(0, 0.85 * seconds)
+            error = attempt(_killed_twice, root / str(i), words, at, opt_steps, whole if lockstep else None)
             failed += bool(error)
-            say(f"kill {i} at {at:.2f} s of {seconds:.1f}: {error or 'well'}")
+            say(f"kill {i} at {at[0]:.2f} and {at[1]:.2f} s of {seconds:.1f}: {error or 'well'}")
             if not error:
                 shutil.rmtree(root / str(i))
     return failed
@@ -61,7 +65,8 @@ def full_kills(runs: int, seed: int) -> int:
             Started(alone, words).end_well()
             seconds = time.monotonic() - began
             at = random.Random(f"{seed} {i}").uniform(0.05, 0.85) * seconds
-            _kill_and_go_on(killed, words, at)
+            _kill(killed, words, at, begun=False)
+            Started(killed, words).end_well()
             for name, where in (("left alone", alone), ("killed", killed)):
                 run = only_run(where)
                 check_whole(run, run.summary["counters"]["opt_steps"])
@@ -76,22 +81,33 @@ def full_kills(runs: int, seed: int) -> int:
     return int(interval is None or not interval[0] <= mean <= interval[1])
 
 
-def _killed_once(folder: Path, words: list[str], at: float, opt_steps: int, whole: Run | None) -> None:
-    _kill_and_go_on(folder, words, at)
+def _killed_twice(
+    folder: Path, words: list[str], at: tuple[float, float], opt_steps: int, whole: Run | None
+) -> None:
+    """The second time while it goes on, unless it was done before."""
+    _kill(folder, words, at[0], begun=False)
+    _kill(folder, words, at[1], begun=True)
+    Started(folder, words).end_well()
     run = only_run(folder)
     check_whole(run, opt_steps)
     if whole is not None:
         _check_same_bits(run, whole)
 
 
-def _kill_and_go_on(folder: Path, words: list[str], at: float) -> None:
+def _kill(folder: Path, words: Sequence[str], at: float, *, begun: bool) -> None:
+    """Kill the whole group after so long [s], earlier if it was done before. begun: there may be a run to go on with."""
+    kept = folder.with_name(f"{folder.name}-before")
+    if begun:
+        shutil.copytree(folder, kept, symlinks=True)
     while not _killed(folder, words, at):
         shutil.rmtree(folder)
-        at *= 0.8
+        if begun:
+            shutil.copytree(kept, folder, symlinks=True)
+        at *= 0.7
     _check_readable(folder)
+    shutil.rmtree(kept, ignore_errors=True)
     if not list(folder.glob("runs/[0-9]*/*/summary.json")):
         shutil.rmtree(folder / "runs", ignore_errors=True)  # killed while it began: there is no run yet
-    Started(folder, words).end_well()
 
 
 def _check_readable(folder: Path) -> None:
@@ -101,7 +117,7 @@ def _check_readable(folder: Path) -> None:
             json.loads(line)
 
 
-def _killed(folder: Path, words: list[str], at: float) -> bool:
+def _killed(folder: Path, words: Sequence[str], at: float) -> bool:
     """Whether the whole group was killed after so long [s]; False if the run was done before."""
     victim = Started(folder, words)
     with contextlib.suppress(subprocess.TimeoutExpired):

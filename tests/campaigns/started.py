@@ -87,6 +87,7 @@ def check_whole(run: Run, opt_steps: int) -> None:
     """It is done, its checkpoints verify, and every step of every curve is there once."""
     summary = run.summary
     assert (summary["status"], summary["counters"]["opt_steps"]) == ("done", opt_steps), summary
+    assert summary["last_score"]["opt_steps"] == opt_steps, summary
     for path in list_steps(run.path / "checkpoints"):
         verify(path)
     points = Counter((name, record["opt_steps"]) for record in run.records for name in record if "/" in name)

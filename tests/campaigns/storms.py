@@ -15,6 +15,8 @@ from tests.campaigns.started import SHORT, Started, attempt, check_whole, only_r
 from tests.faults.processes import processes
 from tests.real_runs import Run
 
+_CODES = (0, 5, 130, 143, -signal.SIGKILL, -signal.SIGTERM)
+"""5: in lockstep an actor was lost. The last: it came before Python had begun with us."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGKILL, signal.SIGSTOP)
 
 
@@ -55,7 +57,8 @@ def _storm(folder: Path, rng: random.Random) -> None:
     for pid in frozen:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
-    started.end()
+    code = started.end()
+    assert code in _CODES, f"exit code {code}"
     if not list(folder.glob("runs/[0-9]*/*/summary.json")):
         shutil.rmtree(folder / "runs", ignore_errors=True)
     done = [Run(path.parent) for path in folder.glob("runs/[0-9]*/*/summary.json")]

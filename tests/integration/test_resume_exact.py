@@ -9,7 +9,7 @@ import pytest
 
 from border_cli.cli.train import main
 from tests.faults.amounts import FULL
-from tests.interrupted import assert_same_bits, run_interrupted, run_killed, run_whole
+from tests.interrupted import assert_same_bits, resume, run_interrupted, run_killed, run_whole
 from tests.real_runs import Run, in_folder
 
 COMMON = (
@@ -71,7 +71,7 @@ def test_g2_a_run_that_was_killed_is_resumed_to_the_same_bits(folder: Path, mode
     killed = run_killed(folder / f"{mode}, killed", *COMMON, *MODES[mode], at=99)
     assert killed.summary["status"] == "running"
     assert killed.checkpoints[-1] == "step-000000070"
-    assert main([f"resume={killed.path}"]) == 0
+    resume(killed.path)
     assert_same_bits(Run(killed.path), whole)
 
 
@@ -79,7 +79,7 @@ def test_a_larger_budget_makes_the_run_that_had_it_from_the_start(
     folder: Path, mode: str, whole: Run
 ) -> None:
     run = run_whole(folder / f"{mode}, short", *COMMON[1:], *MODES[mode], "trainer.max_opts=110")
-    assert main([f"resume={run.path}", "trainer.max_opts=150"]) == 0
+    resume(run.path, "trainer.max_opts=150")
     assert_same_bits(Run(run.path), whole)
     assert Run(run.path).summary["exact"] is True
 
