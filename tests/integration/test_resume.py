@@ -142,6 +142,26 @@ def test_a_run_without_a_checkpoint_begins_again_in_its_directory(folder: Path) 
     assert Run(run.path).steps("agent/loss") == [20, 40, 60, 80, 100, 120]
 
 
+def test_b1_a_budget_is_not_overrun_with_fewer_actors_and_with_more_again(folder: Path) -> None:
+    """What the actors that are gone did is no credit of those that are left, and theirs again once they are back."""
+    words = (
+        "n_actors=3",
+        "trainer.max_env_steps=300",
+        "trainer.ratio_tolerance=16",
+        "trainer.eval_interval=null",
+    )
+    run = run_whole(folder / "fewer", *words)
+    first = [actor["env_steps"] for actor in run.summary["actors"]]
+    assert sum(first) == run.counts[1] == 300
+    assert main([f"resume={run.path}", "n_actors=1", "trainer.max_env_steps=340"]) == 0
+    (left,) = run.summary["actors"]
+    assert (left["env_steps"] - first[0], run.counts[1]) == (40, 340)
+    assert main([f"resume={run.path}", "n_actors=2", "trainer.max_env_steps=400"]) == 0
+    again = run.summary["actors"]
+    assert sum(actor["env_steps"] for actor in again) + first[2] == run.counts[1] == 400
+    assert [actor["incarnation"] for actor in again] == [2, 1]
+
+
 # -- the same command again ---------------------------------------------
 
 
