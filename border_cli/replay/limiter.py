@@ -94,17 +94,17 @@ class RatioLimiter:
         """
         self._base_env_steps, self._base_opt_steps = self.env_steps, self.opt_steps
 
-    def attend(self, present: Sequence[bool]) -> bool:
-        """Who is there to act; whether `credits` changed. What one that has left was still to hand over is inserted."""
+    def attend(self, present: Sequence[bool]) -> list[int]:
+        """Who is there to act; those that have left since, whose `credits` fell. All they handed over is inserted."""
         if present == self._present:
-            return False
+            return []
         left = [
             i for i, (was, there) in enumerate(zip(self._present, present, strict=True)) if was and not there
         ]
         for actor in left:
             self.forfeit(actor)
         self._present = list(present)
-        return bool(left)
+        return left
 
     def inserted(self, actor: int, env_steps: int) -> None:
         """These env steps of an actor are in the replay now."""

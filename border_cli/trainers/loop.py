@@ -150,6 +150,8 @@ class TrainingLoop:
         if arrived:
             p.source.announce(p.limiter.env_steps)
         left = p.limiter.attend(p.source.present())
+        for actor in left:
+            p.buffer.break_streams(actor)  # perhaps nobody comes back to go on with them
         if p.limiter.grant() or left:
             p.source.grant(p.limiter.credits)
         p.telemetry.collect_took(monotonic() - began)

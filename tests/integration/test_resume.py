@@ -156,6 +156,9 @@ def test_b1_a_budget_is_not_overrun_with_fewer_actors_and_with_more_again(folder
     assert main([f"resume={run.path}", "n_actors=1", "trainer.max_env_steps=340"]) == 0
     (left,) = run.summary["actors"]
     assert (left["env_steps"] - first[0], run.counts[1]) == (40, 340)
+    replay = read_run_state(run.path / "checkpoints" / run.checkpoints[-1], with_replay=True).replay
+    assert replay is not None
+    assert set(replay.arrays["streams"][:, 0].tolist()) <= {0}  # for those that are gone nothing waits
     assert main([f"resume={run.path}", "n_actors=2", "trainer.max_env_steps=400"]) == 0
     again = run.summary["actors"]
     assert sum(actor["env_steps"] for actor in again) + first[2] == run.counts[1] == 400
