@@ -132,12 +132,14 @@ class RatioLimiter:
             allowed = self._base_env_steps + self._warmup + step + self._tolerance
         return allowed if self._max_env_steps is None else min(allowed, self._max_env_steps)
 
-    @property
-    def budget_used(self) -> bool:
-        """Whether max_env_steps are in the replay and every opt step they allow is done."""
+    def budget_used(self, may_opt: bool) -> bool:
+        """Whether max_env_steps are in the replay and every opt step they allow is done.
+
+        may_opt: whether there may be one more, by the ratio and for a batch: no row comes any more.
+        """
         if self._max_env_steps is None or self.env_steps < self._max_env_steps:
             return False
-        return self._interval is None or not self.may_opt()
+        return self._interval is None or not may_opt
 
     def grant(self) -> bool:
         """Give out what may be given; `credits` then holds the new words. Whether anything changed."""

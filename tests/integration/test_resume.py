@@ -165,6 +165,25 @@ def test_b1_a_budget_is_not_overrun_with_fewer_actors_and_with_more_again(folder
     assert [actor["incarnation"] for actor in again] == [2, 1]
 
 
+@pytest.mark.parametrize("trainer", ["async", "sync"])
+def test_b4_a_budget_that_ends_before_there_is_a_batch_again_ends_the_run(folder: Path, trainer: str) -> None:
+    words = (
+        f"trainer={trainer}",
+        "agent.batch_size=32",
+        "trainer.warmup_period=10",
+        "trainer.max_env_steps=100",
+    )
+    with signal_at(60):
+        assert main([*tiny(*words, "trainer.ratio_tolerance=24"), f"hydra.run.dir={folder / trainer}"]) == 143
+    run = Run(folder / trainer)
+    opt_steps, env_steps = run.counts
+    assert 70 <= env_steps < 100
+    # Without the last of these it would wait for ever.
+    assert main([f"resume={run.path}", "checkpoint.replay=none", "trainer.max_time=30"]) == 0
+    assert run.counts == (opt_steps, 100)
+    assert run.summary["ended_by"] == "max_env_steps"
+
+
 # -- the same command again ---------------------------------------------
 
 

@@ -96,7 +96,7 @@ def test_b1_one_willing_actor_is_enough(
 def test_a_budget_is_used_up_and_never_overrun(interval: float | None, budget: int) -> None:
     limiter, actors = RatioLimiter(interval, 20, 64, budget, 3, 4), Actors(3)
     rounds = 0
-    while not limiter.budget_used:
+    while not limiter.budget_used(limiter.may_opt()):
         limiter.grant()
         for actor in range(3):
             actors.act(limiter, actor, 4)
@@ -274,7 +274,7 @@ def test_b1_whoever_is_left_is_enough(
     left = data.draw(st.integers(0, n - 1))
     limiter.attend([actor == left for actor in range(n)])
     rounds = 0
-    while limiter.opt_steps < 50 and not limiter.budget_used:
+    while limiter.opt_steps < 50 and not limiter.budget_used(limiter.may_opt()):
         limiter.grant()
         actors.act(limiter, left, envs)
         actors.publish(limiter, left)
@@ -307,7 +307,7 @@ def resumed(limiter: RatioLimiter, n_actors: int, max_env_steps: int) -> RatioLi
 
 def act_to_the_end(limiter: RatioLimiter, taken: list[int]) -> None:
     """Whoever has credit beyond what its seat has taken uses it; whenever the ratio allows an opt step, it is done."""
-    while not limiter.budget_used:
+    while not limiter.budget_used(limiter.may_opt()):
         assert sum(limiter.credits) <= limiter.allowance
         before = limiter.env_steps
         for actor, credit in enumerate(limiter.credits):
