@@ -101,15 +101,16 @@ class ActorManager:
         """
         if self._stopped:
             return self._take_left_over()
-        if self._lost is None:
-            if self._news_due.passed:  # asking the system costs more than looking into every ring
-                self._listen(0.0)
-                self._supervise()
-                self._news_due = Deadline(_NEWS_INTERVAL_S)
-            chunks = self._take_left_over() + self._drain()
-            if chunks or self._lost is None:
-                return chunks
-        raise self._lost
+        if self._lost is not None:
+            raise self._lost
+        if self._news_due.passed:  # asking the system costs more than looking into every ring
+            self._listen(0.0)
+            self._supervise()
+            self._news_due = Deadline(_NEWS_INTERVAL_S)
+        chunks = self._take_left_over() + self._drain()
+        if self._lost is not None and not chunks:
+            raise self._lost
+        return chunks
 
     def state(self, whole: bool = True) -> State:
         """What each seat has counted. Actors that run free are not resumed in the middle of an episode."""
