@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from border_cli.actors.board import Board
 from border_cli.actors.messages import Raised
@@ -67,12 +68,14 @@ class ActorManager:
         self._first_cause: ActorLostError | None = None
         self._stopped = False
         self._left_over: list[Chunk] = []
+        self._vacant: dict[str, Any] = {}  # counts of seats that only an earlier launch had, by actor
 
     def start(self, model: ModelInfo, state: State | None = None) -> None:
         """Publish the model and start every actor; returns when each holds it or has been lost, or when the run was
         asked to stop. Those that were lost are started again meanwhile and later.
 
-        state: of a run that goes on: its seats go on counting, with new episodes from new seeds.
+        state: of a run that goes on: its seats go on counting, with new episodes from new seeds. Those that there are
+        not any more are kept, for a launch that has them again.
         Raises ActorLostError if not one actor comes up, or too few are left, ResourceError if memory or descriptors
         are too few; no process is left then.
         """
@@ -81,6 +84,7 @@ class ActorManager:
         shared = self._shared(self._models)
         self._slots = [ActorSlot(actor, shared, *self._seat(actor, state)) for actor in range(self._n_actors)]
         self._supervisors = [Supervisor(slot, self._news, self._config) for slot in self._slots]
+        self._vacant = {} if state is None else self._vacant_seats(state)
         try:
             for group in self._start_groups():
                 self._start_group(group)
@@ -97,15 +101,16 @@ class ActorManager:
         """
         if self._stopped:
             return self._take_left_over()
-        if self._lost is None:
-            if self._news_due.passed:  # asking the system costs more than looking into every ring
-                self._listen(0.0)
-                self._supervise()
-                self._news_due = Deadline(_NEWS_INTERVAL_S)
-            chunks = self._take_left_over() + self._drain()
-            if chunks or self._lost is None:
-                return chunks
-        raise self._lost
+        if self._lost is not None:
+            raise self._lost
+        if self._news_due.passed:  # asking the system costs more than looking into every ring
+            self._listen(0.0)
+            self._supervise()
+            self._news_due = Deadline(_NEWS_INTERVAL_S)
+        chunks = self._take_left_over() + self._drain()
+        if self._lost is not None and not chunks:
+            raise self._lost
+        return chunks
 
     def state(self, whole: bool = True) -> State:
         """What each seat has counted. Actors that run free are not resumed in the middle of an episode."""
@@ -118,7 +123,7 @@ class ActorManager:
             }
             for stat in self.stats()
         }
-        return State({}, counts)
+        return State({}, self._vacant | counts)
 
     def present(self) -> list[bool]:
         """Which actors can act. Each absence is told at least once, however short it was."""
@@ -180,6 +185,13 @@ class ActorManager:
         require(before, names, f"actor {actor}")
         incarnation, env_steps, episodes = (count(before[name], name) for name in names)
         return ActorStat(actor, incarnation + 1, env_steps, episodes), None
+
+    def _vacant_seats(self, state: State) -> dict[str, Any]:
+        """What was counted in seats that there are not any more, as it was saved."""
+        seats = {
+            name: before for name, before in state.values.items() if name.isdecimal()
+        }  # lockstep has none
+        return {seat: before for seat, before in seats.items() if int(seat) >= self._n_actors}
 
     def _shared(self, models: ModelChannel) -> Shared:
         """What all actors have in common. Under on_env_error=stop no environment is made anew in place."""

@@ -26,6 +26,7 @@ from border_cli.core.errors import UnfitStateError
 from border_cli.core.protocols import ActingPolicy, ActorStat, Env, ModelInfo, StepProcessor
 from border_cli.core.state import State
 from border_cli.runtime import child, seeding
+from border_cli.runtime.parcel import Parcel
 from border_cli.runtime.pipe import Reporter, log_through
 from border_cli.runtime.restarts import RestartBudget
 from border_cli.transport.model_channel import ModelChannel
@@ -36,17 +37,18 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ActorLinks:
-    """What connects an actor with the learner; handed over while its process is started."""
+    """What connects an actor with the learner; handed over while its process is started. order: holds an `Order`."""
 
     ring: Ring
     models: ModelChannel
     board: Board
     pipe: Connection
+    order: Parcel
 
 
 @dataclass(frozen=True)
 class Order:
-    """What to run, the first thing that comes through the pipe: importing it may already fail.
+    """What to run, opened by the process itself: importing it may already fail.
 
     env_restarts: how often environments that raise are made anew within restart_window_s. state: what to go on
     from, in lockstep.
@@ -90,7 +92,7 @@ class _Life:
 
     def run(self) -> ActorStat:
         """Build, report ready, act; what the actor did."""
-        order: Order = self._links.pipe.recv()
+        order: Order = self._links.order.open()
         place, line = order.place, self._links.board.line(order.place.actor)
         self._place = place
         log_through(self._reporter, f"actor {place.actor}", order.log_level)

@@ -174,7 +174,9 @@ class ResumableSampler(Sampler):
         self._resumable = env
         self._seed_of = seed_of
         self._owner = owner
-        self._cut: list[Items] = []
+        self._to_cut: list[
+            int
+        ] = []  # environments that began anew; rows of the episode before are not handed over yet
         self.exact = True
 
     def begin(self, first_episode: int = 0) -> None:
@@ -194,10 +196,11 @@ class ResumableSampler(Sampler):
         episodes, times = (listed(counts[name], name, n) for name in ("episodes", "times"))
         self._episodes = [count(number, "an episode's number", _MAX_EPISODES) for number in episodes]
         self._times = [count(number, "the length of an episode") for number in times]
+        self._to_cut = [count(i, "an environment", n - 1) for i in listed(counts.get("to_cut", []), "to_cut")]
         self._processor.load_state(section(state, "processor"))
         for env_ix in self._resumable.load_state(section(state, "env")):
             self.exact = False
-            self._cut.append(self._processor.cut(env_ix))
+            self._to_cut.append(env_ix)
             self._begin_episode(env_ix)
             _logger.warning(
                 "environment %d of %s cannot be resumed exactly: it is not determined by its seed and the actions; "
@@ -208,7 +211,9 @@ class ResumableSampler(Sampler):
 
     def state(self) -> State:
         """Between two env steps: environments, what streams carry, numbers of episodes. The policy's is its own."""
-        counts = {"episodes": list(self._episodes), "times": list(self._times)}
+        counts: dict[str, object] = {"episodes": list(self._episodes), "times": list(self._times)}
+        if self._to_cut:
+            counts["to_cut"] = list(self._to_cut)
         return joined(
             {
                 "env": self._resumable.state(),
@@ -218,12 +223,11 @@ class ResumableSampler(Sampler):
         )
 
     def sample(self, env_ix: Sequence[int], env_steps: int) -> Items:
-        """As of `Sampler`; rows of streams that were cut come first."""
+        """As of `Sampler`; rows of streams that are cut come first."""
+        cut = [self._processor.cut(i) for i in self._to_cut]
+        self._to_cut = []
         items = super().sample(env_ix, env_steps)
-        if self._cut:
-            parts, self._cut = [*self._cut, items], []
-            items = _joined(parts)
-        return items
+        return _joined([*cut, items]) if cut else items
 
     def _reset(self, env_ix: int) -> None:
         self._env.reset(env_ix, self._seed_of(env_ix, self._episodes[env_ix]))

@@ -22,6 +22,7 @@ from border_cli.core.errors import ActorLostError, UnfitStateError
 from border_cli.core.items import Chunk, Column
 from border_cli.core.protocols import ActorStat
 from border_cli.core.state import State
+from border_cli.runtime.parcel import Parcel
 from border_cli.runtime.worker import Worker
 from border_cli.transport.model_channel import ModelChannel
 from border_cli.transport.ring import Ring
@@ -81,8 +82,8 @@ class ActorSlot:
         shared.board.limit(self._actor, self._counts.env_steps)
         self._ring = ring = Ring(shared.columns, shared.ring_rows)
 
-        def links(pipe: Connection) -> ActorLinks:
-            return ActorLinks(ring, shared.models, shared.board, pipe)
+        def links(pipe: Connection, order: Parcel) -> ActorLinks:
+            return ActorLinks(ring, shared.models, shared.board, pipe, order)
 
         try:
             self._worker = Worker(f"actor-{self._actor}", actor_main, links, self._order())

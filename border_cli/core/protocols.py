@@ -211,8 +211,8 @@ class ReplayBuffer(Protocol):
         among their sums would decide every draw from then on.
         """
 
-    def break_streams(self, actor: int) -> None:
-        """Forget what the newest rows of this actor were waiting for: its streams start anew."""
+    def break_streams(self, actor: int | None = None) -> None:
+        """Forget what the newest rows of this actor, or of all, were waiting for: their streams start anew."""
 
     def generator_state(self) -> dict[str, Any]:
         """State of the sampling generator, as JSON values."""

@@ -17,6 +17,7 @@ from border_cli.evaluation.board import EvaluatorBoard
 from border_cli.evaluation.episodes import EpisodeRunner
 from border_cli.runtime import child
 from border_cli.runtime.factory import Factory
+from border_cli.runtime.parcel import Parcel
 from border_cli.runtime.pipe import Reporter, clipped, log_through
 from border_cli.transport.model_channel import ModelChannel
 
@@ -40,16 +41,17 @@ class EvaluatorSpec:
 
 @dataclass(frozen=True)
 class EvaluatorLinks:
-    """What connects an evaluator with the learner; handed over while its process is started."""
+    """What connects an evaluator with the learner; handed over while its process is started. order: holds an `Order`."""
 
     models: ModelChannel
     board: EvaluatorBoard
     pipe: Connection
+    order: Parcel
 
 
 @dataclass(frozen=True)
 class Order:
-    """What to run, the first thing that comes through the pipe: importing it may already fail."""
+    """What to run, opened by the process itself: importing it may already fail."""
 
     spec: EvaluatorSpec
     log_level: int
@@ -84,7 +86,7 @@ def evaluator_main(links: EvaluatorLinks) -> None:
 
 
 def _live(links: EvaluatorLinks, reporter: Reporter) -> None:
-    order: Order = links.pipe.recv()
+    order: Order = links.order.open()
     log_through(reporter, "evaluator", order.log_level)
     spec, board = order.spec, links.board
     board.beat()

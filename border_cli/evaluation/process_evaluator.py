@@ -15,6 +15,7 @@ from border_cli.core.protocols import Evaluation, ModelInfo
 from border_cli.evaluation.board import EvaluatorBoard
 from border_cli.evaluation.process import EvaluatorLinks, EvaluatorSpec, Failed, Order, Task, evaluator_main
 from border_cli.runtime.clock import Deadline
+from border_cli.runtime.parcel import Parcel
 from border_cli.runtime.pulse import Pulse
 from border_cli.runtime.restarts import restart_delay_s
 from border_cli.runtime.worker import Worker
@@ -114,8 +115,8 @@ class ProcessEvaluator:
             worker.send(self._task)
         return worker
 
-    def _links(self, pipe: Connection) -> EvaluatorLinks:
-        return EvaluatorLinks(self._models, self._board, pipe)
+    def _links(self, pipe: Connection, order: Parcel) -> EvaluatorLinks:
+        return EvaluatorLinks(self._models, self._board, pipe, order)
 
     def _listen(self, worker: Worker, last: bool = False) -> None:
         for message in worker.heard(last):

@@ -24,6 +24,8 @@ class RatioLimiter:
     ahead · n_actors, envs_per_actor: credit is given in whole steps of an actor where possible.
 
     Actors may leave and come back (`attend`): one that has left gets no credit, and loses what it had not used.
+    credits: of the seats there are now. What was used in seats that are gone since an earlier launch stays with those,
+    until a launch has them again.
 
     No actor ever holds more unused credit than its share tolerance/n_actors, so actors that are late, however many,
     leave enough for any one that is not. Raises ValueError where tolerance < n_actors·envs_per_actor.
@@ -53,7 +55,7 @@ class RatioLimiter:
         self.env_steps = 0
         self.opt_steps = 0
         self.credits = [0] * n_actors
-        self._used = [0] * n_actors
+        self._used = [0] * n_actors  # then those of seats that only an earlier launch had
         self._base_env_steps = 0  # counted from here: the beginning, or where the replay was lost
         self._base_opt_steps = 0
         self._present = [True] * n_actors
@@ -70,7 +72,7 @@ class RatioLimiter:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Take over a saved state. Raises ValueError for one that does not fit.
 
-        With another number of actors than it had, those that are left stand for those that are gone.
+        With fewer actors than it had, what the others used is known on, and with more again they go on from there.
         """
         require(state, ("env_steps", "opt_steps", "used", "base"), "the ratio limiter")
         env_steps, opt_steps = (count(state[name], name) for name in ("env_steps", "opt_steps"))
@@ -79,9 +81,8 @@ class RatioLimiter:
         if not used or sum(used) != env_steps:
             raise ValueError(f"the actors' env steps are {sum(used)} together, not {env_steps}")
         n = len(self.credits)
-        self._used = [*used, *[0] * n][:n]
-        self._used[-1] += sum(used[n:])
-        self.credits = list(self._used)
+        self._used = used + [0] * (n - len(used))
+        self.credits = self._used[:n]
         self.env_steps, self.opt_steps = env_steps, opt_steps
         self._base_env_steps = count(base_env_steps, "the base in env steps", env_steps)
         self._base_opt_steps = count(base_opt_steps, "the base in opt steps", opt_steps)
@@ -93,17 +94,17 @@ class RatioLimiter:
         """
         self._base_env_steps, self._base_opt_steps = self.env_steps, self.opt_steps
 
-    def attend(self, present: Sequence[bool]) -> bool:
-        """Who is there to act; whether `credits` changed. What one that has left was still to hand over is inserted."""
+    def attend(self, present: Sequence[bool]) -> list[int]:
+        """Who is there to act; those that have left since, whose `credits` fell. All they handed over is inserted."""
         if present == self._present:
-            return False
+            return []
         left = [
             i for i, (was, there) in enumerate(zip(self._present, present, strict=True)) if was and not there
         ]
         for actor in left:
             self.forfeit(actor)
         self._present = list(present)
-        return bool(left)
+        return left
 
     def inserted(self, actor: int, env_steps: int) -> None:
         """These env steps of an actor are in the replay now."""
@@ -131,17 +132,19 @@ class RatioLimiter:
             allowed = self._base_env_steps + self._warmup + step + self._tolerance
         return allowed if self._max_env_steps is None else min(allowed, self._max_env_steps)
 
-    @property
-    def budget_used(self) -> bool:
-        """Whether max_env_steps are in the replay and every opt step they allow is done."""
+    def budget_used(self, may_opt: bool) -> bool:
+        """Whether max_env_steps are in the replay and every opt step they allow is done.
+
+        may_opt: whether there may be one more, by the ratio and for a batch: no row comes any more.
+        """
         if self._max_env_steps is None or self.env_steps < self._max_env_steps:
             return False
-        return self._interval is None or not self.may_opt()
+        return self._interval is None or not may_opt
 
     def grant(self) -> bool:
         """Give out what may be given; `credits` then holds the new words. Whether anything changed."""
         allowance = self.allowance
-        free = allowance - sum(self.credits)
+        free = allowance - self._given
         # Nothing comes after this: give the rest, whole steps or not.
         last = allowance == self._max_env_steps or self._starved()
         if free <= 0 or (free < self._least_grant and not last):
@@ -165,7 +168,7 @@ class RatioLimiter:
         """Opt steps after which there is credit worth giving; a very large number where only insertions bring any."""
         if self._interval is None or self.allowance == self._max_env_steps:
             return _UNLIMITED
-        wanted = sum(self.credits) + max(self._least_grant, self._tolerance // 4)
+        wanted = self._given + max(self._least_grant, self._tolerance // 4)
         beyond = wanted - self._base_env_steps - self._warmup - self._tolerance
         at = math.ceil(beyond / self._interval) - 1 + self._base_opt_steps
         return max(1, at - self.opt_steps)
@@ -181,6 +184,11 @@ class RatioLimiter:
         return (self.env_steps - self._base_env_steps - self._warmup) / opt_steps if opt_steps else None
 
     @property
+    def _given(self) -> int:
+        """Env steps that were given out, to seats that are gone as well."""
+        return sum(self.credits) + sum(self._used[len(self.credits) :])
+
+    @property
     def _next_opt_step(self) -> int:
         """The opt step to come, counted from the last warm-up."""
         return self.opt_steps - self._base_opt_steps + 1
@@ -190,7 +198,7 @@ class RatioLimiter:
 
         Before the first opt step it may wait for a batch although the ratio allows it one.
         """
-        return sum(self.credits) == self.env_steps and (self._next_opt_step == 1 or not self.may_opt())
+        return self._given == self.env_steps and (self._next_opt_step == 1 or not self.may_opt())
 
     def _unused(self, actor: int) -> int:
         return self.credits[actor] - self._used[actor]

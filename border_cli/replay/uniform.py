@@ -100,9 +100,9 @@ class UniformReplayBuffer:
         if len(ix) != len(td_error):
             raise ValueError(f"{len(ix)} rows and {len(td_error)} errors")
 
-    def break_streams(self, actor: int) -> None:
-        """The newest rows of this actor get no next observation any more and are never sampled."""
-        for key in [key for key in self._tails if key[0] == actor]:
+    def break_streams(self, actor: int | None = None) -> None:
+        """The newest rows of this actor, or of all, get no next observation any more and are never sampled."""
+        for key in [key for key in self._tails if actor is None or key[0] == actor]:
             del self._tails[key]
 
     def generator_state(self) -> dict[str, Any]:
@@ -126,7 +126,10 @@ class UniformReplayBuffer:
     def state(self) -> State:
         """Rows by their number since the beginning, as columns with the distance of their next observations."""
         live_from = max(0, self._rows - self.capacity)
-        waiting_from = min((int(tail.rows[0]) for tail in self._tails.values()), default=self._rows)
+        tails = self._tail_arrays()
+        waiting = tails["waiting_rows"]
+        # A row that waited until it was overwritten keeps nothing open.
+        waiting_from = int(waiting[waiting >= live_from].min(initial=self._rows))
         blocks = tuple(
             Block(
                 block_name(first, self._block_rows),
@@ -136,7 +139,7 @@ class UniformReplayBuffer:
             for first, last in block_ranges(live_from, self._rows, self._block_rows)
         )
         values = {"capacity": self.capacity, "rows": self._rows}
-        return State(self._tail_arrays(), values, blocks)
+        return State(tails, values, blocks)
 
     def load_state(self, state: State) -> None:
         """Take over a saved state; the generator comes after it. Raises ValueError for one that does not fit."""

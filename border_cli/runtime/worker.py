@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 
 from border_cli.runtime import forkserver
+from border_cli.runtime.parcel import Parcel
 from border_cli.runtime.pipe import LogLine, new_pipe
 
 _LAST_WORDS = 10_000
@@ -18,25 +19,29 @@ _MESSAGES_AT_ONCE = 64  # one that never stops logging must not keep the learner
 
 
 class Worker:
-    """A process that runs entry(links(its end of the pipe)), and finds the order in the pipe.
+    """A process that runs entry(links(its end of the pipe, the order)).
 
-    Whatever needs imports goes into the order, because importing may already fail. Raises ResourceError when
+    Whatever needs imports goes into the order, because importing may already fail. Raises ResourceError when memory,
     descriptors or processes are too few.
     """
 
     def __init__(
-        self, name: str, entry: Callable[..., None], links: Callable[[Connection], object], order: object
+        self,
+        name: str,
+        entry: Callable[..., None],
+        links: Callable[[Connection, Parcel], object],
+        order: object,
     ) -> None:
-        self._pipe, theirs = new_pipe(name)
-        try:
-            self._process = forkserver.start_process(entry, (links(theirs),), name)
-        except BaseException:
-            self._pipe.close()
-            raise
-        finally:
-            theirs.close()
+        with contextlib.closing(Parcel(order, f"the order of {name}")) as parcel:
+            self._pipe, theirs = new_pipe(name)
+            try:
+                self._process = forkserver.start_process(entry, (links(theirs, parcel),), name)
+            except BaseException:
+                self._pipe.close()
+                raise
+            finally:
+                theirs.close()
         self._silent = False
-        self.send(order)
 
     @property
     def pid(self) -> int | None:
@@ -54,7 +59,7 @@ class Worker:
         return self._silent
 
     def send(self, message: object) -> None:
-        """Say something to the process. Nothing happens if it has died, which `gone` will tell."""
+        """Say something short to the process. Nothing happens if it has died, which `gone` will tell."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._pipe.send(message)
 

@@ -20,7 +20,9 @@ class AsyncTrainer(TrainingLoop):
         super().__init__(config, parts)
         self._backoff = Backoff()
         self._arrived = False
-        self._gather_at = (0.0, 0)  # monotonic seconds, opt steps: whichever comes first
+        # When it is time to gather, whichever comes first.
+        self._gather_at_s = 0.0  # of the monotonic clock
+        self._gather_at_opt_step = 0
 
     def tick(self) -> None:
         """Meanwhile, take in what arrives, without new credit: an actor that dies is noticed at once."""
@@ -29,12 +31,14 @@ class AsyncTrainer(TrainingLoop):
 
     def _gather(self) -> None:
         """When there is too little, or credit to give; not at every opt step, as it takes a tenth of a small one."""
-        limiter, at = self.parts.limiter, self._gather_at
-        if limiter.may_opt() and monotonic() < at[0] and limiter.opt_steps < at[1]:
+        limiter = self.parts.limiter
+        due = monotonic() >= self._gather_at_s or limiter.opt_steps >= self._gather_at_opt_step
+        if limiter.may_opt() and not due:
             self._arrived = False
             return
         self._arrived = self._take_in()
-        self._gather_at = (monotonic() + _GATHER_S, limiter.opt_steps + limiter.opt_steps_until_grant())
+        self._gather_at_s = monotonic() + _GATHER_S
+        self._gather_at_opt_step = limiter.opt_steps + limiter.opt_steps_until_grant()
 
     def _idle(self) -> None:
         if self._arrived:

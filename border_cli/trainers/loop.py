@@ -137,7 +137,7 @@ class TrainingLoop:
             return "stop_return"
         if c.max_opts is not None and limiter.opt_steps >= c.max_opts:
             return "max_opts"
-        if limiter.budget_used:
+        if limiter.budget_used(self.may_opt()):
             return "max_env_steps"
         if c.max_time is not None and self.parts.telemetry.seconds >= c.max_time:
             return "max_time"
@@ -150,6 +150,8 @@ class TrainingLoop:
         if arrived:
             p.source.announce(p.limiter.env_steps)
         left = p.limiter.attend(p.source.present())
+        for actor in left:
+            p.buffer.break_streams(actor)  # perhaps nobody comes back to go on with them
         if p.limiter.grant() or left:
             p.source.grant(p.limiter.credits)
         p.telemetry.collect_took(monotonic() - began)

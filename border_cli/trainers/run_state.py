@@ -136,8 +136,7 @@ def _load_replay(saved: RunState, parts: Parts) -> None:
         parts.keeper.know_loaded(parts.buffer.state())
     parts.buffer.load_generator_state(saved.generators["replay"])
     if not flag(saved.loop["whole"], "whole"):
-        for actor in range(len(parts.limiter.credits)):
-            parts.buffer.break_streams(actor)  # what they had begun is not gone on with
+        parts.buffer.break_streams()  # what actors had begun is not gone on with, of those that are gone as well
 
 
 def _waiting_models(waiting: State, agent: Agent) -> list[ModelInfo]:

@@ -36,7 +36,7 @@ def channel_bytes(layout: tuple[Column, ...], slots: int = 2) -> int:
 
 
 class _Slot:
-    """One of the two places for a model."""
+    """One of the places for a model."""
 
     def __init__(self, block: Block, words: tuple[int, int], data: int, nbytes: int) -> None:
         self.before = block.words(words[0], 1)

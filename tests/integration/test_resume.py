@@ -144,6 +144,48 @@ def test_a_run_without_a_checkpoint_begins_again_in_its_directory(folder: Path) 
     assert Run(run.path).steps("agent/loss") == [20, 40, 60, 80, 100, 120]
 
 
+def test_b1_a_budget_is_not_overrun_with_fewer_actors_and_with_more_again(folder: Path) -> None:
+    """What the actors that are gone did is no credit of those that are left, and theirs again once they are back."""
+    words = (
+        "n_actors=3",
+        "trainer.max_env_steps=300",
+        "trainer.ratio_tolerance=16",
+        "trainer.eval_interval=null",
+    )
+    run = run_whole(folder / "fewer", *words)
+    first = [actor["env_steps"] for actor in run.summary["actors"]]
+    assert sum(first) == run.counts[1] == 300
+    assert main([f"resume={run.path}", "n_actors=1", "trainer.max_env_steps=340"]) == 0
+    (left,) = run.summary["actors"]
+    assert (left["env_steps"] - first[0], run.counts[1]) == (40, 340)
+    replay = read_run_state(run.path / "checkpoints" / run.checkpoints[-1], with_replay=True).replay
+    assert replay is not None
+    assert set(replay.arrays["streams"][:, 0].tolist()) <= {0}  # for those that are gone nothing waits
+    assert main([f"resume={run.path}", "n_actors=2", "trainer.max_env_steps=400"]) == 0
+    again = run.summary["actors"]
+    assert sum(actor["env_steps"] for actor in again) + first[2] == run.counts[1] == 400
+    assert [actor["incarnation"] for actor in again] == [2, 1]
+
+
+@pytest.mark.parametrize("trainer", ["async", "sync"])
+def test_b4_a_budget_that_ends_before_there_is_a_batch_again_ends_the_run(folder: Path, trainer: str) -> None:
+    words = (
+        f"trainer={trainer}",
+        "agent.batch_size=32",
+        "trainer.warmup_period=10",
+        "trainer.max_env_steps=100",
+    )
+    with signal_at(60):
+        assert main([*tiny(*words, "trainer.ratio_tolerance=24"), f"hydra.run.dir={folder / trainer}"]) == 143
+    run = Run(folder / trainer)
+    opt_steps, env_steps = run.counts
+    assert 70 <= env_steps < 100
+    # Without the last of these it would wait for ever.
+    assert main([f"resume={run.path}", "checkpoint.replay=none", "trainer.max_time=30"]) == 0
+    assert run.counts == (opt_steps, 100)
+    assert run.summary["ended_by"] == "max_env_steps"
+
+
 # -- the same command again ---------------------------------------------
 
 

@@ -96,7 +96,7 @@ def test_b1_one_willing_actor_is_enough(
 def test_a_budget_is_used_up_and_never_overrun(interval: float | None, budget: int) -> None:
     limiter, actors = RatioLimiter(interval, 20, 64, budget, 3, 4), Actors(3)
     rounds = 0
-    while not limiter.budget_used:
+    while not limiter.budget_used(limiter.may_opt()):
         limiter.grant()
         for actor in range(3):
             actors.act(limiter, actor, 4)
@@ -274,7 +274,7 @@ def test_b1_whoever_is_left_is_enough(
     left = data.draw(st.integers(0, n - 1))
     limiter.attend([actor == left for actor in range(n)])
     rounds = 0
-    while limiter.opt_steps < 50 and not limiter.budget_used:
+    while limiter.opt_steps < 50 and not limiter.budget_used(limiter.may_opt()):
         limiter.grant()
         actors.act(limiter, left, envs)
         actors.publish(limiter, left)
@@ -296,3 +296,38 @@ def test_one_that_is_back_gets_credit_again() -> None:
     assert not limiter.attend([True, True])
     limiter.grant()
     assert limiter.credits[0] > 3
+
+
+def resumed(limiter: RatioLimiter, n_actors: int, max_env_steps: int) -> RatioLimiter:
+    """A limiter of another launch, with so many actors and this budget."""
+    again = RatioLimiter(1.0, 0, 16, max_env_steps, n_actors, 1)
+    again.load_state(limiter.state())
+    return again
+
+
+def act_to_the_end(limiter: RatioLimiter, taken: list[int]) -> None:
+    """Whoever has credit beyond what its seat has taken uses it; whenever the ratio allows an opt step, it is done."""
+    while not limiter.budget_used(limiter.may_opt()):
+        assert sum(limiter.credits) <= limiter.allowance
+        before = limiter.env_steps
+        for actor, credit in enumerate(limiter.credits):
+            assert credit >= taken[actor]
+            limiter.inserted(actor, credit - taken[actor])
+            taken[actor] = credit
+        changed = limiter.grant()
+        if limiter.may_opt():
+            limiter.opted()
+            changed = True
+        assert changed or limiter.env_steps > before, "deadlock"
+
+
+@pytest.mark.parametrize(("n_actors", "then"), [(1, 3), (2, 2), (1, 1), (2, 4)])
+def test_b1_no_overrun_with_fewer_actors_and_then_more_again(n_actors: int, then: int) -> None:
+    """A seat goes on from what was taken in it, however long nobody had it."""
+    taken = [0] * 4
+    limiter = RatioLimiter(1.0, 0, 16, 150, 3, 1)
+    act_to_the_end(limiter, taken)
+    for n, budget in ((n_actors, 170), (then, 240)):
+        limiter = resumed(limiter, n, budget)
+        act_to_the_end(limiter, taken)
+        assert limiter.env_steps == sum(taken) == limiter.opt_steps == budget

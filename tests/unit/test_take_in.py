@@ -63,7 +63,18 @@ def test_the_credit_of_one_that_left_is_taken_back_at_once_and_given_to_the_othe
     assert parts.calls == [("grant", 4, 4)]
     parts.there = [False, True]
     loop._take_in()
-    assert parts.calls[1:] == [("grant", 0, 4)]
+    assert parts.calls[1:] == [("break", 0), ("grant", 0, 4)]
     parts.there, parts.arrived = [True, True], [chunk(1, 0)]
     loop._take_in()
-    assert parts.calls[2:] == [("push", 1), ("grant", 4, 4)]
+    assert parts.calls[3:] == [("push", 1), ("grant", 4, 4)]
+
+
+def test_the_streams_of_one_that_left_are_broken_once_its_last_rows_are_in() -> None:
+    """Whether or not it comes back: one that is given up would leave them open for ever."""
+    parts = Parts()
+    loop = TrainingLoop(TrainerConfig(), parts)  # type: ignore[arg-type]
+    parts.there, parts.arrived = [False, True], [chunk(0, 0)]
+    loop._take_in()
+    parts.arrived = []
+    loop._take_in()
+    assert [call for call in parts.calls if call[0] != "grant"] == [("push", 0), ("break", 0)]

@@ -87,6 +87,34 @@ def test_a_broken_stream_is_not_continued() -> None:
     assert len(b) == 0
 
 
+def test_what_waits_keeps_blocks_open_until_its_streams_are_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("border_cli.replay.uniform.rows_per_block", lambda capacity, row_bytes: 4)
+    b, processors = buffer(100), [NStepProcessor(SPEC, 1, 1, 0.9, None) for _ in range(2)]
+    for actor in (0, 1):
+        b.push(episode(processors[actor], 10 * actor, 9)[0], actor)  # each waits for a second row
+    for items in episode(NStepProcessor(SPEC, 1, 1, 0.9, None), 20, 20):
+        b.push(items, 2)
+    assert not any(block.sealed for block in b.state().blocks)
+    b.break_streams(0)
+    assert not any(block.sealed for block in b.state().blocks)
+    b.break_streams()
+    assert [block.sealed for block in b.state().blocks[:-1]] == [True] * (len(b.state().blocks) - 1)
+    assert len(b.state().arrays["streams"]) == 0
+
+
+def test_a_row_that_waited_until_it_was_overwritten_keeps_no_block_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("border_cli.replay.uniform.rows_per_block", lambda capacity, row_bytes: 4)
+    b = buffer(12)
+    b.push(episode(NStepProcessor(SPEC, 1, 1, 0.9, None), 0, 9)[0], 0)
+    for items in episode(NStepProcessor(SPEC, 1, 1, 0.9, None), 20, 19):
+        b.push(items, 1)
+    live = [block.sealed for block in b.state().blocks]
+    assert live.count(True) >= 2
+    assert len(b.state().arrays["streams"]) == 1  # it is still waited for, by nobody
+
+
 def test_seeded() -> None:
     def draws(seed: int) -> list[float]:
         b, p = make_buffer(BufferConfig(capacity=50), SPEC, seed), NStepProcessor(SPEC, 1, 1, 0.5)
