@@ -41,7 +41,7 @@ def in_folder(folder: Path) -> Iterator[Path]:
 
 def tiny(*words: str) -> list[str]:
     """These words, and those of TINY whose keys are not among them."""
-    typed = dict(word.split("=", 1) for word in words)
+    typed = dict(word.split("=", 1) for word in words if "=" in word)
     own = (word for word in TINY if word.partition("=")[0] not in typed)
     return [*known_to(typed.get("agent", "dqn"), *own), *words]
 

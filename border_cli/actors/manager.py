@@ -188,10 +188,11 @@ class ActorManager:
 
     def _vacant_seats(self, state: State) -> dict[str, Any]:
         """What was counted in seats that there are not any more, as it was saved."""
-        seats = {
-            name: before for name, before in state.values.items() if name.isdecimal()
-        }  # lockstep has none
-        return {seat: before for seat, before in seats.items() if int(seat) >= self._n_actors}
+        return {
+            name: before
+            for name, before in state.values.items()
+            if name.isdecimal() and int(name) >= self._n_actors  # lockstep has no such names
+        }
 
     def _shared(self, models: ModelChannel) -> Shared:
         """What all actors have in common. Under on_env_error=stop no environment is made anew in place."""

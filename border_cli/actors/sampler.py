@@ -174,9 +174,8 @@ class ResumableSampler(Sampler):
         self._resumable = env
         self._seed_of = seed_of
         self._owner = owner
-        self._to_cut: list[
-            int
-        ] = []  # environments that began anew; rows of the episode before are not handed over yet
+        # Environments that began anew, of which the rows of the episode before are not handed over yet.
+        self._to_cut: list[int] = []
         self.exact = True
 
     def begin(self, first_episode: int = 0) -> None:

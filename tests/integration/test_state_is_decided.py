@@ -15,7 +15,7 @@ from tests.real_runs import train
 
 STATE = {
     "Trainer": "_failed _position judging parts saving",
-    "Position": "agent_values incarnations recorded_at to_do",
+    "Position": "agent_values incarnations recorded_at records to_do",
     "Judging": "_trials best last skipped",
     "Saving": "saved_at",
     "RatioLimiter": "_base_env_steps _base_opt_steps _used env_steps opt_steps",
