@@ -301,7 +301,7 @@ class _Run:
 
     def _exact(self, loop: TrainingLoop) -> bool | None:
         """Whether this is what an uninterrupted run would have given; None where no run can be repeated."""
-        if not loop.exact:
+        if not loop.repeatable:
             return None
         return self._resumed.exact and all(actor.exact for actor in loop.actors)
 

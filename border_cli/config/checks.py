@@ -70,13 +70,13 @@ def check_effect(config: TrainConfig, typed: Collection[str]) -> None:
 
 def _check_no_restarts(config: TrainConfig, typed: Collection[str]) -> None:
     """Where the same seed gives the same bits, an environment that raises and an actor that is lost end the run."""
-    exact = config.trainer.type == "sync" or config.trainer.lockstep
+    repeatable = config.trainer.type == "sync" or config.trainer.lockstep
     names = ("restarts", "restart_window_s", "restart_delay_s", "min_actors")
     keys = [f"actor_manager.{name}" for name in names]
     if config.actor_manager.on_env_error == "restart":
         keys.append("actor_manager.on_env_error")
     for key in keys:
-        if exact and key in typed:
+        if repeatable and key in typed:
             mode = "trainer=sync" if config.trainer.type == "sync" else "trainer.lockstep=true"
             raise UsageError(
                 f"{key}: under {mode} whatever is lost ends the run, because the same seed gives the same bits\n"

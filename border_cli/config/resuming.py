@@ -41,8 +41,8 @@ class Change:
         return f"{self.key}: {_shown(self.before)} → {_shown(self.now)}"
 
 
-def is_exact(config: TrainConfig) -> bool:
-    """Whether a resumed run equals one that was never interrupted."""
+def is_repeatable(config: TrainConfig) -> bool:
+    """Whether the same seed gives the same bits, and a resumed run equals one that was never interrupted."""
     return config.trainer.type == "sync" or config.trainer.lockstep
 
 
@@ -55,7 +55,7 @@ def changes(before: TrainConfig, now: TrainConfig) -> list[Change]:
 
 def safe(config: TrainConfig, change: Change) -> bool:
     """Whether a run of this configuration may go on with this change."""
-    allowed = _SAFE if is_exact(config) else (*_SAFE, *_SAFE_RUNNING_FREE)
+    allowed = _SAFE if is_repeatable(config) else (*_SAFE, *_SAFE_RUNNING_FREE)
     return _among(change.key, allowed)
 
 
@@ -70,7 +70,7 @@ def check_changes(config: TrainConfig, wanted: Sequence[Change]) -> None:
     if not unsafe:
         return
     shown = "; ".join(map(str, unsafe[:_SHOWN])) + ("; …" if len(unsafe) > _SHOWN else "")
-    actors = "" if is_exact(config) else ", n_actors, actor_manager.*, threads, ratio_tolerance"
+    actors = "" if is_repeatable(config) else ", n_actors, actor_manager.*, threads, ratio_tolerance"
     raise UsageError(
         f"resume: a run cannot go on with another {shown}\n"
         "allowed: budgets, stop_return, eval_interval, save_interval, record_interval, evaluator.*, recorder.*, "

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
+from functools import partial
 
 from border_cli.core.metrics import METRICS
 from border_cli.core.protocols import Recorder
 from border_cli.core.record import Record
+from border_cli.core.stages import run_all
 
 
 class FanOut:
@@ -30,9 +31,7 @@ class FanOut:
             return
         self._check(record)
         self._newest.update(dict.fromkeys(record.values, record.opt_steps))
-        with ExitStack() as stack:
-            for recorder in reversed(self._recorders):
-                stack.callback(recorder.write, record)
+        run_all([partial(recorder.write, record) for recorder in self._recorders])
 
     def positions(self) -> dict[str, int]:
         """Those of all."""
@@ -40,15 +39,11 @@ class FanOut:
 
     def flush(self) -> None:
         """Flush all."""
-        with ExitStack() as stack:
-            for recorder in reversed(self._recorders):
-                stack.callback(recorder.flush)
+        run_all([recorder.flush for recorder in self._recorders])
 
     def close(self) -> None:
         """Close all."""
-        with ExitStack() as stack:
-            for recorder in reversed(self._recorders):
-                stack.callback(recorder.close)
+        run_all([recorder.close for recorder in self._recorders])
 
     def _check(self, record: Record) -> None:
         undeclared = sorted(record.values.keys() - METRICS.keys())

@@ -18,7 +18,7 @@ from border_cli.checkpoints.contents import (
     read_model,
     read_run_state,
 )
-from border_cli.config.resuming import BUDGETS, Change, changes, is_exact, keeps_the_bits, safe
+from border_cli.config.resuming import BUDGETS, Change, changes, is_repeatable, keeps_the_bits, safe
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import BorderError, NoValidCheckpointError, UsageError
 from border_cli.core.protocols import Evaluation
@@ -79,7 +79,7 @@ def read_resumed(run_dir: Path, config: TrainConfig, wanted: Sequence[Change], r
     exact = _summary(run_dir).get("exact") is not False and state.replay is not None and whole
     exact = exact and all(_keeps(config, state, change) for change in wanted)
     best = _best(run_dir)
-    if best is not None and best.opt_steps >= opt_steps and exact and is_exact(config):
+    if best is not None and best.opt_steps >= opt_steps and exact and is_repeatable(config):
         if _comes_again(config, best.opt_steps):
             best = None
         else:
@@ -111,7 +111,7 @@ def describe(config: TrainConfig, resumed: Resumed) -> str:
     words += [str(change) for change in resumed.changes]
     if resumed.without_replay:
         words.append("without its replay, so there is a warm-up first")
-    if is_exact(config) and not resumed.exact:
+    if is_repeatable(config) and not resumed.exact:
         words.append("the bits will not be those of an uninterrupted run")
     return "; ".join(words)
 

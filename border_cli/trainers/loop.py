@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import monotonic
 
@@ -16,6 +16,7 @@ from border_cli.config.schema import TrainerConfig
 from border_cli.core.errors import CheckpointIOError, NonFiniteError
 from border_cli.core.protocols import ActorStat, Evaluation
 from border_cli.core.record import Record
+from border_cli.core.stages import run_all
 from border_cli.core.state import RunState
 from border_cli.trainers.judging import Judging
 from border_cli.trainers.parts import Parts
@@ -40,10 +41,10 @@ class Ending:
 class TrainingLoop:
     """One run. Subclasses say when to gather experience and how to wait for it.
 
-    exact: whether a run that is resumed equals one that was never interrupted.
+    repeatable: the same seed gives the same bits, and a run that is resumed equals one that was never interrupted.
     """
 
-    exact = False
+    repeatable = False
 
     def __init__(self, config: TrainerConfig, parts: Parts) -> None:
         self.config = config
@@ -59,7 +60,7 @@ class TrainingLoop:
             parts.recorder.write,
             self.tick,
             parts.should_stop,
-            exact=self.exact,
+            repeatable=self.repeatable,
         )
         self.skipping = Skipping(parts.keeper)
         self.actors: list[ActorStat] = []
@@ -249,7 +250,7 @@ class TrainingLoop:
         with self._in_phase("saving"):
             self._show()
             state = take_state(
-                self.parts, self.judging, self._position, exact=self.exact, failed=self._failed
+                self.parts, self.judging, self._position, repeatable=self.repeatable, failed=self._failed
             )
             self.saving.save(state, self._counters(), last)
 
@@ -325,9 +326,12 @@ class TrainingLoop:
     def _leave(self) -> None:
         """End the actors and keep the state, to which belongs what they hand over while they leave.
 
-        An exact state comes first: it is that of actors between two env steps or rounds, not of actors that are gone.
+        The state of a repeatable run comes first: that of actors between two env steps or rounds, not of actors that
+        are gone.
         """
-        stages = (self._save_last, self._stop_actors) if self.exact else (self._stop_actors, self._save_last)
+        stages = (
+            (self._save_last, self._stop_actors) if self.repeatable else (self._stop_actors, self._save_last)
+        )
         for stage in stages:
             stage()
 
@@ -341,14 +345,15 @@ class TrainingLoop:
     def _finish(self) -> None:
         """Whatever happened: no actor stays, the records are flushed, the last state is kept."""
         p = self.parts
-        # Last in, first out; one that fails does not keep the others from their work.
-        with ExitStack() as stages:
-            stages.callback(lambda: p.telemetry.refresh(self._final_phase, len(p.buffer), self.actors, 0))
-            stages.callback(p.recorder.flush)
-            if self._begun:
-                stages.callback(self._record)
-            stages.callback(self._stop_actors)  # also where the last save fails
-            self._leave()
+        run_all(
+            [
+                self._leave,
+                self._stop_actors,  # also where the last save fails
+                *([self._record] if self._begun else []),
+                p.recorder.flush,
+                lambda: p.telemetry.refresh(self._final_phase, len(p.buffer), self.actors, 0),
+            ]
+        )
 
     def _save_last(self) -> None:
         """What a save has not kept yet. Of a run that has not begun, nothing: half of its state may be loaded."""

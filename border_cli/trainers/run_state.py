@@ -75,9 +75,12 @@ class Position:
         self.incarnations = {count(actor, "an actor"): count(n, "an incarnation") for actor, n in pairs}
 
 
-def take_state(parts: Parts, judging: Judging, position: Position, *, exact: bool, failed: bool) -> RunState:
-    """All that a run goes on from. exact: whether a resumed run equals one that was never interrupted.
+def take_state(
+    parts: Parts, judging: Judging, position: Position, *, repeatable: bool, failed: bool
+) -> RunState:
+    """All that a run goes on from.
 
+    repeatable: the kind of run of which a resumed one equals one that was never interrupted ·
     failed: the actors may be gone, and what was under way with them is lost.
     """
     position.records |= parts.recorder.positions()
@@ -88,9 +91,9 @@ def take_state(parts: Parts, judging: Judging, position: Position, *, exact: boo
         waiting=joined({str(model.version): State(model.arrays) for model in judging.pending}),
         loop={
             "limiter": parts.limiter.state(),
-            "telemetry": parts.telemetry.state(exact),
+            "telemetry": parts.telemetry.state(repeatable),
             "judging": judging.state(),
-            "whole": exact and not failed,
+            "whole": repeatable and not failed,
             **position.state(),
         },
         generators={"replay": parts.buffer.generator_state(), "exploration": parts.agent.generator_state()},

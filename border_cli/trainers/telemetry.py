@@ -63,17 +63,17 @@ class Telemetry:
         """Since the run began, without the time between an interruption and going on."""
         return monotonic() - self._began
 
-    def state(self, exact: bool) -> dict[str, Any]:
+    def state(self, repeatable: bool) -> dict[str, Any]:
         """What was counted since the last record, as JSON values. Nothing of the clock.
 
-        exact: policy lag is the same in every run of this seed, so it is told too.
+        repeatable: policy lag is the same in every run of this seed, so it is told too.
         """
         return {
             "episodes": self.episodes,
             "interval_episodes": self._interval_episodes,
             "returns": self._returns.state(),
             "lengths": self._lengths.state(),
-            "lags": list(self._lags) if exact else [],
+            "lags": list(self._lags) if repeatable else [],
             "recent_returns": list(self._recent_returns),
             "evaluations": [list(evaluation) for evaluation in self.progress.evaluations],
             "best": self.progress.best,
@@ -81,7 +81,7 @@ class Telemetry:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Take over a saved state. Raises ValueError for one that does not fit."""
-        require(state, self.state(exact=False), "the telemetry")
+        require(state, self.state(repeatable=False), "the telemetry")
         self.episodes = count(state["episodes"], "episodes")
         self._interval_episodes = count(state["interval_episodes"], "interval_episodes")
         self._returns.load_state(state["returns"])
