@@ -96,7 +96,9 @@ class Judging:
         self._write = write
         self._tick = tick
         self._should_stop = should_stop
-        self._held = 1 if repeatable and evaluator.concurrent else 0
+        self._keep_open = (
+            1 if repeatable and evaluator.concurrent else 0
+        )  # results that wait for the next model
         self._trials: list[_Trial] = []
         self._begun_at: float | None = None
         self.best: Evaluation | None = None
@@ -111,8 +113,8 @@ class Judging:
         waiting one. Any other returns when it is done, or the run was asked to stop.
         """
         copy = ModelInfo(model.version, {name: array.copy() for name, array in model.arrays.items()})
-        self._proceed(self._held)  # whoever has been judged meanwhile makes room
-        if not self._held and len(self._trials) >= _AT_ONCE:
+        self._advance(self._keep_open)  # whoever has been judged meanwhile makes room
+        if not self._keep_open and len(self._trials) >= _AT_ONCE:
             self._trials.pop()
             self.skipped += 1
         self._trials.append(_Trial(copy, env_steps))
@@ -124,9 +126,9 @@ class Judging:
             if self._config.eval_interval is not None:
                 self._evaluator.poll()  # it is looked after, too, while it has nothing to do
             return
-        self._proceed(self._held)
-        if self._held and len(self._trials) > self._held:
-            self._wait(self._held)
+        self._advance(self._keep_open)
+        if self._keep_open and len(self._trials) > self._keep_open:
+            self._wait(self._keep_open)
 
     def judge_last(self, model: ModelInfo, env_steps: int) -> None:
         """Judge the result of the run, unless that was done already, and wait for all that is still open."""
@@ -180,23 +182,23 @@ class Judging:
 
     # -- from trial to effect -------------------------------------------------
 
-    def _proceed(self, leave: int) -> None:
-        """Bring trials forward as far as that needs no waiting; those that are settled take effect, but `leave`."""
-        while self._trials and self._settle(self._trials[0]) and len(self._trials) > leave:
-            self._conclude(self._trials.pop(0))
+    def _advance(self, keep_open: int) -> None:
+        """Bring trials forward as far as that needs no waiting; those that are settled take effect, but `keep_open`."""
+        while self._trials and self._find_out(self._trials[0]) and len(self._trials) > keep_open:
+            self._apply(self._trials.pop(0))
 
-    def _wait(self, leave: int) -> None:
+    def _wait(self, keep_open: int) -> None:
         """Until no more than so many trials are open, or the run is asked to stop."""
         began, backoff = monotonic(), Backoff()
-        self._proceed(leave)
-        while len(self._trials) > leave and not self._should_stop():
+        self._advance(keep_open)
+        while len(self._trials) > keep_open and not self._should_stop():
             self._tick()
             backoff.sleep()
-            self._proceed(leave)
+            self._advance(keep_open)
         if self._evaluator.concurrent:
             self._telemetry.excluded(monotonic() - began)
 
-    def _settle(self, trial: _Trial) -> bool:
+    def _find_out(self, trial: _Trial) -> bool:
         """Have the evaluator find out what is not known of a trial; whether all is known now."""
         while not trial.settled:
             if self._begun_at is None:
@@ -204,7 +206,7 @@ class Judging:
             evaluation = self._evaluator.poll()
             if evaluation is None:
                 return False
-            self._take(trial, evaluation)
+            self._note(trial, evaluation)
         return True
 
     def _begin(self, trial: _Trial) -> None:
@@ -215,7 +217,7 @@ class Judging:
         if not self._evaluator.concurrent:
             self._telemetry.excluded(monotonic() - began)
 
-    def _take(self, trial: _Trial, evaluation: Evaluation) -> None:
+    def _note(self, trial: _Trial, evaluation: Evaluation) -> None:
         if self._begun_at is not None:
             trial.seconds += monotonic() - self._begun_at
         self._begun_at = None
@@ -229,7 +231,7 @@ class Judging:
     def _is_candidate(self, routine: Evaluation) -> bool:
         return self._beats_best(routine) or self._reaches_goal(routine)
 
-    def _conclude(self, trial: _Trial) -> None:
+    def _apply(self, trial: _Trial) -> None:
         """The result takes effect: on the records, the best model, and whether the run may end."""
         routine = trial.routine
         if routine is None:
