@@ -280,19 +280,17 @@ class TrainingLoop:
 
     def _record(self) -> None:
         """Write everything since the last record, unless that was of this very opt step: each has one at most."""
-        p = self.parts
-        if p.limiter.opt_steps == self._position.recorded_at or self.config.record_interval is None:
+        p, at = self.parts, self._position
+        if p.limiter.opt_steps == at.recorded_at or self.config.record_interval is None:
             return
-        self._position.recorded_at = p.limiter.opt_steps
-        if not self._position.agent_values and (last := p.agent.take_record()) is not None:
-            self._position.agent_values = (
-                last.values
-            )  # of an interval that the end, or the warm-up, has cut short
-        actors = self.actors or p.source.stats()
+        at.recorded_at = p.limiter.opt_steps
+        if not at.agent_values and (last := p.agent.take_record()) is not None:
+            at.agent_values = last.values  # of an interval that the end, or the warm-up, has cut short
+        actors, replay = self.actors or p.source.stats(), p.buffer
         values = p.telemetry.interval_values(
-            len(p.buffer), p.buffer.capacity, actors, _alive(actors), self._position.agent_values
+            len(replay), replay.capacity, actors, _alive(actors), at.agent_values
         )
-        self._position.agent_values = {}
+        at.agent_values = {}
         self._write(values)
 
     def _write(self, values: dict[str, float]) -> None:
@@ -308,6 +306,7 @@ class TrainingLoop:
             self._go_on_from(resumed)
         self.parts.begun()
         self._begun = True
+        self.judging.look()  # models that wait are judged again
         self._work_off()
 
     def _go_on_from(self, state: RunState) -> None:
@@ -319,7 +318,6 @@ class TrainingLoop:
         p.source.start(p.agent.model_info(), state.actors)
         p.source.announce(p.limiter.env_steps)
         p.source.grant(p.limiter.credits)
-        self.judging.look()
 
     # -- ending -------------------------------------------------------------------------------------------------
 
