@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import shlex
 import traceback
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from rich.console import Console
 
 from border_cli import build, parts
 from border_cli.build import Context
+from border_cli.checkpoints.contents import BEST
 from border_cli.checkpoints.store import InvalidCheckpointError
 from border_cli.config import plan
 from border_cli.config.schema import TrainConfig
@@ -320,7 +322,19 @@ class _Run:
             return
         telemetry = self._loop.parts.telemetry
         share = telemetry.blocked_s / telemetry.seconds if self._config.trainer.type == "async" else None
-        print_end_tables(self._console, telemetry.progress, self._loop.actors, RunEnd(ended_by, share))
+        print_end_tables(
+            self._console,
+            telemetry.progress,
+            self._loop.actors,
+            RunEnd(ended_by, share, self._next(ended_by)),
+        )
+
+    def _next(self, ended_by: str) -> str:
+        """What a person may want to type after a run that ended so."""
+        path = shlex.quote(str(directory.shown(self._dir)))
+        if ended_by in ("sigint", "sigterm"):
+            return f"border-train resume={path}"
+        return f"border-eval {path}" if (self._dir / BEST).exists() else ""
 
 
 def _named(error: BaseException) -> BaseException:

@@ -62,6 +62,7 @@ class InThreadSource:
             self._sampler.begin(first_episode=counts["episodes"] + 1)
         self._taken, self._cursor = counts["taken"], counts["cursor"] % self._n_envs
         self._sequence, self._version = counts["sequence"], counts["version"]
+        self._stat.env_steps_before = counts["taken"]
         self._stat.episodes, self._stat.exact = counts["episodes"], self._sampler.exact
 
     def collect(self) -> list[Chunk]:

@@ -123,7 +123,7 @@ class LockstepManager(ActorManager):
         incarnation, env_steps, episodes = (
             count(counts[name], name) for name in ("incarnation", "env_steps", "episodes")
         )
-        return ActorStat(actor, incarnation, env_steps, episodes), own
+        return ActorStat(actor, incarnation, env_steps, episodes, env_steps_before=env_steps), own
 
     def _load(self, state: State) -> int:
         """Take over the rounds; the number of publications before the one that the actors are started with.

@@ -184,7 +184,7 @@ class ActorManager:
         names = ("incarnation", "env_steps", "episodes")
         require(before, names, f"actor {actor}")
         incarnation, env_steps, episodes = (count(before[name], name) for name in names)
-        return ActorStat(actor, incarnation + 1, env_steps, episodes), None
+        return ActorStat(actor, incarnation + 1, env_steps, episodes, env_steps_before=env_steps), None
 
     def _vacant_seats(self, state: State) -> dict[str, Any]:
         """What was counted in seats that there are not any more, as it was saved."""
@@ -281,9 +281,9 @@ class ActorManager:
         self._lost.logged = not self._is_new(cause)
 
     def _tell_mended(self, actor: int, raised: Raised, times: int) -> None:
-        where = raised.context
-        when = "before the first step" if raised.phase == "reset" else f"in step {where['step']}"
-        what = f"actor {actor}: environment {where['env']} raised {when} of episode {where['episode']}"
+        where = raised.context  # counts what was there before
+        when = "before the first step" if raised.phase == "reset" else f"in env step {where['step'] + 1}"
+        what = f"actor {actor}: environment {where['env']} raised {when} of episode {where['episode'] + 1}"
         text = f"{what}: {raised.error}: made anew, {times} of {self._config.restarts}"
         self._tell(text, ActorLostError(f"{what}: {raised.error}", raised.traceback, where))
 

@@ -211,7 +211,12 @@ class ActorSlot:
                     self._failed = message
                 case Finished(stat):
                     episodes = self._earlier_episodes + stat.episodes
-                    self._final = replace(stat, restarts=self._counts.restarts, episodes=episodes)
+                    self._final = replace(
+                        stat,
+                        restarts=self._counts.restarts,
+                        episodes=episodes,
+                        env_steps_before=self._counts.env_steps_before,
+                    )
                 case StatePiece():
                     self._take_piece(message)
 

@@ -42,7 +42,11 @@ def split(words: Sequence[str]) -> tuple[str | None, list[str]]:
     if not found:
         return None, list(words)
     text = found[0].partition("=")[2]
-    if text in ("", "null"):
+    if not text:
+        raise UsageError(
+            f"{found[0]} names no run\nallowed: {KEY}=<run>, {KEY}={AUTO}, or {KEY}=null for a new run"
+        )
+    if text == "null":
         return None, [word for word in words if word is not found[0]]
     return text, [word for word in words if word is not found[0]]
 

@@ -163,7 +163,17 @@ def _list(hint: Any, info: OptionInfo, value: Any) -> list[Any]:
 def _open_map(value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
         raise ValueError(f"{_shown(value)}, not keys with values")
+    if _has_nan(value):
+        raise ValueError("nan equals nothing, not even itself, and cannot be kept with a run")
     return dict(value)
+
+
+def _has_nan(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_has_nan, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(_has_nan, value))
+    return isinstance(value, float) and math.isnan(value)
 
 
 def _scalar(hint: Any, info: OptionInfo, value: Any) -> Any:

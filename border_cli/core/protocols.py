@@ -278,7 +278,8 @@ class ActorStat:
 
     seconds: since its first env step · blocked_seconds: of them, waiting for credit or room · exact: false once an
     environment of it could not be resumed as it was · restarts: of its process and, in place, of its environments ·
-    dropped: env steps that gave numbers not finite and were left out, known once it has left.
+    dropped: env steps that gave numbers not finite and were left out, known once it has left · env_steps_before: of
+    env_steps, those of earlier launches of the run; seconds are of this one.
     """
 
     actor: int
@@ -291,11 +292,12 @@ class ActorStat:
     exact: bool = True
     restarts: int = 0
     dropped: int = 0
+    env_steps_before: int = 0
 
     @property
     def samples_per_sec(self) -> float:
-        """Env steps per second of its life."""
-        return self.env_steps / self.seconds if self.seconds > 0 else 0.0
+        """Env steps per second of its life in this launch."""
+        return (self.env_steps - self.env_steps_before) / self.seconds if self.seconds > 0 else 0.0
 
 
 @dataclass(frozen=True)

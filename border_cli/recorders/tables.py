@@ -25,10 +25,14 @@ _LEFT = ("", "state", "settings", "run")
 
 @dataclass(frozen=True)
 class RunEnd:
-    """How a run ended, in words, and the share of the whole run that the learner waited (None in sync)."""
+    """How a run ended, in words, and the share of the whole run that the learner waited (None in sync).
+
+    next_command: what a person may want to type now.
+    """
 
     ended_by: str
     learner_blocked: float | None = None
+    next_command: str = ""
 
 
 def print_sweep_table(console: Console, jobs: Sequence[SweptJob]) -> None:
@@ -46,6 +50,11 @@ def print_end_tables(console: Console, progress: Progress, actors: Sequence[Acto
     if actors:
         tables.append(actor_table(actors))
     print_tables(console, tables)
+    if end.next_command:
+        line = f"next     {end.next_command}"
+        Outlet(lambda: console.file).attempt(
+            lambda: console.print(line, markup=False, highlight=False, soft_wrap=True)
+        )
 
 
 def print_tables(console: Console, tables: Sequence[Table]) -> None:

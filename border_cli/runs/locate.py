@@ -73,7 +73,7 @@ def model_directory(typed: Path | None = None, checkpoint: str | int | None = No
 def run_directory(typed: Path) -> Path:
     """The run that was typed, as its own path whatever link led there. Raises UsageError for what is none."""
     if not typed.is_dir():
-        raise _no_such_path(typed)
+        raise _no_such_path(typed, "a run, or resume=auto for the unfinished run of these words")
     if not (typed / CONFIG_FILE).is_file():
         raise _no_run(typed)
     return typed.resolve()
@@ -163,21 +163,19 @@ def _is_run(path: Path) -> bool:
     return any((path / mark).exists() for mark in _RUN_MARKS)
 
 
-def _no_such_path(path: Path) -> UsageError:
+def _no_such_path(path: Path, allowed: str = "a run, a checkpoint directory or best/") -> UsageError:
     if path.exists():
-        return UsageError(f"{path} is a file\nallowed: a run, a checkpoint directory or best/")
+        return UsageError(f"{path} is a file\nallowed: {allowed}")
     siblings = _names(path.parent) if path.parent.is_dir() else []
     match = nearest(path.name, siblings)
     return UsageError(
-        f"{path} is not there\nallowed: a run, a checkpoint directory or best/"
-        f"{nearest_line(str(path.parent / match) if match else None)}"
+        f"{path} is not there\nallowed: {allowed}{nearest_line(str(path.parent / match) if match else None)}"
     )
 
 
 def _no_run(path: Path) -> UsageError:
-    runs = sorted(
-        config.parent for pattern in ("*", "*/*") for config in path.glob(f"{pattern}/{CONFIG_FILE}")
-    )
+    found = (config.parent for pattern in ("*", "*/*") for config in path.glob(f"{pattern}/{CONFIG_FILE}"))
+    runs = sorted(run for run in found if not run.name.startswith("."))  # Hydra's own folder is none
     if runs:
         return UsageError(f"{path} is no run, it holds {len(runs)}\nallowed: one of them, such as {runs[-1]}")
     return UsageError(f"{path} is no run: it has neither {CONFIG_FILE} nor checkpoints\nallowed: runs/latest")

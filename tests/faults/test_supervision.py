@@ -349,7 +349,7 @@ def test_a6_an_environment_that_raises_is_made_anew_in_place(
     assert reported[0].context == {
         "actor": 1, "incarnation": 0, "phase": "step", "env": 0, "episode": 5, "step": 6, "action": 0,
     }  # fmt: skip
-    assert "actor 1: environment 0 raised in step 6 of episode 5: RuntimeError" in caplog.text
+    assert "actor 1: environment 0 raised in env step 7 of episode 6: RuntimeError" in caplog.text
     for env in range(n_envs):
         mine = [c.items for c in learner.chunks if c.actor == 1]
         rows = {
@@ -436,7 +436,7 @@ def test_a6_a_real_run_goes_on_and_keeps_the_context(tmp_path: Path) -> None:
         assert (actor["incarnation"], actor["state"]) == (0, "done")
         assert actor["restarts"] == log.count("made anew") >= 3
         assert command.run.series("async/restarts")[-1][1] >= 3
-        assert "warning: actor 0: environment 0 raised in step 6" in (tmp_path / "output").read_text()
+        assert "warning: actor 0: environment 0 raised in env step 7" in (tmp_path / "output").read_text()
 
 
 # -- what an actor takes with it ----------------------------------------

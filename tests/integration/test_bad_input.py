@@ -64,6 +64,8 @@ COMPOSITION = [
     Row("~agent.lrr", "~agent.lrr: there is no such key|nearest: agent.lr"),
     Row("~env.kwargs.n", "env.kwargs.n"),
     Row("resumed=auto", "resumed: there is no such key"),
+    Row("resume=", "resume= names no run|resume=auto"),
+    Row("env=gym env.kwargs.bad=nan", "env.kwargs: nan"),
     Row("preset.env_id=Acrobot-v1", "preset.env_id: written by preset files|preset=none"),
     Row("-m seed=1,2 agent.lrr=0.1", "agent.lrr: there is no such key"),
     # types and ranges

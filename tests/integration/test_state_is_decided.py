@@ -29,7 +29,7 @@ STATE = {
 }
 CONFIG = {
     "Trainer": "_stages config",
-    "Judging": "_config _episodes _evaluator _held _saving _should_stop _telemetry _tick _view _write",
+    "Judging": "_config _episodes _evaluator _keep_open _saving _should_stop _telemetry _tick _view _write",
     "Saving": "_keeper _telemetry",
     "Skipping": "_keeper",
     "RatioLimiter": "_group _interval _least_grant _max_env_steps _share _tolerance _warmup",

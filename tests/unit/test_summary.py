@@ -75,6 +75,7 @@ def test_all_of_an_end_by_hand(tmp_path: Path) -> None:
                 "restarts": 0,
                 "samples_per_sec": 30.0,
                 "dropped": 0,
+                "env_steps_before": 0,
             }
         ],
         "exact": None,

@@ -113,3 +113,13 @@ def test_a_console_that_is_gone_is_no_error(caplog: pytest.LogCaptureFixture) ->
     file.close()
     print_end_tables(Console(file=file, _environ={}), PROGRESS, ACTORS, RunEnd("max_opts"))
     assert len(caplog.records) == 1
+
+
+def test_what_may_be_typed_next_stands_last() -> None:
+    text = printed(PROGRESS, ACTORS, RunEnd("sigint", next_command="border-train resume='runs/a b'"))
+    assert text.rstrip().splitlines()[-1] == "next     border-train resume='runs/a b'"
+    assert "next" not in printed(PROGRESS, ACTORS, RunEnd("sigint"))
+
+
+def test_samples_per_second_are_those_of_this_launch() -> None:
+    assert ActorStat(0, env_steps=1500, env_steps_before=1000, seconds=2.0).samples_per_sec == 250
