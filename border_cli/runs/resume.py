@@ -111,9 +111,16 @@ def describe(config: TrainConfig, resumed: Resumed) -> str:
     words += [str(change) for change in resumed.changes]
     if resumed.without_replay:
         words.append("without its replay, so there is a warm-up first")
+        if _learns_no_more(config, resumed):
+            words.append("the warm-up takes all that is left of max_env_steps: nothing more is learnt")
     if is_repeatable(config) and not resumed.exact:
         words.append("the bits will not be those of an uninterrupted run")
     return "; ".join(words)
+
+
+def _learns_no_more(config: TrainConfig, resumed: Resumed) -> bool:
+    budget = config.trainer.max_env_steps
+    return budget is not None and budget - resumed.env_steps <= config.trainer.warmup_period
 
 
 def _keeps(config: TrainConfig, state: RunState, change: Change) -> bool:

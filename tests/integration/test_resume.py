@@ -19,7 +19,7 @@ from border_cli.config.resuming import Change, is_repeatable, safe
 from border_cli.core.protocols import Evaluation
 from border_cli.replay.limiter import RatioLimiter
 from border_cli.runs.lock import locked
-from tests.interrupted import assert_same_bits, run_interrupted, run_killed, run_whole, signal_at
+from tests.interrupted import assert_same_bits, resume, run_interrupted, run_killed, run_whole, signal_at
 from tests.real_runs import Run, in_folder, tiny
 
 WORDS = (
@@ -431,3 +431,12 @@ def test_the_evaluation_of_a_result_costs_a_longer_run_its_bits_and_not_its_best
     assert main([f"resume={run.path}", "trainer.max_opts=120"]) == 0
     assert Run(run.path).summary["exact"] is False
     assert Run(run.path).summary["best_score"] == {"opt_steps": 75, "mean": 500.0}
+
+
+def test_a_warm_up_that_takes_the_rest_of_the_budget_is_told(folder: Path) -> None:
+    words = ("trainer.max_env_steps=150", "checkpoint.replay=none", "trainer.eval_interval=null")
+    run = run_whole(folder / "no rest", *words)
+    resume(run.path, "trainer.max_env_steps=190")
+    assert "nothing more is learnt" in (run.path / "train.log").read_text().replace("\n         ", " ")
+    resume(run.path, "trainer.max_env_steps=500")
+    assert (run.path / "train.log").read_text().count("nothing more") == 1
