@@ -71,7 +71,9 @@ def test_d8_a_defect_ends_the_run_with_its_cause_and_its_last_state(
         patch.setattr(owner, name, broken_once(getattr(owner, name), strikes))
         run = ended(ExitCode.DEFECT, *words)
     errors = capsys.readouterr().err
-    times = 2 if part == "state" else 1  # the last save failed of it as well
+    times = (
+        2 if part in ("state", "recorder's flush") else 1
+    )  # of it the last save, and the closing, failed as well
     crash = "".join(run.json("crash.json")["traceback"])
     for text in (errors, crash, (run.path / "train.log").read_text()):
         assert [text.count(f"\n{line}\n") for line in (FIRST, SECOND)] == [times, times]
