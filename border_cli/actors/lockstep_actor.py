@@ -34,6 +34,9 @@ class StateRequests(Protocol):
 class LockstepActor(ActorLoop):
     """Acts in rounds, each with the model that it is due. requests: how the learner asks for its state."""
 
+    _sampler: ResumableSampler
+    _policy: ActingPolicy
+
     def __init__(
         self,
         place: Place,
@@ -49,8 +52,6 @@ class LockstepActor(ActorLoop):
     ) -> None:
         super().__init__(place, sampler, policy, proxy, line, waiter, clock=clock)
         self._rounds = rounds
-        self._resumable = sampler
-        self._acting = policy
         self._models = models
         self._requests = requests
         self._round = 0
@@ -59,16 +60,16 @@ class LockstepActor(ActorLoop):
     def begin(self, state: State | None) -> None:
         """Reset the environments, or go on from a saved state. Raises ValueError for one that does not fit."""
         if state is None:
-            self._resumable.begin()
+            self._sampler.begin()
             return
         saved, names = section(state, "counts").values, ("round", "env_steps", "episodes")
         require(saved, names, f"actor {self._place.actor}")
         self._round, self.env_steps, self._episodes = (count(saved[name], name) for name in names)
         if "sampler" not in state.values:  # it was lost in the middle of something
-            self._resumable.begin()
+            self._sampler.begin()
             return
-        self._acting.load_generator_state(section(state, "policy").values)
-        self._resumable.begin_from(section(state, "sampler"))
+        self._policy.load_generator_state(section(state, "policy").values)
+        self._sampler.begin_from(section(state, "sampler"))
 
     def run(self) -> ActorStat:
         """Act round by round until the learner asks to stop."""
@@ -90,8 +91,8 @@ class LockstepActor(ActorLoop):
         return joined(
             {
                 "counts": State({}, counts),
-                "policy": State({}, self._acting.generator_state()),
-                "sampler": self._resumable.state(),
+                "policy": State({}, self._policy.generator_state()),
+                "sampler": self._sampler.state(),
             }
         )
 
@@ -128,4 +129,4 @@ class LockstepActor(ActorLoop):
         self._proxy.flush()
 
     def _stat(self) -> ActorStat:
-        return replace(super()._stat(), exact=self._resumable.exact)
+        return replace(super()._stat(), exact=self._sampler.exact)

@@ -76,7 +76,8 @@ class ActorSlot:
             self._counts.incarnation += 1
             self._counts.restarts += 1
         self._failed, self._final, self._killed = None, None, False
-        self._earlier_episodes = self._counts.episodes
+        # One that goes on from a state counts on by itself.
+        self._earlier_episodes = self._counts.episodes if self._state is None else 0
         self._line.state = ActorState.STARTING
         # No more than it had used: what the last incarnation had left may belong to others now.
         shared.board.limit(self._actor, self._counts.env_steps)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable, Container, Mapping
 from dataclasses import asdict, replace
@@ -25,6 +24,7 @@ from border_cli.core.errors import CheckpointIOError
 from border_cli.core.protocols import Agent, Evaluation, ModelInfo
 from border_cli.core.spaces import Array, EnvSpec
 from border_cli.core.state import RunState, State
+from border_cli.runtime.files import replace_file
 
 NONFINITE = "nonfinite"
 _SKIPPED_KEPT = 3
@@ -116,17 +116,13 @@ class RunKeeper:
         """Write nonfinite/step-….safetensors, the columns of the batch; None if the run has three, or the disk fails."""
         folder = self._dir / NONFINITE
         path = folder / f"{store.step_name(opt_steps)}.safetensors"
-        part = path.with_suffix(".part")
         try:
             folder.mkdir(exist_ok=True)
             if len(list(folder.glob("*.safetensors"))) >= _SKIPPED_KEPT:
                 return None
-            store.write_anew(part, encode_arrays(batch))
-            part.replace(path)
+            replace_file(path, encode_arrays(batch))
         except OSError as e:  # the run can go on without it
             _logger.warning("%s cannot be written: %s", path, e.strerror or e)
-            with contextlib.suppress(OSError):
-                part.unlink()
             return None
         return path
 

@@ -283,12 +283,6 @@ def read_manifest(path: Path) -> Manifest:
         raise InvalidCheckpointError(f"{path / MANIFEST_FILE} does not verify: {_reason(e)}") from e
 
 
-def write_anew(path: Path, content: bytes) -> None:
-    """Write a file that replaces what is there; a link there is not followed. Raises OSError."""
-    path.unlink(missing_ok=True)
-    _write_file(path, content)
-
-
 def _standing(path: Path) -> Path:
     """Where a checkpoint is at the moment."""
     return path if path.exists() else aside(path)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 
+from border_cli.config.resuming import is_repeatable
 from border_cli.config.schema import EvaluatorConfig, TrainConfig
 from border_cli.core.errors import UsageError
 
@@ -70,13 +71,12 @@ def check_effect(config: TrainConfig, typed: Collection[str]) -> None:
 
 def _check_no_restarts(config: TrainConfig, typed: Collection[str]) -> None:
     """Where the same seed gives the same bits, an environment that raises and an actor that is lost end the run."""
-    repeatable = config.trainer.type == "sync" or config.trainer.lockstep
     names = ("restarts", "restart_window_s", "restart_delay_s", "min_actors")
     keys = [f"actor_manager.{name}" for name in names]
     if config.actor_manager.on_env_error == "restart":
         keys.append("actor_manager.on_env_error")
     for key in keys:
-        if repeatable and key in typed:
+        if is_repeatable(config) and key in typed:
             mode = "trainer=sync" if config.trainer.type == "sync" else "trainer.lockstep=true"
             raise UsageError(
                 f"{key}: under {mode} whatever is lost ends the run, because the same seed gives the same bits\n"

@@ -37,12 +37,12 @@ class EnvConfig:
     )
     nonfinite: str = option(
         "error",
-        "a reward or observation that is not finite ends the run; drop: its episode alone",
+        "a reward or observation that is not finite is a failure of the environment; drop: it ends its episode alone",
         choices=("error", "drop"),
     )
     out_of_bounds: str = option(
         "error",
-        "an observation outside its space in an environment's first 100 env steps ends the run; warn: it is told",
+        "an observation outside its space in an environment's first 100 env steps is a failure of it; warn: it is told",
         choices=("error", "warn"),
     )
 

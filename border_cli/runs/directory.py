@@ -14,7 +14,7 @@ from border_cli.config.convert import to_config, to_plain
 from border_cli.config.schema import TrainConfig
 from border_cli.config.yaml_text import dump, load
 from border_cli.core.errors import BorderError, ResourceError, UsageError
-from border_cli.runs.json_file import replace_file
+from border_cli.runtime.files import replace_file
 
 RUNS = Path("runs")
 """Relative to where the command was typed."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
 from pathlib import Path
 from typing import Any
 
 from border_cli.core import json_text
+from border_cli.runtime.files import replace_file
 
 MAX_BYTES = 64 * 2**20
 """More than any file of ours has; a larger one is not read."""
@@ -20,22 +20,6 @@ def write_json(path: Path, data: Any) -> None:
     Raises OSError; then `path` is as it was.
     """
     replace_file(path, json_text.encode(json_text.finite_or_null(data)))
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Replace `path` by this content. Raises OSError; then `path` is as it was."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        temporary.unlink(missing_ok=True)
-        with temporary.open("xb") as file:  # a new one: what another put there may be a link to anywhere
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):  # the first error is the one worth telling
-            temporary.unlink(missing_ok=True)
-        raise
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -96,9 +96,8 @@ class Judging:
         self._write = write
         self._tick = tick
         self._should_stop = should_stop
-        self._keep_open = (
-            1 if repeatable and evaluator.concurrent else 0
-        )  # results that wait for the next model
+        # So many results wait until the next model is submitted.
+        self._keep_open = 1 if repeatable and evaluator.concurrent else 0
         self._trials: list[_Trial] = []
         self._begun_at: float | None = None
         self.best: Evaluation | None = None

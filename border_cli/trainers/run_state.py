@@ -36,7 +36,7 @@ class Position:
 
     recorded_at: opt step of the last record, -1 before the first · agent_values: of the agent since then ·
     to_do: stages that are due and not done · incarnations: by actor, of what was inserted last · records: how much the
-    recorders had written of the past that counts, also those that are switched off at present.
+    recorders had written of the past that counts, when the run went on; they say themselves what they have written since.
     """
 
     recorded_at: int = -1
@@ -52,7 +52,6 @@ class Position:
             "agent_values": self.agent_values,
             "to_do": self.to_do,
             "incarnations": [[actor, n] for actor, n in sorted(self.incarnations.items())],
-            "records": self.records,
         }
 
     def load_state(self, saved: Mapping[str, Any], stages: Sequence[str]) -> None:
@@ -83,7 +82,6 @@ def take_state(
     repeatable: the kind of run of which a resumed one equals one that was never interrupted ·
     failed: the actors may be gone, and what was under way with them is lost.
     """
-    position.records |= parts.recorder.positions()
     return RunState(
         agent=parts.agent.state(),
         replay=parts.buffer.state(),
@@ -95,6 +93,7 @@ def take_state(
             "judging": judging.state(),
             "whole": repeatable and not failed,
             **position.state(),
+            "records": position.records | parts.recorder.positions(),
         },
         generators={"replay": parts.buffer.generator_state(), "exploration": parts.agent.generator_state()},
     )

@@ -60,6 +60,12 @@ def test_g2_a_resumed_run_equals_the_uninterrupted_one(folder: Path, mode: str, 
     resumed = run_interrupted(folder / f"{mode}, {at}", *COMMON, *MODES[mode], at=at)
     assert_same_bits(resumed, whole)
     assert all(actor["exact"] for actor in resumed.summary["actors"])
+    assert counted(resumed) == counted(whole)
+
+
+def counted(run: Run) -> list[tuple[int, int]]:
+    """Env steps and episodes of each actor, by the summary."""
+    return [(actor["env_steps"], actor["episodes"]) for actor in run.summary["actors"]]
 
 
 def test_g1_the_same_seed_is_the_same_run(folder: Path, mode: str, whole: Run) -> None:

@@ -212,7 +212,7 @@ def test_what_lies_in_the_way_of_a_kept_batch_is_replaced_and_not_followed(tmp_p
     victim, folder = tmp_path / "victim", tmp_path / "nonfinite"
     victim.write_text("precious")
     folder.mkdir()
-    (folder / "step-000000002.part").symlink_to(victim)
+    (folder / ".step-000000002.safetensors.tmp").symlink_to(victim)
     kept = keeper(tmp_path)
 
     assert kept.save_skipped(2, {"reward": np.ones(3, np.float32)}) == folder / "step-000000002.safetensors"
