@@ -6,7 +6,7 @@ import errno
 import logging
 import shlex
 import traceback
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +36,6 @@ from border_cli.recorders.tables import RunEnd, print_end_tables
 from border_cli.recorders.tolerant import TolerantRecorder
 from border_cli.runs import directory, provenance, trust
 from border_cli.runs.directory import Launch
-from border_cli.runs.lock import locked
 from border_cli.runs.logs import TOLD, log_to
 from border_cli.runs.resume import Resumed, describe, unfit
 from border_cli.runs.summary import SUMMARY_FILE, End, Summary, write_crash
@@ -66,15 +65,14 @@ def train(
 ) -> JobResult:
     """The run. Raises BorderError when it failed and Interrupted when it was asked to stop; both are in summary.json.
 
-    resumed: what to go on from; whoever read that holds the run's lock.
+    run_dir: held by whoever calls this (`claimed`, or `locked` where a run goes on) · resumed: what to go on from.
     """
     import torch
 
     torch.set_num_threads(config.threads)
     with own_or(stop) as flag, queued_stdout():
         try:
-            with nullcontext() if resumed is not None else locked(run_dir):
-                return _Run(config, spec, run_dir, launch, flag, resumed).execute()
+            return _Run(config, spec, run_dir, launch, flag, resumed).execute()
         except OSError as e:  # of the first files, before there is a run that could say how it ended
             error = _named(e)
             if error is e:
@@ -91,17 +89,16 @@ def train_async(config: TrainConfig, run_dir: Path | str) -> JobResult:
     """
     from border_cli.config.checks import check
     from border_cli.config.convert import to_config, to_plain
-    from border_cli.runs.directory import claim, write_config
 
     config = to_config(to_plain(config))  # each value against its declared type and range, as for the command
     check(config)
     if config.plan:
         raise UsageError("plan=true shows a plan, and train_async trains\nallowed: border-train … plan=true")
     spec = preflight(config, folder=Path(run_dir))
-    path = claim(Path(run_dir))
-    write_config(path, config)
     env = config.env.id or str(config.env.entry_point)
-    return train(config, spec, path, Launch([], agent=config.agent.type, env=env, command="train_async"))
+    launch = Launch([], agent=config.agent.type, env=env, command="train_async")
+    with directory.claimed(Path(run_dir)) as path:
+        return train(config, spec, path, launch)
 
 
 class _Run:
@@ -139,8 +136,7 @@ class _Run:
         if self._summary is not None:
             return
         config, launch, before = self._config, self._launch, self._resumed
-        if self._goes_on:
-            directory.write_config(self._dir, config)
+        directory.write_config(self._dir, config)
         run_id = provenance.record_launch(self._dir, launch.argv, config.seed, launch.command)
         trust.remember(run_id, trust.code_of(config.plugins, config.env))
         saved = None if before.path is None else (before.opt_steps, before.seconds)

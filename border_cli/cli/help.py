@@ -60,6 +60,7 @@ Examples
   border-train -m agent=dqn env=cartpole,lunarlander seed=1,2,3
   border-train agent=dqn env=cartpole n_actors=8 plan=true
   border-train resume=runs/latest
+  border-train agent=dqn env=cartpole resume=auto     go on with the unfinished run of these words, or begin one
 """
 
 _FLAGS = """\

@@ -51,22 +51,22 @@ def _run_single(
     config, choices = composed.config, composed.choices
     spec = preflight(config, stop, composed.run_dir or directory.RUNS)
     name = directory.run_name(choices["agent"], choices["env"], config.env.id or str(config.env.entry_point))
-    run_dir = directory.claim(composed.run_dir) if composed.run_dir else directory.create_run(name)
-    run_dir = run_dir.absolute()  # hydra.job.chdir may leave this folder
     launch = _launch(argv, typed, choices, config)
+    run_dir = composed.run_dir or directory.create_run(name)
     code, failure = ExitCode.DONE, list[Exception]()
 
     def job(_: DictConfig) -> float:
         nonlocal code
         try:
-            code, score = _train(config, spec, run_dir, launch, stop)
+            code, score = _train(config, spec, held, launch, stop)
         except (Exception, SystemExit) as e:  # noqa: BLE001 - Hydra would write a line of its own; it is raised below
             failure.append(_as_exception(e))
             return math.nan
         return score
 
     own = [word for word in words if not word.lstrip("+").startswith("hydra.run.dir=")]
-    _call_hydra([*own, f"hydra.run.dir={overrides.quoted(str(run_dir))}"], job)
+    with directory.claimed(run_dir.absolute()) as held:  # hydra.job.chdir may leave this folder
+        _call_hydra([*own, f"hydra.run.dir={overrides.quoted(str(held))}"], job)
     if failure:
         raise failure[0]
     return int(code)
@@ -165,9 +165,8 @@ class _Sweep:
         from border_cli.preflight import preflight
 
         state = HydraConfig.get()
-        run_dir = directory.claim(Path(state.runtime.output_dir))
         launch = _launch(self._argv, typed, dict(state.runtime.choices), config)
-        with StopFlag() as stop:
+        with directory.claimed(Path(state.runtime.output_dir)) as run_dir, StopFlag() as stop:
             return _train(config, preflight(config, stop, run_dir), run_dir, launch, stop)
 
 
@@ -193,7 +192,6 @@ def _train(
 ) -> tuple[ExitCode, float]:
     from border_cli.run import train
 
-    directory.write_config(run_dir, config)
     result = train(config, spec, run_dir, launch, stop)
     return result.code, math.nan if result.score is None else result.score
 

@@ -17,7 +17,7 @@ from border_cli.cli import overrides
 from border_cli.cli.compose import Composed
 from border_cli.config import plugins
 from border_cli.config.checks import apply_typed_budget, check, check_effect, check_typed
-from border_cli.config.convert import to_config
+from border_cli.config.convert import RESUME, to_config
 from border_cli.config.resuming import changes, check_changes
 from border_cli.config.schema import GROUPS, TrainConfig
 from border_cli.config.yaml_text import load
@@ -29,13 +29,12 @@ from border_cli.runs.lock import locked
 from border_cli.runs.provenance import check_provenance, read_run_id
 from border_cli.runtime.signals import StopFlag
 
-KEY = "resume"
 AUTO = "auto"
 
 
 def split(words: Sequence[str]) -> tuple[str | None, list[str]]:
     """What was typed for `resume`, None if nothing was, and the other words. A path may hold what Hydra cannot read."""
-    prefix = f"{KEY}="
+    prefix = f"{RESUME}="
     found = [word for word in words if word.lstrip("+").startswith(prefix)]
     if len(found) > 1:
         raise UsageError(f"{found[0]} and {found[1]} are two runs\nallowed: one of them")
@@ -44,7 +43,7 @@ def split(words: Sequence[str]) -> tuple[str | None, list[str]]:
     text = found[0].partition("=")[2]
     if not text:
         raise UsageError(
-            f"{found[0]} names no run\nallowed: {KEY}=<run>, {KEY}={AUTO}, or {KEY}=null for a new run"
+            f"{found[0]} names no run\nallowed: {RESUME}=<run>, {RESUME}={AUTO}, or {RESUME}=null for a new run"
         )
     if text == "null":
         return None, [word for word in words if word is not found[0]]

@@ -21,6 +21,8 @@ from border_cli.config.schema import TrainConfig
 from border_cli.config.suggest import nearest, nearest_key, nearest_line
 from border_cli.core.errors import UsageError
 
+RESUME = "resume"
+"""A word of the command beside the keys: which run to go on with."""
 _LARGEST = 2**63 - 1
 
 
@@ -113,7 +115,7 @@ class _Reader:
 
     def _unknown(self, key: str, siblings: list[str]) -> ConfigError:
         parent = key.rpartition(".")[0]
-        beside = [_join(parent, name) for name in siblings]
+        beside = [_join(parent, name) for name in siblings] + ([] if parent else [RESUME])
         match = nearest_key(key, [*beside, *known_keys(self._data)])
         allowed = f"keys of {parent}" if parent else "top-level keys"
         return ConfigError(

@@ -191,13 +191,16 @@ def _sides(p: Progress, width: int) -> list[Text]:
     if not p.asynchronous:
         return []
     blocked = [_blocked("actors", p.actors_blocked), _blocked("learner", p.learner_blocked)]
-    missing = p.actors_alive < p.n_actors and p.phase in ("warm-up", "training")
-    alive_style = "bold red" if missing else "bold"
-    actors = [
-        Text.assemble((f"{p.actors_alive}/{p.n_actors}", alive_style), (" alive", "dim")),
-        Text.assemble(("policy lag ", "dim"), _figure(figures.number(p.policy_lag_mean), "opt steps")),
-    ]
+    actors = [Text.assemble(("policy lag ", "dim"), _figure(figures.number(p.policy_lag_mean), "opt steps"))]
+    if p.phase not in ENDED:  # then none is, and the table below says how each of them ended
+        actors.insert(0, _alive(p))
     return _row("blocked", blocked, width) + _row("actors", actors, width)
+
+
+def _alive(p: Progress) -> Text:
+    missing = p.actors_alive < p.n_actors and p.phase in ("warm-up", "training")
+    style = "bold red" if missing else "bold"
+    return Text.assemble((f"{p.actors_alive}/{p.n_actors}", style), (" alive", "dim"))
 
 
 def _blocked(who: str, value: float | None) -> Text:

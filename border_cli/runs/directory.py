@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -14,6 +15,7 @@ from border_cli.config.convert import to_config, to_plain
 from border_cli.config.schema import TrainConfig
 from border_cli.config.yaml_text import dump, load
 from border_cli.core.errors import BorderError, ResourceError, UsageError
+from border_cli.runs.lock import locked
 from border_cli.runtime.files import replace_file
 
 RUNS = Path("runs")
@@ -71,15 +73,25 @@ def create_sweep(root: Path = RUNS, now: datetime | None = None) -> Path:
     return _make_exclusively(root / SWEEPS / date / time)
 
 
-def claim(path: Path) -> Path:
-    """Make a folder that the user named. Raises UsageError when it holds a run or cannot be written to."""
-    held = [name for name in _OWN_FILES if (path / name).exists()]
-    if held:
-        raise UsageError(f"{path} already holds a run ({held[0]})\nallowed: a folder without one")
+@contextlib.contextmanager
+def claimed(path: Path) -> Iterator[Path]:
+    """Make this folder if there is none, and hold it for a new run as long as this lasts.
+
+    Raises UsageError when it holds a run, another process begins one in it, or it cannot be written to.
+    """
+    _refuse_a_run(path)
     _make_folder(path)
     if not os.access(path, os.W_OK | os.X_OK):
         raise UsageError(f"{path} cannot be written to\nallowed: a folder you may write to")
-    return path
+    with locked(path):
+        _refuse_a_run(path)  # of a process that was faster
+        yield path
+
+
+def _refuse_a_run(path: Path) -> None:
+    held = [name for name in _OWN_FILES if (path / name).exists()]
+    if held:
+        raise UsageError(f"{path} already holds a run ({held[0]})\nallowed: a folder without one")
 
 
 def write_config(run_dir: Path, config: TrainConfig) -> None:

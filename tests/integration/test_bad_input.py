@@ -33,6 +33,7 @@ COMPOSITION = [
     Row("actor_manager=ray", "actor_manager: there is no 'ray'|allowed: process"),
     Row("preset=dqn_cartpol", "preset: there is no 'dqn_cartpol'|nearest: dqn_cartpole"),
     Row("trainer={max_opts:5}", "trainer|async, sync|trainer.<key>="),
+    Row("resum=auto", "resum: there is no such key|nearest: resume"),
     Row("agnt=dqn", "agnt: there is no such key|nearest: agent"),
     Row("agent@other=dqn", "agent@other|allowed: agent=<option>"),
     Row("cartpole", "'cartpole' is not a setting|allowed: key=value"),

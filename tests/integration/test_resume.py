@@ -231,6 +231,15 @@ def test_c8_a_run_that_is_alive_is_not_touched(copy: Run, capsys: pytest.Capture
     assert {k: v for k, v in copy.files(".").items() if k != ".lock"} == before
 
 
+def test_c8_a_folder_in_which_a_run_begins_stays_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with locked(tmp_path):
+        assert main([*WORDS, f"hydra.run.dir={tmp_path}"]) == 2
+    assert "is being trained by another process (pid " in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
 def test_a_run_that_is_done_needs_a_larger_budget(done: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert "trainer.max_opts=240" in refused(capsys, f"resume={done.path}")
     assert "is done: 120 opt steps" in refused(capsys, f"resume={done.path}", "trainer.max_opts=100")

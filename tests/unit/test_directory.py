@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from datetime import datetime
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from border_cli.config.convert import to_config
 from border_cli.core.errors import UsageError
 from border_cli.runs import directory
+from border_cli.runs.lock import locked
 
 NOW = datetime(2026, 11, 21, 10, 15, 0, 7_999)
 
@@ -74,22 +76,48 @@ def test_a_runs_folder_that_cannot_be_made_leaves_nothing(tmp_path):
 
 
 def test_what_was_made_on_the_way_is_taken_back(tmp_path):
-    with pytest.raises(UsageError, match="cannot be made"):
-        directory.claim(tmp_path / "a" / "b" / ("x" * 300))
+    with pytest.raises(UsageError, match="cannot be made"), directory.claimed(tmp_path / "a" / ("x" * 300)):
+        pass
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "summary.json", "checkpoints"])
 def test_a_folder_with_a_run_cannot_be_claimed(tmp_path, name):
     (tmp_path / name).touch()
-    with pytest.raises(UsageError, match="already holds a run"):
-        directory.claim(tmp_path)
+    with pytest.raises(UsageError, match="already holds a run"), directory.claimed(tmp_path):
+        pass
+
+
+def test_a_run_that_began_after_the_folder_was_looked_at_is_not_touched(tmp_path, monkeypatch):
+    """Two starts in one folder: the slower one finds the other's run once it holds the folder."""
+
+    @contextmanager
+    def slowly(path):
+        (path / "config.yaml").write_text("of somebody else")
+        with locked(path):
+            yield
+
+    monkeypatch.setattr(directory, "locked", slowly)
+    with pytest.raises(UsageError, match="already holds a run"), directory.claimed(tmp_path / "run"):
+        pass
+    assert (tmp_path / "run" / "config.yaml").read_text() == "of somebody else"
+
+
+def test_a_folder_in_which_a_run_begins_cannot_be_claimed(tmp_path):
+    with (
+        locked(tmp_path),
+        pytest.raises(UsageError, match="another process"),
+        directory.claimed(tmp_path),
+    ):
+        pass
+    assert [entry.name for entry in tmp_path.iterdir()] == [".lock"]
 
 
 def test_other_folders_can_be_claimed(tmp_path):
     (tmp_path / "notes.txt").touch()
-    assert directory.claim(tmp_path) == tmp_path
-    assert directory.claim(tmp_path / "new" / "one").is_dir()
+    with directory.claimed(tmp_path) as path, directory.claimed(tmp_path / "new" / "one") as other:
+        assert path == tmp_path
+        assert other.is_dir()
 
 
 def test_the_configuration_comes_back_as_it_was_written(tmp_path):

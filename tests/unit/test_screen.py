@@ -163,6 +163,11 @@ def test_lost_actors_and_long_waits_stand_out() -> None:
     assert "\x1b[1;31m63%\x1b[0m" in text
 
 
+def test_the_last_frame_counts_no_actors() -> None:
+    text = "\n".join(drawn(dataclasses.replace(FULL, phase="done", actors_alive=0), Room()))
+    assert "alive" not in text and "policy lag 6.30" in text
+
+
 def test_it_draws_four_times_a_second_at_most() -> None:
     t = Terminal()
     t.view.show(FULL)
