@@ -131,7 +131,7 @@ def _actor_figures(actor: ActorStat) -> tuple[str, ...]:
     return (
         f"{actor.env_steps:,}",
         f"{actor.episodes:,}",
-        figures.rate(_per_second(actor.env_steps, actor.seconds)),
+        figures.rate(_samples_per_sec(actor)),
         figures.share(_blocked_share([actor])),
         actor.state,
     )
@@ -139,7 +139,7 @@ def _actor_figures(actor: ActorStat) -> tuple[str, ...]:
 
 def _total_figures(actors: Sequence[ActorStat]) -> tuple[str, ...]:
     """Sums; actors run side by side, so that their rates add up."""
-    rates = [_per_second(actor.env_steps, actor.seconds) for actor in actors]
+    rates = [_samples_per_sec(actor) for actor in actors]
     return (
         f"{sum(actor.env_steps for actor in actors):,}",
         f"{sum(actor.episodes for actor in actors):,}",
@@ -153,6 +153,10 @@ def _blocked_share(actors: Sequence[ActorStat]) -> float | None:
     """Blocked time over lifetime, of all together; None before any has lived."""
     seconds = sum(actor.seconds for actor in actors)
     return sum(actor.blocked_seconds for actor in actors) / seconds if seconds > 0 else None
+
+
+def _samples_per_sec(actor: ActorStat) -> float | None:
+    return actor.samples_per_sec if actor.seconds > 0 else None
 
 
 def _per_second(n: int, seconds: float) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import math
 
@@ -122,4 +123,11 @@ def test_what_may_be_typed_next_stands_last() -> None:
 
 
 def test_samples_per_second_are_those_of_this_launch() -> None:
-    assert ActorStat(0, env_steps=1500, env_steps_before=1000, seconds=2.0).samples_per_sec == 250
+    actor = ActorStat(0, env_steps=1500, env_steps_before=1000, seconds=2.0)
+    assert actor.samples_per_sec == 250
+    text = printed(PROGRESS, [actor, dataclasses.replace(actor, actor=1)], RunEnd("max_opts"))
+    assert {row[0]: row[4] for row in rows(text) if row[0] in ("0", "1", "all")} == {
+        "0": "250",
+        "1": "250",
+        "all": "500",
+    }
