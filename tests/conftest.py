@@ -1,7 +1,8 @@
-"""Fixtures for tests that train for real. None of them is used unless a test asks for it."""
+"""Fixtures for tests that train for real, and the audit of every test that shows a row of the fault table."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from multiprocessing import forkserver as server
 from pathlib import Path
@@ -11,11 +12,24 @@ import pytest
 
 from border_cli.runtime import forkserver
 from tests.faults.amounts import FULL, SEED
+from tests.faults.audited import nothing_left
 from tests.real_runs import in_folder
+
+_SHOWS_A_ROW = re.compile(r"test_[a-i]\d+_")
 
 
 def pytest_report_header() -> str:
     return f"FAULTS_SEED={SEED} FAULTS_FULL={int(FULL)}"
+
+
+@pytest.fixture(autouse=True)
+def audit_of_a_row(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test that is named after rows of the fault table leaves nothing behind."""
+    if not _SHOWS_A_ROW.match(request.node.name):
+        yield
+        return
+    with nothing_left():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import gc
-import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,25 +14,16 @@ from border_cli.config.schema import ActorManagerConfig
 from border_cli.core.items import Chunk
 from border_cli.runtime import forkserver
 from tests.fakes import COUNTING_COLUMNS, LIGHT_PRELOAD, model
-from tests.faults.processes import TIMEOUT_S, processes, wait_until
+from tests.faults.audited import nothing_left
+from tests.faults.processes import wait_until
 
 
 @pytest.fixture
 def audit() -> Iterator[None]:
-    """No child process and no descriptor may be left."""
+    """Nothing may be left; a forkserver that is quickly there is enough."""
     forkserver.start_early(LIGHT_PRELOAD)
-    forkserver.run_in_child(os.getpid, (), TIMEOUT_S)  # the forkserver and what belongs to it is there now
-    gc.collect()  # what a test before this one has left is not part of the count
-    descriptors, helpers = open_descriptors(), set(processes(parent=os.getpid()))
-    yield
-    gc.collect()  # an exception that was looked at holds on to the frames it went through
-    assert processes(parent=forkserver.forkserver_pid()) == []
-    assert set(processes(parent=os.getpid())) <= helpers | {forkserver.forkserver_pid()}
-    assert len(open_descriptors()) == len(descriptors)
-
-
-def open_descriptors() -> list[str]:
-    return [path.name for path in Path("/proc/self/fd").iterdir()]
+    with nothing_left():
+        yield
 
 
 @contextlib.contextmanager

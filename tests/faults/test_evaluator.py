@@ -18,7 +18,9 @@ from border_cli.core.errors import ActorLostError
 from border_cli.core.protocols import Evaluation
 from border_cli.evaluation import process_evaluator
 from border_cli.evaluation.process_evaluator import ProcessEvaluator
+from border_cli.runtime import forkserver
 from tests.evaluators import CLOSED, await_result, beside, expected, model, put_marks, spec_of
+from tests.fakes import LIGHT_PRELOAD
 from tests.faults.audited import nothing_left
 from tests.faults.commands import border_train, verified_checkpoints
 from tests.faults.processes import wait_gone, wait_until
@@ -33,6 +35,7 @@ SILENT_S = 1.0
 
 @pytest.fixture(autouse=True)
 def audit() -> Iterator[None]:
+    forkserver.start_early(LIGHT_PRELOAD)
     with nothing_left():
         yield
 
