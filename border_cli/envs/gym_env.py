@@ -90,6 +90,8 @@ class GymEnv:
             except BorderError:  # not a fault of the environment: something to type differently
                 raise
             except (Exception, SystemExit) as e:
+                step.dropped = np.zeros(k, bool)  # of those that were stepped before it
+                step.dropped[:row] = self._guard.not_finite(env_ix[:row], step.reward[:row])
                 raise StepError(i, self._rows(step, range(row)), env_ix[row + 1 :]) from e
         try:
             step.dropped = self._guard.unusable(env_ix, step.reward)

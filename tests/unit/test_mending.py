@@ -95,6 +95,27 @@ def test_the_other_environments_of_the_actor_lose_nothing(broken: int) -> None:
     assert [where["env"] for where in bench.heard.where] == [broken]
 
 
+def test_e2_numbers_that_are_not_finite_do_not_slip_through_beside_an_environment_that_raises(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(n_envs=2, fault_step=10**9, lengths=[100])
+    first, second = bench.env._envs
+    second.unwrapped._fault_step = 3  # type: ignore[attr-defined]
+    step, taken = first.step, iter(range(10))
+
+    def with_a_bad_reward(action: Any) -> Any:
+        obs, reward, *rest = step(action)
+        return obs, float("nan") if next(taken) == 2 else reward, *rest
+
+    monkeypatch.setattr(first, "step", with_a_bad_reward)
+    items = bench.sample(5)
+    assert np.isfinite(items["reward"]).all()
+    assert bench.sampler.env_steps == 2 * 5 - 2
+    assert bench.sampler.dropped == 1
+    cut = [(0, 0, 1), (0, 1, 1), (0, 2, 0), (1, 0, 1), (1, 1, 1)]
+    assert [row[1:] for row in stream(items, 0)] == [row[1:] for row in cut]
+
+
 def test_what_raised_is_told_with_its_place() -> None:
     bench = Bench(n_envs=2, fault_step=9, lengths=[4])
     bench.sample(9)
