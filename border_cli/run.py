@@ -317,7 +317,7 @@ class _Run:
         if self._loop is None or self._config.recorder.console == "none":
             return
         telemetry = self._loop.parts.telemetry
-        share = telemetry.blocked_s / telemetry.seconds if self._config.trainer.type == "async" else None
+        share = telemetry.blocked_share if self._config.trainer.type == "async" else None
         print_end_tables(
             self._console,
             telemetry.progress,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from border_cli.actors.board import Board
@@ -20,6 +21,7 @@ from border_cli.config.schema import ActorManagerConfig
 from border_cli.core.errors import ActorLostError
 from border_cli.core.items import Chunk, Column
 from border_cli.core.protocols import ActorStat, ModelInfo, StopCheck
+from border_cli.core.stages import run_all
 from border_cli.core.state import State, count, require
 from border_cli.runtime.clock import Deadline
 from border_cli.transport.model_channel import ModelChannel, model_layout
@@ -161,15 +163,8 @@ class ActorManager:
         if not self._stopped:
             self._stopped = True
             self._board.request_stop()
-            self._await_gone()
-            self._end_slots()
-            self._lost = self._first_cause = (
-                None  # their tracebacks refer to this object, which would keep the memory
-            )
-            self._news.close()
-            self._board.close()
-            if self._models is not None:
-                self._models.close()
+            ends = [partial(self._end, slot) for slot in self._slots]
+            run_all([self._await_gone, self._kill_rest, *ends, self._release])
         return self.stats()
 
     def _make_channel(self, model: ModelInfo, state: State | None) -> ModelChannel:
@@ -316,14 +311,22 @@ class ActorManager:
             self._left_over += self._drain()
             self._news.listen(min(_STOP_POLL_S, deadline.remaining_s))
 
-    def _end_slots(self) -> None:
+    def _kill_rest(self) -> None:
         for actor, slot in enumerate(self._slots):
             if not slot.gone():
                 _logger.warning("actor %d did not leave (%s) and is killed", actor, slot.state.words)
                 slot.kill()
-        for slot in self._slots:
-            self._news.forget(slot)
-            self._left_over += slot.end()
+
+    def _end(self, slot: ActorSlot) -> None:
+        self._news.forget(slot)
+        self._left_over += slot.end()
+
+    def _release(self) -> None:
+        self._lost = self._first_cause = None  # their tracebacks refer to this object, which keeps the memory
+        self._news.close()
+        self._board.close()
+        if self._models is not None:
+            self._models.close()
 
 
 def _restarts(n: int) -> str:

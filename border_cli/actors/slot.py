@@ -189,16 +189,17 @@ class ActorSlot:
 
     def end(self) -> list[Chunk]:
         """Release the process, which has left or was killed; the chunks that it leaves behind."""
-        if self._worker is not None:
-            self._take(self._worker.heard(last=True))
-        chunks = self.drain()
-        self._final = self.stat()
-        self.ready = False
-        if self._worker is not None:
-            self._worker.end()
-            self._worker = None
-        self._ring = None
-        return chunks
+        try:
+            if self._worker is not None:
+                self._take(self._worker.heard(last=True))
+            return self.drain()
+        finally:
+            self._final = self.stat()
+            self.ready = False
+            if self._worker is not None:
+                self._worker.end()
+                self._worker = None
+            self._ring = None
 
     def _take(self, heard: Iterable[object]) -> None:
         for message in heard:

@@ -13,7 +13,6 @@ import logging
 import os
 import re
 import shutil
-import stat
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ from border_cli.checkpoints.manifest import (
     part_of,
 )
 from border_cli.core.errors import CheckpointIOError, NoValidCheckpointError
+from border_cli.runtime.files import open_plain
 
 _logger = logging.getLogger(__name__)
 _TEMPORARY = ".checkpoint.tmp"
@@ -268,7 +268,7 @@ def read_file(path: Path, name: str, entry: FileEntry) -> bytes:
     Raises InvalidCheckpointError.
     """
     try:
-        with _open_folder(_standing(path)) as folder, _open(folder, name) as file:
+        with _open_folder(_standing(path)) as folder, open_plain(name, folder) as file:
             return _read_entry(file, entry, wanted=True)
     except (OSError, ValueError) as e:
         raise InvalidCheckpointError(f"{path / name} does not verify: {_reason(e)}") from e
@@ -277,7 +277,7 @@ def read_file(path: Path, name: str, entry: FileEntry) -> bytes:
 def read_manifest(path: Path) -> Manifest:
     """What a checkpoint consists of, by its own account. Raises InvalidCheckpointError."""
     try:
-        with _open_folder(_standing(path)) as folder, _open(folder, MANIFEST_FILE) as file:
+        with _open_folder(_standing(path)) as folder, open_plain(MANIFEST_FILE, folder) as file:
             return Manifest.decode(_read_limited(file, MAX_MANIFEST_BYTES))
     except (OSError, ValueError) as e:
         raise InvalidCheckpointError(f"{path / MANIFEST_FILE} does not verify: {_reason(e)}") from e
@@ -369,12 +369,12 @@ def _read(
     name, contents = MANIFEST_FILE, {}
     try:
         with _open_folder(path) as folder:
-            with _open(folder, name) as file:
+            with open_plain(name, folder) as file:
                 manifest = Manifest.decode(_read_limited(file, MAX_MANIFEST_BYTES))
             _check_name(path, manifest)
             _check_limits(manifest, limits)
             for name, entry in manifest.files.items():
-                with _open(folder, name) as file:
+                with open_plain(name, folder) as file:
                     _check_size(file, entry)
                     if name in by_size or part_of(name) in by_size:
                         continue
@@ -409,17 +409,6 @@ def _open_folder(path: Path) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
-
-
-@contextlib.contextmanager
-def _open(folder: int, name: str) -> Iterator[BinaryIO]:
-    """A regular file that is really in this folder. Raises OSError, ValueError for what is no plain file."""
-    # O_NONBLOCK: opening a pipe that nobody writes to would wait for ever.
-    descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
-    with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ValueError("it is no plain file")
-        yield file
 
 
 def _read_limited(file: BinaryIO, limit: int) -> bytes:

@@ -295,6 +295,11 @@ class ActorStat:
     env_steps_before: int = 0
 
     @property
+    def alive(self) -> bool:
+        """Whether it neither ended unasked nor stayed when it was asked to leave."""
+        return self.state not in ("failed", "killed", "lost")
+
+    @property
     def samples_per_sec(self) -> float:
         """Env steps per second of its life in this launch."""
         return (self.env_steps - self.env_steps_before) / self.seconds if self.seconds > 0 else 0.0

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import stat
 from pathlib import Path
 from typing import Any
 
 from border_cli.core import json_text
-from border_cli.runtime.files import replace_file
+from border_cli.runtime.files import open_plain, replace_file
 
 MAX_BYTES = 64 * 2**20
 """More than any file of ours has; a larger one is not read."""
@@ -32,12 +31,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def read_limited(path: Path, limit: int) -> bytes:
     """A file that may be of anybody's making. Raises OSError, ValueError for what is no plain file, or above `limit`."""
-    # O_NONBLOCK: opening a pipe that nobody writes to would wait for ever.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    with os.fdopen(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise ValueError(f"{path} is no plain file")
-        if found.st_size > limit:
+    with open_plain(path) as file:
+        if os.fstat(file.fileno()).st_size > limit:
             raise ValueError(f"{path} is larger than {limit} bytes")
         return file.read(limit)

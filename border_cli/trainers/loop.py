@@ -24,9 +24,6 @@ from border_cli.trainers.run_state import Position, load_state, take_state
 from border_cli.trainers.saving import Saving
 from border_cli.trainers.skipping import Skipping
 
-_GONE = ("failed", "killed", "lost")
-"""States of actors that ended unasked, and of those that did not leave when they were asked."""
-
 
 @dataclass
 class Ending:
@@ -97,7 +94,8 @@ class TrainingLoop:
                     self._save_now()
                 self._show()
             self._require_finite()
-            self._leave()
+            for stage in self._leaving():
+                stage()
             if ended_by != "signal":
                 self._evaluate_last()
             if p.should_stop():
@@ -161,13 +159,14 @@ class TrainingLoop:
     def _insert(self) -> bool:
         p = self.parts
         chunks = p.source.collect()
+        for chunk in chunks:  # first: what was collected counts, also where it cannot be kept
+            p.limiter.inserted(chunk.actor, chunk.env_steps)
         for chunk in chunks:
             if chunk.incarnation != self._position.incarnations.get(chunk.actor, 0):
                 self._position.incarnations[chunk.actor] = chunk.incarnation
                 p.buffer.break_streams(chunk.actor)  # no transition spans a restart
             if chunk.rows:
                 p.buffer.push(chunk.items, chunk.actor)
-            p.limiter.inserted(chunk.actor, chunk.env_steps)
             p.telemetry.chunk(chunk)
         return bool(chunks)
 
@@ -312,6 +311,7 @@ class TrainingLoop:
     def _go_on_from(self, state: RunState) -> None:
         p = self.parts
         load_state(state, p, self.judging, self._position, tuple(self._stages))
+        p.telemetry.know_best(self.judging.best)
         self.saving.saved_at = p.limiter.opt_steps
         if p.limiter.opt_steps and state.replay is not None:
             self._phase = "training"
@@ -321,17 +321,14 @@ class TrainingLoop:
 
     # -- ending -------------------------------------------------------------------------------------------------
 
-    def _leave(self) -> None:
+    def _leaving(self) -> list[Callable[[], None]]:
         """End the actors and keep the state, to which belongs what they hand over while they leave.
 
         The state of a repeatable run comes first: that of actors between two env steps or rounds, not of actors that
         are gone.
         """
-        stages = (
-            (self._save_last, self._stop_actors) if self.repeatable else (self._stop_actors, self._save_last)
-        )
-        for stage in stages:
-            stage()
+        stages = [self._stop_actors, self._save_last]
+        return stages[::-1] if self.repeatable else stages
 
     def _stop_actors(self) -> None:
         if not self.actors:
@@ -345,8 +342,7 @@ class TrainingLoop:
         p = self.parts
         run_all(
             [
-                self._leave,
-                self._stop_actors,  # also where the last save fails
+                *self._leaving(),
                 *([self._record] if self._begun else []),
                 p.recorder.flush,
                 lambda: p.telemetry.refresh(self._final_phase, len(p.buffer), self.actors, 0),
@@ -375,7 +371,7 @@ class TrainingLoop:
 
 
 def _alive(actors: Sequence[ActorStat]) -> int:
-    return sum(actor.state not in _GONE for actor in actors)
+    return sum(actor.alive for actor in actors)
 
 
 def _due(interval: int | None, n: int) -> bool:

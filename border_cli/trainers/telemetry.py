@@ -33,6 +33,7 @@ class _Sample:
     excluded_s: float
     actors_blocked_s: float
     actors_s: float
+    actors: int
 
 
 class Telemetry:
@@ -44,7 +45,8 @@ class Telemetry:
     def __init__(self, limiter: RatioLimiter, progress: Progress, seconds_before: float = 0.0) -> None:
         self.progress = progress
         self._limiter = limiter
-        self._began = monotonic() - seconds_before
+        self._launched = monotonic()
+        self._began = self._launched - seconds_before
         self.blocked_s = 0.0
         self._excluded_s = 0.0
         self.episodes = 0
@@ -62,6 +64,11 @@ class Telemetry:
     def seconds(self) -> float:
         """Since the run began, without the time between an interruption and going on."""
         return monotonic() - self._began
+
+    @property
+    def blocked_share(self) -> float:
+        """How much of this launch the learner had nothing to do."""
+        return _share(self.blocked_s, max(monotonic() - self._launched, 1e-9))
 
     def state(self, repeatable: bool) -> dict[str, Any]:
         """What was counted since the last record, as JSON values. Nothing of the clock.
@@ -130,11 +137,15 @@ class Telemetry:
         """A checkpoint, or the best model, could not be written."""
         self._failed_saves += 1
 
+    def know_best(self, best: Evaluation | None) -> None:
+        """The evaluation of the best model; in a run that goes on, that of best/, which may be of after its checkpoint."""
+        self.progress.best = None if best is None else (best.opt_steps, best.mean)
+
     def evaluated(self, evaluation: Evaluation, best: Evaluation | None) -> None:
         """A routine evaluation is known. best: the evaluation that counts, if it has brought a new best model."""
         self.progress.evaluations.append((evaluation.opt_steps, evaluation.mean))
         if best is not None:
-            self.progress.best = (best.opt_steps, best.mean)
+            self.know_best(best)
 
     def interval_values(
         self,
@@ -201,6 +212,7 @@ class Telemetry:
             self._excluded_s,
             sum(a.blocked_seconds for a in actors),
             sum(a.seconds for a in actors),
+            sum(a.alive for a in actors),
         )
 
     def _rates(self, before: _Sample, now: _Sample) -> dict[str, float]:
@@ -222,7 +234,7 @@ class Telemetry:
         learner_s = now.time - before.time - excluded
         if learner_s > 0:
             shares["async/learner_blocked"] = _share(now.blocked_s - before.blocked_s, learner_s)
-        everybody = excluded * self.progress.n_actors
+        everybody = excluded * now.actors
         actors_s = now.actors_s - before.actors_s - everybody
         if actors_s > 0:
             blocked = now.actors_blocked_s - before.actors_blocked_s - everybody
