@@ -17,6 +17,7 @@ from border_cli.build import Context
 from border_cli.checkpoints.contents import BEST
 from border_cli.checkpoints.store import InvalidCheckpointError
 from border_cli.config import plan
+from border_cli.config.resuming import is_repeatable
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import (
     ActorLostError,
@@ -140,7 +141,8 @@ class _Run:
         run_id = provenance.record_launch(self._dir, launch.argv, config.seed, launch.command)
         trust.remember(run_id, trust.code_of(config.plugins, config.env))
         saved = None if before.path is None else (before.opt_steps, before.seconds)
-        self._summary = Summary.start(self._dir, run_id, saved)
+        exact = before.exact if is_repeatable(config) else None
+        self._summary = Summary.start(self._dir, run_id, saved, exact)
 
     def execute(self) -> JobResult:
         """Train, and say in summary.json how it ended, whatever happens."""
@@ -195,7 +197,8 @@ class _Run:
         if self._loop is None or self._summary is None:
             return
         try:
-            self._summary.saved(opt_steps, self._loop.parts.telemetry.seconds)
+            seconds = self._loop.parts.telemetry.seconds
+            self._summary.saved(opt_steps, seconds, self._exact(self._loop))
         except OSError as e:  # the checkpoint is there, and it is what counts
             _log.warning("%s cannot be written: %s", self._dir / SUMMARY_FILE, e.strerror)
 
@@ -301,7 +304,7 @@ class _Run:
         """Whether this is what an uninterrupted run would have given; None where no run can be repeated."""
         if not loop.repeatable:
             return None
-        return self._resumed.exact and all(actor.exact for actor in loop.actors)
+        return self._resumed.exact and all(actor.exact for actor in loop.actors or loop.parts.source.stats())
 
     def _counters(self) -> dict[str, int]:
         if self._loop is None:

@@ -78,7 +78,7 @@ class LockstepManager(ActorManager):
         Raises ActorLostError where one is lost meanwhile. Not whole: the number of the round to come.
         """
         if not whole:
-            begun = {"next": self._next, "env_steps": self._rounds.before(self._next)}
+            begun = {"next": self._next, "env_steps": self._before_next()}
             return joined({"rounds": State({}, begun)})
         self._await_rounds()
         for slot in self._slots:
@@ -103,6 +103,12 @@ class LockstepManager(ActorManager):
             "begun": [[self._env_steps(round_, actor) for actor in actors] for round_ in begun],
             "env_steps": self._rounds.before(begun.stop),
         }
+
+    def _before_next(self) -> int:
+        """Env steps of all rounds before the next. Those that an earlier launch had begun are counted by themselves."""
+        first = max(self._next, self._rounds.first)
+        earlier = (sum(self._earlier[round_]) for round_ in range(self._next, first))
+        return self._rounds.before(first) - sum(earlier)
 
     def _make_channel(self, model: ModelInfo, state: State | None) -> ModelChannel:
         published = 0 if state is None else self._load(state)

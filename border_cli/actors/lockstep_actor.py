@@ -128,5 +128,10 @@ class LockstepActor(ActorLoop):
             self._step(env_ix, nominal + step * streams)
         self._proxy.flush()
 
+    @property
+    def exact(self) -> bool:
+        """Whether every environment came out of a saved state as it had been."""
+        return self._sampler.exact
+
     def _stat(self) -> ActorStat:
-        return replace(super()._stat(), exact=self._sampler.exact)
+        return replace(super()._stat(), exact=self.exact)

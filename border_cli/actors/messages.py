@@ -14,7 +14,9 @@ from border_cli.runtime.pipe import MESSAGE_BYTES, Reporter
 
 @dataclass(frozen=True)
 class Ready:
-    """The environments are made and reset, and the first model is held."""
+    """The environments are made and reset, and the first model is held. exact: as of `ActorStat`."""
+
+    exact: bool = True
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,7 @@ class _Life:
             self._actor = self._running_free(order, env, policy, processor, waiter, model.version)
         else:
             self._actor = self._in_rounds(order, order.spec.rounds, env, policy, processor, waiter)
-        self._reporter.send(Ready())
+        self._reporter.send(Ready(self._actor.exact))
         stat = self._actor.run()
         line.state = ActorState.DONE
         return stat

@@ -204,8 +204,9 @@ class ActorSlot:
     def _take(self, heard: Iterable[object]) -> None:
         for message in heard:
             match message:
-                case Ready():
+                case Ready(exact):
                     self.ready = True
+                    self._counts.exact = exact
                 case Mended():
                     self._counts.restarts += 1
                     self._mended.append(message)

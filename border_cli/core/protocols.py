@@ -278,8 +278,8 @@ class ActorStat:
 
     seconds: since its first env step · blocked_seconds: of them, waiting for credit or room · exact: false once an
     environment of it could not be resumed as it was · restarts: of its process and, in place, of its environments ·
-    dropped: env steps that gave numbers not finite and were left out, known once it has left · env_steps_before: of
-    env_steps, those of earlier launches of the run; seconds are of this one.
+    dropped: env steps of its last incarnation that gave numbers not finite and were left out, known once it has left ·
+    env_steps_before: of env_steps, those of earlier launches of the run; seconds are of this one.
     """
 
     actor: int

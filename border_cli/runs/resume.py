@@ -79,7 +79,7 @@ def read_resumed(run_dir: Path, config: TrainConfig, wanted: Sequence[Change], r
     exact = _summary(run_dir).get("exact") is not False and state.replay is not None and whole
     exact = exact and all(_keeps(config, state, change) for change in wanted)
     best = _best(run_dir)
-    if best is not None and best.opt_steps >= opt_steps and exact and is_repeatable(config):
+    if best is not None and exact and is_repeatable(config) and _is_later(best, opt_steps, state):
         if _comes_again(config, best.opt_steps):
             best = None
         else:
@@ -95,6 +95,11 @@ def _best(run_dir: Path) -> Evaluation | None:
         return read_checkpoint(run_dir / BEST).score
     except store.InvalidCheckpointError:
         return None
+
+
+def _is_later(best: Evaluation, opt_steps: int, state: RunState) -> bool:
+    """Whether its score took effect after this state was saved: of a later model, or of one that still waits there."""
+    return best.opt_steps >= opt_steps or str(best.opt_steps) in state.waiting.values
 
 
 def _comes_again(config: TrainConfig, opt_steps: int) -> bool:

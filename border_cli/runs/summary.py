@@ -60,22 +60,28 @@ class Summary:
         self._path = run_dir / SUMMARY_FILE
         self._run_id = run_id
         self._saved: dict[str, float] | None = None
+        self._inexact = False
 
     @classmethod
-    def start(cls, run_dir: Path, run_id: str, saved: tuple[int, float] | None = None) -> Summary:
+    def start(
+        cls, run_dir: Path, run_id: str, saved: tuple[int, float] | None = None, exact: bool | None = None
+    ) -> Summary:
         """Write it with status "running". Raises OSError when it cannot be written.
 
-        saved: opt step of the checkpoint that a resumed run goes on from, and the seconds until then.
+        saved: opt step of the checkpoint that a resumed run goes on from, and the seconds until then · exact: as of `End`;
+        once it is False it stays so.
         """
         summary = cls(run_dir, run_id)
+        summary._inexact = exact is False
         if saved is not None:
             summary._saved = {"opt_steps": saved[0], "seconds": saved[1]}
         summary._write("running", None)
         return summary
 
-    def saved(self, opt_steps: int, seconds: float) -> None:
+    def saved(self, opt_steps: int, seconds: float, exact: bool | None = None) -> None:
         """Note that there is a checkpoint, and how long the run took until then. Raises OSError as `start` does."""
         self._saved = {"opt_steps": opt_steps, "seconds": seconds}
+        self._inexact |= exact is False
         self._write("running", None)
 
     def finish(self, end: End) -> None:
@@ -86,6 +92,8 @@ class Summary:
         data = {"run_id": self._run_id, "status": status, "saved": self._saved} | (
             _NOTHING_YET if end is None else _end_data(end)
         )
+        if self._inexact:
+            data["exact"] = False
         write_json(self._path, data)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import multiprocessing
 import os
 import signal
@@ -69,17 +70,26 @@ def start_process(target: Callable[..., None], args: tuple[Any, ...], name: str)
     Raises ResourceError when there is no descriptor or process left.
     """
     _mend_start_method()
+    try:
+        process = _started(target, args, name)
+    except OSError as error:
+        raise resource_error(error, f"starting {name}") from error
+    except (
+        EOFError
+    ) as error:  # the forkserver could not fork, and ended over it; the next start brings another one
+        raise resource_error(OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)), f"starting {name}") from error
+    _SURVIVORS.add(process)
+    return process
+
+
+def _started(target: Callable[..., None], args: tuple[Any, ...], name: str) -> BaseProcess:
     if _has_forkserver():
         start_early()
         _ensure_forkserver()
     parent_pid = forkserver_pid() if _has_forkserver() else os.getpid()
     process: BaseProcess = _context().Process(target=_entry, args=(parent_pid, target, args), name=name)  # type: ignore[attr-defined]
-    try:
-        with _child_environment(), _signals_blocked(), _command_left_out():
-            process.start()
-    except OSError as error:
-        raise resource_error(error, f"starting {name}") from error
-    _SURVIVORS.add(process)
+    with _child_environment(), _signals_blocked(), _command_left_out():
+        process.start()
     return process
 
 

@@ -53,9 +53,9 @@ class Block:
         self._fd = -1
         try:
             self._fd = _allocate(self.size)
+            self._map = mmap.mmap(self._fd, self.size)
         except OSError as error:
             raise resource_error(error, purpose, self.size) from error
-        self._map = mmap.mmap(self._fd, self.size)
 
     def words(self, offset: int, n: int) -> memoryview:
         """View of n aligned 8-byte signed words; one of them is read or written as a whole."""
@@ -124,6 +124,11 @@ def resource_error(error: OSError, purpose: str, nbytes: int = 0) -> ResourceErr
         return ResourceError(
             f"{purpose}: no file descriptor left, this process may hold {_descriptor_limit()}\n"
             "allowed: a higher limit (`ulimit -n`), or a smaller n_actors"
+        )
+    if not nbytes and error.errno not in (errno.ENOMEM, errno.ENOSPC):
+        return ResourceError(
+            f"{purpose}: {error.strerror or type(error).__name__}\n"
+            "allowed: a smaller n_actors, or a higher limit of processes (`ulimit -u`, a container's pids.max)"
         )
     return ResourceError(
         f"{purpose} needs {_mib(nbytes)}, {_mib(_free_bytes())} are free: {error.strerror}\n"

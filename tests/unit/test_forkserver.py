@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from border_cli.core.errors import ResourceError
 from border_cli.runtime import forkserver
 from tests.fakes import LIGHT_PRELOAD
 
@@ -31,6 +33,21 @@ def describe_self(word: str) -> dict[str, Any]:
         "devices": os.environ["CUDA_VISIBLE_DEVICES"],
         "sigint": signal.getsignal(signal.SIGINT) is signal.default_int_handler,
     }
+
+
+@pytest.mark.parametrize("error", [EOFError(), OSError(errno.EAGAIN, "Resource temporarily unavailable")])
+def test_f4_no_process_left_is_something_that_the_machine_lacks(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """EOFError: the forkserver could not fork, and ended over it."""
+
+    def refuse(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(forkserver.forkserver.ForkServer, "connect_to_new_process", refuse)
+    monkeypatch.setattr("multiprocessing.forkserver.connect_to_new_process", refuse)
+    with pytest.raises(ResourceError, match="Resource temporarily unavailable\nallowed: a smaller n_actors"):
+        forkserver.run_in_child(os.getpid, (), TIMEOUT_S)
 
 
 def fail(message: str) -> None:

@@ -115,6 +115,18 @@ def test_keys_are_the_same_from_start_to_end(tmp_path: Path) -> None:
     assert (data["exit_code"], data["error"]) == (4, "agent/loss is not a finite number")
 
 
+def test_what_is_not_exact_stays_so_however_the_run_ends(tmp_path: Path) -> None:
+    summary = Summary.start(tmp_path, "id", exact=False)
+    assert read(tmp_path)["exact"] is False  # also for who goes on from it after a kill
+    summary.saved(10, 1.0, exact=True)
+    summary.finish(End("error", ExitCode.DEFECT))
+    assert read(tmp_path)["exact"] is False
+    summary = Summary.start(tmp_path, "id", exact=True)
+    assert read(tmp_path)["exact"] is None  # nobody knows yet
+    summary.saved(20, 2.0, exact=False)
+    assert read(tmp_path)["exact"] is False
+
+
 def test_no_time_has_no_throughput_and_a_score_that_is_no_number_is_null(tmp_path: Path) -> None:
     Summary.start(tmp_path, "id").finish(End("sigint", ExitCode.SIGINT, last=(1, float("nan"))))
     data = read(tmp_path)

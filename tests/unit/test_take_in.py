@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from border_cli.config.schema import TrainerConfig
 from border_cli.core.items import Chunk, empty_items
 from border_cli.replay.limiter import RatioLimiter
@@ -78,3 +80,18 @@ def test_the_streams_of_one_that_left_are_broken_once_its_last_rows_are_in() -> 
     parts.arrived = []
     loop._take_in()
     assert [call for call in parts.calls if call[0] != "grant"] == [("push", 0), ("break", 0)]
+
+
+def test_what_was_collected_counts_though_it_cannot_be_kept() -> None:
+    """The source counts it as well: a state with other counts than its actors' could never be gone on from."""
+    parts = Parts()
+    loop = TrainingLoop(TrainerConfig(), parts)  # type: ignore[arg-type]
+    parts.buffer.push = fail
+    parts.arrived = [chunk(0, 0), chunk(1, 0), chunk(1, 0)]
+    with pytest.raises(MemoryError):
+        loop._insert()
+    assert parts.limiter.env_steps == 3
+
+
+def fail(*_: object) -> None:
+    raise MemoryError

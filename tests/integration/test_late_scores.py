@@ -1,0 +1,57 @@
+"""What was found out after the last checkpoint, when a run goes on from there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from border_cli.checkpoints.contents import read_checkpoint, save_best
+from border_cli.cli.train import main
+from border_cli.core.protocols import Evaluation
+from border_cli.runs.summary import Summary
+from tests.interrupted import assert_same_bits, resume, run_whole, signal_at
+from tests.real_runs import Run, tiny
+
+pytestmark = pytest.mark.usefixtures("workplace")
+
+BESIDE = ("trainer=sync", "evaluator=process", "trainer.eval_interval=40", "trainer.save_interval=null")
+"""Beside the learner a result takes effect when the next model is submitted."""
+
+
+def test_g1_a_score_that_had_no_effect_yet_when_the_run_was_saved_has_it_again(tmp_path: Path) -> None:
+    """The model of opt step 40 waits in the checkpoint of opt step 60; when that run is done it is in best/."""
+    whole = run_whole(tmp_path / "whole", *BESIDE, "trainer.max_opts=120")
+    parts = run_whole(tmp_path / "parts", *BESIDE, "trainer.max_opts=60")
+    assert parts.summary["best_score"]["opt_steps"] == 40  # with this seed
+    resume(parts.path, "trainer.max_opts=120")
+    assert Run(parts.path).summary["exact"] is True
+    assert_same_bits(Run(parts.path), whole)
+
+
+def test_g1_a_run_that_is_not_exact_stays_so_when_it_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("n_actors=1", "trainer.lockstep=true", "trainer.max_opts=120", "trainer.save_interval=20")
+    with signal_at(50):
+        assert main([*tiny(*words), f"hydra.run.dir='{tmp_path / 'run'}'"]) == 143
+    run = Run(tmp_path / "run")
+    assert run.summary["exact"] is True
+    with monkeypatch.context() as patch, signal_at(90):
+        patch.setattr(Summary, "finish", lambda *_: None)  # as where nobody lives to write it
+        assert main([f"resume={run.path}", "evaluator.episodes=3"]) == 143
+    assert json.loads((run.path / "summary.json").read_text())["status"] == "running"
+    resume(run.path)
+    assert Run(run.path).summary["exact"] is False
+
+
+def test_the_table_at_the_end_knows_the_best_model_though_the_checkpoint_does_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_whole(tmp_path / "run", "trainer.max_opts=40", "trainer.eval_interval=30")
+    best = read_checkpoint(run.path / "best").model
+    save_best(run.path, best.info.arrays, best.description, Evaluation(40, (777.0,), (1,)))
+    capsys.readouterr()
+    resume(run.path, "trainer.max_opts=50", "recorder.console=plain")
+    assert "777" in next(line for line in capsys.readouterr().out.splitlines() if "best score" in line)
