@@ -60,6 +60,7 @@ class ActorSlot:
         self._state = state
         self._ring: Ring | None = None
         self._worker: Worker | None = None
+        self._sequence = 0  # of the chunk that comes next
         self._earlier_episodes = 0
         self._mended: list[Mended] = []
         self._failed: Failed | None = None
@@ -81,7 +82,8 @@ class ActorSlot:
         self._line.state = ActorState.STARTING
         # No more than it had used: what the last incarnation had left may belong to others now.
         shared.board.limit(self._actor, self._counts.env_steps)
-        self._ring = ring = Ring(shared.columns, shared.ring_rows)
+        ring = Ring(shared.columns, shared.ring_rows)
+        self._ring, self._sequence = ring, 0
 
         def links(pipe: Connection, order: Parcel) -> ActorLinks:
             return ActorLinks(ring, shared.models, shared.board, pipe, order)
@@ -144,9 +146,12 @@ class ActorSlot:
         return None
 
     def drain(self) -> list[Chunk]:
-        """What it has handed over since the last time."""
+        """What it has handed over since the last time. Raises RuntimeError where a chunk is missing or comes twice."""
         chunks = [] if self._ring is None else self._ring.pop_all()
         for chunk in chunks:
+            if chunk.sequence != self._sequence:
+                raise RuntimeError(f"actor {self._actor}: chunk {chunk.sequence} came, not {self._sequence}")
+            self._sequence += 1
             self._counts.env_steps += chunk.env_steps
             self._counts.episodes += int(np.count_nonzero(chunk.items["episode_length"]))
         return chunks

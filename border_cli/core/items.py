@@ -66,7 +66,7 @@ class Chunk:
 
     env_steps: env steps the chunk stands for; with n-step that is not its number of rows.
     version: opt step of the model that chose the newest actions in it.
-    sequence: counts the chunks of this incarnation from 0, so that loss or doubling would show.
+    sequence: counts the chunks of this incarnation from 0, which shows loss and doubling.
     """
 
     actor: int
