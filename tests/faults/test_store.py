@@ -35,8 +35,11 @@ def killed(folder: Path, mode: str, points: list[float]) -> list[Path]:
 
 
 def committed(run_dir: Path) -> int:
-    """Opt step of the last save that had returned."""
-    return int(run_dir.with_name(f"{run_dir.name}.committed").read_bytes()[-1:] or b"0")
+    """Opt step of the last save that had returned; 0 if none had."""
+    file = run_dir.with_name(f"{run_dir.name}.committed")
+    if not file.exists():  # killed before it was made
+        return 0
+    return int(file.read_bytes()[-1:] or b"0")
 
 
 def temporaries(run_dir: Path) -> list[str]:
