@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ from border_cli.runs.directory import run_name
 HYDRA_VERSION_BASE = "1.3"
 PRIMARY = "train"
 _SEARCH = "hydra.searchpath"
+_VARIABLE = re.compile(r"\$\{\s*oc\.env\b")
 
 
 @dataclass(frozen=True)
@@ -97,8 +99,29 @@ class Composer:
 
 
 def plain_job(composed: DictConfig) -> dict[str, Any]:
-    """What Hydra composed, less its own section, as plain data with every interpolation resolved."""
+    """What Hydra composed, less its own section, as plain data with every interpolation resolved.
+
+    Raises UsageError where a value comes from an environment variable: that is where people keep what no file may hold,
+    and a run keeps its values in config.yaml, in its log and beside each model.
+    """
+    _refuse_variables(OmegaConf.to_container(composed, resolve=False))
     return {str(name): _plain(composed[name]) for name in composed if name != "hydra"}
+
+
+def _refuse_variables(node: Any, key: str = "") -> None:
+    """node: composed data, interpolations unresolved. key: its own, empty for the whole."""
+    if isinstance(node, dict):
+        for name, value in node.items():
+            if key or name != "hydra":
+                _refuse_variables(value, f"{key}.{name}" if key else str(name))
+    elif isinstance(node, list):
+        for value in node:
+            _refuse_variables(value, key)
+    elif isinstance(node, str) and _VARIABLE.search(node):
+        raise UsageError(
+            f"{key}={node} would put what is in an environment variable into the files of the run\n"
+            "allowed: a value that may be read there, or an environment that reads the variable itself"
+        )
 
 
 def _plain(value: Any) -> Any:

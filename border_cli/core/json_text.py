@@ -28,13 +28,18 @@ def encode(data: Any) -> bytes:
 def decode(text: bytes) -> Any:
     """The inverse of `encode`. Every number in it is finite, and an integer has 40 digits at most.
 
-    Raises ValueError for what is no UTF-8 JSON, for other numbers, and for more items than any file of ours has.
+    Raises ValueError for what is no UTF-8 JSON, for other numbers, for a key that an object has twice (of which one
+    would silently be taken), and for more items than any file of ours has.
     """
     if sum(map(text.count, (b",", b"[", b"{"))) > _MAX_ITEMS:
         raise ValueError("it holds more items than any file of a run")
     try:
         return json.loads(
-            text.decode("utf-8"), parse_constant=_refuse, parse_float=_finite, parse_int=_integer
+            text.decode("utf-8"),
+            object_pairs_hook=_object,
+            parse_constant=_refuse,
+            parse_float=_finite,
+            parse_int=_integer,
         )
     except RecursionError as e:
         raise ValueError("nested too deeply") from e
@@ -48,6 +53,13 @@ def finite_or_null(data: Any) -> Any:
         return {key: finite_or_null(value) for key, value in data.items()}
     if isinstance(data, list | tuple):
         return [finite_or_null(value) for value in data]
+    return data
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    data = dict(pairs)
+    if len(data) < len(pairs):
+        raise ValueError("it has a key twice")
     return data
 
 

@@ -18,7 +18,9 @@ from border_cli.cli.train import main
 from border_cli.core.errors import CheckpointIOError, ExitCode
 from border_cli.replay.limiter import RatioLimiter
 from border_cli.runs.summary import Summary
+from border_cli.runtime import forkserver
 from tests.faults.commands import verified_checkpoints
+from tests.faults.processes import processes
 from tests.real_runs import Run, tiny
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
@@ -126,6 +128,8 @@ def test_c6_a_last_save_that_fails_is_no_success(workplace: Path) -> None:
 def test_c6_a_last_save_that_fails_leaves_no_actor(workplace: Path) -> None:
     with full_disk(since=INTERVAL + 1, until=10**9):
         code, run = run_until(INTERVAL + 5, "trainer=async", "trainer.lockstep=true")
+    assert (parent := forkserver.forkserver_pid()) is not None
+    assert processes(parent=parent) == []  # by now, and not some time later
     assert code == ExitCode.CHECKPOINT_IO
     assert_only_whole_ones(run, [INTERVAL])
     assert [actor["state"] for actor in run.summary["actors"]] == ["done"]

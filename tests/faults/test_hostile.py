@@ -6,8 +6,8 @@ Rows I1, I3 and I4. Each is looked at as a person would: judged by `border-eval`
 from __future__ import annotations
 
 import os
+import pickle
 import re
-import resource
 import shutil
 import sys
 from collections.abc import Callable
@@ -55,6 +55,14 @@ def refused(act: Callable[[Run], int], run: Run, capsys: pytest.CaptureFixture[s
 
 
 # -- I1: nothing is executed --------------------------------------------------
+
+
+def test_i1_who_unpickles_the_evil_file_does_execute_it(tmp_path: Path) -> None:
+    """The control: what the tests below plant is what it is said to be."""
+    canary = tmp_path / "executed"
+    assert not canary.exists()
+    pickle.loads(hostile.evil_pickle(canary))
+    assert canary.is_dir()
 
 
 def test_i1_what_lies_beside_is_never_opened(run: Run) -> None:
@@ -219,10 +227,24 @@ def test_i3_an_own_run_may_keep_its_checkpoints_elsewhere(run: Run) -> None:
 
 
 def grown_by(act: Callable[[], object]) -> float:
-    """Megabytes by which the most memory that this process ever had has grown meanwhile."""
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    """Megabytes of memory that this process had at most meanwhile, above what it has now."""
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is that of now on, and not of an earlier test
+    before = _resident_kib("VmRSS")
     act()
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    return (_resident_kib("VmHWM") - before) / 1024
+
+
+def _resident_kib(which: str) -> int:
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith(f"{which}:"))
+
+
+def test_i4_growth_is_measured_below_an_earlier_peak_too() -> None:
+    """Or the bounds of this row would show nothing in a process that once had more."""
+    size = 2 * MEGABYTES * 2**20
+    bytearray(b"x") * (2 * size)  # gone again at once
+    assert grown_by(lambda: bytearray(b"x") * size) > 1.5 * MEGABYTES
+    assert grown_by(lambda: None) < MEGABYTES / 10
 
 
 def with_opt_steps(path: Path, number: str) -> None:

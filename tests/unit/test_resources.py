@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import resource
 import sys
 import tracemalloc
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from border_cli import parts, room
@@ -15,6 +17,7 @@ from border_cli.config import plan
 from border_cli.config.plan import AgentBytes, Sizes
 from border_cli.config.schema import BufferConfig, EnvConfig, TrainConfig, TrainerConfig
 from border_cli.core.errors import ResourceError, UsageError
+from border_cli.core.spaces import ActionSpec, EnvSpec, ObsLeaf, ObsSpec
 from border_cli.recorders.figures import size
 from border_cli.runtime import resources
 from tests.fakes import COUNTING_SPEC
@@ -92,19 +95,30 @@ def test_no_limit_and_more_used_than_allowed(tmp_path: Path) -> None:
     assert resources.available_memory(write(tmp_path, MEMINFO | files)) == 0
 
 
-def test_b5_predicted_replay_bytes_are_what_it_really_takes() -> None:
+IMAGES = EnvSpec(
+    ObsSpec((ObsLeaf("obs", (), "box", (84, 84, 4), "uint8", 0.0, 255.0),)), ActionSpec("discrete", n=4)
+)
+
+
+@pytest.mark.parametrize(
+    ("spec", "capacity"), [(COUNTING_SPEC, 10_000), (IMAGES, 300)], ids=["small rows", "images"]
+)
+def test_b5_predicted_replay_bytes_are_what_it_really_takes(spec: EnvSpec, capacity: int) -> None:
     """Within 5 %, and not by its own account: by what the allocator handed out."""
-    small = config(capacity=10_000)
-    parts.make_buffer(config(capacity=100), COUNTING_SPEC)  # what it imports is no part of it
+    small = config(capacity=capacity)
+    parts.make_buffer(config(capacity=100), spec)  # what it imports is no part of it
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
-        buffer = parts.make_buffer(small, COUNTING_SPEC)
+        buffer = parts.make_buffer(small, spec)
         real = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
-    assert buffer.capacity == 10_000
-    assert parts.buffer_bytes(small, COUNTING_SPEC) == pytest.approx(real, rel=0.05)
+    assert buffer.capacity == capacity
+    assert real > capacity * sum(
+        math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in spec.obs.leaves
+    )
+    assert parts.buffer_bytes(small, spec) == pytest.approx(real, rel=0.05)
 
 
 def test_sizes_are_those_of_the_parts() -> None:

@@ -23,6 +23,7 @@ from border_cli.recorders.jsonl import JsonlRecorder, read_jsonl
 from border_cli.recorders.tensorboard import TensorBoardRecorder
 from border_cli.recorders.tolerant import FIRST_RETRY_S, LAST_RETRY_S, WARN_S, TolerantRecorder
 from border_cli.runs.logs import log_to
+from tests.faults.amounts import times
 from tests.unit.test_recorders import scalars
 
 ENOSPC = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -237,28 +238,43 @@ for step in itertools.count(1):
 """
 
 
+AT_ONCE = 10
+
+
 def test_h1_what_was_written_before_a_kill_is_readable(tmp_path: Path) -> None:
-    """Killed ten times at another step each; all that it said it had written is there, in order, and no half line."""
-    processes = []
-    for i in range(10):
-        folder = tmp_path / str(i)
-        folder.mkdir()
-        command = [sys.executable, "-c", WRITER, str(folder)]
-        processes.append((folder, 1 + 37 * i, subprocess.Popen(command, stdout=subprocess.PIPE)))
-    for folder, steps, process in processes:
-        assert process.stdout is not None
-        with process, process.stdout:
-            for _ in range(steps):
-                process.stdout.readline()
-            process.send_signal(signal.SIGKILL)
-            rest = process.stdout.read().splitlines(keepends=True)
-        said = steps + sum(line.endswith(b"\n") for line in rest)
-        lines = [line["opt_steps"] for line in read_jsonl(folder / "metrics.jsonl")]
-        events = scalars(folder / "tensorboard")
-        for found in (lines, [step for step, _ in events]):
-            assert found == list(range(1, len(found) + 1))
-            assert said <= len(found) <= said + 1
-        assert all(values["eval/return_mean"] == step / 2 for step, values in events)
+    """Killed at another step each. All that a writer said it had written is there in both files, in order, and no half
+    line: nothing is lost, as each record is handed to the system before the next one.
+    """
+    kills = times(AT_ONCE, 50)
+    for start in range(0, kills, AT_ONCE):
+        numbers = range(start, min(start + AT_ONCE, kills))
+        writers = [(tmp_path / str(i), 1 + 37 * i, _writing(tmp_path / str(i))) for i in numbers]
+        for folder, steps, process in writers:
+            said = _killed_after(process, steps)
+            lines = [line["opt_steps"] for line in read_jsonl(folder / "metrics.jsonl")]
+            events = scalars(folder / "tensorboard")
+            for found in (lines, [step for step, _ in events]):
+                assert found == list(range(1, len(found) + 1))
+                assert said <= len(found) <= said + 1
+            assert all(values["eval/return_mean"] == step / 2 for step, values in events)
+
+
+def _writing(folder: Path) -> subprocess.Popen[bytes]:
+    """A writer to this folder. It gets ahead of what is read of it by as much as a pipe holds: a small one."""
+    folder.mkdir()
+    command = [sys.executable, "-c", WRITER, str(folder)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, pipesize=4096)
+
+
+def _killed_after(process: subprocess.Popen[bytes], steps: int) -> int:
+    """The last step that it said was written; at least `steps`."""
+    assert process.stdout is not None
+    with process, process.stdout:
+        for _ in range(steps):
+            process.stdout.readline()
+        process.send_signal(signal.SIGKILL)
+        rest = process.stdout.read().splitlines(keepends=True)
+    return steps + sum(line.endswith(b"\n") for line in rest)
 
 
 def test_h1_a_torn_tail_is_ignored_by_readers_and_cut_by_the_next_writer(tmp_path: Path) -> None:
