@@ -69,6 +69,18 @@ class Command:
         else:
             (os.killpg if to == "group" else os.kill)(self.pid, number)
 
+    def undefended(self, number: signal.Signals) -> list[str]:
+        """The command lines of its processes that this signal would end."""
+        masks = ("SigBlk", "SigIgn", "SigCgt")
+        found = []
+        for pid in processes(session=self.pid):
+            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+            mask = sum(
+                int(line.split()[1], 16) >> (number - 1) & 1 for line in lines if line.startswith(masks)
+            )
+            found += [] if mask else [Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")]
+        return found
+
     def wait_for_handling(self) -> None:
         """Return when it has taken notice of a first signal: then the next SIGINT finds no handler."""
         wait_until(lambda: self._ended or not handles(self.pid, signal.SIGINT), "the signal to be handled")

@@ -13,11 +13,12 @@ import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from signal import SIGINT, SIGKILL, SIGSTOP, SIGTERM
+from signal import SIGINT, SIGKILL, SIGSTOP, SIGTERM, SIGUSR1
 
 import pytest
 
 from tests.faults.amounts import times
+from tests.faults.asked import ASKED_AT
 from tests.faults.commands import (
     TOLERANCE,
     WARMUP,
@@ -40,6 +41,8 @@ AT_ONCE_S = 5.0
 swapped = pytest.mark.parametrize("swapped", [False, True][: times(1, 2)])
 INTERVAL = 20
 """Opt steps between evaluations, and between checkpoints, where there are any."""
+LAST = 90
+"""The budget in opt steps of runs that are to end by themselves: no multiple of INTERVAL."""
 LEARNT = 100
 """An actor that takes its env step of this number proves that there were opt steps: the ratio allows no other way."""
 assert LEARNT > WARMUP + TOLERANCE + 1
@@ -254,6 +257,35 @@ def test_d2_a_second_sigint_ends_a_run_at_once(tmp_path: Path, phase: str, to: s
         assert command.end(AT_ONCE_S) == 130
         assert command.run.summary["status"] == "running"
         assert [checkpoint.opt_steps for checkpoint in verified_checkpoints(command.run)] == kept
+
+
+# -- told to save -------------------------------------------------------
+
+
+def test_d4_sigusr1_saves_and_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sent to all processes while a checkpoint is half written, and four times to the learner between opt steps.
+
+    What was asked for during a save is what was being saved; each of the others gets a checkpoint of its own.
+    """
+    asked_at = [33, 47, 58, 71]
+    monkeypatch.setenv(ASKED_AT, ",".join(map(str, asked_at)))
+    words = (
+        *trap("nowhere", "make"),
+        "plugins=[tests.faults.held_save,tests.faults.asked_to_save]",
+        *(f"trainer.save_interval={INTERVAL}", f"trainer.max_opts={LAST}", "checkpoint.keep=99"),
+    )
+    with border_train(tmp_path, *words, held_save=1) as command:
+        command.wait_for_trap()
+        assert command.undefended(SIGUSR1) == []
+        command.send(SIGUSR1, "all")
+        command.let_go()
+        assert command.end() == 0
+        assert command.errors == ""
+    run = command.run
+    assert [step for step in run.saves if step % INTERVAL and step != LAST] == asked_at
+    assert [checkpoint.opt_steps for checkpoint in reversed(verified_checkpoints(run))] == run.saves
+    assert (run.summary["status"], run.counts[0]) == ("done", LAST)
+    assert [(actor["state"], actor["restarts"]) for actor in run.summary["actors"]] == [("done", 0)] * 2
 
 
 # -- killed -------------------------------------------------------------
