@@ -143,6 +143,14 @@ def border_train(
 
 
 @contextlib.contextmanager
+def resuming(first: Command, *words: str) -> Iterator[Command]:
+    """`border-train resume=` of this command's run with these words, in a folder of its own, by the same user."""
+    arguments = [f"resume={first.run.path}", *words]
+    with _started(first.folder / "again", arguments, first.folder / "state") as command:
+        yield command
+
+
+@contextlib.contextmanager
 def _started(folder: Path, arguments: list[str], state: Path, held_save: int = 0) -> Iterator[Command]:
     """state: the folder with the user's list of runs."""
     folder.mkdir(exist_ok=True)

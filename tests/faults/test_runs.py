@@ -24,6 +24,7 @@ from tests.faults.commands import (
     WARMUP,
     Command,
     border_train,
+    resuming,
     two_border_trains,
     verified_checkpoints,
 )
@@ -286,6 +287,33 @@ def test_d4_sigusr1_saves_and_the_run_goes_on(tmp_path: Path, monkeypatch: pytes
     assert [checkpoint.opt_steps for checkpoint in reversed(verified_checkpoints(run))] == run.saves
     assert (run.summary["status"], run.counts[0]) == ("done", LAST)
     assert [(actor["state"], actor["restarts"]) for actor in run.summary["actors"]] == [("done", 0)] * 2
+
+
+# -- started twice ------------------------------------------------------
+
+
+def test_c8_a_second_process_is_refused_as_long_as_the_first_one_lives(tmp_path: Path) -> None:
+    """And the lock that a killed one has left holds nobody up."""
+    at = PHASES["saving"]
+    with border_train(tmp_path, *at.words, held_save=at.held_save) as first:
+        first.wait_for_trap()
+        before = all_but_the_lock(first.run)
+        with resuming(first) as second:
+            assert second.end() == 2
+            assert f"is being trained by another process (pid {first.pid})" in second.errors
+        assert all_but_the_lock(first.run) == before
+        first.send(SIGKILL)
+        assert first.end() == 137
+    with resuming(first, f"trainer.max_opts={LAST}") as third:
+        assert third.end() == 0
+        assert third.errors == ""
+    run = first.run
+    assert f"resumed  step-{INTERVAL:09d}: " in (run.path / "train.log").read_text()
+    assert (run.summary["status"], assert_last_state_is_kept(run)) == ("done", LAST)
+
+
+def all_but_the_lock(run: Run) -> dict[str, bytes]:
+    return {name: content for name, content in run.files(".").items() if name != ".lock"}
 
 
 # -- killed -------------------------------------------------------------
