@@ -322,6 +322,10 @@ def test_c10_an_environment_with_other_spaces_is_refused(
     assert main([f"resume={run.path}", "trainer.max_opts=20"]) == 0
 
 
+def test_g4_the_log_of_a_run_that_runs_free_says_that_it_cannot_be_repeated(done: Run) -> None:
+    assert "not reproducible" in (done.path / "train.log").read_text()
+
+
 def test_a_run_of_somebody_else_imports_nothing(
     copy: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
