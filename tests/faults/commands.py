@@ -63,8 +63,10 @@ class Command:
         """
         self._since = monotonic()
         if to == "all":
-            for pid in processes(session=self.pid):
-                with contextlib.suppress(ProcessLookupError):  # the ones before it may have ended this one
+            for pid in sorted(processes(session=self.pid), reverse=True):  # the main process last
+                with contextlib.suppress(
+                    ProcessLookupError
+                ):  # one that was signalled before may have ended it
                     os.kill(pid, number)
         else:
             (os.killpg if to == "group" else os.kill)(self.pid, number)

@@ -110,9 +110,13 @@ LAST_PHASES = {
 """The only actor is lost and not yet back; all is done, and the actors are asked to leave, but one takes its time."""
 
 
-def assert_stopped(run: Run, number: signal.Signals) -> int:
-    """Summary and the last checkpoint agree on how and where it stopped: the opt steps. No actor was started again."""
+def assert_stopped(run: Run, number: signal.Signals, lost: int = 0) -> int:
+    """Summary and the last checkpoint agree on how and where it stopped: the opt steps.
+
+    lost: actors that are gone for another reason. The signal costs none, and none was started again.
+    """
     summary = run.summary
+    assert (run.path / "train.log").read_text().count(": restart ") == lost
     assert {actor["restarts"] for actor in summary["actors"]} == {0}
     assert not (run.path / "crash.json").exists()
     said = (summary["status"], summary["ended_by"], summary["exit_code"], summary["error"])
@@ -171,7 +175,7 @@ def assert_stops(commands: dict[str, Command], at: Phase, numbers: dict[str, sig
     for to, command in commands.items():
         assert command.end(WITHIN_S[numbers[to]]) == SIGNALS[numbers[to]]
         assert command.errors == ""
-        opt_steps = assert_stopped(command.run, numbers[to])
+        opt_steps = assert_stopped(command.run, numbers[to], lost=int(at.loses_actor))
         assert opt_steps == at.opt_steps if at.opt_steps is not None else opt_steps > 0
 
 
