@@ -10,6 +10,7 @@ from typing import Any
 
 import border_cli
 from border_cli.config import presets
+from border_cli.config.resuming import is_repeatable
 from border_cli.config.schema import TrainConfig
 from border_cli.recorders import figures
 
@@ -88,7 +89,8 @@ def _what(config: TrainConfig) -> str:
         each = f" of {figures.counted(envs, 'environment')}" if envs > 1 else ""
         acting = f"{config.trainer.type} with {figures.counted(config.n_actors, 'actor')}{each}"
     agent, device, seed = config.agent.type, config.device, config.seed
-    return f"{agent} on {_environment(config)}, {acting}, device {device}, seed {seed}"
+    bits = "" if is_repeatable(config) else ", not reproducible"
+    return f"{agent} on {_environment(config)}, {acting}, device {device}, seed {seed}{bits}"
 
 
 def _environment(config: TrainConfig) -> str:

@@ -192,8 +192,11 @@ def _mend_start_method() -> None:
 
 
 def _ensure_forkserver() -> None:
-    # The tracker first: starting it unblocks the signals, which have to stay blocked until they are ignored.
-    resource_tracker.ensure_running()
+    # The tracker first: starting it unblocks signals, which have to stay blocked until they are ignored.
+    with (
+        _signals_blocked()
+    ):  # it deals with SIGINT and SIGTERM; SIGUSR1, which would end it, stays blocked there
+        resource_tracker.ensure_running()
     with _child_environment(), _signals_blocked():
         forkserver.ensure_running()
 

@@ -9,11 +9,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from time import monotonic
 
 from border_cli.checkpoints.contents import CHECKPOINTS, Checkpoint, read_checkpoint
 from border_cli.checkpoints.store import list_steps, newest_valid
 from tests.faults.marks import GO, HELD_SAVE, MARK
-from tests.faults.processes import ROOT, TIMEOUT_S, assert_session_ends, handles, wait_until
+from tests.faults.processes import ROOT, TIMEOUT_S, assert_session_ends, handles, processes, wait_until
 from tests.real_runs import Run, tiny
 
 COMMAND = Path(sys.executable).with_name("border-train")
@@ -41,6 +42,7 @@ class Command:
         self.folder = folder
         self.pid = process.pid
         self._process = process
+        self._since = monotonic()
 
     def __repr__(self) -> str:
         return f"border-train in {self.folder}"
@@ -55,8 +57,31 @@ class Command:
         return int(mark.read_text())
 
     def send(self, number: signal.Signals, to: str = "main") -> None:
-        """Send a signal to the main process, or to the whole group as a terminal or a scheduler does."""
-        (os.killpg if to == "group" else os.kill)(self.pid, number)
+        """Send a signal to the main process, to its group as a terminal does, or to all processes as a scheduler may.
+
+        The actors and the evaluator lead groups of their own: "all" alone reaches them.
+        """
+        self._since = monotonic()
+        if to == "all":
+            for pid in sorted(processes(session=self.pid), reverse=True):  # the main process last
+                with contextlib.suppress(
+                    ProcessLookupError
+                ):  # one that was signalled before may have ended it
+                    os.kill(pid, number)
+        else:
+            (os.killpg if to == "group" else os.kill)(self.pid, number)
+
+    def undefended(self, number: signal.Signals) -> list[str]:
+        """The command lines of its processes that this signal would end."""
+        masks = ("SigBlk", "SigIgn", "SigCgt")
+        found = []
+        for pid in processes(session=self.pid):
+            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+            mask = sum(
+                int(line.split()[1], 16) >> (number - 1) & 1 for line in lines if line.startswith(masks)
+            )
+            found += [] if mask else [Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")]
+        return found
 
     def wait_for_handling(self) -> None:
         """Return when it has taken notice of a first signal: then the next SIGINT finds no handler."""
@@ -72,10 +97,15 @@ class Command:
         """Whoever waits in the trap, or with half a checkpoint, goes on."""
         (self.folder / GO).touch()
 
-    def end(self) -> int:
-        """Its exit code, as a shell sees it, once nothing of it lives any more."""
+    def end(self, within_s: float | None = None) -> int:
+        """Its exit code, as a shell sees it, once nothing of it lives any more.
+
+        within_s: how long it may take from the last signal it was sent, or from its start; None: that is no promise.
+        """
         code = self._process.wait(START_S)
+        took_s = monotonic() - self._since
         assert_session_ends(self.pid)
+        assert within_s is None or took_s <= within_s, f"it took {took_s:.1f} s"
         return 128 - code if code < 0 else code
 
     @property
@@ -109,16 +139,31 @@ def border_train(
 
     held_save: which checkpoint `tests.faults.held_save` holds up, if the words name it among the plugins.
     """
+    arguments = [*flags, *tiny(*_unless_typed(_QUIET, words), *words)]
+    with _started(folder, arguments, folder / "state", held_save) as command:
+        yield command
+
+
+@contextlib.contextmanager
+def resuming(first: Command, *words: str) -> Iterator[Command]:
+    """`border-train resume=` of this command's run with these words, in a folder of its own, by the same user."""
+    arguments = [f"resume={first.run.path}", *words]
+    with _started(first.folder / "again", arguments, first.folder / "state") as command:
+        yield command
+
+
+@contextlib.contextmanager
+def _started(folder: Path, arguments: list[str], state: Path, held_save: int = 0) -> Iterator[Command]:
+    """state: the folder with the user's list of runs."""
     folder.mkdir(exist_ok=True)
-    command = [str(COMMAND), *flags, *tiny(*_unless_typed(_QUIET, words), *words)]
     environment = os.environ | {
         "PYTHONPATH": str(ROOT),
-        "XDG_STATE_HOME": str(folder / "state"),
+        "XDG_STATE_HOME": str(state),
         HELD_SAVE: str(held_save),
     }
     with (folder / "errors").open("wb") as errors, (folder / "output").open("wb") as output:
         process = subprocess.Popen(
-            command,
+            [str(COMMAND), *arguments],
             cwd=folder,
             env=environment,
             stdout=output,
@@ -136,16 +181,19 @@ def border_train(
 
 @contextlib.contextmanager
 def two_border_trains(
-    folder: Path, *words: str, flags: tuple[str, ...] = (), held_save: int = 0
+    folder: Path, *words: str, others: str = "group", flags: tuple[str, ...] = (), held_save: int = 0
 ) -> Iterator[dict[str, Command]]:
-    """Two such runs at once, both in the trap: "main" and "group". One after the other would take longer."""
+    """Two such runs at once, both in the trap, by whom a signal is to be sent to: "main" and `others`.
+
+    One after the other would take longer.
+    """
     with (
         border_train(folder / "main", *words, flags=flags, held_save=held_save) as main,
-        border_train(folder / "group", *words, flags=flags, held_save=held_save) as group,
+        border_train(folder / others, *words, flags=flags, held_save=held_save) as second,
     ):
         main.wait_for_trap()
-        group.wait_for_trap()
-        yield {"main": main, "group": group}
+        second.wait_for_trap()
+        yield {"main": main, others: second}
 
 
 def _unless_typed(words: tuple[str, ...], typed: tuple[str, ...]) -> list[str]:

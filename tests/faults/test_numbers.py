@@ -63,18 +63,19 @@ def test_e1_one_bad_batch_costs_one_opt_step(tmp_path: Path) -> None:
 
 
 def test_e1_bad_batches_without_end_end_the_run(tmp_path: Path) -> None:
-    command, code = poisoned_run(tmp_path, 34, 10**9, "trainer.max_nonfinite=12")
+    command, code = poisoned_run(tmp_path, 34, 10**9)
+    assert command.run.config.trainer.max_nonfinite == 10  # by default
     assert code == 4
     *_, first, _, _ = command.errors.splitlines()  # before it, perhaps, that an actor was slow to leave
-    what = "the loss or gradient of 12 opt steps in a row is not a finite number at opt step 45"
+    what = "the loss or gradient of 10 opt steps in a row is not a finite number at opt step 43"
     assert first.endswith(f"error: {what}")
     run = command.run
     assert (run.summary["status"], run.summary["exit_code"]) == ("failed", 4)
     found = states(run)
-    assert set(found) == {10, 20, 30, 40, 45}
+    assert set(found) == {10, 20, 30, 40, 43}
     for name, array in found[40].items():
         if name != "sums":  # of an interval that is not yet recorded
-            assert np.array_equal(array, found[45][name]), name
+            assert np.array_equal(array, found[43][name]), name
     assert any(not np.array_equal(array, found[40][name]) for name, array in found[30].items())
     assert len(list((run.path / "nonfinite").iterdir())) == 1
 

@@ -13,16 +13,18 @@ import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from signal import SIGINT, SIGKILL, SIGSTOP, SIGTERM
+from signal import SIGINT, SIGKILL, SIGSTOP, SIGTERM, SIGUSR1
 
 import pytest
 
 from tests.faults.amounts import times
+from tests.faults.asked import ASKED_AT
 from tests.faults.commands import (
     TOLERANCE,
     WARMUP,
     Command,
     border_train,
+    resuming,
     two_border_trains,
     verified_checkpoints,
 )
@@ -32,8 +34,16 @@ from tests.real_runs import Run
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
 SIGNALS = {SIGINT: 130, SIGTERM: 143}
+OTHERS = {SIGINT: "group", SIGTERM: "all"}
+"""Whom else than the main process it reaches: a terminal interrupts a group, a scheduler terminates all there is."""
+WITHIN_S = {SIGINT: 10.0, SIGTERM: 20.0}
+AT_ONCE_S = 5.0
+"""How long a run may take to end after a signal, and after a second SIGINT."""
+swapped = pytest.mark.parametrize("swapped", [False, True][: times(1, 2)])
 INTERVAL = 20
 """Opt steps between evaluations, and between checkpoints, where there are any."""
+LAST = 90
+"""The budget in opt steps of runs that are to end by themselves: no multiple of INTERVAL."""
 LEARNT = 100
 """An actor that takes its env step of this number proves that there were opt steps: the ratio allows no other way."""
 assert LEARNT > WARMUP + TOLERANCE + 1
@@ -100,9 +110,15 @@ LAST_PHASES = {
 """The only actor is lost and not yet back; all is done, and the actors are asked to leave, but one takes its time."""
 
 
-def assert_stopped(run: Run, number: signal.Signals) -> int:
-    """Summary and the last checkpoint agree on how and where it stopped: the opt steps."""
+def assert_stopped(run: Run, number: signal.Signals, lost: int = 0) -> int:
+    """Summary and the last checkpoint agree on how and where it stopped: the opt steps.
+
+    lost: actors that are gone for another reason. The signal costs none, and none was started again.
+    """
     summary = run.summary
+    assert (run.path / "train.log").read_text().count(": restart ") == lost
+    assert {actor["restarts"] for actor in summary["actors"]} == {0}
+    assert not (run.path / "crash.json").exists()
     said = (summary["status"], summary["ended_by"], summary["exit_code"], summary["error"])
     assert said == ("stopped", number.name.lower(), SIGNALS[number], None)
     return assert_last_state_is_kept(run)
@@ -127,11 +143,22 @@ def assert_last_state_is_kept(run: Run) -> int:
 
 
 def one_signal_each(commands: dict[str, Command]) -> list[tuple[Command, signal.Signals]]:
-    """Interrupt the one as a person does, terminate the other as a scheduler does; who got what."""
-    numbers = {"main": SIGINT, "group": SIGTERM}
+    """Interrupt the one, terminate the other; who got what."""
+    numbers = numbers_of(commands)
     for to, command in commands.items():
         command.send(numbers[to], to)
     return [(command, numbers[to]) for to, command in commands.items()]
+
+
+def others_of(swapped: bool) -> str:
+    """Whom the second of two runs has its signal sent to."""
+    return OTHERS[SIGINT if swapped else SIGTERM]
+
+
+def numbers_of(commands: dict[str, Command]) -> dict[str, signal.Signals]:
+    """The signal of each: what comes to others than the main process as well decides."""
+    main, others = (SIGINT, SIGTERM) if OTHERS[SIGTERM] in commands else (SIGTERM, SIGINT)
+    return {"main": main, OTHERS[others]: others}
 
 
 # -- told to stop -------------------------------------------------------
@@ -146,31 +173,29 @@ def assert_stops(commands: dict[str, Command], at: Phase, numbers: dict[str, sig
         command.wait_for_handling()
         command.let_go()
     for to, command in commands.items():
-        assert command.end() == SIGNALS[numbers[to]]
+        assert command.end(WITHIN_S[numbers[to]]) == SIGNALS[numbers[to]]
         assert command.errors == ""
-        opt_steps = assert_stopped(command.run, numbers[to])
+        opt_steps = assert_stopped(command.run, numbers[to], lost=int(at.loses_actor))
         assert opt_steps == at.opt_steps if at.opt_steps is not None else opt_steps > 0
 
 
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
 @pytest.mark.parametrize("phase", PHASES)
 def test_d1_d3_a_signal_stops_a_run_in_any_phase(tmp_path: Path, phase: str, number: signal.Signals) -> None:
-    """Sent to one run's main process, and to the whole group of another."""
-    at = PHASES[phase]
-    with two_border_trains(tmp_path, *at.words, held_save=at.held_save) as commands:
-        assert_stops(commands, at, {"main": number, "group": number})
+    """Sent to one run's main process, and to others as well in another."""
+    at, others = PHASES[phase], OTHERS[number]
+    with two_border_trains(tmp_path, *at.words, others=others, held_save=at.held_save) as commands:
+        assert_stops(commands, at, {"main": number, others: number})
 
 
-@pytest.mark.parametrize("swapped", [False, True][: times(1, 2)])
+@swapped
 @pytest.mark.parametrize("phase", LAST_PHASES)
 def test_d1_d3_a_signal_stops_a_run_that_waits_for_an_actor(
     tmp_path: Path, phase: str, swapped: bool
 ) -> None:
-    at, numbers = LAST_PHASES[phase], [SIGINT, SIGTERM]
-    with two_border_trains(tmp_path, *at.words) as commands:
-        assert_stops(
-            commands, at, dict(zip(commands, reversed(numbers) if swapped else numbers, strict=True))
-        )
+    at = LAST_PHASES[phase]
+    with two_border_trains(tmp_path, *at.words, others=others_of(swapped)) as commands:
+        assert_stops(commands, at, numbers_of(commands))
         for command in commands.values():
             assert {actor["incarnation"] for actor in command.run.summary["actors"]} == {0}  # not awaited
 
@@ -179,8 +204,8 @@ def test_d3_a_frozen_actor_does_not_keep_a_run_from_its_end(tmp_path: Path) -> N
     words = [*trap("actor-1", "step", step=LEARNT), "actor_manager.stop_timeout_s=0.5"]
     with border_train(tmp_path, *words) as command:
         os.kill(command.wait_for_trap(), SIGSTOP)
-        command.send(SIGTERM)
-        assert command.end() == 143
+        command.send(SIGTERM, "all")
+        assert command.end(WITHIN_S[SIGTERM]) == 143
         assert assert_stopped(command.run, SIGTERM) > 0
         assert "actor 1 did not leave" in (command.run.path / "train.log").read_text()
         assert [actor["state"] for actor in command.run.summary["actors"]] == ["done", "killed"]
@@ -192,19 +217,23 @@ BEFORE = {
 }
 
 
+@swapped
 @pytest.mark.parametrize("moment", BEFORE)
-def test_d1_d3_a_signal_ends_a_command_that_has_no_run_yet(tmp_path: Path, moment: str) -> None:
-    with two_border_trains(tmp_path, *BEFORE[moment]) as commands:
+def test_d1_d3_a_signal_ends_a_command_that_has_no_run_yet(
+    tmp_path: Path, moment: str, swapped: bool
+) -> None:
+    with two_border_trains(tmp_path, *BEFORE[moment], others=others_of(swapped)) as commands:
         for command, number in one_signal_each(commands):
-            assert command.end() == SIGNALS[number]
+            assert command.end(WITHIN_S[number]) == SIGNALS[number]
             assert command.errors == ""
             assert not command.made_a_run
 
 
 def test_d1_d3_a_signal_stops_a_synchronous_run(tmp_path: Path) -> None:
-    with two_border_trains(tmp_path, *SYNC, *trap("MainProcess", "step", step=LEARNT)) as commands:
+    words = (*SYNC, *trap("MainProcess", "step", step=LEARNT))
+    with two_border_trains(tmp_path, *words, others=OTHERS[SIGTERM]) as commands:
         for command, number in one_signal_each(commands):
-            assert command.end() == SIGNALS[number]
+            assert command.end(WITHIN_S[number]) == SIGNALS[number]
             assert command.errors == ""
             assert assert_stopped(command.run, number) > 0
 
@@ -230,9 +259,65 @@ def test_d2_a_second_sigint_ends_a_run_at_once(tmp_path: Path, phase: str, to: s
         command.send(SIGINT, to)
         command.wait_for_handling()
         command.send(SIGINT, to)
-        assert command.end() == 130
+        assert command.end(AT_ONCE_S) == 130
         assert command.run.summary["status"] == "running"
         assert [checkpoint.opt_steps for checkpoint in verified_checkpoints(command.run)] == kept
+
+
+# -- told to save -------------------------------------------------------
+
+
+def test_d4_sigusr1_saves_and_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sent to all processes while a checkpoint is half written, and four times to the learner between opt steps.
+
+    What was asked for during a save is what was being saved; each of the others gets a checkpoint of its own.
+    """
+    asked_at = [33, 47, 58, 71]
+    monkeypatch.setenv(ASKED_AT, ",".join(map(str, asked_at)))
+    words = (
+        *trap("nowhere", "make"),
+        "plugins=[tests.faults.held_save,tests.faults.asked_to_save]",
+        *(f"trainer.save_interval={INTERVAL}", f"trainer.max_opts={LAST}", "checkpoint.keep=99"),
+    )
+    with border_train(tmp_path, *words, held_save=1) as command:
+        command.wait_for_trap()
+        assert command.undefended(SIGUSR1) == []
+        command.send(SIGUSR1, "all")
+        command.let_go()
+        assert command.end() == 0
+        assert command.errors == ""
+    run = command.run
+    assert [step for step in run.saves if step % INTERVAL and step != LAST] == asked_at
+    assert [checkpoint.opt_steps for checkpoint in reversed(verified_checkpoints(run))] == run.saves
+    assert (run.summary["status"], run.counts[0]) == ("done", LAST)
+    assert [(actor["state"], actor["restarts"]) for actor in run.summary["actors"]] == [("done", 0)] * 2
+
+
+# -- started twice ------------------------------------------------------
+
+
+def test_c8_a_second_process_is_refused_as_long_as_the_first_one_lives(tmp_path: Path) -> None:
+    """And the lock that a killed one has left holds nobody up."""
+    at = PHASES["saving"]
+    with border_train(tmp_path, *at.words, held_save=at.held_save) as first:
+        first.wait_for_trap()
+        before = all_but_the_lock(first.run)
+        with resuming(first) as second:
+            assert second.end() == 2
+            assert f"is being trained by another process (pid {first.pid})" in second.errors
+        assert all_but_the_lock(first.run) == before
+        first.send(SIGKILL)
+        assert first.end() == 137
+    with resuming(first, f"trainer.max_opts={LAST}") as third:
+        assert third.end() == 0
+        assert third.errors == ""
+    run = first.run
+    assert f"resumed  step-{INTERVAL:09d}: " in (run.path / "train.log").read_text()
+    assert (run.summary["status"], assert_last_state_is_kept(run)) == ("done", LAST)
+
+
+def all_but_the_lock(run: Run) -> dict[str, bytes]:
+    return {name: content for name, content in run.files(".").items() if name != ".lock"}
 
 
 # -- killed -------------------------------------------------------------
@@ -344,9 +429,9 @@ def jobs_of(command: Command) -> list[Run]:
 
 def test_d1_d3_a_signal_ends_the_whole_sweep(tmp_path: Path) -> None:
     words = [*trap("actor", "step", step=LEARNT), "seed=1,2"]
-    with two_border_trains(tmp_path, *words, flags=SWEEP) as commands:
+    with two_border_trains(tmp_path, *words, others=OTHERS[SIGTERM], flags=SWEEP) as commands:
         for command, number in one_signal_each(commands):
-            assert command.end() == SIGNALS[number]
+            assert command.end(WITHIN_S[number]) == SIGNALS[number]
             assert command.errors == ""
             (stopped,) = jobs_of(command)
             assert assert_stopped(stopped, number) > 0

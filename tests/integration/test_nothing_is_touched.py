@@ -6,7 +6,7 @@ import hashlib
 import json
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,15 @@ from border_cli.envs.gym_env import GymEnv
 from border_cli.evaluation.episodes import EpisodeRunner
 from border_cli.recorders.fanout import FanOut
 from border_cli.trainers.loop import TrainingLoop
+from tests.faults.jumping_clock import jumping_clock
 from tests.real_runs import train
 
 SYNC = ("trainer=sync", "env=cartpole", "trainer.max_opts=200", "actor_manager.envs_per_actor=2")
+ASYNC = (
+    *("n_actors=2", "env=gym", "env.entry_point=tests.faults.jumping_clock:make"),
+    *("trainer.max_opts=200", "trainer.ratio_tolerance=16"),
+)
+"""In the actors the wall clock jumps as well; and the learner has somebody to watch, to wait for, and to ask to leave."""
 OFTEN = ("trainer.eval_interval=40", "trainer.save_interval=50", "trainer.record_interval=30")
 WATCHED = [
     (EpisodeRunner, "evaluate"),
@@ -116,18 +122,9 @@ def test_g6_no_generator_is_touched(workplace: Path, monkeypatch: pytest.MonkeyP
     } == moved  # the hashes do see draws
 
 
-def jumping_clock() -> Iterator[float]:
-    """Back by an hour, forward by a day, and so on."""
-    now = 1_700_000_000.0
-    while True:
-        yield now
-        now -= 3600
-        yield now
-        now += 86400
-
-
-def test_h4_a_wall_clock_that_jumps_changes_no_rate_and_no_interval(
-    workplace: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("words", [SYNC, ASYNC], ids=["sync", "async"])
+def test_h4_a_wall_clock_that_jumps_changes_no_rate_no_interval_and_no_timeout(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
     clock, asked = jumping_clock(), []
 
@@ -139,10 +136,13 @@ def test_h4_a_wall_clock_that_jumps_changes_no_rate_and_no_interval(
     with monkeypatch.context() as patch:
         patch.setattr(time, "time", jump)
         patch.setattr(time, "time_ns", lambda: int(1e9 * jump()))
-        run = train(*SYNC, *OFTEN, "recorder.tensorboard=true", "trainer.max_time=1000")
+        run = train(*words, *OFTEN, "recorder.tensorboard=true", "trainer.max_time=1000")
     real = time.monotonic() - before
     assert asked  # by TensorBoard's events
     assert run.summary["ended_by"] == "max_opts"
+    assert [(actor["state"], actor["restarts"]) for actor in run.summary["actors"]] == [
+        ("done", 0)
+    ] * run.config.n_actors
     assert run.steps("throughput/samples_per_sec")[-7:] == [30, 60, 90, 120, 150, 180, 200]
     assert run.steps("eval/return_mean") == [40, 80, 120, 160, 200]
     assert run.saves == [50, 100, 150, 200]

@@ -224,6 +224,10 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return "\n".join(lines)
 
 
+def all_but_log_and_lock(run: Run) -> dict[str, bytes]:
+    return {name: data for name, data in run.files("").items() if name not in ("train.log", ".lock")}
+
+
 def test_c8_a_run_that_is_alive_is_not_touched(copy: Run, capsys: pytest.CaptureFixture[str]) -> None:
     before = {name: content for name, content in copy.files(".").items() if name != ".lock"}
     with locked(copy.path):
@@ -296,6 +300,30 @@ def test_c10_exactly_these_keys_may_change(done: Run, lockstep: bool) -> None:
         group, _, name = key.rpartition(".")
         names = allowed.get(group, set())
         assert safe(config, Change(key, 1, 2)) == (names is None or name in names), key
+
+
+@pytest.mark.parametrize("width", [3, 4])
+def test_c10_an_environment_with_other_spaces_is_refused(
+    workplace: Path, capsys: pytest.CaptureFixture[str], width: int
+) -> None:
+    file = workplace / "width"
+    file.write_text(str(7 - width))
+    words = ("trainer=sync", "trainer.max_opts=10", "trainer.eval_interval=null")
+    env = ("env=gym", "env.entry_point=tests.faults.cut_to_size:make", f"env.kwargs.file={file}")
+    run = run_whole(workplace / "run", *words, *env)
+    before = all_but_log_and_lock(run)
+    file.write_text(str(width))
+    assert refused(capsys, f"resume={run.path}", "trainer.max_opts=20").splitlines() == [
+        "error: resume: the spaces of the environment are not those of step-000000010",
+        "allowed: the environment as it was, or a new run",
+    ]
+    assert all_but_log_and_lock(run) == before
+    file.write_text(str(7 - width))
+    assert main([f"resume={run.path}", "trainer.max_opts=20"]) == 0
+
+
+def test_g4_the_log_of_a_run_that_runs_free_says_that_it_cannot_be_repeated(done: Run) -> None:
+    assert "not reproducible" in (done.path / "train.log").read_text()
 
 
 def test_a_run_of_somebody_else_imports_nothing(
@@ -379,9 +407,9 @@ def test_what_is_refused_changes_nothing_but_the_log(
         raise ValueError("the limiter is of another run")
 
     monkeypatch.setattr(RatioLimiter, "load_state", load_state)
-    before = {name: data for name, data in copy.files("").items() if name not in ("train.log", ".lock")}
+    before = all_but_log_and_lock(copy)
     assert main([f"resume={copy.path}", "trainer.max_opts=200"]) == 7
-    after = {name: data for name, data in copy.files("").items() if name not in ("train.log", ".lock")}
+    after = all_but_log_and_lock(copy)
     assert after.keys() == before.keys()
     assert [name for name in before if before[name] != after[name]] == []
     assert "the limiter is of another run" in capsys.readouterr().err

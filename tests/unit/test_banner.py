@@ -35,7 +35,9 @@ def test_the_banner_as_a_whole() -> None:
     typed = {"agent": "dqn", "env": "cartpole", "n_actors": "8"}
     lines = banner(c, typed, 4_000_000, 10, 9, preset_note(c), RUN)
     assert lines[0].startswith("border-cli ")
-    assert lines[0].endswith(": dqn on CartPole-v1, async with 8 actors, device cpu, seed 0")
+    assert lines[0].endswith(
+        ": dqn on CartPole-v1, async with 8 actors, device cpu, seed 0, not reproducible"
+    )
     assert lines[1:] == [
         "preset   dqn_cartpole: mean return of at least 475",
         "budget   50,000 env steps; 2 env steps per opt step after 1,000 env steps of warm-up",
@@ -90,6 +92,17 @@ def test_budget(changes: dict[str, object], text: str) -> None:
     for name, value in changes.items():
         setattr(c.trainer, name, value)
     assert (line(lines_of(c), "budget") or "").startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "lockstep", "said"), [("async", False, True), ("async", True, False), ("sync", False, False)]
+)
+def test_g4_a_seed_that_does_not_give_the_same_bits_is_no_promise(
+    trainer: str, lockstep: bool, said: bool
+) -> None:
+    c = config()
+    c.trainer.type, c.trainer.lockstep = trainer, lockstep
+    assert lines_of(c)[0].endswith("seed 0, not reproducible" if said else "seed 0")
 
 
 def test_sync_names_its_environments() -> None:

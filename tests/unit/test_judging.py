@@ -155,10 +155,15 @@ def test_c11_a_first_score_that_is_no_number_is_never_the_best() -> None:
 
 
 @pytest.mark.parametrize("confirm", [True, False])
-def test_an_equal_score_does_not_replace_the_best(confirm: bool) -> None:
-    desk = Desk({10: 3.0, 20: 3.0, 30: 3.5}, confirm=confirm, confirm_episodes=2 if confirm else None)
-    desk.submit(10, 20, 30)
-    assert desk.bests == [(10, 3.0), (30, 3.5)]
+def test_c11_an_equal_score_does_not_replace_the_best_before_a_resume_or_after_it(confirm: bool) -> None:
+    words = {"confirm": confirm, "confirm_episodes": 2 if confirm else None}
+    first = Desk({10: 3.0, 20: 3.0, 30: 3.5}, **words)
+    first.submit(10, 20, 30)
+    assert first.bests == [(10, 3.0), (30, 3.5)]
+    second = Desk({40: 3.5, 50: 4.0}, **words)
+    second.judging.load_state(json.loads(json.dumps(first.judging.state())), [])
+    second.submit(40, 50)
+    assert second.bests == [(50, 4.0)]
 
 
 @both

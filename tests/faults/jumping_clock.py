@@ -1,0 +1,31 @@
+"""A wall clock that jumps: back by an hour, forward by a day, and so on; and an environment that brings it to actors."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium
+
+from border_cli.envs.counting import CountingEnv
+
+
+def jumping_clock() -> Iterator[float]:
+    """What it shows from one look to the next, in s."""
+    now = 1_700_000_000.0
+    while True:
+        yield now
+        now -= 3600
+        yield now
+        now += 86400
+
+
+def make() -> gymnasium.Env[Any, Any]:
+    """A CountingEnv. In a child process the wall clock jumps from now on."""
+    if multiprocessing.current_process().name != "MainProcess":
+        clock = jumping_clock()
+        time.time = lambda: next(clock)
+        time.time_ns = lambda: int(1e9 * next(clock))
+    return CountingEnv()
