@@ -7,6 +7,7 @@ numbers in the names are those of the fault table.
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import random
 import re
@@ -14,7 +15,10 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from multiprocessing.connection import Connection
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from signal import SIGCONT, SIGINT, SIGKILL, SIGSTOP
 from typing import Any
@@ -28,12 +32,14 @@ from border_cli.cli.train import main
 from border_cli.core.errors import ActorLostError
 from border_cli.core.items import Chunk
 from border_cli.replay.limiter import RatioLimiter
+from border_cli.runtime import forkserver
 from border_cli.runtime.factory import Factory
 from tests.fakes import COUNTING_COLUMNS, counting_actors, model
 from tests.faults.actors import audit, running  # noqa: F401 - audit is a fixture
 from tests.faults.commands import border_train, verified_checkpoints
 from tests.faults.deadly import actors_that_die_in_a_push, deadly_actors, slow_to_make_actors
-from tests.faults.processes import wait_gone, wait_until
+from tests.faults.naive import put, shared_queue
+from tests.faults.processes import TIMEOUT_S, wait_gone, wait_until
 from tests.real_runs import tiny
 
 pytestmark = [
@@ -42,6 +48,8 @@ pytestmark = [
 ]
 LENGTHS = (7, 1, 2, 30, 3)
 WAIT_S = 0.5
+PATIENCE_S = 1.0
+"""How long what never comes is waited for."""
 QUICK = {"restart_delay_s": 0.01, "restarts": 20, "min_actors": 1}
 
 
@@ -185,6 +193,43 @@ def test_a2_a_push_that_breaks_off_is_as_if_it_had_never_begun(moment: int) -> N
     first = [chunk.env_steps for chunk in learner.chunks if chunk.incarnation == 0]
     assert len(first) == 1  # the first push, however large it was when its 50 ms were over
     assert first[0] <= 2000
+
+
+def test_a2_a_queue_that_is_shared_does_not_survive_that() -> None:
+    """The negative control: whoever dies in the middle of a put takes the lock along, and nobody puts any more."""
+    queue = shared_queue()
+    with putting(queue, 8 * 2**20) as (victim, _):
+        wait_until(lambda: not queue.empty(), "the first bytes")  # more do not fit: it has the lock
+        os.kill(victim, SIGKILL)
+        wait_gone(victim)
+    with putting(queue, 2) as (sibling, told):
+        read_all(queue)  # so there is room for two bytes, and still
+        assert not queue._wlock.acquire(timeout=PATIENCE_S)  # type: ignore[attr-defined]
+        assert not told.poll()
+        os.kill(sibling, 0)
+    queue.close()
+
+
+@contextmanager
+def putting(queue: SimpleQueue[bytes], nbytes: int) -> Iterator[tuple[int, Connection]]:
+    """A child that has begun to put so many bytes: its process id, and where it says that it has put them."""
+    told, theirs = multiprocessing.Pipe()
+    with told, theirs:
+        process = forkserver.start_process(put, (queue, nbytes, theirs), "naive")
+        try:
+            assert told.poll(TIMEOUT_S)
+            assert told.recv() == "putting"
+            assert process.pid is not None
+            yield process.pid, told
+        finally:
+            forkserver.end_process(process)
+
+
+def read_all(queue: SimpleQueue[bytes]) -> None:
+    """Take out what the dead one had put in: less than a message, which is why `get` would wait for ever."""
+    descriptor = queue._reader.fileno()  # type: ignore[attr-defined]
+    while not queue.empty():
+        assert os.read(descriptor, 2**16)
 
 
 def test_a3_all_die_at_once_and_come_back() -> None:
