@@ -12,6 +12,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -109,6 +110,46 @@ class _DyingNumpy:
             np.copyto(target[: len(target) // 2], source[: len(target) // 2], casting=casting)
             WAYS["kill"]()
         np.copyto(target, source, casting=casting)
+
+
+class Diary(gymnasium.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc] # gymnasium is not checked
+    """Keeps two words in a file, which outlive the process however it ends: its first seed, and how often it was
+    stepped.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], path: Path) -> None:
+        super().__init__(env)
+        self._words = np.memmap(path, np.int64, "w+", shape=(2,))
+
+    def reset(self, *, seed: int | None = None, **options: Any) -> tuple[Any, dict[str, Any]]:
+        if seed is not None:
+            self._words[0] = seed
+        first: tuple[Any, dict[str, Any]] = super().reset(seed=seed, **options)
+        return first
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        result: tuple[Any, Any, bool, bool, dict[str, Any]] = super().step(action)
+        self._words[1] += 1
+        return result
+
+
+def actors_with_diaries(folder: Path, **words: Any) -> ActorSpec:
+    """Counting actors (see `tests.fakes.counting_actors`) that keep a diary each, see `read_diary`."""
+    spec = counting_actors(**words)
+    env = Factory("tests.faults.deadly:make_with_diary", (*spec.env.args, str(folder)))
+    return replace(spec, env=env)
+
+
+def make_with_diary(place: Place, config: EnvConfig, folder: str) -> GymEnv:
+    group = make_counting_env(place, config)
+    group._envs[0] = Diary(group._envs[0], Path(folder) / f"{place.actor}-{place.incarnation}")
+    return group
+
+
+def read_diary(folder: Path, actor: int, incarnation: int) -> tuple[int, int]:
+    """Seed and env steps of the one environment that this incarnation had."""
+    seed, env_steps = np.fromfile(folder / f"{actor}-{incarnation}", np.int64).tolist()
+    return seed, env_steps
 
 
 class SlowToMake(CountingEnv):

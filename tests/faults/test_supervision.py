@@ -32,12 +32,19 @@ from border_cli.cli.train import main
 from border_cli.core.errors import ActorLostError
 from border_cli.core.items import Chunk
 from border_cli.replay.limiter import RatioLimiter
-from border_cli.runtime import forkserver
+from border_cli.runtime import forkserver, seeding
 from border_cli.runtime.factory import Factory
 from tests.fakes import COUNTING_COLUMNS, counting_actors, model
 from tests.faults.actors import audit, running  # noqa: F401 - audit is a fixture
+from tests.faults.amounts import seeded, times
 from tests.faults.commands import border_train, verified_checkpoints
-from tests.faults.deadly import actors_that_die_in_a_push, deadly_actors, slow_to_make_actors
+from tests.faults.deadly import (
+    actors_that_die_in_a_push,
+    actors_with_diaries,
+    deadly_actors,
+    read_diary,
+    slow_to_make_actors,
+)
 from tests.faults.naive import put, shared_queue
 from tests.faults.processes import TIMEOUT_S, wait_gone, wait_until
 from tests.real_runs import tiny
@@ -60,6 +67,8 @@ class Learner:
         self.manager = manager
         self.limiter = RatioLimiter(1.0, 0, tolerance, None, n_actors, 1)
         self.chunks: list[Chunk] = []
+        self.longest_pause_s = 0.0  # between two opt steps
+        self._last_opt_step: float | None = None
 
     def turn(self) -> None:
         limiter = self.limiter
@@ -68,10 +77,17 @@ class Learner:
             limiter.inserted(chunk.actor, chunk.env_steps)
         assert limiter.env_steps <= limiter.allowance
         while limiter.may_opt():
-            limiter.opted()
+            self._opt()
         left = limiter.attend(self.manager.present())
         if limiter.grant() or left:
             self.manager.grant(limiter.credits)
+
+    def _opt(self) -> None:
+        self.limiter.opted()
+        now = time.monotonic()
+        if self._last_opt_step is not None:
+            self.longest_pause_s = max(self.longest_pause_s, now - self._last_opt_step)
+        self._last_opt_step = now
 
     def until(self, env_steps: int) -> None:
         wait_until(lambda: self.turn() or self.limiter.env_steps >= env_steps, f"{env_steps} env steps")
@@ -95,6 +111,28 @@ class Learner:
         for chunk in self.chunks:
             counts[chunk.actor, chunk.incarnation] += chunk.env_steps
         return dict(counts)
+
+
+class Outage:
+    """One actor killed from outside once so many more env steps have arrived, and what follows until it acts again.
+
+    victim: actor and incarnation · noticed_s, back_s: from the kill until there is no process of it any more, and until
+    something of the next incarnation has arrived [s].
+    """
+
+    def __init__(self, learner: Learner, actor: int, env_steps: int) -> None:
+        learner.until(learner.limiter.env_steps + env_steps)
+        self.victim = actor, learner.manager.stats()[actor].incarnation
+        pid = pid_of(learner.manager, actor)
+        began = time.monotonic()
+        os.kill(pid, SIGKILL)
+        wait_until(lambda: learner.turn() or learner.manager.pids()[actor] != pid, "its end")
+        self.noticed_s = time.monotonic() - began
+        learner.until_back(actor, self.victim[1] + 1)
+        self.back_s = time.monotonic() - began
+
+    def __repr__(self) -> str:
+        return f"{self.victim}: noticed after {self.noticed_s:.3f} s, back after {self.back_s:.3f} s"
 
 
 def expected_rows(env_steps: int) -> Iterator[tuple[int, int, int]]:
@@ -140,16 +178,17 @@ def tracebacks(caplog: pytest.LogCaptureFixture) -> int:
 
 def test_a1_nothing_of_others_is_lost_when_actors_are_killed(caplog: pytest.LogCaptureFixture) -> None:
     """Three of four actors die in env steps that are known; what is lost is what they had not yet handed over."""
-    draw = random.Random(1)
+    draw, deaths_each, n_buffer = random.Random(1), times(3, 4), 16
     deaths = tuple(
-        (actor, incarnation, draw.randint(1, 400)) for actor in (1, 2, 3) for incarnation in range(3)
+        (actor, incarnation, draw.randint(1, 400))
+        for actor in (1, 2, 3)
+        for incarnation in range(deaths_each)
     )
-    n_buffer = 16
     spec = deadly_actors(deaths, n_buffer=n_buffer, lengths=LENGTHS)
     with running(spec, n_actors=4, **QUICK) as manager:
         learner = Learner(manager, 4)
         for actor in (1, 2, 3):
-            learner.until_back(actor, 3)
+            learner.until_back(actor, deaths_each)
         learner.until(learner.limiter.env_steps + 500)
         learner.stop()
         stats = manager.stats()
@@ -158,17 +197,41 @@ def test_a1_nothing_of_others_is_lost_when_actors_are_killed(caplog: pytest.LogC
     for actor, incarnation, at in deaths:
         assert at - 1 - n_buffer <= arrived.get((actor, incarnation), 0) <= at - 1
     for stat in stats:
-        times = 0 if stat.actor == 0 else 3
-        assert (stat.incarnation, stat.restarts, stat.state) == (times, times, "done")
+        died = 0 if stat.actor == 0 else deaths_each
+        assert (stat.incarnation, stat.restarts, stat.state) == (died, died, "done")
         assert stat.env_steps == sum(n for (actor, _), n in arrived.items() if actor == stat.actor)
-    assert (
-        len(
-            re.findall(
-                r"actor [123] was killed by SIGKILL \(it was acting\): restart [123] of 20", caplog.text
-            )
-        )
-        == 9
+    told = re.findall(
+        r"actor [123] was killed by SIGKILL \(it was acting\): restart [1-4] of 20", caplog.text
     )
+    assert len(told) == len(deaths)
+
+
+def test_a1_whoever_is_killed_from_outside_is_back_soon_and_has_lost_little(tmp_path: Path) -> None:
+    """At random moments of the run, whatever the actor was doing: its environment knows how far it had come."""
+    draw, kills, n_buffer = seeded("a1"), times(3, 10), 16
+    spec = actors_with_diaries(tmp_path, n_buffer=n_buffer, lengths=LENGTHS)
+    with running(spec, n_actors=4, **QUICK) as manager:
+        learner = Learner(manager, 4)
+        outages = [Outage(learner, draw.randrange(4), draw.randint(1, 1000)) for _ in range(kills)]
+        learner.until(kills * 1000)
+        learner.stop()
+        stats = manager.stats()
+    check(learner)
+    arrived = learner.arrived()
+    for outage in outages:
+        _, taken = read_diary(tmp_path, *outage.victim)
+        assert 0 <= taken - arrived[outage.victim] <= n_buffer
+    lives = [(stat.actor, n) for stat in stats for n in range(stat.incarnation + 1)]
+    seeds = [read_diary(tmp_path, *life)[0] for life in lives]
+    assert seeds == [seeding.env_seed(0, *life, 0) for life in lives]
+    assert len(set(seeds)) == len(lives) == 4 + kills
+    for stat in stats:
+        killed = sum(outage.victim[0] == stat.actor for outage in outages)
+        assert (stat.incarnation, stat.restarts, stat.state) == (killed, killed, "done")
+        assert stat.env_steps == sum(n for (actor, _), n in arrived.items() if actor == stat.actor)
+    assert max(outage.noticed_s for outage in outages) <= 1.0, outages
+    assert max(outage.back_s for outage in outages) <= 5.0, outages
+    assert learner.longest_pause_s <= 2.0
 
 
 @pytest.mark.parametrize("moment", range(len(COUNTING_COLUMNS) + 1))
