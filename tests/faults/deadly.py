@@ -74,21 +74,23 @@ def make_deadly(place: Place, config: EnvConfig, deaths: Deaths, way: str) -> Gy
     return group
 
 
-def actors_that_die_in_a_push(moment: int, **words: Any) -> ActorSpec:
-    """The first incarnation of actor 0 dies in its second push: in the copying of column number `moment`, counted
-    from 0; or, for the number after the last column, between the rows and the word that announces them.
+def actors_that_die_in_a_push(moment: float, **words: Any) -> ActorSpec:
+    """The first incarnation of actor 0 dies in its second push. moment: 2.5 is in the copying of column number 2,
+    counted from 0, after half of its rows; the number after the last column, between the rows and the word that
+    announces them.
     """
     spec = counting_actors(**words)
     return replace(spec, env=Factory("tests.faults.deadly:make_dying_in_a_push", (*spec.env.args, moment)))
 
 
-def make_dying_in_a_push(place: Place, config: EnvConfig, moment: int) -> GymEnv:
+def make_dying_in_a_push(place: Place, config: EnvConfig, moment: float) -> GymEnv:
     group = make_counting_env(place, config)
     if (place.actor, place.incarnation) == (0, 0):
+        column = int(moment)
         countdown = itertools.count(
-            len(COUNTING_COLUMNS) + moment, -1
+            len(COUNTING_COLUMNS) + column, -1
         )  # the first push copies every column once
-        ring.np = _DyingNumpy(countdown)  # type: ignore[assignment]
+        ring.np = _DyingNumpy(countdown, moment - column)  # type: ignore[assignment]
         if moment == len(COUNTING_COLUMNS):
             fences = itertools.count(
                 3, -1
@@ -98,16 +100,18 @@ def make_dying_in_a_push(place: Place, config: EnvConfig, moment: int) -> GymEnv
 
 
 class _DyingNumpy:
-    """numpy, but for one `copyto` that copies half of what it should and ends the process."""
+    """numpy, but for one `copyto` that copies this share of what it should and ends the process."""
 
     concatenate = np.concatenate
 
-    def __init__(self, countdown: Iterator[int]) -> None:
+    def __init__(self, countdown: Iterator[int], share: float) -> None:
         self._countdown = countdown
+        self._share = share
 
     def copyto(self, target: Array, source: Array, casting: Any) -> None:
         if next(self._countdown) == 0:
-            np.copyto(target[: len(target) // 2], source[: len(target) // 2], casting=casting)
+            rows = int(self._share * len(target))
+            np.copyto(target[:rows], source[:rows], casting=casting)
             WAYS["kill"]()
         np.copyto(target, source, casting=casting)
 
