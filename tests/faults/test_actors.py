@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from border_cli.actors.manager import ActorManager
 from border_cli.config.schema import ActorManagerConfig
 from border_cli.core.errors import ActorLostError
 from border_cli.core.items import Chunk
+from border_cli.runs.summary import write_crash
 from border_cli.runtime import forkserver
 from tests.fakes import COUNTING_COLUMNS, counting_actors, model
 from tests.faults.actors import act, audit, env_steps_by_actor, running  # noqa: F401 - audit is a fixture
@@ -58,10 +60,19 @@ def test_a1_a_killed_actor_is_noticed_while_it_has_nothing_to_hand_over() -> Non
 
 
 @pytest.mark.parametrize(
-    ("fault_at", "message"),
-    [("make", "actor 1 failed while making the environment"), ("reset", "actor 1 failed while resetting")],
+    ("fault_at", "message", "context"),
+    [
+        ("make", "actor 1 failed while making the environment", {"phase": "making the environment"}),
+        (
+            "reset",
+            "actor 1 failed while resetting",
+            {"phase": "reset", "env": 0, "episode": 0, "step": 0, "action": None},
+        ),
+    ],
 )
-def test_a6_an_environment_that_raises_before_the_first_step(fault_at: str, message: str) -> None:
+def test_a6_an_environment_that_raises_before_the_first_step(
+    fault_at: str, message: str, context: dict[str, Any], tmp_path: Path
+) -> None:
     spec = counting_actors(fault="raise", fault_at=fault_at, fault_actor=1)
     with running(spec, start=False) as manager:
         with pytest.raises(ActorLostError, match=message) as lost:
@@ -70,10 +81,17 @@ def test_a6_an_environment_that_raises_before_the_first_step(fault_at: str, mess
         assert "Traceback" in lost.value.details
         assert "counting.py" in lost.value.details
         assert manager.pids() == [None, None]
+        assert context_in_crash_file(tmp_path, lost.value) == {"actor": 1, "incarnation": 0, **context}
+
+
+def context_in_crash_file(folder: Path, error: ActorLostError) -> dict[str, Any]:
+    """What crash.json says on where it was."""
+    context: dict[str, Any] = json.loads(write_crash(folder, error).read_text())["context"]
+    return context
 
 
 @pytest.mark.parametrize("step", [1, 500])
-def test_a6_an_environment_that_raises_at_a_step(step: int) -> None:
+def test_a6_an_environment_that_raises_at_a_step(step: int, tmp_path: Path) -> None:
     spec = counting_actors(fault="raise", fault_step=step, fault_actor=0, lengths=[1000])
     with running(spec, n_buffer=10) as manager:
         manager.grant([step, step])
@@ -84,6 +102,9 @@ def test_a6_an_environment_that_raises_at_a_step(step: int) -> None:
             "RuntimeError: CountingEnv was told to raise at step"
         )
         assert "counting.py" in lost.value.details
+        assert context_in_crash_file(tmp_path, lost.value) == {
+            "actor": 0, "incarnation": 0, "phase": "step", "env": 0, "episode": 0, "step": step - 1, "action": 0,
+        }  # fmt: skip
         assert manager.stop()[0].state == "failed"
 
 
