@@ -31,13 +31,14 @@ from border_cli.actors.supervisor import Supervisor
 from border_cli.cli.train import main
 from border_cli.core.errors import ActorLostError
 from border_cli.core.items import Chunk
+from border_cli.recorders.jsonl import read_jsonl
 from border_cli.replay.limiter import RatioLimiter
 from border_cli.runtime import forkserver, seeding
 from border_cli.runtime.factory import Factory
 from tests.fakes import COUNTING_COLUMNS, counting_actors, model
 from tests.faults.actors import audit, running  # noqa: F401 - audit is a fixture
 from tests.faults.amounts import seeded, times
-from tests.faults.commands import border_train, verified_checkpoints
+from tests.faults.commands import WARMUP, border_train, verified_checkpoints
 from tests.faults.deadly import (
     actors_that_die_in_a_push,
     actors_with_diaries,
@@ -47,7 +48,7 @@ from tests.faults.deadly import (
 )
 from tests.faults.naive import put, shared_queue
 from tests.faults.processes import TIMEOUT_S, wait_gone, wait_until
-from tests.real_runs import tiny
+from tests.real_runs import Run, tiny
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc"),
@@ -644,30 +645,51 @@ def test_one_that_is_back_waits_for_credit_until_its_absence_was_told() -> None:
 
 @pytest.mark.parametrize("restarts", [0, 5])
 def test_b3_the_learner_waits_and_its_only_actor_dies(tmp_path: Path, restarts: int) -> None:
+    """The actor hangs in env step 200, having handed over all before: when each opt step that these allow is done,
+    the learner has nothing left to do but to wait.
+    """
     words = [
         "env.kwargs.place=actor",
         "env.kwargs.at=step",
         "env.kwargs.then=hang",
         "env.kwargs.step=200",
+        "actor_manager.n_buffer=1",
         "n_actors=1",
         "trainer.max_opts=400",
         f"actor_manager.restarts={restarts}",
         "actor_manager.restart_delay_s=0.01",
         "recorder.console=plain",
-        "trainer.record_interval=50",
+        "trainer.record_interval=1",
     ]
+    cause = "actor 0 was killed by SIGKILL (it was acting)"
     with border_train(tmp_path, *words) as command:
-        os.kill(command.wait_for_trap(), SIGKILL)
+        actor_pid = command.wait_for_trap()
+        allowed = 199 - WARMUP
+        wait_until(lambda: last_opt_step(command.run) == allowed, "the learner to wait")
+        began = time.monotonic()
+        os.kill(actor_pid, SIGKILL)
+        wait_until(lambda: cause in (command.run.path / "train.log").read_text(), "the cause to be told")
+        assert time.monotonic() - began <= 5.0
         assert command.end() == (0 if restarts else 5)
         (actor,) = command.run.summary["actors"]
         assert actor["restarts"] == actor["incarnation"] == (1 if restarts else 0)
         assert actor["state"] == ("done" if restarts else "lost")
         assert actor["env_steps"] == command.run.counts[1]
         if restarts:
-            said = "actor 0 was killed by SIGKILL (it was acting): restart 1 of 5 in 0.01 s"
+            said = f"{cause}: restart 1 of 5 in 0.01 s"
             assert said in (command.run.path / "train.log").read_text()
             assert f"warning: {said}" in (tmp_path / "output").read_text()
             assert command.run.series("async/restarts")[-1][1] == 1
+        else:
+            assert command.errors == f"error: {cause}\n"
+            assert command.run.summary["error"] == cause
+            assert command.run.counts == (allowed, 199)
+
+
+def last_opt_step(run: Run) -> int:
+    """The last that a running run has recorded."""
+    path = run.path / "metrics.jsonl"
+    return max((record["opt_steps"] for record in read_jsonl(path)), default=0) if path.exists() else 0
 
 
 def test_d2_a_second_sigint_ends_a_run_whose_actor_hangs(tmp_path: Path) -> None:
