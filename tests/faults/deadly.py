@@ -156,6 +156,26 @@ def read_diary(folder: Path, actor: int, incarnation: int) -> tuple[int, int]:
     return seed, env_steps
 
 
+class SlowToStep(CountingEnv):
+    """An environment whose env step takes this long [s]."""
+
+    def __init__(self, step_s: float, **words: Any) -> None:
+        super().__init__(**words)
+        self._step_s = step_s
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        SYSTEM_CLOCK.sleep(self._step_s)
+        return super().step(action)
+
+
+def slow_actors(step_s: float, **words: Any) -> ActorSpec:
+    """Counting actors (see `tests.fakes.counting_actors`) whose env step takes this long [s]."""
+    spec = counting_actors(**words, step_s=step_s)
+    (config,) = spec.env.args
+    config = replace(config, entry_point="tests.faults.deadly:SlowToStep")
+    return replace(spec, env=replace(spec.env, args=(config,)))
+
+
 class SlowToMake(CountingEnv):
     """Takes half a second to make, and raises in its tenth env step."""
 
