@@ -91,19 +91,27 @@ def test_a10_slow_environments_keep_nobody_waiting_but_the_learner() -> None:
     ("words", "who", "other"),
     [
         (
-            ("env.entry_point=border_cli.envs.counting:CountingEnv", "trainer.opt_interval=0.05"),
+            (
+                "env.entry_point=border_cli.envs.counting:CountingEnv",
+                "trainer.opt_interval=0.05",
+                "trainer.max_opts=300",
+            ),
             "actors",
             "learner",
         ),
         (
-            ("env.entry_point=tests.faults.deadly:SlowToStep", f"env.kwargs.step_s={STEP_S}"),
+            (
+                "env.entry_point=tests.faults.deadly:SlowToStep",
+                f"env.kwargs.step_s={STEP_S}",
+                "trainer.max_opts=30",
+            ),
             "learner",
             "actors",
         ),
     ],
 )
 def test_a10_a_run_records_who_waits(workplace: Path, words: tuple[str, ...], who: str, other: str) -> None:
-    assert main(tiny("env=gym", *words, "trainer.max_opts=30", "trainer.eval_interval=null")) == 0
+    assert main(tiny("env=gym", *words, "trainer.eval_interval=null")) == 0
     run = Run(Path("runs/latest").resolve())
     waited, other_waited = (run.series(f"async/{side}_blocked")[-1][1] for side in (who, other))
     assert waited > other_waited

@@ -38,7 +38,7 @@ from border_cli.runtime.factory import Factory
 from tests.fakes import COUNTING_COLUMNS, counting_actors, model
 from tests.faults.actors import audit, running  # noqa: F401 - audit is a fixture
 from tests.faults.amounts import seeded, times
-from tests.faults.commands import WARMUP, border_train, verified_checkpoints
+from tests.faults.commands import START_S, WARMUP, border_train, verified_checkpoints
 from tests.faults.deadly import (
     actors_that_die_in_a_push,
     actors_with_diaries,
@@ -56,6 +56,11 @@ pytestmark = [
 ]
 LENGTHS = (7, 1, 2, 30, 3)
 WAIT_S = 0.5
+HEARTBEAT_S = 0.4
+REPLACED_S, ENDED_S = 5.0, 15.0
+"""Bounds for what takes 0.9 s and 2.4 s on a busy machine: a silent actor is replaced, a run ends after its actors were
+started again in vain.
+"""
 PATIENCE_S = 1.0
 """How long what never comes is waited for."""
 QUICK = {"restart_delay_s": 0.01, "restarts": 20, "min_actors": 1}
@@ -70,11 +75,15 @@ class Learner:
         self.chunks: list[Chunk] = []
         self.longest_pause_s = 0.0  # between two opt steps
         self._last_opt_step: float | None = None
+        self._first_s: dict[tuple[int, int], float] = {}  # when a chunk of (actor, incarnation) came
+        self._last_s: dict[tuple[int, int], float] = {}
 
     def turn(self) -> None:
         limiter = self.limiter
         for chunk in self.manager.collect():
             self.chunks.append(chunk)
+            self._last_s[chunk.actor, chunk.incarnation] = now = time.monotonic()
+            self._first_s.setdefault((chunk.actor, chunk.incarnation), now)
             limiter.inserted(chunk.actor, chunk.env_steps)
         assert limiter.env_steps <= limiter.allowance
         while limiter.may_opt():
@@ -105,6 +114,10 @@ class Learner:
     def stop(self) -> None:
         self.manager.stop()
         self.chunks += self.manager.collect()
+
+    def gap_s(self, actor: int, incarnation: int) -> float:
+        """Between the last that came of this incarnation and the first of the next [s]."""
+        return self._first_s[actor, incarnation + 1] - self._last_s[actor, incarnation]
 
     def arrived(self) -> dict[tuple[int, int], int]:
         """Env steps of each (actor, incarnation)."""
@@ -311,6 +324,7 @@ def test_a3_all_die_at_once_and_come_back() -> None:
             os.kill(pid, SIGKILL)
         for actor in range(3):
             learner.until_back(actor, 1)
+        assert max(learner.gap_s(actor, 0) for actor in range(3)) <= 5.0
         learner.stop()
     check(learner)
 
@@ -323,7 +337,13 @@ def test_a3_a_run_whose_actors_all_die_again_and_again_ends_with_the_cause(tmp_p
         "actor_manager.restart_delay_s=0.01",
     ]
     with border_train(tmp_path, *words) as command:
+        log = tmp_path / "runs" / "latest" / "train.log"
+        wait_until(
+            lambda: log.exists() and log.read_text().count("restart 1 of 1") == 2, "two restarts", START_S
+        )
+        began = time.monotonic()
         assert command.end() == 5
+        assert time.monotonic() - began <= ENDED_S
         first, second = command.errors.splitlines()
         assert re.fullmatch(r"error: actor [01] was killed by SIGKILL \(it was acting\)", first)
         assert second.endswith(
@@ -406,13 +426,14 @@ def test_a4_fewer_than_min_actors_end_the_run() -> None:
 
 def test_a5_a_stopped_actor_is_replaced_for_good(caplog: pytest.LogCaptureFixture) -> None:
     spec = deadly_actors(((1, 0, 500),), "stop", lengths=LENGTHS)
-    with running(spec, heartbeat_timeout_s=0.4, **QUICK) as manager:
+    with running(spec, heartbeat_timeout_s=HEARTBEAT_S, **QUICK) as manager:
         learner = Learner(manager, 2)
         learner.until(100)
         frozen = pid_of(manager, 1)
         learner.until_back(1, 1)
         with pytest.raises(ProcessLookupError):
             os.kill(frozen, SIGCONT)
+        assert learner.gap_s(1, 0) <= REPLACED_S
         learner.stop()
     check(learner)
     assert "actor 1 gave no sign of life for 0.4 s (it was acting): restart 1 of 20" in caplog.text
@@ -422,9 +443,10 @@ def test_a7_an_env_step_that_never_ends_costs_its_actor_and_nobody_else(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     spec = deadly_actors(((0, 0, 100), (0, 1, 50)), "hang", n_buffer=8, lengths=LENGTHS)
-    with running(spec, heartbeat_timeout_s=0.4, **QUICK) as manager:
+    with running(spec, heartbeat_timeout_s=HEARTBEAT_S, **QUICK) as manager:
         learner = Learner(manager, 2)
         learner.until_back(0, 2)
+        assert max(learner.gap_s(0, 0), learner.gap_s(0, 1)) <= REPLACED_S
         learner.stop()
     check(learner)
     assert learner.arrived()[0, 0] <= 99
