@@ -46,7 +46,7 @@ class InPlaceMender:
 
     def mend(self, fault: EnvFault) -> int:
         """Report, make the environment anew; the seed of its first reset. Raises EnvGivenUp when the budget is spent."""
-        raised = _raised(fault, self._place)
+        raised = describe_fault(fault, self._place)
         if not self._budget.spend():
             raise EnvGivenUp(raised)
         self._reporter.send(Mended(raised, self._budget.spent))
@@ -71,7 +71,8 @@ def describe(error: BaseException, phase: str, place: Place | None, **where: Any
     )
 
 
-def _raised(fault: EnvFault, place: Place) -> Raised:
+def describe_fault(fault: EnvFault, place: Place | None) -> Raised:
+    """What an environment raised, and where, as a message."""
     return describe(
         fault.error,
         fault.phase,

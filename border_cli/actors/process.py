@@ -15,7 +15,7 @@ from typing import cast
 from border_cli.actors.actor import Actor
 from border_cli.actors.board import ActorLine, ActorState, Board
 from border_cli.actors.lockstep_actor import LockstepActor
-from border_cli.actors.mending import EnvGivenUp, InPlaceMender, describe
+from border_cli.actors.mending import EnvGivenUp, InPlaceMender, describe, describe_fault
 from border_cli.actors.messages import Failed, Finished, PipedRequests, Ready
 from border_cli.actors.place import ActorSpec, Place
 from border_cli.actors.proxy import ReplayBufferProxy
@@ -157,6 +157,8 @@ class _Life:
         env_steps = 0 if self._actor is None else self._actor.env_steps
         if isinstance(error, EnvGivenUp):
             return Failed(error.raised, env_steps)
+        if self._sampler is not None and self._sampler.fault is not None:
+            return Failed(describe_fault(self._sampler.fault, self._place), env_steps)
         phase = self._phase if self._sampler is None else self._sampler.phase
         raised = describe(error, phase, self._place)
         return Failed(raised, env_steps, unfit=isinstance(error, UnfitStateError))

@@ -60,6 +60,7 @@ class Sampler:
 
     seeds: first reset seed of each environment; later resets go on with the environment's own generator.
     mender: for environments that raise after their first reset; without one, what they raise goes on.
+    fault: what was raised and went on, None until then.
     phase: "reset", "step" or "making the environment", for whoever has to say where an exception came from.
     env_steps: taken so far · dropped: those whose data was of no use, so that they are in no row and no count.
     """
@@ -80,12 +81,21 @@ class Sampler:
         self._episodes = [0] * env.n_envs
         self._times = [0] * env.n_envs
         self.phase = "reset"
+        self.fault: EnvFault | None = None
         self.env_steps = self.dropped = 0
 
     def begin(self) -> None:
         """Start the first episode of every environment."""
         for env_ix, seed in enumerate(self._seeds):
+            self._first_reset(env_ix, seed)
+
+    def _first_reset(self, env_ix: int, seed: int) -> None:
+        """Start an episode in an environment that is new; what that raises goes on."""
+        try:
             self._env.reset(env_ix, seed)
+        except (Exception, SystemExit) as error:
+            self.fault = self._fault(error, "reset", env_ix, None)
+            raise
 
     def sample(self, env_ix: Sequence[int], env_steps: int) -> Items:
         """One env step in each of these environments; the rows it completes.
@@ -101,6 +111,7 @@ class Sampler:
             step = self._env.step(env_ix, action)
         except StepError as e:
             if self._mender is None:
+                self.fault = self._fault(e.__cause__ or e, "step", e.env_ix, action[env_ix.index(e.env_ix)])
                 raise
             return self._step_around(e, env_ix, action)
         return self._take(step)
@@ -133,6 +144,7 @@ class Sampler:
             self._reset(env_ix)
         except (Exception, SystemExit) as error:
             if self._mender is None:
+                self.fault = self._fault(error, "reset", env_ix, None)
                 raise
             self._mend(error, "reset", env_ix, None)  # the episode before is whole: there is nothing to cut
 
@@ -143,16 +155,19 @@ class Sampler:
         """The rows of the episode that broke off; the environment is made anew and has begun another one."""
         if self._mender is None:
             raise AssertionError("nobody mends")
-        fault = EnvFault(error, phase, env_ix, self._episodes[env_ix], self._times[env_ix], action)
+        fault = self._fault(error, phase, env_ix, action)
         items = self._processor.cut(env_ix)
         self.phase = "making the environment"
         seed = self._mender.mend(fault)
         self.phase = "reset"
-        self._env.reset(env_ix, seed)
         if phase == "step":
             self._episodes[env_ix] += 1
             self._times[env_ix] = 0
+        self._first_reset(env_ix, seed)
         return items
+
+    def _fault(self, error: BaseException, phase: str, env_ix: int, action: Array | None) -> EnvFault:
+        return EnvFault(error, phase, env_ix, self._episodes[env_ix], self._times[env_ix], action)
 
 
 class ResumableSampler(Sampler):
@@ -182,7 +197,7 @@ class ResumableSampler(Sampler):
         """Start an episode of this number in every environment."""
         self._episodes = [first_episode] * self._env.n_envs
         for env_ix in range(self._env.n_envs):
-            self._reset(env_ix)
+            self._first_reset(env_ix, self._seed_of(env_ix, first_episode))
 
     def begin_from(self, state: State) -> None:
         """Go on from a saved state. Raises ValueError for one that does not fit.

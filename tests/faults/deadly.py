@@ -12,6 +12,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -73,21 +74,23 @@ def make_deadly(place: Place, config: EnvConfig, deaths: Deaths, way: str) -> Gy
     return group
 
 
-def actors_that_die_in_a_push(moment: int, **words: Any) -> ActorSpec:
-    """The first incarnation of actor 0 dies in its second push: in the copying of column number `moment`, counted
-    from 0; or, for the number after the last column, between the rows and the word that announces them.
+def actors_that_die_in_a_push(moment: float, **words: Any) -> ActorSpec:
+    """The first incarnation of actor 0 dies in its second push. moment: 2.5 is in the copying of column number 2,
+    counted from 0, after half of its rows; the number after the last column, between the rows and the word that
+    announces them.
     """
     spec = counting_actors(**words)
     return replace(spec, env=Factory("tests.faults.deadly:make_dying_in_a_push", (*spec.env.args, moment)))
 
 
-def make_dying_in_a_push(place: Place, config: EnvConfig, moment: int) -> GymEnv:
+def make_dying_in_a_push(place: Place, config: EnvConfig, moment: float) -> GymEnv:
     group = make_counting_env(place, config)
     if (place.actor, place.incarnation) == (0, 0):
+        column = int(moment)
         countdown = itertools.count(
-            len(COUNTING_COLUMNS) + moment, -1
+            len(COUNTING_COLUMNS) + column, -1
         )  # the first push copies every column once
-        ring.np = _DyingNumpy(countdown)  # type: ignore[assignment]
+        ring.np = _DyingNumpy(countdown, moment - column)  # type: ignore[assignment]
         if moment == len(COUNTING_COLUMNS):
             fences = itertools.count(
                 3, -1
@@ -97,18 +100,80 @@ def make_dying_in_a_push(place: Place, config: EnvConfig, moment: int) -> GymEnv
 
 
 class _DyingNumpy:
-    """numpy, but for one `copyto` that copies half of what it should and ends the process."""
+    """numpy, but for one `copyto` that copies this share of what it should and ends the process."""
 
     concatenate = np.concatenate
 
-    def __init__(self, countdown: Iterator[int]) -> None:
+    def __init__(self, countdown: Iterator[int], share: float) -> None:
         self._countdown = countdown
+        self._share = share
 
     def copyto(self, target: Array, source: Array, casting: Any) -> None:
         if next(self._countdown) == 0:
-            np.copyto(target[: len(target) // 2], source[: len(target) // 2], casting=casting)
+            rows = int(self._share * len(target))
+            np.copyto(target[:rows], source[:rows], casting=casting)
             WAYS["kill"]()
         np.copyto(target, source, casting=casting)
+
+
+class Diary(gymnasium.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc] # gymnasium is not checked
+    """Keeps two words in a file, which outlive the process however it ends: its first seed, and how often it was
+    stepped.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], path: Path) -> None:
+        super().__init__(env)
+        self._words = np.memmap(path, np.int64, "w+", shape=(2,))
+
+    def reset(self, *, seed: int | None = None, **options: Any) -> tuple[Any, dict[str, Any]]:
+        if seed is not None:
+            self._words[0] = seed
+        first: tuple[Any, dict[str, Any]] = super().reset(seed=seed, **options)
+        return first
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        result: tuple[Any, Any, bool, bool, dict[str, Any]] = super().step(action)
+        self._words[1] += 1
+        return result
+
+
+def actors_with_diaries(folder: Path, **words: Any) -> ActorSpec:
+    """Counting actors (see `tests.fakes.counting_actors`) that keep a diary each, see `read_diary`."""
+    spec = counting_actors(**words)
+    env = Factory("tests.faults.deadly:make_with_diary", (*spec.env.args, str(folder)))
+    return replace(spec, env=env)
+
+
+def make_with_diary(place: Place, config: EnvConfig, folder: str) -> GymEnv:
+    group = make_counting_env(place, config)
+    group._envs[0] = Diary(group._envs[0], Path(folder) / f"{place.actor}-{place.incarnation}")
+    return group
+
+
+def read_diary(folder: Path, actor: int, incarnation: int) -> tuple[int, int]:
+    """Seed and env steps of the one environment that this incarnation had."""
+    seed, env_steps = np.fromfile(folder / f"{actor}-{incarnation}", np.int64).tolist()
+    return seed, env_steps
+
+
+class SlowToStep(CountingEnv):
+    """An environment whose env step takes this long [s]."""
+
+    def __init__(self, step_s: float, **words: Any) -> None:
+        super().__init__(**words)
+        self._step_s = step_s
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        SYSTEM_CLOCK.sleep(self._step_s)
+        return super().step(action)
+
+
+def slow_actors(step_s: float, **words: Any) -> ActorSpec:
+    """Counting actors (see `tests.fakes.counting_actors`) whose env step takes this long [s]."""
+    spec = counting_actors(**words, step_s=step_s)
+    (config,) = spec.env.args
+    config = replace(config, entry_point="tests.faults.deadly:SlowToStep")
+    return replace(spec, env=replace(spec.env, args=(config,)))
 
 
 class SlowToMake(CountingEnv):

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from border_cli.actors.manager import ActorManager
 from border_cli.config.schema import ActorManagerConfig
 from border_cli.core.errors import ActorLostError
 from border_cli.core.items import Chunk
+from border_cli.runs.summary import write_crash
 from border_cli.runtime import forkserver
 from tests.fakes import COUNTING_COLUMNS, counting_actors, model
 from tests.faults.actors import act, audit, env_steps_by_actor, running  # noqa: F401 - audit is a fixture
@@ -58,10 +60,19 @@ def test_a1_a_killed_actor_is_noticed_while_it_has_nothing_to_hand_over() -> Non
 
 
 @pytest.mark.parametrize(
-    ("fault_at", "message"),
-    [("make", "actor 1 failed while making the environment"), ("reset", "actor 1 failed while resetting")],
+    ("fault_at", "message", "context"),
+    [
+        ("make", "actor 1 failed while making the environment", {"phase": "making the environment"}),
+        (
+            "reset",
+            "actor 1 failed while resetting",
+            {"phase": "reset", "env": 0, "episode": 0, "step": 0, "action": None},
+        ),
+    ],
 )
-def test_a6_an_environment_that_raises_before_the_first_step(fault_at: str, message: str) -> None:
+def test_a6_an_environment_that_raises_before_the_first_step(
+    fault_at: str, message: str, context: dict[str, Any], tmp_path: Path
+) -> None:
     spec = counting_actors(fault="raise", fault_at=fault_at, fault_actor=1)
     with running(spec, start=False) as manager:
         with pytest.raises(ActorLostError, match=message) as lost:
@@ -70,10 +81,17 @@ def test_a6_an_environment_that_raises_before_the_first_step(fault_at: str, mess
         assert "Traceback" in lost.value.details
         assert "counting.py" in lost.value.details
         assert manager.pids() == [None, None]
+        assert context_in_crash_file(tmp_path, lost.value) == {"actor": 1, "incarnation": 0, **context}
+
+
+def context_in_crash_file(folder: Path, error: ActorLostError) -> dict[str, Any]:
+    """What crash.json says on where it was."""
+    context: dict[str, Any] = json.loads(write_crash(folder, error).read_text())["context"]
+    return context
 
 
 @pytest.mark.parametrize("step", [1, 500])
-def test_a6_an_environment_that_raises_at_a_step(step: int) -> None:
+def test_a6_an_environment_that_raises_at_a_step(step: int, tmp_path: Path) -> None:
     spec = counting_actors(fault="raise", fault_step=step, fault_actor=0, lengths=[1000])
     with running(spec, n_buffer=10) as manager:
         manager.grant([step, step])
@@ -84,6 +102,9 @@ def test_a6_an_environment_that_raises_at_a_step(step: int) -> None:
             "RuntimeError: CountingEnv was told to raise at step"
         )
         assert "counting.py" in lost.value.details
+        assert context_in_crash_file(tmp_path, lost.value) == {
+            "actor": 0, "incarnation": 0, "phase": "step", "env": 0, "episode": 0, "step": step - 1, "action": 0,
+        }  # fmt: skip
         assert manager.stop()[0].state == "failed"
 
 
@@ -199,12 +220,24 @@ def test_what_actors_log_is_logged_by_the_learner(caplog: pytest.LogCaptureFixtu
         }
 
 
+def send(number: signal.Signals, learner: int, to: str) -> None:
+    """A signal to the learner, or to its process group, or to every process of its session, actors first."""
+    if to == "group":
+        os.killpg(learner, number)
+        return
+    everyone = sorted(processes(session=learner), reverse=True)
+    assert learner in everyone
+    assert len(everyone) >= 4  # the learner, the forkserver and two actors
+    for pid in everyone if to == "everyone" else [learner]:
+        os.kill(pid, number)
+
+
 @contextlib.contextmanager
 def learner_process() -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
     """A learner with two actors in a session of its own, and what it said of itself."""
     command = [sys.executable, "-c", "from tests.fakes import learner; learner()"]
     with subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
         try:
             assert process.stdout is not None
@@ -235,12 +268,16 @@ def test_a_learner_that_forgets_its_actors_still_ends() -> None:
         wait_until(lambda: processes(session=process.pid) == [], "its helpers to leave")
 
 
-@pytest.mark.parametrize("whole_group", [False, True])
+@pytest.mark.parametrize("to", ["learner", "group", "everyone"])
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_d1_d3_a_signal_stops_a_learner_cleanly(number: signal.Signals, code: int, whole_group: bool) -> None:
+def test_d1_d3_a_signal_stops_a_learner_cleanly(number: signal.Signals, code: int, to: str) -> None:
+    """To its group, as a terminal sends it: each actor leads another one. To everyone, as some schedulers do: no actor
+    leaves by itself, or is started again.
+    """
     with learner_process() as (process, _):
-        (os.killpg if whole_group else os.kill)(process.pid, number)
-        assert process.stdout is not None
-        assert json.loads(process.stdout.readline()) == {"error": "", "states": ["done", "done"]}
-        assert process.wait(TIMEOUT_S) == code
+        send(number, process.pid, to)
+        said, warned = process.communicate(timeout=TIMEOUT_S)
+        assert json.loads(said) == {"error": "", "states": ["done", "done"]}
+        assert warned == ""
+        assert process.returncode == code
         wait_until(lambda: processes(session=process.pid) == [], "its helpers to leave")

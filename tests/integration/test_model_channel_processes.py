@@ -16,6 +16,9 @@ from tests.fakes import LIGHT_PRELOAD
 
 N_READERS = 4
 READS = 26_000  # each, so that together there are more than 1e5
+MODELS, TORN = 50, 1
+"""Each reader reads on until it has met so many new models and so many torn copies: else nothing is shown."""
+MOST_READS = 4 * READS
 SLOW_READS = 50
 SLOW_PERIOD_S = 1e-3
 
@@ -24,7 +27,8 @@ SLOW_PERIOD_S = 1e-3
 class Account:
     """What one reader saw. models: reads that brought a newer model than the one before.
 
-    worst_lag: publications it was behind after a look, while the writer was slow.
+    polls, torn: tries to copy, and those that were overtaken. All these are of the fast part. worst_lag: publications
+    it was behind after a look, while the writer was slow.
     """
 
     reads: int = 0
@@ -46,8 +50,10 @@ def model(version: int) -> ModelInfo:
 def reader(models: ModelChannel, pipe: Connection) -> None:
     """Read at full speed; say so; then read on beside the slow writer."""
     account, version = Account(), -1
-    while account.reads < READS:
+    while account.reads < READS or (lacks_overlap(models, account) and account.reads < MOST_READS):
         version = read_once(models, account, version)
+    account.polls, account.torn = models.polls, models.torn
+    new_models = account.models
     pipe.send("fast part done")
     pipe.recv()
     for _ in range(SLOW_READS):
@@ -58,8 +64,12 @@ def reader(models: ModelChannel, pipe: Connection) -> None:
         newest = models.publications
         version = read_once(models, account, version)
         account.worst_lag = max(account.worst_lag, newest - models.seen)
-    account.polls, account.torn = models.polls, models.torn
+    account.models = new_models
     pipe.send(account)
+
+
+def lacks_overlap(models: ModelChannel, account: Account) -> bool:
+    return account.models < MODELS or models.torn < TORN
 
 
 def read_once(models: ModelChannel, account: Account, version: int) -> int:
@@ -99,6 +109,8 @@ def test_a11_no_reader_uses_a_mixture_or_goes_back(capsys) -> None:
             pipe.close()
     report(accounts, capsys)
     assert sum(a.reads for a in accounts) >= 100_000
+    assert min(a.models for a in accounts) >= MODELS
+    assert min(a.torn for a in accounts) >= TORN
     assert [a.mixed for a in accounts] == [0] * N_READERS
     assert [a.backward for a in accounts] == [0] * N_READERS
     assert max(a.worst_lag for a in accounts) <= 3

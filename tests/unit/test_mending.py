@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from border_cli.actors.board import ActorLine, ActorState, Board
-from border_cli.actors.mending import EnvGivenUp, InPlaceMender, describe
+from border_cli.actors.mending import EnvGivenUp, InPlaceMender, describe, describe_fault
 from border_cli.actors.messages import Mended, Message
 from border_cli.actors.place import Place
 from border_cli.actors.sampler import Sampler
@@ -65,7 +65,7 @@ def stream(items: Items, env: int) -> list[tuple[int, int, int]]:
     return list(zip(obs[:, 2].tolist(), obs[:, 3].tolist(), items["span"][mine].tolist(), strict=True))
 
 
-def test_an_episode_that_breaks_off_ends_at_its_last_known_observation() -> None:
+def test_a6_an_episode_that_breaks_off_ends_at_its_last_known_observation() -> None:
     bench = Bench(n_envs=1, fault_step=4, lengths=[100])
     items = bench.sample(6)
     assert bench.sampler.env_steps == 5  # the one that raised is none
@@ -75,7 +75,7 @@ def test_an_episode_that_breaks_off_ends_at_its_last_known_observation() -> None
     assert not items["episode_length"].any()  # nothing that may be reported as an episode
 
 
-def test_no_row_spans_the_restart_with_several_steps_per_row() -> None:
+def test_a6_no_row_spans_the_restart_with_several_steps_per_row() -> None:
     bench = Bench(n_envs=1, n_step=3, fault_step=4, lengths=[100])
     items = bench.sample(6)
     assert stream(items, 0) == [(0, 0, 3), (0, 1, 2), (0, 2, 1), (0, 3, 0)]
@@ -83,7 +83,7 @@ def test_no_row_spans_the_restart_with_several_steps_per_row() -> None:
 
 
 @pytest.mark.parametrize("broken", [0, 1, 2])
-def test_the_other_environments_of_the_actor_lose_nothing(broken: int) -> None:
+def test_a6_the_other_environments_of_the_actor_lose_nothing(broken: int) -> None:
     bench = Bench(n_envs=3, fault_step=10**9, lengths=[100])
     bench.env._envs[broken].unwrapped._fault_step = 3  # type: ignore[attr-defined]
     items = bench.sample(5)
@@ -116,7 +116,7 @@ def test_e2_numbers_that_are_not_finite_do_not_slip_through_beside_an_environmen
     assert [row[1:] for row in stream(items, 0)] == [row[1:] for row in cut]
 
 
-def test_what_raised_is_told_with_its_place() -> None:
+def test_a6_what_raised_is_told_with_its_place() -> None:
     bench = Bench(n_envs=2, fault_step=9, lengths=[4])
     bench.sample(9)
     first, second = bench.heard.messages
@@ -137,7 +137,7 @@ def test_what_raised_is_told_with_its_place() -> None:
     assert bench.line.state == ActorState.ACTING
 
 
-def test_a_reset_that_raises_leaves_the_episode_before_it_whole() -> None:
+def test_a6_a_reset_that_raises_leaves_the_episode_before_it_whole() -> None:
     bench = Bench(n_envs=1, lengths=[2], fault="raise", fault_at="step", fault_step=10**9)
     env = bench.env._envs[0].unwrapped
     bench.sample(1)
@@ -150,7 +150,7 @@ def test_a_reset_that_raises_leaves_the_episode_before_it_whole() -> None:
     assert (where["phase"], where["episode"], where["step"], where["action"]) == ("reset", 1, 0, None)
 
 
-def test_once_too_often_ends_the_actor() -> None:
+def test_a6_once_too_often_ends_the_actor() -> None:
     bench = Bench(n_envs=1, restarts=2, fault_step=1)
     bench.sample(2)
     with pytest.raises(EnvGivenUp) as lost:
@@ -160,7 +160,7 @@ def test_once_too_often_ends_the_actor() -> None:
     assert len(bench.heard.messages) == 2
 
 
-def test_what_raises_while_it_is_made_anew_ends_the_actor() -> None:
+def test_a6_what_raises_while_it_is_made_anew_ends_the_actor() -> None:
     bench = Bench(n_envs=1, fault_step=1)
     bench.env._config.kwargs["fault_at"] = "make"
     with pytest.raises(RuntimeError, match="raise at make"):
@@ -168,7 +168,7 @@ def test_what_raises_while_it_is_made_anew_ends_the_actor() -> None:
     assert bench.sampler.phase == "making the environment"
 
 
-def test_each_life_of_an_environment_has_a_seed_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a6_each_life_of_an_environment_has_a_seed_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     seeds: list[int | None] = []
     bench = Bench(n_envs=1, fault_step=1)
     reset = bench.env.reset
@@ -183,15 +183,32 @@ def test_each_life_of_an_environment_has_a_seed_of_its_own(monkeypatch: pytest.M
     assert len({*seeds, seeding.env_seed(0, 1, 2, 0)}) == 4
 
 
-def test_without_a_mender_what_was_raised_goes_on() -> None:
+def test_a6_without_a_mender_what_was_raised_goes_on() -> None:
     bench = Bench(n_envs=1, fault_step=1)
     bench.sampler._mender = None
     with pytest.raises(StepError) as lost:
         bench.sample(1)
     assert isinstance(lost.value.__cause__, RuntimeError)
+    raised = describe_fault(bench.sampler.fault, PLACE)
+    assert raised.error == "RuntimeError: CountingEnv was told to raise at step"
+    assert raised.context == {
+        "actor": 1, "incarnation": 2, "phase": "step", "env": 0, "episode": 0, "step": 0, "action": 0,
+    }  # fmt: skip
 
 
-def test_a_very_large_action_does_not_fill_the_pipe() -> None:
+def test_a6_what_a_new_environment_raises_at_its_reset_is_told_with_its_place() -> None:
+    """It is not mended: the next one would do the same."""
+    bench = Bench(n_envs=2, fault_step=3, lengths=[2])
+    bench.env._envs[1].unwrapped._fault_step = 10**9  # type: ignore[attr-defined]
+    bench.env._config.kwargs["fault_at"] = "reset"
+    with pytest.raises(RuntimeError, match="raise at reset"):
+        bench.sample(3)
+    assert describe_fault(bench.sampler.fault, PLACE).context == {
+        "actor": 1, "incarnation": 2, "phase": "reset", "env": 0, "episode": 2, "step": 0, "action": None,
+    }  # fmt: skip
+
+
+def test_a6_a_very_large_action_does_not_fill_the_pipe() -> None:
     raised = describe(ValueError("x" * 5000), "step", None, action="…")
     assert len(raised.error) < 1100
     bench = Bench(n_envs=1, fault_step=1)
@@ -201,7 +218,7 @@ def test_a_very_large_action_does_not_fill_the_pipe() -> None:
     assert len(str(where["action"])) < 1100
 
 
-def test_closing_raises_only_after_every_environment_was_closed(
+def test_a6_closing_raises_only_after_every_environment_was_closed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench = Bench(n_envs=3)

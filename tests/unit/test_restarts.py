@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 
 from border_cli.actors.news import News
+from border_cli.config.schema import ActorManagerConfig
 from border_cli.runtime.pulse import Pulse
-from border_cli.runtime.restarts import RestartBudget
+from border_cli.runtime.restarts import MAX_DELAY_S, RestartBudget
 
 S = 10**9
 
@@ -24,7 +25,7 @@ class Clock:
         self.now_ns += int(seconds * S)
 
 
-def test_so_many_restarts_within_the_window_and_one_for_each_that_leaves_it() -> None:
+def test_a4_so_many_restarts_within_the_window_and_one_for_each_that_leaves_it() -> None:
     clock = Clock()
     budget = RestartBudget(2, 10.0, clock)
     assert budget.spend()
@@ -38,11 +39,17 @@ def test_so_many_restarts_within_the_window_and_one_for_each_that_leaves_it() ->
     assert (budget.spent, budget.spend()) == (2, False)
 
 
-def test_no_restart_at_all() -> None:
+def test_a4_no_restart_at_all() -> None:
     assert not RestartBudget(0, 10.0).spend()
 
 
-def test_waits_double_up_to_half_a_minute_and_begin_anew_after_a_quiet_window() -> None:
+def test_a4_five_restarts_within_ten_minutes_after_1_to_30_s_are_the_default() -> None:
+    config = ActorManagerConfig()
+    assert (config.restarts, config.restart_window_s, config.restart_delay_s) == (5, 600.0, 1.0)
+    assert MAX_DELAY_S == 30.0
+
+
+def test_a4_waits_double_up_to_half_a_minute_and_begin_anew_after_a_quiet_window() -> None:
     clock = Clock()
     budget = RestartBudget(100, 600.0, clock)
     delays = []
