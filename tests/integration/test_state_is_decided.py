@@ -23,7 +23,7 @@ STATE = {
     "DqnAgent": "_rng _state _unread _weights opt_steps skipped_in_a_row version",
     "UniformReplayBuffer": "_before_draws _data _next _next_draw _rng _rows _tails",
     "InThreadSource": "_cursor _sampler _sequence _stat _taken _version",
-    "ResumableSampler": "_env _episodes _processor _times _to_cut",
+    "ResumableSampler": "_env _episodes _processor _times _to_cut dropped",
     "TapedEnv": "_actions _env _seeds",
     "NStepProcessor": "_streams",
 }
@@ -52,7 +52,7 @@ FOLLOWS = {
     "DqnAgent": "_batch _evaluation_rng _exploring _networks _q_values _tensor_batch",  # rooms; made anew in evaluations
     "UniformReplayBuffer": "_drawn _ready",  # drawn again; counted again
     "InThreadSource": "_announced _credit _started",  # told by the loop; the clock
-    "ResumableSampler": "dropped env_steps exact phase",  # of this launch
+    "ResumableSampler": "env_steps exact phase",  # of this launch
 }
 
 
