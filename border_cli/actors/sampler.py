@@ -211,6 +211,7 @@ class ResumableSampler(Sampler):
         self._episodes = [count(number, "an episode's number", _MAX_EPISODES) for number in episodes]
         self._times = [count(number, "the length of an episode") for number in times]
         self._to_cut = [count(i, "an environment", n - 1) for i in listed(counts.get("to_cut", []), "to_cut")]
+        self.dropped = count(counts.get("dropped", 0), "dropped")
         self._processor.load_state(section(state, "processor"))
         for env_ix in self._resumable.load_state(section(state, "env")):
             self.exact = False
@@ -228,6 +229,8 @@ class ResumableSampler(Sampler):
         counts: dict[str, object] = {"episodes": list(self._episodes), "times": list(self._times)}
         if self._to_cut:
             counts["to_cut"] = list(self._to_cut)
+        if self.dropped:
+            counts["dropped"] = self.dropped
         return joined(
             {
                 "env": self._resumable.state(),

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
 
 import numpy as np
 
+from border_cli.core.protocols import Env
 from border_cli.core.spaces import Array, EnvSpec, Obs, ObsLeaf
+from border_cli.core.state import count, flag, listed, require
 
 ANY_REWARD = sys.float_info.max
 """The reward limit that only NaN and infinities exceed."""
@@ -23,6 +26,19 @@ class EnvDataError(Exception):
 
     A failure of the environment, as any exception that it raises itself.
     """
+
+
+class JudgedEnv(Env, Protocol):
+    """Environments that count what they have judged, because how they judge depends on that."""
+
+    def judged(self) -> dict[str, object]:
+        """The counts, as JSON can hold them."""
+
+    def judged_before(self, saved: Mapping[str, Any]) -> AbstractContextManager[None]:
+        """Go on from saved counts. What is done inside was judged before: it counts nothing, and bounds are not checked.
+
+        Raises ValueError for counts that do not fit.
+        """
 
 
 class EnvGuard:
@@ -60,6 +76,46 @@ class EnvGuard:
         self._step = [0] * n_envs
         self._taken = [0] * n_envs
         self._in_a_row: dict[int, int] = {}
+        self._again = False  # whether what is taken was judged before
+
+    def state(self) -> dict[str, object]:
+        """What the next observations are judged by, as JSON can hold it."""
+        return {
+            "taken": list(self._taken),
+            "episodes": list(self._episode),
+            "in_a_row": [self._in_a_row.get(i, 0) for i in range(len(self._taken))],
+            "dropped": self.dropped,
+            "told_dtype": [leaf.told_dtype for leaf in self._leaves],
+            "told_bounds": [leaf.told_bounds for leaf in self._leaves],
+        }
+
+    @contextmanager
+    def judged_before(self, saved: Mapping[str, Any]) -> Iterator[None]:
+        """As of `JudgedEnv`."""
+        self._load(saved)
+        self._in_a_row = {}  # those of the present episodes come again
+        self._again = True
+        try:
+            yield
+        finally:
+            self._again = False
+        self._load(saved)
+
+    def _load(self, saved: Mapping[str, Any]) -> None:
+        require(saved, self.state(), "what was judged")
+        lists = {
+            name: [count(value, name) for value in listed(saved[name], name, len(self._taken))]
+            for name in ("taken", "episodes", "in_a_row")
+        }
+        told = [
+            [flag(value, name) for value in listed(saved[name], name, len(self._leaves))]
+            for name in ("told_dtype", "told_bounds")
+        ]
+        self._taken, self._episode = lists["taken"], lists["episodes"]
+        self._in_a_row = {i: n for i, n in enumerate(lists["in_a_row"]) if n}
+        self.dropped = count(saved["dropped"], "dropped")
+        for leaf, told_dtype, told_bounds in zip(self._leaves, *told, strict=True):
+            leaf.told_dtype, leaf.told_bounds = told_dtype, told_bounds
 
     def begin(self, env_ix: int, observation: Any) -> bool:
         """Take the first observation of an episode; whether it can be used. Raises EnvDataError."""
@@ -97,8 +153,8 @@ class EnvGuard:
     def _store(self, env_ix: int, observation: Any) -> None:
         n = self._taken[env_ix]
         self._taken[env_ix] = n + 1
-        early = n < _EVERY_STEP_UNTIL
-        check_bounds = early or n % _THEN_EVERY == 0
+        early = n < _EVERY_STEP_UNTIL and not self._again
+        check_bounds = early or (n % _THEN_EVERY == 0 and not self._again)
         try:
             for leaf in self._leaves:
                 self.obs[leaf.name][env_ix] = leaf.stored(
@@ -155,7 +211,7 @@ class EnvGuard:
 
 
 class _Leaf:
-    """One leaf of the observation space: what it allows, and which of its warnings were given."""
+    """One leaf of the observation space: what it allows, and which of its warnings were given (told_dtype, told_bounds)."""
 
     def __init__(self, leaf: ObsLeaf, space: Any) -> None:
         self.name = leaf.name
@@ -167,7 +223,7 @@ class _Leaf:
         self._strict = self._stored_dtype.kind != "f" and (
             leaf.kind != "box" or not np.can_cast(self._space_dtype, self._stored_dtype, "safe")
         )
-        self._told_dtype = self._told_bounds = False
+        self.told_dtype = self.told_bounds = False
 
     def stored(self, observation: Any, check_bounds: bool, is_error: bool) -> Array:
         """The leaf's value in an observation, as stored. Raises EnvDataError."""
@@ -197,14 +253,14 @@ class _Leaf:
             raise EnvDataError(
                 f"observation {self.name} has dtype {given}, its space says {self._space_dtype}"
             )
-        if not np.can_cast(given, self._space_dtype, "safe") and not self._told_dtype:
+        if not np.can_cast(given, self._space_dtype, "safe") and not self.told_dtype:
             _logger.warning(
                 "observation %s has dtype %s, its space says %s: it is converted",
                 self.name,
                 given,
                 self._space_dtype,
             )
-            self._told_dtype = True
+            self.told_dtype = True
         self._accepted = given
 
     def _check_bounds(self, value: Array, is_error: bool) -> None:
@@ -223,9 +279,9 @@ class _Leaf:
             raise EnvDataError(problem)
         if is_error:
             raise EnvDataError(f"{problem}; env.out_of_bounds=warn would only tell it")
-        if not self._told_bounds:
+        if not self.told_bounds:
             _logger.warning("%s; that is not told again", problem)
-            self._told_bounds = True
+            self.told_bounds = True
 
 
 def _subspace(space: Any, leaf: ObsLeaf) -> Any:

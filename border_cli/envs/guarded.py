@@ -9,8 +9,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from border_cli.core.errors import ActorLostError, BorderError
-from border_cli.core.protocols import Env, Step, StepError
+from border_cli.core.protocols import Step, StepError
 from border_cli.core.spaces import Array, Obs
+from border_cli.core.state import count, listed, require
+from border_cli.envs.guard import JudgedEnv
 
 _logger = logging.getLogger(__name__)
 
@@ -40,13 +42,13 @@ def _lost(owner: str, doing: str, raised: BaseException, where: Mapping[str, Any
 
 
 class GuardedEnv:
-    """Implements `core.protocols.Env` by another one, whose exceptions become ActorLostError with their traceback.
+    """Implements `envs.guard.JudgedEnv` by another one, whose exceptions become ActorLostError with their traceback.
 
     owner: who acts in it, as messages call it. Their context names the environment, the number of its episode from 0,
     the env steps it had in that, and the action.
     """
 
-    def __init__(self, env: Env, owner: str) -> None:
+    def __init__(self, env: JudgedEnv, owner: str) -> None:
         self._env = env
         self._owner = owner
         self._env_steps = 0
@@ -87,6 +89,22 @@ class GuardedEnv:
         """As the environment's own."""
         with blamed(self._owner, "making the environment"):
             self._env.remake(env_ix)
+
+    def judged(self) -> dict[str, object]:
+        """As the environment's own, with the counts that messages name."""
+        own = {"env_steps": self._env_steps, "episodes_begun": [n + 1 for n in self._episodes]}
+        return self._env.judged() | own
+
+    @contextmanager
+    def judged_before(self, saved: Mapping[str, Any]) -> Iterator[None]:
+        """As the environment's own."""
+        require(saved, ("env_steps", "episodes_begun"), "what was judged")
+        env_steps = count(saved["env_steps"], "env_steps")
+        episodes = listed(saved["episodes_begun"], "episodes_begun", self.n_envs)
+        begun = [count(n, "episodes_begun") for n in episodes]
+        with self._env.judged_before(saved):
+            yield
+        self._env_steps, self._episodes = env_steps, [n - 1 for n in begun]
 
     def close(self) -> None:
         """As the environment's own; a failure of that is logged and changes nothing any more."""

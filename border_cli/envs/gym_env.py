@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 import importlib
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import gymnasium
@@ -24,7 +24,7 @@ _logger = logging.getLogger(__name__)
 
 
 class GymEnv:
-    """A group of gymnasium environments that implements `core.protocols.Env`.
+    """A group of gymnasium environments that implements `envs.guard.JudgedEnv`.
 
     Nothing resets by itself: an environment that ended stays ended until `reset` is called for it.
     made: called after each environment, because making many can take long; what it raises ends the making.
@@ -107,6 +107,14 @@ class GymEnv:
         except Exception:
             _logger.exception("closing an environment failed")
         self._envs[env_ix] = make_gym(self._config, self._render_mode)
+
+    def judged(self) -> dict[str, object]:
+        """What the guard has counted."""
+        return self._guard.state()
+
+    def judged_before(self, saved: Mapping[str, Any]) -> AbstractContextManager[None]:
+        """As of `JudgedEnv`."""
+        return self._guard.judged_before(saved)
 
     def render(self, env_ix: int = 0) -> Any:
         """What the environment draws (see gymnasium's render modes)."""

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 
-from border_cli.core.protocols import Env, Step
+from border_cli.core.protocols import Step
 from border_cli.core.spaces import Array, Obs
 from border_cli.core.state import State, check_arrays, count, require
+from border_cli.envs.guard import JudgedEnv
 
 _MAX_SEED = 2**31 - 1
 
@@ -25,7 +27,7 @@ class TapedEnv:
     Every reset needs a seed: without one, what comes after would depend on all that came before.
     """
 
-    def __init__(self, env: Env) -> None:
+    def __init__(self, env: JudgedEnv) -> None:
         self._env = env
         self.n_envs = env.n_envs
         self.spec = env.spec
@@ -60,13 +62,13 @@ class TapedEnv:
         self._env.close()
 
     def state(self) -> State:
-        """Seed, actions (t, ...) and a hash of the present observation, for each environment."""
+        """Seed, actions (t, ...) and a hash of the present observation, for each environment; what they have judged."""
         shape, dtype = self.spec.action.shape, self.spec.action.stored_dtype
         arrays = {
             str(i): np.array(actions, dtype).reshape(-1, *shape) for i, actions in enumerate(self._actions)
         }
         values = {str(i): {"seed": seed, "observation": self._hash(i)} for i, seed in enumerate(self._seeds)}
-        return State(arrays, values)
+        return State(arrays, {**values, "judged": self._env.judged()})
 
     def load_state(self, state: State) -> list[int]:
         """Bring every environment to where it was, by playing its tape; those that did not come out the same.
@@ -76,9 +78,15 @@ class TapedEnv:
         names = [str(i) for i in range(self.n_envs)]
         require(state.values, names, "the environments")
         require(state.arrays, names, "the environments")
-        return [
-            i for i, name in enumerate(names) if not self._play(i, state.values[name], state.arrays[name])
-        ]
+        with self._judged_before(state):
+            return [
+                i for i, name in enumerate(names) if not self._play(i, state.values[name], state.arrays[name])
+            ]
+
+    def _judged_before(self, state: State) -> AbstractContextManager[None]:
+        if "judged" not in state.values:  # format 1 began without it: the counts begin anew
+            return nullcontext()
+        return self._env.judged_before(state.values["judged"])
 
     def _play(self, env_ix: int, values: Any, actions: Array) -> bool:
         require(values, ("seed", "observation"), "an environment")

@@ -18,6 +18,7 @@ from border_cli.core.errors import UsageError
 from border_cli.core.protocols import ActingPolicy, Evaluation, ModelInfo
 from border_cli.core.spaces import Array, Obs
 from border_cli.envs.spaces import decode_action, env_spec
+from tests.faults.amounts import times
 
 CONFIGS: dict[str, dict[str, Any]] = {"dqn": {"hidden": [8]}}
 """Less than the defaults, so that many networks take no time."""
@@ -29,8 +30,8 @@ ACTIONS: dict[str, spaces.Space[Any]] = {
     "box of float64": spaces.Box(-0.3, 0.7, (1, 2), np.float64),
 }
 OBSERVATIONS = spaces.Dict(x=spaces.Box(-np.inf, np.inf, (3,), np.float32), k=spaces.Discrete(4, start=1))
-NETS, BATCH = 100, 100
-"""Together 1e4 forward passes for each agent and action space, half of them exploring."""
+NETS, BATCH = times(100, 10_000), times(100, 4)
+"""For each agent and action space; half of the networks explore."""
 
 
 def each() -> Iterator[tuple[str, str]]:

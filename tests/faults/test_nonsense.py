@@ -153,6 +153,8 @@ HARMLESS = re.compile(
     r"|generators: \('seed',\).*"  # a note: the seed stands in the configuration
     r"|generators: .*'(has_uint32|inc|state|uinteger)'\) = .*"
     r"|actors: \('sampler',\) missing"  # as of an actor that was lost: a new episode begins
+    r"|actors: .*'judged'\) missing"  # as of the first that were saved
+    r"|actors: .*'(told_dtype|told_bounds)', 0\) = True"  # it was told, or was not
     r"|actors: .*'(observation|episode_return)'\) = .*"
     r"|actors: sampler/env/\d, strange [01]|actors: one array more"
     r"|(agent|actors|replay): .*, strange [34]"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from border_cli.cli.train import main
+from border_cli.runtime.seeding import episode_seed
 from tests.faults.amounts import FULL
 from tests.interrupted import assert_same_bits, resume, run_interrupted, run_killed, run_whole
 from tests.real_runs import Run, in_folder
@@ -79,6 +80,29 @@ def test_g2_a_run_that_was_killed_is_resumed_to_the_same_bits(folder: Path, mode
     assert killed.checkpoints[-1] == "step-000000070"
     resume(killed.path)
     assert_same_bits(Run(killed.path), whole)
+
+
+LEAVING = (
+    "trainer.max_opts=30",
+    "trainer.opt_interval=4",
+    "trainer.eval_interval=null",
+    "env=gym",
+    "env.entry_point=tests.outside:Outside",
+    "env.kwargs.length=110",
+    "seed=7",
+)
+"""One environment is inside its space in its first episode, of 110 env steps, and outside in all others."""
+
+
+@pytest.mark.parametrize("words", [("trainer=sync",), (*LOCKSTEP, "n_actors=1")], ids=["sync", "lockstep"])
+def test_g2_an_environment_that_leaves_its_space_late_is_judged_as_without_a_pause(
+    folder: Path, words: tuple[str, ...]
+) -> None:
+    """Not as new, where that is an error: neither what it has done before the pause, nor what comes."""
+    inside = f"env.kwargs.inside=[0,{episode_seed(7, 0, 0, 0, 0)}]"  # 0: of the trial before the run
+    place = folder / f"leaving, {words[0]}"
+    whole = run_whole(place / "whole", *LEAVING, inside, *words)
+    assert_same_bits(run_interrupted(place / "paused", *LEAVING, inside, *words, at=22), whole)
 
 
 def test_a_larger_budget_makes_the_run_that_had_it_from_the_start(

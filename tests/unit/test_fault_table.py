@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -23,15 +24,43 @@ ROWS = {
 }
 """d7 and f5 are campaigns (`tests/campaigns`), g5 is a table of docs/results.md."""
 IDS = [f"{section}{n}" for section, rows in ROWS.items() for n in rows.partition(": ")[2].split()]
+CAMPAIGN = re.compile(r"`python -m tests\.campaigns (\S+)`")
+
+
+@functools.cache
+def ids_in(path: Path) -> set[str]:
+    """Ids that the tests of a file carry in their names."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef) and (row := re.match(r"test((_[a-i]\d+)+)_", node.name)):
+            found |= set(row[1].strip("_").split("_"))
+    return found
 
 
 def ids_of_tests() -> set[str]:
-    found: set[str] = set()
-    for path in TESTS.rglob("test_*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.FunctionDef) and (row := re.match(r"test((_[a-i]\d+)+)_", node.name)):
-                found |= set(row[1].strip("_").split("_"))
-    return found
+    return {row for path in TESTS.rglob("test_*.py") for row in ids_in(path)}
+
+
+def promises() -> dict[str, tuple[list[str], list[str]]]:
+    """Ids and places of each row of the page, by its first cell."""
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in PAGE.read_text(encoding="utf-8").splitlines()
+        if re.match(r"\| [a-i]\d+", line)
+    ]
+    return {row[0]: (row[0].split(", "), row[3].split(", ")) for row in rows}
+
+
+def campaigns() -> set[str]:
+    """Names that `python -m tests.campaigns` takes."""
+    tree = ast.parse((TESTS / "campaigns" / "__main__.py").read_text(encoding="utf-8"))
+    lists = [node.value for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "choices"]
+    return {name for names in lists for name in ast.literal_eval(names)}
+
+
+def file_of(place: str) -> Path:
+    """Without a folder it is one of tests/faults."""
+    return TESTS.parent / place if "/" in place else TESTS / "faults" / place
 
 
 @pytest.mark.parametrize("row", IDS)
@@ -41,7 +70,24 @@ def test_a_row_has_a_test(row: str) -> None:
 
 @pytest.mark.parametrize("row", [*IDS, "d7", "f5", "g5"])
 def test_a_row_stands_in_the_page(row: str) -> None:
-    assert re.search(rf"\b{row}\b", PAGE.read_text(encoding="utf-8"))
+    assert row in [one for rows, _ in promises().values() for one in rows]
+
+
+@pytest.mark.parametrize(("rows", "places"), promises().values(), ids=promises())
+def test_a_row_names_where_its_tests_are(rows: list[str], places: list[str]) -> None:
+    shown: set[str] = set()
+    for place in places:
+        if campaign := CAMPAIGN.fullmatch(place):
+            assert campaign[1] in campaigns()
+            shown |= set(rows)
+        elif place == "`make results`":
+            shown |= set(rows)
+        else:
+            assert file_of(place).is_file(), place
+            ids = ids_in(file_of(place)) & set(rows)
+            assert ids, f"{place} has no test of {', '.join(rows)}"
+            shown |= ids
+    assert shown == set(rows), "its other tests are elsewhere"
 
 
 def test_no_test_carries_an_id_that_is_none() -> None:

@@ -7,6 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from border_cli.replay.limiter import RatioLimiter
+from tests.faults.amounts import seeded, times
+
+INTERVALS = [0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 4.0, 7.3]
 
 
 class Actors:
@@ -37,7 +40,7 @@ def bounds_hold(limiter: RatioLimiter, interval: float, warmup: int, tolerance: 
 @settings(max_examples=150, deadline=None)
 @given(
     st.data(),
-    st.sampled_from([0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 4.0, 7.3]),
+    st.sampled_from(INTERVALS),
     st.integers(0, 50),
     st.integers(1, 8),
     st.integers(1, 4),
@@ -62,6 +65,41 @@ def test_b1_bounds_at_every_opt_step(
             bounds_hold(limiter, interval, warmup, tolerance)
         assert sum(limiter.credits) <= limiter.allowance
         assert sum(actors.taken) <= limiter.allowance
+
+
+@pytest.mark.parametrize("seed", range(times(3, 200)))
+def test_b1_bounds_over_many_operations(seed: int) -> None:
+    """Of each seed more than hypothesis goes through; actors die as well, and others take their seats."""
+    rng = seeded(f"limiter {seed}")
+    interval, warmup, n, envs = rng.choice(INTERVALS), rng.randrange(51), rng.randint(1, 8), rng.randint(1, 4)
+    tolerance = n * envs + rng.randrange(41)
+    limiter, actors = RatioLimiter(interval, warmup, tolerance, None, n, envs), Actors(n)
+    for _ in range(times(2_000, 10_000)):
+        actor = rng.randrange(n)
+        match rng.choice(["act", "act", "publish", "opt", "opt", "grant", "die"]):
+            case "act":
+                actors.act(limiter, actor, rng.randint(1, 16))
+            case "publish":
+                actors.publish(limiter, actor)
+            case "grant":
+                limiter.grant()
+            case "die":
+                actors.die(actor)
+            case "opt" if limiter.may_opt():
+                limiter.opted()
+                bounds_hold(limiter, interval, warmup, tolerance)
+        assert sum(limiter.credits) <= limiter.allowance
+        assert sum(actors.taken) <= limiter.allowance
+    before = limiter.opt_steps
+    for _ in range(1_000):  # and it is stuck nowhere
+        limiter.grant()
+        for actor in range(n):
+            actors.act(limiter, actor, envs)
+            actors.publish(limiter, actor)
+        while limiter.may_opt():
+            limiter.opted()
+            bounds_hold(limiter, interval, warmup, tolerance)
+    assert limiter.opt_steps > before
 
 
 @settings(max_examples=80, deadline=None)

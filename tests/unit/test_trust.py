@@ -40,7 +40,7 @@ def test_a_run_is_own_once_it_is_remembered(state_folder: Path) -> None:
         (["plugin"], EnvConfig(id="module:Id-v0", kwargs={"length": 9})),
     ],
 )
-def test_a_copy_of_an_own_run_that_names_other_code_is_not_own(plugins: list[str], env: EnvConfig) -> None:
+def test_i2_a_copy_of_an_own_run_that_names_other_code_is_not_own(plugins: list[str], env: EnvConfig) -> None:
     remember(MINE, CODE)
     assert is_own(MINE, CODE)
     assert not is_own(MINE, code_of(plugins, env))
@@ -57,7 +57,7 @@ def test_only_the_user_reads_and_writes_the_list(state_folder: Path) -> None:
 
 
 @pytest.mark.parametrize("run_id", [None, "", "\n", MINE[:-1], f"{MINE}\n{OTHER}", MINE.upper() + "X"])
-def test_what_is_no_id_is_nobodys(run_id: str | None) -> None:
+def test_i2_what_is_no_id_is_nobodys(run_id: str | None) -> None:
     remember(MINE, CODE)
     assert not is_own(run_id)
 
@@ -98,7 +98,7 @@ def test_an_environment_of_gymnasium_needs_nothing() -> None:
         (CLASS, "env.entry_point=os:system"),
     ],
 )
-def test_code_of_somebody_else_has_to_be_typed(env: EnvConfig, words: str) -> None:
+def test_i2_code_of_somebody_else_has_to_be_typed(env: EnvConfig, words: str) -> None:
     with pytest.raises(UsageError) as caught:
         check_env(env, Typed(), own=False)
     assert words in str(caught.value)
@@ -106,7 +106,7 @@ def test_code_of_somebody_else_has_to_be_typed(env: EnvConfig, words: str) -> No
     check_env(env, Typed(), own=True)
 
 
-def test_all_of_it_has_to_be_typed() -> None:
+def test_i2_all_of_it_has_to_be_typed() -> None:
     with pytest.raises(UsageError):
         check_env(IMPORTS, Typed(imports=["my_envs"]), own=False)
     with pytest.raises(UsageError):
@@ -117,14 +117,14 @@ def test_all_of_it_has_to_be_typed() -> None:
 
 
 @pytest.mark.parametrize("env_id", ["GymV26Environment-v0", "GymV26Environment", "GymV21Environment-v0"])
-def test_an_id_that_imports_what_its_arguments_name_is_never_foreign(env_id: str) -> None:
+def test_i2_an_id_that_imports_what_its_arguments_name_is_never_foreign(env_id: str) -> None:
     env = EnvConfig(id=env_id, kwargs={"env_id": "evil:Env-v0"})
     with pytest.raises(UsageError, match="imports whatever"):
         check_env(env, Typed(), own=False)
     check_env(env, Typed(), own=True)
 
 
-def test_plugins_of_somebody_else_have_to_be_typed() -> None:
+def test_i2_plugins_of_somebody_else_have_to_be_typed() -> None:
     with pytest.raises(UsageError, match=r"plugins=\[a,b\]"):
         check_plugins(["a", "b"], Typed(plugins=["a"]), own=False)
     check_plugins(["a", "b"], Typed(plugins=["b", "a"]), own=False)
