@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from border_cli.actors.place import ActorSpec, Place
@@ -107,11 +108,16 @@ def evaluator_spec(config: TrainConfig) -> EvaluatorSpec:
 
 
 def evaluation_env(made: Callable[[], None], config: TrainConfig) -> GuardedEnv:
-    """The environments that models are judged in. made: called after each."""
+    """The environments that models are judged in. made: called after each.
+
+    What leaves its space in their first env steps is told and no error, as it is later: they count anew in every launch,
+    and who judges must not end a run that its actors go on with.
+    """
     _import_all(tuple(config.plugins))
+    judged = replace(config.env, out_of_bounds="warn")
     n_envs = min(config.evaluator.n_envs, _most_episodes(config))
     with blamed("the evaluation", "making the environment"):
-        env = GymEnv(config.env, n_envs, made=made)
+        env = GymEnv(judged, n_envs, made=made)
     return GuardedEnv(env, "the evaluation")
 
 

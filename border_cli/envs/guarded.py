@@ -59,10 +59,10 @@ class GuardedEnv:
 
     def reset(self, env_ix: int, seed: int | None = None) -> None:
         """As the environment's own."""
-        with blamed(self._owner, "resetting", lambda _: self._at("reset", env_ix)):
-            self._env.reset(env_ix, seed)
         self._episodes[env_ix] += 1
         self._times[env_ix] = 0
+        with blamed(self._owner, "resetting", lambda _: self._at("reset", env_ix)):
+            self._env.reset(env_ix, seed)
 
     def observe(self, env_ix: Sequence[int]) -> Obs:
         """As the environment's own."""

@@ -48,7 +48,7 @@ def test_who_did_what_and_where_is_said() -> None:
         guarded(fault="raise", fault_at="reset").reset(0)
 
 
-def test_the_context_names_environment_episode_step_and_action() -> None:
+def test_a6_the_context_names_environment_episode_step_and_action() -> None:
     env = guarded(lengths=[1], fault="raise", fault_step=2)
     env.reset(0)
     env.reset(1)
@@ -61,7 +61,7 @@ def test_the_context_names_environment_episode_step_and_action() -> None:
     }  # fmt: skip
     with pytest.raises(ActorLostError) as lost:
         guarded(fault="raise", fault_at="reset").reset(0)
-    assert lost.value.context == {"who": "actor 0", "phase": "reset", "env": 0, "episode": -1, "step": 0}
+    assert lost.value.context == {"who": "actor 0", "phase": "reset", "env": 0, "episode": 0, "step": 0}
 
 
 def test_what_the_user_can_mend_stays_what_it_is() -> None:

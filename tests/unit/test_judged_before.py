@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from border_cli import parts
 from border_cli.actors.sampler import ResumableSampler
-from border_cli.config.schema import EnvConfig
+from border_cli.config.schema import EnvConfig, TrainConfig
 from border_cli.core.errors import ActorLostError, UnfitStateError
 from border_cli.core.spaces import Array, Obs
 from border_cli.envs.guarded import GuardedEnv
@@ -106,7 +107,7 @@ def test_g2_messages_count_on() -> None:
     with pytest.raises(ActorLostError) as lost:
         env.reset(0, OUTSIDE)
     assert "environment 0, episode 3, env step 0 of it" in str(lost.value)
-    assert lost.value.context["episode"] == 1
+    assert lost.value.context["episode"] == 2
     assert env._env.judged()["env_steps"] == 13
 
 
@@ -160,3 +161,14 @@ def test_i4_counts_are_checked(name: str, bad: Any) -> None:
     state.values["judged"] |= {name: bad}
     with pytest.raises(UnfitStateError):
         taped().load_state(state)
+
+
+def test_an_evaluation_ends_no_run_over_bounds_that_its_actors_may_have_been_told_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its counts begin anew in every launch, so its first env steps may be as late as those."""
+    env = EnvConfig(entry_point="tests.outside:Outside", kwargs={"inside": [], "length": 10})
+    judge = parts.evaluation_env(lambda: None, TrainConfig(env=env))
+    judge.reset(0, OUTSIDE)
+    assert caplog.text.count(TOLD) == 1
+    judge.close()

@@ -218,7 +218,7 @@ def test_a6_a_very_large_action_does_not_fill_the_pipe() -> None:
     assert len(str(where["action"])) < 1100
 
 
-def test_a6_closing_raises_only_after_every_environment_was_closed(
+def test_closing_raises_only_after_every_environment_was_closed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench = Bench(n_envs=3)
