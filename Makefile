@@ -42,9 +42,8 @@ faults: install
 # test-faults-full: every row with full counts, every cell of lockstep stopped ten times, then long campaigns of kills,
 # storms and a soak; some hours
 test-faults-full: install
-	FAULTS_FULL=1 $(BIN)/python -m pytest tests/faults --timeout 3600 $(ARGS)
-	FAULTS_FULL=1 $(BIN)/python -m pytest tests/integration/test_lockstep_everywhere.py \
-		tests/integration/test_resume_exact.py -vv --timeout 3600
+	FAULTS_FULL=1 $(BIN)/python -m pytest tests/faults -n 3 --timeout 3600 $(ARGS)
+	FAULTS_FULL=1 $(BIN)/python -m pytest tests/unit tests/contract tests/integration -n 2 --timeout 3600 $(ARGS)
 	$(BIN)/python -m tests.campaigns kills --runs 50
 	$(BIN)/python -m tests.campaigns kills-lockstep --runs 50
 	$(BIN)/python -m tests.campaigns kills-full --runs 10
