@@ -44,6 +44,9 @@ class LockstepManager(ActorManager):
         self._rounds = rounds
         self._columns = columns
         self._next = 0  # the round whose chunks are inserted next
+        self._inserted = [
+            [0, 0] for _ in range(rounds.n_actors)
+        ]  # env steps and episodes by actor, before that round
         # Of rounds that an earlier launch has begun: env steps by actor.
         self._earlier: dict[int, list[int]] = {}
         self._under_way: list[list[Items]] = [[] for _ in range(rounds.n_actors)]
@@ -78,7 +81,7 @@ class LockstepManager(ActorManager):
         Raises ActorLostError where one is lost meanwhile. Not whole: the number of the round to come.
         """
         if not whole:
-            begun = {"next": self._next, "env_steps": self._before_next()}
+            begun = {"next": self._next, "env_steps": self._before_next(), "inserted": self._counts()}
             return joined({"rounds": State({}, begun)})
         self._await_rounds()
         for slot in self._slots:
@@ -99,10 +102,14 @@ class LockstepManager(ActorManager):
         actors = range(self._rounds.n_actors)
         return {
             "next": self._next,
+            "inserted": self._counts(),
             "publications": self._publications,
             "begun": [[self._env_steps(round_, actor) for actor in actors] for round_ in begun],
             "env_steps": self._rounds.before(begun.stop),
         }
+
+    def _counts(self) -> list[list[int]]:
+        return [list(pair) for pair in self._inserted]
 
     def _before_next(self) -> int:
         """Env steps of all rounds before the next. Those that an earlier launch had begun are counted by themselves."""
@@ -119,8 +126,10 @@ class LockstepManager(ActorManager):
             return ActorStat(actor), None
         if f"actor{actor}" not in state.values:
             # From the round that comes next; its number makes the seeds new.
-            counts = {"round": self._next, "env_steps": 0, "episodes": 0}
-            return ActorStat(actor, self._next + 1), joined({"counts": State({}, counts)})
+            env_steps, episodes = self._inserted[actor]
+            counts = {"round": self._next, "env_steps": env_steps, "episodes": episodes}
+            stat = ActorStat(actor, self._next + 1, env_steps, episodes, env_steps_before=env_steps)
+            return stat, joined({"counts": State({}, counts)})
         own = section(state, f"actor{actor}")
         counts = section(own, "counts").values
         require(counts, ("round", "incarnation", "env_steps", "episodes"), f"actor {actor}")
@@ -140,6 +149,8 @@ class LockstepManager(ActorManager):
         require(rounds, ("next", "env_steps"), "the rounds")
         self._next = count(rounds["next"], "the next round")
         env_steps = count(rounds["env_steps"], "the env steps of the rounds")
+        if "inserted" in rounds:  # not in what was saved before it was counted
+            self._inserted = self._read_inserted(rounds["inserted"])
         if "publications" not in rounds:
             self._count_from(self._next, env_steps)
             return model_number(self._next) - 1
@@ -156,6 +167,12 @@ class LockstepManager(ActorManager):
         if sum(map(len, self._whole)) != len(chunks.values):
             raise UnfitStateError("there are chunks of rounds that have not begun")
         return publications - 1
+
+    def _read_inserted(self, inserted: Any) -> list[list[int]]:
+        return [
+            [count(n, "what an actor has done") for n in listed(pair, "what an actor has done", 2)]
+            for pair in listed(inserted, "what the actors have done", self._rounds.n_actors)
+        ]
 
     def _read_begun(self, begun: Any, stop: int) -> dict[int, list[int]]:
         """Env steps by actor of each round that has begun. stop: the first that has not."""
@@ -216,7 +233,11 @@ class LockstepManager(ActorManager):
         return all(self._whole[actor] for actor in waiting) and (bool(waiting) or round_ in self._earlier)
 
     def _take_round(self, round_: int) -> list[Chunk]:
-        return [self._whole[actor].popleft() for actor in self._expected(round_)]
+        chunks = [self._whole[actor].popleft() for actor in self._expected(round_)]
+        for chunk in chunks:
+            self._inserted[chunk.actor][0] += chunk.env_steps
+            self._inserted[chunk.actor][1] += int(np.count_nonzero(chunk.items["episode_length"]))
+        return chunks
 
     def _await_rounds(self) -> None:
         """Return when every round that may have begun has arrived as a whole."""

@@ -13,6 +13,7 @@ from border_cli.actors.manager import ActorManager
 from border_cli.actors.slot import ActorSlot
 from border_cli.cli.train import main
 from border_cli.core.errors import ExitCode
+from border_cli.recorders.jsonl import JsonlRecorder
 from border_cli.replay.uniform import UniformReplayBuffer
 from tests.fakes import counting_actors
 from tests.faults.actors import audit, running  # noqa: F401 - audit is a fixture
@@ -72,3 +73,20 @@ def test_d8_a_replay_that_raises_leaves_a_state_that_is_gone_on_from(
     assert len(verified_checkpoints(run)) == 1
     assert main([f"resume={run.path}"]) == 0
     assert run.counts[0] == 200
+
+
+def test_d8_what_each_actor_has_done_is_known_after_a_launch_that_failed(workplace: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            JsonlRecorder, "write", and_raises(JsonlRecorder.write, lambda _, record: record.opt_steps > 30)
+        )
+        words = ("n_actors=2", "trainer.lockstep=true", "trainer.max_opts=60", "trainer.record_interval=10")
+        assert main(tiny(*words)) == ExitCode.DEFECT
+    run = Run(Path("runs/latest").resolve())
+    assert main([f"resume={run.path}"]) == 0
+    actors, (opt_steps, env_steps) = run.summary["actors"], run.counts
+    assert opt_steps == 60
+    assert (
+        sum(actor["env_steps"] for actor in actors) >= env_steps
+    )  # with those of the rounds under way at the end
+    assert all(actor["env_steps"] - actor["env_steps_before"] < env_steps / 2 for actor in actors)

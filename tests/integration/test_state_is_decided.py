@@ -80,7 +80,7 @@ STATE = {
     "EnvGuard": "_episode _in_a_row _leaves _taken dropped",
     "NStepProcessor": "_streams",
     # Of actors in processes, whose states are asked for over their pipes.
-    "LockstepManager": "_earlier _models _next _rounds _slots _vacant _whole",
+    "LockstepManager": "_earlier _inserted _models _next _rounds _slots _vacant _whole",
     "ActorSlot": "_counts _state",
     "LockstepActor": "_episodes _policy _round _sampler env_steps",
     "DqnPolicy": "_rng",
@@ -124,12 +124,12 @@ FOLLOWS = {
     "Saving": "_failures _left_out saved_at",  # of this launch's disk; the opt step that is gone on from
     "Skipping": "_in_series _telling",  # what was told
     "RatioLimiter": "_present credits",  # given anew to whoever is there
-    "Telemetry": "_began _collect_ms _excluded_s _failed_saves _last _next_refresh _opt_ms _recent_lags _save_ms _window"
-    " blocked_s",  # the clock, and the recent past
+    "Telemetry": "_began _launched _collect_ms _excluded_s _failed_saves _last _next_refresh _opt_ms _recent_lags _save_ms"
+    " _window blocked_s",  # the clock, and the recent past
     "DqnAgent": "_batch _evaluation_rng _exploring _networks _q_values _tensor_batch",  # rooms; made anew in evaluations
     "UniformReplayBuffer": "_drawn _ready",  # drawn again; counted again
     "InThreadSource": "_announced _credit _started",  # told by the loop; the clock
-    "ResumableSampler": "env_steps exact phase",  # of this launch
+    "ResumableSampler": "env_steps exact fault phase",  # of this launch
     "GuardedEnv": "_times",  # the tape
     "GymEnv": "_envs",  # the tape
     "EnvGuard": "_again _floats _is_finite _step obs",  # the tape; only while it is played; rooms
@@ -137,7 +137,8 @@ FOLLOWS = {
     "LockstepManager": "_absent _board _first_cause _known_exceptions _left_over _lost _news _news_due _stopped"
     " _supervisors _told_absent"  # of this launch's processes
     " _under_way",  # nothing: all rounds that have begun are whole when a state is taken
-    "ActorSlot": "_earlier_episodes _failed _final _killed _line _mended _ring _state_pieces _worker ready sent_state",
+    "ActorSlot": "_earlier_episodes _failed _final _killed _line _mended _ring _sequence _state_pieces"
+    " _worker ready sent_state",
     "LockstepActor": "_held _line _models _proxy _version",  # the model that the round is due is taken again
     "ReplayBufferProxy": "_pending _ring _sequence _since_ns _version pending_env_steps",  # handed over in each round
     "DqnPolicy": "_evaluation_rng _exploring _q_values _weights version",  # the model
