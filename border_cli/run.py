@@ -66,7 +66,8 @@ def train(
 ) -> JobResult:
     """The run. Raises BorderError when it failed and Interrupted when it was asked to stop; both are in summary.json.
 
-    run_dir: held by whoever calls this (`claimed`, or `locked` where a run goes on) · resumed: what to go on from.
+    run_dir: with the configuration in it, and held by whoever calls this (`claimed`, or `locked` where a run goes on) ·
+    resumed: what to go on from.
     """
     import torch
 
@@ -99,6 +100,7 @@ def train_async(config: TrainConfig, run_dir: Path | str) -> JobResult:
     env = config.env.id or str(config.env.entry_point)
     launch = Launch([], agent=config.agent.type, env=env, command="train_async")
     with directory.claimed(Path(run_dir)) as path:
+        directory.write_config(path, config)
         return train(config, spec, path, launch)
 
 
@@ -137,7 +139,8 @@ class _Run:
         if self._summary is not None:
             return
         config, launch, before = self._config, self._launch, self._resumed
-        directory.write_config(self._dir, config)
+        if self._goes_on:
+            directory.write_config(self._dir, config)
         run_id = provenance.record_launch(self._dir, launch.argv, config.seed, launch.command)
         trust.remember(run_id, trust.code_of(config.plugins, config.env))
         saved = None if before.path is None else (before.opt_steps, before.seconds)

@@ -166,8 +166,11 @@ class _Sweep:
 
         state = HydraConfig.get()
         launch = _launch(self._argv, typed, dict(state.runtime.choices), config)
-        with directory.claimed(Path(state.runtime.output_dir)) as run_dir, StopFlag() as stop:
-            return _train(config, preflight(config, stop, run_dir), run_dir, launch, stop)
+        run_dir = Path(state.runtime.output_dir)
+        with StopFlag() as stop:
+            spec = preflight(config, stop, run_dir)
+            with directory.claimed(run_dir) as held:
+                return _train(config, spec, held, launch, stop)
 
 
 def _as_exception(error: Exception | SystemExit) -> Exception:
@@ -192,6 +195,7 @@ def _train(
 ) -> tuple[ExitCode, float]:
     from border_cli.run import train
 
+    directory.write_config(run_dir, config)
     result = train(config, spec, run_dir, launch, stop)
     return result.code, math.nan if result.score is None else result.score
 

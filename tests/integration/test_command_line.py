@@ -83,7 +83,7 @@ def test_help_is_a_page_for_a_person(capsys):
     assert main(["--help"]) == 0
     page = capsys.readouterr().out
     assert "acrobot, cartpole, gym, lunarlander, mountaincar" in page
-    assert page.count("\n  border-train ") == 6  # the form and five examples
+    assert page.count("\n  border-train ") == 7  # the form and five examples
     for words in ("trainer.opt_interval", "[env steps] env steps per opt step", "--multirun", "dqn_cartpole"):
         assert words in page
 
