@@ -74,9 +74,8 @@ def start_process(target: Callable[..., None], args: tuple[Any, ...], name: str)
         process = _started(target, args, name)
     except OSError as error:
         raise resource_error(error, f"starting {name}") from error
-    except (
-        EOFError
-    ) as error:  # the forkserver could not fork, and ended over it; the next start brings another one
+    except EOFError as error:
+        # The forkserver could not fork, and ended over it; the next start brings another one.
         raise resource_error(OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)), f"starting {name}") from error
     _SURVIVORS.add(process)
     return process
@@ -192,10 +191,9 @@ def _mend_start_method() -> None:
 
 
 def _ensure_forkserver() -> None:
-    # The tracker first: starting it unblocks signals, which have to stay blocked until they are ignored.
-    with (
-        _signals_blocked()
-    ):  # it deals with SIGINT and SIGTERM; SIGUSR1, which would end it, stays blocked there
+    # The tracker first: starting it unblocks signals, which have to stay blocked until they are ignored. It deals with
+    # SIGINT and SIGTERM itself; SIGUSR1, which would end it, stays blocked there.
+    with _signals_blocked():
         resource_tracker.ensure_running()
     with _child_environment(), _signals_blocked():
         forkserver.ensure_running()
