@@ -202,7 +202,7 @@ def test_c7_an_old_checkpoint_that_cannot_be_removed_is_a_warning(
 def test_c7_a_summary_that_cannot_be_written_is_a_warning(
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refusing(summary: Summary, opt_steps: int, seconds: float) -> None:
+    def refusing(summary: Summary, *_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(Summary, "saved", refusing)
