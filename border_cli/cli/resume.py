@@ -95,8 +95,8 @@ def _run(
     with StopFlag() as stop, locked(run_dir):
         check_provenance(run_dir)
         spec = preflight(config, stop, run_dir, goes_on=bool(list_steps(run_dir / CHECKPOINTS)))
-        check_spec(run_dir, spec)
         resumed = read_resumed(run_dir, config, wanted, parts.buffer_bytes(config, spec))
+        check_spec(resumed, spec)
         return int(train(config, spec, run_dir, launch, stop, resumed).code)
 
 

@@ -176,22 +176,13 @@ def _counts(state: RunState) -> tuple[int, int]:
     return opt_steps, env_steps
 
 
-def check_spec(run_dir: Path, spec: EnvSpec) -> None:
-    """Raise UsageError where the environment is not the one that the run was trained in.
-
-    Of a damaged checkpoint nothing is said: that is for `read_resumed`, whose limits on a replay depend on these spaces.
-    """
-    for path in store.list_steps(run_dir / CHECKPOINTS):
-        try:
-            saved = read_model(path).description.spec
-        except store.InvalidCheckpointError:
-            continue
-        if saved != spec:
-            raise UsageError(
-                f"resume: the spaces of the environment are not those of {path.name}\n"
-                "allowed: the environment as it was, or a new run"
-            )
-        return
+def check_spec(resumed: Resumed, spec: EnvSpec) -> None:
+    """Raise UsageError where the environment is not the one that the checkpoint was trained in."""
+    if resumed.path is not None and read_model(resumed.path).description.spec != spec:
+        raise UsageError(
+            f"resume: the spaces of the environment are not those of {resumed.path.name}\n"
+            "allowed: the environment as it was, or a new run"
+        )
 
 
 def unfit(path: Path, error: ValueError) -> store.InvalidCheckpointError:
