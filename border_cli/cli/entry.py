@@ -13,6 +13,7 @@ _INTERRUPTED = 130  # core.errors.ExitCode.SIGINT, whose import is one of those
 
 def train() -> int:
     """`border-train`. Returns the exit code."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until there is a run that can be saved
     with _ended_by_sigint():
         from border_cli.cli.train import main
     return main()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import gc
-import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -33,7 +32,6 @@ def main(argv: list[str] | None = None) -> int:
     if argv is None:
         open_missing_streams()
         atexit.register(gc.freeze)  # looking for garbage among what torch has imported takes half a second
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until there is a run that can be saved
     try:
         return _dispatch(words)
     except Interrupted as e:

@@ -69,7 +69,12 @@ class Started:
     def end_well(self) -> None:
         """Raises AssertionError unless it ends with 0."""
         code = self.end()
-        assert code == 0, f"exit code {code}: {self._errors.read_text()[-1500:]}"
+        assert code == 0, f"exit code {code}: {self.errors}"
+
+    @property
+    def errors(self) -> str:
+        """The end of what it wrote to stderr."""
+        return self._errors.read_text()[-1500:]
 
 
 def _as_from_a_terminal() -> None:

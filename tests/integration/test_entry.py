@@ -17,7 +17,7 @@ from border_cli.cli import entry
 class Interrupt:
     def find_spec(self, name, path=None, target=None):
         if name == "border_cli.core.errors":
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), {number})
 
 sys.meta_path.insert(0, Interrupt())
 sys.argv = ["command", "--version"]
@@ -38,10 +38,18 @@ def test_an_interrupt_that_is_to_be_ignored_is_ignored(command: str) -> None:
     assert done.stdout.startswith("border-cli ")
 
 
-def ended(command: str, disposition: signal.Handlers) -> subprocess.CompletedProcess[str]:
-    """The command, given a SIGINT in the middle of its imports. disposition: of SIGINT, as its parent has left it."""
+def test_d4_nobody_can_save_yet_while_it_is_imported() -> None:
+    done = ended("train", signal.SIG_DFL, signal.SIGUSR1)
+    assert done.returncode == 0
+    assert done.stdout.startswith("border-cli ")
+
+
+def ended(
+    command: str, disposition: signal.Handlers, number: signal.Signals = signal.SIGINT
+) -> subprocess.CompletedProcess[str]:
+    """The command, given a signal in the middle of its imports. disposition: of SIGINT, as its parent has left it."""
     return subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(command=command)],
+        [sys.executable, "-c", PROGRAM.format(command=command, number=int(number))],
         preexec_fn=lambda: signal.signal(signal.SIGINT, disposition),
         capture_output=True,
         text=True,
