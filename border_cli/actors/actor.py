@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-import numpy as np
-
 from border_cli.actors.board import ActorLine, ActorState
 from border_cli.actors.place import Place
 from border_cli.actors.proxy import ReplayBufferProxy
 from border_cli.actors.sampler import Sampler
 from border_cli.actors.waiting import Waiter
+from border_cli.core.items import count_episodes
 from border_cli.core.protocols import ActorStat, ModelInfo, SyncModel
 from border_cli.runtime.clock import SYSTEM_CLOCK, Clock
 
@@ -61,7 +60,7 @@ class ActorLoop:
         items = self._sampler.sample(env_ix, known)
         taken = self._sampler.env_steps - before  # fewer where an environment raised and was mended
         self.env_steps += taken
-        self._episodes += int(np.count_nonzero(items["episode_length"]))
+        self._episodes += count_episodes(items)
         self._proxy.push(items, taken, self._version)
 
     @property

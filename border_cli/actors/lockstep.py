@@ -20,7 +20,7 @@ from border_cli.actors.place import ActorSpec
 from border_cli.actors.rounds import LOCKSTEP_SLOTS, Rounds, model_number
 from border_cli.config.schema import ActorManagerConfig
 from border_cli.core.errors import ActorLostError, UnfitStateError
-from border_cli.core.items import Chunk, Column, Items, empty_items
+from border_cli.core.items import Chunk, Column, Items, count_episodes, empty_items
 from border_cli.core.protocols import ActorStat, ModelInfo, StopCheck
 from border_cli.core.state import State, check_arrays, count, joined, listed, require, section
 from border_cli.runtime.clock import Backoff, Deadline
@@ -44,9 +44,8 @@ class LockstepManager(ActorManager):
         self._rounds = rounds
         self._columns = columns
         self._next = 0  # the round whose chunks are inserted next
-        self._inserted = [
-            [0, 0] for _ in range(rounds.n_actors)
-        ]  # env steps and episodes by actor, before that round
+        # Env steps and episodes by actor, before that round.
+        self._inserted = [[0, 0] for _ in range(rounds.n_actors)]
         # Of rounds that an earlier launch has begun: env steps by actor.
         self._earlier: dict[int, list[int]] = {}
         self._under_way: list[list[Items]] = [[] for _ in range(rounds.n_actors)]
@@ -236,7 +235,7 @@ class LockstepManager(ActorManager):
         chunks = [self._whole[actor].popleft() for actor in self._expected(round_)]
         for chunk in chunks:
             self._inserted[chunk.actor][0] += chunk.env_steps
-            self._inserted[chunk.actor][1] += int(np.count_nonzero(chunk.items["episode_length"]))
+            self._inserted[chunk.actor][1] += count_episodes(chunk.items)
         return chunks
 
     def _await_rounds(self) -> None:

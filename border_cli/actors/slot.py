@@ -12,14 +12,12 @@ from dataclasses import dataclass, replace
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 
-import numpy as np
-
 from border_cli.actors.board import ActorState, Board
 from border_cli.actors.messages import Failed, Finished, Mended, Ready, SendState, StatePiece
 from border_cli.actors.place import ActorSpec
 from border_cli.actors.process import ActorLinks, Order, actor_main
 from border_cli.core.errors import ActorLostError, UnfitStateError
-from border_cli.core.items import Chunk, Column
+from border_cli.core.items import Chunk, Column, count_episodes
 from border_cli.core.protocols import ActorStat
 from border_cli.core.state import State
 from border_cli.runtime.parcel import Parcel
@@ -153,7 +151,7 @@ class ActorSlot:
                 raise RuntimeError(f"actor {self._actor}: chunk {chunk.sequence} came, not {self._sequence}")
             self._sequence += 1
             self._counts.env_steps += chunk.env_steps
-            self._counts.episodes += int(np.count_nonzero(chunk.items["episode_length"]))
+            self._counts.episodes += count_episodes(chunk.items)
         return chunks
 
     def listen(self) -> bool:

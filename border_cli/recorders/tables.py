@@ -25,7 +25,7 @@ _LEFT = ("", "state", "settings", "run")
 
 @dataclass(frozen=True)
 class RunEnd:
-    """How a run ended, in words, and the share of the whole run that the learner waited (None in sync).
+    """How a run ended, in words, and the share of this launch that the learner waited (None in sync).
 
     next_command: what a person may want to type now.
     """
@@ -68,7 +68,7 @@ def print_tables(console: Console, tables: Sequence[Table]) -> None:
 
 
 def trainer_table(progress: Progress, actors: Sequence[ActorStat], end: RunEnd) -> Table:
-    """One row per figure. Rates and shares are over the whole run, not over its last seconds."""
+    """One row per figure. Rates are over the whole run, shares of waiting over this launch."""
     table = make_table("trainer", "", "value")
     for row in _trainer_rows(progress, actors, end):
         add_row(table, *row)

@@ -33,7 +33,7 @@ class _Sample:
     excluded_s: float
     actors_blocked_s: float
     actors_s: float
-    actors: int
+    actors: int  # those alive
 
 
 class Telemetry:
