@@ -165,7 +165,10 @@ def describe_exit(exitcode: int | None) -> str:
         return "has not ended"
     if exitcode >= 0:
         return f"exited with code {exitcode}"
-    return f"was killed by {signal.Signals(-exitcode).name}"
+    try:
+        return f"was killed by {signal.Signals(-exitcode).name}"
+    except ValueError:  # most real-time signals have no name
+        return f"was killed by signal {-exitcode}"
 
 
 def forkserver_pid() -> int | None:

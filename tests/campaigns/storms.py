@@ -19,6 +19,8 @@ _CODES = (0, 5, 130, 143, -signal.SIGKILL)
 """5: in lockstep an actor was lost."""
 _CODES_BEFORE = (-signal.SIGTERM, -signal.SIGINT, -signal.SIGUSR1)
 """It came before Python had begun with us; there is no run then."""
+_PROBE_KILLED = "while it made the environment"
+"""What is said, with code 2, when the process that looks at the environment is the one that was hit; no run either."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGKILL, signal.SIGSTOP)
 
 
@@ -60,7 +62,8 @@ def _storm(folder: Path, rng: random.Random) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
     code = started.end()
-    before = code in _CODES_BEFORE and not (folder / "runs").exists()
+    before = code in _CODES_BEFORE or (code == 2 and _PROBE_KILLED in started.errors)
+    before = before and not list(folder.glob("runs/[0-9]*/*/config.yaml"))
     assert code in _CODES or before, f"exit code {code}: {started.errors}"
     if not list(folder.glob("runs/[0-9]*/*/summary.json")):
         shutil.rmtree(folder / "runs", ignore_errors=True)

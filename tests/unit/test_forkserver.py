@@ -109,6 +109,7 @@ def test_being_asked_to_stop_ends_the_wait() -> None:
         (0, "exited with code 0"),
         (3, "exited with code 3"),
         (-9, "was killed by SIGKILL"),
+        (-35, "was killed by signal 35"),
         (None, "has not ended"),
     ],
 )
