@@ -30,7 +30,7 @@ from border_cli.core.errors import (
 )
 from border_cli.core.spaces import EnvSpec
 from border_cli.preflight import preflight
-from border_cli.recorders.banner import banner, preset_note
+from border_cli.recorders.banner import banner, preset_note, title
 from border_cli.recorders.outlet import Outlet
 from border_cli.recorders.queued import queued_stdout
 from border_cli.recorders.tables import RunEnd, print_end_tables
@@ -97,8 +97,7 @@ def train_async(config: TrainConfig, run_dir: Path | str) -> JobResult:
     if config.plan:
         raise UsageError("plan=true shows a plan, and train_async trains\nallowed: border-train … plan=true")
     spec = preflight(config, folder=Path(run_dir))
-    env = config.env.id or str(config.env.entry_point)
-    launch = Launch([], agent=config.agent.type, env=env, command="train_async")
+    launch = Launch([], command="train_async")
     with directory.claimed(Path(run_dir)) as path:
         directory.write_config(path, config)
         return train(config, spec, path, launch)
@@ -132,7 +131,7 @@ class _Run:
         self._loop: TrainingLoop | None = None
         self._files: list[TolerantRecorder] = []
         self._console = Console()
-        self._view = build.make_view(config, self._console, f"{launch.agent} on {launch.env}")
+        self._view = build.make_view(config, self._console, title(config))
 
     def _begin(self) -> None:
         """Have the files say that this run is trained now, with this configuration."""

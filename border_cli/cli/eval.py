@@ -85,7 +85,7 @@ def _judge_and_tell(arguments: EvalArguments) -> None:
     _use_one_thread()
     policy = load.make_policy(saved, arguments.seed)
     evaluation, film = _judge(arguments, saved, _with_typed(env, arguments), policy)
-    judged = _Judged(located, env.id or str(env.entry_point), evaluation, summarise(evaluation))
+    judged = _Judged(located, env.name, evaluation, summarise(evaluation))
     show(eval_table(judged.statistics, _facts(arguments, judged)))
     _keep(arguments, judged, film)
 

@@ -50,8 +50,8 @@ def _run_single(
 
     config, choices = composed.config, composed.choices
     spec = preflight(config, stop, composed.run_dir or directory.RUNS)
-    name = directory.run_name(choices["agent"], choices["env"], config.env.id or str(config.env.entry_point))
-    launch = _launch(argv, typed, choices, config)
+    name = directory.run_name(choices["agent"], choices["env"], config.env.name)
+    launch = directory.Launch(list(argv), typed)
     run_dir = composed.run_dir or directory.create_run(name)
     code, failure = ExitCode.DONE, list[Exception]()
 
@@ -165,7 +165,7 @@ class _Sweep:
         from border_cli.preflight import preflight
 
         state = HydraConfig.get()
-        launch = _launch(self._argv, typed, dict(state.runtime.choices), config)
+        launch = directory.Launch(list(self._argv), typed)
         run_dir = Path(state.runtime.output_dir)
         with StopFlag() as stop:
             spec = preflight(config, stop, run_dir)
@@ -180,14 +180,6 @@ def _as_exception(error: Exception | SystemExit) -> Exception:
     defect = RuntimeError(f"SystemExit({error.code!r}) in the middle of the run")
     defect.__cause__ = error
     return defect
-
-
-def _launch(
-    argv: Sequence[str], typed: dict[str, str], choices: dict[str, Any], config: TrainConfig
-) -> directory.Launch:
-    env_id = config.env.id or str(config.env.entry_point)
-    slug = directory.env_slug(choices["env"], env_id)
-    return directory.Launch(list(argv), typed, choices["agent"], slug)
 
 
 def _train(

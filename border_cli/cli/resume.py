@@ -91,7 +91,7 @@ def _run(
 
     wanted = changes(stored, config)
     check_changes(stored, wanted)
-    launch = Launch(list(argv), typed, config.agent.type, config.env.id or str(config.env.entry_point))
+    launch = Launch(list(argv), typed)
     with StopFlag() as stop, locked(run_dir):
         check_provenance(run_dir)
         spec = preflight(config, stop, run_dir, goes_on=bool(list_steps(run_dir / CHECKPOINTS)))

@@ -46,6 +46,11 @@ class EnvConfig:
         choices=("error", "warn"),
     )
 
+    @property
+    def name(self) -> str:
+        """The id, or the import path where there is none."""
+        return self.id or str(self.entry_point)
+
 
 @dataclass
 class BufferConfig:

@@ -69,6 +69,11 @@ def _replay(config: TrainConfig, nbytes: int) -> str:
     return f"{figures.size(nbytes)} for {figures.counted(config.buffer.capacity, 'row')}, {kept}"
 
 
+def title(config: TrainConfig) -> str:
+    """`<agent> on <environment>`."""
+    return f"{config.agent.type} on {config.env.name}"
+
+
 def preset_note(config: TrainConfig) -> str:
     """The preset in use, that there would be one for this environment id, or that there is none."""
     preset = config.preset
@@ -78,7 +83,7 @@ def preset_note(config: TrainConfig) -> str:
     available = presets.preset_for(config.agent.type, config.env.id)
     if available:
         return f"none in use; preset={available} was tuned for {config.env.id}"
-    return f"none for {config.agent.type} on {_environment(config)}: the defaults stand"
+    return f"none for {title(config)}: the defaults stand"
 
 
 def _what(config: TrainConfig) -> str:
@@ -88,13 +93,9 @@ def _what(config: TrainConfig) -> str:
     else:
         each = f" of {figures.counted(envs, 'environment')}" if envs > 1 else ""
         acting = f"{config.trainer.type} with {figures.counted(config.n_actors, 'actor')}{each}"
-    agent, device, seed = config.agent.type, config.device, config.seed
+    device, seed = config.device, config.seed
     bits = "" if is_repeatable(config) else ", not reproducible"
-    return f"{agent} on {_environment(config)}, {acting}, device {device}, seed {seed}{bits}"
-
-
-def _environment(config: TrainConfig) -> str:
-    return config.env.id or str(config.env.entry_point)
+    return f"{title(config)}, {acting}, device {device}, seed {seed}{bits}"
 
 
 def _budget(config: TrainConfig) -> str:

@@ -33,13 +33,11 @@ class Launch:
     """How a run was started: for provenance and the banner.
 
     argv: the words after the command's name · typed: plain key → value as typed, groups included ·
-    agent, env: as in the directory's name · command: what was called.
+    command: what was called.
     """
 
     argv: list[str]
     typed: dict[str, str] = field(default_factory=dict)
-    agent: str = ""
-    env: str = ""
     command: str = "border-train"
 
 

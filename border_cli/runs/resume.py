@@ -112,7 +112,7 @@ def describe(config: TrainConfig, resumed: Resumed) -> str:
     """For the banner: what the run goes on from, what changes, and what is lost by that."""
     if resumed.path is None:
         return "from its beginning: there is no checkpoint yet"
-    words = [f"{resumed.path.name}: {resumed.opt_steps} opt steps, {resumed.env_steps} env steps"]
+    words = [f"{resumed.path.name}: {resumed.opt_steps:,} opt steps, {resumed.env_steps:,} env steps"]
     words += [str(change) for change in resumed.changes]
     if resumed.without_replay:
         words.append("without its replay, so there is a warm-up first")
@@ -260,6 +260,6 @@ def _check_something_left(run_dir: Path, config: TrainConfig, resumed: Resumed) 
     if used or not any(change.key in BUDGETS for change in resumed.changes):
         name, count = used[0] if used else ("max_env_steps", resumed.env_steps)
         raise UsageError(
-            f"{run_dir} is done: {resumed.opt_steps} opt steps, {resumed.env_steps} env steps\n"
+            f"{run_dir} is done: {resumed.opt_steps:,} opt steps, {resumed.env_steps:,} env steps\n"
             f"allowed: a larger budget beside resume, such as trainer.{name}={2 * max(count, 1)}"
         )
