@@ -15,7 +15,7 @@ import border_cli
 from border_cli.checkpoints.contents import SavedModel, read_model
 from border_cli.cli.eval_arguments import HELP, EvalArguments, parse_arguments
 from border_cli.cli.eval_table import eval_table
-from border_cli.cli.output import open_missing_streams, report, show
+from border_cli.cli.output import exit_code, open_missing_streams, show
 from border_cli.config.schema import EnvConfig
 from border_cli.core.errors import ActorLostError, BorderError, ExitCode, Interrupted, UsageError
 from border_cli.core.protocols import ActingPolicy, Evaluation
@@ -53,14 +53,8 @@ def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     if argv is None:
         open_missing_streams()
-    try:
-        return _dispatch(parse_arguments(words))
-    except Interrupted as e:
-        return int(e.code)
-    except KeyboardInterrupt:
-        return int(ExitCode.SIGINT)
-    except Exception as e:  # noqa: BLE001 - the last place where an error can become an exit code
-        return report(e, debug=any(word.lower() == "debug=true" for word in words))
+    debug = any(word.lower() == "debug=true" for word in words)
+    return exit_code(lambda: _dispatch(parse_arguments(words)), debug)
 
 
 def _dispatch(arguments: EvalArguments) -> int:

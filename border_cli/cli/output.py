@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections.abc import Callable
 
-from border_cli.core.errors import ActorLostError, BorderError, ExitCode
+from border_cli.core.errors import ActorLostError, BorderError, ExitCode, Interrupted
 from border_cli.recorders.outlet import printable
 
 MAX_LINES = 3
@@ -38,6 +39,18 @@ def show(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def exit_code(command: Callable[[], int], debug: bool) -> int:
+    """Run a command and return what the shell is to see of its end; an error is said. debug: with its traceback."""
+    try:
+        return command()
+    except Interrupted as e:
+        return int(e.code)
+    except KeyboardInterrupt:
+        return int(ExitCode.SIGINT)
+    except Exception as e:  # noqa: BLE001 - the last place where an error can become an exit code
+        return int(ExitCode.SIGINT) if _broke_off(e) else report(e, debug)
+
+
 def report(error: Exception, debug: bool = False, job: str = "") -> int:
     """Say on stderr what went wrong and return the exit code.
 
@@ -55,6 +68,23 @@ def report(error: Exception, debug: bool = False, job: str = "") -> int:
     sys.stderr.write("\n".join([f"{job}error: {lines[0]}", *lines[1:MAX_LINES]]) + "\n")
     sys.stderr.flush()
     return int(error.code) if isinstance(error, BorderError) else int(ExitCode.DEFECT)
+
+
+def _broke_off(error: BaseException) -> bool:
+    """Whether SIGINT is behind it: a library that was cleaning up after one stumbled over what was half done.
+
+    Whoever makes an error of a KeyboardInterrupt (`raise … from`) means that error.
+    """
+    seen = set[int]()  # an error may be its own cause
+    while id(error) not in seen:
+        seen.add(id(error))
+        behind = error.__cause__ or error.__context__
+        if behind is None:
+            return False
+        if isinstance(behind, KeyboardInterrupt):
+            return error.__cause__ is None
+        error = behind
+    return False
 
 
 def _named(error: Exception) -> str:

@@ -17,13 +17,13 @@ from border_cli.cli.arguments import Arguments, parse_arguments
 from border_cli.cli.compose import Composer
 from border_cli.cli.help import help_page
 from border_cli.cli.jobs import pass_to_hydra, refuse_plan, run_plan, run_single, run_sweep
-from border_cli.cli.output import open_missing_streams, report, show
+from border_cli.cli.output import exit_code, open_missing_streams, show
 from border_cli.config import plugins
 from border_cli.config.convert import to_plain
 from border_cli.config.schema import GROUPS
 from border_cli.config.suggest import nearest, nearest_line
 from border_cli.config.yaml_text import dump
-from border_cli.core.errors import ExitCode, Interrupted, UsageError
+from border_cli.core.errors import ExitCode, UsageError
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -32,14 +32,8 @@ def main(argv: list[str] | None = None) -> int:
     if argv is None:
         open_missing_streams()
         atexit.register(gc.freeze)  # looking for garbage among what torch has imported takes half a second
-    try:
-        return _dispatch(words)
-    except Interrupted as e:
-        return int(e.code)
-    except KeyboardInterrupt:
-        return int(ExitCode.SIGINT)
-    except Exception as e:  # noqa: BLE001 - the last place where an error can become an exit code
-        return report(e, debug=any(word.lstrip("+").lower() == "debug=true" for word in words))
+    debug = any(word.lstrip("+").lower() == "debug=true" for word in words)
+    return exit_code(lambda: _dispatch(words), debug)
 
 
 def _dispatch(argv: Sequence[str]) -> int:

@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 import border_cli
+from border_cli.cli.compose import Composer
 from border_cli.cli.train import main
 from border_cli.core.errors import ActorLostError, ExitCode, Interrupted, NonFiniteError, UsageError
 
@@ -306,7 +307,6 @@ def test_a_run_gets_its_folder_its_configuration_and_its_launch(build, tmp_path)
     }
     assert launch.argv == argv
     assert launch.typed == {"env": "gym", "env.id": "CartPole-v1", "n_actors": "2", "agent.lr": "0.5"}
-    assert (launch.agent, launch.env) == ("dqn", "CartPole-v1")
 
 
 def test_a_typed_folder_is_taken_once(build, tmp_path, capsys):
@@ -331,6 +331,31 @@ def test_how_training_ends_is_the_exit_code(build, capsys, error, code):
     build.fail[0] = error
     assert main([]) == code
     assert "Traceback" not in capsys.readouterr().err
+
+
+def _stumbles():
+    try:
+        raise KeyboardInterrupt
+    finally:
+        raise ValueError("half done")
+
+
+def _makes_an_error_of_it():
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt as e:
+        raise UsageError("the environment raised KeyboardInterrupt") from e
+
+
+@pytest.mark.parametrize(
+    ("composing", "code", "said"), [(_stumbles, 130, False), (_makes_an_error_of_it, 2, True)]
+)
+def test_an_error_over_an_interrupted_composition_is_the_interruption(
+    build, monkeypatch, capsys, composing, code, said
+):
+    monkeypatch.setattr(Composer, "words", lambda _: composing())
+    assert main([]) == code
+    assert bool(capsys.readouterr().err) == said
 
 
 def test_what_an_environment_raised_is_shown(build, capsys):
