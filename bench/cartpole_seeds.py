@@ -33,13 +33,12 @@ PAGE = Path(__file__).parents[1] / "docs" / "results.md"
 
 @dataclass(frozen=True)
 class Cell:
-    """One run. mean: of `best/` over the new episodes · last: score of the run's last evaluation · seconds: in all."""
+    """One run. mean: of `best/` over the new episodes · last: score of the run's last evaluation."""
 
     mean: float
     best_opt_steps: int
     last: float
     env_steps: int
-    seconds: float
 
 
 def main() -> None:
@@ -54,7 +53,7 @@ def main() -> None:
     for seed in seeds:
         for way in WAYS:
             table[way][seed] = cell = _cell(chosen.folder / f"{way.replace('=', '-')}_seed{seed}", way, seed)
-            print(f"{way} seed={seed}: {cell.mean:.1f} ({cell.seconds:.0f} s)", flush=True)
+            print(f"{way} seed={seed}: {cell.mean:.1f}", flush=True)
     text = f"{_by_seed(table)}\n\n{_in_all(table)}"
     print(text)
     write_between_marks(chosen.page, f"\n{machine()}.\n\n{text}\n")
@@ -75,7 +74,6 @@ def _cell(run_dir: Path, way: str, seed: int) -> Cell:
         best_opt_steps=evaluation["opt_steps"],
         last=summary["last_score"]["mean"],
         env_steps=summary["counters"]["env_steps"],
-        seconds=summary["seconds"],
     )
 
 
@@ -104,7 +102,6 @@ def _in_all(table: dict[str, dict[int, Cell]]) -> str:
         "least",
         "last, mean and 95% interval",
         "env steps",
-        "seconds per run (median)",
     ]
     rows = []
     for way, cells in table.items():
@@ -117,7 +114,6 @@ def _in_all(table: dict[str, dict[int, Cell]]) -> str:
                 f"{min(means):.1f}",
                 _with_interval([cell.last for cell in cells.values()]),
                 f"{max(cell.env_steps for cell in cells.values()):,}",
-                f"{statistics.median(cell.seconds for cell in cells.values()):.0f}",
             ]
         )
     return markdown(head, rows)
