@@ -21,7 +21,7 @@ def main() -> int:
         "campaign", choices=["kills", "kills-lockstep", "kills-full", "storms", "soak", "times"]
     )
     parser.add_argument("--runs", type=int, default=50)
-    parser.add_argument("--first", type=int, default=0, help="of the storms: to have one of them again")
+    parser.add_argument("--first", type=int, default=0, help="of storms and kills: to have one of them again")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--opt-steps", type=int, default=3000)
     parser.add_argument("--minutes", type=int, default=30)
@@ -37,7 +37,7 @@ def main() -> int:
         case "kills-full":
             failed = full_kills(words.runs, words.seed)
         case kind:
-            failed = kills(words.runs, words.seed, kind == "kills-lockstep", words.opt_steps)
+            failed = kills(words.runs, words.seed, kind == "kills-lockstep", words.opt_steps, words.first)
     say(f"{words.campaign}: {failed} failed")
     return int(failed > 0)
 

@@ -23,8 +23,8 @@ from tests.real_runs import Run
 FULL = ("agent=dqn", "env=cartpole", "n_actors=2", "recorder.console=none", "resume=auto")
 
 
-def kills(runs: int, seed: int, lockstep: bool, opt_steps: int) -> int:
-    """How many runs failed."""
+def kills(runs: int, seed: int, lockstep: bool, opt_steps: int, first: int = 0) -> int:
+    """How many runs failed. first: number of the first one, to have one of them again."""
     words = [
         *SHORT,
         "n_actors=2",
@@ -43,7 +43,7 @@ def kills(runs: int, seed: int, lockstep: bool, opt_steps: int) -> int:
         whole = only_run(root / "whole")
         check_whole(whole, opt_steps)
         failed = 0
-        for i in range(runs):
+        for i in range(first, first + runs):
             rng = random.Random(f"{seed} {i}")
             at = rng.uniform(0, 0.85 * seconds), rng.uniform(0, 0.85 * seconds)
             error = attempt(_killed_twice, root / str(i), words, at, opt_steps, whole if lockstep else None)
@@ -118,13 +118,22 @@ def _check_readable(folder: Path) -> None:
 
 
 def _killed(folder: Path, words: Sequence[str], at: float) -> bool:
-    """Whether the whole group was killed after so long [s]; False if the run was done before."""
+    """Whether the whole group was killed after so long [s]; False if the run was done before.
+
+    It may be done and not have ended yet: the same command would begin another one.
+    """
     victim = Started(folder, words)
     with contextlib.suppress(subprocess.TimeoutExpired):
         victim.process.wait(at)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(victim.process.pid, signal.SIGKILL)
-    return victim.end() != 0
+    ended = victim.end() == 0
+    done = [
+        path
+        for path in folder.glob("runs/[0-9]*/*/summary.json")
+        if Run(path.parent).summary["status"] == "done"
+    ]
+    return not ended and not done
 
 
 def _check_same_bits(run: Run, whole: Run) -> None:
