@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from border_cli.evaluation.statistics import mean_interval
-from tests.campaigns.started import SHORT, Started, attempt, check_whole, only_run, say
+from tests.campaigns.started import SHORT, Started, attempt, check_whole, is_done, only_run, say
 from tests.interrupted import value_records
 from tests.real_runs import Run
 
@@ -128,12 +128,7 @@ def _killed(folder: Path, words: Sequence[str], at: float) -> bool:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(victim.process.pid, signal.SIGKILL)
     ended = victim.end() == 0
-    done = [
-        path
-        for path in folder.glob("runs/[0-9]*/*/summary.json")
-        if Run(path.parent).summary["status"] == "done"
-    ]
-    return not ended and not done
+    return not ended and not is_done(folder)
 
 
 def _check_same_bits(run: Run, whole: Run) -> None:

@@ -88,6 +88,12 @@ def only_run(folder: Path) -> Run:
     return found[0]
 
 
+def is_done(folder: Path) -> bool:
+    """Whether a run there is done, even if its process was killed before it had ended."""
+    found = folder.glob("runs/[0-9]*/*/summary.json")
+    return any(Run(path.parent).summary["status"] == "done" for path in found)
+
+
 def check_whole(run: Run, opt_steps: int) -> None:
     """It is done, its checkpoints verify, and every step of every curve is there once."""
     summary = run.summary

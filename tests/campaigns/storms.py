@@ -11,9 +11,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from tests.campaigns.started import SHORT, Started, attempt, check_whole, only_run, say
+from tests.campaigns.started import SHORT, Started, attempt, check_whole, is_done, only_run, say
 from tests.faults.processes import processes
-from tests.real_runs import Run
 
 _CODES = (0, 5, 130, 143, -signal.SIGKILL)
 """5: in lockstep an actor was lost."""
@@ -67,8 +66,7 @@ def _storm(folder: Path, rng: random.Random) -> None:
     assert code in _CODES or before, f"exit code {code}: {started.errors}"
     if not list(folder.glob("runs/[0-9]*/*/summary.json")):
         shutil.rmtree(folder / "runs", ignore_errors=True)
-    done = [Run(path.parent) for path in folder.glob("runs/[0-9]*/*/summary.json")]
-    if not any(run.summary["status"] == "done" for run in done):
+    if not is_done(folder):
         Started(folder, words).end_well()
     check_whole(only_run(folder), 1500)
 
