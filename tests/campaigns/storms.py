@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.campaigns.started import SHORT, Started, attempt, check_whole, is_done, only_run, say
@@ -50,20 +51,14 @@ def _storm(folder: Path, rng: random.Random) -> None:
         rng.choice(["evaluator=inline", "evaluator=process"]),
     ]
     started = Started(folder, words)
-    frozen: list[int] = []
-    for _ in range(rng.randint(1, 4)):
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            started.process.wait(rng.uniform(0.0, 2.5))
-        if started.process.poll() is not None:
-            break
-        _strike(started.process.pid, rng, frozen)
-    for pid in frozen:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
+    strikes = _strike_often(started, rng)
     code = started.end()
     before = code in _CODES_BEFORE or (code == 2 and _PROBE_KILLED in started.errors)
     before = before and not list(folder.glob("runs/[0-9]*/*/config.yaml"))
-    assert code in _CODES or before, f"exit code {code}: {started.errors}"
+    expected = (
+        code in _CODES or before or (code == -signal.SIGINT and _is_second(strikes, started.process.pid))
+    )
+    assert expected, f"exit code {code} after {strikes}: {started.errors}"
     if not list(folder.glob("runs/[0-9]*/*/summary.json")):
         shutil.rmtree(folder / "runs", ignore_errors=True)
     if not is_done(folder):
@@ -71,16 +66,44 @@ def _storm(folder: Path, rng: random.Random) -> None:
     check_whole(only_run(folder), 1500)
 
 
-def _strike(main: int, rng: random.Random, frozen: list[int]) -> None:
+@dataclass(frozen=True)
+class _Strike:
+    """A signal to a process, or to the group of `pid`."""
+
+    signal: signal.Signals
+    pid: int
+    group: bool
+
+
+def _strike_often(started: Started, rng: random.Random) -> list[_Strike]:
+    """What was sent until the run had ended or enough was sent. Nothing stays stopped."""
+    strikes: list[_Strike] = []
+    for _ in range(rng.randint(1, 4)):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            started.process.wait(rng.uniform(0.0, 2.5))
+        if started.process.poll() is not None:
+            break
+        strikes.append(_strike(started.process.pid, rng))
+    for strike in strikes:
+        if strike.signal == signal.SIGSTOP:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(strike.pid, signal.SIGCONT)
+    return strikes
+
+
+def _strike(main: int, rng: random.Random) -> _Strike:
     number = rng.choice(SIGNALS)
     target = rng.choice(["main", "group", "any"])
     members = sorted(processes(session=main))
     pid = main if target != "any" or not members else rng.choice(members)
+    group = target == "group" and number != signal.SIGSTOP
     with contextlib.suppress(ProcessLookupError):
-        if number == signal.SIGSTOP:
-            os.kill(pid, number)
-            frozen.append(pid)
-        elif target == "group":
-            os.killpg(main, number)
-        else:
-            os.kill(pid, number)
+        (os.killpg if group else os.kill)(pid, number)
+    return _Strike(number, pid, group)
+
+
+def _is_second(strikes: list[_Strike], main: int) -> bool:
+    """Whether the command was asked to end, and then SIGINT came: that ends it at once, by the signal."""
+    asked = [strike.signal for strike in strikes if strike.pid == main]
+    ending = [i for i, number in enumerate(asked) if number in (signal.SIGINT, signal.SIGTERM)]
+    return bool(ending) and signal.SIGINT in asked[ending[0] + 1 :]
