@@ -318,6 +318,7 @@ def read_all(queue: SimpleQueue[bytes]) -> None:
 def test_a3_all_die_at_once_and_come_back() -> None:
     with running(counting_actors(lengths=LENGTHS), n_actors=3, **QUICK) as manager:
         learner = Learner(manager, 3)
+        learner.until(300)
         for actor in range(3):
             learner.until_back(actor, 0)  # else one that has not been heard of may die with the others
         for pid in manager.pids():
