@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: install train eval test check unit integration faults test-faults-full learning bench results screen clean
+.PHONY: install train eval test check unit integration faults test-full test-faults-full learning bench results readme screen clean
 
 install: $(VENV)/.stamp
 
@@ -31,13 +31,17 @@ check: install
 	$(BIN)/lint-imports
 
 unit: install
-	$(BIN)/python -m pytest tests/unit tests/contract $(ARGS)
+	$(BIN)/python -m pytest tests/unit tests/contract -n 2 $(ARGS)
 
 integration: install
 	$(BIN)/python -m pytest tests/integration -n 2 $(ARGS)
 
 faults: install
 	$(BIN)/python -m pytest tests/faults -n 3 $(ARGS)
+
+# test-full: every agent in every environment, and every preset; about ten minutes
+test-full: install
+	FAULTS_FULL=1 $(BIN)/python -m pytest tests/integration/test_every_agent_in_every_env.py tests/integration/test_presets_run.py -n 2 $(ARGS)
 
 # test-faults-full: every row with full counts, every cell of lockstep stopped ten times, then long campaigns of kills,
 # storms and a soak; some hours
@@ -51,14 +55,18 @@ test-faults-full: install
 	$(BIN)/python -m tests.campaigns soak
 
 learning: install
-	$(BIN)/python -m pytest tests/learning $(ARGS)
+	$(BIN)/python -m pytest tests/learning -n 2 $(ARGS)
 
 bench: install
 	$(BIN)/python -m bench.speed $(ARGS)
 
-# results: ten seeds of each of the four ways to train CartPole, about forty minutes; writes docs/results.md
+# results: the runs of bench/table_of_runs.py, one after the other, some hours; goes on where it was; writes docs/results.md
 results: install
-	$(BIN)/python -m bench.cartpole_seeds $(ARGS)
+	$(BIN)/python -m bench.results $(ARGS)
+
+# readme: the table of agents and environments in README.md
+readme: install
+	$(BIN)/python -m bench.readme_table
 
 # screen: a short real run, and its screen as docs/screen.svg
 screen: install

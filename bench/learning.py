@@ -50,8 +50,10 @@ def bare_update_rate() -> float:
     """Opt steps/s of DQN's update alone: one thread, one batch that stays, no replay, no actors."""
     import torch
 
+    from border_cli.agents.batches import TensorBatch
     from border_cli.agents.dqn.config import DqnConfig
-    from border_cli.agents.dqn.loss import DqnNetworks, DqnState, TensorBatch, opt_step, update_target
+    from border_cli.agents.dqn.heads import make_head
+    from border_cli.agents.dqn.loss import DqnNetworks, DqnState, opt_step, update_target
     from border_cli.agents.dqn.network import QNetwork
     from border_cli.agents.flat import FlatModule
     from border_cli.config.schema import EnvConfig
@@ -61,9 +63,9 @@ def bare_update_rate() -> float:
     rng = torch.Generator().manual_seed(0)
     spec = GymEnv(EnvConfig(id="CartPole-v1")).spec
     config = DqnConfig(batch_size=BATCH, hidden=list(HIDDEN))
-    net = FlatModule(QNetwork(spec, config.hidden, rng))
+    net = FlatModule(QNetwork(spec, config, rng))
     state = DqnState.fresh(net.initial())
-    nets = DqnNetworks.over(net, state)
+    nets, head = DqnNetworks.over(net, state), make_head(config)
     batch = TensorBatch(
         obs={"obs": torch.randn(BATCH, 4, generator=rng)},
         action=torch.randint(2, (BATCH,), generator=rng),
@@ -75,7 +77,7 @@ def bare_update_rate() -> float:
 
     def update(n: int) -> None:
         for i in range(1, n + 1):
-            opt_step(nets, config, state, batch)
+            opt_step(nets, head, config, state, batch)
             if i % config.target_interval == 0:
                 update_target(state, config.target_tau)
 

@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 
-def train(run_dir: Path, words: Sequence[str]) -> None:
-    """`border-train WORD…` into run_dir. Raises SystemExit with its output if it fails."""
-    _command("border_cli.cli.train", [*words, f"hydra.run.dir={run_dir}"])
+def train(run_dir: Path, words: Sequence[str], resumes: bool = False) -> None:
+    """`border-train WORD…` into run_dir, or, where it resumes one, as the words say.
+
+    Raises SystemExit with its output if it fails.
+    """
+    _command("border_cli.cli.train", words if resumes else [*words, f"hydra.run.dir={run_dir}"])
 
 
 def judge(run_dir: Path, words: Sequence[str]) -> None:

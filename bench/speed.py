@@ -1,6 +1,6 @@
 """`make bench`: what the program costs beside doing nothing but the work itself.
 
-    python -m bench.speed [--repetitions 5] [--only startup,learning,modes,acting,transport] [--write]
+    python -m bench.speed [--repetitions 5] [--only startup,learning,modes,acting,replay,transport] [--write]
 
 Everything compared is measured in turn within this one run; figures are medians, with least and greatest. `--write`
 puts them into docs/performance.md, which says what bounds each. About fifteen minutes on two cores.
@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import acting, learning, modes, startup, transport
+from bench import acting, learning, modes, replay, startup, transport
 from bench.report import Figure, machine, markdown, write_between_marks
 
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
@@ -24,6 +24,7 @@ _PARTS: dict[str, Callable[[Path, int], list[Figure]]] = {
     "learning": learning.measure,
     "modes": modes.measure,
     "acting": lambda _, repetitions: acting.measure(repetitions),
+    "replay": lambda _, repetitions: replay.measure(repetitions),
     "transport": lambda _, repetitions: transport.measure(repetitions),
 }
 

@@ -146,7 +146,7 @@ def import_agent(config: TrainConfig) -> None:
 
 def check_spec(config: TrainConfig, spec: EnvSpec) -> None:
     """Raise UsageError where the environment's spaces are not for the agent."""
-    AGENTS[config.agent.type].load().check_spec(spec)
+    AGENTS[config.agent.type].load().check_spec(config.agent, spec)
 
 
 def make_buffer(config: TrainConfig, spec: EnvSpec) -> ReplayBuffer:
@@ -174,12 +174,15 @@ def sizes(config: TrainConfig, spec: EnvSpec) -> Sizes:
 
 
 def probe_env(config: EnvConfig, plugins: tuple[str, ...]) -> dict[str, Any]:
-    """Make the environment once, reset it, and describe its spaces. Run in a child."""
+    """Make the environment once, reset it, and describe its spaces and where a mask of its actions is. Run in a child."""
     _import_all(plugins)
     env = GymEnv(config)
     try:
         env.reset(0, seed=0)
-        return env.spec.to_json()
+        mask = config.action_mask
+        if mask == "auto":
+            mask = "info" if env.gives_mask else "none"
+        return {"spec": env.spec.to_json(), "action_mask": mask}
     finally:
         env.close()
 

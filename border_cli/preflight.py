@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from border_cli import parts, room
 from border_cli.checkpoints.contents import read_model
@@ -31,7 +32,7 @@ def preflight(
     room.check_tasks(config)
     forkserver.start_early()  # before this process imports torch
     parts.import_agent(config)  # which does that, while the forkserver does the same: the probe waits for it
-    spec = _probe(config, stop)
+    spec = _settle_mask(config, stop)
     parts.check_spec(config, spec)
     _check_device(config.device)
     sizes = _sizes(config, spec)
@@ -43,10 +44,20 @@ def preflight(
     return spec
 
 
-def _probe(config: TrainConfig, stop: StopFlag | None) -> EnvSpec:
+def _settle_mask(config: TrainConfig, stop: StopFlag | None) -> EnvSpec:
+    """Whether an environment's info says which actions are allowed, where that is left to us; and its spaces."""
+    found = _probe(config, stop)
+    if found["action_mask"] != config.env.action_mask:
+        config.env.action_mask = found["action_mask"]
+        if config.env.action_mask == "info":
+            found = _probe(config, stop)  # the mask is one of its spaces now
+    return EnvSpec.from_json(found["spec"])
+
+
+def _probe(config: TrainConfig, stop: StopFlag | None) -> dict[str, Any]:
     with own_or(stop) as flag:
         try:
-            data = forkserver.run_in_child(
+            data: dict[str, Any] = forkserver.run_in_child(
                 parts.probe_env, (config.env, tuple(config.plugins)), _PROBE_TIMEOUT_S, flag
             )
         except forkserver.ChildStopped as e:
@@ -66,7 +77,7 @@ def _probe(config: TrainConfig, stop: StopFlag | None) -> EnvSpec:
                 f"env: the environment raised when it was made or reset: {e.error_type}: {first}\n"
                 "env.kwargs.… are its arguments; debug=true shows its traceback"
             ) from e
-    return EnvSpec.from_json(data)
+    return data
 
 
 def _sizes(config: TrainConfig, spec: EnvSpec) -> Sizes:

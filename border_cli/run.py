@@ -17,6 +17,7 @@ from border_cli.build import Context
 from border_cli.checkpoints.contents import BEST
 from border_cli.checkpoints.store import InvalidCheckpointError
 from border_cli.config import plan
+from border_cli.config.convert import to_plain
 from border_cli.config.resuming import is_repeatable
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import (
@@ -144,7 +145,7 @@ class _Run:
         trust.remember(run_id, trust.code_of(config.plugins, config.env))
         saved = None if before.path is None else (before.opt_steps, before.seconds)
         exact = before.exact if is_repeatable(config) else None
-        self._summary = Summary.start(self._dir, run_id, saved, exact)
+        self._summary = Summary.start(self._dir, run_id, saved, exact, to_plain(config))
 
     def execute(self) -> JobResult:
         """Train, and say in summary.json how it ended, whatever happens."""

@@ -77,7 +77,10 @@ class WeightPolicy:
         self._weight = np.zeros(1, np.int64)
         self._evaluating = False
 
-    def sample(self, obs: Obs, env_steps: int = 0) -> Array:
+    def begin_episode(self, env_ix: int) -> None:
+        pass
+
+    def sample(self, obs: Obs, env_steps: int = 0, env_ix: Sequence[int] = ()) -> Array:
         return np.repeat(self._weight if self._evaluating else -1000, len(obs["obs"]))
 
     def train(self) -> None:

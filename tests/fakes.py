@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -50,7 +51,10 @@ class NumpyPolicy:
         self.env_steps = deque[int](maxlen=100)  # an actor may live long
         self.training = True
 
-    def sample(self, obs: Obs, env_steps: int = 0) -> Array:
+    def begin_episode(self, env_ix: int) -> None:
+        pass
+
+    def sample(self, obs: Obs, env_steps: int = 0, env_ix: Sequence[int] = ()) -> Array:
         self.env_steps.append(env_steps)
         return (np.arange(len(obs["obs"])) + int(self.weight[0])) % 2
 

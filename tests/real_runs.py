@@ -14,6 +14,7 @@ import pytest
 
 from border_cli.cli.train import main
 from border_cli.config.convert import known_keys
+from border_cli.config.registry import AGENTS
 from border_cli.config.schema import TrainConfig
 from border_cli.recorders.jsonl import read_jsonl
 from border_cli.runs.directory import read_config
@@ -47,8 +48,10 @@ def tiny(*words: str) -> list[str]:
 
 
 def known_to(agent: str, *words: str) -> list[str]:
-    """Those of the words that are groups, or whose key a run of this agent has."""
-    known = known_keys({"agent": {"type": agent}})
+    """Those of the words that are groups, or whose key a run of this agent has and makes use of."""
+    known = known_keys({"agent": {"type": agent}}).keys()
+    if agent in AGENTS:
+        known -= {f"agent.{name}" for name, _ in AGENTS[agent].config().idle()}
     return [word for word in words if "." not in (key := word.partition("=")[0]) or key in known]
 
 

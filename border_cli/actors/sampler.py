@@ -91,6 +91,7 @@ class Sampler:
 
     def _first_reset(self, env_ix: int, seed: int) -> None:
         """Start an episode in an environment that is new; what that raises goes on."""
+        self._policy.begin_episode(env_ix)
         try:
             self._env.reset(env_ix, seed)
         except (Exception, SystemExit) as error:
@@ -103,7 +104,7 @@ class Sampler:
         env_steps: the global count that exploration schedules follow. An environment that raised and was mended
         has taken none; its episode is cut there.
         """
-        return self._step(env_ix, self._policy.sample(self._env.observe(env_ix), env_steps))
+        return self._step(env_ix, self._policy.sample(self._env.observe(env_ix), env_steps, env_ix))
 
     def _step(self, env_ix: Sequence[int], action: Array) -> Items:
         self.phase = "step"
@@ -140,6 +141,7 @@ class Sampler:
     def _begin_episode(self, env_ix: int) -> None:
         self._episodes[env_ix] += 1
         self._times[env_ix] = 0
+        self._policy.begin_episode(env_ix)
         try:
             self._reset(env_ix)
         except (Exception, SystemExit) as error:

@@ -2,41 +2,49 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import torch
 from torch import Tensor
 from torch.optim.adam import adam
 
 
-def adam_step(
-    weights: Tensor,
-    gradient: Tensor,
-    mean: Tensor,
-    variance: Tensor,
-    count: Tensor,
-    lr: float,
-    eps: float,
-    skip: Tensor | None = None,
-) -> None:
-    """One step in place. mean, variance: moments, as long as weights. count: steps so far, a scalar tensor.
+@dataclass
+class Trained:
+    """A vector that Adam changes, and what Adam has to remember of it.
 
-    skip: scalar float32 tensor; where it is 1 everything stays as it is, bit for bit.
+    weights, mean, variance: float32 vectors of one length · count: Adam's steps so far, a scalar float32 tensor.
     """
-    adam(
-        [weights],
-        [gradient],
-        [mean],
-        [variance],
-        [],
-        [count],
-        fused=True,
-        amsgrad=False,
-        beta1=0.9,
-        beta2=0.999,
-        lr=lr,
-        weight_decay=0.0,
-        eps=eps,
-        maximize=False,
-        found_inf=skip,
-    )
+
+    weights: Tensor
+    mean: Tensor
+    variance: Tensor
+    count: Tensor
+
+    @staticmethod
+    def fresh(weights: Tensor) -> Trained:
+        """Before the first step. The weights are used in place."""
+        return Trained(weights, torch.zeros_like(weights), torch.zeros_like(weights), weights.new_zeros(()))
+
+    def step(self, gradient: Tensor, lr: float, eps: float, skip: Tensor | None = None) -> None:
+        """One step in place. skip: scalar float32 tensor; where it is 1 everything stays as it is, bit for bit."""
+        adam(
+            [self.weights],
+            [gradient],
+            [self.mean],
+            [self.variance],
+            [],
+            [self.count],
+            fused=True,
+            amsgrad=False,
+            beta1=0.9,
+            beta2=0.999,
+            lr=lr,
+            weight_decay=0.0,
+            eps=eps,
+            maximize=False,
+            found_inf=skip,
+        )
 
 
 def clip_norm_(gradient: Tensor, max_norm: float | None) -> Tensor:

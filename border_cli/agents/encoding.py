@@ -1,28 +1,40 @@
-"""Observations to network input: one-hot coding, scaling by the space's bounds, flattening. No parameters."""
+"""Observations to network input: convolutions, one-hot coding, scaling by the space's bounds, flattening."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
+from border_cli.agents.images import Convolutions, is_image
 from border_cli.core.spaces import Obs, ObsLeaf, ObsSpec
 
 _SCALED_RANGE = 255
 
 
-class VectorEncoder(nn.Module):
-    """Any observation as one float32 vector per row, of length spec.features.
+class Encoder(nn.Module):
+    """Any observation as one float32 vector per row. features: its length · has_images: whether convolutions have a part.
 
-    Integer boxes whose range is at most 255 are scaled to [0, 1]; others and real-valued ones are left as they are.
+    Images go through convolutions (see `images.py`). Other integer boxes whose range is at most 255 are scaled to [0, 1];
+    what is left, real-valued ones too, is flattened as it is.
     """
 
-    def __init__(self, spec: ObsSpec) -> None:
+    def __init__(self, spec: ObsSpec, channels: Sequence[int], generator: torch.Generator) -> None:
         super().__init__()
-        self._leaves = spec.leaves
+        self._images = [leaf for leaf in spec.leaves if channels and is_image(leaf)]
+        self._vectors = [leaf for leaf in spec.leaves if leaf not in self._images]
+        self.convolutions = nn.ModuleList(Convolutions(leaf, channels, generator) for leaf in self._images)
+        self.has_images = bool(self._images)
+        self.features = sum(leaf.features for leaf in self._vectors) + sum(
+            cast(Convolutions, part).features for part in self.convolutions
+        )
 
     def forward(self, obs: dict[str, Tensor]) -> Tensor:
         """{name: (B, ...)} → (B, features)."""
-        parts = [_encode(leaf, obs[leaf.name]) for leaf in self._leaves]
+        parts = [_encode(leaf, obs[leaf.name]) for leaf in self._vectors]
+        parts += [part(obs[leaf.name]) for leaf, part in zip(self._images, self.convolutions, strict=True)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 

@@ -364,6 +364,12 @@ def _check_leaf(leaf: ObsLeaf) -> None:
         raise ValueError(f"there is no observation of kind {leaf.kind!r}")
     if not all(isinstance(key, str | int) for key in leaf.path):
         raise ValueError(f"the path of {leaf.name} is none")
+    if (
+        not isinstance(leaf.stack, int)
+        or leaf.stack < 1
+        or (leaf.stack > 1 and leaf.shape[:1] != (leaf.stack,))
+    ):
+        raise ValueError(f"{leaf.name} is no stack of {leaf.stack}")
     if not all(isinstance(n, int) for n in (*leaf.categories, *leaf.start)):
         raise ValueError(f"the categories of {leaf.name} are no counts")
 

@@ -26,6 +26,13 @@ def evaluate() -> int:
     return main()
 
 
+def report() -> int:
+    """`border-report`. Returns the exit code."""
+    with _ended_by_sigint():
+        from border_cli.cli.report import main
+    return main()
+
+
 @contextmanager
 def _ended_by_sigint() -> Iterator[None]:
     """Nothing has begun, so that nothing is to be told or kept. One who has SIGINT ignored is left alone."""

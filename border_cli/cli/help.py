@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from border_cli.config.options import OptionInfo
 from border_cli.config.registry import AGENTS
 from border_cli.config.schema import TrainConfig
 
+_WIDTH = 110
 _MOST_USED = (
     "n_actors",
     "seed",
@@ -83,9 +85,14 @@ def help_page(options: Mapping[str, Sequence[str]], agent: str = "dqn") -> str:
 
 
 def _groups(options: Mapping[str, Sequence[str]]) -> str:
-    rows = [(group, ", ".join(options[group]), meaning) for group, meaning in _GROUPS.items()]
-    first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
-    body = [f"  {group:<{first}}  {names:<{second}}  {meaning}" for group, names, meaning in rows]
+    first = max(map(len, _GROUPS))
+    indent = " " * (first + 4)
+    body = []
+    for group, meaning in _GROUPS.items():
+        names = textwrap.wrap(
+            ", ".join(options[group]), _WIDTH, initial_indent=indent, subsequent_indent=indent
+        )
+        body += [f"  {group:<{first}}  {meaning}", *names]
     return "\n".join(["Groups", *body, ""])
 
 

@@ -18,6 +18,7 @@ _DEVICE = re.compile(r"cpu|mps|cuda(:\d+)?")
 def check(config: TrainConfig) -> None:
     """Run every cross-check. Raises UsageError for the first one that fails."""
     for one in (
+        _check_agent,
         _check_environment,
         _check_preset,
         _check_device,
@@ -46,7 +47,10 @@ def apply_typed_budget(config: TrainConfig, typed: Mapping[str, str]) -> None:
 def check_typed(typed: Collection[str]) -> None:
     """Refuse keys that are written by files and must not be typed."""
     for key in typed:
-        if key.startswith("preset."):
+        group, _, name = key.partition(".")
+        if name == "type" and group in ("agent", "buffer"):
+            raise UsageError(f"{key}: belongs to the other values of its file\nallowed: {group}=<name>")
+        if group == "preset" and name:
             raise UsageError(
                 f"{key}: written by preset files, not to be typed\nallowed: preset=<name> or preset=none"
             )
@@ -61,6 +65,13 @@ def check_effect(config: TrainConfig, typed: Collection[str]) -> None:
                 f"allowed: evaluator=process with it"
             )
     _check_no_restarts(config, typed)
+    for group, section in (("agent", config.agent), ("env", config.env)):
+        for name, wanted in section.idle():
+            if f"{group}.{name}" in typed:
+                raise UsageError(
+                    f"{group}.{name} changes nothing with the other values of {group}\n"
+                    f"allowed: {group}.{name} with {group}.{wanted}"
+                )
     for key in ("trainer.sync_interval", "trainer.ratio_tolerance"):
         if key in typed and config.trainer.lockstep:
             raise UsageError(
@@ -134,6 +145,12 @@ _BATCH_STEPS = "batch_size + n_actors·envs_per_actor·(2·n_step - 1)"
 """`batch_steps` as a formula for messages."""
 
 
+def _check_agent(config: TrainConfig) -> None:
+    mistake = config.agent.mistake()
+    if mistake is not None:
+        raise UsageError(mistake)
+
+
 def _check_environment(config: TrainConfig) -> None:
     env = config.env
     if not env.id and not env.entry_point:
@@ -149,8 +166,8 @@ def _check_environment(config: TrainConfig) -> None:
 
 def _check_preset(config: TrainConfig) -> None:
     preset = config.preset
-    if preset.env_id and preset.env_id != config.env.id:
-        other = config.env.id or config.env.entry_point
+    if preset.env_id and preset.env_id != config.env.name:
+        other = config.env.name
         raise UsageError(
             f"preset={preset.name} was tuned for {preset.env_id}, and the environment is {other}\n"
             f"allowed: env=gym env.id=<id> for any other, or preset=none with env.id={other}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 
@@ -42,3 +42,9 @@ def option(
     if isinstance(default, list | dict):
         return field(default_factory=lambda: type(default)(default), metadata={"option": info})
     return field(default=default, metadata={"option": info})
+
+
+def like(cls: type, name: str, default: Any) -> Any:
+    """The field of that name of a dataclass, with another default."""
+    (found,) = (one for one in fields(cls) if one.name == name)
+    return field(default=default, metadata=found.metadata)

@@ -11,8 +11,10 @@ import importlib
 from dataclasses import dataclass
 from typing import Any
 
-from border_cli.agents.dqn.config import DqnConfig
+from border_cli.agents.dqn.config import C51Config, DqnConfig, IqnConfig, QrDqnConfig, RainbowConfig
+from border_cli.agents.sac.config import SacConfig, Td3Config, TqcConfig
 from border_cli.config.schema import AgentConfig, BufferConfig
+from border_cli.replay.config import PrioritizedConfig
 
 
 @dataclass(frozen=True)
@@ -31,8 +33,22 @@ class Entry:
         return importlib.import_module(self.factory)
 
 
-AGENTS: dict[str, Entry] = {"dqn": Entry(DqnConfig, "border_cli.agents.dqn.agent")}
-BUFFERS: dict[str, Entry] = {"uniform": Entry(BufferConfig, "border_cli.replay.uniform")}
+_VALUE_BASED = "border_cli.agents.dqn.agent"
+_ACTOR_CRITIC = "border_cli.agents.sac.agent"
+AGENTS: dict[str, Entry] = {
+    "dqn": Entry(DqnConfig, _VALUE_BASED),
+    "c51": Entry(C51Config, _VALUE_BASED),
+    "qrdqn": Entry(QrDqnConfig, _VALUE_BASED),
+    "iqn": Entry(IqnConfig, _VALUE_BASED),
+    "rainbow": Entry(RainbowConfig, _VALUE_BASED),
+    "sac": Entry(SacConfig, _ACTOR_CRITIC),
+    "td3": Entry(Td3Config, _ACTOR_CRITIC),
+    "tqc": Entry(TqcConfig, _ACTOR_CRITIC),
+}
+BUFFERS: dict[str, Entry] = {
+    "uniform": Entry(BufferConfig, "border_cli.replay.uniform"),
+    "prioritized": Entry(PrioritizedConfig, "border_cli.replay.prioritized"),
+}
 
 
 def register_agent(name: str, config: type[AgentConfig], module: str) -> None:

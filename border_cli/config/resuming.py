@@ -21,11 +21,12 @@ _SAFE = (
     "checkpoint.",
     "env.nonfinite",
     "env.out_of_bounds",
+    "env.action_mask",  # which is settled when a run begins
     "device",
     "debug",
 )
 _SAFE_RUNNING_FREE = ("n_actors", "actor_manager.", "threads", "trainer.ratio_tolerance")
-_KEEP_THE_BITS = (*BUDGETS, "recorder.", "checkpoint.", "env.out_of_bounds", "debug")
+_KEEP_THE_BITS = (*BUDGETS, "recorder.", "checkpoint.", "env.out_of_bounds", "env.action_mask", "debug")
 _SHOWN = 3
 
 

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +23,14 @@ class AgentConfig:
     reward_clip: float | None = option(
         None, "clip each reward to [-x, x] before learning; returns stay raw", unit="reward", gt=0.0
     )
+
+    def mistake(self) -> str | None:
+        """What is wrong with values that are allowed each by itself, as the lines of a message; None if nothing is."""
+        return None
+
+    def idle(self) -> Iterator[tuple[str, str]]:
+        """Names of values that change nothing with the others as they are, each with what would make it matter."""
+        return iter(())
 
 
 @dataclass
@@ -45,6 +54,46 @@ class EnvConfig:
         "an observation outside its space in an environment's first 100 env steps is a failure of it; warn: it is told",
         choices=("error", "warn"),
     )
+    action_mask: str = option(
+        "auto",
+        "where it is said which actions are allowed: info, beside what an observation says itself; auto: looked for",
+        choices=("auto", "info", "none"),
+    )
+    frame_stack: int = option(
+        1,
+        "so many observations, the newest last, are one; each is stored once",
+        unit="env steps",
+        ge=1,
+        le=64,
+    )
+    preprocess: str = option(
+        "none", "atari: frame skip, grey, smaller, no-op starts, for games of ALE", choices=("none", "atari")
+    )
+    noop_max: int = option(
+        30, "atari: up to so many idle frames at the start of an episode", unit="frames", ge=0
+    )
+    frame_skip: int = option(4, "atari: frames that an action lasts", unit="frames", ge=1)
+    screen_size: int = option(84, "atari: sides of the image", unit="pixels", ge=16)
+    life_loss: bool = option(
+        False, "atari: to the learner a lost life ends the game; the return is still that of all"
+    )
+    fire_reset: bool = option(False, "atari: press FIRE at the start of an episode, where the game has it")
+    sticky_actions: float = option(
+        0.0, "atari: probability that the game repeats the action before", ge=0.0, lt=1.0
+    )
+
+    def idle(self) -> Iterator[tuple[str, str]]:
+        """As of `AgentConfig`."""
+        if self.preprocess != "atari":
+            for name in (
+                "noop_max",
+                "frame_skip",
+                "screen_size",
+                "life_loss",
+                "fire_reset",
+                "sticky_actions",
+            ):
+                yield name, "preprocess=atari"
 
     @property
     def name(self) -> str:
@@ -185,8 +234,10 @@ class PresetConfig:
     """Which preset the values came from. Written by the preset file, not by the user."""
 
     name: str = option("none", "file under conf/preset/")
-    env_id: str = option("", "the environment its values were tuned for")
+    env_id: str = option("", "the environment its values were tuned for: its id, or its import path")
     expect: str = option("", "what a run with it should reach")
+    expect_return: float | None = option(None, "the mean return of it", unit="reward")
+    expect_env_steps: int | None = option(None, "after so many of them", unit="env steps", ge=1)
     source: str = option("", "where its values come from")
 
 

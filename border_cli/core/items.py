@@ -38,12 +38,22 @@ def item_columns(spec: EnvSpec) -> tuple[Column, ...]:
     action: as stored (see ActionSpec) · reward: float32, sum of γ^k r over the span, clipped per step if asked ·
     discount: float32, γ^m · terminated: bool, no bootstrapping from the next observation ·
     span: int32, env steps covered, 0 for a final observation · env: int32, environment within its actor ·
-    episode_return, episode_length: float64 and int32, raw, on final rows only (elsewhere 0).
+    episode_return, episode_length: float64 and int32, raw, on final rows only (elsewhere 0) ·
+    age: only where observations are stacks: uint8, rows before it that are of its episode, at most 255.
+    Of a stack a row holds the newest observation; the others are those of the rows before it.
     """
-    observations = tuple(Column(leaf.name, leaf.shape, leaf.dtype) for leaf in spec.obs.leaves)
-    return (*observations, Column("action", spec.action.shape, spec.action.stored_dtype), *_FIXED)
+    observations = tuple(Column(leaf.name, leaf.row_shape, leaf.dtype) for leaf in spec.obs.leaves)
+    action = Column("action", spec.action.shape, spec.action.stored_dtype)
+    return (*observations, action, *_FIXED, *(() if stack_depth(spec) == 1 else (AGE,)))
 
 
+def stack_depth(spec: EnvSpec) -> int:
+    """The most observations that one stack is made of; 1 where there is none."""
+    return max(leaf.stack for leaf in spec.obs.leaves)
+
+
+MAX_AGE = 255
+AGE = Column("age", (), "uint8")
 _FIXED = (
     Column("reward", (), "float32"),
     Column("discount", (), "float32"),

@@ -22,7 +22,9 @@ class Step:
     env_ix: (k,) which environments · obs, next_obs: (k, ...) before and after; next_obs is the true one, the final
     observation where an episode ended, never the first of the next · action: (k, ...) as stored ·
     reward: (k,) float64, raw · terminated, truncated: (k,) bool, gymnasium's meaning · dropped: (k,) bool, or None if
-    none are: env steps that gave numbers nobody can use. They count for nothing, and their episode ended before them.
+    none are: env steps that gave numbers nobody can use. They count for nothing, and their episode ended before them ·
+    boundary: (k,) bool, or None if none are: the episode goes on, but to the learner nothing that comes after counts, as
+    if it had been terminated.
     """
 
     env_ix: Sequence[int]
@@ -33,6 +35,7 @@ class Step:
     truncated: Array
     next_obs: Obs
     dropped: Array | None = None
+    boundary: Array | None = None
 
     @property
     def over(self) -> Array:
@@ -104,8 +107,15 @@ class ModelInfo:
 class Policy(Protocol):
     """Acts."""
 
-    def sample(self, obs: Obs, env_steps: int = 0) -> Array:
-        """Actions (B, ...) as stored. `env_steps` is the global count that exploration schedules follow."""
+    def sample(self, obs: Obs, env_steps: int = 0, env_ix: Sequence[int] = ()) -> Array:
+        """Actions (B, ...) as stored.
+
+        env_steps: the global count that exploration schedules follow · env_ix: whose observations these are, for
+        exploration that lasts longer than an env step; where it is empty, they are of no environment in particular.
+        """
+
+    def begin_episode(self, env_ix: int) -> None:
+        """An episode begins in this environment: what of exploration lasts for one begins anew."""
 
     def train(self) -> None:
         """Explore from now on."""

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from border_cli.core.errors import UnfitStateError
 
 Array = NDArray[Any]
+ACTION_MASK = "action_mask"
+"""Key of what says which actions are allowed, in a Dict observation and in an environment's info."""
 Obs = dict[str, Array]
 """A batch of observations: one array per leaf of the space, shape (B, *leaf.shape)."""
 
@@ -30,6 +32,7 @@ class ObsLeaf:
     low, high: the least and the greatest bound of a box, None where it has none.
     categories: sizes of the one-hot blocks (discrete kinds only); stored values are counted from 0.
     start: what was subtracted from each component of a discrete kind.
+    stack: so many observations of the environment, the newest last, are one here, along the first dimension of shape.
     """
 
     name: str
@@ -41,6 +44,12 @@ class ObsLeaf:
     high: float | None = None
     categories: tuple[int, ...] = ()
     start: tuple[int, ...] = ()
+    stack: int = 1
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """Shape of what one env step adds: of a stack, the newest observation."""
+        return self.shape if self.stack == 1 else self.shape[1:]
 
     @property
     def features(self) -> int:
@@ -123,6 +132,21 @@ class EnvSpec:
 
     obs: ObsSpec
     action: ActionSpec
+
+    @property
+    def mask(self) -> str | None:
+        """Name of the leaf that says which actions are allowed, 1 or 0 for each of n; None where all always are."""
+        names = (leaf.name for leaf in self.obs.leaves if self._is_mask(leaf))
+        return next(names, None)
+
+    @property
+    def inputs(self) -> ObsSpec:
+        """What a network sees of an observation: all but the mask."""
+        return ObsSpec(tuple(leaf for leaf in self.obs.leaves if not self._is_mask(leaf)))
+
+    def _is_mask(self, leaf: ObsLeaf) -> bool:
+        fits = leaf.shape == (self.action.n,) and not leaf.dtype.startswith("float")
+        return self.action.kind == "discrete" and leaf.path == (ACTION_MASK,) and fits
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for a checkpoint."""

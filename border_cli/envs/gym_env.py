@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import importlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -13,11 +11,11 @@ import gymnasium
 import numpy as np
 
 from border_cli.config.schema import EnvConfig
-from border_cli.core.errors import BorderError, UsageError
+from border_cli.core.errors import BorderError
 from border_cli.core.protocols import Step, StepError
-from border_cli.core.spaces import Array, EnvSpec, Obs
-from border_cli.envs.extras import install_hint
+from border_cli.core.spaces import ACTION_MASK, Array, EnvSpec, Obs
 from border_cli.envs.guard import ANY_REWARD, EnvDataError, EnvGuard
+from border_cli.envs.making import make_gym, stack_size
 from border_cli.envs.spaces import decode_action, env_spec
 
 _logger = logging.getLogger(__name__)
@@ -29,6 +27,7 @@ class GymEnv:
     Nothing resets by itself: an environment that ended stays ended until `reset` is called for it.
     made: called after each environment, because making many can take long; what it raises ends the making.
     reward_limit: a reward beyond ± this counts as not finite. All it gives has passed an `EnvGuard`.
+    gives_mask: whether the last reset told which actions are allowed, in its info alone.
     """
 
     def __init__(
@@ -51,7 +50,10 @@ class GymEnv:
             raise
         self.n_envs = n_envs
         space = self._envs[0].observation_space
-        self.spec: EnvSpec = env_spec(space, self._envs[0].action_space)
+        self.spec: EnvSpec = env_spec(space, self._envs[0].action_space, stack_size(self._envs[0]))
+        self._life_loss = config.preprocess == "atari" and config.life_loss
+        self._lives = [0] * n_envs
+        self.gives_mask = False
         self._guard = EnvGuard(
             space,
             self.spec,
@@ -63,9 +65,12 @@ class GymEnv:
 
     def reset(self, env_ix: int, seed: int | None = None) -> None:
         """Start a new episode in one environment; without a seed it goes on with its own generator."""
-        observation, _ = self._envs[env_ix].reset(seed=seed)
+        observation, info = self._envs[env_ix].reset(seed=seed)
         while not self._guard.begin(env_ix, observation):
-            observation, _ = self._envs[env_ix].reset()
+            observation, info = self._envs[env_ix].reset()
+        self._lives[env_ix] = info.get("lives", 0)
+        told = np.shape(info.get(ACTION_MASK)) == (self.spec.action.n,)
+        self.gives_mask = told and self.spec.mask is None
 
     def observe(self, env_ix: Sequence[int]) -> Obs:
         """Current observations (k, ...) of these environments, as copies."""
@@ -83,6 +88,7 @@ class GymEnv:
             np.empty(k, bool),
             np.empty(k, bool),
             next_obs={},
+            boundary=np.zeros(k, bool) if self._life_loss else None,
         )
         for row, i in enumerate(env_ix):
             try:
@@ -128,8 +134,12 @@ class GymEnv:
 
     def _step_one(self, row: int, env_ix: int, step: Step) -> None:
         result = self._envs[env_ix].step(decode_action(self.spec.action, step.action[row]))
-        observation, step.reward[row], step.terminated[row], step.truncated[row], _ = result
+        observation, step.reward[row], step.terminated[row], step.truncated[row], info = result
         self._guard.take(env_ix, observation)
+        if step.boundary is not None:
+            lives = info.get("lives", 0)
+            step.boundary[row] = lives < self._lives[env_ix]
+            self._lives[env_ix] = lives
 
     def _unusable(self, step: Step) -> StepError:
         """The first environment whose numbers cannot be used, after all have been stepped."""
@@ -153,70 +163,5 @@ class GymEnv:
             step.truncated[ix],
             self.observe(env_ix),
             None if step.dropped is None else step.dropped[ix],
+            None if step.boundary is None else step.boundary[ix],
         )
-
-
-def make_gym(config: EnvConfig, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
-    """Make one environment. Raises UsageError for a mistake in the id, an extra that is missing, or bad arguments."""
-    for module in config.imports:
-        _import(module)
-    kwargs = dict(config.kwargs)
-    if render_mode is not None:
-        kwargs["render_mode"] = render_mode
-    env = _from_entry_point(config, kwargs) if config.entry_point else _from_id(config, kwargs)
-    if config.max_episode_steps is not None and config.entry_point:
-        env = gymnasium.wrappers.TimeLimit(env, config.max_episode_steps)
-    return env
-
-
-def _from_id(config: EnvConfig, kwargs: dict[str, Any]) -> gymnasium.Env[Any, Any]:
-    module, _, env_id = config.id.rpartition(":")
-    if module:
-        _import(module)
-    limit = {} if config.max_episode_steps is None else {"max_episode_steps": config.max_episode_steps}
-    try:
-        return gymnasium.make(env_id, **limit, **kwargs)
-    except (
-        gymnasium.error.NameNotFound,
-        gymnasium.error.NamespaceNotFound,
-        gymnasium.error.VersionNotFound,
-    ) as e:
-        near = difflib.get_close_matches(env_id, list(gymnasium.registry), n=3, cutoff=0.5)
-        hint = f"nearest: {', '.join(near)}" if near else "env.imports=[module] imports what registers it"
-        raise UsageError(f"env.id: there is no environment {env_id!r}\n{hint}{install_hint(env_id)}") from e
-    except gymnasium.error.DeprecatedEnv as e:
-        raise UsageError(f"env.id: {env_id!r} is deprecated\n{_first_line(e)}") from e
-    except gymnasium.error.DependencyNotInstalled as e:
-        raise UsageError(
-            f"env.id: {env_id!r} needs a package that is not installed{install_hint(env_id, e)}"
-        ) from e
-    except gymnasium.error.Error as e:
-        raise UsageError(f"env.id: {env_id!r} cannot be made\n{_first_line(e)}") from e
-
-
-def _from_entry_point(config: EnvConfig, kwargs: dict[str, Any]) -> gymnasium.Env[Any, Any]:
-    module, _, name = str(config.entry_point).partition(":")
-    maker: Callable[..., Any] | None = getattr(_import(module), name, None) if name else None
-    if maker is None:
-        raise UsageError(
-            f"env.entry_point: {config.entry_point!r} has no such class or function\nform: module:name"
-        )
-    env = maker(**kwargs)
-    if not isinstance(env, gymnasium.Env):
-        raise UsageError(
-            f"env.entry_point: {config.entry_point!r} gave a {type(env).__name__}\nallowed: gymnasium.Env"
-        )
-    return env
-
-
-def _import(module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as e:
-        raise UsageError(
-            f"env: module {module!r} cannot be imported: {e}\nit must be installed or on PYTHONPATH"
-        ) from e
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

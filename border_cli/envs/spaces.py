@@ -5,20 +5,26 @@ Spaces are recognised by the name of their class, so that coding an observation 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from border_cli.core.errors import UsageError
-from border_cli.core.spaces import ActionSpec, Array, EnvSpec, Obs, ObsLeaf, ObsSpec
+from border_cli.core.spaces import ActionSpec, Array, EnvSpec, ObsLeaf, ObsSpec
 
 OBSERVATIONS = "Box of any dtype, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these"
 ACTIONS = "Discrete, and Box with finite bounds"
 
 
-def env_spec(observation_space: Any, action_space: Any) -> EnvSpec:
-    """Spec of an environment. Raises UsageError with the list of what is allowed."""
-    leaves = _leaves(observation_space, ())
+def env_spec(observation_space: Any, action_space: Any, stack: int = 1) -> EnvSpec:
+    """Spec of an environment. Raises UsageError with the list of what is allowed.
+
+    stack: so many observations are one in this space, along the first dimension of each box.
+    """
+    leaves = [
+        replace(leaf, stack=stack) if leaf.kind == "box" else leaf for leaf in _leaves(observation_space, ())
+    ]
     names = [leaf.name for leaf in leaves]
     if not names or len(set(names)) < len(names):
         problem = "is empty" if not names else f"has two parts called {max(names, key=names.count)}"
@@ -28,16 +34,16 @@ def env_spec(observation_space: Any, action_space: Any) -> EnvSpec:
     return EnvSpec(ObsSpec(tuple(leaves)), _action(action_space))
 
 
-def encode(spec: ObsSpec, observations: list[Any]) -> Obs:
-    """Observations as the environment gives them → a batch of arrays, one per leaf."""
-    return {leaf.name: np.stack([leaf_value(leaf, o) for o in observations]) for leaf in spec.leaves}
+def part_of(leaf: ObsLeaf, observation: Any) -> Any:
+    """The part of an observation that a leaf is about."""
+    for key in leaf.path:
+        observation = observation[key]
+    return observation
 
 
 def leaf_value(leaf: ObsLeaf, observation: Any) -> Array:
     """One leaf of one observation, as stored. Raises ValueError when its shape is not the space's."""
-    for key in leaf.path:
-        observation = observation[key]
-    value = np.asarray(observation)
+    value = np.asarray(part_of(leaf, observation))
     if leaf.start:
         value = value - np.asarray(leaf.start).reshape(leaf.shape)
     if value.shape != leaf.shape:

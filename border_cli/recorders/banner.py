@@ -80,7 +80,7 @@ def preset_note(config: TrainConfig) -> str:
     if preset.name and preset.name != presets.NONE:
         expected = f": {preset.expect}" if preset.expect else ""
         return f"{preset.name}{expected}"
-    available = presets.preset_for(config.agent.type, config.env.id)
+    available = presets.preset_for(config.agent.type, config.env.name)
     if available:
         return f"none in use; preset={available} was tuned for {config.env.id}"
     return f"none for {title(config)}: the defaults stand"

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from border_cli.core.items import Column, Items, empty_items, item_columns
+from border_cli.core.items import MAX_AGE, Column, Items, empty_items, item_columns
 from border_cli.core.protocols import Step
-from border_cli.core.spaces import Array, EnvSpec
+from border_cli.core.spaces import Array, EnvSpec, Obs
 from border_cli.core.state import State, check_arrays, count, flag, number, require
 
 
@@ -55,6 +55,7 @@ class _Row:
     terminated: bool = False
     episode_return: float = 0.0
     length: int = 0
+    age: int = 0
 
 
 class NStepProcessor:
@@ -69,6 +70,8 @@ class NStepProcessor:
     ) -> None:
         self._columns: tuple[Column, ...] = item_columns(spec)
         self._obs_names = [leaf.name for leaf in spec.obs.leaves]
+        self._stacked = [leaf.stack > 1 for leaf in spec.obs.leaves]
+        self._has_age = any(self._stacked)
         self._action = spec.action
         self._n = n_step
         self._gamma = gamma
@@ -82,15 +85,23 @@ class NStepProcessor:
             if step.dropped is not None and step.dropped[k]:
                 rows += self._cut(env)
                 continue
-            obs = tuple(step.obs[name][k] for name in self._obs_names)
-            next_obs = tuple(step.next_obs[name][k] for name in self._obs_names)
+            obs, next_obs = self._stored(step.obs, k), self._stored(step.next_obs, k)
             terminated = bool(step.terminated[k])
             self._advance(env, obs, step.action[k], float(step.reward[k]), next_obs)
             if terminated or step.truncated[k]:
                 rows += self._end(env, next_obs, terminated)
+            elif step.boundary is not None and step.boundary[k]:
+                rows += self._flush(env, terminated=True)
             elif len(self._streams[env].waiting) == self._n:
                 rows.append(self._oldest(env, terminated=False))
         return self._pack(rows)
+
+    def _stored(self, obs: Obs, k: int) -> tuple[Array, ...]:
+        """What a row keeps of the observation in row k: of a stack the newest."""
+        return tuple(
+            obs[name][k][-1] if stacked else obs[name][k]
+            for name, stacked in zip(self._obs_names, self._stacked, strict=True)
+        )
 
     def cut(self, env_ix: int) -> Items:
         """End a broken stream: the last known observation closes it, and the step that led nowhere is dropped."""
@@ -179,18 +190,25 @@ class NStepProcessor:
     def _oldest(self, env: int, terminated: bool) -> _Row:
         """Row of the oldest waiting step, over all steps that wait."""
         waiting = self._streams[env].waiting
+        age = self._streams[env].length - len(waiting)
         reward = 0.0
         for later in reversed(waiting):
             reward = later.reward + self._gamma * reward
         first = waiting.popleft()
-        return _Row(first.obs, env, first.action, reward, len(waiting) + 1, terminated)
+        return _Row(first.obs, env, first.action, reward, len(waiting) + 1, terminated, age=age)
+
+    def _flush(self, env: int, terminated: bool) -> list[_Row]:
+        """Rows of all that waits, each over what has come."""
+        rows = []
+        while self._streams[env].waiting:
+            rows.append(self._oldest(env, terminated))
+        return rows
 
     def _end(self, env: int, final_obs: tuple[Array, ...], terminated: bool) -> list[_Row]:
         stream = self._streams[env]
-        rows = []
-        while stream.waiting:
-            rows.append(self._oldest(env, terminated))
-        rows.append(_Row(final_obs, env, episode_return=stream.episode_return, length=stream.length))
+        rows = self._flush(env, terminated)
+        episode_return, length = stream.episode_return, stream.length
+        rows.append(_Row(final_obs, env, episode_return=episode_return, length=length, age=length))
         self._streams[env] = _Stream()
         return rows
 
@@ -209,6 +227,8 @@ class NStepProcessor:
             items["env"][:] = [r.env for r in rows]
             items["episode_return"][:] = [r.episode_return for r in rows]
             items["episode_length"][:] = [r.length for r in rows]
+            if self._has_age:
+                items["age"][:] = [min(r.age, MAX_AGE) for r in rows]
         return items
 
 

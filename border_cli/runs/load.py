@@ -8,8 +8,11 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from border_cli.checkpoints.contents import ModelDescription, SavedModel, read_model
 from border_cli.config import plugins as plugin_modules
@@ -18,8 +21,8 @@ from border_cli.config.registry import AGENTS
 from border_cli.config.schema import AgentConfig, EnvConfig, TrainConfig
 from border_cli.core.errors import UsageError
 from border_cli.core.protocols import ActingPolicy
-from border_cli.core.spaces import EnvSpec
-from border_cli.envs.spaces import decode_action, encode
+from border_cli.core.spaces import ACTION_MASK, Array, EnvSpec, ObsLeaf
+from border_cli.envs.spaces import decode_action, leaf_value, part_of
 from border_cli.runs.locate import Located, model_directory, parse_checkpoint
 from border_cli.runs.provenance import read_run_id
 from border_cli.runs.trust import Typed, check_plugins, code_of, is_own
@@ -33,21 +36,45 @@ class LoadedModel:
     spec: the spaces of its environment · opt_steps: when it was taken · path: where it was read from.
     """
 
-    def __init__(self, policy: ActingPolicy, spec: EnvSpec, opt_steps: int, path: Path) -> None:
+    def __init__(
+        self, policy: ActingPolicy, spec: EnvSpec, opt_steps: int, path: Path, mask_in_info: bool = False
+    ) -> None:
+        self._mask_in_info = mask_in_info
         self.spec = spec
         self.opt_steps = opt_steps
         self.path = path
         self._policy = policy
+        self._stacks: dict[str, Array] = {}
 
-    def sample(self, obs: Any) -> Any:
+    def begin_episode(self) -> None:
+        """Forget the observations before, where the model acts on stacks of them. To be called after each reset."""
+        self._stacks = {}
+
+    def sample(self, obs: Any, action_mask: Any = None) -> Any:
         """The action for one observation, both as the environment has them.
 
-        obs: an array, an int, a dict or a tuple, without a batch dimension. Returns an int for a Discrete
-        action space, counted from its start, and an array for a Box.
+        obs: an array, an int, a dict or a tuple, without a batch dimension. Where training stacked observations
+        (`env.frame_stack`), a single one is stacked here; what is a stack already is taken as it is. Returns an int for a
+        Discrete action space, counted from its start, and an array for a Box. action_mask: info["action_mask"], where the
+        environment says in its info which actions are allowed; None: all are.
         Raises ValueError where obs is not of the space's shape.
         """
-        action = self._policy.sample(encode(self.spec.obs, [obs]))
-        return decode_action(self.spec.action, action[0])
+        if self._mask_in_info:
+            allowed = np.ones(self.spec.action.n, np.int8) if action_mask is None else action_mask
+            obs = {"obs": obs, ACTION_MASK: np.asarray(allowed)}
+        batch = {leaf.name: self._value(leaf, obs)[np.newaxis] for leaf in self.spec.obs.leaves}
+        return decode_action(self.spec.action, self._policy.sample(batch)[0])
+
+    def _value(self, leaf: ObsLeaf, obs: Any) -> Array:
+        if leaf.stack == 1 or np.shape(part_of(leaf, obs)) == leaf.shape:
+            return leaf_value(leaf, obs)
+        newest = leaf_value(replace(leaf, shape=leaf.row_shape), obs)
+        before = self._stacks.get(leaf.name)
+        stack = (
+            np.stack([newest] * leaf.stack) if before is None else np.concatenate([before[1:], newest[None]])
+        )
+        self._stacks[leaf.name] = stack
+        return stack
 
 
 def load(
@@ -71,14 +98,15 @@ def load(
     saved = read_model(located.path)
     import_plugins(saved.description, Typed(plugins=plugins), is_own_code(located, saved.description))
     policy = make_policy(saved, seed)
-    return LoadedModel(policy, saved.description.spec, saved.info.version, located.path)
+    in_info = env_config(saved.description).action_mask == "info"
+    return LoadedModel(policy, saved.description.spec, saved.info.version, located.path, in_info)
 
 
 def make_policy(saved: SavedModel, seed: int) -> ActingPolicy:
     """The policy of a saved model, in eval mode. Raises UsageError where its parts do not fit."""
     config, spec = agent_config(saved.description), saved.description.spec
     factory = AGENTS[config.type].load()
-    factory.check_spec(spec)
+    factory.check_spec(config, spec)
     policy: ActingPolicy = factory.make_policy(config, spec, seed)
     try:
         policy.sync_model(saved.info)

@@ -61,17 +61,25 @@ class Summary:
         self._run_id = run_id
         self._saved: dict[str, float] | None = None
         self._inexact = False
+        self._config: Mapping[str, Any] = {}
 
     @classmethod
     def start(
-        cls, run_dir: Path, run_id: str, saved: tuple[int, float] | None = None, exact: bool | None = None
+        cls,
+        run_dir: Path,
+        run_id: str,
+        saved: tuple[int, float] | None = None,
+        exact: bool | None = None,
+        config: Mapping[str, Any] | None = None,
     ) -> Summary:
         """Write it with status "running". Raises OSError when it cannot be written.
 
         saved: opt step of the checkpoint that a resumed run goes on from, and the seconds until then · exact: as of `End`;
-        once it is False it stays so.
+        once it is False it stays so · config: the resolved configuration, as plain data, so that runs can be compared by
+        their summaries alone.
         """
         summary = cls(run_dir, run_id)
+        summary._config = config or {}
         summary._inexact = exact is False
         if saved is not None:
             summary._saved = {"opt_steps": saved[0], "seconds": saved[1]}
@@ -94,6 +102,7 @@ class Summary:
         )
         if self._inexact:
             data["exact"] = False
+        data["config"] = self._config
         write_json(self._path, data)
 
 

@@ -1,11 +1,11 @@
 """All seeds of a run come from one tree, so that no two streams are ever the same.
 
-Spawn keys below the run's seed: agent (0,), replay (1,), evaluation (2, episode), actor (3, actor, incarnation) and,
-below each actor, its environments (…, 0, env), its exploration (…, 1) and what was made anew in place (…, 2, env,
-times). `border-eval` judges on branch (4, episode), so that it never sees the episodes that training was selected on.
-What a policy draws in evaluations comes from branch (5,), anew in each. A candidate for the best model is confirmed on
-branch (6, opt step, episode): on episodes that no other model was judged on. Under sync and lockstep each episode has a
-seed of its own, (…, 0, env, episode).
+Spawn keys below the run's seed: agent (0,), what it draws while it learns (0, 1), replay (1,), evaluation
+(2, episode), actor (3, actor, incarnation) and, below each actor, its environments (…, 0, env), its exploration (…, 1)
+and what was made anew in place (…, 2, env, times). `border-eval` judges on branch (4, episode), so that it never sees
+the episodes that training was selected on. What a policy draws in evaluations comes from branch (5,), anew in each. A
+candidate for the best model is confirmed on branch (6, opt step, episode): on episodes that no other model was judged
+on. Under sync and lockstep each episode has a seed of its own, (…, 0, env, episode).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 
 from border_cli.core.errors import UnfitStateError
 
+LEARNING = (0, 1)
 AGENT, REPLAY, EVALUATION, ACTOR, JUDGEMENT, EVALUATION_POLICY, CONFIRMATION = range(7)
 
 

@@ -20,7 +20,8 @@ from border_cli.core.spaces import Array, Obs
 from border_cli.envs.spaces import decode_action, env_spec
 from tests.faults.amounts import times
 
-CONFIGS: dict[str, dict[str, Any]] = {"dqn": {"hidden": [8]}}
+SMALL = {"hidden": [8]}
+CONFIGS: dict[str, dict[str, Any]] = dict.fromkeys(("dqn", "c51", "qrdqn", "iqn", "rainbow"), SMALL)
 """Less than the defaults, so that many networks take no time."""
 ACTIONS: dict[str, spaces.Space[Any]] = {
     "two": spaces.Discrete(2),
@@ -38,7 +39,7 @@ def each() -> Iterator[tuple[str, str]]:
     for agent, entry in AGENTS.items():
         for action, space in ACTIONS.items():
             try:
-                entry.load().check_spec(env_spec(OBSERVATIONS, space))
+                entry.load().check_spec(entry.config(), env_spec(OBSERVATIONS, space))
             except UsageError:
                 continue
             yield agent, action

@@ -194,7 +194,7 @@ def test_what_is_unpublished_at_the_stop_is_handed_over() -> None:
     bench.grant(7)
     sample = bench.policy.sample
 
-    def sample_and_stop(obs: dict[str, np.ndarray], env_steps: int = 0) -> np.ndarray:
+    def sample_and_stop(obs: dict[str, np.ndarray], env_steps: int = 0, env_ix: object = ()) -> np.ndarray:
         if env_steps == 5:
             bench.board.request_stop()
         return sample(obs, env_steps)

@@ -7,12 +7,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-from border_cli.agents.dqn.agent import DqnAgent
+from border_cli.agents.learner import Learner
 from border_cli.recorders import tolerant
 
 FULL_AT, FREE_AT = 1000, 2000
 _FILLING = Path("disk/filling")
-_opt = DqnAgent.opt
+_opt = Learner.opt
 tolerant.FIRST_RETRY_S = tolerant.LAST_RETRY_S = 1e-3  # type: ignore[misc]
 
 
@@ -25,7 +25,7 @@ def _fill() -> None:
     os.close(descriptor)
 
 
-def _opt_on_a_full_disk(self: DqnAgent, *args: Any, **words: Any) -> Any:
+def _opt_on_a_full_disk(self: Learner, *args: Any, **words: Any) -> Any:
     if self.opt_steps == FULL_AT:
         _fill()
     if self.opt_steps == FREE_AT:
@@ -33,4 +33,4 @@ def _opt_on_a_full_disk(self: DqnAgent, *args: Any, **words: Any) -> Any:
     return _opt(self, *args, **words)
 
 
-DqnAgent.opt = _opt_on_a_full_disk  # type: ignore[method-assign]
+Learner.opt = _opt_on_a_full_disk  # type: ignore[method-assign]

@@ -8,14 +8,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from border_cli.core.protocols import Batch
-from border_cli.replay.uniform import UniformReplayBuffer
+from border_cli.replay.buffer import RowReplayBuffer
 
 _first, _last = (int(word) for word in Path("poison").read_text(encoding="ascii").split())
-_batch = UniformReplayBuffer.batch
+_batch = RowReplayBuffer.batch
 _taken = 0
 
 
-def _poisoned_batch(self: UniformReplayBuffer, size: int, into: Batch | None = None) -> Batch:
+def _poisoned_batch(self: RowReplayBuffer, size: int, into: Batch | None = None) -> Batch:
     global _taken
     _taken += 1
     batch = _batch(self, size, into)
@@ -24,4 +24,4 @@ def _poisoned_batch(self: UniformReplayBuffer, size: int, into: Batch | None = N
     return batch
 
 
-UniformReplayBuffer.batch = _poisoned_batch  # type: ignore[method-assign]
+RowReplayBuffer.batch = _poisoned_batch  # type: ignore[method-assign]

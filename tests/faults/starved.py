@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from border_cli.agents.dqn.agent import DqnAgent
+from border_cli.agents.learner import Learner
 from tests.faults.marks import STARVED_AT
 
 _ROOM = 64 * 2**20
-_opt = DqnAgent.opt
+_opt = Learner.opt
 
 
-def _starving_opt(self: DqnAgent, *args: Any, **words: Any) -> Any:
+def _starving_opt(self: Learner, *args: Any, **words: Any) -> Any:
     if self.opt_steps + 1 == STARVED_AT:
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + _ROOM, resource.RLIM_INFINITY))
@@ -26,4 +26,4 @@ def _starving_opt(self: DqnAgent, *args: Any, **words: Any) -> Any:
     return _opt(self, *args, **words)
 
 
-DqnAgent.opt = _starving_opt  # type: ignore[method-assign]
+Learner.opt = _starving_opt  # type: ignore[method-assign]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from border_cli.agents.dqn import agent
-from border_cli.agents.dqn.agent import DqnAgent
+from border_cli.agents.learner import Learner
 from border_cli.cli.train import main
 from border_cli.core.errors import ExitCode
 from border_cli.evaluation.episodes import EpisodeRunner
@@ -46,9 +46,9 @@ PARTS: dict[str, tuple[Any, str, Callable[..., Any], list[int], tuple[str, ...]]
     "recorder": (JsonlRecorder, "write", lambda _, record: record.opt_steps >= 30, [25, 30], ()),
     "recorder's flush": (JsonlRecorder, "flush", lambda _: True, [25, 50], SYNC),
     "evaluator": (EpisodeRunner, "evaluate", lambda *_: True, [20], SYNC),
-    "opt": (DqnAgent, "opt", lambda agent, _: agent.opt_steps == 29, [25, 29], ()),
+    "opt": (Learner, "opt", lambda agent, _: agent.opt_steps == 29, [25, 29], ()),
     "opt, half done": (agent, "update_target", lambda *_: True, [25, 33], SYNC),
-    "state": (DqnAgent, "state", lambda agent: agent.opt_steps >= 30, [25], SYNC),
+    "state": (Learner, "state", lambda agent: agent.opt_steps >= 30, [25], SYNC),
 }
 """What raises, when, the checkpoints that are there in the end, and more words."""
 

@@ -152,6 +152,7 @@ HARMLESS = re.compile(
     r"|loop: \('records'.*"  # judged before there is a loop
     r"|generators: \('seed',\).*"  # a note: the seed stands in the configuration
     r"|generators: .*'(has_uint32|inc|state|uinteger)'\) = .*"
+    r"|generators: \('exploration', 'learning'\) missing"  # as of the first that were saved
     r"|actors: \('sampler',\) missing"  # as of an actor that was lost: a new episode begins
     r"|actors: .*'judged'\) missing"  # as of the first that were saved
     r"|actors: .*'(told_dtype|told_bounds)', 0\) = True"  # it was told, or was not

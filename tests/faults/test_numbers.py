@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 from border_cli.cli.train import main
 from border_cli.core.items import Items
 from border_cli.core.spaces import Array
-from border_cli.replay.uniform import UniformReplayBuffer
+from border_cli.replay.buffer import RowReplayBuffer
 from tests.faults.commands import Command, border_train, verified_checkpoints
 from tests.real_runs import Run, tiny
 
@@ -118,13 +118,13 @@ def test_e2_so_do_bad_numbers_in_the_learners_own_process(
 def test_e2_dropped_they_never_reach_the_replay(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], what: str
 ) -> None:
-    push, pushed = UniformReplayBuffer.push, list[Items]()
+    push, pushed = RowReplayBuffer.push, list[Items]()
 
-    def watch(self: UniformReplayBuffer, items: Items, actor: int = 0) -> None:
+    def watch(self: RowReplayBuffer, items: Items, actor: int = 0) -> None:
         pushed.append(items)
         push(self, items, actor)
 
-    monkeypatch.setattr(UniformReplayBuffer, "push", watch)
+    monkeypatch.setattr(RowReplayBuffer, "push", watch)
     drop = ("env.nonfinite=drop", f"env.kwargs.what={what}")
     assert main(tiny(*BAD_ENV, *words, *drop, "trainer.eval_interval=100")) == 0
     run = Run(Path("runs/latest").resolve())

@@ -14,7 +14,7 @@ from border_cli.actors.slot import ActorSlot
 from border_cli.cli.train import main
 from border_cli.core.errors import ExitCode
 from border_cli.recorders.jsonl import JsonlRecorder
-from border_cli.replay.uniform import UniformReplayBuffer
+from border_cli.replay.buffer import RowReplayBuffer
 from tests.fakes import counting_actors
 from tests.faults.actors import audit, running  # noqa: F401 - audit is a fixture
 from tests.faults.commands import verified_checkpoints
@@ -65,7 +65,7 @@ def test_d8_a_replay_that_raises_leaves_a_state_that_is_gone_on_from(
     """What was collected is lost with it, and counted: another count than that of the actors fits nobody."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            UniformReplayBuffer, "push", and_raises(UniformReplayBuffer.push, lambda own, *_: len(own) > 90)
+            RowReplayBuffer, "push", and_raises(RowReplayBuffer.push, lambda own, *_: len(own) > 90)
         )
         ends = ("trainer.max_opts=200", "trainer.save_interval=null", "trainer.max_env_steps=400")
         assert main(tiny(*words, *ends)) == ExitCode.DEFECT

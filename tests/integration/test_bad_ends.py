@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from border_cli.agents.dqn.agent import DqnAgent
+from border_cli.agents.learner import Learner
 from border_cli.cli.train import main
 from border_cli.core.record import Record
 from tests.real_runs import Run, tiny
@@ -33,13 +33,13 @@ def end(*words: str) -> tuple[int, Run]:
 def test_weights_that_are_not_finite_are_never_kept(
     workplace: Path, intervals: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    learn = DqnAgent.opt
+    learn = Learner.opt
 
-    def spoil(self: DqnAgent, *given: Any, **named: Any) -> Record | None:
-        self._state.online[0] = float("nan")
+    def spoil(self: Learner, *given: Any, **named: Any) -> Record | None:
+        self._policy.weights[0] = float("nan")
         return learn(self, *given, **named)
 
-    monkeypatch.setattr(DqnAgent, "opt", spoil)
+    monkeypatch.setattr(Learner, "opt", spoil)
     code, run = end("env=cartpole", "trainer.max_nonfinite=1000", *intervals)
     assert code == 4
     assert run.summary["error"].startswith("a weight or moment of the agent is not a finite number")

@@ -26,8 +26,8 @@ class Row:
 
 COMPOSITION = [
     # groups and words
-    Row("agent=dqnn", "agent: there is no 'dqnn'|allowed: dqn|nearest: dqn"),
-    Row("env=cartpol", "env: there is no 'cartpol'|acrobot, cartpole, gym|nearest: cartpole"),
+    Row("agent=dqnn", "agent: there is no 'dqnn'|allowed: c51, dqn, iqn|nearest: dqn"),
+    Row("env=cartpol", "env: there is no 'cartpol'|acrobot, ant, atari|nearest: cartpole"),
     Row("env=null", "env: there is no 'null'|allowed: acrobot"),
     Row("trainer=asink", "trainer: there is no 'asink'|async, sync|nearest: async"),
     Row("actor_manager=ray", "actor_manager: there is no 'ray'|allowed: process"),
@@ -78,7 +78,10 @@ COMPOSITION = [
     Row("agent.loss=hubr", "agent.loss: there is no 'hubr'|nearest: huber"),
     Row("agent.hidden=256", "agent.hidden|not a list|a list in brackets"),
     Row("agent.batch_size=1.5", "agent.batch_size: 1.5 is not a whole number|rows"),
-    Row("agent.type=iqn", "agent.type: nobody registered 'iqn'|allowed: dqn"),
+    Row("agent.type=iqn", "agent.type: belongs to the other values of its file|allowed: agent=<name>"),
+    Row("agent.atoms=3", "agent.atoms changes nothing|allowed: agent.atoms with agent.head=categorical"),
+    Row("env.life_loss=true", "env.life_loss changes nothing|env.preprocess=atari"),
+    Row("agent=c51 agent.v_min=500", "agent.v_min=500 is not below agent.v_max=100|allowed: v_min < v_max"),
     Row("n_actors=0", "n_actors: 0 is out of range|>= 1"),
     Row("n_actors=two", "n_actors: 'two' is of the wrong type|a whole number"),
     Row("n_actors=null", "n_actors: null has no meaning here"),

@@ -348,7 +348,7 @@ def test_what_is_sealed_of_the_replay_is_written_once(folder: Path) -> None:
     """By this launch and by the next: later checkpoints give the same file one more name."""
     words = ("trainer=sync", "trainer.max_opts=60", "trainer.save_interval=10", "checkpoint.keep=99")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("border_cli.replay.uniform.rows_per_block", lambda capacity, row_bytes: 16)
+        patch.setattr("border_cli.replay.buffer.rows_per_block", lambda capacity, row_bytes: 16)
         run = run_interrupted(folder / "sealed", *words, at=35)
     first = "replay.rows-000000000.safetensors"
     names = [path / first for path in sorted((run.path / "checkpoints").iterdir())]
@@ -365,7 +365,7 @@ def test_a_replay_that_has_lost_its_oldest_rows_is_gone_on_from(folder: Path) ->
     words = ("trainer=sync", "trainer.max_opts=400", "trainer.save_interval=20", "buffer.capacity=180")
     words += ("trainer.eval_interval=null", "checkpoint.keep=99")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("border_cli.replay.uniform.rows_per_block", lambda capacity, row_bytes: 16)
+        patch.setattr("border_cli.replay.buffer.rows_per_block", lambda capacity, row_bytes: 16)
         whole = run_whole(folder / "wrapped", *words)
         resumed = run_interrupted(folder / "wrapped, resumed", *words, at=211)
         assert_same_bits(resumed, whole)

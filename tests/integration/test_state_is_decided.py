@@ -28,7 +28,6 @@ from border_cli.actors.lockstep import LockstepManager
 from border_cli.actors.lockstep_actor import LockstepActor
 from border_cli.actors.proxy import ReplayBufferProxy
 from border_cli.actors.slot import ActorSlot
-from border_cli.agents.dqn.agent import DqnPolicy
 from border_cli.checkpoints.keeper import RunKeeper
 from border_cli.core.protocols import Evaluation
 from border_cli.core.state import Block, State
@@ -53,8 +52,11 @@ OWNERS = {
     "Skipping": "skipping",
     "RatioLimiter": "parts.limiter",
     "Telemetry": "parts.telemetry",
-    "DqnAgent": "parts.agent",
-    "UniformReplayBuffer": "parts.buffer",
+    "Learner": "parts.agent",
+    "DqnPolicy": "parts.agent._policy",
+    "DqnRule": "parts.agent._rule",
+    "RowReplayBuffer": "parts.buffer",
+    "UniformDrawing": "parts.buffer._drawing",
     "InThreadSource": "parts.source",
     "ResumableSampler": "parts.source._sampler",
     "NStepProcessor": "parts.source._sampler._processor",
@@ -70,8 +72,11 @@ STATE = {
     "Judging": "_trials best last skipped",
     "RatioLimiter": "_base_env_steps _base_opt_steps _used env_steps opt_steps",
     "Telemetry": "_interval_episodes _lags _lengths _recent_returns _returns episodes progress",
-    "DqnAgent": "_rng _state _unread _weights opt_steps skipped_in_a_row version",
-    "UniformReplayBuffer": "_before_draws _data _next _next_draw _rng _rows _tails",
+    "Learner": "_policy _rule _unread opt_steps skipped_in_a_row",
+    "DqnPolicy": "_rng _weights version",
+    "DqnRule": "rng state",
+    "RowReplayBuffer": "_data _drawing _next _rows _tails",
+    "UniformDrawing": "_before_draws _next_draw _rng",
     "InThreadSource": "_cursor _sampler _sequence _stat _taken _version",
     "ResumableSampler": "_env _episodes _processor _times _to_cut dropped",
     "TapedEnv": "_actions _env _seeds",
@@ -83,7 +88,6 @@ STATE = {
     "LockstepManager": "_earlier _inserted _models _next _rounds _slots _vacant _whole",
     "ActorSlot": "_counts _state",
     "LockstepActor": "_episodes _policy _round _sampler env_steps",
-    "DqnPolicy": "_rng",
     # How much was written, which `Position.records` is a part of.
     "FanOut": "_recorders",
     "TolerantRecorder": "_recorder",
@@ -98,21 +102,22 @@ CONFIG = {
     "Skipping": "_keeper",
     "RatioLimiter": "_group _interval _least_grant _max_env_steps _share _tolerance _warmup",
     "Telemetry": "_limiter",
-    "DqnAgent": "_config _device _epsilon _eval_epsilon _n_actions _net _seed",
-    "UniformReplayBuffer": "_action _block_rows _columns _obs_names capacity",
+    "Learner": "_device",
+    "DqnPolicy": "_eval_epsilon _explorer _head _mask _net _noise_size _seed",
+    "DqnRule": "_config _device _head _mask _net _noise_size",
+    "RowReplayBuffer": "_action _block_rows _packed _plain_obs capacity",
     "InThreadSource": "_close _n_envs",
     "ResumableSampler": "_mender _owner _policy _resumable _seed_of _seeds",
     "TapedEnv": "n_envs spec",
     "GuardedEnv": "_owner n_envs spec",
-    "GymEnv": "_config _render_mode n_envs spec",
+    "GymEnv": "_config _life_loss _render_mode n_envs spec",
     "EnvGuard": "_drop _reward_limit _strict_bounds",
-    "NStepProcessor": "_action _clip _columns _gamma _n _obs_names",
+    "NStepProcessor": "_action _clip _columns _gamma _has_age _n _obs_names _stacked",
     "LockstepTrainer": "_stages config _rounds",
     "LockstepManager": "_columns _config _n_actors _on_exception _should_stop _spec",
     "ActorSlot": "_actor _shared",
     "LockstepActor": "_clock _place _requests _rounds _waiter",
     "ReplayBufferProxy": "_clock _n_buffer _place _waiter",
-    "DqnPolicy": "_epsilon _eval_epsilon _n_actions _net _seed",
     "RunKeeper": "_agent _before _dir _keep _model _saved _seed _with_replay",
     "TolerantRecorder": "_now name",
     "AppendedFile": "path",
@@ -126,12 +131,15 @@ FOLLOWS = {
     "RatioLimiter": "_present credits",  # given anew to whoever is there
     "Telemetry": "_began _launched _collect_ms _excluded_s _failed_saves _last _next_refresh _opt_ms _recent_lags _save_ms"
     " _window blocked_s",  # the clock, and the recent past
-    "DqnAgent": "_batch _evaluation_rng _exploring _networks _q_values _tensor_batch",  # rooms; made anew in evaluations
-    "UniformReplayBuffer": "_drawn _ready",  # drawn again; counted again
+    "Learner": "_batches",  # rooms
+    "DqnPolicy": "_evaluation_rng _exploring _network",  # made anew in evaluations; over the weights
+    "DqnRule": "_networks",  # over the weights
+    "RowReplayBuffer": "_columns _frames _ready",  # of _data; none here; counted again
+    "UniformDrawing": "_drawn",  # drawn again
     "InThreadSource": "_announced _credit _started",  # told by the loop; the clock
     "ResumableSampler": "env_steps exact fault phase",  # of this launch
     "GuardedEnv": "_times",  # the tape
-    "GymEnv": "_envs",  # the tape
+    "GymEnv": "_envs _lives gives_mask",  # the tape; the last reset
     "EnvGuard": "_again _floats _is_finite _step obs",  # the tape; only while it is played; rooms
     "LockstepTrainer": "_backoff _begun _failed _final_phase _phase _position actors judging parts saving skipping",
     "LockstepManager": "_absent _board _first_cause _known_exceptions _left_over _lost _news _news_due _stopped"
@@ -141,7 +149,6 @@ FOLLOWS = {
     " _worker ready sent_state",
     "LockstepActor": "_held _line _models _proxy _version",  # the model that the round is due is taken again
     "ReplayBufferProxy": "_pending _ring _sequence _since_ns _version pending_env_steps",  # handed over in each round
-    "DqnPolicy": "_evaluation_rng _exploring _q_values _weights version",  # the model
     "RunKeeper": "_best _on_disk",  # its own save; found again
     "FanOut": "_newest",  # of what is flushed by now
     "TolerantRecorder": "_retry_at _retry_s _warn_at dropped",  # of this launch's disk
@@ -149,7 +156,7 @@ FOLLOWS = {
     "TensorBoardRecorder": "_file _newest",  # of this launch's file
 }
 BY_THEIR_CODE: tuple[type, ...] = (
-    *(LockstepTrainer, LockstepManager, ActorSlot, LockstepActor, ReplayBufferProxy, DqnPolicy),
+    *(LockstepTrainer, LockstepManager, ActorSlot, LockstepActor, ReplayBufferProxy),
     *(RunKeeper, FanOut, TolerantRecorder, JsonlRecorder, AppendedFile, TensorBoardRecorder),
 )
 """Those that no run under sync has, or that live in other processes: their attributes are what their code assigns."""
@@ -227,15 +234,15 @@ def one_more_env_step(loop: TrainingLoop) -> None:
 
 def one_more_opt_step(loop: TrainingLoop) -> None:
     """The agent and the limiter count them, and the version is that count."""
-    agent = of(loop, "DqnAgent")
-    agent.opt_steps = agent.version = loop.parts.limiter.opt_steps = agent.opt_steps + 1
+    agent = of(loop, "Learner")
+    agent.opt_steps = agent._policy.version = loop.parts.limiter.opt_steps = agent.opt_steps + 1
 
 
 def one_more_skipped(loop: TrainingLoop) -> None:
     """What is read from the device is a copy of what is there."""
-    agent = of(loop, "DqnAgent")
+    agent = of(loop, "Learner")
     agent.skipped_in_a_row += 1
-    agent._state.skipped_in_a_row += 1
+    agent._rule.outcome.skipped_in_a_row += 1
 
 
 def a_model_that_waits(loop: TrainingLoop) -> None:
@@ -245,27 +252,27 @@ def a_model_that_waits(loop: TrainingLoop) -> None:
 
 def rows_pushed(loop: TrainingLoop) -> None:
     """At least one: the first few env steps of an episode wait for their sum."""
-    before = of(loop, "UniformReplayBuffer")._rows
-    while of(loop, "UniformReplayBuffer")._rows == before:
+    before = of(loop, "RowReplayBuffer")._rows
+    while of(loop, "RowReplayBuffer")._rows == before:
         loop.parts.buffer.push(of(loop, "ResumableSampler").sample([0], 0))
 
 
 def another_link(loop: TrainingLoop) -> None:
     """The next observation of the oldest row is that of the row behind it."""
-    buffer = of(loop, "UniformReplayBuffer")
+    buffer = of(loop, "RowReplayBuffer")
     slots = buffer._slots(np.arange(buffer._rows - buffer.capacity, buffer._rows))
     buffer._next[slots[0]] = buffer._next[slots[1]]
 
 
 def a_generator_without_draws(loop: TrainingLoop) -> None:
     """While there are draws in use, the generator follows from what it was before them."""
-    buffer = of(loop, "UniformReplayBuffer")
-    buffer._forget_draws()
-    buffer._rng.random()
+    buffer = of(loop, "RowReplayBuffer")
+    buffer._drawing.pushed()
+    buffer._drawing._rng.random()
 
 
 def another_row(loop: TrainingLoop) -> None:
-    buffer = of(loop, "UniformReplayBuffer")
+    buffer = of(loop, "RowReplayBuffer")
     buffer._data.columns["reward"][buffer._slots(np.array([buffer._rows - 1]))] += 0.5
 
 
@@ -304,17 +311,17 @@ CHANGES: dict[str, Callable[[TrainingLoop], None]] = {
     "RatioLimiter._used": one_more_env_step,
     "InThreadSource._taken": one_more_env_step,
     "RatioLimiter.opt_steps": one_more_opt_step,
-    "DqnAgent.opt_steps": one_more_opt_step,
-    "DqnAgent.version": one_more_opt_step,
-    "DqnAgent.skipped_in_a_row": one_more_skipped,
-    "UniformReplayBuffer._rows": rows_pushed,
-    "UniformReplayBuffer._data": another_row,
-    "UniformReplayBuffer._next": another_link,
-    "UniformReplayBuffer._rng": a_generator_without_draws,
-    "UniformReplayBuffer._before_draws": set_to(
-        "UniformReplayBuffer", "_before_draws", np.random.default_rng(5).bit_generator.state
+    "Learner.opt_steps": one_more_opt_step,
+    "DqnPolicy.version": one_more_opt_step,
+    "Learner.skipped_in_a_row": one_more_skipped,
+    "RowReplayBuffer._rows": rows_pushed,
+    "RowReplayBuffer._data": another_row,
+    "RowReplayBuffer._next": another_link,
+    "UniformDrawing._rng": a_generator_without_draws,
+    "UniformDrawing._before_draws": set_to(
+        "UniformDrawing", "_before_draws", np.random.default_rng(5).bit_generator.state
     ),
-    "UniformReplayBuffer._tails": lambda loop: loop.parts.buffer.break_streams(),
+    "RowReplayBuffer._tails": lambda loop: loop.parts.buffer.break_streams(),
     # What an environment does as well, so that it comes out of its tape as it went in.
     "TapedEnv._actions": lambda loop: of(loop, "TapedEnv").step([0], np.zeros(1, np.int64)) and None,
     "TapedEnv._seeds": lambda loop: of(loop, "TapedEnv").reset(0, 12345),
@@ -333,7 +340,8 @@ PARTS_OF = {
     "Telemetry.progress": "evaluations best",
     "Telemetry._returns": "_sum _n",
     "Telemetry._lengths": "_sum _n",
-    "DqnAgent._state": "online target mean variance count sums skipped skipped_in_a_row",
+    "DqnRule.state": "online.weights online.mean online.variance online.count target outcome.sums outcome.skipped"
+    " outcome.skipped_in_a_row",
     "EnvGuard._leaves": "0.told_dtype 0.told_bounds",
     "InThreadSource._stat": "episodes",
     "NStepProcessor._streams": "0.episode_return 0.length 0.waiting 0.last_obs",

@@ -10,10 +10,14 @@ import pytest
 import torch
 
 from border_cli.actors.sampler import Sampler
-from border_cli.agents.dqn.agent import DqnAgent, make_agent
-from border_cli.agents.dqn.config import DqnConfig
+from border_cli.agents.dqn.agent import make_agent
+from border_cli.agents.dqn.config import C51Config, DqnConfig, IqnConfig, QrDqnConfig, RainbowConfig
+from border_cli.agents.learner import Learner
 from border_cli.config.schema import BufferConfig, EnvConfig
+from border_cli.core.protocols import ReplayBuffer
 from border_cli.envs.gym_env import GymEnv
+from border_cli.replay import prioritized
+from border_cli.replay.config import PrioritizedConfig
 from border_cli.replay.step_processor import NStepProcessor
 from border_cli.replay.uniform import make_buffer
 
@@ -78,50 +82,88 @@ class Endless(Probe):
         return self.observe(), 1.0, False, True, {}
 
 
-def trained(env_class: str, n_step: int) -> DqnAgent:
-    torch.set_num_threads(1)
-    env = GymEnv(EnvConfig(entry_point=f"{__name__}:{env_class}"), 2)
-    config = DqnConfig(
-        lr=3e-3,
-        hidden=[32],
-        batch_size=32,
-        gamma=GAMMA,
-        target_interval=20,
-        epsilon_start=1.0,
-        epsilon_final=1.0,
-    )
-    agent = make_agent(config, env.spec, seed=1)
-    buffer = make_buffer(BufferConfig(capacity=2000), env.spec, seed=1)
+class ActionOfBefore(Probe):
+    """The second step's reward is 1 if the first step's action was 1, else -1."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        self.past = 0
+        return super().reset(seed=seed, options=options)
+
+    def observe(self) -> np.ndarray:
+        return np.array([0.0 if self.t == 0 else 2.0 * self.past - 1.0], np.float32)
+
+    def step(self, action: int) -> tuple[Any, ...]:
+        self.t += 1
+        self.past = action if self.t == 1 else self.past
+        return self.observe(), (2.0 * self.past - 1.0) * (self.t == 2), self.t == 2, False, {}
+
+
+SMALL: dict[str, Any] = {"lr": 3e-3, "hidden": [32], "batch_size": 32, "gamma": GAMMA, "target_interval": 20}
+RANDOM: dict[str, Any] = {"epsilon_start": 1.0, "epsilon_final": 1.0}
+OF_CATEGORICAL: dict[str, Any] = {"atoms": 51, "v_min": -2.5, "v_max": 2.5}
+VARIANTS: dict[str, DqnConfig] = {
+    "dqn": DqnConfig(**SMALL, **RANDOM),
+    "dqn, single, dueling, softmax": DqnConfig(
+        **SMALL, double=False, dueling=True, exploration="softmax", temperature=100.0
+    ),
+    "c51": C51Config(**SMALL, **RANDOM, **OF_CATEGORICAL),
+    "qrdqn": QrDqnConfig(**SMALL, **RANDOM, quantiles=8),
+    "iqn": IqnConfig(**SMALL, **RANDOM, quantiles=8, target_quantiles=8, act_quantiles=8, cosines=16),
+    # Without ε, whose actions are all random here, its own noise would not try everything within so few env steps.
+    "rainbow": RainbowConfig(**SMALL, **RANDOM, **OF_CATEGORICAL, noisy_std=0.1, exploration="epsilon"),
+}
+PRIORITIZED = ("rainbow", "dqn, single, dueling, softmax")
+
+
+def fill(env: GymEnv, agent: Learner, buffer: ReplayBuffer, n_step: int, steps: int) -> None:
+    """Rows of so many env steps in each of two environments."""
     sampler = Sampler(env, agent, NStepProcessor(env.spec, 2, n_step, GAMMA), [1, 2])
     sampler.begin()
-    for _ in range(200):
-        buffer.push(items) if len((items := sampler.sample([0, 1], 0))["span"]) else None
+    for _ in range(steps):
+        items = sampler.sample([0, 1], 0)
+        if len(items["span"]):
+            buffer.push(items)
+
+
+def trained(variant: str, env_class: str, n_step: int) -> Learner:
+    torch.set_num_threads(1)
+    env = GymEnv(EnvConfig(entry_point=f"{__name__}:{env_class}"), 2)
+    agent = make_agent(VARIANTS[variant], env.spec, seed=1)
+    buffer: ReplayBuffer
+    if variant in PRIORITIZED:
+        buffer = prioritized.make_buffer(
+            PrioritizedConfig(capacity=2000, beta_opt_steps=1500), env.spec, seed=1
+        )
+    else:
+        buffer = make_buffer(BufferConfig(capacity=2000), env.spec, seed=1)
+    fill(env, agent, buffer, n_step, 200)
     for _ in range(1500):
         agent.opt(buffer)
     return agent
 
 
-def values(agent: DqnAgent, observation: float) -> list[float]:
+def values(agent: Learner, observation: float) -> list[float]:
     obs = {"obs": torch.tensor([[observation]])}
     with torch.no_grad():
-        return [float(v) for v in agent._q_values(obs)[0]]
+        policy: Any = agent._policy
+        return [float(v) for v in policy.values(obs)[0]]
+
+
+EXPECTED: dict[str, dict[float, tuple[float, float]]] = {
+    "ConstantReward": {0.0: (1.0, 1.0)},
+    "RewardByObservation": {1.0: (1.0, 1.0), -1.0: (-1.0, -1.0)},
+    "RewardByAction": {0.0: (-1.0, 1.0)},
+    "ActionOfBefore": {0.0: (-GAMMA, GAMMA), 1.0: (1.0, 1.0), -1.0: (-1.0, -1.0)},
+    "TwoSteps": {0.0: (GAMMA, GAMMA), 1.0: (1.0, 1.0)},
+    "Endless": {0.0: (1 / (1 - GAMMA), 1 / (1 - GAMMA))},
+}
+N_STEPS = {"dqn": (1, 3), "rainbow": (3,)}
+CASES = [(variant, env, n) for variant in VARIANTS for env in EXPECTED for n in N_STEPS.get(variant, (1,))]
 
 
 @pytest.mark.learning
-@pytest.mark.parametrize("n_step", [1, 3])
-@pytest.mark.parametrize(
-    ("env_class", "expected"),
-    [
-        ("ConstantReward", {0.0: (1.0, 1.0)}),
-        ("RewardByObservation", {1.0: (1.0, 1.0), -1.0: (-1.0, -1.0)}),
-        ("RewardByAction", {0.0: (-1.0, 1.0)}),
-        ("TwoSteps", {0.0: (GAMMA, GAMMA), 1.0: (1.0, 1.0)}),
-        ("Endless", {0.0: (1 / (1 - GAMMA), 1 / (1 - GAMMA))}),
-    ],
-)
-def test_values_within_five_percent(
-    env_class: str, expected: dict[float, tuple[float, float]], n_step: int
-) -> None:
-    agent = trained(env_class, n_step)
-    for observation, wanted in expected.items():
+@pytest.mark.parametrize(("variant", "env_class", "n_step"), CASES)
+def test_values_within_five_percent(variant: str, env_class: str, n_step: int) -> None:
+    agent = trained(variant, env_class, n_step)
+    for observation, wanted in EXPECTED[env_class].items():
         assert values(agent, observation) == pytest.approx(wanted, rel=0.05), observation

@@ -67,7 +67,8 @@ def test_a_preset_says_what_it_is_and_sets_known_keys(name):
     assert data["preset"]["name"] == name
     assert all(data["preset"][key] for key in ("env_id", "expect", "source"))
     agent, _, env = name.partition("_")
-    assert read("env", f"{env}.yaml")["id"] == data["preset"]["env_id"]
+    option = read("env", f"{env}.yaml")
+    assert option.get("id", option.get("entry_point")) == data["preset"]["env_id"]
     to_config(data | {"agent": data["agent"] | {"type": agent}})
     text = (conf_dir() / "preset" / f"{name}.yaml").read_text(encoding="utf-8")
     assert text.startswith("# @package _global_\n")
@@ -92,7 +93,7 @@ def test_the_cartpole_preset_is_the_published_one_at_a_steady_ratio():
         ("dqn", "CartPole-v1", "dqn_cartpole"),
         ("dqn", "LunarLander-v3", "dqn_lunarlander"),
         ("dqn", "CartPole-v0", None),
-        ("iqn", "CartPole-v1", None),
+        ("tqc", "CartPole-v1", None),
     ],
 )
 def test_a_preset_is_found_by_the_environments_id(agent, env_id, expected):

@@ -6,12 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from border_cli.agents.dqn.agent import DqnAgent, make_agent, make_policy
+from border_cli.agents.batches import TensorBatch
+from border_cli.agents.dqn.agent import make_agent, make_policy
 from border_cli.agents.dqn.config import DqnConfig
 from border_cli.agents.dqn.explorer import EpsilonSchedule, explore, ladder_power
-from border_cli.agents.dqn.loss import DqnNetworks, DqnState, TensorBatch, opt_step, td_target, update_target
-from border_cli.agents.encoding import VectorEncoder
+from border_cli.agents.dqn.heads import ScalarHead
+from border_cli.agents.dqn.loss import DqnNetworks, DqnState, opt_step, td_target, update_target
+from border_cli.agents.dqn.network import NO_DRAWS, Draws
+from border_cli.agents.encoding import Encoder
 from border_cli.agents.flat import FlatModule
+from border_cli.agents.learner import Learner
 from border_cli.config.schema import BufferConfig
 from border_cli.core.errors import UsageError
 from border_cli.core.spaces import ActionSpec, EnvSpec, ObsLeaf, ObsSpec
@@ -20,21 +24,23 @@ from border_cli.replay.uniform import make_buffer
 from tests.unit.test_step_processor import SPEC, step
 
 T = torch.tensor
+HEAD = ScalarHead("huber")
 
 
 def test_target_takes_the_target_networks_best() -> None:
-    y = td_target(T([[1.0, 3.0]]), None, T([0.5]), T([0.9]), T([False]))
-    assert y.tolist() == pytest.approx([0.5 + 0.9 * 3.0])
+    y = td_target(HEAD, T([[[1.0], [3.0]]]), T([[1.0, 3.0]]), T([0.5]), T([0.9]), T([False]))
+    assert y[0].tolist() == pytest.approx([0.5 + 0.9 * 3.0])
 
 
 def test_double_target_takes_the_online_networks_choice() -> None:
-    y = td_target(T([[1.0, 3.0]]), T([[7.0, 2.0]]), T([0.5]), T([0.9]), T([False]))
-    assert y.tolist() == pytest.approx([0.5 + 0.9 * 1.0])
+    y = td_target(HEAD, T([[[1.0], [3.0]]]), T([[7.0, 2.0]]), T([0.5]), T([0.9]), T([False]))
+    assert y[0].tolist() == pytest.approx([0.5 + 0.9 * 1.0])
 
 
 def test_no_bootstrapping_where_terminated_even_from_infinity() -> None:
-    y = td_target(T([[float("inf"), 3.0]]), None, T([0.5]), T([0.9]), T([True]))
-    assert y.tolist() == [0.5]
+    infinite = float("inf")
+    y = td_target(HEAD, T([[[infinite], [3.0]]]), T([[infinite, 3.0]]), T([0.5]), T([0.9]), T([True]))
+    assert y.tolist() == [[0.5]]
 
 
 class Table(torch.nn.Module):
@@ -44,8 +50,8 @@ class Table(torch.nn.Module):
         super().__init__()
         self.w = torch.nn.Parameter(T([2.0, 1.0]))
 
-    def forward(self, obs: dict[str, torch.Tensor]) -> torch.Tensor:
-        return obs["obs"] * self.w
+    def forward(self, obs: dict[str, torch.Tensor], draws: Draws = NO_DRAWS) -> torch.Tensor:
+        return (obs["obs"] * self.w).unsqueeze(-1)
 
 
 def one_step(config: DqnConfig) -> tuple[DqnState, list[float]]:
@@ -53,17 +59,17 @@ def one_step(config: DqnConfig) -> tuple[DqnState, list[float]]:
     net = FlatModule(Table())
     state = DqnState.fresh(net.initial())
     batch = TensorBatch({"obs": T([[1.0]])}, T([0]), T([1.0]), T([0.5]), T([False]), {"obs": T([[2.0]])})
-    opt_step(DqnNetworks.over(net, state), config, state, batch)
-    return state, state.sums.tolist()
+    opt_step(DqnNetworks.over(net, state), ScalarHead(config.loss), config, state, batch)
+    return state, state.outcome.sums.tolist()
 
 
 def test_one_opt_step_by_hand() -> None:
     state, (loss, q, target, norm) = one_step(DqnConfig(loss="mse", lr=0.1, max_grad_norm=None))
     # (2 - 3)² = 1; its gradient with respect to w_0 is 2·(2 - 3)·1 = -2; Adam's first step is lr against its sign
     assert (loss, q, target, norm) == pytest.approx((1.0, 2.0, 3.0, 2.0))
-    assert state.online.tolist() == pytest.approx([2.1, 1.0], abs=1e-6)
+    assert state.online.weights.tolist() == pytest.approx([2.1, 1.0], abs=1e-6)
     assert state.target.tolist() == [2.0, 1.0]
-    assert state.mean.tolist() == pytest.approx([-0.2, 0.0])
+    assert state.online.mean.tolist() == pytest.approx([-0.2, 0.0])
 
 
 def test_huber_and_clipping_by_hand() -> None:
@@ -71,12 +77,12 @@ def test_huber_and_clipping_by_hand() -> None:
     assert (loss, norm) == pytest.approx((0.5, 1.0))
     state, (_, _, _, norm) = one_step(DqnConfig(loss="huber", max_grad_norm=0.25))
     assert norm == pytest.approx(1.0)  # what is recorded is the norm before clipping
-    assert state.mean.tolist() == pytest.approx([-0.025, 0.0], rel=1e-4)
+    assert state.online.mean.tolist() == pytest.approx([-0.025, 0.0], rel=1e-4)
 
 
 def test_target_update_hard_and_soft() -> None:
     state = DqnState.fresh(T([0.0, 0.0]))
-    state.online += 1.0
+    state.online.weights += 1.0
     update_target(state, 0.25)
     assert state.target.tolist() == [0.25, 0.25]
     update_target(state, 1.0)
@@ -95,15 +101,15 @@ def test_ladder() -> None:
 
 
 def test_exploration_rate_and_stream() -> None:
-    greedy = np.zeros(100_000, np.int64)
-    acts = explore(greedy, 0.3, 2, np.random.default_rng(0))
+    values = np.tile([1.0, 0.0], (100_000, 1))
+    acts = explore(values, 0.3, np.random.default_rng(0))
     assert np.mean(acts) == pytest.approx(0.15, abs=0.01)
     rng = np.random.default_rng(0)
-    explore(greedy, 0.0, 2, rng)
+    explore(values, 0.0, rng)
     assert rng.random() == np.random.default_rng(0).random()  # greedy acting draws nothing
 
 
-def full_agent(**changes: object) -> tuple[DqnAgent, object]:
+def full_agent(**changes: object) -> tuple[Learner, object]:
     config = DqnConfig(hidden=[8], batch_size=4, **changes)  # type: ignore[arg-type]
     buffer, processor = make_buffer(BufferConfig(capacity=100), SPEC, 0), NStepProcessor(SPEC, 1, 1, 0.9)
     for t in range(45):
@@ -113,11 +119,11 @@ def full_agent(**changes: object) -> tuple[DqnAgent, object]:
 
 def test_target_interval_counts_opt_steps() -> None:
     agent, buffer = full_agent(target_interval=3)
-    before = agent._state.target.clone()
+    before = agent._rule.state.target.clone()
     for n in range(1, 4):
         agent.opt(buffer)
-        assert torch.equal(agent._state.target, before) == (n < 3)
-    assert torch.equal(agent._state.target, agent._state.online)
+        assert torch.equal(agent._rule.state.target, before) == (n < 3)
+    assert torch.equal(agent._rule.state.target, agent._rule.state.online.weights)
 
 
 def test_state_goes_there_and_back() -> None:
@@ -128,8 +134,9 @@ def test_state_goes_there_and_back() -> None:
     copies = {name: array.copy() for name, array in saved.arrays.items()}
     other, _ = full_agent()
     other.load_state(type(saved)(copies, saved.values))
-    for one, two in zip(vars(agent._state).values(), vars(other._state).values(), strict=True):
-        assert torch.equal(one, two)
+    there, back = agent.state(), other.state()
+    assert there.values == back.values
+    assert all((array == back.arrays[name]).all() for name, array in there.arrays.items())
     assert other.opt_steps == 5
     copies.popitem()
     with pytest.raises(ValueError, match="saved state"):
@@ -149,7 +156,7 @@ def test_model_reaches_a_policy() -> None:
 
 
 def test_same_seed_same_agent() -> None:
-    weights = [full_agent()[0]._state.online for _ in range(2)]
+    weights = [full_agent()[0]._rule.state.online.weights for _ in range(2)]
     assert torch.equal(*weights)
 
 
@@ -157,12 +164,12 @@ def test_records_are_means_since_the_last_one() -> None:
     agent, buffer = full_agent()
     agent.opt(buffer)
     agent.opt(buffer)
-    sums = agent._state.sums.tolist()
-    agent._state.sums.zero_()
-    agent._state.sums.add_(T(sums))
+    sums = agent._rule.outcome.sums.tolist()
+    agent._rule.outcome.sums.zero_()
+    agent._rule.outcome.sums.add_(T(sums))
     record = agent.opt(buffer, record=True)
     assert record is not None and set(record.values) >= {"agent/loss", "agent/q_mean"}
-    assert agent._state.sums.tolist() == [0.0] * 4
+    assert agent._rule.outcome.sums.tolist() == [0.0] * 4
 
 
 def test_encoding_by_hand() -> None:
@@ -174,7 +181,7 @@ def test_encoding_by_hand() -> None:
         )
     )
     obs = {"obs.a": T([[0, 255]], dtype=torch.uint8), "obs.b": T([2]), "obs.c": T([[-0.5]])}
-    assert VectorEncoder(spec)(obs).tolist() == [[0.0, 1.0, 0.0, 0.0, 1.0, -0.5]]
+    assert Encoder(spec, [], torch.Generator())(obs).tolist() == [[0.0, 1.0, 0.0, 0.0, 1.0, -0.5]]
     assert spec.features == 6
 
 

@@ -163,7 +163,10 @@ def test_e2_it_ends_as_an_environment_that_raised() -> None:
 class First:
     """Always action 0."""
 
-    def sample(self, obs: Obs, env_steps: int = 0) -> Array:
+    def begin_episode(self, env_ix: int) -> None:
+        pass
+
+    def sample(self, obs: Obs, env_steps: int = 0, env_ix: Sequence[int] = ()) -> Array:
         return np.zeros(len(next(iter(obs.values()))), np.int64)
 
     def train(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -18,7 +20,10 @@ class ParityPolicy:
         self.modes: list[str] = []
         self._failing = failing
 
-    def sample(self, obs: Obs, env_steps: int = 0) -> Array:
+    def begin_episode(self, env_ix: int) -> None:
+        pass
+
+    def sample(self, obs: Obs, env_steps: int = 0, env_ix: Sequence[int] = ()) -> Array:
         if self._failing:
             raise RuntimeError("the policy fails")
         assert self.modes == ["eval"]

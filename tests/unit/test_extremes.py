@@ -10,14 +10,16 @@ import pytest
 import torch
 
 from border_cli.actors.sampler import Sampler
+from border_cli.agents.dqn.heads import ScalarHead
 from border_cli.agents.dqn.loss import td_target
 from border_cli.core.items import Chunk
 from border_cli.core.progress import Progress
 from border_cli.core.protocols import Evaluation
 from border_cli.core.record import Mean
+from border_cli.replay.buffer import RowReplayBuffer
 from border_cli.replay.limiter import RatioLimiter
 from border_cli.replay.step_processor import NStepProcessor
-from border_cli.replay.uniform import UniformReplayBuffer
+from border_cli.replay.uniform import UniformDrawing
 from border_cli.trainers.judging import _routine_values
 from border_cli.trainers.telemetry import Telemetry
 from tests.unit.test_env_guard import First, group
@@ -27,12 +29,12 @@ GAMMA = 0.5
 HUGE = 1e30
 
 
-def targets(buffer: UniformReplayBuffer) -> dict[float, tuple[float, float]]:
+def targets(buffer: RowReplayBuffer) -> dict[float, tuple[float, float]]:
     """Observation → (TD target, next observation), where the value of an observation is 100 times itself."""
     batch = buffer.batch(len(buffer))
     value = torch.from_numpy(100.0 * batch.next_obs["obs"])
     columns = (torch.from_numpy(rows) for rows in (batch.reward, batch.discount, batch.terminated))
-    y = td_target(value, None, *columns)
+    y = td_target(ScalarHead("huber"), value.unsqueeze(-1), value, *columns)[:, 0]
     sampled = zip(batch.obs["obs"][:, 0], y, batch.next_obs["obs"][:, 0], strict=True)
     return {float(obs): (float(target), float(next_obs)) for obs, target, next_obs in sampled}
 
@@ -41,7 +43,7 @@ def targets(buffer: UniformReplayBuffer) -> dict[float, tuple[float, float]]:
 def test_e5_episodes_of_one_env_step_bootstrap_if_truncated_and_else_do_not(n_step: int) -> None:
     """Observation t leads to t + 1 with reward 2."""
     processor = NStepProcessor(SPEC, 1, n_step, GAMMA)
-    buffer = UniformReplayBuffer(1000, SPEC, np.random.default_rng(0))
+    buffer = RowReplayBuffer(1000, SPEC, UniformDrawing(np.random.default_rng(0)))
     for t in range(0, 400, 4):
         buffer.push(processor.process(step(t, 2.0, terminated=True)))
         buffer.push(processor.process(step(t + 2, 2.0, truncated=True)))
@@ -55,7 +57,7 @@ def test_e5_episodes_of_one_env_step_bootstrap_if_truncated_and_else_do_not(n_st
 def test_e5_terminated_and_truncated_at_once_is_terminated() -> None:
     processor, buffer = (
         NStepProcessor(SPEC, 1, 1, GAMMA),
-        UniformReplayBuffer(1000, SPEC, np.random.default_rng(0)),
+        RowReplayBuffer(1000, SPEC, UniformDrawing(np.random.default_rng(0))),
     )
     for _ in range(64):
         buffer.push(processor.process(step(8, 3.0, terminated=True, truncated=True)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,10 @@ TOLD = "its space says between -1.0 and 1.0; that is not told again"
 class First:
     """Always action 0."""
 
-    def sample(self, obs: Obs, env_steps: int = 0) -> Array:
+    def begin_episode(self, env_ix: int) -> None:
+        pass
+
+    def sample(self, obs: Obs, env_steps: int = 0, env_ix: Sequence[int] = ()) -> Array:
         return ACTION
 
     def train(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import types
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -139,7 +140,10 @@ class PushPolicy:
         self.exploring = True
         self.weight = np.zeros(1, np.float32)
 
-    def sample(self, obs: Obs, env_steps: int = 0) -> Array:
+    def begin_episode(self, env_ix: int) -> None:
+        pass
+
+    def sample(self, obs: Obs, env_steps: int = 0, env_ix: Sequence[int] = ()) -> Array:
         assert not self.exploring
         return np.repeat(self.weight[None], len(obs["obs"]), 0)
 
@@ -165,7 +169,7 @@ def push_model(tmp_path: Path) -> ModelDescription:
 def plugin_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A module push_plugin that leaves a mark when it is imported, and registers the agent as a plugin does."""
     module = types.ModuleType("push_agent")
-    module.check_spec = lambda spec: None  # type: ignore[attr-defined]
+    module.check_spec = lambda config, spec: None  # type: ignore[attr-defined]
     module.make_policy = lambda config, spec, seed: PushPolicy()  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "push_agent", module)
     monkeypatch.setitem(AGENTS, "push", Entry(PushConfig, "push_agent"))

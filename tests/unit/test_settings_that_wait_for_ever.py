@@ -17,9 +17,10 @@ from border_cli.agents.dqn.config import DqnConfig
 from border_cli.config.checks import check, ratio_tolerance
 from border_cli.config.schema import ActorManagerConfig, BufferConfig, EnvConfig, TrainConfig, TrainerConfig
 from border_cli.core.errors import UsageError
+from border_cli.replay.buffer import RowReplayBuffer
 from border_cli.replay.limiter import RatioLimiter
 from border_cli.replay.step_processor import NStepProcessor
-from border_cli.replay.uniform import UniformReplayBuffer
+from border_cli.replay.uniform import UniformDrawing
 from tests.fakes import COUNTING_SPEC, NumpyPolicy, make_counting_env
 
 OPT_STEPS = 5
@@ -67,7 +68,7 @@ def opt_steps_done(c: TrainConfig) -> int:
     """OPT_STEPS, or fewer if at some point nobody could go on."""
     n, group, interval = c.n_actors, c.actor_manager.envs_per_actor, c.trainer.opt_interval
     limiter = RatioLimiter(interval, c.trainer.warmup_period, ratio_tolerance(c), None, n, group)
-    buffer = UniformReplayBuffer(c.buffer.capacity, COUNTING_SPEC, np.random.default_rng(0))
+    buffer = RowReplayBuffer(c.buffer.capacity, COUNTING_SPEC, UniformDrawing(np.random.default_rng(0)))
     actors, taken = [sampler(c, actor) for actor in range(n)], [0] * n
     while limiter.opt_steps < OPT_STEPS:
         if limiter.may_opt() and len(buffer) >= c.agent.batch_size:

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from border_cli.agents.dqn.agent import DqnAgent, make_agent
+from border_cli.agents.dqn.agent import make_agent
 from border_cli.agents.dqn.config import DqnConfig
+from border_cli.agents.learner import Learner
 from border_cli.checkpoints.keeper import RunKeeper
 from border_cli.config.schema import TrainConfig
 from border_cli.core.protocols import Batch
@@ -54,17 +55,17 @@ class Batches:
         return self._batches.pop(0)
 
 
-def agent(**changes: Any) -> DqnAgent:
+def agent(**changes: Any) -> Learner:
     return make_agent(DqnConfig(hidden=[8], batch_size=SIZE, **changes), SPEC, seed=5)
 
 
-def learn(learner: DqnAgent, *batches: Batch) -> None:
+def learn(learner: Learner, *batches: Batch) -> None:
     buffer: Any = Batches(*batches)
     for _ in batches:
         learner.opt(buffer)
 
 
-def bits(learner: DqnAgent) -> dict[str, bytes]:
+def bits(learner: Learner) -> dict[str, bytes]:
     state = learner.state()
     return {n: a.tobytes() for n, a in state.arrays.items()} | {
         "count": str(state.values["adam_count"]).encode()

@@ -35,6 +35,7 @@ def test_it_is_there_from_the_start(tmp_path: Path) -> None:
         "actors": [],
         "exact": None,
         "records_dropped": {},
+        "config": {},
     }
 
 
@@ -80,6 +81,7 @@ def test_all_of_an_end_by_hand(tmp_path: Path) -> None:
         ],
         "exact": None,
         "records_dropped": {"metrics.jsonl": 3},
+        "config": {},
     }
 
 

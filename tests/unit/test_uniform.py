@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 
 from border_cli.config.schema import BufferConfig
 from border_cli.core.items import Items
+from border_cli.replay.buffer import RowReplayBuffer
 from border_cli.replay.step_processor import NStepProcessor
-from border_cli.replay.uniform import UniformReplayBuffer, buffer_bytes, make_buffer
+from border_cli.replay.uniform import UniformDrawing, buffer_bytes, make_buffer
 from tests.unit.test_step_processor import SPEC, step
 
 
-def buffer(capacity: int, seed: int = 0) -> UniformReplayBuffer:
-    return UniformReplayBuffer(capacity, SPEC, np.random.default_rng(seed))
+def buffer(capacity: int, seed: int = 0) -> RowReplayBuffer:
+    return RowReplayBuffer(capacity, SPEC, UniformDrawing(np.random.default_rng(seed)))
 
 
 def episode(processor: NStepProcessor, start: int, length: int, env: int = 0) -> list[Items]:
@@ -88,7 +89,7 @@ def test_a_broken_stream_is_not_continued() -> None:
 
 
 def test_what_waits_keeps_blocks_open_until_its_streams_are_broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("border_cli.replay.uniform.rows_per_block", lambda capacity, row_bytes: 4)
+    monkeypatch.setattr("border_cli.replay.buffer.rows_per_block", lambda capacity, row_bytes: 4)
     b, processors = buffer(100), [NStepProcessor(SPEC, 1, 1, 0.9, None) for _ in range(2)]
     for actor in (0, 1):
         b.push(episode(processors[actor], 10 * actor, 9)[0], actor)  # each waits for a second row
@@ -105,7 +106,7 @@ def test_what_waits_keeps_blocks_open_until_its_streams_are_broken(monkeypatch: 
 def test_a_row_that_waited_until_it_was_overwritten_keeps_no_block_open(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("border_cli.replay.uniform.rows_per_block", lambda capacity, row_bytes: 4)
+    monkeypatch.setattr("border_cli.replay.buffer.rows_per_block", lambda capacity, row_bytes: 4)
     b = buffer(12)
     b.push(episode(NStepProcessor(SPEC, 1, 1, 0.9, None), 0, 9)[0], 0)
     for items in episode(NStepProcessor(SPEC, 1, 1, 0.9, None), 20, 19):
@@ -144,7 +145,7 @@ def test_a_batch_is_filled_anew_only_when_it_is_given_back() -> None:
 
 
 def test_the_state_of_the_draws_leads_to_the_same_batches_and_taking_it_changes_nothing() -> None:
-    def filled() -> UniformReplayBuffer:
+    def filled() -> RowReplayBuffer:
         b, p = buffer(40), NStepProcessor(SPEC, 1, 1, 0.5)
         for items in episode(p, 0, 30):
             b.push(items)
@@ -155,8 +156,8 @@ def test_the_state_of_the_draws_leads_to_the_same_batches_and_taking_it_changes_
         assert (watched.batch(4).ix == plain.batch(4).ix).all()
         state = watched.generator_state()
         assert json.loads(json.dumps(state)) == state
-        resumed._forget_draws()
-        resumed._rng.bit_generator.state = state["generator"]
+        resumed._drawing.pushed()
+        resumed._drawing._rng.bit_generator.state = state["generator"]
         for _ in range(state["batches_taken"]):
             resumed.batch(state["batch_size"])
         assert (resumed.batch(4).ix == watched.batch(4).ix).all()

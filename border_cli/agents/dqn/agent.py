@@ -1,27 +1,39 @@
-"""DQN: the policy that acts, and the agent that learns.
+"""The value-based family: the policy that acts, and the rule by which it learns.
 
 A module named in `border_cli.config.registry` offers `check_spec`, `make_policy` and `make_agent`, as this one does.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from border_cli.agents.batches import TensorBatch
 from border_cli.agents.dqn.config import DqnConfig
-from border_cli.agents.dqn.explorer import EpsilonSchedule, explore, schedule
-from border_cli.agents.dqn.loss import SCALARS, DqnNetworks, DqnState, TensorBatch, opt_step, update_target
-from border_cli.agents.dqn.network import QNetwork
-from border_cli.agents.encoding import to_tensors
+from border_cli.agents.dqn.explorer import Explorer, explore, make_explorer
+from border_cli.agents.dqn.heads import Head, make_head
+from border_cli.agents.dqn.loss import (
+    NO_STEP_DRAWS,
+    SCALARS,
+    DqnNetworks,
+    DqnState,
+    StepDraws,
+    allowed,
+    opt_step,
+    update_target,
+)
+from border_cli.agents.dqn.network import NO_DRAWS, Draws, QNetwork
 from border_cli.agents.flat import FlatModule
+from border_cli.agents.learner import Learner
+from border_cli.agents.outcome import Outcome
+from border_cli.agents.policy import NetworkPolicy
 from border_cli.core.errors import UsageError
 from border_cli.core.metrics import declare
-from border_cli.core.protocols import Batch, ModelInfo, ReplayBuffer
-from border_cli.core.record import Record
-from border_cli.core.spaces import Array, EnvSpec, Obs
-from border_cli.core.state import State, check_arrays, count, require
+from border_cli.core.spaces import Array, EnvSpec
 from border_cli.runtime import seeding
 
 declare("agent/loss", "", "mean loss of the TD error")
@@ -30,12 +42,13 @@ declare("agent/target_mean", "reward", "mean TD target")
 declare("agent/grad_norm", "", "mean gradient norm before clipping")
 
 
-def check_spec(spec: EnvSpec) -> None:
+def check_spec(config: DqnConfig, spec: EnvSpec) -> None:
     """Raise UsageError where the spaces are not for this agent."""
     if spec.action.kind != "discrete":
         raise UsageError(
-            f"agent=dqn chooses among a finite number of actions, and this environment's are {spec.action.kind} "
-            f"{list(spec.action.shape)}\nallowed: environments with a Discrete action space"
+            f"agent={config.type} chooses among a finite number of actions, and this environment's are "
+            f"{spec.action.kind} {list(spec.action.shape)}\nallowed: agent=sac, td3 or tqc with it, or an environment "
+            "with a Discrete action space"
         )
 
 
@@ -43,212 +56,139 @@ def make_policy(
     config: DqnConfig, spec: EnvSpec, seed: int, actor: int = 0, n_actors: int = 1, incarnation: int = 0
 ) -> DqnPolicy:
     """The acting part alone, for an actor or an evaluation. `seed` is the run's."""
-    net = FlatModule(QNetwork(spec, config.hidden, torch.Generator().manual_seed(0)))
+    net = QNetwork(spec, config, torch.Generator().manual_seed(0))
     rng = seeding.generator(seed, *seeding.exploration_key(actor, incarnation))
-    return DqnPolicy(
-        net, net.initial(), spec, schedule(config, actor, n_actors), config.eval_epsilon, rng, seed
-    )
+    flat = FlatModule(net)
+    explorer = make_explorer(config, actor, n_actors)
+    return DqnPolicy(flat, flat.initial(), config, explorer, rng, seed, spec.mask)
 
 
-def make_agent(config: DqnConfig, spec: EnvSpec, seed: int, device: str = "cpu") -> DqnAgent:
+def make_agent(config: DqnConfig, spec: EnvSpec, seed: int, device: str = "cpu") -> Learner:
     """A fresh agent. `seed` is the run's."""
-    return DqnAgent(config, spec, seed, torch.device(device))
+    check_spec(config, spec)
+    generator = torch.Generator().manual_seed(seeding.integer(seed, seeding.AGENT))
+    net = FlatModule(QNetwork(spec, config, generator))
+    state = DqnState.fresh(net.initial().to(torch.device(device)))
+    rng = seeding.generator(seed, *seeding.exploration_key(0, 0))
+    explorer = make_explorer(config, 0, 1)
+    policy = DqnPolicy(net, state.online.weights, config, explorer, rng, seed, spec.mask)
+    rule = DqnRule(net, config, state, seeding.generator(seed, *seeding.LEARNING), spec.mask)
+    return Learner(policy, rule, config.batch_size)
 
 
-class DqnPolicy:
-    """Implements `core.protocols.ActingPolicy`: ε-greedy in train mode, greedy (or eval_epsilon) in eval mode.
-
-    weights: the network's vector, used in place, so that an agent's policy acts with what the agent learns ·
-    rng: of exploration; evaluations draw from a generator of their own below `seed`, anew in each.
-    """
+class DqnPolicy(NetworkPolicy):
+    """Explores in train mode; greedy, or random with eval_epsilon, and without noise in eval mode."""
 
     def __init__(
         self,
         net: FlatModule,
-        weights: torch.Tensor,
-        spec: EnvSpec,
-        epsilon: EpsilonSchedule,
-        eval_epsilon: float,
+        weights: Tensor,
+        config: DqnConfig,
+        explorer: Explorer,
         rng: np.random.Generator,
         seed: int,
+        mask: str | None,
     ) -> None:
+        super().__init__(net, weights, rng, seed)
+        self._mask = mask
+        self._head = make_head(config)
+        self._explorer = explorer
+        self._eval_epsilon = config.eval_epsilon
+        self._noise_size = cast(QNetwork, self._network).noise_size
+
+    def values(self, obs: dict[str, Tensor], draws: Draws = NO_DRAWS) -> Tensor:
+        """(B, n) expected returns, -inf of actions that are not allowed."""
+        return allowed(self._head.values(self._network(obs, draws)), obs, self._mask)
+
+    def _explore(self, obs: dict[str, Tensor], env_steps: int, env_ix: Sequence[int]) -> Array:
+        del env_ix
+        values = self.values(obs, self._noise()).cpu().numpy()
+        return self._explorer(values, env_steps, self._rng)
+
+    def _exploit(self, obs: dict[str, Tensor]) -> Array:
+        return explore(self.values(obs).cpu().numpy(), self._eval_epsilon, self._evaluation_rng)
+
+    def _noise(self) -> Draws:
+        size = self._noise_size
+        return Draws(noise=_normal(self._rng, size, self._weights.device)) if size else NO_DRAWS
+
+
+class DqnRule:
+    """Implements `agents.learner.Rule`."""
+
+    scalars = SCALARS
+
+    def __init__(
+        self,
+        net: FlatModule,
+        config: DqnConfig,
+        state: DqnState,
+        rng: np.random.Generator,
+        mask: str | None,
+    ) -> None:
+        self.state = state
+        self._mask = mask
+        self.rng = rng
         self._net = net
-        self._weights = weights
-        self._q_values = net.over(weights)
-        self._n_actions = spec.action.n
-        self._epsilon = epsilon
-        self._eval_epsilon = eval_epsilon
-        self._rng = rng
-        self._seed = seed
-        self._evaluation_rng = seeding.generator(seed, seeding.EVALUATION_POLICY)
-        self._exploring = True
-        self.version = 0
-
-    def sample(self, obs: Obs, env_steps: int = 0) -> Array:
-        """(B,) int64 actions."""
-        with torch.inference_mode():
-            q = self._q_values(to_tensors(obs, self._weights.device))
-            greedy = q.argmax(1).cpu().numpy()
-        if self._exploring:
-            return explore(greedy, self._epsilon(env_steps), self._n_actions, self._rng)
-        return explore(greedy, self._eval_epsilon, self._n_actions, self._evaluation_rng)
-
-    def train(self) -> None:
-        """Explore from now on."""
-        self._exploring = True
-
-    def eval(self) -> None:
-        """Exploit from now on."""
-        self._exploring = False
-        self._evaluation_rng = seeding.generator(self._seed, seeding.EVALUATION_POLICY)
-
-    def model_info(self) -> ModelInfo:
-        """The network's weights under its own names (views)."""
-        host = self._weights.detach().cpu()
-        return ModelInfo(self.version, {n: v.numpy() for n, v in self._net.views(host).items()})
-
-    def sync_model(self, info: ModelInfo) -> None:
-        """Copy the weights. Raises ValueError where names or shapes differ."""
-        parts = self._net.views(self._weights)
-        expected = {name: tuple(part.shape) for name, part in parts.items()}
-        given = {name: tuple(array.shape) for name, array in info.arrays.items()}
-        if expected != given:
-            raise ValueError(f"the network has {expected}, the model {given}")
-        with torch.no_grad():
-            for name, part in parts.items():
-                part.copy_(torch.from_numpy(np.ascontiguousarray(info.arrays[name])))
-        self.version = info.version
-
-    def generator_state(self) -> dict[str, Any]:
-        """State of the exploration generator, as JSON values."""
-        return dict(self._rng.bit_generator.state)
-
-    def load_generator_state(self, state: dict[str, Any]) -> None:
-        """Explore on from a saved state."""
-        seeding.restore(self._rng, state)
-
-
-class DqnAgent(DqnPolicy):
-    """Implements `core.protocols.Agent`."""
-
-    def __init__(self, config: DqnConfig, spec: EnvSpec, seed: int, device: torch.device) -> None:
-        check_spec(spec)
-        generator = torch.Generator().manual_seed(seeding.integer(seed, seeding.AGENT))
-        net = FlatModule(QNetwork(spec, config.hidden, generator))
         self._config = config
-        self._device = device
-        self._state = DqnState.fresh(net.initial().to(device))
-        self._networks = DqnNetworks.over(net, self._state)
-        self._unread = 0
-        self._batch: Batch | None = None
-        self._tensor_batch: TensorBatch | None = None
-        rng = seeding.generator(seed, *seeding.exploration_key(0, 0))
-        super().__init__(
-            net, self._state.online, spec, schedule(config, 0, 1), config.eval_epsilon, rng, seed
-        )
-        self.opt_steps = 0
-        self.skipped_in_a_row = 0
+        self._head: Head = make_head(config)
+        self._networks = DqnNetworks.over(net, state)
+        self._noise_size = cast(QNetwork, self._networks.online).noise_size
+        self._device = state.target.device
 
-    def opt(self, buffer: ReplayBuffer, record: bool = False) -> Record | None:
-        """One opt step on one batch; with `record` the means over the opt steps since the last one."""
-        opt_step(self._networks, self._config, self._state, self._next_batch(buffer))
-        self.opt_steps += 1
-        self.version = self.opt_steps
-        self._unread += 1
-        if self.opt_steps % self._config.target_interval == 0:
-            update_target(self._state, self._config.target_tau)
-        if record or self._device.type == "cpu":  # elsewhere a look at it would wait for the device
-            self.skipped_in_a_row = int(self._state.skipped_in_a_row.item())
-        return self._read() if record else None
+    @property
+    def outcome(self) -> Outcome:
+        """Of the opt steps since the last record."""
+        return self.state.outcome
 
-    def skipped_batch(self) -> dict[str, Array] | None:
-        """Copies of the columns of the last batch, if its opt step is known to have been skipped."""
-        batch = self._batch
-        if batch is None or not self.skipped_in_a_row:
-            return None
-        columns = batch.obs | {f"next_{name}": rows for name, rows in batch.next_obs.items()}
-        for name in ("action", "reward", "discount", "terminated", "ix"):
-            columns[name] = getattr(batch, name)
-        return {name: rows.copy() for name, rows in columns.items()}
+    def opt_step(self, batch: TensorBatch, number: int) -> Tensor:
+        """As of `Rule`."""
+        del number
+        draws = self._draws(batch)
+        return opt_step(self._networks, self._head, self._config, self.state, batch, draws, self._mask)
 
-    def take_record(self) -> Record | None:
-        """The means since the last record."""
-        return self._read() if self._unread else None
+    def update_targets(self, number: int) -> None:
+        """As of `Rule`."""
+        if number % self._config.target_interval == 0:
+            update_target(self.state, self._config.target_tau)
 
-    def check_finite(self) -> bool:
-        """Whether every weight and moment is finite."""
-        s = self._state
-        return all(bool(torch.isfinite(t).all()) for t in (s.online, s.target, s.mean, s.variance))
+    def vectors(self) -> dict[str, tuple[FlatModule, Tensor]]:
+        """As of `Rule`."""
+        online = self.state.online
+        named = {
+            "online": online.weights,
+            "target": self.state.target,
+            "adam_mean": online.mean,
+            "adam_variance": online.variance,
+        }
+        return {label: (self._net, vector) for label, vector in named.items()}
 
-    def state(self) -> State:
-        """Online and target weights and Adam's moments by the network's names; counters as values."""
-        tensors: dict[str, Array] = {}
-        for part, vector in self._vectors().items():
-            tensors |= {f"{part}.{n}": v.numpy() for n, v in self._net.views(vector.detach().cpu()).items()}
-        tensors["sums"] = self._state.sums.cpu().numpy()
-        values = {"opt_steps": self.opt_steps, "unread": self._unread}
-        values |= {name: int(scalar) for name, scalar in self._counts().items()}
-        return State(tensors, values)
+    def counts(self) -> dict[str, Tensor]:
+        """As of `Rule`."""
+        return {"adam_count": self.state.online.count}
 
-    def load_state(self, state: State) -> None:
-        """Take over a saved state. Raises ValueError on a name or shape that does not fit."""
-        check_arrays(state.arrays, self.state().arrays, "the agent")
-        names = ("opt_steps", "unread", "skipped_in_a_row", *self._counts())
-        require(state.values, names, "the agent")
-        counts = {name: count(state.values[name], name) for name in names}
-        with torch.no_grad():
-            for part, vector in self._vectors().items():
-                for name, view in self._net.views(vector).items():
-                    view.copy_(torch.from_numpy(np.array(state.arrays[f"{part}.{name}"])))
-            self._state.sums.copy_(torch.from_numpy(np.array(state.arrays["sums"])))
-            for name, scalar in self._counts().items():
-                scalar.fill_(counts[name])
-        self.opt_steps = self.version = counts["opt_steps"]
-        self._unread = counts["unread"]
-        self.skipped_in_a_row = counts["skipped_in_a_row"]
+    def restart(self) -> None:
+        """The target becomes what the online network is."""
+        update_target(self.state, 1.0)
 
-    def sync_model(self, info: ModelInfo) -> None:
-        """Start from these weights: online and target; a new agent's count of opt steps stays 0."""
-        super().sync_model(info)
-        self.version = self.opt_steps
-        update_target(self._state, 1.0)
+    def _draws(self, batch: TensorBatch) -> StepDraws:
+        """Noise for each of the three passes (Fortunato et al., 2018), levels for the two that are compared."""
+        config, rows = self._config, len(batch.action)
+        if not self._noise_size and config.head != "implicit_quantile":
+            return NO_STEP_DRAWS
+        taus: list[Tensor | None] = [None, None, None]
+        if config.head == "implicit_quantile":
+            taus[0] = self._levels(rows, config.quantiles)
+            taus[1] = self._levels(rows, config.target_quantiles)
+        noises: list[Tensor | None] = [None, None, None]
+        if self._noise_size:
+            drawn = _normal(self.rng, 3 * self._noise_size, self._device)
+            noises = list(drawn.split(self._noise_size))
+        return StepDraws(*(Draws(tau, noise) for tau, noise in zip(taus, noises, strict=True)))
 
-    def _vectors(self) -> dict[str, torch.Tensor]:
-        s = self._state
-        return {"online": s.online, "target": s.target, "adam_mean": s.mean, "adam_variance": s.variance}
+    def _levels(self, rows: int, n: int) -> Tensor:
+        return torch.from_numpy(self.rng.random((rows, n), np.float32)).to(self._device)
 
-    def _counts(self) -> dict[str, torch.Tensor]:
-        s = self._state
-        return {"adam_count": s.count, "skipped": s.skipped, "skipped_in_a_row": s.skipped_in_a_row}
 
-    def _next_batch(self, buffer: ReplayBuffer) -> TensorBatch:
-        """Sampled; on the CPU the tensors share the batch's memory, so a batch filled anew has its tensors already."""
-        batch = buffer.batch(self._config.batch_size, into=self._batch)
-        if self._tensor_batch is None or batch is not self._batch or self._device.type != "cpu":
-            self._batch, self._tensor_batch = batch, self._tensors(batch)
-        return self._tensor_batch
-
-    def _tensors(self, batch: Batch) -> TensorBatch:
-        def tensor(array: Array) -> torch.Tensor:
-            return torch.from_numpy(array).to(self._device)
-
-        return TensorBatch(
-            obs=to_tensors(batch.obs, self._device),
-            action=tensor(batch.action),
-            reward=tensor(batch.reward),
-            discount=tensor(batch.discount),
-            terminated=tensor(batch.terminated),
-            next_obs=to_tensors(batch.next_obs, self._device),
-        )
-
-    def _read(self) -> Record:
-        """Means over the opt steps that were not skipped; none where all of them were."""
-        skipped, sums = int(self._state.skipped.item()), self._state.sums.tolist()
-        counted = self._unread - skipped
-        values = {"agent/skipped_steps": float(skipped)}
-        if counted:
-            values |= {f"agent/{name}": total / counted for name, total in zip(SCALARS, sums, strict=True)}
-        self._state.sums.zero_()
-        self._state.skipped.zero_()
-        self._unread = 0
-        return Record(values)
+def _normal(rng: np.random.Generator, n: int, device: torch.device) -> Tensor:
+    return torch.from_numpy(rng.standard_normal(n, np.float32)).to(device)

@@ -1,4 +1,4 @@
-"""DQN's targets, loss and update, as functions of tensors."""
+"""Targets, loss and update of the value-based family, as functions of tensors."""
 
 from __future__ import annotations
 
@@ -6,43 +6,31 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import mse_loss, smooth_l1_loss
 
-from border_cli.agents.adam import adam_step, clip_norm_
+from border_cli.agents.adam import Trained, clip_norm_
+from border_cli.agents.batches import TensorBatch
 from border_cli.agents.dqn.config import DqnConfig
+from border_cli.agents.dqn.heads import Head
+from border_cli.agents.dqn.network import NO_DRAWS, Draws
 from border_cli.agents.flat import FlatModule, flat_gradient
+from border_cli.agents.outcome import Outcome
 
 SCALARS = ("loss", "q_mean", "target_mean", "grad_norm")
-"""What an opt step yields, in the order of its vector."""
+"""What an opt step yields, in the order of its sums."""
 
 
 @dataclass
 class DqnState:
-    """Everything an opt step reads and changes.
+    """Everything an opt step reads and changes. online: with Adam's moments · target: weights."""
 
-    online, target: weights · mean, variance: Adam's moments · count: its steps, a scalar float32 tensor ·
-    sums: (len(SCALARS),) sums of the scalars since they were last read, skipped opt steps left out ·
-    skipped: opt steps skipped since then · skipped_in_a_row: until now; both scalar float32 tensors.
-    """
-
-    online: Tensor
+    online: Trained
     target: Tensor
-    mean: Tensor
-    variance: Tensor
-    count: Tensor
-    sums: Tensor
-    skipped: Tensor
-    skipped_in_a_row: Tensor
+    outcome: Outcome
 
     @staticmethod
     def fresh(weights: Tensor) -> DqnState:
-        """State before the first opt step."""
-        zeros = torch.zeros_like
-        count, skipped, in_a_row = (weights.new_zeros(()) for _ in range(3))
-        sums = weights.new_zeros(len(SCALARS))
-        return DqnState(
-            weights, weights.clone(), zeros(weights), zeros(weights), count, sums, skipped, in_a_row
-        )
+        """State before the first opt step. The weights are used in place."""
+        return DqnState(Trained.fresh(weights), weights.clone(), Outcome.fresh(len(SCALARS), weights.device))
 
 
 @dataclass(frozen=True)
@@ -56,72 +44,85 @@ class DqnNetworks:
     @staticmethod
     def over(net: FlatModule, state: DqnState) -> DqnNetworks:
         """Networks of this kind over this state's vectors."""
-        online = net.over(state.online)
+        online = net.over(state.online.weights)
         return DqnNetworks(online, net.over(state.target), tuple(online.parameters()))
 
 
-@dataclass
-class TensorBatch:
-    """A batch as tensors; shapes as in `core.protocols.Batch`."""
+@dataclass(frozen=True, eq=False)
+class StepDraws:
+    """What chance has to do with one opt step: forward passes of the online network, of the target's, and of choosing."""
 
-    obs: dict[str, Tensor]
-    action: Tensor
-    reward: Tensor
-    discount: Tensor
-    terminated: Tensor
-    next_obs: dict[str, Tensor]
+    online: Draws = NO_DRAWS
+    target: Draws = NO_DRAWS
+    choosing: Draws = NO_DRAWS
+
+
+NO_STEP_DRAWS = StepDraws()
 
 
 def td_target(
-    q_next_target: Tensor, q_next_online: Tensor | None, reward: Tensor, discount: Tensor, terminated: Tensor
+    head: Head, outputs: Tensor, choosing: Tensor, reward: Tensor, discount: Tensor, terminated: Tensor
 ) -> Tensor:
-    """(B,) targets: reward + discount·Q_target(s', a'), without the second term where terminated.
+    """What the outputs of the present states' actions are to become, as `Head.target` says.
 
-    q_next_*: (B, n). a' is the best action by q_next_online (double DQN), by the target network where that is None.
+    outputs: (B, n, k) of the next states, by the target network · choosing: (B, n) values by which their action is
+    chosen; by the online network for double DQN.
     """
-    chooser = q_next_target if q_next_online is None else q_next_online
-    value = q_next_target.gather(1, chooser.argmax(1, keepdim=True)).squeeze(1)
-    return reward + discount * torch.where(terminated, 0.0, value)
+    return head.target(of_action(outputs, choosing.argmax(1)), reward, discount, terminated)
 
 
-def opt_step(nets: DqnNetworks, config: DqnConfig, state: DqnState, batch: TensorBatch) -> None:
-    """One opt step in place, target update left out: targets, loss, gradient, clipping, Adam.
+def allowed(values: Tensor, obs: dict[str, Tensor], mask: str | None) -> Tensor:
+    """(B, n) values, -inf where the observation's mask forbids the action."""
+    return values if mask is None else values.masked_fill(obs[mask] == 0, -torch.inf)
 
-    If any of the scalars, the gradient's norm among them, is not finite, the step is skipped: weights, moments and
-    Adam's count stay as they are. That is decided on the device, so that nothing has to be read back for it.
+
+def of_action(outputs: Tensor, action: Tensor) -> Tensor:
+    """(B, n, k) and (B,) → (B, k)."""
+    ix = action.view(-1, 1, 1).expand(-1, 1, outputs.shape[2])
+    return outputs.gather(1, ix).squeeze(1)
+
+
+def opt_step(
+    nets: DqnNetworks,
+    head: Head,
+    config: DqnConfig,
+    state: DqnState,
+    batch: TensorBatch,
+    draws: StepDraws = NO_STEP_DRAWS,
+    mask: str | None = None,
+) -> Tensor:
+    """One opt step in place, target update left out: targets, loss, gradient, clipping, Adam. (B,) absolute errors.
+
+    mask: name of the leaf that says which actions are allowed, None where all are. Importance weights multiply the losses
+    of the rows. If any of the scalars, the gradient's norm among them, is not finite, the step is skipped: weights,
+    moments and Adam's count stay as they are.
     """
     with torch.no_grad():
-        q_next_online = nets.online(batch.next_obs) if config.double else None
-        q_next = nets.target(batch.next_obs)
-        target = td_target(q_next, q_next_online, batch.reward, batch.discount, batch.terminated)
-    q = nets.online(batch.obs).gather(1, batch.action.unsqueeze(1)).squeeze(1)
-    loss = smooth_l1_loss(q, target) if config.loss == "huber" else mse_loss(q, target)
+        next_outputs = nets.target(batch.next_obs, draws.target)
+        if config.double:
+            choosing = nets.online(batch.next_obs, draws.choosing)
+        elif draws.target.tau is not None:  # levels of the target's are random, those of choosing are not
+            choosing = nets.target(batch.next_obs, draws.choosing)
+        else:
+            choosing = next_outputs
+        choosing = allowed(head.values(choosing), batch.next_obs, mask)
+        target = td_target(head, next_outputs, choosing, batch.reward, batch.discount, batch.terminated)
+    outputs = of_action(nets.online(batch.obs, draws.online), batch.action)
+    losses, errors = head.loss(outputs, target, draws.online.tau)
+    loss = losses.mean() if batch.weight is None else (batch.weight * losses).mean()
     gradient = flat_gradient(loss, nets.online_parameters)
     with torch.no_grad():
         norm = clip_norm_(gradient, config.max_grad_norm)
-        scalars = torch.stack([loss, q.mean(), target.mean(), norm])
-        is_bad = (
-            (scalars - scalars).sum().isnan()
-        )  # x - x is 0, or NaN for NaN and infinities; half of isfinite's time
-        skip = is_bad.float()
-        adam_step(
-            state.online,
-            gradient,
-            state.mean,
-            state.variance,
-            state.count,
-            config.lr,
-            config.adam_eps,
-            skip,
+        skip = state.outcome.take(
+            (loss, head.values(outputs).mean(), head.target_values(target).mean(), norm)
         )
-        state.sums.add_(torch.where(is_bad, 0.0, scalars))
-        state.skipped.add_(skip)
-        state.skipped_in_a_row.add_(skip).mul_(skip)
+        state.online.step(gradient, config.lr, config.adam_eps, skip)
+    return errors
 
 
 def update_target(state: DqnState, tau: float) -> None:
     """Move the target weights by the share tau towards the online ones; 1 copies them."""
     if tau == 1.0:
-        state.target.copy_(state.online)
+        state.target.copy_(state.online.weights)
     else:
-        state.target.lerp_(state.online, tau)
+        state.target.lerp_(state.online.weights, tau)

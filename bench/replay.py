@@ -1,0 +1,145 @@
+"""Prioritised sampling and updating beside cpprb's, and the memory of a million Atari frames."""
+
+from __future__ import annotations
+
+import itertools
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from bench.report import Figure
+from border_cli.core.items import empty_items, item_columns
+from border_cli.core.spaces import ActionSpec, EnvSpec, ObsLeaf, ObsSpec
+from border_cli.replay.buffer import RowReplayBuffer
+from border_cli.replay.config import PrioritizedConfig
+from border_cli.replay.prioritized import make_buffer
+
+BATCH = 256
+CAPACITIES = (10_000, 100_000, 1_000_000, 10_000_000)
+SMALL = EnvSpec(ObsSpec((ObsLeaf("obs", (), "box", (4,), "float32"),)), ActionSpec("discrete", n=2))
+FRAMES = EnvSpec(
+    ObsSpec((ObsLeaf("obs", (), "box", (4, 84, 84), "uint8", 0.0, 255.0, stack=4),)),
+    ActionSpec("discrete", n=6),
+)
+N_STEP, STREAMS, EPISODE, CHUNK = 3, 8, 1_000, 64
+STEPS = 1_000_000
+ROUNDS = 300
+PROMISED = "at most 1"
+
+
+def measure(repetitions: int) -> list[Figure]:
+    """Each capacity with both in turn, then the memory."""
+    figures = []
+    for capacity in CAPACITIES:
+        ours, theirs = _filled(capacity), _cpprb(capacity)
+        ours_us, theirs_us = [], []
+        for _ in range(repetitions):
+            ours_us.append(_microseconds(_ours(ours)))
+            theirs_us.append(_microseconds(theirs))
+        ratio = [a / b for a, b in zip(ours_us, theirs_us, strict=True)]
+        figures += [
+            Figure(f"sample and update {BATCH} of {capacity:.0e} rows, prioritised", ours_us, "µs"),
+            Figure(f"the same over cpprb's, {capacity:.0e} rows", ratio, "", PROMISED),
+        ]
+    return [*figures, *frames()]
+
+
+def frames() -> list[Figure]:
+    """Memory that a replay of a million env steps of Atari takes, with all that is switched on together."""
+    before = _resident()
+    config = PrioritizedConfig(capacity=STEPS + STEPS // EPISODE, n_step=N_STEP, normalizer="all")
+    buffer = make_buffer(config, FRAMES, 0)
+    _fill_with_frames(buffer)
+    buffer.update_priority((batch := buffer.batch(BATCH)).ix, np.ones(BATCH, np.float32))
+    del batch
+    taken = _resident() - before
+    return [
+        Figure(
+            "memory per env step, frames of 84×84, prioritised, 3-step, 8 streams", [taken / STEPS], "bytes"
+        ),
+        Figure("memory of a million env steps of them", [taken / 1e9], "GB", "at most 7.3"),
+    ]
+
+
+def _fill_with_frames(buffer: RowReplayBuffer) -> None:
+    """Chunks of the streams in turn, every second episode truncated."""
+    columns, rng = item_columns(FRAMES), np.random.default_rng(0)
+    frame = rng.integers(0, 256, (CHUNK, 84, 84), np.uint8)
+    at, pushed = [0] * STREAMS, 0
+    while pushed < STEPS:
+        for stream in range(STREAMS):
+            n = min(CHUNK, EPISODE + 1 - at[stream])
+            items = empty_items(columns, n)
+            age = at[stream] + np.arange(n)
+            items["obs"] = frame[:n]
+            items["age"][:] = np.minimum(age, 255)
+            items["span"][:] = np.minimum(N_STEP, EPISODE - age)
+            items["discount"][:] = 0.99 ** items["span"]
+            items["terminated"][:] = age + N_STEP > EPISODE
+            items["env"][:] = stream
+            buffer.push(items, stream)
+            at[stream] = (at[stream] + n) % (EPISODE + 1)
+            pushed += n
+
+
+def _filled(capacity: int) -> RowReplayBuffer:
+    buffer = make_buffer(PrioritizedConfig(capacity=capacity), SMALL, 0)
+    columns, step = item_columns(SMALL), min(capacity, 100_000)
+    for _ in range(0, capacity, step):
+        items = empty_items(columns, step)
+        items["span"][:] = 1
+        items["discount"][:] = 0.99
+        buffer.push(items)
+    return buffer
+
+
+def _ours(buffer: RowReplayBuffer) -> Callable[[], None]:
+    errors = np.random.default_rng(0).random((ROUNDS, BATCH), np.float32)
+    room, turns = buffer.batch(BATCH), itertools.cycle(errors)
+
+    def once() -> None:
+        buffer.update_priority(buffer.batch(BATCH, into=room).ix, next(turns))
+
+    return once
+
+
+def _cpprb(capacity: int) -> Callable[[], None]:
+    from cpprb import PrioritizedReplayBuffer
+
+    scalar = {"shape": 1, "dtype": np.float32}
+    columns = {"obs": {"shape": 4, "dtype": np.float32}, "next_obs": {"shape": 4, "dtype": np.float32}}
+    columns |= {"act": {"shape": 1, "dtype": np.int64}, "rew": scalar, "done": scalar, "discount": scalar}
+    buffer = PrioritizedReplayBuffer(capacity, columns, alpha=0.5)
+    n = min(capacity, 100_000)
+    rows = {name: np.zeros((n, column["shape"]), column["dtype"]) for name, column in columns.items()}
+    for _ in range(0, capacity, n):
+        buffer.add(**rows)
+    turns = itertools.cycle(np.random.default_rng(0).random((ROUNDS, BATCH), np.float32))
+
+    def once() -> None:
+        buffer.update_priorities(buffer.sample(BATCH, beta=0.4)["indexes"], next(turns))
+
+    return once
+
+
+def _microseconds(once: Callable[[], None]) -> float:
+    """Median of batches of ten, which one long pause does not change."""
+    for _ in range(20):
+        once()
+    times = []
+    for _ in range(ROUNDS // 10):
+        began = time.perf_counter()
+        for _ in range(10):
+            once()
+        times.append((time.perf_counter() - began) / 10)
+    return 1e6 * statistics.median(times)
+
+
+def _resident() -> int:
+    """Bytes of memory that this process really has."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * resource.getpagesize()

@@ -1,0 +1,187 @@
+"""`make results`: the runs of `bench/table_of_runs.py`, judged on new episodes; docs/results.md is written from them.
+
+    python -m bench.results [--only TEXT] [--page-only] [--list]
+
+Hours, one run after the other. Each is printed with the minutes it should take, and may be interrupted at any moment: the
+same call goes on with it. What a finished run has brought is kept in bench/results/, and is not run again as long as its
+configuration is the same. Ends with 1 where a row falls short of what is promised.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import shutil
+import statistics
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench import runs
+from bench.results_page import write_page
+from bench.table_of_runs import ROWS, Row
+from border_cli.cli.compose import Composer
+from border_cli.cli.overrides import parse_words
+from border_cli.config.convert import to_plain
+
+KEPT = Path(__file__).parent / "results"
+RUNS = Path("runs/results")
+_UNLIKE = ("seed", "plan", "debug", "recorder", "checkpoint")
+"""What makes no difference to what is learnt, or is named beside it."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a row."""
+
+    row: Row
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Of its files."""
+        return f"{self.row.name}_seed{self.seed}"
+
+    @property
+    def words(self) -> list[str]:
+        """Of the command."""
+        row = self.row
+        return [f"agent={row.agent}", f"env={row.env}", f"seed={self.seed}", *row.words, "checkpoint.keep=1"]
+
+
+def main() -> None:
+    """Run what is missing, write the page."""
+    parser = argparse.ArgumentParser(prog="make results", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--only", default="", help="rows whose name has this in it, such as cartpole_dqn")
+    parser.add_argument("--page-only", action="store_true", help="write the page from what is there")
+    parser.add_argument("--list", action="store_true", help="show what is missing, and run nothing")
+    chosen = parser.parse_args()
+    cells = [Cell(row, seed) for row in ROWS if chosen.only in row.name for seed in row.seeds]
+    hashes = {cell: config_hash(cell.words) for cell in cells}
+    missing = [cell for cell in cells if _kept(cell, hashes[cell]) is None]
+    print(
+        f"{len(cells) - len(missing)} of {len(cells)} runs are there; about {_minutes(missing):.0f} minutes left"
+    )
+    if chosen.list:
+        for cell in missing:
+            print(f"{cell.name}: about {_expected(cell):.1f} minutes")
+        return
+    for cell in [] if chosen.page_only else missing:
+        print(f"{cell.name}: about {_expected(cell):.1f} minutes", flush=True)
+        result = run(cell, hashes[cell])
+        print(
+            f"{cell.name}: {result['judged']['mean']:.1f} after {result['minutes']:.1f} minutes", flush=True
+        )
+        write_page(_all_kept())
+    if not write_page(_all_kept()):
+        raise SystemExit(1)
+
+
+def run(cell: Cell, config: str) -> dict[str, Any]:
+    """Train, or go on where that was interrupted; judge; keep what has come of it."""
+    run_dir = RUNS / cell.name
+    began = time.monotonic()
+    if _is_unfinished(run_dir, config):
+        runs.train(run_dir, [f"resume={run_dir}"], resumes=True)
+    else:
+        shutil.rmtree(run_dir, ignore_errors=True)
+        run_dir.parent.mkdir(parents=True, exist_ok=True)
+        (RUNS / f"{cell.name}.config").write_text(config, encoding="utf-8")
+        runs.train(run_dir, cell.words)
+    runs.judge(run_dir, [f"episodes={cell.row.episodes}"])
+    result = _result(cell, run_dir, config, (time.monotonic() - began) / 60)
+    KEPT.mkdir(exist_ok=True)
+    text = json.dumps(result, indent=1, sort_keys=True)
+    (KEPT / f"{cell.name}.json").write_text(f"{text}\n", encoding="utf-8")
+    shutil.rmtree(
+        run_dir / "checkpoints", ignore_errors=True
+    )  # the replay is large, and the best model is kept
+    return result
+
+
+def config_hash(words: list[str]) -> str:
+    """Of the resolved configuration that these words make, but for what makes no difference to a row."""
+    with Composer(parse_words(words), None) as composer:
+        plain = to_plain(composer.compose(composer.words()).config)
+    kept = {name: value for name, value in plain.items() if name not in _UNLIKE}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _result(cell: Cell, run_dir: Path, config: str, minutes: float) -> dict[str, Any]:
+    summary = _json(run_dir / "summary.json")
+    (judged,) = (run_dir / "eval").glob(f"best-*episodes{cell.row.episodes}.json")
+    evaluation = _json(judged)
+    return {
+        "cell": cell.name,
+        "row": cell.row.name,
+        "words": cell.words,
+        "config": config,
+        "commit": _git("rev-parse", "--short", "HEAD"),
+        "dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "minutes": round(minutes, 2),
+        "env_steps": summary["counters"]["env_steps"],
+        "opt_steps": summary["counters"]["opt_steps"],
+        "last": summary["last_score"]["mean"],
+        "best_opt_steps": evaluation["opt_steps"],
+        "judged": {name: evaluation[name] for name in ("episodes", "mean", "std", "min", "max")},
+        "curve": list(_curve(run_dir)),
+    }
+
+
+def _curve(run_dir: Path) -> Iterator[list[float]]:
+    """Env steps, seconds and mean return of each evaluation."""
+    for record in runs.records(run_dir):
+        if "eval/return_mean" in record:
+            yield [record["env_steps"], round(record["time"], 1), round(record["eval/return_mean"], 2)]
+
+
+def _is_unfinished(run_dir: Path, config: str) -> bool:
+    """Whether there is something of this very configuration to go on with."""
+    noted = RUNS / f"{run_dir.name}.config"
+    same = noted.exists() and noted.read_text(encoding="utf-8") == config
+    return same and any((run_dir / "checkpoints").glob("step-*/manifest.json"))
+
+
+def _kept(cell: Cell, config: str) -> dict[str, Any] | None:
+    path = KEPT / f"{cell.name}.json"
+    if not path.exists():
+        return None
+    result = _json(path)
+    return result if result["config"] == config else None
+
+
+def _all_kept() -> dict[str, list[dict[str, Any]]]:
+    """By row, in the order of the seeds, whichever configuration they were run with."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in ROWS:
+        paths = (KEPT / f"{Cell(row, seed).name}.json" for seed in row.seeds)
+        found[row.name] = [_json(path) for path in paths if path.exists()]
+    return found
+
+
+def _minutes(cells: list[Cell]) -> float:
+    return sum(_expected(cell) for cell in cells)
+
+
+def _expected(cell: Cell) -> float:
+    """What other seeds took, else what the table says."""
+    others = (KEPT / f"{Cell(cell.row, seed).name}.json" for seed in cell.row.seeds)
+    known = [_json(path)["minutes"] for path in others if path.exists()]
+    return statistics.median(known) if known else cell.row.minutes
+
+
+def _git(*words: str) -> str:
+    return subprocess.run(["git", *words], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _json(path: Path) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return loaded
+
+
+if __name__ == "__main__":
+    main()

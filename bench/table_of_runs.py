@@ -1,0 +1,110 @@
+"""The runs that docs/results.md is made of: one table, from which everything else follows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Bar:
+    """What the best models of a row are promised to reach over new episodes.
+
+    mean, median, least: over the seeds, None where nothing is promised · published: what others report, and where.
+    """
+
+    published: str
+    mean: float | None = None
+    median: float | None = None
+    least: float | None = None
+
+    def __str__(self) -> str:
+        named = (("mean", self.mean), ("median", self.median), ("none below", self.least))
+        return ", ".join(f"{name} {value:g}" for name, value in named if value is not None)
+
+    def holds(self, means: list[float]) -> bool:
+        """Whether the mean returns of the seeds, in any order, are enough."""
+        ordered = sorted(means)
+        n = len(ordered)
+        median = (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
+        found = ((self.mean, sum(ordered) / n), (self.median, median), (self.least, ordered[0]))
+        return all(wanted is None or value >= wanted for wanted, value in found)
+
+
+@dataclass(frozen=True)
+class Row:
+    """Runs that differ by their seed alone.
+
+    table: "bars" or "parity" · way: how it is trained, for the table · words: of the command, beside agent, env and
+    seed · episodes: new ones that each best model is judged on · minutes: about what one run takes on two cores.
+    """
+
+    table: str
+    agent: str
+    env: str
+    seeds: tuple[int, ...]
+    words: tuple[str, ...]
+    bar: Bar | None = None
+    way: str = "n_actors=2"
+    episodes: int = 100
+    minutes: float = 1.0
+
+    @property
+    def name(self) -> str:
+        """Of the row, fit for a file name."""
+        return f"{self.env}_{self.agent}_{self.way.replace('=', '').replace(' ', '_')}"
+
+
+def _row(
+    agent: str, env: str, n_seeds: int, env_steps: int, bar: Bar, minutes: float, episodes: int = 100
+) -> Row:
+    words = ("n_actors=2", f"trainer.max_env_steps={env_steps}")
+    return Row(
+        "bars", agent, env, tuple(range(1, n_seeds + 1)), words, bar, episodes=episodes, minutes=minutes
+    )
+
+
+_WAYS = {
+    "trainer=sync": ("trainer=sync",),
+    "n_actors=1": ("n_actors=1",),
+    "n_actors=8": ("n_actors=8",),
+    "lockstep": ("n_actors=8", "trainer.lockstep=true"),
+}
+
+
+def _parity(agent: str, env: str, n_seeds: int, ways: tuple[str, ...], minutes: float) -> list[Row]:
+    seeds = tuple(range(1, n_seeds + 1))
+    return [Row("parity", agent, env, seeds, _WAYS[way], way=way, minutes=minutes) for way in ways]
+
+
+_ZOO = "RL Baselines3 Zoo"
+ROWS: tuple[Row, ...] = (
+    *(
+        _row(agent, "cartpole", 5, 50_000, Bar(f"500 ({_ZOO}, one seed)", mean=490), minutes)
+        for agent, minutes in (("dqn", 1), ("c51", 1.5), ("qrdqn", 1.5), ("iqn", 2.5), ("rainbow", 2.5))
+    ),
+    *(
+        _row(agent, "pendulum", 3, 20_000, Bar(f"{value} ({_ZOO})", mean=-160), minutes, episodes=1000)
+        for agent, value, minutes in (("sac", -157, 3), ("td3", -152, 2.5), ("tqc", -151, 6))
+    ),
+    *(
+        _row(agent, "mountaincar", 5, 120_000, Bar(f"{value} ({_ZOO})", median=-110, least=-140), minutes)
+        for agent, value, minutes in (("dqn", -101, 3), ("qrdqn", -106, 5))
+    ),
+    *(
+        _row(agent, "acrobot", 3, 100_000, Bar("-77, by QR-DQN -69 (" + _ZOO + ")", mean=-82), minutes)
+        for agent, minutes in (("dqn", 5), ("iqn", 6))
+    ),
+    *(
+        _row(agent, "lunarlander", 3, 200_000, Bar(f"154 at 100,000 env steps ({_ZOO})", mean=220), minutes)
+        for agent, minutes in (("dqn", 10), ("rainbow", 12))
+    ),
+    *(
+        _row(agent, "mountaincarcontinuous", 3, 50_000, Bar(f"94.7 ({_ZOO}, SAC)", mean=93), minutes)
+        for agent, minutes in (("sac", 10),)
+    ),
+    _row("sac", "halfcheetah", 2, 100_000, Bar("9,500 to 12,100 at 1,000,000 env steps", mean=4000), 25),
+    _row("td3", "hopper", 2, 100_000, Bar("3,100 to 3,750 at 1,000,000 env steps", mean=1500), 20),
+    _row("dqn", "catch", 3, 85_000, Bar("no other figure: 5 is the most there is", mean=4.5), 15),
+    *_parity("dqn", "cartpole", 10, ("trainer=sync", "n_actors=1", "n_actors=8", "lockstep"), 1),
+    *_parity("sac", "pendulum", 5, ("trainer=sync", "n_actors=1", "n_actors=8"), 3),
+)

@@ -1,0 +1,150 @@
+"""What is learnt of the return: its mean, or one of three forms of its distribution.
+
+An action's outputs, the last dimension here, mean something else with each head: its value; logits of fixed values
+(Bellemare et al., 2017); quantiles at fixed levels (Dabney et al., 2018a); quantiles at given levels τ
+(Dabney et al., 2018b).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+from torch.nn.functional import log_softmax, mse_loss, smooth_l1_loss, softmax
+
+from border_cli.agents.dqn.config import DqnConfig
+from border_cli.agents.quantiles import midpoints, quantile_huber
+
+
+class Head(ABC):
+    """outputs: numbers per action that the network gives."""
+
+    outputs: int
+
+    @abstractmethod
+    def values(self, outputs: Tensor) -> Tensor:
+        """(..., outputs) → (...): expected returns."""
+
+    @abstractmethod
+    def target(self, outputs: Tensor, reward: Tensor, discount: Tensor, terminated: Tensor) -> Tensor:
+        """What the outputs are to become. outputs: (B, k) of the next state and action; reward, discount, terminated: (B,).
+
+        Where terminated, the next state counts for nothing, whatever its outputs are.
+        """
+
+    def target_values(self, target: Tensor) -> Tensor:
+        """(B, k) → (B,): the expected returns of targets."""
+        return self.values(target)
+
+    @abstractmethod
+    def loss(self, outputs: Tensor, target: Tensor, tau: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(B,) losses, and (B,) absolute errors for priorities. tau: (B, k) levels of the outputs, where they differ."""
+
+
+class ScalarHead(Head):
+    """The mean return, learnt from the TD error."""
+
+    outputs = 1
+
+    def __init__(self, loss: str) -> None:
+        self._loss = smooth_l1_loss if loss == "huber" else mse_loss
+
+    def values(self, outputs: Tensor) -> Tensor:
+        """As of `Head`."""
+        return outputs.squeeze(-1)
+
+    def target(self, outputs: Tensor, reward: Tensor, discount: Tensor, terminated: Tensor) -> Tensor:
+        """(B, 1)."""
+        return _returns(outputs, reward, discount, terminated)
+
+    def loss(self, outputs: Tensor, target: Tensor, tau: Tensor | None) -> tuple[Tensor, Tensor]:
+        """As of `Head`."""
+        del tau
+        value, wanted = outputs.squeeze(-1), target.squeeze(-1)
+        return self._loss(value, wanted, reduction="none"), (value - wanted).detach().abs()
+
+
+class CategoricalHead(Head):
+    """Probabilities of `atoms` values from v_min to v_max, learnt by cross-entropy."""
+
+    def __init__(self, atoms: int, v_min: float, v_max: float) -> None:
+        self.outputs = atoms
+        self._v_min, self._v_max = v_min, v_max
+
+    def values(self, outputs: Tensor) -> Tensor:
+        """As of `Head`."""
+        return softmax(outputs, -1) @ self._support(outputs)
+
+    def target(self, outputs: Tensor, reward: Tensor, discount: Tensor, terminated: Tensor) -> Tensor:
+        """(B, atoms) probabilities: the next state's, moved by the return and shared between the two nearest atoms."""
+        probability = softmax(torch.where(terminated.unsqueeze(1), 0.0, outputs), -1)
+        support = self._support(outputs).expand_as(outputs)
+        moved = _returns(support, reward, discount, terminated).clamp(self._v_min, self._v_max)
+        place = (moved - self._v_min) * ((self.outputs - 1) / (self._v_max - self._v_min))
+        lower = place.detach().nan_to_num().floor().clamp(0, self.outputs - 2)
+        share = place - lower  # of the upper neighbour; NaN stays one
+        ix = lower.long()
+        projected = torch.zeros_like(probability).scatter_add_(1, ix, probability * (1 - share))
+        return projected.scatter_add_(1, ix + 1, probability * share)
+
+    def loss(self, outputs: Tensor, target: Tensor, tau: Tensor | None) -> tuple[Tensor, Tensor]:
+        """As of `Head`. The error is what of the loss can be learnt: the Kullback-Leibler divergence."""
+        del tau
+        loss = -(target * log_softmax(outputs, -1)).sum(-1)
+        entropy = -torch.xlogy(target, target).sum(-1)
+        return loss, (loss.detach() - entropy).clamp(min=0.0)
+
+    def target_values(self, target: Tensor) -> Tensor:
+        """As of `Head`; a target's probabilities are no logits."""
+        return target @ self._support(target)
+
+    def _support(self, like: Tensor) -> Tensor:
+        return torch.linspace(self._v_min, self._v_max, self.outputs, device=like.device)
+
+
+class QuantileHead(Head):
+    """Quantiles of the return at the levels (i + 1/2)/outputs, learnt by quantile regression with the Huber loss."""
+
+    def __init__(self, quantiles: int) -> None:
+        self.outputs = quantiles
+
+    def values(self, outputs: Tensor) -> Tensor:
+        """As of `Head`."""
+        return outputs.mean(-1)
+
+    def target(self, outputs: Tensor, reward: Tensor, discount: Tensor, terminated: Tensor) -> Tensor:
+        """(B, k)."""
+        return _returns(outputs, reward, discount, terminated)
+
+    def loss(self, outputs: Tensor, target: Tensor, tau: Tensor | None) -> tuple[Tensor, Tensor]:
+        """As of `Head`. The error is that of the mean."""
+        levels = midpoints(outputs.shape[1], outputs) if tau is None else tau
+        error = (outputs.mean(1) - target.mean(1)).detach().abs()
+        return quantile_huber(outputs, target, levels), error
+
+
+class ImplicitQuantileHead(QuantileHead):
+    """Quantiles of the return at levels that the network is given: one output for each."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+
+def make_head(config: DqnConfig) -> Head:
+    """The head that a configuration describes."""
+    match config.head:
+        case "categorical":
+            return CategoricalHead(config.atoms, config.v_min, config.v_max)
+        case "quantile":
+            return QuantileHead(config.quantiles)
+        case "implicit_quantile":
+            return ImplicitQuantileHead()
+        case _:
+            return ScalarHead(config.loss)
+
+
+def _returns(outputs: Tensor, reward: Tensor, discount: Tensor, terminated: Tensor) -> Tensor:
+    """Reward + discount·outputs, without the second term where terminated, for each of the (B, k) outputs."""
+    later = torch.where(terminated.unsqueeze(1), 0.0, outputs)
+    return reward.unsqueeze(1) + discount.unsqueeze(1) * later

@@ -1,0 +1,1 @@
+"""The actor-critic family for continuous actions."""

@@ -1,0 +1,78 @@
+"""Atari games as the field trains on them (Machado et al., 2018): what stands between the emulator and the agent.
+
+Frame skip with the maximum of the last two frames, grey, made smaller, no-op starts: gymnasium's `AtariPreprocessing`.
+Ours is what it does not have: pressing FIRE at the start of an episode. A lost life ends no episode: the step is told to
+the learner as one after which nothing counts (`Step.boundary`), and the return stays that of the whole game.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from border_cli.config.schema import EnvConfig
+from border_cli.core.errors import UsageError
+from border_cli.envs.extras import install_hint
+
+
+def register(env_id: str) -> None:
+    """Make the ids of ALE known. Raises UsageError where it is not installed."""
+    try:
+        import ale_py
+    except ModuleNotFoundError as e:
+        raise UsageError(
+            f"env.id: {env_id!r} needs a package that is not installed{install_hint(env_id)}"
+        ) from e
+    if "ALE/Pong-v5" not in gymnasium.registry:
+        gymnasium.register_envs(ale_py)
+        # It looks for what is left of it before Python's own last collection, and fills the screen with what it finds.
+        atexit.register(gc.collect)
+
+
+def game_arguments(config: EnvConfig) -> dict[str, Any]:
+    """Arguments of a game that is to be preprocessed: every frame, and only the actions that it knows."""
+    if config.entry_point is not None or not config.id.startswith("ALE/"):
+        return {}
+    return {
+        "frameskip": 1,
+        "repeat_action_probability": config.sticky_actions,
+        "full_action_space": False,
+    }
+
+
+def preprocessed(env: gymnasium.Env[Any, Any], config: EnvConfig) -> gymnasium.Env[Any, Any]:
+    """With the standard preprocessing. Raises UsageError for one that is no Atari game."""
+    if not hasattr(env.unwrapped, "ale"):
+        raise UsageError(
+            f"env.preprocess=atari: {config.name} is no Atari game\nallowed: ids such as ALE/Pong-v5, or preprocess=none"
+        )
+    try:
+        env = gymnasium.wrappers.AtariPreprocessing(
+            env, noop_max=config.noop_max, frame_skip=config.frame_skip, screen_size=config.screen_size
+        )
+    except gymnasium.error.DependencyNotInstalled as e:
+        raise UsageError(f"env.preprocess=atari needs opencv{install_hint('ALE/', e)}") from e
+    return FireAtStart(env) if config.fire_reset else env
+
+
+class FireAtStart(gymnasium.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc] # gymnasium is not checked
+    """Presses FIRE after each reset, in games that wait for it before anything happens."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        meanings = env.unwrapped.get_action_meanings()
+        self._fire = np.int64(meanings.index("FIRE")) if "FIRE" in meanings else None
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """As the environment's own, one FIRE later. Where that ends the game, it is reset again."""
+        observation, info = self.env.reset(seed=seed, options=options)
+        if self._fire is None:
+            return observation, info
+        observation, _, terminated, truncated, info = self.env.step(self._fire)
+        return self.env.reset(options=options) if terminated or truncated else (observation, info)

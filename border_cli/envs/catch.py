@@ -1,0 +1,92 @@
+"""Catch: a game small enough to be learnt on a CPU, that looks to the wrappers like one of Atari's.
+
+A ball falls from a random place; a paddle at the bottom has to be under it. It shows in minutes whether all that stands
+between an emulator and a network works: frame skip, grey, stacks, frame storage, convolutions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+
+Screen = NDArray[np.uint8]
+
+_SIDE = 84
+_BALL, _PADDLE = 4, 14
+_FALL, _MOVE = 2, 2
+"""Pixels per frame."""
+_ACTIONS = ("NOOP", "RIGHT", "LEFT")
+
+
+class Catch(gymnasium.Env[Screen, np.int64]):  # type: ignore[misc] # gymnasium is not checked
+    """Screen (84, 84, 3), one frame per env step. Actions: stay, right, left. 1 for a ball that is caught, -1 for another.
+
+    balls: of an episode; so many is the most that can be had. Each can be reached by whoever moves at once.
+    """
+
+    def __init__(self, balls: int = 5) -> None:
+        self.observation_space = gymnasium.spaces.Box(0, 255, (_SIDE, _SIDE, 3), np.uint8)
+        self.action_space = gymnasium.spaces.Discrete(len(_ACTIONS))
+        self.ale = _Emulator(self)
+        self._balls = balls
+        self._frameskip = 1  # as the wrappers ask of Atari's
+        self._paddle = self._x = self._y = self._left = 0
+
+    def get_action_meanings(self) -> list[str]:
+        """Names of the actions, as Atari's."""
+        return list(_ACTIONS)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Screen, dict[str, Any]]:
+        """A new game, the paddle in the middle."""
+        del options
+        super().reset(seed=seed)
+        self._left = self._balls
+        self._paddle = (_SIDE - _PADDLE) // 2
+        self._drop()
+        return self._colour(), {"lives": 1}
+
+    def step(self, action: np.int64) -> tuple[Screen, float, bool, bool, dict[str, Any]]:
+        """One frame."""
+        self._paddle += _MOVE * (0, 1, -1)[int(action)]
+        self._paddle = min(max(self._paddle, 0), _SIDE - _PADDLE)
+        self._y += _FALL
+        reward = 0.0
+        if self._y >= _SIDE - _BALL:
+            caught = self._paddle - _BALL < self._x < self._paddle + _PADDLE
+            reward = 1.0 if caught else -1.0
+            self._left -= 1
+            self._drop()
+        return self._colour(), reward, self._left == 0, False, {"lives": 1}
+
+    def grey(self) -> Screen:
+        """The screen, (84, 84)."""
+        screen = np.zeros((_SIDE, _SIDE), np.uint8)
+        screen[self._y : self._y + _BALL, self._x : self._x + _BALL] = 255
+        screen[-_BALL:, self._paddle : self._paddle + _PADDLE] = 160
+        return screen
+
+    def _drop(self) -> None:
+        self._x, self._y = int(self.np_random.integers(0, _SIDE - _BALL + 1)), 0
+
+    def _colour(self) -> Screen:
+        return np.repeat(self.grey()[:, :, None], 3, 2)
+
+
+class _Emulator:
+    """What `AtariPreprocessing` asks of Atari's emulator."""
+
+    def __init__(self, game: Catch) -> None:
+        self._game = game
+
+    def lives(self) -> int:
+        """There is one."""
+        return 1
+
+    def getScreenGrayscale(self, into: Screen) -> None:
+        """The present screen."""
+        into[...] = self._game.grey()

@@ -1,0 +1,29 @@
+"""Configuration of the replay buffers beside the uniform one, whose every option they share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from border_cli.config.options import like, option
+from border_cli.config.schema import BufferConfig
+
+
+@dataclass
+class PrioritizedConfig(BufferConfig):
+    """Proportional prioritised replay (Schaul et al., 2016)."""
+
+    type: str = like(BufferConfig, "type", "prioritized")
+    alpha: float = option(
+        0.5, "a row is drawn in proportion to (|error| + priority_eps)^alpha", ge=0.0, le=4.0
+    )
+    priority_eps: float = option(1e-6, "added to each error, so that every row can be drawn", ge=1e-9, le=1.0)
+    beta_start: float = option(
+        0.4, "at first importance weights are (rows · probability)^-beta", ge=0.0, le=1.0
+    )
+    beta_final: float = option(1.0, "exponent from beta_opt_steps on", ge=0.0, le=1.0)
+    beta_opt_steps: int = option(50_000, "linear schedule of beta", unit="opt steps", ge=1)
+    normalizer: str = option(
+        "batch",
+        "weights are divided by the greatest of the batch, or of all rows that can be sampled",
+        choices=("batch", "all"),
+    )

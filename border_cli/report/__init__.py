@@ -1,0 +1,1 @@
+"""Comparing finished runs: reading them, statistics over seeds, tables and curves."""

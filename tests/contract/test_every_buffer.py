@@ -1,0 +1,300 @@
+"""What every buffer keeps to, with and without stacked observations: against a naive one that keeps whole transitions."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from border_cli.config.registry import BUFFERS
+from border_cli.core.protocols import Batch, Step
+from border_cli.core.spaces import ActionSpec, Array, EnvSpec, ObsLeaf, ObsSpec
+from border_cli.core.state import Block, State
+from border_cli.replay.buffer import RowReplayBuffer
+from border_cli.replay.step_processor import NStepProcessor
+
+GAMMA = 0.5
+SIZE = 8
+STACKS = {"single": 1, "stacks": 4}
+Key = tuple[int, int, int, int]
+"""Actor, environment, episode, env step of it: what the newest frame of an observation says."""
+
+
+def spec_of(stack: int) -> EnvSpec:
+    shape = (4,) if stack == 1 else (stack, 4)
+    leaf = ObsLeaf("obs", (), "box", shape, "int32", stack=stack)
+    return EnvSpec(ObsSpec((leaf,)), ActionSpec("discrete", n=3))
+
+
+def make(kind: str, capacity: int, stack: int, **options: Any) -> RowReplayBuffer:
+    entry = BUFFERS[kind]
+    made: RowReplayBuffer = entry.load().make_buffer(
+        entry.config(type=kind, capacity=capacity, **options), spec_of(stack), 7
+    )
+    return made
+
+
+@dataclass
+class Naive:
+    """Whole transitions, and where in the order of pushing their rows are."""
+
+    stack: int
+    n_step: int
+    capacity: int
+    transitions: dict[Key, tuple[Key, float, float, bool]] = field(default_factory=dict)
+    row_of: dict[Key, int] = field(default_factory=dict)
+
+    def observation(self, key: Key) -> Array:
+        if self.stack == 1:
+            return np.array(key)
+        *stream, t = key
+        return np.array([[*stream, max(t - back, 0)] for back in reversed(range(self.stack))])
+
+    def there(self, key: Key) -> bool:
+        *stream, t = key
+        frames = [(*stream, max(t - back, 0)) for back in range(self.stack)]
+        oldest = len(self.row_of) - self.capacity
+        return all(self.row_of.get(frame, -1) >= max(oldest, 0) for frame in frames)  # type: ignore[call-overload]
+
+    def sampleable(self) -> set[Key]:
+        return {
+            key for key, (then, *_) in self.transitions.items() if then in self.row_of and self.there(key)
+        }
+
+
+class World:
+    """Streams of a few actors, whose rows go into a buffer and into a naive one."""
+
+    def __init__(self, buffer: RowReplayBuffer, naive: Naive) -> None:
+        self.buffer, self.naive = buffer, naive
+        self.spec = spec_of(naive.stack)
+        self.processors = {actor: NStepProcessor(self.spec, 2, naive.n_step, GAMMA) for actor in range(2)}
+        self.at: dict[tuple[int, int], tuple[int, int]] = {}
+
+    def episode(self, actor: int, env: int, length: int, ending: str) -> None:
+        """So many env steps; ending: "terminated", "truncated", "cut", or "" where it goes on the next time."""
+        number, t = self.at.get((actor, env), (0, 0))
+        for i in range(length):
+            last = i == length - 1
+            self._step(
+                (actor, env, number, t), last and ending == "terminated", last and ending == "truncated"
+            )
+            t += 1
+        if ending == "cut":
+            self._push(actor, self.processors[actor].cut(env))
+            self._closed((actor, env, number, t), False)
+        self.at[actor, env] = (number, t) if not ending else (number + 1, 0)
+
+    def _step(self, key: Key, terminated: bool, truncated: bool) -> None:
+        actor, env, number, t = key
+        after = (actor, env, number, t + 1)
+        step = Step(
+            [env], {"obs": self.naive.observation(key)[None].astype(np.int32)}, np.array([t % 3]),
+            np.array([self.reward(t)]), np.array([terminated]), np.array([truncated]),
+            {"obs": self.naive.observation(after)[None].astype(np.int32)},
+        )  # fmt: skip
+        self._push(actor, self.processors[actor].process(step))
+        n = self.naive.n_step
+        if terminated or truncated:
+            self._closed(after, terminated)
+        elif t + 1 >= n:
+            self._transition((actor, env, number, t + 1 - n), after, False)
+
+    def _closed(self, final: Key, terminated: bool) -> None:
+        *stream, length = final
+        for t in range(max(0, length - self.naive.n_step), length):
+            self._transition((*stream, t), final, terminated)  # type: ignore[arg-type]
+
+    def _transition(self, key: Key, then: Key, terminated: bool) -> None:
+        m = then[3] - key[3]
+        reward = sum(GAMMA**k * self.reward(key[3] + k) for k in range(m))
+        self.naive.transitions[key] = (then, reward, GAMMA**m, terminated)
+
+    @staticmethod
+    def reward(t: int) -> float:
+        return float(t % 5 - 2)
+
+    def _push(self, actor: int, items: dict[str, Array]) -> None:
+        newest = items["obs"] if len(items["obs"]) else np.empty((0, 4), np.int32)
+        for row in newest:
+            self.naive.row_of[tuple(int(v) for v in row)] = len(self.naive.row_of)  # type: ignore[index]
+        if len(newest):
+            self.buffer.push(items, actor)
+
+    def check(self) -> None:
+        wanted = self.naive.sampleable()
+        assert len(self.buffer) == len(wanted)
+        if not wanted:
+            return
+        seen: set[Key] = set()
+        size = min(SIZE, len(wanted))
+        for _ in range(40):
+            seen |= self.check_batch(self.buffer.batch(size))
+        assert seen <= wanted
+        if len(wanted) <= 12:
+            assert seen == wanted
+
+    def check_batch(self, batch: Batch) -> set[Key]:
+        keys = set()
+        for i in range(len(batch.ix)):
+            obs, next_obs = batch.obs["obs"][i], batch.next_obs["obs"][i]
+            key: Key = tuple(int(v) for v in (obs if self.naive.stack == 1 else obs[-1]))  # type: ignore[assignment]
+            then, reward, discount, terminated = self.naive.transitions[key]
+            assert (obs == self.naive.observation(key)).all()
+            assert (next_obs == self.naive.observation(then)).all()
+            assert (batch.reward[i], batch.discount[i]) == (pytest.approx(reward), discount)
+            assert (bool(batch.terminated[i]), batch.action[i]) == (terminated, key[3] % 3)
+            keys.add(key)
+        return keys
+
+
+PLANS = st.lists(
+    st.tuples(
+        st.integers(0, 1), st.integers(0, 1), st.integers(1, 9),
+        st.sampled_from(["terminated", "truncated", "cut", ""]),
+    ),
+    min_size=1,
+    max_size=25,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("stack", STACKS.values(), ids=STACKS)
+@pytest.mark.parametrize("kind", BUFFERS)
+@settings(max_examples=40, deadline=None)
+@given(n_step=st.integers(1, 4), capacity=st.integers(9, 60), plan=PLANS)
+def test_against_whole_transitions(kind: str, stack: int, n_step: int, capacity: int, plan: Any) -> None:
+    world = World(make(kind, capacity, stack), Naive(stack, n_step, capacity))
+    for one in plan:
+        world.episode(*one)
+        world.check()
+
+
+def through_json(state: State) -> State:
+    """As it comes back from a checkpoint."""
+    blocks = tuple(Block(b.name, b.sealed, partial(dict, b.arrays())) for b in state.blocks)
+    return State(state.copy().arrays, json.loads(json.dumps(state.values)), blocks)
+
+
+@pytest.mark.parametrize("stack", STACKS.values(), ids=STACKS)
+@pytest.mark.parametrize("kind", BUFFERS)
+@settings(max_examples=15, deadline=None)
+@given(
+    n_step=st.integers(1, 4), capacity=st.integers(20, 60), before=PLANS, after=PLANS, seed=st.integers(0, 99)
+)
+def test_one_that_goes_on_from_a_state_gives_the_same_batches(
+    kind: str, stack: int, n_step: int, capacity: int, before: Any, after: Any, seed: int
+) -> None:
+    world, rng = (
+        World(make(kind, capacity, stack), Naive(stack, n_step, capacity)),
+        np.random.default_rng(seed),
+    )
+
+    def use(buffer: RowReplayBuffer, errors: Array) -> list[Any]:
+        if len(buffer) < 4:
+            return []
+        batch = buffer.batch(4)
+        buffer.update_priority(batch.ix, errors)
+        weight = None if batch.weight is None else batch.weight.tolist()
+        return [batch.ix.tolist(), weight, batch.obs["obs"].tolist(), batch.next_obs["obs"].tolist()]
+
+    for one in before:
+        world.episode(*one)
+        use(world.buffer, rng.random(4).astype(np.float32))
+    other = make(kind, capacity, stack)
+    other.load_state(through_json(world.buffer.state()))
+    other.load_generator_state(json.loads(json.dumps(world.buffer.generator_state())))
+    assert len(other) == len(world.buffer)
+    push, both = world.buffer.push, world.buffer
+
+    def push_both(items: Any, actor: int = 0) -> None:
+        push(items, actor)
+        other.push(items, actor)
+
+    both.push = push_both  # type: ignore[method-assign]
+    for one in after:
+        errors = rng.random(4).astype(np.float32)
+        assert use(both, errors) == use(other, errors)
+        world.episode(*one)
+    for mine, others in zip(both.state().blocks, other.state().blocks, strict=True):
+        assert (mine.name, mine.sealed) == (others.name, others.sealed)
+        for name, array in mine.arrays().items():
+            assert (array == others.arrays()[name]).all(), name
+
+
+@pytest.mark.parametrize("stack", STACKS.values(), ids=STACKS)
+@pytest.mark.parametrize("kind", BUFFERS)
+def test_a_sealed_block_never_changes(kind: str, stack: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("border_cli.replay.buffer.rows_per_block", lambda capacity, row_bytes: 5)
+    world, sealed = World(make(kind, 40, stack), Naive(stack, 2, 40)), dict[str, Any]()
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        world.episode(
+            *(int(n) for n in rng.integers(0, 2, 2)),
+            int(rng.integers(1, 8)),
+            str(rng.choice(["truncated", ""])),
+        )
+        for block in world.buffer.state().blocks:
+            if block.sealed:
+                content = {name: array.tolist() for name, array in block.arrays().items()}
+                assert sealed.setdefault(block.name, content) == content
+    assert len(sealed) > 20
+
+
+@pytest.mark.parametrize("stack", STACKS.values(), ids=STACKS)
+@pytest.mark.parametrize("kind", BUFFERS)
+def test_a_batch_that_is_filled_anew_keeps_its_arrays(kind: str, stack: int) -> None:
+    """Whoever made tensors of them has those of the new batch then."""
+    world = World(make(kind, 40, stack), Naive(stack, 1, 40))
+    world.episode(0, 0, 30, "terminated")
+    batch = world.buffer.batch(SIZE)
+    arrays = {**batch.obs, "next": batch.next_obs["obs"]}
+    arrays |= {name: getattr(batch, name) for name in ("action", "reward", "discount", "terminated")}
+    weight = batch.weight
+    world.buffer.update_priority(batch.ix, np.linspace(0.5, 1.5, SIZE, dtype=np.float32))
+    again, fresh = world.buffer.batch(SIZE, into=batch), world.buffer.batch(SIZE)
+    assert again is batch is not fresh
+    world.check_batch(again)
+    after = {**again.obs, "next": again.next_obs["obs"]}
+    after |= {name: getattr(again, name) for name in ("action", "reward", "discount", "terminated")}
+    assert all(after[name] is array or np.shares_memory(after[name], array) for name, array in arrays.items())
+    assert again.weight is weight
+    if weight is not None:
+        assert len(set(weight.tolist())) > 1
+
+
+@pytest.mark.parametrize("kind", BUFFERS)
+def test_errors_that_are_not_finite_or_too_few_are_refused(kind: str) -> None:
+    world = World(make(kind, 40, 1), Naive(1, 1, 40))
+    world.episode(0, 0, 20, "terminated")
+    batch = world.buffer.batch(4)
+    with pytest.raises(ValueError, match="4 rows and 3 errors"):
+        world.buffer.update_priority(batch.ix, np.ones(3, np.float32))
+    if batch.weight is not None:
+        with pytest.raises(ValueError, match="not finite"):
+            world.buffer.update_priority(batch.ix, np.array([1, np.nan, 1, 1], np.float32))
+
+
+@pytest.mark.parametrize("kind", BUFFERS)
+def test_bytes_are_what_it_takes(kind: str) -> None:
+    entry, spec = BUFFERS[kind], spec_of(4)
+    config = entry.config(type=kind, capacity=5000)
+    buffer = entry.load().make_buffer(config, spec, 0)
+
+    def taken(value: Any, seen: set[int]) -> int:
+        if id(value) in seen:
+            return 0
+        seen.add(id(value))
+        if isinstance(value, np.ndarray):
+            return value.nbytes if value.base is None else taken(value.base, seen)
+        if isinstance(value, dict | list | tuple):
+            parts = value.values() if isinstance(value, dict) else value
+            return sum(taken(part, seen) for part in parts)
+        return sum(taken(part, seen) for part in vars(value).values()) if hasattr(value, "__dict__") else 0
+
+    assert entry.load().buffer_bytes(config, spec) == pytest.approx(taken(buffer, set()), rel=0.02)

@@ -1,0 +1,92 @@
+"""Every agent with every environment option: it trains, or says in one line why it does not."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from border_cli.cli.compose import Composer
+from border_cli.cli.train import main
+from border_cli.config.registry import AGENTS
+from tests.faults.amounts import FULL
+from tests.real_runs import Run, known_to
+
+CONTINUOUS = (
+    "pendulum",
+    "mountaincarcontinuous",
+    "lunarlandercontinuous",
+    "halfcheetah",
+    "hopper",
+    "walker2d",
+    "ant",
+)
+NEEDS = {"gym": ("env.id=FrozenLake-v1",), "atari": ("env.id=ALE/Freeway-v5",)}
+SMALL = (
+    "preset=none",
+    "trainer=sync",
+    "trainer.max_opts=20",
+    "trainer.warmup_period=200",
+    "trainer.eval_interval=null",
+    "buffer.capacity=1000",
+    "agent.hidden=[16]",
+    "agent.channels=[4]",
+    "agent.batch_size=16",
+    "agent.random_env_steps=100",
+    "agent.quantiles=8",
+    "agent.target_quantiles=8",
+    "checkpoint.replay=none",
+    "recorder.tensorboard=false",
+    "recorder.console=none",
+)
+
+
+def environments() -> list[str]:
+    with Composer([], None) as composer:
+        return composer.choices("env")
+
+
+def is_refused(agent: str, env: str) -> bool:
+    return (agent in ("sac", "td3", "tqc")) != (env in CONTINUOUS)
+
+
+ENVIRONMENTS = environments()
+PAIRS = list(product(AGENTS, ENVIRONMENTS))
+KINDS = ("cartpole", "gym", "catch", "pendulum", "halfcheetah")
+"""One of each kind of spaces. In the everyday tests every agent meets these, and one of each family all others."""
+
+
+def is_met(agent: str, env: str) -> bool:
+    return FULL or env in KINDS or agent in ("dqn", "sac")
+
+
+MET = [pair for pair in PAIRS if is_met(*pair)]
+
+
+def test_each_kind_of_environment_is_there() -> None:
+    assert set(CONTINUOUS) < set(ENVIRONMENTS)
+    assert len(ENVIRONMENTS) >= 20
+
+
+@pytest.mark.parametrize(("agent", "env"), [pair for pair in MET if not is_refused(*pair)])
+def test_a_pair_that_fits_trains(
+    workplace: Path, capsys: pytest.CaptureFixture[str], agent: str, env: str
+) -> None:
+    words = [f"agent={agent}", f"env={env}", *NEEDS.get(env, ()), *known_to(agent, *SMALL)]
+    assert main(words) == 0, capsys.readouterr().err
+    run = Run(Path("runs/latest").resolve())
+    assert run.counts[0] == 20
+    assert run.records[-1]["agent/skipped_steps"] == 0
+
+
+@pytest.mark.parametrize(("agent", "env"), [pair for pair in MET if is_refused(*pair)])
+def test_a_pair_that_does_not_fit_is_refused(
+    workplace: Path, capsys: pytest.CaptureFixture[str], agent: str, env: str
+) -> None:
+    words = [f"agent={agent}", f"env={env}", *NEEDS.get(env, ()), "preset=none", "recorder.console=none"]
+    assert main(words) == 2
+    said, allowed = capsys.readouterr().err.splitlines()
+    assert said.startswith(f"error: agent={agent} ")
+    assert allowed.startswith("allowed: agent=")
+    assert not Path("runs").exists()

@@ -1,0 +1,116 @@
+"""Actions that are not allowed are neither taken nor learnt from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from border_cli import load
+from border_cli.actors.sampler import Sampler
+from border_cli.agents.dqn.agent import make_agent
+from border_cli.agents.dqn.config import DqnConfig, RainbowConfig
+from border_cli.agents.dqn.loss import allowed
+from border_cli.config.schema import BufferConfig, EnvConfig
+from border_cli.envs.gym_env import GymEnv
+from border_cli.replay.step_processor import NStepProcessor
+from border_cli.replay.uniform import make_buffer
+from tests.real_runs import train
+
+N = 4
+
+
+class Masked(gymnasium.Env[Any, Any]):
+    """Allows the actions t and t + 1 modulo 4 at time t; any other raises. where: "info" or "obs"."""
+
+    def __init__(self, where: str = "info") -> None:
+        plain = spaces.Box(0.0, 10.0, (1,), np.float32)
+        self._where = where
+        self.action_space = spaces.Discrete(N)
+        self.observation_space = (
+            plain if where == "info" else spaces.Dict(x=plain, action_mask=spaces.Box(0, 1, (N,), np.int8))
+        )
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.t = 0
+        return self.observe(), self.info()
+
+    def mask(self) -> np.ndarray:
+        mask = np.zeros(N, np.int8)
+        mask[[self.t % N, (self.t + 1) % N]] = 1
+        return mask
+
+    def observe(self) -> Any:
+        x = np.array([self.t], np.float32)
+        return x if self._where == "info" else {"x": x, "action_mask": self.mask()}
+
+    def info(self) -> dict[str, Any]:
+        return {"action_mask": self.mask()} if self._where == "info" else {}
+
+    def step(self, action: int) -> tuple[Any, ...]:
+        if not self.mask()[action]:
+            raise AssertionError(f"action {action} at time {self.t}")
+        self.t += 1
+        return self.observe(), 1.0, self.t == 8, False, self.info()
+
+
+def config(where: str) -> EnvConfig:
+    mask = "info" if where == "info" else "none"
+    return EnvConfig(entry_point=f"{__name__}:Masked", kwargs={"where": where}, action_mask=mask)
+
+
+@pytest.mark.parametrize("where", ["info", "obs"])
+def test_the_mask_is_found_and_no_input(where: str) -> None:
+    spec = GymEnv(config(where)).spec
+    assert spec.mask == "obs.action_mask"
+    assert [leaf.name for leaf in spec.inputs.leaves] == ["obs.obs" if where == "info" else "obs.x"]
+
+
+@pytest.mark.parametrize("where", ["info", "obs"])
+@pytest.mark.parametrize(
+    "agent",
+    [
+        DqnConfig(hidden=[8], batch_size=16, epsilon_start=1.0, epsilon_final=0.5),
+        DqnConfig(hidden=[8], batch_size=16, exploration="softmax", eval_epsilon=0.5),
+        RainbowConfig(hidden=[8], batch_size=16, atoms=5),
+    ],
+)
+def test_no_other_action_is_taken(where: str, agent: DqnConfig) -> None:
+    env = GymEnv(config(where), 2)
+    learner = make_agent(agent, env.spec, 0)
+    buffer = make_buffer(BufferConfig(capacity=500), env.spec, 0)
+    sampler = Sampler(env, learner, NStepProcessor(env.spec, 2, 1, 0.9), [1, 2])
+    sampler.begin()
+    for t in range(200):  # the environment raises at the first mistake
+        if t == 100:
+            learner.eval()
+        items = sampler.sample([0, 1], t)
+        if len(items["span"]):
+            buffer.push(items)
+        if len(buffer) >= 16:
+            learner.opt(buffer)
+    assert sampler.env_steps == 400
+
+
+def test_the_target_is_the_best_of_what_is_allowed() -> None:
+    values = torch.tensor([[9.0, 1.0, 2.0, 3.0]])
+    obs = {"m": torch.tensor([[0, 1, 1, 0]], dtype=torch.uint8)}
+    assert allowed(values, obs, "m").tolist() == [[-torch.inf, 1.0, 2.0, -torch.inf]]
+    assert allowed(values, obs, None) is values
+
+
+def test_a_run_finds_the_mask_by_itself_and_its_model_takes_one(workplace: Path) -> None:
+    words = ("env=gym", f"env.entry_point={__name__}:Masked", "trainer=sync", "trainer.max_opts=30")
+    run = train(*words, "trainer.warmup_period=50", "trainer.eval_interval=15")
+    assert run.config.env.action_mask == "info"
+    model = load(run.path)
+    observation = np.zeros(1, np.float32)
+    for mask in np.eye(N, dtype=np.int8):
+        assert model.sample(observation, action_mask=mask) == int(mask.argmax())
+    assert model.sample(observation) in range(N)

@@ -1,0 +1,108 @@
+"""Targets and losses of the distributional heads, against values computed by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from border_cli.agents.dqn.heads import CategoricalHead, QuantileHead, ScalarHead
+from border_cli.agents.quantiles import midpoints, quantile_huber
+
+T = torch.tensor
+NAN, INF = float("nan"), float("inf")
+
+
+def categorical_target(probabilities: list[float], reward: float, discount: float = 1.0, over: bool = False):
+    """Of three atoms -1, 0, 1."""
+    logits = T([probabilities]).log()
+    return CategoricalHead(3, -1.0, 1.0).target(logits, T([reward]), T([discount]), T([over]))[0].tolist()
+
+
+def test_an_atom_between_two_is_shared_by_its_distance() -> None:
+    # 0 → 0.25: three quarters stay at 0, one quarter goes to 1; -1 → -0.75; 1 → 1.25, which is cut to 1
+    assert categorical_target([0.0, 1.0, 0.0], 0.25) == pytest.approx([0.0, 0.75, 0.25])
+    assert categorical_target([1.0, 0.0, 0.0], 0.25) == pytest.approx([0.75, 0.25, 0.0])
+    assert categorical_target([0.0, 0.0, 1.0], 0.25) == pytest.approx([0.0, 0.0, 1.0])
+    assert categorical_target([0.2, 0.3, 0.5], 0.5, 0.5) == pytest.approx([0.0, 0.2 + 0.15, 0.15 + 0.5])
+
+
+@pytest.mark.parametrize(("reward", "expected"), [(-1.0, [1, 0, 0]), (0.0, [0, 1, 0]), (1.0, [0, 0, 1])])
+def test_a_return_that_is_an_atom_keeps_all_its_mass(reward: float, expected: list[float]) -> None:
+    assert categorical_target([0.5, 0.25, 0.25], reward, over=True) == pytest.approx(expected)
+
+
+def test_beyond_the_edges_is_at_the_edges() -> None:
+    assert categorical_target([0.2, 0.3, 0.5], 100.0) == pytest.approx([0, 0, 1])
+    assert categorical_target([0.2, 0.3, 0.5], -100.0) == pytest.approx([1, 0, 0])
+
+
+def test_mass_is_kept_whatever_the_numbers() -> None:
+    rng = torch.Generator().manual_seed(0)
+    head = CategoricalHead(51, -10.0, 10.0)
+    logits = 5 * torch.randn(1000, 51, generator=rng)
+    reward = 20 * torch.randn(1000, generator=rng)
+    target = head.target(logits, reward, torch.full((1000,), 0.97), torch.rand(1000, generator=rng) < 0.3)
+    assert target.min() >= 0
+    assert target.sum(1).tolist() == pytest.approx([1.0] * 1000, abs=1e-5)
+    inside = head.target(
+        logits, T(0.1).expand(1000), torch.full((1000,), 0.9), torch.zeros(1000, dtype=torch.bool)
+    )
+    wanted = 0.1 + 0.9 * head.values(logits)  # nothing is cut: the mean is that of what was moved
+    assert head.target_values(inside).tolist() == pytest.approx(wanted.tolist(), abs=1e-4)
+
+
+def test_a_reward_that_is_no_number_is_seen_in_the_loss() -> None:
+    head = CategoricalHead(3, -1.0, 1.0)
+    target = head.target(T([[0.0, 0.0, 0.0]]), T([NAN]), T([1.0]), T([False]))
+    assert head.loss(T([[0.0, 0.0, 0.0]]), target, None)[0].isnan().all()
+
+
+def test_terminated_hides_outputs_that_are_infinite() -> None:
+    for head in (CategoricalHead(2, -1.0, 1.0), QuantileHead(2), ScalarHead("mse")):
+        outputs = T([[INF] * head.outputs])
+        target = head.target(outputs, T([1.0]), T([0.9]), T([True]))
+        assert head.target_values(target).tolist() == [1.0]
+
+
+def test_cross_entropy_by_hand() -> None:
+    head = CategoricalHead(2, 0.0, 1.0)
+    loss, error = head.loss(T([[0.0, 0.0]]), T([[0.25, 0.75]]), None)
+    entropy = -(0.25 * math.log(0.25) + 0.75 * math.log(0.75))
+    assert loss.item() == pytest.approx(math.log(2))
+    assert error.item() == pytest.approx(math.log(2) - entropy, abs=1e-6)
+
+
+def test_values_are_means() -> None:
+    assert CategoricalHead(3, -1.0, 1.0).values(T([0.2, 0.3, 0.5]).log()).item() == pytest.approx(0.3)
+    assert QuantileHead(4).values(T([[1.0, 2.0, 3.0, 6.0]])).item() == 3.0
+
+
+def test_quantile_huber_by_hand() -> None:
+    # u = 3 - 1 = 2 at τ 0.25: 0.25·(2 - 0.5); u = 0.5 - 1 = -0.5: |0.25 - 1|·0.125; their mean
+    first = (0.25 * 1.5 + 0.75 * 0.125) / 2
+    # u = 3 - 2 = 1 at τ 0.75: 0.75·0.5; u = 0.5 - 2 = -1.5: 0.25·(1.5 - 0.5)
+    second = (0.75 * 0.5 + 0.25 * 1.0) / 2
+    loss = quantile_huber(T([[1.0, 2.0]]), T([[3.0, 0.5]]), T([[0.25, 0.75]]))
+    assert loss.tolist() == pytest.approx([first + second])
+
+
+def test_levels_of_fixed_quantiles_are_midpoints() -> None:
+    assert midpoints(4, T(0.0)).tolist() == [0.125, 0.375, 0.625, 0.875]
+    loss, error = QuantileHead(2).loss(T([[1.0, 2.0]]), T([[3.0, 0.5]]), None)
+    assert loss.tolist() == quantile_huber(T([[1.0, 2.0]]), T([[3.0, 0.5]]), T([[0.25, 0.75]])).tolist()
+    assert error.item() == pytest.approx(0.25)
+
+
+def test_quantiles_of_a_known_distribution_are_where_the_loss_is_least() -> None:
+    """Of 0, 10, 20, …, 90, each as likely: far enough apart that the Huber loss is the absolute one almost everywhere."""
+    samples = 10 * torch.arange(10.0).unsqueeze(0)
+    quantiles = torch.full((1, 2), 45.0, requires_grad=True)
+    optimiser = torch.optim.Adam([quantiles], lr=0.3)
+    for _ in range(2000):
+        optimiser.zero_grad()
+        quantile_huber(quantiles, samples, T([[0.25, 0.75]])).sum().backward()
+        optimiser.step()
+    assert quantiles.detach()[0].numpy() == pytest.approx(np.array([20.0, 70.0]), abs=1.0)

@@ -1,0 +1,109 @@
+"""Images of any size and order of channels, and what becomes of them before the network."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from border_cli.agents.encoding import Encoder
+from border_cli.agents.images import Convolutions, channels_first, image_shape, is_image
+from border_cli.core.spaces import ObsLeaf, ObsSpec
+
+
+def leaf(shape: tuple[int, ...], stack: int = 1, high: float | None = 255.0, dtype: str = "uint8") -> ObsLeaf:
+    return ObsLeaf("obs", (), "box", shape, dtype, 0.0, high, stack=stack)
+
+
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+@pytest.mark.parametrize(
+    ("one", "expected"),
+    [
+        (leaf((84, 84, 3)), (84, 84, 3)),
+        (leaf((3, 64, 48)), (64, 48, 3)),
+        (leaf((10, 10, 4)), (10, 10, 4)),
+        (leaf((4, 84, 84), stack=4), (84, 84, 4)),
+        (leaf((2, 84, 84), stack=2), (84, 84, 2)),
+        (leaf((4, 60, 80, 3), stack=4), (60, 80, 12)),
+        (leaf((4, 3, 60, 80), stack=4), (60, 80, 12)),
+        (leaf((7, 7, 7)), (7, 7, 7)),
+    ],
+)
+def test_the_order_of_channels_is_found(one: ObsLeaf, expected: tuple[int, int, int]) -> None:
+    assert is_image(one)
+    assert image_shape(one) == expected
+    height, width, channels = expected
+    assert channels_first(one, torch.zeros(2, *one.shape)).shape == (2, channels, height, width)
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        leaf((84, 84)),
+        leaf((4, 8), stack=4),
+        leaf((3, 4, 40)),  # a strip with three channels has no second side
+        leaf((84, 84, 3), high=None, dtype="float32"),
+        leaf((84, 84, 3), high=1e6, dtype="float32"),
+        leaf((2, 84, 84, 3)),
+    ],
+)
+def test_what_is_no_image_is_flattened(one: ObsLeaf) -> None:
+    assert not is_image(one)
+    encoder = Encoder(ObsSpec((one,)), [8], generator())
+    assert not encoder.has_images
+    assert encoder.features == np.prod(one.shape)
+
+
+def test_channels_are_kept_apart() -> None:
+    value = torch.arange(2 * 6 * 5 * 3).reshape(2, 6, 5, 3)
+    assert (channels_first(leaf((6, 5, 3)), value)[1, 2] == value[1, :, :, 2]).all()
+    stacked = torch.arange(4 * 6 * 5 * 3).reshape(1, 4, 6, 5, 3)
+    merged = channels_first(leaf((4, 6, 5, 3), stack=4), stacked)
+    assert (merged[0, 3 * 2 + 1] == stacked[0, 2, :, :, 1]).all()
+
+
+def test_atari_frames_get_ataris_network() -> None:
+    made = Convolutions(leaf((4, 84, 84), stack=4), [32, 64, 64], generator())
+    assert [tuple(layer.weight.shape) for layer in made.layers] == [
+        (32, 4, 8, 8),
+        (64, 32, 4, 4),
+        (64, 64, 3, 3),
+    ]
+    assert made.features == 3136
+
+
+@pytest.mark.parametrize("side", [5, 6, 7, 10, 21, 35, 36, 37, 64, 84, 210])
+@pytest.mark.parametrize("layers", [1, 2, 3, 4, 5])
+def test_every_size_has_a_network_whose_features_are_as_many_as_it_says(side: int, layers: int) -> None:
+    one = leaf((side, side + 3, 3))
+    made = Convolutions(one, [4] * layers, generator())
+    assert made(torch.zeros(2, *one.shape, dtype=torch.uint8)).shape == (2, made.features)
+    assert made.features > 0
+
+
+def test_scaling_by_the_bounds_of_the_space() -> None:
+    made = Convolutions(leaf((5, 5, 1)), [1], generator())
+    with torch.no_grad():
+        made.layers[0].weight.zero_()
+        made.layers[0].weight[0, 0, 1, 1] = 1.0
+        made.layers[0].bias.zero_()
+    image = torch.full((1, 5, 5, 1), 51, dtype=torch.uint8)
+    assert made(image)[0].tolist() == pytest.approx([51 / 255] * 25)
+
+
+def test_an_image_beside_a_vector() -> None:
+    spec = ObsSpec((leaf((10, 10, 2)), ObsLeaf("speed", (), "box", (3,), "float32")))
+    encoder = Encoder(spec, [4, 8], generator())
+    obs = {"obs": torch.zeros(5, 10, 10, 2, dtype=torch.uint8), "speed": torch.ones(5, 3)}
+    assert encoder(obs).shape == (5, encoder.features)
+    assert encoder(obs)[0, :3].tolist() == [1.0, 1.0, 1.0]
+    assert encoder.features == 3 + 8 * 5 * 5
+
+
+def test_no_channels_means_no_convolutions() -> None:
+    encoder = Encoder(ObsSpec((leaf((10, 10, 2)),)), [], generator())
+    assert not encoder.has_images
+    assert encoder.features == 200

@@ -1,0 +1,125 @@
+"""Prioritised draws against values computed by hand, and the trees below them against plain sums."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from border_cli.replay.config import PrioritizedConfig
+from border_cli.replay.prioritized import PrioritizedDrawing
+from border_cli.replay.wide_tree import MinTree, SumTree
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 700), st.integers(0, 2**32 - 1))
+def test_the_trees_are_sums_and_least_values(n: int, seed: int) -> None:
+    rng, sums, least = np.random.default_rng(seed), SumTree(n), MinTree(n)
+    plain = np.zeros(n)
+    for _ in range(5):
+        ix = rng.integers(0, n, rng.integers(1, 20))
+        values = rng.random(len(ix)) * 10.0 ** rng.integers(-9, 9)
+        plain[ix] = values
+        sums.set(ix, values)
+        least.set(ix, values)
+    assert (sums.leaves == plain).all()
+    assert sums.root == pytest.approx(plain.sum())
+    assert least.root == least.leaves.min()
+    mass = rng.random(50) * sums.root
+    found = sums.find(mass)
+    assert (plain[found] > 0).all()
+    edges = np.concatenate([[0.0], plain.cumsum()])
+    slack = 1e-9 * sums.root
+    assert ((edges[found] <= mass + slack) & (mass <= edges[found + 1] + slack)).all()
+
+
+def test_a_tree_follows_from_its_leaves_alone() -> None:
+    rng = np.random.default_rng(0)
+    one, two = SumTree(3000), SumTree(3000)
+    for _ in range(300):
+        one.set(rng.integers(0, 3000, 64), rng.random(64))
+    two.set_all(one.leaves)
+    for mine, others in zip(one._levels, two._levels, strict=True):
+        assert (mine == others).all()
+
+
+def drawing(n: int = 4, **options: Any) -> PrioritizedDrawing:
+    """Slots 1 to n can be drawn."""
+    config = PrioritizedConfig(capacity=n, **{"alpha": 1.0, "priority_eps": 1e-9, **options})
+    made = PrioritizedDrawing(config, np.random.default_rng(0))
+    made.added(np.arange(1, n + 1))
+    return made
+
+
+def draw(made: PrioritizedDrawing, size: int, n: int = 4) -> tuple[np.ndarray, np.ndarray]:
+    slots, weights = made.draw(size, np.arange(n + 1), n, n)
+    return slots[0], weights
+
+
+def test_draws_are_in_proportion_to_errors_and_stratified() -> None:
+    made = drawing()
+    made.update(np.array([1, 2, 3, 4]), np.array([1.0, 2.0, 3.0, 4.0]))
+    slots, _ = draw(made, 1000)
+    assert np.bincount(slots)[1:].tolist() == pytest.approx([100, 200, 300, 400], abs=1)
+
+
+def test_alpha_makes_draws_more_equal() -> None:
+    made = drawing(alpha=0.5)
+    made.update(np.array([1, 2, 3, 4]), np.array([1.0, 4.0, 9.0, 16.0]))
+    slots, _ = draw(made, 1000)
+    assert np.bincount(slots)[1:].tolist() == pytest.approx([100, 200, 300, 400], abs=1)
+
+
+@pytest.mark.parametrize(("normalizer", "divisor"), [("batch", 2.0**0.5), ("all", 4.0**0.5)])
+def test_weights_by_hand(normalizer: str, divisor: float) -> None:
+    """β = 0.5: of a row with the share p of all mass, (4·p)^-0.5."""
+    made = drawing(normalizer=normalizer, beta_start=0.5, beta_final=0.5)
+    # Shares 1/16, 1/8, 3/16, 5/8; slot 1 is so rare that two draws, one of each half, never give it here.
+    made.update(np.array([1, 2, 3, 4]), np.array([1.0, 2.0, 3.0, 10.0]))
+    weight_of = {
+        slot: (4 * share) ** -0.5 for slot, share in {1: 1 / 16, 2: 1 / 8, 3: 3 / 16, 4: 5 / 8}.items()
+    }
+    slots, weights = next(drawn for _ in range(100) if 1 not in (drawn := draw(made, 2))[0] and 2 in drawn[0])
+    greatest = max(weight_of[slot] for slot in (slots if normalizer == "batch" else weight_of))
+    assert greatest == pytest.approx(divisor)
+    assert weights.tolist() == pytest.approx([weight_of[slot] / greatest for slot in slots])
+    assert weights.dtype == np.float32
+
+
+def test_beta_grows_with_the_batches_drawn() -> None:
+    made = drawing(beta_start=0.4, beta_final=1.0, beta_opt_steps=4)
+    betas = []
+    for _ in range(6):
+        betas.append(made.beta())
+        draw(made, 2)
+    assert betas == pytest.approx([0.4, 0.55, 0.7, 0.85, 1.0, 1.0])
+
+
+def test_a_new_row_has_the_greatest_priority_there_ever_was() -> None:
+    made = drawing()
+    assert made.priorities(np.array([1]))["priority"].tolist() == [1.0]
+    made.update(np.array([1]), np.array([7.0]))
+    made.update(np.array([1]), np.array([0.5]))
+    made.removed(np.array([2]))
+    made.added(np.array([2]))
+    assert made.priorities(np.array([1, 2, 3]))["priority"].tolist() == pytest.approx([0.5, 7.0, 1.0])
+
+
+def test_what_was_removed_is_never_drawn_nor_brought_back_by_an_update() -> None:
+    made = drawing(normalizer="all")
+    made.removed(np.array([2, 3]))
+    made.update(np.array([2, 4]), np.array([100.0, 1.0]))
+    slots, weights = draw(made, 64)
+    assert set(slots) == {1, 4}
+    assert np.isfinite(weights).all()
+
+
+def test_huge_and_tiny_errors_together() -> None:
+    made = drawing(alpha=4.0, normalizer="all")
+    made.update(np.array([1, 2, 3, 4]), np.array([3e38, 1e-30, 0.0, 1.0], np.float32))
+    slots, weights = draw(made, 32)
+    assert set(slots) == {1}
+    assert np.isfinite(weights).all()

@@ -1,0 +1,300 @@
+"""The actor-critic family against values computed by hand, and probabilities against integrals."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from border_cli.agents.batches import TensorBatch
+from border_cli.agents.sac.agent import make_agent, make_policy
+from border_cli.agents.sac.bounds import Bounds
+from border_cli.agents.sac.config import SacConfig, Td3Config, TqcConfig
+from border_cli.agents.sac.explorer import OrnsteinUhlenbeck, StateDependentNoise
+from border_cli.agents.sac.loss import critic_losses, smoothed, soft_target, truncated, update_targets
+from border_cli.agents.sac.network import ActionParameters, Critics, PolicyNetwork
+from border_cli.core.errors import UnfitStateError, UsageError
+from border_cli.core.spaces import ActionSpec, Array, EnvSpec, ObsLeaf, ObsSpec
+
+T = torch.tensor
+NO, YES = T([False]), T([True])
+
+
+def spec(low: tuple[float, ...] = (-2.0,), high: tuple[float, ...] = (2.0,)) -> EnvSpec:
+    action = ActionSpec("box", shape=(len(low),), low=low, high=high, dtype="float32")
+    return EnvSpec(ObsSpec((ObsLeaf("obs", (), "box", (3,), "float32"),)), action)
+
+
+def bounds(low: tuple[float, ...], high: tuple[float, ...]) -> Bounds:
+    return Bounds(spec(low, high).action)
+
+
+# -- bounds and probabilities -------------------------------------------
+
+
+def test_actions_lie_in_their_box_and_come_back() -> None:
+    b = bounds((-2.0, 0.0), (4.0, 0.5))
+    assert b.scaled(T([[0.0, 0.0], [1.0, -1.0]])).tolist() == [[1.0, 0.25], [4.0, 0.0]]
+    assert b.unscaled(b.scaled(T([0.3, -0.7]))).tolist() == pytest.approx([0.3, -0.7])
+    assert b.log_volume == pytest.approx(math.log(3.0) + math.log(0.25))
+
+
+@pytest.mark.parametrize(("low", "high"), [(-1.0, 1.0), (-2.0, 2.0), (0.0, 0.1), (5.0, 25.0)])
+@pytest.mark.parametrize(("mean", "std"), [(0.0, 1.0), (0.7, 0.3), (-1.5, 0.8)])
+def test_the_density_of_actions_integrates_to_what_is_drawn(
+    low: float, high: float, mean: float, std: float
+) -> None:
+    """Over the whole box to 1, and over its left part to the share of draws that fall there."""
+    b = bounds((low,), (high,))
+    edges = torch.linspace(low, high, 400_001, dtype=torch.float64)[1:-1]
+    u = torch.atanh((edges - (low + high) / 2) / ((high - low) / 2)).unsqueeze(1)
+    density = b.log_prob(u, T([mean], dtype=torch.float64), T([std], dtype=torch.float64)).exp()
+    assert torch.trapezoid(density, edges).item() == pytest.approx(1.0, abs=1e-3)
+    middle = low + 0.4 * (high - low)
+    left = edges < middle
+    draws = b.squashed(mean + std * torch.randn(200_000, 1, generator=torch.Generator().manual_seed(0)))
+    share = (draws < middle).float().mean().item()
+    assert torch.trapezoid(density[left], edges[left]).item() == pytest.approx(share, abs=5e-3)
+
+
+def test_the_density_of_several_components_is_their_product() -> None:
+    b, one, two = bounds((-2.0, 0.0), (2.0, 1.0)), bounds((-2.0,), (2.0,)), bounds((0.0,), (1.0,))
+    u, mean, std = T([[0.3, -0.9]]), T([[0.1, 0.2]]), T([[0.5, 2.0]])
+    parts = one.log_prob(u[:, :1], mean[:, :1], std[:, :1]) + two.log_prob(u[:, 1:], mean[:, 1:], std[:, 1:])
+    assert b.log_prob(u, mean, std).item() == pytest.approx(parts.item(), rel=1e-5)
+
+
+def test_the_density_far_out_is_finite_and_so_is_its_gradient() -> None:
+    u = T([[50.0], [-50.0]], requires_grad=True)
+    density = bounds((-1.0,), (1.0,)).log_prob(u, T([[0.0]]), T([[1.0]]))
+    density.sum().backward()
+    assert density.isfinite().all()
+    assert u.grad is not None and u.grad.isfinite().all()
+
+
+def test_bounds_as_wide_as_floats_and_as_narrow_as_nothing() -> None:
+    wide = bounds((-3e38, 1.0), (3e38, 1.0))
+    assert wide.scaled(T([1.0, 1.0])).isfinite().all()
+    assert wide.unscaled(wide.scaled(T([0.5, 0.5]))).tolist() == pytest.approx([0.5, 0.0])
+    assert math.isfinite(wide.log_volume)
+
+
+# -- targets and losses -------------------------------------------------
+
+
+def test_soft_target_by_hand() -> None:
+    values, reward, discount = T([[4.0]]), T([1.0]), T([0.5])
+    assert soft_target(values, T([0.2]) * T([-3.0]), reward, discount, NO).item() == pytest.approx(
+        1 + 0.5 * (4 + 0.6)
+    )
+    assert soft_target(values, 0.0, reward, discount, NO).item() == 3.0
+    assert soft_target(T([[math.inf]]), T([math.inf]), reward, discount, YES).item() == 1.0
+
+
+def test_the_least_critic_counts() -> None:
+    values = T([[[3.0], [1.0]], [[2.0], [5.0]]])  # two critics, two rows
+    assert truncated(values, 0).tolist() == [[2.0], [1.0]]
+
+
+def test_truncation_leaves_out_the_greatest_of_all_critics() -> None:
+    values = T([[[1.0, 5.0, 3.0]], [[9.0, 2.0, 4.0]]])
+    assert truncated(values, 0).tolist() == [[1.0, 2.0, 3.0, 4.0, 5.0, 9.0]]
+    assert truncated(values, 1).tolist() == [[1.0, 2.0, 3.0, 4.0]]
+    assert truncated(values, 2).tolist() == [[1.0, 2.0]]
+
+
+def test_smoothing_by_hand() -> None:
+    b = bounds((-2.0,), (2.0,))
+    given = ActionParameters(T([[0.0], [0.0], [3.0]]), torch.ones(3, 1), torch.zeros(3, 1))
+    noise = T([[1.0], [9.0], [9.0]])
+    # 2·0.2·1, 2·0.5 at the clip of the noise, 2 at the bound
+    assert smoothed(b, given, noise, 0.2, 0.5)[:, 0].tolist() == pytest.approx([0.4, 1.0, 2.0])
+
+
+def test_critic_losses_by_hand() -> None:
+    values = T([[[1.0]], [[4.0]]])
+    assert critic_losses(values, T([[2.0]])).tolist() == [0.5 * 1 + 0.5 * 4]
+    # Quantiles 0 and 1 at the levels 1/4 and 3/4, samples 0.5 and 2: |τ - 1[u < 0]|·huber(u)
+    first = (0.25 * 0.125 + 0.25 * 1.5) / 2
+    second = (0.25 * 0.125 + 0.75 * 0.5) / 2
+    quantiles = T([[[0.0, 1.0]]])
+    assert critic_losses(quantiles, T([[0.5, 2.0]])).tolist() == pytest.approx([first + second])
+
+
+# -- networks -----------------------------------------------------------
+
+
+def small(cls: type[SacConfig] = SacConfig, **changes: Any) -> SacConfig:
+    return cls(**({"hidden": [8], "batch_size": 4, "random_env_steps": 0} | changes))
+
+
+def obs(n: int = 1) -> dict[str, Array]:
+    return {"obs": np.random.default_rng(0).normal(size=(n, 3)).astype(np.float32)}
+
+
+def tensors(n: int = 1) -> dict[str, torch.Tensor]:
+    return {"obs": torch.from_numpy(obs(n)["obs"])}
+
+
+def test_each_critic_is_a_network_of_its_own() -> None:
+    c, generator = small(TqcConfig, critics=3, quantiles=5), torch.Generator().manual_seed(0)
+    critics = Critics(spec(), c, generator)
+    out = critics(tensors(6), torch.zeros(6, 1))
+    assert out.shape == (3, 6, 5)
+    one, x = critics.layers, torch.cat([tensors(6)["obs"], torch.zeros(6, 1)], 1)
+    hidden = torch.relu(x @ one[0].weight[1] + one[0].bias[1])
+    assert torch.allclose(out[1], hidden @ one[1].weight[1] + one[1].bias[1], atol=1e-6)
+    assert not torch.allclose(out[0], out[1])
+
+
+def test_state_dependent_deviation_by_hand() -> None:
+    c = small(exploration="state_dependent", hidden=[2], log_std_start=math.log(0.5))
+    net = PolicyNetwork(spec(), c, torch.Generator().manual_seed(0))
+    given = net(tensors(5))
+    wanted = 0.5 * given.features.square().sum(1).sqrt()
+    assert given.std[:, 0].tolist() == pytest.approx(wanted.tolist(), rel=1e-4, abs=1e-5)
+    with torch.no_grad():
+        net.out.bias.fill_(100.0)
+    assert net(tensors(1)).mean.item() == 2.0
+
+
+# -- exploration --------------------------------------------------------
+
+
+def test_ornstein_uhlenbeck_by_hand() -> None:
+    noise, rng = OrnsteinUhlenbeck(1, std=0.5, theta=0.15), np.random.default_rng(0)
+    steps = np.random.default_rng(0).standard_normal(2)
+    first = 0.5 * 0.1 * steps[0]
+    assert noise.sample([3], rng).item() == pytest.approx(first)
+    assert noise.sample([3], rng).item() == pytest.approx(first - 0.15 * 0.01 * first + 0.5 * 0.1 * steps[1])
+    noise.begin_episode(3)
+    assert noise.state() == {}
+
+
+@pytest.mark.parametrize("kind", ["ornstein_uhlenbeck", "state_dependent"])
+def test_what_lasts_for_an_episode_is_part_of_the_state(kind: str) -> None:
+    c = small(Td3Config if kind == "ornstein_uhlenbeck" else SacConfig, exploration=kind)
+    one, two = make_policy(c, spec(), 0), make_policy(c, spec(), 0, incarnation=1)
+    for _ in range(3):
+        one.sample(obs(2), 10, [0, 1])
+    two.load_generator_state(json.loads(json.dumps(one.generator_state())))
+    assert (one.sample(obs(2), 10, [0, 1]) == two.sample(obs(2), 10, [0, 1])).all()
+    assert (one.sample(obs(1), 10, [1]) == two.sample(obs(1), 10, [1])).all()
+    one.begin_episode(0)
+    assert (one.sample(obs(2), 10, [0, 1])[0] != two.sample(obs(2), 10, [0, 1])[0]).any()
+    with pytest.raises(UnfitStateError):
+        two.load_generator_state(one.generator_state() | {"noise": {"0": [None]}})
+
+
+def test_state_dependent_noise_is_one_function_for_an_episode() -> None:
+    policy = make_policy(small(exploration="state_dependent"), spec(), 0)
+    first = policy.sample(obs(), 10, [0])
+    assert (policy.sample(obs(), 10, [0]) == first).all()  # the same state, the same action
+    policy.begin_episode(0)
+    assert (policy.sample(obs(), 10, [0]) != first).any()
+    matrices = StateDependentNoise((3, 1))
+    drawn = matrices.sample([0, 1], np.random.default_rng(0))
+    assert (drawn[0] != drawn[1]).any()
+
+
+@pytest.mark.parametrize("cls", [SacConfig, Td3Config, TqcConfig])
+def test_random_at_first_then_the_policy_and_its_mean_in_evaluation(cls: type[SacConfig]) -> None:
+    policy = make_policy(small(cls, random_env_steps=100), spec((-2.0,), (6.0,)), 0)
+    uniform = policy.sample(obs(4000), 99)
+    assert (uniform.min(), uniform.max(), uniform.mean()) == pytest.approx((-2.0, 6.0, 2.0), abs=0.1)
+    policy.eval()
+    best = policy.sample(obs(4000), 0)
+    policy.train()
+    noisy = policy.sample(obs(4000), 100) - best
+    assert 0.01 < noisy.std() < 4
+    assert (policy.sample(obs(4000), 100) != best).any()
+
+
+def test_discrete_actions_are_refused() -> None:
+    discrete = EnvSpec(spec().obs, ActionSpec("discrete", n=3))
+    with pytest.raises(UsageError, match="agent=td3 gives real numbers"):
+        make_agent(small(Td3Config), discrete, 0)
+
+
+# -- opt steps ----------------------------------------------------------
+
+
+def batch(n: int = 4, weight: torch.Tensor | None = None) -> TensorBatch:
+    rng = torch.Generator().manual_seed(1)
+    return TensorBatch(
+        {"obs": torch.randn(n, 3, generator=rng)}, torch.rand(n, 1, generator=rng), torch.ones(n),
+        torch.full((n,), 0.9), torch.zeros(n, dtype=torch.bool), {"obs": torch.randn(n, 3, generator=rng)}, weight,
+    )  # fmt: skip
+
+
+def vectors(rule: Any) -> dict[str, list[float]]:
+    return {label: vector.tolist() for label, (_, vector) in rule.vectors().items()}
+
+
+def test_the_policy_and_the_targets_of_td3_change_every_second_opt_step() -> None:
+    rule = make_agent(small(Td3Config), spec(), 0)._rule
+    for number, changed in ((1, {"critics"}), (2, {"critics", "policy", "critics_target", "policy_target"})):
+        before = vectors(rule)
+        rule.opt_step(batch(), number)
+        rule.update_targets(number)
+        after = vectors(rule)
+        assert {label for label in after if after[label] != before[label] and "adam" not in label} == changed
+
+
+@pytest.mark.parametrize("cls", [SacConfig, Td3Config, TqcConfig])
+def test_e1_a_bad_step_changes_nothing(cls: type[SacConfig]) -> None:
+    rule = make_agent(small(cls), spec(), 0)._rule
+    before, bad = vectors(rule), batch()
+    bad.reward[2] = math.nan
+    errors = rule.opt_step(bad, 2)
+    assert vectors(rule) == before
+    assert rule.outcome.skipped_in_a_row.item() == 1
+    assert errors.isnan().tolist() == [False, False, True, False]
+
+
+def test_a_learnt_coefficient_falls_while_there_is_more_entropy_than_wanted() -> None:
+    for target, sign in ((-100.0, -1), (100.0, 1)):
+        rule = make_agent(small(target_entropy=target, lr=0.01), spec(), 0)._rule
+        rule.opt_step(batch(), 1)
+        # Adam's first step is the step size, against the sign of the gradient
+        assert rule.state.coef.weights.item() == pytest.approx(sign * 0.01, rel=1e-3)
+
+
+def test_the_wanted_entropy_follows_from_the_action_space() -> None:
+    rule = make_agent(small(), spec((-2.0, 0.0), (2.0, 1.0)), 0)._rule
+    assert rule._rules.target_entropy == pytest.approx(-2 + math.log(2.0) + math.log(0.5))
+
+
+def test_a_fixed_coefficient_is_no_weight() -> None:
+    agent = make_agent(small(entropy_coef=0.1), spec(), 0)
+    assert not any(name.startswith("coef") for name in agent.state().arrays)
+    rule = agent._rule
+    rule.opt_step(batch(), 1)
+    index = rule.scalars.index("entropy_coef")
+    assert rule.outcome.sums[index].item() == pytest.approx(0.1)
+
+
+def test_targets_move_by_their_share() -> None:
+    rule = make_agent(small(Td3Config), spec(), 0)._rule
+    rule.state.critics.weights += 1.0
+    before = rule.state.critics_target.clone()
+    update_targets(rule.state, 0.25)
+    assert torch.allclose(rule.state.critics_target - before, T(0.25))
+
+
+def test_importance_weights_weigh_the_rows() -> None:
+    """A row of weight 0 is as if it were not there, but for the number that is divided by."""
+    moments = []
+    for weight, n in ((T([2.0, 0.0]), 2), (None, 1)):
+        rule, whole = make_agent(small(Td3Config), spec(), 0)._rule, batch(2)
+        part = TensorBatch(
+            {"obs": whole.obs["obs"][:n]}, whole.action[:n], whole.reward[:n], whole.discount[:n],
+            torch.ones(n, dtype=torch.bool), {"obs": whole.next_obs["obs"][:n]}, weight,
+        )  # fmt: skip
+        rule.opt_step(part, 1)
+        moments.append(rule.state.critics.mean)
+    assert torch.allclose(*moments, atol=1e-7)
