@@ -58,12 +58,13 @@ class PrioritizedDrawing:
     def draw(self, size: int, next_slot: Array, n_rows: int, n_ready: int) -> tuple[Array, Array]:
         """As of `Drawing`: one draw from each of `size` equal shares of all mass."""
         del n_rows
-        total = self._sums.root
-        places = (np.arange(size) + self._rng.random(size)) * (total / size)
-        slots = self._sums.find(np.minimum(places, np.nextafter(total, 0.0)))
-        weights = self._weights(self._sums.leaves[slots], total, n_ready)
+        slots, total = self._sums.find((np.arange(size) + self._rng.random(size)) / size)
+        weights = self._weights(self._sums.leaves.take(slots), total, n_ready)
         self._batches += 1
-        return np.stack((slots, next_slot.take(slots))), weights
+        both = np.empty((2, size), np.int64)
+        both[0] = slots
+        next_slot.take(slots, out=both[1], mode="clip")
+        return both, weights
 
     def update(self, slots: Array, td_error: Array) -> None:
         """New masses. A slot whose row is gone meanwhile keeps none."""
@@ -125,5 +126,5 @@ class PrioritizedDrawing:
         if self._least is None:
             weights /= weights.max()
         else:
-            weights /= (n_ready * self._least.root / total) ** -beta
+            weights /= (n_ready * self._least.least / total) ** -beta
         return weights.astype(np.float32)

@@ -1,8 +1,8 @@
-"""Sums, and least values, over parts of a long row of numbers: trees with sixteen children to a node.
+"""Sums, and least values, over parts of a long row of numbers: wide trees without a tip.
 
-A tree of two children has four times the levels, and each level is a few calls of numpy whatever the batch. Inner nodes
-are made anew from their children, never adjusted by differences: they follow from the leaves alone, bit for bit, so
-that only those have to be saved, and no error adds up.
+A node has sixteen children, because each level costs a few calls of numpy whatever the batch, and the tree ends where
+there are few enough nodes to go through them all. Inner nodes are made anew from their children, never adjusted by
+differences: they follow from the leaves alone, bit for bit, so that only those have to be saved, and no error adds up.
 """
 
 from __future__ import annotations
@@ -13,40 +13,35 @@ from border_cli.core.spaces import Array
 
 _WIDTH = 16
 _SHIFT = 4
-_Ufunc = np.ufunc
+_MOST_ON_TOP = 8192
+"""Their running sum costs less than another level would."""
 
 
 class _WideTree:
     """n leaves of float64, all `empty` at first. leaves: (n,) view; to be changed by `set` alone."""
 
-    def __init__(self, n: int, combine: _Ufunc, empty: float) -> None:
+    def __init__(self, n: int, combine: np.ufunc, empty: float) -> None:
         self._combine = combine
-        self._levels: list[Array] = []
-        size = n
-        while True:
+        size = -(-n // _WIDTH)
+        self._levels: list[Array] = [np.full((size, _WIDTH), empty)]  # of nodes with their children
+        while size > _MOST_ON_TOP:
             size = -(-size // _WIDTH)
             self._levels.append(np.full((size, _WIDTH), empty))
-            if size == 1:
-                break
+        self._top = np.full(size, empty)
         self.leaves = self._levels[0].reshape(-1)[:n]
 
     def set(self, ix: Array, values: Array | float) -> None:
         """Change these leaves. Of an index that comes twice the last value counts."""
         self._levels[0].reshape(-1)[ix] = values
-        for below, above in zip(self._levels, self._levels[1:], strict=False):
+        for level, above in zip(self._levels, [*self._levels[1:], self._top], strict=True):
             ix = ix >> _SHIFT
-            above.reshape(-1)[ix] = self._combine.reduce(below[ix], axis=1)
+            above.reshape(-1)[ix] = self._combine.reduce(level[ix], axis=1)
 
     def set_all(self, values: Array) -> None:
         """Change all leaves."""
         self.leaves[...] = values
-        for below, above in zip(self._levels, self._levels[1:], strict=False):
-            above.reshape(-1)[: len(below)] = self._combine.reduce(below, axis=1)
-
-    @property
-    def root(self) -> float:
-        """Over all leaves."""
-        return float(self._combine.reduce(self._levels[-1][0]))
+        for level, above in zip(self._levels, [*self._levels[1:], self._top], strict=True):
+            above.reshape(-1)[: len(level)] = self._combine.reduce(level, axis=1)
 
 
 class SumTree(_WideTree):
@@ -55,26 +50,32 @@ class SumTree(_WideTree):
     def __init__(self, n: int) -> None:
         super().__init__(n, np.add, 0.0)
 
-    def find(self, mass: Array) -> Array:
-        """(k,) in [0, root) → (k,) indices: of each the leaf up to which the sum first exceeds it.
+    @property
+    def total(self) -> float:
+        """Of all leaves."""
+        return float(self._top.cumsum()[-1])
 
-        No leaf of 0 is ever found, as long as one is greater.
+    def find(self, share: Array) -> tuple[Array, float]:
+        """(k,) in [0, 1) → (k,) indices: of each the leaf up to which the sum first exceeds that share of the total.
+
+        And the total. No leaf of 0 is ever found, as long as one is greater.
         """
-        rest = mass.astype(np.float64)
+        sums = self._top.cumsum()
+        total = float(sums[-1])
+        rest = share * total
+        ix = np.minimum(sums.searchsorted(rest, "right"), self._top.nonzero()[0][-1])
+        rest = np.maximum(rest - (sums[ix] - self._top[ix]), 0.0)
         rows = np.arange(len(rest))
-        ix = np.zeros(len(rest), np.int64)
         for level in reversed(self._levels):
             children = level[ix]
             sums = children.cumsum(1)
-            child = (sums <= rest[:, None]).sum(1)
-            child[child == _WIDTH] = _WIDTH - 1
+            child = np.minimum((sums <= rest[:, None]).sum(1), _WIDTH - 1)
             lost = children[rows, child] <= 0  # sums of sums are rounded in another order than these
             if lost.any():
-                child[lost] = children[lost].argmax(1)
-            rest -= sums[rows, child] - children[rows, child]
-            np.maximum(rest, 0.0, out=rest)
+                child[lost] = _WIDTH - 1 - (children[lost, ::-1] > 0).argmax(1)  # the last that is something
+            rest = np.maximum(rest - (sums[rows, child] - children[rows, child]), 0.0)
             ix = ix * _WIDTH + child
-        return ix
+        return ix, total
 
 
 class MinTree(_WideTree):
@@ -82,3 +83,8 @@ class MinTree(_WideTree):
 
     def __init__(self, n: int) -> None:
         super().__init__(n, np.minimum, np.inf)
+
+    @property
+    def least(self) -> float:
+        """Of all leaves."""
+        return float(self._top.min())

@@ -15,8 +15,14 @@ from border_cli.replay.wide_tree import MinTree, SumTree
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(1, 700), st.integers(0, 2**32 - 1))
-def test_the_trees_are_sums_and_least_values(n: int, seed: int) -> None:
+@given(st.integers(1, 700), st.sampled_from([1, 4, 8192]), st.integers(0, 2**32 - 1))
+def test_the_trees_are_sums_and_least_values(n: int, most_on_top: int, seed: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("border_cli.replay.wide_tree._MOST_ON_TOP", most_on_top)
+        check_trees(n, seed)
+
+
+def check_trees(n: int, seed: int) -> None:
     rng, sums, least = np.random.default_rng(seed), SumTree(n), MinTree(n)
     plain = np.zeros(n)
     for _ in range(5):
@@ -26,22 +32,26 @@ def test_the_trees_are_sums_and_least_values(n: int, seed: int) -> None:
         sums.set(ix, values)
         least.set(ix, values)
     assert (sums.leaves == plain).all()
-    assert sums.root == pytest.approx(plain.sum())
-    assert least.root == least.leaves.min()
-    mass = rng.random(50) * sums.root
-    found = sums.find(mass)
+    assert sums.total == pytest.approx(plain.sum())
+    assert least.least == least.leaves.min()
+    share = np.append(rng.random(50), np.nextafter(1.0, 0.0))
+    found, total = sums.find(share)
+    assert total == sums.total
+    mass = share * total
     assert (plain[found] > 0).all()
     edges = np.concatenate([[0.0], plain.cumsum()])
-    slack = 1e-9 * sums.root
+    slack = 1e-9 * total
     assert ((edges[found] <= mass + slack) & (mass <= edges[found + 1] + slack)).all()
 
 
 def test_a_tree_follows_from_its_leaves_alone() -> None:
     rng = np.random.default_rng(0)
-    one, two = SumTree(3000), SumTree(3000)
+    n = 300_000  # two levels, and the top
+    one, two = SumTree(n), SumTree(n)
     for _ in range(300):
-        one.set(rng.integers(0, 3000, 64), rng.random(64))
+        one.set(rng.integers(0, n, 64), rng.random(64))
     two.set_all(one.leaves)
+    assert (one._top == two._top).all()
     for mine, others in zip(one._levels, two._levels, strict=True):
         assert (mine == others).all()
 
