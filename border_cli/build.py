@@ -123,7 +123,8 @@ def _make_source(context: Context, agent: Agent) -> ExperienceSource:
     c = context.config
     if c.trainer.type == "sync":
         return _in_thread(context, agent)
-    actors, rounds, columns = parts.actor_spec(c), parts.rounds(c), item_columns(context.spec)
+    actors, rounds = parts.actor_spec(c), parts.rounds(c)
+    columns = item_columns(context.spec, c.buffer.needs_estimates())
     if rounds is not None:
         return LockstepManager(actors, rounds, columns, c.actor_manager, context.stop, context.crashed)
     return ActorManager(actors, columns, c.n_actors, c.actor_manager, context.stop, context.crashed)

@@ -94,7 +94,10 @@ def actor_policy(place: Place, spec: EnvSpec, config: AgentConfig, plugins: tupl
 def actor_processor(place: Place, spec: EnvSpec, config: TrainConfig) -> NStepProcessor:
     """The step processor of one actor."""
     agent = config.agent
-    return NStepProcessor(spec, place.n_envs, config.buffer.n_step, agent.gamma, agent.reward_clip)
+    buffer = config.buffer
+    return NStepProcessor(
+        spec, place.n_envs, buffer.n_step, agent.gamma, agent.reward_clip, buffer.needs_estimates()
+    )
 
 
 def evaluator_spec(config: TrainConfig) -> EvaluatorSpec:
@@ -167,7 +170,7 @@ def sizes(config: TrainConfig, spec: EnvSpec) -> Sizes:
     training = sum(array.nbytes for array in agent.state().arrays.values())
     return Sizes(
         replay=buffer_bytes(config, spec),
-        ring=ring_bytes(item_columns(spec), config.actor_manager.ring_rows),
+        ring=ring_bytes(item_columns(spec, config.buffer.needs_estimates()), config.actor_manager.ring_rows),
         channel=channel_bytes(model_layout(model), LOCKSTEP_SLOTS if config.trainer.lockstep else 2),
         agent=AgentBytes(sum(array.nbytes for array in model.arrays.values()), training),
     )

@@ -92,7 +92,7 @@ def _learn(config: TrainConfig, spec: EnvSpec, stop: StopFlag) -> float:
     small = replace(config, buffer=replace(config.buffer, capacity=rows))
     agent, buffer = parts.make_agent(small, spec), parts.make_buffer(small, spec)
     agent.train()
-    buffer.push(_made_up(spec, rows, config.agent.gamma))
+    buffer.push(_made_up(spec, rows, config))
 
     def opt_step() -> None:
         if stop.code is not None:
@@ -105,15 +105,15 @@ def _learn(config: TrainConfig, spec: EnvSpec, stop: StopFlag) -> float:
     return _rate(opt_step, PROBE_S, wait_for_device)
 
 
-def _made_up(spec: EnvSpec, n: int, gamma: float) -> Items:
+def _made_up(spec: EnvSpec, n: int, config: TrainConfig) -> Items:
     """N rows of one stream: observations drawn at random where they are fractions, all else 0."""
     rng = np.random.default_rng(0)
-    items = empty_items(item_columns(spec), n)
+    items = empty_items(item_columns(spec, config.buffer.needs_estimates()), n)
     for leaf in spec.obs.leaves:
         if np.dtype(leaf.dtype).kind == "f":
             items[leaf.name][...] = rng.standard_normal(items[leaf.name].shape)
     items["span"][:] = 1
-    items["discount"][:] = gamma
+    items["discount"][:] = config.agent.gamma
     return items
 
 

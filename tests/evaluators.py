@@ -80,6 +80,9 @@ class WeightPolicy:
     def begin_episode(self, env_ix: int) -> None:
         pass
 
+    def estimates(self) -> None:
+        return None
+
     def sample(self, obs: Obs, env_steps: int = 0, env_ix: Sequence[int] = ()) -> Array:
         return np.repeat(self._weight if self._evaluating else -1000, len(obs["obs"]))
 

@@ -54,6 +54,9 @@ class NumpyPolicy:
     def begin_episode(self, env_ix: int) -> None:
         pass
 
+    def estimates(self) -> None:
+        return None
+
     def sample(self, obs: Obs, env_steps: int = 0, env_ix: Sequence[int] = ()) -> Array:
         self.env_steps.append(env_steps)
         return (np.arange(len(obs["obs"])) + int(self.weight[0])) % 2

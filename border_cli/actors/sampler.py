@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from border_cli.core.items import Items
-from border_cli.core.protocols import Env, Policy, Step, StepError, StepProcessor
+from border_cli.core.protocols import Env, Estimates, Policy, Step, StepError, StepProcessor
 from border_cli.core.spaces import Array
 from border_cli.core.state import State, count, joined, listed, require, section
 
@@ -80,6 +80,7 @@ class Sampler:
         self._seeds = seeds
         self._episodes = [0] * env.n_envs
         self._times = [0] * env.n_envs
+        self._estimates: dict[int, tuple[float, float]] = {}
         self.phase = "reset"
         self.fault: EnvFault | None = None
         self.env_steps = self.dropped = 0
@@ -108,6 +109,8 @@ class Sampler:
 
     def _step(self, env_ix: Sequence[int], action: Array) -> Items:
         self.phase = "step"
+        if self._processor.needs_estimates:
+            self._note_estimates(env_ix)
         try:
             step = self._env.step(env_ix, action)
         except StepError as e:
@@ -126,7 +129,16 @@ class Sampler:
             parts.append(self._step(error.not_taken, action[[rows[i] for i in error.not_taken]]))
         return _joined(parts)
 
+    def _note_estimates(self, env_ix: Sequence[int]) -> None:
+        """What the policy thought of each environment's observation and action, for when its step is known."""
+        found = self._policy.estimates()
+        if found is not None and len(found.best) == len(env_ix):
+            self._estimates |= dict(zip(env_ix, zip(found.best, found.taken, strict=True), strict=True))
+
     def _take(self, step: Step) -> Items:
+        if self._estimates:
+            best, taken = zip(*(self._estimates[i] for i in step.env_ix), strict=True)
+            step.estimates = Estimates(np.array(best), np.array(taken))
         items = self._processor.process(step)
         dropped = 0 if step.dropped is None else int(np.count_nonzero(step.dropped))
         self.dropped += dropped

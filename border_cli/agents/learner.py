@@ -13,7 +13,7 @@ from border_cli.agents.batches import Batches, TensorBatch
 from border_cli.agents.flat import FlatModule
 from border_cli.agents.outcome import Outcome
 from border_cli.agents.policy import NetworkPolicy
-from border_cli.core.protocols import ModelInfo, ReplayBuffer
+from border_cli.core.protocols import Estimates, ModelInfo, ReplayBuffer
 from border_cli.core.record import Record
 from border_cli.core.spaces import Array, Obs
 from border_cli.core.state import State, check_arrays, count, require
@@ -173,6 +173,10 @@ class Learner:
     def sample(self, obs: Obs, env_steps: int = 0, env_ix: Sequence[int] = ()) -> Array:
         """Actions (B, ...) as stored."""
         return self._policy.sample(obs, env_steps, env_ix)
+
+    def estimates(self) -> Estimates | None:
+        """Of the last actions, where the policy knows of values."""
+        return self._policy.estimates()
 
     def begin_episode(self, env_ix: int) -> None:
         """An episode begins in this environment."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from border_cli.agents.encoding import to_tensors
 from border_cli.agents.flat import FlatModule
-from border_cli.core.protocols import ModelInfo
+from border_cli.core.protocols import Estimates, ModelInfo
 from border_cli.core.spaces import Array, Obs
 from border_cli.runtime import seeding
 
@@ -53,6 +53,10 @@ class NetworkPolicy(ABC):
     @abstractmethod
     def _exploit(self, obs: dict[str, Tensor]) -> Array:
         """Actions in eval mode, drawn from `_evaluation_rng` where anything is drawn."""
+
+    def estimates(self) -> Estimates | None:
+        """It knows of no values."""
+        return None
 
     def begin_episode(self, env_ix: int) -> None:  # noqa: B027 - nothing to do is what most policies want
         """Nothing here lasts for an episode."""

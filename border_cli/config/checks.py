@@ -122,9 +122,10 @@ def lockstep_steps(config: TrainConfig) -> int:
 def unsampled_steps(config: TrainConfig) -> int:
     """Env steps that are taken and cannot be sampled yet.
 
-    In each stream n_step - 1 wait for their sum, and n_step rows for the observation n_step places later.
+    In each stream n_step - 1 wait for their sum, and n_step rows for the observation n_step places later; one more waits
+    for the value of that where actors compute priorities.
     """
-    return streams(config) * (2 * config.buffer.n_step - 1)
+    return streams(config) * (2 * config.buffer.n_step - 1 + config.buffer.needs_estimates())
 
 
 def batch_steps(config: TrainConfig) -> int:
@@ -149,6 +150,11 @@ def _check_agent(config: TrainConfig) -> None:
     mistake = config.agent.mistake()
     if mistake is not None:
         raise UsageError(mistake)
+    if config.buffer.needs_estimates() and not config.agent.knows_values():
+        raise UsageError(
+            f"buffer.initial_priority=actor asks actors for values, and those of agent={config.agent.type} know none\n"
+            "allowed: buffer.initial_priority=max"
+        )
 
 
 def _check_environment(config: TrainConfig) -> None:

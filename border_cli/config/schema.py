@@ -28,6 +28,10 @@ class AgentConfig:
         """What is wrong with values that are allowed each by itself, as the lines of a message; None if nothing is."""
         return None
 
+    def knows_values(self) -> bool:
+        """Whether its policy, as it acts, knows what actions are worth."""
+        return False
+
     def idle(self) -> Iterator[tuple[str, str]]:
         """Names of values that change nothing with the others as they are, each with what would make it matter."""
         return iter(())
@@ -108,6 +112,10 @@ class BufferConfig:
     type: str = option("uniform", "which buffer this is")
     capacity: int = option(100_000, "rows kept; the oldest go first", unit="rows", ge=1)
     n_step: int = option(1, "env steps per transition", unit="env steps", ge=1, le=1000)
+
+    def needs_estimates(self) -> bool:
+        """Whether actors say how surprising each row is."""
+        return False
 
 
 @dataclass

@@ -32,7 +32,7 @@ class Column:
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
-def item_columns(spec: EnvSpec) -> tuple[Column, ...]:
+def item_columns(spec: EnvSpec, with_priority: bool = False) -> tuple[Column, ...]:
     """Columns of an item, in order: one per observation leaf, then those below.
 
     action: as stored (see ActionSpec) · reward: float32, sum of γ^k r over the span, clipped per step if asked ·
@@ -40,11 +40,13 @@ def item_columns(spec: EnvSpec) -> tuple[Column, ...]:
     span: int32, env steps covered, 0 for a final observation · env: int32, environment within its actor ·
     episode_return, episode_length: float64 and int32, raw, on final rows only (elsewhere 0) ·
     age: only where observations are stacks: uint8, rows before it that are of its episode, at most 255.
+    priority: only if asked for: float32, the absolute TD error as the actor knows it, -1 where it does not.
     Of a stack a row holds the newest observation; the others are those of the rows before it.
     """
     observations = tuple(Column(leaf.name, leaf.row_shape, leaf.dtype) for leaf in spec.obs.leaves)
     action = Column("action", spec.action.shape, spec.action.stored_dtype)
-    return (*observations, action, *_FIXED, *(() if stack_depth(spec) == 1 else (AGE,)))
+    age = () if stack_depth(spec) == 1 else (AGE,)
+    return (*observations, action, *_FIXED, *age, *((PRIORITY,) if with_priority else ()))
 
 
 def stack_depth(spec: EnvSpec) -> int:
@@ -54,6 +56,8 @@ def stack_depth(spec: EnvSpec) -> int:
 
 MAX_AGE = 255
 AGE = Column("age", (), "uint8")
+PRIORITY = Column("priority", (), "float32")
+UNKNOWN_PRIORITY = -1.0
 _FIXED = (
     Column("reward", (), "float32"),
     Column("discount", (), "float32"),

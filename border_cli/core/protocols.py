@@ -16,6 +16,14 @@ from border_cli.core.state import State, count, listed, number, require
 
 
 @dataclass
+class Estimates:
+    """What a policy thought of k observations when it acted: (k,) value of the best action, and of the one it took."""
+
+    best: Array
+    taken: Array
+
+
+@dataclass
 class Step:
     """One env step of k environments of an actor.
 
@@ -24,7 +32,7 @@ class Step:
     reward: (k,) float64, raw · terminated, truncated: (k,) bool, gymnasium's meaning · dropped: (k,) bool, or None if
     none are: env steps that gave numbers nobody can use. They count for nothing, and their episode ended before them ·
     boundary: (k,) bool, or None if none are: the episode goes on, but to the learner nothing that comes after counts, as
-    if it had been terminated.
+    if it had been terminated · estimates: of `obs`, where the step processor wants them.
     """
 
     env_ix: Sequence[int]
@@ -36,6 +44,7 @@ class Step:
     next_obs: Obs
     dropped: Array | None = None
     boundary: Array | None = None
+    estimates: Estimates | None = None
 
     @property
     def over(self) -> Array:
@@ -81,7 +90,11 @@ class Env(Protocol):
 
 
 class StepProcessor(Protocol):
-    """Turns env steps into items."""
+    """Turns env steps into items. needs_estimates: steps have to come with what the policy thought of them."""
+
+    @property
+    def needs_estimates(self) -> bool:
+        """As above."""
 
     def process(self, step: Step) -> Items:
         """Rows that this env step completes (possibly none). Where it was dropped, as `cut`."""
@@ -113,6 +126,9 @@ class Policy(Protocol):
         env_steps: the global count that exploration schedules follow · env_ix: whose observations these are, for
         exploration that lasts longer than an env step; where it is empty, they are of no environment in particular.
         """
+
+    def estimates(self) -> Estimates | None:
+        """Of the observations and actions of the last `sample` in train mode; None where it knows of no values."""
 
     def begin_episode(self, env_ix: int) -> None:
         """An episode begins in this environment: what of exploration lasts for one begins anew."""

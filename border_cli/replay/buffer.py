@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from border_cli.core.items import Column, Items, item_columns, stack_depth
+from border_cli.core.items import PRIORITY, UNKNOWN_PRIORITY, Column, Items, item_columns, stack_depth
 from border_cli.core.protocols import Batch
 from border_cli.core.spaces import Array, EnvSpec
 from border_cli.core.state import Block, State, check_arrays, count, require
@@ -28,9 +28,9 @@ _LINK = "link"
 """Column of a saved row: how many rows later its next observation was pushed, 0 where there is none."""
 
 
-def row_buffer_bytes(capacity: int, spec: EnvSpec) -> int:
+def row_buffer_bytes(capacity: int, spec: EnvSpec, with_priority: bool = False) -> int:
     """Bytes that a `RowReplayBuffer` takes once the ring is full, what draws from it left out."""
-    slot = row_bytes(_packed_columns(spec)) + np.dtype(np.int64).itemsize
+    slot = row_bytes(_packed_columns(spec, with_priority)) + np.dtype(np.int64).itemsize
     frames = sum(column.row_bytes for column in _frame_columns(spec))
     return (capacity + 1) * (slot + frames + (FRAME_LINK_BYTES if frames else 0))
 
@@ -57,10 +57,11 @@ class _PackedBatch(Batch):
 class RowReplayBuffer:
     """Implements `core.protocols.ReplayBuffer`. capacity: rows, final observations included."""
 
-    def __init__(self, capacity: int, spec: EnvSpec, drawing: Drawing) -> None:
+    def __init__(self, capacity: int, spec: EnvSpec, drawing: Drawing, with_priority: bool = False) -> None:
         self.capacity = capacity
         self._action = spec.action
-        self._packed = _packed_columns(spec)
+        self._packed = _packed_columns(spec, with_priority)
+        self._with_priority = with_priority
         self._plain_obs = [leaf.name for leaf in spec.obs.leaves if leaf.stack == 1]
         self._data = PackedRows(self._packed, capacity + 1)
         self._columns = dict(self._data.columns)  # all that a row has, by name
@@ -341,15 +342,20 @@ class RowReplayBuffer:
         self._next[slots] = next_slots
         self._ready += len(slots)
         self._drawing.added(slots)
+        if self._with_priority:
+            priority = self._columns[PRIORITY.name][slots]
+            known = priority != UNKNOWN_PRIORITY
+            self._drawing.update(slots[known], priority[known])
 
 
 _OF_STREAM = {"span", "age"}
 
 
-def _packed_columns(spec: EnvSpec) -> list[Column]:
-    """What lies side by side in a row: all but frames."""
+def _packed_columns(spec: EnvSpec, with_priority: bool) -> list[Column]:
+    """What lies side by side in a row: all but frames. with_priority: what the actor thought of it, too."""
     plain = {leaf.name for leaf in spec.obs.leaves if leaf.stack == 1}
-    return [c for c in item_columns(spec) if c.name in plain or c.name in _STORED]
+    names = plain | set(_STORED) | {PRIORITY.name}
+    return [c for c in item_columns(spec, with_priority) if c.name in names]
 
 
 def _frame_columns(spec: EnvSpec) -> list[Column]:

@@ -22,8 +22,17 @@ class PrioritizedConfig(BufferConfig):
     )
     beta_final: float = option(1.0, "exponent from beta_opt_steps on", ge=0.0, le=1.0)
     beta_opt_steps: int = option(50_000, "linear schedule of beta", unit="opt steps", ge=1)
+    initial_priority: str = option(
+        "max",
+        "of a new row: the greatest there ever was, or what the actor's own values give",
+        choices=("max", "actor"),
+    )
     normalizer: str = option(
         "batch",
         "weights are divided by the greatest of the batch, or of all rows that can be sampled",
         choices=("batch", "all"),
     )
+
+    def needs_estimates(self) -> bool:
+        """As of `BufferConfig`."""
+        return self.initial_priority == "actor"

@@ -21,13 +21,15 @@ _TREE_BYTES = 8 * 16 / 15
 def make_buffer(config: PrioritizedConfig, spec: EnvSpec, seed: int) -> RowReplayBuffer:
     """The buffer that a configuration describes; `seed` is the run's."""
     drawing = PrioritizedDrawing(config, generator(seed, REPLAY))
-    return RowReplayBuffer(config.capacity, spec, drawing)
+    return RowReplayBuffer(config.capacity, spec, drawing, config.needs_estimates())
 
 
 def buffer_bytes(config: PrioritizedConfig, spec: EnvSpec) -> int:
     """Bytes that `make_buffer` takes once the ring is full."""
     trees = 2 if config.normalizer == "all" else 1
-    return row_buffer_bytes(config.capacity, spec) + round(trees * _TREE_BYTES * (config.capacity + 1))
+    return row_buffer_bytes(config.capacity, spec, config.needs_estimates()) + round(
+        trees * _TREE_BYTES * (config.capacity + 1)
+    )
 
 
 class PrioritizedDrawing:

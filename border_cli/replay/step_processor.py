@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from border_cli.core.items import MAX_AGE, Column, Items, empty_items, item_columns
+from border_cli.core.items import MAX_AGE, UNKNOWN_PRIORITY, Column, Items, empty_items, item_columns
 from border_cli.core.protocols import Step
 from border_cli.core.spaces import Array, EnvSpec, Obs
 from border_cli.core.state import State, check_arrays, count, flag, number, require
@@ -33,6 +33,7 @@ class _Pending:
     obs: tuple[Array, ...]
     action: Array
     reward: float
+    taken: float = 0.0
 
 
 @dataclass
@@ -56,19 +57,29 @@ class _Row:
     episode_return: float = 0.0
     length: int = 0
     age: int = 0
+    priority: float = UNKNOWN_PRIORITY
 
 
 class NStepProcessor:
     """Implements `core.protocols.StepProcessor`.
 
     gamma: discount per env step. reward_clip: each reward is clipped to ±reward_clip before the sum; the episode's
-    return stays raw.
+    return stays raw. needs_estimates: rows get the priority that the actor's own values give them (Horgan et al., 2018),
+    for which each waits one env step longer, until the value of its next observation is known; of a truncated end that
+    is taken for the value of the observation before it, which is the last one acted on.
     """
 
     def __init__(
-        self, spec: EnvSpec, n_envs: int, n_step: int, gamma: float, reward_clip: float | None = None
+        self,
+        spec: EnvSpec,
+        n_envs: int,
+        n_step: int,
+        gamma: float,
+        reward_clip: float | None = None,
+        needs_estimates: bool = False,
     ) -> None:
-        self._columns: tuple[Column, ...] = item_columns(spec)
+        self.needs_estimates = needs_estimates
+        self._columns: tuple[Column, ...] = item_columns(spec, needs_estimates)
         self._obs_names = [leaf.name for leaf in spec.obs.leaves]
         self._stacked = [leaf.stack > 1 for leaf in spec.obs.leaves]
         self._has_age = any(self._stacked)
@@ -87,12 +98,15 @@ class NStepProcessor:
                 continue
             obs, next_obs = self._stored(step.obs, k), self._stored(step.next_obs, k)
             terminated = bool(step.terminated[k])
-            self._advance(env, obs, step.action[k], float(step.reward[k]), next_obs)
+            best, taken = _estimated(step, k)
+            if self.needs_estimates and len(self._streams[env].waiting) == self._n:
+                rows.append(self._oldest(env, terminated=False, next_value=best))
+            self._advance(env, obs, step.action[k], float(step.reward[k]), next_obs, taken)
             if terminated or step.truncated[k]:
-                rows += self._end(env, next_obs, terminated)
+                rows += self._end(env, next_obs, terminated, best)
             elif step.boundary is not None and step.boundary[k]:
-                rows += self._flush(env, terminated=True)
-            elif len(self._streams[env].waiting) == self._n:
+                rows += self._flush(env, True, best)
+            elif not self.needs_estimates and len(self._streams[env].waiting) == self._n:
                 rows.append(self._oldest(env, terminated=False))
         return self._pack(rows)
 
@@ -144,6 +158,8 @@ class NStepProcessor:
                 rows[name][k] = value
             rows["action"][k] = step.action
         rows["rewards"] = np.array([step.reward for step in waiting], np.float64)
+        if self.needs_estimates:
+            rows["taken"] = np.array([step.taken for step in waiting], np.float64)
         last = stream.last_obs or ()
         return rows | {
             f"last/{name}": np.asarray(value, columns[name].dtype)
@@ -161,6 +177,8 @@ class NStepProcessor:
             for name in (*self._obs_names, "action")
         }
         expected["rewards"] = np.empty(n, np.float64)
+        if self.needs_estimates:
+            expected["taken"] = np.empty(n, np.float64)
         begun = flag(values["begun"], "begun")
         if begun:
             expected |= {
@@ -168,8 +186,14 @@ class NStepProcessor:
             }
         check_arrays(arrays, expected, "the step processor")
         self._action.check(arrays["action"])
+        taken = arrays.get("taken", np.zeros(n))
         waiting = deque(
-            _Pending(tuple(arrays[name][k] for name in self._obs_names), arrays["action"][k], float(reward))
+            _Pending(
+                tuple(arrays[name][k] for name in self._obs_names),
+                arrays["action"][k],
+                float(reward),
+                float(taken[k]),
+            )
             for k, reward in enumerate(arrays["rewards"])
         )
         last = tuple(arrays[f"last/{name}"] for name in self._obs_names) if begun else None
@@ -177,7 +201,13 @@ class NStepProcessor:
         return _Stream(waiting, episode_return, count(values["length"], "the length of an episode"), last)
 
     def _advance(
-        self, env: int, obs: tuple[Array, ...], action: Array, reward: float, next_obs: tuple[Array, ...]
+        self,
+        env: int,
+        obs: tuple[Array, ...],
+        action: Array,
+        reward: float,
+        next_obs: tuple[Array, ...],
+        taken: float,
     ) -> None:
         stream = self._streams[env]
         stream.episode_return += reward
@@ -185,28 +215,34 @@ class NStepProcessor:
         stream.last_obs = next_obs
         if self._clip is not None:
             reward = min(max(reward, -self._clip), self._clip)
-        stream.waiting.append(_Pending(obs, action, reward))
+        stream.waiting.append(_Pending(obs, action, reward, taken))
 
-    def _oldest(self, env: int, terminated: bool) -> _Row:
-        """Row of the oldest waiting step, over all steps that wait."""
+    def _oldest(self, env: int, terminated: bool, next_value: float | None = None) -> _Row:
+        """Row of the oldest waiting step, over all steps that wait. next_value: of the observation after them."""
         waiting = self._streams[env].waiting
         age = self._streams[env].length - len(waiting)
         reward = 0.0
         for later in reversed(waiting):
             reward = later.reward + self._gamma * reward
         first = waiting.popleft()
-        return _Row(first.obs, env, first.action, reward, len(waiting) + 1, terminated, age=age)
+        row = _Row(first.obs, env, first.action, reward, len(waiting) + 1, terminated, age=age)
+        if next_value is not None:
+            bootstrap = 0.0 if terminated else self._gamma**row.span * next_value
+            row.priority = abs(reward + bootstrap - first.taken)
+        return row
 
-    def _flush(self, env: int, terminated: bool) -> list[_Row]:
+    def _flush(self, env: int, terminated: bool, next_value: float | None) -> list[_Row]:
         """Rows of all that waits, each over what has come."""
         rows = []
         while self._streams[env].waiting:
-            rows.append(self._oldest(env, terminated))
+            rows.append(self._oldest(env, terminated, next_value))
         return rows
 
-    def _end(self, env: int, final_obs: tuple[Array, ...], terminated: bool) -> list[_Row]:
+    def _end(
+        self, env: int, final_obs: tuple[Array, ...], terminated: bool, next_value: float | None = None
+    ) -> list[_Row]:
         stream = self._streams[env]
-        rows = self._flush(env, terminated)
+        rows = self._flush(env, terminated, next_value)
         episode_return, length = stream.episode_return, stream.length
         rows.append(_Row(final_obs, env, episode_return=episode_return, length=length, age=length))
         self._streams[env] = _Stream()
@@ -229,7 +265,16 @@ class NStepProcessor:
             items["episode_length"][:] = [r.length for r in rows]
             if self._has_age:
                 items["age"][:] = [min(r.age, MAX_AGE) for r in rows]
+            if self.needs_estimates:
+                items["priority"][:] = [r.priority for r in rows]
         return items
+
+
+def _estimated(step: Step, k: int) -> tuple[float | None, float]:
+    """Value of the best action of row k, None where nobody knows, and of the one that was taken."""
+    if step.estimates is None:
+        return None, 0.0
+    return float(step.estimates.best[k]), float(step.estimates.taken[k])
 
 
 def stack_items(parts: list[Items]) -> Items:

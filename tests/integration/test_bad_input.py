@@ -80,6 +80,10 @@ COMPOSITION = [
     Row("agent.batch_size=1.5", "agent.batch_size: 1.5 is not a whole number|rows"),
     Row("agent.type=iqn", "agent.type: belongs to the other values of its file|allowed: agent=<name>"),
     Row("agent.atoms=3", "agent.atoms changes nothing|allowed: agent.atoms with agent.head=categorical"),
+    Row(
+        "agent=td3 env=pendulum buffer=prioritized buffer.initial_priority=actor",
+        "buffer.initial_priority=actor asks|allowed: buffer.initial_priority=max",
+    ),
     Row("env.life_loss=true", "env.life_loss changes nothing|env.preprocess=atari"),
     Row("agent=c51 agent.v_min=500", "agent.v_min=500 is not below agent.v_max=100|allowed: v_min < v_max"),
     Row("n_actors=0", "n_actors: 0 is out of range|>= 1"),

@@ -105,14 +105,14 @@ CONFIG = {
     "Learner": "_device",
     "DqnPolicy": "_eval_epsilon _explorer _head _mask _net _noise_size _seed",
     "DqnRule": "_config _device _head _mask _net _noise_size",
-    "RowReplayBuffer": "_action _block_rows _packed _plain_obs capacity",
+    "RowReplayBuffer": "_action _block_rows _packed _plain_obs _with_priority capacity",
     "InThreadSource": "_close _n_envs",
     "ResumableSampler": "_mender _owner _policy _resumable _seed_of _seeds",
     "TapedEnv": "n_envs spec",
     "GuardedEnv": "_owner n_envs spec",
     "GymEnv": "_config _life_loss _render_mode n_envs spec",
     "EnvGuard": "_drop _reward_limit _strict_bounds",
-    "NStepProcessor": "_action _clip _columns _gamma _has_age _n _obs_names _stacked",
+    "NStepProcessor": "_action _clip _columns _gamma _has_age _n _obs_names _stacked needs_estimates",
     "LockstepTrainer": "_stages config _rounds",
     "LockstepManager": "_columns _config _n_actors _on_exception _should_stop _spec",
     "ActorSlot": "_actor _shared",
@@ -132,12 +132,12 @@ FOLLOWS = {
     "Telemetry": "_began _launched _collect_ms _excluded_s _failed_saves _last _next_refresh _opt_ms _recent_lags _save_ms"
     " _window blocked_s",  # the clock, and the recent past
     "Learner": "_batches",  # rooms
-    "DqnPolicy": "_evaluation_rng _exploring _network",  # made anew in evaluations; over the weights
+    "DqnPolicy": "_evaluation_rng _exploring _last _network",  # made anew; of the last env step; over the weights
     "DqnRule": "_networks",  # over the weights
     "RowReplayBuffer": "_columns _frames _ready",  # of _data; none here; counted again
     "UniformDrawing": "_drawn",  # drawn again
     "InThreadSource": "_announced _credit _started",  # told by the loop; the clock
-    "ResumableSampler": "env_steps exact fault phase",  # of this launch
+    "ResumableSampler": "_estimates env_steps exact fault phase",  # of this launch
     "GuardedEnv": "_times",  # the tape
     "GymEnv": "_envs _lives gives_mask",  # the tape; the last reset
     "EnvGuard": "_again _floats _is_finite _step obs",  # the tape; only while it is played; rooms

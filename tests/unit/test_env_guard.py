@@ -166,6 +166,9 @@ class First:
     def begin_episode(self, env_ix: int) -> None:
         pass
 
+    def estimates(self) -> None:
+        return None
+
     def sample(self, obs: Obs, env_steps: int = 0, env_ix: Sequence[int] = ()) -> Array:
         return np.zeros(len(next(iter(obs.values()))), np.int64)
 

@@ -23,6 +23,9 @@ class ParityPolicy:
     def begin_episode(self, env_ix: int) -> None:
         pass
 
+    def estimates(self) -> None:
+        return None
+
     def sample(self, obs: Obs, env_steps: int = 0, env_ix: Sequence[int] = ()) -> Array:
         if self._failing:
             raise RuntimeError("the policy fails")

@@ -30,6 +30,9 @@ class First:
     def begin_episode(self, env_ix: int) -> None:
         pass
 
+    def estimates(self) -> None:
+        return None
+
     def sample(self, obs: Obs, env_steps: int = 0, env_ix: Sequence[int] = ()) -> Array:
         return ACTION
 

@@ -143,6 +143,9 @@ class PushPolicy:
     def begin_episode(self, env_ix: int) -> None:
         pass
 
+    def estimates(self) -> None:
+        return None
+
     def sample(self, obs: Obs, env_steps: int = 0, env_ix: Sequence[int] = ()) -> Array:
         assert not self.exploring
         return np.repeat(self.weight[None], len(obs["obs"]), 0)

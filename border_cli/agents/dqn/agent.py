@@ -33,6 +33,7 @@ from border_cli.agents.outcome import Outcome
 from border_cli.agents.policy import NetworkPolicy
 from border_cli.core.errors import UsageError
 from border_cli.core.metrics import declare
+from border_cli.core.protocols import Estimates
 from border_cli.core.spaces import Array, EnvSpec
 from border_cli.runtime import seeding
 
@@ -91,6 +92,7 @@ class DqnPolicy(NetworkPolicy):
     ) -> None:
         super().__init__(net, weights, rng, seed)
         self._mask = mask
+        self._last: tuple[Array, Array] | None = None
         self._head = make_head(config)
         self._explorer = explorer
         self._eval_epsilon = config.eval_epsilon
@@ -103,7 +105,16 @@ class DqnPolicy(NetworkPolicy):
     def _explore(self, obs: dict[str, Tensor], env_steps: int, env_ix: Sequence[int]) -> Array:
         del env_ix
         values = self.values(obs, self._noise()).cpu().numpy()
-        return self._explorer(values, env_steps, self._rng)
+        actions = self._explorer(values, env_steps, self._rng)
+        self._last = values, actions
+        return actions
+
+    def estimates(self) -> Estimates | None:
+        """Of the last actions in train mode, by the values they were chosen by."""
+        if self._last is None:
+            return None
+        values, actions = self._last
+        return Estimates(values.max(1), values[np.arange(len(actions)), actions])
 
     def _exploit(self, obs: dict[str, Tensor]) -> Array:
         return explore(self.values(obs).cpu().numpy(), self._eval_epsilon, self._evaluation_rng)

@@ -89,6 +89,10 @@ class DqnConfig(AgentConfig):
             )
         return None
 
+    def knows_values(self) -> bool:
+        """As of `AgentConfig`."""
+        return True
+
     def idle(self) -> Iterator[tuple[str, str]]:
         """As of `AgentConfig`."""
         for name, heads in _OF_HEAD.items():

@@ -1,0 +1,119 @@
+"""Priorities that actors compute (Ape-X): by hand, and on their way to the replay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from border_cli.actors.sampler import Sampler
+from border_cli.agents.dqn.agent import make_agent
+from border_cli.agents.dqn.config import DqnConfig
+from border_cli.config.schema import EnvConfig
+from border_cli.core.items import UNKNOWN_PRIORITY
+from border_cli.core.protocols import Estimates, Step
+from border_cli.envs.gym_env import GymEnv
+from border_cli.replay.config import PrioritizedConfig
+from border_cli.replay.prioritized import make_buffer
+from border_cli.replay.step_processor import NStepProcessor
+from tests.interrupted import assert_same_bits, run_interrupted, run_whole
+from tests.unit.test_step_processor import SPEC, step
+
+GAMMA = 0.5
+
+
+def estimated(t: int, best: float, taken: float, **ends: bool) -> Step:
+    """An env step with reward 1."""
+    made = step(t, 1.0, **ends)
+    made.estimates = Estimates(np.array([best]), np.array([taken]))
+    return made
+
+
+def columns(parts: list[dict[str, Any]], *names: str) -> list[list[Any]]:
+    return [np.concatenate([part[name] for part in parts]).tolist() for name in names]
+
+
+def test_one_step_by_hand() -> None:
+    p = NStepProcessor(SPEC, 1, 1, GAMMA, needs_estimates=True)
+    parts = [
+        p.process(estimated(0, 9.0, 3.0)),
+        p.process(estimated(1, 4.0, 2.0)),
+        p.process(estimated(2, 6.0, 5.0, terminated=True)),
+    ]
+    assert [len(part["span"]) for part in parts] == [0, 1, 3]
+    # |1 + 0.5·4 - 3|, |1 + 0.5·6 - 2|, |1 - 5| as it is terminated; the final observation has none
+    assert columns(parts, "priority", "span") == [[0.0, 2.0, 4.0, UNKNOWN_PRIORITY], [1, 1, 1, 0]]
+
+
+def test_three_steps_by_hand_and_a_truncated_end() -> None:
+    p = NStepProcessor(SPEC, 1, 3, GAMMA, needs_estimates=True)
+    parts = [p.process(estimated(t, 10.0 + t, float(t))) for t in range(3)]
+    parts += [p.process(estimated(3, 13.0, 3.0)), p.process(estimated(4, 14.0, 4.0, truncated=True))]
+    assert [len(part["span"]) for part in parts] == [0, 0, 0, 1, 1 + 4]
+    priority, span = columns(parts, "priority", "span")
+    assert span == [3, 3, 3, 2, 1, 0]
+    three = 1 + 0.5 + 0.25
+    # Values after three steps are 13 and 14; at the end 14, of the last observation that was acted on, stands for it.
+    expected = [
+        abs(three + 0.125 * 13 - 0), abs(three + 0.125 * 14 - 1), abs(three + 0.125 * 14 - 2),
+        abs(1.5 + 0.25 * 14 - 3), abs(1 + 0.5 * 14 - 4), UNKNOWN_PRIORITY,
+    ]  # fmt: skip
+    assert priority == pytest.approx(expected)
+
+
+def test_a_cut_stream_has_no_priorities() -> None:
+    p = NStepProcessor(SPEC, 1, 2, GAMMA, needs_estimates=True)
+    p.process(estimated(0, 1.0, 1.0))
+    assert p.cut(0)["priority"].tolist() == [UNKNOWN_PRIORITY] * 2
+
+
+def test_what_waits_comes_out_of_its_state_as_it_went_in() -> None:
+    one, two = (NStepProcessor(SPEC, 1, 3, GAMMA, needs_estimates=True) for _ in range(2))
+    for t in range(3):
+        one.process(estimated(t, 10.0 + t, 2.0 * t))
+    two.load_state(one.state().copy())
+    for t in range(3, 9):
+        now = estimated(t, 10.0 + t, 2.0 * t, terminated=t == 8)
+        assert one.process(now)["priority"].tolist() == two.process(now)["priority"].tolist()
+
+
+def test_rows_come_into_the_replay_with_the_mass_of_their_priority() -> None:
+    env = GymEnv(EnvConfig(id="CartPole-v1"), 2)
+    agent = make_agent(DqnConfig(hidden=[8]), env.spec, 0)
+    config = PrioritizedConfig(capacity=500, alpha=1.0, priority_eps=1e-9, initial_priority="actor")
+    buffer = make_buffer(config, env.spec, 0)
+    sampler = Sampler(env, agent, NStepProcessor(env.spec, 2, 1, 0.9, needs_estimates=True), [1, 2])
+    sampler.begin()
+    for _ in range(60):
+        items = sampler.sample([0, 1], 0)
+        if len(items["span"]):
+            buffer.push(items)
+    batch = buffer.batch(64)
+    agent.eval()
+    policy: Any = agent._policy
+
+    def values(obs: np.ndarray) -> np.ndarray:
+        import torch
+
+        with torch.no_grad():
+            return policy.values({"obs": torch.from_numpy(np.array(obs))}).numpy()
+
+    q = values(batch.obs["obs"])[np.arange(64), batch.action]
+    target = batch.reward + np.where(
+        batch.terminated, 0.0, batch.discount * values(batch.next_obs["obs"]).max(1)
+    )
+    drawing: Any = buffer._drawing
+    assert drawing.priorities(batch.ix)["priority"] == pytest.approx(
+        np.abs(target - q) + 1e-9, rel=1e-3, abs=1e-5
+    )
+
+
+@pytest.mark.parametrize("mode", ["trainer=sync", "trainer.lockstep=true"])
+def test_a_resumed_run_equals_the_uninterrupted_one(workplace: Any, mode: str, full_forkserver: None) -> None:
+    words = (
+        *("env=cartpole", "buffer=prioritized", "buffer.initial_priority=actor", "buffer.n_step=2", mode),
+        *("trainer.max_opts=40", "trainer.save_interval=15", "buffer.capacity=150"),
+    )
+    whole = run_whole(workplace / "whole", *words)
+    assert_same_bits(run_interrupted(workplace / "resumed", *words, at=21), whole)
