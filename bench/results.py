@@ -16,7 +16,7 @@ import shutil
 import statistics
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from border_cli.config.convert import to_plain
 
 KEPT = Path(__file__).parent / "results"
 RUNS = Path("runs/results")
+EPISODES_OF_RISE = 30
 _UNLIKE = ("seed", "plan", "debug", "recorder", "checkpoint")
 """What makes no difference to what is learnt, or is named beside it."""
 
@@ -68,7 +69,7 @@ def main() -> None:
     )
     if chosen.list:
         for cell in missing:
-            print(f"{cell.name}: about {_expected(cell):.1f} minutes")
+            print(f"{cell.name}: about {_expected(cell):.1f} minutes", flush=True)
         return
     for cell in [] if chosen.page_only else missing:
         print(f"{cell.name}: about {_expected(cell):.1f} minutes", flush=True)
@@ -128,6 +129,7 @@ def _result(cell: Cell, run_dir: Path, config: str, minutes: float) -> dict[str,
         "last": summary["last_score"]["mean"],
         "best_opt_steps": evaluation["opt_steps"],
         "judged": {name: evaluation[name] for name in ("episodes", "mean", "std", "min", "max")},
+        "rise": _rise(run_dir),
         "curve": list(_curve(run_dir)),
     }
 
@@ -137,6 +139,25 @@ def _curve(run_dir: Path) -> Iterator[list[float]]:
     for record in runs.records(run_dir):
         if "eval/return_mean" in record:
             yield [record["env_steps"], round(record["time"], 1), round(record["eval/return_mean"], 2)]
+
+
+def _rise(run_dir: Path) -> float:
+    """Mean return of the last 30 training episodes less that of the first 30, as near as records of several allow."""
+    ended = [
+        (int(record["train/episodes"]), record["train/episode_return"])
+        for record in runs.records(run_dir)
+        if record.get("train/episodes")
+    ]
+    return round(_mean_of_first(reversed(ended)) - _mean_of_first(ended), 3)
+
+
+def _mean_of_first(ended: Iterable[tuple[int, float]]) -> float:
+    """Over the first 30 episodes of these (number, mean return) of records."""
+    total, n = 0.0, 0
+    for episodes, mean in ended:
+        counted = min(episodes, EPISODES_OF_RISE - n)
+        total, n = total + counted * mean, n + counted
+    return total / max(n, 1)
 
 
 def _is_unfinished(run_dir: Path, config: str) -> bool:

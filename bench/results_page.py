@@ -6,11 +6,16 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from bench.report import machine, markdown, write_between_marks
 from bench.table_of_runs import ROWS, Row
 from border_cli.evaluation.statistics import mean_interval
+from border_cli.report.collect import Curve, Group, RunRecord
+from border_cli.report.compare import band
 
 PAGE = Path(__file__).parents[1] / "docs" / "results.md"
+CURVES = PAGE.parent / "curves"
 Results = dict[str, list[dict[str, Any]]]
 
 
@@ -23,6 +28,8 @@ def write_page(results: Results) -> bool:
         _bars(bars, results),
         "### Who acts: parity",
         _parity(results),
+        "### Curves",
+        *(f"![{path.stem}]({path.relative_to(PAGE.parent)})" for path in _pictures(bars, results)),
         "### Each run",
         _each(results),
     ]
@@ -38,7 +45,7 @@ def _holds(row: Row, found: list[dict[str, Any]]) -> bool | None:
     """None while a seed is missing."""
     if row.bar is None or len(found) < len(row.seeds):
         return None
-    return row.bar.holds(_means(found))
+    return row.bar.holds(_means(found), [one["rise"] for one in found])
 
 
 def _bars(rows: list[Row], results: Results) -> str:
@@ -110,6 +117,37 @@ def _each(results: Results) -> str:
         for one in found
     ]
     return markdown(head, lines)
+
+
+def _pictures(rows: list[Row], results: Results) -> list[Path]:
+    """One for each environment that was run: returns of evaluations against env steps, one line for each agent."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    CURVES.mkdir(exist_ok=True)
+    written = []
+    for env in dict.fromkeys(row.env for row in rows if results[row.name]):
+        figure, plot = pyplot.subplots(figsize=(6, 3.5), layout="constrained")
+        for row in rows:
+            if row.env == env and results[row.name]:
+                found = band(Group(row.name, [_record(one) for one in results[row.name]]), "env_steps")
+                (line,) = plot.plot(found.at, [one.value for one in found.intervals], label=row.agent)
+                ends = ([getattr(one, end) for one in found.intervals] for end in ("low", "high"))
+                plot.fill_between(found.at, *ends, color=line.get_color(), alpha=0.2)
+        plot.set(title=env, xlabel="env steps", ylabel="mean return of an evaluation")
+        plot.grid(alpha=0.3)
+        plot.legend(fontsize="small")
+        written.append(CURVES / f"{env}.png")
+        figure.savefig(written[-1], dpi=80, metadata={"Software": None})
+        pyplot.close(figure)
+    return written
+
+
+def _record(one: dict[str, Any]) -> RunRecord:
+    env_steps, seconds, values = (np.array(column, np.float64) for column in zip(*one["curve"], strict=True))
+    return RunRecord(Path(one["cell"]), {}, {}, Curve(env_steps, seconds, values))
 
 
 def _with_interval(values: list[float]) -> str:

@@ -9,20 +9,25 @@ from dataclasses import dataclass
 class Bar:
     """What the best models of a row are promised to reach over new episodes.
 
-    mean, median, least: over the seeds, None where nothing is promised · published: what others report, and where.
+    mean, median, least: over the seeds, None where nothing is promised · rise: by how much the mean return of the last
+    30 training episodes is above that of the first 30 · published: what others report, and where.
     """
 
     published: str
     mean: float | None = None
     median: float | None = None
     least: float | None = None
+    rise: float | None = None
 
     def __str__(self) -> str:
-        named = (("mean", self.mean), ("median", self.median), ("none below", self.least))
+        rise = "last 30 training episodes above the first 30 by"
+        named = (("mean", self.mean), ("median", self.median), ("none below", self.least), (rise, self.rise))
         return ", ".join(f"{name} {value:g}" for name, value in named if value is not None)
 
-    def holds(self, means: list[float]) -> bool:
-        """Whether the mean returns of the seeds, in any order, are enough."""
+    def holds(self, means: list[float], rises: list[float]) -> bool:
+        """Whether the mean returns of the seeds, in any order, and the rises of their training returns are enough."""
+        if self.rise is not None and min(rises) < self.rise:
+            return False
         ordered = sorted(means)
         n = len(ordered)
         median = (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
@@ -105,6 +110,22 @@ ROWS: tuple[Row, ...] = (
     _row("sac", "halfcheetah", 2, 100_000, Bar("9,500 to 12,100 at 1,000,000 env steps", mean=4000), 25),
     _row("td3", "hopper", 2, 100_000, Bar("3,100 to 3,750 at 1,000,000 env steps", mean=1500), 20),
     _row("dqn", "catch", 3, 85_000, Bar("no other figure: 5 is the most there is", mean=4.5), 15),
+    Row(
+        "bars",
+        "dqn",
+        "pong",
+        (1,),
+        (
+            "n_actors=2",
+            "trainer.max_opts=50000",
+            "trainer.warmup_period=10000",
+            "trainer.eval_interval=10000",
+            "agent.epsilon_env_steps=100000",
+        ),
+        Bar("20 at 10,000,000 env steps", rise=1.0),
+        episodes=10,
+        minutes=60,
+    ),
     *_parity("dqn", "cartpole", 10, ("trainer=sync", "n_actors=1", "n_actors=8", "lockstep"), 1),
     *_parity("sac", "pendulum", 5, ("trainer=sync", "n_actors=1", "n_actors=8"), 3),
 )

@@ -57,12 +57,15 @@ class LoadedModel:
         (`env.frame_stack`), a single one is stacked here; what is a stack already is taken as it is. Returns an int for a
         Discrete action space, counted from its start, and an array for a Box. action_mask: info["action_mask"], where the
         environment says in its info which actions are allowed; None: all are.
-        Raises ValueError where obs is not of the space's shape.
+        Raises ValueError where obs is not of the space's shape, or holds a number that is not finite.
         """
         if self._mask_in_info:
             allowed = np.ones(self.spec.action.n, np.int8) if action_mask is None else action_mask
             obs = {"obs": obs, ACTION_MASK: np.asarray(allowed)}
         batch = {leaf.name: self._value(leaf, obs)[np.newaxis] for leaf in self.spec.obs.leaves}
+        for name, rows in batch.items():
+            if not np.isfinite(rows).all():
+                raise ValueError(f"observation {name!r} holds a number that is not finite")
         return decode_action(self.spec.action, self._policy.sample(batch)[0])
 
     def _value(self, leaf: ObsLeaf, obs: Any) -> Array:

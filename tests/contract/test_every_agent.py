@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ from border_cli import load
 from border_cli.checkpoints.contents import ModelDescription, save_best
 from border_cli.config.registry import AGENTS
 from border_cli.core.errors import UsageError
-from border_cli.core.protocols import ActingPolicy, Evaluation, ModelInfo
+from border_cli.core.protocols import ActingPolicy, Agent, Batch, Evaluation, ModelInfo
 from border_cli.core.spaces import Array, Obs
+from border_cli.core.state import State
 from border_cli.envs.spaces import decode_action, env_spec
 from tests.faults.amounts import times
 
@@ -107,3 +109,161 @@ def test_e4_nor_is_one_of_a_loaded_model(agent: str, action: str, tmp_path: Path
         for _ in range(20):
             given = loaded.sample(OBSERVATIONS.sample())
             assert space.contains(given), (given, space)
+
+
+# -- acting and learning ------------------------------------------------
+
+FIRST = dict(reversed(PAIRS))
+"""Of each agent the first of the action spaces it takes."""
+
+
+def rows(rng: np.random.Generator, n: int = 64) -> Obs:
+    return {"obs.x": rng.normal(size=(n, 3)).astype(np.float32), "obs.k": rng.integers(0, 4, n)}
+
+
+def config_of(agent: str) -> Any:
+    return AGENTS[agent].config(**CONFIGS.get(agent, {}) | {"batch_size": 16})
+
+
+def learner(agent: str, seed: int = 3) -> Agent:
+    made: Agent = (
+        AGENTS[agent].load().make_agent(config_of(agent), env_spec(OBSERVATIONS, ACTIONS[FIRST[agent]]), seed)
+    )
+    return made
+
+
+def batch(agent: str, seed: int, n: int = 16) -> Batch:
+    rng, space = np.random.default_rng(seed), ACTIONS[FIRST[agent]]
+    if isinstance(space, spaces.Discrete):
+        action: Array = rng.integers(0, space.n, n)
+    else:
+        assert isinstance(space, spaces.Box)
+        action = rng.uniform(space.low, space.high, (n, *space.shape)).astype(np.float32)
+    return Batch(
+        rows(rng, n), action, rng.normal(size=n).astype(np.float32), np.full(n, 0.9, np.float32),
+        rng.random(n) < 0.2, rows(rng, n), np.arange(n),
+    )  # fmt: skip
+
+
+class Given:
+    """A buffer that gives one batch."""
+
+    capacity = 1000
+
+    def __init__(self, given: Batch) -> None:
+        self.given = given
+        self.errors: list[Array] = []
+
+    def batch(self, size: int, into: Batch | None = None) -> Batch:
+        return self.given
+
+    def update_priority(self, ix: Array, td_error: Array) -> None:
+        self.errors.append(td_error)
+
+
+def learn(agent: str, one: Agent, seeds: Iterable[int]) -> None:
+    for seed in seeds:
+        buffer: Any = Given(batch(agent, seed))
+        one.opt(buffer)
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_evaluation_is_greedy_and_exploration_is_not(agent: str) -> None:
+    one, obs = learner(agent), rows(np.random.default_rng(9))
+    one.eval()
+    chosen = one.sample(obs, 0)
+    assert all((one.sample(obs, env_steps) == chosen).all() for env_steps in (0, 10, 10**6))
+    one.train()
+    assert any((one.sample(obs, 0) != chosen).any() for _ in range(20))
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_the_same_seed_is_the_same_agent_and_another_is_another(agent: str) -> None:
+    def history(seed: int) -> list[Any]:
+        one = learner(agent, seed)
+        one.train()
+        learn(agent, one, range(5))
+        obs = rows(np.random.default_rng(0))
+        return [one.sample(obs, 10**6).tolist(), {n: a.tolist() for n, a in one.state().arrays.items()}]
+
+    assert history(1) == history(1) != history(2)
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_going_on_from_a_state_is_going_on(agent: str) -> None:
+    one, other = learner(agent), learner(agent, seed=77)
+    learn(agent, one, range(5))
+    state, generators = one.state(), json.loads(json.dumps(one.generator_state()))
+    other.load_state(State(state.copy().arrays, json.loads(json.dumps(state.values))))
+    other.load_generator_state(generators)
+    obs = rows(np.random.default_rng(0))
+    for both in (one, other):
+        both.train()
+    assert (one.sample(obs, 10**6) == other.sample(obs, 10**6)).all()
+    for both in (one, other):
+        learn(agent, both, range(5, 10))
+    for name, array in one.state().arrays.items():
+        assert (array == other.state().arrays[name]).all(), name
+    for both in (one, other):
+        both.eval()
+    assert (one.sample(obs) == other.sample(obs)).all()
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_a_model_acts_as_the_agent_it_was_taken_from(agent: str) -> None:
+    one = learner(agent)
+    learn(agent, one, range(5))
+    acting = (
+        AGENTS[agent].load().make_policy(config_of(agent), env_spec(OBSERVATIONS, ACTIONS[FIRST[agent]]), 8)
+    )
+    acting.sync_model(one.model_info())
+    assert acting.version == 5
+    obs = rows(np.random.default_rng(9))
+    for both in (one, acting):
+        both.eval()
+    assert (acting.sample(obs) == one.sample(obs)).all()
+    for name, array in acting.model_info().arrays.items():
+        assert not np.shares_memory(array, one.model_info().arrays[name])
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+@pytest.mark.parametrize("column", ["reward", "obs", "next_obs"])
+def test_numbers_that_are_not_finite_are_not_learnt_from(agent: str, column: str) -> None:
+    one, bad = learner(agent), batch(agent, 7)
+    learn(agent, one, range(4))
+    before = {name: array.copy() for name, array in one.state().arrays.items()}
+    (bad.reward if column == "reward" else getattr(bad, column)["obs.x"])[2] = np.nan
+    if column == "next_obs":
+        bad.terminated[2] = False
+    buffer: Any = Given(bad)
+    one.opt(buffer)
+    assert one.skipped_in_a_row == 1
+    targets = {name for name in before if "target" in name}
+    assert all(
+        (one.state().arrays[name] == array).all() for name, array in before.items() if name not in targets
+    )
+    assert one.check_finite()
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_importance_weights_bring_priorities_back(agent: str) -> None:
+    one, weighted = learner(agent), batch(agent, 1)
+    weighted.weight = np.linspace(0.1, 1.0, 16, dtype=np.float32)
+    buffer: Any = Given(weighted)
+    one.opt(buffer)
+    (errors,) = buffer.errors
+    assert errors.shape == (16,)
+    assert (errors >= 0).all()
+    assert errors.max() > 0
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_a_loaded_model_refuses_numbers_that_are_not_finite(agent: str, tmp_path: Path) -> None:
+    described = ModelDescription(
+        asdict(config_of(agent)), {"id": "CartPole-v1"}, env_spec(OBSERVATIONS, ACTIONS[FIRST[agent]])
+    )
+    info = learner(agent).model_info()
+    loaded = load(save_best(tmp_path, info.arrays, described, Evaluation(1, (1.0,), (1,))))
+    assert loaded.sample({"x": np.zeros(3, np.float32), "k": 1}) is not None
+    with pytest.raises(ValueError, match="not finite"):
+        loaded.sample({"x": np.array([0, np.inf, 0], np.float32), "k": 1})
