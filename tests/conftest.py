@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from multiprocessing import forkserver as server
@@ -15,6 +16,8 @@ from tests.faults.amounts import FULL, SEED
 from tests.faults.audited import nothing_left
 from tests.real_runs import in_folder
 
+# Several workers with a thread per core each wait for one another: small operations then take a hundred times as long.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 _SHOWS_A_ROW = re.compile(r"test_[a-i]\d+_")
 
 

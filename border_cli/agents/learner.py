@@ -37,8 +37,8 @@ class Rule(Protocol):
     def rng(self) -> np.random.Generator:
         """What chance has to do with learning comes from it."""
 
-    def opt_step(self, batch: TensorBatch, number: int) -> Tensor:
-        """Opt step no. `number`, from 1, in place; (B,) absolute errors, which priorities follow from."""
+    def opt_step(self, batch: TensorBatch, number: int) -> Tensor | None:
+        """Opt step no. `number`, from 1, in place; of a weighted batch the (B,) absolute errors."""
 
     def update_targets(self, number: int) -> None:
         """What is due of target networks after opt step no. `number`."""
@@ -75,7 +75,7 @@ class Learner:
         self._policy.version = self.opt_steps
         self._unread += 1
         self._rule.update_targets(self.opt_steps)
-        if batch.weight is not None:
+        if errors is not None:
             self._update_priorities(buffer, errors)
         if record or self._device.type == "cpu":  # elsewhere a look at it would wait for the device
             self.skipped_in_a_row = int(self._rule.outcome.skipped_in_a_row.item())

@@ -57,7 +57,7 @@ def test_mass_is_kept_whatever_the_numbers() -> None:
 def test_a_reward_that_is_no_number_is_seen_in_the_loss() -> None:
     head = CategoricalHead(3, -1.0, 1.0)
     target = head.target(T([[0.0, 0.0, 0.0]]), T([NAN]), T([1.0]), T([False]))
-    assert head.loss(T([[0.0, 0.0, 0.0]]), target, None)[0].isnan().all()
+    assert head.loss(T([[0.0, 0.0, 0.0]]), target, None).isnan().all()
 
 
 def test_terminated_hides_outputs_that_are_infinite() -> None:
@@ -69,7 +69,8 @@ def test_terminated_hides_outputs_that_are_infinite() -> None:
 
 def test_cross_entropy_by_hand() -> None:
     head = CategoricalHead(2, 0.0, 1.0)
-    loss, error = head.loss(T([[0.0, 0.0]]), T([[0.25, 0.75]]), None)
+    loss = head.loss(T([[0.0, 0.0]]), T([[0.25, 0.75]]), None)
+    error = head.error(T([[0.0, 0.0]]), T([[0.25, 0.75]]))
     entropy = -(0.25 * math.log(0.25) + 0.75 * math.log(0.75))
     assert loss.item() == pytest.approx(math.log(2))
     assert error.item() == pytest.approx(math.log(2) - entropy, abs=1e-6)
@@ -91,7 +92,8 @@ def test_quantile_huber_by_hand() -> None:
 
 def test_levels_of_fixed_quantiles_are_midpoints() -> None:
     assert midpoints(4, T(0.0)).tolist() == [0.125, 0.375, 0.625, 0.875]
-    loss, error = QuantileHead(2).loss(T([[1.0, 2.0]]), T([[3.0, 0.5]]), None)
+    loss = QuantileHead(2).loss(T([[1.0, 2.0]]), T([[3.0, 0.5]]), None)
+    error = QuantileHead(2).error(T([[1.0, 2.0]]), T([[3.0, 0.5]]))
     assert loss.tolist() == quantile_huber(T([[1.0, 2.0]]), T([[3.0, 0.5]]), T([[0.25, 0.75]])).tolist()
     assert error.item() == pytest.approx(0.25)
 

@@ -249,7 +249,7 @@ def test_the_policy_and_the_targets_of_td3_change_every_second_opt_step() -> Non
 def test_e1_a_bad_step_changes_nothing(cls: type[SacConfig]) -> None:
     rule = make_agent(small(cls), spec(), 0)._rule
     before, bad = vectors(rule), batch()
-    bad.reward[2] = math.nan
+    bad.reward[2], bad.weight = math.nan, torch.ones(4)
     errors = rule.opt_step(bad, 2)
     assert vectors(rule) == before
     assert rule.outcome.skipped_in_a_row.item() == 1

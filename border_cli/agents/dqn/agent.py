@@ -152,7 +152,7 @@ class DqnRule:
         """Of the opt steps since the last record."""
         return self.state.outcome
 
-    def opt_step(self, batch: TensorBatch, number: int) -> Tensor:
+    def opt_step(self, batch: TensorBatch, number: int) -> Tensor | None:
         """As of `Rule`."""
         del number
         draws = self._draws(batch)

@@ -38,8 +38,12 @@ class Head(ABC):
         return self.values(target)
 
     @abstractmethod
-    def loss(self, outputs: Tensor, target: Tensor, tau: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(B,) losses, and (B,) absolute errors for priorities. tau: (B, k) levels of the outputs, where they differ."""
+    def loss(self, outputs: Tensor, target: Tensor, tau: Tensor | None) -> Tensor:
+        """(B,) losses. tau: (B, k) levels of the outputs, where they differ."""
+
+    def error(self, outputs: Tensor, target: Tensor) -> Tensor:
+        """(B,) absolute errors, for priorities: of the expected returns, where a head has nothing better."""
+        return (self.values(outputs) - self.target_values(target)).abs()
 
 
 class ScalarHead(Head):
@@ -58,11 +62,10 @@ class ScalarHead(Head):
         """(B, 1)."""
         return _returns(outputs, reward, discount, terminated)
 
-    def loss(self, outputs: Tensor, target: Tensor, tau: Tensor | None) -> tuple[Tensor, Tensor]:
+    def loss(self, outputs: Tensor, target: Tensor, tau: Tensor | None) -> Tensor:
         """As of `Head`."""
         del tau
-        value, wanted = outputs.squeeze(-1), target.squeeze(-1)
-        return self._loss(value, wanted, reduction="none"), (value - wanted).detach().abs()
+        return self._loss(outputs, target, reduction="none").squeeze(-1)
 
 
 class CategoricalHead(Head):
@@ -88,12 +91,15 @@ class CategoricalHead(Head):
         projected = torch.zeros_like(probability).scatter_add_(1, ix, probability * (1 - share))
         return projected.scatter_add_(1, ix + 1, probability * share)
 
-    def loss(self, outputs: Tensor, target: Tensor, tau: Tensor | None) -> tuple[Tensor, Tensor]:
-        """As of `Head`. The error is what of the loss can be learnt: the Kullback-Leibler divergence."""
+    def loss(self, outputs: Tensor, target: Tensor, tau: Tensor | None) -> Tensor:
+        """As of `Head`: the cross-entropy."""
         del tau
-        loss = -(target * log_softmax(outputs, -1)).sum(-1)
+        return -(target * log_softmax(outputs, -1)).sum(-1)
+
+    def error(self, outputs: Tensor, target: Tensor) -> Tensor:
+        """As of `Head`: what of the loss can be learnt, the Kullback-Leibler divergence (as in Rainbow)."""
         entropy = -torch.xlogy(target, target).sum(-1)
-        return loss, (loss.detach() - entropy).clamp(min=0.0)
+        return (self.loss(outputs, target, None) - entropy).clamp(min=0.0)
 
     def target_values(self, target: Tensor) -> Tensor:
         """As of `Head`; a target's probabilities are no logits."""
@@ -117,11 +123,10 @@ class QuantileHead(Head):
         """(B, k)."""
         return _returns(outputs, reward, discount, terminated)
 
-    def loss(self, outputs: Tensor, target: Tensor, tau: Tensor | None) -> tuple[Tensor, Tensor]:
-        """As of `Head`. The error is that of the mean."""
+    def loss(self, outputs: Tensor, target: Tensor, tau: Tensor | None) -> Tensor:
+        """As of `Head`."""
         levels = midpoints(outputs.shape[1], outputs) if tau is None else tau
-        error = (outputs.mean(1) - target.mean(1)).detach().abs()
-        return quantile_huber(outputs, target, levels), error
+        return quantile_huber(outputs, target, levels)
 
 
 class ImplicitQuantileHead(QuantileHead):

@@ -90,8 +90,9 @@ def opt_step(
     batch: TensorBatch,
     draws: StepDraws = NO_STEP_DRAWS,
     mask: str | None = None,
-) -> Tensor:
-    """One opt step in place, target update left out: targets, loss, gradient, clipping, Adam. (B,) absolute errors.
+) -> Tensor | None:
+    """One opt step in place, target update left out: targets, loss, gradient, clipping, Adam. (B,) absolute errors of
+    a weighted batch.
 
     mask: name of the leaf that says which actions are allowed, None where all are. Importance weights multiply the losses
     of the rows. If any of the scalars, the gradient's norm among them, is not finite, the step is skipped: weights,
@@ -108,7 +109,7 @@ def opt_step(
         choosing = allowed(head.values(choosing), batch.next_obs, mask)
         target = td_target(head, next_outputs, choosing, batch.reward, batch.discount, batch.terminated)
     outputs = of_action(nets.online(batch.obs, draws.online), batch.action)
-    losses, errors = head.loss(outputs, target, draws.online.tau)
+    losses = head.loss(outputs, target, draws.online.tau)
     loss = losses.mean() if batch.weight is None else (batch.weight * losses).mean()
     gradient = flat_gradient(loss, nets.online_parameters)
     with torch.no_grad():
@@ -117,7 +118,7 @@ def opt_step(
             (loss, head.values(outputs).mean(), head.target_values(target).mean(), norm)
         )
         state.online.step(gradient, config.lr, config.adam_eps, skip)
-    return errors
+        return None if batch.weight is None else head.error(outputs, target)
 
 
 def update_target(state: DqnState, tau: float) -> None:

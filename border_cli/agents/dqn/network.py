@@ -65,6 +65,10 @@ class QNetwork(nn.Module):
                 [*layers, *(make(n_in, n_out) for n_in, n_out in pairwise([*top, k]))]
             )
         self._dueling = config.dueling
+        # As tuples: a slice of a ModuleList is a new module, which takes longer to make than a layer to be passed.
+        self._advantage = tuple(self.advantage) if config.dueling else ()
+        self._value = tuple(self.value) if config.dueling else ()
+        self._trunk, self._top = tuple(self.layers[: self._depth]), tuple(self.layers[self._depth :])
         if self._is_implicit:
             self.levels = Linear(config.cosines, top[0], generator)
         self._noise_sizes = [layer.noise_size for layer in self.modules() if isinstance(layer, NoisyLinear)]
@@ -73,7 +77,7 @@ class QNetwork(nn.Module):
     def forward(self, obs: dict[str, Tensor], draws: Draws = NO_DRAWS) -> Tensor:
         """{name: (B, ...)} → (B, n, k), k numbers for each of n actions."""
         x = self.encoder(obs)
-        for layer in self.layers[: self._depth]:
+        for layer in self._trunk:
             x = torch.relu(layer(x))
         if self._is_implicit:
             x = x.unsqueeze(1) * self._coded(draws.tau, x)
@@ -83,9 +87,9 @@ class QNetwork(nn.Module):
     def _streams(self, x: Tensor, noise: Noise) -> Tensor:
         """(..., features) → (..., n, outputs)."""
         if not self._dueling:
-            return self._per_action(_through(self.layers[self._depth :], x, noise))
-        advantage = self._per_action(_through(self.advantage, x, noise))
-        value = _through(self.value, x, noise).unsqueeze(-2)
+            return self._per_action(_through(self._top, x, noise))
+        advantage = self._per_action(_through(self._advantage, x, noise))
+        value = _through(self._value, x, noise).unsqueeze(-2)
         return value + advantage - advantage.mean(-2, keepdim=True)
 
     def _per_action(self, out: Tensor) -> Tensor:
@@ -118,7 +122,7 @@ class _Maker:
         return Linear(n_in, n_out, self._generator)
 
 
-def _through(layers: nn.ModuleList, x: Tensor, noise: Noise) -> Tensor:
+def _through(layers: Sequence[nn.Module], x: Tensor, noise: Noise) -> Tensor:
     """ReLU between the layers; noise is taken from the iterator by those that are noisy."""
     last = len(layers) - 1
     for i, layer in enumerate(layers):

@@ -189,7 +189,7 @@ class SacRule:
         """Of the opt steps since the last record."""
         return self.state.outcome
 
-    def opt_step(self, batch: TensorBatch, number: int) -> Tensor:
+    def opt_step(self, batch: TensorBatch, number: int) -> Tensor | None:
         """As of `Rule`."""
         due = number % self._rules.config.policy_interval == 0
         return opt_step(self._networks, self._rules, self.state, batch, self._draws(len(batch.action)), due)

@@ -147,8 +147,8 @@ def opt_step(
     batch: TensorBatch,
     draws: StepDraws,
     change_policy: bool = True,
-) -> Tensor:
-    """One opt step in place, target updates left out. (B,) absolute errors.
+) -> Tensor | None:
+    """One opt step in place, target updates left out. (B,) absolute errors of a weighted batch.
 
     Importance weights multiply the critics' losses. If any of the scalars, the gradients' norms among them, is not
     finite, the step is skipped: weights, moments and counts stay as they are.
@@ -180,8 +180,7 @@ def opt_step(
             )
         )  # fmt: skip
         _apply(state, gradients, config, skip)
-        errors: Tensor = (values.mean(2) - target.mean(1)).abs().mean(0)
-        return errors
+        return None if batch.weight is None else (values.mean(2) - target.mean(1)).abs().mean(0)
 
 
 def update_targets(state: SacState, tau: float) -> None:

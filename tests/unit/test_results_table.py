@@ -1,0 +1,39 @@
+"""The table of results: what holds, what is run again, and what is read from a run."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.results import Cell, _mean_of_first, config_hash
+from bench.table_of_runs import ROWS, Bar
+from border_cli.config.paths import conf_dir
+
+
+def test_bars_by_hand() -> None:
+    assert Bar("", mean=2.0).holds([1.0, 3.0], [0.0, 0.0])
+    assert not Bar("", mean=2.1).holds([1.0, 3.0], [0.0, 0.0])
+    assert Bar("", median=-110, least=-140).holds([-139.0, -105.0, -100.0], [0.0] * 3)
+    assert not Bar("", median=-110, least=-140).holds([-141.0, -105.0, -100.0], [0.0] * 3)
+    assert not Bar("", median=2.5).holds([1.0, 2.0, 2.0, 9.0], [0.0] * 4)
+    assert Bar("", rise=1.0).holds([-20.0], [1.0])
+    assert not Bar("", rise=1.0).holds([20.0], [0.9])
+    assert str(Bar("", median=-110, least=-140)) == "median -110, none below -140"
+
+
+def test_the_mean_of_the_first_thirty_episodes() -> None:
+    assert _mean_of_first([(20, 1.0), (20, 4.0), (9, 100.0)]) == pytest.approx((20 + 10 * 4) / 30)
+    assert _mean_of_first([(2, 3.0)]) == 3.0
+    assert _mean_of_first([]) == 0.0
+
+
+def test_every_row_has_its_preset_and_a_name_of_its_own() -> None:
+    assert len({row.name for row in ROWS}) == len(ROWS)
+    for row in ROWS:
+        assert (conf_dir() / "preset" / f"{row.agent}_{row.env}.yaml").exists(), row.name
+
+
+def test_what_makes_no_difference_is_not_in_the_hash() -> None:
+    words = Cell(ROWS[0], 1).words
+    same = config_hash(words)
+    assert config_hash([*Cell(ROWS[0], 2).words, "recorder.console=none"]) == same
+    assert config_hash([*words, "agent.lr=0.5"]) != same
