@@ -86,6 +86,17 @@ AGENTS, BUFFERS = options("agent"), options("buffer")
 PAIRS = list(pairs())
 
 
+FRAMES = Pair(
+    "rainbow",
+    "prioritized, frames",
+    (
+        *("agent=rainbow", "buffer=prioritized", "env=catch", "buffer.n_step=3", "agent.channels=[4]"),
+        *known_to("rainbow", *COMMON),
+    ),
+)
+"""Stacked observations, of which the replay stores frames."""
+
+
 def test_every_agent_and_every_buffer_is_in_a_pair() -> None:
     assert {pair.agent for pair in PAIRS} == set(AGENTS)
     assert {pair.buffer for pair in PAIRS} == set(BUFFERS)
@@ -108,7 +119,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, full_forkserver: None) -> I
 
 @pytest.fixture(
     scope="module",
-    params=list(product(PAIRS, MODES)),
+    params=list(product([*PAIRS, FRAMES], MODES)),
     ids=lambda param: f"{param[0].agent}, {param[0].buffer}, {param[1]}",
 )
 def case(request: pytest.FixtureRequest, folder: Path) -> Case:
