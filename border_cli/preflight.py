@@ -7,10 +7,11 @@ from typing import Any
 
 from border_cli import parts, room
 from border_cli.checkpoints.contents import read_model
-from border_cli.config.plan import Sizes
+from border_cli.config.plan import Sizes, counts
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import ExitCode, Interrupted, ResourceError, UsageError
 from border_cli.core.spaces import EnvSpec
+from border_cli.replay.config import DEFAULT_BETA_OPT_STEPS, PrioritizedConfig
 from border_cli.runs.directory import RUNS
 from border_cli.runs.locate import model_directory
 from border_cli.runtime import forkserver
@@ -33,6 +34,7 @@ def preflight(
     forkserver.start_early()  # before this process imports torch
     parts.import_agent(config)  # which does that, while the forkserver does the same: the probe waits for it
     spec = _settle_mask(config, stop)
+    _settle_beta(config)
     parts.check_spec(config, spec)
     _check_device(config.device)
     sizes = _sizes(config, spec)
@@ -52,6 +54,13 @@ def _settle_mask(config: TrainConfig, stop: StopFlag | None) -> EnvSpec:
         if config.env.action_mask == "info":
             found = _probe(config, stop)  # the mask is one of its spaces now
     return EnvSpec.from_json(found["spec"])
+
+
+def _settle_beta(config: TrainConfig) -> None:
+    """The schedule of importance weights, where it is to be as long as the run: once, so that a longer budget keeps it."""
+    buffer = config.buffer
+    if isinstance(buffer, PrioritizedConfig) and buffer.beta_opt_steps is None:
+        buffer.beta_opt_steps = counts(config).opt_steps or DEFAULT_BETA_OPT_STEPS
 
 
 def _probe(config: TrainConfig, stop: StopFlag | None) -> dict[str, Any]:

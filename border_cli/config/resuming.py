@@ -22,6 +22,7 @@ _SAFE = (
     "env.nonfinite",
     "env.out_of_bounds",
     "env.action_mask",  # which is settled when a run begins
+    "buffer.beta_opt_steps",  # so is this
     "device",
     "debug",
 )

@@ -6,7 +6,7 @@ between an emulator and a network works: frame skip, grey, stacks, frame storage
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -27,7 +27,10 @@ class Catch(gymnasium.Env[Screen, np.int64]):  # type: ignore[misc] # gymnasium 
     balls: of an episode; so many is the most that can be had. Each can be reached by whoever moves at once.
     """
 
-    def __init__(self, balls: int = 5) -> None:
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 60}
+
+    def __init__(self, balls: int = 5, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
         self.observation_space = gymnasium.spaces.Box(0, 255, (_SIDE, _SIDE, 3), np.uint8)
         self.action_space = gymnasium.spaces.Discrete(len(_ACTIONS))
         self.ale = _Emulator(self)
@@ -62,6 +65,10 @@ class Catch(gymnasium.Env[Screen, np.int64]):  # type: ignore[misc] # gymnasium 
             self._left -= 1
             self._drop()
         return self._colour(), reward, self._left == 0, False, {"lives": 1}
+
+    def render(self) -> Screen:
+        """The screen, (84, 84, 3)."""
+        return self._colour()
 
     def grey(self) -> Screen:
         """The screen, (84, 84)."""

@@ -40,6 +40,11 @@ def make_gym(config: EnvConfig, render_mode: str | None = None) -> gymnasium.Env
     if config.max_episode_steps is not None and (config.entry_point or config.preprocess != "none"):
         env = gymnasium.wrappers.TimeLimit(env, config.max_episode_steps)
     if config.frame_stack > 1:
+        if ACTION_MASK in getattr(env.observation_space, "spaces", ()):
+            raise UsageError(
+                f"env.frame_stack={config.frame_stack} would stack the {ACTION_MASK} of the observations too\n"
+                f"allowed: env.frame_stack=1, or a mask in the info of the environment"
+            )
         env = gymnasium.wrappers.FrameStackObservation(env, config.frame_stack)
     return MaskFromInfo(env) if config.action_mask == "info" else env
 

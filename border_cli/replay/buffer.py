@@ -150,7 +150,7 @@ class RowReplayBuffer:
             )
             for first, last in block_ranges(live_from, self._rows, self._block_rows)
         )
-        values = {"capacity": self.capacity, "rows": self._rows} | self._drawing.values()
+        values = {"capacity": self.capacity, "rows": self._rows}
         arrays = tails | self._drawing.priorities(self._slots(np.arange(live_from, self._rows)))
         if self._frames is not None:
             arrays |= self._frames.stream_arrays()
@@ -187,7 +187,7 @@ class RowReplayBuffer:
         self._ready = len(ready)
         self._drawing.added(ready)
         priorities = {name: array for name, array in own.items() if name in self._drawing.priorities(live)}
-        self._drawing.load_priorities(live, priorities, state.values)
+        self._drawing.load_priorities(live, priorities)
 
     def _is_whole(self, first: int, last: int) -> bool:
         """Whether no row number first to last - 1 has lost a frame that was overwritten."""

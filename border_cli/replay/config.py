@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from border_cli.config.options import like, option
 from border_cli.config.schema import BufferConfig
 
+DEFAULT_BETA_OPT_STEPS = 50_000
+
 
 @dataclass
 class PrioritizedConfig(BufferConfig):
@@ -21,7 +23,12 @@ class PrioritizedConfig(BufferConfig):
         0.4, "at first importance weights are (rows · probability)^-beta", ge=0.0, le=1.0
     )
     beta_final: float = option(1.0, "exponent from beta_opt_steps on", ge=0.0, le=1.0)
-    beta_opt_steps: int = option(50_000, "linear schedule of beta", unit="opt steps", ge=1)
+    beta_opt_steps: int | None = option(
+        None,
+        "linear schedule of beta; null: all of the run's budget, 50,000 where that is not known",
+        unit="opt steps",
+        ge=1,
+    )
     initial_priority: str = option(
         "max",
         "of a new row: the greatest there ever was, or what the actor's own values give",

@@ -42,8 +42,5 @@ class Drawing(Protocol):
     def priorities(self, slots: Array) -> dict[str, Array]:
         """What has to be kept of these slots beside their rows: columns as long as there are slots."""
 
-    def values(self) -> dict[str, Any]:
-        """What else has to be kept, as JSON values."""
-
-    def load_priorities(self, slots: Array, columns: dict[str, Array], values: dict[str, Any]) -> None:
+    def load_priorities(self, slots: Array, columns: dict[str, Array]) -> None:
         """Take over what was kept, after `added` was called for what can be sampled. Raises ValueError."""

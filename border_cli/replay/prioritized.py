@@ -10,7 +10,7 @@ from border_cli.core.errors import UnfitStateError
 from border_cli.core.spaces import Array, EnvSpec
 from border_cli.core.state import check_arrays, count, number, require
 from border_cli.replay.buffer import RowReplayBuffer, row_buffer_bytes
-from border_cli.replay.config import PrioritizedConfig
+from border_cli.replay.config import DEFAULT_BETA_OPT_STEPS, PrioritizedConfig
 from border_cli.replay.wide_tree import MinTree, SumTree
 from border_cli.runtime.seeding import REPLAY, generator, restore
 
@@ -82,38 +82,39 @@ class PrioritizedDrawing:
     def beta(self) -> float:
         """The exponent of the weights, by the batches drawn so far: one for each opt step."""
         c = self._config
-        share = min(self._batches / c.beta_opt_steps, 1.0)
+        share = min(self._batches / (c.beta_opt_steps or DEFAULT_BETA_OPT_STEPS), 1.0)
         return c.beta_start + share * (c.beta_final - c.beta_start)
 
     def generator_state(self) -> dict[str, Any]:
-        """State of the generator."""
-        return {"generator": dict(self._rng.bit_generator.state)}
+        """State of the generator; how many batches were drawn, and the greatest mass there ever was.
+
+        These go on with a run whose replay was not saved, too.
+        """
+        state = dict(self._rng.bit_generator.state)
+        return {"generator": state, "batches": self._batches, "greatest_priority": self._greatest}
 
     def load_generator_state(
         self, state: dict[str, Any], next_slot: Array, n_rows: int, n_ready: int
     ) -> None:
         """As of `Drawing`."""
         del next_slot, n_rows, n_ready
-        require(state, ("generator",), "the replay's generator")
+        require(state, ("generator", "batches", "greatest_priority"), "the replay's generator")
+        greatest = number(state["greatest_priority"], "the greatest priority")
+        if not 0 < greatest < np.inf:
+            raise UnfitStateError(f"the greatest priority is {greatest}")
         restore(self._rng, state["generator"])
+        self._greatest, self._batches = greatest, count(state["batches"], "batches drawn")
 
     def priorities(self, slots: Array) -> dict[str, Array]:
         """Masses, 0 for what cannot be sampled."""
         return {"priority": self._sums.leaves[slots]}
 
-    def values(self) -> dict[str, Any]:
-        """The greatest mass there ever was, and how many batches were drawn."""
-        return {"greatest_priority": self._greatest, "batches": self._batches}
-
-    def load_priorities(self, slots: Array, columns: dict[str, Array], values: dict[str, Any]) -> None:
+    def load_priorities(self, slots: Array, columns: dict[str, Array]) -> None:
         """As of `Drawing`. Where a saved mass is no mass, or is one of a row that cannot be sampled, it is refused."""
-        require(values, ("greatest_priority", "batches"), "the replay")
         check_arrays(columns, self.priorities(slots), "the replay")
         masses, ready = columns["priority"], self._sums.leaves[slots] > 0
-        greatest = number(values["greatest_priority"], "the greatest priority")
-        if not (np.isfinite(masses).all() and ((masses > 0) == ready).all() and 0 < greatest < np.inf):
+        if not (np.isfinite(masses).all() and ((masses > 0) == ready).all()):
             raise UnfitStateError("the saved priorities are none of the saved rows")
-        self._greatest, self._batches = greatest, count(values["batches"], "batches drawn")
         self._set(slots[ready], masses[ready])
 
     def _set(self, slots: Array, masses: Array | float) -> None:

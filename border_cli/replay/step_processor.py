@@ -19,6 +19,8 @@ from border_cli.core.protocols import Step
 from border_cli.core.spaces import Array, EnvSpec, Obs
 from border_cli.core.state import State, check_arrays, count, flag, number, require
 
+_MAX_PRIORITY = float(np.finfo(np.float32).max)
+
 
 def reward_limit(n_step: int, gamma: float, reward_clip: float | None = None) -> float:
     """Rewards within ± this have finite n-step sums in float32, in which rows are stored, whatever comes together."""
@@ -228,7 +230,9 @@ class NStepProcessor:
         row = _Row(first.obs, env, first.action, reward, len(waiting) + 1, terminated, age=age)
         if next_value is not None:
             bootstrap = 0.0 if terminated else self._gamma**row.span * next_value
-            row.priority = abs(reward + bootstrap - first.taken)
+            priority = abs(reward + bootstrap - first.taken)
+            if priority <= _MAX_PRIORITY:  # not of a state in which nothing is allowed, nor of NaN
+                row.priority = priority
         return row
 
     def _flush(self, env: int, terminated: bool, next_value: float | None) -> list[_Row]:

@@ -81,11 +81,7 @@ class UniformDrawing:
         del slots
         return {}
 
-    def values(self) -> dict[str, Any]:
-        """None."""
-        return {}
-
-    def load_priorities(self, slots: Array, columns: dict[str, Array], values: dict[str, Any]) -> None:
+    def load_priorities(self, slots: Array, columns: dict[str, Array]) -> None:
         """Nothing was kept."""
 
     def _draw_ahead(self, size: int, next_slot: Array, n_rows: int) -> Array:

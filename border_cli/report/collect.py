@@ -96,12 +96,19 @@ def grouped(runs: Sequence[RunRecord]) -> list[Group]:
         groups.setdefault(_identity(run), []).append(run)
     settings = [_settings(members[0]) for members in groups.values()]
     differing = {
-        key for one in settings for key in one if any(other.get(key) != one[key] for other in settings)
+        key
+        for one in settings
+        for key in one
+        if any(key not in other or other[key] != one[key] for other in settings)
     }
-    return [
-        Group(_name(members[0], differing), members, own)
-        for members, own in zip(groups.values(), settings, strict=True)
-    ]
+    made, names = [], dict[str, int]()
+    for members, own in zip(groups.values(), settings, strict=True):
+        name = _name(members[0], differing)
+        names[name] = (
+            names.get(name, 0) + 1
+        )  # runs that do not say how they were configured may be called the same
+        made.append(Group(name if names[name] == 1 else f"{name} ({names[name]})", members, own))
+    return made
 
 
 def _identity(run: RunRecord) -> object:

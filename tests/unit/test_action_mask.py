@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from border_cli.agents.dqn.agent import make_agent
 from border_cli.agents.dqn.config import DqnConfig, RainbowConfig
 from border_cli.agents.dqn.loss import allowed
 from border_cli.config.schema import BufferConfig, EnvConfig
+from border_cli.core.errors import UsageError
 from border_cli.envs.gym_env import GymEnv
 from border_cli.replay.step_processor import NStepProcessor
 from border_cli.replay.uniform import make_buffer
@@ -114,3 +116,9 @@ def test_a_run_finds_the_mask_by_itself_and_its_model_takes_one(workplace: Path)
     for mask in np.eye(N, dtype=np.int8):
         assert model.sample(observation, action_mask=mask) == int(mask.argmax())
     assert model.sample(observation) in range(N)
+
+
+def test_a_mask_in_the_observation_cannot_be_stacked() -> None:
+    with pytest.raises(UsageError, match="would stack the action_mask"):
+        GymEnv(dataclasses.replace(config("obs"), frame_stack=3))
+    assert GymEnv(dataclasses.replace(config("info"), frame_stack=3)).spec.mask == "obs.action_mask"

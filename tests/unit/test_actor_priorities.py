@@ -117,3 +117,11 @@ def test_a_resumed_run_equals_the_uninterrupted_one(workplace: Any, mode: str, f
     )
     whole = run_whole(workplace / "whole", *words)
     assert_same_bits(run_interrupted(workplace / "resumed", *words, at=21), whole)
+
+
+def test_values_that_are_not_finite_are_no_priority() -> None:
+    p = NStepProcessor(SPEC, 1, 1, GAMMA, needs_estimates=True)
+    for best, taken in ((-np.inf, -np.inf), (np.nan, 1.0), (1e300, 0.0)):
+        p.process(estimated(0, 1.0, taken))
+        rows = p.process(estimated(1, best, 1.0, truncated=True))
+        assert rows["priority"][0] == UNKNOWN_PRIORITY

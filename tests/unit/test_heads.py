@@ -108,3 +108,17 @@ def test_quantiles_of_a_known_distribution_are_where_the_loss_is_least() -> None
         quantile_huber(quantiles, samples, T([[0.25, 0.75]])).sum().backward()
         optimiser.step()
     assert quantiles.detach()[0].numpy() == pytest.approx(np.array([20.0, 70.0]), abs=1.0)
+
+
+@pytest.mark.parametrize(
+    ("v_min", "v_max", "atoms"), [(0.0, 90.0, 51), (0.0, 90.0, 101), (0.0, 0.3, 51), (-7.0, 0.1, 13)]
+)
+def test_what_is_cut_at_the_edge_has_an_error_whatever_is_rounded(
+    v_min: float, v_max: float, atoms: int
+) -> None:
+    head = CategoricalHead(atoms, v_min, v_max)
+    outputs = torch.zeros(2, atoms)
+    target = head.target(outputs, T([1e6, -1e6]), T([1.0, 1.0]), T([False, True]))
+    assert target.min() >= 0
+    assert target[:, [-1, 0]].diagonal().tolist() == pytest.approx([1.0, 1.0])
+    assert head.error(outputs, target).isfinite().all()

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from border_cli.core.errors import UnfitStateError
 from border_cli.replay.config import PrioritizedConfig
 from border_cli.replay.prioritized import PrioritizedDrawing
 from border_cli.replay.wide_tree import MinTree, SumTree
@@ -133,3 +134,16 @@ def test_huge_and_tiny_errors_together() -> None:
     slots, weights = draw(made, 32)
     assert set(slots) == {1}
     assert np.isfinite(weights).all()
+
+
+def test_the_schedule_and_the_greatest_priority_go_on_without_the_rows() -> None:
+    made, other = drawing(beta_start=0.0, beta_final=1.0, beta_opt_steps=10), drawing(beta_opt_steps=10)
+    made.update(np.array([1]), np.array([7.0]))
+    for _ in range(5):
+        draw(made, 2)
+    other.load_generator_state(made.generator_state(), np.arange(5), 4, 4)
+    assert other._batches == 5
+    other.added(np.array([2]))
+    assert other.priorities(np.array([2]))["priority"].tolist() == pytest.approx([7.0])
+    with pytest.raises(UnfitStateError):
+        other.load_generator_state(made.generator_state() | {"greatest_priority": -1.0}, np.arange(5), 4, 4)

@@ -117,6 +117,15 @@ def test_a_run_that_does_not_say_how_it_was_configured_is_a_group_of_its_own(tmp
     assert sorted(group.name for group in groups_in(tmp_path)) == ["one", "two"]
 
 
+def test_groups_never_have_the_same_name(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        write_run(tmp_path / folder / "0", [(10, 1.0, 0.0)])
+        summary = json.loads((tmp_path / folder / "0" / "summary.json").read_text())
+        del summary["config"]
+        (tmp_path / folder / "0" / "summary.json").write_text(json.dumps(summary))
+    assert sorted(group.name for group in groups_in(tmp_path)) == ["0", "0 (2)"]
+
+
 def test_curves_of_unequal_length_go_as_far_as_the_shortest(tmp_path: Path) -> None:
     write_run(tmp_path / "a", [(0, 0.0, 0.0), (100, 10.0, 100.0)], seed=1)
     write_run(tmp_path / "b", [(20, 1.0, 20.0), (40, 2.0, 80.0), (60, 3.0, 80.0)], seed=2)

@@ -298,3 +298,25 @@ def test_importance_weights_weigh_the_rows() -> None:
         rule.opt_step(part, 1)
         moments.append(rule.state.critics.mean)
     assert torch.allclose(*moments, atol=1e-7)
+
+
+def test_a_component_that_cannot_be_chosen_has_no_part_in_probabilities() -> None:
+    b, one = bounds((-2.0, 3.0), (2.0, 3.0)), bounds((-2.0,), (2.0,))
+    for std in (0.1, 5.0):
+        found = b.log_prob(T([[0.3, 0.7]]), T([[0.1, 0.0]]), T([[0.5, std]]))
+        assert found.item() == pytest.approx(one.log_prob(T([[0.3]]), T([[0.1]]), T([[0.5]])).item())
+    rule = make_agent(small(), spec((-2.0, 3.0), (2.0, 3.0)), 0)._rule
+    assert rule._rules.target_entropy == pytest.approx(-1 + math.log(2.0))
+
+
+def test_a_typed_entropy_is_that_of_scaled_actions() -> None:
+    rule = make_agent(small(target_entropy=-0.5), spec((-2.0,), (2.0,)), 0)._rule
+    assert rule._rules.target_entropy == pytest.approx(-0.5 + math.log(2.0))
+
+
+def test_a_coefficient_that_has_become_nothing_can_grow_again() -> None:
+    rule = make_agent(small(target_entropy=100.0, lr=0.01), spec(), 0)._rule
+    rule.state.coef.weights.fill_(-150.0)
+    rule.opt_step(batch(), 1)
+    assert rule.outcome.skipped_in_a_row.item() == 0
+    assert rule.state.coef.weights.item() > -150.0

@@ -86,7 +86,7 @@ class CategoricalHead(Head):
         moved = _returns(support, reward, discount, terminated).clamp(self._v_min, self._v_max)
         place = (moved - self._v_min) * ((self.outputs - 1) / (self._v_max - self._v_min))
         lower = place.detach().nan_to_num().floor().clamp(0, self.outputs - 2)
-        share = place - lower  # of the upper neighbour; NaN stays one
+        share = (place - lower).clamp(0.0, 1.0)  # of the upper neighbour, rounding left out; NaN stays one
         ix = lower.long()
         projected = torch.zeros_like(probability).scatter_add_(1, ix, probability * (1 - share))
         return projected.scatter_add_(1, ix + 1, probability * share)

@@ -14,7 +14,8 @@ _LOG_2 = math.log(2.0)
 
 
 class Bounds:
-    """Of d components: middle + half_range·x for x in [-1, 1]. log_volume: sum of the logarithms of the half ranges.
+    """Of d components: middle + half_range·x for x in [-1, 1]. log_volume: sum of the logarithms of the half ranges ·
+    freedom: components that can be chosen.
 
     A component whose bounds are equal has half range 0: it is what it is, and has no part in probabilities.
     """
@@ -23,14 +24,16 @@ class Bounds:
         low, high = (np.array(b, np.float64) for b in (spec.low, spec.high))
         half = high / 2 - low / 2  # their difference may be more than there are numbers for
         self.size = len(low)
+        self.freedom = int(np.count_nonzero(half))
         self.middle = torch.tensor(low / 2 + high / 2, dtype=torch.float32)
         self.half_range = torch.tensor(half, dtype=torch.float32)
         self.log_volume = float(np.log(half[half > 0]).sum())
+        self._is_free = (self.half_range > 0).float()
         self._divisor = torch.where(self.half_range > 0, self.half_range, 1.0)
 
     def to(self, device: torch.device) -> Bounds:
         """The same on a device."""
-        for name in ("middle", "half_range", "_divisor"):
+        for name in ("middle", "half_range", "_is_free", "_divisor"):
             setattr(self, name, getattr(self, name).to(device))
         return self
 
@@ -55,4 +58,4 @@ class Bounds:
         z = (u - mean) / std
         normal = -0.5 * z * z - std.log() - 0.5 * math.log(2 * math.pi)
         derivative = 2.0 * (_LOG_2 - u - torch.nn.functional.softplus(-2.0 * u))
-        return (normal - derivative).sum(-1) - self.log_volume
+        return ((normal - derivative) * self._is_free).sum(-1) - self.log_volume

@@ -48,7 +48,9 @@ class SacConfig(AgentConfig):
     entropy_coef: float | None = option(None, "weight of the entropy in the return; null: learnt", ge=0.0)
     entropy_coef_start: float = option(1.0, "of a learnt one", gt=0.0)
     target_entropy: float | None = option(
-        None, "that it is learnt for; null: minus the number of components, on actions scaled to [-1, 1]"
+        None,
+        "that it is learnt for, of actions scaled to [-1, 1]; null: minus the number of components",
+        unit="nats",
     )
     target_interval: int = option(1, "the target networks are updated this often", unit="opt steps", ge=1)
     target_tau: float = option(

@@ -7,6 +7,7 @@ step whose numbers are not finite can be skipped as a whole.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from border_cli.agents.outcome import Outcome
 from border_cli.agents.quantiles import midpoints, quantile_huber
 from border_cli.agents.sac.bounds import Bounds
 from border_cli.agents.sac.config import SacConfig
-from border_cli.agents.sac.network import ActionParameters
+from border_cli.agents.sac.network import ActionParameters, EntropyCoefficient
 
 SCALARS = ("critic_loss", "policy_loss", "q_mean", "target_mean", "entropy_coef", "entropy", "grad_norm")
 """What an opt step yields, in the order of its sums."""
@@ -165,7 +166,9 @@ def opt_step(
         policy_loss, log_prob = _policy_loss(nets, rules, batch, draws.action, coef)
         gradients["policy"] = flat_gradient(policy_loss, tuple(nets.policy.parameters()))
         if nets.coef is not None and log_prob is not None:
-            coef_loss = -(nets.coef().log() * (log_prob.detach() + rules.target_entropy)).mean()
+            coef_loss = -(
+                cast(EntropyCoefficient, nets.coef).log * (log_prob.detach() + rules.target_entropy)
+            ).mean()
             gradients["coef"] = flat_gradient(coef_loss, tuple(nets.coef.parameters()))
     with torch.no_grad():
         norms = [clip_norm_(gradient, config.max_grad_norm) for gradient in gradients.values()]
