@@ -101,8 +101,8 @@ def test_rows_made_up_for_the_probe_fill_the_replay() -> None:
     from tests.fakes import COUNTING_SPEC
 
     config = TrainConfig(agent=DqnConfig(), env=EnvConfig(id="CartPole-v1"))
-    config.buffer.capacity = 500
+    config.buffer.capacity, config.agent.gamma = 500, 0.9
     buffer = parts.make_buffer(config, COUNTING_SPEC)
-    buffer.push(probe._made_up(COUNTING_SPEC, 500, 0.9))
+    buffer.push(probe._made_up(COUNTING_SPEC, 500, config))
     assert len(buffer) == 499
     assert buffer.batch(64).discount.tolist() == pytest.approx([0.9] * 64)

@@ -275,7 +275,8 @@ def test_what_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], path
 
 
 SAFE = {
-    "env": {"nonfinite", "out_of_bounds"},
+    "env": {"nonfinite", "out_of_bounds", "action_mask"},
+    "buffer": {"beta_opt_steps"},
     "trainer": {"max_opts", "max_env_steps", "max_time", "stop_return"}
     | {"eval_interval", "save_interval", "record_interval"},
     "evaluator": None,

@@ -91,6 +91,8 @@ def test_config_yaml_is_what_the_command_line_resolves_to(
     composed = yaml.safe_load(capsys.readouterr().out)
     assert composed["checkpoint"]["replay"] == "auto"  # settled when the free disk was looked at
     composed["checkpoint"]["replay"] = "full"
+    assert composed["env"]["action_mask"] == "auto"  # settled when the environment was tried
+    composed["env"]["action_mask"] = "none"
     assert composed == to_plain(run.config)
     assert (run.config.trainer.max_opts, run.config.trainer.max_env_steps) == (MAX_OPTS, None)
 
