@@ -105,12 +105,13 @@ class Sampler:
         env_steps: the global count that exploration schedules follow. An environment that raised and was mended
         has taken none; its episode is cut there.
         """
-        return self._step(env_ix, self._policy.sample(self._env.observe(env_ix), env_steps, env_ix))
+        action = self._policy.sample(self._env.observe(env_ix), env_steps, env_ix)
+        if self._processor.needs_estimates:
+            self._note_estimates(env_ix)
+        return self._step(env_ix, action)
 
     def _step(self, env_ix: Sequence[int], action: Array) -> Items:
         self.phase = "step"
-        if self._processor.needs_estimates:
-            self._note_estimates(env_ix)
         try:
             step = self._env.step(env_ix, action)
         except StepError as e:
@@ -132,7 +133,7 @@ class Sampler:
     def _note_estimates(self, env_ix: Sequence[int]) -> None:
         """What the policy thought of each environment's observation and action, for when its step is known."""
         found = self._policy.estimates()
-        if found is not None and len(found.best) == len(env_ix):
+        if found is not None:
             self._estimates |= dict(zip(env_ix, zip(found.best, found.taken, strict=True), strict=True))
 
     def _take(self, step: Step) -> Items:

@@ -173,21 +173,25 @@ class RowReplayBuffer:
             raise ValueError(f"the blocks of the saved replay are not those of its {self._rows} rows")
         for block, (first, last) in zip(state.blocks, ranges, strict=True):
             self._write_rows(max(first, live_from), min(last, self._rows), block.arrays())
+        self._load_arrays(state.arrays)
+
+    def _load_arrays(self, arrays: dict[str, Array]) -> None:
+        """What is kept beside the rows, which are there: streams, what waits, and priorities of what can be sampled."""
+        live_from = self._live_from
         live = self._slots(np.arange(live_from, self._rows))
-        others = self._drawing.priorities(live) | (
-            {} if self._frames is None else self._frames.stream_arrays()
-        )
-        own = {name: array for name, array in state.arrays.items() if name in others}
-        self._load_tails({name: array for name, array in state.arrays.items() if name not in others})
+        of_frames = {} if self._frames is None else self._frames.stream_arrays()
+        of_drawing = self._drawing.priorities(live)
+        others = of_frames.keys() | of_drawing.keys()
+        self._load_tails({name: array for name, array in arrays.items() if name not in others})
         if self._frames is not None:
-            self._frames.load_streams(own, self._rows, live_from, self.capacity)
+            self._frames.load_streams(arrays, self._rows, live_from, self.capacity)
             linked = live[self._next[live] != NOBODY]
             self._next[linked[~self._frames.complete(linked)]] = NOBODY
         ready = live[self._next[live] != NOBODY]
         self._ready = len(ready)
         self._drawing.added(ready)
-        priorities = {name: array for name, array in own.items() if name in self._drawing.priorities(live)}
-        self._drawing.load_priorities(live, priorities)
+        given = {name: arrays[name] for name in of_drawing if name in arrays}
+        self._drawing.load_priorities(live, given)
 
     def _is_whole(self, first: int, last: int) -> bool:
         """Whether no row number first to last - 1 has lost a frame that was overwritten."""

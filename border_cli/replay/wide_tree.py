@@ -37,23 +37,12 @@ class _WideTree:
             ix = ix >> _SHIFT
             above.reshape(-1)[ix] = self._combine.reduce(level[ix], axis=1)
 
-    def set_all(self, values: Array) -> None:
-        """Change all leaves."""
-        self.leaves[...] = values
-        for level, above in zip(self._levels, [*self._levels[1:], self._top], strict=True):
-            above.reshape(-1)[: len(level)] = self._combine.reduce(level, axis=1)
-
 
 class SumTree(_WideTree):
     """Leaves that are 0 or more, and where in the row of their sums a number falls."""
 
     def __init__(self, n: int) -> None:
         super().__init__(n, np.add, 0.0)
-
-    @property
-    def total(self) -> float:
-        """Of all leaves."""
-        return float(self._top.cumsum()[-1])
 
     def find(self, share: Array) -> tuple[Array, float]:
         """(k,) in [0, 1) → (k,) indices: of each the leaf up to which the sum first exceeds that share of the total.

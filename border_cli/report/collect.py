@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,6 @@ class Group:
 
     name: str
     runs: list[RunRecord]
-    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
@@ -102,12 +101,12 @@ def grouped(runs: Sequence[RunRecord]) -> list[Group]:
         if any(key not in other or other[key] != one[key] for other in settings)
     }
     made, names = [], dict[str, int]()
-    for members, own in zip(groups.values(), settings, strict=True):
+    for members in groups.values():
         name = _name(members[0], differing)
         names[name] = (
             names.get(name, 0) + 1
         )  # runs that do not say how they were configured may be called the same
-        made.append(Group(name if names[name] == 1 else f"{name} ({names[name]})", members, own))
+        made.append(Group(name if names[name] == 1 else f"{name} ({names[name]})", members))
     return made
 
 

@@ -110,7 +110,10 @@ class CategoricalHead(Head):
 
 
 class QuantileHead(Head):
-    """Quantiles of the return at the levels (i + 1/2)/outputs, learnt by quantile regression with the Huber loss."""
+    """Quantiles of the return, learnt by quantile regression with the Huber loss.
+
+    Their levels are (i + 1/2)/outputs where none are given.
+    """
 
     def __init__(self, quantiles: int) -> None:
         self.outputs = quantiles
@@ -129,13 +132,6 @@ class QuantileHead(Head):
         return quantile_huber(outputs, target, levels)
 
 
-class ImplicitQuantileHead(QuantileHead):
-    """Quantiles of the return at levels that the network is given: one output for each."""
-
-    def __init__(self) -> None:
-        super().__init__(1)
-
-
 def make_head(config: DqnConfig) -> Head:
     """The head that a configuration describes."""
     match config.head:
@@ -144,7 +140,7 @@ def make_head(config: DqnConfig) -> Head:
         case "quantile":
             return QuantileHead(config.quantiles)
         case "implicit_quantile":
-            return ImplicitQuantileHead()
+            return QuantileHead(1)  # an output for each level that the network is given
         case _:
             return ScalarHead(config.loss)
 

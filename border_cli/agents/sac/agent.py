@@ -141,7 +141,7 @@ class SacPolicy(NetworkPolicy):
             return self._stored(self._low * (1 - share) + self._high * share)
         given = self._network(obs)
         if self._config.policy == "deterministic":
-            x = torch.tanh(given.mean) + self._config_noise(rows, env_ix)
+            x = torch.tanh(given.mean) + self._noise_on_actions(rows, env_ix)
             return self._stored(self._bounds.scaled(x.clamp(-1.0, 1.0)))
         if isinstance(self._noise, StateDependentNoise):
             matrices = self._tensor(self._noise.sample(env_ix or range(rows), self._rng))
@@ -155,7 +155,7 @@ class SacPolicy(NetworkPolicy):
     def _exploit(self, obs: dict[str, Tensor]) -> Array:
         return self._stored(self._bounds.squashed(self._network(obs).mean))
 
-    def _config_noise(self, rows: int, env_ix: Sequence[int]) -> Tensor:
+    def _noise_on_actions(self, rows: int, env_ix: Sequence[int]) -> Tensor:
         """(rows, d) noise on the actions of a deterministic policy, in half ranges."""
         if isinstance(self._noise, OrnsteinUhlenbeck):
             return self._tensor(self._noise.sample(env_ix or range(rows), self._rng).astype(np.float32))
