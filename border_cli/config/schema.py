@@ -98,6 +98,8 @@ class EnvConfig:
                 "sticky_actions",
             ):
                 yield name, "preprocess=atari"
+        elif self.entry_point is not None:
+            yield "sticky_actions", "id=<game of ALE>"
 
     @property
     def name(self) -> str:

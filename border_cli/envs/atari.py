@@ -8,6 +8,7 @@ the learner as one after which nothing counts (`Step.boundary`), and the return 
 from __future__ import annotations
 
 import atexit
+import functools
 import gc
 from typing import Any
 
@@ -27,15 +28,19 @@ def register(env_id: str) -> None:
         raise UsageError(
             f"env.id: {env_id!r} needs a package that is not installed{install_hint(env_id)}"
         ) from e
-    if "ALE/Pong-v5" not in gymnasium.registry:
-        gymnasium.register_envs(ale_py)
-        # It looks for what is left of it before Python's own last collection, and fills the screen with what it finds.
-        atexit.register(gc.collect)
+    gymnasium.register_envs(ale_py)  # which importing it may have done already
+    _collect_at_exit()
+
+
+@functools.cache
+def _collect_at_exit() -> None:
+    """Once: ALE looks for what is left of it before Python's last collection, and fills the screen with what it finds."""
+    atexit.register(gc.collect)
 
 
 def game_arguments(config: EnvConfig) -> dict[str, Any]:
     """Arguments of a game that is to be preprocessed: every frame, and only the actions that it knows."""
-    if config.entry_point is not None or not config.id.startswith("ALE/"):
+    if config.entry_point is not None:  # what its class takes is its own affair
         return {}
     return {
         "frameskip": 1,

@@ -63,6 +63,11 @@ class MaskFromInfo(gymnasium.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc]
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
+        if not isinstance(env.action_space, gymnasium.spaces.Discrete):
+            raise UsageError(
+                "env.action_mask=info: only one of a finite number of actions can be forbidden\n"
+                "allowed: environments with a Discrete action space, or env.action_mask=none"
+            )
         self._n = int(env.action_space.n)
         self.observation_space = gymnasium.spaces.Dict(
             {"obs": env.observation_space, ACTION_MASK: gymnasium.spaces.MultiBinary(self._n)}

@@ -84,6 +84,7 @@ COMPOSITION = [
         "agent=td3 env=pendulum buffer=prioritized buffer.initial_priority=actor",
         "buffer.initial_priority=actor asks|allowed: buffer.initial_priority=max",
     ),
+    Row("env=catch env.sticky_actions=0.25", "env.sticky_actions changes nothing|env.id=<game of ALE>"),
     Row("env.life_loss=true", "env.life_loss changes nothing|env.preprocess=atari"),
     Row("agent=c51 agent.v_min=500", "agent.v_min=500 is not below agent.v_max=100|allowed: v_min < v_max"),
     Row("n_actors=0", "n_actors: 0 is out of range|>= 1"),

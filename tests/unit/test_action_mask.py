@@ -122,3 +122,8 @@ def test_a_mask_in_the_observation_cannot_be_stacked() -> None:
     with pytest.raises(UsageError, match="would stack the action_mask"):
         GymEnv(dataclasses.replace(config("obs"), frame_stack=3))
     assert GymEnv(dataclasses.replace(config("info"), frame_stack=3)).spec.mask == "obs.action_mask"
+
+
+def test_only_a_finite_number_of_actions_can_have_a_mask() -> None:
+    with pytest.raises(UsageError, match="only one of a finite number of actions"):
+        GymEnv(EnvConfig(id="Pendulum-v1", action_mask="info"))

@@ -74,6 +74,7 @@ class CategoricalHead(Head):
     def __init__(self, atoms: int, v_min: float, v_max: float) -> None:
         self.outputs = atoms
         self._v_min, self._v_max = v_min, v_max
+        self._atoms = torch.linspace(v_min, v_max, atoms)
 
     def values(self, outputs: Tensor) -> Tensor:
         """As of `Head`."""
@@ -106,7 +107,9 @@ class CategoricalHead(Head):
         return target @ self._support(target)
 
     def _support(self, like: Tensor) -> Tensor:
-        return torch.linspace(self._v_min, self._v_max, self.outputs, device=like.device)
+        if self._atoms.device != like.device:
+            self._atoms = self._atoms.to(like.device)
+        return self._atoms
 
 
 class QuantileHead(Head):

@@ -32,7 +32,9 @@ class Bounds:
         self._divisor = torch.where(self.half_range > 0, self.half_range, 1.0)
 
     def to(self, device: torch.device) -> Bounds:
-        """The same on a device."""
+        """The same on a device; without any work where it is there already."""
+        if self.middle.device == device:
+            return self
         for name in ("middle", "half_range", "_is_free", "_divisor"):
             setattr(self, name, getattr(self, name).to(device))
         return self
