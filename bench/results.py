@@ -57,11 +57,15 @@ class Cell:
 def main() -> None:
     """Run what is missing, write the page."""
     parser = argparse.ArgumentParser(prog="make results", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--only", default="", help="rows whose name has this in it, such as cartpole_dqn")
+    parser.add_argument(
+        "--only",
+        default="",
+        help="runs whose name has one of these in it, such as cartpole_dqn,iqn_n_actors2_seed1",
+    )
     parser.add_argument("--page-only", action="store_true", help="write the page from what is there")
     parser.add_argument("--list", action="store_true", help="show what is missing, and run nothing")
     chosen = parser.parse_args()
-    cells = [Cell(row, seed) for row in ROWS if chosen.only in row.name for seed in row.seeds]
+    cells = [cell for cell in _all_cells() if any(word in cell.name for word in chosen.only.split(","))]
     hashes = {cell: config_hash(cell.words) for cell in cells}
     missing = [cell for cell in cells if _kept(cell, hashes[cell]) is None]
     print(
@@ -80,6 +84,10 @@ def main() -> None:
         write_page(_all_kept())
     if not write_page(_all_kept()):
         raise SystemExit(1)
+
+
+def _all_cells() -> list[Cell]:
+    return [Cell(row, seed) for row in ROWS for seed in row.seeds]
 
 
 def run(cell: Cell, config: str) -> dict[str, Any]:
