@@ -1,10 +1,11 @@
-"""Env steps per second of one actor process beside raw stepping of the same environment."""
+"""Env steps per second of one actor process beside raw stepping of its environment; of Atari games beside ALE's own."""
 
 from __future__ import annotations
 
 import time
 
 import gymnasium
+import numpy as np
 
 from bench.report import Figure
 from border_cli import parts
@@ -15,6 +16,7 @@ from border_cli.core.items import item_columns
 from border_cli.envs.gym_env import GymEnv
 
 ENV_STEPS = 50_000
+GAME_STEPS = 400
 _ID = "CartPole-v1"
 
 
@@ -33,7 +35,37 @@ def measure(repetitions: int) -> list[Figure]:
         Figure("one actor, 16 environments", acted[16], "env steps/s"),
         Figure("actor over raw stepping, 1 environment", ratio[1], ""),
         Figure("actor over raw stepping, 16 environments", ratio[16], ""),
+        *_games(repetitions),
     ]
+
+
+def _games(repetitions: int) -> list[Figure]:
+    """Eight games of Pong in one process, in threads of ALE's own and by gymnasium, in turn."""
+    rates: dict[bool, list[float]] = {False: [], True: []}
+    for _ in range(repetitions):
+        for native, found in rates.items():
+            found.append(_game_rate(native))
+    ratio = [a / b for a, b in zip(rates[True], rates[False], strict=True)]
+    return [
+        Figure("8 games of Pong, preprocessed by gymnasium", rates[False], "env steps/s"),
+        Figure("8 games of Pong, in ALE's threads", rates[True], "env steps/s"),
+        Figure("ALE's threads over gymnasium", ratio, ""),
+    ]
+
+
+def _game_rate(native: bool) -> float:
+    n_envs = 8
+    config = EnvConfig(id="ALE/Pong-v5", preprocess="atari", fire_reset=True, frame_stack=4)
+    env = GymEnv(config, n_envs, native=native)
+    for i in range(n_envs):
+        env.reset(i, seed=i)
+    action = np.random.default_rng(0).integers(0, env.spec.action.n, (GAME_STEPS, n_envs))
+    began = time.perf_counter()
+    for now in action:
+        env.step(range(n_envs), now)  # no game ends within so few
+    rate = GAME_STEPS * n_envs / (time.perf_counter() - began)
+    env.close()
+    return rate
 
 
 def _raw_rate() -> float:

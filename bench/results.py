@@ -117,6 +117,7 @@ def config_hash(words: list[str]) -> str:
     with Composer(parse_words(words), None) as composer:
         plain = to_plain(composer.compose(composer.words()).config)
     kept = {name: value for name, value in plain.items() if name not in _UNLIKE}
+    kept["env"].pop("native")  # the frames are the same
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
 
 

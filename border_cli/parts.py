@@ -13,7 +13,7 @@ from typing import Any
 
 from border_cli.actors.place import ActorSpec, Place
 from border_cli.actors.rounds import LOCKSTEP_SLOTS, Rounds
-from border_cli.config.checks import confirm_episodes, lockstep_steps
+from border_cli.config.checks import confirm_episodes, lockstep_steps, steps_natively
 from border_cli.config.plan import AgentBytes, Sizes
 from border_cli.config.registry import AGENTS, BUFFERS
 from border_cli.config.schema import AgentConfig, EnvConfig, TrainConfig
@@ -61,7 +61,8 @@ def actor_env(
     """The environments of one actor. made: called after each."""
     _import_all(plugins)
     limit = reward_limit(config.buffer.n_step, config.agent.gamma, config.agent.reward_clip)
-    return GymEnv(config.env, place.n_envs, made=made, reward_limit=limit)
+    native = steps_natively(config)
+    return GymEnv(config.env, place.n_envs, made=made, reward_limit=limit, native=native)
 
 
 def resumable_env(place: Place, config: TrainConfig, plugins: tuple[str, ...]) -> TapedEnv:

@@ -12,6 +12,7 @@ from border_cli.config.resuming import is_repeatable
 from border_cli.config.schema import EvaluatorConfig, TrainConfig
 from border_cli.core.errors import UsageError
 
+_GAME = re.compile(r"(\w+:)?ALE/[\w-]+")
 _DEVICE = re.compile(r"cpu|mps|cuda(:\d+)?")
 
 
@@ -119,6 +120,14 @@ def lockstep_steps(config: TrainConfig) -> int:
     return max(1, 64 // streams(config)) if given is None else given
 
 
+def steps_natively(config: TrainConfig) -> bool:
+    """Whether the actors' environments are Atari games in threads of ALE's own."""
+    env = config.env
+    is_able = env.preprocess == "atari" and _GAME.fullmatch(env.id) is not None and not env.kwargs
+    pays = config.actor_manager.envs_per_actor > 1 and not is_repeatable(config)
+    return env.native == "always" or (env.native == "auto" and is_able and pays)
+
+
 def unsampled_steps(config: TrainConfig) -> int:
     """Env steps that are taken and cannot be sampled yet.
 
@@ -167,6 +176,22 @@ def _check_environment(config: TrainConfig) -> None:
         raise UsageError(
             f"env.id={env.id} and env.entry_point={env.entry_point} are two environments\n"
             f"allowed: one of them, such as env=gym env.entry_point={env.entry_point}"
+        )
+    if env.native == "always":
+        _check_native(config)
+
+
+def _check_native(config: TrainConfig) -> None:
+    env = config.env
+    if is_repeatable(config):
+        raise UsageError(
+            "env.native=always: a game in a thread of ALE's own cannot be gone on with in the middle of an episode\n"
+            "allowed: env.native=auto, or trainer=async without lockstep"
+        )
+    if _GAME.fullmatch(env.id) is None or env.kwargs:
+        raise UsageError(
+            "env.native=always: only the games of ALE have it, and none with arguments of its own\n"
+            "allowed: ids such as ALE/Pong-v5 with env.kwargs={}, or env.native=auto"
         )
 
 

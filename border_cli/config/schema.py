@@ -85,6 +85,11 @@ class EnvConfig:
     sticky_actions: float = option(
         0.0, "atari: probability that the game repeats the action before", ge=0.0, lt=1.0
     )
+    native: str = option(
+        "auto",
+        "atari: an actor's games run at once, in threads of ALE's own; auto: where it has several and lockstep is off",
+        choices=("auto", "always", "never"),
+    )
 
     def idle(self) -> Iterator[tuple[str, str]]:
         """As of `AgentConfig`."""
@@ -96,10 +101,12 @@ class EnvConfig:
                 "life_loss",
                 "fire_reset",
                 "sticky_actions",
+                "native",
             ):
                 yield name, "preprocess=atari"
         elif self.entry_point is not None:
             yield "sticky_actions", "id=<game of ALE>"
+            yield "native", "id=<game of ALE>"
 
     @property
     def name(self) -> str:

@@ -56,12 +56,11 @@ def preprocessed(env: gymnasium.Env[Any, Any], config: EnvConfig) -> gymnasium.E
             f"env.preprocess=atari: {config.name} is no Atari game\nallowed: ids such as ALE/Pong-v5, or preprocess=none"
         )
     try:
-        env = gymnasium.wrappers.AtariPreprocessing(
+        return gymnasium.wrappers.AtariPreprocessing(
             env, noop_max=config.noop_max, frame_skip=config.frame_skip, screen_size=config.screen_size
         )
     except gymnasium.error.DependencyNotInstalled as e:
         raise UsageError(f"env.preprocess=atari needs opencv{install_hint('ALE/', e)}") from e
-    return FireAtStart(env) if config.fire_reset else env
 
 
 class FireAtStart(gymnasium.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc] # gymnasium is not checked

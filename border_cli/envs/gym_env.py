@@ -27,6 +27,7 @@ class GymEnv:
     Nothing resets by itself: an environment that ended stays ended until `reset` is called for it.
     made: called after each environment, because making many can take long; what it raises ends the making.
     reward_limit: a reward beyond ± this counts as not finite. All it gives has passed an `EnvGuard`.
+    native: they are Atari games in threads of ALE's own, and run at the same time.
     gives_mask: whether the last reset told which actions are allowed, in its info alone.
     """
 
@@ -37,13 +38,15 @@ class GymEnv:
         render_mode: str | None = None,
         made: Callable[[], None] = lambda: None,
         reward_limit: float = ANY_REWARD,
+        native: bool = False,
     ) -> None:
         self._config = config
         self._render_mode = render_mode
+        self._native = native
         self._envs: list[gymnasium.Env[Any, Any]] = []
         try:
             for _ in range(n_envs):
-                self._envs.append(make_gym(config, render_mode))
+                self._envs.append(make_gym(config, render_mode, native))
                 made()
         except BaseException:
             self.close()
@@ -90,6 +93,9 @@ class GymEnv:
             next_obs={},
             boundary=np.zeros(k, bool) if self._life_loss else None,
         )
+        if self._native:
+            for row, i in enumerate(env_ix):
+                self._envs[i].unwrapped.send(decode_action(self.spec.action, action[row]))
         for row, i in enumerate(env_ix):
             try:
                 self._step_one(row, i, step)
@@ -112,7 +118,7 @@ class GymEnv:
             self._envs[env_ix].close()
         except Exception:
             _logger.exception("closing an environment failed")
-        self._envs[env_ix] = make_gym(self._config, self._render_mode)
+        self._envs[env_ix] = make_gym(self._config, self._render_mode, self._native)
 
     def judged(self) -> dict[str, object]:
         """What the guard has counted."""

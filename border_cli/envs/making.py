@@ -15,6 +15,7 @@ from border_cli.core.errors import UsageError
 from border_cli.core.spaces import ACTION_MASK
 from border_cli.envs import atari
 from border_cli.envs.extras import install_hint
+from border_cli.envs.native_atari import NativeGame
 
 _TRANSPARENT = (
     gymnasium.wrappers.TimeLimit,
@@ -25,18 +26,21 @@ _TRANSPARENT = (
 """Wrappers that leave observations as they are."""
 
 
-def make_gym(config: EnvConfig, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
-    """Make one environment. Raises UsageError for a mistake in the id, an extra that is missing, or bad arguments."""
+def make_gym(
+    config: EnvConfig, render_mode: str | None = None, native: bool = False
+) -> gymnasium.Env[Any, Any]:
+    """Make one environment. Raises UsageError for a mistake in the id, an extra that is missing, or bad arguments.
+
+    native: the innermost one is a `NativeGame`.
+    """
     for module in config.imports:
         _import(module)
     kwargs = dict(config.kwargs)
     if render_mode is not None:
         kwargs["render_mode"] = render_mode
-    if config.preprocess == "atari":
-        kwargs = atari.game_arguments(config) | kwargs
-    env = _from_entry_point(config, kwargs) if config.entry_point else _from_id(config, kwargs)
-    if config.preprocess == "atari":
-        env = atari.preprocessed(env, config)
+    env = _bare(config, kwargs, native)
+    if config.preprocess == "atari" and config.fire_reset:
+        env = atari.FireAtStart(env)
     if config.max_episode_steps is not None and (config.entry_point or config.preprocess != "none"):
         env = gymnasium.wrappers.TimeLimit(env, config.max_episode_steps)
     if config.frame_stack > 1:
@@ -47,6 +51,16 @@ def make_gym(config: EnvConfig, render_mode: str | None = None) -> gymnasium.Env
             )
         env = gymnasium.wrappers.FrameStackObservation(env, config.frame_stack)
     return MaskFromInfo(env) if config.action_mask == "info" else env
+
+
+def _bare(config: EnvConfig, kwargs: dict[str, Any], native: bool) -> gymnasium.Env[Any, Any]:
+    """Without what is the same for all: an Atari game is preprocessed, as it is where it is native."""
+    if native:
+        return NativeGame(config)
+    if config.preprocess == "atari":
+        kwargs = atari.game_arguments(config) | kwargs
+    env = _from_entry_point(config, kwargs) if config.entry_point else _from_id(config, kwargs)
+    return atari.preprocessed(env, config) if config.preprocess == "atari" else env
 
 
 def stack_size(env: gymnasium.Env[Any, Any]) -> int:

@@ -90,3 +90,13 @@ def test_a_pair_that_does_not_fit_is_refused(
     assert said.startswith(f"error: agent={agent} ")
     assert allowed.startswith("allowed: agent=")
     assert not Path("runs").exists()
+
+
+def test_several_games_of_an_actor_train(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = [word for word in known_to("dqn", *SMALL) if word != "trainer=sync"]
+    assert main(["agent=dqn", "env=pong", "actor_manager.envs_per_actor=3", *small]) == 0, (
+        capsys.readouterr().err
+    )
+    run = Run(Path("runs/latest").resolve())
+    assert run.counts[0] == 20
+    assert run.records[-1]["agent/skipped_steps"] == 0

@@ -110,7 +110,7 @@ CONFIG = {
     "ResumableSampler": "_mender _owner _policy _resumable _seed_of _seeds",
     "TapedEnv": "n_envs spec",
     "GuardedEnv": "_owner n_envs spec",
-    "GymEnv": "_config _life_loss _render_mode n_envs spec",
+    "GymEnv": "_config _life_loss _native _render_mode n_envs spec",
     "EnvGuard": "_drop _reward_limit _strict_bounds",
     "NStepProcessor": "_action _clip _columns _gamma _has_age _n _obs_names _stacked needs_estimates",
     "LockstepTrainer": "_stages config _rounds",

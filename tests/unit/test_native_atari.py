@@ -1,0 +1,112 @@
+"""ALE's own preprocessing gives what gymnasium's does: the same frames, rewards and ends, whatever is done when."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from border_cli import parts
+from border_cli.actors.place import Place
+from border_cli.config.checks import steps_natively
+from border_cli.config.schema import ActorManagerConfig, EnvConfig, TrainConfig, TrainerConfig
+from border_cli.envs.gym_env import GymEnv
+from border_cli.envs.making import make_gym
+from border_cli.envs.native_atari import NativeGame
+
+pytest.importorskip("ale_py")
+
+
+def config(game: str = "Breakout", **values: object) -> EnvConfig:
+    given: dict[str, object] = {"noop_max": 0, "fire_reset": True, "life_loss": True, "frame_stack": 4}
+    return EnvConfig(id=f"ALE/{game}-v5", preprocess="atari", **given | values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("game", ["Breakout", "MsPacman"])  # with FIRE and without, both with lives
+def test_two_games_go_as_gymnasiums_do_to_the_end_and_beyond(game: str) -> None:
+    native, usual = GymEnv(config(game), 2, native=True), GymEnv(config(game), 2)
+    assert native.spec == usual.spec
+    rng = np.random.default_rng(0)
+    for env in (native, usual):
+        for i in range(2):
+            env.reset(i, seed=i)
+    ends = losses = 0
+    for time in range(900):
+        # one of the two is left waiting now and then, as where credit is short
+        which = [time % 2] if time % 5 == 0 else [0, 1]
+        action = rng.integers(0, native.spec.action.n, len(which))
+        ours, theirs = native.step(which, action), usual.step(which, action)
+        for name in ("obs", "action", "reward", "terminated", "truncated", "next_obs", "boundary"):
+            np.testing.assert_equal(getattr(ours, name), getattr(theirs, name), err_msg=f"{name} at {time}")
+        assert ours.boundary is not None
+        ends, losses = ends + int(ours.over.sum()), losses + int(ours.boundary.sum())
+        for row, i in enumerate(which):
+            if ours.over[row]:
+                native.reset(i)
+                usual.reset(i)
+    assert ends >= 2
+    assert losses > ends
+    native.close()
+    usual.close()
+
+
+def test_a_time_limit_is_a_truncation() -> None:
+    env = GymEnv(config(max_episode_steps=5), 1, native=True)
+    env.reset(0, seed=0)
+    ends = [env.step([0], np.array([0])).truncated[0] for _ in range(5)]
+    assert ends == [False] * 4 + [True]
+    env.close()
+
+
+def test_idle_frames_at_the_start_are_as_many_as_asked_for_at_most_and_follow_the_seed() -> None:
+    game = make_gym(
+        config("Seaquest", noop_max=30, fire_reset=False, frame_stack=1, screen_size=80), native=True
+    )
+    first = [game.reset(seed=seed)[0] for seed in range(12)]
+    again = [game.reset(seed=seed)[0] for seed in range(12)]
+    np.testing.assert_equal(first, again)
+    assert first[0].shape == (80, 80)
+    assert len({frame.tobytes() for frame in first}) > 1
+    following = [game.reset()[0] for _ in range(12)]
+    assert len({frame.tobytes() for frame in following}) > 1
+    game.close()
+
+
+def test_a_game_that_is_made_anew_is_native_again() -> None:
+    env = GymEnv(config(), 2, native=True)
+    for i in range(2):
+        env.reset(i, seed=i)
+    env.remake(1)
+    env.reset(1, seed=1)
+    env.step([0, 1], np.array([0, 0]))
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("env", "envs_per_actor", "trainer", "expected"),
+    [
+        (config(), 2, TrainerConfig(), True),
+        (config(), 1, TrainerConfig(), False),
+        (config(native="never"), 2, TrainerConfig(), False),
+        (config(native="always"), 1, TrainerConfig(), True),
+        (config(kwargs={"mode": 1}), 2, TrainerConfig(), False),
+        (config(), 2, TrainerConfig(lockstep=True), False),
+        (config(), 2, TrainerConfig(type="sync"), False),
+        (EnvConfig(id="CartPole-v1"), 2, TrainerConfig(), False),
+        (EnvConfig(entry_point="a:B", preprocess="atari"), 2, TrainerConfig(), False),
+    ],
+)
+def test_auto_is_where_an_actor_has_several_games_and_nothing_is_repeated(
+    env: EnvConfig, envs_per_actor: int, trainer: TrainerConfig, expected: bool
+) -> None:
+    manager = ActorManagerConfig(envs_per_actor=envs_per_actor)
+    assert steps_natively(TrainConfig(env=env, actor_manager=manager, trainer=trainer)) is expected
+
+
+@pytest.mark.parametrize("envs_per_actor", [1, 2])
+def test_an_actor_gets_what_was_decided(envs_per_actor: int) -> None:
+    manager = ActorManagerConfig(envs_per_actor=envs_per_actor)
+    place = Place(actor=0, incarnation=0, n_actors=1, n_envs=envs_per_actor, seed=0, taken=0)
+    env = parts.actor_env(place, TrainConfig(env=config(), actor_manager=manager), ())
+    kinds = {type(each.unwrapped) for each in env._envs}
+    assert (kinds == {NativeGame}) is (envs_per_actor > 1)
+    env.close()
