@@ -58,8 +58,10 @@ def bare_update_rate() -> float:
     from border_cli.agents.flat import FlatModule
     from border_cli.config.schema import EnvConfig
     from border_cli.envs.gym_env import GymEnv
+    from border_cli.runtime.allocator import keep_freed_memory
 
     torch.set_num_threads(1)
+    keep_freed_memory()  # as a run does
     rng = torch.Generator().manual_seed(0)
     spec = GymEnv(EnvConfig(id="CartPole-v1")).spec
     config = DqnConfig(batch_size=BATCH, hidden=list(HIDDEN))

@@ -42,6 +42,7 @@ from border_cli.runs.logs import TOLD, log_to
 from border_cli.runs.resume import Resumed, describe, unfit
 from border_cli.runs.summary import SUMMARY_FILE, End, Summary, write_crash
 from border_cli.runtime import resources
+from border_cli.runtime.allocator import keep_freed_memory
 from border_cli.runtime.signals import StopFlag, own_or
 from border_cli.trainers.loop import Ending, TrainingLoop
 
@@ -73,6 +74,7 @@ def train(
     import torch
 
     torch.set_num_threads(config.threads)
+    keep_freed_memory()
     with own_or(stop) as flag, queued_stdout():
         try:
             return _Run(config, spec, run_dir, launch, flag, resumed).execute()

@@ -15,6 +15,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from border_cli.runtime.allocator import keep_freed_memory
+
 _PR_SET_PDEATHSIG = 1
 LEFT_TO_LEARNER = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 """Signals that may reach a whole process group and that the learner alone acts on."""
@@ -31,6 +33,7 @@ def enter(parent_pid: int) -> None:
     _die_with_parent(parent_pid)
     _leave_signals_to_learner()
     _watch_learner()
+    keep_freed_memory()
     gc.freeze()  # what the forkserver imported is never garbage, and looking for some would copy its pages
 
 

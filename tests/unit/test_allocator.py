@@ -1,0 +1,42 @@
+"""Freed memory stays with the process: what is allocated and freed again and again costs no page faults."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import resource, sys
+import torch
+from border_cli.runtime.allocator import keep_freed_memory
+
+def opt_step():
+    blocks = [torch.ones(1 << 18) for _ in range(8)]  # 8 MiB, all of it touched
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+torch.set_num_threads(1)
+if sys.argv[1] == "kept":
+    assert keep_freed_memory()
+for _ in range(20):
+    opt_step()
+before = faults()
+for _ in range(50):
+    opt_step()
+print(faults() - before)
+"""
+
+
+def page_faults(way: str) -> int:
+    done = subprocess.run([sys.executable, "-c", SCRIPT, way], capture_output=True, text=True, check=True)
+    return int(done.stdout)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library has rules of its own")
+def test_an_opt_step_that_was_done_before_faults_no_pages() -> None:
+    assert page_faults("kept") < 500
+    assert page_faults("given back") > 50 * 500  # else there is nothing to be won, and this can go
