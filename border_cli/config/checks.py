@@ -169,8 +169,9 @@ def _check_agent(config: TrainConfig) -> None:
 def _check_environment(config: TrainConfig) -> None:
     env = config.env
     if not env.id and not env.entry_point:
+        example = "ALE/Freeway-v5" if env.preprocess == "atari" else "CartPole-v1"
         raise UsageError(
-            "env.id: the environment has no name\nallowed: env.id=CartPole-v1 or env.entry_point=module:name"
+            f"env.id: the environment has no name\nallowed: env.id={example} or env.entry_point=module:name"
         )
     if env.id and env.entry_point:
         raise UsageError(

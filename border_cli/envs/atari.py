@@ -28,6 +28,7 @@ def register(env_id: str) -> None:
         raise UsageError(
             f"env.id: {env_id!r} needs a package that is not installed{install_hint(env_id)}"
         ) from e
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # no greeting in the middle of the screen
     gymnasium.register_envs(ale_py)  # which importing it may have done already
     _collect_at_exit()
 

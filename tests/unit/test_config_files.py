@@ -7,6 +7,8 @@ import dataclasses
 import pytest
 from omegaconf import OmegaConf
 
+from border_cli.cli.compose import Composer
+from border_cli.cli.overrides import parse_words
 from border_cli.config.convert import all_keys, known_keys, to_config, to_plain
 from border_cli.config.paths import conf_dir
 from border_cli.config.presets import preset_for
@@ -63,13 +65,15 @@ def test_numbers_with_a_unit_name_it_in_their_comment(group):
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_says_what_it_is_and_sets_known_keys(name):
-    data = read("preset", f"{name}.yaml")
-    assert data["preset"]["name"] == name
-    assert all(data["preset"][key] for key in ("env_id", "expect", "source"))
     agent, _, env = name.partition("_")
-    option = read("env", f"{env}.yaml")
-    assert option.get("id", option.get("entry_point")) == data["preset"]["env_id"]
-    to_config(data | {"agent": data["agent"] | {"type": agent}})
+    words = [f"agent={agent}", f"env={env}", *(["env.id=ALE/Freeway-v5"] if env == "atari" else [])]
+    with Composer(parse_words(words), None) as composer:
+        config = composer.compose(composer.words()).config
+    preset = config.preset
+    assert preset.name == name
+    assert preset.expect
+    assert preset.source
+    assert preset.env_id == ("" if env == "atari" else config.env.name)
     text = (conf_dir() / "preset" / f"{name}.yaml").read_text(encoding="utf-8")
     assert text.startswith("# @package _global_\n")
 
