@@ -108,7 +108,7 @@ ROWS: tuple[Row, ...] = (
         for agent, minutes in (("sac", 10),)
     ),
     _row("sac", "halfcheetah", 2, 100_000, Bar("9,500 to 12,100 at 1,000,000 env steps", mean=4000), 25),
-    _row("td3", "hopper", 2, 100_000, Bar("3,100 to 3,750 at 1,000,000 env steps", mean=1500), 20),
+    _row("tqc", "hopper", 2, 100_000, Bar("3,100 to 3,750 at 1,000,000 env steps", mean=1500), 40),
     _row("dqn", "catch", 3, 85_000, Bar("no other figure: 5 is the most there is", mean=4.5), 15),
     Row(
         "bars",
