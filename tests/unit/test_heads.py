@@ -122,3 +122,17 @@ def test_what_is_cut_at_the_edge_has_an_error_whatever_is_rounded(
     assert target.min() >= 0
     assert target[:, [-1, 0]].diagonal().tolist() == pytest.approx([1.0, 1.0])
     assert head.error(outputs, target).isfinite().all()
+
+
+def test_the_gradient_of_quantile_huber_is_that_of_its_definition() -> None:
+    generator = torch.Generator().manual_seed(0)
+    quantiles, target, tau = (
+        torch.rand(2, 3, n, dtype=torch.float64, generator=generator) for n in (4, 5, 4)
+    )
+    quantiles, target = 4 * quantiles, 4 * target  # differences on both sides of ±1
+    quantiles.requires_grad_()
+    torch.autograd.gradcheck(lambda q: quantile_huber(q, target, tau), (quantiles,))
+    u = target.unsqueeze(-2) - quantiles.unsqueeze(-1)
+    huber = torch.nn.functional.huber_loss(u, torch.zeros_like(u), reduction="none")
+    wanted = ((tau.unsqueeze(-1) - (u < 0).double()).abs() * huber).mean(-1).sum(-1)
+    torch.testing.assert_close(quantile_huber(quantiles, target, tau), wanted)
