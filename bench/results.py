@@ -115,9 +115,12 @@ def run(cell: Cell, config: str) -> dict[str, Any]:
 def config_hash(words: list[str]) -> str:
     """Of the resolved configuration that these words make, but for what makes no difference to a row."""
     with Composer(parse_words(words), None) as composer:
-        plain = to_plain(composer.compose(composer.words()).config)
-    kept = {name: value for name, value in plain.items() if name not in _UNLIKE}
+        config = composer.compose(composer.words()).config
+    kept = {name: value for name, value in to_plain(config).items() if name not in _UNLIKE}
     kept["env"].pop("native")  # the frames are the same
+    for group, section in (("agent", config.agent), ("env", config.env)):
+        for name, _ in section.idle():  # so that a switch that comes later, and is off, is none
+            kept[group].pop(name, None)
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -199,6 +200,17 @@ def test_state_dependent_noise_is_one_function_for_an_episode() -> None:
     matrices = StateDependentNoise((3, 1))
     drawn = matrices.sample([0, 1], np.random.default_rng(0))
     assert (drawn[0] != drawn[1]).any()
+
+
+def test_state_dependent_noise_can_be_another_after_some_env_steps() -> None:
+    noise, rng = StateDependentNoise((3, 1), interval=3), np.random.default_rng(0)
+    drawn = [noise.sample([0], rng) for _ in range(4)]
+    noise.load_state(json.loads(json.dumps(noise.state())))
+    drawn += [noise.sample([0], rng) for _ in range(3)]
+    changes = [bool((a != b).any()) for a, b in pairwise(drawn)]
+    assert changes == [False, False, True, False, False, True]
+    noise.begin_episode(0)
+    assert (noise.sample([0], rng) != drawn[-1]).any()
 
 
 @pytest.mark.parametrize("cls", [SacConfig, Td3Config, TqcConfig])

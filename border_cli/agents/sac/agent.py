@@ -236,7 +236,7 @@ class SacRule:
 
 def _lasting_noise(config: SacConfig, network: PolicyNetwork) -> LastingNoise | None:
     if config.exploration == "state_dependent":
-        return StateDependentNoise((network.n_features, network.n_actions))
+        return StateDependentNoise((network.n_features, network.n_actions), config.noise_interval)
     if config.exploration == "ornstein_uhlenbeck":
         return OrnsteinUhlenbeck(network.n_actions, config.noise_std, config.noise_theta)
     return None

@@ -68,6 +68,12 @@ class SacConfig(AgentConfig):
     log_std_start: float = option(
         -3.0, "state-dependent noise: logarithm of its deviation at first", ge=-20.0, le=2.0
     )
+    noise_interval: int | None = option(
+        None,
+        "state-dependent noise: drawn anew after so many within an episode; null: once for each",
+        unit="env steps",
+        ge=1,
+    )
     random_env_steps: int = option(1_000, "uniform actions until this env step", unit="env steps", ge=0)
 
     def mistake(self) -> str | None:
@@ -99,6 +105,7 @@ class SacConfig(AgentConfig):
         for name, exploration in (
             ("noise_theta", "ornstein_uhlenbeck"),
             ("log_std_start", "state_dependent"),
+            ("noise_interval", "state_dependent"),
         ):
             if self.exploration != exploration:
                 yield name, f"exploration={exploration}"

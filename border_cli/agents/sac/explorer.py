@@ -53,38 +53,49 @@ class OrnsteinUhlenbeck:
 
 
 class StateDependentNoise:
-    """Matrices of standard normal numbers (Raffin et al., 2021), one for each episode, kept as the seed they come from."""
+    """Matrices of standard normal numbers (Raffin et al., 2021), kept as the seed they come from.
 
-    def __init__(self, shape: tuple[int, int]) -> None:
+    interval: env steps after which an environment gets another one; None: only where an episode begins.
+    """
+
+    def __init__(self, shape: tuple[int, int], interval: int | None = None) -> None:
         self._shape = shape
+        self._interval = interval
         self._seeds: dict[int, int] = {}
+        self._uses: dict[int, int] = {}
         self._matrices: dict[int, Array] = {}
 
     def begin_episode(self, env_ix: int) -> None:
         """A new matrix when it is needed."""
-        self._seeds.pop(env_ix, None)
-        self._matrices.pop(env_ix, None)
+        for kept in (self._seeds, self._uses, self._matrices):
+            kept.pop(env_ix, None)
 
     def sample(self, env_ix: Sequence[int], rng: np.random.Generator) -> Array:
-        """(k, *shape) float32 of these environments' episodes."""
+        """(k, *shape) float32 of these environments, for one env step."""
         return np.stack([self._matrix(i, rng) for i in env_ix])
 
     def state(self) -> dict[str, Any]:
-        """The seed of each environment, as JSON values."""
-        return {str(i): seed for i, seed in sorted(self._seeds.items())}
+        """The seed of each environment and how often its matrix was used, as JSON values."""
+        return {str(i): [seed, self._uses[i]] for i, seed in sorted(self._seeds.items())}
 
     def load_state(self, state: Any) -> None:
         """Raises UnfitStateError for what does not fit."""
         require(state, (), "the noise")
-        self._seeds = {_env(i): count(seed, "a seed of noise", _MAX_SEED) for i, seed in state.items()}
+        pairs = {_env(i): listed(pair, "noise", 2) for i, pair in state.items()}
+        self._seeds = {i: count(seed, "a seed of noise", _MAX_SEED) for i, (seed, _) in pairs.items()}
+        self._uses = {i: count(uses, "uses of noise") for i, (_, uses) in pairs.items()}
         self._matrices = {}
 
     def _matrix(self, env_ix: int, rng: np.random.Generator) -> Array:
+        if self._uses.get(env_ix) == self._interval:
+            self.begin_episode(env_ix)
         if env_ix not in self._seeds:
             self._seeds[env_ix] = int(rng.integers(0, _MAX_SEED))
+            self._uses[env_ix] = 0
         if env_ix not in self._matrices:
             own = np.random.Generator(np.random.PCG64(self._seeds[env_ix]))
             self._matrices[env_ix] = own.standard_normal(self._shape, np.float32)
+        self._uses[env_ix] += 1
         return self._matrices[env_ix]
 
 

@@ -55,7 +55,7 @@ class PolicyNetwork(nn.Module):
             x = torch.relu(layer(x))
         out = self.out(x)
         if self._state_dependent:
-            variance = (x.detach() ** 2) @ (self.deviation() ** 2)
+            variance = x.square() @ self.deviation().square()
             return ActionParameters(out.clamp(*_MEAN_RANGE), (variance + _LEAST_STD**2).sqrt(), x)
         if self._kind == "deterministic":
             return ActionParameters(out, torch.ones_like(out), x)
