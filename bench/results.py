@@ -10,6 +10,7 @@ configuration is the same. Ends with 1 where a row falls short of what is promis
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import json
 import shutil
@@ -31,7 +32,7 @@ from border_cli.config.convert import to_plain
 KEPT = Path(__file__).parent / "results"
 RUNS = Path("runs/results")
 EPISODES_OF_RISE = 30
-_UNLIKE = ("seed", "plan", "debug", "recorder", "checkpoint")
+_UNLIKE = ("seed", "plan", "debug", "recorder", "checkpoint", "preset")
 """What makes no difference to what is learnt, or is named beside it."""
 
 
@@ -65,9 +66,9 @@ def main() -> None:
     parser.add_argument("--page-only", action="store_true", help="write the page from what is there")
     parser.add_argument("--list", action="store_true", help="show what is missing, and run nothing")
     chosen = parser.parse_args()
-    cells = [cell for cell in _all_cells() if any(word in cell.name for word in chosen.only.split(","))]
-    hashes = {cell: config_hash(cell.words) for cell in cells}
-    missing = [cell for cell in cells if _kept(cell, hashes[cell]) is None]
+    wanted = [word for word in chosen.only.split(",") if word] or [""]
+    cells = [cell for cell in _all_cells() if any(word in cell.name for word in wanted)]
+    missing = [cell for cell in cells if _kept(cell) is None]
     print(
         f"{len(cells) - len(missing)} of {len(cells)} runs are there; about {_minutes(missing):.0f} minutes left"
     )
@@ -77,7 +78,7 @@ def main() -> None:
         return
     for cell in [] if chosen.page_only else missing:
         print(f"{cell.name}: about {_expected(cell):.1f} minutes", flush=True)
-        result = run(cell, hashes[cell])
+        result = run(cell)
         print(
             f"{cell.name}: {result['judged']['mean']:.1f} after {result['minutes']:.1f} minutes", flush=True
         )
@@ -90,10 +91,9 @@ def _all_cells() -> list[Cell]:
     return [Cell(row, seed) for row in ROWS for seed in row.seeds]
 
 
-def run(cell: Cell, config: str) -> dict[str, Any]:
+def run(cell: Cell) -> dict[str, Any]:
     """Train, or go on where that was interrupted; judge; keep what has come of it."""
-    run_dir = RUNS / cell.name
-    began = time.monotonic()
+    run_dir, config = RUNS / cell.name, row_hash(cell.row)
     if _is_unfinished(run_dir, config):
         runs.train(run_dir, [f"resume={run_dir}"], resumes=True)
     else:
@@ -101,8 +101,9 @@ def run(cell: Cell, config: str) -> dict[str, Any]:
         run_dir.parent.mkdir(parents=True, exist_ok=True)
         (RUNS / f"{cell.name}.config").write_text(config, encoding="utf-8")
         runs.train(run_dir, cell.words)
+    began = time.monotonic()
     runs.judge(run_dir, [f"episodes={cell.row.episodes}"])
-    result = _result(cell, run_dir, config, (time.monotonic() - began) / 60)
+    result = _result(cell, run_dir, config, time.monotonic() - began)
     KEPT.mkdir(exist_ok=True)
     text = json.dumps(result, indent=1, sort_keys=True)
     (KEPT / f"{cell.name}.json").write_text(f"{text}\n", encoding="utf-8")
@@ -112,8 +113,14 @@ def run(cell: Cell, config: str) -> dict[str, Any]:
     return result
 
 
+@functools.cache
+def row_hash(row: Row) -> str:
+    """Of the configuration that its runs have in common."""
+    return config_hash(Cell(row, row.seeds[0]).words)
+
+
 def config_hash(words: list[str]) -> str:
-    """Of the resolved configuration that these words make, but for what makes no difference to a row."""
+    """Of the resolved configuration that these words make, but for what makes no difference to what is learnt."""
     with Composer(parse_words(words), None) as composer:
         config = composer.compose(composer.words()).config
     kept = {name: value for name, value in to_plain(config).items() if name not in _UNLIKE}
@@ -124,7 +131,7 @@ def config_hash(words: list[str]) -> str:
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _result(cell: Cell, run_dir: Path, config: str, minutes: float) -> dict[str, Any]:
+def _result(cell: Cell, run_dir: Path, config: str, judging_s: float) -> dict[str, Any]:
     summary = _json(run_dir / "summary.json")
     (judged,) = (run_dir / "eval").glob(f"best-*episodes{cell.row.episodes}.json")
     evaluation = _json(judged)
@@ -135,7 +142,7 @@ def _result(cell: Cell, run_dir: Path, config: str, minutes: float) -> dict[str,
         "config": config,
         "commit": _git("rev-parse", "--short", "HEAD"),
         "dirty": bool(_git("status", "--porcelain", "--", "border_cli", "conf")),
-        "minutes": round(minutes, 2),
+        "minutes": round((summary["seconds"] + judging_s) / 60, 2),  # of all launches of the run together
         "env_steps": summary["counters"]["env_steps"],
         "opt_steps": summary["counters"]["opt_steps"],
         "last": summary["last_score"]["mean"],
@@ -179,21 +186,19 @@ def _is_unfinished(run_dir: Path, config: str) -> bool:
     return same and any((run_dir / "checkpoints").glob("step-*/manifest.json"))
 
 
-def _kept(cell: Cell, config: str) -> dict[str, Any] | None:
+def _kept(cell: Cell) -> dict[str, Any] | None:
+    """None too for what another configuration has brought."""
     path = KEPT / f"{cell.name}.json"
     if not path.exists():
         return None
     result = _json(path)
-    return result if result["config"] == config else None
+    return result if result["config"] == row_hash(cell.row) else None
 
 
 def _all_kept() -> dict[str, list[dict[str, Any]]]:
-    """By row, in the order of the seeds, whichever configuration they were run with."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for row in ROWS:
-        paths = (KEPT / f"{Cell(row, seed).name}.json" for seed in row.seeds)
-        found[row.name] = [_json(path) for path in paths if path.exists()]
-    return found
+    """By row, in the order of the seeds."""
+    found = {row.name: [_kept(Cell(row, seed)) for seed in row.seeds] for row in ROWS}
+    return {name: [result for result in results if result is not None] for name, results in found.items()}
 
 
 def _minutes(cells: list[Cell]) -> float:

@@ -56,6 +56,7 @@ def _bars(rows: list[Row], results: Results) -> str:
         "env steps",
         "mean of the best",
         "least",
+        "mean of the last",
         "promised",
         "holds",
         "published",
@@ -63,10 +64,10 @@ def _bars(rows: list[Row], results: Results) -> str:
     lines = []
     for row in rows:
         found = results[row.name]
-        cells = ["–", "–", "–"]
+        cells = ["–", "–", "–", "–"]
         if found:
-            means = _means(found)
-            cells = [f"{found[0]['env_steps']:,}", _with_interval(means), f"{min(means):.1f}"]
+            means, last = _means(found), statistics.fmean(one["last"] for one in found)
+            cells = [f"{found[0]['env_steps']:,}", _with_interval(means), f"{min(means):.1f}", f"{last:.1f}"]
         verdict = {True: "yes", False: "**no**", None: "not yet run" if not found else "seeds missing"}[
             _holds(row, found)
         ]

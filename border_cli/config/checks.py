@@ -122,10 +122,14 @@ def lockstep_steps(config: TrainConfig) -> int:
 
 def steps_natively(config: TrainConfig) -> bool:
     """Whether the actors' environments are Atari games in threads of ALE's own."""
-    env = config.env
-    is_able = env.preprocess == "atari" and _GAME.fullmatch(env.id) is not None and not env.kwargs
     pays = config.actor_manager.envs_per_actor > 1 and not is_repeatable(config)
-    return env.native == "always" or (env.native == "auto" and is_able and pays)
+    return config.env.native == "always" or (config.env.native == "auto" and _is_game(config) and pays)
+
+
+def _is_game(config: TrainConfig) -> bool:
+    """Whether ALE itself can step and preprocess the environment as it is asked for."""
+    env = config.env
+    return env.preprocess == "atari" and _GAME.fullmatch(env.id) is not None and not env.kwargs
 
 
 def unsampled_steps(config: TrainConfig) -> int:
@@ -183,16 +187,15 @@ def _check_environment(config: TrainConfig) -> None:
 
 
 def _check_native(config: TrainConfig) -> None:
-    env = config.env
     if is_repeatable(config):
         raise UsageError(
             "env.native=always: a game in a thread of ALE's own cannot be gone on with in the middle of an episode\n"
             "allowed: env.native=auto, or trainer=async without lockstep"
         )
-    if _GAME.fullmatch(env.id) is None or env.kwargs:
+    if not _is_game(config):
         raise UsageError(
-            "env.native=always: only the games of ALE have it, and none with arguments of its own\n"
-            "allowed: ids such as ALE/Pong-v5 with env.kwargs={}, or env.native=auto"
+            "env.native=always: only the games of ALE have it, preprocessed, and without arguments of their own\n"
+            "allowed: ids such as ALE/Pong-v5 with env.preprocess=atari env.kwargs={}, or env.native=auto"
         )
 
 

@@ -81,7 +81,9 @@ class EnvConfig:
     life_loss: bool = option(
         False, "atari: to the learner a lost life ends the game; the return is still that of all"
     )
-    fire_reset: bool = option(False, "atari: press FIRE at the start of an episode, where the game has it")
+    fire_reset: bool = option(
+        False, "atari: press FIRE at the start and after a lost life, where the game has it"
+    )
     sticky_actions: float = option(
         0.0, "atari: probability that the game repeats the action before", ge=0.0, lt=1.0
     )

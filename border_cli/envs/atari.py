@@ -1,7 +1,7 @@
-"""Atari games as the field trains on them (Machado et al., 2018): what stands between the emulator and the agent.
+"""Atari games as the field trains on them (Mnih et al., 2015): what stands between the emulator and the agent.
 
 Frame skip with the maximum of the last two frames, grey, made smaller, no-op starts: gymnasium's `AtariPreprocessing`.
-Ours is what it does not have: pressing FIRE at the start of an episode. A lost life ends no episode: the step is told to
+Ours is what it does not have: pressing FIRE where a game waits for it. A lost life ends no episode: the step is told to
 the learner as one after which nothing counts (`Step.boundary`), and the return stays that of the whole game.
 """
 
@@ -64,20 +64,36 @@ def preprocessed(env: gymnasium.Env[Any, Any], config: EnvConfig) -> gymnasium.E
         raise UsageError(f"env.preprocess=atari needs opencv{install_hint('ALE/', e)}") from e
 
 
-class FireAtStart(gymnasium.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc] # gymnasium is not checked
-    """Presses FIRE after each reset, in games that wait for it before anything happens."""
+class Fire(gymnasium.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc] # gymnasium is not checked
+    """Presses FIRE after each reset and each lost life, in games that wait for it before anything happens.
+
+    A policy that never presses it would wait for ever after the first life.
+    """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
         meanings = env.unwrapped.get_action_meanings()
         self._fire = np.int64(meanings.index("FIRE")) if "FIRE" in meanings else None
+        self._lives = 0
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """As the environment's own, one FIRE later. Where that ends the game, it is reset again."""
         observation, info = self.env.reset(seed=seed, options=options)
-        if self._fire is None:
-            return observation, info
-        observation, _, terminated, truncated, info = self.env.step(self._fire)
-        return self.env.reset(options=options) if terminated or truncated else (observation, info)
+        if self._fire is not None:
+            observation, _, terminated, truncated, info = self.env.step(self._fire)
+            if terminated or truncated:
+                observation, info = self.env.reset(options=options)
+        self._lives = info.get("lives", 0)
+        return observation, info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """As the environment's own, and one FIRE later where that cost a life and not the game: what both bring."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        is_lost, self._lives = info.get("lives", 0) < self._lives, info.get("lives", 0)
+        if self._fire is None or not is_lost or terminated or truncated:
+            return observation, reward, terminated, truncated, info
+        observation, more, terminated, truncated, info = self.env.step(self._fire)
+        self._lives = info.get("lives", 0)
+        return observation, reward + more, terminated, truncated, info

@@ -40,7 +40,7 @@ def make_gym(
         kwargs["render_mode"] = render_mode
     env = _bare(config, kwargs, native)
     if config.preprocess == "atari" and config.fire_reset:
-        env = atari.FireAtStart(env)
+        env = atari.Fire(env)
     if config.max_episode_steps is not None and (config.entry_point or config.preprocess != "none"):
         env = gymnasium.wrappers.TimeLimit(env, config.max_episode_steps)
     if config.frame_stack > 1:

@@ -1,6 +1,7 @@
 """An Atari game in a thread of ALE's own, which preprocesses in C++: the frames of `AtariPreprocessing`, for less.
 
-Several games of an actor are sent their actions first and waited for then, so that they run at the same time.
+Several games of an actor are sent their actions first and waited for then, so that they run at the same time. What differs
+is the start: up to as many idle frames, drawn by another generator, and now and then none at all.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ class NativeGame(gymnasium.Env[Frame, np.int64]):  # type: ignore[misc] # gymnas
     """
 
     def __init__(self, config: EnvConfig) -> None:
-        env_id = config.id.rpartition(":")[2]
+        env_id = config.id.rpartition(":")[
+            2
+        ]  # the module before it was imported when the id was looked at first
         atari.register(env_id)
         import ale_py
         from ale_py import roms
@@ -51,8 +54,8 @@ class NativeGame(gymnasium.Env[Frame, np.int64]):  # type: ignore[misc] # gymnas
             img_height=config.screen_size,
             img_width=config.screen_size,
             stack_num=1,
-            noop_max=config.noop_max,
-            use_fire_reset=False,  # `FireAtStart` does
+            noop_max=config.noop_max + 1 if config.noop_max else 0,  # of ALE: one less at most
+            use_fire_reset=False,  # `Fire` does
             episodic_life=False,
             life_loss_info=False,
             reward_clipping=False,
@@ -75,19 +78,27 @@ class NativeGame(gymnasium.Env[Frame, np.int64]):  # type: ignore[misc] # gymnas
     ) -> tuple[Frame, dict[str, Any]]:
         """Start a new game; without a seed with the generator's next."""
         super().reset(seed=seed, options=options)
+        self._take_in()
         frames, info = self._game.reset(_ONLY, np.array([-1 if seed is None else seed % _MAX_SEED]))
         return frames[0, 0].copy(), {"lives": int(info["lives"][0])}
 
     def send(self, action: np.int64) -> None:
-        """Begin an env step, which the next `step` ends."""
+        """Begin an env step, which the next `step` ends; where one was begun before, with the same action, that is it."""
+        if self._is_sent:
+            return
         self._game.send(np.array([action]), _FULL_STRENGTH)
         self._is_sent = True
 
     def step(self, action: np.int64) -> tuple[Frame, float, bool, bool, dict[str, Any]]:
         """One env step, or what is left of one that was begun with the same action."""
-        if not self._is_sent:
-            self.send(action)
+        self.send(action)
         frames, reward, terminated, truncated, info = self._game.recv()
         self._is_sent = False
         lives = {"lives": int(info["lives"][0])}
         return frames[0, 0].copy(), float(reward[0]), bool(terminated[0]), bool(truncated[0]), lives
+
+    def _take_in(self) -> None:
+        """What was begun and never asked for, as where another game raised in between."""
+        if self._is_sent:
+            self._game.recv()
+            self._is_sent = False

@@ -15,7 +15,7 @@ PRESETS = sorted(file.stem for file in (conf_dir() / "preset").glob("*_*.yaml"))
 GAMES = ("beamrider", "breakout", "mspacman", "qbert", "seaquest", "spaceinvaders", "atari")
 """Of Atari, beside Pong: all have the values of the preset for any game. With less than the full counts DQN plays Pong for
 them all."""
-DEAR = (*GAMES, "iqn_pong", "rainbow_pong")
+DEAR = (*GAMES, "c51_pong", "iqn_pong", "qrdqn_pong", "rainbow_pong")
 SHORT = [preset for preset in PRESETS if FULL or not preset.endswith(DEAR)]
 
 

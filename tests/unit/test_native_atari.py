@@ -9,6 +9,7 @@ from border_cli import parts
 from border_cli.actors.place import Place
 from border_cli.config.checks import steps_natively
 from border_cli.config.schema import ActorManagerConfig, EnvConfig, TrainConfig, TrainerConfig
+from border_cli.core.protocols import StepError
 from border_cli.envs.gym_env import GymEnv
 from border_cli.envs.making import make_gym
 from border_cli.envs.native_atari import NativeGame
@@ -18,7 +19,7 @@ pytest.importorskip("ale_py")
 
 def config(game: str = "Breakout", **values: object) -> EnvConfig:
     given: dict[str, object] = {"noop_max": 0, "fire_reset": True, "life_loss": True, "frame_stack": 4}
-    return EnvConfig(id=f"ALE/{game}-v5", preprocess="atari", **given | values)  # type: ignore[arg-type]
+    return EnvConfig(id=f"ALE/{game}-v5", **{"preprocess": "atari"} | given | values)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("game", ["Breakout", "MsPacman"])  # with FIRE and without, both with lives
@@ -57,7 +58,17 @@ def test_a_time_limit_is_a_truncation() -> None:
     env.close()
 
 
-def test_idle_frames_at_the_start_are_as_many_as_asked_for_at_most_and_follow_the_seed() -> None:
+@pytest.mark.parametrize(("noop_max", "seeds"), [(0, 3), (1, 8), (3, 25)])
+def test_idle_frames_at_the_start_are_as_many_as_asked_for_at_most(noop_max: int, seeds: int) -> None:
+    game = NativeGame(config("Seaquest", noop_max=noop_max))
+    idle = set()
+    for seed in range(seeds):
+        _, info = game._game.reset(np.zeros(1, np.int64), np.array([seed]))
+        idle.add(int(info["episode_frame_number"][0]))
+    assert idle == set(range(noop_max + 1))
+
+
+def test_the_start_follows_the_seed_and_then_the_generator() -> None:
     game = make_gym(
         config("Seaquest", noop_max=30, fire_reset=False, frame_stack=1, screen_size=80), native=True
     )
@@ -68,7 +79,50 @@ def test_idle_frames_at_the_start_are_as_many_as_asked_for_at_most_and_follow_th
     assert len({frame.tobytes() for frame in first}) > 1
     following = [game.reset()[0] for _ in range(12)]
     assert len({frame.tobytes() for frame in following}) > 1
-    game.close()
+
+
+def test_a_game_goes_on_in_step_after_another_one_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    env, alone = GymEnv(config(), 2, native=True), GymEnv(config(), 1, native=True)
+    for i in range(2):
+        env.reset(i, seed=i)
+    alone.reset(0, seed=1)
+    broken = env._envs[0].unwrapped
+
+    def fail(action: object) -> None:
+        raise RuntimeError("told to")
+
+    monkeypatch.setattr(broken, "step", fail)
+    with pytest.raises(StepError) as raised:
+        env.step([0, 1], np.array([0, 2]))
+    assert raised.value.not_taken == [1]
+    monkeypatch.undo()
+    env.remake(0)
+    env.reset(0, seed=0)
+    steps = [env.step([1], np.array([2])), *(env.step([0, 1], np.array([0, t % 4])) for t in range(30))]
+    wanted = [alone.step([0], np.array([2])), *(alone.step([0], np.array([t % 4])) for t in range(30))]
+    for step, one in zip(steps, wanted, strict=True):
+        np.testing.assert_equal(step.next_obs["obs"][-1], one.next_obs["obs"][0])
+
+
+def test_a_game_that_is_reset_forgets_what_was_begun() -> None:
+    one, other = NativeGame(config()), NativeGame(config())
+    one.reset(seed=3)
+    one.send(np.int64(1))
+    for game in (one, other):
+        game.reset(seed=4)
+    for t in range(20):
+        np.testing.assert_equal(one.step(np.int64(t % 4))[0], other.step(np.int64(t % 4))[0])
+
+
+def test_a_policy_that_never_fires_comes_to_the_end() -> None:
+    env = GymEnv(config())
+    env.reset(0, seed=0)
+    steps, over = 0, False
+    while not over:
+        over = bool(env.step([0], np.array([0])).over[0])  # NOOP
+        steps += 1
+        assert steps < 1000
+    env.close()
 
 
 def test_a_game_that_is_made_anew_is_native_again() -> None:
@@ -92,6 +146,7 @@ def test_a_game_that_is_made_anew_is_native_again() -> None:
         (config(), 2, TrainerConfig(lockstep=True), False),
         (config(), 2, TrainerConfig(type="sync"), False),
         (EnvConfig(id="CartPole-v1"), 2, TrainerConfig(), False),
+        (config(preprocess="none"), 2, TrainerConfig(), False),
         (EnvConfig(entry_point="a:B", preprocess="atari"), 2, TrainerConfig(), False),
     ],
 )

@@ -97,6 +97,15 @@ def groups_in(folder: Path) -> list[Any]:
     return grouped([run for run in runs if run is not None])
 
 
+def test_a_preset_is_judged_where_every_run_went_far_enough(tmp_path: Path) -> None:
+    for folder, lengths in (("far", (100, 120)), ("short", (100, 5))):
+        for seed, env_steps in enumerate(lengths):
+            points = [(1, 0.0, 3.0), (env_steps, 1.0, 3.0)]
+            write_run(tmp_path / folder / f"{seed}", points, seed=seed, expected=2.0, after=100)
+        (group,) = groups_in(tmp_path / folder)
+        assert (line(group).expected, line(group).meets) == ((2.0, True) if folder == "far" else (None, None))
+
+
 def test_runs_are_grouped_by_all_but_their_seed(tmp_path: Path) -> None:
     for seed in (1, 2):
         for lr in (1e-3, 5e-4):

@@ -16,7 +16,14 @@ from border_cli.agents.sac.agent import make_agent, make_policy
 from border_cli.agents.sac.bounds import Bounds
 from border_cli.agents.sac.config import SacConfig, Td3Config, TqcConfig
 from border_cli.agents.sac.explorer import OrnsteinUhlenbeck, StateDependentNoise
-from border_cli.agents.sac.loss import critic_losses, smoothed, soft_target, truncated, update_targets
+from border_cli.agents.sac.loss import (
+    critic_losses,
+    sampled,
+    smoothed,
+    soft_target,
+    truncated,
+    update_targets,
+)
 from border_cli.agents.sac.network import ActionParameters, Critics, PolicyNetwork
 from border_cli.core.errors import UnfitStateError, UsageError
 from border_cli.core.spaces import ActionSpec, Array, EnvSpec, ObsLeaf, ObsSpec
@@ -278,7 +285,7 @@ def test_a_learnt_coefficient_falls_while_there_is_more_entropy_than_wanted() ->
 
 def test_the_wanted_entropy_follows_from_the_action_space() -> None:
     rule = make_agent(small(), spec((-2.0, 0.0), (2.0, 1.0)), 0)._rule
-    assert rule._rules.target_entropy == pytest.approx(-2 + math.log(2.0) + math.log(0.5))
+    assert rule._rules.target_entropy == -2.0
 
 
 def test_a_fixed_coefficient_is_no_weight() -> None:
@@ -318,12 +325,21 @@ def test_a_component_that_cannot_be_chosen_has_no_part_in_probabilities() -> Non
         found = b.log_prob(T([[0.3, 0.7]]), T([[0.1, 0.0]]), T([[0.5, std]]))
         assert found.item() == pytest.approx(one.log_prob(T([[0.3]]), T([[0.1]]), T([[0.5]])).item())
     rule = make_agent(small(), spec((-2.0, 3.0), (2.0, 3.0)), 0)._rule
-    assert rule._rules.target_entropy == pytest.approx(-1 + math.log(2.0))
+    assert rule._rules.target_entropy == -1.0
 
 
-def test_a_typed_entropy_is_that_of_scaled_actions() -> None:
-    rule = make_agent(small(target_entropy=-0.5), spec((-2.0,), (2.0,)), 0)._rule
-    assert rule._rules.target_entropy == pytest.approx(-0.5 + math.log(2.0))
+def test_the_unit_of_the_actions_changes_no_entropy() -> None:
+    """Nothing is taken from each env step for a small box, and nothing added for a large one."""
+    given, noise = ActionParameters(T([[0.3, -0.2]]), T([[0.5, 2.0]]), T([[0.0]])), T([[1.0, -0.4]])
+    small_box, large_box = bounds((-0.4, 0.0), (0.4, 0.1)), bounds((-1.0, -1.0), (1.0, 1.0))
+    found, wanted = (sampled(b, given, noise)[1].item() for b in (small_box, large_box))
+    assert found == pytest.approx(wanted)
+    # N(0.3, 0.5²) at 0.8 and N(-0.2, 2²) at -1.0, over the derivatives of tanh there
+    by_hand = sum(
+        -(z**2) / 2 - math.log(std) - math.log(2 * math.pi) / 2 - math.log(1 - math.tanh(u) ** 2)
+        for z, std, u in ((1.0, 0.5, 0.8), (-0.4, 2.0, -1.0))
+    )
+    assert wanted == pytest.approx(by_hand, rel=1e-5)
 
 
 def test_a_coefficient_that_has_become_nothing_can_grow_again() -> None:

@@ -90,10 +90,10 @@ def make_agent(config: SacConfig, spec: EnvSpec, seed: int, device: str = "cpu")
 
 
 def rules(config: SacConfig, spec: EnvSpec, device: torch.device) -> Rules:
-    """What does not change. The entropy is that of the environment's actions, its target is given for scaled ones."""
+    """What does not change."""
     bounds = Bounds(spec.action).to(device)
-    scaled = -float(bounds.freedom) if config.target_entropy is None else config.target_entropy
-    return Rules(config, bounds, scaled + bounds.log_volume)
+    wanted = -float(bounds.freedom) if config.target_entropy is None else config.target_entropy
+    return Rules(config, bounds, wanted)
 
 
 class SacPolicy(NetworkPolicy):

@@ -92,7 +92,9 @@ class StepDraws:
 
 @dataclass(frozen=True)
 class Rules:
-    """What does not change: the configuration, the bounds of actions, the entropy that the coefficient is learnt for."""
+    """What does not change: the configuration, the bounds of actions, the entropy that the coefficient is learnt for, of
+    actions scaled to [-1, 1].
+    """
 
     config: SacConfig
     bounds: Bounds
@@ -100,9 +102,13 @@ class Rules:
 
 
 def sampled(bounds: Bounds, given: ActionParameters, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """(B, d) actions of a Gaussian policy, differentiable by its parameters, and their (B,) log-probabilities."""
+    """(B, d) actions of a Gaussian policy, differentiable by its parameters, and their (B,) log-probabilities.
+
+    Those are of actions scaled to [-1, 1]: a reward for entropy that depended on the unit of the actions would be one for
+    living longer, or for ending soon.
+    """
     u = given.mean + given.std * noise
-    return bounds.squashed(u), bounds.log_prob(u, given.mean, given.std)
+    return bounds.squashed(u), bounds.log_prob(u, given.mean, given.std) + bounds.log_volume
 
 
 def smoothed(bounds: Bounds, given: ActionParameters, noise: Tensor, std: float, clip: float) -> Tensor:
@@ -226,8 +232,8 @@ def _policy_loss(
     """The loss, and the (B,) log-probabilities of a Gaussian policy's actions."""
     given = nets.policy(batch.obs)
     if rules.config.policy == "deterministic":
-        values = nets.critics(batch.obs, rules.bounds.squashed(given.mean))
-        return -values[0].mean(), None
+        values = nets.critics(batch.obs, rules.bounds.squashed(given.mean), first=1)
+        return -values.mean(), None
     action, log_prob = sampled(rules.bounds, given, noise)
     values = nets.critics(batch.obs, action)
     value = values.min(0).values.mean(1) if values.shape[2] == 1 else values.mean((0, 2))

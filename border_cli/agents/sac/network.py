@@ -80,10 +80,14 @@ class Critics(nn.Module):
             _StackedLinear(config.critics, n_in, n_out, generator) for n_in, n_out in pairwise(sizes)
         )
 
-    def forward(self, obs: dict[str, Tensor], action: Tensor) -> Tensor:
-        """{name: (B, ...)} and actions (B, d) → (n critics, B, quantiles). They see actions scaled to [-1, 1]."""
+    def forward(self, obs: dict[str, Tensor], action: Tensor, first: int | None = None) -> Tensor:
+        """{name: (B, ...)} and actions (B, d) → (n critics, B, quantiles). They see actions scaled to [-1, 1].
+
+        first: only so many of the critics.
+        """
         bounds = self._bounds.to(action.device)
-        x = torch.cat([self.encoder(obs), bounds.unscaled(action)], 1).expand(self._n, -1, -1)
+        n = self._n if first is None else first
+        x = torch.cat([self.encoder(obs), bounds.unscaled(action)], 1).expand(n, -1, -1)
         *hidden, last = self.layers
         for layer in hidden:
             x = torch.relu(layer(x))
@@ -92,7 +96,7 @@ class Critics(nn.Module):
 
 
 class _StackedLinear(nn.Module):
-    """(n, B, n_in) → (n, B, n_out), each by weights of its own. Uniform in ±1/sqrt(inputs) at first."""
+    """(n, B, n_in) → (n, B, n_out), each by weights of its own; fewer by the first. Uniform in ±1/sqrt(inputs) at first."""
 
     def __init__(self, n: int, n_in: int, n_out: int, generator: torch.Generator) -> None:
         super().__init__()
@@ -101,7 +105,9 @@ class _StackedLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(n, 1, n_out).uniform_(-bound, bound, generator=generator))
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.baddbmm(self.bias, x, self.weight)
+        if len(x) == len(self.weight):
+            return torch.baddbmm(self.bias, x, self.weight)
+        return torch.baddbmm(self.bias[: len(x)], x, self.weight[: len(x)])
 
 
 class EntropyCoefficient(nn.Module):
