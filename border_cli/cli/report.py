@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,8 +82,11 @@ def _report(arguments: _Arguments) -> None:
     runs = [collect.read_run(path, arguments.metric) for path in found]
     read = [run for run in runs if run is not None]
     if not read:
+        names = collect.metrics_of(found)
         raise UsageError(
-            f"none of {len(found)} runs has a record of {arguments.metric}\nallowed: metric=<name in metrics.jsonl>"
+            f"none of {len(found)} runs has a record of {arguments.metric}\n"
+            f"allowed: metric=<one of {len(names)} names in their metrics.jsonl>"
+            f"{nearest_line(nearest(arguments.metric, names, cutoff=0.3))}"
         )
     groups = collect.grouped(read)
     lines = [compare.line(group) for group in groups]
@@ -94,14 +97,18 @@ def _report(arguments: _Arguments) -> None:
     show(_table(lines))
     if len(read) < len(found):
         show(f"note: {len(found) - len(read)} of {len(found)} runs have no record of {arguments.metric}")
-    _write(arguments, lines, curves)
+    if few := write.few_runs(lines):
+        show(f"note: {few}")
+    _write(arguments, lines, curves, {group.name: group.env for group in groups})
 
 
-def _write(arguments: _Arguments, lines: Sequence[compare.Line], curves: write.Curves) -> None:
+def _write(
+    arguments: _Arguments, lines: Sequence[compare.Line], curves: write.Curves, envs: Mapping[str, str]
+) -> None:
     """Raises UsageError for a folder that cannot be written to."""
     try:
         arguments.out.mkdir(parents=True, exist_ok=True)
-        pictures = _pictures(arguments, curves)
+        pictures = _pictures(arguments, curves, envs)
         page = arguments.out / "report.md"
         page.write_text(write.markdown(lines, arguments.metric, pictures), encoding="utf-8")
     except OSError as e:
@@ -110,9 +117,9 @@ def _write(arguments: _Arguments, lines: Sequence[compare.Line], curves: write.C
         show(f"written: {path}")
 
 
-def _pictures(arguments: _Arguments, curves: write.Curves) -> list[Path]:
+def _pictures(arguments: _Arguments, curves: write.Curves, envs: Mapping[str, str]) -> list[Path]:
     try:
-        return write.draw(curves, arguments.metric, arguments.out)
+        return write.draw(curves, envs, arguments.metric, arguments.out)
     except ModuleNotFoundError:
         show("note: no pictures without matplotlib; install it with: pip install 'border-cli[report]'")
         return []

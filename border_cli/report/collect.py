@@ -19,6 +19,7 @@ from border_cli.runs.summary import SUMMARY_FILE
 _NO_DIFFERENCE = ("seed", "plan", "debug", "recorder", "checkpoint", "plugins", "resume")
 """Parts of a configuration in which runs of one group may differ."""
 _OF_EXPECTATION = ("preset",)
+_MISSING = object()
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,12 @@ class Group:
 
     name: str
     runs: list[RunRecord]
+
+    @property
+    def env(self) -> str:
+        """The environment's id or import path; empty where it is not known."""
+        config = self.runs[0].config
+        return str(config.get("env.id") or config.get("env.entry_point") or "")
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
@@ -93,21 +100,25 @@ def grouped(runs: Sequence[RunRecord]) -> list[Group]:
     groups: dict[object, list[RunRecord]] = {}
     for run in runs:
         groups.setdefault(_identity(run), []).append(run)
-    settings = [_settings(members[0]) for members in groups.values()]
-    differing = {
-        key
-        for one in settings
-        for key in one
-        if any(key not in other or other[key] != one[key] for other in settings)
-    }
+    alike: dict[str, list[RunRecord]] = {}
+    for members in groups.values():
+        alike.setdefault(_title(members[0]), []).append(members[0])
     made, names = [], dict[str, int]()
     for members in groups.values():
-        name = _name(members[0], differing)
-        names[name] = (
-            names.get(name, 0) + 1
-        )  # runs that do not say how they were configured may be called the same
+        name = _name(members[0], alike[_title(members[0])])
+        # runs that do not say how they were configured may be called the same
+        names[name] = names.get(name, 0) + 1
         made.append(Group(name if names[name] == 1 else f"{name} ({names[name]})", members))
     return made
+
+
+def metrics_of(paths: Sequence[Path]) -> list[str]:
+    """Names of the metrics that these runs have records of."""
+    names: set[str] = set()
+    for path in paths:
+        for record in read_jsonl(path / METRICS_FILE) if (path / METRICS_FILE).exists() else []:
+            names |= {name for name in record if "/" in name}
+    return sorted(names)
 
 
 def _identity(run: RunRecord) -> object:
@@ -125,15 +136,24 @@ def _settings(run: RunRecord) -> dict[str, Any]:
     }
 
 
-def _name(run: RunRecord, differing: set[str]) -> str:
-    """Agent and environment; where that is not enough to tell the groups apart, what else differs, shortest first."""
+def _title(run: RunRecord) -> str:
+    """Agent and environment."""
     if not run.config:
         return run.path.name
-    config = run.config
-    env = config.get("env.id") or config.get("env.entry_point")
-    rest = sorted(differing - {"agent.type", "env.id", "env.entry_point"}, key=lambda key: (len(key), key))
-    same_agent = [f"{key}={config[key]}" for key in rest if key in config]
-    return " ".join([f"{config.get('agent.type')} on {env}", *same_agent])
+    return (
+        f"{run.config.get('agent.type')} on {run.config.get('env.id') or run.config.get('env.entry_point')}"
+    )
+
+
+def _name(run: RunRecord, alike: Sequence[RunRecord]) -> str:
+    """The title, and in what this run differs from those with the same one, shortest first."""
+    settings = _settings(run)
+    others = [_settings(other) for other in alike]
+    differing = [
+        key for key in settings if any(other.get(key, _MISSING) != settings[key] for other in others)
+    ]
+    differing.sort(key=lambda key: (len(key), key))
+    return " ".join([_title(run), *(f"{key}={settings[key]}" for key in differing)])
 
 
 def _flat(data: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

@@ -17,10 +17,11 @@ POINTS = 100
 
 @dataclass(frozen=True)
 class Band:
-    """A learning curve of a group: (m,) places, and at each the interquartile mean with its interval."""
+    """A learning curve of a group: (m,) places, at each the interquartile mean, its interval, and the (m, runs) values."""
 
     at: Array
     intervals: Sequence[Interval]
+    values: Array
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def band(group: Group, axis: str) -> Band:
     begin = min(max(float(getattr(curve, axis)[0]) for curve in curves), end)
     at = np.linspace(begin, end, POINTS)
     values = np.stack([np.interp(at, getattr(curve, axis), curve.values) for curve in curves], axis=1)
-    return Band(at, bootstrap(values, resamples=2_000))
+    return Band(at, bootstrap(values, resamples=2_000), values)
 
 
 def line(group: Group) -> Line:

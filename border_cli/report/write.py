@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from border_cli.report.statistics import LEVEL, RESAMPLES, Interval
 AXES = {"env_steps": "env steps", "seconds": "seconds"}
 Curves = dict[str, dict[str, Band]]
 """By axis, then by name of the group."""
+FEW = 5
+"""With less runs than that an interval says little, and a picture shows the runs themselves."""
 
 
 def as_json(lines: Sequence[Line], curves: Curves, metric: str) -> dict[str, Any]:
@@ -48,33 +51,54 @@ def markdown(lines: Sequence[Line], metric: str, pictures: Sequence[Path]) -> st
         f"Scores are interquartile means over seeds with {LEVEL:.0%} bootstrap intervals ({RESAMPLES:,} resamples of "
         "runs; Agarwal et al., 2021). Best: of the model that each run kept as its best, over the episodes that "
         f"confirmed it; last: of each run's last evaluation. Curves: `{metric}`, as far as every run of a group goes.",
+        *([few_runs(lines)] if few_runs(lines) else []),
         *(f"![{path.stem}]({path.name})" for path in pictures),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def draw(curves: Curves, metric: str, folder: Path) -> list[Path]:
-    """One picture per axis. Raises ModuleNotFoundError where matplotlib is not installed."""
+def few_runs(lines: Sequence[Line]) -> str:
+    """What to think of the intervals of few runs; empty where all groups have enough."""
+    if all(one.runs >= FEW for one in lines):
+        return ""
+    return f"An interval over fewer than {FEW} runs is hardly more than their least and greatest, and no 95% certainty."
+
+
+def draw(curves: Curves, envs: Mapping[str, str], metric: str, folder: Path) -> list[Path]:
+    """One picture per environment and axis. Raises ModuleNotFoundError where matplotlib is not installed.
+
+    envs: of each group by its name; where there are several, the names of their pictures begin with them.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
+    written = []
+    several = len(set(envs.values())) > 1
+    for axis, bands in curves.items():
+        for env in dict.fromkeys(envs[name] for name in bands):
+            prefix = re.sub(r"\W+", "-", env).strip("-") + "_" if several else ""
+            written.append(folder / f"{prefix}{axis}.png")
+            own = {name: band for name, band in bands.items() if envs[name] == env}
+            _picture(own, AXES[axis], metric, env, written[-1])
+    return written
+
+
+def _picture(bands: Mapping[str, Band], axis: str, metric: str, title: str, path: Path) -> None:
     from matplotlib import pyplot
 
-    written = []
-    for axis, bands in curves.items():
-        figure, plot = pyplot.subplots(figsize=(8, 5), layout="constrained")
-        for name, band in bands.items():
-            (drawn,) = plot.plot(band.at, [one.value for one in band.intervals], label=name)
-            low, high = ([getattr(one, end) for one in band.intervals] for end in ("low", "high"))
-            plot.fill_between(band.at, low, high, color=drawn.get_color(), alpha=0.2)
-        plot.set_xlabel(AXES[axis])
-        plot.set_ylabel(metric)
-        plot.grid(alpha=0.3)
-        plot.legend(fontsize="small")
-        written.append(folder / f"{axis}.png")
-        figure.savefig(written[-1], dpi=120)
-        pyplot.close(figure)
-    return written
+    figure, plot = pyplot.subplots(figsize=(8, 5 + 0.2 * len(bands)), layout="constrained")
+    for name, band in bands.items():
+        (drawn,) = plot.plot(band.at, [one.value for one in band.intervals], label=name)
+        if band.values.shape[1] < FEW:
+            plot.plot(band.at, band.values, color=drawn.get_color(), alpha=0.3, linewidth=0.8)
+            continue
+        low, high = ([getattr(one, end) for one in band.intervals] for end in ("low", "high"))
+        plot.fill_between(band.at, low, high, color=drawn.get_color(), alpha=0.2)
+    plot.set(xlabel=axis, ylabel=metric, title=title)
+    plot.grid(alpha=0.3)
+    figure.legend(loc="outside lower center", ncols=1, fontsize="small")
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
 
 
 def _cells(one: Line) -> list[str]:

@@ -68,7 +68,7 @@ def write_run(
     """points: env steps, seconds and score of each evaluation. changes: lr, seed, and the preset's expectation."""
     config = TrainConfig(
         agent=DqnConfig(lr=changes.get("lr", 1e-3)),
-        env=EnvConfig(id="CartPole-v1"),
+        env=EnvConfig(id=changes.get("env", "CartPole-v1")),
         preset=PresetConfig(
             "p", expect_return=changes.get("expected"), expect_env_steps=changes.get("after")
         ),
@@ -114,6 +114,16 @@ def test_runs_are_grouped_by_all_but_their_seed(tmp_path: Path) -> None:
     assert [(group.name, sorted(run.seed for run in group.runs)) for group in groups] == [
         ("dqn on CartPole-v1 agent.lr=0.0005", [1, 2]),
         ("dqn on CartPole-v1 agent.lr=0.001", [1, 2]),
+    ]
+
+
+def test_what_differs_is_named_among_runs_of_one_agent_in_one_environment(tmp_path: Path) -> None:
+    for i, (env, lr) in enumerate((("CartPole-v1", 1e-3), ("CartPole-v1", 5e-4), ("Acrobot-v1", 2e-3))):
+        write_run(tmp_path / f"{i}", [(10, 1.0, 0.0)], lr=lr, env=env)
+    assert [(group.name, group.env) for group in groups_in(tmp_path)] == [
+        ("dqn on CartPole-v1 agent.lr=0.001", "CartPole-v1"),
+        ("dqn on CartPole-v1 agent.lr=0.0005", "CartPole-v1"),
+        ("dqn on Acrobot-v1", "Acrobot-v1"),
     ]
 
 
@@ -203,6 +213,27 @@ def test_it_writes_a_page_and_pictures(runs: Path, capsys: pytest.CaptureFixture
     assert "written: report/report.md" in capsys.readouterr().out
 
 
+def test_every_environment_has_pictures_of_its_own(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib", reason="extra report is not installed")
+    write_run(runs / "other", [(10, 1.0, -5.0), (20, 2.0, -4.0)], env="my_envs:Corridor")
+    assert main([]) == 0
+    names = {path.name for path in Path("report").iterdir()}
+    ends = ("env_steps.png", "seconds.png")
+    assert names == {"report.md"} | {
+        f"{env}_{end}" for env in ("CartPole-v1", "my_envs-Corridor") for end in ends
+    }
+
+
+def test_few_runs_are_said_to_be_few(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    assert "fewer than 5 runs" in capsys.readouterr().out
+    assert "fewer than 5 runs" in Path("report/report.md").read_text()
+    for seed in (4, 5):
+        write_run(runs / f"{seed}", [(10, 1.0, 5.0), (20, 2.0, seed)], seed=seed, expected=9.0, after=20)
+    assert main([]) == 0
+    assert "fewer than" not in capsys.readouterr().out + Path("report/report.md").read_text()
+
+
 def test_json_holds_everything_and_writes_nothing(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--json", "runs"]) == 0
     data = json.loads(capsys.readouterr().out)
@@ -217,6 +248,7 @@ def test_json_holds_everything_and_writes_nothing(runs: Path, capsys: pytest.Cap
     [
         (["nowhere"], "nowhere: there is no such folder"),
         (["."], "none of 3 runs has a record of eval/mean"),
+        (["."], "nearest: eval/return_mean"),
         (["--jsn"], "nearest: --json"),
         (["outt=x"], "nearest: out="),
         (["out="], "out=: has no value"),
