@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 
+from border_cli.config import presets
 from border_cli.config.resuming import is_repeatable
 from border_cli.config.schema import EvaluatorConfig, TrainConfig
 from border_cli.core.errors import UsageError
@@ -201,6 +202,11 @@ def _check_native(config: TrainConfig) -> None:
 
 def _check_preset(config: TrainConfig) -> None:
     preset = config.preset
+    if presets.is_for_another(preset.name, config.agent.type):
+        raise UsageError(
+            f"preset={preset.name} was tuned for another agent than agent={config.agent.type}\n"
+            "allowed: the preset of this agent, or preset=none and the values that you want"
+        )
     if preset.env_id and preset.env_id != config.env.name:
         other = config.env.name
         raise UsageError(

@@ -22,6 +22,11 @@ def preset_for(agent: str, env_id: str) -> str | None:
     return None
 
 
+def is_for_another(preset: str, agent: str) -> bool:
+    """Whether a shipped preset is one of another agent."""
+    return preset in _shipped() and not preset.startswith(f"{agent}_")
+
+
 @cache
 def _shipped() -> dict[str, dict[str, Any]]:
     """The `preset` section of each shipped file, by file name."""

@@ -14,13 +14,16 @@ def nearest(word: str, candidates: Iterable[str], cutoff: float = 0.6) -> str | 
 
 
 def nearest_key(key: str, known: Iterable[str]) -> str | None:
-    """The known dotted key most like `key`: beside it, else by its last part anywhere, else as a whole."""
+    """The known dotted key most like `key`: beside it, else one beside it with this word in it, else by its last part
+    anywhere, else as a whole.
+    """
     keys = list(known)
     parent, _, leaf = key.rpartition(".")
     beside = {_leaf(k): k for k in keys if k.rpartition(".")[0] == parent}
+    longer = {name: key for name, key in beside.items() if leaf in name.split("_")}
     anywhere = {_leaf(k): k for k in reversed(keys)}  # of equal names the first declared stays
-    for table in (beside, anywhere):
-        match = nearest(leaf, table)
+    for table, cutoff in ((beside, 0.6), (longer, 0.0), (anywhere, 0.6)):
+        match = nearest(leaf, table, cutoff)
         if match:
             return table[match]
     return nearest(key, keys)

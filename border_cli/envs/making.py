@@ -15,6 +15,7 @@ from border_cli.core.errors import UsageError
 from border_cli.core.spaces import ACTION_MASK
 from border_cli.envs import atari
 from border_cli.envs.extras import install_hint
+from border_cli.envs.mujoco import log_warnings
 from border_cli.envs.native_atari import NativeGame
 
 _TRANSPARENT = (
@@ -111,6 +112,8 @@ def _from_id(config: EnvConfig, kwargs: dict[str, Any]) -> gymnasium.Env[Any, An
         _import(module)
     if env_id.startswith("ALE/"):
         atari.register(env_id)
+    if _is_mujoco(env_id):
+        log_warnings()
     own_limit = config.max_episode_steps if config.preprocess == "none" else None
     limit = {} if own_limit is None else {"max_episode_steps": own_limit}
     try:
@@ -131,6 +134,11 @@ def _from_id(config: EnvConfig, kwargs: dict[str, Any]) -> gymnasium.Env[Any, An
         ) from e
     except gymnasium.error.Error as e:
         raise UsageError(f"env.id: {env_id!r} cannot be made\n{_first_line(e)}") from e
+
+
+def _is_mujoco(env_id: str) -> bool:
+    spec = gymnasium.registry.get(env_id)
+    return spec is not None and "mujoco" in str(spec.entry_point)
 
 
 def _from_entry_point(config: EnvConfig, kwargs: dict[str, Any]) -> gymnasium.Env[Any, Any]:

@@ -28,6 +28,7 @@ from border_cli.runs.provenance import read_run_id
 from border_cli.runs.trust import Typed, check_plugins, code_of, is_own
 
 _logger = logging.getLogger(__name__)
+_NOT_SAID = object()
 
 
 class LoadedModel:
@@ -50,23 +51,37 @@ class LoadedModel:
         """Forget the observations before, where the model acts on stacks of them. To be called after each reset."""
         self._stacks = {}
 
-    def sample(self, obs: Any, action_mask: Any = None) -> Any:
+    def sample(self, obs: Any, action_mask: Any = _NOT_SAID) -> Any:
         """The action for one observation, both as the environment has them.
 
         obs: an array, an int, a dict or a tuple, without a batch dimension. Where training stacked observations
         (`env.frame_stack`), a single one is stacked here; what is a stack already is taken as it is. Returns an int for a
         Discrete action space, counted from its start, and an array for a Box. action_mask: info["action_mask"], where the
         environment says in its info which actions are allowed; None: all are.
-        Raises ValueError where obs is not of the space's shape, or holds a number that is not finite.
+        Raises ValueError where obs is not of the space's shape, or holds a number that is not finite, where a model that
+        was trained with masks in the info is given none, or another one is given one, and where nothing is allowed.
         """
         if self._mask_in_info:
-            allowed = np.ones(self.spec.action.n, np.int8) if action_mask is None else action_mask
-            obs = {"obs": obs, ACTION_MASK: np.asarray(allowed)}
+            obs = {"obs": obs, ACTION_MASK: self._allowed(action_mask)}
+        elif action_mask is not None and action_mask is not _NOT_SAID:
+            raise ValueError(
+                "action_mask: this model was trained without masks in the info of its environment"
+            )
         batch = {leaf.name: self._value(leaf, obs)[np.newaxis] for leaf in self.spec.obs.leaves}
         for name, rows in batch.items():
             if not np.isfinite(rows).all():
                 raise ValueError(f"observation {name!r} holds a number that is not finite")
         return decode_action(self.spec.action, self._policy.sample(batch)[0])
+
+    def _allowed(self, action_mask: Any) -> Array:
+        if action_mask is _NOT_SAID:
+            raise ValueError(
+                f'this model was trained with masks: give action_mask=info["{ACTION_MASK}"], or None where all is allowed'
+            )
+        mask = np.ones(self.spec.action.n, np.int8) if action_mask is None else np.asarray(action_mask)
+        if not mask.any():
+            raise ValueError("action_mask allows no action")
+        return mask
 
     def _value(self, leaf: ObsLeaf, obs: Any) -> Array:
         if leaf.stack == 1 or np.shape(part_of(leaf, obs)) == leaf.shape:

@@ -175,7 +175,8 @@ def _no_such_path(path: Path, allowed: str = "a run, a checkpoint directory or b
 
 def _no_run(path: Path) -> UsageError:
     found = (config.parent for pattern in ("*", "*/*") for config in path.glob(f"{pattern}/{CONFIG_FILE}"))
-    runs = sorted(run for run in found if not run.name.startswith("."))  # Hydra's own folder is none
+    # Hydra's own folder is none, and a link such as runs/latest is one that is counted already
+    runs = sorted(run for run in found if not run.name.startswith(".") and not run.is_symlink())
     if runs:
         return UsageError(f"{path} is no run, it holds {len(runs)}\nallowed: one of them, such as {runs[-1]}")
     return UsageError(f"{path} is no run: it has neither {CONFIG_FILE} nor checkpoints\nallowed: runs/latest")

@@ -85,6 +85,11 @@ COMPOSITION = [
         "buffer.initial_priority=actor asks|allowed: buffer.initial_priority=max",
     ),
     Row("env=catch env.sticky_actions=0.25", "env.sticky_actions changes nothing|env.id=<game of ALE>"),
+    Row(
+        "agent=sac env=pendulum preset=td3_pendulum",
+        "preset=td3_pendulum was tuned for another agent|preset=none",
+    ),
+    Row("agent.tau=0.5", "agent.tau: there is no such key|nearest: agent.target_tau"),
     Row("env.life_loss=true", "env.life_loss changes nothing|env.preprocess=atari"),
     Row("env=catch env.native=always", "env.native=always: only the games of ALE have it|env.native=auto"),
     Row("env=pong env.native=always trainer=sync", "env.native=always: a game|allowed: env.native=auto"),

@@ -115,7 +115,11 @@ def test_a_run_finds_the_mask_by_itself_and_its_model_takes_one(workplace: Path)
     observation = np.zeros(1, np.float32)
     for mask in np.eye(N, dtype=np.int8):
         assert model.sample(observation, action_mask=mask) == int(mask.argmax())
-    assert model.sample(observation) in range(N)
+    assert model.sample(observation, action_mask=None) in range(N)
+    with pytest.raises(ValueError, match="was trained with masks: give action_mask="):
+        model.sample(observation)
+    with pytest.raises(ValueError, match="allows no action"):
+        model.sample(observation, action_mask=np.zeros(N))
 
 
 def test_a_mask_in_the_observation_cannot_be_stacked() -> None:
