@@ -31,7 +31,7 @@ from border_cli.core.errors import (
 )
 from border_cli.core.spaces import EnvSpec
 from border_cli.preflight import preflight
-from border_cli.recorders.banner import banner, preset_note, title
+from border_cli.recorders.banner import WIDTH, banner, line_width, preset_note, title
 from border_cli.recorders.outlet import Outlet
 from border_cli.recorders.queued import queued_stdout
 from border_cli.recorders.tables import RunEnd, print_end_tables
@@ -208,28 +208,29 @@ class _Run:
             _log.warning("%s cannot be written: %s", self._dir / SUMMARY_FILE, e.strerror)
 
     def _announce(self) -> None:
-        c = self._config
-        processes, threads = plan.processes(c), plan.compute_threads(c)
-        replay = parts.buffer_bytes(c, self._spec)
-        lines = banner(
-            c,
-            self._launch.typed,
-            replay,
-            processes,
-            threads,
-            preset_note(c),
-            directory.shown(self._dir),
-            resumed=describe(c, self._resumed) if self._goes_on else "",
-        )
-        text = "\n".join(lines)
-        _log.info("%s", text)
+        _log.info("%s", self._banner(WIDTH))
         self._log_limits()
-        if c.recorder.console == "none":
+        if self._config.recorder.console == "none":
             return
-        outlet = Outlet(lambda: self._console.file)
+        outlet, text = Outlet(lambda: self._console.file), self._banner(line_width(self._console))
         outlet.attempt(
             lambda: self._console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
         )
+
+    def _banner(self, width: int) -> str:
+        c = self._config
+        lines = banner(
+            c,
+            self._launch.typed,
+            parts.buffer_bytes(c, self._spec),
+            plan.processes(c),
+            plan.compute_threads(c),
+            preset_note(c),
+            directory.shown(self._dir),
+            width,
+            resumed=describe(c, self._resumed) if self._goes_on else "",
+        )
+        return "\n".join(lines)
 
     def _log_limits(self) -> None:
         """What is unusual about this machine for this run."""

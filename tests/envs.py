@@ -94,14 +94,15 @@ class NotANumber(gymnasium.Env[Any, Any]):  # type: ignore[misc] # gymnasium is 
 
 
 class Leaving(Sampled):
-    """Calls `sys.exit` at its 100th step."""
+    """Calls `sys.exit` at the step of this number."""
 
-    def __init__(self) -> None:
+    def __init__(self, leaves_at: int = 100) -> None:
         super().__init__("image")
+        self._leaves_at = leaves_at
         self._steps = 0
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self._steps += 1
-        if self._steps == 100:
+        if self._steps == self._leaves_at:
             raise SystemExit(9)
         return super().step(action)  # type: ignore[no-any-return]

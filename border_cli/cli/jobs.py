@@ -81,15 +81,16 @@ def run_plan(composed: Composed, typed: dict[str, str]) -> int:
 
     from border_cli.preflight import preflight
     from border_cli.probe import make_plan
-    from border_cli.recorders.banner import banner, preset_note
+    from border_cli.recorders.banner import banner, line_width, preset_note
     from border_cli.recorders.plan_table import print_plan
 
     config, folder = composed.config, composed.run_dir or directory.RUNS
     with StopFlag() as stop:
         plan = make_plan(config, preflight(config, stop, folder), folder, stop)
-    replay, note = plan.memory["replay"], preset_note(config)
-    show("\n".join(banner(config, typed, replay, plan.processes, plan.threads, note, None)))
-    print_plan(Console(), plan)
+    replay, note, console = plan.memory["replay"], preset_note(config), Console()
+    width = line_width(console)
+    show("\n".join(banner(config, typed, replay, plan.processes, plan.threads, note, None, width)))
+    print_plan(console, plan)
     return int(ExitCode.DONE)
 
 

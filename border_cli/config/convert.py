@@ -114,7 +114,15 @@ class _Reader:
         return self.section(_registered(key, value) if key in _TABLES else hint, value, key)
 
     def _unknown(self, key: str, siblings: list[str]) -> ConfigError:
-        parent = key.rpartition(".")[0]
+        parent, _, name = key.rpartition(".")
+        having = [kind for kind, entry in _TABLES.get(parent, {}).items() if name in _hints(entry.config)]
+        if having:
+            chosen = self._data[parent].get("type") or _hints(TrainConfig)[parent].type
+            return ConfigError(
+                key,
+                f"{key}: {parent}={chosen} has no such key\n"
+                f"allowed: {key} with {' or '.join(f'{parent}={kind}' for kind in having)}",
+            )
         beside = [_join(parent, name) for name in siblings] + ([] if parent else [RESUME])
         match = nearest_key(key, [*beside, *known_keys(self._data)])
         allowed = f"keys of {parent}" if parent else "top-level keys"

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 import border_cli
 from border_cli.config import presets
 from border_cli.config.resuming import is_repeatable
@@ -62,6 +64,11 @@ def banner(
         ("run", "" if run_dir is None else str(run_dir)),
     )
     return [line for label, text in rows if text for line in _lines(label, text, width)]
+
+
+def line_width(console: Console) -> int:
+    """Columns for the banner on this console: no more than a terminal has."""
+    return min(WIDTH, console.width) if console.is_terminal else WIDTH
 
 
 def _replay(config: TrainConfig, nbytes: int) -> str:

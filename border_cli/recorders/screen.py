@@ -14,6 +14,8 @@ from border_cli.core.progress import Progress
 from border_cli.recorders.frame import Room, frame
 from border_cli.recorders.outlet import Outlet, printable
 
+_ECHO = 2
+"""Columns left free: a terminal writes ^C behind the last line, and where that wraps, the top line stands there twice."""
 REDRAW_S = 0.25
 """Least time between two frames [s]."""
 
@@ -73,7 +75,8 @@ class ScreenView:
         if not self._outlet.open:
             return
         width, height = self._console.size
-        picture = frame(progress, self._title, Room(width, height, self._console.encoding), self._cores)
+        room = Room(max(1, width - _ECHO), height, self._console.encoding)
+        picture = frame(progress, self._title, room, self._cores)
         self._attempt(lambda: self._put(picture))
 
     def _put(self, picture: RenderableType) -> None:

@@ -89,6 +89,14 @@ COMPOSITION = [
         "agent=sac env=pendulum preset=td3_pendulum",
         "preset=td3_pendulum was tuned for another agent|preset=none",
     ),
+    Row(
+        "buffer.alpha=0.6",
+        "buffer.alpha: buffer=uniform has no such key|allowed: buffer.alpha with buffer=prioritized",
+    ),
+    Row(
+        "agent=sac env=pendulum agent.double=true",
+        "agent.double: agent=sac has no such key|agent=dqn or agent=c51",
+    ),
     Row("agent.tau=0.5", "agent.tau: there is no such key|nearest: agent.target_tau"),
     Row("env.life_loss=true", "env.life_loss changes nothing|env.preprocess=atari"),
     Row("env=catch env.native=always", "env.native=always: only the games of ALE have it|env.native=auto"),

@@ -85,7 +85,12 @@ def test_a_sweep_has_no_plan(
 def test_an_environment_that_raises_when_stepped_is_named(
     workplace: Path, quick: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ("env=gym", "env.entry_point=tests.envs:Leaving", "trainer.max_opts=40")
+    words = (
+        "env=gym",
+        "env.entry_point=tests.envs:Leaving",
+        "+env.kwargs.leaves_at=1",
+        "trainer.max_opts=40",
+    )
     assert main(tiny(*words, "plan=true")) == 2
     assert capsys.readouterr().err.splitlines()[-1].startswith("error: plan: an actor cannot be tried")
 
