@@ -24,7 +24,10 @@ def preset_for(agent: str, env_id: str) -> str | None:
 
 def is_for_another(preset: str, agent: str) -> bool:
     """Whether a shipped preset is one of another agent."""
-    return preset in _shipped() and not preset.startswith(f"{agent}_")
+    is_shipped = (
+        preset != NONE and (conf_dir() / "preset" / f"{preset}.yaml").exists()
+    )  # none is read for that
+    return is_shipped and not preset.startswith(f"{agent}_")
 
 
 @cache

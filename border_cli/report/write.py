@@ -16,7 +16,7 @@ AXES = {"env_steps": "env steps", "seconds": "seconds"}
 Curves = dict[str, dict[str, Band]]
 """By axis, then by name of the group."""
 FEW = 5
-"""With less runs than that an interval says little, and a picture shows the runs themselves."""
+"""With fewer runs than that an interval says little, and a picture shows the runs themselves."""
 
 
 def as_json(lines: Sequence[Line], curves: Curves, metric: str) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def markdown(lines: Sequence[Line], metric: str, pictures: Sequence[Path]) -> st
         f"Scores are interquartile means over seeds with {LEVEL:.0%} bootstrap intervals ({RESAMPLES:,} resamples of "
         "runs; Agarwal et al., 2021). Best: of the model that each run kept as its best, over the episodes that "
         f"confirmed it; last: of each run's last evaluation. Curves: `{metric}`, as far as every run of a group goes.",
-        *([few_runs(lines)] if few_runs(lines) else []),
+        *filter(None, [few_runs(lines)]),
         *(f"![{path.stem}]({path.name})" for path in pictures),
     ]
     return "\n\n".join(parts) + "\n"
