@@ -28,6 +28,7 @@ from border_cli.core.errors import (
     ResourceError,
     UnfitStateError,
     UsageError,
+    add_note,
 )
 from border_cli.core.spaces import EnvSpec
 from border_cli.preflight import preflight
@@ -278,6 +279,8 @@ class _Run:
         _log.error("the run failed: %s", "".join([f"{error}\n", *trace]).rstrip(), extra=TOLD)
         if isinstance(error, ActorLostError) and not told:
             _log.error("the actor's own traceback:\n%s", error.details, extra=TOLD)
+        if self._loop is not None and self._loop.saving.saved_at:
+            add_note(error, f"its state of opt step {self._loop.saving.saved_at} is kept: {self._resuming()}")
 
     def _keep_crash(self, error: Exception) -> None:
         """crash.json, as far as the disk lets us: a run that goes on must not end for it."""
@@ -336,10 +339,15 @@ class _Run:
 
     def _next(self, ended_by: str) -> str:
         """What a person may want to type after a run that ended so."""
-        path = shlex.quote(str(directory.shown(self._dir)))
         if ended_by in ("sigint", "sigterm"):
-            return f"border-train resume={path}"
-        return f"border-eval {path}" if (self._dir / BEST).exists() else ""
+            return self._resuming()
+        return f"border-eval {self._typed_path()}" if (self._dir / BEST).exists() else ""
+
+    def _resuming(self) -> str:
+        return f"border-train resume={self._typed_path()}"
+
+    def _typed_path(self) -> str:
+        return shlex.quote(str(directory.shown(self._dir)))
 
 
 def _named(error: BaseException) -> BaseException:

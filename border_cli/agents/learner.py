@@ -43,6 +43,9 @@ class Rule(Protocol):
     def update_targets(self, number: int) -> None:
         """What is due of target networks after opt step no. `number`."""
 
+    def examine(self, batch: TensorBatch) -> dict[str, float]:
+        """What only a record asks for, of the last batch, by metric. Changes nothing, and draws nothing."""
+
     def vectors(self) -> dict[str, tuple[FlatModule, Tensor]]:
         """Weights and moments: the kind of network, whose names the parts have, and the vector."""
 
@@ -79,7 +82,7 @@ class Learner:
             self._update_priorities(buffer, errors)
         if record or self._device.type == "cpu":  # elsewhere a look at it would wait for the device
             self.skipped_in_a_row = int(self._rule.outcome.skipped_in_a_row.item())
-        return self._read() if record else None
+        return self._read(batch) if record else None
 
     def _update_priorities(self, buffer: ReplayBuffer, errors: Tensor) -> None:
         assert self._batches.last is not None
@@ -98,8 +101,8 @@ class Learner:
         """The means since the last record."""
         return self._read() if self._unread else None
 
-    def _read(self) -> Record:
-        """Means over the opt steps that were not skipped; none where all of them were."""
+    def _read(self, batch: TensorBatch | None = None) -> Record:
+        """Means over the opt steps that were not skipped, none where all of them were; and what the last batch shows."""
         sums, skipped = self._rule.outcome.read()
         counted, self._unread = self._unread - skipped, 0
         values = {"agent/skipped_steps": float(skipped)}
@@ -107,7 +110,7 @@ class Learner:
             values |= {
                 f"agent/{name}": total / counted for name, total in zip(self._rule.scalars, sums, strict=True)
             }
-        return Record(values)
+        return Record(values if batch is None else values | self._rule.examine(batch))
 
     # -- state ----------------------------------------------------------
 

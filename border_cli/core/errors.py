@@ -82,6 +82,16 @@ class UnfitStateError(ValueError):
     """A saved state that verifies and still is none that this run can go on from."""
 
 
+def add_note(error: BaseException, note: str) -> None:
+    """Leave a line with an error, to be shown after its message: what Python 3.11 has as a method of exceptions."""
+    error.__dict__["__notes__"] = [*notes(error), note]
+
+
+def notes(error: BaseException) -> list[str]:
+    """The lines that were left with an error."""
+    return list(getattr(error, "__notes__", ()))
+
+
 class Interrupted(BaseException):
     """A run that stopped cleanly because of SIGINT or SIGTERM.
 

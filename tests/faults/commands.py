@@ -208,3 +208,9 @@ def verified_checkpoints(run: Run) -> list[Checkpoint]:
     newest = newest_valid(folder)
     assert newest == (found[0].path if found else None), f"{newest} is taken for the newest of {found}"
     return found
+
+
+def what_is_kept(run: Run, folder: Path) -> str:
+    """What a run that failed says of its newest checkpoint, started in this folder."""
+    newest = verified_checkpoints(run)[0].opt_steps
+    return f"its state of opt step {newest} is kept: border-train resume={run.path.relative_to(folder)}"

@@ -16,7 +16,7 @@ from border_cli.core.errors import ExitCode
 from border_cli.evaluation.episodes import EpisodeRunner
 from border_cli.recorders.jsonl import JsonlRecorder
 from tests.faults.audited import nothing_left
-from tests.faults.commands import verified_checkpoints
+from tests.faults.commands import verified_checkpoints, what_is_kept
 from tests.real_runs import Run, tiny
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
@@ -77,7 +77,8 @@ def test_d8_a_defect_ends_the_run_with_its_cause_and_its_last_state(
     crash = "".join(run.json("crash.json")["traceback"])
     for text in (errors, crash, (run.path / "train.log").read_text()):
         assert [text.count(f"\n{line}\n") for line in (FIRST, SECOND)] == [times, times]
-    assert errors.endswith(f"error: {SECOND}\nthis is a defect, of border-cli or of your code\n")
+    told = [f"error: {SECOND}", "this is a defect, of border-cli or of your code"]
+    assert errors.splitlines()[-3:] == [*told, what_is_kept(run, workplace)]
     assert run.summary["error"] == "a defect"
     assert {actor["state"] for actor in run.summary["actors"]} == {"done"}
     assert [checkpoint.opt_steps for checkpoint in reversed(verified_checkpoints(run))] == kept
@@ -95,7 +96,7 @@ def test_d8_a_defect_in_the_process_of_the_evaluator(
     error = "the evaluator failed: RuntimeError: a defect in judging"
     errors, log = capsys.readouterr().err, (run.path / "train.log").read_text()
     assert run.summary["error"] == error
-    assert errors.endswith(f"error: {error}\n")
+    assert errors.splitlines()[-2:] == [f"error: {error}", what_is_kept(run, workplace)]
     for text in (errors, log):
         assert [text.count(f"\n{line}") for line in (FIRST, SECOND)] == [1, 1]
     (newest, *_) = verified_checkpoints(run)

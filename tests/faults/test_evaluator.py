@@ -22,7 +22,7 @@ from border_cli.runtime import forkserver
 from tests.evaluators import CLOSED, await_result, beside, expected, model, put_marks, spec_of
 from tests.fakes import LIGHT_PRELOAD
 from tests.faults.audited import nothing_left
-from tests.faults.commands import border_train, verified_checkpoints
+from tests.faults.commands import border_train, verified_checkpoints, what_is_kept
 from tests.faults.processes import wait_gone, wait_until
 from tests.faults.test_runs import EVALUATED, INTERVAL, MARKS, trap
 
@@ -212,7 +212,9 @@ def test_an_evaluator_that_raises_too_often_ends_the_run(tmp_path: Path) -> None
         assert command.end() == 5
         error = "the evaluation failed while stepping, after 0 env steps: RuntimeError: the trap was sprung"
         assert command.run.summary["error"] == error
-        assert command.errors.splitlines()[-1] == f"error: {error}"
+        told, kept = command.errors.splitlines()[-2:]
+        assert told == f"error: {error}"
+        assert kept == what_is_kept(command.run, tmp_path)
         for text in (command.errors, (command.run.path / "train.log").read_text()):
             assert text.count("Traceback (most recent call last)") == 1
             assert f'File "{MARKS}"' in text

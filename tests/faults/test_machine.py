@@ -18,7 +18,7 @@ import pytest
 
 from border_cli.recorders.jsonl import read_jsonl
 from tests.faults.amounts import times
-from tests.faults.commands import COMMAND, border_train, verified_checkpoints
+from tests.faults.commands import COMMAND, border_train, verified_checkpoints, what_is_kept
 from tests.faults.marks import STARVED_AT
 from tests.faults.processes import ROOT, TIMEOUT_S, assert_session_ends
 from tests.faults.test_failing_disk import assert_only_whole_ones
@@ -211,7 +211,9 @@ def test_f3_a_learner_out_of_memory_keeps_its_state_and_names_the_cause(tmp_path
         assert command.end() == 1
         run, errors = command.run, command.errors
     assert "MemoryError: Unable to allocate 128. MiB" in errors
-    assert errors.splitlines()[-1].startswith("the process got no more memory")
+    *_, cause, kept_line = errors.splitlines()
+    assert cause.startswith("the process got no more memory")
+    assert kept_line == what_is_kept(run, tmp_path)
     summary = run.summary
     assert (summary["status"], summary["exit_code"]) == ("failed", 1)
     assert "Unable to allocate" in summary["error"]

@@ -27,6 +27,7 @@ from tests.faults.commands import (
     resuming,
     two_border_trains,
     verified_checkpoints,
+    what_is_kept,
 )
 from tests.faults.processes import ROOT
 from tests.real_runs import Run
@@ -414,7 +415,9 @@ def test_a6_an_environment_that_raises_ends_the_run(
         for text in (command.errors, log):
             assert text.count("Traceback (most recent call last)") == 1
             assert f'File "{MARKS}"' in text
-        assert command.errors.splitlines()[-1] == f"error: {command.run.summary['error']}"
+        told = [f"error: {command.run.summary['error']}"]
+        told += [what_is_kept(command.run, tmp_path)] if learnt else []
+        assert command.errors.splitlines()[-len(told) :] == told
         assert str(MARKS) in (command.run.path / "crash.json").read_text()
     assert bool(opt_steps) == learnt
 

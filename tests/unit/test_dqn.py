@@ -172,6 +172,17 @@ def test_records_are_means_since_the_last_one() -> None:
     assert agent._rule.outcome.sums.tolist() == [0.0] * 4
 
 
+def test_atoms_that_are_too_narrow_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    for v_max, told in ((0.5, 1), (20.0, 0)):  # every reward is 1
+        agent, buffer = full_agent(head="categorical", v_min=-0.5, v_max=v_max)
+        caplog.clear()
+        shares = [agent.opt(buffer, record=True).values["agent/target_beyond"] for _ in range(3)]
+        assert shares == pytest.approx([told] * 3)
+        assert len(caplog.records) == told
+    agent, buffer = full_agent()
+    assert "agent/target_beyond" not in agent.opt(buffer, record=True).values
+
+
 def test_encoding_by_hand() -> None:
     spec = ObsSpec(
         (

@@ -39,6 +39,17 @@ def test_beyond_the_edges_is_at_the_edges() -> None:
     assert categorical_target([0.2, 0.3, 0.5], -100.0) == pytest.approx([1, 0, 0])
 
 
+def test_what_is_cut_off_is_counted() -> None:
+    head = CategoricalHead(3, -1.0, 1.0)
+    logits = T([[0.2, 0.3, 0.5]]).log().expand(5, 3)
+    reward, discount = T([0.25, -0.25, 3.0, 0.0, 3.0]), T([1.0, 1.0, 1.0, 1.0, 0.5])
+    over = T([False, False, False, False, True])
+    # 1 → 1.25; -1 → -1.25; all → 2 and more; none; a terminal state's return is the reward, whatever comes after
+    assert head.beyond(logits, reward, discount, over).tolist() == pytest.approx([0.5, 0.2, 1.0, 0.0, 1.0])
+    forever = CategoricalHead(51, -100.0, 0.0).beyond(torch.zeros(1, 51), T([-1.0]), T([0.99]), T([False]))
+    assert forever.tolist() == [0.0]  # the lowest value there is, but for rounding
+
+
 def test_mass_is_kept_whatever_the_numbers() -> None:
     rng = torch.Generator().manual_seed(0)
     head = CategoricalHead(51, -10.0, 10.0)

@@ -5,6 +5,8 @@ A module named in `border_cli.config.registry` offers `check_spec`, `make_policy
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Sequence
 from typing import cast
 
@@ -15,7 +17,7 @@ from torch import Tensor
 from border_cli.agents.batches import TensorBatch
 from border_cli.agents.dqn.config import DqnConfig
 from border_cli.agents.dqn.explorer import Explorer, explore, make_explorer
-from border_cli.agents.dqn.heads import Head, make_head
+from border_cli.agents.dqn.heads import CategoricalHead, Head, make_head
 from border_cli.agents.dqn.loss import (
     NO_STEP_DRAWS,
     SCALARS,
@@ -23,6 +25,7 @@ from border_cli.agents.dqn.loss import (
     DqnState,
     StepDraws,
     allowed,
+    beyond_atoms,
     opt_step,
     update_target,
 )
@@ -41,6 +44,11 @@ declare("agent/loss", "", "mean loss of the TD error")
 declare("agent/q_mean", "reward", "mean value of the actions in the batches")
 declare("agent/target_mean", "reward", "mean TD target")
 declare("agent/grad_norm", "", "mean gradient norm before clipping")
+declare("agent/target_beyond", "", "share of the last batch's targets beyond the atoms of a categorical head")
+
+_MUCH = 0.5
+"""So great a share of the targets cut off is told: the atoms are too narrow, not the network new."""
+_logger = logging.getLogger(__name__)
 
 
 def check_spec(config: DqnConfig, spec: EnvSpec) -> None:
@@ -146,6 +154,7 @@ class DqnRule:
         self._networks = DqnNetworks.over(net, state)
         self._noise_size = cast(QNetwork, self._networks.online).noise_size
         self._device = state.target.device
+        self._told = False
 
     @property
     def outcome(self) -> Outcome:
@@ -162,6 +171,24 @@ class DqnRule:
         """As of `Rule`."""
         if number % self._config.target_interval == 0:
             update_target(self.state, self._config.target_tau)
+
+    def examine(self, batch: TensorBatch) -> dict[str, float]:
+        """As of `Rule`: how much of the targets a categorical head cuts off, which is told once where it is much."""
+        if not isinstance(self._head, CategoricalHead):
+            return {}
+        share = beyond_atoms(self._networks, self._head, self._config, batch, self._mask)
+        if not math.isfinite(share):
+            return {}  # of a batch that was skipped
+        if share > _MUCH and not self._told:
+            self._told = True
+            _logger.warning(
+                "%.0f%% of the returns that are learnt lie beyond agent.v_min=%g and agent.v_max=%g, "
+                "and are cut there: wider ones would tell them apart",
+                100 * share,
+                self._config.v_min,
+                self._config.v_max,
+            )
+        return {"agent/target_beyond": share}
 
     def vectors(self) -> dict[str, tuple[FlatModule, Tensor]]:
         """As of `Rule`."""

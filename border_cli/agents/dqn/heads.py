@@ -16,6 +16,9 @@ from torch.nn.functional import log_softmax, mse_loss, smooth_l1_loss, softmax
 from border_cli.agents.dqn.config import DqnConfig
 from border_cli.agents.quantiles import midpoints, quantile_huber
 
+_ROUNDING = 1e-5
+"""Of the span of the atoms: so little beyond an end is what float32 makes of the end itself."""
+
 
 class Head(ABC):
     """outputs: numbers per action that the network gives."""
@@ -82,15 +85,21 @@ class CategoricalHead(Head):
 
     def target(self, outputs: Tensor, reward: Tensor, discount: Tensor, terminated: Tensor) -> Tensor:
         """(B, atoms) probabilities: the next state's, moved by the return and shared between the two nearest atoms."""
-        probability = softmax(torch.where(terminated.unsqueeze(1), 0.0, outputs), -1)
-        support = self._support(outputs).expand_as(outputs)
-        moved = _returns(support, reward, discount, terminated).clamp(self._v_min, self._v_max)
+        probability, moved = self._moved(outputs, reward, discount, terminated)
+        moved = moved.clamp(self._v_min, self._v_max)
         place = (moved - self._v_min) * ((self.outputs - 1) / (self._v_max - self._v_min))
         lower = place.detach().nan_to_num().floor().clamp(0, self.outputs - 2)
         share = (place - lower).clamp(0.0, 1.0)  # of the upper neighbour, rounding left out; NaN stays one
         ix = lower.long()
         projected = torch.zeros_like(probability).scatter_add_(1, ix, probability * (1 - share))
         return projected.scatter_add_(1, ix + 1, probability * share)
+
+    def beyond(self, outputs: Tensor, reward: Tensor, discount: Tensor, terminated: Tensor) -> Tensor:
+        """(B,) probabilities that `target` cuts: of returns off the atoms by more than what rounding does."""
+        probability, moved = self._moved(outputs, reward, discount, terminated)
+        slack = _ROUNDING * (self._v_max - self._v_min)
+        off = (moved < self._v_min - slack) | (moved > self._v_max + slack)
+        return torch.where(off, probability, 0.0).sum(1)
 
     def loss(self, outputs: Tensor, target: Tensor, tau: Tensor | None) -> Tensor:
         """As of `Head`: the cross-entropy."""
@@ -105,6 +114,14 @@ class CategoricalHead(Head):
     def target_values(self, target: Tensor) -> Tensor:
         """As of `Head`; a target's probabilities are no logits."""
         return target @ self._support(target)
+
+    def _moved(
+        self, outputs: Tensor, reward: Tensor, discount: Tensor, terminated: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """(B, atoms) probabilities of the next state, and the returns that its atoms become."""
+        probability = softmax(torch.where(terminated.unsqueeze(1), 0.0, outputs), -1)
+        support = self._support(outputs).expand_as(outputs)
+        return probability, _returns(support, reward, discount, terminated)
 
     def _support(self, like: Tensor) -> Tensor:
         if self._atoms.device != like.device:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from border_cli.agents.adam import Trained, clip_norm_
 from border_cli.agents.batches import TensorBatch
 from border_cli.agents.dqn.config import DqnConfig
-from border_cli.agents.dqn.heads import Head
+from border_cli.agents.dqn.heads import CategoricalHead, Head
 from border_cli.agents.dqn.network import NO_DRAWS, Draws
 from border_cli.agents.flat import FlatModule, flat_gradient
 from border_cli.agents.outcome import Outcome
@@ -99,14 +99,7 @@ def opt_step(
     moments and Adam's count stay as they are.
     """
     with torch.no_grad():
-        next_outputs = nets.target(batch.next_obs, draws.target)
-        if config.double:
-            choosing = nets.online(batch.next_obs, draws.choosing)
-        elif draws.target.tau is not None:  # levels of the target's are random, those of choosing are not
-            choosing = nets.target(batch.next_obs, draws.choosing)
-        else:
-            choosing = next_outputs
-        choosing = allowed(head.values(choosing), batch.next_obs, mask)
+        next_outputs, choosing = _of_next(nets, head, config, batch, draws, mask)
         target = td_target(head, next_outputs, choosing, batch.reward, batch.discount, batch.terminated)
     outputs = of_action(nets.online(batch.obs, draws.online), batch.action)
     losses = head.loss(outputs, target, draws.online.tau)
@@ -119,6 +112,30 @@ def opt_step(
         )
         state.online.step(gradient, config.lr, config.adam_eps, skip)
         return None if batch.weight is None else head.error(outputs, target)
+
+
+@torch.no_grad()
+def beyond_atoms(
+    nets: DqnNetworks, head: CategoricalHead, config: DqnConfig, batch: TensorBatch, mask: str | None = None
+) -> float:
+    """Mean share of this batch's targets that the atoms cut off, by networks without noise."""
+    outputs, choosing = _of_next(nets, head, config, batch, NO_STEP_DRAWS, mask)
+    chosen = of_action(outputs, choosing.argmax(1))
+    return head.beyond(chosen, batch.reward, batch.discount, batch.terminated).mean().item()
+
+
+def _of_next(
+    nets: DqnNetworks, head: Head, config: DqnConfig, batch: TensorBatch, draws: StepDraws, mask: str | None
+) -> tuple[Tensor, Tensor]:
+    """Of the next states: (B, n, k) outputs of the target network, and (B, n) values by which their action is chosen."""
+    outputs = nets.target(batch.next_obs, draws.target)
+    if config.double:
+        choosing = nets.online(batch.next_obs, draws.choosing)
+    elif draws.target.tau is not None:  # levels of the target's are random, those of choosing are not
+        choosing = nets.target(batch.next_obs, draws.choosing)
+    else:
+        choosing = outputs
+    return outputs, allowed(head.values(choosing), batch.next_obs, mask)
 
 
 def update_target(state: DqnState, tau: float) -> None:

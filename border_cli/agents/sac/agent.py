@@ -199,6 +199,11 @@ class SacRule:
         if number % self._rules.config.target_interval == 0:
             update_targets(self.state, self._rules.config.target_tau)
 
+    def examine(self, batch: TensorBatch) -> dict[str, float]:
+        """As of `Rule`: nothing."""
+        del batch
+        return {}
+
     def vectors(self) -> dict[str, tuple[FlatModule, Tensor]]:
         """As of `Rule`."""
         state, nets = self.state, self._nets
