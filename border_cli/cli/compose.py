@@ -119,8 +119,8 @@ def _refuse_variables(node: Any, key: str = "") -> None:
             _refuse_variables(value, key)
     elif isinstance(node, str) and _VARIABLE.search(node):
         raise UsageError(
-            f"{key}={node} would put what is in an environment variable into the files of the run\n"
-            "allowed: a value that may be read there, or an environment that reads the variable itself"
+            f"{key}={node}: the variable's value would be written to the files of the run\n"
+            "allowed: a plain value, or an environment that reads the variable itself"
         )
 
 

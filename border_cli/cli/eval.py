@@ -150,8 +150,12 @@ def _drawing(evaluate: Callable[[], Evaluation | None], render: str | None) -> E
 
 
 def _with_typed(env: EnvConfig, arguments: EvalArguments) -> EnvConfig:
-    """The stored environment, with the modules typed to import beside its own."""
-    return replace(env, imports=list(dict.fromkeys([*env.imports, *arguments.code.imports])))
+    """The stored environment, with the modules typed to import beside its own.
+
+    What leaves its space is told and no error, as in the evaluations of the run (`parts.evaluation_env`).
+    """
+    imports = list(dict.fromkeys([*env.imports, *arguments.code.imports]))
+    return replace(env, imports=imports, out_of_bounds="warn")
 
 
 def _nothing() -> None:

@@ -6,7 +6,7 @@ A cross-check that fails names every value it looked at, so that one of them can
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from border_cli.config import presets
 from border_cli.config.resuming import is_repeatable
@@ -15,6 +15,15 @@ from border_cli.core.errors import UsageError
 
 _GAME = re.compile(r"(\w+:)?ALE/[\w-]+")
 _DEVICE = re.compile(r"cpu|mps|cuda(:\d+)?")
+_OF_ACTORS = (
+    "n_buffer",
+    "heartbeat_timeout_s",
+    "ring_rows",
+    "start_timeout_s",
+    "stop_timeout_s",
+    "serial_init",
+)
+"""Of `actor_manager`: what only actors in processes have."""
 
 
 def check(config: TrainConfig) -> None:
@@ -51,7 +60,9 @@ def check_typed(typed: Collection[str]) -> None:
     for key in typed:
         group, _, name = key.partition(".")
         if name == "type" and group in ("agent", "buffer"):
-            raise UsageError(f"{key}: belongs to the other values of its file\nallowed: {group}=<name>")
+            raise UsageError(
+                f"{key} cannot be typed: it is set by the option's file\nallowed: {group}=<name>"
+            )
         if group == "preset" and name:
             raise UsageError(
                 f"{key}: written by preset files, not to be typed\nallowed: preset=<name> or preset=none"
@@ -74,12 +85,22 @@ def check_effect(config: TrainConfig, typed: Collection[str]) -> None:
                     f"{group}.{name} changes nothing with the other values of {group}\n"
                     f"allowed: {group}.{name} with {group}.{wanted}"
                 )
-    for key in ("trainer.sync_interval", "trainer.ratio_tolerance"):
-        if key in typed and config.trainer.lockstep:
-            raise UsageError(
-                f"{key}: in lockstep the rounds say when models go out and how far acting may be ahead\n"
-                "allowed: trainer.lockstep_steps"
-            )
+    for key, mode, allowed in _without_effect(config):
+        if key in typed:
+            raise UsageError(f"{key} has no effect under {mode}\nallowed: {key} with {allowed}")
+
+
+def _without_effect(config: TrainConfig) -> Iterator[tuple[str, str, str]]:
+    """Keys that another way to train reads: each with the way of this run, and with what it has an effect."""
+    if config.trainer.type == "sync":
+        for name in _OF_ACTORS:
+            yield f"actor_manager.{name}", "trainer=sync", "trainer=async"
+        yield "trainer.sync_interval", "trainer=sync", "trainer=async"
+    if config.trainer.lockstep:
+        for key in ("trainer.sync_interval", "trainer.ratio_tolerance", "actor_manager.n_buffer"):
+            yield key, "trainer.lockstep=true, where rounds replace it", "trainer.lockstep=false"
+    else:
+        yield "trainer.lockstep_steps", "trainer.lockstep=false", "trainer.lockstep=true"
 
 
 def _check_no_restarts(config: TrainConfig, typed: Collection[str]) -> None:
@@ -92,7 +113,7 @@ def _check_no_restarts(config: TrainConfig, typed: Collection[str]) -> None:
         if is_repeatable(config) and key in typed:
             mode = "trainer=sync" if config.trainer.type == "sync" else "trainer.lockstep=true"
             raise UsageError(
-                f"{key}: under {mode} whatever is lost ends the run, because the same seed gives the same bits\n"
+                f"{key} has no effect under {mode}: a restart would not be reproducible, so what is lost ends the run\n"
                 "allowed: actor_manager.on_env_error=stop, or trainer=async without lockstep"
             )
 
@@ -156,18 +177,20 @@ def least_capacity(config: TrainConfig) -> int:
     return 2 * config.agent.batch_size + streams(config) * (config.buffer.n_step + 1)
 
 
-_BATCH_STEPS = "batch_size + n_actors·envs_per_actor·(2·n_step - 1)"
-"""`batch_steps` as a formula for messages."""
+def _batch_formula(config: TrainConfig) -> str:
+    """`batch_steps` for messages."""
+    waiting = "2·n_step" if config.buffer.needs_estimates() else "(2·n_step - 1)"
+    return f"batch_size + n_actors·envs_per_actor·{waiting}"
 
 
 def _check_agent(config: TrainConfig) -> None:
     mistake = config.agent.mistake()
     if mistake is not None:
         raise UsageError(mistake)
-    if config.buffer.needs_estimates() and not config.agent.knows_values():
+    if config.buffer.needs_estimates() and not config.agent.knows_errors():
         raise UsageError(
-            f"buffer.initial_priority=actor asks actors for values, and those of agent={config.agent.type} know none\n"
-            "allowed: buffer.initial_priority=max"
+            f"buffer.initial_priority=actor: actors with agent={config.agent.type} do not know the errors that its opt "
+            "steps give priorities by\nallowed: buffer.initial_priority=max"
         )
 
 
@@ -190,7 +213,8 @@ def _check_environment(config: TrainConfig) -> None:
 def _check_native(config: TrainConfig) -> None:
     if is_repeatable(config):
         raise UsageError(
-            "env.native=always: a game in a thread of ALE's own cannot be gone on with in the middle of an episode\n"
+            "env.native=always: games in ALE's threads cannot be resumed in the middle of an episode, as this way to train "
+            "needs\n"
             "allowed: env.native=auto, or trainer=async without lockstep"
         )
     if not _is_game(config):
@@ -301,7 +325,7 @@ def _check_ratio(config: TrainConfig) -> None:
     if granted < batch_steps(config):
         raise UsageError(
             f"{granted:g} env steps may precede the first opt step; its batch needs {batch_steps(config)}\n"
-            f"allowed: trainer.warmup_period + opt_interval + ratio_tolerance\n  >= {_BATCH_STEPS}"
+            f"allowed: trainer.warmup_period + opt_interval + ratio_tolerance\n  >= {_batch_formula(config)}"
         )
 
 

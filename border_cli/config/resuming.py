@@ -57,8 +57,7 @@ def changes(before: TrainConfig, now: TrainConfig) -> list[Change]:
 
 def safe(config: TrainConfig, change: Change) -> bool:
     """Whether a run of this configuration may go on with this change."""
-    allowed = _SAFE if is_repeatable(config) else (*_SAFE, *_SAFE_RUNNING_FREE)
-    return _among(change.key, allowed)
+    return _among(change.key, _allowed(config))
 
 
 def keeps_the_bits(change: Change) -> bool:
@@ -72,13 +71,19 @@ def check_changes(config: TrainConfig, wanted: Sequence[Change]) -> None:
     if not unsafe:
         return
     shown = "; ".join(map(str, unsafe[:_SHOWN])) + ("; …" if len(unsafe) > _SHOWN else "")
-    actors = "" if is_repeatable(config) else ", n_actors, actor_manager.*, threads, ratio_tolerance"
     raise UsageError(
-        f"resume: a run cannot go on with another {shown}\n"
-        "allowed: budgets, stop_return, eval_interval, save_interval, record_interval, evaluator.*, recorder.*, "
-        f"checkpoint.*, env.nonfinite, env.out_of_bounds, device, debug{actors}\n"
+        f"resume: these values cannot change within a run: {shown}\n"
+        f"allowed: {', '.join(_named(key) for key in _allowed(config))}\n"
         "a new run can start from its weights: init_from=<run>"
     )
+
+
+def _allowed(config: TrainConfig) -> tuple[str, ...]:
+    return _SAFE if is_repeatable(config) else (*_SAFE, *_SAFE_RUNNING_FREE)
+
+
+def _named(key: str) -> str:
+    return f"{key}*" if key.endswith(".") else key.removeprefix("trainer.")
 
 
 def _among(key: str, names: Sequence[str]) -> bool:

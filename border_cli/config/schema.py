@@ -21,15 +21,15 @@ class AgentConfig:
     batch_size: int = option(64, "rows per opt step", unit="rows", ge=1)
     gamma: float = option(0.99, "discount per env step", ge=0.0, le=1.0)
     reward_clip: float | None = option(
-        None, "clip each reward to [-x, x] before learning; returns stay raw", unit="reward", gt=0.0
+        None, "clip each reward to [-x, x] before learning; reported returns stay raw", unit="reward", gt=0.0
     )
 
     def mistake(self) -> str | None:
         """What is wrong with values that are allowed each by itself, as the lines of a message; None if nothing is."""
         return None
 
-    def knows_values(self) -> bool:
-        """Whether its policy, as it acts, knows what actions are worth."""
+    def knows_errors(self) -> bool:
+        """Whether its policy, as it acts, knows the errors that opt steps give priorities by, in the same unit."""
         return False
 
     def idle(self) -> Iterator[tuple[str, str]]:
@@ -50,46 +50,44 @@ class EnvConfig:
     )
     nonfinite: str = option(
         "error",
-        "a reward or observation that is not finite is a failure of the environment; drop: it ends its episode alone",
+        "a NaN or infinite reward or observation: an error of the environment, or its episode ends before it",
         choices=("error", "drop"),
     )
     out_of_bounds: str = option(
         "error",
-        "an observation outside its space in an environment's first 100 env steps is a failure of it; warn: it is told",
+        "an observation outside its space in the first 100 env steps: an error of the environment, or only a warning",
         choices=("error", "warn"),
     )
     action_mask: str = option(
         "auto",
-        "where it is said which actions are allowed: info, beside what an observation says itself; auto: looked for",
+        'whether info["action_mask"] is used; auto: if the first reset has one; one in a Dict observation always is',
         choices=("auto", "info", "none"),
     )
     frame_stack: int = option(
         1,
-        "so many observations, the newest last, are one; each is stored once",
+        "an observation is the last so many, stacked; the replay stores each once",
         unit="env steps",
         ge=1,
         le=64,
     )
     preprocess: str = option(
-        "none", "atari: frame skip, grey, smaller, no-op starts, for games of ALE", choices=("none", "atari")
+        "none",
+        "atari: no-op starts, frame skip, greyscale, resizing, for ALE games",
+        choices=("none", "atari"),
     )
     noop_max: int = option(
-        30, "atari: up to so many idle frames at the start of an episode", unit="frames", ge=0
+        30, "atari: up to so many no-op frames at the start of an episode", unit="frames", ge=0
     )
-    frame_skip: int = option(4, "atari: frames that an action lasts", unit="frames", ge=1)
-    screen_size: int = option(84, "atari: sides of the image", unit="pixels", ge=16)
-    life_loss: bool = option(
-        False, "atari: to the learner a lost life ends the game; the return is still that of all"
-    )
+    frame_skip: int = option(4, "atari: frames per action", unit="frames", ge=1)
+    screen_size: int = option(84, "atari: width and height of the image", unit="pixels", ge=16)
+    life_loss: bool = option(False, "atari: a lost life ends bootstrapping; the episode and its return go on")
     fire_reset: bool = option(
         False, "atari: press FIRE at the start and after a lost life, where the game has it"
     )
-    sticky_actions: float = option(
-        0.0, "atari: probability that the game repeats the action before", ge=0.0, lt=1.0
-    )
+    sticky_actions: float = option(0.0, "atari: probability of repeating the previous action", ge=0.0, lt=1.0)
     native: str = option(
         "auto",
-        "atari: an actor's games run at once, in threads of ALE's own; auto: where it has several and lockstep is off",
+        "atari: step an actor's games at once, in ALE's threads; auto: with several games per actor, unless reproducible",
         choices=("auto", "always", "never"),
     )
 
@@ -121,8 +119,8 @@ class BufferConfig:
     """What every replay buffer has."""
 
     type: str = option("uniform", "which buffer this is")
-    capacity: int = option(100_000, "rows kept; the oldest go first", unit="rows", ge=1)
-    n_step: int = option(1, "env steps per transition", unit="env steps", ge=1, le=1000)
+    capacity: int = option(100_000, "rows kept; the oldest are overwritten", unit="rows", ge=1)
+    n_step: int = option(1, "env steps per transition, for n-step returns", unit="env steps", ge=1, le=1000)
 
     def needs_estimates(self) -> bool:
         """Whether actors say how surprising each row is."""
@@ -135,67 +133,83 @@ class ActorManagerConfig:
 
     type: str = option("process", "where actors run", choices=("process",))
     envs_per_actor: int = option(1, "environments stepped together by one actor", ge=1)
-    n_buffer: int = option(
-        64, "an actor hands over at the latest after so many env steps", unit="env steps", ge=1
-    )
-    min_actors: int = option(1, "the run ends once fewer are left, or expected back", unit="processes", ge=1)
-    restarts: int = option(5, "how often one is started again within restart_window_s, then never", ge=0)
-    restart_window_s: float = option(600.0, "restarts older than this do not count", unit="s", gt=0.0)
+    n_buffer: int = option(64, "an actor hands rows over at least this often", unit="env steps", ge=1)
+    min_actors: int = option(1, "end the run when fewer are left or expected back", unit="processes", ge=1)
+    restarts: int = option(5, "restarts of an actor within restart_window_s; then it is given up", ge=0)
+    restart_window_s: float = option(600.0, "restarts longer ago do not count", unit="s", gt=0.0)
     restart_delay_s: float = option(
         1.0,
-        "wait before the first restart, twice as long before each further one, at most 30",
+        "wait before the first restart, doubled for each further one, at most 30 s",
         unit="s",
         gt=0.0,
     )
     heartbeat_timeout_s: float = option(
-        60.0, "an actor without a sign of life for so long, as in one env step, is killed", unit="s", gt=0.0
+        60.0,
+        "kill an actor that gives no sign of life for so long, such as in one long env step",
+        unit="s",
+        gt=0.0,
     )
     on_env_error: str = option(
         "restart",
-        "an environment that raises is made anew, within the same number of restarts, or ends the run",
+        "when an environment raises: make a new one, as often as restarts allows, or end the run",
         choices=("restart", "stop"),
     )
-    ring_rows: int = option(8192, "rows that fit between one actor and the learner", unit="rows", ge=16)
-    start_timeout_s: float = option(120.0, "an actor must be ready by then", unit="s", gt=0.0)
-    stop_timeout_s: float = option(5.0, "an actor that has not left by then is killed", unit="s", gt=0.0)
-    serial_init: bool = option(False, "make the environments of one actor after the other")
+    ring_rows: int = option(
+        8192, "capacity of the ring between one actor and the learner", unit="rows", ge=16
+    )
+    start_timeout_s: float = option(120.0, "kill an actor that is not ready by then", unit="s", gt=0.0)
+    stop_timeout_s: float = option(5.0, "kill an actor that has not left by then", unit="s", gt=0.0)
+    serial_init: bool = option(False, "start actors one at a time, each after the one before is ready")
 
 
 @dataclass
 class TrainerConfig:
     """Ratio, intervals and budgets, the same in both trainers."""
 
-    type: str = option("async", "who acts: processes, or the learner's own thread", choices=("async", "sync"))
+    type: str = option(
+        "async", "who acts: actor processes, or the learner's own thread", choices=("async", "sync")
+    )
     max_opts: int | None = option(None, "budget", unit="opt steps", ge=1)
-    max_env_steps: int | None = option(50_000, "budget, never overrun", unit="env steps", ge=1)
+    max_env_steps: int | None = option(50_000, "budget, never exceeded", unit="env steps", ge=1)
     max_time: float | None = option(None, "budget", unit="s", gt=0.0)
     stop_return: float | None = option(
         None,
-        "end when an evaluation's mean return reaches this; with evaluator.confirm the confirmed mean",
+        "end when an evaluation's mean return reaches this; with evaluator.confirm, the confirmed mean",
         unit="reward",
     )
     opt_interval: float | None = option(
-        1.0, "env steps per opt step, enforced; fractions allowed; null runs free", unit="env steps", gt=0.0
+        1.0,
+        "env steps per opt step, enforced; fractions allowed; null: free-running",
+        unit="env steps",
+        gt=0.0,
     )
     warmup_period: int = option(1_000, "env steps before the first opt step", unit="env steps", ge=0)
     ratio_tolerance: int | None = option(
-        None, "how far acting may run ahead; null: max(64, 2·n_actors·envs_per_actor)", unit="env steps", ge=1
+        None,
+        "how far acting may run ahead of the ratio; null: max(64, 2·n_actors·envs_per_actor)",
+        unit="env steps",
+        ge=1,
     )
-    eval_interval: int | None = option(1_000, "null: never", unit="opt steps", ge=1)
-    save_interval: int | None = option(5_000, "null: only at the end", unit="opt steps", ge=1)
-    record_interval: int | None = option(500, "null: never", unit="opt steps", ge=1)
-    sync_interval: int = option(10, "the actors get a new model this often", unit="opt steps", ge=1)
+    eval_interval: int | None = option(1_000, "evaluate this often; null: never", unit="opt steps", ge=1)
+    save_interval: int | None = option(
+        5_000, "save a checkpoint this often; null: only at the end", unit="opt steps", ge=1
+    )
+    record_interval: int | None = option(500, "write metrics this often; null: never", unit="opt steps", ge=1)
+    sync_interval: int = option(10, "send a new model to the actors this often", unit="opt steps", ge=1)
     lockstep: bool = option(
-        False, "actors and learner in rounds: same seed, same bits, with any number of actors"
+        False, "actors and learner take turns in rounds: reproducible with any number of actors"
     )
     lockstep_steps: int | None = option(
         None,
-        "of each environment per round; null: about 64 of all environments together",
+        "of each environment per round; null: about 64 in all environments together",
         unit="env steps",
         ge=1,
     )
     max_nonfinite: int = option(
-        10, "the run ends after so many in a row whose loss or gradient is not finite", unit="opt steps", ge=1
+        10,
+        "end the run after so many in a row with a loss or gradient that is not finite",
+        unit="opt steps",
+        ge=1,
     )
 
 
@@ -204,22 +218,22 @@ class EvaluatorConfig:
     """How a model is judged while it trains."""
 
     type: str = option(
-        "inline", "where evaluations run: inline or in a process of its own", choices=("inline", "process")
+        "inline",
+        "where evaluations run: in the learner's thread, or in a process of their own",
+        choices=("inline", "process"),
     )
     episodes: int = option(20, "episodes per evaluation", unit="episodes", ge=1)
     n_envs: int = option(10, "environments stepped together", ge=1)
-    max_episode_steps: int = option(30_000, "an episode is cut here", unit="env steps", ge=1)
-    confirm: bool = option(
-        True, "a model replaces the best only if its mean over fresh episodes is better too"
-    )
+    max_episode_steps: int = option(30_000, "an evaluation episode is cut here", unit="env steps", ge=1)
+    confirm: bool = option(True, "a new best model must also beat the best on fresh episodes")
     confirm_episodes: int | None = option(
-        None, "fresh episodes of confirming; null: as many as episodes", unit="episodes", ge=1
+        None, "number of fresh episodes; null: as many as episodes", unit="episodes", ge=1
     )
     heartbeat_timeout_s: float = option(
-        60.0, "process: without a sign of life for so long it is killed and started again", unit="s", gt=0.0
+        60.0, "process: restart it after so long without a sign of life", unit="s", gt=0.0
     )
     restarts: int = option(
-        5, "process: starts again in a row, with no evaluation between, before it is lost", ge=0
+        5, "process: restarts in a row, without an evaluation in between, before the run ends", ge=0
     )
 
 
@@ -231,7 +245,7 @@ class RecorderConfig:
     tensorboard: bool = option(True, "tensorboard/")
     console: str = option(
         "auto",
-        "screen: live view; plain: a line per record; auto: screen in a terminal, else plain",
+        "screen: live view; plain: a line per record; none: nothing; auto: screen in a terminal, else plain",
         choices=("auto", "screen", "plain", "none"),
     )
 
@@ -240,10 +254,10 @@ class RecorderConfig:
 class CheckpointConfig:
     """What is kept under checkpoints/."""
 
-    keep: int = option(3, "newest checkpoints kept; two that verify stay in any case", ge=1)
+    keep: int = option(3, "newest checkpoints kept, and never fewer than two that verify", ge=1)
     replay: str = option(
         "auto",
-        "whether the replay is saved too; auto: full where twice its bytes are free on the disk",
+        "whether checkpoints contain the replay; auto: where twice its size is free on the disk",
         choices=("auto", "full", "none"),
     )
 
@@ -273,13 +287,15 @@ class TrainConfig:
     recorder: RecorderConfig = field(default_factory=RecorderConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     preset: PresetConfig = field(default_factory=PresetConfig)
-    seed: int = option(0, "root of every random stream", ge=0, le=2**63 - 1)
+    seed: int = option(0, "seed of all random streams", ge=0, le=2**63 - 1)
     device: str = option("cpu", "where the learner computes: cpu, cuda, cuda:1, mps")
     n_actors: int = option(1, "sampling processes", unit="processes", ge=1, le=1024)
     threads: int = option(1, "torch threads of the learner", unit="threads", ge=1)
     init_from: str | None = option(None, "run or checkpoint whose weights the new run starts from")
-    plugins: list[str] = option([], "modules imported before anything is composed")
-    plan: bool = option(False, "show what the run would do and take, and how long it may last; train nothing")
+    plugins: list[str] = option([], "Python modules to import first")
+    plan: bool = option(
+        False, "print what the run would do and take, with an estimate of its time; train nothing"
+    )
     debug: bool = option(False, "show tracebacks")
 
 

@@ -16,27 +16,27 @@ class PrioritizedConfig(BufferConfig):
 
     type: str = like(BufferConfig, "type", "prioritized")
     alpha: float = option(
-        0.5, "a row is drawn in proportion to (|error| + priority_eps)^alpha", ge=0.0, le=4.0
+        0.5, "exponent: a row is drawn in proportion to (|error| + priority_eps)^alpha", ge=0.0, le=4.0
     )
     priority_eps: float = option(1e-6, "added to each error, so that every row can be drawn", ge=1e-9, le=1.0)
     beta_start: float = option(
-        0.4, "at first importance weights are (rows · probability)^-beta", ge=0.0, le=1.0
+        0.4, "initial β; importance weights are (rows · probability)^-β", ge=0.0, le=1.0
     )
-    beta_final: float = option(1.0, "exponent from beta_opt_steps on", ge=0.0, le=1.0)
+    beta_final: float = option(1.0, "β from beta_opt_steps on", ge=0.0, le=1.0)
     beta_opt_steps: int | None = option(
         None,
-        "linear schedule of beta; null: all of the run's budget, 50,000 where that is not known",
+        "β grows linearly over so many; null: over the whole budget, 50,000 where that is not known",
         unit="opt steps",
         ge=1,
     )
     initial_priority: str = option(
         "max",
-        "of a new row: the greatest there ever was, or what the actor's own values give",
+        "priority of a new row: the largest so far, or by the actor's own TD error (Ape-X)",
         choices=("max", "actor"),
     )
     normalizer: str = option(
         "batch",
-        "weights are divided by the greatest of the batch, or of all rows that can be sampled",
+        "importance weights are divided by the largest of the batch, or of the whole replay",
         choices=("batch", "all"),
     )
 

@@ -99,14 +99,15 @@ class NStepProcessor:
                 rows += self._cut(env)
                 continue
             obs, next_obs = self._stored(step.obs, k), self._stored(step.next_obs, k)
-            terminated = bool(step.terminated[k])
+            life_lost = step.boundary is not None and bool(step.boundary[k])
+            terminated = bool(step.terminated[k]) or life_lost
             best, taken = _estimated(step, k)
             if self.needs_estimates and len(self._streams[env].waiting) == self._n:
                 rows.append(self._oldest(env, terminated=False, next_value=best))
             self._advance(env, obs, step.action[k], float(step.reward[k]), next_obs, taken)
-            if terminated or step.truncated[k]:
+            if step.terminated[k] or step.truncated[k]:
                 rows += self._end(env, next_obs, terminated, best)
-            elif step.boundary is not None and step.boundary[k]:
+            elif life_lost:
                 rows += self._flush(env, True, best)
             elif not self.needs_estimates and len(self._streams[env].waiting) == self._n:
                 rows.append(self._oldest(env, terminated=False))

@@ -31,8 +31,8 @@ _QUIET = (
     "trainer.eval_interval=null",
     "trainer.save_interval=null",
     "evaluator.episodes=1",
-    "actor_manager.stop_timeout_s=2",
 )
+_IMPATIENT = ("actor_manager.stop_timeout_s=2",)
 
 
 class Command:
@@ -139,7 +139,8 @@ def border_train(
 
     held_save: which checkpoint `tests.faults.held_save` holds up, if the words name it among the plugins.
     """
-    arguments = [*flags, *tiny(*_unless_typed(_QUIET, words), *words)]
+    quiet = _QUIET if "trainer=sync" in words else (*_QUIET, *_IMPATIENT)
+    arguments = [*flags, *tiny(*_unless_typed(quiet, words), *words)]
     with _started(folder, arguments, folder / "state", held_save) as command:
         yield command
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /pro
 WORDS = (
     *("env=gym", "env.entry_point=border_cli.envs.counting:CountingEnv", "n_actors=2"),
     *("trainer.max_opts=50", "trainer.record_interval=10", "trainer.save_interval=25"),
-    *("trainer.eval_interval=20", "agent.target_interval=33", "actor_manager.stop_timeout_s=5"),
+    *("trainer.eval_interval=20", "agent.target_interval=33"),
 )
 FIRST, SECOND = "KeyError: 'what came first'", "RuntimeError: a defect"
 

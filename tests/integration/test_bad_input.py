@@ -78,12 +78,21 @@ COMPOSITION = [
     Row("agent.loss=hubr", "agent.loss: there is no 'hubr'|nearest: huber"),
     Row("agent.hidden=256", "agent.hidden|not a list|a list in brackets"),
     Row("agent.batch_size=1.5", "agent.batch_size: 1.5 is not a whole number|rows"),
-    Row("agent.type=iqn", "agent.type: belongs to the other values of its file|allowed: agent=<name>"),
+    Row("agent.type=iqn", "agent.type cannot be typed|allowed: agent=<name>"),
     Row("agent.atoms=3", "agent.atoms changes nothing|allowed: agent.atoms with agent.head=categorical"),
     Row(
         "agent=td3 env=pendulum buffer=prioritized buffer.initial_priority=actor",
-        "buffer.initial_priority=actor asks|allowed: buffer.initial_priority=max",
+        "buffer.initial_priority=actor: actors with agent=td3 do not know|allowed: buffer.initial_priority=max",
     ),
+    Row(
+        "agent=rainbow buffer.initial_priority=actor",  # its priorities are divergences, the actors' would be of values
+        "buffer.initial_priority=actor: actors with agent=rainbow do not know|allowed: buffer.initial_priority=max",
+    ),
+    Row(
+        "trainer=sync actor_manager.ring_rows=100", "actor_manager.ring_rows has no effect|with trainer=async"
+    ),
+    Row("trainer=sync trainer.sync_interval=5", "trainer.sync_interval has no effect|with trainer=async"),
+    Row("trainer.lockstep_steps=8", "trainer.lockstep_steps has no effect|with trainer.lockstep=true"),
     Row("env=catch env.sticky_actions=0.25", "env.sticky_actions changes nothing|env.id=<game of ALE>"),
     Row(
         "agent=sac env=pendulum preset=td3_pendulum",
@@ -100,7 +109,7 @@ COMPOSITION = [
     Row("agent.tau=0.5", "agent.tau: there is no such key|nearest: agent.target_tau"),
     Row("env.life_loss=true", "env.life_loss changes nothing|env.preprocess=atari"),
     Row("env=catch env.native=always", "env.native=always: only the games of ALE have it|env.native=auto"),
-    Row("env=pong env.native=always trainer=sync", "env.native=always: a game|allowed: env.native=auto"),
+    Row("env=pong env.native=always trainer=sync", "env.native=always: games in|allowed: env.native=auto"),
     Row("env=pong env.native=always +env.kwargs.mode=1", "env.native=always: only the games|env.kwargs={}"),
     Row("agent=c51 agent.v_min=500", "agent.v_min=500 is not below agent.v_max=100|allowed: v_min < v_max"),
     Row("n_actors=0", "n_actors: 0 is out of range|>= 1"),

@@ -245,6 +245,28 @@ def test_an_environment_that_raises_meanwhile(capsys: pytest.CaptureFixture[str]
     assert err.splitlines()[-1].startswith("error: the evaluation failed while stepping, after 10 env steps")
 
 
+class Leaving(gymnasium.Env[Any, Any]):
+    """Leaves its observation space in its second env step, which is its last."""
+
+    observation_space = gymnasium.spaces.Box(0.0, 1.0, (1,), np.float32)
+    action_space: gymnasium.Space[Any] = gymnasium.spaces.Discrete(2)
+
+    def reset(self, **_: Any) -> tuple[Any, dict[str, Any]]:  # type: ignore[override]
+        self._t = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, _: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._t += 1
+        return np.full(1, self._t, np.float32), 1.0, self._t == 2, False, {}
+
+
+def test_an_observation_out_of_bounds_is_no_error_as_in_the_evaluations_of_the_run() -> None:
+    config = EnvConfig(entry_point=f"{__name__}:Leaving")
+    save_run(Path("run"), describe(config, GymEnv(config).spec))
+    assert main(["run", "episodes=3", f"env.entry_point={config.entry_point}"]) == 0
+    assert result(Path("run"))["lengths"] == [2, 2, 2]
+
+
 def test_an_environment_with_other_spaces_than_then(capsys: pytest.CaptureFixture[str]) -> None:
     save_with(EnvConfig(id="MountainCar-v0"))
     assert "spaces are not those" in refused(capsys, "run", "episodes=1")

@@ -176,8 +176,10 @@ def test_what_a_repeatable_run_cannot_do_is_refused_where_it_was_typed(mode: dic
             checks.check_effect(repeatable, (typed,))
 
 
-@pytest.mark.parametrize("key", ["trainer.sync_interval", "trainer.ratio_tolerance"])
+@pytest.mark.parametrize(
+    "key", ["trainer.sync_interval", "trainer.ratio_tolerance", "actor_manager.n_buffer"]
+)
 def test_what_has_no_meaning_in_lockstep_is_refused_where_it_was_typed(key: str):
     checks.check_effect(config(), (key,))
-    with pytest.raises(UsageError, match=r"allowed: trainer\.lockstep_steps"):
+    with pytest.raises(UsageError, match=rf"allowed: {key} with trainer\.lockstep=false"):
         checks.check_effect(config(trainer__lockstep=True), (key,))

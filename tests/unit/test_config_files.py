@@ -53,14 +53,29 @@ def test_the_primary_config_holds_every_other_key_with_its_default():
     }
 
 
-@pytest.mark.parametrize("group", GROUPS)
-def test_numbers_with_a_unit_name_it_in_their_comment(group):
-    lines = (conf_dir() / group / f"{BASES[group]}.yaml").read_text(encoding="utf-8").splitlines()
-    comments = {line.partition(":")[0]: line.partition("#")[2] for line in lines if ":" in line}
-    for key, info in known_keys({"agent": {"type": "dqn"}}).items():
-        section, _, name = key.partition(".")
-        if section == group and info.unit:
-            assert f"[{info.unit}]" in comments[name], key
+@pytest.mark.parametrize(
+    ("group", "option"), [*BASES.items(), ("agent", "sac"), ("buffer", "prioritized"), ("", "train")]
+)
+def test_comments_are_the_units_helps_and_choices_of_the_schema(group, option):
+    infos = known_keys(
+        {"agent": {"type": "sac" if option == "sac" else "dqn"}, "buffer": {"type": "prioritized"}}
+    )
+    for name, comment in comments(group, option).items():
+        info = infos.get(f"{group}.{name}".lstrip("."))
+        if info is not None:
+            unit = f"[{info.unit}] " if info.unit else ""
+            choices = f" ({' | '.join(info.choices)})" if info.choices else ""
+            assert comment == f"{unit}{info.help}{choices}"
+
+
+def comments(group, option):
+    """What stands behind each value of a file, by the key's name; empty where nothing does."""
+    lines = (conf_dir() / group / f"{option}.yaml").read_text(encoding="utf-8").splitlines()
+    return {
+        line.partition(":")[0]: line.partition("  # ")[2]
+        for line in lines
+        if line[:1].islower() and not line.startswith(("defaults:", "hydra:"))
+    }
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -118,3 +120,12 @@ def test_environments_do_not_mix() -> None:
     items = stack_items(parts)
     assert rows(items) == [(0.0, 0, 2.0, 0.25, False, 2), (5.0, 5, 8.0, 0.25, False, 2)]
     assert items["env"].tolist() == [0, 1]
+
+
+def test_a_life_lost_in_the_step_that_is_truncated_is_no_bootstrap() -> None:
+    steps = [step(t, 1.0) for t in range(3)]
+    last = replace(step(3, 1.0, truncated=True), boundary=np.array([True]))
+    processor = NStepProcessor(SPEC, 1, 2, 0.5)
+    items = [processor.process(one) for one in (*steps, last)]
+    assert [row[4] for row in rows(items[-1])][:2] == [True, True]
+    assert not any(row[4] for one in items[:-1] for row in rows(one))

@@ -182,8 +182,7 @@ class DqnRule:
         if share > _MUCH and not self._told:
             self._told = True
             _logger.warning(
-                "%.0f%% of the returns that are learnt lie beyond agent.v_min=%g and agent.v_max=%g, "
-                "and are cut there: wider ones would tell them apart",
+                "%.0f%% of the TD targets lie outside agent.v_min=%g … agent.v_max=%g and are clipped; widen the range",
                 100 * share,
                 self._config.v_min,
                 self._config.v_max,

@@ -37,43 +37,48 @@ class DqnConfig(AgentConfig):
     """DQN (Mnih et al., 2015) with double targets (van Hasselt et al., 2016), and all that was added to it since."""
 
     type: str = option("dqn", "which agent this is")
-    lr: float = option(1e-3, "Adam's step size", gt=0.0, le=1.0)
+    lr: float = option(1e-3, "Adam's learning rate", gt=0.0, le=1.0)
     adam_eps: float = option(1e-8, "Adam's epsilon", gt=0.0)
-    double: bool = option(True, "choose the target's action with the online network")
-    dueling: bool = option(False, "values as the state's value plus each action's advantage")
-    noisy: bool = option(False, "noise on the weights of the last two layers, for exploration")
-    noisy_std: float = option(0.5, "σ₀ of that noise at first", gt=0.0)
+    double: bool = option(True, "double DQN: the online network chooses the target's action")
+    dueling: bool = option(False, "dueling network: the state's value plus the advantage of each action")
+    noisy: bool = option(False, "noisy linear layers (the last two), for exploration")
+    noisy_std: float = option(0.5, "noisy layers: initial σ₀", gt=0.0)
     head: str = option("scalar", "what is learnt of the return: its mean, or its distribution", choices=HEADS)
-    loss: str = option("huber", "of the TD error, with the scalar head", choices=("huber", "mse"))
-    atoms: int = option(51, "categorical head: values that the return may take", ge=2)
-    v_min: float = option(-10.0, "categorical head: the least of them", unit="reward")
-    v_max: float = option(10.0, "categorical head: the greatest", unit="reward")
-    quantiles: int = option(32, "quantile heads: quantiles that are learnt in an opt step", ge=1)
+    loss: str = option("huber", "scalar head: loss of the TD error", choices=("huber", "mse"))
+    atoms: int = option(51, "categorical head: number of atoms, the support of the discounted return", ge=2)
+    v_min: float = option(-10.0, "categorical head: smallest discounted return", unit="reward")
+    v_max: float = option(10.0, "categorical head: largest discounted return", unit="reward")
+    quantiles: int = option(32, "quantile heads: quantiles learnt per opt step", ge=1)
     target_quantiles: int = option(32, "implicit quantile head: quantiles of the target", ge=1)
-    act_quantiles: int = option(32, "implicit quantile head: quantiles whose mean decides on actions", ge=1)
-    cosines: int = option(64, "implicit quantile head: functions that a quantile's level is coded by", ge=1)
-    max_grad_norm: float | None = option(10.0, "global gradient norm is clipped here; null: not", gt=0.0)
+    act_quantiles: int = option(32, "implicit quantile head: quantiles averaged to choose actions", ge=1)
+    cosines: int = option(64, "implicit quantile head: cosine features of a quantile's level", ge=1)
+    max_grad_norm: float | None = option(
+        10.0, "clip the global gradient norm here; null: no clipping", gt=0.0
+    )
     hidden: list[int] = option([256, 256], "units per hidden layer", unit="units", ge=1)
     channels: list[int] = option(
-        [32, 64, 64], "of the convolutions that images go through; []: none", unit="channels", ge=1
+        [32, 64, 64], "of the convolutions for images; []: none", unit="channels", ge=1
     )
-    target_interval: int = option(128, "the target network is updated this often", unit="opt steps", ge=1)
-    target_tau: float = option(1.0, "share of the online network in that update; 1 is a copy", gt=0.0, le=1.0)
+    target_interval: int = option(128, "update the target network this often", unit="opt steps", ge=1)
+    target_tau: float = option(1.0, "share of the online network in that update; 1: a copy", gt=0.0, le=1.0)
     exploration: str = option(
         "epsilon", "how actions are explored; none: only by noisy layers", choices=EXPLORATIONS
     )
-    epsilon_start: float = option(1.0, "share of random actions at env step 0", ge=0.0, le=1.0)
-    epsilon_final: float = option(0.05, "share of random actions from epsilon_env_steps on", ge=0.0, le=1.0)
+    epsilon_start: float = option(1.0, "ε, the probability of a random action, at env step 0", ge=0.0, le=1.0)
+    epsilon_final: float = option(0.05, "ε from epsilon_env_steps on", ge=0.0, le=1.0)
     epsilon_env_steps: int = option(
-        10_000, "linear decay over so many env steps, warm-up included", unit="env steps", ge=1
+        10_000,
+        "linear decay of ε over so many, of all actors together, warm-up included",
+        unit="env steps",
+        ge=1,
     )
     epsilon_ladder: float | None = option(
-        None, "α of the ladder ε^(1+α·i/(n-1)) over actors i = 0..n-1; null: the same ε for all", gt=0.0
+        None, "α of the Ape-X ladder ε^(1+α·i/(n-1)) over actors i = 0..n-1; null: the same ε for all", gt=0.0
     )
     temperature: float = option(
-        1.0, "softmax: actions are drawn by exp(value/temperature)", unit="reward", gt=0.0
+        1.0, "softmax: actions are drawn in proportion to exp(value/temperature)", unit="reward", gt=0.0
     )
-    eval_epsilon: float = option(0.0, "share of random actions in evaluation", ge=0.0, le=1.0)
+    eval_epsilon: float = option(0.0, "ε in evaluation", ge=0.0, le=1.0)
 
     def mistake(self) -> str | None:
         """As of `AgentConfig`."""
@@ -89,9 +94,9 @@ class DqnConfig(AgentConfig):
             )
         return None
 
-    def knows_values(self) -> bool:
-        """As of `AgentConfig`."""
-        return True
+    def knows_errors(self) -> bool:
+        """As of `AgentConfig`. Those of values, which are not what a categorical head's priorities are made of."""
+        return self.head != "categorical"
 
     def idle(self) -> Iterator[tuple[str, str]]:
         """As of `AgentConfig`."""

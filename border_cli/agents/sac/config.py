@@ -26,55 +26,61 @@ class SacConfig(AgentConfig):
 
     type: str = option("sac", "which agent this is")
     batch_size: int = like(AgentConfig, "batch_size", 256)
-    lr: float = option(3e-4, "Adam's step size", gt=0.0, le=1.0)
-    critic_lr: float | None = option(None, "of the critics; null: lr", gt=0.0, le=1.0)
+    lr: float = option(3e-4, "Adam's learning rate", gt=0.0, le=1.0)
+    critic_lr: float | None = option(None, "learning rate of the critics; null: lr", gt=0.0, le=1.0)
     adam_eps: float = option(1e-8, "Adam's epsilon", gt=0.0)
     max_grad_norm: float | None = option(
-        None, "each network's gradient norm is clipped here; null: not", gt=0.0
+        None, "clip the gradient norm of each network here; null: no clipping", gt=0.0
     )
     hidden: list[int] = option(
         [256, 256], "units per hidden layer, of the policy and of each critic", unit="units", ge=1
     )
     channels: list[int] = option(
-        [32, 64, 64], "of the convolutions that images go through; []: none", unit="channels", ge=1
+        [32, 64, 64], "of the convolutions for images; []: none", unit="channels", ge=1
     )
-    policy: str = option(
-        "gaussian", "what it gives: a distribution of actions, or one action", choices=POLICIES
+    policy: str = option("gaussian", "a squashed Gaussian, or one action per state", choices=POLICIES)
+    policy_interval: int = option(1, "one policy update per so many opt steps", unit="opt steps", ge=1)
+    critics: int = option(2, "number of critics", ge=1)
+    quantiles: int = option(1, "quantiles of the return per critic; 1: its mean", ge=1)
+    drop_quantiles: int = option(
+        0, "quantiles dropped from the target, per critic: the largest of all critics pooled", ge=0
     )
-    policy_interval: int = option(1, "the policy is changed this often", unit="opt steps", ge=1)
-    critics: int = option(2, "how many critics", ge=1)
-    quantiles: int = option(1, "quantiles of the return that each critic learns; 1: its mean", ge=1)
-    drop_quantiles: int = option(0, "the greatest of each critic's that a target leaves out", ge=0)
-    entropy_coef: float | None = option(None, "weight of the entropy in the return; null: learnt", ge=0.0)
-    entropy_coef_start: float = option(1.0, "of a learnt one", gt=0.0)
+    entropy_coef: float | None = option(None, "entropy coefficient; null: learnt", ge=0.0)
+    entropy_coef_start: float = option(1.0, "initial value of a learnt entropy coefficient", gt=0.0)
     target_entropy: float | None = option(
         None,
-        "that it is learnt for, of actions scaled to [-1, 1]; null: minus the number of components",
+        "target of a learnt one, for actions scaled to [-1, 1]; null: minus the number of action dimensions",
         unit="nats",
     )
-    target_interval: int = option(1, "the target networks are updated this often", unit="opt steps", ge=1)
+    target_interval: int = option(1, "update the target networks this often", unit="opt steps", ge=1)
     target_tau: float = option(
-        0.005, "share of the online networks in that update; 1 is a copy", gt=0.0, le=1.0
+        0.005, "share of the online networks in that update; 1: a copy", gt=0.0, le=1.0
     )
     target_noise: float = option(
-        0.2, "deterministic policy: deviation of the noise on the target's actions, in half ranges", ge=0.0
+        0.2,
+        "deterministic policy: standard deviation of the target smoothing noise; 1 is half the action range",
+        ge=0.0,
     )
-    target_noise_clip: float = option(0.5, "that noise is clipped here", gt=0.0)
-    exploration: str = option("policy", "where exploration comes from", choices=_ALL_EXPLORATIONS)
+    target_noise_clip: float = option(0.5, "deterministic policy: that noise is clipped to [-x, x]", gt=0.0)
+    exploration: str = option("policy", "source of the exploration noise", choices=_ALL_EXPLORATIONS)
     noise_std: float = option(
-        0.1, "deterministic policy: deviation of the noise on actions, in half ranges", ge=0.0
+        0.1,
+        "deterministic policy: σ of the Gaussian or Ornstein-Uhlenbeck noise; 1 is half the action range",
+        ge=0.0,
     )
-    noise_theta: float = option(0.15, "Ornstein-Uhlenbeck noise: its pull to 0", ge=0.0)
+    noise_theta: float = option(0.15, "Ornstein-Uhlenbeck noise: θ, its pull towards 0", ge=0.0)
     log_std_start: float = option(
-        -3.0, "state-dependent noise: logarithm of its deviation at first", ge=-20.0, le=2.0
+        -3.0, "state-dependent noise (gSDE): initial logarithm of its standard deviation", ge=-20.0, le=2.0
     )
     noise_interval: int | None = option(
         None,
-        "state-dependent noise: drawn anew after so many within an episode; null: once for each",
+        "state-dependent noise: drawn again after so many; null: once per episode",
         unit="env steps",
         ge=1,
     )
-    random_env_steps: int = option(1_000, "uniform actions until this env step", unit="env steps", ge=0)
+    random_env_steps: int = option(
+        1_000, "uniform random actions until this env step", unit="env steps", ge=0
+    )
 
     def mistake(self) -> str | None:
         """As of `AgentConfig`."""
