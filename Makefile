@@ -64,9 +64,10 @@ bench: install
 results: install
 	$(BIN)/python -m bench.results $(ARGS)
 
-# readme: the table of agents and environments in README.md
+# readme: the table of agents and environments in README.md, and that of docs/metrics.md
 readme: install
 	$(BIN)/python -m bench.readme_table
+	$(BIN)/python -m bench.metrics_table
 
 # screen: a short real run, and its screen as docs/screen.svg
 screen: install

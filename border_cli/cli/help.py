@@ -9,6 +9,7 @@ from typing import Any
 
 from border_cli.config.convert import describe_range, known_keys
 from border_cli.config.options import OptionInfo
+from border_cli.config.paths import conf_dir
 from border_cli.config.registry import AGENTS
 from border_cli.config.schema import TrainConfig
 
@@ -62,7 +63,7 @@ Examples
   border-train -m agent=dqn env=cartpole,lunarlander seed=1,2,3
   border-train agent=dqn env=cartpole n_actors=8 plan=true
   border-train resume=runs/latest
-  border-train agent=dqn env=cartpole resume=auto     go on with the unfinished run of these words, or begin one
+  border-train agent=dqn env=cartpole resume=auto     resume the unfinished run of this configuration, or begin one
 """
 
 _FLAGS = """\
@@ -75,13 +76,14 @@ Flags
   --hydra-help            Hydra's own flags and groups
   -h, --help  --version
 
-Every key with its meaning stands in the files of each group; --cfg job shows them with their values.
+Every key with its meaning stands in the files below {folder}
+--cfg job shows the values of a run.
 """
 
 
 def help_page(options: Mapping[str, Sequence[str]], agent: str = "dqn") -> str:
     """The page. options: what each config group offers; agent: whose defaults to show."""
-    return "\n".join((_HEAD, _groups(options), _keys(agent), _FLAGS))
+    return "\n".join((_HEAD, _groups(options), _keys(agent), _FLAGS.format(folder=conf_dir())))
 
 
 def _groups(options: Mapping[str, Sequence[str]]) -> str:
@@ -101,7 +103,13 @@ def _keys(agent: str) -> str:
     rows = [(key, _default(key, agent), _about(infos[key])) for key in _MOST_USED if key in infos]
     first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
     body = [f"  {key:<{first}}  {default:>{second}}  {about}" for key, default, about in rows]
-    return "\n".join(["Most used keys, with their defaults where no preset is picked", *body, ""])
+    return "\n".join(
+        [
+            "Most used keys, with the defaults of agent=dqn and preset=none; a preset changes many of them",
+            *body,
+            "",
+        ]
+    )
 
 
 def _about(info: OptionInfo) -> str:

@@ -149,7 +149,7 @@ def _set(data: dict[str, Any], override: Override) -> None:
         raise UsageError(f"resume: {override.input_line} cannot be typed beside it\nallowed: key=value")
     if key in GROUPS:
         raise UsageError(
-            f"resume: {key}={override.value()} chooses a group, and a run goes on with its own\n"
+            f"resume: {key}={override.value()} chooses a group, and a resumed run keeps its own\n"
             f"allowed: single values, such as {key}.<key>=<value>, or a new run with init_from=<run>"
         )
     *path, name = key.split(".")

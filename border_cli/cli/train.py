@@ -62,7 +62,7 @@ def _dispatch(argv: Sequence[str]) -> int:
 
 def _refuse_resume(resumed: str | None) -> None:
     if resumed is not None:
-        raise UsageError(f"resume={resumed} goes on with one run, and -m starts many\nallowed: one at a time")
+        raise UsageError(f"resume={resumed} resumes one run, and -m starts many\nallowed: one at a time")
 
 
 def _single(composer: Composer, arguments: Arguments, argv: Sequence[str], find: bool) -> int:

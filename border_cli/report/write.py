@@ -50,7 +50,8 @@ def markdown(lines: Sequence[Line], metric: str, pictures: Sequence[Path]) -> st
         "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in grid),
         f"Scores are interquartile means over seeds with {LEVEL:.0%} bootstrap intervals ({RESAMPLES:,} resamples of "
         "runs; Agarwal et al., 2021). Best: of the model that each run kept as its best, over the episodes that "
-        f"confirmed it; last: of each run's last evaluation. Curves: `{metric}`, as far as every run of a group goes.",
+        "confirmed it: the largest mean of several candidates, and so a little too high (`border-eval` judges it anew); "
+        f"last: of each run's last evaluation. Curves: `{metric}`, as far as every run of a group goes.",
         *filter(None, [few_runs(lines)]),
         *(f"![{path.stem}]({path.name})" for path in pictures),
     ]

@@ -24,7 +24,7 @@ def locked(run_dir: Path) -> Iterator[None]:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as e:
         raise UsageError(
-            f"{path} cannot be written: {e.strerror}\nallowed: a run that is yours to go on with"
+            f"{path} cannot be written: {e.strerror}\nallowed: a run that you may write to"
         ) from e
     try:
         _take(descriptor, run_dir)

@@ -152,7 +152,7 @@ def _newest(folder: Path, with_replay: bool, replay_bytes: int) -> Path | None:
             first = str(e).splitlines()[0]
             raise NoValidCheckpointError(
                 f"{first}\nnone of the checkpoints in {folder} has a replay that verifies\n"
-                "allowed: checkpoint.replay=none beside resume goes on without, from a new warm-up"
+                "allowed: checkpoint.replay=none beside resume does without it, from a new warm-up"
             ) from e
         raise
 

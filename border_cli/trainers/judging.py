@@ -2,7 +2,8 @@
 
 A model that is to be judged is a trial. It is judged on the routine episodes, the same for all of them; a candidate for
 the best is then judged again, on fresh episodes, and only that score counts. Whoever is best of many on one set of
-episodes is so by luck as well: a fresh set does not know that luck.
+episodes is so by luck as well: a fresh set does not know that luck. The largest of several such scores is still somewhat
+too high, so `border-eval` judges on episodes of its own.
 """
 
 from __future__ import annotations

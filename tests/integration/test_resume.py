@@ -260,7 +260,7 @@ def test_a_run_that_is_done_needs_a_larger_budget(done: Run, capsys: pytest.Capt
         (["trainer.max_opts=1,2"], "has several values"),
         (["trainer.max_opts=-1"], "trainer.max_opts"),
         (["resume=other"], "are two runs"),
-        (["-m"], "goes on with one run"),
+        (["-m"], "resumes one run"),
     ],
 )
 def test_what_cannot_be_typed_beside_resume(
