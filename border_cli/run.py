@@ -18,7 +18,7 @@ from border_cli.checkpoints.contents import BEST
 from border_cli.checkpoints.store import InvalidCheckpointError
 from border_cli.config import plan
 from border_cli.config.convert import to_plain
-from border_cli.config.resuming import is_repeatable
+from border_cli.config.resuming import is_reproducible
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import (
     ActorLostError,
@@ -147,7 +147,7 @@ class _Run:
         run_id = provenance.record_launch(self._dir, launch.argv, config.seed, launch.command)
         trust.remember(run_id, trust.code_of(config.plugins, config.env))
         saved = None if before.path is None else (before.opt_steps, before.seconds)
-        exact = before.exact if is_repeatable(config) else None
+        exact = before.exact if is_reproducible(config) else None
         self._summary = Summary.start(self._dir, run_id, saved, exact, to_plain(config))
 
     def execute(self) -> JobResult:
@@ -311,7 +311,7 @@ class _Run:
 
     def _exact(self, loop: TrainingLoop) -> bool | None:
         """Whether this is what an uninterrupted run would have given; None where no run can be repeated."""
-        if not loop.repeatable:
+        if not loop.reproducible:
             return None
         return self._resumed.exact and all(actor.exact for actor in loop.actors or loop.parts.source.stats())
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 
 from border_cli.config import presets
-from border_cli.config.resuming import is_repeatable
+from border_cli.config.resuming import is_reproducible
 from border_cli.config.schema import EvaluatorConfig, TrainConfig
 from border_cli.core.errors import UsageError
 
@@ -110,7 +110,7 @@ def _check_no_restarts(config: TrainConfig, typed: Collection[str]) -> None:
     if config.actor_manager.on_env_error == "restart":
         keys.append("actor_manager.on_env_error")
     for key in keys:
-        if is_repeatable(config) and key in typed:
+        if is_reproducible(config) and key in typed:
             mode = "trainer=sync" if config.trainer.type == "sync" else "trainer.lockstep=true"
             raise UsageError(
                 f"{key} has no effect under {mode}: a restart would not be reproducible, so what is lost ends the run\n"
@@ -144,7 +144,7 @@ def lockstep_steps(config: TrainConfig) -> int:
 
 def steps_natively(config: TrainConfig) -> bool:
     """Whether the actors' environments are Atari games in threads of ALE's own."""
-    pays = config.actor_manager.envs_per_actor > 1 and not is_repeatable(config)
+    pays = config.actor_manager.envs_per_actor > 1 and not is_reproducible(config)
     return config.env.native == "always" or (config.env.native == "auto" and _is_game(config) and pays)
 
 
@@ -211,7 +211,7 @@ def _check_environment(config: TrainConfig) -> None:
 
 
 def _check_native(config: TrainConfig) -> None:
-    if is_repeatable(config):
+    if is_reproducible(config):
         raise UsageError(
             "env.native=always: games in ALE's threads cannot be resumed in the middle of an episode, as this way to train "
             "needs\n"

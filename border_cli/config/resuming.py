@@ -43,7 +43,7 @@ class Change:
         return f"{self.key}: {_shown(self.before)} → {_shown(self.now)}"
 
 
-def is_repeatable(config: TrainConfig) -> bool:
+def is_reproducible(config: TrainConfig) -> bool:
     """Whether the same seed gives the same bits, and a resumed run equals one that was never interrupted."""
     return config.trainer.type == "sync" or config.trainer.lockstep
 
@@ -61,7 +61,7 @@ def safe(config: TrainConfig, change: Change) -> bool:
 
 
 def keeps_the_bits(change: Change) -> bool:
-    """Whether a repeatable run stays the same, bit for bit, with this change."""
+    """Whether a reproducible run stays the same, bit for bit, with this change."""
     return _among(change.key, _KEEP_THE_BITS)
 
 
@@ -79,7 +79,7 @@ def check_changes(config: TrainConfig, wanted: Sequence[Change]) -> None:
 
 
 def _allowed(config: TrainConfig) -> tuple[str, ...]:
-    return _SAFE if is_repeatable(config) else (*_SAFE, *_SAFE_RUNNING_FREE)
+    return _SAFE if is_reproducible(config) else (*_SAFE, *_SAFE_RUNNING_FREE)
 
 
 def _named(key: str) -> str:

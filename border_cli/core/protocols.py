@@ -264,7 +264,7 @@ class ExperienceSource(Protocol):
         """
 
     def state(self, whole: bool = True) -> State:
-        """What has to be kept of the actors: counts; where runs are repeatable, all of them, between two env steps.
+        """What has to be kept of the actors: counts; where runs are reproducible, all of them, between two env steps.
 
         whole: false once something raised, and nobody knows in the middle of what; then from such a state new episodes
         begin, with seeds that were not used before.

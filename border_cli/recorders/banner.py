@@ -12,7 +12,7 @@ from rich.console import Console
 
 import border_cli
 from border_cli.config import presets
-from border_cli.config.resuming import is_repeatable
+from border_cli.config.resuming import is_reproducible
 from border_cli.config.schema import TrainConfig
 from border_cli.recorders import figures
 
@@ -101,7 +101,7 @@ def _what(config: TrainConfig) -> str:
         each = f" of {figures.counted(envs, 'environment')}" if envs > 1 else ""
         acting = f"{config.trainer.type} with {figures.counted(config.n_actors, 'actor')}{each}"
     device, seed = config.device, config.seed
-    bits = "" if is_repeatable(config) else ", not reproducible"
+    bits = "" if is_reproducible(config) else ", not reproducible"
     return f"{title(config)}, {acting}, device {device}, seed {seed}{bits}"
 
 

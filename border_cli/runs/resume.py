@@ -18,7 +18,7 @@ from border_cli.checkpoints.contents import (
     read_model,
     read_run_state,
 )
-from border_cli.config.resuming import BUDGETS, Change, changes, is_repeatable, keeps_the_bits, safe
+from border_cli.config.resuming import BUDGETS, Change, changes, is_reproducible, keeps_the_bits, safe
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import BorderError, NoValidCheckpointError, UsageError
 from border_cli.core.protocols import Evaluation
@@ -79,7 +79,7 @@ def read_resumed(run_dir: Path, config: TrainConfig, wanted: Sequence[Change], r
     exact = _summary(run_dir).get("exact") is not False and state.replay is not None and whole
     exact = exact and all(_keeps(config, state, change) for change in wanted)
     best = _best(run_dir)
-    if best is not None and exact and is_repeatable(config) and _is_later(best, opt_steps, state):
+    if best is not None and exact and is_reproducible(config) and _is_later(best, opt_steps, state):
         if _comes_again(config, best.opt_steps):
             best = None
         else:
@@ -118,7 +118,7 @@ def describe(config: TrainConfig, resumed: Resumed) -> str:
         words.append("without its replay, so there is a warm-up first")
         if _learns_no_more(config, resumed):
             words.append("the warm-up takes all that is left of max_env_steps: nothing more is learnt")
-    if is_repeatable(config) and not resumed.exact:
+    if is_reproducible(config) and not resumed.exact:
         words.append("the bits will not be those of an uninterrupted run")
     return "; ".join(words)
 
@@ -129,7 +129,7 @@ def _learns_no_more(config: TrainConfig, resumed: Resumed) -> bool:
 
 
 def _keeps(config: TrainConfig, state: RunState, change: Change) -> bool:
-    """Whether a repeatable run stays the same with this change: as one that had it from the start.
+    """Whether a reproducible run stays the same with this change: as one that had it from the start.
 
     A budget of env steps that was used up may have cut short the last round, or the last step of a group.
     """

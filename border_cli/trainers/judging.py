@@ -68,7 +68,7 @@ class _Trial:
 class Judging:
     """Has models judged and keeps the best.
 
-    repeatable: with an evaluator beside the learner, a result takes effect exactly when the next model is submitted, as
+    reproducible: with an evaluator beside the learner, a result takes effect exactly when the next model is submitted, as
     determinism wants it; otherwise it does when it arrives. tick: called while waiting.
     best: the evaluation of the best model that counts, a confirmation where there are some · last: the newest routine
     evaluation · good_enough: whether one that counts has reached stop_return · skipped: trials that a newer one
@@ -86,7 +86,7 @@ class Judging:
         write: Callable[[Record], None],
         tick: Callable[[], None],
         should_stop: StopCheck,
-        repeatable: bool,
+        reproducible: bool,
     ) -> None:
         self._config = config
         self._episodes = episodes
@@ -98,7 +98,7 @@ class Judging:
         self._tick = tick
         self._should_stop = should_stop
         # So many results wait until the next model is submitted.
-        self._keep_open = 1 if repeatable and evaluator.concurrent else 0
+        self._keep_open = 1 if reproducible and evaluator.concurrent else 0
         self._trials: list[_Trial] = []
         self._begun_at: float | None = None
         self.best: Evaluation | None = None

@@ -27,7 +27,7 @@ class RoundSource(ExperienceSource, Protocol):
 class LockstepTrainer(TrainingLoop):
     """Takes in a round when nothing is left to be done with the one before. parts.source: a RoundSource."""
 
-    repeatable = True
+    reproducible = True
 
     def __init__(self, config: TrainerConfig, parts: Parts) -> None:
         super().__init__(config, parts)

@@ -38,10 +38,10 @@ class Ending:
 class TrainingLoop:
     """One run. Subclasses say when to gather experience and how to wait for it.
 
-    repeatable: the same seed gives the same bits, and a run that is resumed equals one that was never interrupted.
+    reproducible: the same seed gives the same bits, and a run that is resumed equals one that was never interrupted.
     """
 
-    repeatable = False
+    reproducible = False
 
     def __init__(self, config: TrainerConfig, parts: Parts) -> None:
         self.config = config
@@ -57,7 +57,7 @@ class TrainingLoop:
             parts.recorder.write,
             self.tick,
             parts.should_stop,
-            repeatable=self.repeatable,
+            reproducible=self.reproducible,
         )
         self.skipping = Skipping(parts.keeper)
         self.actors: list[ActorStat] = []
@@ -249,7 +249,7 @@ class TrainingLoop:
         with self._in_phase("saving"):
             self._show()
             state = take_state(
-                self.parts, self.judging, self._position, repeatable=self.repeatable, failed=self._failed
+                self.parts, self.judging, self._position, reproducible=self.reproducible, failed=self._failed
             )
             self.saving.save(state, self._counters(), last)
 
@@ -324,11 +324,11 @@ class TrainingLoop:
     def _leaving(self) -> list[Callable[[], None]]:
         """End the actors and keep the state, to which belongs what they hand over while they leave.
 
-        The state of a repeatable run comes first: that of actors between two env steps or rounds, not of actors that
+        The state of a reproducible run comes first: that of actors between two env steps or rounds, not of actors that
         are gone.
         """
         stages = [self._stop_actors, self._save_last]
-        return stages[::-1] if self.repeatable else stages
+        return stages[::-1] if self.reproducible else stages
 
     def _stop_actors(self) -> None:
         if not self.actors:

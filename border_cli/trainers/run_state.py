@@ -75,11 +75,11 @@ class Position:
 
 
 def take_state(
-    parts: Parts, judging: Judging, position: Position, *, repeatable: bool, failed: bool
+    parts: Parts, judging: Judging, position: Position, *, reproducible: bool, failed: bool
 ) -> RunState:
     """All that a run goes on from.
 
-    repeatable: the kind of run of which a resumed one equals one that was never interrupted ·
+    reproducible: the kind of run of which a resumed one equals one that was never interrupted ·
     failed: the actors may be gone, and what was under way with them is lost.
     """
     return RunState(
@@ -89,9 +89,9 @@ def take_state(
         waiting=joined({str(model.version): State(model.arrays) for model in judging.pending}),
         loop={
             "limiter": parts.limiter.state(),
-            "telemetry": parts.telemetry.state(repeatable),
+            "telemetry": parts.telemetry.state(reproducible),
             "judging": judging.state(),
-            "whole": repeatable and not failed,
+            "whole": reproducible and not failed,
             **position.state(),
             "records": position.records | parts.recorder.positions(),
         },

@@ -8,7 +8,7 @@ from border_cli.trainers.loop import TrainingLoop
 class Trainer(TrainingLoop):
     """Acts only when the ratio does not allow an opt step."""
 
-    repeatable = True
+    reproducible = True
 
     def _gather(self) -> None:
         if not self.may_opt():

@@ -70,17 +70,17 @@ class Telemetry:
         """How much of this launch the learner had nothing to do."""
         return _share(self.blocked_s, max(monotonic() - self._launched, 1e-9))
 
-    def state(self, repeatable: bool) -> dict[str, Any]:
+    def state(self, reproducible: bool) -> dict[str, Any]:
         """What was counted since the last record, as JSON values. Nothing of the clock.
 
-        repeatable: policy lag is the same in every run of this seed, so it is told too.
+        reproducible: policy lag is the same in every run of this seed, so it is told too.
         """
         return {
             "episodes": self.episodes,
             "interval_episodes": self._interval_episodes,
             "returns": self._returns.state(),
             "lengths": self._lengths.state(),
-            "lags": list(self._lags) if repeatable else [],
+            "lags": list(self._lags) if reproducible else [],
             "recent_returns": list(self._recent_returns),
             "evaluations": [list(evaluation) for evaluation in self.progress.evaluations],
             "best": self.progress.best,
@@ -88,7 +88,7 @@ class Telemetry:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Take over a saved state. Raises ValueError for one that does not fit."""
-        require(state, self.state(repeatable=False), "the telemetry")
+        require(state, self.state(reproducible=False), "the telemetry")
         self.episodes = count(state["episodes"], "episodes")
         self._interval_episodes = count(state["interval_episodes"], "interval_episodes")
         self._returns.load_state(state["returns"])

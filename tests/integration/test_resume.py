@@ -15,7 +15,7 @@ from border_cli.checkpoints import store
 from border_cli.checkpoints.contents import read_checkpoint, read_run_state, save_best
 from border_cli.cli.train import main
 from border_cli.config.convert import known_keys, to_plain
-from border_cli.config.resuming import Change, is_repeatable, safe
+from border_cli.config.resuming import Change, is_reproducible, safe
 from border_cli.core.protocols import Evaluation
 from border_cli.replay.limiter import RatioLimiter
 from border_cli.runs.lock import locked
@@ -295,7 +295,7 @@ SAFE_RUNNING_FREE = {
 def test_c10_exactly_these_keys_may_change(done: Run, lockstep: bool) -> None:
     config = done.config
     config.trainer.lockstep = lockstep
-    assert is_repeatable(config) is lockstep
+    assert is_reproducible(config) is lockstep
     allowed = SAFE if lockstep else SAFE | SAFE_RUNNING_FREE
     for key in known_keys(to_plain(config)):
         group, _, name = key.rpartition(".")

@@ -390,7 +390,7 @@ def saved_values(loop: TrainingLoop) -> Iterator[tuple[str, str]]:
 
 
 def state_of(loop: TrainingLoop) -> RunState:
-    return take_state(loop.parts, loop.judging, loop._position, repeatable=True, failed=False)
+    return take_state(loop.parts, loop.judging, loop._position, reproducible=True, failed=False)
 
 
 def stored(state: RunState) -> RunState:

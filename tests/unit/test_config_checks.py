@@ -165,15 +165,15 @@ def test_more_actors_are_not_needed_than_there_are():
 
 
 @pytest.mark.parametrize("mode", [{"trainer__type": "sync"}, {"trainer__lockstep": True}])
-def test_what_a_repeatable_run_cannot_do_is_refused_where_it_was_typed(mode: dict[str, object]):
+def test_what_a_reproducible_run_cannot_do_is_refused_where_it_was_typed(mode: dict[str, object]):
     key = "actor_manager.on_env_error"
-    repeatable = config(**mode)
-    checks.check_effect(repeatable, ())
+    reproducible = config(**mode)
+    checks.check_effect(reproducible, ())
     checks.check_effect(config(), (key, "actor_manager.restarts"))
     checks.check_effect(config(**mode, actor_manager__on_env_error="stop"), (key,))
     for typed in (key, "actor_manager.restarts", "actor_manager.min_actors"):
         with pytest.raises(UsageError, match=r"allowed: actor_manager\.on_env_error=stop, or trainer=async"):
-            checks.check_effect(repeatable, (typed,))
+            checks.check_effect(reproducible, (typed,))
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ class Desk:
         self,
         scores: Mapping[int, Score],
         concurrent: bool = False,
-        repeatable: bool = False,
+        reproducible: bool = False,
         stop_return: float | None = None,
         **evaluator: Any,
     ) -> None:
@@ -92,7 +92,7 @@ class Desk:
             self.records.append,
             self.tick,
             lambda: self.stopping,
-            repeatable,
+            reproducible,
         )
 
     def submit(self, *opt_steps: int) -> None:
@@ -139,7 +139,7 @@ def test_c11_a_score_that_is_no_number_is_never_the_best_and_the_best_survives_a
     first.submit(10, 20, 30)
     state = json.loads(json.dumps(first.judging.state()))
     second = Desk({40: 0.9})
-    second.telemetry.load_state(json.loads(json.dumps(first.telemetry.state(repeatable=False))))
+    second.telemetry.load_state(json.loads(json.dumps(first.telemetry.state(reproducible=False))))
     second.judging.load_state(state, [])
     second.submit(40)
     assert (first.bests, second.bests) == ([(10, 1.0)], [])
@@ -331,7 +331,7 @@ def test_who_is_asked_to_stop_does_not_wait() -> None:
 
 @pytest.mark.parametrize("early", [True, False], ids=["result at once", "result late"])
 def test_exact_results_take_effect_when_the_next_model_is_submitted(early: bool) -> None:
-    desk = Desk({10: 1.0, 20: 2.0, 30: 3.0}, concurrent=True, repeatable=True, stop_return=2.0)
+    desk = Desk({10: 1.0, 20: 2.0, 30: 3.0}, concurrent=True, reproducible=True, stop_return=2.0)
     desk.submit(10)
     desk.evaluator.answers = math.inf if early else 0.0
     desk.done_after_ticks = 4
@@ -350,7 +350,7 @@ def test_exact_results_take_effect_when_the_next_model_is_submitted(early: bool)
 
 def test_exact_a_candidate_is_one_by_the_best_of_its_own_time() -> None:
     """Whether 20 is confirmed depends on 10, whose result takes effect first, however early 20 was judged."""
-    desk = Desk({10: 5.0, 20: 3.0, 30: 1.0}, concurrent=True, repeatable=True)
+    desk = Desk({10: 5.0, 20: 3.0, 30: 1.0}, concurrent=True, reproducible=True)
     desk.evaluator.answers = math.inf
     desk.submit(10, 20, 30)
     assert [begun[:2] for begun in desk.evaluator.begun][:3] == [
@@ -362,7 +362,7 @@ def test_exact_a_candidate_is_one_by_the_best_of_its_own_time() -> None:
 
 
 def test_exact_inline_takes_effect_at_once() -> None:
-    desk = Desk({10: 1.0}, repeatable=True)
+    desk = Desk({10: 1.0}, reproducible=True)
     desk.submit(10)
     assert desk.bests == [(10, 1.0)]
 
@@ -373,12 +373,12 @@ def test_exact_inline_takes_effect_at_once() -> None:
 @pytest.mark.parametrize("exact", [False, True])
 def test_what_is_open_is_judged_again_after_a_resume(exact: bool) -> None:
     scores: dict[int, Score] = {10: 1.0, 20: 2.0, 30: 1.5}
-    first = Desk(scores, concurrent=True, repeatable=exact)
+    first = Desk(scores, concurrent=True, reproducible=exact)
     first.stopping = True  # so that an exact one does not wait for 10
     first.submit(10, 20)
     state = json.loads(json.dumps(first.judging.state()))
     assert state["pending"] == [{"opt_steps": 10, "env_steps": 20}, {"opt_steps": 20, "env_steps": 40}]
-    second = Desk(scores, concurrent=True, repeatable=exact)
+    second = Desk(scores, concurrent=True, reproducible=exact)
     second.judging.load_state(state, first.judging.pending)
     second.evaluator.answers = math.inf
     second.judging.look()
@@ -389,7 +389,7 @@ def test_what_is_open_is_judged_again_after_a_resume(exact: bool) -> None:
 
 
 def test_an_exact_result_that_has_not_taken_effect_is_still_open() -> None:
-    desk = Desk({10: 1.0}, concurrent=True, repeatable=True)
+    desk = Desk({10: 1.0}, concurrent=True, reproducible=True)
     desk.evaluator.answers = math.inf
     desk.submit(10)
     assert [trial["opt_steps"] for trial in desk.judging.state()["pending"]] == [10]
