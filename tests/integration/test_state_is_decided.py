@@ -133,7 +133,7 @@ FOLLOWS = {
     " _window blocked_s",  # the clock, and the recent past
     "Learner": "_batches",  # rooms
     "DqnPolicy": "_evaluation_rng _exploring _last _network",  # made anew; of the last env step; over the weights
-    "DqnRule": "_networks",  # over the weights
+    "DqnRule": "_networks _told",  # over the weights; what was told
     "RowReplayBuffer": "_columns _frames _ready",  # of _data; none here; counted again
     "UniformDrawing": "_drawn",  # drawn again
     "InThreadSource": "_announced _credit _started",  # told by the loop; the clock
