@@ -169,7 +169,7 @@ def test_i2_to_trust_another_name_is_not_to_trust_this_one(
         ("trainer.max_opts=${oc.env:SECRET}", "trainer.max_opts: '${oc.env:SECRET}' is of the wrong type"),
         ("env.kwargs.a=${oc.env:SECRET}", "env.kwargs.a: null → ${oc.env:SECRET}"),
         ("+agent._target_=os.mkdir", "agent._target_: there is no such key"),
-        ("+env.kwargs={_target_:os.mkdir,path:executed}", "another env.kwargs"),
+        ("+env.kwargs={_target_:os.mkdir,path:executed}", "cannot change within a run: env.kwargs"),
     ],
 )
 def test_i2_what_is_typed_beside_resume_is_data_as_well(

@@ -42,7 +42,7 @@ CELLS = {
     ),
     ("cartpole", 3): ("evaluator=process", "trainer.opt_interval=2.5", "trainer.lockstep_steps=5"),
     ("cartpole", 8): ("buffer.n_step=3", "agent.reward_clip=0.5"),
-    ("acrobot", 1): (SHORT, "buffer.n_step=3", "trainer.opt_interval=3", "actor_manager.n_buffer=4"),
+    ("acrobot", 1): (SHORT, "buffer.n_step=3", "trainer.opt_interval=3", "trainer.lockstep_steps=4"),
     ("acrobot", 3): (SHORT, "actor_manager.envs_per_actor=2", "trainer.opt_interval=0.7"),
     ("acrobot", 8): (SHORT, "evaluator=process", "trainer.opt_interval=4", "trainer.lockstep_steps=3"),
     ("lunarlander", 1): (

@@ -253,7 +253,7 @@ def test_a_run_that_is_done_needs_a_larger_budget(done: Run, capsys: pytest.Capt
     ("words", "said"),
     [
         (["agent=dqn"], "agent=dqn chooses a group"),
-        (["agent.lr=0.5"], "another agent.lr: 0.001 → 0.5"),
+        (["agent.lr=0.5"], "cannot change within a run: agent.lr: 0.001 → 0.5"),
         (["trainer.max_opt=9"], "nearest: trainer.max_opts"),
         (["hydra.run.dir=x"], "cannot be typed beside it"),
         (["~agent.lr"], "cannot be typed beside it"),
