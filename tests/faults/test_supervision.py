@@ -38,7 +38,7 @@ from border_cli.runtime.factory import Factory
 from tests.fakes import COUNTING_COLUMNS, counting_actors, model
 from tests.faults.actors import audit, running  # noqa: F401 - audit is a fixture
 from tests.faults.amounts import seeded, times
-from tests.faults.commands import START_S, WARMUP, border_train, verified_checkpoints
+from tests.faults.commands import START_S, WARMUP, border_train, verified_checkpoints, what_is_kept
 from tests.faults.deadly import (
     actors_that_die_in_a_push,
     actors_with_diaries,
@@ -346,11 +346,12 @@ def test_a3_a_run_whose_actors_all_die_again_and_again_ends_with_the_cause(tmp_p
         began = time.monotonic()
         assert command.end() == 5
         assert time.monotonic() - began <= ENDED_S
-        first, second = command.errors.splitlines()
+        first, second, kept = command.errors.splitlines()
         assert re.fullmatch(r"error: actor [01] was killed by SIGKILL \(it was acting\)", first)
         assert second.endswith(
             "it was restarted 1 times within 600 s, and fewer than actor_manager.min_actors=1 are left"
         )
+        assert kept == what_is_kept(command.run, tmp_path)
         summary = command.run.summary
         assert summary["exit_code"] == 5
         assert [(actor["incarnation"], actor["state"]) for actor in summary["actors"]] == [(1, "lost")] * 2
@@ -705,7 +706,7 @@ def test_b3_the_learner_waits_and_its_only_actor_dies(tmp_path: Path, restarts: 
             assert f"warning: {said}" in (tmp_path / "output").read_text()
             assert command.run.series("async/restarts")[-1][1] == 1
         else:
-            assert command.errors == f"error: {cause}\n"
+            assert command.errors.splitlines() == [f"error: {cause}", what_is_kept(command.run, tmp_path)]
             assert command.run.summary["error"] == cause
             assert command.run.counts == (allowed, 199)
 
