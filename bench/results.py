@@ -124,7 +124,7 @@ def config_hash(words: list[str]) -> str:
     with Composer(parse_words(words), None) as composer:
         config = composer.compose(composer.words()).config
     kept = {name: value for name, value in to_plain(config).items() if name not in _UNLIKE}
-    kept["env"].pop("native")  # who steps the games: the same ones
+    kept["env"].pop("native")  # who steps the games makes no difference: the frames are the same
     for group, section in (("agent", config.agent), ("env", config.env)):
         for name, _ in section.idle():  # so that a switch that comes later, and is off, is none
             kept[group].pop(name, None)

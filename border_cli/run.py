@@ -280,7 +280,7 @@ class _Run:
         if isinstance(error, ActorLostError) and not told:
             _log.error("the actor's own traceback:\n%s", error.details, extra=TOLD)
         if self._loop is not None and self._loop.saving.saved_at:
-            add_note(error, f"its state of opt step {self._loop.saving.saved_at} is kept: {self._resuming()}")
+            add_note(error, f"the state of opt step {self._loop.saving.saved_at} is kept: {self._resuming()}")
 
     def _keep_crash(self, error: Exception) -> None:
         """crash.json, as far as the disk lets us: a run that goes on must not end for it."""

@@ -105,7 +105,7 @@ def _keys(agent: str) -> str:
     body = [f"  {key:<{first}}  {default:>{second}}  {about}" for key, default, about in rows]
     return "\n".join(
         [
-            "Most used keys, with the defaults of agent=dqn and preset=none; a preset changes many of them",
+            f"Most used keys, with the defaults of agent={agent} and preset=none; a preset changes many of them",
             *body,
             "",
         ]

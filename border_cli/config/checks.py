@@ -213,8 +213,7 @@ def _check_environment(config: TrainConfig) -> None:
 def _check_native(config: TrainConfig) -> None:
     if is_reproducible(config):
         raise UsageError(
-            "env.native=always: games in ALE's threads cannot be resumed in the middle of an episode, as this way to train "
-            "needs\n"
+            "env.native=always: games in ALE's threads cannot be resumed within an episode, as sync and lockstep do\n"
             "allowed: env.native=auto, or trainer=async without lockstep"
         )
     if not _is_game(config):

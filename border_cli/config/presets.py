@@ -24,10 +24,10 @@ def preset_for(agent: str, env_id: str) -> str | None:
 
 def is_for_another(preset: str, agent: str) -> bool:
     """Whether a shipped preset is one of another agent."""
-    is_shipped = (
-        preset != NONE and (conf_dir() / "preset" / f"{preset}.yaml").exists()
-    )  # none is read for that
-    return is_shipped and not preset.startswith(f"{agent}_")
+    file = (
+        conf_dir() / "preset" / f"{preset}.yaml"
+    )  # that it is there is enough: each command asks, none reads it
+    return preset != NONE and file.exists() and not preset.startswith(f"{agent}_")
 
 
 @cache

@@ -214,4 +214,4 @@ def verified_checkpoints(run: Run) -> list[Checkpoint]:
 def what_is_kept(run: Run, folder: Path) -> str:
     """What a run that failed says of its newest checkpoint, started in this folder."""
     newest = verified_checkpoints(run)[0].opt_steps
-    return f"its state of opt step {newest} is kept: border-train resume={run.path.relative_to(folder)}"
+    return f"the state of opt step {newest} is kept: border-train resume={run.path.relative_to(folder)}"

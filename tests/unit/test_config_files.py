@@ -61,11 +61,10 @@ def test_comments_are_the_units_helps_and_choices_of_the_schema(group, option):
         {"agent": {"type": "sac" if option == "sac" else "dqn"}, "buffer": {"type": "prioritized"}}
     )
     for name, comment in comments(group, option).items():
-        info = infos.get(f"{group}.{name}".lstrip("."))
-        if info is not None:
-            unit = f"[{info.unit}] " if info.unit else ""
-            choices = f" ({' | '.join(info.choices)})" if info.choices else ""
-            assert comment == f"{unit}{info.help}{choices}"
+        info = infos[f"{group}.{name}".lstrip(".")]
+        unit = f"[{info.unit}] " if info.unit else ""
+        choices = f" ({' | '.join(info.choices)})" if info.choices else ""
+        assert comment == f"{unit}{info.help}{choices}"
 
 
 def comments(group, option):

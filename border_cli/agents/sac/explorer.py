@@ -1,4 +1,4 @@
-"""Noise that lasts for longer than an env step: drifting noise on actions, and noise that is a function of the state.
+"""Noise that lasts for longer than an env step: Ornstein-Uhlenbeck noise, and state-dependent noise (gSDE).
 
 Each environment has noise of its own, which begins anew with each episode.
 """
