@@ -21,6 +21,7 @@ from border_cli.core.items import Column, item_columns
 from border_cli.core.protocols import ModelInfo
 from border_cli.core.spaces import ActionSpec, Array, EnvSpec, Obs, ObsLeaf, ObsSpec
 from border_cli.envs.gym_env import GymEnv
+from border_cli.envs.taped import TapedEnv
 from border_cli.replay.step_processor import NStepProcessor
 from border_cli.runtime import forkserver
 from border_cli.runtime.clock import Backoff
@@ -93,6 +94,10 @@ def make_processor(place: Place, spec: EnvSpec, n_step: int) -> NStepProcessor:
 
 def make_env_that_exits(place: Place, config: EnvConfig) -> GymEnv:
     os._exit(3)
+
+
+def make_resumable_env(place: Place, config: EnvConfig) -> TapedEnv:
+    return TapedEnv(make_counting_env(place, config))
 
 
 def make_env_that_logs(place: Place, config: EnvConfig) -> GymEnv:

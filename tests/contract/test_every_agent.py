@@ -105,10 +105,16 @@ def test_e4_nor_is_one_of_a_loaded_model(agent: str, action: str, tmp_path: Path
     for net in range(5):
         info = random_model(policy(agent, space).model_info(), rng)
         loaded = load(save_best(tmp_path, info.arrays, described, Evaluation(net, (1.0,), (1,))))
+        acting = policy(agent, space)
+        acting.sync_model(info)
+        acting.eval()
         OBSERVATIONS.seed(net)
         for _ in range(20):
-            given = loaded.sample(OBSERVATIONS.sample())
+            observation = OBSERVATIONS.sample()
+            given = loaded.sample(observation)
             assert space.contains(given), (given, space)
+            one = {"obs.x": observation["x"][None], "obs.k": np.array([observation["k"] - 1])}
+            assert np.array_equal(given, decode_action(described.spec.action, acting.sample(one)[0]))
 
 
 # -- acting and learning ------------------------------------------------

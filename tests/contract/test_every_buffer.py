@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -76,9 +78,24 @@ class World:
         self.spec = spec_of(naive.stack)
         self.processors = {actor: NStepProcessor(self.spec, 2, naive.n_step, GAMMA) for actor in range(2)}
         self.at: dict[tuple[int, int], tuple[int, int]] = {}
+        self.held: list[dict[str, Array]] | None = None  # until a chunk is whole
 
     def episode(self, actor: int, env: int, length: int, ending: str) -> None:
         """So many env steps; ending: "terminated", "truncated", "cut", or "" where it goes on the next time."""
+        for _ in self._steps(actor, env, length, ending):
+            pass
+
+    def chunk(self, actor: int, first: tuple[int, str], second: tuple[int, str]) -> None:
+        """So many env steps with that ending in both environments of an actor, in turn, handed over as one chunk."""
+        self.held = []
+        streams = [self._steps(actor, env, *one) for env, one in enumerate((first, second))]
+        for _ in zip_longest(*streams):
+            pass
+        parts, self.held = self.held, None
+        if parts:
+            self.buffer.push({name: np.concatenate([one[name] for one in parts]) for name in parts[0]}, actor)
+
+    def _steps(self, actor: int, env: int, length: int, ending: str) -> Iterator[None]:
         number, t = self.at.get((actor, env), (0, 0))
         for i in range(length):
             last = i == length - 1
@@ -86,6 +103,7 @@ class World:
                 (actor, env, number, t), last and ending == "terminated", last and ending == "truncated"
             )
             t += 1
+            yield
         if ending == "cut":
             self._push(actor, self.processors[actor].cut(env))
             self._closed((actor, env, number, t), False)
@@ -124,7 +142,9 @@ class World:
         newest = items["obs"] if len(items["obs"]) else np.empty((0, 4), np.int32)
         for row in newest:
             self.naive.row_of[tuple(int(v) for v in row)] = len(self.naive.row_of)  # type: ignore[index]
-        if len(newest):
+        if len(newest) and self.held is not None:
+            self.held.append(items)
+        elif len(newest):
             self.buffer.push(items, actor)
 
     def check(self) -> None:
@@ -172,6 +192,26 @@ def test_against_whole_transitions(kind: str, stack: int, n_step: int, capacity:
     world = World(make(kind, capacity, stack), Naive(stack, n_step, capacity))
     for one in plan:
         world.episode(*one)
+        world.check()
+
+
+IN_ONE = st.tuples(st.integers(1, 9), st.sampled_from(["terminated", "truncated", "cut", ""]))
+
+
+@pytest.mark.parametrize("stack", STACKS.values(), ids=STACKS)
+@pytest.mark.parametrize("kind", BUFFERS)
+@settings(max_examples=40, deadline=None)
+@given(
+    n_step=st.integers(1, 4),
+    capacity=st.integers(9, 60),
+    plan=st.lists(st.tuples(st.integers(0, 1), IN_ONE, IN_ONE), min_size=1, max_size=12),
+)
+def test_chunks_of_two_environments_against_whole_transitions(
+    kind: str, stack: int, n_step: int, capacity: int, plan: Any
+) -> None:
+    world = World(make(kind, capacity, stack), Naive(stack, n_step, capacity))
+    for one in plan:
+        world.chunk(*one)
         world.check()
 
 

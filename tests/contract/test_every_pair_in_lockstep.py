@@ -15,6 +15,7 @@ import pytest
 
 from border_cli.cli.compose import Composer
 from border_cli.cli.overrides import parse_words
+from border_cli.cli.train import main
 from border_cli.core.errors import UsageError
 from border_cli.envs.spaces import env_spec
 from border_cli.parts import check_spec
@@ -97,6 +98,16 @@ FRAMES = Pair(
 """Stacked observations, of which the replay stores frames."""
 
 
+LASTING = [
+    Pair(agent, f"uniform, {exploration}", (*words_of(agent, "uniform", "Pendulum-v1"), *words))
+    for agent, exploration, words in (
+        ("sac", "state_dependent", ("agent.exploration=state_dependent", "agent.noise_interval=7")),
+        ("td3", "ornstein_uhlenbeck", ("agent.exploration=ornstein_uhlenbeck",)),
+    )
+]
+"""Exploration that lasts for several env steps, and is part of what an actor goes on with."""
+
+
 def test_every_agent_and_every_buffer_is_in_a_pair() -> None:
     assert {pair.agent for pair in PAIRS} == set(AGENTS)
     assert {pair.buffer for pair in PAIRS} == set(BUFFERS)
@@ -119,7 +130,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, full_forkserver: None) -> I
 
 @pytest.fixture(
     scope="module",
-    params=list(product([*PAIRS, FRAMES], MODES)),
+    params=list(product([*PAIRS, FRAMES, *LASTING], MODES)),
     ids=lambda param: f"{param[0].agent}, {param[0].buffer}, {param[1]}",
 )
 def case(request: pytest.FixtureRequest, folder: Path) -> Case:
@@ -130,6 +141,13 @@ def case(request: pytest.FixtureRequest, folder: Path) -> Case:
 
 def test_g1_the_same_seed_is_the_same_run(folder: Path, case: Case) -> None:
     assert_same_bits(run_whole(folder / f"{case.name}, again", *case.words), case.whole)
+
+
+def test_importance_weights_follow_the_budget_that_a_run_began_with(folder: Path) -> None:
+    run = run_whole(folder / "beta", *words_of("dqn", "prioritized", "CartPole-v1"), *MODES["sync"])
+    assert run.config.buffer.beta_opt_steps == 40
+    assert main([f"resume={run.path}", "trainer.max_opts=50"]) == 0
+    assert Run(run.path).config.buffer.beta_opt_steps == 40
 
 
 def test_g2_a_resumed_run_equals_the_uninterrupted_one(folder: Path, case: Case) -> None:

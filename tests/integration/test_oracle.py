@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from border_cli.actors.lockstep import LockstepManager
 from border_cli.actors.manager import ActorManager
+from border_cli.actors.rounds import Rounds
 from border_cli.config.schema import ActorManagerConfig
 from border_cli.core.items import Chunk
 from border_cli.core.spaces import Array
@@ -118,3 +121,47 @@ def test_every_env_step_arrives_once_and_in_order(n_envs: int, n_step: int, env_
     assert [(s.actor, s.env_steps, s.state) for s in stats] == [
         (actor, env_steps // N_ACTORS, "done") for actor in range(N_ACTORS)
     ]
+
+
+# -- in lockstep --------------------------------------------------------
+
+
+def collect_rounds(manager: LockstepManager, n: int) -> list[list[Chunk]]:
+    """As the learner does: take in a round, publish the model of after it; the one after round r has version r + 1."""
+    rounds: list[list[Chunk]] = []
+    backoff = Backoff()
+    while len(rounds) < n:
+        chunks = manager.collect()
+        if not chunks:
+            backoff.sleep()
+            continue
+        rounds.append(chunks)
+        manager.publish(model(len(rounds)))
+        backoff = Backoff()
+    return rounds
+
+
+@pytest.mark.parametrize(("n_step", "ring_rows"), [(1, 512), (3, 16)])
+def test_c8_rounds_bring_every_row_with_the_model_that_is_due(n_step: int, ring_rows: int) -> None:
+    """In round r the actors have the model of after round r - 2; a round larger than the ring comes in pieces."""
+    rounds = Rounds(n_actors=2, envs_per_actor=2, steps=11)
+    spec = counting_actors(
+        n_envs=2, n_step=n_step, make_env="make_resumable_env", lengths=LENGTHS, truncate="odd"
+    )
+    config = ActorManagerConfig(n_buffer=1, ring_rows=ring_rows)
+    manager = LockstepManager(replace(spec, rounds=rounds), rounds, COUNTING_COLUMNS, config)
+    try:
+        manager.start(model())
+        found = collect_rounds(manager, 40)
+    finally:
+        manager.stop()
+    for r, chunks in enumerate(found):
+        assert [(chunk.actor, chunk.env_steps, chunk.version) for chunk in chunks] == [
+            (actor, 22, max(r - 2, 0)) for actor in range(2)
+        ]
+    for actor in range(2):
+        mine = [chunks[actor].items for chunks in found]
+        rows = {name: np.concatenate([items[name] for items in mine]) for name in ("obs", "span", "env")}
+        for env in range(2):
+            of_env = rows["env"] == env
+            check_stream(rows["obs"][of_env], rows["span"][of_env], actor, env, 40 * 11, n_step)

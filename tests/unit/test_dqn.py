@@ -10,8 +10,8 @@ from border_cli.agents.batches import TensorBatch
 from border_cli.agents.dqn.agent import make_agent, make_policy
 from border_cli.agents.dqn.config import DqnConfig
 from border_cli.agents.dqn.explorer import EpsilonSchedule, explore, ladder_power
-from border_cli.agents.dqn.heads import ScalarHead
-from border_cli.agents.dqn.loss import DqnNetworks, DqnState, opt_step, td_target, update_target
+from border_cli.agents.dqn.heads import ScalarHead, make_head
+from border_cli.agents.dqn.loss import DqnNetworks, DqnState, StepDraws, opt_step, td_target, update_target
 from border_cli.agents.dqn.network import NO_DRAWS, Draws
 from border_cli.agents.encoding import Encoder
 from border_cli.agents.flat import FlatModule
@@ -72,6 +72,59 @@ def test_one_opt_step_by_hand() -> None:
     assert state.online.mean.tolist() == pytest.approx([-0.2, 0.0])
 
 
+@pytest.mark.parametrize(
+    ("double", "forbidden", "target"),
+    [
+        (False, None, 1 + 0.5 * 6),  # the target network's best action by its own values, 2 and 6
+        (True, None, 1 + 0.5 * 2),  # the online network's, 4 and 2, valued by the target network
+        (False, 1, 1 + 0.5 * 2),
+        (True, 0, 1 + 0.5 * 6),
+    ],
+)
+def test_an_opt_step_asks_the_right_network_by_hand(
+    double: bool, forbidden: int | None, target: float
+) -> None:
+    """Online weights 2, 1 and target weights 1, 3 at s' = 2; in the present state no action is forbidden."""
+    net = FlatModule(Table())
+    state = DqnState.fresh(net.initial())
+    state.target.copy_(T([1.0, 3.0]))
+    free, mask = T([[1, 1]]), T([[1, 1]])
+    if forbidden is not None:
+        mask[0, forbidden] = 0
+    batch = TensorBatch(
+        {"obs": T([[1.0]]), "mask": free}, T([0]), T([1.0]), T([0.5]), T([False]),
+        {"obs": T([[2.0]]), "mask": mask},
+    )  # fmt: skip
+    config = DqnConfig(double=double, loss="mse")
+    opt_step(DqnNetworks.over(net, state), ScalarHead("mse"), config, state, batch, mask="mask")
+    loss, q, found, _ = state.outcome.sums.tolist()
+    assert (loss, q, found) == pytest.approx(((target - 2) ** 2, 2.0, target))
+
+
+class Levels(Table):
+    """Quantiles Q(s, a) = w_a · s + τ, where τ is drawn; 0.5 where it is not."""
+
+    def forward(self, obs: dict[str, torch.Tensor], draws: Draws = NO_DRAWS) -> torch.Tensor:
+        tau = T([[0.5]]) if draws.tau is None else draws.tau
+        return super().forward(obs) + tau.unsqueeze(1)
+
+
+def test_an_implicit_quantile_step_is_at_the_levels_that_were_drawn_by_hand() -> None:
+    """θ = 2.1, 2.9 at τ = 0.1, 0.9; of s' = 2 the target's best action has 6 + 0.5: y = 1 + 0.5·6.5 = 4.25.
+
+    Huber's losses of 2.15 and 1.35 are 1.65 and 0.85.
+    """
+    net = FlatModule(Levels())
+    state = DqnState.fresh(net.initial())
+    state.target.copy_(T([1.0, 3.0]))
+    config = DqnConfig(head="implicit_quantile", double=False)
+    batch = TensorBatch({"obs": T([[1.0]])}, T([0]), T([1.0]), T([0.5]), T([False]), {"obs": T([[2.0]])})
+    draws = StepDraws(Draws(T([[0.1, 0.9]])), Draws(T([[0.5]])))
+    opt_step(DqnNetworks.over(net, state), make_head(config), config, state, batch, draws)
+    loss, q, target, _ = state.outcome.sums.tolist()
+    assert (loss, q, target) == pytest.approx((0.1 * 1.65 + 0.9 * 0.85, 2.5, 4.25))
+
+
 def test_huber_and_clipping_by_hand() -> None:
     _, (loss, _, _, norm) = one_step(DqnConfig(loss="huber", max_grad_norm=None))
     assert (loss, norm) == pytest.approx((0.5, 1.0))
@@ -126,6 +179,15 @@ def test_target_interval_counts_opt_steps() -> None:
     assert torch.equal(agent._rule.state.target, agent._rule.state.online.weights)
 
 
+def test_targets_move_by_target_tau() -> None:
+    agent, buffer = full_agent(target_interval=1, target_tau=0.25)
+    before = agent._rule.state.target.clone()
+    agent.opt(buffer)
+    expected = before + 0.25 * (agent._rule.state.online.weights - before)
+    assert torch.allclose(agent._rule.state.target, expected, atol=1e-7)
+    assert not torch.equal(expected, before)
+
+
 def test_state_goes_there_and_back() -> None:
     agent, buffer = full_agent()
     for _ in range(5):
@@ -161,15 +223,17 @@ def test_same_seed_same_agent() -> None:
 
 
 def test_records_are_means_since_the_last_one() -> None:
-    agent, buffer = full_agent()
-    agent.opt(buffer)
-    agent.opt(buffer)
-    sums = agent._rule.outcome.sums.tolist()
-    agent._rule.outcome.sums.zero_()
-    agent._rule.outcome.sums.add_(T(sums))
-    record = agent.opt(buffer, record=True)
-    assert record is not None and set(record.values) >= {"agent/loss", "agent/q_mean"}
-    assert agent._rule.outcome.sums.tolist() == [0.0] * 4
+    (each, one), (rare, other) = full_agent(lr=0.1), full_agent(lr=0.1)
+    records = [each.opt(one, record=True) for _ in range(3)]
+    rare.opt(other)
+    rare.opt(other)
+    together = rare.opt(other, record=True)
+    assert together is not None and set(together.values) >= {"agent/loss", "agent/q_mean", "agent/grad_norm"}
+    for name, mean in together.values.items():
+        singles = [record.values[name] for record in records if record is not None]
+        assert mean == pytest.approx(sum(singles) / 3), name
+    assert records[0] != records[1]
+    assert rare._rule.outcome.sums.tolist() == [0.0] * 4
 
 
 def test_atoms_that_are_too_narrow_are_told_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -21,7 +21,7 @@ from border_cli.config.registry import AGENTS, Entry
 from border_cli.config.schema import AgentConfig, EnvConfig
 from border_cli.core.errors import UsageError
 from border_cli.core.protocols import Evaluation, ModelInfo
-from border_cli.core.spaces import ActionSpec, Array, EnvSpec, Obs
+from border_cli.core.spaces import ActionSpec, Array, EnvSpec, Obs, ObsLeaf, ObsSpec
 from border_cli.envs.spaces import env_spec
 from border_cli.runs.load import LoadedModel
 from border_cli.runs.trust import code_of, remember
@@ -239,3 +239,29 @@ def test_a_name_that_is_not_there() -> None:
     with pytest.raises(AttributeError, match="laod"):
         _ = border_cli.laod
     assert {"load", "train_async"} <= set(dir(border_cli))
+
+
+class Noting:
+    """A policy that keeps what it is shown."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def sample(self, obs: Obs, env_steps: int = 0, env_ix: Sequence[int] = ()) -> Array:
+        self.seen.append(obs["obs"][0].tolist())
+        return np.zeros(1, np.int64)
+
+
+def test_single_frames_are_stacked_as_in_training_the_newest_last() -> None:
+    policy: Any = Noting()
+    spec = EnvSpec(
+        ObsSpec((ObsLeaf("obs", (), "box", (3, 1), "int64", stack=3),)), ActionSpec("discrete", n=2)
+    )
+    model = LoadedModel(policy, spec, 0, Path("x"))
+    for frame in (1, 2, 3, 4):
+        model.sample(np.array([frame]))
+    assert policy.seen == [[[a], [b], [c]] for a, b, c in ((1, 1, 1), (1, 1, 2), (1, 2, 3), (2, 3, 4))]
+    model.begin_episode()
+    model.sample(np.array([9]))
+    model.sample(np.array([[5], [6], [7]]))  # a stack already
+    assert policy.seen[4:] == [[[9], [9], [9]], [[5], [6], [7]]]

@@ -59,6 +59,7 @@ def test_what_is_sampled_is_what_the_environment_gave(n_step: int) -> None:
     buffer = make_buffer(BufferConfig(capacity=5000), env.spec, 0)
     processor, rng = NStepProcessor(env.spec, 2, n_step, 0.9), np.random.default_rng(0)
     given: dict[bytes, list[bytes]] = {}
+    all_given = set[bytes]()
     episodes: list[list[bytes]] = [[], []]
     for i in range(2):
         env.reset(i, seed=i)
@@ -67,6 +68,7 @@ def test_what_is_sampled_is_what_the_environment_gave(n_step: int) -> None:
         buffer.push(processor.process(step))
         for i in range(2):
             episodes[i].append(step.obs["obs"][i].tobytes())
+            all_given |= {step.obs["obs"][i].tobytes(), step.next_obs["obs"][i].tobytes()}
             if step.over[i]:
                 episodes[i].append(step.next_obs["obs"][i].tobytes())
                 for t, obs in enumerate(episodes[i][:-1]):
@@ -77,6 +79,7 @@ def test_what_is_sampled_is_what_the_environment_gave(n_step: int) -> None:
     for _ in range(20):
         batch = buffer.batch(32)
         for obs, next_obs in zip(batch.obs["obs"], batch.next_obs["obs"], strict=True):
+            assert {obs.tobytes(), next_obs.tobytes()} <= all_given
             if obs.tobytes() in given:  # of an episode that is over
                 assert next_obs.tobytes() in given[obs.tobytes()]
                 checked += 1
