@@ -26,6 +26,7 @@ from border_cli.core.protocols import Agent, Evaluator, ExperienceSource, Record
 from border_cli.core.spaces import EnvSpec
 from border_cli.envs.guarded import GuardedEnv, blamed
 from border_cli.envs.taped import TapedEnv
+from border_cli.evaluation.deferred import DeferredEvaluator
 from border_cli.evaluation.episodes import EpisodeRunner
 from border_cli.evaluation.inline import InlineEvaluator
 from border_cli.evaluation.process_evaluator import ProcessEvaluator
@@ -144,6 +145,14 @@ def _in_thread(context: Context, agent: Agent) -> InThreadSource:
 
 def make_evaluator(context: Context, agent: Agent) -> Evaluator:
     """The evaluator, in this thread or in a process of its own. Raises ResourceError and ActorLostError."""
+    if context.config.trainer.eval_interval is None:  # no environments for what may never be asked of them
+        return DeferredEvaluator(
+            lambda: _make_evaluator(context, agent), context.config.evaluator.type == "process"
+        )
+    return _make_evaluator(context, agent)
+
+
+def _make_evaluator(context: Context, agent: Agent) -> Evaluator:
     c = context.config
     if c.evaluator.type == "process":
         spec, timeout_s = parts.evaluator_spec(c), c.evaluator.heartbeat_timeout_s

@@ -57,6 +57,7 @@ class ActorLoop:
         if not self._line.first_step_ns:
             self._line.first_step_ns = self._clock.monotonic_ns()
         before = self._sampler.env_steps
+        self._proxy.begin_step()
         items = self._sampler.sample(env_ix, known)
         taken = self._sampler.env_steps - before  # fewer where an environment raised and was mended
         self.env_steps += taken

@@ -39,10 +39,13 @@ class ReplayBufferProxy:
         self._version = 0
         self.pending_env_steps = 0
 
-    def push(self, items: Items, env_steps: int, version: int) -> None:
-        """Take the rows that `env_steps` env steps completed (possibly none), chosen by model `version`."""
+    def begin_step(self) -> None:
+        """An env step begins, whose rows `push` will bring: a chunk is as old as the beginning of its first one."""
         if self.pending_env_steps == 0:
             self._since_ns = self._clock.monotonic_ns()
+
+    def push(self, items: Items, env_steps: int, version: int) -> None:
+        """Take the rows that `env_steps` env steps completed (possibly none), chosen by model `version`."""
         self.pending_env_steps += env_steps
         self._pending.append(items)
         self._version = version

@@ -20,14 +20,12 @@ from border_cli.core.state import State, check_arrays, count, require
 from border_cli.runtime import seeding
 
 _LEARNING = "learning"
+_LOOK_INTERVAL = 100
+"""Opt steps after which it is looked whether the last ones were skipped, on any device and whatever is recorded."""
 
 
 class Rule(Protocol):
     """How an agent learns. All that changes with it is in the vectors, the counts, the outcome and the generator."""
-
-    @property
-    def scalars(self) -> tuple[str, ...]:
-        """Names of what an opt step yields."""
 
     @property
     def outcome(self) -> Outcome:
@@ -42,6 +40,9 @@ class Rule(Protocol):
 
     def update_targets(self, number: int) -> None:
         """What is due of target networks after opt step no. `number`."""
+
+    def means(self, sums: Sequence[float], opt_steps: int) -> dict[str, float]:
+        """Of what so many opt steps have yielded, by the last part of the metric's name. sums: those of the outcome."""
 
     def examine(self, batch: TensorBatch) -> dict[str, float]:
         """What only a record asks for, of the last batch, by metric. Changes nothing, and draws nothing."""
@@ -80,7 +81,8 @@ class Learner:
         self._rule.update_targets(self.opt_steps)
         if errors is not None:
             self._update_priorities(buffer, errors)
-        if record or self._device.type == "cpu":  # elsewhere a look at it would wait for the device
+        # elsewhere a look at it waits for the device
+        if record or self._device.type == "cpu" or self.opt_steps % _LOOK_INTERVAL == 0:
             self.skipped_in_a_row = int(self._rule.outcome.skipped_in_a_row.item())
         return self._read(batch) if record else None
 
@@ -107,9 +109,7 @@ class Learner:
         counted, self._unread = self._unread - skipped, 0
         values = {"agent/skipped_steps": float(skipped)}
         if counted:
-            values |= {
-                f"agent/{name}": total / counted for name, total in zip(self._rule.scalars, sums, strict=True)
-            }
+            values |= {f"agent/{name}": mean for name, mean in self._rule.means(sums, counted).items()}
         return Record(values if batch is None else values | self._rule.examine(batch))
 
     # -- state ----------------------------------------------------------

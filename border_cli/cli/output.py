@@ -55,9 +55,8 @@ def report(error: Exception, debug: bool = False, job: str = "") -> int:
     """Say on stderr what went wrong and return the exit code.
 
     An error of ours is its message, at most three lines. A defect keeps its traceback, because a report about it is
-    worth nothing without, and an environment's error keeps the environment's. What was noted on an error follows its
-    message, as far as there is room. debug: the traceback in any case.
-    job: which of a sweep it was.
+    worth nothing without, and an environment's error keeps the environment's. What was noted on an error is said last;
+    of a long message, lines go for it. debug: the traceback in any case · job: which of a sweep it was.
     """
     ours = isinstance(error, BorderError)
     if debug or not ours:
@@ -66,8 +65,9 @@ def report(error: Exception, debug: bool = False, job: str = "") -> int:
         sys.stderr.write(f"{error.details.rstrip()}\n")
     message = str(error) if ours else f"{_named(error)}\n{_judged(error)}"
     lines = [line for line in message.splitlines() if line.strip()] or [type(error).__name__]
-    lines += notes(error)
-    sys.stderr.write("\n".join([f"{job}error: {lines[0]}", *lines[1:MAX_LINES]]) + "\n")
+    noted = notes(error)[: MAX_LINES - 1]
+    shown = [f"{job}error: {lines[0]}", *lines[1 : MAX_LINES - len(noted)], *noted]
+    sys.stderr.write("\n".join(shown) + "\n")
     sys.stderr.flush()
     return int(error.code) if isinstance(error, BorderError) else int(ExitCode.DEFECT)
 

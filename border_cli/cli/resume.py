@@ -22,6 +22,7 @@ from border_cli.config.resuming import changes, check_changes
 from border_cli.config.schema import GROUPS, TrainConfig
 from border_cli.config.yaml_text import load
 from border_cli.core.errors import UsageError
+from border_cli.replay.config import PrioritizedConfig
 from border_cli.runs import directory, trust
 from border_cli.runs.directory import CONFIG_FILE, RUNS, Launch
 from border_cli.runs.locate import run_directory
@@ -77,6 +78,13 @@ def take_over(stored: TrainConfig, config: TrainConfig, typed: dict[str, str]) -
         config.checkpoint.replay = stored.checkpoint.replay
     if config.init_from is not None and stored.init_from is not None:
         config.init_from = stored.init_from
+    if config.env.action_mask == "auto" and "env.action_mask" not in typed:
+        config.env.action_mask = stored.env.action_mask
+    own, settled = config.buffer, stored.buffer
+    if not isinstance(own, PrioritizedConfig) or not isinstance(settled, PrioritizedConfig):
+        return
+    if own.beta_opt_steps is None and "buffer.beta_opt_steps" not in typed:
+        own.beta_opt_steps = settled.beta_opt_steps
 
 
 def _run(

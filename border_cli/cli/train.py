@@ -24,6 +24,7 @@ from border_cli.config.schema import GROUPS
 from border_cli.config.suggest import nearest, nearest_line
 from border_cli.config.yaml_text import dump
 from border_cli.core.errors import ExitCode, UsageError
+from border_cli.runs.directory import CONFIG_FILE
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -56,6 +57,7 @@ def _dispatch(argv: Sequence[str]) -> int:
         _refuse_resume(resumed)
         return _sweep(composer, argv)
     if resumed is not None and resumed != resume.AUTO:
+        _refuse_flags(resumed, arguments)
         return resume.run_named(resumed, typed, argv)
     return _single(composer, arguments, argv, find=resumed == resume.AUTO)
 
@@ -63,6 +65,22 @@ def _dispatch(argv: Sequence[str]) -> int:
 def _refuse_resume(resumed: str | None) -> None:
     if resumed is not None:
         raise UsageError(f"resume={resumed} resumes one run, and -m starts many\nallowed: one at a time")
+
+
+def _refuse_flags(resumed: str, arguments: Arguments) -> None:
+    """Nothing is composed there that they could show or add to."""
+    flags = {
+        "--cfg": arguments.cfg,
+        "--info": arguments.info,
+        "--hydra-help": arguments.hydra_help,
+        "--config-dir": arguments.config_dir,
+    }
+    given = [flag for flag, value in flags.items() if value]
+    if given:
+        raise UsageError(
+            f"{given[0]} is about what is composed, and resume={resumed} goes on with the run's own {CONFIG_FILE}\n"
+            f"allowed: {given[0]} without resume; that file says what the run has"
+        )
 
 
 def _single(composer: Composer, arguments: Arguments, argv: Sequence[str], find: bool) -> int:

@@ -101,6 +101,8 @@ def _without_effect(config: TrainConfig) -> Iterator[tuple[str, str, str]]:
             yield key, "trainer.lockstep=true, where rounds replace it", "trainer.lockstep=false"
     else:
         yield "trainer.lockstep_steps", "trainer.lockstep=false", "trainer.lockstep=true"
+    if config.trainer.opt_interval is None:
+        yield "trainer.ratio_tolerance", "trainer.opt_interval=null", "a number of env steps per opt step"
 
 
 def _check_no_restarts(config: TrainConfig, typed: Collection[str]) -> None:

@@ -57,7 +57,7 @@ declare("throughput/opt_steps_per_sec", "opt steps/s", "opt steps per second ove
 declare(
     "async/policy_lag_mean",
     "opt steps",
-    "mean age of the model that chose the actions, at insertion",
+    "mean age of the model that chose the actions, at insertion, over env steps",
     "clock",
 )
 declare("async/policy_lag_p95", "opt steps", "95th percentile of the same", "clock")

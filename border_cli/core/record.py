@@ -50,9 +50,15 @@ class Mean:
         return mean
 
 
-def percentile(values: Iterable[float], q: float) -> float:
-    """Nearest-rank percentile, q in (0, 100]. Raises ValueError when there are no values."""
+def percentile(values: Iterable[tuple[float, int]], q: float) -> float:
+    """Nearest-rank percentile of values that were each seen so many times, q in (0, 100].
+
+    Raises ValueError when there are no values.
+    """
     ordered = sorted(values)
-    if not ordered:
-        raise ValueError("percentile of nothing")
-    return float(ordered[max(0, math.ceil(q / 100 * len(ordered)) - 1)])
+    rank = math.ceil(q / 100 * sum(times for _, times in ordered))
+    for value, times in ordered:
+        rank -= times
+        if rank <= 0:
+            return float(value)
+    raise ValueError("percentile of nothing")

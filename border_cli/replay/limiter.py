@@ -141,9 +141,16 @@ class RatioLimiter:
             return False
         return self._interval is None or not may_opt
 
-    def grant(self) -> bool:
-        """Give out what may be given; `credits` then holds the new words. Whether anything changed."""
+    def grant(self, missing: int = 0) -> bool:
+        """Give out what may be given; `credits` then holds the new words. Whether anything changed.
+
+        missing: rows that the replay lacks for a batch. Where all env steps that may precede the first opt step have
+        left fewer, because an actor was lost with rows that waited for their sum, the warm-up becomes that much longer.
+        """
         allowance = self.allowance
+        if missing and self._given == allowance and allowance != self._max_env_steps and self._starved():
+            self._base_env_steps += missing
+            allowance = self.allowance
         free = allowance - self._given
         # Nothing comes after this: give the rest, whole steps or not.
         last = allowance == self._max_env_steps or self._starved()

@@ -26,10 +26,16 @@ class Band:
 
 @dataclass(frozen=True)
 class Line:
-    """A group in the final table. Scores are None where a run has none; expected: of the preset, None without one."""
+    """A group in the final table.
+
+    seeds: different ones, fewer than the runs where some are repeats · scores: over the `scored` runs that have both,
+    None where no run has · expected: of the preset, None without one.
+    """
 
     name: str
     runs: int
+    seeds: int
+    scored: int
     env_steps: int
     best: Interval | None
     last: Interval | None
@@ -58,12 +64,15 @@ def band(group: Group, axis: str) -> Band:
 def line(group: Group) -> Line:
     """What a group has come to."""
     runs = group.runs
+    scored = [run for run in runs if None not in (_mean(run, "best_score"), _mean(run, "last_score"))]
     return Line(
         group.name,
         len(runs),
+        len({run.path if run.seed is None else run.seed for run in runs}),
+        len(scored),
         max(int(run.curve.env_steps[-1]) for run in runs),
-        _score(runs, "best_score"),
-        _score(runs, "last_score"),
+        _score(scored, "best_score"),
+        _score(scored, "last_score"),
         float(np.median([run.curve.seconds[-1] for run in runs])),
         sum(run.summary.get("status") != "done" for run in runs),
         _expected(runs),
@@ -71,10 +80,13 @@ def line(group: Group) -> Line:
 
 
 def _score(runs: Sequence[RunRecord], name: str) -> Interval | None:
-    scores: list[Any] = [(run.summary.get(name) or {}).get("mean") for run in runs]
-    if any(score is None for score in scores):
+    if not runs:
         return None
-    return bootstrap(np.array([scores], np.float64))[0]
+    return bootstrap(np.array([[_mean(run, name) for run in runs]], np.float64))[0]
+
+
+def _mean(run: RunRecord, name: str) -> Any:
+    return (run.summary.get(name) or {}).get("mean")
 
 
 def _expected(runs: Sequence[RunRecord]) -> float | None:

@@ -37,7 +37,7 @@ def as_json(lines: Sequence[Line], curves: Curves, metric: str) -> dict[str, Any
 
 def table(lines: Sequence[Line]) -> list[list[str]]:
     """Head and rows of the final table, as text."""
-    head = ["runs of", "seeds", "env steps", "best score", "last score", "seconds", "expected"]
+    head = ["runs of", "runs", "env steps", "best score", "last score", "seconds", "expected"]
     return [head, *([*_cells(one)] for one in lines)]
 
 
@@ -48,7 +48,7 @@ def markdown(lines: Sequence[Line], metric: str, pictures: Sequence[Path]) -> st
     parts = [
         "# Report",
         "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in grid),
-        f"Scores are interquartile means over seeds with {LEVEL:.0%} bootstrap intervals ({RESAMPLES:,} resamples of "
+        f"Scores are interquartile means over runs with {LEVEL:.0%} bootstrap intervals ({RESAMPLES:,} resamples of "
         "runs; Agarwal et al., 2021). Best: of the model that each run kept as its best, over the episodes that "
         "confirmed it: the largest mean of several candidates, and so a little too high (`border-eval` judges it anew); "
         f"last: of each run's last evaluation. Curves: `{metric}`, as far as every run of a group goes.",
@@ -103,16 +103,25 @@ def _picture(bands: Mapping[str, Band], axis: str, metric: str, title: str, path
 
 
 def _cells(one: Line) -> list[str]:
-    unfinished = f" ({one.unfinished} unfinished)" if one.unfinished else ""
     return [
         one.name,
-        f"{one.runs}{unfinished}",
+        _runs(one),
         f"{one.env_steps:,}",
         _shown(one.best),
         _shown(one.last),
         number(one.seconds),
         _verdict(one),
     ]
+
+
+def _runs(one: Line) -> str:
+    remarks = (
+        (one.seeds < one.runs, f"{one.seeds} seeds" if one.seeds > 1 else "one seed"),
+        (one.unfinished, f"{one.unfinished} unfinished"),
+        (one.scored < one.runs, f"{one.runs - one.scored} without a score"),
+    )
+    said = ", ".join(text for holds, text in remarks if holds)
+    return f"{one.runs} ({said})" if said else f"{one.runs}"
 
 
 def _shown(score: Interval | None) -> str:

@@ -250,7 +250,12 @@ def _check_something_left(run_dir: Path, config: TrainConfig, resumed: Resumed) 
     """A run that is done goes on only with a larger budget."""
     if _status(run_dir) != DONE:
         return
-    t = config.trainer
+    t, best = config.trainer, _best(run_dir)
+    if t.stop_return is not None and best is not None and best.mean >= t.stop_return:
+        raise UsageError(
+            f"{run_dir} is done: its best score {best.mean:g} reaches trainer.stop_return={t.stop_return:g}\n"
+            "allowed: trainer.stop_return=null, or a greater one, and a budget that is not used up"
+        )
     budgets = (
         ("max_opts", resumed.opt_steps, t.max_opts),
         ("max_env_steps", resumed.env_steps, t.max_env_steps),

@@ -151,7 +151,7 @@ class TrainingLoop:
         left = p.limiter.attend(p.source.present())
         for actor in left:
             p.buffer.break_streams(actor)  # perhaps nobody comes back to go on with them
-        if p.limiter.grant() or left:
+        if p.limiter.grant(max(0, p.batch_size - len(p.buffer))) or left:
             p.source.grant(p.limiter.credits)
         p.telemetry.collect_took(monotonic() - began)
         return arrived
@@ -208,8 +208,7 @@ class TrainingLoop:
     def _non_finite(self, what: str) -> NonFiniteError:
         return NonFiniteError(
             f"{what} is not a finite number at opt step {self.parts.limiter.opt_steps}\n"
-            "allowed: finite rewards and observations; a smaller agent.lr or agent.max_grad_norm helps most often\n"
-            "earlier checkpoints are kept"
+            "allowed: finite rewards and observations; a smaller agent.lr or agent.max_grad_norm helps most often"
         )
 
     def _after_opt(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
@@ -53,8 +53,8 @@ class Telemetry:
         self._returns, self._lengths, self._interval_episodes = Mean(), Mean(), 0
         self._opt_ms, self._collect_ms, self._save_ms = Mean(), Mean(), Mean()
         self._failed_saves = 0
-        self._lags: deque[int] = deque(maxlen=_MOST_LAGS)
-        self._recent_lags: deque[int] = deque(maxlen=1000)
+        self._lags: deque[tuple[int, int]] = deque(maxlen=_MOST_LAGS)  # with the env steps of their chunks
+        self._recent_lags: deque[tuple[int, int]] = deque(maxlen=1000)
         self._recent_returns: deque[float] = deque(maxlen=_RECENT_EPISODES)
         self._window: deque[_Sample] = deque()
         self._last = self._sample([])
@@ -80,7 +80,7 @@ class Telemetry:
             "interval_episodes": self._interval_episodes,
             "returns": self._returns.state(),
             "lengths": self._lengths.state(),
-            "lags": list(self._lags) if reproducible else [],
+            "lags": [list(lag) for lag in self._lags] if reproducible else [],
             "recent_returns": list(self._recent_returns),
             "evaluations": [list(evaluation) for evaluation in self.progress.evaluations],
             "best": self.progress.best,
@@ -93,7 +93,7 @@ class Telemetry:
         self._interval_episodes = count(state["interval_episodes"], "interval_episodes")
         self._returns.load_state(state["returns"])
         self._lengths.load_state(state["lengths"])
-        self._lags.extend(count(lag, "a policy lag") for lag in listed(state["lags"], "lags"))
+        self._lags.extend(_lag(pair) for pair in listed(state["lags"], "lags"))
         returns = listed(state["recent_returns"], "recent_returns")
         self._recent_returns.extend(number(value, "a return") for value in returns)
         self.progress.evaluations = [_score(pair) for pair in listed(state["evaluations"], "evaluations")]
@@ -102,9 +102,10 @@ class Telemetry:
 
     def chunk(self, chunk: Chunk) -> None:
         """A chunk enters the replay."""
-        lag = self._limiter.opt_steps - chunk.version
-        self._lags.append(lag)
-        self._recent_lags.append(lag)
+        if chunk.env_steps:
+            lag = (self._limiter.opt_steps - chunk.version, chunk.env_steps)
+            self._lags.append(lag)
+            self._recent_lags.append(lag)
         for episode in finished_episodes(chunk.items):
             self.episodes += 1
             self._interval_episodes += 1
@@ -196,7 +197,7 @@ class Telemetry:
         p.replay_size, p.actors_alive = replay_size, alive
         p.recent_returns = list(self._recent_returns)
         if self._recent_lags:
-            p.policy_lag_mean = sum(self._recent_lags) / len(self._recent_lags)
+            p.policy_lag_mean = _mean(self._recent_lags)
         rates = self._rates(self._window[0], now)
         p.opt_steps_per_sec = rates.get("throughput/opt_steps_per_sec")
         p.samples_per_sec = rates.get("throughput/samples_per_sec")
@@ -256,7 +257,7 @@ class Telemetry:
         restarts = sum(actor.restarts for actor in actors)
         values = {"async/actors_alive": float(alive), "async/restarts": float(restarts)}
         if self._lags:
-            values["async/policy_lag_mean"] = sum(self._lags) / len(self._lags)
+            values["async/policy_lag_mean"] = _mean(self._lags)
             values["async/policy_lag_p95"] = percentile(self._lags, 95)
         return values
 
@@ -265,6 +266,17 @@ def _score(pair: Any) -> tuple[int, float]:
     """Opt step and mean of an evaluation, out of a saved state."""
     opt_steps, mean = listed(pair, "a score", 2)
     return count(opt_steps, "the opt step of a score"), number(mean, "a score")
+
+
+def _lag(pair: Any) -> tuple[int, int]:
+    """Policy lag and env steps of a chunk, out of a saved state."""
+    lag, env_steps = listed(pair, "a policy lag", 2)
+    return count(lag, "a policy lag"), count(env_steps, "env steps of a chunk")
+
+
+def _mean(lags: Iterable[tuple[int, int]]) -> float:
+    """Over env steps."""
+    return sum(lag * n for lag, n in lags) / sum(n for _, n in lags)
 
 
 def _share(part: float, whole: float) -> float:

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 import pytest
 
 from border_cli.core.protocols import Evaluator
+from border_cli.evaluation.deferred import DeferredEvaluator
 from border_cli.evaluation.episodes import EpisodeRunner
 from border_cli.evaluation.inline import InlineEvaluator
 from border_cli.runtime import forkserver
@@ -32,7 +33,24 @@ def process(n_envs: int = 2, cap: int = 100, truncating: bool = False) -> Iterat
         yield evaluator
 
 
-@pytest.fixture(params=[inline, process], ids=lambda make: make.__name__)
+@contextmanager
+def deferred(n_envs: int = 2, cap: int = 100, truncating: bool = False) -> Iterator[Evaluator]:
+    """One that is made by the first model, of either kind."""
+    made = []
+
+    def make() -> Evaluator:
+        runner = EpisodeRunner(SeededEnv(n_envs, truncating), cap, lambda: False, lambda: None)
+        made.append(InlineEvaluator(runner, WeightPolicy()))
+        return made[-1]
+
+    evaluator = DeferredEvaluator(make, concurrent=False)
+    assert evaluator.poll() is None
+    yield evaluator
+    evaluator.close()
+    assert len(made) <= 1
+
+
+@pytest.fixture(params=[inline, process, deferred], ids=lambda make: make.__name__)
 def evaluating(request: pytest.FixtureRequest) -> Make:
     forkserver.start_early(LIGHT_PRELOAD)
     make: Make = request.param

@@ -32,7 +32,7 @@ MS = 1_000_000
 class FakeClock:
     """Stands still but for sleeps, each of which lets the learner do something."""
 
-    now_ns: int = 1
+    now_ns: int = 10**12
     on_sleep: Callable[[], None] = lambda: None
 
     def monotonic_ns(self) -> int:
@@ -122,6 +122,7 @@ def test_chunks_leave_at_n_buffer_env_steps_and_before_waiting() -> None:
 def test_a_chunk_leaves_after_50_ms() -> None:
     bench = Bench(n_buffer=1000)
     items = {c.name: np.zeros((1, *c.shape), c.dtype) for c in COUNTING_COLUMNS}
+    bench.proxy.begin_step()
     bench.proxy.push(items, 1, 0)
     bench.clock.now_ns += 50 * MS - 1
     assert not bench.proxy.publish_if_due()
@@ -130,6 +131,20 @@ def test_a_chunk_leaves_after_50_ms() -> None:
     assert not bench.proxy.publish_if_due()
     bench.collect()
     assert bench.env_steps == [1]
+
+
+def test_an_env_step_that_takes_50_ms_leaves_by_itself() -> None:
+    bench = Bench(n_buffer=1000)
+    quick = bench.policy.sample
+
+    def slow(*words: object) -> np.ndarray:
+        bench.clock.now_ns += 50 * MS
+        return quick(*words)  # type: ignore[arg-type]
+
+    bench.policy.sample = slow  # type: ignore[method-assign,assignment]
+    bench.grant(3)
+    bench.run()
+    assert bench.env_steps == [1, 1, 1]
 
 
 def test_env_steps_count_where_n_step_completes_no_rows_yet() -> None:

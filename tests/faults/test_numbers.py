@@ -14,7 +14,7 @@ from border_cli.cli.train import main
 from border_cli.core.items import Items
 from border_cli.core.spaces import Array
 from border_cli.replay.buffer import RowReplayBuffer
-from tests.faults.commands import Command, border_train, verified_checkpoints
+from tests.faults.commands import Command, border_train, verified_checkpoints, what_is_kept
 from tests.real_runs import Run, tiny
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
@@ -66,10 +66,11 @@ def test_e1_bad_batches_without_end_end_the_run(tmp_path: Path) -> None:
     command, code = poisoned_run(tmp_path, 34, 10**9)
     assert command.run.config.trainer.max_nonfinite == 10  # by default
     assert code == 4
-    *_, first, _, _ = command.errors.splitlines()  # before it, perhaps, that an actor was slow to leave
+    *_, first, _, last = command.errors.splitlines()  # before it, perhaps, that an actor was slow to leave
     what = "the loss or gradient of 10 opt steps in a row is not a finite number at opt step 43"
     assert first.endswith(f"error: {what}")
     run = command.run
+    assert last == what_is_kept(run, command.folder)
     assert (run.summary["status"], run.summary["exit_code"]) == ("failed", 4)
     found = states(run)
     assert set(found) == {10, 20, 30, 40, 43}

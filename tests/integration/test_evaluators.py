@@ -109,3 +109,13 @@ def test_stop_return_ends_a_run_by_a_score_that_is_confirmed(evaluator: str, wor
     assert run.steps("eval/confirmed_mean")[0] == 30
     score = run.json("best/score.json")
     assert run.summary["best_score"] == {"opt_steps": score["opt_steps"], "mean": score["mean"]}
+
+
+def test_a_run_that_evaluates_nothing_makes_no_environment_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full_forkserver: None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = []
+    monkeypatch.setattr("border_cli.parts.evaluation_env", lambda *given: made.append(given))
+    run = train("trainer.eval_interval=null", "trainer.max_opts=20", "trainer=sync")
+    assert (run.counts[0], made) == (20, [])

@@ -199,6 +199,8 @@ def test_the_same_command_goes_on_and_once_done_begins_anew(
     first = Path("runs/latest").resolve()
     assert main([*words, "trainer.eval_interval=60"]) == 0  # a safe change is no other run
     assert Run(first).counts[0] == 120
+    log = (first / "train.log").read_text()
+    assert "trainer.eval_interval: 50 → 60" in log and "action_mask: " not in log  # which the run had settled
     with signal_at(10):
         assert main([*words, "agent.lr=0.01"]) == 143  # another one is
     assert len(list(Path("runs").glob("[0-9]*/*/config.yaml"))) == 2
@@ -242,6 +244,25 @@ def test_c8_a_folder_in_which_a_run_begins_stays_as_it_is(
         assert main([*WORDS, f"hydra.run.dir={tmp_path}"]) == 2
     assert "is being trained by another process (pid " in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+@pytest.mark.parametrize("flags", [["--cfg", "job"], ["--info"], ["--hydra-help"], ["--config-dir", "."]])
+def test_flags_about_what_is_composed_start_no_training(
+    copy: Run, flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = copy.files(".")
+    assert f"{flags[0]} is about what is composed" in refused(capsys, f"resume={copy.path}", *flags)
+    assert copy.files(".") == before
+
+
+def test_a_run_that_was_good_enough_needs_another_goal(copy: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([f"resume={copy.path}", "trainer.stop_return=1"]) == 0
+    assert copy.summary["ended_by"] == "stop_return"
+    more = [f"resume={copy.path}", "trainer.max_opts=240"]
+    assert "reaches trainer.stop_return=1\nallowed: trainer.stop_return=null" in refused(capsys, *more)
+    capsys.readouterr()
+    assert main([*more, "trainer.stop_return=null"]) == 0
+    assert Run(copy.path).counts[0] == 240
 
 
 def test_a_run_that_is_done_needs_a_larger_budget(done: Run, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from border_cli.cli.resume import take_over
 from border_cli.config import checks
 from border_cli.config.convert import to_config
+from border_cli.config.resuming import changes
 from border_cli.core.errors import UsageError
 
 SMALL = {
@@ -183,3 +185,23 @@ def test_what_has_no_meaning_in_lockstep_is_refused_where_it_was_typed(key: str)
     checks.check_effect(config(), (key,))
     with pytest.raises(UsageError, match=rf"allowed: {key} with trainer\.lockstep=false"):
         checks.check_effect(config(trainer__lockstep=True), (key,))
+
+
+# -- a run that goes on -------------------------------------------------
+
+
+def settled(beta_opt_steps: int | None = None, action_mask: str = "auto"):
+    buffer = {"buffer__type": "prioritized", "buffer__beta_opt_steps": beta_opt_steps}
+    return config(**buffer, env__action_mask=action_mask)
+
+
+def test_the_same_words_take_over_what_the_run_has_settled():
+    stored, again = settled(24_500, "none"), settled()
+    take_over(stored, again, {})
+    assert changes(stored, again) == []
+
+
+def test_what_is_typed_is_not_taken_over():
+    again = settled()
+    take_over(settled(24_500, "none"), again, {"buffer.beta_opt_steps": "null", "env.action_mask": "auto"})
+    assert changes(settled(), again) == []

@@ -160,10 +160,36 @@ def test_what_a_dead_actor_held_goes_to_the_others() -> None:
     limiter = RatioLimiter(1.0, 0, 8, 8, 2, 1)
     limiter.grant()
     assert limiter.credits == [4, 4]
+    limiter.inserted(0, 2)
     limiter.forfeit(0)
     limiter.inserted(1, 4)
+    limiter.attend([False, True])
     limiter.grant()
-    assert limiter.credits[1] == 8 or sum(limiter.credits) == 8
+    assert limiter.credits == [2, 6]
+
+
+def test_b1_a_warm_up_whose_rows_were_lost_is_that_much_longer() -> None:
+    """All that may precede the first opt step was taken, and two rows of it were lost with an actor."""
+    limiter = RatioLimiter(1.0, 4, 3, None, 1, 1)
+    while limiter.grant(missing=2 if limiter.env_steps == 8 else 0):
+        limiter.inserted(0, limiter.credits[0] - limiter.env_steps)
+    assert limiter.env_steps == 10
+    for _ in range(4):
+        assert limiter.may_opt()
+        limiter.opted()
+    assert not limiter.may_opt() and limiter.ratio == 1.0
+
+
+def test_a_batch_that_is_missing_adds_nothing_to_a_budget_or_while_there_is_credit() -> None:
+    limiter = RatioLimiter(1.0, 4, 3, 8, 1, 1)
+    while limiter.grant(missing=2):
+        limiter.inserted(0, limiter.credits[0] - limiter.env_steps)
+    assert limiter.env_steps == 8
+    assert limiter.state()["base"] == [0, 0]
+    limiter = RatioLimiter(1.0, 4, 8, None, 1, 1)
+    limiter.grant()
+    assert not limiter.grant(missing=2)
+    assert limiter.state()["base"] == [0, 0]
 
 
 def test_a_tolerance_that_could_deadlock_is_refused() -> None:

@@ -16,6 +16,7 @@ from border_cli.config.schema import EnvConfig, PresetConfig, TrainConfig
 from border_cli.report.collect import find_runs, grouped, read_run
 from border_cli.report.compare import band, line
 from border_cli.report.statistics import bootstrap, interquartile_mean
+from border_cli.report.write import table
 
 # -- statistics ---------------------------------------------------------
 
@@ -180,6 +181,18 @@ def test_the_final_line(tmp_path: Path) -> None:
         25.0,
         True,
     )
+
+
+def test_repeats_of_a_seed_and_runs_without_a_score_are_told(tmp_path: Path) -> None:
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        write_run(tmp_path / name, [(10, 1.0, 4.0)], seed=seed)
+    summary = json.loads((tmp_path / "c" / "summary.json").read_text())
+    summary |= {"status": "running", "best_score": None}
+    (tmp_path / "c" / "summary.json").write_text(json.dumps(summary))
+    found = line(groups_in(tmp_path)[0])
+    assert (found.runs, found.seeds, found.scored, found.unfinished) == (3, 2, 2, 1)
+    assert found.best is not None and found.best.value == 4.0
+    assert table([found])[1][1] == "3 (2 seeds, 1 unfinished, 1 without a score)"
 
 
 def test_nothing_is_expected_of_a_run_that_was_shorter(tmp_path: Path) -> None:

@@ -17,7 +17,10 @@ from border_cli.agents.sac.bounds import Bounds
 from border_cli.agents.sac.config import SacConfig, Td3Config, TqcConfig
 from border_cli.agents.sac.explorer import OrnsteinUhlenbeck, StateDependentNoise
 from border_cli.agents.sac.loss import (
+    SCALARS,
+    StepDraws,
     critic_losses,
+    opt_step,
     sampled,
     smoothed,
     soft_target,
@@ -233,6 +236,38 @@ def test_random_at_first_then_the_policy_and_its_mean_in_evaluation(cls: type[Sa
     assert (policy.sample(obs(4000), 100) != best).any()
 
 
+def constant_policy(config: SacConfig, out: list[float]) -> Any:
+    """That gives the same in every state, with actions between -4 and 4."""
+    policy = make_policy(config, spec((-4.0,), (4.0,)), 0)
+    views = policy._net.views(policy.weights)
+    for name in ("out.weight", "out.bias"):
+        views[name].zero_()
+    views["out.bias"].copy_(T(out))
+    return policy
+
+
+def test_gaussian_noise_is_in_half_ranges() -> None:
+    policy = constant_policy(small(Td3Config, noise_std=0.1), [0.0])
+    assert policy.sample(obs(40_000), 10).std() == pytest.approx(0.1 * 4, rel=0.03)
+
+
+def test_a_gaussian_policy_acts_with_its_own_deviation() -> None:
+    policy = constant_policy(small(), [0.3, math.log(0.5)])
+    u = np.arctanh(policy.sample(obs(40_000), 10) / 4)
+    assert (u.mean(), u.std()) == (pytest.approx(0.3, abs=0.01), pytest.approx(0.5, rel=0.03))
+
+
+def test_state_dependent_noise_has_the_deviation_that_probabilities_assume() -> None:
+    policy = constant_policy(small(exploration="state_dependent", log_std_start=-1.0), [0.3])
+    drawn = []
+    for _ in range(4000):
+        policy.begin_episode(0)
+        drawn.append(math.atanh(policy.sample(obs(), 10, [0]).item() / 4))
+    given = policy._network(tensors())
+    assert np.std(drawn) == pytest.approx(given.std.item(), rel=0.05)
+    assert np.mean(drawn) == pytest.approx(0.3, abs=0.05 + 2 * given.std.item() / 60)
+
+
 def test_discrete_actions_are_refused() -> None:
     discrete = EnvSpec(spec().obs, ActionSpec("discrete", n=3))
     with pytest.raises(UsageError, match="agent=td3 gives real numbers"):
@@ -248,6 +283,121 @@ def batch(n: int = 4, weight: torch.Tensor | None = None) -> TensorBatch:
         {"obs": torch.randn(n, 3, generator=rng)}, torch.rand(n, 1, generator=rng), torch.ones(n),
         torch.full((n,), 0.9), torch.zeros(n, dtype=torch.bool), {"obs": torch.randn(n, 3, generator=rng)}, weight,
     )  # fmt: skip
+
+
+def linear_rule(cls: type[SacConfig], policy: list[float], critics: Any, target: Any, **changes: Any) -> Any:
+    """A rule whose networks see the action alone.
+
+    policy: what its network gives · critics, target: (n, k, 2) constant and slope by the action scaled to [-1, 1].
+    """
+    rule = make_agent(small(cls, hidden=[], **changes), spec(), 0)._rule
+    for label, (net, vector) in rule.vectors().items():
+        views = net.views(vector)
+        if label in ("policy", "policy_target"):
+            vector.zero_()
+            views["out.bias"].copy_(T(policy))
+        if label in ("critics", "critics_target"):
+            wanted = T(critics if label == "critics" else target)
+            vector.zero_()
+            views["layers.0.bias"].copy_(wanted[:, None, :, 0])
+            views["layers.0.weight"][:, -1, :] = wanted[..., 1]
+    return rule
+
+
+def one_row() -> TensorBatch:
+    """The action is 0.5 of half the range; the reward is 1 and the discount 0.9."""
+    one = {"obs": T([[0.3, -0.2, 0.1]])}
+    return TensorBatch(one, T([[1.0]]), T([1.0]), T([0.9]), NO, one)
+
+
+def step_of(rule: Any, z: float, next_z: float) -> dict[str, float]:
+    """What an opt step with these normal numbers, for the action and for the next one, yields."""
+    draws = StepDraws(T([[z]]), T([[next_z]]))
+    opt_step(rule._networks, rule._rules, rule.state, one_row(), draws)
+    return dict(zip(SCALARS, rule.outcome.sums.tolist(), strict=True))
+
+
+def log_prob(mean: float, std: float, z: float) -> float:
+    """Of an action scaled to [-1, 1]."""
+    u = mean + std * z
+    return -(z**2) / 2 - math.log(std) - math.log(2 * math.pi) / 2 - math.log(1 - math.tanh(u) ** 2)
+
+
+ONLINE, TARGET = [[[1.0, 2.0]], [[3.0, 1.0]]], [[[5.0, 1.0]], [[4.0, 2.0]]]
+
+
+def test_an_opt_step_of_sac_by_hand() -> None:
+    rule = linear_rule(SacConfig, [0.3, math.log(0.5)], ONLINE, TARGET, entropy_coef=0.2)
+    found = step_of(rule, 1.0, -0.4)
+    later = min(5 + math.tanh(0.1), 4 + 2 * math.tanh(0.1)) - 0.2 * log_prob(0.3, 0.5, -0.4)
+    y, entropy = 1 + 0.9 * later, -log_prob(0.3, 0.5, 1.0)
+    assert found["target_mean"] == pytest.approx(y, rel=1e-5)
+    assert found["q_mean"] == pytest.approx((2.0 + 3.5) / 2)
+    assert found["critic_loss"] == pytest.approx(0.5 * (2.0 - y) ** 2 + 0.5 * (3.5 - y) ** 2, rel=1e-5)
+    assert found["entropy"] == pytest.approx(entropy, rel=1e-5)
+    assert found["policy_loss"] == pytest.approx(-0.2 * entropy - (1 + 2 * math.tanh(0.8)), rel=1e-5)
+
+
+def test_an_opt_step_of_td3_by_hand() -> None:
+    rule = linear_rule(Td3Config, [0.2], ONLINE, TARGET, target_noise_clip=0.1)
+    net, vector = rule.vectors()["policy_target"]
+    net.views(vector)["out.bias"].fill_(0.5)
+    found = step_of(
+        rule, 9.0, 3.0
+    )  # no noise on the policy's own action, and 0.2·3 clipped to 0.1 on the next
+    y = 1 + 0.9 * (4 + 2 * (math.tanh(0.5) + 0.1))
+    assert found["target_mean"] == pytest.approx(y, rel=1e-5)
+    assert found["critic_loss"] == pytest.approx(0.5 * (2.0 - y) ** 2 + 0.5 * (3.5 - y) ** 2, rel=1e-5)
+    assert found["policy_loss"] == pytest.approx(-(1 + 2 * math.tanh(0.2)), rel=1e-5)
+    assert (found["entropy"], found["entropy_coef"]) == (0.0, 0.0)
+
+
+def test_an_opt_step_of_tqc_by_hand() -> None:
+    online = [[[1.0, 0.0], [2.0, 0.0], [3.0, 0.0]], [[5.0, 0.0], [6.0, 0.0], [7.0, 0.0]]]
+    target = [[[1.0, 0.0], [5.0, 0.0], [3.0, 0.0]], [[9.0, 0.0], [2.0, 0.0], [4.0, 0.0]]]
+    changes = {"quantiles": 3, "drop_quantiles": 1, "entropy_coef": 0.2}
+    rule = linear_rule(TqcConfig, [0.3, math.log(0.5)], online, target, **changes)
+    found = step_of(rule, 1.0, -0.4)
+    y = 1 + 0.9 * ((1 + 2 + 3 + 4) / 4 - 0.2 * log_prob(0.3, 0.5, -0.4))
+    assert found["target_mean"] == pytest.approx(y, rel=1e-5)
+    assert found["q_mean"] == pytest.approx(4.0)
+    assert found["policy_loss"] == pytest.approx(0.2 * log_prob(0.3, 0.5, 1.0) - 4.0, rel=1e-5)
+
+
+@pytest.mark.parametrize(("beyond", "sign"), [(-0.1, -1), (0.1, 1)])
+def test_a_learnt_coefficient_compares_the_policys_entropy_with_the_wanted_one(
+    beyond: float, sign: int
+) -> None:
+    wanted = -log_prob(0.3, 0.5, 1.0) + beyond
+    rule = linear_rule(SacConfig, [0.3, math.log(0.5)], ONLINE, TARGET, target_entropy=wanted, lr=0.01)
+    step_of(rule, 1.0, -0.4)
+    assert rule.state.coef.weights.item() == pytest.approx(sign * 0.01, rel=1e-3)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_the_policys_means_are_over_the_opt_steps_that_changed_it(number: int) -> None:
+    agent = make_agent(small(Td3Config), spec(), 0)
+    rule = agent._rule
+    steps = range(1, 4) if number == 1 else range(2, 5)  # one of three is even, or two
+    for n in steps:
+        rule.opt_step(batch(), n)
+    sums, _ = rule.outcome.read()
+    totals = dict(zip(SCALARS, sums, strict=True))
+    assert totals["policy_steps"] == number
+    found = rule.means(sums, 3)
+    assert found["policy_loss"] == pytest.approx(totals["policy_loss"] / number)
+    assert found["critic_loss"] == pytest.approx(totals["critic_loss"] / 3)
+    assert "policy_steps" not in found
+    rule.opt_step(batch(), 1)
+    assert not {"policy_loss", "entropy"} & set(rule.means(rule.outcome.read()[0], 1))
+
+
+def test_targets_move_by_target_tau() -> None:
+    rule = make_agent(small(target_tau=0.25), spec(), 0)._rule
+    rule.state.critics.weights += 1.0
+    before = rule.state.critics_target.clone()
+    rule.update_targets(1)
+    assert torch.allclose(rule.state.critics_target - before, T(0.25))
 
 
 def vectors(rule: Any) -> dict[str, list[float]]:
@@ -293,7 +443,7 @@ def test_a_fixed_coefficient_is_no_weight() -> None:
     assert not any(name.startswith("coef") for name in agent.state().arrays)
     rule = agent._rule
     rule.opt_step(batch(), 1)
-    index = rule.scalars.index("entropy_coef")
+    index = SCALARS.index("entropy_coef")
     assert rule.outcome.sums[index].item() == pytest.approx(0.1)
 
 

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
 
+from border_cli.agents.batches import Batches as TakenBatches
 from border_cli.agents.dqn.agent import make_agent
 from border_cli.agents.dqn.config import DqnConfig
 from border_cli.agents.learner import Learner
@@ -107,6 +109,38 @@ def test_e1_a_gradient_that_overflows_is_skipped_though_the_loss_is_finite() -> 
     learn(learner, batch)
     assert learner.skipped_in_a_row == 1
     assert bits(learner) == before
+
+
+class ElsewhereDevice:
+    """The CPU, taken for a device on which looking at a number is dear."""
+
+    type = "cuda"
+
+
+def test_e1_on_other_devices_skipped_steps_are_looked_for_though_nothing_is_recorded() -> None:
+    learner: Any = agent()
+    learner._device = ElsewhereDevice()
+    learn(learner, *[bad_batch()] * 99)
+    assert learner.skipped_in_a_row == 0
+    learn(learner, bad_batch())
+    assert learner.skipped_in_a_row == 100
+
+
+def test_on_other_devices_every_batch_is_copied_though_it_is_filled_anew() -> None:
+    class Refilled:
+        def batch(self, size: int, into: Batch | None = None) -> Batch:
+            batch = good_batch() if into is None else into
+            batch.reward[...] += 1.0
+            return batch
+
+    buffer: Any = Refilled()
+    taken = TakenBatches(SIZE, torch.device("cpu"))
+    copies: Any = TakenBatches(SIZE, torch.device("cpu"))
+    copies._to_tensors = lambda batch: batch.reward.copy()
+    copies._device = ElsewhereDevice()
+    first, second = copies.next(buffer), copies.next(buffer)
+    assert (second == first + 1.0).all()
+    assert taken.next(buffer) is taken.next(buffer)
 
 
 def test_e1_the_target_has_its_own_interval() -> None:

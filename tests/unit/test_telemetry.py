@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from border_cli.core.items import Chunk, empty_items
 from border_cli.core.progress import Progress
 from border_cli.core.protocols import ActorStat, Evaluation
 from border_cli.trainers import telemetry
 from border_cli.trainers.telemetry import Telemetry
+from tests.fakes import COUNTING_COLUMNS
 
 
 @pytest.fixture
@@ -44,6 +47,22 @@ def test_actors_that_were_given_up_wait_for_nobody(now: list[float]) -> None:
     two = [ActorStat(i, state="acting", seconds=60.0, blocked_seconds=4.0) for i in (6, 7)]
     values = told.interval_values(0, 1, gone + two, 2, {})
     assert values["async/actors_blocked"] == pytest.approx(1.0 / 7.0)
+
+
+def test_policy_lag_is_over_env_steps() -> None:
+    """64 env steps of a model 0 opt steps old, one of a model 20 old, and a part of a chunk that stands for none."""
+    told = make()
+    told.progress.asynchronous = True
+    told._limiter.opt_steps = 20
+    for version, env_steps in ((20, 64), (0, 1), (10, 0)):
+        told.chunk(Chunk(0, 0, 0, env_steps, version, empty_items(COUNTING_COLUMNS, 0)))
+    other = make()
+    state = told.state(reproducible=True)
+    other.load_state(json.loads(json.dumps(state)))
+    assert other.state(reproducible=True) == state
+    values = told.interval_values(0, 1, [], 1, {})
+    assert values["async/policy_lag_mean"] == pytest.approx(20 / 65)
+    assert values["async/policy_lag_p95"] == 0.0
 
 
 def test_the_best_score_is_the_one_of_the_best_model() -> None:

@@ -135,8 +135,6 @@ class DqnPolicy(NetworkPolicy):
 class DqnRule:
     """Implements `agents.learner.Rule`."""
 
-    scalars = SCALARS
-
     def __init__(
         self,
         net: FlatModule,
@@ -171,6 +169,10 @@ class DqnRule:
         """As of `Rule`."""
         if number % self._config.target_interval == 0:
             update_target(self.state, self._config.target_tau)
+
+    def means(self, sums: Sequence[float], opt_steps: int) -> dict[str, float]:
+        """As of `Rule`."""
+        return {name: total / opt_steps for name, total in zip(SCALARS, sums, strict=True)}
 
     def examine(self, batch: TensorBatch) -> dict[str, float]:
         """As of `Rule`: how much of the targets a categorical head cuts off, which is told once where it is much."""

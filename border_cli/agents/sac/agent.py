@@ -46,6 +46,7 @@ declare("agent/entropy", "nats", "mean of minus the log-probability of the polic
 declare("agent/grad_norm", "", "mean gradient norm before clipping")
 
 _NOISE = "noise"
+_OF_POLICY_STEPS = ("policy_loss", "entropy")
 
 
 def check_spec(config: SacConfig, spec: EnvSpec) -> None:
@@ -175,8 +176,6 @@ class SacPolicy(NetworkPolicy):
 class SacRule:
     """Implements `agents.learner.Rule`."""
 
-    scalars = SCALARS
-
     def __init__(self, nets: SacNets, rules: Rules, state: SacState, rng: np.random.Generator) -> None:
         self.state = state
         self.rng = rng
@@ -198,6 +197,13 @@ class SacRule:
         """As of `Rule`."""
         if number % self._rules.config.target_interval == 0:
             update_targets(self.state, self._rules.config.target_tau)
+
+    def means(self, sums: Sequence[float], opt_steps: int) -> dict[str, float]:
+        """As of `Rule`. The policy's are over the opt steps that changed it, and left out without one."""
+        totals = dict(zip(SCALARS, sums, strict=True))
+        policy_steps = totals.pop("policy_steps")
+        divisors = dict.fromkeys(totals, float(opt_steps)) | dict.fromkeys(_OF_POLICY_STEPS, policy_steps)
+        return {name: total / divisors[name] for name, total in totals.items() if divisors[name]}
 
     def examine(self, batch: TensorBatch) -> dict[str, float]:
         """As of `Rule`: nothing."""

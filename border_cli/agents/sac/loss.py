@@ -21,8 +21,12 @@ from border_cli.agents.sac.bounds import Bounds
 from border_cli.agents.sac.config import SacConfig
 from border_cli.agents.sac.network import ActionParameters, EntropyCoefficient
 
-SCALARS = ("critic_loss", "policy_loss", "q_mean", "target_mean", "entropy_coef", "entropy", "grad_norm")
-"""What an opt step yields, in the order of its sums."""
+SCALARS = (
+    "critic_loss", "q_mean", "target_mean", "entropy_coef", "grad_norm", "policy_loss", "entropy", "policy_steps",
+)  # fmt: skip
+"""What an opt step yields, in the order of its sums. The policy's loss and entropy are 0 where it was not changed;
+policy_steps counts the others.
+"""
 
 
 @dataclass(frozen=True)
@@ -178,14 +182,11 @@ def opt_step(
             gradients["coef"] = flat_gradient(coef_loss, tuple(nets.coef.parameters()))
     with torch.no_grad():
         norms = [clip_norm_(gradient, config.max_grad_norm) for gradient in gradients.values()]
-        share = (
-            config.policy_interval if change_policy else 0
-        )  # so that means are over the steps that have one
         entropy = torch.zeros_like(critic_loss) if log_prob is None else -log_prob.mean()
         skip = state.outcome.take(
             (
-                critic_loss, share * policy_loss, values.mean(), target.mean(),
-                coef.mean(), share * entropy, torch.stack(norms).norm(),
+                critic_loss, values.mean(), target.mean(), coef.mean(), torch.stack(norms).norm(),
+                policy_loss, entropy, torch.full_like(critic_loss, float(change_policy)),
             )
         )  # fmt: skip
         _apply(state, gradients, config, skip)
