@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from border_cli.cli.words import Reader, names, take_apart, true_or_false, whole_number
 from border_cli.config.suggest import nearest, nearest_line
 from border_cli.core.errors import UsageError
 from border_cli.runs.locate import parse_checkpoint
@@ -71,68 +71,13 @@ _FLAGS = {"--help": "help", "-h": "help", "--version": "version"}
 
 def parse_arguments(argv: Sequence[str]) -> EvalArguments:
     """Take the command line apart. Raises UsageError for what is not known, with the nearest that is."""
-    values: dict[str, Any] = {}
-    runs: list[Path] = []
-    for word in argv:
-        if word.startswith("-"):
-            values[_flag(word)] = True
-        elif _is_setting(word):
-            key, _, text = word.partition("=")
-            values[key] = _read(key, text)
-        else:
-            runs.append(Path(word))
+    runs, values = take_apart(argv, _FLAGS, _READERS)
     if len(runs) > 1:
         raise UsageError(f"{runs[0]} and {runs[1]} are two models\nallowed: one at a time")
     code = Typed(
         values.pop("env.imports", ()), values.pop("env.entry_point", None), values.pop("plugins", ())
     )
     return EvalArguments(run=runs[0] if runs else None, code=code, **values)
-
-
-def _flag(word: str) -> str:
-    if word in _FLAGS:
-        return _FLAGS[word]
-    match = nearest_line(nearest(word, _FLAGS))
-    raise UsageError(f"there is no flag {word}\nallowed: {', '.join(_FLAGS)}{match}")
-
-
-def _is_setting(word: str) -> bool:
-    """Whether a word is key=value. The path of a run may hold a = as well: that of a sweep's job does."""
-    key, equals, _ = word.partition("=")
-    return bool(equals) and (key in _READERS or not ("/" in key or Path(word).exists()))
-
-
-def _read(key: str, text: str) -> Any:
-    if key not in _READERS:
-        match = nearest(key, _READERS)
-        raise UsageError(
-            f"{key}: there is no such key\nallowed: {', '.join(_READERS)}{nearest_line(match and f'{match}=')}"
-        )
-    return _READERS[key](key, text)
-
-
-def _count(least: int) -> Callable[[str, str], int]:
-    def read(key: str, text: str) -> int:
-        if not (text.isascii() and text.isdigit()) or int(text) < least:
-            raise UsageError(f"{key}={text}: not taken\nallowed: a whole number >= {least}")
-        return int(text)
-
-    return read
-
-
-def _bool(key: str, text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise UsageError(f"{key}={text}: not taken\nallowed: true or false")
-    return text.lower() == "true"
-
-
-def _names(key: str, text: str) -> tuple[str, ...]:
-    names = tuple(
-        name.strip() for name in text.removeprefix("[").removesuffix("]").split(",") if name.strip()
-    )
-    if text.startswith("[") != text.endswith("]") or not names:
-        raise UsageError(f"{key}={text}: not a list of names\nallowed: '{key}=[one,two]'")
-    return names
 
 
 def _render(key: str, text: str) -> str:
@@ -149,14 +94,14 @@ def _entry_point(key: str, text: str) -> str:
     return text
 
 
-_READERS: dict[str, Callable[[str, str], Any]] = {
-    "episodes": _count(1),
+_READERS: dict[str, Reader] = {
+    "episodes": whole_number(1),
     "checkpoint": lambda _, text: parse_checkpoint(text),
-    "seed": _count(0),
-    "max_episode_steps": _count(1),
+    "seed": whole_number(0),
+    "max_episode_steps": whole_number(1),
     "render": _render,
-    "plugins": _names,
-    "env.imports": _names,
+    "plugins": names,
+    "env.imports": names,
     "env.entry_point": _entry_point,
-    "debug": _bool,
+    "debug": true_or_false,
 }

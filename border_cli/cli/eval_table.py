@@ -5,32 +5,24 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from border_cli.evaluation.statistics import Statistics
 from border_cli.recorders.figures import number
 from border_cli.recorders.outlet import printable
-
-_PLAIN_WIDTH = 1000
-"""Columns where there is no terminal: nothing may be cut that somebody wants to search for."""
+from border_cli.recorders.tables import table_text
 
 
 def eval_table(statistics: Statistics, facts: Sequence[tuple[str, str]]) -> str:
     """The figures of an evaluation as text for stdout. facts: rows to put above them."""
-    terminal = Console().is_terminal
-    console = Console() if terminal else Console(width=_PLAIN_WIDTH, color_system=None)
-    table = Table(box=box.ROUNDED if terminal else box.ASCII2, show_header=False)
+    table = Table(show_header=False)
     table.add_column(justify="left", overflow="fold")
     table.add_column(justify="right", overflow="fold")
     encoding = sys.stdout.encoding or "utf-8"
     for row in (*facts, *_rows(statistics)):
         table.add_row(*(Text(_held_by(encoding, cell)) for cell in row))
-    with console.capture() as captured:
-        console.print(table)
-    return captured.get()
+    return table_text(table)
 
 
 def _rows(s: Statistics) -> list[tuple[str, str]]:

@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 import border_cli
 from border_cli.cli.output import exit_code, open_missing_streams, show
+from border_cli.cli.words import Reader, some_text, take_apart, true_or_false
 from border_cli.config.suggest import nearest, nearest_line
 from border_cli.core.errors import ExitCode, UsageError
+from border_cli.recorders.tables import table_text
 from border_cli.report import collect, compare, write
 from border_cli.runs.directory import RUNS
 
@@ -43,11 +43,14 @@ Examples
   border-report --json runs > report.json
 """
 _FLAGS = {"--json": "json", "-h": "help", "--help": "help", "--version": "version"}
-_KEYS = ("out", "metric", "debug")
-_WIDTH = 1000
+_READERS: dict[str, Reader] = {
+    "out": lambda key, text: Path(some_text(key, text)),
+    "metric": some_text,
+    "debug": true_or_false,
+}
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Arguments:
     paths: list[Path]
     out: Path = Path("report")
@@ -126,44 +129,18 @@ def _pictures(arguments: _Arguments, curves: write.Curves, envs: Mapping[str, st
 
 
 def _table(lines: Sequence[compare.Line]) -> str:
-    terminal = Console().is_terminal
-    console = Console() if terminal else Console(width=_WIDTH, color_system=None)
     head, *rows = write.table(lines)
-    table = Table(box=box.ROUNDED if terminal else box.ASCII2)
+    table = Table()
     for i, name in enumerate(head):
         table.add_column(name, justify="left" if i == 0 else "right", overflow="fold")
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
-    with console.capture() as captured:
-        console.print(table)
-    return captured.get()
+    return table_text(table)
 
 
 def _parse(words: Sequence[str]) -> _Arguments:
-    arguments = _Arguments([])
-    for word in words:
-        key, equals, value = word.partition("=")
-        if word.startswith("-"):
-            if word not in _FLAGS:
-                hint = nearest_line(nearest(word, _FLAGS))
-                raise UsageError(f"there is no flag {word}\nallowed: {', '.join(_FLAGS)}{hint}")
-            setattr(arguments, _FLAGS[word], True)
-        elif not equals or "/" in key or Path(word).exists():
-            arguments.paths.append(Path(word))
-        elif key not in _KEYS:
-            match = nearest(key, _KEYS)
-            raise UsageError(
-                f"{key}: there is no such key\nallowed: {', '.join(_KEYS)}{nearest_line(match and f'{match}=')}"
-            )
-        elif not value:
-            raise UsageError(f"{key}=: has no value")
-        else:
-            setattr(
-                arguments,
-                key,
-                {"out": Path, "debug": lambda text: text.lower() == "true"}.get(key, str)(value),
-            )
-    return arguments
+    paths, values = take_apart(words, _FLAGS, _READERS)
+    return _Arguments(paths, **values)
 
 
 if __name__ == "__main__":

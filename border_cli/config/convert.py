@@ -48,6 +48,17 @@ def to_plain(config: TrainConfig) -> dict[str, Any]:
     return dataclasses.asdict(config)
 
 
+def dotted(plain: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested maps as one, in their order, with dotted keys; an empty map is a value."""
+    flat: dict[str, Any] = {}
+    for name, value in plain.items():
+        if isinstance(value, Mapping) and value:
+            flat |= dotted(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
 def known_keys(data: Mapping[str, Any]) -> dict[str, OptionInfo]:
     """Every dotted key with its declaration, in schema order; `data` tells which agent and buffer."""
     return dict(_walk(TrainConfig, "", {name: _chosen(name, data.get(name)) for name in _TABLES}))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from border_cli.config.convert import to_plain
+from border_cli.config.convert import dotted, to_plain
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import UsageError
 
@@ -50,7 +50,7 @@ def is_reproducible(config: TrainConfig) -> bool:
 
 def changes(before: TrainConfig, now: TrainConfig) -> list[Change]:
     """Every key whose value differs, in schema order."""
-    old, new = dict(_flat(to_plain(before))), dict(_flat(to_plain(now)))
+    old, new = dotted(to_plain(before)), dotted(to_plain(now))
     keys = dict.fromkeys([*old, *new])
     return [Change(key, old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)]
 
@@ -88,15 +88,6 @@ def _named(key: str) -> str:
 
 def _among(key: str, names: Sequence[str]) -> bool:
     return any(key == name or (name.endswith(".") and key.startswith(name)) for name in names)
-
-
-def _flat(data: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in data.items():
-        key = f"{path}{name}"
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{key}.")
-        else:
-            yield key, value
 
 
 def _shown(value: Any) -> str:

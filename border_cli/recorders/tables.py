@@ -60,11 +60,30 @@ def print_end_tables(console: Console, progress: Progress, actors: Sequence[Acto
 def print_tables(console: Console, tables: Sequence[Table]) -> None:
     """As a terminal likes them, or a file. A console that is gone is no error."""
     outlet = Outlet(lambda: console.file)
-    terminal = console.is_terminal
-    out = console if terminal else Console(file=console.file, width=_PLAIN_WIDTH, color_system=None)
+    out = _fit_for(console)
     for table in tables:
-        table.box = box.ROUNDED if terminal else box.ASCII2
+        table.box = _box(console)
         outlet.attempt(partial(out.print, table))
+
+
+def table_text(table: Table) -> str:
+    """A table as text for stdout."""
+    console = Console()
+    table.box = _box(console)
+    out = _fit_for(console)
+    with out.capture() as captured:
+        out.print(table)
+    return captured.get()
+
+
+def _fit_for(console: Console) -> Console:
+    if console.is_terminal:
+        return console
+    return Console(file=console.file, width=_PLAIN_WIDTH, color_system=None)
+
+
+def _box(console: Console) -> box.Box:
+    return box.ROUNDED if console.is_terminal else box.ASCII2
 
 
 def trainer_table(progress: Progress, actors: Sequence[ActorStat], end: RunEnd) -> Table:

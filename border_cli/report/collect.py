@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from border_cli.config.convert import dotted
 from border_cli.core.errors import UsageError
 from border_cli.core.spaces import Array
 from border_cli.recorders.jsonl import METRICS_FILE, read_jsonl
@@ -90,9 +91,7 @@ def read_run(path: Path, metric: str) -> RunRecord | None:
     if not points or not isinstance(summary, dict):
         return None
     env_steps, seconds, values = (np.array(column, np.float64) for column in zip(*points, strict=True))
-    return RunRecord(
-        path, dict(_flat(summary.get("config") or {})), summary, Curve(env_steps, seconds, values)
-    )
+    return RunRecord(path, dotted(summary.get("config") or {}), summary, Curve(env_steps, seconds, values))
 
 
 def grouped(runs: Sequence[RunRecord]) -> list[Group]:
@@ -154,13 +153,3 @@ def _name(run: RunRecord, alike: Sequence[RunRecord]) -> str:
     ]
     differing.sort(key=lambda key: (len(key), key))
     return " ".join([_title(run), *(f"{key}={settings[key]}" for key in differing)])
-
-
-def _flat(data: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    flat: list[tuple[str, Any]] = []
-    for name, value in data.items():
-        if isinstance(value, Mapping) and value:
-            flat += _flat(value, f"{prefix}{name}.")
-        else:
-            flat.append((f"{prefix}{name}", value))
-    return flat
