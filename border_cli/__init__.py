@@ -11,13 +11,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from border_cli.recorders.buffered import BufferedRecorder
     from border_cli.run import train_async
     from border_cli.runs.load import load
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "load", "train_async"]
+__all__ = ["BufferedRecorder", "__version__", "load", "train_async"]
 
-_HOMES = {"load": "border_cli.runs.load", "train_async": "border_cli.run"}
+_HOMES = {
+    "BufferedRecorder": "border_cli.recorders.buffered",
+    "load": "border_cli.runs.load",
+    "train_async": "border_cli.run",
+}
 """Where the names live that are imported at their first use, so that this package itself is light."""
 
 

@@ -214,9 +214,9 @@ def make_files(context: Context) -> list[TolerantRecorder]:
     return files
 
 
-def make_recorder(files: list[TolerantRecorder], view: View) -> Recorder:
-    """One recorder for the files, and for a view that shows records too."""
-    recorders: list[Recorder] = [*files]
+def make_recorder(files: list[TolerantRecorder], view: View, own: Recorder | None = None) -> Recorder:
+    """One recorder for the files, for the user's own, and for a view that shows records too."""
+    recorders: list[Recorder] = [*files, *filter(None, [own])]
     if isinstance(view, PlainView):
         recorders.append(view)
     return FanOut(recorders) if recorders else NullRecorder()

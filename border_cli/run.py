@@ -30,6 +30,7 @@ from border_cli.core.errors import (
     UsageError,
     add_note,
 )
+from border_cli.core.protocols import Recorder
 from border_cli.core.spaces import EnvSpec
 from border_cli.preflight import preflight
 from border_cli.recorders.banner import WIDTH, banner, line_width, preset_note, title
@@ -66,11 +67,12 @@ def train(
     launch: Launch,
     stop: StopFlag | None = None,
     resumed: Resumed | None = None,
+    recorder: Recorder | None = None,
 ) -> JobResult:
     """The run. Raises BorderError when it failed and Interrupted when it was asked to stop; both are in summary.json.
 
     run_dir: with the configuration in it, and held by whoever calls this (`claimed`, or `locked` where a run goes on) ·
-    resumed: what to go on from.
+    resumed: what to go on from · recorder: one more.
     """
     import torch
 
@@ -78,7 +80,7 @@ def train(
     keep_freed_memory()
     with own_or(stop) as flag, queued_stdout():
         try:
-            return _Run(config, spec, run_dir, launch, flag, resumed).execute()
+            return _Run(config, spec, run_dir, launch, flag, resumed, recorder).execute()
         except OSError as e:  # of the first files, before there is a run that could say how it ended
             error = _named(e)
             if error is e:
@@ -86,12 +88,13 @@ def train(
             raise error from e
 
 
-def train_async(config: TrainConfig, run_dir: Path | str) -> JobResult:
+def train_async(config: TrainConfig, run_dir: Path | str, recorder: Recorder | None = None) -> JobResult:
     """Train from Python: what `border-train` does with this configuration, in a directory of your own.
 
     trainer.type="sync" is possible too. config: for instance TrainConfig(agent=DqnConfig(),
     env=EnvConfig(id="CartPole-v1"), n_actors=4). Call it from under `if __name__ == "__main__":`, because actors are
-    processes. Raises as `train` does.
+    processes. recorder: gets every record beside the files, such as a `border_cli.BufferedRecorder`. Raises as `train`
+    does.
     """
     from border_cli.config.checks import check
     from border_cli.config.convert import to_config, to_plain
@@ -104,7 +107,7 @@ def train_async(config: TrainConfig, run_dir: Path | str) -> JobResult:
     launch = Launch([], command="train_async")
     with directory.claimed(Path(run_dir)) as path:
         directory.write_config(path, config)
-        return train(config, spec, path, launch)
+        return train(config, spec, path, launch, recorder=recorder)
 
 
 class _Run:
@@ -121,6 +124,7 @@ class _Run:
         launch: Launch,
         stop: StopFlag,
         resumed: Resumed | None,
+        recorder: Recorder | None,
     ) -> None:
         self._config = config
         self._spec = spec
@@ -129,6 +133,7 @@ class _Run:
         self._stop = stop
         self._resumed = resumed or Resumed()
         self._goes_on = resumed is not None
+        self._recorder = recorder
         self._summary: Summary | None = None
         if not self._goes_on:
             self._begin()
@@ -172,7 +177,7 @@ class _Run:
         context = self._context()
         with ExitStack() as closing:  # one that cannot be closed does not keep the other open
             self._files = build.make_files(context)
-            recorder = build.make_recorder(self._files, self._view)
+            recorder = build.make_recorder(self._files, self._view, self._recorder)
             closing.callback(recorder.close)
             agent, buffer = build.make_agent(context), parts.make_buffer(self._config, self._spec)
             evaluator = build.make_evaluator(context, agent)

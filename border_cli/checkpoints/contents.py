@@ -224,12 +224,6 @@ def read_model(path: Path) -> SavedModel:
     return _Reader(path, files).model(manifest.opt_steps)
 
 
-def load_training_state(path: Path) -> State:
-    """All of the agent, for `Agent.load_state`. Raises InvalidCheckpointError; best/ has no such part."""
-    _, files = store.read(path, ("training",))
-    return _Reader(path, files).state("training")
-
-
 def read_run_state(path: Path, with_replay: bool) -> RunState:
     """All that a run goes on from. Blocks of the replay are read, and their sums checked, when they are asked for.
 

@@ -63,11 +63,6 @@ class ObsSpec:
 
     leaves: tuple[ObsLeaf, ...]
 
-    @property
-    def features(self) -> int:
-        """Length of the flattened observation vector."""
-        return sum(leaf.features for leaf in self.leaves)
-
     def zeros(self, n: int) -> Obs:
         """N observations of zeros."""
         return {leaf.name: np.zeros((n, *leaf.shape), leaf.dtype) for leaf in self.leaves}

@@ -177,10 +177,10 @@ def slow_actors(step_s: float, **words: Any) -> ActorSpec:
 
 
 class SlowToMake(CountingEnv):
-    """Takes half a second to make, and raises in its tenth env step."""
+    """Takes more than a second to make, and raises in its tenth env step."""
 
     def __init__(self) -> None:
-        SYSTEM_CLOCK.sleep(0.5)
+        SYSTEM_CLOCK.sleep(1.2)
         super().__init__(fault="raise", fault_step=10)
 
 

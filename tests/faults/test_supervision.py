@@ -460,7 +460,7 @@ def test_a7_an_env_step_that_never_ends_costs_its_actor_and_nobody_else(
 
 def test_making_an_environment_may_take_longer_than_the_heartbeat_allows() -> None:
     """At the start, and when it is made anew in place."""
-    with running(slow_to_make_actors(), n_actors=1, heartbeat_timeout_s=0.1, **QUICK) as manager:
+    with running(slow_to_make_actors(), n_actors=1, heartbeat_timeout_s=HEARTBEAT_S, **QUICK) as manager:
         learner = Learner(manager, 1)
         wait_until(lambda: learner.turn() or manager.stats()[0].restarts == 2, "two restarts")
         assert manager.stats()[0].incarnation == 0

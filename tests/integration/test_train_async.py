@@ -82,8 +82,10 @@ def test_a_script_trains_and_loads(tmp_path: Path) -> None:
 
 
 def test_its_result_is_the_code_and_the_best_score(workplace: Path) -> None:
-    result = border_cli.train_async(small(), workplace / "run")
+    records = border_cli.BufferedRecorder()
+    result = border_cli.train_async(small(), workplace / "run", records)
     run = Run(workplace / "run")
+    assert records.series("eval/return_mean") == run.series("eval/return_mean") != []
     assert (result.code, result.score) == (ExitCode.DONE, run.summary["best_score"]["mean"])
     assert border_cli.load(run.path).opt_steps == run.summary["best_score"]["opt_steps"]
 

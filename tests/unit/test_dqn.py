@@ -257,7 +257,6 @@ def test_encoding_by_hand() -> None:
     )
     obs = {"obs.a": T([[0, 255]], dtype=torch.uint8), "obs.b": T([2]), "obs.c": T([[-0.5]])}
     assert Encoder(spec, [], torch.Generator())(obs).tolist() == [[0.0, 1.0, 0.0, 0.0, 1.0, -0.5]]
-    assert spec.features == 6
 
 
 def test_continuous_actions_are_refused() -> None:
