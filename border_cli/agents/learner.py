@@ -20,6 +20,8 @@ from border_cli.core.state import State, check_arrays, count, require
 from border_cli.runtime import seeding
 
 _LEARNING = "learning"
+POLICY_STEPS = "policy_steps"
+"""A count that rules may have: opt steps since the last record that have changed the policy."""
 _LOOK_INTERVAL = 100
 """Opt steps after which it is looked whether the last ones were skipped, on any device and whatever is recorded."""
 
@@ -42,7 +44,10 @@ class Rule(Protocol):
         """What is due of target networks after opt step no. `number`."""
 
     def means(self, sums: Sequence[float], opt_steps: int) -> dict[str, float]:
-        """Of what so many opt steps have yielded, by the last part of the metric's name. sums: those of the outcome."""
+        """Of what so many opt steps have yielded, by the last part of the metric's name; what they are over begins anew.
+
+        sums: those of the outcome.
+        """
 
     def examine(self, batch: TensorBatch) -> dict[str, float]:
         """What only a record asks for, of the last batch, by metric. Changes nothing, and draws nothing."""
@@ -132,8 +137,10 @@ class Learner:
         """Take over a saved state. Raises ValueError on a name or shape that does not fit."""
         check_arrays(state.arrays, self.state().arrays, "the agent")
         names = ("opt_steps", "unread", *self._counts())
-        require(state.values, names, "the agent")
-        counts = {name: count(state.values[name], name) for name in names}
+        # in the first checkpoints the sums of the policy stood for all opt steps
+        values = {POLICY_STEPS: state.values.get("unread")} | dict(state.values)
+        require(values, names, "the agent")
+        counts = {name: count(values[name], name) for name in names}
         with torch.no_grad():
             for label, (net, vector) in self._rule.vectors().items():
                 for name, view in net.views(vector).items():

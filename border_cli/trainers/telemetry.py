@@ -269,7 +269,9 @@ def _score(pair: Any) -> tuple[int, float]:
 
 
 def _lag(pair: Any) -> tuple[int, int]:
-    """Policy lag and env steps of a chunk, out of a saved state."""
+    """Policy lag and env steps of a chunk, out of a saved state. The first checkpoints had the lags alone."""
+    if isinstance(pair, int):
+        return count(pair, "a policy lag"), 1
     lag, env_steps = listed(pair, "a policy lag", 2)
     return count(lag, "a policy lag"), count(env_steps, "env steps of a chunk")
 

@@ -30,6 +30,7 @@ from border_cli.agents.sac.loss import (
 from border_cli.agents.sac.network import ActionParameters, Critics, PolicyNetwork
 from border_cli.core.errors import UnfitStateError, UsageError
 from border_cli.core.spaces import ActionSpec, Array, EnvSpec, ObsLeaf, ObsSpec
+from border_cli.core.state import State
 
 T = torch.tensor
 NO, YES = T([False]), T([True])
@@ -383,13 +384,27 @@ def test_the_policys_means_are_over_the_opt_steps_that_changed_it(number: int) -
         rule.opt_step(batch(), n)
     sums, _ = rule.outcome.read()
     totals = dict(zip(SCALARS, sums, strict=True))
-    assert totals["policy_steps"] == number
+    assert rule.counts()["policy_steps"].item() == number
     found = rule.means(sums, 3)
     assert found["policy_loss"] == pytest.approx(totals["policy_loss"] / number)
     assert found["critic_loss"] == pytest.approx(totals["critic_loss"] / 3)
-    assert "policy_steps" not in found
+    assert rule.counts()["policy_steps"].item() == 0
     rule.opt_step(batch(), 1)
     assert not {"policy_loss", "entropy"} & set(rule.means(rule.outcome.read()[0], 1))
+
+
+def test_a_checkpoint_that_did_not_count_the_policys_steps_is_gone_on_from() -> None:
+    """Its sums were scaled to stand for all opt steps."""
+    agent = make_agent(small(Td3Config), spec(), 0)
+    for number in (1, 2, 3):
+        agent._rule.opt_step(batch(), number)
+    state = agent.state()
+    values = {name: value for name, value in state.values.items() if name != "policy_steps"}
+    other = make_agent(small(Td3Config), spec(), 1)
+    other.load_state(State(state.arrays, values | {"unread": 3}))
+    assert other._rule.counts()["policy_steps"].item() == 3
+    other.load_state(State(state.arrays, dict(state.values)))
+    assert other._rule.counts()["policy_steps"].item() == 1
 
 
 def test_targets_move_by_target_tau() -> None:

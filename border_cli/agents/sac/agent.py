@@ -14,7 +14,7 @@ from torch import Tensor
 
 from border_cli.agents.batches import TensorBatch
 from border_cli.agents.flat import FlatModule
-from border_cli.agents.learner import Learner
+from border_cli.agents.learner import POLICY_STEPS, Learner
 from border_cli.agents.outcome import Outcome
 from border_cli.agents.policy import NetworkPolicy
 from border_cli.agents.sac.bounds import Bounds
@@ -200,10 +200,11 @@ class SacRule:
 
     def means(self, sums: Sequence[float], opt_steps: int) -> dict[str, float]:
         """As of `Rule`. The policy's are over the opt steps that changed it, and left out without one."""
-        totals = dict(zip(SCALARS, sums, strict=True))
-        policy_steps = totals.pop("policy_steps")
-        divisors = dict.fromkeys(totals, float(opt_steps)) | dict.fromkeys(_OF_POLICY_STEPS, policy_steps)
-        return {name: total / divisors[name] for name, total in totals.items() if divisors[name]}
+        policy_steps = self.state.policy_steps.item()
+        self.state.policy_steps.zero_()
+        divisors = dict.fromkeys(SCALARS, float(opt_steps)) | dict.fromkeys(_OF_POLICY_STEPS, policy_steps)
+        totals = zip(SCALARS, sums, strict=True)
+        return {name: total / divisors[name] for name, total in totals if divisors[name]}
 
     def examine(self, batch: TensorBatch) -> dict[str, float]:
         """As of `Rule`: nothing."""
@@ -224,7 +225,8 @@ class SacRule:
 
     def counts(self) -> dict[str, Tensor]:
         """As of `Rule`."""
-        return {f"{label}_adam_count": trained.count for label, (_, trained) in self._trained().items()}
+        counts = {f"{label}_adam_count": trained.count for label, (_, trained) in self._trained().items()}
+        return counts | {POLICY_STEPS: self.state.policy_steps}
 
     def restart(self) -> None:
         """The targets become what the online networks are; the critics, which no model has, stay as they are."""

@@ -21,12 +21,8 @@ from border_cli.agents.sac.bounds import Bounds
 from border_cli.agents.sac.config import SacConfig
 from border_cli.agents.sac.network import ActionParameters, EntropyCoefficient
 
-SCALARS = (
-    "critic_loss", "q_mean", "target_mean", "entropy_coef", "grad_norm", "policy_loss", "entropy", "policy_steps",
-)  # fmt: skip
-"""What an opt step yields, in the order of its sums. The policy's loss and entropy are 0 where it was not changed;
-policy_steps counts the others.
-"""
+SCALARS = ("critic_loss", "policy_loss", "q_mean", "target_mean", "entropy_coef", "entropy", "grad_norm")
+"""What an opt step yields, in the order of its sums. The policy's loss and entropy are 0 where it is not changed."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +36,11 @@ class SacNets:
 
 @dataclass
 class SacState:
-    """Everything an opt step reads and changes. policy_target: None where the target's actions are the policy's."""
+    """Everything an opt step reads and changes.
+
+    policy_target: None where the target's actions are the policy's · policy_steps: opt steps since the last record that
+    have changed the policy.
+    """
 
     policy: Trained
     critics: Trained
@@ -48,6 +48,7 @@ class SacState:
     policy_target: Tensor | None
     coef: Trained | None
     outcome: Outcome
+    policy_steps: Tensor
 
     @staticmethod
     def fresh(nets: SacNets, config: SacConfig, device: torch.device) -> SacState:
@@ -60,6 +61,7 @@ class SacState:
             policy.weights.clone() if config.policy == "deterministic" else None,
             None if nets.coef is None else Trained.fresh(nets.coef.initial().to(device)),
             Outcome.fresh(len(SCALARS), device),
+            torch.zeros((), device=device),
         )
 
 
@@ -185,10 +187,12 @@ def opt_step(
         entropy = torch.zeros_like(critic_loss) if log_prob is None else -log_prob.mean()
         skip = state.outcome.take(
             (
-                critic_loss, values.mean(), target.mean(), coef.mean(), torch.stack(norms).norm(),
-                policy_loss, entropy, torch.full_like(critic_loss, float(change_policy)),
+                critic_loss, policy_loss, values.mean(), target.mean(),
+                coef.mean(), entropy, torch.stack(norms).norm(),
             )
         )  # fmt: skip
+        if change_policy:
+            state.policy_steps.add_(1.0 - skip)
         _apply(state, gradients, config, skip)
         return None if batch.weight is None else (values.mean(2) - target.mean(1)).abs().mean(0)
 
