@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,22 +86,29 @@ def _parity(results: Results) -> str:
         "way",
         "seeds",
         "mean of the best",
+        "second half of the curve, mean and 95% interval",
         "last, mean and 95% interval",
         "minutes",
     ]
     lines = []
     for row in (row for row in ROWS if row.table == "parity"):
         found = results[row.name]
-        cells = ["–", "–", "–"]
+        cells = ["–", "–", "–", "–"]
         if found:
             minutes = statistics.median(one["minutes"] for one in found)
             cells = [
                 _with_interval(_means(found)),
+                _with_interval([second_half(one["curve"]) for one in found]),
                 _with_interval([one["last"] for one in found]),
                 f"{minutes:.1f}",
             ]
         lines.append([row.env, row.agent, row.way, f"{len(found)} of {len(row.seeds)}", *cells])
     return markdown(head, lines)
+
+
+def second_half(curve: Sequence[tuple[float, float, float]]) -> float:
+    """Mean return of the evaluations in the second half of a curve of (env steps, seconds, mean return)."""
+    return statistics.fmean(mean for _, _, mean in curve[len(curve) // 2 :])
 
 
 def _each(results: Results) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.results import Cell, _mean_of_first, config_hash
+from bench.results_page import second_half
 from bench.table_of_runs import ROWS, Bar
 from border_cli.config.paths import conf_dir
 
@@ -24,6 +25,11 @@ def test_the_mean_of_the_first_thirty_episodes() -> None:
     assert _mean_of_first([(20, 1.0), (20, 4.0), (9, 100.0)]) == pytest.approx((20 + 10 * 4) / 30)
     assert _mean_of_first([(2, 3.0)]) == 3.0
     assert _mean_of_first([]) == 0.0
+
+
+def test_the_second_half_of_a_curve_has_the_middle_of_an_odd_number() -> None:
+    assert second_half([(1, 0.1, 100.0), (2, 0.2, 3.0), (3, 0.3, 5.0)]) == 4.0
+    assert second_half([(1, 0.1, 100.0), (2, 0.2, 3.0)]) == 3.0
 
 
 def test_every_row_has_its_preset_and_a_name_of_its_own() -> None:
