@@ -395,7 +395,7 @@ def test_an_environment_that_raises_when_it_is_tried_makes_no_run(tmp_path: Path
             True,
         ),
         (
-            trap("MainProcess", "make", "raise"),
+            (*trap("MainProcess", "make", "raise"), EVALUATED),
             "the evaluation failed while making the environment",
             False,
         ),
