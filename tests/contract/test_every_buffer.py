@@ -200,7 +200,7 @@ IN_ONE = st.tuples(st.integers(1, 9), st.sampled_from(["terminated", "truncated"
 
 @pytest.mark.parametrize("stack", STACKS.values(), ids=STACKS)
 @pytest.mark.parametrize("kind", BUFFERS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     n_step=st.integers(1, 4),
     capacity=st.integers(9, 60),

@@ -99,13 +99,18 @@ FRAMES = Pair(
 
 
 LASTING = [
-    Pair(agent, f"uniform, {exploration}", (*words_of(agent, "uniform", "Pendulum-v1"), *words))
-    for agent, exploration, words in (
-        ("sac", "state_dependent", ("agent.exploration=state_dependent", "agent.noise_interval=7")),
-        ("td3", "ornstein_uhlenbeck", ("agent.exploration=ornstein_uhlenbeck",)),
+    (Pair(agent, f"uniform, {exploration}", (*words_of(agent, "uniform", "Pendulum-v1"), *words)), mode)
+    for agent, exploration, words, mode in (
+        (
+            "sac",
+            "state_dependent",
+            ("agent.exploration=state_dependent", "agent.noise_interval=7"),
+            "lockstep",
+        ),
+        ("td3", "ornstein_uhlenbeck", ("agent.exploration=ornstein_uhlenbeck",), "sync"),
     )
 ]
-"""Exploration that lasts for several env steps, and is part of what an actor goes on with."""
+"""Exploration that lasts for several env steps, and is part of what an actor goes on with; one mode of each."""
 
 
 def test_every_agent_and_every_buffer_is_in_a_pair() -> None:
@@ -130,7 +135,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, full_forkserver: None) -> I
 
 @pytest.fixture(
     scope="module",
-    params=list(product([*PAIRS, FRAMES, *LASTING], MODES)),
+    params=[*product([*PAIRS, FRAMES], MODES), *LASTING],
     ids=lambda param: f"{param[0].agent}, {param[0].buffer}, {param[1]}",
 )
 def case(request: pytest.FixtureRequest, folder: Path) -> Case:
