@@ -24,9 +24,8 @@ def preset_for(agent: str, env_id: str) -> str | None:
 
 def is_for_another(preset: str, agent: str) -> bool:
     """Whether a shipped preset is one of another agent."""
-    file = (
-        conf_dir() / "preset" / f"{preset}.yaml"
-    )  # that it is there is enough: each command asks, none reads it
+    # That it is there is enough: every command asks, and reading it would take longer.
+    file = conf_dir() / "preset" / f"{preset}.yaml"
     return preset != NONE and file.exists() and not preset.startswith(f"{agent}_")
 
 

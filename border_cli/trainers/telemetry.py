@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
+from border_cli.core.errors import UnfitStateError
 from border_cli.core.items import Chunk, finished_episodes
 from border_cli.core.progress import Progress
 from border_cli.core.protocols import ActorStat, Evaluation
@@ -273,7 +274,9 @@ def _lag(pair: Any) -> tuple[int, int]:
     if isinstance(pair, int):
         return count(pair, "a policy lag"), 1
     lag, env_steps = listed(pair, "a policy lag", 2)
-    return count(lag, "a policy lag"), count(env_steps, "env steps of a chunk")
+    if count(env_steps, "env steps of a chunk") == 0:
+        raise UnfitStateError("a policy lag is of no env step")
+    return count(lag, "a policy lag"), env_steps
 
 
 def _mean(lags: Iterable[tuple[int, int]]) -> float:

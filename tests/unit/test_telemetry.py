@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from border_cli.core.errors import UnfitStateError
 from border_cli.core.items import Chunk, empty_items
 from border_cli.core.progress import Progress
 from border_cli.core.protocols import ActorStat, Evaluation
@@ -60,6 +61,8 @@ def test_policy_lag_is_over_env_steps() -> None:
     state = told.state(reproducible=True)
     other.load_state(json.loads(json.dumps(state)))
     assert other.state(reproducible=True) == state
+    with pytest.raises(UnfitStateError, match="of no env step"):
+        make().load_state(state | {"lags": [[3, 0]]})
     values = told.interval_values(0, 1, [], 1, {})
     assert values["async/policy_lag_mean"] == pytest.approx(20 / 65)
     assert values["async/policy_lag_p95"] == 0.0
