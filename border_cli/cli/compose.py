@@ -76,7 +76,8 @@ class Composer:
         if group not in self._options:
             with translated(), strict_search_path():
                 loader = GlobalHydra.instance().config_loader()
-                options = loader.get_group_options(group, config_name=PRIMARY, overrides=self._search)
+                # With the primary config's name its file would be read each time, for a search path it does not have.
+                options = loader.get_group_options(group, overrides=self._search)
             self._options[group] = sorted(options)
         return self._options[group]
 
