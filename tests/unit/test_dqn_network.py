@@ -178,6 +178,13 @@ def test_exploring_never_takes_an_action_that_is_not_allowed() -> None:
     assert greedy(values, 0, np.random.default_rng(0))[0] == 0
 
 
+def test_exploring_goes_by_the_mask_of_each_environment() -> None:
+    rows = np.array([[5.0, -np.inf, 1.0], [-np.inf, 3.0, 2.0]], np.float32)
+    actions = explore(np.tile(rows, (20_000, 1)), 0.4, np.random.default_rng(0))
+    assert np.bincount(actions[::2], minlength=3) / 20_000 == pytest.approx([0.8, 0, 0.2], abs=0.02)
+    assert np.bincount(actions[1::2], minlength=3) / 20_000 == pytest.approx([0, 0.8, 0.2], abs=0.02)
+
+
 def test_all_weights_get_a_gradient() -> None:
     generator = torch.Generator().manual_seed(0)
     for head, dueling, noisy in SWITCHES:
