@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: install train eval test check unit integration faults test-full test-faults-full learning bench results readme screen clean
+.PHONY: install train eval test check unit integration faults test-full test-faults-full learning bench same-bits results readme conf screen clean
 
 install: $(VENV)/.stamp
 
@@ -39,8 +39,9 @@ integration: install
 faults: install
 	$(BIN)/python -m pytest tests/faults -n 3 $(ARGS)
 
-# test-full: every agent in every environment, and every preset; about ten minutes
+# test-full: every agent in every environment, every preset, and all cases of what `make test` takes samples of
 test-full: install
+	TEST_FULL=1 $(BIN)/python -m pytest tests -n 2 $(ARGS)
 	FAULTS_FULL=1 $(BIN)/python -m pytest tests/integration/test_every_agent_in_every_env.py tests/integration/test_presets_run.py -n 2 $(ARGS)
 
 # test-faults-full: every row with full counts, every cell of lockstep stopped ten times, then long campaigns of kills,
@@ -60,6 +61,10 @@ learning: install
 bench: install
 	$(BIN)/python -m bench.speed $(ARGS)
 
+# same-bits: the weights that each agent learns from fixed seeds are those that commit e5e04fd learned
+same-bits: install
+	$(BIN)/python -m bench.same_bits e5e04fd . $(ARGS)
+
 # results: the runs of bench/table_of_runs.py, one after the other, some hours; goes on where it was; writes docs/results.md
 results: install
 	$(BIN)/python -m bench.results $(ARGS)
@@ -67,7 +72,10 @@ results: install
 # readme: the table of agents and environments in README.md, and that of docs/metrics.md
 readme: install
 	$(BIN)/python -m bench.readme_table
-	$(BIN)/python -m bench.metrics_table
+
+# conf: the files of conf/ that list every key, from the schema
+conf: install
+	$(BIN)/python -m bench.conf_files
 
 # screen: a short real run, and its screen as docs/screen.svg
 screen: install

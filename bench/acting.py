@@ -8,12 +8,12 @@ import gymnasium
 import numpy as np
 
 from bench.report import Figure
-from border_cli import parts
+from border_cli import build
 from border_cli.actors.manager import ActorManager
 from border_cli.agents.dqn.config import DqnConfig
 from border_cli.config.schema import ActorManagerConfig, EnvConfig, TrainConfig
-from border_cli.core.items import item_columns
-from border_cli.envs.gym_env import GymEnv
+from border_cli.core.types import item_columns
+from border_cli.envs.group import GymEnv
 
 ENV_STEPS = 50_000
 GAME_STEPS = 400
@@ -90,9 +90,9 @@ def _actor_rate(n_envs: int) -> float:
         actor_manager=ActorManagerConfig(envs_per_actor=n_envs),
     )
     spec = GymEnv(config.env).spec
-    manager = ActorManager(parts.actor_spec(config), item_columns(spec), 1, config.actor_manager)
+    manager = ActorManager(build.actor_spec(config), item_columns(spec), 1, config.actor_manager)
     try:
-        manager.start(parts.make_agent(config, spec).model_info())
+        manager.start(build.make_agent(config, spec).model_info())
         manager.grant([ENV_STEPS])
         return _steps_per_second(manager)
     finally:

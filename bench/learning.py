@@ -1,4 +1,4 @@
-"""Opt steps per second of whole runs beside those of the bare update on a ready batch."""
+"""Opt steps per second of whole runs, beside the bare update on a ready batch, and free-running beside the other modes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from bench.report import Figure
 OPT_STEPS = 20_000
 BATCH, HIDDEN, WARMUP = 64, (256, 256), 1_000
 RATIO_TARGET = "at least 0.85"
+MODES_OPT_STEPS, ACTORS = 10_000, (1, 8)
 COMMON = (
     "agent=dqn",
     "env=cartpole",
+    "preset=none",  # the update that is measured bare: default target and n_step
     "threads=1",
     f"agent.batch_size={BATCH}",
     f"agent.hidden={list(HIDDEN)}".replace(" ", ""),
@@ -50,24 +52,22 @@ def bare_update_rate() -> float:
     """Opt steps/s of DQN's update alone: one thread, one batch that stays, no replay, no actors."""
     import torch
 
-    from border_cli.agents.batches import TensorBatch
     from border_cli.agents.dqn.config import DqnConfig
-    from border_cli.agents.dqn.heads import make_head
-    from border_cli.agents.dqn.loss import DqnNetworks, DqnState, opt_step, update_target
+    from border_cli.agents.dqn.loss import DqnNetworks, DqnState, make_head, opt_step
     from border_cli.agents.dqn.network import QNetwork
-    from border_cli.agents.flat import FlatModule
+    from border_cli.agents.params import FlatParams, TensorBatch, polyak_
     from border_cli.config.schema import EnvConfig
-    from border_cli.envs.gym_env import GymEnv
-    from border_cli.runtime.allocator import keep_freed_memory
+    from border_cli.envs.group import GymEnv
+    from border_cli.runtime.child import keep_freed_memory
 
     torch.set_num_threads(1)
     keep_freed_memory()  # as a run does
     rng = torch.Generator().manual_seed(0)
     spec = GymEnv(EnvConfig(id="CartPole-v1")).spec
     config = DqnConfig(batch_size=BATCH, hidden=list(HIDDEN))
-    net = FlatModule(QNetwork(spec, config, rng))
-    state = DqnState.fresh(net.initial())
-    nets, head = DqnNetworks.over(net, state), make_head(config)
+    net = FlatParams(QNetwork(spec, config, rng))
+    state = DqnState.init(net.init())
+    nets, head = DqnNetworks.bind(net, state), make_head(config)
     batch = TensorBatch(
         obs={"obs": torch.randn(BATCH, 4, generator=rng)},
         action=torch.randint(2, (BATCH,), generator=rng),
@@ -81,7 +81,7 @@ def bare_update_rate() -> float:
         for i in range(1, n + 1):
             opt_step(nets, head, config, state, batch)
             if i % config.target_interval == 0:
-                update_target(state, config.target_tau)
+                polyak_(state.target, state.online.params, config.target_tau)
 
     update(OPT_STEPS // 20)
     began = time.perf_counter()
@@ -106,3 +106,34 @@ def opt_steps_per_s(run_dir: Path) -> float:
     at = {r["opt_steps"]: r["time"] for r in runs.records(run_dir) if "throughput/samples_total" in r}
     last = max(at)
     return last / float(at[last] - at[0])
+
+
+def measure_modes(folder: Path, repetitions: int) -> list[Figure]:
+    """Each way to train in turn; a lockstep run is compared with the mean of the free-running ones before and after it."""
+    sync: list[float] = []
+    free: dict[int, list[float]] = {n: [] for n in ACTORS}
+    lockstep: dict[int, list[float]] = {n: [] for n in ACTORS}
+    ratio: dict[int, list[float]] = {n: [] for n in ACTORS}
+    for i in range(repetitions):
+        sync.append(_rate(folder / f"sync-{i}", "trainer=sync"))
+        for n in ACTORS:
+            before = _rate(folder / f"free-{n}-{i}", f"n_actors={n}")
+            lockstep[n].append(_rate(folder / f"lockstep-{n}-{i}", f"n_actors={n}", "trainer.lockstep=true"))
+            after = _rate(folder / f"free-{n}-{i}-after", f"n_actors={n}")
+            free[n] += [before, after]
+            ratio[n].append(2 * lockstep[n][-1] / (before + after))
+    return [
+        Figure("synchronous", sync, "opt steps/s"),
+        *(Figure(f"free-running, {_actors(n)}", free[n], "opt steps/s") for n in ACTORS),
+        *(Figure(f"lockstep, {_actors(n)}", lockstep[n], "opt steps/s") for n in ACTORS),
+        *(Figure(f"lockstep over free-running, {_actors(n)}", ratio[n], "", RATIO_TARGET) for n in ACTORS),
+    ]
+
+
+def _rate(run_dir: Path, *words: str) -> float:
+    runs.train(run_dir, [*COMMON, f"trainer.max_opts={MODES_OPT_STEPS}", *words])
+    return opt_steps_per_s(run_dir)
+
+
+def _actors(n: int) -> str:
+    return "1 actor" if n == 1 else f"{n} actors"

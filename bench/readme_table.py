@@ -1,4 +1,4 @@
-"""`make readme`: README's table of agents and environments, from what `border-train --help` lists."""
+"""`make readme`: README's table of agents and environments, from what --help lists, and the table of docs/metrics.md."""
 
 from __future__ import annotations
 
@@ -6,18 +6,23 @@ from pathlib import Path
 
 from bench.report import markdown, write_between_marks
 from border_cli.cli.compose import Composer
-from border_cli.config.paths import conf_dir
-from border_cli.config.presets import NONE
+from border_cli.config.presets import conf_dir, tuned_for
+from border_cli.config.registry import AGENTS
+from border_cli.core.metrics import METRICS
 
 README = Path(__file__).parents[1] / "README.md"
+METRICS_PAGE = README.parent / "docs" / "metrics.md"
 
 
 def table() -> str:
     """The options of the groups agent and env, with what their files say first, and for which pairs there are presets."""
     with Composer([], None) as composer:
-        agents, envs, presets = (composer.choices(group) for group in ("agent", "env", "preset"))
-    named = [preset for preset in presets if preset != NONE]
-    rows = [[f"`{agent}`", _says("agent", agent), _tuned(agent, named)] for agent in agents]
+        agents, envs = composer.choices("agent"), composer.choices("env")
+    tuned = tuned_for()
+    rows = [
+        [f"`{agent}`", _says("agent", agent), ", ".join(env for env in tuned if agent in tuned[env])]
+        for agent in agents
+    ]
     others = ", ".join(f"`{env}`" for env in envs if env not in ("gym", "atari"))
     return (
         f"{markdown(['`agent=`', 'what it is', 'presets for `env=`'], rows)}\n\n"
@@ -30,9 +35,17 @@ def _says(group: str, option: str) -> str:
     return first.removeprefix("# ").split(". ")[0].rstrip(".")
 
 
-def _tuned(agent: str, presets: list[str]) -> str:
-    return ", ".join(preset.removeprefix(f"{agent}_") for preset in presets if preset.startswith(f"{agent}_"))
+def metrics_table() -> str:
+    """Every metric with its unit, its meaning, and whether it may differ between two runs of one seed."""
+    for agent in AGENTS.values():
+        agent.load()  # declares its own
+    rows = [
+        [f"`{one.name}`", one.unit, one.help, "yes" if one.kind == "clock" else ""]
+        for one in sorted(METRICS.values(), key=lambda one: one.name)
+    ]
+    return markdown(["metric", "unit", "meaning", "depends on timing"], rows)
 
 
 if __name__ == "__main__":
     write_between_marks(README, f"\n{table()}\n")
+    write_between_marks(METRICS_PAGE, f"\n{metrics_table()}\n")

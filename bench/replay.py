@@ -13,11 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from bench.report import Figure
-from border_cli.core.items import empty_items, item_columns
 from border_cli.core.spaces import ActionSpec, EnvSpec, ObsLeaf, ObsSpec
-from border_cli.replay.buffer import RowReplayBuffer
+from border_cli.core.types import empty_items, item_columns
+from border_cli.replay.buffer import RowReplayBuffer, make_buffer
 from border_cli.replay.config import PrioritizedConfig
-from border_cli.replay.prioritized import make_buffer
 
 BATCH = 256
 CAPACITIES = (10_000, 100_000, 1_000_000, 10_000_000)
@@ -85,9 +84,9 @@ def _fill_with_frames(buffer: RowReplayBuffer) -> None:
             items = empty_items(columns, n)
             age = at[stream] + np.arange(n)
             items["obs"] = frame[:n]
-            items["age"][:] = np.minimum(age, 255)
-            items["span"][:] = np.minimum(N_STEP, EPISODE - age)
-            items["discount"][:] = 0.99 ** items["span"]
+            items["step_in_episode"][:] = np.minimum(age, 255)
+            items["n_steps"][:] = np.minimum(N_STEP, EPISODE - age)
+            items["discount"][:] = 0.99 ** items["n_steps"]
             items["terminated"][:] = age + N_STEP > EPISODE
             items["env"][:] = stream
             buffer.push(items, stream)
@@ -100,7 +99,7 @@ def _filled(capacity: int) -> RowReplayBuffer:
     columns, step = item_columns(SMALL), min(capacity, 100_000)
     for _ in range(0, capacity, step):
         items = empty_items(columns, step)
-        items["span"][:] = 1
+        items["n_steps"][:] = 1
         items["discount"][:] = 0.99
         buffer.push(items)
     return buffer

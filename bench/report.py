@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+
+from border_cli.config.resources import cpus
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,8 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def machine() -> str:
     """What the figures were taken on."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return (
-        f"{cores} cores ({_processor()}), {platform.system()}, Python {platform.python_version()}, "
+        f"{cpus()} cores ({_processor()}), {platform.system()}, Python {platform.python_version()}, "
         f"torch {version('torch')}, gymnasium {version('gymnasium')}"
     )
 

@@ -26,7 +26,7 @@ from bench import runs
 from bench.results_page import write_page
 from bench.table_of_runs import ROWS, Row
 from border_cli.cli.compose import Composer
-from border_cli.cli.overrides import parse_words
+from border_cli.cli.overrides import parse_overrides
 from border_cli.config.convert import to_plain
 
 KEPT = Path(__file__).parent / "results"
@@ -121,13 +121,17 @@ def row_hash(row: Row) -> str:
 
 def config_hash(words: list[str]) -> str:
     """Of the resolved configuration that these words make, but for what makes no difference to what is learnt."""
-    with Composer(parse_words(words), None) as composer:
-        config = composer.compose(composer.words()).config
+    with Composer(parse_overrides(words)) as composer:
+        config = composer.compose().config
     kept = {name: value for name, value in to_plain(config).items() if name not in _UNLIKE}
-    kept["env"].pop("native")  # who steps the games makes no difference: the frames are the same
+    for name in ("native", "type"):  # who steps the games makes no difference: the frames are the same
+        kept["env"].pop(name)
     for group, section in (("agent", config.agent), ("env", config.env)):
-        for name, _ in section.idle():  # so that a switch that comes later, and is off, is none
+        for name, _ in section.unused_options():  # so that a switch that comes later, and is off, is none
             kept[group].pop(name, None)
+    if config.init_from is None:
+        kept.pop("init_from_parts")
+    kept = {name: value for name, value in kept.items() if value is not None}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
 
 

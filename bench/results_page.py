@@ -11,9 +11,8 @@ import numpy as np
 
 from bench.report import machine, markdown, write_between_marks
 from bench.table_of_runs import ROWS, Row
-from border_cli.evaluation.statistics import mean_interval
-from border_cli.report.collect import Curve, Group, RunRecord
-from border_cli.report.compare import band
+from border_cli.core.metrics import mean_interval
+from border_cli.report import Curve, Group, RunRecord, band
 
 PAGE = Path(__file__).parents[1] / "docs" / "results.md"
 CURVES = PAGE.parent / "curves"
@@ -25,9 +24,9 @@ def write_page(results: Results) -> bool:
     bars = [row for row in ROWS if row.table == "bars"]
     parts = [
         f"{machine()}.",
-        "### Bars",
+        "### Targets",
         _bars(bars, results),
-        "### Who acts: parity",
+        "### Training modes compared",
         _parity(results),
         "### Curves",
         *(f"![{path.stem}]({path.relative_to(PAGE.parent)})" for path in _pictures(bars, results)),
@@ -58,8 +57,8 @@ def _bars(rows: list[Row], results: Results) -> str:
         "mean of the best",
         "least",
         "mean of the last",
-        "promised",
-        "holds",
+        "target",
+        "met",
         "published",
     ]
     lines = []
@@ -83,7 +82,7 @@ def _parity(results: Results) -> str:
     head = [
         "environment",
         "agent",
-        "way",
+        "training mode",
         "seeds",
         "mean of the best",
         "second half of the curve, mean and 95% interval",

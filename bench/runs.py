@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from border_cli.recorders.jsonl import METRICS_FILE, read_jsonl
 
 
 def train(run_dir: Path, words: Sequence[str], resumes: bool = False) -> None:
@@ -23,11 +24,9 @@ def judge(run_dir: Path, words: Sequence[str]) -> None:
     _command("border_cli.cli.eval", [str(run_dir), *words])
 
 
-def records(run_dir: Path) -> Iterator[dict[str, Any]]:
+def records(run_dir: Path) -> list[dict[str, Any]]:
     """The records of metrics.jsonl, oldest first."""
-    with (run_dir / "metrics.jsonl").open(encoding="utf-8") as lines:
-        for line in lines:
-            yield json.loads(line)
+    return read_jsonl(run_dir / METRICS_FILE)
 
 
 def _command(module: str, words: Sequence[str]) -> None:

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import acting, learning, modes, replay, startup, transport
+from bench import acting, learning, replay, startup, transport
 from bench.report import Figure, machine, markdown, write_between_marks
 
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
@@ -22,7 +22,7 @@ HEAD = ("", "median", "least to greatest", "unit", "promised")
 _PARTS: dict[str, Callable[[Path, int], list[Figure]]] = {
     "startup": startup.measure,
     "learning": learning.measure,
-    "modes": modes.measure,
+    "modes": learning.measure_modes,
     "acting": lambda _, repetitions: acting.measure(repetitions),
     "replay": lambda _, repetitions: replay.measure(repetitions),
     "transport": lambda _, repetitions: transport.measure(repetitions),

@@ -8,6 +8,11 @@ from pathlib import Path
 from bench import runs
 from bench.report import Figure
 
+OPTIONS = (
+    "agent=dqn env=gym env.entry_point=bench.clocked_env:ClockedCartPole preset=none trainer.max_env_steps=2000 "
+    "trainer.warmup_period=1900 trainer.eval_interval=null"
+)
+
 
 def measure(folder: Path, repetitions: int) -> list[Figure]:
     """With 1 and with 8 actors, in turn."""
@@ -30,20 +35,7 @@ def _first_steps(folder: Path, n_actors: int) -> list[float]:
     marks = folder / "marks"
     marks.mkdir(parents=True)
     began = time.monotonic()
-    runs.train(
-        folder / "run",
-        [
-            "agent=dqn",
-            "env=gym",
-            "env.entry_point=bench.clocked_env:ClockedCartPole",
-            f"env.kwargs.folder={marks}",
-            f"n_actors={n_actors}",
-            "preset=none",
-            "trainer.max_env_steps=2000",
-            "trainer.warmup_period=1900",
-            "trainer.eval_interval=null",
-        ],
-    )
+    runs.train(folder / "run", [*OPTIONS.split(), f"env.kwargs.folder={marks}", f"n_actors={n_actors}"])
     steps = [float(mark.read_text(encoding="utf-8")) - began for mark in marks.iterdir()]
     if len(steps) != n_actors:
         raise SystemExit(f"{len(steps)} of {n_actors} actors stepped")

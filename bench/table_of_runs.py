@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass
 
 
@@ -28,10 +29,8 @@ class Bar:
         """Whether the mean returns of the seeds, in any order, and the rises of their training returns are enough."""
         if self.rise is not None and min(rises) < self.rise:
             return False
-        ordered = sorted(means)
-        n = len(ordered)
-        median = (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
-        found = ((self.mean, sum(ordered) / n), (self.median, median), (self.least, ordered[0]))
+        mean, median = statistics.fmean(means), statistics.median(means)
+        found = ((self.mean, mean), (self.median, median), (self.least, min(means)))
         return all(wanted is None or value >= wanted for wanted, value in found)
 
 
@@ -84,7 +83,7 @@ def _parity(agent: str, env: str, n_seeds: int, ways: tuple[str, ...], minutes: 
 _ZOO = "RL Baselines3 Zoo"
 ROWS: tuple[Row, ...] = (
     *(
-        _row(agent, "cartpole", 5, 50_000, Bar(f"500 ({_ZOO}, one seed)", mean=490), minutes)
+        _row(agent, "cartpole", 5, 50_000, Bar(f"500 (DQN, {_ZOO}, one seed)", mean=490), minutes)
         for agent, minutes in (("dqn", 1), ("c51", 1.5), ("qrdqn", 1.5), ("iqn", 2.5), ("rainbow", 2.5))
     ),
     *(
@@ -100,7 +99,14 @@ ROWS: tuple[Row, ...] = (
         for agent, minutes in (("dqn", 5), ("iqn", 6))
     ),
     *(
-        _row(agent, "lunarlander", 3, 200_000, Bar(f"154 at 100,000 env steps ({_ZOO})", mean=220), minutes)
+        _row(
+            agent,
+            "lunarlander",
+            3,
+            200_000,
+            Bar(f"154 at 100,000 env steps (DQN, {_ZOO})", mean=220),
+            minutes,
+        )
         for agent, minutes in (("dqn", 10), ("rainbow", 12))
     ),
     *(
@@ -109,18 +115,15 @@ ROWS: tuple[Row, ...] = (
     ),
     _row("sac", "halfcheetah", 2, 100_000, Bar("9,500 to 12,100 at 1,000,000 env steps", mean=4000), 25),
     _row("tqc", "hopper", 2, 100_000, Bar("3,100 to 3,750 at 1,000,000 env steps", mean=1500), 40),
-    _row("dqn", "catch", 3, 85_000, Bar("no other figure: 5 is the most there is", mean=4.5), 15),
+    _row("dqn", "catch", 3, 85_000, Bar("none; the maximum is 5", mean=4.5), 15),
     Row(
         "bars",
         "dqn",
         "pong",
         (1,),
         (
-            "n_actors=2",
-            "trainer.max_opts=50000",
-            "trainer.warmup_period=10000",
-            "trainer.eval_interval=10000",
-            "agent.epsilon_env_steps=100000",
+            *("n_actors=2", "trainer.max_opts=50000", "trainer.warmup_period=10000"),
+            *("trainer.eval_interval=10000", "agent.epsilon_env_steps=100000"),
         ),
         Bar("20 at 10,000,000 env steps", rise=1.0),
         episodes=10,

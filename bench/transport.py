@@ -12,9 +12,9 @@ import numpy as np
 
 from bench.report import Figure
 from border_cli.config.schema import EnvConfig
-from border_cli.core.items import Items, empty_items, item_columns
-from border_cli.envs.gym_env import GymEnv
-from border_cli.transport.ring import ChunkHeader, Ring
+from border_cli.core.types import Chunk, Items, empty_items, item_columns
+from border_cli.envs.group import GymEnv
+from border_cli.transport import Ring
 
 CHUNK = 64
 RING_CHUNKS, QUEUE_CHUNKS, QUEUE_ROWS = 100_000, 10_000, 100_000
@@ -58,7 +58,7 @@ def _queue_rate(puts: int, rows: int) -> float:
 
     def receive() -> int:
         try:
-            return len(channel.get(timeout=1.0)["span"])
+            return len(channel.get(timeout=1.0)["n_steps"])
         except queue.Empty:
             return 0
 
@@ -86,8 +86,11 @@ def push_into_ring(ring: Ring) -> None:
     """The sender's side of the ring."""
     items = _items(ring.columns, CHUNK)
     for sequence in range(RING_CHUNKS):
-        while not ring.try_push(items, ChunkHeader(0, 0, sequence, CHUNK, CHUNK, 0)):
+        while (room := ring.reserve(CHUNK)) is None:
             time.sleep(_PAUSE_S)
+        for name, column in room.items():
+            column[:] = items[name]
+        ring.push(Chunk(0, 0, sequence, CHUNK, 0, room))
 
 
 def put_into_queue(channel: Any, puts: int, rows: int) -> None:
@@ -99,6 +102,6 @@ def put_into_queue(channel: Any, puts: int, rows: int) -> None:
 
 def _items(columns: Any, rows: int) -> Items:
     items = empty_items(columns, rows)
-    items["span"][:] = 1
+    items["n_steps"][:] = 1
     items["reward"][:] = np.arange(rows)
     return items

@@ -11,17 +11,30 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from border_cli.recorders.buffered import BufferedRecorder
-    from border_cli.run import train_async
-    from border_cli.runs.load import load
+    from border_cli.api import compose, train, train_async
+    from border_cli.recorders import BufferedRecorder
+    from border_cli.runs.load import load, load_agent, save_agent
 
 __version__ = "0.1.0"
-__all__ = ["BufferedRecorder", "__version__", "load", "train_async"]
+__all__ = [
+    "BufferedRecorder",
+    "__version__",
+    "compose",
+    "load",
+    "load_agent",
+    "save_agent",
+    "train",
+    "train_async",
+]
 
 _HOMES = {
-    "BufferedRecorder": "border_cli.recorders.buffered",
+    "BufferedRecorder": "border_cli.recorders",
     "load": "border_cli.runs.load",
-    "train_async": "border_cli.run",
+    "load_agent": "border_cli.runs.load",
+    "save_agent": "border_cli.runs.load",
+    "compose": "border_cli.api",
+    "train": "border_cli.api",
+    "train_async": "border_cli.api",
 }
 """Where the names live that are imported at their first use, so that this package itself is light."""
 

@@ -2,82 +2,129 @@
 
 from __future__ import annotations
 
+import logging
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any, Protocol
 
 from rich.console import Console
 
-from border_cli import parts
-from border_cli.actors.in_thread import InThreadSource
-from border_cli.actors.lockstep import LockstepManager
-from border_cli.actors.manager import ActorManager
-from border_cli.actors.sampler import ResumableSampler
-from border_cli.checkpoints.contents import read_model
-from border_cli.checkpoints.keeper import RunKeeper
-from border_cli.config.checks import ratio_tolerance
-from border_cli.config.schema import TrainConfig
-from border_cli.core.errors import Interrupted
-from border_cli.core.items import item_columns
+from border_cli.actors.sampler import InThreadSource, Sampler
+from border_cli.actors.spec import LOCKSTEP_SLOTS, ActorId, ActorSpec, Rounds
+from border_cli.checkpoints.contents import read_model, read_training
+from border_cli.checkpoints.manager import CheckpointManager
+from border_cli.config.registry import AGENTS, BUFFERS, find, import_path, import_plugins
+from border_cli.config.resolve import confirm_episodes, lockstep_steps, ratio_tolerance, steps_natively
+from border_cli.config.resources import Sizes
+from border_cli.config.schema import AgentConfig, EnvConfig, TrainConfig
+from border_cli.core.errors import IncompatibleStateError, Interrupted, UsageError
 from border_cli.core.progress import Progress, View
-from border_cli.core.protocols import Agent, Evaluator, ExperienceSource, Recorder, ReplayBuffer
+from border_cli.core.protocols import (
+    ActingPolicy,
+    Agent,
+    Evaluator,
+    ExperienceSource,
+    Recorder,
+    ReplayBuffer,
+    StepProcessor,
+    StopCheck,
+)
 from border_cli.core.spaces import EnvSpec
-from border_cli.envs.guarded import GuardedEnv, blamed
-from border_cli.envs.taped import TapedEnv
-from border_cli.evaluation.deferred import DeferredEvaluator
-from border_cli.evaluation.episodes import EpisodeRunner
-from border_cli.evaluation.inline import InlineEvaluator
-from border_cli.evaluation.process_evaluator import ProcessEvaluator
-from border_cli.recorders.buffered import NullRecorder
-from border_cli.recorders.fanout import FanOut
+from border_cli.core.state import State, check_like
+from border_cli.core.types import Column, item_columns
+from border_cli.display.views import PlainView, ScreenView, SilentView
+from border_cli.envs.group import GymEnv, ReplayedEnv, try_env
+from border_cli.recorders import NullRecorder, RecorderGroup, TolerantRecorder
 from border_cli.recorders.jsonl import METRICS_FILE, JsonlRecorder
-from border_cli.recorders.plain import PlainView
-from border_cli.recorders.screen import ScreenView, is_live
-from border_cli.recorders.silent import SilentView
 from border_cli.recorders.tensorboard import EVENTS, TensorBoardRecorder
-from border_cli.recorders.tolerant import TolerantRecorder
-from border_cli.replay.limiter import RatioLimiter
-from border_cli.runs.locate import model_directory
+from border_cli.replay.n_step import NStepProcessor, reward_limit
 from border_cli.runs.resume import Resumed
 from border_cli.runtime import seeding
 from border_cli.runtime.signals import StopFlag
-from border_cli.trainers.async_ import AsyncTrainer
-from border_cli.trainers.judging import Episodes
-from border_cli.trainers.lockstep import LockstepTrainer
-from border_cli.trainers.loop import TrainingLoop
-from border_cli.trainers.parts import Parts
-from border_cli.trainers.sync import Trainer
-from border_cli.trainers.telemetry import Telemetry
+from border_cli.runtime.supervised import Factory
+from border_cli.training.evaluation import EvalSeeds
+from border_cli.training.evaluators import EpisodeRunner, EvaluatorSpec, InlineEvaluator, ProcessEvaluator
+from border_cli.training.loop import AsyncTrainer, LockstepTrainer, SyncTrainer, TrainingLoop
+from border_cli.training.metrics import Telemetry
+from border_cli.training.ratio_limiter import RatioLimiter
+from border_cli.training.state import Components
+from border_cli.transport import ring_bytes
+
+_logger = logging.getLogger(__name__)
+
+
+class RunObserver(Protocol):
+    """What a run does when something happens to it that its own files have to say."""
+
+    run_dir: Path
+
+    def saved(self, opt_steps: int) -> None:
+        """A checkpoint of this opt step was written."""
+
+    def crashed(self, error: Exception) -> None:
+        """An actor raised. The run may survive it."""
 
 
 @dataclass(frozen=True)
-class Context:
-    """What the parts of a run are made from, and what they tell whom.
+class UserParts:
+    """Parts given from Python in place of configured ones.
 
-    saved: of the opt step of a checkpoint · crashed: of an exception that the run survives · tick: while something
-    takes long · begun: once the loop has begun.
+    Attributes:
+        step_processor: (spec, n_envs, config) -> StepProcessor, importable by name, because actors are processes.
+        evaluation_env: the environment of evaluations, where it is not that of training.
+        actor_agents: the agent's configuration of each actor, such as another exploration; empty for the common one.
     """
 
-    config: TrainConfig
-    spec: EnvSpec
-    run_dir: Path
-    stop: StopFlag
-    resumed: Resumed
-    progress: Progress
-    view: View
-    saved: Callable[[int], None]
-    crashed: Callable[[Exception], None]
-    tick: Callable[[], None]
-    begun: Callable[[], None]
+    recorder: Recorder | None = None
+    evaluator: Evaluator | None = None
+    step_processor: Callable[[EnvSpec, int, TrainConfig], StepProcessor] | None = None
+    evaluation_env: EnvConfig | None = None
+    actor_agents: Sequence[AgentConfig] = ()
 
 
 def make_loop(
-    context: Context, agent: Agent, buffer: ReplayBuffer, evaluator: Evaluator, recorder: Recorder
+    config: TrainConfig,
+    spec: EnvSpec,
+    observer: RunObserver,
+    stop: StopFlag,
+    view: View,
+    closing: list[Callable[[], None]],
+    resumed: Resumed | None = None,
+    user: UserParts | None = None,
 ) -> TrainingLoop:
-    """The training loop with all that it joins. Raises ResourceError and ActorLostError."""
-    c, resumed = context.config, context.resumed
+    """Make the training loop and everything that it joins.
+
+    Args:
+        closing: gets what to call when the run ends, however it ends, in reverse order.
+
+    Raises:
+        ResourceError, ActorLostError.
+    """
+    c, resumed, user = config, resumed or Resumed(), user or UserParts()
+    progress = _make_progress(c)
+    files = _make_files(c, observer.run_dir, resumed)
+    own = user.recorder
+    if own is None and (make_own := _factory("recorder", c.recorder.type)) is not None:
+        own = make_own(c, observer.run_dir)
+    recorder = _make_recorder(files, view, own)
+    closing.append(recorder.close)
+    agent = make_agent(c, spec)
+    if c.init_from is not None and resumed.state is None and (missing := init_weights(agent, c)):
+        _logger.warning("init_from: best/ has the policy alone; %s start new", " and ".join(missing))
+    agent.train()
+    buffer = make_buffer(c, spec)
+
+    def made() -> None:
+        """After each environment, which may take long to make: update the view, stop if asked."""
+        view.show(progress)
+        if stop.code is not None:
+            raise Interrupted(stop.code)
+
+    evaluator = user.evaluator or _make_evaluator(c, spec, user, agent, stop, made)
+    closing.append(evaluator.close)
     limiter = RatioLimiter(
         c.trainer.opt_interval,
         c.trainer.warmup_period,
@@ -86,97 +133,117 @@ def make_loop(
         c.n_actors,
         c.actor_manager.envs_per_actor,
     )
-    loop_parts = Parts(
+    telemetry = Telemetry(limiter, progress, resumed.seconds)
+    parts = Components(
         agent=agent,
         buffer=buffer,
-        source=_make_source(context, agent),
+        source=_make_source(c, spec, user, agent, observer, stop, made),
         limiter=limiter,
         evaluator=evaluator,
-        episodes=Episodes(c.seed, c.evaluator),
+        eval_seeds=EvalSeeds(c.seed, c.evaluator),
         recorder=recorder,
-        keeper=RunKeeper(context.run_dir, c, context.spec, agent, context.saved, resumed.path),
-        view=context.view,
-        telemetry=Telemetry(limiter, context.progress, resumed.seconds),
-        should_stop=context.stop,
+        recorder_files=files,
+        checkpoints=CheckpointManager(
+            observer.run_dir, c, spec, agent, telemetry, observer.saved, resumed.path
+        ),
+        view=view,
+        telemetry=telemetry,
+        should_stop=stop,
         batch_size=c.agent.batch_size,
-        save_request=context.stop.take_save_request,
-        begun=context.begun,
+        save_request=stop.take_save_request,
     )
-    return _trainer_class(c)(c.trainer, loop_parts)
+    if c.trainer.lockstep:
+        return LockstepTrainer(c.trainer, parts)
+    return SyncTrainer(c.trainer, parts) if c.trainer.type == "sync" else AsyncTrainer(c.trainer, parts)
 
 
-def _trainer_class(config: TrainConfig) -> type[TrainingLoop]:
-    if config.trainer.lockstep:
-        return LockstepTrainer
-    return Trainer if config.trainer.type == "sync" else AsyncTrainer
+def init_weights(agent: Agent, config: TrainConfig) -> list[str]:
+    """Give a new agent the weights of `init_from`.
+
+    Returns the networks that are not there and start new. Raises UsageError for those that do not fit.
+    """
+    path = Path(str(config.init_from))
+    try:
+        saved, own = read_model(path).info, agent.model_info()
+        check_like(State(saved.arrays), State(own.arrays), "the policy")
+        agent.sync_model(saved)
+        if config.init_from_parts == "policy":
+            return []
+        training = read_training(path)
+        return agent.load_networks({} if training is None else training.arrays)
+    except IncompatibleStateError as e:
+        alone = ", or init_from_parts=policy" if "policy" not in str(e) else ""
+        raise UsageError(
+            f"init_from={path}: {e}\nallowed: an agent with the networks of that run{alone}"
+        ) from e
 
 
-def make_agent(context: Context) -> Agent:
-    """The agent; where it does not go on from a checkpoint, with the weights of `init_from` if there are any."""
-    agent = parts.make_agent(context.config, context.spec)
-    if context.config.init_from is not None and context.resumed.state is None:
-        agent.sync_model(read_model(model_directory(Path(context.config.init_from)).path).info)
-    agent.train()
-    return agent
-
-
-def _make_source(context: Context, agent: Agent) -> ExperienceSource:
-    c = context.config
+def _make_source(
+    c: TrainConfig,
+    spec: EnvSpec,
+    user: UserParts,
+    agent: Agent,
+    observer: RunObserver,
+    stop: StopFlag,
+    made: Callable[[], None],
+) -> ExperienceSource:
+    actors = actor_spec(c, user)
     if c.trainer.type == "sync":
-        return _in_thread(context, agent)
-    actors, rounds = parts.actor_spec(c), parts.rounds(c)
-    columns = item_columns(context.spec, c.buffer.needs_estimates())
-    if rounds is not None:
-        return LockstepManager(actors, rounds, columns, c.actor_manager, context.stop, context.crashed)
-    return ActorManager(actors, columns, c.n_actors, c.actor_manager, context.stop, context.crashed)
-
-
-def _in_thread(context: Context, agent: Agent) -> InThreadSource:
-    c, who = context.config, "actor 0"
-    place = parts.actor_spec(c).place(0, 0, 1)
-    with blamed(who, "making the environment"):
-        env = GuardedEnv(parts.actor_env(place, c, (), _between_environments(context)), who)
-    processor = parts.actor_processor(place, context.spec, c)
-    seed_of = partial(seeding.episode_seed, c.seed, 0, 0)
-    return InThreadSource(
-        ResumableSampler(TapedEnv(env), agent, processor, seed_of, who), place.n_envs, env.close
+        actor_id = actors.actor_id(0, 0, 1)
+        env = actor_env(actor_id, c, made)
+        processor = actor_processor(actor_id, spec, c, user.step_processor)
+        seed_of = partial(seeding.episode_seed, c.seed, 0, 0)
+        sampler = Sampler(ReplayedEnv(env), agent, processor, seed_of, "actor 0")
+        return InThreadSource(sampler, actors.n_envs, env.close)
+    source: ExperienceSource = _factory("actor_manager", c.actor_manager.type)(
+        actors, run_columns(c, spec), c.n_actors, c.actor_manager, stop, observer.crashed
     )
+    return source
 
 
-def make_evaluator(context: Context, agent: Agent) -> Evaluator:
-    """The evaluator, in this thread or in a process of its own. Raises ResourceError and ActorLostError."""
-    if context.config.trainer.eval_interval is None:  # no environments for what may never be asked of them
-        return DeferredEvaluator(
-            lambda: _make_evaluator(context, agent), context.config.evaluator.type == "process"
-        )
-    return _make_evaluator(context, agent)
+def _factory(group: str, kind: str) -> Any:
+    """What makes the part with this `type`; None where the functions of this module make it themselves."""
+    entry = find(group, kind)
+    return entry.load() if entry is not None and entry.factory else None
 
 
-def _make_evaluator(context: Context, agent: Agent) -> Evaluator:
-    c = context.config
+def _make_evaluator(
+    c: TrainConfig, spec: EnvSpec, user: UserParts, agent: Agent, stop: StopFlag, made: Callable[[], None]
+) -> Evaluator:
+    """The configured evaluator, in this thread or in its own process."""
+    evaluated = c if user.evaluation_env is None else replace(c, env=user.evaluation_env)
+    if (own := _factory("evaluator", c.evaluator.type)) is not None:
+        evaluator: Evaluator = own(evaluated, spec)
+        return evaluator
     if c.evaluator.type == "process":
-        spec, timeout_s = parts.evaluator_spec(c), c.evaluator.heartbeat_timeout_s
-        return ProcessEvaluator(spec, agent.model_info(), timeout_s, c.evaluator.restarts)
-    policy = parts.evaluation_policy(context.spec, c)
-    env = parts.evaluation_env(_between_environments(context), c)
-    return InlineEvaluator(
-        EpisodeRunner(env, c.evaluator.max_episode_steps, context.stop, context.tick), policy
-    )
+        timeout_s, restarts = c.evaluator.heartbeat_timeout_s, c.evaluator.restarts
+        spec_of_process = EvaluatorSpec(
+            env=Factory("border_cli.build:evaluation_env", (evaluated,)),
+            policy=Factory("border_cli.build:evaluation_policy", (evaluated,)),
+            max_episode_steps=c.evaluator.max_episode_steps,
+            max_episodes=_most_episodes(c),
+        )
+        return ProcessEvaluator(spec_of_process, agent.model_info(), timeout_s, restarts)
+    return make_inline_evaluator(evaluated, spec, stop, made, lazy=c.trainer.eval_interval is None)
 
 
-def _between_environments(context: Context) -> Callable[[], None]:
-    """What happens after one was made, which may take long: the view goes on, and the run can be stopped."""
+def make_inline_evaluator(
+    config: TrainConfig,
+    spec: EnvSpec,
+    should_stop: StopCheck = lambda: False,
+    made: Callable[[], None] = lambda: None,
+    lazy: bool = False,
+) -> InlineEvaluator:
+    """An evaluator in the caller's thread. made: called after each environment · lazy: see `InlineEvaluator`."""
 
-    def made() -> None:
-        context.view.show(context.progress)
-        if context.stop.code is not None:
-            raise Interrupted(context.stop.code)
+    def make_runner() -> EpisodeRunner:
+        return EpisodeRunner(evaluation_env(made, config), config.evaluator.max_episode_steps, should_stop)
 
-    return made
+    return InlineEvaluator(make_runner, evaluation_policy(spec, config), lazy)
 
 
-def make_progress(config: TrainConfig) -> Progress:
-    """What a view shows of a run that has not begun."""
+def _make_progress(config: TrainConfig) -> Progress:
+    """The snapshot that a view shows before the run starts."""
     t = config.trainer
     return Progress(
         max_opts=t.max_opts,
@@ -195,28 +262,198 @@ def make_view(config: TrainConfig, console: Console, title: str) -> View:
     wanted = config.recorder.console
     if wanted == "none":
         return SilentView()
-    if wanted == "screen" or (wanted == "auto" and is_live(console)):
+    if wanted == "screen":
         return ScreenView(console, title)
     return PlainView(sys.stdout)
 
 
-def make_files(context: Context) -> list[TolerantRecorder]:
-    """The recorders that write files, going on behind what belongs to the checkpoint that is gone on from."""
-    wanted, state, folder = context.config.recorder, context.resumed.state, context.run_dir
+def _make_files(config: TrainConfig, folder: Path, resumed: Resumed) -> list[TolerantRecorder]:
+    """The recorders that write files. On resume they continue behind the records of the checkpoint."""
+    wanted, state = config.recorder, resumed.state
     written: Mapping[str, int] = {} if state is None else state.loop["records"]
     files = []
     if wanted.jsonl:
         jsonl = JsonlRecorder(folder / METRICS_FILE, int(written.get("jsonl", 0)))
         files.append(TolerantRecorder(jsonl, METRICS_FILE))
     if wanted.tensorboard:
-        events = TensorBoardRecorder(folder / EVENTS, int(written.get("tensorboard", 0)))
+        events = TensorBoardRecorder(
+            folder / EVENTS, int(written.get("tensorboard", 0)), wanted.tensorboard_step
+        )
         files.append(TolerantRecorder(events, EVENTS))
     return files
 
 
-def make_recorder(files: list[TolerantRecorder], view: View, own: Recorder | None = None) -> Recorder:
+def _make_recorder(files: list[TolerantRecorder], view: View, own: Recorder | None = None) -> Recorder:
     """One recorder for the files, for the user's own, and for a view that shows records too."""
     recorders: list[Recorder] = [*files, *filter(None, [own])]
     if isinstance(view, PlainView):
         recorders.append(view)
-    return FanOut(recorders) if recorders else NullRecorder()
+    return RecorderGroup(recorders) if recorders else NullRecorder()
+
+
+# -- parts of any process: actors and evaluators import the functions below by path in their own processes
+
+
+def actor_spec(config: TrainConfig, user: UserParts | None = None) -> ActorSpec:
+    """What every actor process of this run is made of."""
+    user, lockstep, actors = user or UserParts(), config.trainer.lockstep, config.actor_manager
+    rounds = Rounds(
+        config.n_actors, actors.envs_per_actor, lockstep_steps(config), config.trainer.max_env_steps
+    )
+    return ActorSpec(
+        env=Factory(f"border_cli.build:{'resumable_env' if lockstep else 'actor_env'}", (config,)),
+        policy=Factory("border_cli.build:actor_policy", (config, tuple(user.actor_agents))),
+        processor=Factory("border_cli.build:actor_processor", (config, user.step_processor)),
+        n_envs=actors.envs_per_actor,
+        n_buffer=actors.n_buffer,
+        seed=config.seed,
+        rounds=rounds if lockstep else None,
+    )
+
+
+def actor_env(actor_id: ActorId, config: TrainConfig, made: Callable[[], None] = lambda: None) -> GymEnv:
+    """The environments of one actor. made: called after each."""
+    import_plugins(config.plugins)
+    return GymEnv(
+        config.env,
+        actor_id.n_envs,
+        f"actor {actor_id.actor}",
+        made=made,
+        reward_limit=reward_limit(config.buffer.n_step, config.agent.gamma, config.agent.reward_clip),
+        native=steps_natively(config),
+        quiet=True,
+    )
+
+
+def resumable_env(actor_id: ActorId, config: TrainConfig) -> ReplayedEnv:
+    """The environments of one actor, such that they can be resumed in the middle of an episode."""
+    return ReplayedEnv(actor_env(actor_id, config))
+
+
+def actor_policy(
+    actor_id: ActorId, spec: EnvSpec, config: TrainConfig, own: tuple[AgentConfig, ...] = ()
+) -> ActingPolicy:
+    """The policy of one actor. own: the agent's configuration by actor, where they differ."""
+    policy: ActingPolicy = agent_module(config).make_policy(
+        own[actor_id.actor] if own else config.agent,
+        spec,
+        actor_id.seed,
+        actor=actor_id.actor,
+        n_actors=actor_id.n_actors,
+        incarnation=actor_id.incarnation,
+    )
+    policy.train()
+    return policy
+
+
+def actor_processor(
+    actor_id: ActorId,
+    spec: EnvSpec,
+    config: TrainConfig,
+    make: Callable[[EnvSpec, int, TrainConfig], StepProcessor] | None = None,
+) -> StepProcessor:
+    """The step processor of one actor: the user's own (`make`), or the agent's own, or the n-step one."""
+    agent, buffer, module = config.agent, config.buffer, agent_module(config)
+    if make is None and config.step_processor is not None:
+        make = import_path(config.step_processor, "step_processor")
+    make = make or getattr(module, "make_step_processor", None)
+    if make is not None:
+        return make(spec, actor_id.n_envs, config)
+    return NStepProcessor(
+        spec,
+        actor_id.n_envs,
+        buffer.n_step,
+        agent.gamma,
+        agent.reward_clip,
+        buffer.with_priority(),
+        extra_columns(config, spec),
+    )
+
+
+def extra_columns(config: TrainConfig, spec: EnvSpec) -> tuple[Column, ...]:
+    """The columns that the agent adds to rows; most agents add none."""
+    declared = getattr(agent_module(config), "extra_columns", None)
+    return () if declared is None else tuple(declared(config.agent, spec))
+
+
+def run_columns(config: TrainConfig, spec: EnvSpec) -> tuple[Column, ...]:
+    """All columns of the rows that cross from actors to the replay."""
+    return item_columns(spec, config.buffer.with_priority(), extra_columns(config, spec))
+
+
+def evaluation_env(made: Callable[[], None], config: TrainConfig) -> GymEnv:
+    """The environments of evaluations. made: called after each.
+
+    Bounds only cause warnings: evaluations count observations from 0 in every launch, so a value that the actors have
+    passed long ago would otherwise end the run.
+    """
+    import_plugins(config.plugins)
+    env = replace(config.env, out_of_bounds="warn")
+    n_envs = min(config.evaluator.n_envs, _most_episodes(config))
+    return GymEnv(env, n_envs, "the evaluation", made=made, quiet=True)
+
+
+def evaluation_policy(spec: EnvSpec, config: TrainConfig) -> ActingPolicy:
+    """The policy of evaluations, on the CPU. Its random numbers are the same in every process."""
+    policy: ActingPolicy = agent_module(config).make_policy(config.agent, spec, config.seed)
+    return policy
+
+
+def _most_episodes(config: TrainConfig) -> int:
+    """Episodes of the longest evaluation."""
+    return max(config.evaluator.episodes, confirm_episodes(config.evaluator))
+
+
+def agent_module(config: TrainConfig) -> Any:
+    """The module of the agent, which imports torch; `border_cli.agents.agent` lists what it offers."""
+    import_plugins(config.plugins)
+    return AGENTS[config.agent.type].load()
+
+
+def make_agent(config: TrainConfig, spec: EnvSpec) -> Agent:
+    """The learner's agent."""
+    agent: Agent = agent_module(config).make_agent(config.agent, spec, config.seed, config.device)
+    return agent
+
+
+def check_spec(config: TrainConfig, spec: EnvSpec) -> None:
+    """Raise UsageError where the environment's spaces are not for the agent."""
+    agent_module(config).check_spec(config.agent, spec)
+
+
+def make_buffer(config: TrainConfig, spec: EnvSpec) -> ReplayBuffer:
+    """The replay buffer."""
+    module, extra = BUFFERS[config.buffer.type].load(), extra_columns(config, spec)
+    buffer: ReplayBuffer = module.make_buffer(config.buffer, spec, config.seed, extra)
+    return buffer
+
+
+def buffer_bytes(config: TrainConfig, spec: EnvSpec) -> int:
+    """Bytes of the replay once it is full."""
+    module = BUFFERS[config.buffer.type].load()
+    return int(module.buffer_bytes(config.buffer, spec, extra_columns(config, spec)))
+
+
+def sizes(config: TrainConfig, spec: EnvSpec) -> Sizes:
+    """Bytes of a run's parts."""
+    module = agent_module(config)
+    if hasattr(module, "agent_bytes"):
+        model, training = module.agent_bytes(config.agent, spec)
+    else:
+        agent = module.make_agent(config.agent, spec, config.seed, "cpu")
+        model = sum(array.nbytes for array in agent.model_info().arrays.values())
+        training = sum(array.nbytes for array in agent.state().arrays.values())
+    return Sizes(
+        replay=buffer_bytes(config, spec),
+        ring=ring_bytes(run_columns(config, spec), config.actor_manager.ring_rows),
+        channel=(LOCKSTEP_SLOTS if config.trainer.lockstep else 2) * model,
+        model=model,
+        training=training,
+    )
+
+
+def probe_env(config: EnvConfig, plugins: Sequence[str]) -> dict[str, Any]:
+    """Try the environment in a child process. Returns its spaces and the `action_mask` that it needs."""
+    import_plugins(plugins)
+    spec, action_mask = try_env(config)
+    return {"spec": spec.to_json(), "action_mask": action_mask}

@@ -1,92 +1,130 @@
-"""What can be judged before there is a run directory: environment, spaces, device, weights, and room for the run."""
+"""What is checked before there is a run directory: environment, spaces, device, weights, and room for the run.
+
+For `plan=true` also the plan: arithmetic over the speeds of the two sides of a run, each measured alone for a few seconds.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
-from border_cli import parts, room
-from border_cli.checkpoints.contents import read_model
-from border_cli.config.plan import Sizes, counts
+import numpy as np
+from rich.console import Console
+
+from border_cli import build
+from border_cli.actors.sampler import Sampler
+from border_cli.agents.nets import has_images
+from border_cli.checkpoints.contents import BEST, CHECKPOINTS, read_model
+from border_cli.checkpoints.store import newest_valid
+from border_cli.config import resources
+from border_cli.config.resolve import resolve
+from border_cli.config.resources import Plan, Sizes, Speeds
 from border_cli.config.schema import TrainConfig
+from border_cli.config.validate import least_capacity
 from border_cli.core.errors import ExitCode, Interrupted, ResourceError, UsageError
 from border_cli.core.spaces import EnvSpec
-from border_cli.replay.config import DEFAULT_BETA_OPT_STEPS, PrioritizedConfig
-from border_cli.runs.directory import RUNS
-from border_cli.runs.locate import model_directory
-from border_cli.runtime import forkserver
-from border_cli.runtime.signals import StopFlag, own_or
+from border_cli.core.types import Items, empty_items
+from border_cli.display.views import is_live
+from border_cli.runs.directory import RUNS, folder_error
+from border_cli.runs.locate import weights_directory
+from border_cli.runtime import forkserver, seeding
+from border_cli.runtime.signals import StopFlag, or_new
 
-_PROBE_TIMEOUT_S = 120.0
+_MAKING_S = 120.0
+"""Limit of making the environments in a child."""
+PROBE_S = 2.0
+"""How long each side is measured."""
+REPLAY_ROWS = 4096
+"""In the replay that the opt steps sample from; fewer if the configuration has fewer."""
+_WARM_UP = 20
+"""Calls before measuring, as the first ones are slow; no more of them than PROBE_S has time for."""
 
 
 def preflight(
-    config: TrainConfig, stop: StopFlag | None = None, folder: Path = RUNS, *, goes_on: bool = False
-) -> EnvSpec:
-    """Make the environment once in a child; check spaces, device, weights and room; resolve init_from.
+    config: TrainConfig,
+    stop: StopFlag | None = None,
+    folder: Path = RUNS,
+    overrides: Collection[str] = (),
+    *,
+    resuming: bool = False,
+) -> tuple[TrainConfig, EnvSpec]:
+    """Make the environment once in a child process and check everything that needs its spaces or the machine.
 
-    folder: where the run directory will be, or is · goes_on: the weights are those of a checkpoint there. Raises
-    UsageError or ResourceError; there is no run directory yet. Raises Interrupted when asked to stop.
+    Args:
+        stop: Asks to stop; None for one that handles signals itself.
+        folder: Where the run directory will be, or is.
+        resuming: Whether the weights are those of a checkpoint in the folder, so `init_from` has no effect.
+
+    Returns:
+        The resolved configuration and the spaces of the environment.
+
+    Raises:
+        UsageError for what the user can correct, ResourceError where the machine is too small, Interrupted.
     """
-    room.check_folder(folder)
-    room.check_descriptors(config)  # before the forkserver, which inherits the limit
-    room.check_tasks(config)
+    try:
+        resources.check_folder(folder)
+    except OSError as e:
+        raise folder_error(e, folder) from e
+    resources.check_descriptors(config)  # before the forkserver, which inherits the limit
+    resources.check_tasks(config)
     forkserver.start_early()  # before this process imports torch
-    parts.import_agent(config)  # which does that, while the forkserver does the same: the probe waits for it
-    spec = _settle_mask(config, stop)
-    _settle_beta(config)
-    parts.check_spec(config, spec)
+    build.agent_module(config)  # imports torch while the forkserver does the same: the probe waits for that
+    spec, action_mask = probe_env(config, stop)
+    build.check_spec(config, spec)
+    if "agent.channels" in overrides and not has_images(spec.inputs):
+        raise UsageError(
+            "agent.channels has no effect on these observations: none of them is an image\n"
+            "allowed: agent.channels with images, agent.hidden for layers on vectors"
+        )
     _check_device(config.device)
     sizes = _sizes(config, spec)
-    room.check_memory(config, sizes)
-    room.settle_replay(config, sizes, folder)
-    room.check_disk(config, sizes, folder)
-    if config.init_from is not None and not goes_on:
-        _check_init(config, spec)
-    return spec
+    with_replay = sum(resources.disk_need(config, sizes, with_replay=True).values())
+    resolved = resolve(
+        config,
+        action_mask=action_mask,
+        replay_fits=with_replay <= resources.free_disk(folder),
+        screen=is_live(Console()),
+        init_from=config.init_from if config.init_from is None or resuming else _init_from(config, spec),
+    )
+    resources.check_memory(resolved, sizes)
+    resources.check_disk(resolved, sizes, folder)
+    return resolved, spec
 
 
-def _settle_mask(config: TrainConfig, stop: StopFlag | None) -> EnvSpec:
-    """Whether an environment's info says which actions are allowed, where that is left to us; and its spaces."""
-    found = _probe(config, stop)
-    if found["action_mask"] != config.env.action_mask:
-        config.env.action_mask = found["action_mask"]
-        if config.env.action_mask == "info":
-            found = _probe(config, stop)  # the mask is one of its spaces now
-    return EnvSpec.from_json(found["spec"])
-
-
-def _settle_beta(config: TrainConfig) -> None:
-    """The schedule of importance weights, where it is to be as long as the run: once, so that a longer budget keeps it."""
-    buffer = config.buffer
-    if isinstance(buffer, PrioritizedConfig) and buffer.beta_opt_steps is None:
-        buffer.beta_opt_steps = counts(config).opt_steps or DEFAULT_BETA_OPT_STEPS
-
-
-def _probe(config: TrainConfig, stop: StopFlag | None) -> dict[str, Any]:
-    with own_or(stop) as flag:
+def probe_env(config: TrainConfig, stop: StopFlag | None) -> tuple[EnvSpec, str]:
+    """Make the environment once in a child process; its spaces, and the `action_mask` that it needs: info or none."""
+    with or_new(stop) as flag:
         try:
-            data: dict[str, Any] = forkserver.run_in_child(
-                parts.probe_env, (config.env, tuple(config.plugins)), _PROBE_TIMEOUT_S, flag
+            found: dict[str, Any] = forkserver.run_in_child(
+                build.probe_env, (config.env, tuple(config.plugins)), _MAKING_S, flag
             )
         except forkserver.ChildStopped as e:
             raise Interrupted(flag.code or ExitCode.SIGTERM) from e
         except TimeoutError as e:
-            raise UsageError(f"env: making the environment took longer than {_PROBE_TIMEOUT_S:g} s") from e
+            raise UsageError(f"env: making the environment took longer than {_MAKING_S:g} s") from e
         except forkserver.ChildError as e:
-            if e.error_type == "UsageError":
-                raise UsageError(str(e)) from e
-            if not e.error_type:
-                raise UsageError(
-                    f"env: {e} while it made the environment\n"
-                    'in a script of your own, train_async belongs under `if __name__ == "__main__":`'
-                ) from e
-            first = (str(e).splitlines() or [""])[0]
-            raise UsageError(
-                f"env: the environment raised when it was made or reset: {e.error_type}: {first}\n"
-                "env.kwargs.… are its arguments; debug=true shows its traceback"
-            ) from e
-    return data
+            raise _probe_error(e) from e
+    return EnvSpec.from_json(found["spec"]), str(found["action_mask"])
+
+
+def _probe_error(error: forkserver.ChildError) -> UsageError:
+    if error.error_type == "UsageError":
+        return UsageError(str(error))
+    if not error.error_type:
+        return UsageError(
+            f"env: {error} while it made the environment\n"
+            'in your own script, train_async belongs under `if __name__ == "__main__":`'
+        )
+    first = (str(error).splitlines() or [""])[0]
+    return UsageError(
+        f"env: the environment raised when it was made or reset: {error.error_type}: {first}\n"
+        "env.kwargs.… are its arguments; debug=true shows its traceback"
+    )
 
 
 def _sizes(config: TrainConfig, spec: EnvSpec) -> Sizes:
@@ -94,7 +132,7 @@ def _sizes(config: TrainConfig, spec: EnvSpec) -> Sizes:
 
     torch.set_num_threads(config.threads)  # before the first tensor, which starts them
     try:
-        return parts.sizes(config, spec)
+        return build.sizes(config, spec)
     except (MemoryError, RuntimeError) as e:
         if isinstance(e, RuntimeError) and "not enough memory" not in str(e) and "allocate" not in str(e):
             raise
@@ -111,7 +149,7 @@ def _check_device(device: str) -> None:
 
     kind, _, index = device.partition(":")
     if kind == "mps":
-        there = 1 if torch.backends.mps.is_available() else 0
+        there = int(torch.backends.mps.is_available())
     else:
         there = torch.cuda.device_count()
     if int(index or 0) >= there:
@@ -120,14 +158,120 @@ def _check_device(device: str) -> None:
         )
 
 
-def _check_init(config: TrainConfig, spec: EnvSpec) -> None:
-    found = model_directory(Path(str(config.init_from)))
-    saved = read_model(found.path)
-    if saved.description.spec != spec:
-        raise UsageError(f"init_from={config.init_from}: its spaces are not those of this environment")
+def _init_from(config: TrainConfig, spec: EnvSpec) -> str:
+    """The directory whose weights a new run takes; a name such as runs/latest may mean another one later.
+
+    For a run it is the best model, with the other networks from the checkpoint of its opt step. Where that checkpoint is
+    gone, best/ lacks the critics, and the newest checkpoint is taken instead.
+    """
+    named = Path(str(config.init_from))
+    path = weights_directory(named, whole_agent=config.init_from_parts == "all")
+    saved = read_model(path).description.spec
+    if saved != spec:
+        raise UsageError(
+            f"init_from={config.init_from}: its spaces are not those of this environment: {saved.difference(spec)}"
+        )
+    agent = build.make_agent(config, spec)
+    missing = build.init_weights(agent, replace(config, init_from=str(path)))
+    if missing and path.name == BEST and named.resolve() != path.resolve():
+        newest = newest_valid(path.parent / CHECKPOINTS)
+        if newest is not None:
+            path = newest
+            build.init_weights(agent, replace(config, init_from=str(path)))
+    return str(path.resolve())
+
+
+# -- the plan of a run -------------------------------------------------------------
+
+
+def make_plan(config: TrainConfig, spec: EnvSpec, folder: Path, stop: StopFlag) -> Plan:
+    """The plan of a run whose directory would be in `folder`. Takes a few seconds.
+
+    Raises UsageError if the environment raises, Interrupted when asked to stop.
+    """
+    sizes, cpus = build.sizes(config, spec), resources.cpus()
+    speeds = Speeds(_act(config, stop), _learn(config, spec, stop))
+    return Plan(
+        counts=resources.counts(config),
+        memory=resources.memory_need(config, sizes),
+        free_memory=resources.available_memory(),
+        checkpoint=sizes,
+        disk=resources.disk_need(config, sizes, config.checkpoint.replay == "full"),
+        free_disk=resources.free_disk(folder),
+        processes=resources.processes(config),
+        threads=resources.compute_threads(config),
+        cpus=cpus,
+        speeds=speeds,
+        duration=resources.duration(config, speeds, cpus),
+    )
+
+
+def act_alone(config: TrainConfig, seconds: float) -> float:
+    """Env steps/s of one actor over all of its environments, items included. Run in a child."""
+    spec = build.actor_spec(config)
+    actor_id = spec.actor_id(0, 0, config.n_actors)
+    with closing(build.actor_env(actor_id, config)) as env:
+        policy = build.actor_policy(actor_id, env.spec, config)
+        processor = build.actor_processor(actor_id, env.spec, config)
+        sampler = Sampler(env, policy, processor, partial(seeding.first_seed, config.seed, 0, 0))
+        sampler.begin()
+        everyone = list(range(env.n_envs))
+        return env.n_envs * _rate(lambda: sampler.sample(everyone, 0), seconds)
+
+
+def _act(config: TrainConfig, stop: StopFlag) -> float:
+    """Env steps/s of one actor, in a process of its own."""
     try:
-        parts.make_agent(config, spec).sync_model(saved.info)
-    except ValueError as e:
-        raise UsageError(f"init_from={config.init_from}: its network is not the one of this agent") from e
-    # The words may mean another run once this one exists, as runs/latest does; and the record should say which it was.
-    config.init_from = str(found.path.resolve())
+        rate: float = forkserver.run_in_child(
+            act_alone, (config, PROBE_S), _MAKING_S + 10 * PROBE_S, should_stop=stop
+        )
+    except forkserver.ChildStopped as e:
+        raise Interrupted(stop.code or ExitCode.SIGTERM) from e
+    except (forkserver.ChildError, TimeoutError) as e:
+        first = (str(e).splitlines() or [""])[0]
+        raise UsageError(f"plan: an actor cannot be tried: {first}") from e
+    return rate
+
+
+def _learn(config: TrainConfig, spec: EnvSpec, stop: StopFlag) -> float:
+    """Opt steps/s on rows made up, sampling included."""
+    rows = min(config.buffer.capacity, max(REPLAY_ROWS, 2 * least_capacity(config)))
+    small = replace(config, buffer=replace(config.buffer, capacity=rows))
+    agent, buffer = build.make_agent(small, spec), build.make_buffer(small, spec)
+    agent.train()
+    buffer.push(_made_up(spec, rows, config))
+
+    def opt_step() -> None:
+        if stop.code is not None:
+            raise Interrupted(stop.code)
+        agent.opt(buffer)
+
+    return _rate(opt_step, PROBE_S, agent.check_finite)  # which cannot answer before the device is done
+
+
+def _made_up(spec: EnvSpec, n: int, config: TrainConfig) -> Items:
+    """N rows of one stream: observations drawn at random where they are fractions, all else 0."""
+    rng = np.random.default_rng(0)
+    items = empty_items(build.run_columns(config, spec), n)
+    for leaf in spec.obs.leaves:
+        if np.dtype(leaf.dtype).kind == "f":
+            items[leaf.name][...] = rng.standard_normal(items[leaf.name].shape)
+    items["n_steps"][:] = 1
+    items["discount"][:] = config.agent.gamma
+    return items
+
+
+def _rate(call: Callable[[], object], seconds: float, finish: Callable[[], object] = lambda: None) -> float:
+    """Calls per second over this time, after calls that are not counted. finish: waits for work that is under way."""
+    began = monotonic()
+    for _ in range(_WARM_UP):
+        call()
+        if monotonic() - began > seconds:
+            break
+    finish()
+    began, n = monotonic(), 0
+    while (passed := monotonic() - began) < seconds or n == 0:
+        call()
+        n += 1
+    finish()
+    return n / max(passed, monotonic() - began)

@@ -53,7 +53,7 @@ class Sampled(gymnasium.Env[Any, Any]):  # type: ignore[misc] # gymnasium is not
 
 
 class Onlooker(Sampled):
-    """Copies what summary.json says at its first step, into the file `seen`; logs a warning when it is made."""
+    """Copies summary.json into the file `seen` at its first step in a run; logs a warning when it is made."""
 
     def __init__(self, summary: str, seen: str) -> None:
         super().__init__("discrete")
@@ -61,7 +61,7 @@ class Onlooker(Sampled):
         logging.getLogger("tests.envs").warning("an onlooker was made")
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        if not self._seen.exists():
+        if self._summary.exists() and not self._seen.exists():
             self._seen.write_text(json.dumps(json.loads(self._summary.read_text(encoding="utf-8"))))
         return super().step(action)
 

@@ -15,12 +15,11 @@ from typing import Any
 import numpy as np
 
 from border_cli.core.errors import ActorLostError
-from border_cli.core.protocols import Evaluation, ModelInfo, Step
 from border_cli.core.spaces import ActionSpec, Array, EnvSpec, Obs, ObsLeaf, ObsSpec
-from border_cli.evaluation.process import EvaluatorSpec
-from border_cli.evaluation.process_evaluator import ProcessEvaluator
+from border_cli.core.types import Evaluation, ModelInfo, Step
 from border_cli.runtime.clock import Backoff, Deadline
-from border_cli.runtime.factory import Factory
+from border_cli.runtime.supervised import Factory
+from border_cli.training.evaluators import EvaluatorSpec, ProcessEvaluator
 
 SPEC = EnvSpec(ObsSpec((ObsLeaf("obs", (), "box", (1,), "float32"),)), ActionSpec("discrete", n=2))
 TIMEOUT_S = 60.0
@@ -80,8 +79,8 @@ class WeightPolicy:
     def begin_episode(self, env_ix: int) -> None:
         pass
 
-    def estimates(self) -> None:
-        return None
+    def extras(self) -> dict[str, Array]:
+        return {}
 
     def sample(self, obs: Obs, env_steps: int = 0, env_ix: Sequence[int] = ()) -> Array:
         return np.repeat(self._weight if self._evaluating else -1000, len(obs["obs"]))
@@ -104,7 +103,7 @@ def model(weight: int, version: int = 0) -> ModelInfo:
 
 
 def expected(weight: int, version: int, seeds: Sequence[int], cap: int = 100) -> Evaluation:
-    """What judging `model(weight, version)` on these seeds comes to."""
+    """The result of evaluating `model(weight, version)` on these seeds."""
     lengths = [min(seed % 7 + 1, cap) for seed in seeds]
     returns = [float((seed + weight) * n) for seed, n in zip(seeds, lengths, strict=True)]
     return Evaluation(version, tuple(returns), tuple(lengths))
@@ -153,7 +152,7 @@ def strike(fault: str) -> None:
         case "hang":
             threading.Event().wait()
         case "raise":
-            raise RuntimeError("the evaluation's environment has a fault")
+            raise RuntimeError("the evaluation's environment has a fault") from KeyError("what came first")
         case "lose":
             raise ActorLostError("the evaluation failed while stepping", "its own traceback")
         case "exit":

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import logging
-import os
-import sys
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,20 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from border_cli.actors.manager import ActorManager
-from border_cli.actors.place import ActorSpec, Place
-from border_cli.config.schema import ActorManagerConfig, EnvConfig
-from border_cli.core.errors import ActorLostError, ExitCode
-from border_cli.core.items import Column, item_columns
-from border_cli.core.protocols import ModelInfo
+from border_cli.actors.spec import ActorId, ActorSpec
+from border_cli.config.schema import EnvConfig
 from border_cli.core.spaces import ActionSpec, Array, EnvSpec, Obs, ObsLeaf, ObsSpec
-from border_cli.envs.gym_env import GymEnv
-from border_cli.envs.taped import TapedEnv
-from border_cli.replay.step_processor import NStepProcessor
-from border_cli.runtime import forkserver
-from border_cli.runtime.clock import Backoff
-from border_cli.runtime.factory import Factory
-from border_cli.runtime.signals import StopFlag
+from border_cli.core.types import Column, ModelInfo, item_columns
+from border_cli.envs.group import GymEnv, ReplayedEnv
+from border_cli.replay.n_step import NStepProcessor
+from border_cli.runtime.supervised import Factory
 
 COUNTING_SPEC = EnvSpec(
     ObsSpec((ObsLeaf("obs", (), "box", (4,), "int32", 0.0, float(2**31 - 1)),)),
@@ -34,11 +23,11 @@ COUNTING_SPEC = EnvSpec(
 )
 COUNTING_COLUMNS: tuple[Column, ...] = item_columns(COUNTING_SPEC)
 LIGHT_PRELOAD = (
-    "border_cli.runtime.forkserver_preload",
+    "border_cli.runtime.preload",
     "gymnasium",
     "border_cli.actors.process",
-    "border_cli.envs.gym_env",
-    "border_cli.replay.step_processor",
+    "border_cli.envs.group",
+    "border_cli.replay.n_step",
 )
 """Enough for actors without torch."""
 
@@ -55,8 +44,8 @@ class NumpyPolicy:
     def begin_episode(self, env_ix: int) -> None:
         pass
 
-    def estimates(self) -> None:
-        return None
+    def extras(self) -> dict[str, Array]:
+        return {}
 
     def sample(self, obs: Obs, env_steps: int = 0, env_ix: Sequence[int] = ()) -> Array:
         self.env_steps.append(env_steps)
@@ -80,29 +69,21 @@ def model(version: int = 0) -> ModelInfo:
     return ModelInfo(version, {"weight": np.full(4, version, np.float32)})
 
 
-def make_counting_env(place: Place, config: EnvConfig) -> GymEnv:
-    return GymEnv(replace(config, kwargs={**config.kwargs, "actor": place.actor}), place.n_envs)
+def make_counting_env(place: ActorId, config: EnvConfig) -> GymEnv:
+    config = replace(config, kwargs={**config.kwargs, "actor": place.actor})
+    return GymEnv(config, place.n_envs, f"actor {place.actor}")
 
 
-def make_policy(place: Place, spec: EnvSpec) -> NumpyPolicy:
+def make_policy(place: ActorId, spec: EnvSpec) -> NumpyPolicy:
     return NumpyPolicy()
 
 
-def make_processor(place: Place, spec: EnvSpec, n_step: int) -> NStepProcessor:
+def make_processor(place: ActorId, spec: EnvSpec, n_step: int) -> NStepProcessor:
     return NStepProcessor(spec, place.n_envs, n_step, 0.99, None)
 
 
-def make_env_that_exits(place: Place, config: EnvConfig) -> GymEnv:
-    os._exit(3)
-
-
-def make_resumable_env(place: Place, config: EnvConfig) -> TapedEnv:
-    return TapedEnv(make_counting_env(place, config))
-
-
-def make_env_that_logs(place: Place, config: EnvConfig) -> GymEnv:
-    logging.getLogger("tests.env").warning("made %d of %d", place.actor, place.n_actors)
-    return make_counting_env(place, config)
+def make_resumable_env(place: ActorId, config: EnvConfig) -> ReplayedEnv:
+    return ReplayedEnv(make_counting_env(place, config))
 
 
 def counting_actors(
@@ -113,7 +94,7 @@ def counting_actors(
     **env_kwargs: Any,
 ) -> ActorSpec:
     """Actors over CountingEnv with the numpy policy."""
-    config = EnvConfig(entry_point="border_cli.envs.counting:CountingEnv", kwargs=env_kwargs)
+    config = EnvConfig(entry_point="tests.counting:CountingEnv", kwargs=env_kwargs)
     return ActorSpec(
         env=Factory(f"tests.fakes:{make_env}", (config,)),
         policy=Factory("tests.fakes:make_policy"),
@@ -122,36 +103,3 @@ def counting_actors(
         n_buffer=n_buffer,
         seed=0,
     )
-
-
-def learner() -> None:
-    """A learner with two actors, to be killed: prints its state as JSON lines, ends by SIGINT or SIGTERM."""
-    forkserver.start_early(LIGHT_PRELOAD)
-    config = ActorManagerConfig(stop_timeout_s=3.0)
-    with StopFlag() as stop:
-        manager = ActorManager(counting_actors(), COUNTING_COLUMNS, 2, config, stop)
-        print(json.dumps(_run_until_stopped(manager, stop)), flush=True)
-    sys.exit(stop.code or ExitCode.DONE)
-
-
-def forgetful_learner() -> None:
-    """A learner that ends by an exception and never stops its actors."""
-    forkserver.start_early(LIGHT_PRELOAD)
-    manager = ActorManager(counting_actors(), COUNTING_COLUMNS, 2, ActorManagerConfig())
-    manager.start(model())
-    raise RuntimeError("the learner has a defect")
-
-
-def _run_until_stopped(manager: ActorManager, stop: StopFlag) -> dict[str, Any]:
-    backoff, env_steps, error = Backoff(), 0, ""
-    try:
-        manager.start(model())
-        print(json.dumps({"pid": os.getpid(), "forkserver": forkserver.forkserver_pid()}), flush=True)
-        while not stop():
-            manager.grant([env_steps + 100] * 2)
-            env_steps += sum(chunk.env_steps for chunk in manager.collect())
-            backoff.sleep()
-    except ActorLostError as lost:
-        error = str(lost)
-    stats = manager.stop()
-    return {"error": error, "states": [stat.state for stat in stats]}

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,23 +17,34 @@ import pytest
 import border_cli.agents.dqn.agent  # noqa: F401 - declares its metrics
 from border_cli.cli.train import main
 from border_cli.core.metrics import is_clock
-from border_cli.replay.limiter import RatioLimiter
+from border_cli.training.ratio_limiter import RatioLimiter
 from tests.faults.processes import ROOT, TIMEOUT_S, assert_session_ends
 from tests.real_runs import Run, tiny
 
 
 @contextmanager
-def signal_at(opt_steps: int, number: signal.Signals = signal.SIGTERM) -> Iterator[None]:
-    """A signal to this very process right after this opt step."""
-    opted = RatioLimiter.opted
+def after_opt_steps(act: Callable[[int], None]) -> Iterator[None]:
+    """Call `act` after each opt step with its number."""
+    count_opt = RatioLimiter.count_opt
 
-    def opted_and_struck(limiter: RatioLimiter) -> None:
-        opted(limiter)
-        if limiter.opt_steps == opt_steps:
-            os.kill(os.getpid(), number)
+    def counting(limiter: RatioLimiter) -> None:
+        count_opt(limiter)
+        act(limiter.opt_steps)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RatioLimiter, "opted", opted_and_struck)
+        patch.setattr(RatioLimiter, "count_opt", counting)
+        yield
+
+
+@contextmanager
+def signal_at(opt_steps: int, number: signal.Signals = signal.SIGTERM) -> Iterator[None]:
+    """A signal to this very process right after this opt step."""
+
+    def strike(done: int) -> None:
+        if done == opt_steps:
+            os.kill(os.getpid(), number)
+
+    with after_opt_steps(strike):
         yield
 
 
@@ -52,7 +63,7 @@ def run_interrupted(folder: Path, *words: str, at: int) -> Run:
 
 
 def resume(folder: Path, *words: str) -> None:
-    """Go on to the end from the newest checkpoint, of which there is one, and not from the beginning."""
+    """Continue to the end from the newest checkpoint, of which there is one, and not from the beginning."""
     run = Run(folder)
     newest = run.checkpoints[-1]
     before = (run.path / "train.log").stat().st_size

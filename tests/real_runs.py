@@ -41,17 +41,21 @@ def in_folder(folder: Path) -> Iterator[Path]:
 
 
 def tiny(*words: str) -> list[str]:
-    """These words, and those of TINY whose keys are not among them."""
+    """These words, and those of TINY whose keys are not among them; none of evaluations where there are none."""
     typed = dict(word.split("=", 1) for word in words if "=" in word)
     own = (word for word in TINY if word.partition("=")[0] not in typed)
-    return [*known_to(typed.get("agent", "dqn"), *own), *words]
+    found = [*known_to(typed.get("agent", "dqn"), *own), *words]
+    if typed.get("trainer.eval_interval") == "null":
+        found = [word for word in found if not word.startswith("evaluator.")]
+    return found
 
 
 def known_to(agent: str, *words: str) -> list[str]:
     """Those of the words that are groups, or whose key a run of this agent has and makes use of."""
-    known = known_keys({"agent": {"type": agent}}).keys()
-    if agent in AGENTS:
-        known -= {f"agent.{name}" for name, _ in AGENTS[agent].config().idle()}
+    is_registered = agent in AGENTS  # a plugin's agent may be registered later
+    known = known_keys({"agent": {"type": agent}} if is_registered else {}).keys()
+    if is_registered:
+        known -= {f"agent.{name}" for name, _ in AGENTS[agent].config().unused_options()}
     return [word for word in words if "." not in (key := word.partition("=")[0]) or key in known]
 
 

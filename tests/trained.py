@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from border_cli.agents.dqn.config import DqnConfig
-from border_cli.checkpoints.contents import CHECKPOINTS, ModelDescription, save_best
+from border_cli.checkpoints import store
+from border_cli.checkpoints.contents import (
+    BEST,
+    CHECKPOINTS,
+    ModelDescription,
+    SavedModel,
+    best_files,
+    read_model,
+    read_scores,
+    read_training,
+)
 from border_cli.config.schema import EnvConfig, TrainConfig
-from border_cli.core.protocols import Evaluation
-from border_cli.core.spaces import EnvSpec
+from border_cli.core.spaces import Array, EnvSpec
+from border_cli.core.state import State
+from border_cli.core.types import Evaluation, ModelInfo
 from border_cli.runs.directory import write_config
-from border_cli.runs.provenance import record_launch
+from border_cli.runs.summary import record_launch
 
 DQN = DqnConfig(hidden=[8])
 
@@ -20,6 +33,42 @@ DQN = DqnConfig(hidden=[8])
 def describe(env: EnvConfig, spec: EnvSpec, **changes: Any) -> ModelDescription:
     """As a run with a small network stores it. changes: other values of the agent's section."""
     return ModelDescription(agent=asdict(DQN) | changes, env=asdict(env), spec=spec)
+
+
+@dataclass
+class Checkpoint:
+    """All of a checkpoint that verifies; None or empty where it has no such part."""
+
+    path: Path
+    opt_steps: int
+    model: SavedModel
+    training: State | None
+    counters: dict[str, Any]
+    generators: dict[str, Any]
+    score: Evaluation | None
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    manifest, files = store.read(path)
+    counters, generators = (
+        json.loads(files.get(f"{part}.json", "{}")) for part in ("counters", "generators")
+    )
+    score = read_scores(path)[0] if "score" in manifest.parts else None
+    return Checkpoint(
+        path, manifest.opt_steps, read_model(path), read_training(path), counters, generators, score
+    )
+
+
+def save_best(
+    folder: Path,
+    arrays: Mapping[str, Array],
+    model: ModelDescription,
+    score: Evaluation,
+    regular: Evaluation | None = None,
+) -> Path:
+    """Write or replace `folder/best`."""
+    files = best_files(model, ModelInfo(score.opt_steps, dict(arrays)), score, regular)
+    return store.write(folder, BEST, files, score.opt_steps)
 
 
 def save_model(folder: Path, model: ModelDescription, opt_steps: int) -> Path:

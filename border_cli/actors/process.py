@@ -1,200 +1,243 @@
-"""The process of one actor: build what it is made of, act until asked to stop, say what happened.
-
-The steps of its life are those of `ActorState`. Whatever raises reaches the learner as a message with the
-traceback, and the process exits with code 1.
-"""
+"""An actor in a process of its own: what runs in that process, and the learner's handle of it."""
 
 from __future__ import annotations
 
-import logging
-from dataclasses import dataclass
-from functools import partial
-from multiprocessing.connection import Connection
-from typing import cast
+import time
+from dataclasses import dataclass, replace
+from multiprocessing import reduction
 
-from border_cli.actors.actor import Actor
-from border_cli.actors.board import ActorLine, ActorState, Board
-from border_cli.actors.lockstep_actor import LockstepActor
-from border_cli.actors.mending import EnvGivenUp, InPlaceMender, describe, describe_fault
-from border_cli.actors.messages import Failed, Finished, PipedRequests, Ready
-from border_cli.actors.place import ActorSpec, Place
-from border_cli.actors.proxy import ReplayBufferProxy
-from border_cli.actors.rounds import Rounds
-from border_cli.actors.sampler import ResumableEnv, ResumableSampler, Sampler
-from border_cli.actors.waiting import Waiter
-from border_cli.core.errors import UnfitStateError
-from border_cli.core.protocols import ActingPolicy, ActorStat, Env, ModelInfo, StepProcessor
+from border_cli.actors.loop import run_actor
+from border_cli.actors.spec import ActorId, ActorSpec, ActorState, StatusBlock
+from border_cli.core.errors import ActorLostError
 from border_cli.core.state import State
-from border_cli.runtime import child, seeding
-from border_cli.runtime.parcel import Parcel
-from border_cli.runtime.pipe import Reporter, log_through
-from border_cli.runtime.restarts import RestartBudget
-from border_cli.transport.model_channel import ModelChannel
-from border_cli.transport.ring import Ring
-
-_logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class ActorLinks:
-    """What connects an actor with the learner; handed over while its process is started. order: holds an `Order`."""
-
-    ring: Ring
-    models: ModelChannel
-    board: Board
-    pipe: Connection
-    order: Parcel
+from border_cli.core.types import ActorStat, Chunk, Column, count_episodes
+from border_cli.runtime.child import MESSAGE_BYTES, Reporter
+from border_cli.runtime.supervised import (
+    ChildProcess,
+    Condition,
+    Limits,
+    Loss,
+    Ready,
+    SpawnArgs,
+    SupervisedProcess,
+)
+from border_cli.transport import ModelChannel, Ring
 
 
 @dataclass(frozen=True)
-class Order:
-    """What to run, opened by the process itself: importing it may already fail.
+class Finished:
+    """The actor has handed over everything and exits as asked."""
 
-    env_restarts: how often environments that raise are made anew within restart_window_s. state: what to go on
-    from, in lockstep.
-    """
+    stat: ActorStat
+
+
+@dataclass(frozen=True)
+class SendState:
+    """The learner asks for the actor's state."""
+
+
+@dataclass(frozen=True)
+class StatePiece:
+    """A piece of the pickled state. last: whether it is the last one."""
+
+    data: bytes
+    last: bool
+
+
+class PipedRequests:
+    """The actor's side of `SendState`. Implements `StateRequests`."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+
+    def wanted(self) -> bool:
+        pipe = self._reporter.pipe
+        try:
+            return pipe.poll() and isinstance(pipe.recv(), SendState)
+        except (EOFError, ConnectionResetError):
+            return False  # the learner died; the watchdog ends this process
+
+    def answer(self, state: State) -> None:
+        """Send the state, in pieces that each fit into one message."""
+        data = bytes(reduction.ForkingPickler.dumps(state))
+        for start in range(0, len(data), MESSAGE_BYTES):
+            piece = data[start : start + MESSAGE_BYTES]
+            self._reporter.send(StatePiece(piece, start + MESSAGE_BYTES >= len(data)))
+
+
+def actor_main(shared: tuple[Ring, ModelChannel, StatusBlock], setup: SpawnArgs, reporter: Reporter) -> None:
+    """What the process runs (see `border_cli.runtime.supervised.ChildProcess`)."""
+    ring, models, block = shared
+    opened: tuple[ActorSpec, ActorId, State | None] = setup.open()
+    spec, actor_id, state = opened
+    status = block[actor_id.actor]
+
+    def ready(exact: bool) -> None:
+        reporter.send(Ready(exact))
+
+    stat = run_actor(spec, actor_id, models, ring, status, ready, PipedRequests(reporter), state)
+    status.state = ActorState.DONE
+    reporter.send(Finished(stat))
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What all actors of a run have in common."""
 
     spec: ActorSpec
-    place: Place
-    log_level: int
-    env_restarts: int
-    restart_window_s: float
-    state: State | None = None
+    columns: tuple[Column, ...]
+    ring_rows: int
+    n_actors: int
+    status: StatusBlock
+    models: ModelChannel
 
 
-def actor_main(links: ActorLinks) -> None:
-    """Entry point of the process (see `border_cli.runtime.forkserver.start_process`)."""
-    child.stand_back()
-    reporter = Reporter(links.pipe)
-    life = _Life(links, reporter)
-    try:
-        stat = life.run()
-    except BaseException as error:  # also SystemExit and KeyboardInterrupt, which an environment may raise
-        reporter.send(life.failure(error))
-        raise SystemExit(1) from error
-    else:
-        reporter.send(Finished(stat))
-    finally:
-        life.close()
+class ActorHandle(SupervisedProcess):
+    """The learner's handle of one actor, over all of its incarnations.
 
+    Args:
+        counts: what earlier launches of a resumed run have counted.
+        state: in lockstep, the saved state that the first incarnation continues from.
 
-class _Life:
-    """One actor from its orders to its last env step."""
+    `sent_state` is the answer to `request_state`, None until it has arrived.
+    """
 
-    def __init__(self, links: ActorLinks, reporter: Reporter) -> None:
-        self._links = links
-        self._reporter = reporter
-        self._phase = "reading its orders"
-        self._place: Place | None = None
-        self._env: Env | None = None
-        self._sampler: Sampler | None = None
-        self._actor: Actor | LockstepActor | None = None
+    start_hint = "allowed: a higher actor_manager.start_timeout_s, or fewer actors"
 
-    def run(self) -> ActorStat:
-        """Build, report ready, act; what the actor did."""
-        order: Order = self._links.order.open()
-        place, line = order.place, self._links.board.line(order.place.actor)
-        self._place = place
-        log_through(self._reporter, f"actor {place.actor}", order.log_level)
-        waiter = Waiter(line)
-        env, policy, processor = self._build(order, line)
-        model = self._first_model(line, waiter)
-        if model is None:
-            return ActorStat(place.actor, place.incarnation, state=ActorState.DONE.words)
-        policy.sync_model(model)
-        policy.train()
-        line.state, self._phase = ActorState.RESETTING, "reset"
-        if order.spec.rounds is None:
-            self._actor = self._running_free(order, env, policy, processor, waiter, model.version)
-        else:
-            self._actor = self._in_rounds(order, order.spec.rounds, env, policy, processor, waiter)
-        self._reporter.send(Ready(self._actor.exact))
-        stat = self._actor.run()
-        line.state = ActorState.DONE
-        return stat
-
-    def _running_free(
+    def __init__(
         self,
-        order: Order,
-        env: Env,
-        policy: ActingPolicy,
-        processor: StepProcessor,
-        waiter: Waiter,
-        version: int,
-    ) -> Actor:
-        links, place = self._links, order.place
-        line = links.board.line(place.actor)
-        budget = RestartBudget(order.env_restarts, order.restart_window_s)
-        mender = InPlaceMender(env, place, budget, line, self._reporter)
-        self._sampler = Sampler(env, policy, processor, _reset_seeds(place), mender)
-        self._sampler.begin()
-        proxy = ReplayBufferProxy(links.ring, place, order.spec.n_buffer, waiter)
-        return Actor(place, self._sampler, policy, links.models, proxy, line, waiter, version)
+        actor: int,
+        shared: Shared,
+        limits: Limits,
+        counts: ActorStat | None = None,
+        state: State | None = None,
+    ) -> None:
+        super().__init__(f"actor {actor}", limits)
+        self.actor = actor
+        self.sent_state: State | None = None
+        self._shared = shared
+        self._status = shared.status[actor]
+        self._counts = counts or ActorStat(actor)
+        self._state = state
+        self._earlier_episodes = 0
+        self._ring: Ring | None = None
+        self._last_chunks: list[Chunk] = []  # of a process that has ended, not collected yet
+        self._sequence = 0  # of the next chunk
+        self._final: ActorStat | None = None
+        self._pieces: list[bytes] = []
+        self._absent = self._absence_reported = False
 
-    def _in_rounds(
-        self,
-        order: Order,
-        rounds: Rounds,
-        env: Env,
-        policy: ActingPolicy,
-        processor: StepProcessor,
-        waiter: Waiter,
-    ) -> LockstepActor:
-        links, place = self._links, order.place
-        seed_of = partial(seeding.episode_seed, place.seed, place.actor, place.incarnation)
-        resumable = cast("ResumableEnv", env)
-        sampler = ResumableSampler(resumable, policy, processor, seed_of, f"actor {place.actor}")
-        self._sampler = sampler
-        proxy = ReplayBufferProxy(links.ring, place, order.spec.n_buffer, waiter)
-        requests = PipedRequests(links.pipe, self._reporter)
-        line = links.board.line(place.actor)
-        actor = LockstepActor(place, rounds, sampler, policy, links.models, proxy, line, waiter, requests)
-        actor.begin(order.state)
-        return actor
-
-    def failure(self, error: BaseException) -> Failed:
-        """What the learner has to know of an exception."""
-        env_steps = 0 if self._actor is None else self._actor.env_steps
-        if isinstance(error, EnvGivenUp):
-            return Failed(error.raised, env_steps)
-        if self._sampler is not None and self._sampler.fault is not None:
-            return Failed(describe_fault(self._sampler.fault, self._place), env_steps)
-        phase = self._phase if self._sampler is None else self._sampler.phase
-        raised = describe(error, phase, self._place)
-        return Failed(raised, env_steps, unfit=isinstance(error, UnfitStateError))
-
-    def close(self) -> None:
-        """Release the environments; a failure of that is logged and changes nothing any more."""
+    def _spawn(self) -> ChildProcess:
+        shared, counts = self._shared, self._counts
+        if self.losses:
+            counts.incarnation += 1
+            counts.restarts += 1
+        self._final = None
+        # An actor that continues from a state includes these in its own count.
+        self._earlier_episodes = counts.episodes if self._state is None else 0
+        self._status.state = ActorState.STARTING
+        # No credit beyond what was used: the rest of the last incarnation's may have been given to others.
+        shared.status.limit(self.actor, counts.env_steps)
+        actor_id = shared.spec.actor_id(self.actor, counts.incarnation, shared.n_actors, counts.env_steps)
+        setup = (shared.spec, actor_id, self._state)
+        self._ring, self._sequence = Ring(shared.columns, shared.ring_rows), 0
         try:
-            if self._env is not None:
-                self._env.close()
-        except Exception:
-            _logger.exception("closing the environments failed")
+            return ChildProcess(self.name, actor_main, (self._ring, shared.models, shared.status), setup)
+        finally:
+            self._ring.close()
 
-    def _build(self, order: Order, line: ActorLine) -> tuple[Env, ActingPolicy, StepProcessor]:
-        spec, place = order.spec, order.place
-        line.state, self._phase = ActorState.MAKING_ENVIRONMENT, "making the environment"
-        env: Env = spec.env.load()(place, *spec.env.args)
-        self._env = env
-        self._phase = "making the policy"
-        processor: StepProcessor = spec.processor.load()(place, env.spec, *spec.processor.args)
-        make_policy = spec.policy.load()
-        child.one_torch_thread()  # after the import that may bring torch, before the first tensor
-        policy: ActingPolicy = make_policy(place, env.spec, *spec.policy.args)
-        return env, policy, processor
+    @property
+    def _heartbeat(self) -> int:
+        return self._status.heartbeat
 
-    def _first_model(self, line: ActorLine, waiter: Waiter) -> ModelInfo | None:
-        """The model to begin with; None if the run was stopped before there was one."""
-        self._phase = "waiting for the first model"
-        found: list[ModelInfo | None] = [None]
+    @property
+    def state(self) -> ActorState:
+        """What the actor says that it is doing."""
+        return self._status.state
 
-        def arrived() -> bool:
-            found[0] = self._links.models.poll()
-            return found[0] is not None or line.stop_requested
+    @property
+    def doing(self) -> str:
+        return self.state.label
 
-        waiter.until(arrived, ActorState.WAITING_FOR_MODEL)
-        return found[0]
+    def supervise(self) -> Loss | None:
+        """As `SupervisedProcess.supervise`; a loss also makes the actor absent."""
+        loss = super().supervise()
+        if loss is not None:
+            self._absent, self._absence_reported = True, False
+        return loss
 
+    def present(self) -> bool:
+        """Whether it can act. Each absence is reported at least once, however short it was."""
+        if self._absence_reported and self.condition is Condition.READY:
+            self._absent = False
+        self._absence_reported = self._absent
+        return not self._absent
 
-def _reset_seeds(place: Place) -> list[int]:
-    return [seeding.env_seed(place.seed, place.actor, place.incarnation, i) for i in range(place.n_envs)]
+    def collect(self) -> list[Chunk]:
+        """Chunks that have arrived since the last call, whose arrays are valid until the next one.
+
+        Raises RuntimeError if a chunk is missing or comes twice.
+        """
+        chunks, self._last_chunks = self._last_chunks, []
+        for chunk in [] if self._ring is None else self._ring.pop_all():
+            if chunk.sequence != self._sequence:
+                raise RuntimeError(f"actor {self.actor}: chunk {chunk.sequence} came, not {self._sequence}")
+            self._sequence += 1
+            self._counts.env_steps += chunk.env_steps
+            self._counts.episodes += count_episodes(chunk.items)
+            chunks.append(chunk)
+        return chunks
+
+    def stat(self) -> ActorStat:
+        """What it did: as it reported when it stopped as asked, until then by what has arrived."""
+        if self._final is not None:
+            return replace(self._final)
+        first, state = self._status.first_step_ns, self.doing
+        if self._failed is not None:
+            state = "failed"
+        elif self._killed:
+            state = "killed"
+        elif self._child is not None and self._child.exited():
+            state = "lost"
+        return replace(
+            self._counts,
+            seconds=(time.monotonic_ns() - first) / 1e9 if first else 0.0,
+            blocked_seconds=self._status.blocked_ns / 1e9,
+            state=state,
+        )
+
+    def request_state(self) -> None:
+        """Ask for the actor's state, which it sends between two rounds."""
+        self._pieces, self.sent_state = [], None
+        self.send(SendState())
+
+    def _release(self) -> None:
+        try:
+            self._last_chunks = self.collect()  # their arrays keep the ring's memory
+        finally:
+            self._final = self.stat()
+            self._ring = None
+
+    def _handle(self, message: object) -> None:
+        match message:
+            case Ready(exact):
+                self._counts.exact = exact
+            case Finished(stat):
+                counts = self._counts
+                self._final = replace(
+                    stat,
+                    restarts=counts.restarts,
+                    episodes=self._earlier_episodes + stat.episodes,
+                    env_steps_before=counts.env_steps_before,
+                )
+            case StatePiece(data, last):
+                self._pieces.append(data)
+                if last:
+                    self.sent_state = reduction.ForkingPickler.loads(b"".join(self._pieces))
+                    self._pieces = []
+
+    def _exit_cause(self, process: ChildProcess) -> ActorLostError:
+        cause = super()._exit_cause(process)
+        if cause.details:  # an exception, and not a process that just ended
+            cause.context = {"actor": self.actor, "incarnation": self._counts.incarnation, **cause.context}
+        return cause

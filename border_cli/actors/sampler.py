@@ -1,68 +1,50 @@
-"""One env step for some environments of an actor: act, step, make items, reset what ended, mend what raised.
+"""One env step for some environments of an actor: act, step, process, reset what ended.
 
-Used as it is by an actor process and by the synchronous trainer.
+Actor processes use it, and `InThreadSource`, which is the one actor of the synchronous trainer.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from time import monotonic
+from typing import Protocol, cast
 
 import numpy as np
 
-from border_cli.core.items import Items
-from border_cli.core.protocols import Env, Estimates, Policy, Step, StepError, StepProcessor
-from border_cli.core.spaces import Array
-from border_cli.core.state import State, count, joined, listed, require, section
+from border_cli.core.errors import IncompatibleStateError
+from border_cli.core.protocols import Env, Policy, StepProcessor
+from border_cli.core.state import State, check_like, joined, section
+from border_cli.core.types import ActorStat, Chunk, Items, ModelInfo, count_episodes
 
-_MAX_EPISODES = 2**32 - 1
-"""A number of an episode is a word of its seed."""
 _logger = logging.getLogger(__name__)
 
 
 class ResumableEnv(Env, Protocol):
-    """Environments whose state can be kept in the middle of an episode."""
+    """Environments whose state can be saved in the middle of an episode."""
 
     def state(self) -> State:
-        """All that is needed to bring them back to where they are."""
+        """Everything that `load_state` needs."""
 
     def load_state(self, state: State) -> list[int]:
-        """Bring them back; which of them could not be. Raises ValueError for a state that does not fit."""
+        """Restore a saved state. Returns the environments that could not be restored exactly.
 
-
-@dataclass(frozen=True)
-class EnvFault:
-    """An environment raised `error` while it did `phase`, "step" or "reset".
-
-    env: which one. episode, step: how many it had begun before this one, and how many env steps this one had.
-    action: as stored, None in a reset.
-    """
-
-    error: BaseException
-    phase: str
-    env: int
-    episode: int
-    step: int
-    action: Array | None
-
-
-class Mender(Protocol):
-    """Decides what becomes of an environment that raised."""
-
-    def mend(self, fault: EnvFault) -> int:
-        """Make the environment anew; the seed of its first reset. Raises when that should end the actor instead."""
+        Raises ValueError if the state does not fit.
+        """
 
 
 class Sampler:
-    """Joins an environment group, a policy and a step processor. `begin` comes first.
+    """Steps environments with a policy and gives the steps to a processor, which turns them into items.
 
-    seeds: first reset seed of each environment; later resets go on with the environment's own generator.
-    mender: for environments that raise after their first reset; without one, what they raise goes on.
-    fault: what was raised and went on, None until then.
-    phase: "reset", "step" or "making the environment", for whoever has to say where an exception came from.
-    env_steps: taken so far · dropped: those whose data was of no use, so that they are in no row and no count.
+    Its state can be saved between any two env steps if the environments are a ResumableEnv and every episode has a seed.
+
+    Args:
+        processor: gets each env step; the caller takes the items from it.
+        seed_of: (environment, number of its episode from 0) → seed of the reset, None for the environment's own generator.
+        owner: who acts, for messages.
+
+    `dropped` counts the env steps that were left out because a number was not finite; no row and no other count
+    includes them. `exact` tells whether every environment came out of a saved state as it had been.
     """
 
     def __init__(
@@ -70,168 +52,39 @@ class Sampler:
         env: Env,
         policy: Policy,
         processor: StepProcessor,
-        seeds: Sequence[int],
-        mender: Mender | None = None,
+        seed_of: Callable[[int, int], int | None],
+        owner: str = "",
     ) -> None:
+        self.processor = processor
+        self.dropped = 0
+        self.exact = True
+        self.next_env = 0
         self._env = env
         self._policy = policy
-        self._processor = processor
-        self._mender = mender
-        self._seeds = seeds
-        self._episodes = [0] * env.n_envs
-        self._times = [0] * env.n_envs
-        self._estimates: dict[int, tuple[float, float]] = {}
-        self.phase = "reset"
-        self.fault: EnvFault | None = None
-        self.env_steps = self.dropped = 0
-
-    def begin(self) -> None:
-        """Start the first episode of every environment."""
-        for env_ix, seed in enumerate(self._seeds):
-            self._first_reset(env_ix, seed)
-
-    def _first_reset(self, env_ix: int, seed: int) -> None:
-        """Start an episode in an environment that is new; what that raises goes on."""
-        self._policy.begin_episode(env_ix)
-        try:
-            self._env.reset(env_ix, seed)
-        except (Exception, SystemExit) as error:
-            self.fault = self._fault(error, "reset", env_ix, None)
-            raise
-
-    def sample(self, env_ix: Sequence[int], env_steps: int) -> Items:
-        """One env step in each of these environments; the rows it completes.
-
-        env_steps: the global count that exploration schedules follow. An environment that raised and was mended
-        has taken none; its episode is cut there.
-        """
-        action = self._policy.sample(self._env.observe(env_ix), env_steps, env_ix)
-        if self._processor.needs_estimates:
-            self._note_estimates(env_ix)
-        return self._step(env_ix, action)
-
-    def _step(self, env_ix: Sequence[int], action: Array) -> Items:
-        self.phase = "step"
-        try:
-            step = self._env.step(env_ix, action)
-        except StepError as e:
-            if self._mender is None:
-                self.fault = self._fault(e.__cause__ or e, "step", e.env_ix, action[env_ix.index(e.env_ix)])
-                raise
-            return self._step_around(e, env_ix, action)
-        return self._take(step)
-
-    def _step_around(self, error: StepError, env_ix: Sequence[int], action: Array) -> Items:
-        """What the environments did that were stepped, the cut episode of the one that raised, the steps of the rest."""
-        cause, rows = error.__cause__ or error, {i: row for row, i in enumerate(env_ix)}
-        parts = [] if error.taken is None else [self._take(error.taken)]
-        parts.append(self._mend(cause, "step", error.env_ix, action[rows[error.env_ix]]))
-        if error.not_taken:
-            parts.append(self._step(error.not_taken, action[[rows[i] for i in error.not_taken]]))
-        return _joined(parts)
-
-    def _note_estimates(self, env_ix: Sequence[int]) -> None:
-        """What the policy thought of each environment's observation and action, for when its step is known."""
-        found = self._policy.estimates()
-        if found is not None:
-            self._estimates |= dict(zip(env_ix, zip(found.best, found.taken, strict=True), strict=True))
-
-    def _take(self, step: Step) -> Items:
-        if self._estimates:
-            best, taken = zip(*(self._estimates[i] for i in step.env_ix), strict=True)
-            step.estimates = Estimates(np.array(best), np.array(taken))
-        items = self._processor.process(step)
-        dropped = 0 if step.dropped is None else int(np.count_nonzero(step.dropped))
-        self.dropped += dropped
-        self.env_steps += len(step.env_ix) - dropped
-        self.phase = "reset"
-        for i, over in zip(step.env_ix, step.over.tolist(), strict=True):
-            self._times[i] += 1
-            if over:
-                self._begin_episode(i)
-        return items
-
-    def _begin_episode(self, env_ix: int) -> None:
-        self._episodes[env_ix] += 1
-        self._times[env_ix] = 0
-        self._policy.begin_episode(env_ix)
-        try:
-            self._reset(env_ix)
-        except (Exception, SystemExit) as error:
-            if self._mender is None:
-                self.fault = self._fault(error, "reset", env_ix, None)
-                raise
-            self._mend(error, "reset", env_ix, None)  # the episode before is whole: there is nothing to cut
-
-    def _reset(self, env_ix: int) -> None:
-        self._env.reset(env_ix)
-
-    def _mend(self, error: BaseException, phase: str, env_ix: int, action: Array | None) -> Items:
-        """The rows of the episode that broke off; the environment is made anew and has begun another one."""
-        if self._mender is None:
-            raise AssertionError("nobody mends")
-        fault = self._fault(error, phase, env_ix, action)
-        items = self._processor.cut(env_ix)
-        self.phase = "making the environment"
-        seed = self._mender.mend(fault)
-        self.phase = "reset"
-        if phase == "step":
-            self._episodes[env_ix] += 1
-            self._times[env_ix] = 0
-        self._first_reset(env_ix, seed)
-        return items
-
-    def _fault(self, error: BaseException, phase: str, env_ix: int, action: Array | None) -> EnvFault:
-        return EnvFault(error, phase, env_ix, self._episodes[env_ix], self._times[env_ix], action)
-
-
-class ResumableSampler(Sampler):
-    """A sampler whose state can be kept between any two env steps: every episode has a seed of its own.
-
-    seed_of: (environment, number of its episode from 0) → seed. owner: who acts, for messages.
-    exact: whether every environment came out of a saved state as it had been.
-    """
-
-    def __init__(
-        self,
-        env: ResumableEnv,
-        policy: Policy,
-        processor: StepProcessor,
-        seed_of: Callable[[int, int], int],
-        owner: str,
-    ) -> None:
-        super().__init__(env, policy, processor, [])
-        self._resumable = env
         self._seed_of = seed_of
         self._owner = owner
-        # Environments that began anew, of which the rows of the episode before are not handed over yet.
+        self._episodes = np.zeros(env.n_envs, np.int64)
+        # Environments that started a new episode on resume; the rows of the episode before are cut at the next step.
         self._to_cut: list[int] = []
-        self.exact = True
 
     def begin(self, first_episode: int = 0) -> None:
-        """Start an episode of this number in every environment."""
-        self._episodes = [first_episode] * self._env.n_envs
+        """Start the episode of this number in every environment."""
         for env_ix in range(self._env.n_envs):
-            self._first_reset(env_ix, self._seed_of(env_ix, first_episode))
+            self._begin_episode(env_ix, first_episode)
 
     def begin_from(self, state: State) -> None:
-        """Go on from a saved state. Raises ValueError for one that does not fit.
+        """Continue from a saved state. Raises ValueError if it does not fit.
 
-        Where an environment does not come out of it as it was, its episode is cut and a new one begins.
+        Where an environment does not come back as it was, its episode is cut and a new one starts.
         """
-        counts = section(state, "counts").values
-        require(counts, ("episodes", "times"), "the sampler")
-        n = self._env.n_envs
-        episodes, times = (listed(counts[name], name, n) for name in ("episodes", "times"))
-        self._episodes = [count(number, "an episode's number", _MAX_EPISODES) for number in episodes]
-        self._times = [count(number, "the length of an episode") for number in times]
-        self._to_cut = [count(i, "an environment", n - 1) for i in listed(counts.get("to_cut", []), "to_cut")]
-        self.dropped = count(counts.get("dropped", 0), "dropped")
-        self._processor.load_state(section(state, "processor"))
-        for env_ix in self._resumable.load_state(section(state, "env")):
+        check_like(own := section(state, "own"), self._own_state(), f"the sampler of {self._owner}")
+        self._episodes, self.dropped = own.arrays["episodes"].copy(), own.values["dropped"]
+        self.processor.load_state(section(state, "processor"))
+        lost = cast(ResumableEnv, self._env).load_state(section(state, "env"))
+        self._to_cut = sorted({*np.flatnonzero(own.arrays["to_cut"]).tolist(), *lost})
+        for env_ix in lost:
             self.exact = False
-            self._to_cut.append(env_ix)
-            self._begin_episode(env_ix)
+            self._begin_episode(env_ix, self._episodes[env_ix] + 1)
             _logger.warning(
                 "environment %d of %s cannot be resumed exactly: it is not determined by its seed and the actions; "
                 "a new episode starts there",
@@ -240,30 +93,144 @@ class ResumableSampler(Sampler):
             )
 
     def state(self) -> State:
-        """Between two env steps: environments, what streams carry, numbers of episodes. The policy's is its own."""
-        counts: dict[str, object] = {"episodes": list(self._episodes), "times": list(self._times)}
-        if self._to_cut:
-            counts["to_cut"] = list(self._to_cut)
-        if self.dropped:
-            counts["dropped"] = self.dropped
-        return joined(
-            {
-                "env": self._resumable.state(),
-                "processor": self._processor.state(),
-                "counts": State({}, counts),
-            }
-        )
+        """Between two env steps, with no rows left to take. The policy's state is not included."""
+        env = cast(ResumableEnv, self._env)
+        return joined({"env": env.state(), "processor": self.processor.state(), "own": self._own_state()})
+
+    def next_envs(self, k: int) -> list[int]:
+        """The next k environments, in turn: env steps are spread evenly whatever k is."""
+        env_ix = [(self.next_env + i) % self._env.n_envs for i in range(k)]
+        self.next_env = (self.next_env + k) % self._env.n_envs
+        return env_ix
+
+    def step(self, env_ix: Sequence[int], env_steps: int) -> int:
+        """One env step in each of these environments. Returns how many of them count: all that were not dropped.
+
+        Exploration schedules follow env_steps, the global count.
+        """
+        while self._to_cut:
+            self.processor.cut(self._to_cut.pop(0))
+        action = self._policy.sample(self._env.observe(env_ix), env_steps, env_ix)
+        # Copies: rows keep them until they are taken, and the policy may change its own arrays.
+        extras = self._policy.extras() if self.processor.needs_extras else {}
+        extras = {name: np.array(rows) for name, rows in extras.items()}
+        step = self._env.step(env_ix, action)
+        step.extras = extras
+        self.processor.add(step)
+        dropped = 0 if step.dropped is None else int(np.count_nonzero(step.dropped))
+        self.dropped += dropped
+        for i, over in zip(env_ix, step.over.tolist(), strict=True):
+            if over:
+                self._begin_episode(i, self._episodes[i] + 1)
+        return len(env_ix) - dropped
 
     def sample(self, env_ix: Sequence[int], env_steps: int) -> Items:
-        """As of `Sampler`; rows of streams that are cut come first."""
-        cut = [self._processor.cut(i) for i in self._to_cut]
-        self._to_cut = []
-        items = super().sample(env_ix, env_steps)
-        return _joined([*cut, items]) if cut else items
+        """`step`, and then the rows completed since they were last taken."""
+        self.step(env_ix, env_steps)
+        return self.processor.take()
 
-    def _reset(self, env_ix: int) -> None:
-        self._env.reset(env_ix, self._seed_of(env_ix, self._episodes[env_ix]))
+    def _begin_episode(self, env_ix: int, number: int) -> None:
+        self._episodes[env_ix] = number
+        self._policy.begin_episode(env_ix)
+        self._env.reset(env_ix, self._seed_of(env_ix, int(number)))
+
+    def _own_state(self) -> State:
+        to_cut = np.isin(np.arange(self._env.n_envs), self._to_cut)
+        return State({"episodes": self._episodes.copy(), "to_cut": to_cut}, {"dropped": self.dropped})
 
 
-def _joined(parts: Sequence[Items]) -> Items:
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+class InThreadSource:
+    """One actor in the learner's own thread: the source of experience of the synchronous trainer.
+
+    Each `collect` takes one env step in each environment that has credit for it.
+
+    Args:
+        sampler: acts with the learner's own agent, so that there is no model to publish.
+    """
+
+    def __init__(self, sampler: Sampler, n_envs: int, close: Callable[[], None]) -> None:
+        self._sampler = sampler
+        self._close = close
+        self._n_envs = n_envs
+        self._credit = 0
+        self._global_env_steps = 0
+        self._sequence = 0
+        self._started = monotonic()
+        self._version = 0
+        self._stat = ActorStat(0, state="ready")
+
+    def start(self, model: ModelInfo, state: State | None = None) -> None:
+        """Reset the environments, or restore their saved state. Raises ValueError if it does not fit."""
+        self._version = model.version
+        self._started = monotonic()
+        if state is None:
+            self._sampler.begin()
+            return
+        own = section(state, "source")
+        check_like(own, self._own_state(), "the actor")
+        values, stat = own.values, self._stat
+        if "sampler" in state.values:
+            self._sampler.begin_from(section(state, "sampler"))
+        else:
+            self._sampler.begin(first_episode=values["episodes"] + 1)
+        self._sampler.next_env = values["next_env"]
+        self._sequence, self._version = values["sequence"], values["version"]
+        stat.env_steps = stat.env_steps_before = values["env_steps"]
+        stat.episodes, stat.exact = values["episodes"], self._sampler.exact
+
+    def state(self, whole: bool = True) -> State:
+        own = {"source": self._own_state()}
+        return joined(own | {"sampler": self._sampler.state()} if whole else own)
+
+    def _own_state(self) -> State:
+        counts = {
+            "env_steps": self._stat.env_steps,
+            "next_env": self._sampler.next_env,
+            "sequence": self._sequence,
+            "version": self._version,
+            "episodes": self._stat.episodes,
+        }
+        return State({}, counts)
+
+    def collect(self) -> list[Chunk]:
+        """The rows of one env step in each environment; nothing without credit, or after `stop`."""
+        k = 0 if self._stat.state == "done" else min(self._n_envs, self._credit - self._stat.env_steps)
+        if k <= 0:
+            return []
+        taken = self._sampler.step(self._sampler.next_envs(k), self._global_env_steps)
+        items = self._sampler.processor.take()
+        self._stat.env_steps += taken
+        self._stat.episodes += count_episodes(items)
+        chunk = Chunk(0, 0, self._sequence, taken, self._version, items)
+        self._sequence += 1
+        return [chunk]
+
+    def present(self) -> list[bool]:
+        return [True]
+
+    def grant(self, credits: Sequence[int]) -> None:
+        """Env steps that may have been taken in all. Raises IncompatibleStateError if more have been taken."""
+        (self._credit,) = credits
+        if self._credit < self._stat.env_steps:
+            raise IncompatibleStateError(
+                f"the actor has taken {self._stat.env_steps} env steps, and {self._credit} are known of"
+            )
+
+    def announce(self, env_steps: int) -> None:
+        self._global_env_steps = env_steps
+
+    def publish(self, model: ModelInfo) -> None:
+        """Note the version of the model, which the sampler has already."""
+        self._version = model.version
+
+    def stats(self) -> list[ActorStat]:
+        self._stat.dropped = self._sampler.dropped
+        self._stat.seconds = monotonic() - self._started
+        return [self._stat]
+
+    def stop(self) -> list[ActorStat]:
+        if self._stat.state != "done":
+            self.stats()
+            self._stat.state = "done"
+            self._close()
+        return [self._stat]

@@ -1,8 +1,8 @@
-"""Checkpoint directories on disk: whole or not there, and never believed without their checksums.
+"""Checkpoint directories on disk: written whole or not at all, and read only if their checksums fit.
 
-A directory is written under a temporary name, brought to the disk, verified, and renamed. Where one of that
-name exists it steps aside first, so there are two renames; whoever looks between them finds the old one at
-`aside`. At every instant, after a crash too, `name` or its aside verifies if any did before.
+A directory is written under a temporary name, synced to the disk, read back, and renamed. A directory that already has
+the name is first renamed to its `aside` name, so there are two renames; a reader that looks between them finds the old
+directory aside. At every instant, also after a crash, `name` or its aside verifies if one of them did before.
 """
 
 from __future__ import annotations
@@ -14,52 +14,88 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import MappingProxyType
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
-from border_cli.checkpoints.manifest import (
-    MANIFEST_FILE,
-    MAX_MANIFEST_BYTES,
-    FileEntry,
-    Manifest,
-    check_file_name,
-    part_of,
-)
+from border_cli.core import json_text
 from border_cli.core.errors import CheckpointIOError, NoValidCheckpointError
 from border_cli.runtime.files import open_plain
 
+FORMAT_VERSION = 1
+MANIFEST_FILE = "manifest.json"
+
 _logger = logging.getLogger(__name__)
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)+")
+_STEP_NAME = re.compile(r"step-(\d{9,18})")
 _TEMPORARY = ".checkpoint.tmp"
 _DISCARDED = ".checkpoint.old"
-_BLOCK = 2**20
-_STEP_NAME = re.compile(r"step-(\d{9,18})")
+_READ_BYTES = 2**20
 _READ_TRIES = 3
-_LEAST_VERIFIED = 2
-_NO_LIMITS: Mapping[str, int] = MappingProxyType({})
+_MIN_VERIFIED = 2
+"""Pruning always leaves this many checkpoints that verify."""
 
 
 class InvalidCheckpointError(NoValidCheckpointError):
-    """One checkpoint that does not verify; the message names the file."""
+    """A checkpoint that does not verify; the message names the file."""
 
 
-class Sink(Protocol):
-    """Where a `Writer` writes to."""
+@dataclass(frozen=True)
+class FileEntry:
+    """Size [bytes] and SHA-256 (hexadecimal) of one file."""
 
-    def write(self, data: bytes | memoryview, /) -> int:
-        """Append these bytes."""
+    bytes: int
+    sha256: str
 
 
-Writer = Callable[[Sink], None]
-"""Writes the content of a file that is too large to be made in memory first."""
+@dataclass(frozen=True)
+class Manifest:
+    """Opt step and files of a checkpoint. The part that a file belongs to is its name up to the first dot."""
+
+    opt_steps: int
+    files: Mapping[str, FileEntry]
+
+    @property
+    def parts(self) -> list[str]:
+        return sorted({part_of(name) for name in self.files})
+
+    def encode(self) -> bytes:
+        files = {name: asdict(entry) for name, entry in self.files.items()}
+        return json_text.encode(
+            {
+                "format_version": FORMAT_VERSION,
+                "opt_steps": self.opt_steps,
+                "parts": self.parts,
+                "files": files,
+            }
+        )
+
+    @staticmethod
+    def decode(text: bytes) -> Manifest:
+        data = json_text.decode(text)
+        try:
+            version, opt_steps, parts = (data[key] for key in ("format_version", "opt_steps", "parts"))
+            if version != FORMAT_VERSION:
+                raise ValueError(f"format_version {version!r}; this border-cli reads {FORMAT_VERSION}")
+            manifest = Manifest(
+                opt_steps, {name: FileEntry(**entry) for name, entry in data["files"].items()}
+            )
+        except (KeyError, TypeError, AttributeError) as e:
+            raise ValueError("it is not a manifest") from e
+        if type(opt_steps) is not int or opt_steps < 0:
+            raise ValueError(f"opt_steps is {opt_steps!r}, not a count")
+        for name in manifest.files:
+            check_file_name(name)
+        if parts != manifest.parts:
+            raise ValueError("its parts are not those of its files")
+        return manifest
 
 
 @dataclass(frozen=True)
 class LinkTo:
-    """A file that an earlier checkpoint has already: it gets a second name instead of a second copy.
+    """A file that an earlier checkpoint already has: it is hard-linked instead of written again.
 
-    path, entry: there · content: what to write where that is gone, or the file system knows no second names.
+    path, entry: of the existing file · content: what to write if the link cannot be made.
     """
 
     path: Path
@@ -67,7 +103,19 @@ class LinkTo:
     content: Content
 
 
-Content = bytes | Writer | LinkTo
+Content = bytes | Callable[[], bytes] | LinkTo
+"""What to write into a file. A function is called when the file is written, and its result is not kept in memory."""
+
+
+def part_of(file_name: str) -> str:
+    """The part that a file belongs to."""
+    return file_name.partition(".")[0]
+
+
+def check_file_name(name: str) -> None:
+    """Raise ValueError unless this is a plain file name with a suffix, which cannot leave its folder."""
+    if not _FILE_NAME.fullmatch(name) or name == MANIFEST_FILE:
+        raise ValueError(f"{name!r} is not a valid name of a checkpoint's file")
 
 
 def step_name(opt_steps: int) -> str:
@@ -84,26 +132,32 @@ def aside(path: Path) -> Path:
 
 
 def write(parent: Path, name: str, files: Mapping[str, Content], opt_steps: int) -> Path:
-    """Write `parent/name` whole, in the place of one that is there already, and return its path.
+    """Write the checkpoint `parent/name`, replacing an existing one, and return its path.
 
-    files: name → content. What is written is read back; a linked file was when it was written. One process writes
-    below `parent` at a time. What a crashed one left is removed.
-    Raises CheckpointIOError when the disk fails; then nothing of it is left and what was there is as it was.
-    Raises ValueError for a file name that could leave the directory.
+    Only one process may write below `parent` at a time. What a crashed writer left there is removed. New files are read
+    back and verified before the checkpoint gets its name; linked files were verified when they were written.
+
+    Raises:
+        CheckpointIOError: when the disk fails; the checkpoint that was there is unchanged.
+        ValueError: for a file name that could leave the directory.
     """
     for file_name in files:
         check_file_name(file_name)
     path, temporary = parent / name, parent / _TEMPORARY
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(parent)
-        _fill(temporary, files, opt_steps)
-        linked = {name for name, content in files.items() if isinstance(content, LinkTo)}
-        _read(temporary, (), linked)  # what the disk did not keep must not take the place of what it did
+        for leftover in (temporary, parent / _DISCARDED):
+            if leftover.exists():
+                shutil.rmtree(leftover)
+        temporary.mkdir()
+        entries = {file_name: _put_file(temporary / file_name, files[file_name]) for file_name in files}
+        _write_file(temporary / MANIFEST_FILE, Manifest(opt_steps, entries).encode())
+        _sync_folder(temporary)
+        _read(temporary, (), by_size={key for key, content in files.items() if isinstance(content, LinkTo)})
         _put_in_place(temporary, path)
     except (OSError, InvalidCheckpointError) as e:
         raise CheckpointIOError(
-            f"checkpoint {path} cannot be written: {_reason(e)}\nthe checkpoints before it are as they were"
+            f"checkpoint {path} cannot be written: {_reason(e)}\nthe checkpoints before it are unchanged"
         ) from e
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -111,41 +165,33 @@ def write(parent: Path, name: str, files: Mapping[str, Content], opt_steps: int)
 
 
 def prune(parent: Path, keep: int, by_size: Collection[str] = ()) -> None:
-    """Remove all but the newest `keep` checkpoints, and never all but two that verify.
+    """Remove all but the newest `keep` checkpoints; two that verify are always left.
 
-    by_size: parts of which only the size is looked at. Raises CheckpointIOError when the disk fails.
+    by_size: see `read`. Raises CheckpointIOError when the disk fails.
     """
     paths = list_steps(parent)
     if len(paths) <= keep:
         return
-    kept, verified = paths[:keep], 0
+    verified = list[Path]()
     for path in paths:
-        if verified >= _LEAST_VERIFIED:
-            break
         try:
-            verify(path, by_size)
+            read(path, (), by_size)
         except InvalidCheckpointError as e:
             _logger.warning("%s", e)
             continue
-        verified += 1
-        kept = [*kept, path]
-    if verified < _LEAST_VERIFIED:
+        verified.append(path)
+        if len(verified) == _MIN_VERIFIED:
+            break
+    else:
         _logger.warning("%s: fewer than two checkpoints verify; no older one is removed", parent)
         return
     try:
         for path in paths:
-            if path not in kept:
+            if path not in paths[:keep] and path not in verified:
                 _discard(path)
                 _discard(aside(path))
     except OSError as e:
         raise CheckpointIOError(f"an old checkpoint in {parent} cannot be removed: {_reason(e)}") from e
-
-
-def _fill(folder: Path, files: Mapping[str, Content], opt_steps: int) -> None:
-    folder.mkdir()
-    entries = {name: _put_file(folder / name, content) for name, content in files.items()}
-    _write_file(folder / MANIFEST_FILE, Manifest(opt_steps, entries).encode())
-    _sync_folder(folder)
 
 
 def _put_file(path: Path, content: Content) -> FileEntry:
@@ -153,52 +199,31 @@ def _put_file(path: Path, content: Content) -> FileEntry:
         return _write_file(path, content)
     try:
         os.link(content.path, path, follow_symlinks=False)
-    except OSError:  # gone, or no second names on this file system
+    except OSError:  # the file is gone, or the file system has no hard links
         return _put_file(path, content.content)
     return content.entry
 
 
-def _write_file(path: Path, content: bytes | Writer) -> FileEntry:
+def _write_file(path: Path, content: bytes | Callable[[], bytes]) -> FileEntry:
+    data = content if isinstance(content, bytes) else content()
     with path.open("xb") as file:
-        sink = _HashingSink(file)
-        if isinstance(content, bytes):
-            sink.write(content)
-        else:
-            content(sink)
+        file.write(data)
         file.flush()
         os.fsync(file.fileno())
-    return sink.entry
-
-
-class _HashingSink:
-    """Passes bytes on to a file and takes their checksum on the way."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._hash = hashlib.sha256()
-        self._bytes = 0
-
-    def write(self, data: bytes | memoryview, /) -> int:
-        self._file.write(data)
-        self._hash.update(data)
-        size = memoryview(data).nbytes
-        self._bytes += size
-        return size
-
-    @property
-    def entry(self) -> FileEntry:
-        return FileEntry(self._bytes, self._hash.hexdigest())
+    return FileEntry(len(data), hashlib.sha256(data).hexdigest())
 
 
 def _put_in_place(temporary: Path, path: Path) -> None:
-    """Rename `temporary` to `path`; what is there steps aside first and goes last."""
+    """Rename `temporary` to `path`. An existing checkpoint is renamed to `aside` first and removed last."""
     kept = aside(path)
-    if path.exists():
-        if kept.exists() and not _verifies(path):
-            _discard(path)  # a crash left the good one aside: it stays until the new one is in place
-        else:
+    if path.exists() and kept.exists():
+        try:
+            _read(path, ())
             _discard(kept)
-            path.rename(kept)
+        except InvalidCheckpointError:
+            _discard(path)  # a crash left the valid one aside: it stays until the new one is in place
+    if path.exists():
+        path.rename(kept)
     try:
         temporary.rename(path)
     except OSError:
@@ -210,109 +235,96 @@ def _put_in_place(temporary: Path, path: Path) -> None:
 
 
 def _discard(path: Path) -> None:
-    """Remove a directory; it loses its name first, so that no reader meets half of it."""
-    if not path.exists():
-        return
-    gone = path.with_name(_DISCARDED)
-    path.rename(gone)
-    shutil.rmtree(gone)
-
-
-def _remove_leftovers(parent: Path) -> None:
-    for name in (_TEMPORARY, _DISCARDED):
-        if (parent / name).exists():
-            shutil.rmtree(parent / name)
+    """Remove a directory. It is renamed first, so that no reader finds half of it."""
+    if path.exists():
+        discarded = path.with_name(_DISCARDED)
+        path.rename(discarded)
+        shutil.rmtree(discarded)
 
 
 def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
+    with _open_folder(path) as descriptor:
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 # -- reading ------------------------------------------------------------
 
 
-def verify(path: Path, by_size: Collection[str] = (), limits: Mapping[str, int] = _NO_LIMITS) -> Manifest:
-    """The manifest of a checkpoint, read as `read` does. Raises InvalidCheckpointError."""
-    return read(path, (), by_size, limits)[0]
+def verify(path: Path, by_size: Collection[str] = ()) -> Manifest:
+    """The manifest of a checkpoint that verifies. See `read`."""
+    return read(path, (), by_size)[0]
+
+
+def verifies(path: Path, by_size: Collection[str] = ()) -> bool:
+    """Whether a checkpoint does. See `read`."""
+    try:
+        verify(path, by_size)
+    except InvalidCheckpointError:
+        return False
+    return True
 
 
 def read(
-    path: Path,
-    parts: Collection[str] | None = None,
-    by_size: Collection[str] = (),
-    limits: Mapping[str, int] = _NO_LIMITS,
+    path: Path, parts: Collection[str] | None = None, by_size: Collection[str] = ()
 ) -> tuple[Manifest, dict[str, bytes]]:
-    """Manifest and file contents of these parts, or all; the whole checkpoint is verified in any case.
+    """Verify a checkpoint and read some of its files. Files that the manifest does not name are never opened.
 
-    by_size: parts that are not read, and of whose files only the size is looked at · limits: bytes that a part may
-    have; where it has more, nothing is read. Files that the manifest does not name are never looked at. Where a writer
-    is just replacing the checkpoint, or crashed doing so, the one that verifies is read. Raises InvalidCheckpointError.
+    While a writer replaces the checkpoint, or after it crashed doing so, the directory that verifies is read.
+
+    Args:
+        parts: whose files to return; None for all. The others are verified too.
+        by_size: parts of whose files only the size is verified. They are not returned.
+
+    Raises:
+        InvalidCheckpointError: where neither the checkpoint nor its aside verifies.
     """
-    for _ in range(_READ_TRIES - 1):
+    for tries_left in reversed(range(_READ_TRIES)):
         try:
-            return _read_either(path, parts, by_size, limits)
+            return _read(path, parts, by_size)
         except InvalidCheckpointError as e:
-            if not isinstance(e.__cause__, FileNotFoundError):
+            with contextlib.suppress(InvalidCheckpointError):
+                return _read(aside(path), parts, by_size)
+            # A file that is gone may mean that a writer replaced the checkpoint between the two looks.
+            if not tries_left or not isinstance(e.__cause__, FileNotFoundError):
                 raise
-        # Gone at one look and back at the next: a writer went by between the two.
-    return _read_either(path, parts, by_size, limits)
+    raise AssertionError("the last try returns or raises")
 
 
 def read_file(path: Path, name: str, entry: FileEntry) -> bytes:
-    """One file of a checkpoint that was verified, whose bytes are checked once more: those that are returned.
-
-    Raises InvalidCheckpointError.
-    """
-    try:
-        with _open_folder(_standing(path)) as folder, open_plain(name, folder) as file:
-            return _read_entry(file, entry, wanted=True)
-    except (OSError, ValueError) as e:
-        raise InvalidCheckpointError(f"{path / name} does not verify: {_reason(e)}") from e
+    """One file of a checkpoint, verified. Raises InvalidCheckpointError."""
+    with _verifying(path / name), _open_folder(_current(path)) as folder, open_plain(name, folder) as file:
+        return _verified(file, entry, wanted=True)
 
 
 def read_manifest(path: Path) -> Manifest:
-    """What a checkpoint consists of, by its own account. Raises InvalidCheckpointError."""
-    try:
-        with _open_folder(_standing(path)) as folder, open_plain(MANIFEST_FILE, folder) as file:
-            return Manifest.decode(_read_limited(file, MAX_MANIFEST_BYTES))
-    except (OSError, ValueError) as e:
-        raise InvalidCheckpointError(f"{path / MANIFEST_FILE} does not verify: {_reason(e)}") from e
-
-
-def _standing(path: Path) -> Path:
-    """Where a checkpoint is at the moment."""
-    return path if path.exists() else aside(path)
+    """The manifest of a checkpoint, without verifying the files. Raises InvalidCheckpointError."""
+    with _verifying(path / MANIFEST_FILE), _open_folder(_current(path)) as folder:
+        return _manifest(folder)
 
 
 def exists(path: Path) -> bool:
     """Whether there is a checkpoint of this name, valid or not."""
-    return path.is_dir() or aside(path).is_dir()
+    return _current(path).is_dir()
 
 
 def list_steps(parent: Path) -> list[Path]:
     """Paths of the checkpoints below `parent`, newest first, valid or not."""
     if not parent.is_dir():
         return []
-    found = {name: int(match[1]) for name in _visible_names(parent) if (match := _STEP_NAME.fullmatch(name))}
-    return [parent / name for name, _ in sorted(found.items(), key=lambda item: item[1], reverse=True)]
+    names = {_own_name(entry.name) for entry in os.scandir(parent) if entry.is_dir(follow_symlinks=False)}
+    found = {int(match[1]): name for name in names if (match := _STEP_NAME.fullmatch(name))}
+    return [parent / found[opt_steps] for opt_steps in sorted(found, reverse=True)]
 
 
-def newest_valid(
-    parent: Path, by_size: Collection[str] = (), limits: Mapping[str, int] = _NO_LIMITS
-) -> Path | None:
-    """The newest checkpoint that verifies, None where there is none at all. Warns of each one passed over.
+def newest_valid(parent: Path, by_size: Collection[str] = ()) -> Path | None:
+    """The newest checkpoint that verifies, None where there are no checkpoints. Logs each one that does not.
 
-    by_size, limits: as of `read`. Raises NoValidCheckpointError when checkpoints exist and none verifies.
+    by_size: see `read`. Raises NoValidCheckpointError when checkpoints exist and none verifies.
     """
-    paths = list_steps(parent)
-    failure = ""
+    paths, failure = list_steps(parent), ""
     for path in paths:
         try:
-            verify(path, by_size, limits)
+            verify(path, by_size)
             return path
         except InvalidCheckpointError as e:
             failure = str(e)
@@ -324,104 +336,40 @@ def newest_valid(
     )
 
 
-def _visible_names(parent: Path) -> set[str]:
-    """Names of directories, those that a crash left aside under their own names."""
-    names = {entry.name for entry in os.scandir(parent) if entry.is_dir(follow_symlinks=False)}
-    return {_own_name(name) for name in names}
-
-
-def _own_name(name: str) -> str:
-    """The name of a checkpoint that may stand aside (see `aside`)."""
-    return name[1 : -len(".aside")] if name.endswith(".aside") else name
-
-
-def _verifies(path: Path) -> bool:
-    """Whether the directory of this very name does, whatever stands aside."""
-    try:
-        _read(path, ())
-    except InvalidCheckpointError:
-        return False
-    return True
-
-
-def _read_either(
-    path: Path, parts: Collection[str] | None, by_size: Collection[str], limits: Mapping[str, int]
-) -> tuple[Manifest, dict[str, bytes]]:
-    """What `path` holds or else what stepped aside from there; the first one's error if neither verifies."""
-    try:
-        return _read(path, parts, by_size, limits)
-    except InvalidCheckpointError:
-        with contextlib.suppress(InvalidCheckpointError):
-            return _read(aside(path), parts, by_size, limits)
-        raise
-
-
 def _read(
-    path: Path,
-    parts: Collection[str] | None,
-    by_size: Collection[str] = (),
-    limits: Mapping[str, int] = _NO_LIMITS,
+    path: Path, parts: Collection[str] | None, by_size: Collection[str] = ()
 ) -> tuple[Manifest, dict[str, bytes]]:
-    """One pass over a directory: the bytes that are returned are those that were verified.
+    """One pass over a directory. The bytes that are returned are those that were verified.
 
-    by_size: parts, or single files, of which only the size is looked at.
+    by_size: may hold names of single files, too.
     """
-    name, contents = MANIFEST_FILE, {}
-    try:
-        with _open_folder(path) as folder:
-            with open_plain(name, folder) as file:
-                manifest = Manifest.decode(_read_limited(file, MAX_MANIFEST_BYTES))
-            _check_name(path, manifest)
-            _check_limits(manifest, limits)
-            for name, entry in manifest.files.items():
-                with open_plain(name, folder) as file:
+    contents = dict[str, bytes]()
+    with _verifying(path / MANIFEST_FILE), _open_folder(path) as folder:
+        manifest = _manifest(folder)
+        match = _STEP_NAME.fullmatch(_own_name(path.name))
+        if match and int(match[1]) != manifest.opt_steps:  # which no checksum covers
+            raise ValueError(f"it is of opt step {manifest.opt_steps}, and its directory is not")
+        for name, entry in manifest.files.items():
+            with _verifying(path / name), open_plain(name, folder) as file:
+                if name in by_size or part_of(name) in by_size:
                     _check_size(file, entry)
-                    if name in by_size or part_of(name) in by_size:
-                        continue
-                    wanted = parts is None or part_of(name) in parts
-                    content = _read_entry(file, entry, wanted)
-                if wanted:
-                    contents[name] = content
-    except (OSError, ValueError) as e:
-        raise InvalidCheckpointError(f"{path / name} does not verify: {_reason(e)}") from e
+                elif parts is None or part_of(name) in parts:
+                    contents[name] = _verified(file, entry, wanted=True)
+                else:
+                    _verified(file, entry, wanted=False)
     return manifest, contents
 
 
-def _check_name(path: Path, manifest: Manifest) -> None:
-    """The manifest has no sum of its own; of what it says, only the opt step is not held against the files."""
-    match = _STEP_NAME.fullmatch(_own_name(path.name))
-    if match and int(match[1]) != manifest.opt_steps:
-        raise ValueError(f"it is of opt step {manifest.opt_steps}, and its directory is not")
+def _manifest(folder: int) -> Manifest:
+    with open_plain(MANIFEST_FILE, folder) as file:
+        return Manifest.decode(json_text.read(file))
 
 
-def _check_limits(manifest: Manifest, limits: Mapping[str, int]) -> None:
-    for part, most in limits.items():
-        total = sum(entry.bytes for name, entry in manifest.files.items() if part_of(name) == part)
-        if total > most:
-            raise ValueError(f"its part {part} has {total} bytes, and this run at most {most}")
-
-
-@contextlib.contextmanager
-def _open_folder(path: Path) -> Iterator[int]:
-    """Descriptor of a folder: it stays the same one when the path begins to mean another."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _read_limited(file: BinaryIO, limit: int) -> bytes:
-    if os.fstat(file.fileno()).st_size > limit:
-        raise ValueError(f"it is larger than {limit} bytes")
-    return file.read(limit)
-
-
-def _read_entry(file: BinaryIO, entry: FileEntry, wanted: bool) -> bytes:
-    """Check a file against its entry; its content where wanted, else nothing."""
+def _verified(file: BinaryIO, entry: FileEntry, wanted: bool) -> bytes:
+    """Check a file against its entry. Returns its content if it is wanted."""
     _check_size(file, entry)
     digest, kept = hashlib.sha256(), bytearray()
-    while block := file.read(_BLOCK):
+    while block := file.read(_READ_BYTES):
         digest.update(block)
         if wanted:
             kept += block
@@ -436,7 +384,36 @@ def _check_size(file: BinaryIO, entry: FileEntry) -> None:
         raise ValueError(f"it has {size} bytes, its manifest says {entry.bytes}")
 
 
+def _current(path: Path) -> Path:
+    """Where a checkpoint is now: under its name, or aside."""
+    return path if path.exists() else aside(path)
+
+
+def _own_name(name: str) -> str:
+    """The name of a checkpoint that may be aside."""
+    return name[1 : -len(".aside")] if name.endswith(".aside") else name
+
+
+@contextlib.contextmanager
+def _open_folder(path: Path) -> Iterator[int]:
+    """Descriptor of a folder: it stays the same folder when the path gets another meaning."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _verifying(path: Path) -> Iterator[None]:
+    """Turn what is wrong with a file into an InvalidCheckpointError that names it."""
+    try:
+        yield
+    except (OSError, ValueError) as e:
+        raise InvalidCheckpointError(f"{path} does not verify: {_reason(e)}") from e
+
+
 def _reason(error: Exception) -> str:
-    """One line that says why."""
+    """Why, in one line."""
     text = (error.strerror if isinstance(error, OSError) else None) or str(error)
     return text.splitlines()[0] if text else type(error).__name__

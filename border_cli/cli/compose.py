@@ -1,210 +1,273 @@
-"""From what was typed to a checked configuration: Hydra puts files together, our schema judges the result."""
+"""From overrides to a checked configuration: Hydra merges the YAML files, and our schema checks the result."""
 
 from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from hydra import compose, initialize_config_dir
+from hydra._internal.callbacks import Callbacks
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.types import Override
-from omegaconf import DictConfig, OmegaConf
+from hydra.core.utils import JobStatus, run_job
+from hydra.errors import HydraException, MissingConfigException
+from hydra.types import HydraContext
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
-from border_cli.cli import overrides
-from border_cli.cli.translate import strict_search_path, translated
-from border_cli.config import checks, plugins, presets
-from border_cli.config.convert import ConfigError, to_config
-from border_cli.config.paths import conf_dir
-from border_cli.config.registry import AGENTS, BUFFERS
+from border_cli.cli.overrides import (
+    check_single,
+    for_hydra,
+    override_names,
+    override_values,
+    parse_overrides,
+    quoted,
+)
+from border_cli.config import presets, registry, validate
+from border_cli.config.convert import (
+    ConfigError,
+    describe,
+    dotted,
+    nearest,
+    nearest_line,
+    to_config,
+)
+from border_cli.config.presets import conf_dir
+from border_cli.config.registry import TABLES
+from border_cli.config.resolve import with_typed_budget
 from border_cli.config.schema import GROUPS, TrainConfig
 from border_cli.core.errors import UsageError
 from border_cli.runs.directory import run_name
 
-HYDRA_VERSION_BASE = "1.3"
+T = TypeVar("T")
 PRIMARY = "train"
 _SEARCH = "hydra.searchpath"
 _VARIABLE = re.compile(r"\$\{\s*oc\.env\b")
+_NOISE = (
+    "See https://",
+    "Set the environment variable",
+    "Config search path",
+    "object_type=",
+    "To append to",
+)
+"""How lines of Hydra's messages begin that do not help here."""
+
+
+OmegaConf.register_new_resolver(  # for the files under conf/; at import, so that a launcher's process has it too
+    "border.run_name",
+    lambda agent, env, section: run_name(agent, env, section.get("id") or section.get("entry_point") or ""),
+    replace=True,
+)
 
 
 @dataclass(frozen=True)
 class Composed:
-    """A checked configuration and what Hydra knows beside it.
-
-    choices: option of each config group · run_dir: what was typed for hydra.run.dir, resolved, or None.
-    """
+    """A checked configuration with the Hydra config that it came from."""
 
     config: TrainConfig
-    choices: dict[str, str]
+    hydra_config: DictConfig
+    context: HydraContext
     run_dir: Path | None
+    """What `hydra.run.dir` was set to on the command line."""
+
+    @property
+    def run_name(self) -> str:
+        """Name of the run directory, without its date and time."""
+        choices = self.hydra_config.hydra.runtime.choices
+        return run_name(str(choices["agent"]), str(choices["env"]), self.config.env.name)
+
+    def run_as_job(self, run_dir: Path, job: Callable[[], T]) -> T:
+        """Call `job` as Hydra calls one: `.hydra/` is written to run_dir, callbacks and `hydra.job.chdir` apply."""
+        with read_write(self.hydra_config), open_dict(self.hydra_config):
+            self.hydra_config.hydra.run.dir = str(run_dir)
+        done = run_job(lambda _: job(), self.hydra_config, "hydra.run.dir", None, self.context)
+        result: Any = done._return_value  # the property `return_value` would print an error, too
+        if done.status is JobStatus.FAILED:
+            raise result
+        return cast(T, result)
 
 
 class Composer:
-    """Hydra over our files and the folders that the user named. A context manager: Hydra's state is global.
+    """Hydra over conf/ and the user's folders. A context manager, because Hydra's state is global.
 
-    typed: the words of the command line, read. config_dir: the folder of --config-dir.
-    Raises UsageError, like all its methods, for what the user can mend.
+    All methods raise UsageError for a mistake of the user. config_dir: the folder of --config-dir.
     """
 
-    def __init__(self, typed: Sequence[Override], config_dir: str | None) -> None:
-        self._typed = list(typed)
-        self._search = _search_word(_folders(config_dir) + overrides.typed_list(typed, _SEARCH))
+    def __init__(self, overrides: Sequence[Override], config_dir: str | None = None) -> None:
+        folders = override_names(overrides, _SEARCH)
+        if config_dir is not None:
+            if not Path(config_dir).is_dir():
+                raise UsageError(f"--config-dir: no folder {config_dir}\nallowed: a folder with group files")
+            folders.insert(0, f"file://{Path(config_dir).resolve()}")
+        self._search = [f"{_SEARCH}=[{','.join(map(quoted, folders))}]"] if folders else []
+        self._overrides = [o for o in overrides if o.key_or_group != _SEARCH]
         self._options: dict[str, list[str]] = {}
-        self.typed = overrides.typed_values(typed)
+        self._files: Any = None
 
     def __enter__(self) -> Composer:
-        register_resolvers()
         with contextlib.ExitStack() as stack:
-            stack.enter_context(initialize_config_dir(str(conf_dir()), version_base=HYDRA_VERSION_BASE))
-            _offer_registered(self.choices)
+            stack.enter_context(initialize_config_dir(str(conf_dir()), version_base="1.3"))
+            self.hydra: Any = GlobalHydra.instance().hydra
+            for group, table in TABLES.items():
+                for name in set(table) - set(self.choices(group)):  # of plugins without a file
+                    ConfigStore.instance().store(group=group, name=name, node={"type": name})
+            self._store_presets()
             self._options.clear()
+            self._files = None
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
+    def _store_presets(self) -> None:
+        """Offer Hydra the presets that share a file. Each takes milliseconds, so only those that may be chosen."""
+        typed = override_values(self._overrides)
+        agents, envs = typed.get("agent", ""), typed.get("env", "")
+        every = "preset" in typed or "glob" in agents or "glob" in envs
+        for name, (_, values) in presets.in_families().items():
+            agent, _, env = name.partition("_")
+            if every or (env in envs and (agent in agents or not agents)):
+                ConfigStore.instance().store(group="preset", name=name, node=values, package="_global_")
+
     def choices(self, group: str) -> list[str]:
-        """Options of a config group, those of the user's folders included; empty for what is no group."""
+        """The options of a config group, with those of the user's folders; empty for a name that is no group."""
         if group not in self._options:
-            with translated(), strict_search_path():
-                loader = GlobalHydra.instance().config_loader()
-                # With the primary config's name its file would be read each time, for a search path it does not have.
-                options = loader.get_group_options(group, overrides=self._search)
-            self._options[group] = sorted(options)
+            if self._files is None:  # one copy for all groups: get_group_options makes one per call, in 50 ms
+                loader = self.hydra.config_loader
+                with translated(), _strict_search_path():
+                    _, self._files = loader._parse_overrides_and_create_caching_repo(None, self._search)
+            self._options[group] = sorted(self._files.get_group_options(group, ObjectType.CONFIG))
         return self._options[group]
 
-    def words(self) -> list[str]:
-        """The typed words as Hydra shall see them, the search path included."""
-        typed = [o for o in self._typed if o.key_or_group != _SEARCH]
-        return [*self._search, *overrides.for_hydra(typed, self.choices)]
+    def argv(self) -> list[str]:
+        """The overrides as Hydra takes them, with the search path."""
+        return [*self._search, *(for_hydra(override, self.choices) for override in self._overrides)]
 
-    def compose(self, words: Sequence[str]) -> Composed:
-        """Compose and check one job's words (as `words` or `overrides.expand` gives them)."""
-        parsed = overrides.parse_words(words)
-        overrides.check_single(parsed)
-        with translated(), strict_search_path():
-            whole = compose(PRIMARY, list(words), return_hydra_config=True)
-            choices = {str(k): str(v) for k, v in whole.hydra.runtime.choices.items() if v is not None}
-            run_dir = Path(whole.hydra.run.dir) if "hydra.run.dir" in self.typed else None
-            data = plain_job(whole)
-        typed = overrides.typed_values(parsed)
-        return Composed(checked(data, choices, typed, self.choices("preset")), choices, run_dir)
+    def merge(self, argv: Sequence[str]) -> DictConfig:
+        """What Hydra composes for one job's overrides, its own section included; nothing is checked."""
+        check_single(parse_overrides(argv))
+        with translated(), _strict_search_path():
+            merged: DictConfig = compose(PRIMARY, list(argv), return_hydra_config=True)
+        return merged
 
-
-def plain_job(composed: DictConfig) -> dict[str, Any]:
-    """What Hydra composed, less its own section, as plain data with every interpolation resolved.
-
-    Raises UsageError where a value comes from an environment variable: that is where people keep what no file may hold,
-    and a run keeps its values in config.yaml, in its log and beside each model.
-    """
-    _refuse_variables(OmegaConf.to_container(composed, resolve=False))
-    return {str(name): _plain(composed[name]) for name in composed if name != "hydra"}
+    def compose(self, argv: Sequence[str] | None = None) -> Composed:
+        """Compose and check one job's overrides, by default those of the command line."""
+        argv = self.argv() if argv is None else argv
+        merged = self.merge(argv)
+        typed = override_values(parse_overrides(argv))
+        config = check_composed(merged, merged.hydra.runtime.choices, typed, self.choices("preset"))
+        run_dir = Path(merged.hydra.run.dir) if "hydra.run.dir" in typed else None
+        return Composed(config, merged, HydraContext(self.hydra.config_loader, Callbacks(merged)), run_dir)
 
 
-def _refuse_variables(node: Any, key: str = "") -> None:
-    """node: composed data, interpolations unresolved. key: its own, empty for the whole."""
-    if isinstance(node, dict):
-        for name, value in node.items():
-            if key or name != "hydra":
-                _refuse_variables(value, f"{key}.{name}" if key else str(name))
-    elif isinstance(node, list):
-        for value in node:
-            _refuse_variables(value, key)
-    elif isinstance(node, str) and _VARIABLE.search(node):
-        raise UsageError(
-            f"{key}={node}: the variable's value would be written to the files of the run\n"
-            "allowed: a plain value, or an environment that reads the variable itself"
-        )
-
-
-def _plain(value: Any) -> Any:
-    if OmegaConf.is_config(value):
-        return OmegaConf.to_container(value, resolve=True, throw_on_missing=True)
-    return value
-
-
-def checked(
-    data: dict[str, Any], choices: Mapping[str, Any], typed: Mapping[str, str], preset_options: Sequence[str]
+def check_composed(
+    composed: DictConfig, choices: Mapping[str, Any], typed: Mapping[str, str], preset_options: Sequence[str]
 ) -> TrainConfig:
-    """The typed configuration of composed data, after every check.
+    """The typed configuration of what Hydra composed, with or without Hydra's own section, after every check.
 
-    choices: option of each group · typed: keys that were typed · preset_options: presets that exist.
+    choices: the chosen option of each group · typed: the overrides, by key · preset_options: the presets that exist.
     """
-    checks.check_typed(typed)
+    data = plain_data(composed)
+    validate.check_overrides(typed)
     listed = data.get("plugins")
     if isinstance(listed, list):
-        plugins.load(name for name in listed if isinstance(name, str))
-    _name_preset(data, choices.get("preset"), preset_options)
+        registry.import_plugins(name for name in listed if isinstance(name, str))
+    section, choice = data.setdefault("preset", {}), choices.get("preset")
+    if choice in preset_options and choice != presets.NONE and isinstance(section, dict):
+        section.setdefault("name", choice)  # a user's preset need not repeat its own name
     try:
         config = to_config(data)
     except ConfigError as e:
         raise _with_origin(e, data, choices, typed) from e
-    checks.apply_typed_budget(config, typed)
-    checks.check(config)
-    checks.check_effect(config, typed)
+    config = with_typed_budget(config, typed)
+    validate.validate(config)
+    validate.check_effect(config, typed)
     return config
 
 
-def register_resolvers() -> None:
-    """Make `${border.run_name:agent,env,…}` known to the files under conf/."""
-    OmegaConf.register_new_resolver("border.run_name", _resolve_run_name, replace=True)
+def plain_data(composed: DictConfig) -> dict[str, Any]:
+    """What Hydra composed, without its own section, as plain data with every interpolation resolved.
+
+    Raises UsageError for a value from an environment variable: people keep secrets there, and a run writes its values down.
+    """
+    unresolved: Any = OmegaConf.to_container(composed, resolve=False)
+    unresolved.pop("hydra", None)
+    for key, value in dotted(unresolved).items():
+        if _VARIABLE.search(str(value)):
+            raise UsageError(
+                f"{key}={value}: the variable's value would be written to the files of the run\n"
+                "allowed: a plain value, or an environment that reads the variable itself"
+            )
+    with translated():
+        own = OmegaConf.masked_copy(composed, list(unresolved))
+        return cast(dict[str, Any], OmegaConf.to_container(own, resolve=True, throw_on_missing=True))
 
 
-def _resolve_run_name(agent: str, env: str, section: DictConfig) -> str:
-    return run_name(agent, env, str(section.get("id") or section.get("entry_point") or ""))
+@contextlib.contextmanager
+def translated() -> Iterator[None]:
+    """Raise UsageError for all that can go wrong while Hydra composes."""
+    try:
+        yield
+    except YAMLError as e:
+        mark = getattr(e, "problem_mark", None)
+        where = mark.name if mark else "a configuration file"
+        raise UsageError(f"{where}: not valid YAML\n{describe(e)}") from e
+    except MissingConfigException as e:
+        group, _, option = (e.missing_cfg_file or "").rpartition("/")
+        options = list(e.options or ())
+        if not group or not options:
+            raise UsageError(_first_line(e)) from e
+        match = nearest_line(nearest(option, options))
+        raise UsageError(f"{group}: there is no {option!r}\nallowed: {', '.join(options)}{match}") from e
+    except (OmegaConfBaseException, HydraException) as e:
+        # The cause names the key and the mistake, where Hydra has wrapped it.
+        cause = e.__cause__ if isinstance(e.__cause__, OmegaConfBaseException) else e
+        lines = [_first_line(one) for one in (e, cause) if str(one).strip()]
+        key = getattr(cause, "full_key", None)
+        if key and lines and not any(key in line for line in lines):
+            lines = [f"{key}: {lines[-1]}"]
+        shown = "\n".join(dict.fromkeys(lines))
+        raise UsageError(f"the configuration cannot be composed\n{shown}") from e
+    except (UserWarning, UnicodeDecodeError, OSError, RecursionError, ValueError) as e:
+        raise UsageError(f"the configuration cannot be composed\n{_first_line(e)}") from e
 
 
-def _folders(config_dir: str | None) -> list[str]:
-    if config_dir is None:
-        return []
-    path = Path(config_dir).resolve()
-    if not path.is_dir():
-        raise UsageError(f"--config-dir: no folder {config_dir}\nallowed: a folder with group files")
-    return [f"file://{path}"]
+@contextlib.contextmanager
+def _strict_search_path() -> Iterator[None]:
+    """Turn into an error the UserWarning that Hydra gives for a missing folder of the search path."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        yield
 
 
-def _search_word(folders: Sequence[str]) -> list[str]:
-    return [f"{_SEARCH}=[{','.join(overrides.quoted(folder) for folder in folders)}]"] if folders else []
-
-
-def _offer_registered(choices: overrides.Choices) -> None:
-    """Make agents and buffers of plugins options, with their schema's defaults, where no file offers them."""
-    for group, table in (("agent", AGENTS), ("buffer", BUFFERS)):
-        for name in set(table) - set(choices(group)):
-            ConfigStore.instance().store(group=group, name=name, node={"type": name}, provider="border_cli")
-
-
-def _name_preset(data: dict[str, Any], choice: Any, options: Sequence[str]) -> None:
-    """A preset of the user's need not repeat its own name."""
-    section = data.setdefault("preset", {})
-    if choice in options and choice != presets.NONE and isinstance(section, dict):
-        section.setdefault("name", choice)
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines()]
+    telling = [line for line in lines if line and not line.startswith(_NOISE)]
+    return telling[0] if telling else type(error).__name__
 
 
 def _with_origin(
     error: ConfigError, data: Mapping[str, Any], choices: Mapping[str, Any], typed: Mapping[str, str]
 ) -> UsageError:
-    """The error with the file its key may stand in, unless it was typed."""
-    if any(_within(error.key, key) or _within(key, error.key) for key in typed if key not in GROUPS):
+    """The error with the files that may contain its key, unless the key was typed."""
+    dots = f"{error.key}."
+    if any(dots.startswith(f"{key}.") or key.startswith(dots) for key in typed if key not in GROUPS):
         return error
     group = error.key.partition(".")[0]
     files = [f"{group}/{choices[group]}.yaml"] if group in GROUPS and choices.get(group) else []
     section = data.get("preset")
     if isinstance(section, dict) and section.get("name", presets.NONE) != presets.NONE and group != "preset":
-        files.append(f"preset/{section['name']}.yaml")
+        files.append(presets.file_of(section["name"]))
     if not files:
         return error
     first, _, rest = str(error).partition("\n")
     return UsageError(f"{first} (in {' or '.join(files)})\n{rest}")
-
-
-def _within(key: str, outer: str) -> bool:
-    return key == outer or key.startswith(f"{outer}.")

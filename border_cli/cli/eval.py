@@ -1,215 +1,296 @@
-"""`border-eval`: find a model, judge it on new episodes, print the figures and write them into the run directory.
+"""`border-eval`: find a model, run it on new episodes, print the statistics and write them into the run directory.
 
-Nothing imports torch or gymnasium before the words are accepted and the model has verified.
+Nothing imports torch or gymnasium before the command line is accepted and the model has verified.
 """
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import border_cli
+from hydra.core.override_parser.types import Override
+
 from border_cli.checkpoints.contents import SavedModel, read_model
-from border_cli.cli.eval_arguments import HELP, EvalArguments, parse_arguments
-from border_cli.cli.eval_table import eval_table
-from border_cli.cli.output import exit_code, open_missing_streams, show
+from border_cli.cli.errors import run_command, show
+from border_cli.cli.help import complete_command
+from border_cli.cli.overrides import (
+    Parser,
+    check_single,
+    one_of,
+    override_values,
+    parse_overrides,
+    set_value,
+    typed_code,
+    whole_number,
+)
+from border_cli.config.convert import to_config
 from border_cli.config.schema import EnvConfig
-from border_cli.core.errors import ActorLostError, BorderError, ExitCode, Interrupted, UsageError
-from border_cli.core.protocols import ActingPolicy, Evaluation
-from border_cli.envs.guarded import GuardedEnv
-from border_cli.evaluation.episodes import EpisodeRunner
-from border_cli.evaluation.film import Film
-from border_cli.evaluation.statistics import INTERVAL, Statistics, summarise
+from border_cli.config.validate import check_effect
+from border_cli.core.errors import ActorLostError, ExitCode, Interrupted, UsageError
+from border_cli.core.protocols import ActingPolicy
+from border_cli.core.types import Evaluation
+from border_cli.display.format import number
+from border_cli.display.stdout import printable
+from border_cli.display.tables import table_text
+from border_cli.report import INTERVAL, Statistics, summarise
 from border_cli.runs import load
 from border_cli.runs.directory import check_plain
-from border_cli.runs.json_file import write_json
-from border_cli.runs.locate import Located, model_directory
+from border_cli.runs.locate import Located, model_directory, parse_checkpoint
+from border_cli.runs.summary import write_json
 from border_cli.runs.trust import check_env
-from border_cli.runtime.seeding import judgement_seed
+from border_cli.runtime.seeding import eval_command_seed
 from border_cli.runtime.signals import StopFlag
+from border_cli.training.evaluators import EpisodeRunner
 
 if TYPE_CHECKING:
-    from border_cli.envs.gym_env import GymEnv
+    from PIL.Image import Image
 
+    from border_cli.envs.group import GymEnv
+
+HELP = """\
+border-eval runs a trained model on new episodes and prints the mean return with a 95% interval.
+
+  border-eval [RUN] [key=value …]
+
+RUN is a run directory, one of its checkpoints, or best/; without it, the run that runs/latest points to.
+The statistics are also written as JSON into the run's eval/ folder.
+
+Settings
+  episodes=100              number of episodes
+  checkpoint=best           best, last, or an opt step of the run
+  seed=0                    seed of the episodes: the same for every model, new to training
+  max_episode_steps=30000   [env steps] a longer episode is cut, and its return so far counts
+  render=human              human: a window with the episodes; rgb_array: a GIF of one of them
+  env.kwargs.NAME=VALUE     change an argument of the environment; other env keys work too
+  plugins=[package]         modules to import first, where the agent comes from a plugin
+  debug=true                show tracebacks
+
+A run that somebody else made may name modules. They are imported only if you name them as well:
+  plugins=[package]  env.imports=[package]  env.entry_point=module:name
+
+Flags
+  -sc install=bash          set up completion: eval "$(border-eval -sc install=bash)"
+                            (also zsh, fish)
+  -h, --help  --version
+
+Examples
+  border-eval
+  border-eval runs/latest episodes=20 checkpoint=last
+  border-eval runs/latest env.kwargs.gravity=-5
+  border-eval somebody/best env.imports=[their_package]
+"""
+
+MAX_FRAMES = 1000
+"""Of a film. A frame is at most 320 pixels wide and high."""
 _ENVS = 10
 """Episodes stepped together."""
-
-
-@dataclass(frozen=True)
-class _Judged:
-    """A model with what its episodes brought."""
-
-    located: Located
-    env_name: str
-    evaluation: Evaluation
-    statistics: Statistics
+_COMPLETED = (
+    *("checkpoint=best", "checkpoint=last", "render=human", "render=rgb_array"),
+    *("env.kwargs.", "plugins="),
+)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command. argv: the words after its name, by default those of the process. Returns the exit code."""
-    words = sys.argv[1:] if argv is None else argv
-    if argv is None:
-        open_missing_streams()
-    debug = any(word.lower() == "debug=true" for word in words)
-    return exit_code(lambda: _dispatch(parse_arguments(words)), debug)
+    """The command. argv: its arguments, by default those of the process. Returns the exit code."""
+    return run_command(_dispatch, argv)
 
 
-def _dispatch(arguments: EvalArguments) -> int:
-    if arguments.help:
-        show(HELP)
-    elif arguments.version:
-        show(f"border-cli {border_cli.__version__}")
-    else:
-        _judge_and_tell(arguments)
+def _dispatch(argv: Sequence[str]) -> int:
+    parser = Parser("border-eval")
+    parser.add_setting("episodes", whole_number(1), 100)
+    parser.add_setting("checkpoint", parse_checkpoint)
+    parser.add_setting("seed", whole_number(0), 0)
+    parser.add_setting("max_episode_steps", whole_number(1), 30_000)
+    parser.add_setting("render", one_of("human", "rgb_array"))
+    parser.add_setting("debug", one_of("true", "false"))
+    given = [arg for arg in argv if re.match(r"(plugins|env\.[\w.]+)=", arg) and not Path(arg).exists()]
+    flags, paths = parser.read_paths([arg for arg in argv if arg not in given])
+    if parser.show_page(flags, HELP):
+        return ExitCode.DONE
+    if flags.shell_completion:
+        return complete_command([*map(str, paths)], [*parser.suggestions, *_COMPLETED])
+    if len(paths) > 1:
+        raise UsageError(f"{paths[0]} and {paths[1]} are two models\nallowed: one at a time")
+    _evaluate(flags, paths[0] if paths else None, parse_overrides(given))
     return ExitCode.DONE
 
 
-def _judge_and_tell(arguments: EvalArguments) -> None:
-    located = model_directory(arguments.run, arguments.checkpoint)
+def _evaluate(flags: Namespace, run: Path | None, overrides: Sequence[Override]) -> None:
+    located = model_directory(run, flags.checkpoint)
     if located.note:
         show(f"note: {located.note}")
     saved = read_model(located.path)
     own = load.is_own_code(located, saved.description)
-    env = load.env_config(saved.description)
-    check_env(env, arguments.code, own)
-    load.import_plugins(saved.description, arguments.code, own)
-    _use_one_thread()
-    policy = load.make_policy(saved, arguments.seed)
-    evaluation, film = _judge(arguments, saved, _with_typed(env, arguments), policy)
-    judged = _Judged(located, env.name, evaluation, summarise(evaluation))
-    show(eval_table(judged.statistics, _facts(arguments, judged)))
-    _keep(arguments, judged, film)
-
-
-def _use_one_thread() -> None:
-    """Batches of ten observations are too small to share: waiting for each other, threads take far longer."""
+    changed = override_values(overrides)
+    named = typed_code(overrides)
+    load.import_plugins(saved.description, named, own)  # first: they may define the environment's keys
+    env = _env_config(load.env_config(saved.description), overrides)
+    check_env(env, named, own)
     import torch
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # batches of ten observations are too small to share among threads
+    policy = load.make_policy(saved, flags.seed)
+    frames: list[Image] = []
+    evaluation = _run_episodes(flags, saved, env, policy, frames)
+    statistics = summarise(evaluation)
+    for key in ("plugins", "env.imports"):
+        changed.pop(key, None)
+    facts = {
+        "model": f"{located.path} (opt step {evaluation.opt_steps:,})",
+        "environment": " ".join([env.name, *(f"{key}={value}" for key, value in changed.items())]),
+        "episodes": f"{statistics.episodes:,} (seed {flags.seed})",
+    }
+    show(_table(facts, statistics))
+    data = {
+        "model": located.path.resolve().name,
+        "opt_steps": evaluation.opt_steps,
+        "env": env.name,
+        "env_overrides": changed,
+        "seed": flags.seed,
+        "max_episode_steps": flags.max_episode_steps,
+        "interval_is": INTERVAL,
+        **asdict(statistics),
+        "returns": evaluation.returns,
+        "lengths": evaluation.lengths,
+    }
+    _write(_result_path(flags, located, evaluation.opt_steps, changed), located, data, frames)
 
 
-def _judge(
-    arguments: EvalArguments, saved: SavedModel, env_config: EnvConfig, policy: ActingPolicy
-) -> tuple[Evaluation, Film | None]:
-    """Run the episodes. Raises Interrupted when asked to stop meanwhile."""
-    with StopFlag() as stop:
-        # A person can follow one window; elsewhere more at a time are faster.
-        n_envs = 1 if arguments.render == "human" else min(_ENVS, arguments.episodes)
-        env = _make_env(env_config, n_envs, arguments.render)
-        try:
-            if env.spec != saved.description.spec:
-                raise UsageError(
-                    "the environment's spaces are not those that the model was trained with\n"
-                    "the version of its package is probably another one"
-                )
-            film = Film(env.render) if arguments.render == "rgb_array" else None
-            runner = EpisodeRunner(
-                GuardedEnv(env, "the evaluation"),
-                arguments.max_episode_steps,
-                stop,
-                film.shoot if film else _nothing,
-            )
-            seeds = [judgement_seed(arguments.seed, episode) for episode in range(arguments.episodes)]
-            evaluation = _drawing(
-                lambda: runner.evaluate(policy, saved.info.version, seeds), arguments.render
-            )
-        finally:
-            env.close()
-        if evaluation is None:
-            raise Interrupted(stop.code or ExitCode.SIGINT)
-    return evaluation, film
+def _env_config(stored: EnvConfig, overrides: Sequence[Override]) -> EnvConfig:
+    """The stored environment with the overrides, checked like those of a training."""
+    check_single(overrides)
+    data: dict[str, Any] = {"agent": {"type": "dqn"}, "env": asdict(stored)}
+    for override in overrides:
+        set_value(data, override, command="border-eval")
+    keys = override_values(overrides)
+    if "env.id" in keys:
+        data["env"]["entry_point"] = None
+    elif "env.entry_point" in keys:
+        data["env"]["id"] = ""
+    for key in ("env.native", "env.out_of_bounds"):
+        if key in keys:
+            raise UsageError(f"{key} has no effect in an evaluation\nallowed: the other keys of env")
+    config = to_config(data)
+    check_effect(config, keys)
+    config.env.imports = list(dict.fromkeys([*stored.imports, *config.env.imports]))
+    config.env.out_of_bounds = "warn"  # as in the evaluations of the run
+    return config.env
 
 
-def _make_env(config: EnvConfig, n_envs: int, render: str | None) -> GymEnv:
-    from border_cli.envs.gym_env import GymEnv
-
-    try:
-        return GymEnv(config, n_envs, render)
-    except BorderError:
-        raise
-    except Exception as e:
-        raise UsageError(f"the environment cannot be made: {type(e).__name__}: {e}") from e
-
-
-def _drawing(evaluate: Callable[[], Evaluation | None], render: str | None) -> Evaluation | None:
-    """Evaluate; a missing package for drawing, which shows at the first frame only, is the user's to mend."""
+def _run_episodes(
+    flags: Namespace, saved: SavedModel, config: EnvConfig, policy: ActingPolicy, frames: list[Image]
+) -> Evaluation:
+    """Run the episodes; frames: receives those of a film. Raises Interrupted when asked to stop meanwhile."""
     from gymnasium.error import DependencyNotInstalled
 
+    from border_cli.envs.group import GymEnv
+
+    n_envs = 1 if flags.render == "human" else min(_ENVS, flags.episodes)  # a person watches one window
+    shoot = _camera(frames) if flags.render == "rgb_array" else lambda _: None
+    seeds = [eval_command_seed(flags.seed, episode) for episode in range(flags.episodes)]
     try:
-        return evaluate()
-    except (DependencyNotInstalled, ActorLostError) as e:
-        if not isinstance(e, DependencyNotInstalled) and not isinstance(e.__cause__, DependencyNotInstalled):
-            raise
+        env = GymEnv(config, n_envs, "the evaluation", render_mode=flags.render)
+    except ActorLostError as e:
         raise UsageError(
-            f"render={render} needs a package that is not installed\n"
-            "install it with: pip install 'border-cli[render]'"
+            f"the environment cannot be made: {type(e.__cause__).__name__}: {e.__cause__}"
         ) from e
+    with StopFlag() as stop, closing(env):
+        if env.spec != saved.description.spec:
+            raise UsageError(
+                "the environment's spaces are not those that the model was trained with\n"
+                f"{saved.description.spec.difference(env.spec)}"
+            )
+        runner = EpisodeRunner(env, flags.max_episode_steps, stop)
+        try:
+            evaluation = runner.evaluate(policy, saved.info.version, seeds, lambda: shoot(env))
+        except (ActorLostError, DependencyNotInstalled) as e:  # which shows at the first frame
+            cause = e.__cause__ if isinstance(e, ActorLostError) else e
+            if isinstance(cause, DependencyNotInstalled):
+                raise _missing_package(f"render={flags.render} needs a package that is not installed") from e
+            raise
+        if evaluation is None:
+            raise Interrupted(stop.code or ExitCode.SIGINT)
+    return evaluation
 
 
-def _with_typed(env: EnvConfig, arguments: EvalArguments) -> EnvConfig:
-    """The stored environment, with the modules typed to import beside its own.
-
-    What leaves its space is told and no error, as in the evaluations of the run (`parts.evaluation_env`).
-    """
-    imports = list(dict.fromkeys([*env.imports, *arguments.code.imports]))
-    return replace(env, imports=imports, out_of_bounds="warn")
+def _missing_package(problem: str) -> UsageError:
+    return UsageError(f"{problem}\ninstall it with: pip install 'border-cli[render]'")
 
 
-def _nothing() -> None:
-    """There is nothing to do between env steps."""
-
-
-def _facts(arguments: EvalArguments, judged: _Judged) -> list[tuple[str, str]]:
-    return [
-        ("model", f"{judged.located.path} (opt step {judged.evaluation.opt_steps:,})"),
-        ("environment", judged.env_name),
-        ("episodes", f"{judged.statistics.episodes:,} (seed {arguments.seed})"),
-    ]
-
-
-def _keep(arguments: EvalArguments, judged: _Judged, film: Film | None) -> None:
-    """Write the figures, and the film, and say where. A folder that cannot be written to is no error."""
-    path, run_dir = _result_path(arguments, judged), judged.located.run_dir
+def _camera(frames: list[Image]) -> Callable[[GymEnv], None]:
+    """A function that adds a frame to a film; small and with 256 colours, because there are many."""
     try:
-        if run_dir is not None and not load.is_own_run(judged.located):
-            check_plain(run_dir)
+        from PIL.Image import fromarray
+    except ImportError as e:
+        raise _missing_package("render=rgb_array needs Pillow") from e
+    from gymnasium.error import DependencyNotInstalled
+
+    def shoot(env: GymEnv) -> None:
+        if len(frames) >= MAX_FRAMES:
+            return
+        try:
+            frame = fromarray(env.render())
+        except DependencyNotInstalled:
+            raise
+        except Exception as e:
+            first = (str(e).splitlines() or [""])[0]
+            raise UsageError(
+                f"render=rgb_array: the environment cannot draw: {type(e).__name__}: {first}\n"
+                "without a display, MuJoCo draws with MUJOCO_GL=egl (or osmesa) in front of the command"
+            ) from e
+        frame.thumbnail((320, 320))
+        frames.append(frame.quantize())
+
+    return shoot
+
+
+def _table(facts: Mapping[str, str], s: Statistics) -> str:
+    interval = "-" if s.interval is None else f"{number(s.interval[0])} to {number(s.interval[1])}"
+    rows = {
+        **facts,
+        "return": f"{number(s.mean)} ± {number(s.std)}",
+        "95% interval of the mean": interval,
+        "smallest, largest return": f"{number(s.min)}, {number(s.max)}",
+        "episode length": f"{number(s.length_mean)} ({s.length_min:,} to {s.length_max:,})",
+    }
+    encoding = sys.stdout.encoding or "utf-8"
+    plus_minus = printable("±", encoding).replace("?", "+-")  # where stdout cannot take it
+    return table_text(
+        [(name, printable(text.replace("±", plus_minus), encoding)) for name, text in rows.items()]
+    )
+
+
+def _result_path(flags: Namespace, located: Located, opt_steps: int, changed: Mapping[str, str]) -> Path:
+    """In the run's eval/ folder; for a model outside of a run beside its directory."""
+    name = located.path.resolve().name
+    model = name if name.startswith("step-") else f"{name}-{opt_steps:09d}"
+    parts = [f"{model}-seed{flags.seed}-episodes{flags.episodes}"]
+    parts += [re.sub(r"[^\w.=-]+", "-", f"{key}={value}") for key, value in changed.items()]
+    file = f"{','.join(parts)[:200]}.json"
+    if located.run_dir is None:
+        return located.path.resolve().parent / f"eval-{file}"
+    return located.run_dir / "eval" / file
+
+
+def _write(path: Path, located: Located, data: Mapping[str, Any], frames: Sequence[Image]) -> None:
+    """Write the statistics and the film, and print where. A folder that cannot be written to is no error."""
+    try:
+        if located.run_dir is not None:
+            check_plain(located.run_dir)
         path.parent.mkdir(exist_ok=True)
-        write_json(path, _result(arguments, judged))
+        write_json(path, data)
         show(f"written: {path}")
-        if film is not None:
-            film.save(path.with_suffix(".gif"))
-            show(f"written: {path.with_suffix('.gif')}")
+        if frames:
+            film, frame_ms = path.with_suffix(".gif"), 33
+            frames[0].save(film, save_all=True, append_images=frames[1:], duration=frame_ms, loop=0)
+            show(f"written: {film}")
     except OSError as e:
         show(f"not written: {path}: {e.strerror or e}")
     except UsageError as e:
         show(f"not written: {str(e).splitlines()[0]}")
-
-
-def _result_path(arguments: EvalArguments, judged: _Judged) -> Path:
-    """In the run's eval/; for a model outside of a run beside its directory."""
-    path, run_dir = judged.located.path, judged.located.run_dir
-    name = path.resolve().name
-    model = name if name.startswith("step-") else f"{name}-{judged.evaluation.opt_steps:09d}"
-    file = f"{model}-seed{arguments.seed}-episodes{arguments.episodes}.json"
-    return run_dir / "eval" / file if run_dir is not None else path.resolve().parent / f"eval-{file}"
-
-
-def _result(arguments: EvalArguments, judged: _Judged) -> dict[str, Any]:
-    return {
-        "model": judged.located.path.resolve().name,
-        "opt_steps": judged.evaluation.opt_steps,
-        "env": judged.env_name,
-        "seed": arguments.seed,
-        "max_episode_steps": arguments.max_episode_steps,
-        "interval_is": INTERVAL,
-        **asdict(judged.statistics),
-        "returns": judged.evaluation.returns,
-        "lengths": judged.evaluation.lengths,
-    }
-
-
-if __name__ == "__main__":
-    sys.exit(main())

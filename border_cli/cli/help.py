@@ -1,133 +1,178 @@
-"""The page of `border-train --help`, written from the schema and from the files that can be chosen."""
+"""`border-train --help`, from the schema and the files that can be chosen; shell completion (`-sc install=bash`)."""
 
 from __future__ import annotations
 
-import dataclasses
+import glob
+import json
+import os
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from border_cli.config.convert import describe_range, known_keys
-from border_cli.config.options import OptionInfo
-from border_cli.config.paths import conf_dir
-from border_cli.config.registry import AGENTS
-from border_cli.config.schema import TrainConfig
+from hydra._internal.hydra import Hydra
 
-_WIDTH = 110
-_MOST_USED = (
-    "n_actors",
-    "seed",
-    "device",
-    "init_from",
-    "env.id",
-    "env.kwargs",
-    "agent.lr",
-    "agent.batch_size",
-    "agent.gamma",
-    "buffer.capacity",
-    "buffer.n_step",
-    "actor_manager.envs_per_actor",
-    "trainer.max_env_steps",
-    "trainer.max_opts",
-    "trainer.max_time",
-    "trainer.stop_return",
-    "trainer.opt_interval",
-    "trainer.warmup_period",
-    "trainer.eval_interval",
-    "trainer.save_interval",
-    "evaluator.episodes",
-    "checkpoint.keep",
-    "plan",
-)
+from border_cli.cli.compose import PRIMARY, Composer, plain_data, translated
+from border_cli.cli.errors import show
+from border_cli.config.convert import RESUME, describe_range, dotted, known_keys, to_config, to_plain
+from border_cli.config.presets import NONE, conf_dir, shipped, tuned_for
+from border_cli.config.schema import OptionInfo
+from border_cli.core.errors import ExitCode, UsageError
+
+_WIDTH = 100
+
+_MOST_USED = {
+    "": ("n_actors", "seed", "device", "init_from", "plan"),
+    "env": ("id", "kwargs"),
+    "agent": ("lr", "batch_size", "gamma"),
+    "buffer": ("capacity", "n_step"),
+    "actor_manager": ("envs_per_actor",),
+    "trainer": (
+        *("max_env_steps", "max_opts", "max_time", "stop_return"),
+        *("opt_interval", "warmup_period", "eval_interval", "save_interval"),
+    ),
+    "evaluator": ("episodes",),
+    "checkpoint": ("keep",),
+}
 
 _GROUPS = {
-    "agent": "what learns",
-    "env": "what it learns in; env=gym takes any gymnasium id",
-    "preset": "tuned values; picked by agent and env, what you type wins",
-    "trainer": "actors in their own processes, or one in the learner's thread",
-    "buffer": "what is remembered",
-    "actor_manager": "where actors run",
-    "evaluator": "how the model is judged: by the learner itself, or beside it",
-    "recorder": "where metrics go",
-    "checkpoint": "what is kept",
+    "agent": "the algorithm",
+    "env": "the environment; env=gym takes any gymnasium id",
+    "trainer": "async: actors in their own processes; sync: one actor in the learner's thread",
+    "buffer": "the replay buffer",
+    "actor_manager": "where the actors run",
+    "evaluator": "where evaluations run: in the learner's thread, or in their own process",
+    "recorder": "where metrics are written",
+    "checkpoint": "which checkpoints are kept",
 }
 
 _HEAD = """\
 border-train trains an agent and writes everything about it to runs/<date>/<time>_<agent>_<env>/.
+`python -m border_cli` is the same command.
 
   border-train [group=option …] [key=value …] [flags]
 
 Examples
   border-train agent=dqn env=cartpole n_actors=8
-  border-train env=gym env.id=Acrobot-v1 trainer.max_env_steps=100000 agent.hidden=[128,128]
+  border-train env=gym env.id=FrozenLake-v1 trainer.max_env_steps=100000 agent.hidden=[128,128]
   border-train -m agent=dqn env=cartpole,lunarlander seed=1,2,3
-  border-train agent=dqn env=cartpole n_actors=8 plan=true
-  border-train resume=runs/latest
-  border-train agent=dqn env=cartpole resume=auto     resume the unfinished run of this configuration, or begin one
+  border-train agent=dqn env=cartpole plan=true      show memory, disk and time, and train nothing
+  border-train resume=runs/latest                    continue a run
+  border-train agent=dqn env=cartpole resume=auto    resume the unfinished run of this command, or start one
+  border-train agent=sac env=pendulum --help agent   list all keys of a group with their values
 """
 
 _FLAGS = """\
 Flags
   -m, --multirun          one run for each combination of the values separated by commas
-  -c, --cfg job           show the checked configuration and leave; -p trainer shows one part of it
-  -cd, --config-dir DIR   take group files of your own, such as DIR/env/mine.yaml for env=mine
-  -i, --info [WHAT]       how Hydra put the configuration together: defaults, searchpath, plugins …
-  -sc install=bash        complete groups and keys in the shell: eval "$(border-train -sc install=bash)"
+  -c, --cfg job           show the checked configuration; -p trainer shows one part of it
+  -cd, --config-dir DIR   add group files of your own, such as DIR/env/mine.yaml for env=mine
+  -i, --info [WHAT]       how Hydra composes the configuration: defaults, searchpath, plugins …
+  -sc install=bash        set up completion: eval "$(border-train -sc install=bash)"; also zsh, fish
   --hydra-help            Hydra's own flags and groups
   -h, --help  --version
 
-Every key with its meaning stands in the files below {folder}
---cfg job shows the values of a run.
+The files below {folder} describe every key.
 """
+_PATH_KEYS = (f"{RESUME}=", "init_from=", "hydra.run.dir=", "hydra.sweep.dir=")
 
 
-def help_page(options: Mapping[str, Sequence[str]], agent: str = "dqn") -> str:
-    """The page. options: what each config group offers; agent: whose defaults to show."""
-    return "\n".join((_HEAD, _groups(options), _keys(agent), _FLAGS.format(folder=conf_dir())))
-
-
-def _groups(options: Mapping[str, Sequence[str]]) -> str:
-    first = max(map(len, _GROUPS))
-    indent = " " * (first + 4)
-    body = []
-    for group, meaning in _GROUPS.items():
-        names = textwrap.wrap(
-            ", ".join(options[group]), _WIDTH, initial_indent=indent, subsequent_indent=indent
-        )
-        body += [f"  {group:<{first}}  {meaning}", *names]
-    return "\n".join(["Groups", *body, ""])
-
-
-def _keys(agent: str) -> str:
-    infos = known_keys({"agent": {"type": agent}})
-    rows = [(key, _default(key, agent), _about(infos[key])) for key in _MOST_USED if key in infos]
-    first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
-    body = [f"  {key:<{first}}  {default:>{second}}  {about}" for key, default, about in rows]
-    return "\n".join(
-        [
-            f"Most used keys, with the defaults of agent={agent} and preset=none; a preset changes many of them",
-            *body,
-            "",
-        ]
+def help_page(composer: Composer, groups: Sequence[str] = ()) -> str:
+    """The page, or all keys of these groups, with the values that the composer's overrides give."""
+    merged = composer.merge(composer.argv())
+    plain = to_plain(to_config(plain_data(merged)))
+    values, infos = dotted(plain), known_keys(plain)
+    chosen = merged.hydra.runtime.choices
+    composed = (
+        f"with the values of agent={chosen['agent']} env={chosen['env']} preset={values['preset.name']}"
     )
+    if groups:
+        choices = [f"{group}={' | '.join(composer.choices(group))}" for group in groups]
+        keys = [key for key in infos if key.partition(".")[0] in groups and not key.endswith(".type")]
+        return "\n".join([*choices, "", f"Keys {composed}", *_key_lines(keys, infos, values)])
+    page = [_HEAD, "Groups"]
+    for group, about in _GROUPS.items():
+        listed = f"{'':17}{', '.join(composer.choices(group))}"
+        page += [f"  {group:<13}  {about}", *_wrapped(listed, 17)]
+    page += ["", *_preset_lines(composer.choices("preset")), "", f"Most used keys {composed}"]
+    most_used = [f"{group}.{name}".lstrip(".") for group, names in _MOST_USED.items() for name in names]
+    page += [*_key_lines(most_used, infos, values), "", _FLAGS.format(folder=conf_dir())]
+    return "\n".join(page)
 
 
-def _about(info: OptionInfo) -> str:
-    unit = f"[{info.unit}] " if info.unit else ""
-    bounds = describe_range(info)
-    return f"{unit}{info.help}{f'; {bounds}' if bounds else ''}"
+def _preset_lines(options: Sequence[str]) -> list[str]:
+    """Which agents have tuned values for which environments, one entry for all environments with the same agents."""
+    tuned = tuned_for()
+    for name in set(options) - {NONE, *shipped()}:  # those of the user
+        agent, _, env = name.partition("_")
+        tuned.setdefault(env or name, []).append(agent if env else "any agent")
+    together: dict[str, list[str]] = {}
+    for env, agents in sorted(tuned.items()):
+        together.setdefault(", ".join(sorted(agents)), []).append(env)
+    lines = ["Presets: the values tuned for these agents and environments are used unless you type others;"]
+    lines += ["preset=none uses none of them"]
+    for those, envs in together.items():
+        lines += _wrapped(f"  {those}: {', '.join(envs)}", 4)
+    return lines
 
 
-def _default(key: str, agent: str) -> str:
-    section, _, name = key.rpartition(".")
-    classes: dict[str, Any] = {field.name: field.default_factory for field in dataclasses.fields(TrainConfig)}
-    classes |= {"": TrainConfig, "agent": AGENTS[agent].config}
-    return _shown(getattr(classes[section](), name))
+def _key_lines(
+    keys: Sequence[str], infos: Mapping[str, OptionInfo], values: Mapping[str, Any]
+) -> Iterator[str]:
+    """One entry for each key: its value, unit, meaning, bounds and choices."""
+    known = [key for key in keys if key in infos]
+    shown = {
+        key: values[key] if values.get(key) and isinstance(values[key], str) else json.dumps(values.get(key))
+        for key in known
+    }
+    first, second = max(map(len, known)), min(24, max(map(len, shown.values())))
+    for key in known:
+        info = infos[key]
+        about = f"[{info.unit}] {info.help}" if info.unit else info.help
+        if bounds := describe_range(info):
+            about += "; " + bounds.replace(" ", "\N{NO-BREAK SPACE}")
+        if info.choices:
+            about += f" ({' | '.join(info.choices)})"
+        lines = _wrapped(f"  {key:<{first}}  {shown[key]:>{second}}  {about}", first + second + 6)
+        yield from (line.replace("\N{NO-BREAK SPACE}", " ") for line in lines)
 
 
-def _shown(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return str(value) if value != "" else '""'
+def _wrapped(text: str, indent: int) -> list[str]:
+    """Lines of the page's width; the second and the following ones are indented."""
+    return textwrap.wrap(text, _WIDTH, subsequent_indent=" " * indent, break_on_hyphens=False)
+
+
+def complete_train(request: Sequence[str], hydra: Any, suggestions: Sequence[str]) -> int:
+    """Answer a shell for border-train: Hydra completes groups and keys, we complete flags and paths. The exit code."""
+    action, _, word = _parse_request(request)
+    if action == "query" and word.startswith((*_PATH_KEYS, "-")):
+        key, equals, path = word.partition("=")
+        folders = [f"{key}={folder}" for folder in _folders(path)] if equals else []
+        show("\n".join([*folders, *(name for name in suggestions if name.startswith(word))]))
+    else:
+        with translated():
+            hydra.shell_completion(PRIMARY, list(request))
+    return ExitCode.DONE
+
+
+def complete_command(request: Sequence[str], suggestions: Sequence[str]) -> int:
+    """Answer a shell for a command with paths, and these settings and flags. The exit code."""
+    action, shell, word = _parse_request(request)
+    if action == "query":
+        show("\n".join([*(name for name in suggestions if name.startswith(word)), *_folders(word)]))
+    else:
+        getattr(Hydra.get_shell_to_plugin_map(None)[shell][0], action)()
+    return ExitCode.DONE
+
+
+def _parse_request(request: Sequence[str]) -> tuple[str, str, str]:
+    """What a shell asks for, the shell, and the word that it wants completed. Raises UsageError for anything else."""
+    action, _, shell = " ".join(request).partition("=")
+    if action not in ("install", "uninstall", "query") or shell not in ("bash", "zsh", "fish"):
+        raise UsageError(
+            "-sc sets up completion in a shell\nallowed: -sc install=bash, -sc install=zsh, -sc install=fish"
+        )
+    return action, shell, os.environ.get("COMP_LINE", "").split(" ")[-1]
+
+
+def _folders(start: str) -> list[str]:
+    return sorted(glob.glob(f"{glob.escape(start)}*/"))  # noqa: PTH207 - a path as it was typed, "./" included

@@ -1,174 +1,254 @@
-"""The words `key=value` of the command line: read, judged where that needs no configuration, put for Hydra.
+"""The command line: flags and settings by argparse, overrides (`key=value`) by Hydra's grammar.
 
-Hydra refuses a new key without `+` and an existing one with it, and checks neither names nor types. Here each
-value goes to Hydra as `++key=value`: it takes what is typed, and `border_cli.config.convert` is the judge.
+Hydra refuses a new key without `+` and an existing key with it, and it checks neither names nor types. Every override is
+therefore given to Hydra as `++key=value`, and the schema in `border_cli.config` checks the composed result.
 """
 
 from __future__ import annotations
 
-import itertools
-import re
-from collections.abc import Callable, Iterator, Sequence
+import argparse
+import contextlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException, OverrideParseException
+from hydra.core.override_parser.types import ChoiceSweep, Override, Quote, QuotedString
+from hydra.errors import OverrideParseException
 
-from border_cli.config.convert import all_keys
+import border_cli
+from border_cli.cli.errors import show
+from border_cli.config.convert import all_keys, nearest, nearest_key, nearest_line, nearest_option, to_config
 from border_cli.config.schema import GROUPS
-from border_cli.config.suggest import nearest, nearest_key, nearest_line
 from border_cli.core.errors import UsageError
-
-Choices = Callable[[str], list[str]]
-"""Options of a config group; empty for what is no group."""
-
-MAX_CHECKED_JOBS = 200
+from border_cli.runs.trust import Typed
 
 
-def parse_words(words: Sequence[str]) -> list[Override]:
-    """Read the words. Raises UsageError for one that is no `key=value`, or whose value cannot be read."""
-    return [_parse(word) for word in words]
+class Parser(argparse.ArgumentParser):
+    """argparse for flags and for settings of the form `key=value`. It raises UsageError instead of exiting."""
 
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog=prog, add_help=False, allow_abbrev=False)
+        self._settings: list[str] = []
+        self.add_argument("--help", "-h", action="store_true")
+        self.add_argument("--version", action="store_true")
+        self.add_argument("--shell-completion", "-sc", action="store_true")
 
-def typed_values(overrides: Sequence[Override]) -> dict[str, str]:
-    """What was typed: plain key (no `+`) → value as typed, groups included, the last one of a key."""
-    return {o.key_or_group: _text(o) for o in overrides if not o.is_delete()}
+    def add_setting(self, key: str, read: Callable[[str], Any], default: Any = None) -> None:
+        """Accept `key=value`. read: from the text to the value; raises ArgumentTypeError."""
+        self._settings.append(key)
+        self.add_argument(f"--{key}", type=read, default=default)
 
+    @property
+    def suggestions(self) -> list[str]:
+        """Flags and settings, as the shell may complete them."""
+        names = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
+        flags = [name for name in names if name.removeprefix("--") not in self._settings]
+        return [*(f"{key}=" for key in self._settings), *flags]
 
-def typed_list(overrides: Sequence[Override], key: str) -> list[str]:
-    """A list of strings that was typed for a key; empty when it was not."""
-    found: list[str] = []
-    for override in overrides:
-        if override.key_or_group == key:
-            value = override.value()
-            if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+    def show_page(self, flags: argparse.Namespace, page: str) -> bool:
+        """Show the help page or the version, if one of them is asked for; whether one was."""
+        if flags.help:
+            show(page)
+        elif flags.version:
+            show(f"border-cli {border_cli.__version__}")
+        return bool(flags.help or flags.version)
+
+    def read(self, argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+        """The flags and settings, and the remaining arguments in order. Raises UsageError for an unknown flag."""
+        as_options = [
+            f"--{arg}" if arg.partition("=")[0] in self._settings and "=" in arg else arg for arg in argv
+        ]
+        known, rest = self.parse_known_args(as_options)
+        for arg in rest:
+            if arg.startswith("-"):
+                flag, flags = arg.partition("=")[0], [name for name in self.suggestions if name[-1] != "="]
+                match = nearest_line(nearest(flag, flags))
+                raise UsageError(f"there is no flag {flag}\nallowed: {', '.join(flags)}{match}")
+        return known, rest
+
+    def read_paths(self, argv: Sequence[str]) -> tuple[argparse.Namespace, list[Path]]:
+        """The same where the remaining arguments are paths. Raises UsageError for an unknown setting too."""
+        known, rest = self.read(argv)
+        for arg in rest:
+            key, equals, _ = arg.partition("=")  # the name of a sweep's job contains "=" as well
+            if equals and "/" not in key and not Path(arg).exists() and not known.shell_completion:
+                match = nearest(key, self._settings)
                 raise UsageError(
-                    f"{key}: {_text(override)!r} is not a list of names\nallowed: '{key}=[one,two]'"
+                    f"{key}: there is no such key\n"
+                    f"allowed: {', '.join(self._settings)}{nearest_line(match and f'{match}=')}"
                 )
-            found = [str(item) for item in value]
+        return known, [Path(arg) for arg in rest]
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what argparse found wrong with an argument."""
+        name, _, rest = message.removeprefix("argument --").partition(": ")
+        if name in self._settings:
+            raise UsageError(f"{name}={rest}")
+        raise UsageError(f"{message}\nallowed: see {self.prog} --help")
+
+
+def whole_number(least: int) -> Callable[[str], int]:
+    """A reader of whole numbers >= least."""
+
+    def read(text: str) -> int:
+        if not (text.isascii() and text.isdigit()) or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text}: not allowed\nallowed: a whole number >= {least}")
+        return int(text)
+
+    return read
+
+
+def one_of(*choices: str) -> Callable[[str], str]:
+    """A reader of one of these words."""
+
+    def read(text: str) -> str:
+        if text not in choices:
+            match = nearest_line(nearest(text, choices))
+            raise argparse.ArgumentTypeError(f"{text}: not allowed\nallowed: {', '.join(choices)}{match}")
+        return text
+
+    return read
+
+
+def some_text(text: str) -> str:
+    """A reader of text that is not empty."""
+    if not text:
+        raise argparse.ArgumentTypeError(": the value is missing")
+    return text
+
+
+def parse_overrides(argv: Sequence[str]) -> list[Override]:
+    """Read overrides. Raises UsageError for one that is not `key=value`, or whose value cannot be read."""
+    found = []
+    for arg in argv:
+        key, equals, _ = arg.partition("=")
+        if not arg.startswith("~") and not (key and equals):
+            match = nearest_key(arg, [*GROUPS, *all_keys()])
+            raise UsageError(
+                f"{arg!r} is not a setting\nallowed: key=value{nearest_line(match and f'{match}=')}"
+            )
+        try:
+            found += OverridesParser.create().parse_overrides([arg])
+        except OverrideParseException as e:
+            raise UsageError(
+                f"{arg!r} cannot be read as key=value\nallowed: n_actors=8, hidden=[64,64], \"key='any text'\""
+            ) from e
     return found
 
 
-def check_single(overrides: Sequence[Override]) -> None:
-    """Refuse several values for one key where there is one job."""
+def override_values(overrides: Sequence[Override]) -> dict[str, str]:
+    """Plain key (no `+`) → value as text, groups included. The last override of a key counts."""
+    return {o.key_or_group: _text(o) for o in overrides if not o.is_delete()}
+
+
+def override_names(overrides: Sequence[Override], key: str) -> list[str]:
+    """The list of names that was given for a key; empty without one."""
+    found: list[str] = []
     for override in overrides:
-        if override.is_sweep_override():
-            key, text = override.key_or_group, _text(override)
-            raise UsageError(
-                f"{key}={text} has several values\nallowed: -m to run them all, or a list: {key}=[{text}]"
-            )
+        if override.key_or_group != key:
+            continue
+        value = override.value()
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise UsageError(f"{key}: {_text(override)!r} is not a list of names\nallowed: '{key}=[one,two]'")
+        found = [str(item) for item in value]
+    return found
 
 
-def for_hydra(overrides: Sequence[Override], choices: Choices) -> list[str]:
-    """The words as Hydra shall see them. Raises UsageError for a choice or deletion that cannot be."""
-    return [_for_hydra(override, choices) for override in overrides]
+def typed_code(overrides: Sequence[Override]) -> Typed:
+    """The names of code among the overrides."""
+    return Typed(
+        imports=override_names(overrides, "env.imports"),
+        entry_point=override_values(overrides).get("env.entry_point"),
+        plugins=override_names(overrides, "plugins"),
+    )
 
 
-def expand(words: Sequence[str], choices: Choices) -> Iterator[list[str]]:
-    """The words of each job of a sweep, in the order of the basic sweeper, up to MAX_CHECKED_JOBS of them."""
-    axes: dict[str, list[str]] = {}
-    for override in parse_words(words):
-        if override.is_sweep_override():
-            axes[override.get_key_element()] = [
-                f"{override.get_key_element()}={value}" for value in _sweep_values(override, choices)
-            ]
-        else:
-            axes[override.get_key_element()] = [str(override.input_line)]
-    for job in itertools.islice(itertools.product(*axes.values()), MAX_CHECKED_JOBS):
-        yield list(job)
-
-
-def quoted(text: str) -> str:
-    """A string as a quoted value in Hydra's grammar."""
-    # Backslashes mean themselves, except in front of a quote.
-    escaped = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + (r"\'" if m[2] else ""), text)
-    return f"'{escaped}'"
-
-
-def _parse(word: str) -> Override:
-    key, equals, _ = word.partition("=")
-    if not word.startswith("~") and not (key and equals):
-        match = nearest_key(word, [*GROUPS, *all_keys()])
+def check_single(overrides: Sequence[Override]) -> None:
+    """Raise UsageError for several values of one key, where there is one job."""
+    for override in overrides:
+        if not override.is_sweep_override():
+            continue
+        key, text, as_list = override.key_or_group, _text(override), ""
+        with contextlib.suppress(UsageError):  # of a key whose value is no list
+            data: dict[str, Any] = {"agent": {"type": "dqn"}}
+            set_value(data, *parse_overrides([f"{key}=[{text}]"]), command="-m")
+            to_config(data)
+            as_list = f", or one run with a list: {key}=[{text}]"
         raise UsageError(
-            f"{word!r} is not a setting\nallowed: key=value{nearest_line(match and match + '=')}"
+            f"{key}={text} has several values\nallowed: -m, for one run with each of them{as_list}"
         )
-    try:
-        return OverridesParser.create().parse_overrides([word])[0]
-    except OverrideParseException as e:
-        raise UsageError(
-            f"{word!r} cannot be read as key=value\nallowed: n_actors=8, hidden=[64,64], \"key='any text'\""
-        ) from e
 
 
-def _text(override: Override) -> str:
-    line = str(override.input_line)
-    return line.partition("=")[2]
+def for_hydra(override: Override, choices: Callable[[str], list[str]]) -> str:
+    """An override as Hydra takes it. Raises UsageError for an impossible choice or deletion.
 
-
-def _for_hydra(override: Override, choices: Choices) -> str:
-    key = override.key_or_group
+    choices: the options of a config group; empty for a name that is no group.
+    """
+    key, text = override.key_or_group, str(override.input_line)
+    if key == "hydra.mode":
+        raise UsageError("hydra.mode is set by -m alone\nallowed: -m sweeps over values separated by commas")
     if override.is_hydra_override():
-        return _hydra_word(override)
+        return text
     if override.package is not None:
-        raise UsageError(f"{key}@{override.package}: groups stay where they are\nallowed: {key}=<option>")
+        raise UsageError(f"{key}@{override.package}: a group keeps its place\nallowed: {key}=<option>")
     if override.is_delete():
-        return _deletion(override)
+        _check_deletion(key)
+        return text
+    options = choices(key)
     if key in GROUPS:
-        _check_choice(override, choices)
+        _check_choice(override, options)
         return f"{key}={_text(override)}"
-    if choices(key):
-        return f"+{key}={_text(override)}"  # a group of the user's own, which no defaults list names
-    return f"++{key}={_text(override)}"
+    prefix = "+" if options else "++"  # "+" for the user's own group, which no defaults list names
+    return f"{prefix}{key}={_text(override)}"
 
 
-def _hydra_word(override: Override) -> str:
-    if override.key_or_group == "hydra.mode":
-        raise UsageError(
-            "hydra.mode: it is not set by hand\nallowed: -m sweeps over values separated by commas"
-        )
-    return str(override.input_line)
-
-
-def _deletion(override: Override) -> str:
-    key = override.key_or_group
+def _check_deletion(key: str) -> None:
+    """`~key` is for the environment's arguments, the only keys that are the user's own."""
     keys = all_keys()
     if any(info.open_map and key.startswith(f"{name}.") for name, info in keys.items()):
-        return str(override.input_line)
+        return
     if key in GROUPS or key in keys:
-        raise UsageError(f"~{key}: every run has it, it cannot be taken away\nallowed: {key}=<another value>")
-    match = nearest_key(key, keys)
-    raise UsageError(f"~{key}: there is no such key\nallowed: only keys of env.kwargs{nearest_line(match)}")
+        raise UsageError(
+            f"~{key}: every run has this key, it cannot be removed\nallowed: {key}=<another value>"
+        )
+    match = nearest_line(nearest_key(key, keys))
+    raise UsageError(f"~{key}: there is no such key\nallowed: only keys of env.kwargs{match}")
 
 
-def _check_choice(override: Override, choices: Choices) -> None:
-    group = override.key_or_group
-    options = choices(group)
-    if override.is_sweep_override():
-        values: list[object] = list(_sweep_values(override, choices))
-    else:
-        values = [override.value()]
+def _check_choice(override: Override, options: Sequence[str]) -> None:
+    group, values = override.key_or_group, [override.value()]
+    allowed = ", ".join(options)
+    if override.is_sweep_override():  # a glob matches existing options only
+        values = list(override.sweep_string_iterator()) if isinstance(values[0], ChoiceSweep) else []
     for value in values:
         if isinstance(value, dict | list):
             raise UsageError(
                 f"{group}: {_text(override)} is not one of its options\n"
-                f"allowed: {', '.join(options)}; single values as {group}.<key>=<value>"
+                f"allowed: {allowed}; single values as {group}.<key>=<value>"
             )
         name = "null" if value is None else str(value)
         if name not in options:
-            match = nearest_line(nearest(name, options))
-            raise UsageError(f"{group}: there is no {name!r}\nallowed: {', '.join(options)}{match}")
+            match = nearest_line(nearest_option(group, name, options))
+            raise UsageError(f"{group}: there is no {name!r}\nallowed: {allowed}{match}")
 
 
-def _sweep_values(override: Override, choices: Choices) -> list[str]:
-    """The values of a sweep as text. Raises UsageError for one that has no list of values."""
-    if not override.is_discrete_sweep():
-        raise UsageError(
-            f"{override.key_or_group}: {_text(override)} has no end of values\n"
-            "allowed: values separated by commas, or range(start,stop,step)"
-        )
-    try:
-        if override.value_type is not None and override.value_type.name == "GLOB_CHOICE_SWEEP":
-            return list(override.value().filter(choices(override.key_or_group)))
-        return list(override.sweep_string_iterator())
-    except HydraException as e:
-        raise UsageError(f"{override.key_or_group}: {_text(override)} cannot be swept over\n{e}") from e
+def quoted(text: str) -> str:
+    """A string as a quoted value in Hydra's grammar."""
+    return str(QuotedString(text, Quote.single).with_quotes())
+
+
+def set_value(data: dict[str, Any], override: Override, *, command: str) -> None:
+    """Apply an override to nested plain data, without Hydra. Raises UsageError for a form that needs Hydra."""
+    if override.is_hydra_override() or override.is_delete() or override.package is not None:
+        raise UsageError(f"{command}: {override.input_line} is not possible with it\nallowed: key=value")
+    *path, name = override.key_or_group.split(".")
+    section: Any = data
+    for step in path:
+        section = section.setdefault(step, {}) if isinstance(section, dict) else {}
+    if isinstance(section, dict):
+        section[name] = override.value()
+
+
+def _text(override: Override) -> str:
+    return str(override.input_line).partition("=")[2]

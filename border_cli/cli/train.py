@@ -1,121 +1,181 @@
-"""`border-train`: read the words, compose, check, run, and say in the exit code how it ended.
+"""`border-train`: parse the command line, compose, check, then show, plan, train, resume or sweep.
 
-Nothing imports torch or gymnasium before the configuration is accepted, so a mistake is answered at once.
+Nothing imports torch or gymnasium before the configuration is accepted, so that a mistake is answered at once.
+`resume=RUN` uses the configuration stored in the run's directory, as data, with the overrides beside it; Hydra composes
+nothing.
 """
 
 from __future__ import annotations
 
 import atexit
 import gc
-import sys
+from argparse import Namespace
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from hydra.core.override_parser.types import Override
+
 import border_cli
-from border_cli.cli import overrides, resume
-from border_cli.cli.arguments import Arguments, parse_arguments
-from border_cli.cli.compose import Composer
-from border_cli.cli.help import help_page
-from border_cli.cli.jobs import pass_to_hydra, refuse_plan, run_plan, run_single, run_sweep
-from border_cli.cli.output import exit_code, open_missing_streams, show
-from border_cli.config import plugins
-from border_cli.config.convert import to_plain
-from border_cli.config.schema import GROUPS
-from border_cli.config.suggest import nearest, nearest_line
-from border_cli.config.yaml_text import dump
+from border_cli.cli.compose import PRIMARY, Composed, Composer, translated
+from border_cli.cli.errors import run_command, show, tracebacks
+from border_cli.cli.help import complete_train, help_page
+from border_cli.cli.overrides import (
+    Parser,
+    check_single,
+    override_names,
+    override_values,
+    parse_overrides,
+    set_value,
+    typed_code,
+)
+from border_cli.cli.sweep import run_sweep
+from border_cli.config import registry
+from border_cli.config.convert import RESUME, dump, nearest, nearest_line, to_config, to_plain
+from border_cli.config.resolve import changes, check_changes, inherit, reopen, with_typed_budget
+from border_cli.config.schema import GROUPS, TrainConfig
+from border_cli.config.validate import check_effect, check_overrides, validate
 from border_cli.core.errors import ExitCode, UsageError
-from border_cli.runs.directory import CONFIG_FILE
+from border_cli.runs import trust
+from border_cli.runs.directory import (
+    RUNS,
+    Launch,
+    check_plain,
+    create_run,
+    exclusive,
+    locked,
+    read_config,
+    read_config_data,
+    write_config,
+)
+from border_cli.runs.locate import run_directory
+from border_cli.runs.summary import check_provenance, read_run_id
+from border_cli.runtime.signals import StopFlag
+
+_AUTO = "auto"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command. argv: the words after its name, by default those of the process. Returns the exit code."""
-    words = sys.argv[1:] if argv is None else argv
+    """The command. argv: its arguments, by default those of the process. Returns the exit code."""
     if argv is None:
-        open_missing_streams()
-        atexit.register(gc.freeze)  # looking for garbage among what torch has imported takes half a second
-    debug = any(word.lstrip("+").lower() == "debug=true" for word in words)
-    return exit_code(lambda: _dispatch(words), debug)
+        atexit.register(gc.freeze)  # a garbage collection of all that torch has imported takes half a second
+    return run_command(_dispatch, argv)
 
 
 def _dispatch(argv: Sequence[str]) -> int:
-    arguments = parse_arguments(argv)
-    if arguments.version:
+    parser = Parser("border-train")
+    parser.add_argument("--config-dir", "-cd")
+    parser.add_argument("--resolve", action="store_true")
+    parser.add_argument("--package", "-p")
+    modes = parser.add_mutually_exclusive_group()
+    modes.add_argument("--multirun", "-m", action="store_true")
+    modes.add_argument("--cfg", "-c", choices=["job", "hydra", "all"])
+    modes.add_argument("--info", "-i", nargs="?", const="all")
+    modes.add_argument("--hydra-help", action="store_true")
+    flags, rest = parser.read(argv)
+    if flags.version:
         show(f"border-cli {border_cli.__version__}")
         return ExitCode.DONE
-    if arguments.shell_completion:
-        return pass_to_hydra(argv)
-    resumed, words = resume.split(arguments.words)
-    typed = overrides.parse_words(words)
-    plugins.load_installed()
-    plugins.load(overrides.typed_list(typed, "plugins"))
-    composer = Composer(typed, arguments.config_dir)
-    if arguments.help:
-        with composer:
-            show(help_page({group: composer.choices(group) for group in GROUPS}))
-        return ExitCode.DONE
-    if arguments.multirun:
-        _refuse_resume(resumed)
-        return _sweep(composer, argv)
-    if resumed is not None and resumed != resume.AUTO:
-        _refuse_flags(resumed, arguments)
-        return resume.run_named(resumed, typed, argv)
-    return _single(composer, arguments, argv, find=resumed == resume.AUTO)
+    resumed, rest = _split_resume(rest)
+    _check_flags(parser, flags, resumed)
+    groups = [arg for arg in rest if arg in GROUPS] if flags.help else []
+    completing = rest if flags.shell_completion else []
+    overrides = parse_overrides([arg for arg in rest if arg not in (*groups, *completing)])
+    registry.import_installed_plugins()
+    registry.import_plugins(override_names(overrides, "plugins"))
+    launch = Launch(list(argv), override_values(overrides))
+    if resumed not in (None, _AUTO):
+        return _resume_named(resumed, overrides, launch)
+    with Composer(overrides, flags.config_dir) as composer:
+        if flags.shell_completion:
+            return complete_train(completing, composer.hydra, parser.suggestions)
+        if flags.help or flags.hydra_help or flags.info or flags.cfg:
+            return _show(composer, flags, groups)
+        if flags.multirun:
+            return run_sweep(composer, launch)
+        composed = composer.compose()
+    with tracebacks(composed.config.debug):
+        if composed.config.plan:
+            return _plan(composed, launch)
+        return _resume_unfinished(composed, launch) if resumed else _train(composed, launch)
 
 
-def _refuse_resume(resumed: str | None) -> None:
-    if resumed is not None:
-        raise UsageError(f"resume={resumed} resumes one run, and -m starts many\nallowed: one at a time")
-
-
-def _refuse_flags(resumed: str, arguments: Arguments) -> None:
-    """Nothing is composed there that they could show or add to."""
-    flags = {
-        "--cfg": arguments.cfg,
-        "--info": arguments.info,
-        "--hydra-help": arguments.hydra_help,
-        "--config-dir": arguments.config_dir,
-    }
-    given = [flag for flag, value in flags.items() if value]
-    if given:
+def _check_flags(parser: Parser, flags: Namespace, resumed: str | None) -> None:
+    """Refuse flags that do not go together, or not with `resume`."""
+    if flags.cfg is None and (flags.package or flags.resolve):
+        parser.error("--package and --resolve are for --cfg")
+    if resumed is not None and flags.multirun:
+        raise UsageError(f"resume={resumed} resumes one run, and -m starts several\nallowed: one at a time")
+    names = ("cfg", "info", "hydra_help", "config_dir")
+    given = [f"--{name.replace('_', '-')}" for name in names if getattr(flags, name)]
+    if given and resumed not in (None, _AUTO):
         raise UsageError(
-            f"{given[0]} is about what is composed, and resume={resumed} goes on with the run's own {CONFIG_FILE}\n"
-            f"allowed: {given[0]} without resume; that file says what the run has"
+            f"{given[0]} is about composing, and resume={resumed} uses the configuration stored with the run\n"
+            f"allowed: {given[0]} without resume; the run's config.yaml shows its values"
         )
 
 
-def _single(composer: Composer, arguments: Arguments, argv: Sequence[str], find: bool) -> int:
-    """Run one configuration, or show what was asked of it. The exit code.
+def _train(composed: Composed, launch: Launch) -> int:
+    """Check environment and machine, make the run directory, train. The exit code.
 
-    find: go on with an unfinished run of it, if there is one.
+    What is refused before training raises BorderError and leaves no run directory.
     """
-    with composer:
-        words = composer.words()
-        composed = composer.compose(words)
-    if arguments.cfg == "job":
-        show(_shown_part(to_plain(composed.config), arguments.package))
+    from border_cli.preflight import preflight  # not earlier: they import torch
+    from border_cli.run import train
+
+    with StopFlag() as stop:
+        config, spec = preflight(composed.config, stop, composed.run_dir or RUNS, launch.typed)
+        run_dir = composed.run_dir or create_run(composed.run_name)
+        with exclusive(run_dir.absolute()) as held:  # hydra.job.chdir may change the working folder
+            write_config(held, config)
+            return int(composed.run_as_job(held, lambda: train(config, spec, held, launch, stop)).code)
+
+
+def _plan(composed: Composed, launch: Launch) -> int:
+    """Check environment and machine as a run does, measure, and show the plan. There is no run directory."""
+    from rich.console import Console
+
+    from border_cli.display.banner import banner, line_width, preset_note
+    from border_cli.display.tables import print_plan
+    from border_cli.preflight import make_plan, preflight
+
+    folder = composed.run_dir or RUNS
+    with StopFlag() as stop:
+        config, spec = preflight(composed.config, stop, folder, launch.typed)
+        plan = make_plan(config, spec, folder, stop)
+    replay, note, console = plan.memory["replay"], preset_note(config), Console()
+    counts = (replay, plan.processes, plan.threads)
+    show("\n".join(banner(config, launch.typed, *counts, note, None, line_width(console))))
+    print_plan(console, plan)
+    return ExitCode.DONE
+
+
+def _show(composer: Composer, flags: Namespace, groups: Sequence[str]) -> int:
+    """Show the help page, the configuration, or Hydra's own view of it. groups: whose keys --help is to list."""
+    from hydra._internal.utils import get_args_parser
+
+    if flags.help:
+        show(help_page(composer, groups))
         return ExitCode.DONE
-    if arguments.hydra_help or arguments.info or arguments.cfg:
-        return pass_to_hydra([*_hydra_flags(arguments), *words])
-    if composed.config.plan:
-        return run_plan(composed, composer.typed)
-    found = resume.find(composed.config, composer.typed) if find else None
-    if found is not None:
-        return resume.run_found(found, composed, composer.typed, argv)
-    return run_single(composed, words, argv, composer.typed)
+    if flags.cfg == "job":
+        show(_part(to_plain(composer.compose().config), flags.package))
+        return ExitCode.DONE
+    argv = composer.argv()
+    try:
+        with translated():
+            if flags.hydra_help:
+                parser = get_args_parser()
+                composer.hydra.hydra_help(PRIMARY, parser, parser.parse_args(argv))
+            elif flags.info:
+                composer.hydra.show_info(flags.info, PRIMARY, argv)
+            else:
+                composer.hydra.show_cfg(PRIMARY, argv, flags.cfg, flags.package, flags.resolve)
+    except SystemExit as e:
+        return int(bool(e.code))
+    return ExitCode.DONE
 
 
-def _sweep(composer: Composer, argv: Sequence[str]) -> int:
-    """Check every job before the first one starts, as far as the basic sweeper makes them; run them all."""
-    with composer:
-        words = composer.words()
-        if composer.typed.get("hydra/sweeper", "basic") == "basic":
-            for job in overrides.expand(words, composer.choices):
-                refuse_plan(composer.compose(job).config)
-        presets = composer.choices("preset")
-    return run_sweep(words, argv, presets)
-
-
-def _shown_part(plain: dict[str, Any], package: str | None) -> str:
+def _part(plain: dict[str, Any], package: str | None) -> str:
     """The configuration as YAML, or one part of it."""
     if package is None or package == "_global_":
         return dump(plain)
@@ -128,13 +188,82 @@ def _shown_part(plain: dict[str, Any], package: str | None) -> str:
     return f"# @package {package}\n{dump(part)}" if isinstance(part, dict | list) else str(part)
 
 
-def _hydra_flags(arguments: Arguments) -> list[str]:
-    if arguments.hydra_help:
-        return ["--hydra-help"]
-    if arguments.info:
-        return ["--info", arguments.info]
-    return ["--cfg", str(arguments.cfg), *(["--package", arguments.package] if arguments.package else [])]
+def _split_resume(argv: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The value of `resume`, None without one, and the other arguments. A path may hold what Hydra cannot read."""
+    found = [arg for arg in argv if arg.lstrip("+").startswith(f"{RESUME}=")]
+    if len(found) > 1:
+        raise UsageError(f"{found[0]} and {found[1]} are two runs\nallowed: one of them")
+    if not found:
+        return None, list(argv)
+    value = found[0].partition("=")[2]
+    if not value:
+        raise UsageError(
+            f"{found[0]} names no run\nallowed: {RESUME}=<run>, {RESUME}={_AUTO}, or {RESUME}=null for a new run"
+        )
+    return None if value == "null" else value, [arg for arg in argv if arg is not found[0]]
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def _resume_named(name: str, overrides: Sequence[Override], launch: Launch) -> int:
+    """Continue this run. The exit code. Raises BorderError for what is refused; the run is then unchanged."""
+    run_dir = run_directory(Path(name))
+    check_plain(run_dir)
+    data = read_config_data(run_dir)
+    plugins, env = data.get("plugins"), data.get("env")
+    modules = [name for name in plugins if isinstance(name, str)] if isinstance(plugins, list) else []
+    code = trust.code_of(modules, env if isinstance(env, dict) else {}, registry.import_paths(data))
+    own, typed = trust.is_own(read_run_id(run_dir), code), typed_code(overrides)
+    trust.check_plugins(modules, typed, own)
+    registry.import_plugins(modules)
+    stored = reopen(to_config(data))
+    config = _with_overrides(stored, overrides, launch.typed)
+    trust.check_env(config.env, typed, own)
+    trust.check_parts(registry.import_paths(to_plain(config)), launch.typed, own)
+    return _resume(run_dir, stored, config, launch)
+
+
+def _resume_unfinished(composed: Composed, launch: Launch) -> int:
+    """`resume=auto`: continue the unfinished run of this configuration, or start one. The exit code."""
+    from border_cli.runs.resume import newest_unfinished
+
+    run_dir = newest_unfinished(RUNS, composed.config)
+    if run_dir is None:
+        return _train(composed, launch)
+    check_plain(run_dir)
+    stored = reopen(read_config(run_dir))
+    return _resume(run_dir, stored, inherit(composed.config, stored), launch)
+
+
+def _resume(run_dir: Path, stored: TrainConfig, config: TrainConfig, launch: Launch) -> int:
+    from border_cli.checkpoints.contents import CHECKPOINTS
+    from border_cli.checkpoints.store import list_steps
+    from border_cli.preflight import preflight
+    from border_cli.run import train
+    from border_cli.runs.resume import check_spec, read_resumed
+
+    wanted = changes(stored, reopen(config))
+    check_changes(stored, wanted)
+    with tracebacks(config.debug), StopFlag() as stop, locked(run_dir):
+        check_provenance(run_dir)
+        resuming = bool(list_steps(run_dir / CHECKPOINTS))
+        config, spec = preflight(config, stop, run_dir, launch.typed, resuming=resuming)
+        resumed = read_resumed(run_dir, config, wanted)
+        check_spec(resumed, spec)
+        return int(train(config, spec, run_dir, launch, stop, resumed).code)
+
+
+def _with_overrides(stored: TrainConfig, overrides: Sequence[Override], typed: dict[str, str]) -> TrainConfig:
+    check_single(overrides)
+    check_overrides(typed)
+    changed = to_plain(stored)
+    for override in overrides:
+        key = override.key_or_group
+        if key in GROUPS:
+            raise UsageError(
+                f"{RESUME}: {key}={override.value()} chooses a group, and a resumed run keeps its own\n"
+                f"allowed: single values, such as {key}.<key>=<value>, or a new run with init_from=<run>"
+            )
+        set_value(changed, override, command=RESUME)
+    config = with_typed_budget(to_config(changed), typed)
+    validate(config)
+    check_effect(config, typed)
+    return config

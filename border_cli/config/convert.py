@@ -1,29 +1,146 @@
-"""Plain data to the typed configuration and back: the only judge of keys, types and ranges.
+"""Plain data to the typed configuration and back, YAML files, and the nearest key for a misspelt one.
 
-Hydra composes YAML and knows no types. What it composed, and what stands in a run's config.yaml, comes
-through `to_config`. The right kind in another dress is taken (1e5 for an integer), all else is refused.
+Hydra composes YAML and knows no types. Everything that it composed, and every config.yaml of a run, is read by
+`to_config`, which checks keys, types and ranges. A value of the right kind in another notation is converted (1e5 for an
+integer); anything else is refused.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
-import itertools
+import json
 import math
-import types
+import operator
+import re
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
-from border_cli.config.options import OptionInfo
-from border_cli.config.registry import AGENTS, BUFFERS, Entry
-from border_cli.config.schema import TrainConfig
-from border_cli.config.suggest import nearest, nearest_key, nearest_line
+import yaml
+
+from border_cli.config.registry import TABLES, find
+from border_cli.config.schema import OptionInfo, TrainConfig
 from border_cli.core.errors import UsageError
 
+# -- the nearest match ---------------------------------------------------
+
+_OTHER_TOOLS = {
+    "agent.lr": "learning_rate",
+    "agent.hidden": "net_arch hidden_sizes policy_kwargs",
+    "agent.target_interval": "target_update_interval target_network_frequency",
+    "agent.target_tau": "tau",
+    "agent.epsilon_start": "exploration_initial_eps",
+    "agent.epsilon_final": "exploration_final_eps",
+    "agent.epsilon_env_steps": "exploration_fraction",
+    "agent.entropy_coef": "ent_coef",
+    "agent.quantiles": "n_quantiles",
+    "agent.critics": "n_critics",
+    "agent.drop_quantiles": "top_quantiles_to_drop_per_net",
+    "env.id": "env_id",
+    "buffer.capacity": "buffer_size replay_size",
+    "buffer.alpha": "prioritized_replay_alpha",
+    "actor_manager.envs_per_actor": "num_envs n_envs",
+    "trainer.max_env_steps": "total_timesteps total_steps num_timesteps max_steps",
+    "trainer.warmup_period": "learning_starts warmup_steps",
+    "trainer.opt_interval": "train_freq train_frequency gradient_steps utd_ratio",
+    "trainer.eval_interval": "eval_freq",
+    "trainer.record_interval": "log_interval",
+    "trainer.save_interval": "save_freq",
+    "evaluator.episodes": "n_eval_episodes",
+    "n_actors": "num_workers num_actors",
+}
+"""Our keys, each with what other tools call it."""
+
+
+def nearest(word: str, candidates: Iterable[str], cutoff: float = 0.77) -> str | None:
+    """The candidate most like `word`, ignoring case; None where none is close: a wrong hint is worse than none."""
+    by_lower = {candidate.lower(): candidate for candidate in candidates}
+    lower = word.lower()
+    matches = difflib.get_close_matches(lower, list(by_lower), n=1, cutoff=cutoff)
+    if not matches and len(word) >= 3:
+        # a short word with one wrong letter, or two that are swapped: dqm, dnq
+        alike = [other for other in by_lower if len(other) == len(lower)]
+        matches = [
+            other
+            for other in alike
+            if sorted(other) == sorted(lower) or sum(map(str.__ne__, other, lower)) == 1
+        ]
+    return by_lower[matches[0]] if matches else None
+
+
+def nearest_key(key: str, known: Iterable[str]) -> str | None:
+    """The known dotted key that was probably meant by `key`.
+
+    It is, in this order: the key for what another tool calls so; one of the same section; the only one of the same
+    section with this word in its name; one of another section with this name.
+    """
+    keys = [name for name in known if not name.startswith("preset.")]
+    parent, _, leaf = key.rpartition(".")
+    for ours, others in _OTHER_TOOLS.items():
+        if ours in keys and leaf in others.split():
+            return ours
+    anywhere = {name.rpartition(".")[2]: name for name in reversed(keys)}  # the first declared of equal names
+    beside = {name.rpartition(".")[2]: name for name in keys if name.rpartition(".")[0] == parent}
+    match = nearest(leaf, beside)
+    if match:
+        return beside[match]
+    longer = [full for name, full in beside.items() if leaf in name.split("_")]
+    if len(longer) == 1:
+        return longer[0]
+    match = nearest(leaf, anywhere, cutoff=0.85)
+    return anywhere[match] if match else None
+
+
+def nearest_option(group: str, name: str, options: Iterable[str]) -> str | None:
+    """What was probably meant by an option of a config group that does not exist; the environment where it is its id."""
+    if group == "env" and re.fullmatch(r"([\w.]+:)?[\w/-]+-v\d+", name):
+        return f"env={'atari' if name.startswith('ALE/') else 'gym'} env.id={name}"
+    return nearest(name, options)
+
+
+def nearest_line(match: str | None) -> str:
+    """A last line for an error message: starts with a newline, empty without a match."""
+    return f"\nnearest: {match}" if match else ""
+
+
+# -- YAML ----------------------------------------------------------------
+
+MAX_BYTES = 2**18
+"""A larger file is no configuration and is not read."""
+
+
+def dump(data: Any) -> str:
+    """Plain data as YAML text, keys in the order given."""
+    text: str = yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=110)
+    return text
+
+
+def load(path: Path) -> Any:
+    """Plain data of a YAML file. Raises UsageError with file and line when it is not YAML, OSError as it is."""
+    if path.stat().st_size > MAX_BYTES:
+        raise UsageError(f"{path} is larger than {MAX_BYTES} bytes\nallowed: a configuration")
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, ValueError, RecursionError) as e:  # ValueError: a date that does not exist
+        raise UsageError(f"{path}: not valid YAML\n{describe(e)}") from e
+
+
+def describe(error: Exception) -> str:
+    """One line that says what is wrong with a YAML text, and where."""
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None) or (str(error).splitlines() or [type(error).__name__])[0]
+    return f"line {mark.line + 1}: {problem}" if mark else str(problem)
+
+
+# -- the typed configuration ---------------------------------------------
+
 RESUME = "resume"
-"""A word of the command beside the keys: which run to go on with."""
+"""A word of the command beside the keys: the run to resume."""
 _LARGEST = 2**63 - 1
+_COMPARISONS = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
 
 
 class ConfigError(UsageError):
@@ -37,15 +154,28 @@ class ConfigError(UsageError):
 def to_config(data: Mapping[str, Any]) -> TrainConfig:
     """Plain data to the typed configuration; what is missing takes the schema's default.
 
-    Raises ConfigError for an unknown key, a wrong type, a value out of range, an unknown agent or buffer.
+    Raises ConfigError for an unknown key, a wrong type, a value out of range, an unknown `type` of a section.
     """
-    config: TrainConfig = _Reader(data).section(TrainConfig, data, "")
+    classes = {group: _section_class(group, data.get(group, {})) for group in TABLES}
+    # the class of a section that is missing is not the one of the schema's default
+    config: TrainConfig = _section(TrainConfig, {group: {} for group in TABLES} | dict(data), "", classes)
     return config
 
 
 def to_plain(config: TrainConfig) -> dict[str, Any]:
     """The inverse of `to_config`: dicts, lists and scalars, fit for YAML and JSON."""
     return dataclasses.asdict(config)
+
+
+def as_typed(value: Any) -> str:
+    """A value as it is typed on the command line."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    if isinstance(value, list):
+        return f"[{','.join(map(as_typed, value))}]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{name}:{as_typed(item)}" for name, item in value.items()) + "}"
+    return str(value)
 
 
 def dotted(plain: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -60,234 +190,174 @@ def dotted(plain: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def known_keys(data: Mapping[str, Any]) -> dict[str, OptionInfo]:
-    """Every dotted key with its declaration, in schema order; `data` tells which agent and buffer."""
-    return dict(_walk(TrainConfig, "", {name: _chosen(name, data.get(name)) for name in _TABLES}))
+    """Every dotted key with its declaration, in schema order; the `type` of each section in `data` decides its keys."""
+    classes = {group: _section_class(group, data[group]) for group in TABLES if group in data}
+    return dict(_walk(TrainConfig, "", classes))
 
 
 def all_keys() -> dict[str, OptionInfo]:
-    """Every dotted key of any agent and buffer."""
-    keys: dict[str, OptionInfo] = {}
-    for agent, buffer in itertools.product(AGENTS, BUFFERS):
-        keys |= known_keys({"agent": {"type": agent}, "buffer": {"type": buffer}})
+    """Every dotted key of any kind of section."""
+    keys = known_keys({})
+    for group, table in TABLES.items():
+        for entry in table.values():
+            keys |= dict(_walk(entry.config, group, {}))
     return keys
 
 
-_TABLES: dict[str, dict[str, Entry]] = {"agent": AGENTS, "buffer": BUFFERS}
-"""Sections whose dataclass follows from their `type`."""
+def _section_class(group: str, section: Any) -> type:
+    """The dataclass of a section that has a `type`."""
+    if not isinstance(section, Mapping):
+        raise ConfigError(group, f"{group}: {_wrong_type(section)}\nallowed: keys with values")
+    kind = section.get("type") or _hints(TrainConfig)[group].type  # the schema's default, where it has one
+    entry = find(group, kind) if isinstance(kind, str) else None
+    if entry is not None:
+        return entry.config
+    problem = "is missing" if kind == "" else f"there is no {kind!r}"
+    match = nearest(kind, TABLES[group]) if isinstance(kind, str) else None
+    raise ConfigError(
+        f"{group}.type", f"{group}.type: {problem}\nallowed: {', '.join(TABLES[group])}{nearest_line(match)}"
+    )
 
 
-def _chosen(name: str, section: Any) -> type:
-    """Class of an agent or buffer section as far as it can be told, else what all of them have."""
-    table = _TABLES[name]
-    kind = section.get("type") if isinstance(section, Mapping) else None
-    if isinstance(kind, str) and kind in table:
-        return table[kind].config
-    base: type = _hints(TrainConfig)[name]
-    return base
-
-
-def _walk(cls: type, path: str, chosen: Mapping[str, type]) -> Iterator[tuple[str, OptionInfo]]:
+def _walk(cls: type, path: str, classes: Mapping[str, type]) -> Iterator[tuple[str, OptionInfo]]:
     for field in dataclasses.fields(cls):
         key = _join(path, field.name)
         info = field.metadata.get("option")
         if info is None:
-            yield from _walk(chosen.get(key, _hints(cls)[field.name]), key, chosen)
+            yield from _walk(classes.get(key, _hints(cls)[field.name]), key, classes)
         else:
             yield key, info
 
 
-class _Reader:
-    """Reads one set of plain data. Holds all of it, because the nearest key may be in another section."""
-
-    def __init__(self, data: Mapping[str, Any]) -> None:
-        self._data = data
-
-    def section(self, cls: type, data: Any, path: str) -> Any:
-        """An instance of a dataclass from a mapping."""
-        if not isinstance(data, Mapping):
-            raise ConfigError(
-                path, f"{path or 'the configuration'}: {_shown(data)}\nallowed: keys with values"
-            )
-        fields = {field.name: field for field in dataclasses.fields(cls)}
-        for name in data:
-            if name not in fields:
-                raise self._unknown(_join(path, str(name)), list(fields))
-        given = {name: data[name] for name in fields if name in data}
-        if cls is TrainConfig:
-            given = {name: {} for name in _TABLES} | given  # their class is not that of the schema's default
-        return cls(**{name: self._field(cls, fields[name], value, path) for name, value in given.items()})
-
-    def _field(self, cls: type, field: dataclasses.Field[Any], value: Any, path: str) -> Any:
-        key, hint = _join(path, field.name), _hints(cls)[field.name]
-        info = field.metadata.get("option")
-        if info is not None:
-            return _value(key, hint, info, value)
-        return self.section(_registered(key, value) if key in _TABLES else hint, value, key)
-
-    def _unknown(self, key: str, siblings: list[str]) -> ConfigError:
-        parent, _, name = key.rpartition(".")
-        having = [kind for kind, entry in _TABLES.get(parent, {}).items() if name in _hints(entry.config)]
-        if having:
-            chosen = self._data[parent].get("type") or _hints(TrainConfig)[parent].type
-            return ConfigError(
-                key,
-                f"{key}: {parent}={chosen} has no such key\n"
-                f"allowed: {key} with {' or '.join(f'{parent}={kind}' for kind in having)}",
-            )
-        beside = [_join(parent, name) for name in siblings] + ([] if parent else [RESUME])
-        match = nearest_key(key, [*beside, *known_keys(self._data)])
-        allowed = f"keys of {parent}" if parent else "top-level keys"
-        return ConfigError(
-            key, f"{key}: there is no such key\n{allowed}: {', '.join(siblings)}{nearest_line(match)}"
+def _section(cls: type, data: Any, path: str, classes: Mapping[str, type]) -> Any:
+    """An instance of a dataclass from a mapping."""
+    if not isinstance(data, Mapping):
+        raise ConfigError(
+            path, f"{path or 'the configuration'}: {_wrong_type(data)}\nallowed: keys with values"
         )
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    values = {}
+    for name, value in data.items():
+        key = _join(path, str(name))
+        if name not in fields:
+            raise _unknown(key, list(fields), classes)
+        hint, info = _hints(cls)[name], fields[name].metadata.get("option")
+        if info is None:
+            values[name] = _section(classes.get(key, hint), value, key, classes)
+        else:
+            values[name] = _value(key, hint, info, value)
+    return cls(**values)
 
 
-def _registered(key: str, section: Any) -> type:
-    table = _TABLES[key]
-    if not isinstance(section, Mapping):
-        raise ConfigError(key, f"{key}: {_shown(section)}\nallowed: keys with values")
-    kind = section.get("type") or _hints(TrainConfig)[key].type  # the schema's default, where it has one
-    if isinstance(kind, str) and kind in table:
-        return table[kind].config
-    found = "is missing" if kind == "" else f"nobody registered {kind!r}"
-    match = nearest(kind, table) if isinstance(kind, str) else None
-    raise ConfigError(f"{key}.type", f"{key}.type: {found}\nallowed: {', '.join(table)}{nearest_line(match)}")
+def _unknown(key: str, siblings: list[str], classes: Mapping[str, type]) -> ConfigError:
+    parent, _, name = key.rpartition(".")
+    having = [kind for kind, entry in TABLES.get(parent, {}).items() if name in _hints(entry.config)]
+    allowed = f"{'keys of ' + parent if parent else 'top-level keys'}: {', '.join(siblings)}"
+    if parent == "preset" and name in _hints(TrainConfig):
+        problem = "a preset sets values of other groups"
+        allowed = "allowed: a file that begins with # @package _global_"
+    elif having:
+        problem = f"{parent}={classes[parent]().type} has no such key"
+        allowed = f"allowed: {key} with {' or '.join(f'{parent}={kind}' for kind in having)}"
+    else:
+        beside = [_join(parent, one) for one in siblings] + ([] if parent else [RESUME])
+        problem = "there is no such key"
+        allowed += nearest_line(nearest_key(key, [*beside, *dict(_walk(TrainConfig, "", classes))]))
+    return ConfigError(key, f"{key}: {problem}\n{allowed}")
 
 
 def _value(key: str, hint: Any, info: OptionInfo, value: Any) -> Any:
     """One declared value, of the hint's type and within its bounds."""
-    hint, optional = _strip_none(hint)
-    if value is None and optional:
+    optional = type(None) in typing.get_args(hint)  # the schema's only union: `X | None`
+    if optional and value is None:
         return None
-    origin = typing.get_origin(hint)
+    kind = typing.get_args(hint)[0] if optional else hint
     try:
-        if origin is list:
-            return _list(typing.get_args(hint)[0], info, value)
-        if origin is dict:
-            return _open_map(value)
-        return _scalar(hint, info, value)
+        return _convert(kind, info, value)
     except ValueError as e:
-        allowed = _allowed(hint, info) + (", or null" if optional else "")
-        unit = f" ({info.unit})" if info.unit else ""
+        allowed = ", ".join(info.choices) or f"{_kind_name(kind)} {describe_range(info)}".rstrip()
+        allowed += (", or null" if optional else "") + (f" ({info.unit})" if info.unit else "")
         match = nearest(value, info.choices) if isinstance(value, str) else None
-        raise ConfigError(
-            key, f"{key}: {e}\nallowed: {allowed}{unit}; {info.help}{nearest_line(match)}"
-        ) from None
+        raise ConfigError(key, f"{key}: {e}\nallowed: {allowed}; {info.help}{nearest_line(match)}") from None
 
 
-def _list(hint: Any, info: OptionInfo, value: Any) -> list[Any]:
-    if not isinstance(value, list | tuple):
-        raise ValueError(f"{_shown(value)}, not a list")
-    return [_scalar(hint, info, item) for item in value]
+def _kind_name(hint: Any) -> str:
+    if typing.get_origin(hint) is dict:
+        return "keys with values, such as {name: 1}"
+    if typing.get_origin(hint) is list:
+        return f"a list in brackets, each {_kind_name(typing.get_args(hint)[0])}"
+    return {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[hint]
+
+
+def _convert(hint: Any, info: OptionInfo, value: Any) -> Any:
+    """The value as the type of the hint. Raises ValueError."""
+    kind = typing.get_origin(hint) or hint
+    if kind is dict:
+        return _open_map(value)
+    if kind is list:
+        if not isinstance(value, list | tuple):
+            raise ValueError(f"{_wrong_type(value)}, not a list")
+        return [_convert(typing.get_args(hint)[0], info, item) for item in value]
+    if kind in (int, float):
+        return _number(kind, info, value)
+    if not isinstance(value, kind):
+        raise ValueError(_wrong_type(value))
+    if info.choices and value not in info.choices:
+        raise ValueError(f"there is no {value!r}")
+    return value
 
 
 def _open_map(value: Any) -> dict[str, Any]:
+    """A map whose keys are the user's, as JSON would give it back."""
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
-        raise ValueError(f"{_shown(value)}, not keys with values")
-    if _has_nan(value):
-        raise ValueError("nan equals nothing, not even itself, and cannot be kept with a run")
-    return dict(value)
+        raise ValueError(f"{_wrong_type(value)}, not keys with values")
+    try:
+        text = json.dumps(value)
+    except (TypeError, ValueError, RecursionError) as e:  # such as a date, or a map that contains itself
+        raise ValueError(f"{' '.join(str(e).split())}: it cannot be kept with a run") from None
+
+    def constant(name: str) -> float:
+        if name == "NaN":
+            raise ValueError("nan equals nothing, not even itself, and cannot be kept with a run")
+        return float(name)
+
+    copy: dict[str, Any] = json.loads(text, parse_constant=constant)
+    return copy
 
 
-def _has_nan(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return any(map(_has_nan, value.values()))
-    if isinstance(value, list | tuple):
-        return any(map(_has_nan, value))
-    return isinstance(value, float) and math.isnan(value)
-
-
-def _scalar(hint: Any, info: OptionInfo, value: Any) -> Any:
-    result = _CONVERTERS[hint](value)
-    if info.choices and result not in info.choices:
-        raise ValueError(f"there is no {result!r}")
-    if not isinstance(result, str | bool):
-        _check_bounds(info, result, value)
-    return result
-
-
-def _bool(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(_shown(value))
-    return value
-
-
-def _int(value: Any) -> int:
+def _number(kind: type[int] | type[float], info: OptionInfo, value: Any) -> int | float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(_shown(value))
-    if isinstance(value, float) and not value.is_integer():
-        raise ValueError(f"{value} is not a whole number")
-    if abs(value) > _LARGEST:  # and may have more digits than can be shown
+        raise ValueError(_wrong_type(value))
+    if kind is int and isinstance(value, float):
+        if not value.is_integer():
+            raise ValueError(f"{value} is not a whole number")
+        value = int(value)
+    if isinstance(value, int) and abs(value) > _LARGEST:  # it may have more digits than can be shown
         raise ValueError("a number as large as this is out of range")
-    return int(value)
-
-
-def _float(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(_shown(value))
-    if isinstance(value, int):
-        return float(_int(value))
     if not math.isfinite(value):
         raise ValueError(f"{value} is not a finite number")
-    return value
-
-
-def _str(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(_shown(value))
-    return value
-
-
-_CONVERTERS: dict[Any, Any] = {bool: _bool, int: _int, float: _float, str: _str}
-_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-
-
-def _check_bounds(info: OptionInfo, result: float, shown: Any) -> None:
-    fits = (
-        (info.gt is None or result > info.gt)
-        and (info.ge is None or result >= info.ge)
-        and (info.lt is None or result < info.lt)
-        and (info.le is None or result <= info.le)
-    )
-    if not fits:
-        raise ValueError(f"{shown} is out of range")
+    if any(not _COMPARISONS[sign](value, bound) for sign, bound in _bounds(info)):
+        raise ValueError(f"{value} is out of range")
+    return kind(value)
 
 
 def describe_range(info: OptionInfo) -> str:
     """Bounds in words, such as "> 0 and <= 1"; empty without bounds."""
+    shown = ((sign, bound if isinstance(bound, int) else f"{bound:g}") for sign, bound in _bounds(info))
+    return " and ".join(f"{sign} {bound}" for sign, bound in shown)
+
+
+def _bounds(info: OptionInfo) -> list[tuple[str, float]]:
     bounds = ((">", info.gt), (">=", info.ge), ("<", info.lt), ("<=", info.le))
-    return " and ".join(f"{sign} {_number(bound)}" for sign, bound in bounds if bound is not None)
+    return [(sign, bound) for sign, bound in bounds if bound is not None]
 
 
-def _number(bound: float) -> str:
-    return str(bound) if isinstance(bound, int) else f"{bound:g}"
-
-
-def _allowed(hint: Any, info: OptionInfo) -> str:
-    if info.choices:
-        return ", ".join(info.choices)
-    if typing.get_origin(hint) is dict:
-        return "keys with values, such as {name: 1}"
-    if typing.get_origin(hint) is list:
-        item = typing.get_args(hint)[0]
-        return f"a list in brackets, each {_KINDS[item]} {describe_range(info)}".rstrip()
-    return f"{_KINDS[hint]} {describe_range(info)}".rstrip()
-
-
-def _shown(value: Any) -> str:
+def _wrong_type(value: Any) -> str:
     """What was given, short enough for one line."""
     if value is None:
         return "null has no meaning here"
     text = " ".join(repr(value).split())
     return f"{text if len(text) <= 60 else text[:57] + '...'} is of the wrong type"
-
-
-def _strip_none(hint: Any) -> tuple[Any, bool]:
-    """`X | None` → (X, True), everything else → (hint, False)."""
-    if typing.get_origin(hint) not in (types.UnionType, typing.Union):
-        return hint, False
-    inner = [arg for arg in typing.get_args(hint) if arg is not types.NoneType]
-    return inner[0], True
 
 
 @functools.cache

@@ -1,37 +1,99 @@
-"""Presets: tuned values for one agent on one environment, as YAML files that Hydra picks by name."""
+"""The shipped config files: where they are, and which preset is for which agent and environment.
+
+A preset is named `<agent>_<env>`, by the options of these groups. One file may hold those of a family of environments:
+the values that they share, and under `preset.environments` what is special to each.
+"""
 
 from __future__ import annotations
 
+import copy
 from functools import cache
+from pathlib import Path
 from typing import Any
 
-from border_cli.config.paths import conf_dir
-from border_cli.config.yaml_text import load
+import yaml
 
+from border_cli.config.schema import GROUPS
+from border_cli.core.errors import BorderError
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_SAFE_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the first is ten times as fast
 NONE = "none"
+
+
+def conf_dir() -> Path:
+    """The folder of the config groups: inside the package when installed, beside it in a checkout. Raises BorderError."""
+    for folder in (_PACKAGE / "conf", _PACKAGE.parent / "conf"):
+        if (folder / "train.yaml").is_file():
+            return folder
+    raise BorderError(
+        f"conf/train.yaml is not where it should be, in or beside {_PACKAGE}\ninstall border-cli again"
+    )
 
 
 def preset_for(agent: str, env_id: str) -> str | None:
     """Name of the shipped preset for this agent on this environment id, or None.
 
-    For the hint under `env=gym env.id=…`, where no preset is picked because none goes by the option's name.
+    For the hint under `env=gym env.id=…`, where no preset is picked because none has that option's name.
     """
-    for name, preset in _shipped().items():
-        if name.startswith(f"{agent}_") and preset.get("env_id") == env_id:
+    for name, values in shipped().items():
+        if name.startswith(f"{agent}_") and values["preset"].get("env_id") == env_id:
             return name
     return None
 
 
 def is_for_another(preset: str, agent: str) -> bool:
     """Whether a shipped preset is one of another agent."""
-    # That it is there is enough: every command asks, and reading it would take longer.
-    file = conf_dir() / "preset" / f"{preset}.yaml"
-    return preset != NONE and file.exists() and not preset.startswith(f"{agent}_")
+    own_file = conf_dir() / "preset" / f"{preset}.yaml"
+    is_shipped = preset != NONE and (own_file.exists() or preset in in_families())
+    return is_shipped and not preset.startswith(f"{agent}_")
+
+
+def tuned_for() -> dict[str, list[str]]:
+    """The agents with a preset by the option of their environment, for the help; not those of whole families."""
+    found: dict[str, list[str]] = {}
+    for name, values in shipped().items():
+        if values["preset"].get("env_id"):
+            agent, _, env = name.partition("_")
+            found.setdefault(env, []).append(agent)
+    return dict(sorted(found.items()))
+
+
+def file_of(preset: str) -> str:
+    """The file, below the folder of configurations, that has the values of a preset."""
+    return f"preset/{in_families()[preset][0] if preset in in_families() else preset}.yaml"
 
 
 @cache
-def _shipped() -> dict[str, dict[str, Any]]:
-    """The `preset` section of each shipped file, by file name."""
-    files = sorted((conf_dir() / "preset").glob("*.yaml"))
-    loaded = {file.stem: load(file) for file in files}
-    return {name: data["preset"] for name, data in loaded.items() if name != NONE}
+def in_families() -> dict[str, tuple[str, dict[str, Any]]]:
+    """Presets that share a file with others, by their name: the name of that file, and their values."""
+    found = {}
+    for file in sorted((conf_dir() / "preset").glob("*_*.yaml")):
+        text = file.read_text(encoding="utf-8")
+        if "\n  environments:" not in text:
+            continue  # most have one environment, and parsing them all would delay every command
+        shared = _parsed(text)
+        environments = shared["preset"].pop("environments")
+        agent = file.stem.partition("_")[0]
+        for env, special in environments.items():
+            values = copy.deepcopy(shared)
+            values["preset"]["name"] = f"{agent}_{env}"
+            for key, value in special.items():
+                if key in GROUPS:
+                    values.setdefault(key, {}).update(value)
+                else:
+                    values["preset"][key] = value
+            found[f"{agent}_{env}"] = (file.stem, values)
+    return found
+
+
+@cache
+def shipped() -> dict[str, dict[str, Any]]:
+    """The values of every shipped preset by its name."""
+    files = sorted((conf_dir() / "preset").glob("*_*.yaml"))
+    loaded = {file.stem: _parsed(file.read_text(encoding="utf-8")) for file in files}
+    return loaded | {name: values for name, (_, values) in in_families().items()}
+
+
+def _parsed(text: str) -> Any:
+    return _SAFE_LOADER(text).get_single_data()

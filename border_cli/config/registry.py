@@ -1,36 +1,44 @@
-"""Which agents and buffers exist: type name → config dataclass and the import path of its factory.
+"""Agents, buffers, environments, recorders, evaluators and actor managers by the name of their `type`.
 
-Factories are import paths, so that looking here loads nothing. A user's package adds its own through
-`register_agent` and `register_buffer` when it is named in `plugins=[…]` or in the entry-point group
-`border_cli.plugins`.
+A name leads to the config dataclass of its section and to an import path, so reading this table imports neither torch
+nor gymnasium. A package adds its own with `register` when it is imported: by `plugins=[…]`, or as an
+entry point of the group `border_cli.plugins`.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from border_cli.agents.dqn.config import C51Config, DqnConfig, IqnConfig, QrDqnConfig, RainbowConfig
 from border_cli.agents.sac.config import SacConfig, Td3Config, TqcConfig
-from border_cli.config.schema import AgentConfig, BufferConfig
+from border_cli.config.schema import (
+    ActorManagerConfig,
+    BufferConfig,
+    EnvConfig,
+    EvaluatorConfig,
+    RecorderConfig,
+)
+from border_cli.core.errors import BorderError, UsageError
 from border_cli.replay.config import PrioritizedConfig
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A config dataclass, and the import path of the module that makes what it configures.
+    """The config dataclass of a section, and the import path `module` or `module:name` of what makes the configured thing.
 
-    See `border_cli.agents.dqn.agent` for the functions an agent's module offers (check_spec, make_policy, make_agent),
-    and `border_cli.replay.uniform` for a buffer's (make_buffer, buffer_bytes).
+    The path is empty for what `border_cli.build` makes itself.
     """
 
     config: type
-    factory: str
+    factory: str = ""
 
     def load(self) -> Any:
-        """Import the module of the factory."""
-        return importlib.import_module(self.factory)
+        """Import the module, or the object in it. Raises UsageError where it does not exist."""
+        return import_path(self.factory)
 
 
 _VALUE_BASED = "border_cli.agents.dqn.agent"
@@ -46,21 +54,94 @@ AGENTS: dict[str, Entry] = {
     "tqc": Entry(TqcConfig, _ACTOR_CRITIC),
 }
 BUFFERS: dict[str, Entry] = {
-    "uniform": Entry(BufferConfig, "border_cli.replay.uniform"),
-    "prioritized": Entry(PrioritizedConfig, "border_cli.replay.prioritized"),
+    "uniform": Entry(BufferConfig, "border_cli.replay.buffer"),
+    "prioritized": Entry(PrioritizedConfig, "border_cli.replay.buffer"),
 }
+ENVS: dict[str, Entry] = {"gym": Entry(EnvConfig)}
+ACTOR_MANAGERS: dict[str, Entry] = {
+    "process": Entry(ActorManagerConfig, "border_cli.actors.manager:make_manager")
+}
+TABLES: dict[str, dict[str, Entry]] = {
+    "agent": AGENTS,
+    "env": ENVS,
+    "buffer": BUFFERS,
+    "actor_manager": ACTOR_MANAGERS,
+    "evaluator": {"inline": Entry(EvaluatorConfig), "process": Entry(EvaluatorConfig)},
+    "recorder": {"default": Entry(RecorderConfig)},
+}
+"""By the section of the configuration whose `type` they hold."""
+IMPORTABLE = ("actor_manager", "evaluator", "recorder")
+"""Sections whose `type` may also be an import path `module:name`; its dataclass is then the section's own."""
 
 
-def register_agent(name: str, config: type[AgentConfig], module: str) -> None:
-    """Make `agent.type=<name>` known. `module` offers what `border_cli.agents.dqn.agent` offers."""
-    _register(AGENTS, name, Entry(config, module))
+def register(group: str, name: str, config: type, factory: str) -> None:
+    """Add a `type` to a group of the configuration, such as `agent.type=<name>`.
+
+    Args:
+        group: A key of `TABLES`.
+        name: The type, and the option `<group>=<name>` where no file has that name.
+        config: The dataclass of the section, derived from that of the group; its fields are the section's keys.
+        factory: Import path. agent: a module that offers what `border_cli.agents.agent` lists; buffer: a module with the
+            functions of `border_cli.replay.buffer`. Any other: a function `module:name`: `factory(config, **kwargs)`
+            returns a gymnasium.Env, with the arguments of `env.kwargs` and `render_mode` where episodes are rendered;
+            `factory(config, run_dir)` returns a Recorder that gets every record beside the files; `border_cli.build`
+            documents the arguments for an evaluator and an actor manager.
+    """
+    entry = Entry(config, factory)
+    if TABLES[group].setdefault(name, entry) != entry:
+        raise ValueError(f"{group} {name!r} is registered twice")
 
 
-def register_buffer(name: str, config: type[BufferConfig], module: str) -> None:
-    """Make `buffer.type=<name>` known. `module` offers what `border_cli.replay.uniform` offers."""
-    _register(BUFFERS, name, Entry(config, module))
+def find(group: str, name: str) -> Entry | None:
+    """The entry of a section's `type`, which may be an import path in some sections; None where there is none."""
+    table = TABLES[group]
+    if name not in table and group in IMPORTABLE and ":" in name:
+        return Entry(next(iter(table.values())).config, name)
+    return table.get(name)
 
 
-def _register(table: dict[str, Entry], name: str, entry: Entry) -> None:
-    if table.setdefault(name, entry) != entry:
-        raise ValueError(f"{name!r} is registered twice")
+def import_paths(data: Mapping[str, Any]) -> dict[str, str]:
+    """The import paths in a plain configuration that replace a part of ours, by their key."""
+    named = {f"{group}.type": (data.get(group) or {}).get("type") for group in IMPORTABLE}
+    named["step_processor"] = data.get("step_processor")
+    return {key: path for key, path in named.items() if isinstance(path, str) and ":" in path}
+
+
+ENTRY_POINTS = "border_cli.plugins"
+
+
+def import_installed_plugins() -> None:
+    """Import what installed packages offer in the entry-point group."""
+    import_plugins(entry.module for entry in importlib.metadata.entry_points(group=ENTRY_POINTS))
+
+
+def import_plugins(modules: Iterable[str]) -> None:
+    """Import modules by name. Raises UsageError for one that does not exist, BorderError for one that fails."""
+    for module in modules:
+        import_path(module, "plugins")
+
+
+def import_path(path: str, key: str = "") -> Any:
+    """The module `module`, or the object `module:name` in it. key: where the path comes from, for messages.
+
+    Raises UsageError where the module or the name does not exist, BorderError where the module fails on import.
+    """
+    module, colon, name = path.partition(":")
+    label = f"{key}: " if key else ""
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as e:
+        if e.name is not None and (module == e.name or module.startswith(f"{e.name}.")):
+            raise UsageError(
+                f"{label}there is no module {module!r}\nit must be installed or on PYTHONPATH"
+            ) from e
+        raise BorderError(f"{label}{module} needs a module that is missing: {e.name}") from e
+    except BorderError:
+        raise
+    except Exception as e:
+        raise BorderError(f"{label}{module} failed on import\n{type(e).__name__}: {e}") from e
+    if not colon:
+        return found
+    if not hasattr(found, name):
+        raise UsageError(f"{label}the module {module} has no {name!r}\nform: module:name")
+    return getattr(found, name)

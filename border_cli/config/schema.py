@@ -1,71 +1,108 @@
-"""The typed schema of a run: every value with its default, unit, range and meaning. conf/ repeats them for people.
+"""The typed schema of a run: every value with its default, unit, range and meaning.
 
-`agent` and `buffer` differ by their `type`: their dataclasses stand beside the class they configure
-(`border_cli.agents.dqn.config`) and are looked up in `border_cli.config.registry`.
+`make conf` writes the files of conf/ that list all keys of a section from it. Sections with a `type` may have other
+dataclasses: `border_cli.config.registry` has them by the name of the type.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-from border_cli.config.options import option
+
+@dataclass(frozen=True)
+class OptionInfo:
+    """What the checks and the help know of one value.
+
+    Attributes:
+        help: Its meaning, in one line.
+        unit: Unit of a number: "env steps", "s", "probability" …; empty for anything else.
+        gt, ge, lt, le: Bounds, exclusive and inclusive; None where there is none.
+        choices: Allowed strings; empty for any.
+        open_map: Whether it is a map whose keys are the user's.
+    """
+
+    help: str
+    unit: str = ""
+    gt: float | None = None
+    ge: float | None = None
+    lt: float | None = None
+    le: float | None = None
+    choices: Sequence[str] = ()
+    open_map: bool = False
+
+
+def option(default: Any, help: str, **info: Any) -> Any:
+    """A dataclass field with a default, of which each instance gets its own copy, and an OptionInfo."""
+    metadata = {"option": OptionInfo(help, open_map=isinstance(default, dict), **info)}
+    if isinstance(default, list | dict):
+        return field(default_factory=lambda: copy.copy(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def override_default(cls: type, name: str, default: Any) -> Any:
+    """The field of that name of a dataclass, with another default."""
+    (found,) = (one for one in fields(cls) if one.name == name)
+    return field(default=default, metadata=found.metadata)
 
 
 @dataclass
 class AgentConfig:
     """What every agent has; the rest is its own."""
 
-    type: str = option("", "which agent this is")
+    type: str = option("", "name of the agent")
     batch_size: int = option(64, "rows per opt step", unit="rows", ge=1)
-    gamma: float = option(0.99, "discount per env step", ge=0.0, le=1.0)
+    gamma: float = option(0.99, "discount per env step", unit="factor", ge=0.0, le=1.0)
     reward_clip: float | None = option(
         None, "clip each reward to [-x, x] before learning; reported returns stay raw", unit="reward", gt=0.0
     )
 
-    def mistake(self) -> str | None:
-        """What is wrong with values that are allowed each by itself, as the lines of a message; None if nothing is."""
-        return None
+    def validate(self) -> None:
+        """Raise UsageError for values that are allowed each by itself and wrong together."""
 
-    def knows_errors(self) -> bool:
-        """Whether its policy, as it acts, knows the errors that opt steps give priorities by, in the same unit."""
+    def gives_priorities(self) -> bool:
+        """Whether its policy knows Q-values when it acts, whose errors have the unit of its opt steps' priorities."""
         return False
 
-    def idle(self) -> Iterator[tuple[str, str]]:
-        """Names of values that change nothing with the others as they are, each with what would make it matter."""
+    def unused_options(self) -> Iterator[tuple[str, str]]:
+        """Names of values that have no effect with the others as they are, each with what would give it one."""
         return iter(())
 
 
 @dataclass
 class EnvConfig:
-    """One environment, by gymnasium id or by the import path of a class or factory."""
+    """One environment, by gymnasium id or by the import path of a class or factory; or one that a plugin registered."""
 
+    type: str = option("gym", "kind of environment: gym, or one that a plugin registered")
     id: str = option("", "gymnasium id; `module:Id-v0` imports the module first")
     entry_point: str | None = option(None, "instead of id: `module:Class` or `module:function` returning one")
-    kwargs: dict[str, Any] = option({}, "arguments of the environment", open_map=True)
-    imports: list[str] = option([], "modules to import first, because they register environments")
+    kwargs: dict[str, Any] = option({}, "arguments of the environment")
+    imports: list[str] = option(
+        [], "`module` to import first, because it registers environments; `module:function` to call for that"
+    )
     max_episode_steps: int | None = option(
         None, "truncate episodes here instead of at the registered limit", unit="env steps", ge=1
     )
     nonfinite: str = option(
         "error",
-        "a NaN or infinite reward or observation: an error of the environment, or its episode ends before it",
+        "a NaN or infinity in a reward or observation: an error of the environment, or drop: the episode ends before it",
         choices=("error", "drop"),
     )
     out_of_bounds: str = option(
         "error",
-        "an observation outside its space in the first 100 env steps: an error of the environment, or only a warning",
+        "an observation outside its space in the first 100 env steps: an error of the environment, or a warning",
         choices=("error", "warn"),
     )
     action_mask: str = option(
         "auto",
-        'whether info["action_mask"] is used; auto: if the first reset has one; one in a Dict observation always is',
+        'whether info["action_mask"] is used; auto: if the first reset has one; a mask in a Dict observation always is',
         choices=("auto", "info", "none"),
     )
     frame_stack: int = option(
         1,
-        "an observation is the last so many, stacked; the replay stores each once",
+        "number of newest observations stacked into one; the replay stores each of them once",
         unit="env steps",
         ge=1,
         le=64,
@@ -76,33 +113,28 @@ class EnvConfig:
         choices=("none", "atari"),
     )
     noop_max: int = option(
-        30, "atari: up to so many no-op frames at the start of an episode", unit="frames", ge=0
+        30, "atari: at most this many no-op frames at the start of an episode", unit="frames", ge=0
     )
     frame_skip: int = option(4, "atari: frames per action", unit="frames", ge=1)
     screen_size: int = option(84, "atari: width and height of the image", unit="pixels", ge=16)
-    life_loss: bool = option(False, "atari: a lost life ends bootstrapping; the episode and its return go on")
+    life_loss: bool = option(False, "atari: a lost life ends bootstrapping, but not the episode")
     fire_reset: bool = option(
-        False, "atari: press FIRE at the start and after a lost life, where the game has it"
+        False, "atari: press FIRE at the start and after a lost life, in games with that action"
     )
-    sticky_actions: float = option(0.0, "atari: probability of repeating the previous action", ge=0.0, lt=1.0)
+    sticky_actions: float = option(
+        0.0, "atari: probability of repeating the previous action", unit="probability", ge=0.0, lt=1.0
+    )
     native: str = option(
         "auto",
-        "atari: step an actor's games at once, in ALE's threads; auto: with several games per actor, unless reproducible",
+        "atari: ALE's threads step an actor's games at the same time; auto: with several games, unless reproducible",
         choices=("auto", "always", "never"),
     )
 
-    def idle(self) -> Iterator[tuple[str, str]]:
-        """As of `AgentConfig`."""
+    def unused_options(self) -> Iterator[tuple[str, str]]:
+        """As `AgentConfig.unused_options`."""
         if self.preprocess != "atari":
-            for name in (
-                "noop_max",
-                "frame_skip",
-                "screen_size",
-                "life_loss",
-                "fire_reset",
-                "sticky_actions",
-                "native",
-            ):
+            of_games = ("noop_max", "frame_skip", "screen_size", "life_loss", "fire_reset", "sticky_actions")
+            for name in (*of_games, "native"):
                 yield name, "preprocess=atari"
         elif self.entry_point is not None:
             yield "sticky_actions", "id=<game of ALE>"
@@ -110,20 +142,25 @@ class EnvConfig:
 
     @property
     def name(self) -> str:
-        """The id, or the import path where there is none."""
-        return self.id or str(self.entry_point)
+        """The id, the import path, or the name that a plugin registered."""
+        return self.id or self.entry_point or self.type
 
 
 @dataclass
 class BufferConfig:
     """What every replay buffer has."""
 
-    type: str = option("uniform", "which buffer this is")
+    type: str = option("uniform", "name of the buffer")
     capacity: int = option(100_000, "rows kept; the oldest are overwritten", unit="rows", ge=1)
     n_step: int = option(1, "env steps per transition, for n-step returns", unit="env steps", ge=1, le=1000)
 
-    def needs_estimates(self) -> bool:
-        """Whether actors say how surprising each row is."""
+    def resolve(self, opt_steps: int | None) -> BufferConfig:
+        """A copy with values for what is left open. opt_steps: those of the whole run, None where unknown."""
+        del opt_steps
+        return self
+
+    def with_priority(self) -> bool:
+        """Whether rows come with a priority that the actor has computed."""
         return False
 
 
@@ -131,34 +168,37 @@ class BufferConfig:
 class ActorManagerConfig:
     """How the actors are run."""
 
-    type: str = option("process", "where actors run", choices=("process",))
-    envs_per_actor: int = option(1, "environments stepped together by one actor", ge=1)
-    n_buffer: int = option(64, "an actor hands rows over at least this often", unit="env steps", ge=1)
-    min_actors: int = option(1, "end the run when fewer are left or expected back", unit="processes", ge=1)
-    restarts: int = option(5, "restarts of an actor within restart_window_s; then it is given up", ge=0)
+    type: str = option("process", "where actors run: process, or `module:name` of a manager")
+    envs_per_actor: int = option(1, "environments stepped together by one actor", unit="environments", ge=1)
+    n_buffer: int = option(
+        64, "an actor hands over its rows after this many env steps, or 50 ms", unit="env steps", ge=1
+    )
+    min_actors: int = option(
+        1,
+        "end the run when fewer actors are left; one that waits for its restart counts as left",
+        unit="processes",
+        ge=1,
+    )
+    restarts: int = option(
+        5, "restarts of an actor within restart_window_s; then it is given up", unit="restarts", ge=0
+    )
     restart_window_s: float = option(600.0, "restarts longer ago do not count", unit="s", gt=0.0)
     restart_delay_s: float = option(
-        1.0,
-        "wait before the first restart, doubled for each further one, at most 30 s",
-        unit="s",
-        gt=0.0,
+        1.0, "wait before the first restart, doubled for each further one, at most 30 s", unit="s", gt=0.0
     )
     heartbeat_timeout_s: float = option(
         60.0,
-        "kill an actor that gives no sign of life for so long, such as in one long env step",
+        "kill an actor whose heartbeat stops for this long, such as in one long env step",
         unit="s",
         gt=0.0,
-    )
-    on_env_error: str = option(
-        "restart",
-        "when an environment raises: make a new one, as often as restarts allows, or end the run",
-        choices=("restart", "stop"),
     )
     ring_rows: int = option(
         8192, "capacity of the ring between one actor and the learner", unit="rows", ge=16
     )
-    start_timeout_s: float = option(120.0, "kill an actor that is not ready by then", unit="s", gt=0.0)
-    stop_timeout_s: float = option(5.0, "kill an actor that has not left by then", unit="s", gt=0.0)
+    start_timeout_s: float = option(
+        120.0, "kill an actor that is not ready after this time", unit="s", gt=0.0
+    )
+    stop_timeout_s: float = option(5.0, "kill an actor that has not exited after this time", unit="s", gt=0.0)
     serial_init: bool = option(False, "start actors one at a time, each after the one before is ready")
 
 
@@ -173,17 +213,20 @@ class TrainerConfig:
     max_env_steps: int | None = option(50_000, "budget, never exceeded", unit="env steps", ge=1)
     max_time: float | None = option(None, "budget", unit="s", gt=0.0)
     stop_return: float | None = option(
-        None,
-        "end when an evaluation's mean return reaches this; with evaluator.confirm, the confirmed mean",
-        unit="reward",
+        None, "end when the mean return of the best model reaches this", unit="reward"
     )
     opt_interval: float | None = option(
         1.0,
-        "env steps per opt step, enforced; fractions allowed; null: free-running",
+        "env steps per opt step, enforced; fractions allowed; null: not enforced",
         unit="env steps",
         gt=0.0,
     )
-    warmup_period: int = option(1_000, "env steps before the first opt step", unit="env steps", ge=0)
+    warmup_period: int = option(
+        1_000,
+        "env steps before the first opt step is due; the ratio counts from there",
+        unit="env steps",
+        ge=0,
+    )
     ratio_tolerance: int | None = option(
         None,
         "how far acting may run ahead of the ratio; null: max(64, 2·n_actors·envs_per_actor)",
@@ -195,19 +238,21 @@ class TrainerConfig:
         5_000, "save a checkpoint this often; null: only at the end", unit="opt steps", ge=1
     )
     record_interval: int | None = option(500, "write metrics this often; null: never", unit="opt steps", ge=1)
-    sync_interval: int = option(10, "send a new model to the actors this often", unit="opt steps", ge=1)
+    sync_interval: int | None = option(
+        10, "send a new model to the actors this often; null: only the first", unit="opt steps", ge=1
+    )
     lockstep: bool = option(
-        False, "actors and learner take turns in rounds: reproducible with any number of actors"
+        False, "actors and learner advance in rounds: reproducible with any number of actors"
     )
     lockstep_steps: int | None = option(
         None,
-        "of each environment per round; null: about 64 in all environments together",
+        "env steps of each environment per round; null: about 64 in all environments together",
         unit="env steps",
         ge=1,
     )
     max_nonfinite: int = option(
         10,
-        "end the run after so many in a row with a loss or gradient that is not finite",
+        "end the run after this many in a row whose loss or gradient is not finite",
         unit="opt steps",
         ge=1,
     )
@@ -215,34 +260,40 @@ class TrainerConfig:
 
 @dataclass
 class EvaluatorConfig:
-    """How a model is judged while it trains."""
+    """How models are evaluated during training."""
 
     type: str = option(
         "inline",
-        "where evaluations run: in the learner's thread, or in a process of their own",
-        choices=("inline", "process"),
+        "where evaluations run: inline, in the learner's thread; process; or `module:name` of an evaluator",
     )
     episodes: int = option(20, "episodes per evaluation", unit="episodes", ge=1)
-    n_envs: int = option(10, "environments stepped together", ge=1)
+    n_envs: int = option(10, "environments stepped together", unit="environments", ge=1)
     max_episode_steps: int = option(30_000, "an evaluation episode is cut here", unit="env steps", ge=1)
-    confirm: bool = option(True, "a new best model must also beat the best on fresh episodes")
+    confirm: bool = option(True, "a new model must beat the best on fresh episodes that both play")
     confirm_episodes: int | None = option(
-        None, "number of fresh episodes; null: as many as episodes", unit="episodes", ge=1
+        None, "fresh episodes of each model per round; null: as many as episodes", unit="episodes", ge=1
     )
     heartbeat_timeout_s: float = option(
-        60.0, "process: restart it after so long without a sign of life", unit="s", gt=0.0
+        60.0, "process: restart it after this long without a heartbeat", unit="s", gt=0.0
     )
     restarts: int = option(
-        5, "process: restarts in a row, without an evaluation in between, before the run ends", ge=0
+        5,
+        "process: restarts in a row, without an evaluation in between, before the run ends",
+        unit="restarts",
+        ge=0,
     )
 
 
 @dataclass
 class RecorderConfig:
-    """Where metrics go. The files stand in the run directory."""
+    """Where metrics go. The files are in the run directory."""
 
+    type: str = option("default", "default, or `module:name` of a recorder that gets every record too")
     jsonl: bool = option(True, "metrics.jsonl")
     tensorboard: bool = option(True, "tensorboard/")
+    tensorboard_step: str = option(
+        "env_steps", "what TensorBoard shows as the step", choices=("env_steps", "opt_steps")
+    )
     console: str = option(
         "auto",
         "screen: live view; plain: a line per record; none: nothing; auto: screen in a terminal, else plain",
@@ -254,10 +305,15 @@ class RecorderConfig:
 class CheckpointConfig:
     """What is kept under checkpoints/."""
 
-    keep: int = option(3, "newest checkpoints kept, and never fewer than two that verify", ge=1)
+    keep: int = option(
+        3,
+        "newest checkpoints kept, and never fewer than two that verify (replays by their size only)",
+        unit="checkpoints",
+        ge=1,
+    )
     replay: str = option(
         "auto",
-        "whether checkpoints contain the replay; auto: where twice its size is free on the disk",
+        "whether checkpoints contain the replay; auto: if twice its size is free on the disk",
         choices=("auto", "full", "none"),
     )
 
@@ -267,11 +323,14 @@ class PresetConfig:
     """Which preset the values came from. Written by the preset file, not by the user."""
 
     name: str = option("none", "file under conf/preset/")
-    env_id: str = option("", "the environment its values were tuned for: its id, or its import path")
+    env_id: str = option("", "id or import path of the environment that its values were tuned for")
     expect: str = option("", "what a run with it should reach")
-    expect_return: float | None = option(None, "the mean return of it", unit="reward")
-    expect_env_steps: int | None = option(None, "after so many of them", unit="env steps", ge=1)
+    expect_return: float | None = option(None, "mean return that a run with it should reach", unit="reward")
+    expect_env_steps: int | None = option(
+        None, "env steps after which expect_return should be reached", unit="env steps", ge=1
+    )
     source: str = option("", "where its values come from")
+    environments: dict[str, Any] = option({}, "values that differ for single environments of a family")
 
 
 @dataclass
@@ -287,26 +346,25 @@ class TrainConfig:
     recorder: RecorderConfig = field(default_factory=RecorderConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     preset: PresetConfig = field(default_factory=PresetConfig)
-    seed: int = option(0, "seed of all random streams", ge=0, le=2**63 - 1)
+    seed: int = option(0, "seed of all random streams", unit="seed", ge=0, le=2**63 - 1)
     device: str = option("cpu", "where the learner computes: cpu, cuda, cuda:1, mps")
-    n_actors: int = option(1, "sampling processes", unit="processes", ge=1, le=1024)
+    n_actors: int = option(
+        1, "number of actors, each in a process of its own", unit="processes", ge=1, le=1024
+    )
     threads: int = option(1, "torch threads of the learner", unit="threads", ge=1)
     init_from: str | None = option(None, "run or checkpoint whose weights the new run starts from")
+    init_from_parts: str = option(
+        "all", "what to take from init_from: all networks, or the policy alone", choices=("all", "policy")
+    )
+    step_processor: str | None = option(
+        None, "`module:name` of a function that makes each actor's step processor; null: the agent's own"
+    )
     plugins: list[str] = option([], "Python modules to import first")
     plan: bool = option(
-        False, "print what the run would do and take, with an estimate of its time; train nothing"
+        False, "print what the run would do and need, with an estimate of its time; train nothing"
     )
     debug: bool = option(False, "show tracebacks")
 
 
-GROUPS = (
-    "agent",
-    "env",
-    "buffer",
-    "actor_manager",
-    "trainer",
-    "evaluator",
-    "recorder",
-    "checkpoint",
-    "preset",
-)
+GROUPS = tuple(one.name for one in fields(TrainConfig) if "option" not in one.metadata)
+"""The sections of a configuration: the config groups of Hydra."""

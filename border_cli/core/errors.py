@@ -16,7 +16,7 @@ class ExitCode(enum.IntEnum):
 
     DONE = 0
     DEFECT = 1  # a defect of ours, or of user code outside the environment; crash.json says more
-    USAGE = 2  # anything the user can mend by typing something else
+    USAGE = 2  # anything the user can fix by typing something else
     RESOURCES = 3  # memory, disk or descriptors: measured and too small
     NON_FINITE = 4  # a loss, weight or score that is not a number
     ACTOR_LOST = 5
@@ -33,13 +33,13 @@ class BorderError(Exception):
 
 
 class UsageError(BorderError):
-    """The user can mend it by typing something else."""
+    """The user can fix it by typing something else."""
 
     code = ExitCode.USAGE
 
 
 class ResourceError(BorderError):
-    """The machine measured too small for what was asked; the message has both numbers."""
+    """Memory, disk or descriptors are too small; the message has what is needed and what there is."""
 
     code = ExitCode.RESOURCES
 
@@ -53,8 +53,8 @@ class NonFiniteError(BorderError):
 class ActorLostError(BorderError):
     """An actor process died, or its environment raised.
 
-    details: the actor's own traceback. context: where it happened, as JSON values; empty where that is unknown.
-    logged: whether the traceback was logged before.
+    details: the actor's own traceback · context: where it happened, as JSON values, empty if unknown · logged: whether the
+    traceback was logged already.
     """
 
     code = ExitCode.ACTOR_LOST
@@ -73,29 +73,29 @@ class CheckpointIOError(BorderError):
 
 
 class NoValidCheckpointError(BorderError):
-    """Checkpoints exist and none verifies: nothing is started over in silence."""
+    """Checkpoints exist and none verifies. The run never silently starts over."""
 
     code = ExitCode.NO_VALID_CHECKPOINT
 
 
-class UnfitStateError(ValueError):
-    """A saved state that verifies and still is none that this run can go on from."""
+class IncompatibleStateError(ValueError):
+    """A saved state that verifies, but does not fit this run."""
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Leave a line with an error, to be shown after its message: what Python 3.11 has as a method of exceptions."""
+    """Add a line that is shown after the error's message (a method of exceptions from Python 3.11 on)."""
     error.__dict__["__notes__"] = [*notes(error), note]
 
 
 def notes(error: BaseException) -> list[str]:
-    """The lines that were left with an error."""
+    """The lines added by `add_note`."""
     return list(getattr(error, "__notes__", ()))
 
 
 class Interrupted(BaseException):
     """A run that stopped cleanly because of SIGINT or SIGTERM.
 
-    Not an `Exception`, so that a sweep ends with it instead of going on with its next job.
+    Not an `Exception`, so that it ends a sweep instead of a single job.
     """
 
     def __init__(self, code: ExitCode) -> None:

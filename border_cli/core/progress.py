@@ -1,12 +1,16 @@
-"""What a person watching a run sees: one snapshot of it."""
+"""The state of a run: snapshots while it runs, and its result."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from border_cli.core.errors import ExitCode
+from border_cli.core.types import ActorStat, Evaluation
+
 ENDED = ("done", "stopped", "failed")
-"""Phases after which nothing comes."""
+"""The last phases of a run."""
 
 
 @dataclass
@@ -46,7 +50,56 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class SweptJob:
+class AsyncTrainStat:
+    """Throughput of a run.
+
+    Attributes:
+        seconds: wall time of training, those of earlier launches included.
+        samples_per_sec: env steps that entered the replay, per second.
+        samples_per_opt_step: env steps after the warm-up per opt step; None before the first opt step.
+    """
+
+    seconds: float
+    samples_per_sec: float
+    opt_steps_per_sec: float
+    samples_per_opt_step: float | None
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """How a run ended, and what it reached.
+
+    Attributes:
+        ended_by: the name of the budget, "stop_return", "sigint", "sigterm" or "error".
+        best, last: the evaluation of the best and of the last model; None where there was none.
+        opt_steps, env_steps, episodes: totals, those of earlier launches included.
+        actors_blocked, learner_blocked: share of this launch that each side waited; None in sync or when unknown.
+        bound: one sentence on what bounds the speed of the run.
+        expected: what the preset promises and whether the best model reached it; empty without a promise.
+        exact: whether the run equals an uninterrupted one; None where runs cannot be repeated.
+        dropped: records that could not be written, by file.
+    """
+
+    ended_by: str
+    code: ExitCode = ExitCode.DONE
+    error: str | None = None
+    best: Evaluation | None = None
+    last: Evaluation | None = None
+    opt_steps: int = 0
+    env_steps: int = 0
+    episodes: int = 0
+    stat: AsyncTrainStat | None = None
+    actors: Sequence[ActorStat] = ()
+    actors_blocked: float | None = None
+    learner_blocked: float | None = None
+    bound: str = ""
+    expected: str = ""
+    exact: bool | None = None
+    dropped: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SweepJob:
     """One job of a sweep. settings: what was typed for it alone · score: of its best model, NaN if there is none."""
 
     number: int

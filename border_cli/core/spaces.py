@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from border_cli.core.errors import UnfitStateError
-
 Array = NDArray[Any]
+_KINDS = ("box", "discrete", "multi_discrete", "multi_binary")
 ACTION_MASK = "action_mask"
 """Key of what says which actions are allowed, in a Dict observation and in an environment's info."""
 Obs = dict[str, Array]
@@ -64,21 +63,7 @@ class ObsSpec:
     leaves: tuple[ObsLeaf, ...]
 
     def zeros(self, n: int) -> Obs:
-        """N observations of zeros."""
         return {leaf.name: np.zeros((n, *leaf.shape), leaf.dtype) for leaf in self.leaves}
-
-    def to_json(self) -> list[dict[str, Any]]:
-        """Plain data for a checkpoint."""
-        return [asdict(leaf) for leaf in self.leaves]
-
-    @staticmethod
-    def from_json(data: list[dict[str, Any]]) -> ObsSpec:
-        """The inverse of `to_json`."""
-        tuples = ("path", "shape", "categories", "start")
-        leaves: list[dict[str, Any]] = [
-            {k: tuple(v) if k in tuples else v for k, v in leaf.items()} for leaf in data
-        ]
-        return ObsSpec(tuple(ObsLeaf(**leaf) for leaf in leaves))
 
 
 @dataclass(frozen=True)
@@ -102,24 +87,6 @@ class ActionSpec:
         """Dtype of the replay column."""
         return "int64" if self.kind == "discrete" else "float32"
 
-    def check(self, actions: Array) -> None:
-        """Raise UnfitStateError unless these, as stored, are actions of this space. Shape and dtype are known to fit."""
-        if self.kind == "discrete":
-            if actions.min(initial=0) < 0 or actions.max(initial=0) >= self.n:
-                raise UnfitStateError(f"a saved action is none of the {self.n} of this environment")
-        elif not np.isfinite(actions).all():
-            raise UnfitStateError("a saved action is not finite")
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data for a checkpoint."""
-        return asdict(self)
-
-    @staticmethod
-    def from_json(data: dict[str, Any]) -> ActionSpec:
-        """The inverse of `to_json`."""
-        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
-        return ActionSpec(**values)
-
 
 @dataclass(frozen=True)
 class EnvSpec:
@@ -139,15 +106,48 @@ class EnvSpec:
         """What a network sees of an observation: all but the mask."""
         return ObsSpec(tuple(leaf for leaf in self.obs.leaves if not self._is_mask(leaf)))
 
+    def difference(self, here: EnvSpec) -> str:
+        """The first difference between this saved spec and the one of an environment, in words."""
+        saved_leaves, leaves = ({leaf.name: leaf for leaf in spec.obs.leaves} for spec in (self, here))
+        names = dict.fromkeys([*saved_leaves, *leaves])
+        pairs: list[tuple[str, Any, Any]] = [
+            *((f"observation {name}", saved_leaves.get(name), leaves.get(name)) for name in names),
+            ("the action", self.action, here.action),
+        ]
+        for what, saved, now in pairs:
+            if saved is None or now is None:
+                return f"{what} is missing {'there' if saved is None else 'here'}"
+            for key, value in asdict(saved).items():
+                if value != getattr(now, key):
+                    return f"{what} has {key} {value}, here {getattr(now, key)}"
+        return "the observations are in another order"
+
     def _is_mask(self, leaf: ObsLeaf) -> bool:
         fits = leaf.shape == (self.action.n,) and not leaf.dtype.startswith("float")
         return self.action.kind == "discrete" and leaf.path == (ACTION_MASK,) and fits
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for a checkpoint."""
-        return {"obs": self.obs.to_json(), "action": self.action.to_json()}
+        return {"obs": [asdict(leaf) for leaf in self.obs.leaves], "action": asdict(self.action)}
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> EnvSpec:
-        """The inverse of `to_json`."""
-        return EnvSpec(ObsSpec.from_json(data["obs"]), ActionSpec.from_json(data["action"]))
+        """The inverse of `to_json`. Raises KeyError, TypeError or ValueError for anything else."""
+
+        def tuples(part: dict[str, Any]) -> dict[str, Any]:
+            return {key: tuple(value) if isinstance(value, list) else value for key, value in part.items()}
+
+        leaves = tuple(ObsLeaf(**tuples(leaf)) for leaf in data["obs"])
+        action = ActionSpec(**tuples(data["action"]))
+        counts: list[tuple[ObsLeaf | ActionSpec, tuple[int, ...]]] = [(action, (action.n, action.start))]
+        counts += [(leaf, (*leaf.categories, *leaf.start, leaf.stack)) for leaf in leaves]
+        for part, numbers in counts:
+            if part.kind not in _KINDS or np.dtype(part.dtype).kind not in "biuf":
+                raise ValueError(f"there is no space of kind {part.kind!r} and dtype {part.dtype!r}")
+            if not all(type(n) is int for n in (*part.shape, *numbers)) or min(part.shape, default=0) < 0:
+                raise ValueError(f"the shape or a count of a {part.kind} space is not made of integers")
+        if not all(isinstance(leaf.path, tuple) for leaf in leaves):
+            raise ValueError("the path of an observation is not a list")
+        if not all(isinstance(bound, int | float) for bound in (*action.low, *action.high)):
+            raise ValueError("the bounds of the action are not numbers")
+        return EnvSpec(ObsSpec(leaves), action)

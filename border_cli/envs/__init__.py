@@ -1,1 +1,1 @@
-"""Making gymnasium environments and describing their spaces."""
+"""Gymnasium environments: making, checking and stepping them, and their spaces as data."""

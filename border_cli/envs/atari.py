@@ -1,57 +1,47 @@
-"""Atari games as the field trains on them (Mnih et al., 2015): what stands between the emulator and the agent.
+"""Atari games with the usual preprocessing (Mnih et al., 2015).
 
-Frame skip with the maximum of the last two frames, grey, made smaller, no-op starts: gymnasium's `AtariPreprocessing`.
-Ours is what it does not have: pressing FIRE where a game waits for it. A lost life ends no episode: the step is told to
-the learner as one after which nothing counts (`Step.boundary`), and the return stays that of the whole game.
+gymnasium's `AtariPreprocessing` skips frames, takes the maximum of the last two, makes them grey and small, and begins with
+no-ops. A lost life does not end an episode, but the learner treats the env step as terminated (`Step.life_lost`).
 """
 
 from __future__ import annotations
 
 import atexit
-import functools
 import gc
 from typing import Any
 
 import gymnasium
 import numpy as np
+from numpy.typing import NDArray
 
 from border_cli.config.schema import EnvConfig
 from border_cli.core.errors import UsageError
-from border_cli.envs.extras import install_hint
+
+_INSTALL = "\ninstall it with: pip install 'border-cli[atari]'"
 
 
 def register(env_id: str) -> None:
-    """Make the ids of ALE known. Raises UsageError where it is not installed."""
+    """Register the environments of ALE. Raises UsageError where it is not installed."""
     try:
         import ale_py
     except ModuleNotFoundError as e:
-        raise UsageError(
-            f"env.id: {env_id!r} needs a package that is not installed{install_hint(env_id)}"
-        ) from e
-    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # no greeting in the middle of the screen
-    gymnasium.register_envs(ale_py)  # which importing it may have done already
-    _collect_at_exit()
-
-
-@functools.cache
-def _collect_at_exit() -> None:
-    """Once: ALE looks for what is left of it before Python's last collection, and fills the screen with what it finds."""
+        raise UsageError(f"env.id: {env_id!r} needs a package that is not installed{_INSTALL}") from e
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # no greeting on the terminal
+    gymnasium.register_envs(ale_py)  # importing it may have done that already
+    # At exit ALE reports every game that is not collected yet.
+    atexit.unregister(gc.collect)
     atexit.register(gc.collect)
 
 
 def game_arguments(config: EnvConfig) -> dict[str, Any]:
-    """Arguments of a game that is to be preprocessed: every frame, and only the actions that it knows."""
-    if config.entry_point is not None:  # what its class takes is its own affair
+    """Arguments of a game that is preprocessed later: every frame, and only the actions that it uses."""
+    if config.entry_point is not None:  # a class with arguments of its own
         return {}
-    return {
-        "frameskip": 1,
-        "repeat_action_probability": config.sticky_actions,
-        "full_action_space": False,
-    }
+    return {"frameskip": 1, "repeat_action_probability": config.sticky_actions, "full_action_space": False}
 
 
 def preprocessed(env: gymnasium.Env[Any, Any], config: EnvConfig) -> gymnasium.Env[Any, Any]:
-    """With the standard preprocessing. Raises UsageError for one that is no Atari game."""
+    """The environment with the usual preprocessing. Raises UsageError if it is no Atari game."""
     if not hasattr(env.unwrapped, "ale"):
         raise UsageError(
             f"env.preprocess=atari: {config.name} is no Atari game\nallowed: ids such as ALE/Pong-v5, or preprocess=none"
@@ -61,14 +51,11 @@ def preprocessed(env: gymnasium.Env[Any, Any], config: EnvConfig) -> gymnasium.E
             env, noop_max=config.noop_max, frame_skip=config.frame_skip, screen_size=config.screen_size
         )
     except gymnasium.error.DependencyNotInstalled as e:
-        raise UsageError(f"env.preprocess=atari needs opencv{install_hint('ALE/', e)}") from e
+        raise UsageError(f"env.preprocess=atari needs opencv{_INSTALL}") from e
 
 
 class Fire(gymnasium.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc] # gymnasium is not checked
-    """Presses FIRE after each reset and each lost life, in games that wait for it before anything happens.
-
-    A policy that never presses it would wait for ever after the first life.
-    """
+    """Presses FIRE after each reset and each lost life, in games that wait for it: a policy may never press it."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
@@ -79,7 +66,7 @@ class Fire(gymnasium.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc] # gymna
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """As the environment's own, one FIRE later. Where that ends the game, it is reset again."""
+        """Reset and press FIRE. If that ends the game, reset again."""
         observation, info = self.env.reset(seed=seed, options=options)
         if self._fire is not None:
             observation, _, terminated, truncated, info = self.env.step(self._fire)
@@ -89,7 +76,7 @@ class Fire(gymnasium.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc] # gymna
         return observation, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """As the environment's own, and one FIRE later where that cost a life and not the game: what both bring."""
+        """One env step, and FIRE if it cost a life but not the game. The rewards are added."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         is_lost, self._lives = info.get("lives", 0) < self._lives, info.get("lives", 0)
         if self._fire is None or not is_lost or terminated or truncated:
@@ -97,3 +84,83 @@ class Fire(gymnasium.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc] # gymna
         observation, more, terminated, truncated, info = self.env.step(self._fire)
         self._lives = info.get("lives", 0)
         return observation, reward + more, terminated, truncated, info
+
+
+Frame = NDArray[np.uint8]
+_ONLY = np.zeros(1, np.int64)
+_FULL_STRENGTH = np.ones(1, np.float32)
+_MAX_SEED = 2**31
+_MAX_FRAMES = 108_000  # of an episode, as registered by ALE
+
+
+class NativeGame(gymnasium.Env[Frame, np.int64]):  # type: ignore[misc] # gymnasium is not checked
+    """A vector environment of ALE with one game, so that games run in threads but are reset and stepped one by one.
+
+    Observation (screen_size, screen_size) uint8, grey · reward: raw · info: `lives`.
+    """
+
+    def __init__(self, config: EnvConfig) -> None:
+        env_id = config.id.rpartition(":")[2]
+        register(env_id)
+        import ale_py
+        from ale_py import roms
+
+        rom = roms.get_rom_path(gymnasium.spec(env_id).kwargs["game"])
+        if rom is None:
+            raise UsageError(f"env.id: ALE has no game for {env_id!r}")
+        self._game = ale_py.ALEVectorInterface(
+            rom_path=rom,
+            num_envs=1,
+            num_threads=1,
+            batch_size=0,  # all
+            thread_affinity_offset=-1,  # any core
+            autoreset_mode="NextStep",  # has no effect: a game that has ended is reset before the next step
+            frame_skip=config.frame_skip,
+            maxpool=True,
+            grayscale=True,
+            img_height=config.screen_size,
+            img_width=config.screen_size,
+            stack_num=1,
+            noop_max=config.noop_max + 1 if config.noop_max else 0,  # ALE stops one before it
+            use_fire_reset=False,  # `Fire` does
+            episodic_life=False,
+            life_loss_info=False,
+            reward_clipping=False,
+            max_episode_steps=_MAX_FRAMES,
+            repeat_action_probability=config.sticky_actions,
+            full_action_space=False,
+        )
+        shape = (config.screen_size, config.screen_size)
+        self._meanings = [action.name for action in self._game.get_action_set()]
+        self.observation_space = gymnasium.spaces.Box(0, 255, shape, np.uint8)
+        self.action_space = gymnasium.spaces.Discrete(len(self._meanings))
+        self._is_sent = False
+
+    def get_action_meanings(self) -> list[str]:
+        """Names of the actions."""
+        return self._meanings
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Frame, dict[str, Any]]:
+        """Start a new game; without a seed the game's generator continues."""
+        super().reset(seed=seed, options=options)
+        if self._is_sent:  # an env step that was never finished, because another game raised
+            self._game.recv()
+            self._is_sent = False
+        frames, info = self._game.reset(_ONLY, np.array([-1 if seed is None else seed % _MAX_SEED]))
+        return frames[0, 0].copy(), {"lives": int(info["lives"][0])}
+
+    def send(self, action: np.int64) -> None:
+        """Start an env step, which `step` finishes. Does nothing if one was started before."""
+        if not self._is_sent:
+            self._game.send(np.array([action]), _FULL_STRENGTH)
+            self._is_sent = True
+
+    def step(self, action: np.int64) -> tuple[Frame, float, bool, bool, dict[str, Any]]:
+        """One env step, or the rest of one that `send` started."""
+        self.send(action)
+        frames, reward, terminated, truncated, info = self._game.recv()
+        self._is_sent = False
+        lives = {"lives": int(info["lives"][0])}
+        return frames[0, 0].copy(), float(reward[0]), bool(terminated[0]), bool(truncated[0]), lives

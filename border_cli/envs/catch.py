@@ -1,7 +1,7 @@
-"""Catch: a game small enough to be learnt on a CPU, that looks to the wrappers like one of Atari's.
+"""Catch: a game small enough to learn on a CPU, with the interface of an Atari game.
 
-A ball falls from a random place; a paddle at the bottom has to be under it. It shows in minutes whether all that stands
-between an emulator and a network works: frame skip, grey, stacks, frame storage, convolutions.
+A ball falls from a random place, and a paddle at the bottom has to catch it. It tests within minutes everything between an
+emulator and a network: frame skip, grey, stacks, frame storage, convolutions.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _ACTIONS = ("NOOP", "RIGHT", "LEFT")
 
 
 class Catch(gymnasium.Env[Screen, np.int64]):  # type: ignore[misc] # gymnasium is not checked
-    """Screen (84, 84, 3), one frame per env step. Actions: stay, right, left. 1 for a ball that is caught, -1 for another.
+    """A screen (84, 84, 3) per env step; actions: stay, right, left; `balls` per episode, each of which can be caught.
 
-    balls: of an episode; so many is the most that can be had. Each can be reached by whoever moves at once.
+    The reward is 1 for a ball that is caught and -1 for one that is missed.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 60}
@@ -35,19 +35,18 @@ class Catch(gymnasium.Env[Screen, np.int64]):  # type: ignore[misc] # gymnasium 
         self.action_space = gymnasium.spaces.Discrete(len(_ACTIONS))
         self.ale = _Emulator(self)
         self._balls = balls
-        self._frameskip = 1  # as the wrappers ask of Atari's
+        self._frameskip = 1  # `AtariPreprocessing` asks for it
         self._paddle = self._x = self._y = self._left = 0
 
     def get_action_meanings(self) -> list[str]:
-        """Names of the actions, as Atari's."""
+        """Names of the actions."""
         return list(_ACTIONS)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Screen, dict[str, Any]]:
-        """A new game, the paddle in the middle."""
-        del options
-        super().reset(seed=seed)
+        """Start a new game with the paddle in the middle."""
+        super().reset(seed=seed, options=options)
         self._left = self._balls
         self._paddle = (_SIDE - _PADDLE) // 2
         self._drop()
@@ -85,15 +84,15 @@ class Catch(gymnasium.Env[Screen, np.int64]):  # type: ignore[misc] # gymnasium 
 
 
 class _Emulator:
-    """What `AtariPreprocessing` asks of Atari's emulator."""
+    """The part of an Atari emulator that `AtariPreprocessing` uses."""
 
     def __init__(self, game: Catch) -> None:
         self._game = game
 
     def lives(self) -> int:
-        """There is one."""
+        """One."""
         return 1
 
     def getScreenGrayscale(self, into: Screen) -> None:
-        """The present screen."""
+        """Copy the current screen."""
         into[...] = self._game.grey()

@@ -1,6 +1,6 @@
-"""Gymnasium spaces to specs, observations to arrays and back.
+"""Converts gymnasium spaces to specs, observations to stored arrays, and stored actions to those of environments.
 
-Spaces are recognised by the name of their class, so that coding an observation needs no gymnasium.
+Spaces are recognised by the name of their class, so that `border_cli.load` needs no gymnasium.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ ACTIONS = "Discrete, and Box with finite bounds"
 
 
 def env_spec(observation_space: Any, action_space: Any, stack: int = 1) -> EnvSpec:
-    """Spec of an environment. Raises UsageError with the list of what is allowed.
+    """Spec of an environment. Raises UsageError for spaces that no agent takes.
 
-    stack: so many observations are one in this space, along the first dimension of each box.
+    stack: number of observations that are stacked along the first dimension of each box.
     """
     leaves = [
         replace(leaf, stack=stack) if leaf.kind == "box" else leaf for leaf in _leaves(observation_space, ())
@@ -31,28 +31,24 @@ def env_spec(observation_space: Any, action_space: Any, stack: int = 1) -> EnvSp
         raise UsageError(
             f"the observation space {problem}\nallowed: {OBSERVATIONS}, with keys that tell them apart"
         )
-    return EnvSpec(ObsSpec(tuple(leaves)), _action(action_space))
+    obs, space, kind = ObsSpec(tuple(leaves)), action_space, type(action_space).__name__
+    if kind == "Discrete":
+        return EnvSpec(obs, ActionSpec("discrete", n=int(space.n), start=int(space.start)))
+    if kind == "Box" and np.dtype(space.dtype).kind == "f" and np.isfinite([space.low, space.high]).all():
+        low, high = (tuple(float(v) for v in np.ravel(b)) for b in (space.low, space.high))
+        dtype = np.dtype(space.dtype).name
+        return EnvSpec(obs, ActionSpec("box", shape=tuple(space.shape), low=low, high=high, dtype=dtype))
+    raise UsageError(f"the action space {space} is not one that any agent takes\nallowed: {ACTIONS}")
 
 
-def part_of(leaf: ObsLeaf, observation: Any) -> Any:
-    """The part of an observation that a leaf is about."""
-    for key in leaf.path:
-        observation = observation[key]
-    return observation
-
-
-def leaf_value(leaf: ObsLeaf, observation: Any) -> Array:
-    """One leaf of one observation, as stored. Raises ValueError when its shape is not the space's."""
-    value = np.asarray(part_of(leaf, observation))
-    if leaf.start:
-        value = value - np.asarray(leaf.start).reshape(leaf.shape)
-    if value.shape != leaf.shape:
-        raise ValueError(f"observation {leaf.name!r} has shape {value.shape}, its space says {leaf.shape}")
-    return value.astype(leaf.dtype, copy=False)
+def encode(leaf: ObsLeaf, values: Array) -> Array:
+    """Values (..., *shape) of a leaf as they are stored: counted from 0, with the stored dtype."""
+    counted = values - np.reshape(leaf.start, leaf.shape) if leaf.start else values
+    return counted.astype(leaf.dtype, copy=False)
 
 
 def decode_action(spec: ActionSpec, action: Array) -> Any:
-    """One stored action → what `env.step` takes."""
+    """One stored action as `env.step` takes it."""
     if spec.kind == "discrete":
         return int(action) + spec.start
     low, high = (np.asarray(b).reshape(spec.shape) for b in (spec.low, spec.high))
@@ -60,60 +56,28 @@ def decode_action(spec: ActionSpec, action: Array) -> Any:
 
 
 def _leaves(space: Any, path: tuple[str | int, ...]) -> list[ObsLeaf]:
+    """The leaves of a space that is found under this path of keys."""
     kind = type(space).__name__
-    if kind == "Dict":
-        return [leaf for key, sub in space.spaces.items() for leaf in _leaves(sub, (*path, key))]
-    if kind == "Tuple":
-        return [leaf for key, sub in enumerate(space.spaces) for leaf in _leaves(sub, (*path, key))]
-    name = ".".join(["obs", *map(str, path)])
-    makers = {
-        "Box": _box,
-        "Discrete": _discrete,
-        "MultiDiscrete": _multi_discrete,
-        "MultiBinary": _multi_binary,
-    }
-    if kind not in makers:
+    if kind in ("Dict", "Tuple"):
+        parts = space.spaces.items() if kind == "Dict" else enumerate(space.spaces)
+        return [leaf for key, part in parts for leaf in _leaves(part, (*path, key))]
+    name, shape = ".".join(["obs", *map(str, path)]), tuple(space.shape or ())
+    if kind == "Box":
+        dtype, low, high = np.dtype(space.dtype), float(np.min(space.low)), float(np.max(space.high))
+        if dtype.kind == "f":
+            dtype = np.dtype("float32")
+        elif dtype.kind in "iub" and low >= 0 and high <= 255:
+            dtype = np.dtype("uint8")  # kept small until the network, which scales by the bounds
+        least, greatest = (bound if np.isfinite(bound) else None for bound in (low, high))
+        return [ObsLeaf(name, path, "box", shape, dtype.name, least, greatest)]
+    if kind == "MultiBinary":
+        return [ObsLeaf(name, path, "multi_binary", shape, "uint8", low=0.0, high=1.0)]
+    if kind not in ("Discrete", "MultiDiscrete"):
         where = f" at {'.'.join(map(str, path))!r}" if path else ""
         raise UsageError(
             f"the observation space{where} is a {kind}, which no agent takes\nallowed: {OBSERVATIONS}"
         )
-    return [makers[kind](name, path, space)]
-
-
-def _box(name: str, path: tuple[str | int, ...], space: Any) -> ObsLeaf:
-    dtype = np.dtype(space.dtype)
-    low, high = float(np.min(space.low)), float(np.max(space.high))
-    if dtype.kind == "f":
-        dtype = np.dtype("float32")
-    elif dtype.kind in "iub" and low >= 0 and high <= 255:
-        dtype = np.dtype("uint8")  # kept small until the network, which scales by the bounds
-    least, greatest = (bound if np.isfinite(bound) else None for bound in (low, high))
-    return ObsLeaf(name, path, "box", tuple(space.shape), dtype.name, least, greatest)
-
-
-def _discrete(name: str, path: tuple[str | int, ...], space: Any) -> ObsLeaf:
-    return ObsLeaf(name, path, "discrete", (), "int64", categories=(int(space.n),), start=(int(space.start),))
-
-
-def _multi_discrete(name: str, path: tuple[str | int, ...], space: Any) -> ObsLeaf:
-    categories = tuple(int(n) for n in np.ravel(space.nvec))
-    start = tuple(int(s) for s in np.ravel(getattr(space, "start", np.zeros_like(space.nvec))))
-    return ObsLeaf(
-        name, path, "multi_discrete", tuple(space.shape), "int64", categories=categories, start=start
-    )
-
-
-def _multi_binary(name: str, path: tuple[str | int, ...], space: Any) -> ObsLeaf:
-    return ObsLeaf(name, path, "multi_binary", tuple(space.shape), "uint8", low=0.0, high=1.0)
-
-
-def _action(space: Any) -> ActionSpec:
-    kind = type(space).__name__
-    if kind == "Discrete":
-        return ActionSpec("discrete", n=int(space.n), start=int(space.start))
-    if kind == "Box" and np.dtype(space.dtype).kind == "f" and np.all(np.isfinite([space.low, space.high])):
-        low, high = (tuple(float(v) for v in np.ravel(b)) for b in (space.low, space.high))
-        return ActionSpec(
-            "box", shape=tuple(space.shape), low=low, high=high, dtype=np.dtype(space.dtype).name
-        )
-    raise UsageError(f"the action space {space} is not one that any agent takes\nallowed: {ACTIONS}")
+    sizes = np.ravel(space.n if kind == "Discrete" else space.nvec)
+    categories, start = (tuple(int(n) for n in np.ravel(a)) for a in (sizes, space.start))
+    leaf_kind = "discrete" if kind == "Discrete" else "multi_discrete"
+    return [ObsLeaf(name, path, leaf_kind, shape, "int64", categories=categories, start=start)]

@@ -5,23 +5,90 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from border_cli.core.errors import ResourceError
 from border_cli.core.json_text import finite_or_null
-from border_cli.core.record import Record
-from border_cli.recorders.appending import AppendedFile
+from border_cli.core.metrics import Record
+
+
+@contextlib.contextmanager
+def writing(path: Path, key: str) -> Iterator[None]:
+    """Raise ResourceError for an OSError inside. key: of the configuration, which turns this recorder off."""
+    try:
+        yield
+    except OSError as e:
+        reason = e.strerror or type(e).__name__
+        raise ResourceError(f"{path} cannot be written: {reason}\n{key}=false trains without it") from e
+
+
+class AppendedFile:
+    """Opened or made at `path`. A piece is with the system, and readable by others, when `append` returns.
+
+    keep: bytes that stay; what is behind them is cut off by the first piece, and not before there is one.
+    """
+
+    def __init__(self, path: Path, keep: int | None = None) -> None:
+        self.path = path
+        self._file = path.open("ab", buffering=0)
+        end = self._file.tell()
+        self._end = end if keep is None else keep
+        self._torn = False
+        self._behind = end > self._end
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is closed."""
+        return self._file.closed
+
+    def append(self, piece: bytes) -> None:
+        """Append all of it, or raise OSError; what came in of it then is cut off again, at the latest by the next."""
+        self._torn = self._torn or self._behind
+        self._cut()
+        self._torn, self._behind = True, False
+        try:
+            rest = memoryview(piece)
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError:
+            self._cut_if_possible()
+            raise
+        self._end += len(piece)
+        self._torn = False
+
+    def sync(self) -> None:
+        """Bring it to the disk itself. Raises OSError."""
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Release the file; closing twice is no error. Raises OSError."""
+        if not self._file.closed:
+            self._cut_if_possible()
+            self._file.close()
+
+    def _cut(self) -> None:
+        if self._torn:
+            self._file.truncate(self._end)
+            self._torn = False
+
+    def _cut_if_possible(self) -> None:
+        try:
+            self._cut()
+        except OSError:
+            self._torn = True  # the next piece tries again
+
 
 METRICS_FILE = "metrics.jsonl"
+_KEY = "recorder.jsonl"
 
 
 class JsonlRecorder:
     """Appends `{"opt_steps", "env_steps", "time", <metric>…}` lines; numbers that are not finite are null.
 
     A line is in the file when `write` returns. What a crash left of a last line is cut off on opening.
-    keep: lines of an earlier launch that stay, None for all; those after them belong to a past that did not count, and
-    go when the first line is written.
+    keep: lines of earlier launches that stay, None for all; the others go when the first line is written.
     """
 
     def __init__(self, path: Path, keep: int | None = None) -> None:
@@ -34,10 +101,8 @@ class JsonlRecorder:
         """Append one line. Raises ResourceError when the disk takes no more; then the file is as it was."""
         head = {"opt_steps": record.opt_steps, "env_steps": record.env_steps, "time": record.time}
         line = json.dumps(finite_or_null(head | record.values), allow_nan=False) + "\n"
-        try:
+        with writing(self._file.path, _KEY):
             self._file.append(line.encode("ascii"))
-        except OSError as e:
-            raise _full(self._file.path, e) from e
         self._written += 1
 
     def positions(self) -> dict[str, int]:
@@ -46,10 +111,8 @@ class JsonlRecorder:
 
     def flush(self) -> None:
         """Bring what was written to the disk itself. Raises ResourceError as `write` does."""
-        try:
+        with writing(self._file.path, _KEY):
             self._file.sync()
-        except OSError as e:
-            raise _full(self._file.path, e) from e
 
     def close(self) -> None:
         """Flush and close; closing twice is no error."""
@@ -62,20 +125,18 @@ class JsonlRecorder:
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """All records of a file, oldest first. A last line without its end is torn, or being written: left out.
 
-    Raises OSError when there is no such file, ValueError with its number for a line that is no object.
+    Raises OSError, and ValueError for a line that is no object.
     """
     *lines, _ = path.read_bytes().split(b"\n")
-    return [_parse(path, number, line) for number, line in enumerate(lines, 1)]
-
-
-def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    try:
-        data = json.loads(line)
-    except ValueError as e:
-        raise ValueError(f"{path}, line {number}: no JSON") from e
-    if not isinstance(data, dict):
-        raise ValueError(f"{path}, line {number}: no JSON object")
-    return data
+    records = []
+    for number, line in enumerate(lines, 1):
+        try:
+            records.append(json.loads(line))
+        except ValueError as e:
+            raise ValueError(f"{path}, line {number}: no JSON") from e
+        if not isinstance(records[-1], dict):
+            raise ValueError(f"{path}, line {number}: no JSON object")
+    return records
 
 
 def _whole_lines(path: Path, most: int | None) -> tuple[int, int]:
@@ -88,8 +149,3 @@ def _whole_lines(path: Path, most: int | None) -> tuple[int, int]:
                     break
                 lines, end = lines + 1, end + len(line)
     return lines, end
-
-
-def _full(path: Path, error: OSError) -> ResourceError:
-    reason = error.strerror or type(error).__name__
-    return ResourceError(f"{path} cannot be written: {reason}\nrecorder.jsonl=false trains without it")

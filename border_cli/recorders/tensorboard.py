@@ -3,37 +3,88 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import socket
 import struct
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
+from google.protobuf.message import DecodeError
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
+from tensorboard.summary.writer.record_writer import RecordWriter
 
-from border_cli.core.errors import ResourceError
-from border_cli.core.record import Record
-from border_cli.recorders.appending import AppendedFile
-from border_cli.recorders.event_files import event_files, keep_records
+from border_cli.core.metrics import Record
+from border_cli.recorders.jsonl import AppendedFile, writing
+
+_PATTERN = "events.out.tfevents.[0-9]*.*"
+_LENGTH = struct.Struct("<Q")
+_CHECKSUM_BYTES = 4
+_MAX_EVENT_BYTES = 2**24
+"""More than any record has: what claims more is torn."""
+
+
+def event_files(folder: Path) -> list[Path]:
+    """Those of a folder, oldest first."""
+    return sorted(path for path in folder.glob(_PATTERN) if path.name.split(".")[3].isdigit())
+
+
+def keep_records(folder: Path, keep: int | None) -> int:
+    """Keep the first `keep` records of all files together, or all; cut what is torn. How many there are then."""
+    kept = 0
+    for path in event_files(folder):
+        if kept == keep:
+            path.unlink()
+            continue
+        end = 0
+        with path.open("r+b") as file:
+            for frame_end, is_record in _frames(file):
+                if is_record and kept == keep:
+                    break
+                kept, end = kept + is_record, frame_end
+            file.truncate(end)
+    return kept
+
+
+def _frames(file: BinaryIO) -> Iterator[tuple[int, bool]]:
+    """Where each whole frame ends, and whether it holds a record."""
+    end, size = 0, os.fstat(file.fileno()).st_size
+    while head := file.read(_LENGTH.size + _CHECKSUM_BYTES):
+        if len(head) < _LENGTH.size + _CHECKSUM_BYTES:
+            return
+        length = _LENGTH.unpack_from(head)[0]
+        end += len(head) + length + _CHECKSUM_BYTES
+        if length > _MAX_EVENT_BYTES or end > size:
+            return
+        try:
+            event = Event.FromString(file.read(length))
+        except DecodeError:
+            return
+        file.read(_CHECKSUM_BYTES)
+        yield end, bool(event.summary.value)
+
 
 EVENTS = "tensorboard"
-ENV_STEPS = "env_steps"
-"""Tag of the count of env steps, so that curves can be read over it too."""
-_VERSION = "brain.Event:2"
+OTHER_AXIS = {"env_steps": "opt_steps", "opt_steps": "env_steps"}
+"""The count that is written as a scalar, by the count that is TensorBoard's step."""
+_KEY = "recorder.tensorboard"
 
 
 class TensorBoardRecorder:
-    """Writes one event per record; x is its opt_steps, and only its wall time knows the time of day.
+    """Writes one event per record. An event is in the file when `write` returns.
 
-    An event is in the file when `write` returns. keep: records of earlier launches that stay, None for all (see
-    `event_files`); where there are some, nothing is changed before the first record is written.
+    Args:
+        keep: records of earlier launches that stay, None for all; the others go when the first record is written.
+        step: which count is TensorBoard's step, "env_steps" or "opt_steps". The other one is a scalar.
     """
 
-    def __init__(self, folder: Path, keep: int | None = None) -> None:
+    def __init__(self, folder: Path, keep: int | None = None, step: str = "env_steps") -> None:
         self._folder = folder
         self._keep = keep
+        self._step = step
         self._written = keep or 0
         self._newest = 0
         self._file: AppendedFile | None = None
@@ -41,25 +92,26 @@ class TensorBoardRecorder:
             self._begin()
 
     def _begin(self) -> AppendedFile:
-        try:
+        with writing(self._folder, _KEY):
             self._folder.mkdir(parents=True, exist_ok=True)
             self._written = keep_records(self._folder, self._keep)
             file = AppendedFile(_new_file(self._folder))
-            file.append(_framed(Event(wall_time=time.time(), file_version=_VERSION).SerializeToString()))
-        except OSError as e:
-            raise self._full(e) from e
+            file.append(_framed(Event(wall_time=time.time(), file_version="brain.Event:2")))
         self._file = file
         return file
 
     def write(self, record: Record) -> None:
         """Append one event. Raises ResourceError when the disk takes no more; then the file is as it was."""
-        scalars = dict(record.values)
-        # An evaluation beside training is recorded after later opt steps: it would take the env steps back.
+        scalars, counts = dict(record.values), {"env_steps": record.env_steps, "opt_steps": record.opt_steps}
+        # An evaluation in its own process is recorded after later opt steps: its counts would go back.
         if record.opt_steps >= self._newest:
             self._newest = record.opt_steps
-            scalars[ENV_STEPS] = float(record.env_steps)
+            scalars[OTHER_AXIS[self._step]] = float(counts[OTHER_AXIS[self._step]])
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
-        self._append(Event(wall_time=time.time(), step=record.opt_steps, summary=Summary(value=values)))
+        event = Event(wall_time=time.time(), step=counts[self._step], summary=Summary(value=values))
+        file = self._file or self._begin()
+        with writing(self._folder, _KEY):
+            file.append(_framed(event))
         self._written += 1
 
     def positions(self) -> dict[str, int]:
@@ -68,11 +120,9 @@ class TensorBoardRecorder:
 
     def flush(self) -> None:
         """Bring what was written to the disk itself. Raises ResourceError as `write` does."""
-        try:
-            if self._file is not None:
+        if self._file is not None:
+            with writing(self._folder, _KEY):
                 self._file.sync()
-        except OSError as e:
-            raise self._full(e) from e
 
     def close(self) -> None:
         """Flush and close; closing twice is no error."""
@@ -80,19 +130,6 @@ class TensorBoardRecorder:
             return
         with contextlib.closing(self._file):
             self.flush()
-
-    def _append(self, event: Event) -> None:
-        file = self._file or self._begin()
-        try:
-            file.append(_framed(event.SerializeToString()))
-        except OSError as e:
-            raise self._full(e) from e
-
-    def _full(self, error: OSError) -> ResourceError:
-        reason = error.strerror or type(error).__name__
-        return ResourceError(
-            f"{self._folder} cannot be written: {reason}\nrecorder.tensorboard=false trains without it"
-        )
 
 
 def _new_file(folder: Path) -> Path:
@@ -102,11 +139,8 @@ def _new_file(folder: Path) -> Path:
     return folder / f"events.out.tfevents.{stamp:010d}.{socket.gethostname()}.{os.getpid()}"
 
 
-def _framed(data: bytes) -> bytes:
+def _framed(event: Event) -> bytes:
     """One record of an event file: length and data, each with its checksum."""
-    length = struct.pack("<Q", len(data))
-    return b"".join((length, _checksum(length), data, _checksum(data)))
-
-
-def _checksum(data: bytes) -> bytes:
-    return struct.pack("<I", masked_crc32c(data))
+    frame = io.BytesIO()
+    RecordWriter(frame).write(event.SerializeToString())
+    return frame.getvalue()

@@ -1,9 +1,9 @@
-"""The replay buffer: a ring over rows, and a way of drawing among them.
+"""The replay buffer: a ring of rows, and a sampler that selects among them.
 
-Every observation is stored once. A transition's next observation is another row of the same storage, which arrives
-later in the same stream; until then the row cannot be sampled. The newest row of a ring is overwritten last, so a
-row's next observation always outlives the row. Of stacked observations each row holds the newest, and leads to those
-before it: see `border_cli.replay.frames`.
+Every observation is stored once. The next observation of a transition is another row of the same storage, which arrives
+later in the same stream; until then the row is pending and cannot be sampled. The ring overwrites its oldest rows first,
+so a row's next observation is always overwritten after the row. Of a stack of observations each row holds the newest, and
+a link to the row before it: see `border_cli.replay.storage`.
 """
 
 from __future__ import annotations
@@ -14,40 +14,68 @@ from typing import Any, cast
 
 import numpy as np
 
-from border_cli.core.items import PRIORITY, UNKNOWN_PRIORITY, Column, Items, item_columns, stack_depth
-from border_cli.core.protocols import Batch
+from border_cli.config.schema import BufferConfig
+from border_cli.core.errors import IncompatibleStateError
 from border_cli.core.spaces import Array, EnvSpec
-from border_cli.core.state import Block, State, check_arrays, count, require
-from border_cli.replay.blocks import block_name, block_ranges, rows_per_block
-from border_cli.replay.drawing import NOBODY, Drawing
-from border_cli.replay.frames import FRAME_LINK_BYTES, Frames
-from border_cli.replay.packed import PackedRows, row_bytes
+from border_cli.core.state import Block, State, check_like
+from border_cli.core.types import PRIORITY, UNKNOWN_PRIORITY, Batch, Column, Items, item_columns, stack_depth
+from border_cli.replay.config import PrioritizedConfig
+from border_cli.replay.samplers import EMPTY, PrioritizedSampler, ReplaySampler, UniformSampler
+from border_cli.replay.storage import FRAME_LINK_BYTES, Frames, PackedRows, row_layout
+from border_cli.runtime.seeding import REPLAY, generator
 
 _STORED = ("action", "reward", "discount", "terminated")
 _LINK = "link"
-"""Column of a saved row: how many rows later its next observation was pushed, 0 where there is none."""
+"""Column of a saved row: how many rows later its next observation was pushed, 0 if there is none."""
 
 
-def row_buffer_bytes(capacity: int, spec: EnvSpec, with_priority: bool = False) -> int:
-    """Bytes that a `RowReplayBuffer` takes once the ring is full, what draws from it left out."""
-    slot = row_bytes(_packed_columns(spec, with_priority)) + np.dtype(np.int64).itemsize
-    frames = sum(column.row_bytes for column in _frame_columns(spec))
-    return (capacity + 1) * (slot + frames + (FRAME_LINK_BYTES if frames else 0))
+def make_buffer(
+    config: BufferConfig, spec: EnvSpec, seed: int, extra: tuple[Column, ...] = ()
+) -> RowReplayBuffer:
+    """The buffer of a configuration. seed: the run's · extra: columns that the agent adds to rows."""
+    rng = generator(seed, REPLAY)
+    sampler = (
+        PrioritizedSampler(config, rng) if isinstance(config, PrioritizedConfig) else UniformSampler(rng)
+    )
+    return RowReplayBuffer(config.capacity, spec, sampler, config.with_priority(), extra)
 
 
-@dataclass
-class _Tail:
-    """The newest rows of one stream, from the first that still waits for its next observation."""
+def buffer_bytes(config: BufferConfig, spec: EnvSpec, extra: tuple[Column, ...] = ()) -> int:
+    """Bytes of memory that the buffer takes once the ring is full."""
+    packed, frames = _columns(spec, config.with_priority(), extra)
+    slot = row_layout(packed).itemsize + np.dtype(np.int64).itemsize
+    if frames:
+        slot += sum(column.row_bytes for column in frames) + FRAME_LINK_BYTES
+    trees = (1 + (config.normalizer == "all")) if isinstance(config, PrioritizedConfig) else 0
+    tree_bytes = 8 * 16 / 15  # per leaf, float64, with the nodes above the leaves
+    return round((config.capacity + 1) * (slot + trees * tree_bytes))
 
-    rows: Array
-    span: Array
+
+def _columns(
+    spec: EnvSpec, with_priority: bool, extra: tuple[Column, ...]
+) -> tuple[list[Column], list[Column]]:
+    """The columns that are packed side by side in a row, and the frames of stacks, which are not."""
+    stacked = {leaf.name for leaf in spec.obs.leaves if leaf.stack > 1}
+    plain = {leaf.name for leaf in spec.obs.leaves} - stacked
+    packed = {*plain, *_STORED, PRIORITY.name, *(column.name for column in extra)}
+    columns = item_columns(spec, with_priority, extra)
+    return [c for c in columns if c.name in packed], [c for c in columns if c.name in stacked]
+
+
+def rows_per_block(capacity: int, row_bytes: int) -> int:
+    """Rows of a saved block. It depends on the configuration alone: all checkpoints of a run have the same blocks.
+
+    There are about 256 blocks per replay, so that the blocks that are not sealed, which each checkpoint writes, are small.
+    """
+    nbytes = min(max(capacity * row_bytes // 256, 2**20), 64 * 2**20)
+    return max(1, nbytes // row_bytes)
 
 
 @dataclass(kw_only=True)
 class _PackedBatch(Batch):
-    """A batch whose arrays are columns of whole rows: those sampled, then those of their next observations.
+    """A batch whose arrays are views of whole rows.
 
-    stacks: (2·size, k, ...) per leaf that is a stack.
+    both: the sampled rows, then the rows of their next observations · stacks: (2·size, depth, ...) per stacked leaf.
     """
 
     both: PackedRows = field(repr=False)
@@ -55,48 +83,141 @@ class _PackedBatch(Batch):
 
 
 class RowReplayBuffer:
-    """Implements `core.protocols.ReplayBuffer`. capacity: rows, final observations included."""
+    """Implements `core.protocols.ReplayBuffer`.
 
-    def __init__(self, capacity: int, spec: EnvSpec, drawing: Drawing, with_priority: bool = False) -> None:
+    Rows are numbered in the order of pushing, from 0; row r is in slot r % capacity + 1. Slot 0 stays empty.
+
+    Args:
+        capacity: rows, those of final observations included.
+        with_priority: rows come with a priority from the actor.
+        extra: columns of the agent, returned in `Batch.extra`.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        spec: EnvSpec,
+        sampler: ReplaySampler,
+        with_priority: bool = False,
+        extra: tuple[Column, ...] = (),
+    ) -> None:
         self.capacity = capacity
-        self._action = spec.action
-        self._packed = _packed_columns(spec, with_priority)
+        self._packed, frames = _columns(spec, with_priority, extra)
         self._with_priority = with_priority
+        self._extra = [column.name for column in extra]
         self._plain_obs = [leaf.name for leaf in spec.obs.leaves if leaf.stack == 1]
         self._data = PackedRows(self._packed, capacity + 1)
-        self._columns = dict(self._data.columns)  # all that a row has, by name
+        self._columns = dict(self._data.columns)  # every stored column by name
         self._frames: Frames | None = None
         if stack_depth(spec) > 1:
-            stacked = [leaf for leaf in spec.obs.leaves if leaf.stack > 1]
-            self._frames = Frames(stacked, capacity + 1)
+            self._frames = Frames([leaf for leaf in spec.obs.leaves if leaf.stack > 1], capacity + 1)
             self._columns |= self._frames.columns
-        self._next = np.zeros(capacity + 1, np.int64)  # by slot; NOBODY where it cannot be sampled
-        self._tails: dict[tuple[int, int], _Tail] = {}
-        all_bytes = row_bytes(self._packed) + sum(c.row_bytes for c in _frame_columns(spec))
-        self._block_rows = rows_per_block(capacity, all_bytes)
-        self._rows = 0  # ever pushed
+        # Slot of each slot's next observation, EMPTY for a row that cannot be sampled.
+        self._next = np.zeros(capacity + 1, np.int64)
+        # By stream (actor, environment): numbers and n_steps of its newest rows, from the first pending one on.
+        self._pending: dict[tuple[int, int], tuple[Array, Array]] = {}
+        row_bytes = row_layout(self._packed).itemsize + sum(c.row_bytes for c in frames)
+        self._block_rows = rows_per_block(capacity, row_bytes)
+        self._rows = 0  # pushed so far
         self._ready = 0  # rows that can be sampled
-        self._drawing = drawing
+        self._sampler = sampler
 
     def __len__(self) -> int:
         return self._ready
 
+    # -- pushing --------------------------------------------------------
+
     def push(self, items: Items, actor: int = 0) -> None:
-        """Append rows of one actor, each environment's in stream order."""
-        for start in range(0, len(items["span"]), self.capacity):
+        for start in range(0, len(items["n_steps"]), self.capacity):
             self._append({name: rows[start : start + self.capacity] for name, rows in items.items()}, actor)
 
+    def _append(self, items: Items, actor: int) -> None:
+        self._sampler.pushed()
+        rows = np.arange(self._rows, self._rows + len(items["n_steps"]))
+        slots = self._slots(rows)
+        if (
+            rows[-1] >= self.capacity
+        ):  # the rows in these slots are lost, and every row that needs a frame of theirs
+            lost = slots if self._frames is None else self._frames.forget(slots)
+            lost = lost[self._next[lost] != EMPTY]
+            self._next[lost] = EMPTY
+            self._ready -= len(lost)
+            self._sampler.removed(lost)
+        # A slice is much cheaper than an index array. It works unless the ring wraps around within these rows.
+        where = slice(slots[0], slots[-1] + 1) if slots[0] <= slots[-1] else slots
+        for name, column in self._columns.items():
+            column[where] = items[name]
+        self._rows += len(rows)
+        env = items["env"]
+        if env[env.argmin()] == env[env.argmax()]:  # one environment per actor, or a short chunk
+            self._follow((actor, int(env[0])), rows, items["n_steps"], items.get("step_in_episode"))
+        else:
+            for one in np.unique(env):
+                mine = np.flatnonzero(env == one)
+                step_in_episode = items["step_in_episode"][mine] if "step_in_episode" in items else None
+                self._follow((actor, int(one)), rows[mine], items["n_steps"][mine], step_in_episode)
+
+    def _follow(
+        self, stream: tuple[int, int], rows: Array, n_steps: Array, step_in_episode: Array | None
+    ) -> None:
+        """Append rows to a stream, and make the rows ready whose next observation is now there."""
+        if self._frames is not None and step_in_episode is not None:
+            self._frames.append(stream, rows, self._slots(rows), step_in_episode, self._first)
+        if stream in self._pending:
+            before = self._pending.pop(stream)
+            rows, n_steps = np.concatenate([before[0], rows]), np.concatenate([before[1], n_steps])
+        # Row i of the stream with n_steps m > 0 is a transition, whose next observation is row i + m of the stream. The
+        # index i + m never decreases along a stream, so the complete transitions come first.
+        transitions = n_steps.nonzero()[0]
+        targets = transitions + n_steps[transitions]
+        complete = int(targets.searchsorted(len(rows)))
+        if complete < len(transitions):
+            first = transitions[complete]
+            self._pending[stream] = rows[first:], n_steps[first:].copy()  # the items may be the ring's memory
+        transitions, targets = transitions[:complete], targets[:complete]
+        if rows[0] < self._first:  # some pending rows have been overwritten
+            there = rows[transitions] >= self._first
+            transitions, targets = transitions[there], targets[there]
+        slots, next_slots = self._slots(rows[transitions]), self._slots(rows[targets])
+        if self._frames is not None:  # a row of which a frame was overwritten is never ready
+            whole = self._frames.complete(slots)
+            slots, next_slots = slots[whole], next_slots[whole]
+        self._next[slots] = next_slots
+        self._ready += len(slots)
+        self._sampler.added(slots)
+        if self._with_priority:
+            priority = self._columns[PRIORITY.name][slots]
+            known = priority != UNKNOWN_PRIORITY
+            self._sampler.update(slots[known], priority[known])
+
+    def break_streams(self, actor: int | None = None) -> None:
+        """Forget the pending rows of this actor, or of all: they never get a next observation and are never sampled."""
+        for key in [key for key in self._pending if actor is None or key[0] == actor]:
+            del self._pending[key]
+        if self._frames is not None:
+            self._frames.break_streams(actor)
+
+    def _slots(self, rows: Array) -> Array:
+        return rows % self.capacity + 1
+
+    @property
+    def _first(self) -> int:
+        """Number of the oldest row that has not been overwritten."""
+        return max(0, self._rows - self.capacity)
+
+    # -- sampling -------------------------------------------------------
+
     def batch(self, size: int, into: Batch | None = None) -> Batch:
-        """A batch. Raises ValueError while fewer than `size` rows can be sampled."""
         if self._ready < size:
             raise ValueError(f"a batch of {size} from {self._ready} rows")
         reusable = isinstance(into, _PackedBatch) and into.both.n == 2 * size
         batch = cast("_PackedBatch", into) if reusable else self._empty_batch(size)
-        slots, weight = self._drawing.draw(size, self._next, self._held, self._ready)
+        n_rows = min(self._rows, self.capacity)
+        slots, weight = self._sampler.sample(size, self._next, n_rows, self._ready)
         if batch.weight is None or weight is None:
             batch.weight = weight
         else:
-            batch.weight[...] = weight  # in place, as all of a batch: who holds its arrays sees the new ones
+            batch.weight[...] = weight  # in place like all other arrays, whose memory tensors share
         both = slots.ravel()
         self._data.take(both, batch.both)
         if self._frames is not None:
@@ -104,264 +225,123 @@ class RowReplayBuffer:
         batch.ix = slots[0]
         return batch
 
-    def update_priority(self, ix: Array, td_error: Array) -> None:
-        """New priorities for sampled rows; where draws are uniform, only the lengths are checked."""
-        if len(ix) != len(td_error):
-            raise ValueError(f"{len(ix)} rows and {len(td_error)} errors")
-        self._drawing.update(ix, td_error)
-
-    def break_streams(self, actor: int | None = None) -> None:
-        """The newest rows of this actor, or of all, get no next observation any more and are never sampled."""
-        for key in [key for key in self._tails if actor is None or key[0] == actor]:
-            del self._tails[key]
-        if self._frames is not None:
-            self._frames.break_streams(actor)
-
-    def generator_state(self) -> dict[str, Any]:
-        """State of what draws: with the same rows, the same batches come."""
-        return self._drawing.generator_state()
-
-    def load_generator_state(self, state: dict[str, Any]) -> None:
-        """Sample on from a saved state."""
-        self._drawing.load_generator_state(state, self._next, self._held, self._ready)
-
-    @property
-    def _held(self) -> int:
-        """Rows that are there, in the slots 1 to so many."""
-        return min(self._rows, self.capacity)
-
-    @property
-    def _live_from(self) -> int:
-        """The oldest row that is there."""
-        return max(0, self._rows - self.capacity)
-
-    def state(self) -> State:
-        """Rows by their number since the beginning, as columns with the distance of their next observations."""
-        live_from = self._live_from
-        tails = self._tail_arrays()
-        waiting = tails["waiting_rows"]
-        # A row that waited until it was overwritten keeps nothing open.
-        waiting_from = int(waiting[waiting >= live_from].min(initial=self._rows))
-        blocks = tuple(
-            Block(
-                block_name(first, self._block_rows),
-                live_from <= first and last <= min(self._rows, waiting_from) and self._is_whole(first, last),
-                functools.partial(self._read_rows, max(first, live_from), min(last, self._rows)),
-            )
-            for first, last in block_ranges(live_from, self._rows, self._block_rows)
-        )
-        values = {"capacity": self.capacity, "rows": self._rows}
-        arrays = tails | self._drawing.priorities(self._slots(np.arange(live_from, self._rows)))
-        if self._frames is not None:
-            arrays |= self._frames.stream_arrays()
-        return State(arrays, values, blocks)
-
-    def load_state(self, state: State) -> None:
-        """Take over a saved state; the generator comes after it. Raises ValueError for one that does not fit."""
-        require(state.values, ("capacity", "rows"), "the replay")
-        if count(state.values["capacity"], "the capacity") != self.capacity:
-            raise ValueError(
-                f"the replay holds {self.capacity} rows, the saved one {state.values['capacity']}"
-            )
-        self._rows, self._ready = count(state.values["rows"], "rows of the replay"), 0
-        self._drawing.pushed()
-        self._next[:] = NOBODY
-        live_from = self._live_from
-        ranges = list(block_ranges(live_from, self._rows, self._block_rows))
-        names = [block_name(first, self._block_rows) for first, _ in ranges]
-        if [block.name for block in state.blocks] != names:
-            raise ValueError(f"the blocks of the saved replay are not those of its {self._rows} rows")
-        for block, (first, last) in zip(state.blocks, ranges, strict=True):
-            self._write_rows(max(first, live_from), min(last, self._rows), block.arrays())
-        self._load_arrays(state.arrays)
-
-    def _load_arrays(self, arrays: dict[str, Array]) -> None:
-        """What is kept beside the rows, which are there: streams, what waits, and priorities of what can be sampled."""
-        live_from = self._live_from
-        live = self._slots(np.arange(live_from, self._rows))
-        of_frames = {} if self._frames is None else self._frames.stream_arrays()
-        of_drawing = self._drawing.priorities(live)
-        others = of_frames.keys() | of_drawing.keys()
-        self._load_tails({name: array for name, array in arrays.items() if name not in others})
-        if self._frames is not None:
-            self._frames.load_streams(arrays, self._rows, live_from, self.capacity)
-            linked = live[self._next[live] != NOBODY]
-            self._next[linked[~self._frames.complete(linked)]] = NOBODY
-        ready = live[self._next[live] != NOBODY]
-        self._ready = len(ready)
-        self._drawing.added(ready)
-        given = {name: arrays[name] for name in of_drawing if name in arrays}
-        self._drawing.load_priorities(live, given)
-
-    def _is_whole(self, first: int, last: int) -> bool:
-        """Whether no row number first to last - 1 has lost a frame that was overwritten."""
-        return self._frames is None or bool(self._frames.complete(self._slots(np.arange(first, last))).all())
-
-    def _read_rows(self, first: int, last: int) -> dict[str, Array]:
-        """Rows number first to last - 1, which are there, as columns."""
-        slots = self._slots(np.arange(first, last))
-        links = (self._next[slots] - slots) % self.capacity
-        links[self._next[slots] == NOBODY] = 0
-        rows = {name: column[slots] for name, column in self._columns.items()}
-        if self._frames is not None:
-            rows |= self._frames.links(slots, self.capacity)
-        return rows | {_LINK: links.astype(np.uint32)}
-
-    def _write_rows(self, first: int, last: int, arrays: dict[str, Array]) -> None:
-        """The inverse of `_read_rows`. Raises ValueError for what does not fit, and for what leads nowhere."""
-        rows = np.arange(first, last)
-        slots = self._slots(rows)
-        expected = {name: column[slots] for name, column in self._columns.items()}
-        if self._frames is not None:
-            expected |= self._frames.links(slots, self.capacity)
-        check_arrays(arrays, expected | {_LINK: np.zeros(len(rows), np.uint32)}, "the replay")
-        self._action.check(arrays["action"])
-        for name, column in self._columns.items():
-            column[slots] = arrays[name]
-        if self._frames is not None:
-            self._frames.load_links(slots, rows, arrays, self._live_from, self.capacity)
-        links = arrays[_LINK].astype(np.int64)
-        if (rows + links).max(initial=0) >= self._rows:
-            raise ValueError("a row of the saved replay is linked to one that never came")
-        self._next[slots] = np.where(links > 0, self._slots(rows + links), NOBODY)
-
-    def _tail_arrays(self) -> dict[str, Array]:
-        """Streams in their order: (k, 2) actor and environment, (k,) how many rows wait, and those rows and spans."""
-        tails = [self._tails[stream] for stream in sorted(self._tails)]
-        none = np.empty(0, np.int64)
-        return {
-            "streams": np.array(sorted(self._tails), np.int64).reshape(-1, 2),
-            "waiting": np.array([len(tail.rows) for tail in tails], np.int64),
-            "waiting_rows": np.concatenate([none, *(tail.rows for tail in tails)]),
-            "waiting_span": np.concatenate([none, *(tail.span for tail in tails)]).astype(np.int32),
-        }
-
-    def _load_tails(self, arrays: dict[str, Array]) -> None:
-        expected = {name: array.dtype for name, array in self._tail_arrays().items()}
-        if {name: array.dtype for name, array in arrays.items()} != expected:
-            raise ValueError(f"the saved replay has {sorted(arrays)} for its streams, not {sorted(expected)}")
-        streams, waiting = arrays["streams"], arrays["waiting"]
-        rows, span = arrays["waiting_rows"], arrays["waiting_span"]
-        if not (streams.shape == (len(waiting), 2) and rows.shape == span.shape == (waiting.sum(),)):
-            raise ValueError("the saved replay's streams do not fit together")
-        if streams.min(initial=0) < 0 or waiting.min(initial=1) < 1:
-            raise ValueError("a stream of the saved replay is none, or waits for nothing")
-        ends = np.cumsum(waiting)
-        self._tails = {
-            (int(actor), int(env)): _Tail(rows[end - n : end], span[end - n : end])
-            for (actor, env), n, end in zip(streams, waiting, ends, strict=True)
-        }
-        for tail in self._tails.values():
-            self._check_tail(tail)
-
-    def _check_tail(self, tail: _Tail) -> None:
-        """Raise ValueError unless these rows have come in this order, and no later one waits for an earlier row."""
-        come = (np.diff(tail.rows) > 0).all() and tail.rows[0] >= 0 and tail.rows[-1] < self._rows
-        spans = tail.span.min() >= 1 and tail.span.max() <= self.capacity
-        if not (come and spans and (np.diff(np.arange(len(tail.rows)) + tail.span) >= 0).all()):
-            raise ValueError("a stream of the saved replay waits for what cannot come")
-
     def _empty_batch(self, size: int) -> _PackedBatch:
         both = PackedRows(self._packed, 2 * size)
         stacks = {} if self._frames is None else self._frames.empty(2 * size)
-        whole = {name: both.columns[name] for name in self._plain_obs} | stacks
+        obs = {name: both.columns[name] for name in self._plain_obs} | stacks
         return _PackedBatch(
-            obs={name: rows[:size] for name, rows in whole.items()},
-            next_obs={name: rows[size:] for name, rows in whole.items()},
+            obs={name: rows[:size] for name, rows in obs.items()},
+            next_obs={name: rows[size:] for name, rows in obs.items()},
+            extra={name: both.columns[name][:size] for name in self._extra},
             **{name: both.columns[name][:size] for name in _STORED},
             ix=np.empty(0, np.int64),
             both=both,
             stacks=stacks,
         )
 
-    def _append(self, items: Items, actor: int) -> None:
-        self._drawing.pushed()
-        rows = np.arange(self._rows, self._rows + len(items["span"]))
-        where = self._place(rows)
-        if rows[-1] >= self.capacity:
-            self._make_room(rows)
-        for name, column in self._columns.items():
-            column[where] = items[name]
-        self._rows += len(rows)
-        env = items["env"]
-        if env[env.argmin()] == env[env.argmax()]:  # an actor with one environment, or a short chunk
-            self._follow((actor, int(env[0])), rows, items)
-        else:
-            for one in np.unique(env):
-                mine = np.flatnonzero(env == one)
-                self._follow(
-                    (actor, int(one)),
-                    rows[mine],
-                    {name: items[name][mine] for name in _OF_STREAM & items.keys()},
-                )
+    def update_priority(self, ix: Array, td_error: Array) -> None:
+        if len(ix) != len(td_error):
+            raise ValueError(f"{len(ix)} rows and {len(td_error)} errors")
+        self._sampler.update(ix, td_error)
 
-    def _make_room(self, rows: Array) -> None:
-        """What lies where these rows will be is gone, and with it whatever needs a frame of it."""
-        slots = self._slots(rows)
+    # -- state ----------------------------------------------------------
+
+    def generator_state(self) -> dict[str, Any]:
+        return self._sampler.generator_state()
+
+    def load_generator_state(self, state: dict[str, Any]) -> None:
+        self._sampler.load_generator_state(state, self._next, min(self._rows, self.capacity), self._ready)
+
+    def state(self) -> State:
+        """See `ReplayBuffer`. Blocks contain rows by their numbers, with the distance to their next observation.
+
+        A block with a row that is pending, overwritten or without one of its frames is not sealed.
+        """
+        # (k, 2) actor and environment of the streams with pending rows, (k,) how many rows each has, and these rows.
+        streams = sorted(self._pending)
+        parts = [self._pending[stream] for stream in streams]
+        none = np.empty(0, np.int64)
+        pending_rows = np.concatenate([none, *(rows for rows, _ in parts)])
+        arrays = {
+            "streams": np.array(streams, np.int64).reshape(-1, 2),
+            "pending": np.array([len(rows) for rows, _ in parts], np.int64),
+            "pending_rows": pending_rows,
+            "pending_n_steps": np.concatenate([none, *(n for _, n in parts)]).astype(np.int32),
+        }
+        first_pending = int(pending_rows[pending_rows >= self._first].min(initial=self._rows))
+        blocks = []
+        for name, first, last in self._blocks(self._rows):
+            sealed = self._first <= first and last <= first_pending
+            if sealed and self._frames is not None:
+                sealed = bool(self._frames.complete(self._slots(np.arange(first, last))).all())
+            read = functools.partial(self._read_rows, max(first, self._first), min(last, self._rows))
+            blocks.append(Block(name, sealed, read))
+        arrays |= self._sampler.priorities(self._slots(np.arange(self._first, self._rows)))
         if self._frames is not None:
-            slots = self._frames.forget(slots)
-        ready = slots[self._next[slots] != NOBODY]
-        self._next[ready] = NOBODY
-        self._ready -= len(ready)
-        self._drawing.removed(ready)
+            arrays |= self._frames.stream_arrays()
+        return State(arrays, {"capacity": self.capacity, "rows": self._rows}, tuple(blocks))
 
-    def _follow(self, stream: tuple[int, int], rows: Array, items: Items) -> None:
-        """Rows of one stream, behind those that came of it before."""
+    def load_state(self, state: State) -> None:
+        check_like(state, self.state(), "the replay", growing=state.arrays)
+        capacity, n_rows = state.values["capacity"], state.values["rows"]
+        if capacity != self.capacity:
+            raise IncompatibleStateError(f"the replay holds {self.capacity} rows, the saved one {capacity}")
+        blocks = self._blocks(n_rows)
+        if [block.name for block in state.blocks] != [name for name, _, _ in blocks]:
+            raise IncompatibleStateError(f"the blocks of the saved replay are not those of {n_rows} rows")
+        pending = self._check_pending(state.arrays, n_rows)
+        self._rows, self._pending = n_rows, pending
+        self._sampler.pushed()
+        self._next[:] = EMPTY
+        for block, (_, first, last) in zip(state.blocks, blocks, strict=True):
+            rows, arrays = np.arange(max(first, self._first), min(last, n_rows)), block.arrays()
+            check_like(State(arrays), State(self._read_rows(rows[0], rows[-1] + 1)), "the replay")
+            slots = self._slots(rows)
+            for name, column in self._columns.items():
+                column[slots] = arrays[name]
+            if self._frames is not None:
+                self._frames.load_links(slots, rows, arrays, self._first)
+            links = arrays[_LINK].astype(np.int64)
+            self._next[slots] = np.where(links > 0, self._slots(rows + links), EMPTY)
+        live = self._slots(np.arange(self._first, self._rows))
         if self._frames is not None:
-            self._frames.append(stream, rows, self._slots(rows), items["age"], self._live_from)
-        self._link(stream, rows, items["span"])
+            self._frames.load_streams(state.arrays, live)
+            linked = live[self._next[live] != EMPTY]
+            self._next[linked[~self._frames.complete(linked)]] = EMPTY
+        ready = live[self._next[live] != EMPTY]
+        self._ready = len(ready)
+        self._sampler.added(ready)
+        self._sampler.load_priorities(live, state.arrays)
 
-    def _place(self, rows: Array) -> slice | Array:
-        """Slots of successive rows; without a turn of the ring between them a slice, which is much cheaper."""
-        first, last = (int(row) % self.capacity + 1 for row in (rows[0], rows[-1]))
-        return slice(first, last + 1) if first <= last else self._slots(rows)
+    def _check_pending(
+        self, arrays: dict[str, Array], n_rows: int
+    ) -> dict[tuple[int, int], tuple[Array, Array]]:
+        """The pending rows of a saved state. Wrong ones would link rows of different episodes, or stay pending forever."""
+        streams, pending = arrays["streams"], arrays["pending"]
+        rows, n_steps = arrays["pending_rows"], arrays["pending_n_steps"]
+        lengths_fit = len(streams) == len(pending) and len(rows) == len(n_steps) == pending.sum()
+        rows_fit = rows.min(initial=0) >= 0 and rows.max(initial=-1) < n_rows
+        steps_fit = n_steps.min(initial=0) >= 0 and n_steps.max(initial=0) <= self.capacity
+        if not (lengths_fit and pending.min(initial=1) >= 1 and rows_fit and steps_fit):
+            raise IncompatibleStateError("the pending rows of the saved replay are not those of its streams")
+        return {
+            (int(actor), int(env)): (rows[end - n : end], n_steps[end - n : end])
+            for (actor, env), n, end in zip(streams, pending, np.cumsum(pending), strict=True)
+        }
 
-    def _slots(self, rows: Array) -> Array:
-        """Where in the ring these rows lie."""
-        return rows % self.capacity + 1
+    def _blocks(self, n_rows: int) -> list[tuple[str, int, int]]:
+        """Name, first row, and the row after the last of every block, if `n_rows` rows have been pushed."""
+        n, oldest = self._block_rows, max(0, n_rows - self.capacity)
+        return [
+            (f"rows-{start // n:09d}", start, start + n) for start in range(oldest - oldest % n, n_rows, n)
+        ]
 
-    def _link(self, stream: tuple[int, int], rows: Array, span: Array) -> None:
-        """Give every row of the stream whose next observation has come its index."""
-        tail = self._tails.get(stream)
-        if tail is not None:
-            rows, span = np.concatenate([tail.rows, rows]), np.concatenate([tail.span, span])
-        transitions = span.nonzero()[0]
-        targets = transitions + span[transitions]
-        arrived = int(targets.searchsorted(len(rows)))  # targets never fall along a stream
-        linked, targets = transitions[:arrived], targets[:arrived]
-        if rows[0] < self._rows - self.capacity:  # a row that waited so long that it is gone
-            there = rows[linked] >= self._rows - self.capacity
-            linked, targets = linked[there], targets[there]
-        self._make_ready(self._slots(rows[linked]), self._slots(rows[targets]))
-        if arrived < len(transitions):
-            self._tails[stream] = _Tail(rows[transitions[arrived] :], span[transitions[arrived] :])
-        else:
-            self._tails.pop(stream, None)
-
-    def _make_ready(self, slots: Array, next_slots: Array) -> None:
-        """The next observations of these have come. A row that has lost a frame meanwhile stays out."""
+    def _read_rows(self, first: int, last: int) -> dict[str, Array]:
+        """The rows from `first` to before `last`, by column."""
+        slots = self._slots(np.arange(first, last))
+        links = (self._next[slots] - slots) % self.capacity
+        links[self._next[slots] == EMPTY] = 0
+        rows = {name: column[slots] for name, column in self._columns.items()}
         if self._frames is not None:
-            whole = self._frames.complete(slots)
-            slots, next_slots = slots[whole], next_slots[whole]
-        self._next[slots] = next_slots
-        self._ready += len(slots)
-        self._drawing.added(slots)
-        if self._with_priority:
-            priority = self._columns[PRIORITY.name][slots]
-            known = priority != UNKNOWN_PRIORITY
-            self._drawing.update(slots[known], priority[known])
-
-
-_OF_STREAM = {"span", "age"}
-
-
-def _packed_columns(spec: EnvSpec, with_priority: bool) -> list[Column]:
-    """What lies side by side in a row: all but frames. with_priority: what the actor thought of it, too."""
-    plain = {leaf.name for leaf in spec.obs.leaves if leaf.stack == 1}
-    names = plain | set(_STORED) | {PRIORITY.name}
-    return [c for c in item_columns(spec, with_priority) if c.name in names]
-
-
-def _frame_columns(spec: EnvSpec) -> list[Column]:
-    stacked = {leaf.name for leaf in spec.obs.leaves if leaf.stack > 1}
-    return [c for c in item_columns(spec) if c.name in stacked]
+            rows |= self._frames.links(slots)
+        return rows | {_LINK: links.astype(np.uint32)}

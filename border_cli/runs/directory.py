@@ -1,40 +1,41 @@
-"""Run directories: their names, making them so that no two runs share one, and the configuration in them."""
+"""Run directories: their names, creating them so that no two runs share one, their lock, configuration and log."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
+import logging
 import os
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
-from border_cli.config.convert import to_config, to_plain
+from border_cli.config.convert import dump, load, to_config, to_plain
 from border_cli.config.schema import TrainConfig
-from border_cli.config.yaml_text import dump, load
 from border_cli.core.errors import BorderError, ResourceError, UsageError
-from border_cli.runs.lock import locked
+from border_cli.runs.summary import read_run_id
+from border_cli.runs.trust import is_own
 from border_cli.runtime.files import replace_file
 
 RUNS = Path("runs")
-"""Relative to where the command was typed."""
+"""Relative to the working directory of the command."""
 SWEEPS = "sweeps"
 LATEST = "latest"
+LOCK_FILE = ".lock"
 CONFIG_FILE = "config.yaml"
 _WRITTEN_TO = ("checkpoints", "eval", "nonfinite", "tensorboard")
 _OWN_FILES = (CONFIG_FILE, "metrics.jsonl", "summary.json", "checkpoints")
-"""Any of these says that a folder already holds a run."""
+"""A folder with any of these already contains a run."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """How a run was started: for provenance and the banner.
-
-    argv: the words after the command's name · typed: plain key → value as typed, groups included ·
-    command: what was called.
-    """
+    """How a run was started: arguments and name of the command, and the overrides by key, groups included."""
 
     argv: list[str]
     typed: dict[str, str] = field(default_factory=dict)
@@ -42,10 +43,7 @@ class Launch:
 
 
 def env_slug(option: str, env_id: str) -> str:
-    """The environment's part of a directory name: the option, under env=gym the id.
-
-    Everything but letters, digits, `.` and `-` becomes `-`; in an option's name `_` stays too.
-    """
+    """The environment's part of a directory name: the option, under env=gym the id; `_` stays in an option alone."""
     return re.sub(r"[^A-Za-z0-9.-]", "-", env_id) if option == "gym" else _plain_name(option)
 
 
@@ -55,9 +53,9 @@ def run_name(agent: str, env_option: str, env_id: str) -> str:
 
 
 def create_run(name: str, root: Path = RUNS, now: datetime | None = None) -> Path:
-    """Make `<root>/<date>/<time>_<name>` for this run alone and let `<root>/latest` point to it.
+    """Create `<root>/<date>/<time>_<name>`, which no other run has, and let `<root>/latest` point to it.
 
-    Raises UsageError when it cannot be made, ResourceError when the disk is full; then nothing is left.
+    Raises UsageError if it cannot be created, ResourceError if the disk is full; then nothing is left.
     """
     date, time = _stamp(now)
     path = _make_exclusively(root / date / f"{time}_{name}")
@@ -66,27 +64,65 @@ def create_run(name: str, root: Path = RUNS, now: datetime | None = None) -> Pat
 
 
 def create_sweep(root: Path = RUNS, now: datetime | None = None) -> Path:
-    """Make `<root>/sweeps/<date>/<time>` for this sweep alone. Raises as `create_run` does."""
+    """Create `<root>/sweeps/<date>/<time>`, which no other sweep has. Raises as `create_run` does."""
     date, time = _stamp(now)
     return _make_exclusively(root / SWEEPS / date / time)
 
 
 @contextlib.contextmanager
-def claimed(path: Path) -> Iterator[Path]:
-    """Make this folder if there is none, and hold it for a new run as long as this lasts.
+def locked(run_dir: Path) -> Iterator[None]:
+    """Hold the run's lock. Raises UsageError at once while another process holds it. It ends with the process."""
+    path = run_dir / LOCK_FILE
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as e:
+        raise UsageError(
+            f"{path} cannot be written: {e.strerror}\nallowed: a run that you may write to"
+        ) from e
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"pid {os.getpid()}\n".encode("ascii"), 0)
+    except BlockingIOError as e:
+        holder = os.pread(descriptor, 100, 0).decode("ascii", "replace").strip()
+        os.close(descriptor)
+        raise UsageError(
+            f"{run_dir} is being trained by another process{f' ({holder})' if holder else ''}\n"
+            "allowed: wait for it, or stop it"
+        ) from e
+    except OSError:
+        pass  # a file system without locks, or a full disk
+    try:
+        yield
+    finally:
+        os.close(descriptor)
 
-    Raises UsageError when it holds a run, another process begins one in it, or it cannot be written to.
+
+def is_held(run_dir: Path) -> bool:
+    """Whether a living process holds the run."""
+    try:
+        with locked(run_dir):
+            return False
+    except UsageError:
+        return True
+
+
+@contextlib.contextmanager
+def exclusive(path: Path) -> Iterator[Path]:
+    """Create this folder if necessary, and hold it for a new run.
+
+    Raises UsageError if it contains a run, if another process starts one in it, or if it cannot be written to.
     """
-    _refuse_a_run(path)
+    _check_no_run(path)
     _make_folder(path)
     if not os.access(path, os.W_OK | os.X_OK):
         raise UsageError(f"{path} cannot be written to\nallowed: a folder you may write to")
     with locked(path):
-        _refuse_a_run(path)  # of a process that was faster
+        _check_no_run(path)  # again: another process may have been faster
         yield path
 
 
-def _refuse_a_run(path: Path) -> None:
+def _check_no_run(path: Path) -> None:
     held = [name for name in _OWN_FILES if (path / name).exists()]
     if held:
         raise UsageError(f"{path} already holds a run ({held[0]})\nallowed: a folder without one")
@@ -102,44 +138,38 @@ def write_config(run_dir: Path, config: TrainConfig) -> None:
 
 
 def read_config(run_dir: Path) -> TrainConfig:
-    """The configuration of a run, as data checked against the schema; nothing that it names is imported.
+    """The configuration of a run, checked against the schema. Raises UsageError where there is none or it does not fit."""
+    return to_config(read_config_data(run_dir))
 
-    Raises UsageError when there is none, or when it does not fit the schema.
-    """
+
+def read_config_data(run_dir: Path) -> dict[str, Any]:
+    """The configuration of a run as plain data. Raises UsageError where there is none."""
     path = run_dir / CONFIG_FILE
     if not path.is_file():
-        raise UsageError(f"{run_dir} is no run: it has no {CONFIG_FILE}\nallowed: a run, such as runs/latest")
+        raise UsageError(
+            f"{run_dir} is not a run: it has no {CONFIG_FILE}\nallowed: a run, such as runs/latest"
+        )
     data = load(path)
     if not isinstance(data, dict):
         raise UsageError(f"{path} holds no configuration\nallowed: the {CONFIG_FILE} of a run")
-    return to_config(data)
+    return data
 
 
 def check_plain(run_dir: Path) -> None:
-    """Raise UsageError where writing to a run of somebody else's making could change what lies elsewhere.
+    """Raise UsageError where writing to a run that is not the user's own could change files elsewhere, or wait for ever.
 
-    A link leads elsewhere, so does a file that has a second name, and who opens a pipe waits for ever.
+    Links and files with a second name lead elsewhere; opening a pipe waits for its other end.
     """
+    if is_own(read_run_id(run_dir)):
+        return
     for folder in (run_dir, *(run_dir / name for name in _WRITTEN_TO)):
-        for entry in _entries(folder):
-            if not _is_plain(entry):
+        for entry in list(os.scandir(folder)) if folder.is_dir() else ():
+            is_file = entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_nlink == 1
+            if not is_file and not entry.is_dir(follow_symlinks=False):
                 raise UsageError(
                     f"{entry.path} is no plain file or folder, and this run is not one of yours\n"
                     "allowed: a copy of the run without links, such as cp -rL makes"
                 )
-
-
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    if not folder.is_dir():
-        return []
-    with os.scandir(folder) as entries:
-        return list(entries)
-
-
-def _is_plain(entry: os.DirEntry[str]) -> bool:
-    if entry.is_dir(follow_symlinks=False):
-        return True
-    return entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_nlink == 1
 
 
 def _plain_name(option: str) -> str:
@@ -152,7 +182,7 @@ def _stamp(now: datetime | None) -> tuple[str, str]:
 
 
 def _make_exclusively(path: Path) -> Path:
-    """Make `path`, or where that is taken path-2, path-3 and so on."""
+    """Create `path`, or if it exists path-2, path-3 and so on."""
     _make_folder(path.parent)
     n, candidate = 1, path
     while True:
@@ -167,7 +197,7 @@ def _make_exclusively(path: Path) -> Path:
 
 
 def _make_folder(path: Path) -> None:
-    """Make a folder and those above it; take back what was made when one of them fails."""
+    """Create a folder and its parents; remove what was created if one of them fails."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     made: list[Path] = []
     try:
@@ -178,13 +208,13 @@ def _make_folder(path: Path) -> None:
             raise NotADirectoryError(errno.ENOTDIR, "is not a folder")
     except OSError as e:
         for folder in reversed(made):
-            with contextlib.suppress(OSError):  # somebody else uses it by now
+            with contextlib.suppress(OSError):  # another process uses it by now
                 folder.rmdir()
         raise folder_error(e, path) from e
 
 
 def folder_error(error: OSError, path: Path) -> BorderError:
-    """What to tell a person when a run directory cannot be made, or written to."""
+    """The error to raise if a run directory cannot be created, or written to."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return ResourceError(f"{path}: the disk is full\nallowed: free some space, or run in another folder")
     reason = error.strerror or type(error).__name__
@@ -195,7 +225,7 @@ def folder_error(error: OSError, path: Path) -> BorderError:
 
 
 def _point_latest(root: Path, path: Path) -> None:
-    """Replace the link in one step. A file system without links, or a folder there, is no reason to stop."""
+    """Replace the link in one step. It is not an error if the file system has no links."""
     temporary = root / f".{LATEST}.{os.getpid()}"
     try:
         temporary.unlink(missing_ok=True)
@@ -207,5 +237,63 @@ def _point_latest(root: Path, path: Path) -> None:
 
 
 def shown(path: Path) -> Path:
-    """As a person would type it from here."""
+    """The path as the user would type it from here."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+REPORTED: dict[str, object] = {"reported": True}
+"""`extra` of a log record that is shown to the user in another way."""
+
+
+@contextlib.contextmanager
+def log_to(path: Path, note: Callable[[str], None]) -> Iterator[None]:
+    """Within this context, log to a file, and warnings to `note` as well."""
+    file, notes = _FileHandler(path, encoding="utf-8"), _NoteHandler(note)
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(processName)s %(name)s: %(message)s"))
+    root, package = logging.getLogger(), logging.getLogger("border_cli")
+    level = package.level
+    package.setLevel(logging.INFO)
+    for handler in (file, notes):
+        root.addHandler(handler)
+    try:
+        yield
+    finally:
+        package.setLevel(level)
+        for handler in (file, notes):
+            root.removeHandler(handler)
+            handler.close()
+
+
+class _NoteHandler(logging.Handler):
+    """Passes warnings to a view."""
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._note = note
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not getattr(record, "reported", False):
+            self._note(f"{record.levelname.lower()}: {record.getMessage()}")
+
+
+class _FileHandler(logging.FileHandler):
+    """train.log. A line that a full disk does not take is dropped: it must neither end the run nor fill stderr."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if isinstance(sys.exc_info()[1], OSError):
+            self._drop_stream()
+        else:
+            super().handleError(record)
+
+    def close(self) -> None:
+        try:
+            super().close()
+        except OSError:
+            self._drop_stream()
+
+    def _drop_stream(self) -> None:
+        """The next record opens the file again: the old stream would first try to write the same bytes again."""
+        stream, self.stream = self.stream, None
+        if stream is not None:
+            with contextlib.suppress(OSError):
+                stream.close()

@@ -1,4 +1,4 @@
-"""From a run to something that acts: `border_cli.load(path).sample(observation)`.
+"""From a run to something that acts, `border_cli.load(path).sample(observation)`, and bare agents on the disk.
 
 No environment is built: the spaces are stored as data in each checkpoint.
 """
@@ -8,91 +8,215 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from border_cli.checkpoints.contents import ModelDescription, SavedModel, read_model
-from border_cli.config import plugins as plugin_modules
+from border_cli.checkpoints import store
+from border_cli.checkpoints.contents import (
+    ModelDescription,
+    SavedModel,
+    agent_files,
+    read_model,
+    read_training,
+)
+from border_cli.config import registry
 from border_cli.config.convert import ConfigError, to_config
 from border_cli.config.registry import AGENTS
 from border_cli.config.schema import AgentConfig, EnvConfig, TrainConfig
 from border_cli.core.errors import UsageError
-from border_cli.core.protocols import ActingPolicy
-from border_cli.core.spaces import ACTION_MASK, Array, EnvSpec, ObsLeaf
-from border_cli.envs.spaces import decode_action, leaf_value, part_of
+from border_cli.core.protocols import ActingPolicy, Agent
+from border_cli.core.spaces import ACTION_MASK, Array, EnvSpec, Obs, ObsLeaf
+from border_cli.envs.spaces import decode_action, encode
 from border_cli.runs.locate import Located, model_directory, parse_checkpoint
-from border_cli.runs.provenance import read_run_id
+from border_cli.runs.summary import read_run_id
 from border_cli.runs.trust import Typed, check_plugins, code_of, is_own
 
 _logger = logging.getLogger(__name__)
-_NOT_SAID = object()
+_NOT_GIVEN = object()
+_AFTER_TRAINING = 2**62
+"""Env steps at which every exploration schedule has reached its end."""
 
 
 class LoadedModel:
-    """A trained model that acts greedily.
+    """A trained model that acts.
 
-    spec: the spaces of its environment · opt_steps: when it was taken · path: where it was read from.
+    spec: the spaces of its environment · opt_steps: at which it was taken · path: the directory it was read from.
     """
 
     def __init__(
         self, policy: ActingPolicy, spec: EnvSpec, opt_steps: int, path: Path, mask_in_info: bool = False
     ) -> None:
-        self._mask_in_info = mask_in_info
         self.spec = spec
         self.opt_steps = opt_steps
         self.path = path
-        self._policy = policy
-        self._stacks: dict[str, Array] = {}
+        self._policy = policy  # in eval mode
+        self._deterministic = True
+        self._mask_in_info = mask_in_info
+        self._stacks: dict[tuple[str, int], Array] = {}
 
-    def begin_episode(self) -> None:
-        """Forget the observations before, where the model acts on stacks of them. To be called after each reset."""
-        self._stacks = {}
+    def begin_episode(self, env_ix: int = 0) -> None:
+        """Forget the episode so far: stacked observations, and what the policy carries. Call it after each reset.
 
-    def sample(self, obs: Any, action_mask: Any = _NOT_SAID) -> Any:
-        """The action for one observation, both as the environment has them.
-
-        obs: an array, an int, a dict or a tuple, without a batch dimension. Where training stacked observations
-        (`env.frame_stack`), a single one is stacked here; what is a stack already is taken as it is. Returns an int for a
-        Discrete action space, counted from its start, and an array for a Box. action_mask: info["action_mask"], where the
-        environment says in its info which actions are allowed; None: all are.
-        Raises ValueError where obs is not of the space's shape, or holds a number that is not finite, where a model that
-        was trained with masks in the info is given none, or another one is given one, and where nothing is allowed.
+        env_ix: the environment, where several take turns (see `sample`).
         """
-        if self._mask_in_info:
-            obs = {"obs": obs, ACTION_MASK: self._allowed(action_mask)}
-        elif action_mask is not None and action_mask is not _NOT_SAID:
-            raise ValueError(
-                "action_mask: this model was trained without masks in the info of its environment"
-            )
-        batch = {leaf.name: self._value(leaf, obs)[np.newaxis] for leaf in self.spec.obs.leaves}
-        for name, rows in batch.items():
-            if not np.isfinite(rows).all():
-                raise ValueError(f"observation {name!r} holds a number that is not finite")
-        return decode_action(self.spec.action, self._policy.sample(batch)[0])
+        self._stacks = {key: stack for key, stack in self._stacks.items() if key[1] != env_ix}
+        self._policy.begin_episode(env_ix)
 
-    def _allowed(self, action_mask: Any) -> Array:
-        if action_mask is _NOT_SAID:
+    def sample(
+        self,
+        obs: Any,
+        action_mask: Any = _NOT_GIVEN,
+        *,
+        deterministic: bool = True,
+        env_ix: int | Sequence[int] | None = None,
+    ) -> Any:
+        """The action for an observation, or the actions for a batch, as the environment takes them.
+
+        Args:
+            obs: one observation as the environment gives it (an array, an int, a dict or a tuple), or a batch: the same
+                with one more dimension in front of each array. If training stacked observations (`env.frame_stack`), a
+                single observation is stacked here with those before it; what has the shape of a stack is one.
+            action_mask: `info["action_mask"]`, if the environment says in its info which actions are allowed; None: all
+                are. (n,), or (B, n) for a batch.
+            deterministic: act as in evaluations; False: explore as at the end of training.
+            env_ix: which environments the observations are of, for what is carried over an episode: one index, or B of
+                them for a batch. By default 0, or 0 to B - 1.
+
+        Returns:
+            For a Discrete action space an int, counted from its start, or (B,) int64; for a Box an array, or (B, ...).
+
+        Raises:
+            ValueError: for an observation outside its space, for a mask that is missing or not expected, and where no
+                action is allowed.
+        """
+        batch, is_batch, envs = self._encode(obs, action_mask, env_ix)
+        if deterministic != self._deterministic:
+            self._deterministic = deterministic
+            (self._policy.eval if deterministic else self._policy.train)()
+        stored = self._policy.sample(batch, 0 if deterministic else _AFTER_TRAINING, envs)
+        actions = [decode_action(self.spec.action, action) for action in stored]
+        return np.array(actions) if is_batch else actions[0]
+
+    def values(self, obs: Any, action_mask: Any = _NOT_GIVEN) -> Array:
+        """Expected return of each action, (n,) or (B, n); -inf for an action that is not allowed. Arguments: see `sample`.
+
+        Raises ValueError for an agent whose model has no values of actions, and as `sample` does.
+        """
+        return self._estimate("action_values", obs, action_mask)
+
+    def quantiles(self, obs: Any, action_mask: Any = _NOT_GIVEN) -> Array:
+        """Quantiles of the return of each action, (n, k) or (B, n, k). Arguments: see `sample`.
+
+        Raises ValueError for an agent whose model has no quantiles, and as `sample` does.
+        """
+        return self._estimate("action_quantiles", obs, action_mask)
+
+    def _estimate(self, method: str, obs: Any, action_mask: Any) -> Array:
+        estimate = getattr(self._policy, method, None)
+        if estimate is None:
+            raise ValueError(f"the model of this agent has no {method.replace('_', ' ')}")
+        stacks = dict(self._stacks)  # an observation that is only looked at is not part of the episode
+        try:
+            batch, is_batch, _ = self._encode(obs, action_mask, None)
+        finally:
+            self._stacks = stacks
+        estimates: Array = estimate(batch)
+        return estimates if is_batch else estimates[0]
+
+    def _encode(
+        self, obs: Any, action_mask: Any, env_ix: int | Sequence[int] | None
+    ) -> tuple[Obs, bool, list[int]]:
+        """Rows as stored, whether they are a batch, and the environment of each row. Raises ValueError."""
+        if self._mask_in_info and action_mask is _NOT_GIVEN:
             raise ValueError(
                 f'this model was trained with masks: give action_mask=info["{ACTION_MASK}"], or None where all is allowed'
             )
-        mask = np.ones(self.spec.action.n, np.int8) if action_mask is None else np.asarray(action_mask)
-        if not mask.any():
-            raise ValueError("action_mask allows no action")
-        return mask
+        if not self._mask_in_info and action_mask is not _NOT_GIVEN and action_mask is not None:
+            raise ValueError(
+                "action_mask: this model was trained without masks in the info of its environment"
+            )
+        leaves = {leaf.name: leaf for leaf in self.spec.obs.leaves}
+        if self._mask_in_info:
+            obs = {"obs": obs, ACTION_MASK: action_mask}
+            if action_mask is None:
+                leaves.pop(str(self.spec.mask))
+        arrays = {name: _array(leaf, obs) for name, leaf in leaves.items()}
+        sizes = {_batch_size(leaf, arrays[name]) for name, leaf in leaves.items()}
+        if len(sizes) > 1:
+            raise ValueError("the parts of the observation are not a batch of one size, nor one observation")
+        (size,) = sizes
+        rows = size or 1  # a batch is never empty
+        envs = list(range(rows)) if env_ix is None else list(np.atleast_1d(env_ix))
+        if len(envs) != rows:
+            raise ValueError(f"env_ix has {len(envs)} environments, the observation {rows}")
+        batch = {
+            name: self._stored(leaf, arrays[name][None] if size is None else arrays[name], envs)
+            for name, leaf in leaves.items()
+        }
+        mask = self.spec.mask
+        if mask is not None:
+            batch.setdefault(mask, np.ones((len(envs), self.spec.action.n), np.uint8))
+            if not batch[mask].any(1).all():
+                raise ValueError("action_mask allows no action")
+        return batch, size is not None, envs
 
-    def _value(self, leaf: ObsLeaf, obs: Any) -> Array:
-        if leaf.stack == 1 or np.shape(part_of(leaf, obs)) == leaf.shape:
-            return leaf_value(leaf, obs)
-        newest = leaf_value(replace(leaf, shape=leaf.row_shape), obs)
-        before = self._stacks.get(leaf.name)
-        stack = (
-            np.stack([newest] * leaf.stack) if before is None else np.concatenate([before[1:], newest[None]])
+    def _stored(self, leaf: ObsLeaf, rows: Array, envs: Sequence[int]) -> Array:
+        """Rows (B, ...) of one leaf as training stored them, stacked where it did. Raises ValueError."""
+        if leaf.stack == 1 or rows.shape[1:] == leaf.shape:
+            return _as_stored(leaf, rows)
+        stacks = []
+        for env, newest in zip(envs, _as_stored(leaf, rows), strict=True):
+            before = self._stacks.get((leaf.name, env), np.stack([newest] * leaf.stack))
+            stack = self._stacks[leaf.name, env] = np.concatenate([before[1:], newest[None]])
+            stacks.append(stack)
+        return np.stack(stacks)
+
+
+def _array(leaf: ObsLeaf, obs: Any) -> Array:
+    """The part of an observation that a leaf is about. Raises ValueError."""
+    for key in leaf.path:
+        there = (
+            key in obs
+            if isinstance(obs, Mapping)
+            else isinstance(obs, tuple | list) and key in range(len(obs))
         )
-        self._stacks[leaf.name] = stack
-        return stack
+        if not there:
+            raise ValueError(f"observation {leaf.name!r} is missing: {key!r} is not in what was given")
+        obs = obs[key]
+    array = np.asarray(obs)
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"observation {leaf.name!r} is not made of numbers")
+    return array
+
+
+def _batch_size(leaf: ObsLeaf, array: Array) -> int | None:
+    """Rows of a batch, None for a single observation. Raises ValueError for another shape."""
+    shapes = (leaf.shape, leaf.row_shape)
+    if array.shape in shapes:
+        return None
+    if array.ndim and array.shape[1:] in shapes and len(array):
+        return len(array)
+    raise ValueError(f"observation {leaf.name!r} has shape {array.shape}, its space says {leaf.shape}")
+
+
+def _as_stored(leaf: ObsLeaf, rows: Array) -> Array:
+    """Rows with the leaf's dtype, counted from 0 in the discrete kinds. Raises ValueError for what is outside."""
+    if not np.isfinite(rows).all():
+        raise ValueError(f"observation {leaf.name!r} holds a number that is not finite")
+    stored = encode(leaf, rows)
+    if stored.dtype.kind == "f":
+        return stored
+    low: Any = -np.inf if leaf.low is None else leaf.low
+    high: Any = np.inf if leaf.high is None else leaf.high
+    if leaf.categories:
+        low, high = 0, np.reshape(leaf.categories, leaf.shape) - 1
+    start = np.reshape(leaf.start, leaf.shape) if leaf.start else 0
+    if ((stored < low) | (stored > high) | (stored + start != rows)).any():
+        raise ValueError(f"observation {leaf.name!r} holds a number that is not in its space")
+    return stored
 
 
 def load(
@@ -102,12 +226,17 @@ def load(
     plugins: Sequence[str] = (),
     seed: int = 0,
 ) -> LoadedModel:
-    """Load the model of a run, a checkpoint directory or best/; without a path, of the latest run in ./runs.
+    """Load the model of a run, a checkpoint directory or best/.
 
-    checkpoint: "best", "last" or an opt step of a run; by default the best, or the last where there is no
-    best yet · plugins: modules to import first, where the agent is not one of ours · seed: of what an agent
-    draws while it acts.
-    Raises UsageError for what is not there, NoValidCheckpointError where nothing verifies.
+    Args:
+        path: of one of these; None for the latest run in ./runs.
+        checkpoint: "best", "last" or an opt step of a run; by default the best, or the last where there is no best yet.
+        plugins: modules to import first, for an agent that is not one of border-cli's own.
+        seed: of the random numbers that the agent draws while it acts.
+
+    Raises:
+        UsageError: for what is not there.
+        NoValidCheckpointError: where nothing verifies.
     """
     chosen = parse_checkpoint(str(checkpoint)) if checkpoint != "" else None
     located = model_directory(None if path is None else Path(path), chosen)
@@ -120,12 +249,74 @@ def load(
     return LoadedModel(policy, saved.description.spec, saved.info.version, located.path, in_info)
 
 
+def save_agent(
+    agent: Agent,
+    path: str | os.PathLike[str],
+    config: AgentConfig,
+    spec: EnvSpec,
+    *,
+    env: EnvConfig | None = None,
+    plugins: Sequence[str] = (),
+) -> Path:
+    """Write a bare agent, without a run: weights, optimisers, configuration and spaces.
+
+    `load_agent` gives the agent back, `load` something that acts, and `init_from=<path>` starts a run from it.
+
+    Args:
+        agent: the agent.
+        path: the directory to write, or to replace.
+        config: the agent's configuration.
+        spec: the spaces that the agent was made for.
+        env: the environment's configuration, if it matters for acting.
+        plugins: modules that register the agent, for one that is not border-cli's own.
+
+    Raises:
+        CheckpointIOError: when the disk fails; what was there is unchanged.
+    """
+    path = Path(path).absolute()
+    model = ModelDescription(asdict(config), asdict(env or EnvConfig()), spec, tuple(plugins))
+    info = agent.model_info()
+    return store.write(path.parent, path.name, agent_files(model, info, agent.state()), info.version)
+
+
+def load_agent(
+    path: str | os.PathLike[str], *, device: str = "cpu", plugins: Sequence[str] = (), seed: int = 0
+) -> Agent:
+    """The agent in a directory of `save_agent`, or in a checkpoint of a run.
+
+    Args:
+        path: the directory, a run or a checkpoint; of a run the last checkpoint, as best/ has nothing but a model.
+        device: where the agent computes, such as "cpu" or "cuda".
+        plugins: modules to import first, for an agent that is not one of border-cli's own.
+        seed: of the random numbers that the agent draws.
+
+    Raises:
+        UsageError: for what is not there, or has nothing but a model.
+        NoValidCheckpointError: where nothing verifies.
+    """
+    path = Path(path)
+    is_single = (path / store.MANIFEST_FILE).exists()
+    located = model_directory(path, None if is_single else "last")
+    saved, training = read_model(located.path), read_training(located.path)
+    if training is None:
+        raise UsageError(f"{located.path} has nothing but a model\nallowed: a checkpoint, or border_cli.load")
+    model = saved.description
+    import_plugins(model, Typed(plugins=plugins), is_own_code(located, model))
+    config = agent_config(model)
+    agent: Agent = AGENTS[config.type].load().make_agent(config, model.spec, seed, device)
+    try:
+        agent.load_state(training)
+    except ValueError as e:
+        raise UsageError(f"{located.path}: its weights do not fit the agent they are stored with\n{e}") from e
+    return agent
+
+
 def make_policy(saved: SavedModel, seed: int) -> ActingPolicy:
     """The policy of a saved model, in eval mode. Raises UsageError where its parts do not fit."""
     config, spec = agent_config(saved.description), saved.description.spec
-    factory = AGENTS[config.type].load()
-    factory.check_spec(config, spec)
-    policy: ActingPolicy = factory.make_policy(config, spec, seed)
+    module = AGENTS[config.type].load()
+    module.check_spec(config, spec)
+    policy: ActingPolicy = module.make_policy(config, spec, seed)
     try:
         policy.sync_model(saved.info)
     except ValueError as e:
@@ -135,34 +326,25 @@ def make_policy(saved: SavedModel, seed: int) -> ActingPolicy:
 
 
 def import_plugins(model: ModelDescription, typed: Typed, own: bool) -> None:
-    """Import installed and typed plugins, and those that the model names, as far as they are to be trusted.
-
-    Raises UsageError that says what to type where they are not.
-    """
+    """Import the installed and the typed plugins, and those that the model names. Raises UsageError for one not trusted."""
     check_plugins(model.plugins, typed, own)
-    plugin_modules.load_installed()
-    plugin_modules.load(dict.fromkeys([*typed.plugins, *model.plugins]))
-
-
-def is_own_run(located: Located) -> bool:
-    """Whether a model belongs to a run in the user's own list."""
-    return located.run_dir is not None and is_own(read_run_id(located.run_dir))
+    registry.import_installed_plugins()
+    registry.import_plugins(dict.fromkeys([*typed.plugins, *model.plugins]))
 
 
 def is_own_code(located: Located, model: ModelDescription) -> bool:
-    """Whether it does, and names the code that was run when it was trained."""
-    if located.run_dir is None:
-        return False
-    return is_own(read_run_id(located.run_dir), code_of(model.plugins, env_config(model)))
+    """Whether a model belongs to a run in the user's own list, and names the same code as when it was trained."""
+    run_id = None if located.run_dir is None else read_run_id(located.run_dir)
+    return is_own(run_id, code_of(model.plugins, model.env))
 
 
 def agent_config(model: ModelDescription) -> AgentConfig:
-    """The stored agent section, checked as data against the schema. Raises UsageError."""
+    """The stored agent section, checked against the schema. Raises UsageError."""
     return _checked("agent", model.agent).agent
 
 
 def env_config(model: ModelDescription) -> EnvConfig:
-    """The stored env section, checked as data against the schema. Raises UsageError."""
+    """The stored env section, checked against the schema. Raises UsageError."""
     return _checked("env", model.env).env
 
 
@@ -170,7 +352,7 @@ def _checked(name: str, section: Mapping[str, Any]) -> TrainConfig:
     try:
         return to_config({"agent": {"type": "dqn"}, name: section})
     except ConfigError as e:
-        if e.key == "agent.type":
+        if e.key in ("agent.type", "env.type"):
             first = str(e).splitlines()[0]
             raise UsageError(f"{first}\nif a package brings it, add plugins=[<package>]") from e
         raise UsageError(f"the stored configuration does not fit this border-cli\n{e}") from e

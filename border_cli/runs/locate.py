@@ -1,37 +1,29 @@
-"""From what the user typed (a run, a checkpoint, best/, nothing) to one model directory that verifies."""
+"""Which run, and which model of it, the user means."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from border_cli.checkpoints import store
 from border_cli.checkpoints.contents import BEST, CHECKPOINTS, REPLAY
-from border_cli.checkpoints.manifest import MANIFEST_FILE
-from border_cli.config.suggest import nearest, nearest_line
+from border_cli.checkpoints.store import MANIFEST_FILE
+from border_cli.config.convert import nearest, nearest_line
 from border_cli.core.errors import NoValidCheckpointError, UsageError
 from border_cli.runs.directory import CONFIG_FILE, LATEST, RUNS
-from border_cli.runs.provenance import PROVENANCE_FILE
+from border_cli.runs.summary import PROVENANCE_FILE, read_summary
 
 LAST = "last"
-_DESCRIPTIONS = (CONFIG_FILE, PROVENANCE_FILE)
-"""Only a run has one of these."""
-_RUN_MARKS = (*_DESCRIPTIONS, CHECKPOINTS, BEST)
-"""Any of these says that a folder that the user called a run is one."""
-_SHOWN = 6
+_MAX_LISTED = 6
 _UNREAD = (REPLAY,)
-"""Acting does not need it, and it may be very large: of its files only the size is looked at."""
+"""Acting needs no replay, and it may be large: only the sizes of its files are verified."""
 
 
 @dataclass(frozen=True)
 class Located:
-    """A model that was found.
-
-    path: its directory · run_dir: the run it belongs to, None outside of one ·
-    note: what the user should know about the choice, empty when it is what was asked for.
-    """
+    """A model directory, the run it belongs to, if any, and what the user should know about the choice, if anything."""
 
     path: Path
     run_dir: Path | None
@@ -39,7 +31,7 @@ class Located:
 
 
 def parse_checkpoint(text: str) -> str | int:
-    """What was typed for `checkpoint`: "best", "last" or an opt step. Raises UsageError for anything else."""
+    """The value of `checkpoint`: "best", "last" or an opt step. Raises UsageError for anything else."""
     if text in (BEST, LAST):
         return text
     if text.isascii() and text.isdigit():
@@ -50,33 +42,55 @@ def parse_checkpoint(text: str) -> str | int:
     )
 
 
-def model_directory(typed: Path | None = None, checkpoint: str | int | None = None) -> Located:
-    """The model to take. Nothing that stands in the directory is imported or run.
+def model_directory(named: Path | None = None, checkpoint: str | int | None = None) -> Located:
+    """The model to load. Nothing in the directory is imported or run.
 
-    typed: a run, a checkpoint directory, best/, or None for the latest run below ./runs · checkpoint: "best",
-    "last" or an opt step; None takes the best, or the last where there is no best yet.
+    Args:
+        named: a run, a checkpoint directory, best/, or None for the latest run below ./runs.
+        checkpoint: "best", "last" or an opt step; None takes the best, or the last where there is no best yet.
+
     Raises UsageError for what is not there, NoValidCheckpointError where nothing verifies.
     """
-    path = _latest_run() if typed is None else typed
+    path = _latest_run() if named is None else named
     if not path.is_dir():
         raise _no_such_path(path)
     if (path / MANIFEST_FILE).exists():
         return _single_model(path, checkpoint)
     run_dir = path.parent if path.name == CHECKPOINTS else path
-    if not _is_run(run_dir):
+    if not any((run_dir / mark).exists() for mark in (CONFIG_FILE, PROVENANCE_FILE, CHECKPOINTS, BEST)):
         raise _no_run(path)
     if checkpoint in (None, BEST):
         return _best(run_dir)
     return _last(run_dir) if checkpoint == LAST else _step(run_dir, int(str(checkpoint)))
 
 
-def run_directory(typed: Path) -> Path:
-    """The run that was typed, as its own path whatever link led there. Raises UsageError for what is none."""
-    if not typed.is_dir():
-        raise _no_such_path(typed, "a run, or resume=auto for the unfinished run of these words")
-    if not (typed / CONFIG_FILE).is_file():
-        raise _no_run(typed)
-    return typed.resolve()
+def weights_directory(named: Path, whole_agent: bool) -> Path:
+    """Where a new run reads its first weights: the model to load (see `model_directory`).
+
+    whole_agent: prefer a checkpoint of the same opt step to best/, which has nothing but a model.
+    """
+    path = model_directory(named).path
+    if whole_agent and path.name == BEST:
+        step = path.parent / CHECKPOINTS / store.step_name(store.verify(path).opt_steps)
+        if store.verifies(step, _UNREAD):
+            return step
+    return path
+
+
+def run_directory(named: Path) -> Path:
+    """The run that the user named, with links resolved. Raises UsageError for anything else."""
+    if not named.is_dir():
+        raise _no_such_path(named, "a run, or resume=auto for the unfinished run of these words")
+    if (named / CONFIG_FILE).is_file():
+        return named.resolve()
+    runs = _runs_in(named)
+    unfinished = [run for run in runs if read_summary(run).get("status") != "done"]
+    if unfinished:
+        raise UsageError(
+            f"{named} is a folder with {_number(runs)} in it, {len(unfinished)} of them unfinished\n"
+            f"allowed: border-train resume={unfinished[-1]}"
+        )
+    raise _no_run(named)
 
 
 def _single_model(path: Path, checkpoint: str | int | None) -> Located:
@@ -86,63 +100,69 @@ def _single_model(path: Path, checkpoint: str | int | None) -> Located:
     store.verify(path, _UNREAD)
     folder = path.resolve().parent
     run_dir = folder.parent if folder.name == CHECKPOINTS else folder
-    described = any((run_dir / mark).exists() for mark in _DESCRIPTIONS)
-    return Located(path, run_dir if described else None)
+    is_run = any((run_dir / mark).exists() for mark in (CONFIG_FILE, PROVENANCE_FILE))
+    return Located(path, run_dir if is_run else None)
 
 
 def _best(run_dir: Path) -> Located:
     path = run_dir / BEST
     if not store.exists(path):
         last = _last(run_dir)
-        return Located(last.path, run_dir, "; ".join(filter(None, (_no_best(last.path), last.note))))
+        note = f"no evaluation has found a best model yet: this is the last checkpoint, {last.path.name}"
+        return Located(last.path, run_dir, f"{note}; {last.note}" if last.note else note)
     try:
         store.verify(path, _UNREAD)
     except store.InvalidCheckpointError as e:
-        if any(_verifies(step) for step in store.list_steps(run_dir / CHECKPOINTS)):
+        if any(store.verifies(step, _UNREAD) for step in store.list_steps(run_dir / CHECKPOINTS)):
             raise UsageError(f"{e}\nallowed: checkpoint=last") from e
         raise
     return Located(path, run_dir)
-
-
-def _no_best(path: Path) -> str:
-    return f"no evaluation has found a best model yet: this is the last checkpoint, {path.name}"
 
 
 def _last(run_dir: Path) -> Located:
     steps = store.list_steps(run_dir / CHECKPOINTS)
     newest = store.newest_valid(run_dir / CHECKPOINTS, _UNREAD)
     if newest is None:
-        way_out = "\nallowed: checkpoint=best" if store.exists(run_dir / BEST) else ""
-        raise UsageError(
-            f"{run_dir} has no checkpoint yet: one is written every save_interval opt steps{way_out}"
-        )
-    passed = "" if newest == steps[0] else f"{steps[0].name} does not verify: this is {newest.name}"
-    return Located(newest, run_dir, passed)
+        allowed = "\nallowed: checkpoint=best" if store.exists(run_dir / BEST) else ""
+        raise UsageError(f"{run_dir} has no checkpoint{_why_none(run_dir)}{allowed}")
+    skipped = "" if newest == steps[0] else f"{steps[0].name} does not verify: this is {newest.name}"
+    return Located(newest, run_dir, skipped)
+
+
+def _why_none(run_dir: Path) -> str:
+    """Why a run has no checkpoint."""
+    summary = read_summary(run_dir)
+    if summary.get("status") not in ("done", "stopped", "failed"):
+        return " yet: the first one comes after trainer.save_interval opt steps"
+    counters = summary.get("counters")
+    learned = isinstance(counters, dict) and counters.get("opt_steps")
+    return f": the run ended before its first {'checkpoint' if learned else 'opt step'}"
 
 
 def _step(run_dir: Path, opt_steps: int) -> Located:
     path = run_dir / CHECKPOINTS / store.step_name(opt_steps)
-    steps = store.list_steps(path.parent)
+    steps = {step: str(int(step.name.partition("-")[2])) for step in store.list_steps(path.parent)}
+    choices = {run_dir / BEST: BEST} if store.exists(run_dir / BEST) else {}
     if path not in steps:
-        raise _no_such_step(run_dir, opt_steps, [_opt_steps(step) for step in steps])
+        raise _no_such_step(run_dir, opt_steps, list(choices.values()), list(steps.values()))
     try:
         store.verify(path, _UNREAD)
     except store.InvalidCheckpointError as e:
-        others = [step for step in [run_dir / BEST, *steps] if step != path and _verifies(step)]
-        if others:
-            raise UsageError(f"{e}\nallowed: {_listed(_choice(other) for other in others)}") from e
+        choices |= steps
+        valid = [name for other, name in choices.items() if other != path and store.verifies(other, _UNREAD)]
+        if valid:
+            raise UsageError(f"{e}\nallowed: {_listed(valid)}") from e
         raise NoValidCheckpointError(f"{e}\nand nothing else in {run_dir} does") from e
     return Located(path, run_dir)
 
 
-def _no_such_step(run_dir: Path, opt_steps: int, there: list[int]) -> UsageError:
-    best = ["best"] if store.exists(run_dir / BEST) else []
-    if not there:
+def _no_such_step(run_dir: Path, opt_steps: int, best: list[str], steps: list[str]) -> UsageError:
+    if not steps:
         return UsageError(
             f"checkpoint={opt_steps}: {run_dir} has no checkpoints\nallowed: {_listed(best) or 'another run'}"
         )
-    near = min(there, key=lambda step: abs(step - opt_steps))
-    shown = _listed([*best, LAST, *map(str, there)])
+    near = min(steps, key=lambda step: abs(int(step) - opt_steps))
+    shown = _listed([*best, LAST, *steps])
     return UsageError(f"checkpoint={opt_steps}: {run_dir} has none\nallowed: {shown}\nnearest: {near}")
 
 
@@ -159,14 +179,10 @@ def _latest_run() -> Path:
     return found[-1]
 
 
-def _is_run(path: Path) -> bool:
-    return any((path / mark).exists() for mark in _RUN_MARKS)
-
-
 def _no_such_path(path: Path, allowed: str = "a run, a checkpoint directory or best/") -> UsageError:
     if path.exists():
         return UsageError(f"{path} is a file\nallowed: {allowed}")
-    siblings = _names(path.parent) if path.parent.is_dir() else []
+    siblings = [e.name for e in os.scandir(path.parent) if e.is_dir()] if path.parent.is_dir() else []
     match = nearest(path.name, siblings)
     return UsageError(
         f"{path} is not there\nallowed: {allowed}{nearest_line(str(path.parent / match) if match else None)}"
@@ -174,36 +190,28 @@ def _no_such_path(path: Path, allowed: str = "a run, a checkpoint directory or b
 
 
 def _no_run(path: Path) -> UsageError:
-    found = (config.parent for pattern in ("*", "*/*") for config in path.glob(f"{pattern}/{CONFIG_FILE}"))
-    # Hydra's own folder is none, and a link such as runs/latest is one that is counted already
-    runs = sorted(run for run in found if not run.name.startswith(".") and not run.is_symlink())
+    runs = _runs_in(path)
     if runs:
-        return UsageError(f"{path} is no run, it holds {len(runs)}\nallowed: one of them, such as {runs[-1]}")
-    return UsageError(f"{path} is no run: it has neither {CONFIG_FILE} nor checkpoints\nallowed: runs/latest")
+        return UsageError(
+            f"{path} is a folder with {_number(runs)} in it\nallowed: a run, such as {runs[-1]}"
+        )
+    return UsageError(
+        f"{path} is not a run: it has neither {CONFIG_FILE} nor checkpoints\nallowed: a run, such as runs/latest"
+    )
 
 
-def _names(folder: Path) -> list[str]:
-    return [entry.name for entry in os.scandir(folder) if entry.is_dir()]
+def _runs_in(folder: Path) -> list[Path]:
+    """Runs in a folder or in its folders, the oldest first."""
+    found = (config for pattern in ("*", "*/*") for config in folder.glob(f"{pattern}/{CONFIG_FILE}"))
+    # .hydra has a config.yaml too, and a link such as runs/latest leads to a run that is found already.
+    configs = [file for file in found if file.parent.name[0] != "." and not file.parent.is_symlink()]
+    return [file.parent for file in sorted(configs, key=lambda file: (file.stat().st_mtime_ns, file))]
 
 
-def _verifies(path: Path) -> bool:
-    try:
-        store.verify(path, _UNREAD)
-    except store.InvalidCheckpointError:
-        return False
-    return True
+def _number(runs: Sequence[Path]) -> str:
+    return f"{len(runs)} run{'s' * (len(runs) != 1)}"
 
 
-def _opt_steps(step: Path) -> int:
-    return int(step.name.partition("-")[2])
-
-
-def _choice(path: Path) -> str:
-    """What to type for `checkpoint` to get this one."""
-    return BEST if path.name == BEST else str(_opt_steps(path))
-
-
-def _listed(choices: Iterable[str]) -> str:
-    words = list(choices)
-    more = f" and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
-    return ", ".join(words[:_SHOWN]) + more
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+    return ", ".join(names[:_MAX_LISTED]) + more

@@ -1,47 +1,49 @@
-"""From a run that ended, or was ended, to what it goes on from."""
+"""What a resumed run continues from: the newest checkpoint of its directory that verifies."""
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from border_cli.checkpoints import store
-from border_cli.checkpoints.contents import (
-    BEST,
-    CHECKPOINTS,
-    REPLAY,
-    read_checkpoint,
-    read_model,
-    read_run_state,
+from border_cli.checkpoints.contents import BEST, CHECKPOINTS, REPLAY, read_model, read_run_state, read_scores
+from border_cli.config.resolve import (
+    BUDGETS,
+    Change,
+    changes,
+    inherit,
+    is_reproducible,
+    keeps_the_bits,
+    reopen,
+    safe,
 )
-from border_cli.config.resuming import BUDGETS, Change, changes, is_reproducible, keeps_the_bits, safe
 from border_cli.config.schema import TrainConfig
-from border_cli.core.errors import BorderError, NoValidCheckpointError, UsageError
-from border_cli.core.protocols import Evaluation
+from border_cli.core.errors import BorderError, IncompatibleStateError, NoValidCheckpointError, UsageError
 from border_cli.core.spaces import EnvSpec
-from border_cli.core.state import RunState, count, flag, require
-from border_cli.runs.directory import CONFIG_FILE, read_config
-from border_cli.runs.json_file import read_json
-from border_cli.runs.lock import is_held
-from border_cli.runs.summary import SUMMARY_FILE
+from border_cli.core.state import RunState
+from border_cli.core.types import ModelInfo
+from border_cli.runs.directory import CONFIG_FILE, is_held, read_config
+from border_cli.runs.summary import read_summary
+from border_cli.training.best_model import Evidence
 
 DONE = "done"
-_REPLAY_HEADS = 2**24
-"""Bytes of a saved replay beside its rows, at most: heads of its files, and what its streams wait for."""
 
 
 @dataclass(frozen=True)
 class Resumed:
-    """What a run goes on from.
+    """What a run continues from.
 
-    path: the checkpoint, None where there is none yet: then it begins anew, in the same directory · state: of it ·
-    opt_steps, env_steps: counts then · seconds: how long it took until then, as far as that is known · changes: of its
-    configuration · exact: whether what comes is what an uninterrupted run would have given, if its kind can be repeated ·
-    best: the score of best/, which the evaluation of a run's result may have brought after its last checkpoint.
+    Attributes:
+        path: the checkpoint; None where there is none yet, and the run starts over in the same directory.
+        state: the state in it.
+        opt_steps, env_steps: counts then.
+        seconds: duration of the run until then, as far as it is known.
+        changes: of the configuration.
+        exact: whether a reproducible run gives the bits of an uninterrupted one.
+        best: the model of best/, which may be newer than the checkpoint; None for a reproducible run.
     """
 
     path: Path | None = None
@@ -51,159 +53,87 @@ class Resumed:
     seconds: float = 0.0
     changes: tuple[Change, ...] = ()
     exact: bool = True
-    best: Evaluation | None = None
-
-    @property
-    def without_replay(self) -> bool:
-        """Whether the replay begins anew."""
-        return self.state is not None and self.state.replay is None
+    best: tuple[ModelInfo, Evidence] | None = None
 
 
-def read_resumed(run_dir: Path, config: TrainConfig, wanted: Sequence[Change], replay_bytes: int) -> Resumed:
-    """The newest checkpoint of a run that verifies.
+def read_resumed(run_dir: Path, config: TrainConfig, wanted: Sequence[Change]) -> Resumed:
+    """Read the newest checkpoint of a run that verifies. config: with the wanted changes.
 
-    config: with the changes that are wanted · replay_bytes: those of its replay in memory, so that no checkpoint with a
-    larger one is read.
-    Raises NoValidCheckpointError where there are some and none verifies, UsageError where nothing is left to be done.
+    Raises NoValidCheckpointError where there are checkpoints and none verifies, UsageError where nothing is left to do.
     """
     with_replay = config.checkpoint.replay != "none"
-    path = _newest(run_dir / CHECKPOINTS, with_replay, replay_bytes)
+    path = _newest(run_dir / CHECKPOINTS, with_replay)
     if path is None:
         return Resumed(changes=tuple(wanted))
     state = read_run_state(path, with_replay)
     try:
-        opt_steps, env_steps = _counts(state)
-        whole = flag(state.loop.get("whole"), "whole")
-    except ValueError as e:
+        opt_steps, env_steps, whole = _counts(state.loop)
+    except IncompatibleStateError as e:
         raise unfit(path, e) from e
-    exact = _summary(run_dir).get("exact") is not False and state.replay is not None and whole
+    summary = read_summary(run_dir)
+    exact = summary.get("exact") is not False and state.replay is not None and whole
     exact = exact and all(_keeps(config, state, change) for change in wanted)
-    best = _best(run_dir)
-    if best is not None and exact and is_reproducible(config) and _is_later(best, opt_steps, state):
-        if _comes_again(config, best.opt_steps):
-            best = None
-        else:
-            exact = False  # it was the evaluation of a result, which an uninterrupted run does not make there
-    resumed = Resumed(path, state, opt_steps, env_steps, _seconds(run_dir), tuple(wanted), exact, best)
-    _check_something_left(run_dir, config, resumed)
+    best = None if is_reproducible(config) else _best(run_dir)
+    saved = summary.get("saved")
+    seconds = saved.get("seconds") if isinstance(saved, dict) else None
+    seconds = float(seconds) if isinstance(seconds, int | float) and seconds > 0 else 0.0
+    resumed = Resumed(path, state, opt_steps, env_steps, seconds, tuple(wanted), exact, best)
+    if summary.get("status") == DONE:
+        _check_something_left(run_dir, config, resumed)
     return resumed
 
 
-def _best(run_dir: Path) -> Evaluation | None:
-    """The score of best/, if that is whole."""
-    try:
-        return read_checkpoint(run_dir / BEST).score
-    except store.InvalidCheckpointError:
-        return None
-
-
-def _is_later(best: Evaluation, opt_steps: int, state: RunState) -> bool:
-    """Whether its score took effect after this state was saved: of a later model, or of one that still waits there."""
-    return best.opt_steps >= opt_steps or str(best.opt_steps) in state.waiting.values
-
-
-def _comes_again(config: TrainConfig, opt_steps: int) -> bool:
-    """Whether a run evaluates at this opt step, however large its budget."""
-    interval = config.trainer.eval_interval
-    return interval is not None and opt_steps % interval == 0
-
-
 def describe(config: TrainConfig, resumed: Resumed) -> str:
-    """For the banner: what the run goes on from, what changes, and what is lost by that."""
+    """For the banner: what the run continues from, what changes, and what is lost by that."""
     if resumed.path is None:
-        return "from its beginning: there is no checkpoint yet"
+        return "from the beginning: there is no checkpoint yet"
     words = [f"{resumed.path.name}: {resumed.opt_steps:,} opt steps, {resumed.env_steps:,} env steps"]
     words += [str(change) for change in resumed.changes]
-    if resumed.without_replay:
+    if resumed.state is not None and resumed.state.replay is None:
         words.append("without its replay, so there is a warm-up first")
-        if _learns_no_more(config, resumed):
+        budget = config.trainer.max_env_steps
+        if budget is not None and budget - resumed.env_steps <= config.trainer.warmup_period:
             words.append("the warm-up takes all that is left of max_env_steps: nothing more is learnt")
     if is_reproducible(config) and not resumed.exact:
         words.append("the bits will not be those of an uninterrupted run")
     return "; ".join(words)
 
 
-def _learns_no_more(config: TrainConfig, resumed: Resumed) -> bool:
-    budget = config.trainer.max_env_steps
-    return budget is not None and budget - resumed.env_steps <= config.trainer.warmup_period
-
-
-def _keeps(config: TrainConfig, state: RunState, change: Change) -> bool:
-    """Whether a reproducible run stays the same with this change: as one that had it from the start.
-
-    A budget of env steps that was used up may have cut short the last round, or the last step of a group.
-    """
-    if change.key == "trainer.max_env_steps" and change.before is not None:
-        rounds = state.actors.values.get("rounds", {})
-        begun = rounds.get("env_steps") if config.trainer.lockstep else state.loop["limiter"]["env_steps"]
-        group = 1 if config.trainer.lockstep else config.actor_manager.envs_per_actor
-        cut = config.trainer.lockstep or change.before % group > 0
-        if not isinstance(begun, int) or (begun >= change.before and cut):
-            return False
-    return keeps_the_bits(change)
-
-
-def _newest(folder: Path, with_replay: bool, replay_bytes: int) -> Path | None:
-    limits = {REPLAY: replay_bytes + _REPLAY_HEADS}
-    try:
-        return store.newest_valid(folder, () if with_replay else (REPLAY,), limits)
-    except NoValidCheckpointError as e:
-        if with_replay and any(_verifies_without_replay(path) for path in store.list_steps(folder)):
-            first = str(e).splitlines()[0]
-            raise NoValidCheckpointError(
-                f"{first}\nnone of the checkpoints in {folder} has a replay that verifies\n"
-                "allowed: checkpoint.replay=none beside resume does without it, from a new warm-up"
-            ) from e
-        raise
-
-
-def _verifies_without_replay(path: Path) -> bool:
-    try:
-        store.verify(path, (REPLAY,))
-    except store.InvalidCheckpointError:
-        return False
-    return True
-
-
-def _counts(state: RunState) -> tuple[int, int]:
-    """Opt steps and env steps of a saved state. Raises ValueError where it has none, or no positions of records."""
-    require(state.loop, ("limiter", "records"), "the loop")
-    require(state.loop["limiter"], ("opt_steps", "env_steps"), "the ratio limiter")
-    require(state.loop["records"], (), "the recorders")
-    for name, written in state.loop["records"].items():
-        count(written, f"records of {name}")
-    opt_steps, env_steps = (count(state.loop["limiter"][name], name) for name in ("opt_steps", "env_steps"))
-    return opt_steps, env_steps
-
-
 def check_spec(resumed: Resumed, spec: EnvSpec) -> None:
     """Raise UsageError where the environment is not the one that the checkpoint was trained in."""
-    if resumed.path is not None and read_model(resumed.path).description.spec != spec:
+    if resumed.path is None:
+        return
+    saved = read_model(resumed.path).description.spec
+    if saved != spec:
         raise UsageError(
-            f"resume: the spaces of the environment are not those of {resumed.path.name}\n"
+            f"resume: the spaces of the environment are not those of {resumed.path.name}: {saved.difference(spec)}\n"
             "allowed: the environment as it was, or a new run"
         )
 
 
 def unfit(path: Path, error: ValueError) -> store.InvalidCheckpointError:
-    """The error of a checkpoint that verifies, and whose state is none of this run."""
+    """The error of a checkpoint that verifies, and whose state does not fit this run."""
     return store.InvalidCheckpointError(
-        f"{path} cannot be gone on from: {str(error).splitlines()[0]}\n"
-        "its files are as they were written; another border-cli, or other hands, must have written them\n"
+        f"{path} cannot be resumed from: {str(error).splitlines()[0]}\n"
+        "its files are undamaged, so another version of border-cli or another program wrote them\n"
         "allowed: a new run with init_from=<run>, which takes its weights alone"
     )
 
 
-def newest_unfinished(
-    root: Path, config: TrainConfig, take_over: Callable[[TrainConfig, TrainConfig], None]
-) -> Path | None:
+def newest_unfinished(root: Path, config: TrainConfig) -> Path | None:
     """The newest run below `root` that is not done and differs from this configuration in safe keys alone.
 
-    take_over: (stored, config) gives the second what the first has settled. Raises UsageError where that run is held by
-    a living process.
+    Raises UsageError where a living process holds that run.
     """
-    for run_dir in _runs(root):
-        if _status(run_dir) != DONE and _fits(run_dir, config, take_over):
+    runs = [path.parent for path in root.glob(f"[0-9]*/*/{CONFIG_FILE}")]  # without those of sweeps
+    for run_dir in sorted(runs, key=lambda path: (path.parent.name, path.name), reverse=True):
+        if read_summary(run_dir).get("status") == DONE:
+            continue
+        try:
+            stored = reopen(read_config(run_dir))
+        except (BorderError, OSError):
+            continue  # damaged, or of another version
+        if all(safe(stored, change) for change in changes(stored, reopen(inherit(config, stored)))):
             if is_held(run_dir):
                 raise UsageError(
                     f"{run_dir} is being trained by another process\nallowed: wait for it, or stop it"
@@ -212,48 +142,60 @@ def newest_unfinished(
     return None
 
 
-def _runs(root: Path) -> list[Path]:
-    """Runs below the folder of runs, by the date and time of their names, the newest first; not those of sweeps."""
-    found = [path.parent for path in root.glob(f"[0-9]*/*/{CONFIG_FILE}")]
-    return sorted(found, key=lambda path: (path.parent.name, path.name), reverse=True)
-
-
-def _fits(run_dir: Path, config: TrainConfig, take_over: Callable[[TrainConfig, TrainConfig], None]) -> bool:
+def _newest(folder: Path, with_replay: bool) -> Path | None:
     try:
-        stored = read_config(run_dir)
-    except (BorderError, OSError):
-        return False  # of another version, or damaged: it is not this one
-    config = copy.deepcopy(config)
-    take_over(stored, config)
-    return all(safe(stored, change) for change in changes(stored, config))
+        return store.newest_valid(folder, () if with_replay else (REPLAY,))
+    except NoValidCheckpointError as e:
+        if with_replay and any(store.verifies(path, (REPLAY,)) for path in store.list_steps(folder)):
+            raise NoValidCheckpointError(
+                f"{str(e).splitlines()[0]}\nnone of the checkpoints in {folder} has a replay that verifies\n"
+                "allowed: checkpoint.replay=none beside resume continues without it, after a new warm-up"
+            ) from e
+        raise
 
 
-def _status(run_dir: Path) -> str:
-    return str(_summary(run_dir).get("status"))
-
-
-def _seconds(run_dir: Path) -> float:
-    saved = _summary(run_dir).get("saved")
-    seconds = saved.get("seconds") if isinstance(saved, dict) else None
-    return float(seconds) if isinstance(seconds, int | float) and seconds > 0 else 0.0
-
-
-def _summary(run_dir: Path) -> dict[str, Any]:
-    """What is known of how it ended; nothing where that cannot be read."""
+def _counts(loop: dict[str, Any]) -> tuple[int, int, bool]:
+    """Opt steps, env steps, and whether the state is whole. Raises IncompatibleStateError."""
     try:
-        return read_json(run_dir / SUMMARY_FILE)
-    except (OSError, ValueError):
-        return {}
+        counts = [loop["limiter"]["opt_steps"], loop["limiter"]["env_steps"], *loop["records"].values()]
+        whole = loop["whole"]
+    except (KeyError, TypeError, AttributeError) as e:
+        raise IncompatibleStateError("the state of the loop is incomplete") from e
+    if not all(type(n) is int and n >= 0 for n in counts) or type(whole) is not bool:
+        raise IncompatibleStateError("a count in the state of the loop is not a count")
+    return counts[0], counts[1], whole
+
+
+def _keeps(config: TrainConfig, state: RunState, change: Change) -> bool:
+    """Whether a reproducible run with this change equals a run that had it from the start.
+
+    A used-up budget of env steps may have cut short the last round, or the last step of a group.
+    """
+    if change.key == "trainer.max_env_steps" and change.before is not None:
+        rounds = state.actors.values.get("rounds", {})
+        started = rounds.get("env_steps") if config.trainer.lockstep else state.loop["limiter"]["env_steps"]
+        group = 1 if config.trainer.lockstep else config.actor_manager.envs_per_actor
+        cut = config.trainer.lockstep or change.before % group > 0
+        if not isinstance(started, int) or (started >= change.before and cut):
+            return False
+    return keeps_the_bits(change)
+
+
+def _best(run_dir: Path) -> tuple[ModelInfo, Evidence] | None:
+    """The model of best/ and its evaluations, if that verifies."""
+    try:
+        model, (score, regular) = read_model(run_dir / BEST).info, read_scores(run_dir / BEST)
+    except store.InvalidCheckpointError:
+        return None
+    return model, Evidence(score) if regular is None else Evidence(regular, score)
 
 
 def _check_something_left(run_dir: Path, config: TrainConfig, resumed: Resumed) -> None:
-    """A run that is done goes on only with a larger budget."""
-    if _status(run_dir) != DONE:
-        return
+    """A run that is done continues only with a larger budget."""
     t, best = config.trainer, _best(run_dir)
-    if t.stop_return is not None and best is not None and best.mean >= t.stop_return:
+    if t.stop_return is not None and best is not None and best[1].score.mean >= t.stop_return:
         raise UsageError(
-            f"{run_dir} is done: its best score {best.mean:g} reaches trainer.stop_return={t.stop_return:g}\n"
+            f"{run_dir} is done: its best score {best[1].score.mean:g} reaches trainer.stop_return={t.stop_return:g}\n"
             "allowed: trainer.stop_return=null, or a greater one, and a budget that is not used up"
         )
     budgets = (

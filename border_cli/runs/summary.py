@@ -1,67 +1,138 @@
-"""summary.json: how a run ended, in one object; and crash.json, for the ends that should not be."""
+"""The JSON files of a run: provenance.json (its launches), summary.json (how it ended) and crash.json (a defect)."""
 
 from __future__ import annotations
 
+import os
+import platform
+import shlex
+import subprocess
 import traceback
+import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
+from datetime import datetime, timezone
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from border_cli.core.errors import ActorLostError, ExitCode
-from border_cli.core.protocols import ActorStat
-from border_cli.runs.json_file import write_json
-from border_cli.runs.provenance import versions
+import border_cli
+from border_cli.core import json_text
+from border_cli.core.errors import ActorLostError, UsageError
+from border_cli.core.progress import RunResult
+from border_cli.core.types import Evaluation
+from border_cli.runtime.files import open_plain, replace_file
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Replace `path` by this data, numbers that are not finite as null. Raises OSError; then `path` is as it was."""
+    replace_file(path, json_text.encode(json_text.finite_or_null(data)))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file. Raises OSError when it cannot be read, ValueError when it is no JSON object."""
+    with open_plain(path) as file:
+        data = json_text.decode(json_text.read(file))
+    if not isinstance(data, dict):
+        raise ValueError(f"{path} does not contain an object")
+    return data
+
+
+def read_summary(run_dir: Path) -> dict[str, Any]:
+    """summary.json of a run; empty where it cannot be read."""
+    try:
+        return read_json(run_dir / SUMMARY_FILE)
+    except (OSError, ValueError):
+        return {}
+
+
+PROVENANCE_FILE = "provenance.json"
+_PACKAGES = ("torch", "numpy", "gymnasium", "hydra-core", "safetensors")
+
+
+def record_launch(run_dir: Path, argv: Sequence[str], seed: int, command: str = "border-train") -> str:
+    """Write provenance.json, or add a launch to the existing one. Returns the run's id.
+
+    argv: the words after the command's name · seed: the root of every random stream of the run.
+    Raises OSError if it cannot be written, ValueError if the existing one cannot be read.
+    """
+    path = run_dir / PROVENANCE_FILE
+    if path.exists():
+        data = read_json(path)
+    else:
+        commit = _git("rev-parse", "HEAD")
+        changes = None if commit is None else _git("status", "--porcelain")
+        data = {
+            "run_id": str(uuid.uuid4()),
+            "versions": versions(),
+            "git": commit and {"commit": commit, "dirty": None if changes is None else bool(changes)},
+            "host": {"name": platform.node(), "platform": platform.platform(), "cpu_count": os.cpu_count()},
+            "seeds": {"root": seed},
+            "launches": [],
+        }
+    now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    launch = {"command": shlex.join([command, *argv]), "time": now, "cwd": str(Path.cwd())}
+    data["launches"] = [*data.get("launches", []), launch]
+    write_json(path, data)
+    return str(data["run_id"])
+
+
+def check_provenance(run_dir: Path) -> None:
+    """Raise UsageError for a provenance.json that no launch can be added to."""
+    path = run_dir / PROVENANCE_FILE
+    if path.exists() and read_run_id(run_dir) is None:
+        raise UsageError(
+            f"{path} cannot be read: it is damaged, or not written by border-cli\n"
+            "allowed: remove it; the run then gets a new one"
+        )
+
+
+def read_run_id(run_dir: Path) -> str | None:
+    """The id of a run; None where there is none that can be read."""
+    try:
+        run_id = read_json(run_dir / PROVENANCE_FILE).get("run_id")
+    except (OSError, ValueError):
+        return None
+    return run_id if isinstance(run_id, str) else None
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python, border-cli and the packages that matter."""
+    own = {"python": platform.python_version(), "border_cli": border_cli.__version__}
+    return own | {package.removesuffix("-core"): metadata.version(package) for package in _PACKAGES}
+
+
+def _git(*words: str) -> str | None:
+    """What git answers, None where there is no git, no repository, or no answer in time."""
+    # Neither a lock nor a hook of the repository: this only looks.
+    command = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", *words]
+    try:
+        answer = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=5.0, check=True
+        )
+    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
+        return None
+    return answer.stdout.strip()
+
 
 SUMMARY_FILE = "summary.json"
 CRASH_FILE = "crash.json"
 
 _STATUS = {
-    "max_opts": "done",
-    "max_env_steps": "done",
-    "max_time": "done",
-    "stop_return": "done",
-    "sigint": "stopped",
-    "sigterm": "stopped",
-    "error": "failed",
+    **dict.fromkeys(("max_opts", "max_env_steps", "max_time", "stop_return"), "done"),
+    **{"sigint": "stopped", "sigterm": "stopped", "error": "failed"},
 }
 """Status by what ended the run; until then, and for ever if the process was killed, it is "running"."""
-
-Score = tuple[int, float]
-"""Opt step and mean return of an evaluation."""
-
-
-@dataclass(frozen=True)
-class End:
-    """How a run ended.
-
-    ended_by: a budget's name, "stop_return", "sigint", "sigterm" or "error" · error: its message ·
-    last, best: scores, None before the first evaluation · seconds: how long the run took ·
-    counters: opt_steps, env_steps, episodes and the like · actors: one entry per actor · exact: whether the run equals
-    an uninterrupted one, None where runs cannot be repeated · dropped: records that could not be written, by file.
-    """
-
-    ended_by: str
-    exit_code: ExitCode
-    error: str | None = None
-    last: Score | None = None
-    best: Score | None = None
-    seconds: float = 0.0
-    counters: Mapping[str, int] = field(default_factory=dict)
-    actors: Sequence[ActorStat] = ()
-    exact: bool | None = None
-    dropped: Mapping[str, int] = field(default_factory=dict)
 
 
 class Summary:
     """The summary of one run, in its directory from the start."""
 
-    def __init__(self, run_dir: Path, run_id: str) -> None:
+    def __init__(self, run_dir: Path, run_id: str, exact: bool | None, config: Mapping[str, Any]) -> None:
         self._path = run_dir / SUMMARY_FILE
         self._run_id = run_id
         self._saved: dict[str, float] | None = None
-        self._inexact = False
-        self._config: Mapping[str, Any] = {}
+        self._inexact = exact is False
+        self._config = config
 
     @classmethod
     def start(
@@ -74,13 +145,12 @@ class Summary:
     ) -> Summary:
         """Write it with status "running". Raises OSError when it cannot be written.
 
-        saved: opt step of the checkpoint that a resumed run goes on from, and the seconds until then · exact: as of `End`;
-        once it is False it stays so · config: the resolved configuration, as plain data, so that runs can be compared by
-        their summaries alone.
+        Args:
+            saved: opt step of the checkpoint that the run resumes from, and the seconds until then.
+            exact: see `RunResult`; once it is False it stays so.
+            config: the resolved configuration as plain data, so that runs can be compared by their summaries alone.
         """
-        summary = cls(run_dir, run_id)
-        summary._config = config or {}
-        summary._inexact = exact is False
+        summary = cls(run_dir, run_id, exact, config or {})
         if saved is not None:
             summary._saved = {"opt_steps": saved[0], "seconds": saved[1]}
         summary._write("running", None)
@@ -92,84 +162,54 @@ class Summary:
         self._inexact |= exact is False
         self._write("running", None)
 
-    def finish(self, end: End) -> None:
+    def finish(self, result: RunResult) -> None:
         """Write how the run ended. Raises OSError as `start` does, KeyError for an unknown `ended_by`."""
-        self._write(_STATUS[end.ended_by], end)
+        self._write(_STATUS[result.ended_by], result)
 
-    def _write(self, status: str, end: End | None) -> None:
-        data = {"run_id": self._run_id, "status": status, "saved": self._saved} | (
-            _NOTHING_YET if end is None else _end_data(end)
-        )
+    def _write(self, status: str, result: RunResult | None) -> None:
+        data = {"run_id": self._run_id, "status": status, "saved": self._saved, **_result_data(result)}
         if self._inexact:
             data["exact"] = False
-        data["config"] = self._config
-        write_json(self._path, data)
+        write_json(self._path, data | {"config": self._config})
 
 
-_NOTHING_YET: dict[str, Any] = {
-    "ended_by": None,
-    "exit_code": None,
-    "error": None,
-    "last_score": None,
-    "best_score": None,
-    "seconds": None,
-    "counters": {},
-    "throughput": {},
-    "actors": [],
-    "exact": None,
-    "records_dropped": {},
-}
-"""The same keys from the start, so that a reader needs no cases."""
-
-
-def write_crash(run_dir: Path, error: BaseException) -> Path:
-    """Write crash.json: a traceback, where it happened, and the versions it happened with. Returns its path.
-
-    Of an exception in an actor it is the actor's own traceback; `context` says which environment, episode, step and
-    action that was. Of any other defect `context` is empty.
-    """
-    context, lines = dict[str, Any](), traceback.format_exception(error)
-    if isinstance(error, ActorLostError):
-        context, lines = dict(error.context), error.details.splitlines(keepends=True)
-    path = run_dir / CRASH_FILE
-    write_json(
-        path,
-        {
-            "error": type(error).__name__,
-            "message": str(error),
-            "context": context,
-            "traceback": lines,
-            "versions": versions(),
-        },
-    )
-    return path
-
-
-def _end_data(end: End) -> dict[str, Any]:
+def _result_data(result: RunResult | None) -> dict[str, Any]:
+    """How a run ended as JSON values: the same keys while it runs, without values, so that a reader needs no cases."""
+    running = result is None
+    end = RunResult("error") if result is None else result
+    stat = end.stat
+    rates = ("opt_steps_per_sec", "samples_per_sec", "samples_per_opt_step")
+    counters = () if running else ("opt_steps", "env_steps", "episodes")
     return {
-        "ended_by": end.ended_by,
-        "exit_code": int(end.exit_code),
+        "ended_by": None if running else end.ended_by,
+        "exit_code": None if running else int(end.code),
         "error": end.error,
-        "last_score": _score_data(end.last),
-        "best_score": _score_data(end.best),
-        "seconds": end.seconds,
-        "counters": dict(end.counters),
-        "throughput": _throughput(end.counters, end.seconds),
+        "last_score": _score(end.last),
+        "best_score": _score(end.best),
+        "seconds": None if stat is None else stat.seconds,
+        "counters": {name: getattr(end, name) for name in counters},
+        "throughput": {} if stat is None else {name: getattr(stat, name) for name in rates},
+        "bound": end.bound,
+        "expected": end.expected,
         "actors": [asdict(actor) | {"samples_per_sec": actor.samples_per_sec} for actor in end.actors],
         "exact": end.exact,
         "records_dropped": dict(end.dropped),
     }
 
 
-def _score_data(score: Score | None) -> dict[str, Any] | None:
-    return None if score is None else {"opt_steps": score[0], "mean": score[1]}
+def _score(evaluation: Evaluation | None) -> dict[str, Any] | None:
+    return None if evaluation is None else {"opt_steps": evaluation.opt_steps, "mean": evaluation.mean}
 
 
-def _throughput(counters: Mapping[str, int], seconds: float) -> dict[str, float]:
-    """Over the whole run; empty for one that took no time."""
-    if seconds <= 0:
-        return {}
-    return {
-        "opt_steps_per_sec": counters.get("opt_steps", 0) / seconds,
-        "samples_per_sec": counters.get("env_steps", 0) / seconds,
-    }
+def write_crash(run_dir: Path, error: BaseException) -> Path:
+    """Write crash.json: the traceback, where the error happened, and the versions. Returns its path.
+
+    Of an exception in an actor it has the actor's traceback, and environment, episode, step and action as `context`.
+    """
+    context, lines = dict[str, Any](), traceback.format_exception(error)
+    if isinstance(error, ActorLostError):
+        context, lines = dict(error.context), error.details.splitlines(keepends=True)
+    path = run_dir / CRASH_FILE
+    crash = {"error": type(error).__name__, "message": str(error), "context": context, "traceback": lines}
+    write_json(path, crash | {"versions": versions()})
+    return path

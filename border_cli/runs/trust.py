@@ -1,9 +1,9 @@
-"""Whose run it is, and so whether the modules that it names may be imported.
+"""Whether the modules that a run names may be imported.
 
-A run's configuration is data. It names modules, though: packages that register environments, an environment's
-class, plugins. To import one is to run its code, so that happens only for runs of the user's own, and for names that
-the user typed as well. The user's state folder lists own runs: the id of each, with a checksum of all in it that names
-code, because an id alone comes along with every copy, and others may change a copy.
+A run's configuration is data, but it names modules: packages that register environments, an environment's class,
+plugins. Importing a module runs its code. That happens only for the user's own runs, and for names that the user typed.
+A file in the user's state folder lists the own runs: the id of each with a checksum of everything in it that names code,
+because a copy of a run has the same id and somebody may have changed it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import json
 import logging
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from border_cli.config.schema import EnvConfig
 from border_cli.core.errors import UsageError
@@ -44,23 +45,28 @@ def own_runs_file() -> Path:
     return state / "border-cli" / "runs"
 
 
-def code_of(plugins: Sequence[str], env: EnvConfig) -> str:
-    """A checksum of all that names code to be run."""
-    named = [list(plugins), list(env.imports), env.entry_point, env.id, env.kwargs]
+def code_of(plugins: Sequence[str], env: Mapping[str, Any], parts: Mapping[str, str] | None = None) -> str:
+    """A checksum of everything that names code to run.
+
+    Args:
+        plugins: the plugins of a run.
+        env: its section `env` as plain data, because a plugin that is not imported yet may define its keys.
+        parts: import paths of an evaluator, a recorder …, by key. Only training imports them.
+    """
+    named = [list(plugins), *(env.get(name) for name in ("imports", "entry_point", "id", "kwargs"))]
+    if parts:
+        named.append(dict(parts))
     return hashlib.sha256(json.dumps(named, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def remember(run_id: str, code: str) -> None:
-    """Add a run to the user's own, with the code that it names (see `code_of`).
-
-    Where that cannot be written a warning says what follows from it.
-    """
+    """Add a run to the list of own runs, with the code that it names (see `code_of`). Warns if that fails."""
     path = own_runs_file()
     try:
         if is_own(run_id, code):
             return
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # One write of one line: runs that start at the same time do not mix theirs.
+        # A single write, so that the lines of runs that start at the same time do not mix.
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         with contextlib.closing(os.fdopen(descriptor, "wb", buffering=0)) as file:
             file.write(f"{run_id} {code}\n".encode("ascii"))
@@ -69,7 +75,7 @@ def remember(run_id: str, code: str) -> None:
 
 
 def is_own(run_id: str | None, code: str | None = None) -> bool:
-    """Whether a run is in the user's list, and with this code if any is given. A list that cannot be read is empty."""
+    """Whether a run is in the list of own runs, with this code if given. A list that cannot be read is empty."""
     if run_id is None or not _RUN_ID.fullmatch(run_id):
         return False
     try:
@@ -86,22 +92,24 @@ def check_plugins(plugins: Sequence[str], typed: Typed, own: bool) -> None:
         raise _refusal(f"needs the plugins {', '.join(missing)}", f"plugins=[{','.join(plugins)}]")
 
 
+def check_parts(parts: Mapping[str, str], typed: Mapping[str, str], own: bool) -> None:
+    """Raise UsageError that says what to type, unless these import paths, by key, may be imported. typed: all that was."""
+    for key, path in parts.items():
+        if not own and typed.get(key) != path:
+            raise _refusal(f"imports {path}", f"{key}={path}")
+
+
 def check_env(env: EnvConfig, typed: Typed, own: bool) -> None:
     """Raise UsageError that says what to type, unless the code that makes this environment may be run."""
     if own:
         return
-    modules = [*env.imports, *_module_of_id(env.id)]
+    modules = [*env.imports, *filter(None, [env.id.rpartition(":")[0]])]
     if any(name not in typed.imports for name in modules):
         raise _refusal(f"imports {', '.join(modules)}", f"env.imports=[{','.join(modules)}]")
     if env.entry_point is not None and env.entry_point != typed.entry_point:
         raise _refusal(f"is made by {env.entry_point}", f"env.entry_point={env.entry_point}")
     if any(name in env.id for name in _WRAPPERS_OF_ANYTHING):
         raise UsageError(f"this run is not one of yours, and {env.id} imports whatever its arguments name")
-
-
-def _module_of_id(env_id: str) -> list[str]:
-    module = env_id.rpartition(":")[0]
-    return [module] if module else []
 
 
 def _refusal(what: str, words: str) -> UsageError:

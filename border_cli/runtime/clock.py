@@ -1,4 +1,4 @@
-"""Durations, deadlines and waiting. Everything that takes time counts it on a clock that never jumps."""
+"""Durations, deadlines and waiting, all on a monotonic clock."""
 
 from __future__ import annotations
 
@@ -7,28 +7,16 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What durations are measured with; tests bring their own."""
+    """Measures durations; tests use their own."""
 
     def monotonic_ns(self) -> int:
-        """Nanoseconds since some fixed moment, the same one for every process of the machine."""
+        """Nanoseconds since a fixed moment, which is the same for every process of the machine."""
 
-    def sleep(self, seconds: float) -> None:
-        """Let others run for so long."""
-
-
-class SystemClock:
-    """The machine's monotonic clock."""
-
-    def monotonic_ns(self) -> int:
-        """Nanoseconds since some fixed moment."""
-        return time.monotonic_ns()
-
-    def sleep(self, seconds: float) -> None:
-        """Let others run for so long."""
-        time.sleep(seconds)
+    def sleep(self, seconds: float, /) -> None:
+        """Sleep for this time [s]."""
 
 
-SYSTEM_CLOCK = SystemClock()
+SYSTEM_CLOCK: Clock = time
 
 
 class Backoff:
@@ -59,5 +47,5 @@ class Deadline:
 
     @property
     def passed(self) -> bool:
-        """Whether it is over."""
+        """Whether the moment has passed."""
         return self.remaining_s == 0.0

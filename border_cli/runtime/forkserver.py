@@ -1,4 +1,4 @@
-"""Starting children: from a forkserver that has the heavy imports behind it, or by spawn where there is none.
+"""Start children: from a forkserver that has done the heavy imports, or by spawn where there is none.
 
 `start_early` belongs before the learner's own import of torch: the two imports then run side by side.
 """
@@ -17,17 +17,18 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from border_cli.core.protocols import StopCheck
 from border_cli.runtime import child
 from border_cli.runtime.clock import Deadline
-from border_cli.runtime.memory import resource_error
+from border_cli.transport import resource_error
 
-PRELOAD = ("border_cli.runtime.forkserver_preload", "torch", "gymnasium", "border_cli.actors.process")
+PRELOAD = ("border_cli.runtime.preload", "torch", "gymnasium", "border_cli.actors.process")
 """Imported once in the forkserver; importing runs no torch operation, so that forking afterwards is safe."""
 
 _CHILD_ENVIRONMENT = {
@@ -39,13 +40,12 @@ _CHILD_ENVIRONMENT = {
 _COMMANDS = ("border-train", "border-eval")
 """The scripts that an installer makes of our entry points."""
 _POLL_S = 0.1
+_KILL_TIMEOUT_S = 5.0
+_started: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
 
 
 class ChildError(Exception):
-    """A function that ran in a child raised, or the child died.
-
-    error_type: name of the exception's class, empty if it died. details: the traceback.
-    """
+    """A function in a child raised `error_type`, with a traceback in `details`; both are empty if the child died."""
 
     def __init__(self, error_type: str, message: str, details: str = "") -> None:
         super().__init__(message)
@@ -65,30 +65,27 @@ def start_early(preload: Sequence[str] = PRELOAD) -> None:
 
 
 def start_process(target: Callable[..., None], args: tuple[Any, ...], name: str) -> BaseProcess:
-    """Start `target(*args)` in a child that is tied to this process (see `border_cli.runtime.child`).
-
-    Raises ResourceError when there is no descriptor or process left.
-    """
-    _mend_start_method()
+    """Start `target(*args)` in a child that is tied to this process (`child.enter`). Raises ResourceError."""
+    method = "forkserver" if _has_forkserver() else "spawn"
+    # joblib's workers set a default start method of their own, `loky`, which a child would not know.
+    default = multiprocessing.get_start_method(allow_none=True)
+    if default is not None and default not in multiprocessing.get_all_start_methods():
+        multiprocessing.set_start_method(method, force=True)
     try:
-        process = _started(target, args, name)
+        if method == "forkserver":
+            start_early()
+            _ensure_forkserver()
+        parent_pid = forkserver_pid() if method == "forkserver" else os.getpid()
+        context: Any = multiprocessing.get_context(method)
+        process: BaseProcess = context.Process(target=_entry, args=(parent_pid, target, args), name=name)
+        with _child_environment(), _signals_blocked(), _without_own_script():
+            process.start()
     except OSError as error:
         raise resource_error(error, f"starting {name}") from error
     except EOFError as error:
-        # The forkserver could not fork, and ended over it; the next start brings another one.
+        # The forkserver could not fork, and exited because of that; the next start brings another one.
         raise resource_error(OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)), f"starting {name}") from error
-    _SURVIVORS.add(process)
-    return process
-
-
-def _started(target: Callable[..., None], args: tuple[Any, ...], name: str) -> BaseProcess:
-    if _has_forkserver():
-        start_early()
-        _ensure_forkserver()
-    parent_pid = forkserver_pid() if _has_forkserver() else os.getpid()
-    process: BaseProcess = _context().Process(target=_entry, args=(parent_pid, target, args), name=name)  # type: ignore[attr-defined]
-    with _child_environment(), _signals_blocked(), _command_left_out():
-        process.start()
+    _started.add(process)
     return process
 
 
@@ -98,29 +95,36 @@ def run_in_child(
     timeout_s: float,
     should_stop: StopCheck = lambda: False,
 ) -> Any:
-    """`function(*args)` in a child of its own; its result, which must be plain data.
+    """`function(*args)` in a child of its own, which is gone when this returns; its result must be plain data.
 
-    function: importable by its path. The child is gone when this returns.
-    Raises ChildError if it raised or the child died, TimeoutError if it took longer than timeout_s, and
-    ChildStopped if should_stop became true.
+    Raises ChildError if it raised or the child died, TimeoutError after timeout_s, and ChildStopped if should_stop became
+    true. The function must be importable by its path.
     """
     ours, theirs = multiprocessing.Pipe(duplex=True)
-    try:
-        process = start_process(_call_function, (theirs,), getattr(function, "__name__", "child"))
-        theirs.close()
+    with contextlib.closing(ours):
+        with contextlib.closing(theirs):
+            process = start_process(_call_function, (theirs,), getattr(function, "__name__", "child"))
         try:
             ours.send((function, args))
-            _await_answer(ours, timeout_s, should_stop)
-            return _answer(ours, process)
+            deadline = Deadline(timeout_s)
+            while not wait([ours], min(_POLL_S, deadline.remaining_s)):
+                if should_stop():
+                    raise ChildStopped
+                if deadline.passed:
+                    raise TimeoutError(f"no answer within {timeout_s:g} s")
+            kind, *content = ours.recv()
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            process.join(_KILL_TIMEOUT_S)
+            raise ChildError("", f"the process {describe_exit(process.exitcode)}") from None
         finally:
             end_process(process)
-    finally:
-        ours.close()
-        theirs.close()
+    if kind == "error":
+        raise ChildError(*content)
+    return content[0]
 
 
 def end_process(process: BaseProcess, grace_s: float = 0.0) -> None:
-    """Kill a child unless it leaves within grace_s, and release what is held of it. Never hangs."""
+    """Kill a child unless it exits within grace_s [s], and release its resources. Never hangs."""
     process.join(grace_s)
     if process.pid is not None and not pid_gone(process.pid):
         with contextlib.suppress(ProcessLookupError):
@@ -131,32 +135,20 @@ def end_process(process: BaseProcess, grace_s: float = 0.0) -> None:
 
 
 def end_group(pid: int) -> None:
-    """Kill what a process that has ended leaves behind of the group it led; nothing happens if it led none.
+    """Kill the rest of the process group that a process led which has ended. Does nothing if it led none.
 
     Call it as soon as the process is gone: its id is not given to another one while its group has members.
     """
-    with contextlib.suppress(
-        ProcessLookupError, PermissionError
-    ):  # macOS denies it where only zombies are left
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: only zombies are left
         os.killpg(pid, signal.SIGKILL)
-
-
-_KILL_TIMEOUT_S = 5.0
 
 
 def pid_gone(pid: int) -> bool:
     """Whether no process runs under this id; one that only waits to be reaped counts as gone."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        return psutil.Process(pid).status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
         return True
-    stat = Path(f"/proc/{pid}/stat")
-    try:
-        state = stat.read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        # no /proc on this system: the signal above reached a process. With /proc it has just gone.
-        return Path("/proc/self/stat").exists()
-    return state in ("Z", "X")
 
 
 def describe_exit(exitcode: int | None) -> str:
@@ -182,20 +174,9 @@ def _has_forkserver() -> bool:
     return "forkserver" in multiprocessing.get_all_start_methods()
 
 
-def _context() -> BaseContext:
-    return multiprocessing.get_context("forkserver" if _has_forkserver() else "spawn")
-
-
-def _mend_start_method() -> None:
-    """Replace a default start method that a child would not know: joblib's workers set their own, `loky`."""
-    chosen = multiprocessing.get_start_method(allow_none=True)
-    if chosen is not None and chosen not in multiprocessing.get_all_start_methods():
-        multiprocessing.set_start_method("forkserver" if _has_forkserver() else "spawn", force=True)
-
-
 def _ensure_forkserver() -> None:
-    # The tracker first: starting it unblocks signals, which have to stay blocked until they are ignored. It deals with
-    # SIGINT and SIGTERM itself; SIGUSR1, which would end it, stays blocked there.
+    # The tracker first: starting it unblocks signals, which must stay blocked until the forkserver ignores them. The
+    # tracker handles SIGINT and SIGTERM itself; SIGUSR1, which would end it, stays blocked there.
     with _signals_blocked():
         resource_tracker.ensure_running()
     with _child_environment(), _signals_blocked():
@@ -219,7 +200,7 @@ def _child_environment() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """A process started inside takes none of the signals that are the learner's until it has settled what they mean."""
+    """A process started inside blocks the learner's signals until it has set its own handlers."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, child.LEFT_TO_LEARNER)
     try:
         yield
@@ -228,11 +209,10 @@ def _signals_blocked() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _command_left_out() -> Iterator[None]:
-    """Keep a process started inside from running the script of one of our commands once more, as its main module.
+def _without_own_script() -> Iterator[None]:
+    """Keep a child started inside from running the script of one of our commands again, as its main module.
 
-    Such a script defines nothing that a child could need, and its imports take a third of a second. Scripts of other
-    people are run as ever: what they define or register may be needed.
+    Its imports take a third of a second. Other scripts are run as usual: a child may need what they define or register.
     """
     main = sys.modules["__main__"]
     path = getattr(main, "__file__", None)
@@ -263,33 +243,10 @@ def _call_function(pipe: Connection) -> None:
     pipe.send(answer)
 
 
-def _await_answer(pipe: Connection, timeout_s: float, should_stop: StopCheck) -> None:
-    deadline = Deadline(timeout_s)
-    while not wait([pipe], min(_POLL_S, deadline.remaining_s)):
-        if should_stop():
-            raise ChildStopped
-        if deadline.passed:
-            raise TimeoutError(f"no answer within {timeout_s:g} s")
-
-
-def _answer(pipe: Connection, process: BaseProcess) -> Any:
-    try:
-        kind, *content = pipe.recv()
-    except (EOFError, ConnectionResetError):
-        process.join(_KILL_TIMEOUT_S)
-        raise ChildError("", f"the process {describe_exit(process.exitcode)}") from None
-    if kind == "error":
-        raise ChildError(*content)
-    return content[0]
-
-
-_SURVIVORS: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
-
-
 def _kill_survivors() -> None:
-    """End what nobody ended before the interpreter waits for its children, which it does without a limit."""
-    for process in list(_SURVIVORS):
-        with contextlib.suppress(ValueError):  # closed: it was ended properly
+    """Kill the children that are left, before the interpreter waits for them without a limit."""
+    for process in list(_started):
+        with contextlib.suppress(ValueError):  # closed: it has ended
             if process.is_alive():
                 process.kill()
 

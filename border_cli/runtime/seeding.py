@@ -1,11 +1,17 @@
-"""All seeds of a run come from one tree, so that no two streams are ever the same.
+"""All seeds of a run come from one tree of spawn keys, so that no two random streams are equal.
 
-Spawn keys below the run's seed: agent (0,), what it draws while it learns (0, 1), replay (1,), evaluation
-(2, episode), actor (3, actor, incarnation) and, below each actor, its environments (…, 0, env), its exploration (…, 1)
-and what was made anew in place (…, 2, env, times). `border-eval` judges on branch (4, episode), so that it never sees
-the episodes that training was selected on. What a policy draws in evaluations comes from branch (5,), anew in each. A
-candidate for the best model is confirmed on branch (6, opt step, episode): on episodes that no other model was judged
-on. Under sync and lockstep each episode has a seed of its own, (…, 0, env, episode).
+Spawn keys below the run's seed:
+
+    (0,)                                agent: initial weights
+    (0, 1)                              agent: random numbers of the update
+    (1,)                                replay sampling
+    (2, episode)                        regular evaluations: the same episodes each time
+    (3, actor, incarnation, 0, env)     first reset of an environment in training
+    (3, …, 0, env, episode)             each episode, with trainer=sync and in lockstep
+    (3, actor, incarnation, 1)          exploration of an actor
+    (4, episode)                        border-eval: episodes that training never selected on
+    (5,)                                random numbers of a policy in an evaluation
+    (6, opt_step, episode)              confirmation of a candidate for the best model
 """
 
 from __future__ import annotations
@@ -15,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from border_cli.core.errors import UnfitStateError
+from border_cli.core.errors import IncompatibleStateError
 
 LEARNING = (0, 1)
-AGENT, REPLAY, EVALUATION, ACTOR, JUDGEMENT, EVALUATION_POLICY, CONFIRMATION = range(7)
+AGENT, REPLAY, EVALUATION, ACTOR, EVAL_COMMAND, EVALUATION_POLICY, CONFIRMATION = range(7)
 
 
 def stream(seed: int, *key: int) -> np.random.SeedSequence:
@@ -37,7 +43,7 @@ def integer(seed: int, *key: int) -> int:
 
 
 def evaluation_seed(seed: int, episode: int) -> int:
-    """Seed of the environment in routine evaluation episode i: the same in every evaluation of a run."""
+    """Seed of the environment in episode i of regular evaluations: the same in every evaluation of a run."""
     return integer(seed, EVALUATION, episode)
 
 
@@ -46,18 +52,18 @@ def confirmation_seed(seed: int, opt_steps: int, episode: int) -> int:
     return integer(seed, CONFIRMATION, opt_steps, episode)
 
 
-def judgement_seed(seed: int, episode: int) -> int:
+def eval_command_seed(seed: int, episode: int) -> int:
     """Seed of the environment in episode i of `border-eval`."""
-    return integer(seed, JUDGEMENT, episode)
+    return integer(seed, EVAL_COMMAND, episode)
 
 
-def env_seed(seed: int, actor: int, incarnation: int, env: int) -> int:
-    """Seed of the first reset of one environment of one actor; later resets continue its own generator."""
-    return integer(seed, ACTOR, actor, incarnation, 0, env)
+def first_seed(seed: int, actor: int, incarnation: int, env: int, episode: int) -> int | None:
+    """Seed of the first reset of one environment of one actor. Later resets continue its own generator: None."""
+    return None if episode else integer(seed, ACTOR, actor, incarnation, 0, env)
 
 
 def episode_seed(seed: int, actor: int, incarnation: int, env: int, episode: int) -> int:
-    """Seed of one episode, where every episode has one of its own: under sync and lockstep."""
+    """Seed of one episode, with trainer=sync and in lockstep."""
     return integer(seed, ACTOR, actor, incarnation, 0, env, episode)
 
 
@@ -67,15 +73,10 @@ def exploration_key(actor: int, incarnation: int) -> tuple[int, ...]:
 
 
 def restore(rng: np.random.Generator, state: Mapping[str, Any]) -> None:
-    """Let a generator go on from a saved state. Raises UnfitStateError for one that is not of its kind."""
+    """Set a generator to a saved state. Raises IncompatibleStateError, and changes nothing, if it is not of its kind."""
     before = rng.bit_generator.state
     try:
         rng.bit_generator.state = dict(state)
     except (AttributeError, TypeError, KeyError, ValueError, OverflowError) as e:
         rng.bit_generator.state = before
-        raise UnfitStateError(f"the saved state of a generator does not fit: {e}") from e
-
-
-def remade_env_seed(seed: int, actor: int, incarnation: int, env: int, times: int) -> int:
-    """Seed of the first reset of an environment that was made anew so many times in place."""
-    return integer(seed, ACTOR, actor, incarnation, 2, env, times)
+        raise IncompatibleStateError(f"the saved state of a generator does not fit: {e}") from e

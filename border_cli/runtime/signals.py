@@ -1,4 +1,4 @@
-"""Signals set flags that everything polls: SIGINT and SIGTERM stop a run, SIGUSR1 has it save now and go on."""
+"""Signals set flags that everything polls: SIGINT and SIGTERM stop a run, SIGUSR1 makes it save a checkpoint."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from border_cli.core.errors import ExitCode
@@ -15,13 +15,10 @@ _CODES = {signal.SIGINT: ExitCode.SIGINT, signal.SIGTERM: ExitCode.SIGTERM}
 
 
 class StopFlag:
-    """Set by the first SIGINT or SIGTERM while it is entered; called, it says whether it is set.
+    """A context manager in which the first SIGINT or SIGTERM sets a flag, and SIGUSR1 requests a checkpoint.
 
-    SIGUSR1 asks for a checkpoint, which `take_save_request` tells once.
-
-    The first signal also gives SIGINT its default action back: a second Ctrl-C ends the process at once.
-    On leaving, all handlers are as they were. Outside the main thread, which alone may handle signals, only
-    `request` sets it.
+    The first signal also restores the default action of SIGINT: a second Ctrl-C ends the process at once. On exit, all
+    handlers are restored. Only the main thread may handle signals; elsewhere only `request` sets the flag.
     """
 
     def __init__(self) -> None:
@@ -40,10 +37,8 @@ class StopFlag:
 
     def take_save_request(self) -> bool:
         """Whether a checkpoint was asked for since the last call."""
-        if not self._save_requested:
-            return False
-        self._save_requested = False
-        return True
+        requested, self._save_requested = self._save_requested, False
+        return requested
 
     def __enter__(self) -> StopFlag:
         if threading.current_thread() is threading.main_thread():
@@ -51,26 +46,22 @@ class StopFlag:
             self._previous[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._on_save_request)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._previous.items():
             # None: installed by something that is not Python, which cannot be put back from here
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._previous = {}
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        del frame
+    def _on_signal(self, number: int, _: FrameType | None) -> None:
         self.request(_CODES[signal.Signals(number)])
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-    def _on_save_request(self, number: int, frame: FrameType | None) -> None:
-        del number, frame
+    def _on_save_request(self, *_: object) -> None:
         self._save_requested = True
 
 
 @contextmanager
-def own_or(stop: StopFlag | None) -> Iterator[StopFlag]:
+def or_new(stop: StopFlag | None) -> Iterator[StopFlag]:
     """The caller's flag, which is entered already, or one for as long as this lasts."""
     if stop is not None:
         yield stop

@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from border_cli.evaluation.statistics import mean_interval
+from border_cli.core.metrics import mean_interval
 from tests.campaigns.started import SHORT, Started, attempt, check_whole, is_done, only_run, say
 from tests.interrupted import value_records
 from tests.real_runs import Run

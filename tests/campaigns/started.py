@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from border_cli.checkpoints.store import list_steps, verify
-from tests.faults.commands import COMMAND
-from tests.faults.processes import GONE_S, ROOT, processes, wait_until
+from tests.faults.commands import Command
+from tests.faults.processes import assert_session_ends, processes
 from tests.real_runs import Run
 
 ENDS_S = 300.0
@@ -28,23 +28,11 @@ SHORT = (
 )
 
 
-class Started:
-    """`border-train` in a session of its own, with these words, in `folder`."""
+class Started(Command):
+    """`border-train` with these words, started in `folder`."""
 
     def __init__(self, folder: Path, words: Sequence[str]) -> None:
-        folder.mkdir(exist_ok=True)
-        environment = os.environ | {"PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(folder / "state")}
-        self._errors = folder / "errors"
-        with self._errors.open("wb") as errors:
-            self.process = subprocess.Popen(
-                [str(COMMAND), *words],
-                cwd=folder,
-                env=environment,
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
-                start_new_session=True,
-                preexec_fn=_as_from_a_terminal,  # noqa: PLW1509 - there are no other threads here
-            )
+        super().__init__(folder, *words)
 
     def workers(self) -> list[int]:
         """Processes that step environments: those that are nicer than the learner."""
@@ -56,14 +44,14 @@ class Started:
                     nicer.append(pid)
         return nicer
 
-    def end(self) -> int:
-        """Its exit code, once it has ended and nothing of its session lives. Raises AssertionError otherwise."""
+    def end(self, within_s: float | None = None) -> int:
+        """Its exit code, negative for a signal, once nothing of its session lives. Raises AssertionError otherwise."""
         try:
             code = self.process.wait(ENDS_S)
         except subprocess.TimeoutExpired:
-            os.killpg(self.process.pid, signal.SIGKILL)
+            os.killpg(self.pid, signal.SIGKILL)
             raise AssertionError("it did not end") from None
-        wait_until(lambda: not processes(session=self.process.pid), "its processes to leave", GONE_S)
+        assert_session_ends(self.pid)
         return code
 
     def end_well(self) -> None:
@@ -74,11 +62,7 @@ class Started:
     @property
     def errors(self) -> str:
         """The end of what it wrote to stderr."""
-        return self._errors.read_text()[-1500:]
-
-
-def _as_from_a_terminal() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+        return super().errors[-1500:]
 
 
 def only_run(folder: Path) -> Run:

@@ -1,4 +1,4 @@
-"""What every buffer keeps to, with and without stacked observations: against a naive one that keeps whole transitions."""
+"""What every buffer promises, with and without stacks of observations: compared with one that stores whole transitions."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from border_cli.config.registry import BUFFERS
-from border_cli.core.protocols import Batch, Step
 from border_cli.core.spaces import ActionSpec, Array, EnvSpec, ObsLeaf, ObsSpec
 from border_cli.core.state import Block, State
+from border_cli.core.types import Batch, Step
 from border_cli.replay.buffer import RowReplayBuffer
-from border_cli.replay.step_processor import NStepProcessor
+from border_cli.replay.n_step import NStepProcessor
+from tests.faults.amounts import ALL_CASES
+from tests.rows import processed
 
 GAMMA = 0.5
 SIZE = 8
@@ -80,8 +82,12 @@ class World:
         self.at: dict[tuple[int, int], tuple[int, int]] = {}
         self.held: list[dict[str, Array]] | None = None  # until a chunk is whole
 
+    def act(self, kind: str, *given: Any) -> None:
+        """One part of a plan: an episode or a chunk."""
+        getattr(self, kind)(*given)
+
     def episode(self, actor: int, env: int, length: int, ending: str) -> None:
-        """So many env steps; ending: "terminated", "truncated", "cut", or "" where it goes on the next time."""
+        """So many env steps; ending: "terminated", "truncated", "cut", or "" where it continues the next time."""
         for _ in self._steps(actor, env, length, ending):
             pass
 
@@ -105,7 +111,8 @@ class World:
             t += 1
             yield
         if ending == "cut":
-            self._push(actor, self.processors[actor].cut(env))
+            self.processors[actor].cut(env)
+            self._push(actor, self.processors[actor].take())
             self._closed((actor, env, number, t), False)
         self.at[actor, env] = (number, t) if not ending else (number + 1, 0)
 
@@ -117,7 +124,7 @@ class World:
             np.array([self.reward(t)]), np.array([terminated]), np.array([truncated]),
             {"obs": self.naive.observation(after)[None].astype(np.int32)},
         )  # fmt: skip
-        self._push(actor, self.processors[actor].process(step))
+        self._push(actor, processed(self.processors[actor], step))
         n = self.naive.n_step
         if terminated or truncated:
             self._closed(after, terminated)
@@ -174,44 +181,36 @@ class World:
         return keys
 
 
+def new_world(kind: str, capacity: int, stack: int, n_step: int) -> World:
+    return World(make(kind, capacity, stack), Naive(stack, n_step, capacity))
+
+
+ACTOR, LENGTH, ENDING = (
+    st.integers(0, 1),
+    st.integers(1, 9),
+    st.sampled_from(["terminated", "truncated", "cut", ""]),
+)
+IN_ONE = st.tuples(LENGTH, ENDING)
 PLANS = st.lists(
-    st.tuples(
-        st.integers(0, 1), st.integers(0, 1), st.integers(1, 9),
-        st.sampled_from(["terminated", "truncated", "cut", ""]),
+    st.one_of(
+        st.tuples(st.just("episode"), ACTOR, st.integers(0, 1), LENGTH, ENDING),
+        st.tuples(st.just("chunk"), ACTOR, IN_ONE, IN_ONE),
     ),
     min_size=1,
     max_size=25,
-)  # fmt: skip
+)
+stacks = pytest.mark.parametrize("stack", STACKS.values(), ids=STACKS)
+kinds = pytest.mark.parametrize("kind", BUFFERS)
 
 
-@pytest.mark.parametrize("stack", STACKS.values(), ids=STACKS)
-@pytest.mark.parametrize("kind", BUFFERS)
-@settings(max_examples=40, deadline=None)
+@stacks
+@kinds
+@settings(max_examples=50 if ALL_CASES else 14, deadline=None)
 @given(n_step=st.integers(1, 4), capacity=st.integers(9, 60), plan=PLANS)
 def test_against_whole_transitions(kind: str, stack: int, n_step: int, capacity: int, plan: Any) -> None:
-    world = World(make(kind, capacity, stack), Naive(stack, n_step, capacity))
+    world = new_world(kind, capacity, stack, n_step)
     for one in plan:
-        world.episode(*one)
-        world.check()
-
-
-IN_ONE = st.tuples(st.integers(1, 9), st.sampled_from(["terminated", "truncated", "cut", ""]))
-
-
-@pytest.mark.parametrize("stack", STACKS.values(), ids=STACKS)
-@pytest.mark.parametrize("kind", BUFFERS)
-@settings(max_examples=25, deadline=None)
-@given(
-    n_step=st.integers(1, 4),
-    capacity=st.integers(9, 60),
-    plan=st.lists(st.tuples(st.integers(0, 1), IN_ONE, IN_ONE), min_size=1, max_size=12),
-)
-def test_chunks_of_two_environments_against_whole_transitions(
-    kind: str, stack: int, n_step: int, capacity: int, plan: Any
-) -> None:
-    world = World(make(kind, capacity, stack), Naive(stack, n_step, capacity))
-    for one in plan:
-        world.chunk(*one)
+        world.act(*one)
         world.check()
 
 
@@ -221,19 +220,16 @@ def through_json(state: State) -> State:
     return State(state.copy().arrays, json.loads(json.dumps(state.values)), blocks)
 
 
-@pytest.mark.parametrize("stack", STACKS.values(), ids=STACKS)
-@pytest.mark.parametrize("kind", BUFFERS)
-@settings(max_examples=15, deadline=None)
+@stacks
+@kinds
+@settings(max_examples=15 if ALL_CASES else 6, deadline=None)
 @given(
     n_step=st.integers(1, 4), capacity=st.integers(20, 60), before=PLANS, after=PLANS, seed=st.integers(0, 99)
 )
-def test_one_that_goes_on_from_a_state_gives_the_same_batches(
+def test_a_buffer_that_loads_a_state_gives_the_same_batches(
     kind: str, stack: int, n_step: int, capacity: int, before: Any, after: Any, seed: int
 ) -> None:
-    world, rng = (
-        World(make(kind, capacity, stack), Naive(stack, n_step, capacity)),
-        np.random.default_rng(seed),
-    )
+    world, rng = new_world(kind, capacity, stack, n_step), np.random.default_rng(seed)
 
     def use(buffer: RowReplayBuffer, errors: Array) -> list[Any]:
         if len(buffer) < 4:
@@ -244,7 +240,7 @@ def test_one_that_goes_on_from_a_state_gives_the_same_batches(
         return [batch.ix.tolist(), weight, batch.obs["obs"].tolist(), batch.next_obs["obs"].tolist()]
 
     for one in before:
-        world.episode(*one)
+        world.act(*one)
         use(world.buffer, rng.random(4).astype(np.float32))
     other = make(kind, capacity, stack)
     other.load_state(through_json(world.buffer.state()))
@@ -260,25 +256,22 @@ def test_one_that_goes_on_from_a_state_gives_the_same_batches(
     for one in after:
         errors = rng.random(4).astype(np.float32)
         assert use(both, errors) == use(other, errors)
-        world.episode(*one)
+        world.act(*one)
     for mine, others in zip(both.state().blocks, other.state().blocks, strict=True):
         assert (mine.name, mine.sealed) == (others.name, others.sealed)
         for name, array in mine.arrays().items():
             assert (array == others.arrays()[name]).all(), name
 
 
-@pytest.mark.parametrize("stack", STACKS.values(), ids=STACKS)
-@pytest.mark.parametrize("kind", BUFFERS)
+@stacks
+@kinds
 def test_a_sealed_block_never_changes(kind: str, stack: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("border_cli.replay.buffer.rows_per_block", lambda capacity, row_bytes: 5)
-    world, sealed = World(make(kind, 40, stack), Naive(stack, 2, 40)), dict[str, Any]()
+    world, sealed = new_world(kind, 40, stack, 2), dict[str, Any]()
     rng = np.random.default_rng(0)
     for _ in range(60):
-        world.episode(
-            *(int(n) for n in rng.integers(0, 2, 2)),
-            int(rng.integers(1, 8)),
-            str(rng.choice(["truncated", ""])),
-        )
+        actor, env, length = (int(rng.integers(low, high)) for low, high in ((0, 2), (0, 2), (1, 8)))
+        world.episode(actor, env, length, str(rng.choice(["truncated", ""])))
         for block in world.buffer.state().blocks:
             if block.sealed:
                 content = {name: array.tolist() for name, array in block.arrays().items()}
@@ -286,11 +279,11 @@ def test_a_sealed_block_never_changes(kind: str, stack: int, monkeypatch: pytest
     assert len(sealed) > 20
 
 
-@pytest.mark.parametrize("stack", STACKS.values(), ids=STACKS)
-@pytest.mark.parametrize("kind", BUFFERS)
+@stacks
+@kinds
 def test_a_batch_that_is_filled_anew_keeps_its_arrays(kind: str, stack: int) -> None:
-    """Whoever made tensors of them has those of the new batch then."""
-    world = World(make(kind, 40, stack), Naive(stack, 1, 40))
+    """Tensors that share their memory have the new batch's values then."""
+    world = new_world(kind, 40, stack, 1)
     world.episode(0, 0, 30, "terminated")
     batch = world.buffer.batch(SIZE)
     arrays = {**batch.obs, "next": batch.next_obs["obs"]}
@@ -308,9 +301,9 @@ def test_a_batch_that_is_filled_anew_keeps_its_arrays(kind: str, stack: int) -> 
         assert len(set(weight.tolist())) > 1
 
 
-@pytest.mark.parametrize("kind", BUFFERS)
+@kinds
 def test_errors_that_are_not_finite_or_too_few_are_refused(kind: str) -> None:
-    world = World(make(kind, 40, 1), Naive(1, 1, 40))
+    world = new_world(kind, 40, 1, 1)
     world.episode(0, 0, 20, "terminated")
     batch = world.buffer.batch(4)
     with pytest.raises(ValueError, match="4 rows and 3 errors"):
@@ -320,7 +313,7 @@ def test_errors_that_are_not_finite_or_too_few_are_refused(kind: str) -> None:
             world.buffer.update_priority(batch.ix, np.array([1, np.nan, 1, 1], np.float32))
 
 
-@pytest.mark.parametrize("kind", BUFFERS)
+@kinds
 def test_bytes_are_what_it_takes(kind: str) -> None:
     entry, spec = BUFFERS[kind], spec_of(4)
     config = entry.config(type=kind, capacity=5000)

@@ -1,17 +1,16 @@
-"""What every evaluator has to do, wherever it judges: the same scores for the same weights."""
+"""What every evaluator promises, wherever it runs the episodes: the same scores for the same weights."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 
 import pytest
 
 from border_cli.core.protocols import Evaluator
-from border_cli.evaluation.deferred import DeferredEvaluator
-from border_cli.evaluation.episodes import EpisodeRunner
-from border_cli.evaluation.inline import InlineEvaluator
 from border_cli.runtime import forkserver
+from border_cli.training.evaluators import EpisodeRunner, InlineEvaluator
 from tests.evaluators import SeededEnv, WeightPolicy, await_result, beside, expected, model, spec_of
 from tests.fakes import LIGHT_PRELOAD
 
@@ -20,11 +19,23 @@ Make = Callable[..., AbstractContextManager[Evaluator]]
 
 
 @contextmanager
-def inline(n_envs: int = 2, cap: int = 100, truncating: bool = False) -> Iterator[Evaluator]:
-    runner = EpisodeRunner(SeededEnv(n_envs, truncating), cap, lambda: False, lambda: None)
-    evaluator = InlineEvaluator(runner, WeightPolicy())
+def inline(
+    n_envs: int = 2, cap: int = 100, truncating: bool = False, lazy: bool = False
+) -> Iterator[Evaluator]:
+    made: list[SeededEnv] = []
+
+    def make() -> EpisodeRunner:
+        made.append(SeededEnv(n_envs, truncating))
+        return EpisodeRunner(made[-1], cap, lambda: False)
+
+    evaluator = InlineEvaluator(make, WeightPolicy(), lazy)
+    assert len(made) == (0 if lazy else 1)
     yield evaluator
     evaluator.close()
+    assert len(made) <= 1 and all(env.closed for env in made)
+
+
+lazy = partial(inline, lazy=True)
 
 
 @contextmanager
@@ -33,24 +44,7 @@ def process(n_envs: int = 2, cap: int = 100, truncating: bool = False) -> Iterat
         yield evaluator
 
 
-@contextmanager
-def deferred(n_envs: int = 2, cap: int = 100, truncating: bool = False) -> Iterator[Evaluator]:
-    """One that is made by the first model, of either kind."""
-    made = []
-
-    def make() -> Evaluator:
-        runner = EpisodeRunner(SeededEnv(n_envs, truncating), cap, lambda: False, lambda: None)
-        made.append(InlineEvaluator(runner, WeightPolicy()))
-        return made[-1]
-
-    evaluator = DeferredEvaluator(make, concurrent=False)
-    assert evaluator.poll() is None
-    yield evaluator
-    evaluator.close()
-    assert len(made) <= 1
-
-
-@pytest.fixture(params=[inline, process, deferred], ids=lambda make: make.__name__)
+@pytest.fixture(params=[inline, lazy, process], ids=["inline", "lazy", "process"])
 def evaluating(request: pytest.FixtureRequest) -> Make:
     forkserver.start_early(LIGHT_PRELOAD)
     make: Make = request.param
@@ -66,26 +60,16 @@ def test_results_are_in_the_order_of_the_seeds_however_many_run_at_once(
         assert await_result(evaluator) == expected(1, 42, SEEDS)
 
 
-def test_one_model_after_the_other_each_with_its_own_weights_and_seeds(evaluating: Make) -> None:
+def test_models_one_after_the_other_each_with_its_own_weights_and_seeds(evaluating: Make) -> None:
+    """A model may be evaluated again, on other seeds, and later changes of its arrays have no effect."""
     with evaluating() as evaluator:
-        for version, (weight, seeds) in enumerate([(1, SEEDS), (0, SEEDS), (7, SEEDS[:3]), (7, [5])]):
-            evaluator.begin(model(weight, version), seeds)
+        for version, (weight, seeds) in enumerate(
+            [(1, SEEDS), (0, SEEDS), (7, SEEDS[:3]), (7, [5]), (7, SEEDS)]
+        ):
+            evaluated = model(weight, version)
+            evaluator.begin(evaluated, seeds)
+            evaluated.arrays["weight"][...] = 100
             assert await_result(evaluator) == expected(weight, version, seeds)
-
-
-def test_the_same_model_may_be_judged_again(evaluating: Make) -> None:
-    with evaluating() as evaluator:
-        for seeds in (SEEDS, SEEDS[::-1]):
-            evaluator.begin(model(3, 5), seeds)
-            assert await_result(evaluator) == expected(3, 5, seeds)
-
-
-def test_later_changes_of_the_arrays_do_not_reach_it(evaluating: Make) -> None:
-    with evaluating() as evaluator:
-        judged = model(1, 2)
-        evaluator.begin(judged, SEEDS)
-        judged.arrays["weight"][...] = 100
-        assert await_result(evaluator) == expected(1, 2, SEEDS)
 
 
 def test_a_result_is_given_once_and_before_a_model_there_is_none(evaluating: Make) -> None:

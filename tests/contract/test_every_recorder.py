@@ -9,13 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from border_cli.core.metrics import METRICS
+from border_cli.core.metrics import METRICS, Record
 from border_cli.core.protocols import Recorder
-from border_cli.core.record import Record
-from border_cli.recorders.buffered import BufferedRecorder, NullRecorder
-from border_cli.recorders.fanout import FanOut
+from border_cli.display.views import PlainView
+from border_cli.recorders import BufferedRecorder, NullRecorder, RecorderGroup
 from border_cli.recorders.jsonl import JsonlRecorder
-from border_cli.recorders.plain import PlainView
 from border_cli.recorders.tensorboard import TensorBoardRecorder
 
 MAKERS: dict[str, Callable[[Path], Recorder]] = {
@@ -24,7 +22,7 @@ MAKERS: dict[str, Callable[[Path], Recorder]] = {
     "buffered": lambda folder: BufferedRecorder(),
     "null": lambda folder: NullRecorder(),
     "plain": lambda folder: PlainView(io.StringIO()),
-    "fanout": lambda folder: FanOut([BufferedRecorder(), JsonlRecorder(folder / "metrics.jsonl")]),
+    "fanout": lambda folder: RecorderGroup([BufferedRecorder(), JsonlRecorder(folder / "metrics.jsonl")]),
 }
 
 

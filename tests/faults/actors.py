@@ -1,36 +1,48 @@
-"""Actors under an `ActorManager` of the test's own, and the proof that nothing of them is left."""
+"""Actors under an `ActorManager` of the test's own, of which some incarnations fail at a known env step."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import itertools
+import logging
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from signal import SIGKILL
 from typing import Any
 
-import pytest
+import gymnasium
+import numpy as np
 
+from border_cli import transport as ring
 from border_cli.actors.manager import ActorManager
-from border_cli.actors.place import ActorSpec
-from border_cli.config.schema import ActorManagerConfig
-from border_cli.core.items import Chunk
-from border_cli.runtime import forkserver
-from tests.fakes import COUNTING_COLUMNS, LIGHT_PRELOAD, model
-from tests.faults.audited import nothing_left
-from tests.faults.processes import wait_until
-
-
-@pytest.fixture
-def audit() -> Iterator[None]:
-    """Nothing may be left; a forkserver that is quickly there is enough."""
-    forkserver.start_early(LIGHT_PRELOAD)
-    with nothing_left():
-        yield
+from border_cli.actors.spec import ActorId, ActorSpec
+from border_cli.config.schema import ActorManagerConfig, EnvConfig
+from border_cli.core.errors import ActorLostError
+from border_cli.core.spaces import EnvSpec
+from border_cli.core.types import Items
+from border_cli.envs.group import GymEnv
+from border_cli.replay.n_step import NStepProcessor
+from border_cli.runtime.supervised import Factory
+from tests.fakes import COUNTING_COLUMNS, counting_actors, make_counting_env, make_processor, model
 
 
 @contextlib.contextmanager
-def running(spec: ActorSpec, n_actors: int = 2, start: bool = True, **config: Any) -> Iterator[ActorManager]:
+def running(
+    spec: ActorSpec,
+    n_actors: int = 2,
+    start: bool = True,
+    on_exception: Callable[[ActorLostError], None] = lambda _: None,
+    **config: Any,
+) -> Iterator[ActorManager]:
     """Actors none of which may be lost, unless the test says otherwise."""
     config = {"stop_timeout_s": 10.0, "ring_rows": 256, "restarts": 0, "min_actors": n_actors, **config}
-    manager = ActorManager(spec, COUNTING_COLUMNS, n_actors, ActorManagerConfig(**config))
+    manager = ActorManager(
+        spec, COUNTING_COLUMNS, n_actors, ActorManagerConfig(**config), lambda: False, on_exception
+    )
     try:
         if start:
             manager.start(model())
@@ -39,17 +51,121 @@ def running(spec: ActorSpec, n_actors: int = 2, start: bool = True, **config: An
         manager.stop()
 
 
-def act(manager: ActorManager, credit: int) -> None:
-    """Let every actor use its first credit, and leave its rows in its ring."""
-    manager.grant([credit] * len(manager.pids()))
-    wait_until(
-        lambda: all(s.seconds > 0 and s.state == "waiting for credit" for s in manager.stats()),
-        "the credit to be used",
-    )
+def pid_of(manager: ActorManager, actor: int) -> int:
+    pid = manager.pids()[actor]
+    assert pid is not None
+    return pid
 
 
-def env_steps_by_actor(chunks: list[Chunk]) -> dict[int, int]:
-    counts: dict[int, int] = {}
-    for chunk in chunks:
-        counts[chunk.actor] = counts.get(chunk.actor, 0) + chunk.env_steps
-    return counts
+# -- actors that fail ---------------------------------------------------
+
+
+def failing_actors(*failures: tuple[int, int, int], fault: str, **words: Any) -> ActorSpec:
+    """Counting actors (see `tests.fakes.counting_actors`), some of which fail (see `tests.counting.FAULTS`).
+
+    failures: (actor, incarnation, number of the env step of each of its environments, from 1).
+    """
+    spec = counting_actors(**words)
+    return replace(spec, env=Factory("tests.faults.actors:make_failing", (*spec.env.args, failures, fault)))
+
+
+def make_failing(
+    place: ActorId, config: EnvConfig, failures: tuple[tuple[int, int, int], ...], fault: str
+) -> GymEnv:
+    for actor, incarnation, at in failures:
+        if (actor, incarnation) == (place.actor, place.incarnation):
+            config = replace(config, kwargs={**config.kwargs, "fault": fault, "fault_step": at})
+    return make_counting_env(place, config)
+
+
+def actors_that_die_in_a_push(moment: float, **words: Any) -> ActorSpec:
+    """The first incarnation of actor 0 dies in its second push.
+
+    moment: 2.5 is in the writing of column number 2, counted from 0, after half of its rows; the number after the last
+    column, between the rows and the word that announces them.
+    """
+    spec = counting_actors(**words)
+    return replace(spec, processor=Factory("tests.faults.actors:make_dying_in_a_push", (moment,)))
+
+
+def make_dying_in_a_push(place: ActorId, spec: EnvSpec, moment: float) -> NStepProcessor:
+    if (place.actor, place.incarnation) != (0, 0):
+        return make_processor(place, spec, 1)
+    if moment == len(COUNTING_COLUMNS):
+        fences = itertools.count(
+            5, -1
+        )  # two for the first model; two in each push: for room, and before the last word
+        ring.fence = lambda: None if next(fences) else _die()
+    return _DyingProcessor(spec, moment)
+
+
+def _die() -> None:
+    os.kill(os.getpid(), SIGKILL)
+
+
+class _DyingProcessor(NStepProcessor):
+    """Ends the process when it writes rows for the second time, after this many columns."""
+
+    def __init__(self, spec: EnvSpec, moment: float) -> None:
+        super().__init__(spec, 1, 1, 0.99)
+        self._moment = moment
+        self._takes = 0
+
+    def take(self, into: Items | None = None) -> Items:
+        self._takes += 1
+        if self._takes != 2 or into is None:
+            return super().take(into)
+        whole = super().take({name: column.copy() for name, column in into.items()})
+        for number, (name, column) in enumerate(into.items()):
+            rows = int(min(self._moment - number, 1.0) * len(column))
+            column[:rows] = whole[name][:rows]
+            if number == int(self._moment):
+                _die()
+        return into
+
+
+# -- actors with diaries ------------------------------------------------
+
+
+class Diary(gymnasium.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc] # gymnasium is not checked
+    """Keeps its first seed and the number of its env steps in a file, which outlives the process."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], path: Path) -> None:
+        super().__init__(env)
+        self._words = np.memmap(path, np.int64, "w+", shape=(2,))
+
+    def reset(self, *, seed: int | None = None, **options: Any) -> Any:
+        if seed is not None:
+            self._words[0] = seed
+        return super().reset(seed=seed, **options)
+
+    def step(self, action: Any) -> Any:
+        result = super().step(action)
+        self._words[1] += 1
+        return result
+
+
+def actors_with_diaries(folder: Path, **words: Any) -> ActorSpec:
+    """Counting actors (see `tests.fakes.counting_actors`) that keep a diary each, see `read_diary`."""
+    spec = counting_actors(**words)
+    return replace(spec, env=Factory("tests.faults.actors:make_with_diary", (*spec.env.args, str(folder))))
+
+
+def make_with_diary(place: ActorId, config: EnvConfig, folder: str) -> GymEnv:
+    group = make_counting_env(place, config)
+    group.envs[0] = Diary(group.envs[0], Path(folder) / f"{place.actor}-{place.incarnation}")
+    return group
+
+
+def read_diary(folder: Path, actor: int, incarnation: int) -> tuple[int, int]:
+    """Seed and env steps of the one environment that this incarnation had."""
+    seed, env_steps = np.fromfile(folder / f"{actor}-{incarnation}", np.int64).tolist()
+    return seed, env_steps
+
+
+def make_with_helpers(place: ActorId, config: EnvConfig) -> GymEnv:
+    """Its environment runs a program and a thread, and forgets both."""
+    helper = subprocess.Popen(["sleep", "1000"])
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+    logging.getLogger("tests.env").warning("helper %d", helper.pid)
+    return make_counting_env(place, config)

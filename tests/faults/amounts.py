@@ -1,16 +1,31 @@
-"""How often a fault is injected: a few times in the everyday tests, as often as promised with FAULTS_FULL=1."""
+"""How much is tested.
+
+`make test` takes samples of cases and injects few faults. TEST_FULL=1 takes all cases, FAULTS_FULL=1 also as many faults as
+docs/reliability.md promises.
+"""
 
 from __future__ import annotations
 
 import os
 import random
+from collections.abc import Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
 
 FULL = os.environ.get("FAULTS_FULL") == "1"
+ALL_CASES = FULL or os.environ.get("TEST_FULL") == "1"
 SEED = int(os.environ.get("FAULTS_SEED", "20240607"))
 
 
 def times(short: int, full: int) -> int:
     return full if FULL else short
+
+
+def sampled(cases: Sequence[T], width: int) -> list[T]:
+    """All cases with TEST_FULL=1, else one of every `width` in a row: the first, then the second of the next …"""
+    groups = [cases[i : i + width] for i in range(0, len(cases), width)]
+    return list(cases) if ALL_CASES else [group[i % len(group)] for i, group in enumerate(groups)]
 
 
 def seeded(name: str) -> random.Random:

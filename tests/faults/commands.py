@@ -7,24 +7,23 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic
 
-from border_cli.checkpoints.contents import CHECKPOINTS, Checkpoint, read_checkpoint
-from border_cli.checkpoints.store import list_steps, newest_valid
-from tests.faults.marks import GO, HELD_SAVE, MARK
+from border_cli.checkpoints.contents import CHECKPOINTS
+from border_cli.checkpoints.store import list_steps, newest_valid, step_name
+from border_cli.cli.train import main
 from tests.faults.processes import ROOT, TIMEOUT_S, assert_session_ends, handles, processes, wait_until
+from tests.faults.trap import GO, MARK
 from tests.real_runs import Run, tiny
+from tests.trained import Checkpoint, read_checkpoint
 
-COMMAND = Path(sys.executable).with_name("border-train")
 START_S = 60.0
 """Two processes have to import torch, on a machine that may be busy."""
 WARMUP, TOLERANCE = 20, 64
 _QUIET = (
     "env=gym",
     "env.entry_point=tests.faults.trap:make",
-    "n_actors=2",
     f"trainer.warmup_period={WARMUP}",
     f"trainer.ratio_tolerance={TOLERANCE}",
     "trainer.max_opts=1000000000",
@@ -32,23 +31,49 @@ _QUIET = (
     "trainer.save_interval=null",
     "evaluator.episodes=1",
 )
-_IMPATIENT = ("actor_manager.stop_timeout_s=2",)
+_TWO_ACTORS = ("n_actors=2", "actor_manager.stop_timeout_s=2")
 
 
 class Command:
-    """A running `border-train`, started in `folder`."""
+    """`border-train` with these words, started in `folder`.
 
-    def __init__(self, folder: Path, process: subprocess.Popen[bytes]) -> None:
+    Args:
+        faults: what `tests.faults.plugin` injects.
+        before: words in front of the command.
+        stdout: a descriptor, by default that of the file `output`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *words: str,
+        faults: str = "",
+        before: tuple[str, ...] = (),
+        stdout: int | None = None,
+    ) -> None:
+        folder.mkdir(exist_ok=True)
         self.folder = folder
-        self.pid = process.pid
-        self._process = process
+        settings = {"PYTHONPATH": ROOT, "XDG_STATE_HOME": folder / "state", "FAULTS": faults}
+        plugins = ["plugins=[tests.faults.plugin]"] if faults else []
+        command = Path(sys.executable).with_name("border-train")
+        with (folder / "errors").open("wb") as errors, (folder / "output").open("wb") as output:
+            self.process = subprocess.Popen(
+                [*before, str(command), *words, *plugins],
+                cwd=folder,
+                env=os.environ | {name: str(value) for name, value in settings.items()},
+                stdout=output if stdout is None else stdout,
+                stderr=errors,
+                start_new_session=True,
+                preexec_fn=_as_from_a_terminal,  # noqa: PLW1509 - there are no other threads here
+            )
+        self.pid = self.process.pid
         self._since = monotonic()
 
     def __repr__(self) -> str:
         return f"border-train in {self.folder}"
 
     def wait_for_trap(self) -> int:
-        """Return when the trap has been sprung: the id of the process that did."""
+        """Return when the trap was sprung: the id of the process that did it."""
         mark = self.folder / MARK
         wait_until(
             lambda: self._ended or (mark.exists() and mark.read_text().endswith("\n")), "the trap", START_S
@@ -59,58 +84,58 @@ class Command:
     def send(self, number: signal.Signals, to: str = "main") -> None:
         """Send a signal to the main process, to its group as a terminal does, or to all processes as a scheduler may.
 
-        The actors and the evaluator lead groups of their own: "all" alone reaches them.
+        The actors and the evaluator lead groups of their own: only "all" reaches them.
         """
         self._since = monotonic()
         if to == "all":
             for pid in sorted(processes(session=self.pid), reverse=True):  # the main process last
-                with contextlib.suppress(
-                    ProcessLookupError
-                ):  # one that was signalled before may have ended it
+                with contextlib.suppress(ProcessLookupError):  # the signal before may have ended it
                     os.kill(pid, number)
         else:
             (os.killpg if to == "group" else os.kill)(self.pid, number)
 
-    def undefended(self, number: signal.Signals) -> list[str]:
-        """The command lines of its processes that this signal would end."""
+    def undefended(self, number: signal.Signals) -> list[int]:
+        """Its processes that this signal would end."""
         masks = ("SigBlk", "SigIgn", "SigCgt")
-        found = []
-        for pid in processes(session=self.pid):
-            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-            mask = sum(
-                int(line.split()[1], 16) >> (number - 1) & 1 for line in lines if line.startswith(masks)
-            )
-            found += [] if mask else [Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")]
-        return found
+        return [pid for pid in processes(session=self.pid) if not handles(pid, number, masks)]
 
     def wait_for_handling(self) -> None:
-        """Return when it has taken notice of a first signal: then the next SIGINT finds no handler."""
+        """Return when it has handled a first signal: then the next SIGINT finds no handler."""
         wait_until(lambda: self._ended or not handles(self.pid, signal.SIGINT), "the signal to be handled")
 
-    def wait_for_back_off(self, actor: int) -> None:
-        """Kill this one; return when the learner waits for its next incarnation."""
-        os.kill(actor, signal.SIGKILL)
-        log = self.run.path / "train.log"
-        wait_until(lambda: self._ended or ": restart 1 of " in log.read_text(), "the back-off")
+    def wait_for_log(self, text: str, times: int = 1) -> None:
+        """Return when its log has this text so many times."""
+        log = self.folder / "runs" / "latest" / "train.log"
+        wait_until(
+            lambda: self._ended or (log.exists() and log.read_text().count(text) >= times), text, START_S
+        )
 
-    def let_go(self) -> None:
-        """Whoever waits in the trap, or with half a checkpoint, goes on."""
+    def release(self) -> None:
+        """Let the process that waits continue, in a trap or with half a checkpoint."""
         (self.folder / GO).touch()
 
     def end(self, within_s: float | None = None) -> int:
-        """Its exit code, as a shell sees it, once nothing of it lives any more.
+        """Its exit code, as a shell sees it, once no process of its session is left.
 
-        within_s: how long it may take from the last signal it was sent, or from its start; None: that is no promise.
+        within_s: how long it may take from the last signal, or from its start; None if nothing is promised.
         """
-        code = self._process.wait(START_S)
+        code = self.process.wait(START_S)
         took_s = monotonic() - self._since
         assert_session_ends(self.pid)
         assert within_s is None or took_s <= within_s, f"it took {took_s:.1f} s"
         return 128 - code if code < 0 else code
 
+    def __enter__(self) -> Command:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self.process.wait(TIMEOUT_S)
+
     @property
     def _ended(self) -> bool:
-        return self._process.poll() is not None
+        return self.process.poll() is not None
 
     @property
     def errors(self) -> str:
@@ -125,81 +150,35 @@ class Command:
     def run(self) -> Run:
         return Run((self.folder / "runs" / "latest").resolve())
 
+    @property
+    def log(self) -> str:
+        return (self.run.path / "train.log").read_text()
+
 
 def _as_from_a_terminal() -> None:
-    """What a shell starts in the background ignores SIGINT, and so do its children: such as these tests, then."""
+    """What a shell starts in the background ignores SIGINT, and so do its children, such as these tests."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-@contextlib.contextmanager
 def border_train(
-    folder: Path, *words: str, flags: tuple[str, ...] = (), held_save: int = 0
-) -> Iterator[Command]:
-    """`border-train` with these words beside those of a tiny run without end; no trace of it stays.
-
-    held_save: which checkpoint `tests.faults.held_save` holds up, if the words name it among the plugins.
-    """
-    quiet = _QUIET if "trainer=sync" in words else (*_QUIET, *_IMPATIENT)
-    arguments = [*flags, *tiny(*_unless_typed(quiet, words), *words)]
-    with _started(folder, arguments, folder / "state", held_save) as command:
-        yield command
+    folder: Path, *words: str, faults: str = "", before: tuple[str, ...] = (), stdout: int | None = None
+) -> Command:
+    """`border-train` with these words beside those of a tiny endless run, with two actors unless trainer=sync."""
+    return Command(folder, *endless(*words), faults=faults, before=before, stdout=stdout)
 
 
-@contextlib.contextmanager
-def resuming(first: Command, *words: str) -> Iterator[Command]:
-    """`border-train resume=` of this command's run with these words, in a folder of its own, by the same user."""
-    arguments = [f"resume={first.run.path}", *words]
-    with _started(first.folder / "again", arguments, first.folder / "state") as command:
-        yield command
+def run_here(code: int, *words: str) -> Run:
+    """The same in this process and folder; it must end with this code."""
+    assert main(endless(*words)) == code
+    return Run(Path("runs/latest").resolve())
 
 
-@contextlib.contextmanager
-def _started(folder: Path, arguments: list[str], state: Path, held_save: int = 0) -> Iterator[Command]:
-    """state: the folder with the user's list of runs."""
-    folder.mkdir(exist_ok=True)
-    environment = os.environ | {
-        "PYTHONPATH": str(ROOT),
-        "XDG_STATE_HOME": str(state),
-        HELD_SAVE: str(held_save),
-    }
-    with (folder / "errors").open("wb") as errors, (folder / "output").open("wb") as output:
-        process = subprocess.Popen(
-            [str(COMMAND), *arguments],
-            cwd=folder,
-            env=environment,
-            stdout=output,
-            stderr=errors,
-            start_new_session=True,
-            preexec_fn=_as_from_a_terminal,  # noqa: PLW1509 - there are no other threads here
-        )
-    try:
-        yield Command(folder, process)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait(TIMEOUT_S)
-
-
-@contextlib.contextmanager
-def two_border_trains(
-    folder: Path, *words: str, others: str = "group", flags: tuple[str, ...] = (), held_save: int = 0
-) -> Iterator[dict[str, Command]]:
-    """Two such runs at once, both in the trap, by whom a signal is to be sent to: "main" and `others`.
-
-    One after the other would take longer.
-    """
-    with (
-        border_train(folder / "main", *words, flags=flags, held_save=held_save) as main,
-        border_train(folder / others, *words, flags=flags, held_save=held_save) as second,
-    ):
-        main.wait_for_trap()
-        second.wait_for_trap()
-        yield {"main": main, others: second}
-
-
-def _unless_typed(words: tuple[str, ...], typed: tuple[str, ...]) -> list[str]:
-    keys = {word.partition("=")[0] for word in typed}
-    return [word for word in words if word.partition("=")[0] not in keys]
+def endless(*words: str) -> list[str]:
+    typed = {word.partition("=")[0] for word in words}
+    if "trainer.lockstep=true" in words:
+        typed.add("trainer.ratio_tolerance")  # which has no effect there
+    quiet = _QUIET if "trainer=sync" in words else (*_QUIET, *_TWO_ACTORS)
+    return tiny(*(word for word in quiet if word.partition("=")[0] not in typed), *words)
 
 
 def verified_checkpoints(run: Run) -> list[Checkpoint]:
@@ -211,7 +190,19 @@ def verified_checkpoints(run: Run) -> list[Checkpoint]:
     return found
 
 
-def what_is_kept(run: Run, folder: Path) -> str:
-    """What a run that failed says of its newest checkpoint, started in this folder."""
-    newest = verified_checkpoints(run)[0].opt_steps
-    return f"the state of opt step {newest} is kept: border-train resume={run.path.relative_to(folder)}"
+def saved_steps(run: Run) -> list[int]:
+    """Opt steps of all of a run's checkpoints, newest first; each verifies."""
+    return [checkpoint.opt_steps for checkpoint in verified_checkpoints(run)]
+
+
+def assert_saved(run: Run, steps: list[int]) -> None:
+    """These checkpoints verify, and nothing else lies beside them, hidden or not."""
+    assert saved_steps(run)[::-1] == steps
+    assert sorted(path.name for path in (run.path / CHECKPOINTS).iterdir()) == [step_name(n) for n in steps]
+    assert not [path for path in run.path.iterdir() if ".checkpoint" in path.name or "aside" in path.name]
+
+
+def resume_hint(run: Run, folder: Path) -> str:
+    """What a failed run that was started in this folder says of its newest checkpoint."""
+    newest = saved_steps(run)[0]
+    return f"the state of opt step {newest} is saved: border-train resume={run.path.relative_to(folder)}"

@@ -7,7 +7,7 @@ from typing import Any
 
 import gymnasium
 
-from border_cli.envs.counting import CountingEnv
+from tests.counting import CountingEnv
 
 
 def make(file: str) -> gymnasium.Env[Any, Any]:

@@ -1,4 +1,4 @@
-"""Making of a run what nobody should trust. Nothing here is loaded by anybody but the tests."""
+"""Run directories of somebody else's making: how to forge them, and what a person does with them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,33 @@ import hashlib
 import json
 import pickle
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import pytest
+
+from border_cli.cli.eval import main as border_eval
+from border_cli.cli.train import main as border_train
+from tests.real_runs import Run
+from tests.stored_run import OPT_STEPS
+
+
+def evaluate(run: Run, *words: str) -> int:
+    return border_eval([str(run.path), "checkpoint=last", "episodes=1", *words])
+
+
+def resume(run: Run, *words: str) -> int:
+    budget = [] if any("max_opts" in word for word in words) else [f"trainer.max_opts={OPT_STEPS + 5}"]
+    return border_train([f"resume={run.path}", *budget, *words])
+
+
+def refused(act: Callable[[Run], int], run: Run, capsys: pytest.CaptureFixture[str], code: int = 7) -> str:
+    """It ends with this code, and in three lines at most: these."""
+    assert act(run) == code
+    lines = capsys.readouterr().err.splitlines()
+    assert 1 <= len(lines) <= 3, lines
+    return "\n".join(lines)
 
 
 class Evil:
@@ -38,14 +63,6 @@ def claim(path: Path, nbytes: Any, *names: str, sha256: str = "0" * 64) -> None:
     manifest["files"] |= {name: {"bytes": nbytes, "sha256": sha256} for name in names}
     manifest["parts"] = sorted({name.partition(".")[0] for name in manifest["files"]})
     file.write_text(json.dumps(manifest))
-
-
-def sparse(path: Path, nbytes: int, *names: str) -> None:
-    """Files that seem to be so large and take nothing, and a manifest that says so."""
-    for name in names:
-        with (path / name).open("wb") as file:
-            file.truncate(nbytes)
-    claim(path, nbytes, *names)
 
 
 def header(shape: list[int], nbytes: int) -> bytes:

@@ -9,7 +9,7 @@ from typing import Any
 
 import gymnasium
 
-from border_cli.envs.counting import CountingEnv
+from tests.counting import CountingEnv
 
 
 def jumping_clock() -> Iterator[float]:

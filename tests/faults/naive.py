@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable
-from multiprocessing.connection import Connection
-from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 
 import numpy as np
@@ -29,15 +26,3 @@ def load_unverified(path: Path) -> dict[str, Array]:
     """What is in the file, whatever that is. Raises an exception of some kind where the format itself is broken."""
     loaded: dict[str, Array] = safetensors.load(path.read_bytes())
     return {name: np.array(array) for name, array in loaded.items()}
-
-
-def shared_queue() -> SimpleQueue[bytes]:
-    """One queue for all children to put into: a pipe, and a lock that they share."""
-    return multiprocessing.get_context("forkserver").SimpleQueue()
-
-
-def put(queue: SimpleQueue[bytes], nbytes: int, told: Connection) -> None:
-    """In a child: say so, put so many bytes, say so."""
-    told.send("putting")
-    queue.put(bytes(nbytes))
-    told.send("put")

@@ -1,13 +1,19 @@
-"""Watching processes through /proc, and waiting for what they do. Linux only."""
+"""Watching processes through /proc, waiting for what they do, and the audit of what they leave. Linux only."""
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import select
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from multiprocessing import forkserver as server
+from multiprocessing import resource_tracker as tracker
 from pathlib import Path
+from typing import Any
 
+from border_cli.runtime import forkserver
 from border_cli.runtime.clock import Backoff, Deadline
 
 ROOT = Path(__file__).parents[2]
@@ -29,11 +35,10 @@ def processes(parent: int | None = None, session: int | None = None) -> list[int
     return found
 
 
-def handles(pid: int, number: int) -> bool:
-    """Whether a process has a handler of its own for this signal."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    caught = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
-    return bool(int(caught, 16) >> (number - 1) & 1)
+def handles(pid: int, number: int, masks: tuple[str, ...] = ("SigCgt",)) -> bool:
+    """Whether a process has a handler of its own for this signal. masks: whether it is in any of these of its status."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return any(int(line.split()[1], 16) >> (number - 1) & 1 for line in lines if line.startswith(masks))
 
 
 def wait_until(done: Callable[[], bool], what: str, timeout_s: float = TIMEOUT_S) -> None:
@@ -59,3 +64,59 @@ def assert_session_ends(session: int) -> None:
         backoff.sleep()
     left = processes(session=session)
     assert not left, f"still there after {GONE_S:g} s: {left}"
+
+
+# -- the audit ----------------------------------------------------------
+
+
+@contextmanager
+def nothing_left() -> Iterator[None]:
+    """Processes, descriptors and shared memory that come up inside must be gone after it.
+
+    The forkserver and its resource tracker may stay: they serve all tests of this process.
+    """
+    before, descriptors = _held()
+    yield
+    left = ""
+
+    def gone() -> bool:
+        nonlocal left
+        held, now = _held()
+        left = f"{sorted(held - before)}, {now - descriptors} descriptors"
+        return held <= before and now <= descriptors
+
+    deadline, backoff = Deadline(GONE_S), Backoff()
+    while not gone():
+        assert not deadline.passed, f"left behind: {left}"
+        gc.collect()  # an exception that a test looked at holds the frames it went through
+        backoff.sleep()
+
+
+def _held() -> tuple[set[int | str], int]:
+    """Child processes and named memory, and the number of descriptors, without those of the forkserver."""
+    running: Any = server._forkserver  # type: ignore[attr-defined]
+    tracking: Any = tracker._resource_tracker
+    helpers = {forkserver.forkserver_pid(), tracking._pid}
+    children = {*processes(parent=os.getpid()), *processes(parent=forkserver.forkserver_pid())}
+    ours = {os.getpid(), *children, *helpers} - {None}
+    descriptors = len(list(Path("/proc/self/fd").iterdir()))
+    descriptors -= sum(fd is not None for fd in (running._forkserver_alive_fd, tracking._fd))
+    return {*(children - helpers), *named_memory(ours)}, descriptors
+
+
+def named_memory(pids: Iterable[int | None]) -> set[str]:
+    """Files in the shared memory folder that one of these processes has mapped or opened.
+
+    Other programs of the machine use that folder too.
+    """
+    found = set[str]()
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it has just ended
+            maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
+            found |= {path for line in maps for path in line.split(maxsplit=5)[5:]}
+            for link in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(
+                    FileNotFoundError
+                ):  # in our own process, the one that listed the folder
+                    found.add(str(link.readlink()))
+    return {path for path in found if path.startswith("/dev/shm/")}

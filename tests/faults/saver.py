@@ -11,7 +11,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,14 @@ import numpy as np
 
 from border_cli.checkpoints import contents, store
 from border_cli.checkpoints.contents import CHECKPOINTS, read_run_state
-from border_cli.checkpoints.keeper import RunKeeper
+from border_cli.checkpoints.manager import CheckpointManager
 from border_cli.config.schema import CheckpointConfig, TrainConfig
-from border_cli.core.protocols import ModelInfo
+from border_cli.core.progress import Progress
 from border_cli.core.spaces import Array
 from border_cli.core.state import Block, RunState, State
+from border_cli.core.types import ModelInfo
+from border_cli.training.metrics import Telemetry
+from border_cli.training.ratio_limiter import RatioLimiter
 from tests.fakes import COUNTING_SPEC
 from tests.faults import naive
 
@@ -52,9 +55,11 @@ class FakeAgent:
         return State({"weights": self.weights}, {"opt_steps": self.opt_steps})
 
 
-def keeper(run_dir: Path, agent: Any, keep: int = 2) -> RunKeeper:
+def manager(run_dir: Path, agent: Any, keep: int = 2) -> CheckpointManager:
     config = TrainConfig(checkpoint=CheckpointConfig(keep=keep, replay="full"))
-    return RunKeeper(run_dir, config, COUNTING_SPEC, agent)
+    return CheckpointManager(
+        run_dir, config, COUNTING_SPEC, agent, Telemetry(RatioLimiter(1.0, 0, 64), Progress())
+    )
 
 
 def run_state(agent: FakeAgent) -> RunState:
@@ -73,9 +78,9 @@ def _rows(i: int) -> dict[str, Array]:
 def save(run_dir: Path, steps: range, keep: int = 2) -> Iterator[int]:
     """Save checkpoints of these opt steps; each step once its checkpoint is there."""
     agent = FakeAgent()
-    keeping = keeper(run_dir, agent, keep)
+    saves = manager(run_dir, agent, keep)
     for agent.opt_steps in steps:
-        keeping.save(run_state(agent), {"opt_steps": agent.opt_steps})
+        saves.save(run_state(agent), {"opt_steps": agent.opt_steps})
         yield agent.opt_steps
 
 
@@ -106,6 +111,24 @@ def read_naively(folder: Path) -> int | None:
     return int(array[0])
 
 
+class _TickingFile:
+    """A file with a moment in the middle of each write."""
+
+    def __init__(self, file: Any, tick: Callable[[], None]) -> None:
+        self._file = file
+        self._tick = tick
+
+    def write(self, data: bytes) -> None:
+        half = len(data) // 2
+        self._file.write(data[:half])
+        self._file.flush()
+        self._tick()
+        self._file.write(data[half:])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
 class _Killer:
     """Counts moments, and kills this process at number `at`. armed: whether it counts."""
 
@@ -122,25 +145,23 @@ class _Killer:
 
     def watch(self) -> None:
         """Count what happens from now on, in the middle of each write as well."""
-        fsync, write = os.fsync, store._HashingSink.write
+        fsync, path_open = os.fsync, Path.open
 
         def ticking_fsync(descriptor: int) -> None:
             self.tick()
             fsync(descriptor)
 
-        def ticking_write(sink: Any, data: bytes | memoryview, /) -> int:
-            half = len(data) // 2
-            write(sink, data[:half])
-            sink._file.flush()
-            self.tick()
-            return half + write(sink, data[half:])
+        @contextlib.contextmanager
+        def ticking_open(path: Path, mode: str = "r", **options: Any) -> Iterator[Any]:
+            with path_open(path, mode, **options) as file:
+                yield _TickingFile(file, self.tick) if mode == "xb" else file
 
         def audit(event: str, args: tuple[Any, ...]) -> None:
             if event in _EVENTS or (event == "open" and args[2] & os.O_CREAT):
                 self.tick()
 
         os.fsync = ticking_fsync
-        store._HashingSink.write = ticking_write  # type: ignore[method-assign]
+        Path.open = ticking_open  # type: ignore[assignment,method-assign]
         sys.addaudithook(audit)
 
     def watch_prune(self) -> None:

@@ -1,49 +1,53 @@
-"""Row A10: whoever is faster waits for the other, and says so; memory does not grow with what is still to come."""
+"""Row A10: whichever side is faster waits for the other, and the run records it; memory stays bounded."""
 
 from __future__ import annotations
 
 import os
 import resource
-import sys
 from pathlib import Path
 
 import pytest
 
 from border_cli.actors.manager import ActorManager
-from border_cli.cli.train import main
 from border_cli.runtime.clock import SYSTEM_CLOCK
 from tests.fakes import counting_actors
-from tests.faults.actors import audit, running  # noqa: F401 - audit is a fixture
+from tests.faults.actors import running
 from tests.faults.amounts import times
-from tests.faults.deadly import slow_actors
 from tests.faults.processes import wait_until
-from tests.real_runs import Run, tiny
-
-pytestmark = [
-    pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc"),
-    pytest.mark.usefixtures("audit"),
-]
+from tests.real_runs import train
 
 WARM_UP, ENV_STEPS = 10_000, times(20_000, 1_000_000)
 RING_ROWS = 256
 STEP_S, SLOW_ENV_STEPS = 5e-3, times(200, 2000)
 MAY_GROW = ENV_STEPS / 1e5 + 0.25
 """Megabytes: one in 1e5 env steps, and what the allocator may have kept of something else."""
+SPEC = {"n_buffer": 16, "lengths": [7, 30, 1]}
 
 
-def resident_mb(pid: int) -> float:
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * resource.getpagesize() / 2**20
+class Memory:
+    """Resident memory of the learner and its actors, compared with what it was before."""
+
+    def __init__(self, manager: ActorManager) -> None:
+        self._pids = [os.getpid(), *(pid for pid in manager.pids() if pid is not None)]
+        self._before = self._mb()
+
+    def _mb(self) -> list[float]:
+        pages = [int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in self._pids]
+        return [n * resource.getpagesize() / 2**20 for n in pages]
+
+    def assert_bounded(self) -> None:
+        grown = [now - before for now, before in zip(self._mb(), self._before, strict=True)]
+        assert max(grown) < MAY_GROW, grown
 
 
 def full(manager: ActorManager) -> bool:
     return all(stat.state == "waiting for room" for stat in manager.stats())
 
 
-def take_in(manager: ActorManager, env_steps: int, slowly: bool = False, pause_s: float = 0.0) -> list[bool]:
-    """Take in so many env steps: slowly is not before all rings are full, else it is at once and again and again.
+def collect(manager: ActorManager, env_steps: int, slowly: bool = False, pause_s: float = 0.0) -> list[bool]:
+    """Collect so many env steps. Returns for each call of `collect` whether it returned something.
 
-    pause_s: between two looks [s]. Returns for each look whether it found something.
+    slowly: not before all rings are full. pause_s: before each call [s].
     """
     found = []
     while env_steps > 0:
@@ -58,60 +62,43 @@ def take_in(manager: ActorManager, env_steps: int, slowly: bool = False, pause_s
     return found
 
 
+@pytest.mark.usefixtures("light_forkserver")
 @pytest.mark.parametrize("slow", ["learner", "actors"])
 def test_a10_memory_is_bounded_whoever_is_slow(slow: str) -> None:
-    spec = counting_actors(n_buffer=16, lengths=[7, 30, 1])
-    with running(spec, ring_rows=RING_ROWS) as manager:
+    with running(counting_actors(**SPEC), ring_rows=RING_ROWS) as manager:
         manager.grant([10**9, 10**9])
-        take_in(manager, WARM_UP, slow == "learner")
-        pids = [os.getpid(), *(pid for pid in manager.pids() if pid is not None)]
-        before = [resident_mb(pid) for pid in pids]
-        take_in(manager, ENV_STEPS, slow == "learner")
-        grown = [resident_mb(pid) - mb for pid, mb in zip(pids, before, strict=True)]
-        assert max(grown) < MAY_GROW, grown
+        collect(manager, WARM_UP, slow == "learner")
+        memory = Memory(manager)
+        collect(manager, ENV_STEPS, slow == "learner")
+        memory.assert_bounded()
         if slow == "learner":
             assert all(stat.blocked_seconds > 0 for stat in manager.stats())
 
 
-def test_a10_slow_environments_keep_nobody_waiting_but_the_learner() -> None:
-    """Most looks of the learner find nothing, nothing piles up, and no actor ever waits."""
-    with running(slow_actors(STEP_S, n_buffer=16, lengths=[7, 30, 1]), ring_rows=RING_ROWS) as manager:
+@pytest.mark.usefixtures("light_forkserver")
+def test_a10_with_slow_environments_only_the_learner_waits() -> None:
+    """Most calls of `collect` return nothing, nothing accumulates, and no actor ever waits."""
+    with running(counting_actors(step_s=STEP_S, **SPEC), ring_rows=RING_ROWS) as manager:
         manager.grant([10**9, 10**9])
-        take_in(manager, 50)
-        pids = [os.getpid(), *(pid for pid in manager.pids() if pid is not None)]
-        before = [resident_mb(pid) for pid in pids]
-        found = take_in(manager, SLOW_ENV_STEPS, pause_s=1e-3)
-        grown = [resident_mb(pid) - mb for pid, mb in zip(pids, before, strict=True)]
-        assert max(grown) < MAY_GROW, grown
+        collect(manager, 50)
+        memory = Memory(manager)
+        found = collect(manager, SLOW_ENV_STEPS, pause_s=1e-3)
+        memory.assert_bounded()
         assert [stat.blocked_seconds for stat in manager.stats()] == [0.0, 0.0]
     assert found.count(False) > found.count(True)
 
 
 @pytest.mark.parametrize(
-    ("words", "who", "other"),
+    ("words", "waits", "other"),
     [
-        (
-            (
-                "env.entry_point=border_cli.envs.counting:CountingEnv",
-                "trainer.opt_interval=0.05",
-                "trainer.max_opts=300",
-            ),
-            "actors",
-            "learner",
-        ),
-        (
-            (
-                "env.entry_point=tests.faults.deadly:SlowToStep",
-                f"env.kwargs.step_s={STEP_S}",
-                "trainer.max_opts=30",
-            ),
-            "learner",
-            "actors",
-        ),
+        (("trainer.opt_interval=0.1", "trainer.max_opts=200"), "actors", "learner"),
+        ((f"env.kwargs.step_s={STEP_S}", "trainer.max_opts=20"), "learner", "actors"),
     ],
 )
-def test_a10_a_run_records_who_waits(workplace: Path, words: tuple[str, ...], who: str, other: str) -> None:
-    assert main(tiny("env=gym", *words, "trainer.eval_interval=null")) == 0
-    run = Run(Path("runs/latest").resolve())
-    waited, other_waited = (run.series(f"async/{side}_blocked")[-1][1] for side in (who, other))
+def test_a10_a_run_records_which_side_waits(
+    workplace: Path, words: tuple[str, ...], waits: str, other: str
+) -> None:
+    env = ("env=gym", "env.entry_point=tests.counting:CountingEnv", "trainer.eval_interval=null")
+    run = train(*env, *words)
+    waited, other_waited = (run.series(f"async/{side}_blocked")[-1][1] for side in (waits, other))
     assert waited > other_waited

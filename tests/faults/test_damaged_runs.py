@@ -1,9 +1,9 @@
-"""Going on from what a fault has left of a run's checkpoints: rows C5 and D5, through the real command."""
+"""Resuming from what a fault has left of a run's checkpoints: rows C5 and D5, through the real command."""
 
 from __future__ import annotations
 
+import json
 import shutil
-import sys
 from pathlib import Path
 from signal import SIGKILL, SIGTERM
 
@@ -13,39 +13,37 @@ from border_cli.checkpoints import store
 from border_cli.checkpoints.contents import REPLAY
 from border_cli.cli.train import main
 from border_cli.core.errors import ExitCode
-from tests.data.make_format_1 import FORMAT_1, OPT_STEPS
-from tests.faults.amounts import seeded, times
-from tests.faults.commands import border_train, verified_checkpoints
-from tests.real_runs import Run
-
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+from tests.faults.amounts import FULL, seeded
+from tests.faults.commands import border_train, saved_steps
+from tests.real_runs import Run, in_folder
+from tests.stored_run import OPT_STEPS
 
 INTERVAL = 20
-GO_ON = f"trainer.max_opts={OPT_STEPS + 10}"
+MORE = f"trainer.max_opts={OPT_STEPS + 10}"
 
 
 @pytest.fixture
-def run(workplace: Path) -> Run:
+def run(workplace: Path, stored_run: Path) -> Run:
     """A copy of a stored run with two checkpoints."""
-    return Run(shutil.copytree(FORMAT_1, workplace / "run"))
+    return Run(shutil.copytree(stored_run, workplace / "run"))
 
 
 def damage(run: Run, pattern: str) -> None:
-    """One flipped bit in a file of each checkpoint."""
+    """One flipped bit in a file of each checkpoint. A manifest is damaged where it can no longer be parsed."""
     rng = seeded(pattern)
     for file in (run.path / "checkpoints").glob(f"*/{pattern}"):
         content = bytearray(file.read_bytes())
-        content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+        content[0 if pattern == "manifest.json" else rng.randrange(len(content))] ^= 1 << rng.randrange(8)
         file.write_bytes(content)
 
 
 def resume(run: Run, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, list[str]]:
     """The exit code, and the lines on stderr."""
-    code = main([f"resume={run.path}", GO_ON, *words])
+    code = main([f"resume={run.path}", MORE, *words])
     return code, capsys.readouterr().err.splitlines()
 
 
-@pytest.mark.parametrize("pattern", ["training.safetensors", "loop.json", "manifest.json", "actors.json"])
+@pytest.mark.parametrize("pattern", ["training.safetensors", "manifest.json"])
 def test_c5_where_no_checkpoint_verifies_nothing_is_touched(
     run: Run, capsys: pytest.CaptureFixture[str], pattern: str
 ) -> None:
@@ -54,7 +52,7 @@ def test_c5_where_no_checkpoint_verifies_nothing_is_touched(
     code, lines = resume(run, capsys)
     assert code == ExitCode.NO_VALID_CHECKPOINT
     assert len(lines) <= 3
-    assert f"{pattern} does not verify" in lines[0] or pattern == "manifest.json"
+    assert f"{pattern} does not verify" in lines[0]
     assert "none of the checkpoints" in lines[1] and "2 tried" in lines[1]
     after = run.files("")
     del after[".lock"]  # whose content is the last that held it
@@ -75,45 +73,44 @@ def test_c5_a_replay_that_is_damaged_everywhere_can_be_done_without(
     assert run.counts[0] == OPT_STEPS + 10
 
 
-def test_c3_the_run_goes_on_from_the_one_before(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_c3_the_run_resumes_from_the_one_before(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     newest = store.list_steps(run.path / "checkpoints")[0]
     file = newest / "training.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
     code, _ = resume(run, capsys)
     assert code == 0
     assert run.counts[0] == OPT_STEPS + 10
-    assert [checkpoint.opt_steps for checkpoint in verified_checkpoints(run)] == [50, 40, 20]
+    assert saved_steps(run) == [50, 40, 20]
     assert run.steps("agent/loss") == [10, 20, 30, 40, 50]
 
 
-@pytest.mark.parametrize("held", range(1, 1 + times(3, 20)))
-def test_d5_killed_while_it_saves_after_a_sigterm_it_can_be_gone_on_with(
-    tmp_path: Path, full_forkserver: None, monkeypatch: pytest.MonkeyPatch, held: int
+def test_c9_a_newer_format_is_refused_by_its_version(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    for file in run.path.rglob("manifest.json"):
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"format_version": 2}))
+    before = run.files("checkpoints", "best")
+    code, lines = resume(run, capsys)
+    assert code == ExitCode.NO_VALID_CHECKPOINT
+    assert len(lines) <= 3 and "format_version 2; this border-cli reads 1" in lines[0]
+    assert run.files("checkpoints", "best") == before
+
+
+@pytest.mark.parametrize("held", range(1, 21) if FULL else [2])
+def test_d5_killed_while_it_saves_after_a_sigterm_it_can_be_resumed(
+    tmp_path: Path, full_forkserver: None, held: int
 ) -> None:
     """The grace of a scheduler was too short for the save that was under way, the first one or a later one."""
-    words = (
-        "plugins=[tests.faults.held_save]",
-        f"trainer.save_interval={INTERVAL}",
-        "env.kwargs.place=nowhere",
-        "env.kwargs.at=make",
-    )
-    with border_train(tmp_path, *words, held_save=held) as command:
+    with border_train(tmp_path, f"trainer.save_interval={INTERVAL}", faults=f"hold_save:{held}") as command:
         command.wait_for_trap()
         command.send(SIGTERM, "group")
         command.wait_for_handling()
         command.send(SIGKILL, "group")
         assert command.end() == 137
     run = command.run
-    kept = [(held - i) * INTERVAL for i in range(1, 4) if held > i]
-    assert [checkpoint.opt_steps for checkpoint in verified_checkpoints(run)] == kept
+    assert saved_steps(run) == [(held - i) * INTERVAL for i in range(1, 4) if held > i]
     assert len(list((run.path / "checkpoints").glob(".*"))) == 1
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr(
-        store, "_write_file", store._write_file
-    )  # which the run's plugin replaces in this process
-    monkeypatch.chdir(tmp_path)
     last = held * INTERVAL + 5
-    assert main([f"resume={run.path}", f"trainer.max_opts={last}"]) == 0
+    with in_folder(tmp_path):
+        assert main([f"resume={run.path}", f"trainer.max_opts={last}"]) == 0
     assert run.summary["status"] == "done"
-    assert verified_checkpoints(run)[0].opt_steps == last
+    assert saved_steps(run)[0] == last
     assert list((run.path / "checkpoints").glob(".*")) == []

@@ -1,11 +1,10 @@
-"""A disk that fails under a run: rows C6 and C7. The run goes on, nothing half-written stays, and what counts is said."""
+"""A disk that fails under a run: rows C6 and C7. Training continues, and nothing half-written stays."""
 
 from __future__ import annotations
 
 import errno
 import os
 import resource
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,50 +13,33 @@ from typing import Any
 import pytest
 
 from border_cli.checkpoints import store
-from border_cli.cli.train import main
 from border_cli.core.errors import CheckpointIOError, ExitCode
-from border_cli.replay.limiter import RatioLimiter
 from border_cli.runs.summary import Summary
 from border_cli.runtime import forkserver
-from tests.faults.commands import verified_checkpoints
+from tests.faults.amounts import sampled
+from tests.faults.commands import assert_saved, run_here
 from tests.faults.processes import processes
-from tests.real_runs import Run, tiny
-
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+from tests.interrupted import after_opt_steps
+from tests.real_runs import Run
 
 INTERVAL = 10
 LIMIT = 2**16
 """Bytes that a file may have while the disk is full: more than any record or log needs, less than the weights do."""
+SYNC = ("trainer=sync",)
 WORDS = (
-    "trainer=sync",
-    "env=cartpole",
     "agent.hidden=[200,200]",
     "agent.batch_size=4",
     "buffer.capacity=500",
     "trainer.warmup_period=10",
     f"trainer.save_interval={INTERVAL}",
-    "trainer.eval_interval=null",
     "trainer.record_interval=5",
     "checkpoint.keep=20",
 )
 
 
 @contextmanager
-def after_each_opt_step(happens: Callable[[int], None]) -> Iterator[None]:
-    opted = RatioLimiter.opted
-
-    def opted_and_more(limiter: RatioLimiter) -> None:
-        opted(limiter)
-        happens(limiter.opt_steps)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RatioLimiter, "opted", opted_and_more)
-        yield
-
-
-@contextmanager
-def full_disk(since: int, until: int) -> Iterator[None]:
-    """Between these opt steps no file of this process grows beyond LIMIT; what writes on gets an OSError."""
+def full_disk(since: int, until: int = -1) -> Iterator[None]:
+    """Between these opt steps no file of this process grows beyond LIMIT; a longer write gets an OSError."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def limit(opt_steps: int) -> None:
@@ -65,23 +47,18 @@ def full_disk(since: int, until: int) -> Iterator[None]:
             resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT if opt_steps == since else soft, hard))
 
     try:
-        with after_each_opt_step(limit):
+        with after_opt_steps(limit):
             yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def run_until(max_opts: int, *words: str) -> tuple[int, Run]:
-    code = main(tiny(*WORDS, f"trainer.max_opts={max_opts}", *words))
-    return code, Run(Path("runs/latest").resolve())
-
-
-def assert_only_whole_ones(run: Run, saved: list[int]) -> None:
-    """These checkpoints verify, and nothing else lies beside them, hidden or not."""
-    assert [checkpoint.opt_steps for checkpoint in reversed(verified_checkpoints(run))] == saved
-    folder = run.path / "checkpoints"
-    assert sorted(path.name for path in folder.iterdir()) == [store.step_name(step) for step in saved]
-    assert not [path for path in run.path.iterdir() if ".checkpoint" in path.name or "aside" in path.name]
+def run_until(max_opts: int, code: int, *words: str, trainer: tuple[str, ...] = SYNC) -> Run:
+    typed = [word.partition("=")[0] for word in words]
+    own = (word for word in WORDS if word.partition("=")[0] not in typed)
+    run = run_here(code, *own, *trainer, f"trainer.max_opts={max_opts}", *words)
+    assert run.summary["exit_code"] == code
+    return run
 
 
 def warnings(run: Run) -> list[str]:
@@ -89,14 +66,24 @@ def warnings(run: Run) -> list[str]:
     return [line for line in lines if " WARNING " in line]
 
 
-def test_c6_while_the_disk_is_full_training_goes_on(workplace: Path) -> None:
+def failing(method: Callable[..., Any], fails: Callable[..., bool], error: int) -> Callable[..., Any]:
+    """The method, but for the calls that `fails` names, which raise an OSError."""
+
+    def call(*given: Any, **named: Any) -> Any:
+        if fails(*given):
+            raise OSError(error, os.strerror(error))
+        return method(*given, **named)
+
+    return call
+
+
+def test_c6_while_the_disk_is_full_training_continues(workplace: Path) -> None:
     """Full from the second save on; room again before the fourth."""
-    with full_disk(since=INTERVAL + 1, until=3 * INTERVAL + 1):
-        code, run = run_until(5 * INTERVAL + 5)
-    assert code == 0
-    assert_only_whole_ones(run, [INTERVAL, 4 * INTERVAL, 5 * INTERVAL, 5 * INTERVAL + 5])
+    with full_disk(INTERVAL + 1, 3 * INTERVAL + 1):
+        run = run_until(5 * INTERVAL + 5, 0)
+    assert_saved(run, [INTERVAL, 4 * INTERVAL, 5 * INTERVAL, 5 * INTERVAL + 5])
     (warning,) = warnings(run)
-    assert "File too large; training goes on, and the next save is left out" in warning
+    assert "File too large; training continues, and the next save is skipped" in warning
     assert run.steps("checkpoint/failed_saves") == list(range(2 * INTERVAL + 5, 5 * INTERVAL + 6, 5))
     assert {value for _, value in run.series("checkpoint/failed_saves")} == {1.0}
     assert run.summary["status"] == "done"
@@ -106,127 +93,95 @@ def test_c6_the_third_failed_save_in_a_row_ends_the_run(
     workplace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Those at the second, the fourth and the seventh interval; then the last one, of the opt step it ended at."""
-    with full_disk(since=INTERVAL + 1, until=10**9):
-        code, run = run_until(100 * INTERVAL)
-    assert code == ExitCode.CHECKPOINT_IO
-    assert run.summary["exit_code"] == 6
+    with full_disk(INTERVAL + 1):
+        run = run_until(100 * INTERVAL, ExitCode.CHECKPOINT_IO)
     assert run.counts[0] == 7 * INTERVAL
-    assert_only_whole_ones(run, [INTERVAL])
+    assert_saved(run, [INTERVAL])
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 3
     assert str(run.path) in lines[0] and "File too large" in lines[0]
 
 
-def test_c6_a_last_save_that_fails_is_no_success(workplace: Path) -> None:
-    with full_disk(since=INTERVAL + 1, until=10**9):
-        code, run = run_until(INTERVAL + 5)
-    assert code == ExitCode.CHECKPOINT_IO
-    assert "it was the last save of the run" in run.summary["error"]
-    assert_only_whole_ones(run, [INTERVAL])
-
-
-def test_c6_a_last_save_that_fails_leaves_no_actor(workplace: Path) -> None:
-    with full_disk(since=INTERVAL + 1, until=10**9):
-        code, run = run_until(INTERVAL + 5, "trainer=async", "trainer.lockstep=true")
+def test_c6_a_last_save_that_fails_is_no_success_and_leaves_no_actor(workplace: Path) -> None:
+    with full_disk(INTERVAL + 1):
+        run = run_until(INTERVAL + 5, ExitCode.CHECKPOINT_IO, trainer=("n_actors=1", "trainer.lockstep=true"))
     assert (parent := forkserver.forkserver_pid()) is not None
     assert processes(parent=parent) == []  # by now, and not some time later
-    assert code == ExitCode.CHECKPOINT_IO
-    assert_only_whole_ones(run, [INTERVAL])
+    assert "it was the last save of the run" in run.summary["error"]
+    assert_saved(run, [INTERVAL])
     assert [actor["state"] for actor in run.summary["actors"]] == ["done"]
 
 
 def test_c6_a_best_model_is_held_until_there_is_room(workplace: Path) -> None:
     """Evaluated at opt step 15, where the disk is full; written with the checkpoint at 20."""
-    with full_disk(since=INTERVAL + 1, until=2 * INTERVAL - 1):
-        code, run = run_until(2 * INTERVAL, f"trainer.eval_interval={INTERVAL + 5}", "evaluator.episodes=1")
-    assert code == 0
+    with full_disk(INTERVAL + 1, 2 * INTERVAL - 1):
+        run = run_until(2 * INTERVAL, 0, f"trainer.eval_interval={INTERVAL + 5}")
     assert store.verify(run.path / "best").opt_steps in (INTERVAL + 5, 2 * INTERVAL)
     (warning,) = warnings(run)
-    assert "best cannot be written" in warning and "held, to be written with the next checkpoint" in warning
-    assert_only_whole_ones(run, [INTERVAL, 2 * INTERVAL])
+    assert "best cannot be written" in warning and "kept in memory for the next checkpoint" in warning
+    assert_saved(run, [INTERVAL, 2 * INTERVAL])
 
 
-@pytest.mark.parametrize("error", [errno.EIO, errno.EROFS, errno.EACCES], ids=errno.errorcode.get)
-def test_c7_an_error_once_is_nothing(workplace: Path, monkeypatch: pytest.MonkeyPatch, error: int) -> None:
-    fsync, failed = os.fsync, list[int]()
+@pytest.mark.parametrize("refused", [2, 100])
+def test_c6_a_best_model_of_the_very_end_is_not_forgotten(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, refused: int
+) -> None:
+    """Evaluated after the last checkpoint: there is one more save for it alone, and that has to succeed."""
+    write, left = store.write, iter(range(refused))
 
-    def failing_once(descriptor: int) -> None:
+    def refusing(parent: Path, name: str, *rest: Any) -> Path:
+        if name == "best" and next(left, None) is not None:
+            raise CheckpointIOError("best cannot be written")
+        return write(parent, name, *rest)
+
+    monkeypatch.setattr(store, "write", refusing)
+    code = 0 if refused == 2 else ExitCode.CHECKPOINT_IO
+    run = run_until(INTERVAL, code, "trainer.eval_interval=1000")
+    assert (run.path / "best").exists() == (code == 0)
+    assert_saved(run, [INTERVAL])
+
+
+@pytest.mark.parametrize("error", sampled([errno.EIO, errno.EROFS, errno.EACCES], 3), ids=errno.errorcode.get)
+def test_c7_one_error_is_nothing(workplace: Path, monkeypatch: pytest.MonkeyPatch, error: int) -> None:
+    failed = list[int]()
+
+    def fails_once(descriptor: int) -> bool:
         path = Path(f"/proc/self/fd/{descriptor}").readlink()
-        if path.parent.name == ".checkpoint.tmp" and not failed:
-            failed.append(descriptor)
-            raise OSError(error, os.strerror(error))
-        fsync(descriptor)
+        if path.parent.name != ".checkpoint.tmp" or failed:
+            return False
+        failed.append(descriptor)
+        return True
 
-    monkeypatch.setattr(os, "fsync", failing_once)
-    code, run = run_until(2 * INTERVAL)
-    assert code == 0
+    monkeypatch.setattr(os, "fsync", failing(os.fsync, fails_once, error))
+    run = run_until(2 * INTERVAL, 0)
     assert failed
     assert warnings(run) == []
-    assert_only_whole_ones(run, [INTERVAL, 2 * INTERVAL])
+    assert_saved(run, [INTERVAL, 2 * INTERVAL])
 
 
 def test_c7_a_folder_that_stays_read_only_ends_the_run_as_a_full_disk_does(
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mkdir = Path.mkdir
-
-    def refusing(path: Path, *args: int, **kwargs: bool) -> None:
-        if path.name == ".checkpoint.tmp":
-            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-        mkdir(path, *args, **kwargs)
-
-    monkeypatch.setattr(Path, "mkdir", refusing)
-    code, run = run_until(100 * INTERVAL)
-    assert code == ExitCode.CHECKPOINT_IO
+    mkdir = failing(Path.mkdir, lambda path, *_: path.name == ".checkpoint.tmp", errno.EROFS)
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    run = run_until(100 * INTERVAL, ExitCode.CHECKPOINT_IO)
     assert run.counts[0] == 6 * INTERVAL
-    assert_only_whole_ones(run, [])
+    assert_saved(run, [])
 
 
 def test_c7_an_old_checkpoint_that_cannot_be_removed_is_a_warning(
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    discard = store._discard
-
-    def refusing(path: Path) -> None:
-        if path.exists():
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        discard(path)
-
-    monkeypatch.setattr(store, "_discard", refusing)
-    code, run = run_until(4 * INTERVAL, "checkpoint.keep=2")
-    assert code == 0
-    assert_only_whole_ones(run, [n * INTERVAL for n in (1, 2, 3, 4)])
+    monkeypatch.setattr(store, "_discard", failing(store._discard, Path.exists, errno.EIO))
+    run = run_until(4 * INTERVAL, 0, "checkpoint.keep=2")
+    assert_saved(run, [n * INTERVAL for n in (1, 2, 3, 4)])
     assert len(warnings(run)) == 2
 
 
 def test_c7_a_summary_that_cannot_be_written_is_a_warning(
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refusing(summary: Summary, *_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(Summary, "saved", refusing)
-    code, run = run_until(2 * INTERVAL)
-    assert code == 0
+    monkeypatch.setattr(Summary, "saved", failing(Summary.saved, lambda *_: True, errno.ENOSPC))
+    run = run_until(2 * INTERVAL, 0)
     assert len(warnings(run)) == 2 and "summary.json" in warnings(run)[0]
     assert run.summary["status"] == "done"
-
-
-@pytest.mark.parametrize("times", [2, 100])
-def test_c6_a_best_model_of_the_very_end_is_not_forgotten(
-    workplace: Path, monkeypatch: pytest.MonkeyPatch, times: int
-) -> None:
-    """Judged after the last checkpoint: there is one more save for it alone, and that has to succeed."""
-    write, refused = store.write, list[str]()
-
-    def refusing(parent: Path, name: str, *rest: Any) -> Path:
-        if name == "best" and len(refused) < times:
-            refused.append(name)
-            raise CheckpointIOError("best cannot be written")
-        return write(parent, name, *rest)
-
-    monkeypatch.setattr(store, "write", refusing)
-    code, run = run_until(INTERVAL, "trainer.eval_interval=1000", "evaluator.episodes=1")
-    assert code == (0 if times == 2 else ExitCode.CHECKPOINT_IO)
-    assert (run.path / "best").exists() == (code == 0)
-    assert_only_whole_ones(run, [INTERVAL])

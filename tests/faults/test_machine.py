@@ -1,4 +1,4 @@
-"""Whole runs on machines that lack something: memory, descriptors, shared memory, disk, somebody who reads."""
+"""Whole runs on machines that lack something: memory, descriptors, shared memory, disk, a reader of stdout."""
 
 from __future__ import annotations
 
@@ -8,35 +8,38 @@ import os
 import re
 import resource
 import shutil
-import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from border_cli.cli.train import main
+from border_cli.config import resources
 from border_cli.recorders.jsonl import read_jsonl
-from tests.faults.amounts import times
-from tests.faults.commands import COMMAND, border_train, verified_checkpoints, what_is_kept
-from tests.faults.marks import STARVED_AT
-from tests.faults.processes import ROOT, TIMEOUT_S, assert_session_ends
-from tests.faults.test_failing_disk import assert_only_whole_ones
-from tests.faults.threads_told import FOLDER
-from tests.real_runs import Run, tiny
+from border_cli.transport import Ring
+from tests.faults.amounts import sampled
+from tests.faults.commands import assert_saved, border_train, endless, resume_hint, run_here, saved_steps
+from tests.faults.processes import TIMEOUT_S
+from tests.faults.test_runs import trap
+from tests.faults.trap import THREADS
+from tests.real_runs import Run
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-
-COUNTING = ("env=gym", "env.entry_point=border_cli.envs.counting:CountingEnv")
-SYNC = ("trainer=sync", "n_actors=1")
 REFUSED_S = 15.0
-"""Of a CPU, until what cannot be is refused: seven times what it takes, most of which is Python's imports."""
+"""CPU seconds until what is impossible is refused: seven times what it takes, most of which are Python's imports."""
 NAMESPACE = ("unshare", "-rm", "sh", "-c")
 
 
-def limited(limit: str) -> tuple[str, ...]:
-    """Words in front of a command, under a limit as `ulimit` takes it."""
-    return ("sh", "-c", f'ulimit {limit} && exec "$@"', "sh")
+@contextlib.contextmanager
+def soft_limit(which: int, soft: int) -> Iterator[None]:
+    """Of this process."""
+    before = resource.getrlimit(which)
+    resource.setrlimit(which, (soft, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(which, before)
 
 
 def need_mounts(folder: Path, row: str) -> None:
@@ -49,245 +52,215 @@ def need_mounts(folder: Path, row: str) -> None:
         pytest.skip(f"ROW {row} IS NOT SHOWN HERE: no user namespace with mounts (`unshare -rm`)")
 
 
-def on_own_disk(folder: Path, size: str) -> tuple[str, ...]:
-    """Words in front of a command: `folder`/disk is a disk of this size, and what is in disk/run at the end is kept."""
+def run_on_own_disk(folder: Path, size: str, faults: str, *words: str) -> Run:
+    """A run in `folder`/disk/run, which is a disk of this size; it must succeed. What it left there is copied."""
     disk = folder / "disk"
     disk.mkdir()
     mounted = f'mount -t tmpfs -o size={size} tmpfs {disk} && mkdir {disk}/run && "$@"; code=$?; '
     mounted += f"cp -r {disk}/run {folder}/kept; exit $code"
-    return (*NAMESPACE, mounted, "sh")
-
-
-@contextlib.contextmanager
-def running(
-    folder: Path, words: list[str], stdout: int | None = None, before: tuple[str, ...] = ()
-) -> Iterator[subprocess.Popen[bytes]]:
-    """`border-train` with these words, in a session of its own. before: words in front of the command."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(folder / "state")}
-    with (folder / "errors").open("wb") as errors:
-        process = subprocess.Popen(
-            [*before, str(COMMAND), *words],
-            cwd=folder,
-            env=environment,
-            stdout=subprocess.DEVNULL if stdout is None else stdout,
-            stderr=errors,
-            start_new_session=True,
-        )
-    try:
-        yield process
-        assert_session_ends(process.pid)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, 9)
-        process.wait(TIMEOUT_S)
-
-
-def latest(folder: Path) -> Run:
-    return Run((folder / "runs" / "latest").resolve())
+    words = ("trainer=sync", f"hydra.run.dir={disk}/run", *words)
+    with border_train(folder, *words, faults=faults, before=(*NAMESPACE, mounted, "sh")) as command:
+        assert (command.end(), command.errors) == (0, "")
+    return Run(folder / "kept")
 
 
 # -- refused at the start -----------------------------------------------
 
 
-def refused(folder: Path, *words: str, before: tuple[str, ...] = ()) -> list[str]:
-    """What a run says that is refused before there is a directory for it, in three lines at most, and soon.
-
-    Soon is measured in time of a CPU: how long it takes where others do not want it, too.
-    """
-    spent = _cpu_seconds()
-    with running(folder, tiny(*COUNTING, *words), before=before) as process:
-        assert process.wait(120) == 3
-    assert _cpu_seconds() - spent < REFUSED_S
+def assert_refused(folder: Path, errors: str, cpu_s: float) -> list[str]:
+    """It was refused before there was a run directory, in three lines at most, and soon: the lines."""
+    assert cpu_s < REFUSED_S
     assert not (folder / "runs").exists()
-    lines = (folder / "errors").read_text().splitlines()
+    lines = errors.splitlines()
     assert len(lines) <= 3
     return lines
 
 
-def _cpu_seconds() -> float:
-    """Of all children that have ended."""
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
+def cpu_seconds() -> float:
+    """Of this process and of all children that have ended."""
+    return sum(os.times()[:4])
 
 
 def test_f4_too_few_descriptors_for_so_many_actors(tmp_path: Path) -> None:
-    first, *others = refused(tmp_path, "n_actors=32", before=limited("-n 64"))
+    began = cpu_seconds()
+    limited = ("sh", "-c", 'ulimit -n 64 && exec "$@"', "sh")
+    with border_train(tmp_path, "n_actors=32", before=limited) as command:
+        assert command.end() == 3
+    first, *others = assert_refused(tmp_path, command.errors, cpu_seconds() - began)
     assert first == "error: n_actors=32 needs 192 file descriptors, and this process may hold 64"
     assert "ulimit -n" in "".join(others)
 
 
-def test_f4_a_soft_limit_is_raised_and_the_log_says_so(tmp_path: Path) -> None:
-    words = tiny(*COUNTING, "n_actors=2", "trainer.max_opts=20", "trainer.eval_interval=null")
-    with running(tmp_path, words, before=limited("-Sn 40")) as process:
-        assert process.wait(120) == 0
-    assert (tmp_path / "errors").read_text() == ""
-    log = (latest(tmp_path).path / "train.log").read_text()
-    assert "the limit of file descriptors was raised from 40 to 72" in log
-
-
-def test_b5_a_replay_larger_than_the_memory_is_refused_before_any_of_it_is_taken(tmp_path: Path) -> None:
-    """Its address space is limited far below the replay: an attempt to take it would end otherwise."""
-    first, taken, allowed = refused(tmp_path, "buffer.capacity=1e12", before=limited(f"-v {64 * 2**20}"))
-    assert re.search(r"needs 43\.\d TiB of memory, and \d+\.\d [GM]iB are free", first)
-    assert "replay 43." in taken and "buffer.capacity up to" in allowed
-
-
-def test_f1_rings_larger_than_the_memory_are_refused(tmp_path: Path) -> None:
-    """So much that no file may be so long: where this is not refused, taking it fails at once and harms nobody."""
-    first, taken, allowed = refused(tmp_path, "n_actors=2", f"actor_manager.ring_rows={2**63 - 1}")
-    assert re.search(r"needs [\d.]+ PiB of memory, and [\d.]+ [GM]iB are free", first)
-    assert re.search(r"rings [\d.]+ PiB", taken)
-    assert "a smaller n_actors or actor_manager.ring_rows" in allowed
-
-
-@pytest.mark.parametrize("error", ["ENOMEM", "ENOSPC"][: times(1, 2)])
-def test_f1_a_ring_that_the_system_refuses_after_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str
+def test_f4_a_soft_limit_is_raised_and_the_log_says_so(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """That of the second actor, once the first one has been started: none is left."""
-    monkeypatch.setenv("RINGS", "1")
-    monkeypatch.setenv("REFUSED_WITH", error)
-    with running(tmp_path, tiny(*COUNTING, "n_actors=2", "plugins=[tests.faults.rings_refused]")) as process:
-        assert process.wait(120) == 3
-    first, *others = (tmp_path / "errors").read_text().splitlines()
-    why = os.strerror(getattr(errno, error))
-    assert re.fullmatch(rf"error: an actor's ring needs .* MiB, .* MiB are free: {why}", first)
+    monkeypatch.setattr(resources, "descriptor_limit_before", None)
+    with soft_limit(resource.RLIMIT_NOFILE, 70):
+        run = run_here(0, "trainer.max_opts=20")
+    assert capsys.readouterr().err == ""
+    log = (run.path / "train.log").read_text()
+    assert "the limit of file descriptors was raised from 70 to 72" in log
+
+
+@pytest.mark.parametrize(
+    ("word", "part", "size", "hint"),
+    [
+        ("buffer.capacity=1e12", r"replay 4\d\.", r"4\d\.\d TiB", "buffer.capacity up to"),
+        (
+            f"actor_manager.ring_rows={2**63 - 1}",
+            "rings",
+            r"[\d.]+ PiB",
+            "a smaller n_actors or actor_manager.ring_rows",
+        ),
+    ],
+    ids=["replay", "rings"],
+)
+def test_b5_f1_what_does_not_fit_into_memory_is_refused_before_any_of_it_is_taken(
+    workplace: Path, capsys: pytest.CaptureFixture[str], word: str, part: str, size: str, hint: str
+) -> None:
+    """The address space is limited far below it: an attempt to take it would end otherwise."""
+    began = cpu_seconds()
+    with soft_limit(resource.RLIMIT_AS, 2**36):
+        assert main(endless(word)) == 3
+    first, taken, allowed = assert_refused(workplace, capsys.readouterr().err, cpu_seconds() - began)
+    assert re.search(rf"needs {size} of memory, and [\d.]+ [GM]iB are free", first)
+    assert re.search(part, taken)
+    assert hint in allowed
+
+
+# -- rings that the system refuses ----------------------------------------
+
+
+def refuse_rings(monkeypatch: pytest.MonkeyPatch, allowed: int, error: int) -> None:
+    """The system gives memory to so many rings, and refuses it to the next ones with this errno."""
+    init, left = Ring.__init__, iter(range(allowed))
+
+    def refuse(*_: int) -> None:
+        raise OSError(error, os.strerror(error))
+
+    def limited_init(ring: Ring, *args: Any) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            if next(left, None) is None:
+                patch.setattr(os, "posix_fallocate", refuse)
+            init(ring, *args)
+
+    monkeypatch.setattr(Ring, "__init__", limited_init)
+
+
+@pytest.mark.parametrize("error", [errno.ENOMEM, errno.ENOSPC], ids=errno.errorcode.get)
+def test_f1_a_ring_that_the_system_refuses_after_all(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: int
+) -> None:
+    """That of the second actor, once the first one has been started: no actor is left."""
+    refuse_rings(monkeypatch, 1, error)
+    run = run_here(3)
+    first, *others = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(rf"error: an actor's ring needs .* MiB, .* MiB are free: {os.strerror(error)}", first)
     assert "allowed: a smaller actor_manager.ring_rows or n_actors" in others and len(others) <= 2
-    summary = latest(tmp_path).summary
-    assert (summary["status"], summary["exit_code"]) == ("failed", 3)
-    assert summary["counters"].get("opt_steps", 0) == 0
-    assert verified_checkpoints(latest(tmp_path)) == []
+    assert (run.summary["status"], run.summary["exit_code"]) == ("failed", 3)
+    assert run.summary["counters"].get("opt_steps", 0) == 0
+    assert saved_steps(run) == []
 
 
 def test_f1_a_ring_that_the_system_refuses_to_the_next_incarnation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("RINGS", "2")
-    monkeypatch.setenv("REFUSED_WITH", "ENOMEM")
-    words = ["env.kwargs.place=actor", "env.kwargs.at=step", "env.kwargs.step=100", "env.kwargs.then=hang"]
-    words += ["actor_manager.restarts=1", "actor_manager.min_actors=2", "actor_manager.restart_delay_s=0.1"]
-    with border_train(tmp_path, *words, "plugins=[tests.faults.rings_refused]") as command:
-        os.kill(command.wait_for_trap(), signal.SIGKILL)
-        assert command.end() == 5
-        run, errors = command.run, command.errors
+    refuse_rings(monkeypatch, 2, errno.ENOMEM)
+    words = ("actor_manager.restarts=1", "actor_manager.min_actors=2", "actor_manager.restart_delay_s=0.1")
+    run = run_here(5, *trap("actor", "step", "kill", 100), *words)
+    errors = capsys.readouterr().err
     assert re.match(r"error: actor [01] could not be started again: an actor's ring needs .* MiB", errors)
     assert os.strerror(errno.ENOMEM) in errors and len(errors.splitlines()) <= 3
     assert (run.summary["status"], run.summary["exit_code"]) == ("failed", 5)
-    kept = [checkpoint.opt_steps for checkpoint in verified_checkpoints(run)]
-    assert kept == [run.counts[0]] and kept[0] > 0
+    assert saved_steps(run) == [run.counts[0]] and run.counts[0] > 0
 
 
 def test_f1_rings_need_no_shared_memory_folder(tmp_path: Path) -> None:
     """/dev/shm of 8 MiB, as containers have it, and rings of 60 MiB."""
     need_mounts(tmp_path, "F1 (rings and a small /dev/shm)")
     small = 'mount -t tmpfs -o size=8m tmpfs /dev/shm && df -m /dev/shm > shm && exec "$@"'
-    words = tiny(*COUNTING, "n_actors=2", "trainer.max_opts=50", "actor_manager.ring_rows=500000")
-    words += ["trainer.eval_interval=null", "evaluator.episodes=1"]
-    with running(tmp_path, words, before=(*NAMESPACE, small, "sh")) as process:
-        assert process.wait(120) == 0, (tmp_path / "errors").read_text()
+    words = ("trainer.max_opts=50", "actor_manager.ring_rows=500000")
+    with border_train(tmp_path, *words, before=(*NAMESPACE, small, "sh")) as command:
+        assert command.end() == 0, command.errors
     assert " 8 " in (tmp_path / "shm").read_text()
-    assert latest(tmp_path).counts[0] == 50
+    assert command.run.counts[0] == 50
 
 
 # -- while training -----------------------------------------------------
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", sampled([2, 1], 2))
 def test_f6_every_actor_has_one_torch_thread_and_the_learner_what_it_was_given(
     tmp_path: Path, threads: int
 ) -> None:
-    words = ["env=gym", "env.entry_point=tests.faults.threads_told:Telling", f"threads={threads}"]
-    ends = ["trainer.max_opts=100", "trainer.eval_interval=50", "evaluator.episodes=1", "n_actors=2"]
-    with running(tmp_path, tiny(*words, *ends)) as process:
-        assert process.wait(120) == 0, (tmp_path / "errors").read_text()
-    told = {path.name: path.read_text() for path in (tmp_path / FOLDER).iterdir()}
-    outside = os.environ.get("OMP_NUM_THREADS")
-    assert told == {"actor-0": "1 1", "actor-1": "1 1", "MainProcess": f"{threads} {outside}"}
+    words = ("env.entry_point=tests.faults.trap:CountThreads", f"threads={threads}")
+    with border_train(tmp_path, *words, "trainer.max_opts=50", "trainer.eval_interval=50") as command:
+        assert command.end() == 0, command.errors
+    found = {path.name: path.read_text() for path in (tmp_path / THREADS).iterdir()}
+    actors = {"probe_env": "1 1", "actor-0": "1 1", "actor-1": "1 1"}  # the first tries the environment
+    assert found == actors | {"MainProcess": f"{threads} {os.environ.get('OMP_NUM_THREADS')}"}
 
 
 def test_f3_a_learner_out_of_memory_keeps_its_state_and_names_the_cause(tmp_path: Path) -> None:
-    words = [*COUNTING, "plugins=[tests.faults.starved]", "trainer.save_interval=20"]
-    with border_train(tmp_path, *words) as command:
+    with border_train(tmp_path, "trainer.save_interval=20", faults="starve:30") as command:
         assert command.end() == 1
-        run, errors = command.run, command.errors
+    run, errors = command.run, command.errors
     assert "MemoryError: Unable to allocate 128. MiB" in errors
-    *_, cause, kept_line = errors.splitlines()
-    assert cause.startswith("the process got no more memory")
-    assert kept_line == what_is_kept(run, tmp_path)
-    summary = run.summary
-    assert (summary["status"], summary["exit_code"]) == ("failed", 1)
-    assert "Unable to allocate" in summary["error"]
+    *_, cause, advice, hint = errors.splitlines()
+    assert cause.startswith("error: MemoryError: Unable to allocate")
+    assert advice.startswith("less memory is needed")
+    assert hint == resume_hint(run, tmp_path)
+    assert (run.summary["status"], run.summary["exit_code"]) == ("failed", 1)
+    assert "Unable to allocate" in run.summary["error"]
     assert "MemoryError" in run.json("crash.json")["error"]
-    kept = [checkpoint.opt_steps for checkpoint in verified_checkpoints(run)]
-    assert kept == [STARVED_AT - 1, 20]
+    assert saved_steps(run) == [29, 20]
 
 
 def test_h3_a_disk_that_fills_up_costs_records_and_not_the_run(tmp_path: Path) -> None:
-    """The run directory lies on a disk of its own, which a file fills up; once it is gone, writing goes on."""
+    """The run directory lies on a disk of its own, which a file fills up; once it is gone, writing continues."""
     need_mounts(tmp_path, "H3 (a full disk and records)")
-    words = tiny(*COUNTING, *SYNC, "plugins=[tests.faults.full_disk]", f"hydra.run.dir={tmp_path}/disk/run")
-    words += ["trainer.record_interval=10", "trainer.max_opts=4000", "trainer.eval_interval=null"]
-    words += ["trainer.save_interval=null", "recorder.tensorboard=true", "agent.hidden=[4]"]
-    with running(tmp_path, words, before=on_own_disk(tmp_path, "3m")) as process:
-        assert process.wait(120) == 0, (tmp_path / "errors").read_text()
-    assert (tmp_path / "errors").read_text() == ""
-    run = Run(tmp_path / "kept")
+    words = ("trainer.record_interval=2", "trainer.max_opts=800", "recorder.tensorboard=true")
+    run = run_on_own_disk(tmp_path, "3m", "fill_disk:200,400", *words)
     dropped = run.summary["records_dropped"]
     assert set(dropped) <= {"metrics.jsonl", "tensorboard"}
     assert dropped["metrics.jsonl"] > 0
     steps = [line["opt_steps"] for line in read_jsonl(run.path / "metrics.jsonl")]
-    assert steps[-1] == run.counts[0] == 4000
-    assert len(steps) + dropped["metrics.jsonl"] == 401  # of the warm-up, and of every tenth opt step
-    assert [checkpoint.opt_steps for checkpoint in verified_checkpoints(run)] == [4000]
+    assert steps[-1] == run.counts[0] == 800
+    assert len(steps) + dropped["metrics.jsonl"] == 401  # of the warm-up, and of every second opt step
+    assert saved_steps(run) == [800]
 
 
-def test_c6_training_goes_on_without_the_saves_that_a_full_disk_takes_no_more(tmp_path: Path) -> None:
-    """Full from opt step 15 to 45, which comes although saves fail: at 20, so that at 30 is left out, and at 40, so
-    that those at 50 and 60 are. RLIMIT_FSIZE, as in `test_failing_disk`, refuses large files; here nothing has room.
+def test_c6_training_continues_without_the_saves_for_which_a_full_disk_has_no_room(tmp_path: Path) -> None:
+    """Full from opt step 16 to 45. The save at 20 fails, so that at 30 is skipped; that at 40 fails, so those at 50 and 60
+    are skipped. RLIMIT_FSIZE, as in `test_failing_disk`, refuses large files; here nothing has room.
     """
     need_mounts(tmp_path, "C6 (a full disk and checkpoints)")
-    words = tiny(
-        *COUNTING, *SYNC, "plugins=[tests.faults.full_at_saves]", f"hydra.run.dir={tmp_path}/disk/run"
-    )
-    words += ["trainer.save_interval=10", "trainer.record_interval=1", "trainer.max_opts=85"]
-    words += [
-        "trainer.eval_interval=null",
-        "checkpoint.keep=9",
-        "checkpoint.replay=full",
-        "buffer.capacity=200",
-    ]
-    with running(tmp_path, words, before=on_own_disk(tmp_path, "1m")) as process:
-        assert process.wait(120) == 0, (tmp_path / "errors").read_text()
-    assert (tmp_path / "errors").read_text() == ""
-    run = Run(tmp_path / "kept")
+    words = ("trainer.save_interval=10", "trainer.record_interval=1", "trainer.max_opts=85")
+    words += ("checkpoint.keep=9", "checkpoint.replay=full", "buffer.capacity=200")
+    run = run_on_own_disk(tmp_path, "1m", "fill_disk:16,46", *words)
     assert (run.summary["status"], run.counts[0]) == ("done", 85)
-    assert_only_whole_ones(run, [10, 70, 80, 85])
+    assert_saved(run, [10, 70, 80, 85])
     failed = dict(run.series("checkpoint/failed_saves"))
     assert failed[85] == 2.0
     assert min(failed) >= 20 and set(failed.values()) <= {1.0, 2.0}
 
 
 def test_d9_a_reader_of_stdout_that_stops_reading_does_not_stop_the_run(tmp_path: Path) -> None:
-    """Many more lines than a pipe holds, of which nobody reads any before the run is over."""
-    words = tiny(
-        *COUNTING, *SYNC, "recorder.console=plain", "trainer.record_interval=1", "trainer.max_opts=1000"
-    )
-    with running(tmp_path, [*words, "trainer.eval_interval=null"], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        with process.stdout:
-            assert process.wait(120) == 0
-            shown = process.stdout.read()
+    """Many more lines than a pipe holds, of which nothing is read before the run is over."""
+    words = ("trainer=sync", "recorder.console=plain", "trainer.record_interval=1", "trainer.max_opts=1000")
+    with border_train(tmp_path, *words, stdout=subprocess.PIPE) as command:
+        assert command.process.stdout is not None
+        with command.process.stdout as stdout:
+            assert (command.end(), command.errors) == (0, "")
+            shown = stdout.read()
     assert b"opt_steps=2 " in shown
     assert b"opt_steps=1000 " not in shown  # else nothing had to wait, and this tests nothing
-    assert latest(tmp_path).counts[0] == 1000
-    assert (tmp_path / "errors").read_text() == ""
+    assert command.run.counts[0] == 1000
 
 
-@pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("closed", sampled(["<&- >&- 2>&-", ">&-"], 2))
 def test_d9_a_run_without_its_streams_completes(tmp_path: Path, closed: str) -> None:
-    words = tiny(
-        *COUNTING, *SYNC, "recorder.console=auto", "trainer.max_opts=50", "trainer.eval_interval=null"
-    )
-    with running(tmp_path, words, before=("sh", "-c", f'exec "$@" {closed}', "sh")) as process:
-        assert process.wait(120) == 0
-    assert latest(tmp_path).counts[0] == 50
+    words = ("trainer=sync", "recorder.console=auto", "trainer.max_opts=50")
+    with border_train(tmp_path, *words, before=("sh", "-c", f'exec "$@" {closed}', "sh")) as command:
+        assert command.end() == 0
+    assert command.run.counts[0] == 50

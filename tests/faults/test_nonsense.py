@@ -1,7 +1,7 @@
-"""I4: a checkpoint whose sums fit and whose content is nonsense is refused, value by value, before anything starts.
+"""I4: a checkpoint whose sums fit and whose content is nonsense is refused by keys, kinds and shapes.
 
-One run is resumed for real, and on its way in every value of its saved state is replaced by what no run ever wrote: the
-loop takes it over, or says that it does not fit. Any other exception is what this test is there for.
+One run is resumed for real. Before that, every value of its saved state in turn is left out or replaced by one of another
+kind or shape, and loaded into a new loop: the loop loads it, or refuses it. Any other exception is a defect.
 """
 
 from __future__ import annotations
@@ -10,17 +10,19 @@ import copy
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from border_cli import build
 from border_cli.cli.train import main
-from border_cli.core.errors import ExitCode, UnfitStateError
+from border_cli.core.errors import ExitCode, IncompatibleStateError
 from border_cli.core.state import Block, RunState, State
-from border_cli.trainers.loop import TrainingLoop
+from border_cli.runtime.files import run_all
+from border_cli.training.loop import TrainingLoop
+from tests.faults.amounts import ALL_CASES
 from tests.interrupted import signal_at
 from tests.real_runs import Run, in_folder, tiny
 
@@ -34,28 +36,13 @@ SYNC = (
     "trainer.eval_interval=20",
 )
 LOCKSTEP = ("trainer.lockstep=true", "trainer.max_opts=80", "trainer.eval_interval=20", "buffer.capacity=200")
-NONSENSE: tuple[Any, ...] = (
-    -1,
-    2**63,
-    10**39,
-    1.5,
-    -1e308,
-    "x",
-    None,
-    True,
-    [],
-    [[]],
-    {},
-    {"x": {}},
-)
+NONSENSE: tuple[Any, ...] = (1.5, None, [], {})
+if ALL_CASES:
+    NONSENSE += ("x", True, [[]], {"x": {}})
 STRANGE_ARRAYS: tuple[Callable[[Any], Any], ...] = (
     lambda array: array[:0] if array.ndim else array.reshape(1),
     lambda array: np.concatenate([array, array]) if array.ndim else array.reshape(1, 1),
-    lambda array: array.astype(np.float16),
-    lambda array: -np.ones_like(array) if array.dtype != bool else ~array,
-    lambda array: np.full_like(
-        array, np.inf if array.dtype.kind == "f" else 1 if array.dtype == bool else 2**30
-    ),
+    lambda array: array.astype(np.complex128),
 )
 
 
@@ -72,36 +59,30 @@ def interrupted(folder: Path, *words: str) -> Run:
 
 
 def paths(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where every value of plain data stands, those that hold others included; of long lists the first two."""
+    """Where every value of plain data stands, those that hold others included; of lists the first."""
     if path:
         yield path
-    items = data.items() if isinstance(data, dict) else enumerate(data[:2]) if isinstance(data, list) else ()
+    items = data.items() if isinstance(data, dict) else enumerate(data[:1]) if isinstance(data, list) else ()
     for key, value in items:
         yield from paths(value, (*path, key))
 
 
-def changed(data: Any, path: tuple[Any, ...], value: Any) -> Any:
-    """A copy with one value replaced."""
+def changed(data: Any, path: tuple[Any, ...], *value: Any) -> Any:
+    """A copy with this value at this place, or nothing."""
     data = copy.deepcopy(data)
     inner = data
     for key in path[:-1]:
         inner = inner[key]
-    inner[path[-1]] = value
-    return data
-
-
-def without(data: Any, path: tuple[Any, ...]) -> Any:
-    data = copy.deepcopy(data)
-    inner = data
-    for key in path[:-1]:
-        inner = inner[key]
-    del inner[path[-1]]
+    if value:
+        (inner[path[-1]],) = value
+    else:
+        del inner[path[-1]]
     return data
 
 
 def variants_of_values(data: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     for path in paths(data):
-        yield f"{path} missing", without(data, path)
+        yield f"{path} missing", changed(data, path)
         for value in NONSENSE:
             yield f"{path} = {value!r}", changed(data, path, value)
 
@@ -137,7 +118,7 @@ def variants(state: RunState) -> Iterator[tuple[str, RunState]]:
     for field in ("loop", "generators"):
         for what, values in variants_of_values(getattr(state, field)):
             yield f"{field}: {what}", replace(state, **{field: values})
-    for field in ("agent", "actors"):
+    for field in ("agent", "actors", "evaluation"):
         for what, part in variants_of_part(getattr(state, field)):
             yield f"{field}: {what}", replace(state, **{field: part})
     assert state.replay is not None
@@ -145,53 +126,58 @@ def variants(state: RunState) -> Iterator[tuple[str, RunState]]:
         yield f"replay: {what}", replace(state, replay=part)
 
 
-HARMLESS = re.compile(
-    r"loop: \('(judging|telemetry)', '(best|last|evaluations|lengths|returns|recent_returns|lags)'.*"
-    r"|loop: \('(recorded_at|agent_values|to_do)'.*( missing|= -1|= \[\]|= \{\})"
-    r"|loop: \('(incarnations',|judging', 'pending')\) = \[\]"  # which is what they were
-    r"|loop: \('records'.*"  # judged before there is a loop
-    r"|generators: \('seed',\).*"  # a note: the seed stands in the configuration
-    r"|generators: .*'(has_uint32|inc|state|uinteger)'\) = .*"
-    r"|generators: \('exploration', 'learning'\) missing"  # as of the first that were saved
-    r"|actors: \('sampler',\) missing"  # as of an actor that was lost: a new episode begins
-    r"|actors: .*'judged'\) missing"  # as of the first that were saved
-    r"|actors: .*'(told_dtype|told_bounds)', 0\) = True"  # it was told, or was not
-    r"|actors: .*'(observation|episode_return)'\) = .*"
-    r"|actors: sampler/env/\d, strange [01]|actors: one array more"
-    r"|(agent|actors|replay): .*, strange [34]"
-    r"|.*'(whole|begun)'.* = True"  # which is what it was
+HARMLESS = (
+    # any number of entries
+    r"loop: \('(agent_values|incarnations|pending)',\) = \[\]|loop: \('pending', 0\) missing",
+    r"loop: \('telemetry', '(evaluations|lags|recent_returns)'(\) = \[\]|, 0\) missing)",
+    r"evaluation: \('pending',\) = \[\]|evaluation: \(('last',|'selector', 'fresh')\) = None",
+    r"actors: sampler/env/episodes/actions-\d, strange [01]",
+    # a number for a number that need not be whole; null stands for one that is not finite
+    r"loop: \('telemetry', '(lengths|returns|recent_returns)', 0\) = (1\.5|None)",
+    r"evaluation: \('(last|selector)', ('(fresh|regular)', )?'returns', 0\) = (1\.5|None)",
+    # converted to a whole number by NumPy
+    r"generators: .*'(has_uint32|inc|state|uinteger)'\) = (1\.5|True)",
+    # parts of an actor that was lost: new episodes start
+    r"actors: \('sampler',\) missing|actors: \('sampler', ('env', 'episodes'|'processor')\) = \{\}",
+    r"actors: one array more",  # which no part looks for
+    r"generators: \('seed',\).*",  # a note: the seed is in the configuration
+    r"loop: \('records'.*",  # refused before there is a loop, see `test_hostile`
+    r"loop: \('whole',\) = True",  # its value
 )
-"""Other numbers where any number will do."""
+"""What else may stand there."""
 
 
 def test_i4_every_value_of_a_saved_state_is_checked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = interrupted(folder / "sync", *SYNC)
-    go_on = TrainingLoop._go_on_from
+    make_loop = build.make_loop
     refused, taken, other = list[str](), list[str](), list[str]()
 
-    def go_on_from_all(loop: TrainingLoop, state: RunState) -> None:
-        assert state.replay is not None
-        blocks = tuple(Block(b.name, b.sealed, partial(dict, b.arrays())) for b in state.replay.blocks)
-        state = replace(state, replay=replace(state.replay, blocks=blocks))
-        for what, variant in variants(state):
+    def load_all_variants_first(*given: Any) -> TrainingLoop:
+        *before, closing, resumed, user = given
+        for what, variant in variants(resumed.state):
+            mine = list[Any]()
+            loop = make_loop(*before, mine, resumed, user)
             try:
-                go_on(loop, variant)
+                loop.start(variant)
                 taken.append(what)
-            except UnfitStateError as e:
+            except IncompatibleStateError as e:
                 assert len(str(e)) < 300, what
                 refused.append(what)
             except Exception as e:
                 other.append(f"{what}: {type(e).__name__}: {e}")
-        go_on(loop, state)
+            run_all([*mine, loop.parts.source.stop])
+        return make_loop(*before, closing, resumed, user)
 
-    monkeypatch.setattr(TrainingLoop, "_go_on_from", go_on_from_all)
+    monkeypatch.setattr(build, "make_loop", load_all_variants_first)
     assert main([f"resume={run.path}"]) == 0
     assert other == []
-    assert [what for what in taken if not HARMLESS.fullmatch(what)] == []
-    assert len(refused) > 1000
+    assert [what for what in taken if not any(re.fullmatch(known, what) for known in HARMLESS)] == []
+    assert len(refused) > 500
+    if ALL_CASES:
+        assert [known for known in HARMLESS if not any(re.fullmatch(known, what) for what in taken)] == []
 
 
-def spoilt(state: RunState, *path: str) -> RunState:
+def damaged(state: RunState, *path: str) -> RunState:
     """The state with "x" for one value of its actors."""
     return replace(state, actors=replace(state.actors, values=changed(state.actors.values, path, "x")))
 
@@ -200,8 +186,8 @@ def spoilt(state: RunState, *path: str) -> RunState:
     "path",
     [
         ("rounds", "next"),
-        ("actor0", "counts", "round"),
-        ("actor0", "sampler", "env", "0", "seed"),
+        ("actor0", "own", "round"),
+        ("actor0", "sampler", "own", "dropped"),
         ("actor0", "policy", "state"),
     ],
     ids="/".join,
@@ -212,13 +198,15 @@ def test_i4_so_is_what_an_actor_process_is_given(
     run_dir = folder / "lockstep"
     run = Run(run_dir) if run_dir.exists() else interrupted(run_dir, *LOCKSTEP)
     before = all_but_the_log(run)
-    go_on = TrainingLoop._go_on_from
+    start = TrainingLoop.start
     with monkeypatch.context() as patch:
-        patch.setattr(TrainingLoop, "_go_on_from", lambda loop, state: go_on(loop, spoilt(state, *path)))
+        patch.setattr(
+            TrainingLoop, "start", lambda loop, state, best: start(loop, damaged(state, *path), best)
+        )
         assert main([f"resume={run.path}"]) == ExitCode.NO_VALID_CHECKPOINT
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) <= 3
-    assert "cannot be gone on from" in lines[0]
+    assert "cannot be resumed from" in lines[0]
     assert all_but_the_log(run) == before
 
 

@@ -3,35 +3,40 @@
 from __future__ import annotations
 
 import re
-import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from border_cli.cli.train import main
-from border_cli.core.items import Items
 from border_cli.core.spaces import Array
+from border_cli.core.types import Batch, Items
 from border_cli.replay.buffer import RowReplayBuffer
-from tests.faults.commands import Command, border_train, verified_checkpoints, what_is_kept
-from tests.real_runs import Run, tiny
+from tests.faults.commands import resume_hint, run_here, verified_checkpoints
+from tests.real_runs import Run
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-
-POISONED = (
-    *("env.kwargs.place=nowhere", "env.kwargs.at=make"),
-    *("plugins=[tests.faults.poison]", "trainer.save_interval=10", "checkpoint.keep=10"),
-)
-SYNC = ("trainer=sync", "n_actors=1")
+SAVES = ("trainer.save_interval=10", "checkpoint.keep=10")
 BAD_ENV = ("env=gym", "env.entry_point=tests.envs:NotANumber", "trainer.max_opts=200")
 
 
-def poisoned_run(folder: Path, first: int, last: int, *words: str) -> tuple[Command, int]:
-    folder.mkdir(exist_ok=True)
-    (folder / "poison").write_text(f"{first} {last}", encoding="ascii")
-    with border_train(folder, *POISONED, *words) as command:
-        return command, command.end()
+@contextmanager
+def poisoned(first: int, last: int) -> Iterator[None]:
+    """These batches, counted from 1, contain NaN."""
+    sample, taken = RowReplayBuffer.batch, 0
+
+    def poison(buffer: RowReplayBuffer, size: int, into: Batch | None = None) -> Batch:
+        nonlocal taken
+        taken += 1
+        batch = sample(buffer, size, into)
+        if first <= taken <= last:
+            batch.reward[0] = np.nan
+        return batch
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RowReplayBuffer, "batch", poison)
+        yield
 
 
 def states(run: Run) -> dict[int, dict[str, Array]]:
@@ -44,10 +49,10 @@ def states(run: Run) -> dict[int, dict[str, Array]]:
     return found
 
 
-def test_e1_one_bad_batch_costs_one_opt_step(tmp_path: Path) -> None:
-    command, code = poisoned_run(tmp_path, 35, 35, *SYNC, "trainer.max_opts=60", "trainer.record_interval=30")
-    assert (code, command.errors) == (0, "")
-    run = command.run
+def test_e1_one_bad_batch_costs_one_opt_step(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with poisoned(35, 35):
+        run = run_here(0, "trainer=sync", *SAVES, "trainer.max_opts=60", "trainer.record_interval=30")
+    assert capsys.readouterr().err == ""
     assert run.counts[0] == 60
     assert run.series("agent/skipped_steps") == [(30, 0.0), (60, 1.0)]
     assert [step for step, loss in run.series("agent/loss") if np.isfinite(loss)] == [30, 60]
@@ -62,62 +67,63 @@ def test_e1_one_bad_batch_costs_one_opt_step(tmp_path: Path) -> None:
     assert log.count("was skipped") == log.count(line) == 1
 
 
-def test_e1_bad_batches_without_end_end_the_run(tmp_path: Path) -> None:
-    command, code = poisoned_run(tmp_path, 34, 10**9)
-    assert command.run.config.trainer.max_nonfinite == 10  # by default
-    assert code == 4
-    *_, first, _, last = command.errors.splitlines()  # before it, perhaps, that an actor was slow to leave
+def test_e1_bad_batches_without_end_end_the_run(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with poisoned(34, 10**9):
+        run = run_here(4, *SAVES)
+    assert run.config.trainer.max_nonfinite == 10  # by default
+    *_, first, _, last = (
+        capsys.readouterr().err.splitlines()
+    )  # before it, perhaps, that an actor was slow to leave
     what = "the loss or gradient of 10 opt steps in a row is not a finite number at opt step 43"
     assert first.endswith(f"error: {what}")
-    run = command.run
-    assert last == what_is_kept(run, command.folder)
+    assert last == resume_hint(run, workplace)
     assert (run.summary["status"], run.summary["exit_code"]) == ("failed", 4)
     found = states(run)
     assert set(found) == {10, 20, 30, 40, 43}
     for name, array in found[40].items():
-        if name != "sums":  # of an interval that is not yet recorded
+        if not name.startswith("stats."):  # of an interval that is not yet recorded, and of what was skipped
             assert np.array_equal(array, found[43][name]), name
     assert any(not np.array_equal(array, found[40][name]) for name, array in found[30].items())
     assert len(list((run.path / "nonfinite").iterdir())) == 1
 
 
-def test_e2_an_actor_with_bad_numbers_ends_the_run(tmp_path: Path) -> None:
-    words = ("env.kwargs.what=observation", "env.kwargs.place=actor-1", "actor_manager.on_env_error=stop")
-    with border_train(tmp_path, *BAD_ENV, *words, "trainer.max_opts=100000") as command:
-        assert command.end() == 5
-        assert re.fullmatch(
-            "actor 1 failed while stepping, after 76 env steps: EnvDataError: "
-            r"environment 0, episode 8, env step 7 of it: observation obs\[1\] is nan; env\.nonfinite=drop .*",
-            command.run.summary["error"],
-        )
-        states(command.run)
-
-
 @pytest.mark.parametrize(
-    ("words", "who"),
+    ("words", "what", "error"),
     [
-        (SYNC, "actor 0 failed while stepping, after 76 env steps"),
-        (("trainer.eval_interval=10", "evaluator.episodes=10"), "the evaluation failed while stepping"),
+        (
+            (
+                *("env.kwargs.place=actor-1", "env.kwargs.what=observation", "trainer.max_opts=100000"),
+                *("actor_manager.restarts=0", "actor_manager.min_actors=2"),
+            ),
+            "actor 1 failed while stepping, after 77 env steps",
+            r"environment 0, episode 8, env step 7 of it: observation obs\[1\] is nan; env\.nonfinite=drop .*",
+        ),
+        (
+            ("env.kwargs.place=MainProcess", "env.kwargs.what=reward", "trainer=sync"),
+            "actor 0 failed while stepping, after 77 env steps",
+            "environment 0, episode 8, env step 7 of it: the reward is nan.*",
+        ),
+        (
+            (
+                *("env.kwargs.place=MainProcess", "env.kwargs.what=reward"),
+                *("trainer.eval_interval=10", "evaluator.episodes=10"),
+            ),
+            r"the evaluation failed while stepping, after \d+ env steps",
+            r"environment \d, episode \d+, env step \d+ of it: the reward is nan.*",
+        ),
     ],
-    ids=["sync", "evaluation"],
+    ids=["actor", "sync", "evaluation"],
 )
-def test_e2_so_do_bad_numbers_in_the_learners_own_process(
-    tmp_path: Path, words: tuple[str, ...], who: str
-) -> None:
-    bad = ("env.kwargs.what=reward", "env.kwargs.place=MainProcess")
-    with border_train(tmp_path, *BAD_ENV, *bad, *words) as command:
-        assert command.end() == 5
-        error = command.run.summary["error"]
-        assert error.startswith(who)
-        assert re.search(
-            r"EnvDataError: environment \d, episode \d+, env step \d+ of it: the reward is nan", error
-        )
+def test_e2_bad_numbers_end_the_run(workplace: Path, words: tuple[str, ...], what: str, error: str) -> None:
+    run = run_here(5, *BAD_ENV, *words)
+    assert re.fullmatch(f"{what}: EnvDataError: {error}", run.summary["error"])
+    states(run)
 
 
 @pytest.mark.parametrize("what", ["reward", "observation"])
-@pytest.mark.parametrize("words", [("n_actors=2",), ("trainer=sync",)], ids=["async", "sync"])
+@pytest.mark.parametrize("trainer", ["async", "sync"])
 def test_e2_dropped_they_never_reach_the_replay(
-    workplace: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], what: str
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, trainer: str, what: str
 ) -> None:
     push, pushed = RowReplayBuffer.push, list[Items]()
 
@@ -126,11 +132,9 @@ def test_e2_dropped_they_never_reach_the_replay(
         push(self, items, actor)
 
     monkeypatch.setattr(RowReplayBuffer, "push", watch)
-    drop = ("env.nonfinite=drop", f"env.kwargs.what={what}")
-    assert main(tiny(*BAD_ENV, *words, *drop, "trainer.eval_interval=100")) == 0
-    run = Run(Path("runs/latest").resolve())
+    run = run_here(0, *BAD_ENV, f"trainer={trainer}", "env.nonfinite=drop", f"env.kwargs.what={what}")
     assert run.summary["status"] == "done"
-    assert sum(int(np.count_nonzero(items["span"])) for items in pushed) == run.counts[1]
+    assert sum(int(np.count_nonzero(items["n_steps"])) for items in pushed) == run.counts[1]
     for items in pushed:
         assert all(np.isfinite(rows).all() for rows in items.values())
     dropped = [actor["dropped"] for actor in run.summary["actors"]]

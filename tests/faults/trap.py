@@ -1,26 +1,53 @@
-"""An environment with a trap in it: in one kind of process, at one moment, something happens, once."""
+"""Environments that inject a fault into one process of a real run, and the files by which they tell the test."""
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import gymnasium
 
-from border_cli.envs.counting import CountingEnv
-from tests.faults.marks import spring
+from border_cli.runtime.clock import Backoff
+from tests.counting import FAULTS, CountingEnv
+
+MARK = "sprung"
+"""File in the working directory of the run, with the id of the process that sprang the trap."""
+GO = "go"
+"""File that the test makes to let a waiting process continue."""
+THREADS = "threads"
+"""Folder with a file per process, see `CountThreads`."""
+
+
+def spring(then: str) -> None:
+    """Leave the mark; then "pass", "raise", "hang", "wait" for GO, or one of FAULTS. Only the first call does anything."""
+    try:
+        with Path(MARK).open("x", encoding="ascii") as mark:
+            mark.write(f"{os.getpid()}\n")
+    except FileExistsError:
+        return
+    match then:
+        case "pass":
+            pass
+        case "raise":
+            raise RuntimeError("the trap was sprung")
+        case "hang" | "wait":  # one endless wait could miss a signal that came just before it
+            backoff = Backoff()
+            while then == "hang" or not Path(GO).exists():
+                backoff.sleep()
+        case _:
+            FAULTS[then]()
 
 
 def make(
-    place: str, at: str, then: str = "pass", step: int = 1, lengths: Sequence[int] = (7,)
+    place: str = "nowhere", at: str = "step", then: str = "pass", step: int = 1, lengths: Sequence[int] = (7,)
 ) -> gymnasium.Env[Any, Any]:
-    """A CountingEnv that is trapped in processes whose name begins with `place`.
+    """A CountingEnv with a trap in processes whose name begins with `place`. The first process that gets there springs it.
 
     place: "actor", or "actor-1" for one of them, "MainProcess" for the learner, "probe_env" for the child that tries
-    the environment out. at: "make", "reset", "close" or "step" (then the trap is in step number `step`, counted from 1
-    over all episodes). then: "pass", "raise", "hang", or "wait" for the test. Whoever comes first springs it; for all
-    others it is not there.
+    the environment. at: "make", "reset", "close" or "step" (number `step`, counted from 1 over all episodes).
     """
     trapped = multiprocessing.current_process().name.startswith(place)
     if trapped and at == "make":
@@ -30,26 +57,34 @@ def make(
 
 
 class Trapped(gymnasium.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc] # gymnasium is not checked
-    """Springs the trap at a reset, in a step or when it is closed."""
-
     def __init__(self, env: gymnasium.Env[Any, Any], at: str, then: str, step: int) -> None:
         super().__init__(env)
         self._at, self._then, self._steps_left = at, then, step
 
-    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+    def reset(self, **options: Any) -> Any:
         if self._at == "reset":
             spring(self._then)
-        first: tuple[Any, dict[str, Any]] = super().reset(**options)
-        return first
+        return super().reset(**options)
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> Any:
         self._steps_left -= 1
         if self._at == "step" and self._steps_left == 0:
             spring(self._then)
-        result: tuple[Any, Any, bool, bool, dict[str, Any]] = super().step(action)
-        return result
+        return super().step(action)
 
     def close(self) -> None:
         if self._at == "close":
             spring(self._then)
         super().close()
+
+
+class CountThreads(CountingEnv):
+    """Each reset writes the number of torch's threads, and OMP_NUM_THREADS, to `threads/<process name>`."""
+
+    def reset(self, **options: Any) -> Any:
+        import torch
+
+        Path(THREADS).mkdir(exist_ok=True)
+        found = f"{torch.get_num_threads()} {os.environ.get('OMP_NUM_THREADS')}"
+        (Path(THREADS) / multiprocessing.current_process().name).write_text(found)
+        return super().reset(**options)

@@ -1,4 +1,4 @@
-"""What was found out after the last checkpoint, when a run goes on from there."""
+"""Scores that are newer than the last checkpoint, when a run is resumed from it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from border_cli.checkpoints.contents import read_checkpoint, save_best
 from border_cli.cli.train import main
-from border_cli.core.protocols import Evaluation
+from border_cli.core.types import Evaluation
 from border_cli.runs.summary import Summary
 from tests.interrupted import assert_same_bits, resume, run_whole, signal_at
 from tests.real_runs import Run, tiny
+from tests.trained import read_checkpoint, save_best
 
 pytestmark = pytest.mark.usefixtures("workplace")
 

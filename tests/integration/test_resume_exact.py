@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from border_cli.cli.train import main
 from border_cli.runtime.seeding import episode_seed
-from tests.faults.amounts import FULL
-from tests.interrupted import assert_same_bits, resume, run_interrupted, run_killed, run_whole
-from tests.real_runs import Run, in_folder
+from tests.faults.amounts import FULL, sampled
+from tests.interrupted import assert_same_bits, resume, run_interrupted, run_killed, run_whole, signal_at
+from tests.real_runs import Run, in_folder, tiny
 
+BUDGET = "trainer.max_opts=60"
 COMMON = (
-    "trainer.max_opts=150",
-    "trainer.eval_interval=40",
-    "trainer.save_interval=35",
-    "trainer.record_interval=25",
-    "agent.target_interval=40",
-    "agent.epsilon_env_steps=300",
-    "buffer.capacity=180",
+    "trainer.eval_interval=16",
+    "trainer.save_interval=14",
+    "trainer.record_interval=10",
+    "agent.target_interval=16",
+    "agent.epsilon_env_steps=120",
+    "buffer.capacity=90",
     "seed=7",
 )
 LOCKSTEP = ("trainer.lockstep=true", "trainer.lockstep_steps=4")
 MODES = {
-    "sync": ("trainer=sync", "actor_manager.envs_per_actor=2"),
     "three actors": (
         *LOCKSTEP,
         "n_actors=3",
@@ -33,11 +33,13 @@ MODES = {
         "trainer.opt_interval=2",
         "buffer.n_step=3",
     ),
+    "sync": ("trainer=sync", "actor_manager.envs_per_actor=2"),
 }
 if FULL:  # test_lockstep_everywhere.py has one like it every day
     MODES["one actor"] = (*LOCKSTEP, "n_actors=1", "trainer.opt_interval=0.5")
-STOPPED_AT = (1, 40, 75, 149)
+STOPPED_AT = (1, 16, 30, 59)
 """The first opt step; one whose evaluation is due, which is left for the resumed run; a record and the last but one."""
+Whole = Callable[[str], Run]
 
 
 @pytest.fixture(scope="module")
@@ -46,22 +48,27 @@ def folder(tmp_path_factory: pytest.TempPathFactory, full_forkserver: None) -> I
         yield path
 
 
-@pytest.fixture(scope="module", params=MODES)
-def mode(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @pytest.fixture(scope="module")
-def whole(folder: Path, mode: str) -> Run:
-    return run_whole(folder / f"{mode}, whole", *COMMON, *MODES[mode])
+def whole(folder: Path) -> Whole:
+    """The uninterrupted run of a mode, made when it is first asked for."""
+    return functools.cache(lambda mode: run_whole(folder / f"{mode}, whole", *COMMON, *MODES[mode], BUDGET))
 
 
-@pytest.mark.parametrize("at", STOPPED_AT)
-def test_g2_a_resumed_run_equals_the_uninterrupted_one(folder: Path, mode: str, whole: Run, at: int) -> None:
-    resumed = run_interrupted(folder / f"{mode}, {at}", *COMMON, *MODES[mode], at=at)
-    assert_same_bits(resumed, whole)
+@pytest.mark.parametrize("mode", MODES)
+def test_g1_g2_g3_a_run_resumed_again_and_again_equals_the_uninterrupted_one(
+    folder: Path, mode: str, whole: Whole
+) -> None:
+    path = folder / f"{mode}, resumed"
+    words = [*tiny(*COMMON, *MODES[mode], BUDGET), f"hydra.run.dir='{path}'"]
+    for at in STOPPED_AT:
+        with signal_at(at):
+            assert main(words) == 143
+        words = [f"resume={path}"]
+    resume(path)
+    resumed = Run(path)
+    assert_same_bits(resumed, whole(mode))
     assert all(actor["exact"] for actor in resumed.summary["actors"])
-    assert counted(resumed) == counted(whole)
+    assert counted(resumed) == counted(whole(mode))
 
 
 def counted(run: Run) -> list[tuple[int, int]]:
@@ -69,17 +76,14 @@ def counted(run: Run) -> list[tuple[int, int]]:
     return [(actor["env_steps"], actor["episodes"]) for actor in run.summary["actors"]]
 
 
-def test_g1_the_same_seed_is_the_same_run(folder: Path, mode: str, whole: Run) -> None:
-    assert_same_bits(run_whole(folder / f"{mode}, again", *COMMON, *MODES[mode]), whole)
-
-
-def test_g2_a_run_that_was_killed_is_resumed_to_the_same_bits(folder: Path, mode: str, whole: Run) -> None:
+@pytest.mark.parametrize("mode", sampled(list(MODES), 2))
+def test_g2_a_run_that_was_killed_is_resumed_to_the_same_bits(folder: Path, mode: str, whole: Whole) -> None:
     """From the checkpoint before: what was recorded and trained after that is done once more."""
-    killed = run_killed(folder / f"{mode}, killed", *COMMON, *MODES[mode], at=99)
+    killed = run_killed(folder / f"{mode}, killed", *COMMON, *MODES[mode], BUDGET, at=39)
     assert killed.summary["status"] == "running"
-    assert killed.checkpoints[-1] == "step-000000070"
+    assert killed.checkpoints[-1] == "step-000000028"
     resume(killed.path)
-    assert_same_bits(Run(killed.path), whole)
+    assert_same_bits(Run(killed.path), whole(mode))
 
 
 LEAVING = (
@@ -94,34 +98,37 @@ LEAVING = (
 """One environment is inside its space in its first episode, of 110 env steps, and outside in all others."""
 
 
-@pytest.mark.parametrize("words", [("trainer=sync",), (*LOCKSTEP, "n_actors=1")], ids=["sync", "lockstep"])
-def test_g2_an_environment_that_leaves_its_space_late_is_judged_as_without_a_pause(
+@pytest.mark.parametrize(
+    "words", sampled([(*LOCKSTEP, "n_actors=1"), ("trainer=sync",)], 2), ids=lambda w: w[0]
+)
+def test_g2_an_environment_that_leaves_its_space_late_is_checked_as_without_a_pause(
     folder: Path, words: tuple[str, ...]
 ) -> None:
     """Not as new, where that is an error: neither what it has done before the pause, nor what comes."""
     inside = f"env.kwargs.inside=[0,{episode_seed(7, 0, 0, 0, 0)}]"  # 0: of the trial before the run
-    place = folder / f"leaving, {words[0]}"
-    whole = run_whole(place / "whole", *LEAVING, inside, *words)
-    assert_same_bits(run_interrupted(place / "paused", *LEAVING, inside, *words, at=22), whole)
+    path = folder / f"leaving, {words[0]}"
+    uninterrupted = run_whole(path / "whole", *LEAVING, inside, *words)
+    assert_same_bits(run_interrupted(path / "paused", *LEAVING, inside, *words, at=22), uninterrupted)
 
 
+@pytest.mark.parametrize("mode", sampled(list(MODES), 2))  # under sync it is also in test_late_scores.py
 def test_a_larger_budget_makes_the_run_that_had_it_from_the_start(
-    folder: Path, mode: str, whole: Run
+    folder: Path, mode: str, whole: Whole
 ) -> None:
-    run = run_whole(folder / f"{mode}, short", *COMMON[1:], *MODES[mode], "trainer.max_opts=110")
-    resume(run.path, "trainer.max_opts=150")
-    assert_same_bits(Run(run.path), whole)
+    run = run_whole(folder / f"{mode}, short", *COMMON, *MODES[mode], "trainer.max_opts=40")
+    resume(run.path, BUDGET)
+    assert_same_bits(Run(run.path), whole(mode))
     assert Run(run.path).summary["exact"] is True
 
 
-def test_lockstep_goes_on_behind_a_budget_of_env_steps_that_was_used_up(folder: Path) -> None:
+def test_lockstep_resumes_behind_a_budget_of_env_steps_that_was_used_up(folder: Path) -> None:
     """The last rounds were cut short, so that it is no longer the run that had the larger budget from the start."""
-    words = (*COMMON[1:], *MODES["three actors"], "trainer.max_env_steps=171")
+    words = (*COMMON, *MODES["three actors"], "trainer.max_env_steps=121")
     run = run_whole(folder / "used up", *words)
-    assert run.counts[1] == 171
-    assert main([f"resume={run.path}", "trainer.max_env_steps=400"]) == 0
+    assert run.counts[1] == 121
+    assert main([f"resume={run.path}", "trainer.max_env_steps=200"]) == 0
     again = Run(run.path)
-    assert again.counts[1] == 400
-    assert again.counts[0] == (400 - again.config.trainer.warmup_period) // 2
+    assert again.counts[1] == 200
+    assert again.counts[0] == (200 - again.config.trainer.warmup_period) // 2
     assert again.summary["exact"] is False
-    assert sum(actor["env_steps"] for actor in again.summary["actors"]) == 400
+    assert sum(actor["env_steps"] for actor in again.summary["actors"]) == 200

@@ -16,12 +16,13 @@ import pytest
 import yaml
 
 import border_cli
-from border_cli.checkpoints.contents import read_checkpoint
 from border_cli.cli.train import main
-from border_cli.config.convert import to_plain
+from border_cli.config.convert import to_config, to_plain
+from border_cli.config.resolve import resolve
 from border_cli.core.metrics import METRICS
 from border_cli.runs import trust
 from tests.real_runs import Run, in_folder, tiny, train
+from tests.trained import read_checkpoint
 
 MAX_OPTS, EVAL, SAVE, RECORD, KEEP, WARMUP = 100, 40, 30, 20, 2, 50
 WORDS = (
@@ -52,7 +53,7 @@ def words(trainer: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def run(words: list[str], tmp_path_factory: pytest.TempPathFactory, full_forkserver: None) -> Iterator[Run]:
-    """One run that all tests of this file read."""
+    """One run that most tests of this file read."""
     with in_folder(tmp_path_factory.mktemp("run")):
         yield train(*words)
 
@@ -60,28 +61,16 @@ def run(words: list[str], tmp_path_factory: pytest.TempPathFactory, full_forkser
 # -- the directory ------------------------------------------------------
 
 
-def test_nothing_is_missing_and_nothing_is_there_that_no_page_names(run: Run) -> None:
-    assert {entry.name for entry in run.path.iterdir()} == {
-        ".hydra",
-        ".lock",
-        "config.yaml",
-        "provenance.json",
-        "metrics.jsonl",
-        "tensorboard",
-        "train.log",
-        "checkpoints",
-        "best",
-        "summary.json",
-    }
-
-
-def test_its_name_says_when_and_what_and_latest_points_to_it(run: Run) -> None:
+def test_its_name_says_when_and_what_and_it_holds_what_the_page_names(run: Run) -> None:
     root = Path("runs").resolve()
     assert re.fullmatch(
         r"\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d\.\d{3}_dqn_cartpole", str(run.path.relative_to(root))
     )
     assert (root / "latest").is_symlink()
     assert (root / "latest").resolve() == run.path
+    folders = {".hydra", "tensorboard", "checkpoints", "best"}
+    files = {".lock", "config.yaml", "provenance.json", "metrics.jsonl", "train.log", "summary.json"}
+    assert {entry.name for entry in run.path.iterdir()} == folders | files
 
 
 def test_config_yaml_is_what_the_command_line_resolves_to(
@@ -89,11 +78,12 @@ def test_config_yaml_is_what_the_command_line_resolves_to(
 ) -> None:
     assert main([*words, "--cfg", "job"]) == 0
     composed = yaml.safe_load(capsys.readouterr().out)
-    assert composed["checkpoint"]["replay"] == "auto"  # settled when the free disk was looked at
-    composed["checkpoint"]["replay"] = "full"
-    assert composed["env"]["action_mask"] == "auto"  # settled when the environment was tried
-    composed["env"]["action_mask"] = "none"
-    assert composed == to_plain(run.config)
+    assert composed["checkpoint"]["replay"] == composed["env"]["action_mask"] == "auto"
+    resolved = resolve(
+        to_config(composed), action_mask="none", replay_fits=True, screen=False, init_from=None
+    )
+    assert to_plain(resolved) == to_plain(run.config)
+    assert "auto" not in str(to_plain(run.config))
     assert (run.config.trainer.max_opts, run.config.trainer.max_env_steps) == (MAX_OPTS, None)
 
 
@@ -136,46 +126,34 @@ def test_checkpoints_are_named_by_their_opt_steps_and_the_newest_are_kept(run: R
         assert checkpoint.generators["seed"] == 3
 
 
-def test_the_last_checkpoint_counts_what_the_summary_counts(run: Run) -> None:
-    counters = read_checkpoint(run.path / "checkpoints" / run.checkpoints[-1]).counters
-    summary = run.summary
-    assert {name: counters[name] for name in summary["counters"]} == summary["counters"]
-
-
-def test_the_last_checkpoint_has_the_scores_from_before_the_evaluation_of_the_result(run: Run) -> None:
-    counters = read_checkpoint(run.path / "checkpoints" / run.checkpoints[-1]).counters
+def test_the_last_checkpoint_has_the_model_the_counts_and_the_scores_before_the_last_evaluation(
+    run: Run,
+) -> None:
+    last = read_checkpoint(run.path / "checkpoints" / run.checkpoints[-1])
+    counts = run.summary["counters"]
+    assert {name: last.counters[name] for name in counts} == counts
     _, (before, last_score), (result, _) = run.series("eval/return_mean")
     assert (before, result) == (80, MAX_OPTS)
-    assert counters["last_score"] == last_score
-    confirmed = [score for opt_steps, score in run.series("eval/confirmed_mean") if opt_steps < result]
-    assert counters["best_score"] == max(confirmed)
-
-
-def test_best_is_the_best_confirmed_evaluation_of_the_metrics(run: Run) -> None:
-    """Each candidate beat the best so far on the routine episodes, and of them the best one on fresh ones is kept."""
-    routine, confirmed = run.series("eval/return_mean"), run.series("eval/confirmed_mean")
-    best, candidates = -np.inf, []
-    for opt_steps, mean in routine:
-        if mean > best:
-            candidates.append(opt_steps)
-            best = max(best, dict(confirmed)[opt_steps])
-    assert run.steps("eval/confirmed_mean") == candidates
-    opt_steps, mean = max(confirmed, key=lambda score: score[1])  # of equal ones the first
-    kept = read_checkpoint(run.path / "best")
-    assert kept.score is not None
-    assert (kept.opt_steps, kept.score.opt_steps, kept.score.mean) == (opt_steps, opt_steps, mean)
-    assert len(kept.score.returns) == 2
-    assert run.json("best/score.json")["routine"]["mean"] == dict(routine)[opt_steps]
-    assert run.summary["best_score"] == {"opt_steps": opt_steps, "mean": mean}
-    assert run.summary["last_score"] == {"opt_steps": routine[-1][0], "mean": routine[-1][1]}
-
-
-def test_the_model_of_best_is_that_of_its_opt_step(run: Run) -> None:
-    """The last checkpoint's model acts as its own training state says: `model` and `training` are one thing."""
-    last = read_checkpoint(run.path / "checkpoints" / run.checkpoints[-1])
+    assert last.counters["last_score"] == last_score
+    compared = [step for step, _ in run.series("eval/holdout_mean") if step < result]
+    assert last.counters["best_opt_steps"] in compared
     assert last.training is not None
     for name, weights in last.model.info.arrays.items():
-        np.testing.assert_array_equal(weights, last.training.arrays[f"online.{name}"])
+        np.testing.assert_array_equal(weights, last.training.arrays[f"online.params.{name}"])
+
+
+def test_best_has_the_fresh_episodes_of_its_comparisons_and_is_in_the_summary(run: Run) -> None:
+    regular, holdout = run.series("eval/return_mean"), run.series("eval/holdout_mean")
+    kept = read_checkpoint(run.path / "best")
+    assert kept.score is not None
+    assert kept.opt_steps == kept.score.opt_steps
+    assert kept.opt_steps in dict(holdout)  # no model becomes the best without fresh episodes
+    assert len(kept.score.returns) in range(
+        2, 2 * 2 * len(regular) + 1, 2
+    )  # at most two rounds in a comparison
+    assert run.json("best/score.json")["regular"]["mean"] == dict(regular)[kept.opt_steps]
+    assert run.summary["best_score"] == {"opt_steps": kept.opt_steps, "mean": kept.score.mean}
+    assert run.summary["last_score"] == {"opt_steps": regular[-1][0], "mean": regular[-1][1]}
 
 
 def test_the_summary_says_how_the_run_ended(run: Run, trainer: str) -> None:
@@ -192,28 +170,28 @@ def test_the_summary_says_how_the_run_ended(run: Run, trainer: str) -> None:
     assert sum(actor["env_steps"] for actor in actors) >= summary["counters"]["env_steps"]
 
 
-@pytest.fixture
-def watched(workplace: Path, trainer: str) -> Run:
-    """A run whose environments look at its summary."""
+def test_the_summary_says_running_from_the_first_env_step_and_the_log_names_who_logged(
+    workplace: Path, trainer: str
+) -> None:
+    """The environments look at the summary of their run. Afterwards logging is as it was."""
+    root, package = logging.getLogger(), logging.getLogger("border_cli")
+    before = (list(root.handlers), root.level, list(package.handlers), package.level)
     entry_point = ["env=gym", "env.entry_point=tests.envs:Onlooker", "env.kwargs.summary=run/summary.json"]
     folder = ["env.kwargs.seen=seen.json", "hydra.run.dir=run"]
     assert main(tiny(*entry_point, *folder, "trainer.max_opts=10", *TRAINERS[trainer])) == 0
-    return Run(workplace / "run")
-
-
-def test_the_summary_says_running_from_the_first_env_step(watched: Run) -> None:
+    assert (list(root.handlers), root.level, list(package.handlers), package.level) == before
+    run = Run(workplace / "run")
     seen: dict[str, Any] = json.loads(Path("seen.json").read_text(encoding="utf-8"))
-    final = watched.summary
+    final = run.summary
     assert seen.keys() == final.keys()
     assert (seen["status"], seen["ended_by"], seen["exit_code"]) == ("running", None, None)
     assert (final["status"], final["run_id"]) == ("done", seen["run_id"])
-
-
-def test_train_log_holds_what_the_learner_and_its_actors_log(watched: Run, trainer: str) -> None:
-    log = (watched.path / "train.log").read_text(encoding="utf-8").splitlines()
-    logged = {line.partition(" tests.envs: ")[2] for line in log if " WARNING MainProcess " in line}
-    actors = ("actor 0: ", "actor 1: ") if trainer == "async" else ()
-    assert logged == {f"{who}an onlooker was made" for who in ("", *actors)}
+    log = (run.path / "train.log").read_text(encoding="utf-8")
+    logged = set(re.findall(r" WARNING (\S+) tests.envs: (.*)", log))
+    expected = {("MainProcess", "an onlooker was made")}
+    if trainer == "async":
+        expected |= {(f"actor-{ix}", f"actor {ix}: an onlooker was made") for ix in range(2)}
+    assert logged == expected
 
 
 def test_train_log_tells_what_ran_what_was_kept_and_how_it_ended(run: Run) -> None:
@@ -222,13 +200,6 @@ def test_train_log_tells_what_ran_what_was_kept_and_how_it_ended(run: Run) -> No
     assert log.count(": checkpoint at opt step ") >= len(list((run.path / "checkpoints").glob("step-*")))
     assert (": new best at opt step " in log) == (run.path / "best").is_dir()
     assert f": ended by {run.summary['ended_by']}: " in log.splitlines()[-1]
-
-
-def test_logging_is_left_as_it_was(workplace: Path) -> None:
-    root, package = logging.getLogger(), logging.getLogger("border_cli")
-    before = (list(root.handlers), root.level, list(package.handlers), package.level)
-    train("trainer=sync", "trainer.max_opts=1")
-    assert (list(root.handlers), root.level, list(package.handlers), package.level) == before
 
 
 # -- the metrics --------------------------------------------------------
@@ -268,14 +239,14 @@ def test_evaluations_saves_and_records_come_at_their_intervals_and_at_the_end(ru
     assert run.steps("agent/loss") == RECORDED[1:]
 
 
-def test_the_first_record_is_the_warm_up(run: Run) -> None:
+def test_counts_and_ratio_of_the_records_follow_from_their_steps(run: Run) -> None:
+    """The first record is the warm-up. Every episode is recorded once."""
     first = run.records[0]
     assert first["opt_steps"] == 0
     assert first["env_steps"] == first["throughput/samples_total"] > WARMUP
     assert "throughput/samples_per_opt_step" not in first
-
-
-def test_samples_and_ratio_of_a_record_follow_from_its_steps(run: Run) -> None:
+    episodes = [count for _, count in run.series("train/episodes")]
+    assert sum(episodes) == run.summary["counters"]["episodes"] > 0
     for record in run.records:
         if "throughput/samples_total" in record:
             assert record["throughput/samples_total"] == record["env_steps"]
@@ -286,17 +257,22 @@ def test_samples_and_ratio_of_a_record_follow_from_its_steps(run: Run) -> None:
             assert record["replay/fill"] == record["replay/size"] / run.config.buffer.capacity
 
 
-def test_every_episode_is_recorded_once(run: Run) -> None:
-    episodes = [count for _, count in run.series("train/episodes")]
-    assert sum(episodes) == run.summary["counters"]["episodes"] > 0
-
-
 def test_tensorboard_holds_the_same_scalars(run: Run) -> None:
+    assert_same_scalars(run, "env_steps")
+
+
+def test_the_axis_of_tensorboard_can_be_opt_steps(workplace: Path) -> None:
+    assert_same_scalars(train(*WORDS, *TRAINERS["sync"], "recorder.tensorboard_step=opt_steps"), "opt_steps")
+
+
+def assert_same_scalars(run: Run, step: str) -> None:
+    """At the steps of the axis that is configured, the other count as a scalar."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(run.path / "tensorboard"), size_guidance={"scalars": 0}).Reload()
     tags = set(events.Tags()["scalars"])
-    assert tags == {name for record in run.records for name in record} - {"opt_steps", "time"}
+    assert tags == {name for record in run.records for name in record} - {step, "time"}
     for tag in tags:
         found = [(event.step, event.value) for event in events.Scalars(tag)]
-        assert found == [(step, float(np.float32(value))) for step, value in run.series(tag)], tag
+        expected = [(record[step], float(np.float32(record[tag]))) for record in run.records if tag in record]
+        assert found == expected, tag

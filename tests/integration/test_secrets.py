@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from border_cli.cli.train import main
+from tests.faults.amounts import sampled
 from tests.real_runs import Run, tiny
 
 TOKEN = "hf_0123456789abcdefPLANTED"
 SHORT = ("env=gym", "trainer.max_opts=100", "recorder.tensorboard=true", "trainer.eval_interval=60")
 ENDS: dict[str, tuple[Any, ...]] = {
-    "done": (0, "env.entry_point=border_cli.envs.counting:CountingEnv"),
-    "actor lost": (5, "env.entry_point=tests.envs:Leaving", "actor_manager.on_env_error=stop"),
-    "defect": (1, "env.entry_point=border_cli.envs.counting:CountingEnv"),
+    "done": (0, "env.entry_point=tests.counting:CountingEnv"),
+    "actor lost": (5, "env.entry_point=tests.envs:Leaving"),
+    "defect": (1, "env.entry_point=tests.counting:CountingEnv"),
 }
 
 
-@pytest.mark.parametrize("end", ENDS)
-@pytest.mark.parametrize("trainer", ["async", "sync"])
+@pytest.mark.parametrize(("end", "trainer"), sampled([*product(ENDS, ["async", "sync"])], 2))
 def test_i7_a_token_in_the_environment_is_in_no_file_of_the_run(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, end: str, trainer: str
 ) -> None:
@@ -33,7 +34,9 @@ def test_i7_a_token_in_the_environment_is_in_no_file_of_the_run(
             token = TOKEN  # in a frame of the traceback
             raise RuntimeError(f"a defect of {len(token)}")
 
-        monkeypatch.setattr("border_cli.trainers.judging._routine_values", fail)
+        monkeypatch.setattr("border_cli.training.evaluation.EvalManager.submit", fail)
+    if trainer == "async":
+        words += ["actor_manager.restarts=0"]
     assert main(tiny(*SHORT, *words, f"trainer={trainer}")) == code
     run = Run(Path("runs/latest").resolve())
     files = {path: path.read_bytes() for path in workplace.rglob("*") if path.is_file()}
@@ -45,7 +48,7 @@ def test_i7_a_token_in_the_environment_is_in_no_file_of_the_run(
 INTERPOLATED = {
     "env.kwargs.token": "${oc.env:SECRET_TOKEN}",
     "env.kwargs.nested": "{list: [1, 'Bearer ${oc.decode:${oc.env:SECRET_TOKEN}}']}",
-    "env.entry_point": "${oc.env:SECRET_TOKEN,border_cli.envs.counting:CountingEnv}",
+    "env.entry_point": "${oc.env:SECRET_TOKEN,tests.counting:CountingEnv}",
     "seed": "${oc.env:SECRET_TOKEN}",
 }
 
@@ -60,8 +63,7 @@ def assert_refused(workplace: Path, capsys: pytest.CaptureFixture[str], key: str
     assert not (workplace / "runs").exists()
 
 
-@pytest.mark.parametrize("key", INTERPOLATED)
-@pytest.mark.parametrize("flags", [[], ["-m"]], ids=["one", "sweep"])
+@pytest.mark.parametrize(("key", "flags"), [*((key, []) for key in INTERPOLATED), ("seed", ["-m"])])
 def test_i7_a_value_out_of_the_environment_is_refused(
     workplace: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -71,7 +73,7 @@ def test_i7_a_value_out_of_the_environment_is_refused(
 ) -> None:
     """A run's values stand in its config.yaml, which is needed to go on with it, and beside each of its models."""
     monkeypatch.setenv("SECRET_TOKEN", TOKEN)
-    words = {"env": "gym", "env.entry_point": "border_cli.envs.counting:CountingEnv", key: INTERPOLATED[key]}
+    words = {"env": "gym", "env.entry_point": "tests.counting:CountingEnv", key: INTERPOLATED[key]}
     assert main([*flags, *tiny(*(f"{name}={value}" for name, value in words.items()))]) == 2
     assert_refused(workplace, capsys, key)
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 import border_cli
-from border_cli.agents.dqn.config import DqnConfig
+from border_cli import build
+from border_cli.actors.spec import ActorId
+from border_cli.agents.dqn.config import C51Config, DqnConfig
 from border_cli.config.schema import (
     ActorManagerConfig,
     EnvConfig,
@@ -21,28 +21,10 @@ from border_cli.config.schema import (
     TrainerConfig,
 )
 from border_cli.core.errors import ActorLostError, ExitCode, UsageError
+from border_cli.core.spaces import EnvSpec
+from border_cli.core.types import Evaluation, ModelInfo
+from border_cli.replay.n_step import NStepProcessor
 from tests.real_runs import Run
-
-SCRIPT = """
-from pathlib import Path
-from border_cli import load, train_async
-from border_cli.agents.dqn.config import DqnConfig
-from border_cli.config.schema import EnvConfig, EvaluatorConfig, TrainConfig, TrainerConfig
-
-print("imported")
-if __name__ == "__main__":
-    config = TrainConfig(
-        agent=DqnConfig(hidden=[16], batch_size=16),
-        env=EnvConfig(id="CartPole-v1"),
-        trainer=TrainerConfig(max_opts=60, max_env_steps=None, warmup_period=50, eval_interval=40),
-        evaluator=EvaluatorConfig(episodes=2),
-        n_actors=2,
-        seed=5,
-    )
-    result = train_async(config, "my run")
-    print(f"code {int(result.code)} score {result.score}")
-    print("action", load("my run").sample([0.0, 0.0, 0.0, 0.0]))
-"""
 
 
 def small(**sections: object) -> TrainConfig:
@@ -56,46 +38,124 @@ def small(**sections: object) -> TrainConfig:
     return TrainConfig(**given | sections)  # type: ignore[arg-type]
 
 
-def test_a_script_trains_and_loads(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT, encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(script)],
-        cwd=tmp_path,
-        env=os.environ | {"XDG_STATE_HOME": str(tmp_path / "state")},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    run = Run(tmp_path / "my run")
-    best = run.summary["best_score"]["mean"]
-    lines = done.stdout.splitlines()
-    assert f"code 0 score {best}" in lines
-    assert lines[-1] in ("action 0", "action 1")
-    assert (run.summary["ended_by"], run.counts[0], len(run.summary["actors"])) == ("max_opts", 60, 2)
-    assert (run.config.seed, run.config.n_actors, run.config.agent.batch_size) == (5, 2, 16)
-    assert run.steps("eval/return_mean") == [40, 60]
-    assert run.checkpoints == ["step-000000060"]
-    assert not (run.path / ".hydra").exists()
-    assert not (tmp_path / "runs").exists()
-
-
-def test_its_result_is_the_code_and_the_best_score(workplace: Path) -> None:
+def test_the_result_has_scores_totals_throughput_and_actors(workplace: Path) -> None:
     records = border_cli.BufferedRecorder()
-    result = border_cli.train_async(small(), workplace / "run", records)
+    result = border_cli.train_async(small(n_actors=2, seed=5), workplace / "run", recorder=records)
     run = Run(workplace / "run")
     assert records.series("eval/return_mean") == run.series("eval/return_mean") != []
-    assert (result.code, result.score) == (ExitCode.DONE, run.summary["best_score"]["mean"])
+    assert (result.code, result.ended_by, result.opt_steps) == (ExitCode.DONE, "max_opts", 30)
+    assert result.best is not None and result.best.mean == run.summary["best_score"]["mean"]
+    assert result.last is not None and result.last.opt_steps == 30
     assert border_cli.load(run.path).opt_steps == run.summary["best_score"]["opt_steps"]
-
-
-def test_a_folder_that_holds_a_run_is_refused(workplace: Path) -> None:
-    border_cli.train_async(small(), "run")
-    before = Run(workplace / "run").summary
+    assert border_cli.load(run.path).sample([0.0, 0.0, 0.0, 0.0]) in (0, 1)
+    assert run.steps("eval/return_mean") == [20, 30]
+    assert run.checkpoints == ["step-000000030"]
+    assert not (run.path / ".hydra").exists() and not Path("runs").exists()
+    assert (run.config.seed, run.config.n_actors, run.config.agent.batch_size) == (5, 2, 16)
+    assert [actor.actor for actor in result.actors] == [0, 1]
+    assert sum(actor.env_steps for actor in result.actors) == result.env_steps
+    stat = result.stat
+    assert stat is not None
+    assert stat.samples_per_sec * stat.seconds == pytest.approx(result.env_steps)
+    assert stat.opt_steps_per_sec * stat.seconds == pytest.approx(30)
+    assert stat.samples_per_opt_step == pytest.approx((result.env_steps - 50) / 30)
+    assert run.summary["bound"] == result.bound != ""
+    assert result.bound in (run.path / "train.log").read_text(encoding="utf-8")
+    before = run.summary
     with pytest.raises(UsageError, match="already holds a run"):
         border_cli.train_async(small(), "run")
-    assert Run(workplace / "run").summary == before
+    assert run.summary == before
+
+
+def test_agent_environment_and_preset_are_taken_by_name(workplace: Path) -> None:
+    config = border_cli.compose("agent=dqn", "env=cartpole", "n_actors=3")
+    assert (config.preset.name, config.env.id, config.n_actors) == ("dqn_cartpole", "CartPole-v1", 3)
+    words = [
+        "agent=dqn",
+        "env=cartpole",
+        "trainer.max_opts=30",
+        "trainer.warmup_period=50",
+        "evaluator.episodes=2",
+    ]
+    result = border_cli.train(words, workplace / "run")
+    run = Run(workplace / "run")
+    assert (run.config.trainer.type, run.config.preset.name, result.opt_steps) == ("sync", "dqn_cartpole", 30)
+
+
+class FixedEvaluator:
+    """Implements `Evaluator`: every model has the mean return that is its opt step."""
+
+    concurrent = False
+
+    def __init__(self) -> None:
+        self.evaluated: list[int] = []
+        self.closed = False
+        self._evaluation: Evaluation | None = None
+
+    def begin(self, model: ModelInfo, seeds: Sequence[int], tick: Callable[[], None] = lambda: None) -> None:
+        self.evaluated.append(model.version)
+        self._evaluation = Evaluation(model.version, (float(model.version),) * len(seeds), (1,) * len(seeds))
+
+    def poll(self) -> Evaluation | None:
+        evaluation, self._evaluation = self._evaluation, None
+        return evaluation
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def one_step(spec: EnvSpec, n_envs: int, config: TrainConfig) -> NStepProcessor:
+    return NStepProcessor(spec, n_envs, 1, config.agent.gamma)
+
+
+def test_an_evaluator_and_a_step_processor_of_the_caller(workplace: Path) -> None:
+    evaluator, made = FixedEvaluator(), list[NStepProcessor]()
+
+    def make(spec: EnvSpec, n_envs: int, config: TrainConfig) -> NStepProcessor:
+        made.append(one_step(spec, n_envs, config))
+        return made[-1]
+
+    result = border_cli.train(small(), workplace / "run", evaluator=evaluator, step_processor=make)
+    assert set(evaluator.evaluated) == {20, 30} and evaluator.closed
+    assert result.best is not None and (result.best.opt_steps, result.best.mean) == (30, 30.0)
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize("evaluator", ["inline", "process"])
+def test_evaluations_in_another_environment(workplace: Path, evaluator: str) -> None:
+    """Episodes of three env steps, which CartPole never has."""
+    short = EnvConfig(id="CartPole-v1", max_episode_steps=3)
+    config = small(evaluator=EvaluatorConfig(type=evaluator, episodes=2))
+    result = border_cli.train(config, workplace / "run", evaluation_env=short)
+    assert result.last is not None and result.last.lengths == (3, 3)
+    assert result.env_steps > 3 * result.episodes
+
+
+def test_each_actor_has_its_own_agent_configuration(workplace: Path) -> None:
+    """Actor 0 acts at random, actor 1 never does. Both have the caller's step processor."""
+    agents = [DqnConfig(hidden=[16], batch_size=16, epsilon_start=e, epsilon_final=e) for e in (1.0, 0.0)]
+    with pytest.raises(UsageError, match="actor_agents has 2 configurations for n_actors=1"):
+        border_cli.train_async(small(), workplace / "run", actor_agents=agents)
+    with pytest.raises(UsageError, match="actor_agents has a C51Config, and the run has a DqnConfig"):
+        border_cli.train_async(small(), workplace / "run", actor_agents=[C51Config()])
+    result = border_cli.train_async(
+        small(n_actors=2), workplace / "run", actor_agents=agents, step_processor=one_step
+    )
+    assert result.code == ExitCode.DONE and len(result.actors) == 2
+    make = build.actor_spec(small(n_actors=2), build.UserParts(actor_agents=agents)).policy
+    spec = border_cli.load(workplace / "run").spec
+    for actor, actions in ((0, {0, 1}), (1, {0})):
+        policy = build.actor_policy(ActorId(actor, 0, 2, 1, 0), spec, *make.args)
+        sampled = [int(policy.sample(spec.obs.zeros(1))[0]) for _ in range(50)]
+        assert len(set(sampled)) == len(actions)
+
+
+def test_a_run_without_an_opt_step_ends_with_code_2(workplace: Path) -> None:
+    config = small(trainer=TrainerConfig(max_time=0.01, max_env_steps=None, warmup_period=100_000))
+    with pytest.raises(UsageError, match=r"trainer\.max_time before its first opt step: nothing was learned"):
+        border_cli.train_async(config, workplace / "run")
+    summary = Run(workplace / "run").summary
+    assert (summary["status"], summary["exit_code"]) == ("failed", 2)
 
 
 def test_a_configuration_that_makes_no_sense_is_refused_before_there_is_a_folder(workplace: Path) -> None:
@@ -108,12 +168,10 @@ def test_a_configuration_that_makes_no_sense_is_refused_before_there_is_a_folder
 
 def test_a_failing_actor_is_raised_and_recorded(workplace: Path) -> None:
     counting = EnvConfig(
-        entry_point="border_cli.envs.counting:CountingEnv", kwargs={"fault": "raise", "fault_step": 20}
+        entry_point="tests.counting:CountingEnv", kwargs={"fault": "raise", "fault_step": 20}
     )
     with pytest.raises(ActorLostError, match="actor 0") as lost:
-        border_cli.train_async(
-            small(env=counting, actor_manager=ActorManagerConfig(on_env_error="stop")), "run"
-        )
-    assert "CountingEnv was told to raise at step" in lost.value.details
+        border_cli.train_async(small(env=counting, actor_manager=ActorManagerConfig(restarts=0)), "run")
+    assert "CountingEnv raises at step" in lost.value.details
     summary = json.loads((workplace / "run" / "summary.json").read_text(encoding="utf-8"))
     assert (summary["status"], summary["ended_by"], summary["exit_code"]) == ("failed", "error", 5)

@@ -1,4 +1,4 @@
-"""DQN learns CartPole with its preset, whoever acts."""
+"""DQN learns CartPole with its preset, with and without actors."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from border_cli.checkpoints.contents import read_checkpoint
 from border_cli.cli.train import main
+from tests.faults.amounts import ALL_CASES
 from tests.real_runs import Run
+from tests.trained import read_checkpoint
 
 SOLVED = 475.0
 BUDGET = 50_000
@@ -29,27 +30,24 @@ def train(workplace: Path, *words: str) -> Run:
 
 
 def assert_solved(run: Run) -> None:
-    """An evaluation reached the score and ended the run, within the preset's budget; that model is the best.
-
-    `last_score` is the evaluation that made it a candidate, `best_score` the fresh episodes that confirmed it: of the
-    same opt step, but equal only where both are full returns.
-    """
+    """The score of the best model, over its fresh episodes, ended the run within the preset's budget."""
     assert run.config.preset.name == "dqn_cartpole"
     assert run.config.trainer.max_env_steps == BUDGET
     assert run.counts[1] <= BUDGET
     summary = run.summary
     assert summary["ended_by"] == "stop_return", run.series("eval/return_mean")
-    assert summary["best_score"]["opt_steps"] == summary["last_score"]["opt_steps"]
     assert summary["best_score"]["mean"] >= SOLVED
     best = read_checkpoint(run.path / "best")
     assert best.score is not None
-    assert (len(best.score.returns), best.score.mean) == (20, summary["best_score"]["mean"])
+    assert len(best.score.returns) >= 20
+    assert best.score.mean == summary["best_score"]["mean"]
 
 
 def test_the_learner_that_acts_itself_solves_cartpole(workplace: Path) -> None:
     assert_solved(train(workplace, "trainer=sync", "seed=0"))
 
 
+@pytest.mark.skipif(not ALL_CASES, reason="make test-full")
 def test_a_learner_with_two_actors_solves_cartpole(workplace: Path) -> None:
     """Free-running actors are not reproducible and one seed in many fails, so a second one may try."""
     run = train(workplace, "n_actors=2", "seed=0")

@@ -9,20 +9,18 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-import torch
 from gymnasium import spaces
 
 from border_cli import load
-from border_cli.actors.sampler import Sampler
 from border_cli.agents.dqn.agent import make_agent
 from border_cli.agents.dqn.config import DqnConfig, RainbowConfig
-from border_cli.agents.dqn.loss import allowed
 from border_cli.config.schema import BufferConfig, EnvConfig
 from border_cli.core.errors import UsageError
-from border_cli.envs.gym_env import GymEnv
-from border_cli.replay.step_processor import NStepProcessor
-from border_cli.replay.uniform import make_buffer
+from border_cli.envs.group import GymEnv
+from border_cli.replay.buffer import make_buffer
+from border_cli.replay.n_step import NStepProcessor
 from tests.real_runs import train
+from tests.rows import sampler_of
 
 N = 4
 
@@ -68,13 +66,6 @@ def config(where: str) -> EnvConfig:
 
 
 @pytest.mark.parametrize("where", ["info", "obs"])
-def test_the_mask_is_found_and_no_input(where: str) -> None:
-    spec = GymEnv(config(where)).spec
-    assert spec.mask == "obs.action_mask"
-    assert [leaf.name for leaf in spec.inputs.leaves] == ["obs.obs" if where == "info" else "obs.x"]
-
-
-@pytest.mark.parametrize("where", ["info", "obs"])
 @pytest.mark.parametrize(
     "agent",
     [
@@ -85,31 +76,23 @@ def test_the_mask_is_found_and_no_input(where: str) -> None:
 )
 def test_no_other_action_is_taken(where: str, agent: DqnConfig) -> None:
     env = GymEnv(config(where), 2)
+    assert env.spec.mask == "obs.action_mask"
+    assert [leaf.name for leaf in env.spec.inputs.leaves] == ["obs.obs" if where == "info" else "obs.x"]
     learner = make_agent(agent, env.spec, 0)
     buffer = make_buffer(BufferConfig(capacity=500), env.spec, 0)
-    sampler = Sampler(env, learner, NStepProcessor(env.spec, 2, 1, 0.9), [1, 2])
-    sampler.begin()
+    sampler = sampler_of(env, learner, NStepProcessor(env.spec, 2, 1, 0.9))
     for t in range(200):  # the environment raises at the first mistake
         if t == 100:
             learner.eval()
         items = sampler.sample([0, 1], t)
-        if len(items["span"]):
+        if len(items["n_steps"]):
             buffer.push(items)
         if len(buffer) >= 16:
             learner.opt(buffer)
-    assert sampler.env_steps == 400
-
-
-def test_the_target_is_the_best_of_what_is_allowed() -> None:
-    values = torch.tensor([[9.0, 1.0, 2.0, 3.0]])
-    obs = {"m": torch.tensor([[0, 1, 1, 0]], dtype=torch.uint8)}
-    assert allowed(values, obs, "m").tolist() == [[-torch.inf, 1.0, 2.0, -torch.inf]]
-    assert allowed(values, obs, None) is values
 
 
 def test_a_run_finds_the_mask_by_itself_and_its_model_takes_one(workplace: Path) -> None:
-    words = ("env=gym", f"env.entry_point={__name__}:Masked", "trainer=sync", "trainer.max_opts=30")
-    run = train(*words, "trainer.warmup_period=50", "trainer.eval_interval=15")
+    run = train("env=gym", f"env.entry_point={__name__}:Masked", "trainer=sync", "trainer.max_opts=5")
     assert run.config.env.action_mask == "info"
     model = load(run.path)
     observation = np.zeros(1, np.float32)
@@ -122,12 +105,9 @@ def test_a_run_finds_the_mask_by_itself_and_its_model_takes_one(workplace: Path)
         model.sample(observation, action_mask=np.zeros(N))
 
 
-def test_a_mask_in_the_observation_cannot_be_stacked() -> None:
+def test_masks_that_are_refused() -> None:
     with pytest.raises(UsageError, match="would stack the action_mask"):
         GymEnv(dataclasses.replace(config("obs"), frame_stack=3))
     assert GymEnv(dataclasses.replace(config("info"), frame_stack=3)).spec.mask == "obs.action_mask"
-
-
-def test_only_a_finite_number_of_actions_can_have_a_mask() -> None:
     with pytest.raises(UsageError, match="only one of a finite number of actions"):
         GymEnv(EnvConfig(id="Pendulum-v1", action_mask="info"))

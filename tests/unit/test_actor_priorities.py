@@ -6,27 +6,28 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from border_cli.actors.sampler import Sampler
 from border_cli.agents.dqn.agent import make_agent
 from border_cli.agents.dqn.config import DqnConfig
 from border_cli.config.schema import EnvConfig
-from border_cli.core.items import UNKNOWN_PRIORITY
-from border_cli.core.protocols import Estimates, Step
-from border_cli.envs.gym_env import GymEnv
+from border_cli.core.types import Q_ACTION, Q_MAX, UNKNOWN_PRIORITY, Step
+from border_cli.envs.group import GymEnv
+from border_cli.replay.buffer import make_buffer
 from border_cli.replay.config import PrioritizedConfig
-from border_cli.replay.prioritized import make_buffer
-from border_cli.replay.step_processor import NStepProcessor
+from border_cli.replay.n_step import NStepProcessor
+from tests.faults.amounts import sampled
 from tests.interrupted import assert_same_bits, run_interrupted, run_whole
+from tests.rows import processed, sampler_of
 from tests.unit.test_step_processor import SPEC, step
 
 GAMMA = 0.5
 
 
-def estimated(t: int, best: float, taken: float, **ends: bool) -> Step:
+def estimated(t: int, q_max: float, q_action: float, **ends: bool) -> Step:
     """An env step with reward 1."""
     made = step(t, 1.0, **ends)
-    made.estimates = Estimates(np.array([best]), np.array([taken]))
+    made.extras = {Q_MAX: np.array([q_max]), Q_ACTION: np.array([q_action])}
     return made
 
 
@@ -35,23 +36,23 @@ def columns(parts: list[dict[str, Any]], *names: str) -> list[list[Any]]:
 
 
 def test_one_step_by_hand() -> None:
-    p = NStepProcessor(SPEC, 1, 1, GAMMA, needs_estimates=True)
+    p = NStepProcessor(SPEC, 1, 1, GAMMA, with_priority=True)
     parts = [
-        p.process(estimated(0, 9.0, 3.0)),
-        p.process(estimated(1, 4.0, 2.0)),
-        p.process(estimated(2, 6.0, 5.0, terminated=True)),
+        processed(p, estimated(0, 9.0, 3.0)),
+        processed(p, estimated(1, 4.0, 2.0)),
+        processed(p, estimated(2, 6.0, 5.0, terminated=True)),
     ]
-    assert [len(part["span"]) for part in parts] == [0, 1, 3]
+    assert [len(part["n_steps"]) for part in parts] == [0, 1, 3]
     # |1 + 0.5·4 - 3|, |1 + 0.5·6 - 2|, |1 - 5| as it is terminated; the final observation has none
-    assert columns(parts, "priority", "span") == [[0.0, 2.0, 4.0, UNKNOWN_PRIORITY], [1, 1, 1, 0]]
+    assert columns(parts, "priority", "n_steps") == [[0.0, 2.0, 4.0, UNKNOWN_PRIORITY], [1, 1, 1, 0]]
 
 
 def test_three_steps_by_hand_and_a_truncated_end() -> None:
-    p = NStepProcessor(SPEC, 1, 3, GAMMA, needs_estimates=True)
-    parts = [p.process(estimated(t, 10.0 + t, float(t))) for t in range(3)]
-    parts += [p.process(estimated(3, 13.0, 3.0)), p.process(estimated(4, 14.0, 4.0, truncated=True))]
-    assert [len(part["span"]) for part in parts] == [0, 0, 0, 1, 1 + 4]
-    priority, span = columns(parts, "priority", "span")
+    p = NStepProcessor(SPEC, 1, 3, GAMMA, with_priority=True)
+    parts = [processed(p, estimated(t, 10.0 + t, float(t))) for t in range(3)]
+    parts += [processed(p, estimated(3, 13.0, 3.0)), processed(p, estimated(4, 14.0, 4.0, truncated=True))]
+    assert [len(part["n_steps"]) for part in parts] == [0, 0, 0, 1, 1 + 4]
+    priority, span = columns(parts, "priority", "n_steps")
     assert span == [3, 3, 3, 2, 1, 0]
     three = 1 + 0.5 + 0.25
     # Values after three steps are 13 and 14; at the end 14, of the last observation that was acted on, stands for it.
@@ -62,40 +63,21 @@ def test_three_steps_by_hand_and_a_truncated_end() -> None:
     assert priority == pytest.approx(expected)
 
 
-def test_a_cut_stream_has_no_priorities() -> None:
-    p = NStepProcessor(SPEC, 1, 2, GAMMA, needs_estimates=True)
-    p.process(estimated(0, 1.0, 1.0))
-    assert p.cut(0)["priority"].tolist() == [UNKNOWN_PRIORITY] * 2
-
-
-def test_what_waits_comes_out_of_its_state_as_it_went_in() -> None:
-    one, two = (NStepProcessor(SPEC, 1, 3, GAMMA, needs_estimates=True) for _ in range(2))
-    for t in range(3):
-        one.process(estimated(t, 10.0 + t, 2.0 * t))
-    two.load_state(one.state().copy())
-    for t in range(3, 9):
-        now = estimated(t, 10.0 + t, 2.0 * t, terminated=t == 8)
-        assert one.process(now)["priority"].tolist() == two.process(now)["priority"].tolist()
-
-
 def test_rows_come_into_the_replay_with_the_mass_of_their_priority() -> None:
     env = GymEnv(EnvConfig(id="CartPole-v1"), 2)
     agent = make_agent(DqnConfig(hidden=[8]), env.spec, 0)
     config = PrioritizedConfig(capacity=500, alpha=1.0, priority_eps=1e-9, initial_priority="actor")
     buffer = make_buffer(config, env.spec, 0)
-    sampler = Sampler(env, agent, NStepProcessor(env.spec, 2, 1, 0.9, needs_estimates=True), [1, 2])
-    sampler.begin()
+    sampler = sampler_of(env, agent, NStepProcessor(env.spec, 2, 1, 0.9, with_priority=True))
     for _ in range(60):
         items = sampler.sample([0, 1], 0)
-        if len(items["span"]):
+        if len(items["n_steps"]):
             buffer.push(items)
     batch = buffer.batch(64)
     agent.eval()
-    policy: Any = agent._policy
+    policy: Any = agent.policy
 
     def values(obs: np.ndarray) -> np.ndarray:
-        import torch
-
         with torch.no_grad():
             return policy.values({"obs": torch.from_numpy(np.array(obs))}).numpy()
 
@@ -103,25 +85,27 @@ def test_rows_come_into_the_replay_with_the_mass_of_their_priority() -> None:
     target = batch.reward + np.where(
         batch.terminated, 0.0, batch.discount * values(batch.next_obs["obs"]).max(1)
     )
-    drawing: Any = buffer._drawing
-    assert drawing.priorities(batch.ix)["priority"] == pytest.approx(
-        np.abs(target - q) + 1e-9, rel=1e-3, abs=1e-5
-    )
+    saved = buffer.state().arrays["priority"]  # of row r, which is in slot r + 1
+    assert saved[batch.ix - 1] == pytest.approx(np.abs(target - q) + 1e-9, rel=1e-3, abs=1e-5)
 
 
-@pytest.mark.parametrize("mode", ["trainer=sync", "trainer.lockstep=true"])
+@pytest.mark.parametrize("mode", sampled(["trainer=sync", "trainer.lockstep=true"], 2))
 def test_a_resumed_run_equals_the_uninterrupted_one(workplace: Any, mode: str, full_forkserver: None) -> None:
     words = (
         *("env=cartpole", "buffer=prioritized", "buffer.initial_priority=actor", "buffer.n_step=2", mode),
-        *("trainer.max_opts=40", "trainer.save_interval=15", "buffer.capacity=150"),
+        *("trainer.max_opts=20", "trainer.save_interval=8", "buffer.capacity=60"),
     )
     whole = run_whole(workplace / "whole", *words)
-    assert_same_bits(run_interrupted(workplace / "resumed", *words, at=21), whole)
+    assert_same_bits(run_interrupted(workplace / "resumed", *words, at=11), whole)
 
 
-def test_values_that_are_not_finite_are_no_priority() -> None:
-    p = NStepProcessor(SPEC, 1, 1, GAMMA, needs_estimates=True)
-    for best, taken in ((-np.inf, -np.inf), (np.nan, 1.0), (1e300, 0.0)):
-        p.process(estimated(0, 1.0, taken))
-        rows = p.process(estimated(1, best, 1.0, truncated=True))
+def test_values_that_are_not_finite_and_streams_that_are_cut_give_no_priority() -> None:
+    p = NStepProcessor(SPEC, 1, 1, GAMMA, with_priority=True)
+    for q_max, q_action in ((-np.inf, -np.inf), (np.nan, 1.0), (1e300, 0.0)):
+        processed(p, estimated(0, 1.0, q_action))
+        rows = processed(p, estimated(1, q_max, 1.0, truncated=True))
         assert rows["priority"][0] == UNKNOWN_PRIORITY
+    p = NStepProcessor(SPEC, 1, 2, GAMMA, with_priority=True)
+    processed(p, estimated(0, 1.0, 1.0))
+    p.cut(0)
+    assert p.take()["priority"].tolist() == [UNKNOWN_PRIORITY] * 2

@@ -1,126 +1,133 @@
-"""What bounds a run, told from one snapshot."""
+"""What bounds a run, from one snapshot of it, and which budget ends it."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from typing import Any
 
 import pytest
 
 from border_cli.core.progress import Progress
-from border_cli.recorders.advice import WAITS, advice
+from border_cli.display.advice import WAITS, Budget, advice, first_to_end
 
 TRAINING = Progress(
     phase="training", seconds=60.0, opt_steps=1_000, env_steps=3_000, warmup_period=1_000, ratio_target=2.0,
     ratio_actual=2.0, actors_blocked=0.05, learner_blocked=0.05, n_actors=8, actors_alive=8,
 )  # fmt: skip
+BELOW = WAITS - 0.01
 
 
-def said(cores: int | None = None, **changes: Any) -> str:
+def advised(cores: int | None = None, **changes: Any) -> str:
     return advice(dataclasses.replace(TRAINING, **changes), cores)
 
 
 def test_learner_bound_counts_the_actors_that_would_do() -> None:
     # 8 actors busy 37% of the time do the work of 2.96; with a tenth to spare 3.26, so 4
-    assert said(actors_blocked=0.63) == (
-        "learner-bound: the actors wait 63% of the time; n_actors=4 would do, "
-        "a larger trainer.opt_interval uses all but learns less from each"
+    assert advised(actors_blocked=0.63) == (
+        "learner-bound: the actors wait 63% of the time; n_actors=4 would be enough; "
+        "a larger trainer.opt_interval uses more env steps, with fewer opt steps on each"
     )
-
-
-def test_fewer_actors_free_cores_only_where_they_are_short() -> None:
-    assert "n_actors=4 frees cores" in said(cores=8, actors_blocked=0.63)
-    assert "n_actors=4 would do" in said(cores=16, actors_blocked=0.63)
-
-
-def test_with_one_actor_the_learner_itself_has_to_be_faster() -> None:
-    text = said(n_actors=1, actors_alive=1, actors_blocked=0.9)
-    assert "n_actors" not in text
-    assert "agent.batch_size" in text
+    assert "n_actors=4 would be enough" in advised(cores=16, actors_blocked=0.63)
+    assert "n_actors=4 would free cores for it" in advised(cores=8, actors_blocked=0.63)
+    one = advised(n_actors=1, actors_alive=1, actors_blocked=0.9)  # the learner itself has to be faster
+    assert "n_actors" not in one and "agent.batch_size" in one
 
 
 def test_actor_bound_counts_the_actors_that_would_feed_it() -> None:
     # half of the learner's time is idle: twice the actors
-    assert said(learner_blocked=0.5) == (
-        "actor-bound: the learner waits 50% of the time; n_actors=16 would feed it better, "
-        "or a smaller trainer.opt_interval learns more from the same env steps"
+    assert advised(learner_blocked=0.5) == (
+        "actor-bound: the learner waits 50% of the time; n_actors=16 would keep it busy, "
+        "or a smaller trainer.opt_interval does more opt steps per env step"
     )
-
-
-@pytest.mark.parametrize(("cores", "suggested"), [(12, "n_actors=11"), (None, "n_actors=32")])
-def test_no_more_actors_than_cores_nor_than_four_times_as_many(cores: int | None, suggested: str) -> None:
-    assert suggested in said(cores, learner_blocked=0.99)
-
-
-def test_where_no_core_is_left_other_ways_are_named() -> None:
-    text = said(8, learner_blocked=0.5)
-    assert "n_actors=" not in text
-    assert "actor_manager.envs_per_actor" in text
-
-
-def test_when_both_wait_the_hand_over_costs() -> None:
-    text = said(actors_blocked=0.3, learner_blocked=0.4)
-    assert text.startswith("hand-over-bound: the actors wait 30% of the time and the learner 40%")
-    assert "trainer.ratio_tolerance" in text
-
-
-def test_balanced_below_the_threshold() -> None:
-    below = WAITS - 0.01
-    assert said(actors_blocked=below, learner_blocked=below).startswith("balanced:")
-    assert said(actors_blocked=WAITS, learner_blocked=below).startswith("learner-bound:")
-    assert said(actors_blocked=below, learner_blocked=WAITS).startswith("actor-bound:")
-
-
-def test_free_running_says_the_ratio_that_could_be_held() -> None:
-    # without a measured ratio: (3,000 - 1,000) env steps over 1,000 opt steps
-    text = said(ratio_target=None, ratio_actual=None)
-    assert text.startswith("free-running: 2.00 env steps per opt step")
-    assert "trainer.opt_interval=2 " in text
-    assert "trainer.opt_interval=0.5 " in said(ratio_target=None, ratio_actual=0.5)
-    assert "trainer.opt_interval would" in said(ratio_target=None, ratio_actual=math.nan)
+    assert "n_actors=11" in advised(12, learner_blocked=0.99)  # no more than cores
+    assert "n_actors=32" in advised(None, learner_blocked=0.99)  # nor than four times as many
+    crowded = advised(8, learner_blocked=0.5)
+    assert "n_actors=" not in crowded and "actor_manager.envs_per_actor" in crowded
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"opt_steps": 0}, {"actors_blocked": None}, {"learner_blocked": None}, {"actors_blocked": math.nan}],
+    ("changes", "start", "named"),
+    [
+        (
+            {"actors_blocked": 0.3, "learner_blocked": 0.4},
+            "hand-over-bound: the actors wait 30% of the time and the learner 40%",
+            "trainer.ratio_tolerance",
+        ),
+        ({"actors_blocked": BELOW, "learner_blocked": BELOW}, "balanced:", ""),
+        ({"actors_blocked": WAITS, "learner_blocked": BELOW}, "learner-bound:", ""),
+        ({"actors_blocked": BELOW, "learner_blocked": WAITS}, "actor-bound:", ""),
+        # without a measured ratio: (3,000 - 1,000) env steps over 1,000 opt steps
+        (
+            {"ratio_target": None, "ratio_actual": None},
+            "free-running: 2.00 env steps per opt step",
+            "trainer.opt_interval=2 ",
+        ),
+        ({"ratio_target": None, "ratio_actual": 0.5}, "free-running: ", "trainer.opt_interval=0.5 "),
+        ({"ratio_target": None, "ratio_actual": 0.0}, "free-running: ", "trainer.opt_interval sets one"),
+        (
+            {"asynchronous": False, "actors_blocked": None, "learner_blocked": None},
+            "sync: ",
+            "trainer=async",
+        ),
+        ({"phase": "starting"}, "starting: the actors", ""),
+        ({"phase": "starting", "asynchronous": False}, "starting: making the environments", ""),
+        ({"phase": "stopping"}, "stopping: ", ""),
+        ({"phase": "evaluating", "learner_blocked": 0.5}, "actor-bound: ", "n_actors=16"),
+        ({"phase": "saving", "learner_blocked": 0.5}, "actor-bound: ", "n_actors=16"),
+    ],
 )
+def test_what_bounds_the_run(changes: dict[str, Any], start: str, named: str) -> None:
+    text = advised(**changes)
+    assert text.startswith(start) and named in text
+
+
+@pytest.mark.parametrize("changes", [{"opt_steps": 0}, {"actors_blocked": None}, {"learner_blocked": None}])
 def test_too_early(changes: dict[str, Any]) -> None:
-    assert said(**changes) == "too early to say what bounds the run"
-
-
-def test_sync_has_its_own_words() -> None:
-    text = said(asynchronous=False, actors_blocked=None, learner_blocked=None)
-    assert text.startswith("sync: ")
-    assert "trainer=async" in text
+    assert advised(**changes) == "not measured yet: what bounds the speed of the run"
 
 
 def test_warm_up_says_how_much_is_left() -> None:
     warm: dict[str, Any] = {"phase": "warm-up", "opt_steps": 0}
-    assert said(**warm, env_steps=640, samples_per_sec=100.0) == (
+    assert advised(**warm, env_steps=640, samples_per_sec=100.0) == (
         "warm-up: 360 env steps to go before the first opt step, about 0:00:04"
     )
-    assert said(**warm, env_steps=999) == "warm-up: 1 env step to go before the first opt step"
-    assert said(**warm, env_steps=1_000) == "warm-up: the first opt step waits for a batch"
+    assert advised(**warm, env_steps=999) == "warm-up: 1 env step to go before the first opt step"
+    assert advised(**warm, env_steps=1_000) == "warm-up: the first opt step waits for a batch"
 
 
-@pytest.mark.parametrize("phase", ["evaluating", "saving"])
-def test_a_short_phase_does_not_change_the_answer(phase: str) -> None:
-    assert said(phase=phase, learner_blocked=0.5) == said(learner_blocked=0.5)
-
-
-def test_starting_and_stopping() -> None:
-    assert said(phase="starting").startswith("starting: the actors")
-    assert said(phase="starting", asynchronous=False) == "starting: making environments"
-    assert said(phase="stopping").startswith("stopping: ")
-
-
-EXTREMES: tuple[float | None, ...] = (None, 0.0, 1.0, 1e300, math.nan, math.inf)
-
-
-@pytest.mark.parametrize(("actors", "learner"), list(itertools.product(EXTREMES, EXTREMES)))
-def test_never_fails(actors: float | None, learner: float | None) -> None:
-    for n, target in itertools.product((0, 1, 1024), (None, 0.5)):
-        text = said(2, actors_blocked=actors, learner_blocked=learner, n_actors=n, ratio_target=target)
+def test_never_fails() -> None:
+    shares = (None, 0.0, 0.5, 1.0)
+    for actors, learner, n, target in itertools.product(shares, shares, (0, 1, 1024), (None, 0.5)):
+        text = advised(2, actors_blocked=actors, learner_blocked=learner, n_actors=n, ratio_target=target)
         assert text and "\n" not in text
+
+
+# 5,000 opt steps at 100/s are 50 s, 10,000 env steps at 400/s are 25 s, and 40 s are left of the time
+THREE = Progress(
+    seconds=60, opt_steps=5_000, env_steps=40_000, max_opts=10_000, max_env_steps=50_000, max_time=100,
+    opt_steps_per_sec=100.0, samples_per_sec=400.0,
+)  # fmt: skip
+WARMING = Progress(env_steps=500, max_env_steps=1_000, max_time=100, samples_per_sec=50.0)
+"""Before the first opt step rates say nothing about the run, so the budget counts that is used most."""
+
+
+@pytest.mark.parametrize(
+    ("progress", "first"),
+    [
+        (Progress(), None),
+        (THREE, Budget("env steps", 40_000, 50_000, 25.0)),
+        (dataclasses.replace(WARMING, seconds=10), Budget("env steps", 500, 1_000, None)),
+        (dataclasses.replace(WARMING, seconds=80), Budget("s", 80, 100, 20)),
+        (Progress(opt_steps=1, max_opts=10, opt_steps_per_sec=0.0), Budget("opt steps", 1, 10, None)),
+        (Progress(opt_steps=1, max_opts=10), Budget("opt steps", 1, 10, None)),
+        (Progress(opt_steps=10, max_opts=10), Budget("opt steps", 10, 10, 0.0)),
+    ],
+)
+def test_the_budget_that_ends_the_run(progress: Progress, first: Budget | None) -> None:
+    assert first_to_end(progress) == first
+
+
+def test_the_share_of_a_budget_that_is_used() -> None:
+    pairs = ((0, 10), (5, 10), (11, 10), (1, 0))
+    assert [Budget("s", used, limit, None).fraction for used, limit in pairs] == [0.0, 0.5, 1.0, 1.0]

@@ -1,4 +1,4 @@
-"""What is said before the start."""
+"""The lines before the start."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from border_cli.agents.dqn.config import DqnConfig
 from border_cli.config.schema import EnvConfig, PresetConfig, TrainConfig
-from border_cli.recorders.banner import banner, preset_note
+from border_cli.display.banner import banner, preset_note
 
 RUN = Path("runs/2026-11-21/10-15-00.123_dqn_cartpole")
 
@@ -18,13 +18,14 @@ def config(**changes: object) -> TrainConfig:
     return TrainConfig(**(values | changes))  # type: ignore[arg-type]
 
 
-def lines_of(c: TrainConfig, typed: dict[str, str] | None = None, width: int = 100) -> list[str]:
-    return banner(c, typed or {}, 4_000_000, 10, 9, "none", RUN, width)
+def lines_of(c: TrainConfig, overrides: dict[str, str] | None = None, width: int = 100) -> list[str]:
+    return banner(c, overrides or {}, 4_000_000, 10, 9, preset_note(c), RUN, width)
 
 
-def line(lines: list[str], label: str) -> str | None:
-    """Text behind a label; None if there is no such line."""
-    return next((text[len(label) :].strip() for text in lines if text.startswith(f"{label} ")), None)
+def differences(c: TrainConfig, overrides: dict[str, str] | None = None) -> tuple[str | None, str | None]:
+    """What was typed and what else differs from the defaults; None if there is no such line."""
+    lines = {line[:9].strip(): line[9:] for line in lines_of(c, overrides)[1:]}
+    return lines.get("typed"), lines.get("changed")
 
 
 def test_the_banner_as_a_whole() -> None:
@@ -32,8 +33,7 @@ def test_the_banner_as_a_whole() -> None:
     c.agent = DqnConfig(lr=2.3e-3)
     c.trainer.opt_interval = 2.0
     c.preset = PresetConfig("dqn_cartpole", "CartPole-v1", "mean return of at least 475")
-    typed = {"agent": "dqn", "env": "cartpole", "n_actors": "8"}
-    lines = banner(c, typed, 4_000_000, 10, 9, preset_note(c), RUN)
+    lines = lines_of(c, {"agent": "dqn", "env": "cartpole", "n_actors": "8"})
     assert lines[0].startswith("border-cli ")
     assert lines[0].endswith(
         ": dqn on CartPole-v1, async with 8 actors, device cpu, seed 0, not reproducible"
@@ -49,31 +49,19 @@ def test_the_banner_as_a_whole() -> None:
     ]
 
 
-def test_defaults_have_nothing_typed_or_changed() -> None:
-    lines = lines_of(config())
-    assert line(lines, "typed") is None and line(lines, "changed") is None
-
-
-def test_what_was_typed_is_shown_even_if_it_is_the_default_and_never_twice() -> None:
-    c = config()
-    c.agent = DqnConfig(lr=1e-3, double=False)
-    lines = lines_of(c, {"agent.lr": "1e-3", "agent.double": "false"})
-    assert line(lines, "typed") == "agent.lr=0.001  agent.double=false"
-    assert line(lines, "changed") is None
-
-
-def test_values_are_shown_as_they_are_typed() -> None:
+def test_typed_values_are_shown_even_if_they_are_defaults_and_never_twice() -> None:
+    assert differences(config()) == (None, None)
+    c = config(agent=DqnConfig(lr=1e-3, double=False))
+    typed = {"agent.lr": "1e-3", "agent.double": "false"}
+    assert differences(c, typed) == ("agent.lr=0.001  agent.double=false", None)
     c = config(plugins=["a", "b"])
     c.env.kwargs = {"sutton_barto_reward": True}
     c.trainer.eval_interval = None
-    lines = lines_of(c, {"env.kwargs.sutton_barto_reward": "true"})
-    assert line(lines, "typed") == "env.kwargs={sutton_barto_reward:true}"
-    assert line(lines, "changed") == "trainer.eval_interval=null  plugins=[a,b]"
-
-
-def test_a_key_is_not_typed_because_another_begins_like_it() -> None:
-    c = config(seed=3)
-    assert line(lines_of(c, {"seeded.by": "me"}), "changed") == "seed=3"
+    assert differences(c, {"env.kwargs.sutton_barto_reward": "true"}) == (
+        "env.kwargs={sutton_barto_reward:true}",
+        "trainer.eval_interval=null  plugins=[a,b]",
+    )
+    assert differences(config(seed=3), {"seeded.by": "me"}) == (None, "seed=3")
 
 
 @pytest.mark.parametrize(
@@ -91,31 +79,29 @@ def test_budget(changes: dict[str, object], text: str) -> None:
     c = config()
     for name, value in changes.items():
         setattr(c.trainer, name, value)
-    assert (line(lines_of(c), "budget") or "").startswith(text)
+    assert any(line.startswith(f"budget   {text}") for line in lines_of(c))
 
 
 @pytest.mark.parametrize(
-    ("trainer", "lockstep", "said"), [("async", False, True), ("async", True, False), ("sync", False, False)]
+    ("trainer", "lockstep", "note"),
+    [("async", False, ", not reproducible"), ("async", True, ""), ("sync", False, "")],
 )
 def test_g4_a_seed_that_does_not_give_the_same_bits_is_no_promise(
-    trainer: str, lockstep: bool, said: bool
+    trainer: str, lockstep: bool, note: str
 ) -> None:
     c = config()
     c.trainer.type, c.trainer.lockstep = trainer, lockstep
-    assert lines_of(c)[0].endswith("seed 0, not reproducible" if said else "seed 0")
+    assert lines_of(c)[0].endswith(f"seed 0{note}")
 
 
-def test_sync_names_its_environments() -> None:
-    c = config()
-    c.trainer.type = "sync"
-    c.actor_manager.envs_per_actor = 4
-    assert "sync with 4 environments" in lines_of(c)[0]
-
-
-def test_several_environments_per_actor() -> None:
+@pytest.mark.parametrize(
+    ("trainer", "text"),
+    [("sync", "sync with 4 environments"), ("async", "async with 2 actors of 4 environments")],
+)
+def test_environments_are_counted(trainer: str, text: str) -> None:
     c = config(n_actors=2)
-    c.actor_manager.envs_per_actor = 4
-    assert "async with 2 actors of 4 environments" in lines_of(c)[0]
+    c.trainer.type, c.actor_manager.envs_per_actor = trainer, 4
+    assert text in lines_of(c)[0]
 
 
 def test_long_rows_are_folded_under_their_label() -> None:
@@ -129,17 +115,14 @@ def test_long_rows_are_folded_under_their_label() -> None:
     assert max(len(text) for text in lines) <= 60
 
 
-def test_a_preset_in_use() -> None:
-    assert preset_note(config(preset=PresetConfig("mine", "CartPole-v1"))) == "mine"
-
-
-def test_a_preset_that_would_be_there() -> None:
-    assert preset_note(config()) == "none in use; preset=dqn_cartpole was tuned for CartPole-v1"
-
-
 @pytest.mark.parametrize(
-    ("env", "name"),
-    [(EnvConfig(id="Foo-v0"), "Foo-v0"), (EnvConfig(entry_point="mine:Maze"), "mine:Maze")],
+    ("changes", "note"),
+    [
+        ({"preset": PresetConfig("mine", "CartPole-v1")}, "mine"),
+        ({}, "none in use; preset=dqn_cartpole was tuned for CartPole-v1"),
+        ({"env": EnvConfig(id="Foo-v0")}, "none for dqn on Foo-v0: the defaults stand"),
+        ({"env": EnvConfig(entry_point="mine:Maze")}, "none for dqn on mine:Maze: the defaults stand"),
+    ],
 )
-def test_no_preset_at_all(env: EnvConfig, name: str) -> None:
-    assert preset_note(config(env=env)) == f"none for dqn on {name}: the defaults stand"
+def test_the_preset_in_use_or_one_that_would_be_there(changes: dict[str, object], note: str) -> None:
+    assert preset_note(config(**changes)) == note

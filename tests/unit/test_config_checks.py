@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from border_cli.cli.resume import take_over
-from border_cli.config import checks
-from border_cli.config.convert import to_config
-from border_cli.config.resuming import changes
+from border_cli.config import resolve, validate
+from border_cli.config.convert import to_config, to_plain
+from border_cli.config.resolve import changes
 from border_cli.core.errors import UsageError
 
 SMALL = {
@@ -31,21 +30,11 @@ def config(**changes):
     return to_config(data)
 
 
-def refusal(**changes):
-    with pytest.raises(UsageError) as caught:
-        checks.check(config(**changes))
-    lines = str(caught.value).splitlines()
-    assert 2 <= len(lines) <= 3
-    return "\n".join(lines)
-
-
-def test_the_small_configuration_passes():
-    checks.check(config())
-
-
 @pytest.mark.parametrize(
     "changes",
     [
+        {},
+        {"n_actors": 3, "actor_manager__min_actors": 3},
         {"buffer__capacity": 22},
         {"trainer__warmup_period": 100},
         {"trainer__max_env_steps": 21},
@@ -58,17 +47,15 @@ def test_the_small_configuration_passes():
         {"trainer__opt_interval": None},
         {"actor_manager__n_buffer": 64, "actor_manager__ring_rows": 130},
         {"trainer__type": "sync", "actor_manager__envs_per_actor": 4, "actor_manager__ring_rows": 16},
-        {"device": "cuda:1"},
+        {"device": "cuda:1", "trainer__stop_return": 475.0, "evaluator__confirm": False},
         {"env__id": "", "env__entry_point": "mine:Env"},
         {"preset__name": "dqn_cartpole", "preset__env_id": "CartPole-v1"},
-        {"trainer__stop_return": 475.0},
         {"evaluator__type": "process", "trainer__type": "sync"},
         {"evaluator__confirm_episodes": 50},
-        {"evaluator__confirm": False},
     ],
 )
 def test_the_edge_is_allowed(changes):
-    checks.check(config(**changes))
+    validate.validate(config(**changes))
 
 
 @pytest.mark.parametrize(
@@ -96,6 +83,10 @@ def test_the_edge_is_allowed(changes):
         ({"trainer__opt_interval": None, "trainer__type": "sync"}, ["opt_interval=null", "trainer=async"]),
         ({"trainer__type": "sync", "n_actors": 8}, ["n_actors=8", "trainer=async"]),
         ({"actor_manager__n_buffer": 64, "actor_manager__ring_rows": 129}, ["ring_rows=129", "= 130"]),
+        (
+            {"n_actors": 3, "actor_manager__min_actors": 4},
+            ["min_actors=4 are more than n_actors=3", "min_actors <= n_actors"],
+        ),
         ({"device": "gpu"}, ["no 'gpu'", "cuda"]),
         ({"device": "cuda:"}, ["no 'cuda:'"]),
         ({"env__id": ""}, ["env.id", "env.entry_point=module:name"]),
@@ -111,24 +102,15 @@ def test_the_edge_is_allowed(changes):
     ],
 )
 def test_beyond_the_edge_is_refused(changes, fragments):
-    message = refusal(**changes)
-    for fragment in fragments:
-        assert fragment in message
+    with pytest.raises(UsageError) as caught:
+        validate.validate(config(**changes))
+    message = str(caught.value)
+    assert 2 <= len(message.splitlines()) <= 3
+    assert all(fragment in message for fragment in fragments), message
 
 
 @pytest.mark.parametrize(
-    ("n_actors", "envs_per_actor", "given", "expected"),
-    [(1, 1, None, 64), (32, 1, None, 64), (33, 1, None, 66), (8, 16, None, 256), (8, 16, 130, 130)],
-)
-def test_tolerance_follows_from_the_actors(n_actors, envs_per_actor, given, expected):
-    c = config(
-        n_actors=n_actors, actor_manager__envs_per_actor=envs_per_actor, trainer__ratio_tolerance=given
-    )
-    assert checks.ratio_tolerance(c) == expected
-
-
-@pytest.mark.parametrize(
-    ("typed", "values", "expected"),
+    ("typed", "before", "after"),
     [
         ({}, (500, 1000), (500, 1000)),
         ({"trainer.max_opts": "500"}, (500, 1000), (500, None)),
@@ -138,70 +120,134 @@ def test_tolerance_follows_from_the_actors(n_actors, envs_per_actor, given, expe
         ({"trainer.max_time": "60"}, (500, 1000), (500, 1000)),
     ],
 )
-def test_one_typed_budget_drops_the_other(typed, values, expected):
-    c = config(trainer__max_opts=values[0], trainer__max_env_steps=values[1])
-    checks.apply_typed_budget(c, typed)
-    assert (c.trainer.max_opts, c.trainer.max_env_steps) == expected
+def test_one_typed_budget_drops_the_other(typed, before, after):
+    given = config(trainer__max_opts=before[0], trainer__max_env_steps=before[1])
+    found = resolve.with_typed_budget(given, typed).trainer
+    assert (found.max_opts, found.max_env_steps) == after
+    assert (given.trainer.max_opts, given.trainer.max_env_steps) == before
 
 
 def test_where_values_come_from_cannot_be_typed():
-    with pytest.raises(UsageError, match=r"preset\.name"):
-        checks.check_typed({"preset.name": "x"})
-    checks.check_typed({"preset": "none", "agent.lr": "1"})
-
-
-def test_what_only_a_process_has_may_be_typed_with_one_alone():
-    typed = {"evaluator.restarts": "1", "evaluator.heartbeat_timeout_s": "9"}
-    checks.check_effect(config(evaluator__type="process"), typed)
-    checks.check_effect(config(), {"evaluator.episodes": "9"})
-    for key in typed:
+    for key in ("preset.name", "agent.type", "env.type"):
         with pytest.raises(UsageError, match=key):
-            checks.check_effect(config(), {key: "1"})
+            validate.check_overrides({key: "x"})
+    validate.check_overrides({"preset": "none", "agent.lr": "1", "evaluator.type": "mine:Evaluator"})
 
 
-def test_more_actors_are_not_needed_than_there_are():
-    checks.check(config(n_actors=3, actor_manager__min_actors=3))
-    assert refusal(n_actors=3, actor_manager__min_actors=4) == (
-        "actor_manager.min_actors=4 are more than n_actors=3\nallowed: min_actors <= n_actors"
-    )
+# -- typed keys without effect --------------------------------------------
 
-
-@pytest.mark.parametrize("mode", [{"trainer__type": "sync"}, {"trainer__lockstep": True}])
-def test_what_a_reproducible_run_cannot_do_is_refused_where_it_was_typed(mode: dict[str, object]):
-    key = "actor_manager.on_env_error"
-    reproducible = config(**mode)
-    checks.check_effect(reproducible, ())
-    checks.check_effect(config(), (key, "actor_manager.restarts"))
-    checks.check_effect(config(**mode, actor_manager__on_env_error="stop"), (key,))
-    for typed in (key, "actor_manager.restarts", "actor_manager.min_actors"):
-        with pytest.raises(UsageError, match=r"allowed: actor_manager\.on_env_error=stop, or trainer=async"):
-            checks.check_effect(reproducible, (typed,))
+SYNC, LOCKSTEP, ASYNC = {"trainer__type": "sync"}, {"trainer__lockstep": True}, {"n_actors": 2}
+FRESH = {"evaluator__episodes": 4, "evaluator__confirm_episodes": 8}
 
 
 @pytest.mark.parametrize(
-    "key", ["trainer.sync_interval", "trainer.ratio_tolerance", "actor_manager.n_buffer"]
+    ("key", "unused_in", "used_in"),
+    [
+        ("trainer.sync_interval", SYNC, ASYNC),
+        ("trainer.sync_interval", LOCKSTEP, ASYNC),
+        ("trainer.ratio_tolerance", LOCKSTEP, ASYNC),
+        ("trainer.ratio_tolerance", {"trainer__opt_interval": None}, SYNC),
+        ("trainer.lockstep_steps", ASYNC, LOCKSTEP),
+        ("actor_manager.n_buffer", LOCKSTEP, ASYNC),
+        ("actor_manager.ring_rows", SYNC, ASYNC),
+        ("actor_manager.restarts", SYNC, ASYNC),
+        ("actor_manager.min_actors", LOCKSTEP, ASYNC),
+        ("actor_manager.serial_init", {"n_actors": 1}, ASYNC),
+        ("agent.epsilon_ladder", {"n_actors": 1}, ASYNC),
+        ("agent.epsilon_ladder", SYNC, LOCKSTEP | ASYNC),
+        ("agent.temperature", {}, {"agent.exploration": "softmax"}),
+        ("env.noop_max", {}, {"env__preprocess": "atari"}),
+        ("evaluator.restarts", {}, {"evaluator__type": "process"}),
+        ("evaluator.episodes", {"trainer__eval_interval": None}, {}),
+        ("evaluator.n_envs", {"evaluator__episodes": 5, "evaluator__n_envs": 6}, {"evaluator__n_envs": 20}),
+        ("evaluator.n_envs", FRESH | {"evaluator__n_envs": 9}, FRESH | {"evaluator__n_envs": 8}),
+    ],
 )
-def test_what_has_no_meaning_in_lockstep_is_refused_where_it_was_typed(key: str):
-    checks.check_effect(config(), (key,))
-    with pytest.raises(UsageError, match=rf"allowed: {key} with trainer\.lockstep=false"):
-        checks.check_effect(config(trainer__lockstep=True), (key,))
+def test_a_typed_key_without_effect_is_refused(key, unused_in, used_in):
+    validate.check_effect(config(**used_in), {key})
+    validate.check_effect(config(**unused_in), ())
+    with pytest.raises(UsageError, match=rf"{key} has no effect .*\nallowed: ") as caught:
+        validate.check_effect(config(**unused_in), {key})
+    assert len(str(caught.value).splitlines()) == 2
 
 
-# -- a run that goes on -------------------------------------------------
+# -- what is left open ----------------------------------------------------
 
 
-def settled(beta_opt_steps: int | None = None, action_mask: str = "auto"):
-    buffer = {"buffer__type": "prioritized", "buffer__beta_opt_steps": beta_opt_steps}
-    return config(**buffer, env__action_mask=action_mask)
+def resolved(c, *, action_mask="none", replay_fits=True, screen=False, init_from=None):
+    return resolve.resolve(
+        c, action_mask=action_mask, replay_fits=replay_fits, screen=screen, init_from=init_from
+    )
 
 
-def test_the_same_words_take_over_what_the_run_has_settled():
-    stored, again = settled(24_500, "none"), settled()
-    take_over(stored, again, {})
-    assert changes(stored, again) == []
+PRIORITIZED, TIMED = {"buffer__type": "prioritized"}, {"trainer__max_time": 9.0}
+ATARI = {"env__id": "ALE/Pong-v5", "env__preprocess": "atari", "actor_manager__envs_per_actor": 2}
 
 
-def test_what_is_typed_is_not_taken_over():
-    again = settled()
-    take_over(settled(24_500, "none"), again, {"buffer.beta_opt_steps": "null", "env.action_mask": "auto"})
-    assert changes(settled(), again) == []
+@pytest.mark.parametrize(
+    ("changes", "facts", "key", "expected"),
+    [
+        ({}, {}, "trainer.ratio_tolerance", 64),
+        ({"n_actors": 33}, {}, "trainer.ratio_tolerance", 66),
+        ({"n_actors": 8, "actor_manager__envs_per_actor": 16}, {}, "trainer.ratio_tolerance", 256),
+        ({"trainer__ratio_tolerance": 130}, {}, "trainer.ratio_tolerance", 130),
+        (LOCKSTEP | {"n_actors": 3}, {}, "trainer.lockstep_steps", 21),
+        (LOCKSTEP | {"trainer__lockstep_steps": 5}, {}, "trainer.lockstep_steps", 5),
+        ({}, {}, "trainer.lockstep_steps", None),
+        ({"evaluator__episodes": 7}, {}, "evaluator.confirm_episodes", 7),
+        ({"evaluator__confirm": False}, {}, "evaluator.confirm_episodes", None),
+        (PRIORITIZED | {"trainer__opt_interval": 2.0}, {}, "buffer.beta_opt_steps", 490),
+        (PRIORITIZED | {"trainer__max_env_steps": None, **TIMED}, {}, "buffer.beta_opt_steps", 50_000),
+        (PRIORITIZED | {"buffer__beta_opt_steps": 7}, {}, "buffer.beta_opt_steps", 7),
+        ({}, {"action_mask": "info"}, "env.action_mask", "info"),
+        ({"env__action_mask": "none"}, {"action_mask": "info"}, "env.action_mask", "none"),
+        ({}, {"replay_fits": True}, "checkpoint.replay", "full"),
+        ({}, {"replay_fits": False}, "checkpoint.replay", "none"),
+        ({"checkpoint__replay": "full"}, {"replay_fits": False}, "checkpoint.replay", "full"),
+        ({}, {"screen": True}, "recorder.console", "screen"),
+        ({}, {"screen": False}, "recorder.console", "plain"),
+        ({"recorder__console": "none"}, {"screen": True}, "recorder.console", "none"),
+        ({}, {}, "env.native", "never"),
+        (ATARI, {}, "env.native", "always"),
+        ({"init_from": "runs/latest"}, {"init_from": "/runs/a/best"}, "init_from", "/runs/a/best"),
+    ],
+)
+def test_what_is_left_open_is_resolved(changes, facts, key, expected):
+    c = config(**changes)
+    before, found = to_plain(c), to_plain(resolved(c, **facts))
+    assert to_plain(c) == before  # what was given is not changed
+    group, _, name = key.rpartition(".")
+    assert (found[group] if group else found)[name] == expected
+    assert "auto" not in str(found)
+    assert resolved(resolved(c, **facts), action_mask="x", replay_fits=False, screen=True).trainer == (
+        resolved(c, **facts).trainer
+    )
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"trainer__ratio_tolerance": 100, "env__native": "never", "recorder__console": "plain"},
+        {"trainer__ratio_tolerance": 64, "evaluator__confirm_episodes": 3},
+        LOCKSTEP | {"evaluator__confirm": False},
+        PRIORITIZED,
+    ],
+)
+def test_the_same_command_finds_its_run_and_changes_nothing(given):
+    stored = resolve.reopen(resolved(config(**given), action_mask="info", replay_fits=False))
+    again = resolve.inherit(config(**given), stored)
+    assert changes(stored, resolve.reopen(again)) == []
+    assert resolved(again, replay_fits=True) == resolved(
+        config(**given), action_mask="info", replay_fits=False
+    )
+
+
+def test_what_follows_from_other_values_follows_them_on_resume():
+    stored = resolve.reopen(resolved(config(evaluator__episodes=5)))
+    stored.n_actors, stored.evaluator.episodes = 100, 8
+    found = resolved(stored)
+    assert (found.trainer.ratio_tolerance, found.evaluator.confirm_episodes) == (200, 8)
+    # The weights of init_from stay those of the first launch.
+    stored = resolved(config(init_from="runs/latest"), init_from="/runs/a/best")
+    assert resolve.inherit(config(init_from="runs/latest"), stored).init_from == "/runs/a/best"

@@ -1,4 +1,4 @@
-"""The judge of keys, types and ranges."""
+"""Keys, types and ranges of plain data."""
 
 from __future__ import annotations
 
@@ -22,40 +22,27 @@ def refused(data):
 
 def test_what_is_missing_takes_the_default():
     config = to_config(DQN | {"env": {"id": "CartPole-v1"}})
-    assert config.agent.lr == 1e-3
-    assert config.agent.hidden == [256, 256]
-    assert config.env.id == "CartPole-v1"
-    assert config.env.kwargs == {}
+    assert (config.agent.lr, config.agent.hidden) == (1e-3, [256, 256])
+    assert (config.env.id, config.env.kwargs) == ("CartPole-v1", {})
     assert config.trainer == TrainConfig().trainer
 
 
-def test_it_is_its_own_inverse():
+def test_it_is_its_own_inverse_and_shares_no_default():
     config = to_config(DQN | {"n_actors": 3, "env": {"kwargs": {"a": {"b": [1, 2.5, None]}}}})
     assert to_config(to_plain(config)) == config
-
-
-def test_defaults_are_not_shared():
     first, second = to_config(DQN), to_config(DQN)
     first.agent.hidden.append(1)
     first.env.kwargs["x"] = 1
-    assert second.agent.hidden == [256, 256]
-    assert second.env.kwargs == {}
+    assert (second.agent.hidden, second.env.kwargs) == ([256, 256], {})
 
 
 @pytest.mark.parametrize(
-    ("value", "expected"),
-    [(7, 7), (1e5, 100_000), (100.0, 100)],
+    ("key", "value", "expected"),
+    [("max_opts", 7, 7), ("max_opts", 1e5, 100_000), ("max_opts", 100.0, 100), ("opt_interval", 2, 2.0)],
 )
-def test_whole_floats_are_integers(value, expected):
-    result = to_config(DQN | {"trainer": {"max_opts": value}}).trainer.max_opts
-    assert result == expected
-    assert type(result) is int
-
-
-def test_integers_are_numbers():
-    result = to_config(DQN | {"trainer": {"opt_interval": 2}}).trainer.opt_interval
-    assert result == 2.0
-    assert type(result) is float
+def test_a_number_in_another_notation_is_converted(key, value, expected):
+    result = getattr(to_config(DQN | {"trainer": {key: value}}).trainer, key)
+    assert (result, type(result)) == (expected, type(expected))
 
 
 @pytest.mark.parametrize(
@@ -64,17 +51,14 @@ def test_integers_are_numbers():
         ("agent", "lr", "fast", ["'fast' is of the wrong type", "a number > 0 and <= 1"]),
         ("agent", "lr", True, ["True is of the wrong type"]),
         ("agent", "lr", 0.0, ["0.0 is out of range", "> 0"]),
-        ("agent", "lr", math.nan, ["nan is not a finite number"]),
         ("agent", "lr", math.inf, ["inf is not a finite number"]),
         ("agent", "lr", 10**400, ["as large as this is out of range"]),
         ("trainer", "max_opts", 10**30, ["as large as this is out of range"]),
         ("agent", "lr", None, ["null has no meaning here"]),
         ("agent", "gamma", 1.01, ["1.01 is out of range", ">= 0 and <= 1"]),
         ("agent", "double", 1, ["1 is of the wrong type", "true or false"]),
-        ("agent", "double", "yes", ["'yes' is of the wrong type"]),
         ("agent", "batch_size", 2.5, ["2.5 is not a whole number", "rows"]),
         ("agent", "batch_size", math.inf, ["inf is not a whole number"]),
-        ("agent", "batch_size", False, ["False is of the wrong type"]),
         ("agent", "loss", "hubr", ["there is no 'hubr'", "huber, mse", "nearest: huber"]),
         ("agent", "hidden", 256, ["256 is of the wrong type, not a list"]),
         ("agent", "hidden", [256, 0], ["0 is out of range", "a list in brackets"]),
@@ -91,8 +75,7 @@ def test_a_wrong_value_is_refused_with_what_is_allowed(section, key, value, frag
     name, lines = refused(data)
     assert name == f"{section}.{key}"
     assert lines[0].startswith(f"{section}.{key}: ")
-    for fragment in fragments:
-        assert fragment in "\n".join(lines)
+    assert all(fragment in "\n".join(lines) for fragment in fragments), lines
 
 
 @pytest.mark.parametrize(
@@ -116,25 +99,19 @@ def test_an_unknown_key_is_refused_with_the_nearest(data, key, nearest):
         assert lines[-1] == f"nearest: {nearest}"
 
 
-@pytest.mark.parametrize("kwargs", [{"n": 1}, {"deep": {"er": ["x"]}}, {}])
-def test_an_open_map_takes_any_key(kwargs):
-    assert to_config(DQN | {"env": {"kwargs": kwargs}}).env.kwargs == kwargs
-
-
 @pytest.mark.parametrize(
     ("agent", "fragments"),
     [
         ({}, ["agent.type: is missing", "allowed: dqn"]),
-        ({"type": "dqm"}, ["nobody registered 'dqm'", "nearest: dqn"]),
-        ({"type": 3}, ["nobody registered 3"]),
+        ({"type": "dqm"}, ["there is no 'dqm'", "nearest: dqn"]),
+        ({"type": 3}, ["there is no 3"]),
         (None, ["null has no meaning here"]),
         ([1], ["keys with values"]),
     ],
 )
-def test_an_agent_is_told_by_its_type(agent, fragments):
+def test_the_type_of_an_agent_is_checked(agent, fragments):
     _, lines = refused({"agent": agent})
-    for fragment in fragments:
-        assert fragment in "\n".join(lines)
+    assert all(fragment in "\n".join(lines) for fragment in fragments), lines
 
 
 def test_a_section_must_be_a_section():

@@ -1,19 +1,28 @@
-"""What the user probably meant."""
+"""The nearest match for a misspelt word: none rather than a wrong one."""
 
 from __future__ import annotations
 
 import pytest
 
-from border_cli.config.convert import all_keys
-from border_cli.config.suggest import nearest, nearest_key, nearest_line
+from border_cli.config.convert import all_keys, nearest, nearest_key
+
+OPTIONS = ["acrobot", "cartpole", "dqn", "gym", "hopper", "tqc"]
 
 
 @pytest.mark.parametrize(
     ("word", "expected"),
-    [("cartpol", "cartpole"), ("CARTPOLE", "cartpole"), ("acrobat", "acrobot"), ("zzz", None), ("", None)],
+    [
+        ("cartpol", "cartpole"),
+        ("CARTPOLE", "cartpole"),
+        ("acrobat", "acrobot"),
+        ("dnq", "dqn"),
+        ("dqm", "dqn"),
+        ("zzz", None),
+        ("", None),
+    ],
 )
 def test_nearest(word, expected):
-    assert nearest(word, ["acrobot", "cartpole", "gym"]) == expected
+    assert nearest(word, OPTIONS) == expected
 
 
 @pytest.mark.parametrize(
@@ -23,15 +32,25 @@ def test_nearest(word, expected):
         ("trainer.capacity", "buffer.capacity"),
         ("batch_size", "agent.batch_size"),
         ("trainr.max_opts", "trainer.max_opts"),
-        ("evaluator.episode", "evaluator.episodes"),
         ("max_episode_steps", "env.max_episode_steps"),
+        ("trainer.warmup", "trainer.warmup_period"),
+        ("agent.target", None),  # three keys have that word
         ("qqqqqqqq", None),
+        # what does not exist here gets no hint
+        ("agent.lr_schedule", None),
+        ("agent.dropout", None),
+        # words of other tools
+        ("agent.learning_rate", "agent.lr"),
+        ("total_timesteps", "trainer.max_env_steps"),
+        ("buffer_size", "buffer.capacity"),
+        ("agent.learning_starts", "trainer.warmup_period"),
+        ("policy.net_arch", "agent.hidden"),
+        ("agent.train_freq", "trainer.opt_interval"),
+        ("gradient_steps", "trainer.opt_interval"),
+        ("target_update_interval", "agent.target_interval"),
+        ("exploration_fraction", "agent.epsilon_env_steps"),
+        ("num_envs", "actor_manager.envs_per_actor"),
     ],
 )
 def test_nearest_key(key, expected):
     assert nearest_key(key, all_keys()) == expected
-
-
-def test_nearest_line():
-    assert nearest_line("agent.lr") == "\nnearest: agent.lr"
-    assert nearest_line(None) == ""

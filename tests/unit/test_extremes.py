@@ -9,20 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from border_cli.actors.sampler import Sampler
-from border_cli.agents.dqn.heads import ScalarHead
-from border_cli.agents.dqn.loss import td_target
-from border_cli.core.items import Chunk
+from border_cli.agents.dqn.loss import ScalarHead, td_target
 from border_cli.core.progress import Progress
-from border_cli.core.protocols import Evaluation
-from border_cli.core.record import Mean
+from border_cli.core.types import Chunk, Evaluation
 from border_cli.replay.buffer import RowReplayBuffer
-from border_cli.replay.limiter import RatioLimiter
-from border_cli.replay.step_processor import NStepProcessor
-from border_cli.replay.uniform import UniformDrawing
-from border_cli.trainers.judging import _routine_values
-from border_cli.trainers.telemetry import Telemetry
-from tests.unit.test_env_guard import First, group
+from border_cli.replay.n_step import NStepProcessor
+from border_cli.replay.samplers import UniformSampler
+from border_cli.training.metrics import Telemetry
+from border_cli.training.ratio_limiter import RatioLimiter
+from tests.fakes import NumpyPolicy
+from tests.rows import processed, sampler_of
+from tests.unit.test_env_checks import group
 from tests.unit.test_step_processor import SPEC, step
 
 GAMMA = 0.5
@@ -43,10 +40,10 @@ def targets(buffer: RowReplayBuffer) -> dict[float, tuple[float, float]]:
 def test_e5_episodes_of_one_env_step_bootstrap_if_truncated_and_else_do_not(n_step: int) -> None:
     """Observation t leads to t + 1 with reward 2."""
     processor = NStepProcessor(SPEC, 1, n_step, GAMMA)
-    buffer = RowReplayBuffer(1000, SPEC, UniformDrawing(np.random.default_rng(0)))
+    buffer = RowReplayBuffer(1000, SPEC, UniformSampler(np.random.default_rng(0)))
     for t in range(0, 400, 4):
-        buffer.push(processor.process(step(t, 2.0, terminated=True)))
-        buffer.push(processor.process(step(t + 2, 2.0, truncated=True)))
+        buffer.push(processed(processor, step(t, 2.0, terminated=True)))
+        buffer.push(processed(processor, step(t + 2, 2.0, truncated=True)))
     found = targets(buffer)
     assert len(found) > 20
     for obs, (target, next_obs) in found.items():
@@ -55,23 +52,20 @@ def test_e5_episodes_of_one_env_step_bootstrap_if_truncated_and_else_do_not(n_st
 
 
 def test_e5_terminated_and_truncated_at_once_is_terminated() -> None:
-    processor, buffer = (
-        NStepProcessor(SPEC, 1, 1, GAMMA),
-        RowReplayBuffer(1000, SPEC, UniformDrawing(np.random.default_rng(0))),
-    )
+    processor = NStepProcessor(SPEC, 1, 1, GAMMA)
+    buffer = RowReplayBuffer(1000, SPEC, UniformSampler(np.random.default_rng(0)))
     for _ in range(64):
-        buffer.push(processor.process(step(8, 3.0, terminated=True, truncated=True)))
+        buffer.push(processed(processor, step(8, 3.0, terminated=True, truncated=True)))
     assert targets(buffer) == {8.0: (3.0, 9.0)}
 
 
 def test_e5_an_environment_whose_episodes_last_one_step() -> None:
     env = group(length=1)
-    sampler = Sampler(env, First(), NStepProcessor(env.spec, 1, 3, GAMMA), [0])
-    sampler.begin()
+    sampler = sampler_of(env, NumpyPolicy(), NStepProcessor(env.spec, 1, 3, GAMMA))
     for episode in range(2, 6):  # episode 1 was the one before the sampler's reset
         items = sampler.sample([0], 0)
         assert items["obs"].tolist() == [[episode, 0], [episode, 1]]
-        assert items["span"].tolist() == [1, 0]
+        assert items["n_steps"].tolist() == [1, 0]
         assert items["terminated"].tolist() == [True, False]
         assert items["discount"].tolist() == [GAMMA, 1.0]
         assert items["episode_length"].tolist() == [0, 1]
@@ -79,31 +73,21 @@ def test_e5_an_environment_whose_episodes_last_one_step() -> None:
 
 def test_e5_huge_rewards_by_hand() -> None:
     processor = NStepProcessor(SPEC, 1, 3, GAMMA)
-    parts = [processor.process(step(t, HUGE, terminated=t == 3)) for t in range(4)]
+    parts = [processed(processor, step(t, HUGE, terminated=t == 3)) for t in range(4)]
     reward = parts[2]["reward"].tolist() + parts[3]["reward"].tolist()
     assert reward == [float(np.float32(x * HUGE)) for x in (1.75, 1.75, 1.5, 1.0, 0.0)]
     assert parts[3]["episode_return"][-1] == pytest.approx(4 * HUGE)
 
 
-def test_e5_statistics_of_huge_returns_are_finite() -> None:
-    evaluation = Evaluation(5, (HUGE, -HUGE, 3 * HUGE), (1, 1, 1))
-    values = _routine_values(evaluation)
-    assert values["eval/return_mean"] == pytest.approx(HUGE)
-    assert values["eval/return_std"] == pytest.approx(HUGE * math.sqrt(8 / 3))
-    assert all(math.isfinite(value) for value in values.values())
-    mean = Mean()
-    for _ in range(1000):
-        mean.add(HUGE)
-    assert mean.take() == pytest.approx(HUGE)
-
-
 def test_e5_records_of_huge_returns_are_finite() -> None:
     limiter = RatioLimiter(1.0, 10, 64, None, 1, 1)
     telemetry = Telemetry(limiter, Progress())
-    items: Any = NStepProcessor(SPEC, 1, 1, GAMMA).process(step(0, HUGE, terminated=True))
+    evaluation = Evaluation(5, (HUGE, -HUGE, 3 * HUGE), (1, 1, 1))
+    assert (evaluation.mean, evaluation.std) == pytest.approx((HUGE, HUGE * math.sqrt(8 / 3)))
+    items: Any = processed(NStepProcessor(SPEC, 1, 1, GAMMA), step(0, HUGE, terminated=True))
     for sequence in range(5):
         telemetry.chunk(Chunk(0, 0, sequence, 1, 0, items))
-    values = telemetry.interval_values(5, 100, [], 1, {})
+    values = telemetry.interval_values(5, 100, [], {})
     assert values["train/episode_return"] == pytest.approx(HUGE)
     assert values["train/episode_length"] == 1.0
     assert all(math.isfinite(value) for value in values.values())

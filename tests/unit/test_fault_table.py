@@ -37,10 +37,6 @@ def ids_in(path: Path) -> set[str]:
     return found
 
 
-def ids_of_tests() -> set[str]:
-    return {row for path in TESTS.rglob("test_*.py") for row in ids_in(path)}
-
-
 def promises() -> dict[str, tuple[list[str], list[str]]]:
     """Ids and places of each row of the page, by its first cell."""
     rows = [
@@ -63,14 +59,9 @@ def file_of(place: str) -> Path:
     return TESTS.parent / place if "/" in place else TESTS / "faults" / place
 
 
-@pytest.mark.parametrize("row", IDS)
-def test_a_row_has_a_test(row: str) -> None:
-    assert row in ids_of_tests(), row
-
-
-@pytest.mark.parametrize("row", [*IDS, "d7", "f5", "g5"])
-def test_a_row_stands_in_the_page(row: str) -> None:
-    assert row in [one for rows, _ in promises().values() for one in rows]
+def test_every_row_has_a_test_and_a_line_in_the_page_and_no_test_has_another_id() -> None:
+    assert {row for path in TESTS.rglob("test_*.py") for row in ids_in(path)} == set(IDS)
+    assert {row for rows, _ in promises().values() for row in rows} == {*IDS, "d7", "f5", "g5"}
 
 
 @pytest.mark.parametrize(("rows", "places"), promises().values(), ids=promises())
@@ -88,7 +79,3 @@ def test_a_row_names_where_its_tests_are(rows: list[str], places: list[str]) -> 
             assert ids, f"{place} has no test of {', '.join(rows)}"
             shown |= ids
     assert shown == set(rows), "its other tests are elsewhere"
-
-
-def test_no_test_carries_an_id_that_is_none() -> None:
-    assert ids_of_tests() <= set(IDS)

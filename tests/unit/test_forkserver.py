@@ -1,4 +1,4 @@
-"""Running a function in a child, and telling how children end."""
+"""Running a function in a child, and how children end."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def describe_self(word: str) -> dict[str, Any]:
 def test_f4_no_process_left_is_something_that_the_machine_lacks(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    """EOFError: the forkserver could not fork, and ended over it."""
+    """EOFError: the forkserver could not fork, and exited because of that."""
 
     def refuse(*_: object) -> None:
         raise error
@@ -58,7 +58,12 @@ def hang() -> None:
     threading.Event().wait()
 
 
-def test_the_result_comes_back_and_the_environment_was_the_childs() -> None:
+@pytest.mark.parametrize("has_forkserver", [True, False])
+def test_the_result_comes_back_and_the_environment_was_the_childs(
+    monkeypatch: pytest.MonkeyPatch, has_forkserver: bool
+) -> None:
+    """Where there is no forkserver, children are spawned."""
+    monkeypatch.setattr(forkserver, "_has_forkserver", lambda: has_forkserver)
     before = dict(os.environ)
     result = forkserver.run_in_child(describe_self, ("hello",), TIMEOUT_S)
     assert result["pid"] != os.getpid()
@@ -66,6 +71,7 @@ def test_the_result_comes_back_and_the_environment_was_the_childs() -> None:
     assert not result["sigint"]
     assert dict(os.environ) == before
     assert forkserver.pid_gone(result["pid"])
+    assert not forkserver.pid_gone(os.getpid())
 
 
 @pytest.mark.parametrize(("script", "runs"), [("border-train", False), ("my_training.py", True)])
@@ -81,47 +87,31 @@ def test_a_child_runs_the_main_script_again_unless_it_is_our_command(
     assert main.__file__ == str(tmp_path / script)
 
 
-def test_an_exception_comes_back_by_name_with_its_traceback() -> None:
-    with pytest.raises(forkserver.ChildError, match="no such thing") as error:
-        forkserver.run_in_child(fail, ("no such thing",), TIMEOUT_S)
-    assert error.value.error_type == "KeyError"
-    assert "in fail" in error.value.details
-
-
-def test_a_child_that_dies_is_described() -> None:
-    with pytest.raises(forkserver.ChildError, match="the process exited with code 7"):
-        forkserver.run_in_child(os._exit, (7,), TIMEOUT_S)
-
-
-def test_a_child_that_hangs_is_ended() -> None:
-    with pytest.raises(TimeoutError, match=r"no answer within 0\.3 s"):
-        forkserver.run_in_child(hang, (), 0.3)
-
-
-def test_being_asked_to_stop_ends_the_wait() -> None:
-    with pytest.raises(forkserver.ChildStopped):
-        forkserver.run_in_child(hang, (), TIMEOUT_S, should_stop=lambda: True)
-
-
 @pytest.mark.parametrize(
-    ("exitcode", "words"),
+    ("function", "args", "options", "error", "message"),
     [
-        (0, "exited with code 0"),
-        (3, "exited with code 3"),
-        (-9, "was killed by SIGKILL"),
-        (-35, "was killed by signal 35"),
-        (None, "has not ended"),
+        (fail, ("no such thing",), {}, forkserver.ChildError, "no such thing"),
+        (os._exit, (7,), {}, forkserver.ChildError, "the process exited with code 7"),
+        (hang, (), {"timeout_s": 0.3}, TimeoutError, r"no answer within 0\.3 s"),
+        (hang, (), {"should_stop": lambda: True}, forkserver.ChildStopped, "^$"),
     ],
+    ids=["raises", "dies", "hangs", "stopped"],
 )
-def test_ends_in_words(exitcode: int | None, words: str) -> None:
-    assert forkserver.describe_exit(exitcode) == words
+def test_a_child_without_a_result_is_an_error(
+    function: Any, args: tuple[Any, ...], options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message) as raised:
+        forkserver.run_in_child(function, args, **{"timeout_s": TIMEOUT_S, **options})
+    if function is fail:
+        assert raised.value.error_type == "KeyError"
+        assert "in fail" in raised.value.details
 
 
-def test_this_process_is_not_gone() -> None:
-    assert not forkserver.pid_gone(os.getpid())
-
-
-def test_where_there_is_no_forkserver_children_are_spawned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forkserver, "_has_forkserver", lambda: False)
-    result = forkserver.run_in_child(describe_self, ("hello",), TIMEOUT_S)
-    assert (result["threads"], result["devices"], result["sigint"]) == ("1", "", False)
+def test_ends_in_words() -> None:
+    assert {code: forkserver.describe_exit(code) for code in (0, 3, -9, -35, None)} == {
+        0: "exited with code 0",
+        3: "exited with code 3",
+        -9: "was killed by SIGKILL",
+        -35: "was killed by signal 35",
+        None: "has not ended",
+    }

@@ -4,53 +4,55 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
 
-from border_cli.agents.dqn.heads import CategoricalHead, QuantileHead, ScalarHead
+from border_cli.agents.dqn.loss import CategoricalHead, QuantileHead, ScalarHead
 from border_cli.agents.quantiles import midpoints, quantile_huber
 
 T = torch.tensor
+THREE = CategoricalHead(3, -1.0, 1.0)
+"""Atoms -1, 0, 1."""
 NAN, INF = float("nan"), float("inf")
 
 
-def categorical_target(probabilities: list[float], reward: float, discount: float = 1.0, over: bool = False):
-    """Of three atoms -1, 0, 1."""
-    logits = T([probabilities]).log()
-    return CategoricalHead(3, -1.0, 1.0).target(logits, T([reward]), T([discount]), T([over]))[0].tolist()
+@pytest.mark.parametrize(
+    ("probabilities", "reward", "discount", "terminated", "expected"),
+    [
+        # An atom between two is shared by its distance: 0 → 0.25, -1 → -0.75; 1 → 1.25 is clipped to 1.
+        ([0.0, 1.0, 0.0], 0.25, 1.0, False, [0.0, 0.75, 0.25]),
+        ([1.0, 0.0, 0.0], 0.25, 1.0, False, [0.75, 0.25, 0.0]),
+        ([0.0, 0.0, 1.0], 0.25, 1.0, False, [0.0, 0.0, 1.0]),
+        ([0.2, 0.3, 0.5], 0.5, 0.5, False, [0.0, 0.2 + 0.15, 0.15 + 0.5]),
+        # Beyond the edges is at the edges.
+        ([0.2, 0.3, 0.5], 100.0, 1.0, False, [0, 0, 1]),
+        ([0.2, 0.3, 0.5], -100.0, 1.0, False, [1, 0, 0]),
+        # A return that is an atom keeps all its mass.
+        ([0.5, 0.25, 0.25], -1.0, 1.0, True, [1, 0, 0]),
+        ([0.5, 0.25, 0.25], 0.0, 1.0, True, [0, 1, 0]),
+        ([0.5, 0.25, 0.25], 1.0, 1.0, True, [0, 0, 1]),
+    ],
+)
+def test_the_projection_on_three_atoms_by_hand(
+    probabilities: list[float], reward: float, discount: float, terminated: bool, expected: list[float]
+) -> None:
+    target = THREE.target(T([probabilities]).log(), T([reward]), T([discount]), T([terminated]))
+    assert target[0].tolist() == pytest.approx(expected)
 
 
-def test_an_atom_between_two_is_shared_by_its_distance() -> None:
-    # 0 → 0.25: three quarters stay at 0, one quarter goes to 1; -1 → -0.75; 1 → 1.25, which is cut to 1
-    assert categorical_target([0.0, 1.0, 0.0], 0.25) == pytest.approx([0.0, 0.75, 0.25])
-    assert categorical_target([1.0, 0.0, 0.0], 0.25) == pytest.approx([0.75, 0.25, 0.0])
-    assert categorical_target([0.0, 0.0, 1.0], 0.25) == pytest.approx([0.0, 0.0, 1.0])
-    assert categorical_target([0.2, 0.3, 0.5], 0.5, 0.5) == pytest.approx([0.0, 0.2 + 0.15, 0.15 + 0.5])
-
-
-@pytest.mark.parametrize(("reward", "expected"), [(-1.0, [1, 0, 0]), (0.0, [0, 1, 0]), (1.0, [0, 0, 1])])
-def test_a_return_that_is_an_atom_keeps_all_its_mass(reward: float, expected: list[float]) -> None:
-    assert categorical_target([0.5, 0.25, 0.25], reward, over=True) == pytest.approx(expected)
-
-
-def test_beyond_the_edges_is_at_the_edges() -> None:
-    assert categorical_target([0.2, 0.3, 0.5], 100.0) == pytest.approx([0, 0, 1])
-    assert categorical_target([0.2, 0.3, 0.5], -100.0) == pytest.approx([1, 0, 0])
-
-
-def test_what_is_cut_off_is_counted() -> None:
-    head = CategoricalHead(3, -1.0, 1.0)
+def test_clipped_probability_is_measured() -> None:
     logits = T([[0.2, 0.3, 0.5]]).log().expand(5, 3)
     reward, discount = T([0.25, -0.25, 3.0, 0.0, 3.0]), T([1.0, 1.0, 1.0, 1.0, 0.5])
     over = T([False, False, False, False, True])
     # 1 → 1.25; -1 → -1.25; all → 2 and more; none; a terminal state's return is the reward, whatever comes after
-    assert head.beyond(logits, reward, discount, over).tolist() == pytest.approx([0.5, 0.2, 1.0, 0.0, 1.0])
-    forever = CategoricalHead(51, -100.0, 0.0).beyond(torch.zeros(1, 51), T([-1.0]), T([0.99]), T([False]))
+    shares = THREE.share_clipped(logits, reward, discount, over)
+    assert shares.tolist() == pytest.approx([0.5, 0.2, 1.0, 0.0, 1.0])
+    head = CategoricalHead(51, -100.0, 0.0)
+    forever = head.share_clipped(torch.zeros(1, 51), T([-1.0]), T([0.99]), T([False]))
     assert forever.tolist() == [0.0]  # the lowest value there is, but for rounding
 
 
-def test_mass_is_kept_whatever_the_numbers() -> None:
+def test_the_projection_keeps_all_mass_and_the_mean() -> None:
     rng = torch.Generator().manual_seed(0)
     head = CategoricalHead(51, -10.0, 10.0)
     logits = 5 * torch.randn(1000, 51, generator=rng)
@@ -58,22 +60,20 @@ def test_mass_is_kept_whatever_the_numbers() -> None:
     target = head.target(logits, reward, torch.full((1000,), 0.97), torch.rand(1000, generator=rng) < 0.3)
     assert target.min() >= 0
     assert target.sum(1).tolist() == pytest.approx([1.0] * 1000, abs=1e-5)
-    inside = head.target(
-        logits, T(0.1).expand(1000), torch.full((1000,), 0.9), torch.zeros(1000, dtype=torch.bool)
-    )
+    never = torch.zeros(1000, dtype=torch.bool)
+    inside = head.target(logits, T(0.1).expand(1000), torch.full((1000,), 0.9), never)
     wanted = 0.1 + 0.9 * head.values(logits)  # nothing is cut: the mean is that of what was moved
     assert head.target_values(inside).tolist() == pytest.approx(wanted.tolist(), abs=1e-4)
 
 
 def test_a_reward_that_is_no_number_is_seen_in_the_loss() -> None:
-    head = CategoricalHead(3, -1.0, 1.0)
-    target = head.target(T([[0.0, 0.0, 0.0]]), T([NAN]), T([1.0]), T([False]))
-    assert head.loss(T([[0.0, 0.0, 0.0]]), target, None).isnan().all()
+    target = THREE.target(torch.zeros(1, 3), T([NAN]), T([1.0]), T([False]))
+    assert THREE.loss(torch.zeros(1, 3), target, None).isnan().all()
 
 
 def test_terminated_hides_outputs_that_are_infinite() -> None:
-    for head in (CategoricalHead(2, -1.0, 1.0), QuantileHead(2), ScalarHead("mse")):
-        outputs = T([[INF] * head.outputs])
+    for head, k in ((CategoricalHead(2, -1.0, 1.0), 2), (QuantileHead(), 2), (ScalarHead("mse"), 1)):
+        outputs = T([[INF] * k])
         target = head.target(outputs, T([1.0]), T([0.9]), T([True]))
         assert head.target_values(target).tolist() == [1.0]
 
@@ -88,8 +88,8 @@ def test_cross_entropy_by_hand() -> None:
 
 
 def test_values_are_means() -> None:
-    assert CategoricalHead(3, -1.0, 1.0).values(T([0.2, 0.3, 0.5]).log()).item() == pytest.approx(0.3)
-    assert QuantileHead(4).values(T([[1.0, 2.0, 3.0, 6.0]])).item() == 3.0
+    assert THREE.values(T([0.2, 0.3, 0.5]).log()).item() == pytest.approx(0.3)
+    assert QuantileHead().values(T([[1.0, 2.0, 3.0, 6.0]])).item() == 3.0
 
 
 def test_quantile_huber_by_hand() -> None:
@@ -103,22 +103,10 @@ def test_quantile_huber_by_hand() -> None:
 
 def test_levels_of_fixed_quantiles_are_midpoints() -> None:
     assert midpoints(4, T(0.0)).tolist() == [0.125, 0.375, 0.625, 0.875]
-    loss = QuantileHead(2).loss(T([[1.0, 2.0]]), T([[3.0, 0.5]]), None)
-    error = QuantileHead(2).error(T([[1.0, 2.0]]), T([[3.0, 0.5]]))
+    loss = QuantileHead().loss(T([[1.0, 2.0]]), T([[3.0, 0.5]]), None)
+    error = QuantileHead().error(T([[1.0, 2.0]]), T([[3.0, 0.5]]))
     assert loss.tolist() == quantile_huber(T([[1.0, 2.0]]), T([[3.0, 0.5]]), T([[0.25, 0.75]])).tolist()
     assert error.item() == pytest.approx(0.25)
-
-
-def test_quantiles_of_a_known_distribution_are_where_the_loss_is_least() -> None:
-    """Of 0, 10, 20, …, 90, each as likely: far enough apart that the Huber loss is the absolute one almost everywhere."""
-    samples = 10 * torch.arange(10.0).unsqueeze(0)
-    quantiles = torch.full((1, 2), 45.0, requires_grad=True)
-    optimiser = torch.optim.Adam([quantiles], lr=0.3)
-    for _ in range(2000):
-        optimiser.zero_grad()
-        quantile_huber(quantiles, samples, T([[0.25, 0.75]])).sum().backward()
-        optimiser.step()
-    assert quantiles.detach()[0].numpy() == pytest.approx(np.array([20.0, 70.0]), abs=1.0)
 
 
 @pytest.mark.parametrize(

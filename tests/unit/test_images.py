@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from border_cli.agents.encoding import Encoder
-from border_cli.agents.images import Convolutions, channels_first, image_shape, is_image
+from border_cli.agents.nets import Convolutions, Encoder, channels_first, image_shape, is_image
 from border_cli.core.spaces import ObsLeaf, ObsSpec
 
 
@@ -24,8 +23,6 @@ def generator() -> torch.Generator:
     [
         (leaf((84, 84, 3)), (84, 84, 3)),
         (leaf((3, 64, 48)), (64, 48, 3)),
-        (leaf((10, 10, 4)), (10, 10, 4)),
-        (leaf((4, 84, 84), stack=4), (84, 84, 4)),
         (leaf((2, 84, 84), stack=2), (84, 84, 2)),
         (leaf((4, 60, 80, 3), stack=4), (60, 80, 12)),
         (leaf((4, 3, 60, 80), stack=4), (60, 80, 12)),
@@ -40,19 +37,20 @@ def test_the_order_of_channels_is_found(one: ObsLeaf, expected: tuple[int, int, 
 
 
 @pytest.mark.parametrize(
-    "one",
+    ("one", "channels"),
     [
-        leaf((84, 84)),
-        leaf((4, 8), stack=4),
-        leaf((3, 4, 40)),  # a strip with three channels has no second side
-        leaf((84, 84, 3), high=None, dtype="float32"),
-        leaf((84, 84, 3), high=1e6, dtype="float32"),
-        leaf((2, 84, 84, 3)),
+        (leaf((84, 84)), [8]),
+        (leaf((4, 8), stack=4), [8]),
+        (leaf((3, 4, 40)), [8]),  # a strip with three channels has no second side
+        (leaf((84, 84, 3), high=None, dtype="float32"), [8]),
+        (leaf((84, 84, 3), high=1e6, dtype="float32"), [8]),
+        (leaf((2, 84, 84, 3)), [8]),
+        (leaf((10, 10, 2)), []),  # an image, but without channels there are no convolutions
     ],
 )
-def test_what_is_no_image_is_flattened(one: ObsLeaf) -> None:
-    assert not is_image(one)
-    encoder = Encoder(ObsSpec((one,)), [8], generator())
+def test_everything_else_is_flattened(one: ObsLeaf, channels: list[int]) -> None:
+    assert is_image(one) == (not channels)
+    encoder = Encoder(ObsSpec((one,)), channels, generator())
     assert not encoder.has_images
     assert encoder.features == np.prod(one.shape)
 
@@ -67,16 +65,13 @@ def test_channels_are_kept_apart() -> None:
 
 def test_atari_frames_get_ataris_network() -> None:
     made = Convolutions(leaf((4, 84, 84), stack=4), [32, 64, 64], generator())
-    assert [tuple(layer.weight.shape) for layer in made.layers] == [
-        (32, 4, 8, 8),
-        (64, 32, 4, 4),
-        (64, 64, 3, 3),
-    ]
+    shapes = [tuple(layer.weight.shape) for layer in made.layers]
+    assert shapes == [(32, 4, 8, 8), (64, 32, 4, 4), (64, 64, 3, 3)]
     assert made.features == 3136
 
 
-@pytest.mark.parametrize("side", [5, 6, 7, 10, 21, 35, 36, 37, 64, 84, 210])
-@pytest.mark.parametrize("layers", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("side", [5, 6, 7, 35, 36, 37, 84])
+@pytest.mark.parametrize("layers", [1, 3, 5])
 def test_every_size_has_a_network_whose_features_are_as_many_as_it_says(side: int, layers: int) -> None:
     one = leaf((side, side + 3, 3))
     made = Convolutions(one, [4] * layers, generator())
@@ -97,13 +92,6 @@ def test_scaling_by_the_bounds_of_the_space() -> None:
 def test_an_image_beside_a_vector() -> None:
     spec = ObsSpec((leaf((10, 10, 2)), ObsLeaf("speed", (), "box", (3,), "float32")))
     encoder = Encoder(spec, [4, 8], generator())
-    obs = {"obs": torch.zeros(5, 10, 10, 2, dtype=torch.uint8), "speed": torch.ones(5, 3)}
-    assert encoder(obs).shape == (5, encoder.features)
-    assert encoder(obs)[0, :3].tolist() == [1.0, 1.0, 1.0]
-    assert encoder.features == 3 + 8 * 5 * 5
-
-
-def test_no_channels_means_no_convolutions() -> None:
-    encoder = Encoder(ObsSpec((leaf((10, 10, 2)),)), [], generator())
-    assert not encoder.has_images
-    assert encoder.features == 200
+    encoded = encoder({"obs": torch.zeros(5, 10, 10, 2, dtype=torch.uint8), "speed": torch.ones(5, 3)})
+    assert encoded.shape == (5, encoder.features) == (5, 3 + 8 * 5 * 5)
+    assert encoded[0, :3].tolist() == [1.0, 1.0, 1.0]

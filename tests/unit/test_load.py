@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import types
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +14,23 @@ import numpy as np
 import pytest
 
 import border_cli
-from border_cli.checkpoints.contents import ModelDescription, save_best
-from border_cli.config.options import option
-from border_cli.config.registry import AGENTS, Entry
-from border_cli.config.schema import AgentConfig, EnvConfig
+from border_cli.checkpoints.contents import ModelDescription
+from border_cli.config.schema import EnvConfig
 from border_cli.core.errors import UsageError
-from border_cli.core.protocols import Evaluation, ModelInfo
 from border_cli.core.spaces import ActionSpec, Array, EnvSpec, Obs, ObsLeaf, ObsSpec
-from border_cli.envs.spaces import env_spec
+from border_cli.core.state import State
+from border_cli.core.types import Evaluation
+from border_cli.envs.spaces import decode_action, env_spec
 from border_cli.runs.load import LoadedModel
 from border_cli.runs.trust import code_of, remember
-from tests.trained import describe, save_model, save_run
+from tests.trained import DQN, describe, save_best, save_model, save_run
 
 spaces = gymnasium.spaces
 CARTPOLE = EnvConfig(id="CartPole-v1")
-CARTPOLE_SPEC = env_spec(spaces.Box(-1, 1, (4,), np.float32), spaces.Discrete(2))
+BOX = spaces.Box(-1, 1, (4,), np.float32)
+DICT = spaces.Dict({"a": spaces.Discrete(3), "b": spaces.Box(-1, 1, (2,))})
+TUPLE = spaces.Tuple((spaces.Discrete(2), BOX))
+CARTPOLE_SPEC = env_spec(BOX, spaces.Discrete(2))
 SCORE = Evaluation(5, (1.0,), (1,))
 
 
@@ -38,60 +39,128 @@ def state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
+def loaded(folder: Path, space: Any = BOX, actions: Any = None, **changes: Any) -> LoadedModel:
+    """A model for these spaces; without action space, one with two actions."""
+    spec = env_spec(space, actions or spaces.Discrete(2))
+    return border_cli.load(save_model(folder, describe(CARTPOLE, spec, **changes), 1))
+
+
 @pytest.mark.parametrize(
     "space",
     [
-        spaces.Box(-1, 1, (4,), np.float32),
+        BOX,
         spaces.Box(-1, 1, (2, 2), np.float64),
         spaces.Discrete(5, start=-2),
         spaces.MultiDiscrete([2, 3]),
         spaces.MultiBinary(3),
         spaces.Dict({"a": spaces.Box(0, 255, (2,), np.uint8), "b": spaces.Discrete(3)}),
-        spaces.Tuple((spaces.Discrete(2), spaces.Dict({"x": spaces.Box(-1, 1, (1,), np.float32)}))),
+        TUPLE,
     ],
     ids=str,
 )
-def test_an_observation_goes_in_and_an_action_comes_out_as_the_environment_has_them(
-    tmp_path: Path, space: Any
-) -> None:
+def test_observations_and_actions_are_as_the_environment_has_them(tmp_path: Path, space: Any) -> None:
+    """One by one, and as a batch."""
     actions = spaces.Discrete(3, start=5)
-    path = save_model(tmp_path, describe(CARTPOLE, env_spec(space, actions)), 9)
-    model = border_cli.load(path)
+    model = loaded(tmp_path, space, actions)
     space.seed(0)
-    chosen = [model.sample(space.sample()) for _ in range(5)]
-    assert all(type(action) is int and actions.contains(action) for action in chosen)
-    assert (model.opt_steps, model.path) == (9, path)
+    each = [space.sample() for _ in range(6)]
+    expected = [model.sample(obs) for obs in each]
+    assert all(type(action) is int and actions.contains(action) for action in expected)
+    if isinstance(space, spaces.Dict):
+        batch: Any = {key: np.stack([obs[key] for obs in each]) for key in each[0]}
+    elif isinstance(space, spaces.Tuple):
+        batch = tuple(np.stack(column) for column in zip(*each, strict=True))
+    else:
+        batch = np.stack(each)
+    assert model.sample(batch).tolist() == expected
+    np.testing.assert_allclose(model.values(batch), [model.values(obs) for obs in each], rtol=0, atol=1e-6)
+    assert model.values(each[0]).shape == (3,)
 
 
-def test_it_acts_as_the_stored_network_does(tmp_path: Path) -> None:
-    from border_cli.agents.dqn.agent import make_policy
-    from tests.trained import DQN
-
-    path = save_model(tmp_path, describe(CARTPOLE, CARTPOLE_SPEC), 1)
-    original = make_policy(DQN, CARTPOLE_SPEC, seed=0)
-    original.eval()
-    observations = np.random.default_rng(0).uniform(-1, 1, (50, 4)).astype(np.float32)
-    model = border_cli.load(path)
-    assert [model.sample(o) for o in observations] == original.sample({"obs": observations}).tolist()
+def test_a_continuous_action_is_clipped_and_of_the_spaces_type() -> None:
+    actions = env_spec(BOX, spaces.Box(-1, 1, (1,), np.float64)).action
+    action = decode_action(actions, np.array([3.0], np.float32))
+    assert action.dtype == np.float64 and action.tolist() == [1.0]
 
 
-def test_checkpoints_of_a_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    save_run(tmp_path / "run", describe(CARTPOLE, CARTPOLE_SPEC), best=None, steps=(10, 20))
-    assert border_cli.load(str(tmp_path / "run"), checkpoint=10).opt_steps == 10
-    assert border_cli.load(tmp_path / "run").opt_steps == 20
+def test_a_checkpoint_of_a_run_and_the_latest_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = Path("runs/2026-01-01/a")
+    save_run(run, describe(CARTPOLE, CARTPOLE_SPEC), best=None, steps=(10, 20))
+    model = border_cli.load(str(run), checkpoint=10)
+    assert (model.opt_steps, model.path) == (10, run / "checkpoints" / "step-000000010")
+    assert border_cli.load().opt_steps == 20
     assert "no evaluation has found a best model yet" in caplog.text
 
 
-def test_the_latest_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    save_run(Path("runs/2026-01-01/a"), describe(CARTPOLE, CARTPOLE_SPEC), best=30)
-    assert border_cli.load().opt_steps == 30
+BYTES = spaces.Box(0, 255, (2,), np.uint8)
+RAGGED = [[1.0], [2.0, 3.0]]
 
 
-def test_an_observation_of_another_shape(tmp_path: Path) -> None:
-    model = border_cli.load(save_model(tmp_path, describe(CARTPOLE, CARTPOLE_SPEC), 1))
-    with pytest.raises(ValueError, match="shape"):
-        model.sample(np.zeros(3, np.float32))
+@pytest.mark.parametrize(
+    ("space", "obs"),
+    [
+        *(
+            (BOX, obs)
+            for obs in (np.zeros(3), np.zeros((0, 4)), np.full(4, np.nan), "text", RAGGED, {"a": 1})
+        ),
+        *((spaces.Discrete(3), obs) for obs in (3, -1, 1.5)),
+        (spaces.Discrete(3, start=5), 0),
+        (spaces.MultiDiscrete([2, 3]), [1, 3]),
+        (spaces.MultiBinary(2), [0, 2]),
+        *((BYTES, obs) for obs in ([0, 300], [0, 0.5])),
+        *((DICT, obs) for obs in (np.zeros(3), {"a": 1}, {"a": [1, 2], "b": [0.0, 0.0]})),
+        *((TUPLE, obs) for obs in ((1,), 1)),
+    ],
+    ids=str,
+)
+def test_an_observation_outside_of_its_space_is_a_value_error(tmp_path: Path, space: Any, obs: Any) -> None:
+    model = loaded(tmp_path, space)
+    with pytest.raises(ValueError):
+        model.sample(obs)
+
+
+def test_without_determinism_it_explores_as_at_the_end_of_training(tmp_path: Path) -> None:
+    model = loaded(tmp_path, epsilon_start=0.0, epsilon_final=1.0, epsilon_env_steps=10_000)
+    batch = np.zeros((200, 4), np.float32)
+    assert len(set(model.sample(batch).tolist())) == 1
+    assert 60 < sum(model.sample(batch, deterministic=False)) < 140
+    assert len(set(model.sample(batch).tolist())) == 1
+    with pytest.raises(ValueError, match="env_ix has 3 environments, the observation 200"):
+        model.sample(batch, env_ix=[0, 1, 2])
+
+
+def test_quantiles_of_the_return(tmp_path: Path) -> None:
+    from border_cli.agents.dqn.agent import make_policy
+
+    config = replace(DQN, type="qrdqn", head="quantile", quantiles=7)
+    arrays = make_policy(config, CARTPOLE_SPEC, seed=0).model_info().arrays
+    model = ModelDescription(asdict(config), asdict(CARTPOLE), CARTPOLE_SPEC)
+    found = border_cli.load(save_best(tmp_path / "qrdqn", arrays, model, SCORE))
+    assert found.quantiles(np.zeros((3, 4))).shape == (3, 2, 7)
+    np.testing.assert_allclose(found.quantiles(np.zeros(4)).mean(-1), found.values(np.zeros(4)), rtol=1e-5)
+    with pytest.raises(ValueError, match="has no quantiles"):
+        loaded(tmp_path).quantiles(np.zeros(4))
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+def test_a_bare_agent_is_saved_and_loaded(tmp_path: Path, steps: int) -> None:
+    from border_cli.agents.dqn.agent import make_agent
+
+    agent: Any = make_agent(DQN, CARTPOLE_SPEC, seed=1)
+    agent.load_state(State(agent.state().arrays, {**agent.state().values, "opt_steps": steps}))
+    path = border_cli.save_agent(agent, tmp_path / "mine", DQN, CARTPOLE_SPEC)
+    other = border_cli.load_agent(path)
+    saved, found = agent.state(), other.state()
+    assert found.values == saved.values and other.opt_steps == steps
+    assert all((found.arrays[name] == array).all() for name, array in saved.arrays.items())
+    agent.eval()
+    obs = np.random.default_rng(0).uniform(-1, 1, (20, 4)).astype(np.float32)
+    assert border_cli.load(path).sample(obs).tolist() == agent.sample({"obs": obs}).tolist()
+    with pytest.raises(UsageError, match="has nothing but a model"):
+        border_cli.load_agent(save_model(tmp_path, describe(CARTPOLE, CARTPOLE_SPEC), 1))
 
 
 @pytest.mark.parametrize(
@@ -100,16 +169,13 @@ def test_an_observation_of_another_shape(tmp_path: Path) -> None:
         ({"lrr": 1}, "agent.lrr"),
         ({"lr": "fast"}, "agent.lr"),
         ({"lr": -1.0}, "agent.lr"),
-        ({"type": "nobody"}, "plugins="),
+        ({"type": "nowhere"}, "plugins="),
         ({"hidden": [9]}, "weights do not fit"),
     ],
 )
-def test_a_stored_configuration_is_data_that_is_checked(
-    tmp_path: Path, changes: dict[str, Any], said: str
-) -> None:
-    path = save_model(tmp_path, describe(CARTPOLE, CARTPOLE_SPEC, **changes), 1)
+def test_a_stored_configuration_is_checked(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError) as caught:
-        border_cli.load(path)
+        loaded(tmp_path, **changes)
     assert said in str(caught.value)
 
 
@@ -122,123 +188,44 @@ def test_spaces_that_are_not_for_the_agent(tmp_path: Path) -> None:
         border_cli.load(path)
 
 
-# -- agents of the user's own ------------------------------------------------------------
-
-
-@dataclass
-class PushConfig(AgentConfig):
-    """An agent that always pushes as hard as its weight says."""
-
-    type: str = option("push", "which agent this is")
-    strength: float = option(1.0, "how hard")
-
-
-class PushPolicy:
-    """Gives its weight, whatever it sees."""
-
-    def __init__(self) -> None:
-        self.exploring = True
-        self.weight = np.zeros(1, np.float32)
-
-    def begin_episode(self, env_ix: int) -> None:
-        pass
-
-    def estimates(self) -> None:
-        return None
-
-    def sample(self, obs: Obs, env_steps: int = 0, env_ix: Sequence[int] = ()) -> Array:
-        assert not self.exploring
-        return np.repeat(self.weight[None], len(obs["obs"]), 0)
-
-    def train(self) -> None:
-        self.exploring = True
-
-    def eval(self) -> None:
-        self.exploring = False
-
-    def sync_model(self, info: ModelInfo) -> None:
-        self.weight = info.arrays["weight"]
-
-
-PUSH_SPEC = env_spec(spaces.Box(-1, 1, (4,), np.float32), spaces.Box(-1, 1, (1,), np.float64))
-
-
-@pytest.fixture
-def push_model(tmp_path: Path) -> ModelDescription:
-    return ModelDescription(asdict(PushConfig()), asdict(CARTPOLE), PUSH_SPEC, ("push_plugin",))
-
-
-@pytest.fixture
-def plugin_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A module push_plugin that leaves a mark when it is imported, and registers the agent as a plugin does."""
-    module = types.ModuleType("push_agent")
-    module.check_spec = lambda config, spec: None  # type: ignore[attr-defined]
-    module.make_policy = lambda config, spec, seed: PushPolicy()  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "push_agent", module)
-    monkeypatch.setitem(AGENTS, "push", Entry(PushConfig, "push_agent"))
-    folder = tmp_path / "plugins"
-    folder.mkdir()
-    (folder / "push_plugin.py").write_text(f"open({str(folder / 'imported')!r}, 'w').close()\n")
-    monkeypatch.syspath_prepend(str(folder))
+def test_a_plugin_is_imported_for_a_run_of_ones_own_or_where_it_is_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "push_plugin.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w').close()\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "push_plugin", raising=False)
-    return folder
-
-
-def test_a_continuous_action_is_clipped_and_of_the_spaces_type(
-    tmp_path: Path, push_model: ModelDescription, plugin_folder: Path
-) -> None:
-    path = save_best(tmp_path, {"weight": np.array([3.0], np.float32)}, push_model, SCORE)
-    action = border_cli.load(path, plugins=["push_plugin"]).sample(np.zeros(4))
-    assert action.dtype == np.float64 and action.tolist() == [1.0]
-    assert (plugin_folder / "imported").exists()
-
-
-def test_a_plugin_of_somebody_elses_run_is_not_imported(
-    tmp_path: Path, push_model: ModelDescription, plugin_folder: Path
-) -> None:
-    path = save_best(tmp_path, {}, push_model, SCORE)
+    run, plain = tmp_path / "run", describe(CARTPOLE, CARTPOLE_SPEC)
+    model = replace(plain, plugins=("push_plugin",))
+    run_id = save_run(run, plain, best=None)
+    best = save_model(run, model, 3)
     with pytest.raises(UsageError, match=r"plugins=\[push_plugin\]"):
-        border_cli.load(path)
-    assert not (plugin_folder / "imported").exists()
+        border_cli.load(run)
+    assert not (tmp_path / "imported").exists()
+    assert border_cli.load(best, plugins=["push_plugin"]).opt_steps == 3
+    assert (tmp_path / "imported").exists()
+    remember(run_id, code_of(model.plugins, asdict(CARTPOLE)))
+    assert border_cli.load(run).opt_steps == 3
 
 
-def test_a_plugin_of_a_run_of_ones_own_is(
-    tmp_path: Path, push_model: ModelDescription, plugin_folder: Path
-) -> None:
-    run_id = save_run(tmp_path / "run", describe(CARTPOLE, CARTPOLE_SPEC), best=None)
-    save_best(tmp_path / "run", {"weight": np.zeros(1, np.float32)}, push_model, SCORE)
-    with pytest.raises(UsageError):
-        border_cli.load(tmp_path / "run")
-    remember(run_id, code_of(push_model.plugins, CARTPOLE))
-    assert isinstance(border_cli.load(tmp_path / "run"), LoadedModel)
-    assert (plugin_folder / "imported").exists()
-
-
-# -- what is imported ------------------------------------------------------------
-
-
-def loaded_modules(code: str) -> set[str]:
-    script = f"import sys\n{code}\nprint(*sys.modules)"
-    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    return set(answer.stdout.split())
-
-
-def test_the_package_itself_is_light() -> None:
-    loaded = loaded_modules("import border_cli")
-    assert not loaded & {"numpy", "torch", "gymnasium", "hydra", "rich", "border_cli.runs"}
-
-
-def test_loading_builds_no_environment(tmp_path: Path) -> None:
+def test_the_package_itself_is_light_and_loading_builds_no_environment(tmp_path: Path) -> None:
     path = save_model(tmp_path, describe(CARTPOLE, CARTPOLE_SPEC), 1)
-    assert "gymnasium" not in loaded_modules(
-        f"import border_cli, numpy\nborder_cli.load({str(path)!r}).sample(numpy.zeros(4))"
-    )
+    script = f"""
+import sys, border_cli
+print(*sys.modules)
+import numpy
+border_cli.load({str(path)!r}).sample(numpy.zeros(4))
+print(*sys.modules)
+"""
+    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    package, after_loading = (set(line.split()) for line in answer.stdout.splitlines())
+    assert not package & {"numpy", "torch", "gymnasium", "hydra", "rich", "border_cli.runs"}
+    assert "torch" in after_loading and "gymnasium" not in after_loading
 
 
 def test_a_name_that_is_not_there() -> None:
     with pytest.raises(AttributeError, match="laod"):
         _ = border_cli.laod
-    assert {"load", "train_async"} <= set(dir(border_cli))
+    assert {"load", "save_agent", "train_async"} <= set(dir(border_cli))
 
 
 class Noting:
@@ -246,22 +233,35 @@ class Noting:
 
     def __init__(self) -> None:
         self.seen: list[Any] = []
+        self.episodes: list[int] = []
+
+    def begin_episode(self, env_ix: int) -> None:
+        self.episodes.append(env_ix)
 
     def sample(self, obs: Obs, env_steps: int = 0, env_ix: Sequence[int] = ()) -> Array:
-        self.seen.append(obs["obs"][0].tolist())
-        return np.zeros(1, np.int64)
+        self.seen.append((list(env_ix), obs["obs"].tolist()))
+        return np.zeros(len(obs["obs"]), np.int64)
+
+
+STACKED = EnvSpec(
+    ObsSpec((ObsLeaf("obs", (), "box", (3, 1), "int64", stack=3),)), ActionSpec("discrete", n=2)
+)
 
 
 def test_single_frames_are_stacked_as_in_training_the_newest_last() -> None:
     policy: Any = Noting()
-    spec = EnvSpec(
-        ObsSpec((ObsLeaf("obs", (), "box", (3, 1), "int64", stack=3),)), ActionSpec("discrete", n=2)
-    )
-    model = LoadedModel(policy, spec, 0, Path("x"))
+    model = LoadedModel(policy, STACKED, 0, Path("x"))
     for frame in (1, 2, 3, 4):
         model.sample(np.array([frame]))
-    assert policy.seen == [[[a], [b], [c]] for a, b, c in ((1, 1, 1), (1, 1, 2), (1, 2, 3), (2, 3, 4))]
+    stacks = ((1, 1, 1), (1, 1, 2), (1, 2, 3), (2, 3, 4))
+    assert policy.seen == [([0], [[[a], [b], [c]]]) for a, b, c in stacks]
     model.begin_episode()
     model.sample(np.array([9]))
     model.sample(np.array([[5], [6], [7]]))  # a stack already
-    assert policy.seen[4:] == [[[9], [9], [9]], [[5], [6], [7]]]
+    assert policy.seen[4:] == [([0], [[[9], [9], [9]]]), ([0], [[[5], [6], [7]]])]
+    # each environment of a batch has its own
+    model.sample(np.array([[1], [11]]), env_ix=[2, 4])
+    model.begin_episode(4)
+    model.sample(np.array([[2], [12]]), env_ix=[2, 4])
+    assert policy.seen[7] == ([2, 4], [[[1], [1], [2]], [[12], [12], [12]]])
+    assert policy.episodes == [0, 4]

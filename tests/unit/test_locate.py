@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from border_cli.checkpoints import store
 from border_cli.core.errors import BorderError, ExitCode, NoValidCheckpointError, UsageError
 from border_cli.runs.locate import Located, model_directory, parse_checkpoint
+
+FIRST, SECOND = "checkpoints/step-000000100", "checkpoints/step-000000200"
 
 
 def make_run(run_dir: Path, best: bool = True, steps: tuple[int, ...] = (100, 200)) -> Path:
@@ -30,38 +33,32 @@ def run(tmp_path: Path) -> Path:
     return make_run(tmp_path / "run")
 
 
-def test_the_best_of_a_run(run: Path) -> None:
-    assert model_directory(run) == model_directory(run, "best") == Located(run / "best", run)
+@pytest.mark.parametrize(
+    ("name", "checkpoint", "found"),
+    [
+        ("", None, "best"),
+        ("", "best", "best"),
+        ("", "last", SECOND),
+        ("", 100, FIRST),
+        ("checkpoints", "last", SECOND),
+        ("best", None, "best"),
+        (FIRST, None, FIRST),
+    ],
+)
+def test_a_model_of_a_run(run: Path, name: str, checkpoint: str | int | None, found: str) -> None:
+    assert model_directory(run / name, checkpoint) == Located(run / found, run)
 
 
-def test_the_last_of_a_run(run: Path) -> None:
-    assert model_directory(run, "last") == Located(run / "checkpoints" / "step-000000200", run)
-
-
-def test_one_step_of_a_run(run: Path) -> None:
-    assert model_directory(run, 100) == Located(run / "checkpoints" / "step-000000100", run)
-
-
-def test_without_a_best_the_last_is_taken_and_that_is_said(tmp_path: Path) -> None:
+def test_without_a_best_the_last_is_taken_and_reported(tmp_path: Path) -> None:
     located = model_directory(make_run(tmp_path / "run", best=False))
     assert located.path.name == "step-000000200"
     assert "no evaluation has found a best model yet" in located.note
 
 
-def test_a_last_one_that_does_not_verify_is_passed_over_and_that_is_said(run: Path) -> None:
-    break_model(run / "checkpoints" / "step-000000200")
-    located = model_directory(run, "last")
-    assert located.path.name == "step-000000100"
-    assert located.note == "step-000000200 does not verify: this is step-000000100"
-
-
-@pytest.mark.parametrize("name", ["best", "checkpoints/step-000000100"])
-def test_a_model_directory_itself(run: Path, name: str) -> None:
-    assert model_directory(run / name) == Located(run / name, run.resolve())
-
-
-def test_the_folder_of_the_checkpoints(run: Path) -> None:
-    assert model_directory(run / "checkpoints", "last").path.name == "step-000000200"
+def test_a_last_one_that_does_not_verify_is_skipped_and_reported(run: Path) -> None:
+    break_model(run / SECOND)
+    note = "step-000000200 does not verify: this is step-000000100"
+    assert model_directory(run, "last") == Located(run / FIRST, run, note)
 
 
 def test_a_model_outside_of_any_run(tmp_path: Path) -> None:
@@ -70,8 +67,9 @@ def test_a_model_outside_of_any_run(tmp_path: Path) -> None:
     assert model_directory(path) == Located(path, None)
 
 
-def test_nothing_typed_is_the_latest_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_path_it_is_the_latest_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    assert "no run below runs" in str(refused(None))
     make_run(Path("runs/2026-01-01/10-00-00.000_dqn_a"))
     second = make_run(Path("runs/2026-01-02/09-00-00.000_dqn_a"))
     assert model_directory().path == second / "best"
@@ -85,87 +83,70 @@ def test_a_writer_that_was_killed_between_two_renames(run: Path) -> None:
     store.verify(run / "best")
 
 
-def refused(path: Path | None, checkpoint: str | int | None = None) -> BorderError:
-    with pytest.raises(BorderError) as caught:
+def refused(
+    path: Path | None, checkpoint: str | int | None = None, error: type[BorderError] = UsageError
+) -> BorderError:
+    with pytest.raises(error) as caught:
         model_directory(path, checkpoint)
     assert 1 <= len(str(caught.value).splitlines()) <= 3
+    assert caught.value.code == (ExitCode.USAGE if error is UsageError else 7)
     return caught.value
 
 
-def test_no_run_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    error = refused(None)
-    assert error.code == ExitCode.USAGE and "no run below runs" in str(error)
+@pytest.mark.parametrize(
+    ("name", "checkpoint", "message"),
+    [
+        ("../rnu", None, "nearest: {run}"),
+        ("config.yaml", None, "is a file"),
+        ("../empty", None, "is not a run"),
+        ("..", None, "is a folder with 1 run in it\nallowed: a run, such as {run}"),
+        ("", 190, "\nallowed: best, last, 200, 100\nnearest: 200"),
+        ("best", "last", "checkpoint=last chooses among those of a run"),
+    ],
+)
+def test_mistakes_name_what_is_allowed(
+    run: Path, name: str, checkpoint: str | int | None, message: str
+) -> None:
+    (run.parent / "empty").mkdir()
+    path = (run / name).resolve()
+    assert message.format(run=run) in str(refused(path, checkpoint))
 
 
-def test_a_path_that_is_not_there_with_the_nearest(run: Path) -> None:
-    error = refused(run.parent / "rnu")
-    assert error.code == ExitCode.USAGE
-    assert str(error).splitlines()[-1] == f"nearest: {run}"
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        ("running", "has no checkpoint yet: the first one comes after trainer.save_interval opt steps"),
+        ("done", "has no checkpoint: the run ended before its first opt step"),
+    ],
+)
+def test_a_run_without_a_checkpoint(tmp_path: Path, status: str, message: str) -> None:
+    run = make_run(tmp_path / "run", best=False, steps=())
+    summary = {"status": status, "counters": {"opt_steps": 0, "env_steps": 88_000}}
+    (run / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    assert message in str(refused(run))
 
 
-def test_a_file(run: Path) -> None:
-    assert "is a file" in str(refused(run / "config.yaml"))
+@pytest.mark.parametrize(("checkpoint", "allowed"), [(100, "best"), ("last", "checkpoint=best")])
+def test_a_run_that_has_only_a_best(tmp_path: Path, checkpoint: str | int, allowed: str) -> None:
+    error = refused(make_run(tmp_path / "run", steps=()), checkpoint)
+    assert str(error).splitlines()[1] == f"allowed: {allowed}"
 
 
-def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
-    assert "is no run" in str(refused(tmp_path))
-
-
-def test_a_folder_of_runs(run: Path) -> None:
-    assert f"it holds 1\nallowed: one of them, such as {run}" in str(refused(run.parent))
-
-
-def test_a_run_that_has_nothing_yet(tmp_path: Path) -> None:
-    error = refused(make_run(tmp_path / "run", best=False, steps=()))
-    assert error.code == ExitCode.USAGE and "no checkpoint yet" in str(error)
-
-
-def test_a_step_that_is_not_there_with_those_that_are(run: Path) -> None:
-    lines = str(refused(run, 190)).splitlines()
-    assert lines[1:] == ["allowed: best, last, 200, 100", "nearest: 200"]
-
-
-def test_a_step_of_a_run_that_has_only_a_best(tmp_path: Path) -> None:
-    error = refused(make_run(tmp_path / "run", steps=()), 100)
-    assert str(error).splitlines()[1] == "allowed: best"
-
-
-def test_the_last_of_a_run_that_has_only_a_best(tmp_path: Path) -> None:
-    error = refused(make_run(tmp_path / "run", steps=()), "last")
-    assert str(error).splitlines()[1] == "allowed: checkpoint=best"
-
-
-def test_a_step_that_does_not_verify_while_others_do(run: Path) -> None:
-    break_model(run / "checkpoints" / "step-000000100")
-    error = refused(run, 100)
-    assert isinstance(error, UsageError)
-    assert "step-000000100/model.json" in str(error) and "allowed: best, 200" in str(error)
-
-
-def test_a_best_that_does_not_verify_is_not_replaced_in_silence(run: Path) -> None:
-    break_model(run / "best")
-    error = refused(run)
-    assert isinstance(error, UsageError)
-    assert "best/model.json" in str(error) and "checkpoint=last" in str(error)
+@pytest.mark.parametrize(
+    ("broken", "checkpoint", "allowed"), [(FIRST, 100, "best, 200"), ("best", None, "checkpoint=last")]
+)
+def test_one_that_does_not_verify(run: Path, broken: str, checkpoint: int | None, allowed: str) -> None:
+    break_model(run / broken)
+    error = str(refused(run, checkpoint))
+    assert f"{broken.rpartition('/')[2]}/model.json" in error and f"allowed: {allowed}" in error
 
 
 @pytest.mark.parametrize("checkpoint", [None, "best", "last", 100])
 def test_nothing_verifies(run: Path, checkpoint: str | int | None) -> None:
     for path in (run / "best", *(run / "checkpoints").iterdir()):
         break_model(path)
-    error = refused(run, checkpoint)
-    assert isinstance(error, NoValidCheckpointError) and error.code == 7
-    assert "model.json" in str(error)
-
-
-def test_a_model_directory_that_does_not_verify(run: Path) -> None:
-    break_model(run / "best")
-    assert isinstance(refused(run / "best"), NoValidCheckpointError)
-
-
-def test_a_choice_among_one(run: Path) -> None:
-    assert "checkpoint=last chooses among those of a run" in str(refused(run / "best", "last"))
+    assert "model.json" in str(refused(run, checkpoint, NoValidCheckpointError))
+    refused(run / "best", error=NoValidCheckpointError)
 
 
 @pytest.mark.parametrize(("text", "choice"), [("best", "best"), ("last", "last"), ("0", 0), ("1000", 1000)])

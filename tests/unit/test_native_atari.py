@@ -5,14 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from border_cli import parts
-from border_cli.actors.place import Place
-from border_cli.config.checks import steps_natively
+from border_cli import build
+from border_cli.actors.spec import ActorId
+from border_cli.config.resolve import steps_natively
 from border_cli.config.schema import ActorManagerConfig, EnvConfig, TrainConfig, TrainerConfig
-from border_cli.core.protocols import StepError
-from border_cli.envs.gym_env import GymEnv
-from border_cli.envs.making import make_gym
-from border_cli.envs.native_atari import NativeGame
+from border_cli.envs.atari import NativeGame
+from border_cli.envs.group import GymEnv
+from border_cli.envs.make import make_gym
 
 pytest.importorskip("ale_py")
 
@@ -22,8 +21,9 @@ def config(game: str = "Breakout", **values: object) -> EnvConfig:
     return EnvConfig(id=f"ALE/{game}-v5", **{"preprocess": "atari"} | given | values)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("game", ["Breakout", "MsPacman"])  # with FIRE and without, both with lives
-def test_two_games_go_as_gymnasiums_do_to_the_end_and_beyond(game: str) -> None:
+# with FIRE and without, both with lives
+@pytest.mark.parametrize(("game", "env_steps"), [("Breakout", 300), ("MsPacman", 650)])
+def test_two_games_go_as_gymnasiums_do_to_the_end_and_beyond(game: str, env_steps: int) -> None:
     native, usual = GymEnv(config(game), 2, native=True), GymEnv(config(game), 2)
     assert native.spec == usual.spec
     rng = np.random.default_rng(0)
@@ -31,15 +31,15 @@ def test_two_games_go_as_gymnasiums_do_to_the_end_and_beyond(game: str) -> None:
         for i in range(2):
             env.reset(i, seed=i)
     ends = losses = 0
-    for time in range(900):
+    for time in range(env_steps):
         # one of the two is left waiting now and then, as where credit is short
         which = [time % 2] if time % 5 == 0 else [0, 1]
         action = rng.integers(0, native.spec.action.n, len(which))
         ours, theirs = native.step(which, action), usual.step(which, action)
-        for name in ("obs", "action", "reward", "terminated", "truncated", "next_obs", "boundary"):
+        for name in ("obs", "action", "reward", "terminated", "truncated", "next_obs", "life_lost"):
             np.testing.assert_equal(getattr(ours, name), getattr(theirs, name), err_msg=f"{name} at {time}")
-        assert ours.boundary is not None
-        ends, losses = ends + int(ours.over.sum()), losses + int(ours.boundary.sum())
+        assert ours.life_lost is not None
+        ends, losses = ends + int(ours.over.sum()), losses + int(ours.life_lost.sum())
         for row, i in enumerate(which):
             if ours.over[row]:
                 native.reset(i)
@@ -58,7 +58,7 @@ def test_a_time_limit_is_a_truncation() -> None:
     env.close()
 
 
-@pytest.mark.parametrize(("noop_max", "seeds"), [(0, 3), (1, 8), (3, 25)])
+@pytest.mark.parametrize(("noop_max", "seeds"), [(0, 2), (1, 4), (3, 9)])
 def test_idle_frames_at_the_start_are_as_many_as_asked_for_at_most(noop_max: int, seeds: int) -> None:
     game = NativeGame(config("Seaquest", noop_max=noop_max))
     idle = set()
@@ -72,39 +72,16 @@ def test_the_start_follows_the_seed_and_then_the_generator() -> None:
     game = make_gym(
         config("Seaquest", noop_max=30, fire_reset=False, frame_stack=1, screen_size=80), native=True
     )
-    first = [game.reset(seed=seed)[0] for seed in range(12)]
-    again = [game.reset(seed=seed)[0] for seed in range(12)]
+    first = [game.reset(seed=seed)[0] for seed in range(4)]
+    again = [game.reset(seed=seed)[0] for seed in range(4)]
     np.testing.assert_equal(first, again)
     assert first[0].shape == (80, 80)
     assert len({frame.tobytes() for frame in first}) > 1
-    following = [game.reset()[0] for _ in range(12)]
-    assert len({frame.tobytes() for frame in following}) > 1
+    following = {game.reset()[0].tobytes() for _ in range(4)}
+    assert len(following) > 1
 
 
-def test_a_game_goes_on_in_step_after_another_one_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    env, alone = GymEnv(config(), 2, native=True), GymEnv(config(), 1, native=True)
-    for i in range(2):
-        env.reset(i, seed=i)
-    alone.reset(0, seed=1)
-    broken = env._envs[0].unwrapped
-
-    def fail(action: object) -> None:
-        raise RuntimeError("told to")
-
-    monkeypatch.setattr(broken, "step", fail)
-    with pytest.raises(StepError) as raised:
-        env.step([0, 1], np.array([0, 2]))
-    assert raised.value.not_taken == [1]
-    monkeypatch.undo()
-    env.remake(0)
-    env.reset(0, seed=0)
-    steps = [env.step([1], np.array([2])), *(env.step([0, 1], np.array([0, t % 4])) for t in range(30))]
-    wanted = [alone.step([0], np.array([2])), *(alone.step([0], np.array([t % 4])) for t in range(30))]
-    for step, one in zip(steps, wanted, strict=True):
-        np.testing.assert_equal(step.next_obs["obs"][-1], one.next_obs["obs"][0])
-
-
-def test_a_game_that_is_reset_forgets_what_was_begun() -> None:
+def test_a_reset_forgets_the_step_under_way() -> None:
     one, other = NativeGame(config()), NativeGame(config())
     one.reset(seed=3)
     one.send(np.int64(1))
@@ -122,16 +99,6 @@ def test_a_policy_that_never_fires_comes_to_the_end() -> None:
         over = bool(env.step([0], np.array([0])).over[0])  # NOOP
         steps += 1
         assert steps < 1000
-    env.close()
-
-
-def test_a_game_that_is_made_anew_is_native_again() -> None:
-    env = GymEnv(config(), 2, native=True)
-    for i in range(2):
-        env.reset(i, seed=i)
-    env.remake(1)
-    env.reset(1, seed=1)
-    env.step([0, 1], np.array([0, 0]))
     env.close()
 
 
@@ -160,8 +127,8 @@ def test_auto_is_where_an_actor_has_several_games_and_nothing_is_repeated(
 @pytest.mark.parametrize("envs_per_actor", [1, 2])
 def test_an_actor_gets_what_was_decided(envs_per_actor: int) -> None:
     manager = ActorManagerConfig(envs_per_actor=envs_per_actor)
-    place = Place(actor=0, incarnation=0, n_actors=1, n_envs=envs_per_actor, seed=0, taken=0)
-    env = parts.actor_env(place, TrainConfig(env=config(), actor_manager=manager), ())
-    kinds = {type(each.unwrapped) for each in env._envs}
+    place = ActorId(actor=0, incarnation=0, n_actors=1, n_envs=envs_per_actor, seed=0)
+    env = build.actor_env(place, TrainConfig(env=config(), actor_manager=manager))
+    kinds = {type(each.unwrapped) for each in env.envs}
     assert (kinds == {NativeGame}) is (envs_per_actor > 1)
     env.close()

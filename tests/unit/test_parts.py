@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from border_cli import parts
-from border_cli.actors.place import Place
+from border_cli import build
+from border_cli.actors.spec import ActorId
 from border_cli.agents.dqn.config import DqnConfig
 from border_cli.config.schema import BufferConfig, EnvConfig, TrainConfig
 from border_cli.core.protocols import ActingPolicy
-from border_cli.replay.step_processor import stack_items
+from border_cli.core.types import concat_items
+from tests.rows import processed
 from tests.unit.test_step_processor import SPEC, rows, step
 
 OBS = {"obs": np.zeros((20_000, 1), np.float32)}
@@ -25,8 +26,8 @@ def config(n_step: int = 1, **agent: Any) -> TrainConfig:
     )
 
 
-def place(actor: int = 0, n_actors: int = 1) -> Place:
-    return Place(actor=actor, incarnation=0, n_actors=n_actors, n_envs=1, seed=0)
+def place(actor: int = 0, n_actors: int = 1) -> ActorId:
+    return ActorId(actor=actor, incarnation=0, n_actors=n_actors, n_envs=1, seed=0)
 
 
 def random_share(policy: ActingPolicy) -> float:
@@ -44,21 +45,21 @@ def _threads() -> Any:
 
 
 def test_n_step_gamma_and_reward_clip_reach_the_rows() -> None:
-    processor = parts.actor_processor(place(), SPEC, config(3, gamma=0.5, reward_clip=1.0))
-    items = stack_items([processor.process(step(t, r)) for t, r in enumerate((3.0, -5.0, 0.5))])
+    processor = build.actor_processor(place(), SPEC, config(3, gamma=0.5, reward_clip=1.0))
+    items = concat_items([processed(processor, step(t, r)) for t, r in enumerate((3.0, -5.0, 0.5))])
     assert rows(items) == [(0.0, 0, 1.0 - 0.5 + 0.25 * 0.5, 0.125, False, 3)]
 
 
 @pytest.mark.parametrize(("actor", "power"), [(0, 1), (7, 8)])
 def test_the_ladder_reaches_each_actor(actor: int, power: int) -> None:
     agent = config(epsilon_start=0.8, epsilon_final=0.8, epsilon_ladder=7.0).agent
-    policy = parts.actor_policy(place(actor, 8), SPEC, agent, ())
+    policy = build.actor_policy(place(actor, 8), SPEC, TrainConfig(agent=agent))
     assert random_share(policy) == pytest.approx(0.8**power * 8 / 9, abs=0.015)
 
 
 def test_eval_epsilon_reaches_evaluations_and_no_actor() -> None:
     chosen = config(eval_epsilon=0.5, epsilon_start=0.0, epsilon_final=0.0)
-    evaluating = parts.evaluation_policy(SPEC, chosen)
+    evaluating = build.evaluation_policy(SPEC, chosen)
     evaluating.eval()
     assert random_share(evaluating) == pytest.approx(0.5 * 8 / 9, abs=0.015)
-    assert random_share(parts.actor_policy(place(), SPEC, chosen.agent, ())) == 0.0
+    assert random_share(build.actor_policy(place(), SPEC, chosen)) == 0.0

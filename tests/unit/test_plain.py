@@ -7,14 +7,13 @@ import math
 
 import pytest
 
-from border_cli.core.progress import Progress, View
-from border_cli.core.protocols import Recorder
-from border_cli.core.record import Record
-from border_cli.recorders.plain import SILENCE_S, PlainView
+from border_cli.core.metrics import Record
+from border_cli.core.progress import Progress
+from border_cli.display.views import SILENCE_S, PlainView
 
 
 class Clock:
-    """Seconds that pass when told to."""
+    """Seconds that pass when the test says so."""
 
     def __init__(self) -> None:
         self.seconds = 100.0
@@ -26,13 +25,6 @@ class Clock:
 def started() -> tuple[PlainView, io.StringIO, Clock]:
     stream, clock = io.StringIO(), Clock()
     return PlainView(stream, clock), stream, clock
-
-
-def test_it_is_a_view_and_a_recorder() -> None:
-    view: View = PlainView(io.StringIO())
-    recorder: Recorder = PlainView(io.StringIO())
-    view.close()
-    recorder.close()
 
 
 def test_one_line_per_record_with_what_is_worth_reading() -> None:
@@ -50,10 +42,16 @@ def test_one_line_per_record_with_what_is_worth_reading() -> None:
     )
 
 
-def test_a_record_of_other_things_is_shown_whole() -> None:
+def test_a_record_of_other_things_is_shown_whole_and_missing_actors_are_counted() -> None:
     view, stream, _ = started()
     view.write(Record({"time/save_ms": 12.5}))
-    assert stream.getvalue() == "time=0:00:00 opt_steps=0 env_steps=0 time/save_ms=12.5\n"
+    view.show(Progress(n_actors=4, actors_alive=4))
+    for alive in (4.0, 3.0):
+        view.write(Record({"async/actors_alive": alive, "agent/loss": 1.0}))
+    other, complete, incomplete = stream.getvalue().splitlines()
+    assert other == "time=0:00:00 opt_steps=0 env_steps=0 time/save_ms=12.5"
+    assert "actors=" not in complete
+    assert " actors=3/4 loss=1" in incomplete
 
 
 def test_the_first_show_prints_then_only_silence_does() -> None:
@@ -68,17 +66,15 @@ def test_the_first_show_prints_then_only_silence_does() -> None:
     view.show(Progress(phase="training"))
     assert stream.getvalue().count("\n") == 2
     assert SILENCE_S < 30
-
-
-@pytest.mark.parametrize("what", ["record", "note"])
-def test_any_line_breaks_the_silence(what: str) -> None:
-    view, stream, clock = started()
-    view.show(Progress())
-    clock.seconds += SILENCE_S - 1
-    view.note("checkpoint saved") if what == "note" else view.write(Record({"agent/loss": 1.0}))
-    clock.seconds += 1
-    view.show(Progress())
-    assert stream.getvalue().count("\n") == 2
+    # any line breaks the silence
+    for line, write in enumerate(
+        (lambda: view.note("saved"), lambda: view.write(Record({"agent/loss": 1.0}))), 3
+    ):
+        clock.seconds += SILENCE_S - 1
+        write()
+        clock.seconds += SILENCE_S - 1
+        view.show(Progress())
+        assert stream.getvalue().count("\n") == line
 
 
 @pytest.mark.parametrize(
@@ -110,24 +106,11 @@ def test_sync_and_warm_up_have_their_own_words() -> None:
     assert stream.getvalue() == ("time=0:00:00 opt_steps=0 env_steps=0 phase=warm-up warmup_period=1000\n")
 
 
-def test_long_lines_stay_one_line() -> None:
-    view, stream, _ = started()
-    view.note("x" * 500)
-    assert stream.getvalue() == "x" * 500 + "\n"
-
-
-def test_what_the_encoding_cannot_hold_is_replaced() -> None:
+def test_a_note_is_one_line_flushed_at_once_in_the_encoding_of_the_stream() -> None:
     raw = io.BytesIO()
-    stream = io.TextIOWrapper(raw, encoding="ascii", newline="\n")
-    PlainView(stream).note("größer \x1b[31m")
-    assert raw.getvalue() == b"gr??er  [31m\n"
-
-
-def test_every_line_is_flushed() -> None:
-    raw = io.BytesIO()
-    stream = io.TextIOWrapper(io.BufferedWriter(raw), encoding="utf-8")
-    PlainView(stream).note("here")
-    assert raw.getvalue() == b"here\n"
+    view = PlainView(io.TextIOWrapper(io.BufferedWriter(raw), encoding="ascii", newline="\n"))
+    view.note("größer \x1b[31m" + "x" * 500)
+    assert raw.getvalue() == b"gr??er  [31m" + b"x" * 500 + b"\n"
 
 
 def test_a_closed_stream_makes_it_silent_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -137,16 +120,4 @@ def test_a_closed_stream_makes_it_silent_and_says_so_once(caplog: pytest.LogCapt
     view.write(Record({"agent/loss": 1.0}))
     view.show(Progress())
     view.close()
-    assert [record.message for record in caplog.records] == [
-        "nothing more is shown, the run goes on: I/O operation on closed file"
-    ]
-
-
-def test_a_record_says_how_many_actors_run_where_some_are_missing() -> None:
-    view, stream, _ = started()
-    view.show(Progress(n_actors=4, actors_alive=4))
-    view.write(Record({"async/actors_alive": 4.0, "agent/loss": 1.0}))
-    view.write(Record({"async/actors_alive": 3.0, "agent/loss": 1.0}))
-    well, missing = stream.getvalue().splitlines()[1:]
-    assert "actors=" not in well
-    assert " actors=3/4 loss=1" in missing
+    assert caplog.messages == ["output stopped, training continues: I/O operation on closed file"]

@@ -9,17 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from border_cli.core.errors import UnfitStateError
+from border_cli.core.errors import IncompatibleStateError
 from border_cli.replay.config import PrioritizedConfig
-from border_cli.replay.prioritized import PrioritizedDrawing
-from border_cli.replay.wide_tree import MinTree, SumTree
+from border_cli.replay.samplers import MinTree, PrioritizedSampler, SumTree
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 700), st.sampled_from([1, 4, 8192]), st.integers(0, 2**32 - 1))
 def test_the_trees_are_sums_and_least_values(n: int, most_on_top: int, seed: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("border_cli.replay.wide_tree._MOST_ON_TOP", most_on_top)
+        patch.setattr("border_cli.replay.samplers._MAX_TOP", most_on_top)
         check_trees(n, seed)
 
 
@@ -33,7 +32,7 @@ def check_trees(n: int, seed: int) -> None:
         sums.set(ix, values)
         least.set(ix, values)
     assert (sums.leaves == plain).all()
-    assert least.least == least.leaves.min()
+    assert least.min == least.leaves.min()
     share = np.append(rng.random(50), np.nextafter(1.0, 0.0))
     found, total = sums.find(share)
     assert total == pytest.approx(plain.sum())
@@ -44,72 +43,57 @@ def check_trees(n: int, seed: int) -> None:
     assert ((edges[found] <= mass + slack) & (mass <= edges[found + 1] + slack)).all()
 
 
-def test_a_tree_follows_from_its_leaves_alone() -> None:
+def test_a_tree_depends_on_its_leaves_alone() -> None:
     rng = np.random.default_rng(0)
     n = 300_000  # two levels, and the top
     one, two = SumTree(n), SumTree(n)
     for _ in range(300):
         one.set(rng.integers(0, n, 64), rng.random(64))
     two.set(np.arange(n), one.leaves)
-    assert (one._top == two._top).all()
-    for mine, others in zip(one._levels, two._levels, strict=True):
-        assert (mine == others).all()
+    share = rng.random(10_000)
+    for mine, others in zip(one.find(share), two.find(share), strict=True):
+        assert np.array_equal(mine, others)
 
 
-def drawing(n: int = 4, **options: Any) -> PrioritizedDrawing:
+def sampler(n: int = 4, **options: Any) -> PrioritizedSampler:
     """Slots 1 to n can be drawn."""
     config = PrioritizedConfig(capacity=n, **{"alpha": 1.0, "priority_eps": 1e-9, **options})
-    made = PrioritizedDrawing(config, np.random.default_rng(0))
+    made = PrioritizedSampler(config, np.random.default_rng(0))
     made.added(np.arange(1, n + 1))
     return made
 
 
-def draw(made: PrioritizedDrawing, size: int, n: int = 4) -> tuple[np.ndarray, np.ndarray]:
-    slots, weights = made.draw(size, np.arange(n + 1), n, n)
+def sample(made: PrioritizedSampler, size: int, n: int = 4) -> tuple[np.ndarray, np.ndarray]:
+    slots, weights = made.sample(size, np.arange(n + 1), n, n)
     return slots[0], weights
 
 
-def test_draws_are_in_proportion_to_errors_and_stratified() -> None:
-    made = drawing()
-    made.update(np.array([1, 2, 3, 4]), np.array([1.0, 2.0, 3.0, 4.0]))
-    slots, _ = draw(made, 1000)
-    assert np.bincount(slots)[1:].tolist() == pytest.approx([100, 200, 300, 400], abs=1)
-
-
-def test_alpha_makes_draws_more_equal() -> None:
-    made = drawing(alpha=0.5)
-    made.update(np.array([1, 2, 3, 4]), np.array([1.0, 4.0, 9.0, 16.0]))
-    slots, _ = draw(made, 1000)
+@pytest.mark.parametrize(("alpha", "errors"), [(1.0, [1.0, 2.0, 3.0, 4.0]), (0.5, [1.0, 4.0, 9.0, 16.0])])
+def test_draws_are_proportional_to_errors_to_alpha_and_stratified(alpha: float, errors: list[float]) -> None:
+    made = sampler(alpha=alpha)
+    made.update(np.array([1, 2, 3, 4]), np.array(errors))
+    slots, _ = sample(made, 1000)
     assert np.bincount(slots)[1:].tolist() == pytest.approx([100, 200, 300, 400], abs=1)
 
 
 @pytest.mark.parametrize(("normalizer", "divisor"), [("batch", 2.0**0.5), ("all", 4.0**0.5)])
 def test_weights_by_hand(normalizer: str, divisor: float) -> None:
     """β = 0.5: of a row with the share p of all mass, (4·p)^-0.5."""
-    made = drawing(normalizer=normalizer, beta_start=0.5, beta_final=0.5)
+    made = sampler(normalizer=normalizer, beta_start=0.5, beta_final=0.5)
     # Shares 1/16, 1/8, 3/16, 5/8; slot 1 is so rare that two draws, one of each half, never give it here.
     made.update(np.array([1, 2, 3, 4]), np.array([1.0, 2.0, 3.0, 10.0]))
-    weight_of = {
-        slot: (4 * share) ** -0.5 for slot, share in {1: 1 / 16, 2: 1 / 8, 3: 3 / 16, 4: 5 / 8}.items()
-    }
-    slots, weights = next(drawn for _ in range(100) if 1 not in (drawn := draw(made, 2))[0] and 2 in drawn[0])
+    weight_of = {slot: (4 * share) ** -0.5 for slot, share in enumerate((1 / 16, 1 / 8, 3 / 16, 5 / 8), 1)}
+    slots, weights = next(
+        drawn for _ in range(100) if 1 not in (drawn := sample(made, 2))[0] and 2 in drawn[0]
+    )
     greatest = max(weight_of[slot] for slot in (slots if normalizer == "batch" else weight_of))
     assert greatest == pytest.approx(divisor)
     assert weights.tolist() == pytest.approx([weight_of[slot] / greatest for slot in slots])
     assert weights.dtype == np.float32
 
 
-def test_beta_grows_with_the_batches_drawn() -> None:
-    made = drawing(beta_start=0.4, beta_final=1.0, beta_opt_steps=4)
-    betas = []
-    for _ in range(6):
-        betas.append(made.beta())
-        draw(made, 2)
-    assert betas == pytest.approx([0.4, 0.55, 0.7, 0.85, 1.0, 1.0])
-
-
-def test_a_new_row_has_the_greatest_priority_there_ever_was() -> None:
-    made = drawing()
+def test_a_new_row_has_the_max_priority_there_ever_was() -> None:
+    made = sampler()
     assert made.priorities(np.array([1]))["priority"].tolist() == [1.0]
     made.update(np.array([1]), np.array([7.0]))
     made.update(np.array([1]), np.array([0.5]))
@@ -119,30 +103,33 @@ def test_a_new_row_has_the_greatest_priority_there_ever_was() -> None:
 
 
 def test_what_was_removed_is_never_drawn_nor_brought_back_by_an_update() -> None:
-    made = drawing(normalizer="all")
+    made = sampler(normalizer="all")
     made.removed(np.array([2, 3]))
     made.update(np.array([2, 4]), np.array([100.0, 1.0]))
-    slots, weights = draw(made, 64)
-    assert set(slots) == {1, 4}
-    assert np.isfinite(weights).all()
+    assert set(sample(made, 64)[0]) == {1, 4}
 
 
 def test_huge_and_tiny_errors_together() -> None:
-    made = drawing(alpha=4.0, normalizer="all")
+    made = sampler(alpha=4.0, normalizer="all")
     made.update(np.array([1, 2, 3, 4]), np.array([3e38, 1e-30, 0.0, 1.0], np.float32))
-    slots, weights = draw(made, 32)
+    slots, weights = sample(made, 32)
     assert set(slots) == {1}
     assert np.isfinite(weights).all()
 
 
-def test_the_schedule_and_the_greatest_priority_go_on_without_the_rows() -> None:
-    made, other = drawing(beta_start=0.0, beta_final=1.0, beta_opt_steps=10), drawing(beta_opt_steps=10)
+def test_beta_grows_with_the_batches_drawn_and_continues_with_the_max_priority_without_the_rows() -> None:
+    made = sampler(beta_start=0.4, beta_final=1.0, beta_opt_steps=4)
     made.update(np.array([1]), np.array([7.0]))
-    for _ in range(5):
-        draw(made, 2)
-    other.load_generator_state(made.generator_state(), np.arange(5), 4, 4)
-    assert other._batches == 5
+    betas, states = [], []
+    for _ in range(6):
+        betas.append(made.beta())
+        states.append(made.generator_state())
+        sample(made, 2)
+    assert betas == pytest.approx([0.4, 0.55, 0.7, 0.85, 1.0, 1.0])
+    other = sampler(beta_start=0.4, beta_final=1.0, beta_opt_steps=4)
+    other.load_generator_state(states[2], np.arange(5), 4, 4)
+    assert other.beta() == pytest.approx(0.7)
     other.added(np.array([2]))
     assert other.priorities(np.array([2]))["priority"].tolist() == pytest.approx([7.0])
-    with pytest.raises(UnfitStateError):
-        other.load_generator_state(made.generator_state() | {"greatest_priority": -1.0}, np.arange(5), 4, 4)
+    with pytest.raises(IncompatibleStateError):
+        other.load_generator_state(states[2] | {"max_priority": -1.0}, np.arange(5), 4, 4)

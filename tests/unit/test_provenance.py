@@ -1,4 +1,4 @@
-"""Where a run came from."""
+"""Where a run came from, and the JSON files of a run."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import border_cli
-from border_cli.runs.json_file import MAX_BYTES, read_json, write_json
-from border_cli.runs.provenance import read_run_id, record_launch
+from border_cli.core import json_text
+from border_cli.runs.summary import read_json, read_run_id, record_launch, write_json
 
 
 def provenance(run_dir: Path) -> dict[str, Any]:
@@ -55,34 +55,25 @@ def test_what_is_in_it(tmp_path: Path, workplace: Path) -> None:
     assert launch["cwd"] == str(workplace)
 
 
-def test_every_run_has_an_id_of_its_own(tmp_path: Path) -> None:
-    ids = set()
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        ids.add(record_launch(tmp_path / name, [], seed=0))
-    assert len(ids) == 2
-
-
-def test_a_second_launch_is_added(tmp_path: Path) -> None:
+def test_a_second_launch_is_added_and_another_run_has_another_id(tmp_path: Path) -> None:
     first = record_launch(tmp_path, ["seed=1"], seed=1)
     before = provenance(tmp_path)
     assert record_launch(tmp_path, ["resume=here"], seed=1) == first
     after = provenance(tmp_path)
-    assert [launch["command"] for launch in after.pop("launches")] == [
-        "border-train seed=1",
-        "border-train resume=here",
-    ]
+    commands = [launch["command"] for launch in after.pop("launches")]
+    assert commands == ["border-train seed=1", "border-train resume=here"]
     before.pop("launches")
     assert after == before
+    (tmp_path / "other").mkdir()
+    assert record_launch(tmp_path / "other", [], seed=1) != first
 
 
-def test_outside_a_repository_there_is_no_commit(tmp_path: Path, workplace: Path) -> None:
-    record_launch(tmp_path, [], seed=0)
-    assert provenance(tmp_path)["git"] is None
-
-
-def test_without_git_there_is_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
+@pytest.mark.parametrize("case", ["outside a repository", "without a commit", "without git"])
+def test_no_commit(tmp_path: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    if case == "without a commit":
+        git(workplace, "init", "-q")
+    if case == "without git":
+        monkeypatch.setenv("PATH", str(tmp_path))
     record_launch(tmp_path, [], seed=0)
     assert provenance(tmp_path)["git"] is None
 
@@ -97,12 +88,6 @@ def test_the_commit_and_whether_anything_was_changed(tmp_path: Path, workplace: 
     assert provenance(tmp_path)["git"] == {"commit": git(workplace, "rev-parse", "HEAD"), "dirty": dirty}
 
 
-def test_a_repository_without_a_commit(tmp_path: Path, workplace: Path) -> None:
-    git(workplace, "init", "-q")
-    record_launch(tmp_path, [], seed=0)
-    assert provenance(tmp_path)["git"] is None
-
-
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"run_id": 5}'])
 def test_an_id_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> None:
     assert read_run_id(tmp_path) is None
@@ -110,12 +95,7 @@ def test_an_id_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> None:
     assert read_run_id(tmp_path) is None
 
 
-# -- the JSON files beneath ------------------------------------------------------------
-
-
-def test_a_file_that_cannot_be_replaced_stays_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_cannot_be_replaced_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(descriptor: int) -> None:
         raise OSError("no room")
 
@@ -129,13 +109,33 @@ def test_a_file_that_cannot_be_replaced_stays_as_it_was(
 
 def test_numbers_that_are_not_finite_are_null(tmp_path: Path) -> None:
     write_json(tmp_path / "a.json", {"b": [float("nan")], "a": (float("inf"), 1.5)})
-    assert (
-        tmp_path / "a.json"
-    ).read_text() == '{\n  "a": [\n    null,\n    1.5\n  ],\n  "b": [\n    null\n  ]\n}\n'
+    text = (tmp_path / "a.json").read_text()
+    assert text == '{\n  "a": [\n    null,\n    1.5\n  ],\n  "b": [\n    null\n  ]\n}\n'
 
 
 def test_an_absurdly_large_file_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "a.json").open("wb") as file:
-        file.truncate(MAX_BYTES + 1)
+        file.truncate(json_text.MAX_BYTES + 1)
     with pytest.raises(ValueError, match="larger than"):
         read_json(tmp_path / "a.json")
+
+
+REFUSED = {
+    b"NaN": "NaN is not a number",
+    b"[-Infinity]": "not a number",
+    b"[" * 100_000: "nested too deeply",
+    b"\xff": "utf-8",
+    b"[1": "delimiter",
+    b'{"a": 1, "a": 2}': "key twice",
+}
+
+
+@pytest.mark.parametrize("text", REFUSED, ids=lambda text: text[:10])
+def test_text_that_is_refused(text: bytes) -> None:
+    with pytest.raises(ValueError, match=REFUSED[text]):
+        json_text.decode(text)
+
+
+@pytest.mark.parametrize("value", [2**128 - 1, -(2**127), 1e308, -0.5, 0, 10**39, None, [1, {"a": "ü"}]])
+def test_values_that_come_back(value: object) -> None:
+    assert json_text.decode(json_text.encode(value)) == value

@@ -1,8 +1,9 @@
-"""A pipe whose reader is slow, stops, or leaves."""
+"""Standard output whose reader is slow, stops, or leaves."""
 
 from __future__ import annotations
 
 import fcntl
+import io
 import os
 import sys
 import threading
@@ -11,8 +12,8 @@ from typing import IO
 
 import pytest
 
-from border_cli.recorders import queued
-from border_cli.recorders.queued import QueuedStream, may_block, queued_stdout
+from border_cli.display import stdout
+from border_cli.display.stdout import NonblockingStream, SafeStream, may_block, nonblocking_stdout, printable
 
 LINE = "x" * 1023 + "\n"
 
@@ -27,7 +28,7 @@ def pipe() -> Iterator[tuple[IO[bytes], IO[str]]]:
 
 def test_everything_arrives_in_order(pipe: tuple[IO[bytes], IO[str]]) -> None:
     out, target = pipe
-    stream = QueuedStream(target)
+    stream = NonblockingStream(target)
     for i in range(100):
         print(i, file=stream, flush=True)
     stream.close()
@@ -40,18 +41,16 @@ def test_everything_arrives_in_order(pipe: tuple[IO[bytes], IO[str]]) -> None:
 def test_d9_a_reader_that_stops_costs_lines_and_no_time(pipe: tuple[IO[bytes], IO[str]]) -> None:
     """Nothing is read until 2000 lines were written, many more than fit; then a line says how many are missing."""
     out, target = pipe
-    stream = QueuedStream(target)
+    stream = NonblockingStream(target)
     for n in range(2000):
         stream.write(LINE)
         stream.flush()
-        if (
-            n == 199
-        ):  # the pipe is to be full before the queue is: else room appears between lines that are dropped
+        if n == 199:  # the pipe is to be full before the queue is: else room appears between dropped lines
             left = 200 * len(LINE) - fcntl.fcntl(target.fileno(), fcntl.F_GETPIPE_SZ)
             with stream._changed:
                 assert stream._changed.wait_for(lambda: stream._queued <= max(left, 0), 60)  # noqa: B023
-    assert stream._missing > 1000
     missing = stream._missing
+    assert missing > 1000
     received: list[bytes] = []
     reading = threading.Thread(target=lambda: received.extend(iter(out.readline, b"end\n")))
     reading.start()
@@ -61,10 +60,8 @@ def test_d9_a_reader_that_stops_costs_lines_and_no_time(pipe: tuple[IO[bytes], I
     stream.flush()
     reading.join(60)
     stream.close()
-    assert received[-2:] == [
-        f"... {missing} lines are missing here: nobody read them in time\n".encode(),
-        b"later\n",
-    ]
+    gap = f"... {missing} lines are missing here: the reader was too slow\n"
+    assert received[-2:] == [gap.encode(), b"later\n"]
     assert len(received) - 2 + missing == 2000
 
 
@@ -72,8 +69,8 @@ def test_d9_closing_does_not_wait_for_a_reader_that_takes_nothing(
     pipe: tuple[IO[bytes], IO[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, target = pipe
-    monkeypatch.setattr(queued, "_LAST_WAIT_S", 0.01)
-    stream = QueuedStream(target)
+    monkeypatch.setattr(stdout, "_LAST_WAIT_S", 0.01)
+    stream = NonblockingStream(target)
     stream.write(LINE * 200)
     stream.flush()
     stream.close()
@@ -85,10 +82,10 @@ def test_d9_closing_does_not_wait_for_a_reader_that_takes_nothing(
     os.close(stream._descriptor)
 
 
-def test_a_reader_that_left_is_told_by_the_next_write(pipe: tuple[IO[bytes], IO[str]]) -> None:
+def test_after_the_reader_left_the_next_write_raises(pipe: tuple[IO[bytes], IO[str]]) -> None:
     out, target = pipe
     out.close()
-    stream = QueuedStream(target)
+    stream = NonblockingStream(target)
     stream.write("x\n")
     stream.flush()
     stream._thread.join(60)
@@ -109,11 +106,14 @@ def test_stdout_is_replaced_where_it_may_block_and_put_back(
     pipe: tuple[IO[bytes], IO[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, target = pipe
+    before = sys.stdout
+    with nonblocking_stdout():
+        assert sys.stdout is before  # pytest's, which cannot block
     monkeypatch.setattr(sys, "stdout", target)
-    with queued_stdout():
+    with nonblocking_stdout():
         outer = sys.stdout
-        assert isinstance(outer, QueuedStream)
-        with queued_stdout():
+        assert isinstance(outer, NonblockingStream)
+        with nonblocking_stdout():
             assert sys.stdout is outer
         print("said")
     assert sys.stdout is target
@@ -121,7 +121,51 @@ def test_stdout_is_replaced_where_it_may_block_and_put_back(
     assert out.read() == b"said\n"
 
 
-def test_a_stdout_that_cannot_block_stays(capsys: pytest.CaptureFixture[str]) -> None:
-    before = sys.stdout
-    with queued_stdout():
-        assert sys.stdout is before
+def broken_pipe() -> io.TextIOWrapper:
+    """A stream whose reader has left; nothing is buffered."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    return os.fdopen(writer, "w", encoding="utf-8")
+
+
+def test_a_broken_pipe_closes_it_for_good_and_closing_the_stream_does_not_fail() -> None:
+    with broken_pipe() as stream:
+        safe = SafeStream(lambda: stream)
+        safe.attempt(lambda: print("x" * 100_000, file=stream, flush=True))
+        assert not safe.open
+        safe.attempt(lambda: pytest.fail("written although closed"))
+
+
+def test_a_defect_is_not_mistaken_for_a_closed_stream() -> None:
+    safe = SafeStream(io.StringIO)
+    with pytest.raises(ValueError, match="invalid literal"):
+        safe.attempt(lambda: int("x"))
+    assert safe.open
+
+
+def test_the_warning_may_come_back_to_the_same_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    stream.close()
+    safe = SafeStream(lambda: stream)
+    warnings = []
+
+    def warn(*message: object) -> None:
+        warnings.append(message)
+        safe.attempt(lambda: stream.write("again"))
+
+    monkeypatch.setattr("border_cli.display.stdout._logger.warning", warn)
+    safe.attempt(lambda: stream.write("first"))
+    assert len(warnings) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding", "result"),
+    [
+        ("plain\nlines", "utf-8", "plain\nlines"),
+        ("a\x1b[2Jb\tc\r", "utf-8", "a [2Jb c "),
+        ("ÄΩ█", "latin-1", "Ä??"),
+        ("\ud800", "utf-8", " "),
+    ],
+)
+def test_printable(text: str, encoding: str, result: str) -> None:
+    assert printable(text, encoding) == result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,22 @@ import numpy as np
 import pytest
 
 from border_cli.agents.dqn.config import DqnConfig
-from border_cli.cli.report import main
+from border_cli.cli.report import main, table
 from border_cli.config.convert import to_plain
 from border_cli.config.schema import EnvConfig, PresetConfig, TrainConfig
-from border_cli.report.collect import find_runs, grouped, read_run
-from border_cli.report.compare import band, line
-from border_cli.report.statistics import bootstrap, interquartile_mean
-from border_cli.report.write import table
-
-# -- statistics ---------------------------------------------------------
+from border_cli.core.metrics import mean_interval, t975
+from border_cli.core.types import Evaluation
+from border_cli.report import (
+    Statistics,
+    band,
+    bootstrap,
+    find_runs,
+    grouped,
+    interquartile_mean,
+    line,
+    read_run,
+    summarise,
+)
 
 
 @pytest.mark.parametrize(
@@ -36,31 +44,49 @@ def test_interquartile_mean_by_hand(values: list[float], expected: float) -> Non
     assert interquartile_mean(np.array(values)) == expected
 
 
-def test_the_interval_of_two_runs_is_what_can_be_drawn_from_them() -> None:
+def test_the_interval_of_two_runs_is_what_can_be_drawn_from_them_and_one_run_has_none() -> None:
     """Of two runs 0 and 1 the mean of a resample is 0, 0.5 or 1, with the probabilities 1/4, 1/2, 1/4."""
-    (found,) = bootstrap(np.array([[0.0, 1.0]]))
-    assert (found.value, found.low, found.high) == (0.5, 0.0, 1.0)
+    two, equal, one = (bootstrap(np.array([runs]))[0] for runs in ([0.0, 1.0], [3.0, 3.0, 3.0], [7.0]))
+    assert (two.low, two.value, two.high) == (0.0, 0.5, 1.0)
+    assert (one.low, one.value, one.high) == (7.0, 7.0, 7.0)
+    assert equal.low == 3.0
 
 
 def test_the_interval_of_many_runs_is_that_of_their_trimmed_mean() -> None:
     """Of normal values the standard deviation of the interquartile mean is about 1.09/sqrt(n)."""
     values = np.random.default_rng(0).normal(size=(200, 100))
     found = bootstrap(values, resamples=1000)
+    assert found == bootstrap(values, resamples=1000)
     covered = np.mean([one.low <= 0 <= one.high for one in found])
     assert 0.9 <= covered <= 0.99
     half = np.mean([(one.high - one.low) / 2 for one in found])
     assert half == pytest.approx(1.96 * 1.09 / 10, rel=0.1)
 
 
-def test_one_run_has_no_interval_and_the_same_runs_have_the_same() -> None:
-    (one,) = bootstrap(np.array([[7.0]]))
-    assert (one.low, one.value, one.high) == (7.0, 7.0, 7.0)
-    values = np.random.default_rng(1).normal(size=(3, 5))
-    assert bootstrap(values) == bootstrap(values)
-    assert bootstrap(np.array([[3.0, 3.0, 3.0]]))[0].low == 3.0
+@pytest.mark.parametrize(
+    ("freedom", "quantile"),
+    [
+        (1, 12.7062), (2, 4.3027), (10, 2.2281), (19, 2.0930), (20, 2.0860), (21, 2.0796), (24, 2.0639),
+        (30, 2.0423), (60, 2.0003), (1000, 1.9623), (10**9, 1.9600),
+    ],
+)  # fmt: skip
+def test_quantiles_of_students_t(freedom: int, quantile: float) -> None:
+    assert t975(freedom) == pytest.approx(quantile, abs=6e-5)
 
 
-# -- runs ---------------------------------------------------------------
+def test_the_interval_by_hand() -> None:
+    # mean 3, sample variance (4 + 1 + 0 + 1 + 4) / 4 = 2.5, half = 2.7764 · sqrt(2.5 / 5)
+    half = 2.7764 * math.sqrt(0.5)
+    assert mean_interval((1.0, 2.0, 3.0, 4.0, 5.0)) == pytest.approx((3 - half, 3 + half))
+    assert mean_interval((500.0,) * 100) == (500.0, 500.0)
+    assert mean_interval((500.0,)) is None
+
+
+def test_all_figures_by_hand() -> None:
+    statistics = summarise(Evaluation(3, (1.0, 5.0, 3.0, 3.0), (10, 20, 30, 40)))
+    interval = 3 - 3.1824 * math.sqrt(8 / 3 / 4), 3 + 3.1824 * math.sqrt(8 / 3 / 4)
+    assert statistics.interval == pytest.approx(interval)
+    assert statistics == Statistics(4, 3.0, math.sqrt(2), statistics.interval, 1.0, 5.0, 25.0, 10, 40)
 
 
 def write_run(
@@ -98,52 +124,29 @@ def groups_in(folder: Path) -> list[Any]:
     return grouped([run for run in runs if run is not None])
 
 
-def test_a_preset_is_judged_where_every_run_went_far_enough(tmp_path: Path) -> None:
-    for folder, lengths in (("far", (100, 120)), ("short", (100, 5))):
-        for seed, env_steps in enumerate(lengths):
-            points = [(1, 0.0, 3.0), (env_steps, 1.0, 3.0)]
-            write_run(tmp_path / folder / f"{seed}", points, seed=seed, expected=2.0, after=100)
-        (group,) = groups_in(tmp_path / folder)
-        assert (line(group).expected, line(group).meets) == ((2.0, True) if folder == "far" else (None, None))
-
-
-def test_runs_are_grouped_by_all_but_their_seed(tmp_path: Path) -> None:
-    for seed in (1, 2):
-        for lr in (1e-3, 5e-4):
-            write_run(tmp_path / f"{lr}" / f"{seed}", [(10, 1.0, 0.0), (20, 2.0, 1.0)], lr=lr, seed=seed)
-    groups = groups_in(tmp_path)
-    assert [(group.name, sorted(run.seed for run in group.runs)) for group in groups] == [
-        ("dqn on CartPole-v1 agent.lr=0.0005", [1, 2]),
-        ("dqn on CartPole-v1 agent.lr=0.001", [1, 2]),
+def test_runs_are_grouped_by_all_but_their_seed_and_named_by_what_differs(tmp_path: Path) -> None:
+    for i, (env, lr, seed) in enumerate(
+        [
+            ("CartPole-v1", 1e-3, 1),
+            ("CartPole-v1", 5e-4, 1),
+            ("Acrobot-v1", 2e-3, 1),
+            ("CartPole-v1", 1e-3, 2),
+        ]
+    ):
+        write_run(tmp_path / f"{i}", [(10, 1.0, 0.0), (20, 2.0, 1.0)], lr=lr, env=env, seed=seed)
+    assert [(group.name, group.env, len(group.runs)) for group in groups_in(tmp_path)] == [
+        ("dqn on CartPole-v1 agent.lr=0.001", "CartPole-v1", 2),
+        ("dqn on CartPole-v1 agent.lr=0.0005", "CartPole-v1", 1),
+        ("dqn on Acrobot-v1", "Acrobot-v1", 1),
     ]
 
 
-def test_what_differs_is_named_among_runs_of_one_agent_in_one_environment(tmp_path: Path) -> None:
-    for i, (env, lr) in enumerate((("CartPole-v1", 1e-3), ("CartPole-v1", 5e-4), ("Acrobot-v1", 2e-3))):
-        write_run(tmp_path / f"{i}", [(10, 1.0, 0.0)], lr=lr, env=env)
-    assert [(group.name, group.env) for group in groups_in(tmp_path)] == [
-        ("dqn on CartPole-v1 agent.lr=0.001", "CartPole-v1"),
-        ("dqn on CartPole-v1 agent.lr=0.0005", "CartPole-v1"),
-        ("dqn on Acrobot-v1", "Acrobot-v1"),
-    ]
-
-
-def test_a_run_that_does_not_say_how_it_was_configured_is_a_group_of_its_own(tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        write_run(tmp_path / name, [(10, 1.0, 0.0)])
-        summary = json.loads((tmp_path / name / "summary.json").read_text())
-        del summary["config"]
-        (tmp_path / name / "summary.json").write_text(json.dumps(summary))
-    assert sorted(group.name for group in groups_in(tmp_path)) == ["one", "two"]
-
-
-def test_groups_never_have_the_same_name(tmp_path: Path) -> None:
-    for folder in ("a", "b"):
-        write_run(tmp_path / folder / "0", [(10, 1.0, 0.0)])
-        summary = json.loads((tmp_path / folder / "0" / "summary.json").read_text())
-        del summary["config"]
-        (tmp_path / folder / "0" / "summary.json").write_text(json.dumps(summary))
-    assert sorted(group.name for group in groups_in(tmp_path)) == ["0", "0 (2)"]
+def test_a_run_without_a_configuration_is_a_group_with_a_name_of_its_own(tmp_path: Path) -> None:
+    for folder in ("one", "a/0", "b/0"):
+        write_run(tmp_path / folder, [(10, 1.0, 0.0)])
+        path = tmp_path / folder / "summary.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"config": None}))
+    assert sorted(group.name for group in groups_in(tmp_path)) == ["0", "0 (2)", "one"]
 
 
 def test_curves_of_unequal_length_go_as_far_as_the_shortest(tmp_path: Path) -> None:
@@ -162,89 +165,61 @@ def test_curves_of_unequal_length_go_as_far_as_the_shortest(tmp_path: Path) -> N
 
 def test_the_final_line(tmp_path: Path) -> None:
     for seed, (best, last) in enumerate([(10.0, 1.0), (20.0, 2.0), (30.0, 3.0), (40.0, 40.0)]):
-        points = [(50, 1.0, best), (100, 2.0, last)]
-        write_run(
-            tmp_path / str(seed),
-            points,
-            seed=seed,
-            expected=25.0,
-            after=100,
-            status="done" if seed else "stopped",
-        )
+        points, status = [(50, 1.0, best), (100, 2.0, last)], "done" if seed else "stopped"
+        write_run(tmp_path / str(seed), points, seed=seed, expected=25.0, after=100, status=status)
     found = line(groups_in(tmp_path)[0])
     assert found.best is not None and found.last is not None
-    assert (found.best.value, found.last.value) == (25.0, 2.5)
-    assert (found.runs, found.env_steps, found.unfinished, found.expected, found.meets) == (
-        4,
-        100,
-        1,
-        25.0,
-        True,
-    )
+    assert (found.best.value, found.last.value, found.expected, found.meets) == (25.0, 2.5, 25.0, True)
+    assert (found.runs, found.env_steps, found.unfinished) == (4, 100, 1)
+    # a preset is compared only where every run is long enough
+    write_run(tmp_path / "short", [(50, 1.0, 40.0)], seed=9, expected=25.0, after=100)
+    found = line(groups_in(tmp_path)[0])
+    assert (found.expected, found.meets) == (None, None)
 
 
-def test_repeats_of_a_seed_and_runs_without_a_score_are_told(tmp_path: Path) -> None:
+def test_the_table_counts_repeats_of_a_seed_and_runs_without_a_score(tmp_path: Path) -> None:
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         write_run(tmp_path / name, [(10, 1.0, 4.0)], seed=seed)
-    summary = json.loads((tmp_path / "c" / "summary.json").read_text())
-    summary |= {"status": "running", "best_score": None}
-    (tmp_path / "c" / "summary.json").write_text(json.dumps(summary))
+    path = tmp_path / "c" / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"status": "running", "best_score": None}))
     found = line(groups_in(tmp_path)[0])
     assert (found.runs, found.seeds, found.scored, found.unfinished) == (3, 2, 2, 1)
     assert found.best is not None and found.best.value == 4.0
     assert table([found])[1][1] == "3 (2 seeds, 1 unfinished, 1 without a score)"
 
 
-def test_nothing_is_expected_of_a_run_that_was_shorter(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", [(50, 1.0, 1.0)], expected=25.0, after=100)
-    found = line(groups_in(tmp_path)[0])
-    assert (found.expected, found.meets) == (None, None)
-
-
-# -- the command --------------------------------------------------------
-
-
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     for seed in (1, 2, 3):
-        write_run(
-            Path("runs") / f"{seed}", [(10, 1.0, 5.0), (20, 2.0, seed)], seed=seed, expected=9.0, after=20
-        )
+        points = [(10, 1.0, 5.0), (20, 2.0, seed)]
+        write_run(Path("runs") / f"{seed}", points, seed=seed, expected=9.0, after=20)
     return Path("runs")
 
 
-def test_it_writes_a_page_and_pictures(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib", reason="extra report is not installed")
-    assert main([]) == 0
-    page = Path("report/report.md").read_text()
-    assert "| dqn on CartPole-v1 | 3 | 20 | 5.00 | 2.00 (1.00 to 3.00) |" in page
-    assert "9.00: not met" in page
-    for name in ("env_steps.png", "seconds.png"):
-        assert (Path("report") / name).read_bytes().startswith(b"\x89PNG")
-        assert f"({name})" in page
-    assert "written: report/report.md" in capsys.readouterr().out
-
-
-def test_every_environment_has_pictures_of_its_own(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_page_and_pictures_for_each_environment(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib", reason="extra report is not installed")
     write_run(runs / "other", [(10, 1.0, -5.0), (20, 2.0, -4.0)], env="my_envs:Corridor")
     assert main([]) == 0
-    names = {path.name for path in Path("report").iterdir()}
+    page = Path("runs/report/report.md").read_text()
+    assert "| dqn on CartPole-v1 | 3 | 20 | 5.00 | 2.00 (1.00 to 3.00) |" in page
+    assert "9.00: not met" in page
     ends = ("env_steps.png", "seconds.png")
-    assert names == {"report.md"} | {
-        f"{env}_{end}" for env in ("CartPole-v1", "my_envs-Corridor") for end in ends
-    }
+    pictures = {f"{env}_{end}" for env in ("CartPole-v1", "my_envs-Corridor") for end in ends}
+    assert {path.name for path in Path("runs/report").iterdir()} == {"report.md"} | pictures
+    for name in pictures:
+        assert (Path("runs/report") / name).read_bytes().startswith(b"\x89PNG")
+        assert f"({name})" in page
+    assert "written: runs/report/report.md" in capsys.readouterr().out
 
 
-def test_few_runs_are_said_to_be_few(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == 0
-    assert "fewer than 5 runs" in capsys.readouterr().out
-    assert "fewer than 5 runs" in Path("report/report.md").read_text()
-    for seed in (4, 5):
-        write_run(runs / f"{seed}", [(10, 1.0, 5.0), (20, 2.0, seed)], seed=seed, expected=9.0, after=20)
-    assert main([]) == 0
-    assert "fewer than" not in capsys.readouterr().out + Path("report/report.md").read_text()
+def test_few_runs_are_reported_as_few(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for n in (3, 5):
+        for seed in range(4, n + 1):
+            write_run(runs / f"{seed}", [(10, 1.0, 5.0), (20, 2.0, seed)], seed=seed, expected=9.0, after=20)
+        assert main([]) == 0
+        for text in (capsys.readouterr().out, Path("runs/report/report.md").read_text()):
+            assert ("fewer than 5 runs" in text) == (n == 3)
 
 
 def test_json_holds_everything_and_writes_nothing(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -253,25 +228,22 @@ def test_json_holds_everything_and_writes_nothing(runs: Path, capsys: pytest.Cap
     (group,) = data["groups"]
     assert (group["runs"], group["meets_expectation"], group["last"]["value"]) == (3, False, 2.0)
     assert len(data["curves"]["env_steps"]["dqn on CartPole-v1"]["at"]) == 100
-    assert not Path("report").exists()
+    assert not Path("runs/report").exists()
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["nowhere"], "nowhere: there is no such folder"),
-        (["."], "none of 3 runs has a record of eval/mean"),
-        (["."], "nearest: eval/return_mean"),
+        ([".", "metric=eval/mean"], "none of 3 runs has a record of eval/mean"),
+        ([".", "metric=eval/mean"], "nearest: eval/return_mean"),
         (["--jsn"], "nearest: --json"),
         (["outt=x"], "nearest: out="),
-        (["out="], "out=: has no value"),
+        (["out="], "out=: the value is missing"),
     ],
 )
-def test_mistakes_get_a_line(
-    runs: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
-) -> None:
-    extra = ["metric=eval/mean"] if words == ["."] else []
-    assert main([*words, *extra]) == 2
+def test_mistakes(runs: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
+    assert main(words) == 2
     error = capsys.readouterr().err
     assert said in error
     assert len(error.splitlines()) <= 3

@@ -1,15 +1,14 @@
-"""When an actor may be started again, and when its silence means that it must be."""
+"""When an actor may be restarted, and when a missing heartbeat means that it must be."""
 
 from __future__ import annotations
 
-import multiprocessing
+import math
 from dataclasses import dataclass
-from types import SimpleNamespace
 
-from border_cli.actors.news import News
+import pytest
+
 from border_cli.config.schema import ActorManagerConfig
-from border_cli.runtime.pulse import Pulse
-from border_cli.runtime.restarts import MAX_DELAY_S, RestartBudget
+from border_cli.runtime.supervised import MAX_DELAY_S, HeartbeatMonitor, RestartBudget
 
 S = 10**9
 
@@ -25,22 +24,27 @@ class Clock:
         self.now_ns += int(seconds * S)
 
 
-def test_a4_so_many_restarts_within_the_window_and_one_for_each_that_leaves_it() -> None:
+@pytest.mark.parametrize(
+    ("restarts", "window_s", "pauses_s", "granted"),
+    [
+        # each leaves the window by itself
+        (2, 10.0, [0, 4, 0, 5.9, 0.1, 0], [True, True, False, False, True, False]),
+        (1, math.inf, [0, 1e6], [True, False]),
+        (0, 10.0, [0], [False]),
+    ],
+)
+def test_a4_so_many_restarts_within_the_window(
+    restarts: int, window_s: float, pauses_s: list[float], granted: list[bool]
+) -> None:
     clock = Clock()
-    budget = RestartBudget(2, 10.0, clock)
-    assert budget.spend()
-    clock.sleep(4)
-    assert budget.spend()
-    assert not budget.spend()
-    clock.sleep(5.9)
-    assert not budget.spend()
-    clock.sleep(0.1)  # the first is ten seconds old
-    assert budget.spend()
-    assert (budget.spent, budget.spend()) == (2, False)
-
-
-def test_a4_no_restart_at_all() -> None:
-    assert not RestartBudget(0, 10.0).spend()
+    budget = RestartBudget(restarts, window_s, clock)
+    spent = []
+    for pause_s in pauses_s:
+        clock.sleep(pause_s)
+        spent.append(budget.spend())
+    assert spent == granted
+    budget.reset()
+    assert budget.spend() == (restarts > 0)
 
 
 def test_a4_five_restarts_within_ten_minutes_after_1_to_30_s_are_the_default() -> None:
@@ -49,61 +53,31 @@ def test_a4_five_restarts_within_ten_minutes_after_1_to_30_s_are_the_default() -
     assert MAX_DELAY_S == 30.0
 
 
-def test_a4_waits_double_up_to_half_a_minute_and_begin_anew_after_a_quiet_window() -> None:
+def test_a4_delays_double_up_to_half_a_minute_and_start_again_after_a_quiet_window() -> None:
     clock = Clock()
     budget = RestartBudget(100, 600.0, clock)
-    delays = []
-    for _ in range(7):
-        assert budget.spend()
-        delays.append(budget.delay_s(1.0))
+    delays = [budget.delay_s(1.0) for _ in range(7) if budget.spend()]
     assert delays == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
     clock.sleep(600)
     assert budget.spend()
     assert budget.delay_s(1.0) == 1.0
 
 
-def test_a_count_that_stands_still_is_silent_after_the_timeout() -> None:
+@pytest.mark.parametrize(
+    ("beats", "checks_s", "timed_out"),
+    [
+        ([1] * 11, [0.0] + [0.2] * 10, 10),
+        ([0] * 7 + [1] * 7 + [2] * 7, [0.25] * 21, None),  # each beat restarts the wait
+        ([1] * 5, [0.0] + [1000.0] * 4, 4),  # the learner was stopped itself, or wrote a long checkpoint
+    ],
+    ids=["silent", "alive", "not checked"],
+)
+def test_a_count_that_stands_still_for_two_seconds_is_a_missing_heartbeat(
+    beats: list[int], checks_s: list[float], timed_out: int | None
+) -> None:
+    """timed_out: the check that finds it."""
     clock = Clock()
-    pulse = Pulse(clock)
-    assert not pulse.silent(1, 2.0)
-    for _ in range(9):
-        clock.sleep(0.2)
-        assert not pulse.silent(1, 2.0)
-    clock.sleep(0.2)
-    assert pulse.silent(1, 2.0)
-
-
-def test_every_sign_of_life_begins_the_wait_anew() -> None:
-    clock = Clock()
-    pulse = Pulse(clock)
-    for count in range(5):
-        for _ in range(7):
-            clock.sleep(0.25)
-            assert not pulse.silent(count, 2.0)
-
-
-def test_who_did_not_look_has_not_heard_silence() -> None:
-    """The learner was stopped, and the actors with it; or it wrote a long checkpoint."""
-    clock = Clock()
-    pulse = Pulse(clock)
-    pulse.silent(1, 2.0)
-    for _ in range(3):
-        clock.sleep(1000)
-        assert not pulse.silent(1, 2.0)
-    clock.sleep(1000)
-    assert pulse.silent(1, 2.0)
-
-
-def test_descriptors_that_were_forgotten_can_be_given_out_again() -> None:
-    """The system gives a new incarnation the numbers that the last one had."""
-    ours, theirs = multiprocessing.Pipe()
-    with ours, theirs:
-        slot = SimpleNamespace(descriptors=[ours.fileno()], listen=lambda: True)
-        news = News()
-        for _ in range(2):
-            news.watch(slot)  # type: ignore[arg-type]
-            news.forget(slot)  # type: ignore[arg-type]
-            news.forget(slot)  # type: ignore[arg-type] # nothing is watched any more: no error
-        theirs.send("what nobody watches for")
-        assert news.listen(0.0) == []
-        news.close()
+    monitor = HeartbeatMonitor(clock)
+    for check, (count, pause_s) in enumerate(zip(beats, checks_s, strict=True)):
+        clock.sleep(pause_s)
+        assert monitor.timed_out(count, 2.0) == (check == timed_out)

@@ -1,13 +1,14 @@
-"""The table of results: what holds, what is run again, and what is read from a run."""
+"""Tables of the documentation: they are what the program is today, and what the table of results is made of."""
 
 from __future__ import annotations
 
 import pytest
 
+from bench.readme_table import METRICS_PAGE, README, metrics_table, table
 from bench.results import Cell, _mean_of_first, config_hash
 from bench.results_page import second_half
 from bench.table_of_runs import ROWS, Bar
-from border_cli.config.paths import conf_dir
+from border_cli.config.presets import shipped
 
 
 def test_bars_by_hand() -> None:
@@ -35,7 +36,7 @@ def test_the_second_half_of_a_curve_has_the_middle_of_an_odd_number() -> None:
 def test_every_row_has_its_preset_and_a_name_of_its_own() -> None:
     assert len({row.name for row in ROWS}) == len(ROWS)
     for row in ROWS:
-        assert (conf_dir() / "preset" / f"{row.agent}_{row.env}.yaml").exists(), row.name
+        assert f"{row.agent}_{row.env}" in shipped(), row.name
 
 
 def test_what_makes_no_difference_is_not_in_the_hash() -> None:
@@ -43,3 +44,9 @@ def test_what_makes_no_difference_is_not_in_the_hash() -> None:
     same = config_hash(words)
     assert config_hash([*Cell(ROWS[0], 2).words, "recorder.console=none"]) == same
     assert config_hash([*words, "agent.lr=0.5"]) != same
+
+
+def test_tables_of_the_pages_are_up_to_date() -> None:
+    """`make readme` writes them."""
+    assert table() in README.read_text(encoding="utf-8")
+    assert metrics_table() in METRICS_PAGE.read_text(encoding="utf-8")

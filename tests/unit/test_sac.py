@@ -11,19 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from border_cli.agents.sac.agent import make_agent, make_policy
-from border_cli.agents.sac.bounds import Bounds
+from border_cli.agents.sac.agent import OrnsteinUhlenbeck, StateDependentNoise, make_agent, make_policy
 from border_cli.agents.sac.config import SacConfig, Td3Config, TqcConfig
-from border_cli.agents.sac.explorer import OrnsteinUhlenbeck, StateDependentNoise
-from border_cli.agents.sac.loss import (
-    critic_losses,
-    sampled,
-    smoothed,
-    soft_target,
-    truncated,
-)
-from border_cli.agents.sac.network import ActionParameters, Critics, PolicyNetwork
-from border_cli.core.errors import UnfitStateError, UsageError
+from border_cli.agents.sac.loss import critic_losses, sample_action, smooth_action, soft_target, truncate
+from border_cli.agents.sac.network import ActionParameters, Critics, PolicyNetwork, TanhBijector
+from border_cli.core.errors import IncompatibleStateError, UsageError
 from border_cli.core.spaces import ActionSpec, Array, EnvSpec, ObsLeaf, ObsSpec
 
 T = torch.tensor
@@ -35,25 +27,13 @@ def spec(low: tuple[float, ...] = (-2.0,), high: tuple[float, ...] = (2.0,)) -> 
     return EnvSpec(ObsSpec((ObsLeaf("obs", (), "box", (3,), "float32"),)), action)
 
 
-def bounds(low: tuple[float, ...], high: tuple[float, ...]) -> Bounds:
-    return Bounds(spec(low, high).action)
-
-
-# -- bounds and probabilities -------------------------------------------
-
-
-def test_actions_lie_in_their_box_and_come_back() -> None:
-    b = bounds((-2.0, 0.0), (4.0, 0.5))
-    assert b.scaled(T([[0.0, 0.0], [1.0, -1.0]])).tolist() == [[1.0, 0.25], [4.0, 0.0]]
-    assert b.unscaled(b.scaled(T([0.3, -0.7]))).tolist() == pytest.approx([0.3, -0.7])
-    assert b.log_volume == pytest.approx(math.log(3.0) + math.log(0.25))
+def bounds(low: tuple[float, ...], high: tuple[float, ...]) -> TanhBijector:
+    return TanhBijector(spec(low, high).action)
 
 
 @pytest.mark.parametrize(("low", "high"), [(-1.0, 1.0), (-2.0, 2.0), (0.0, 0.1), (5.0, 25.0)])
 @pytest.mark.parametrize(("mean", "std"), [(0.0, 1.0), (0.7, 0.3), (-1.5, 0.8)])
-def test_the_density_of_actions_integrates_to_what_is_drawn(
-    low: float, high: float, mean: float, std: float
-) -> None:
+def test_densities_integrate_to_what_is_drawn(low: float, high: float, mean: float, std: float) -> None:
     """Over the whole box to 1, and over its left part to the share of draws that fall there."""
     b = bounds((low,), (high,))
     edges = torch.linspace(low, high, 400_001, dtype=torch.float64)[1:-1]
@@ -62,16 +42,9 @@ def test_the_density_of_actions_integrates_to_what_is_drawn(
     assert torch.trapezoid(density, edges).item() == pytest.approx(1.0, abs=1e-3)
     middle = low + 0.4 * (high - low)
     left = edges < middle
-    draws = b.squashed(mean + std * torch.randn(200_000, 1, generator=torch.Generator().manual_seed(0)))
+    draws = b.squash(mean + std * torch.randn(200_000, 1, generator=torch.Generator().manual_seed(0)))
     share = (draws < middle).float().mean().item()
     assert torch.trapezoid(density[left], edges[left]).item() == pytest.approx(share, abs=5e-3)
-
-
-def test_the_density_of_several_components_is_their_product() -> None:
-    b, one, two = bounds((-2.0, 0.0), (2.0, 1.0)), bounds((-2.0,), (2.0,)), bounds((0.0,), (1.0,))
-    u, mean, std = T([[0.3, -0.9]]), T([[0.1, 0.2]]), T([[0.5, 2.0]])
-    parts = one.log_prob(u[:, :1], mean[:, :1], std[:, :1]) + two.log_prob(u[:, 1:], mean[:, 1:], std[:, 1:])
-    assert b.log_prob(u, mean, std).item() == pytest.approx(parts.item(), rel=1e-5)
 
 
 def test_the_density_far_out_is_finite_and_so_is_its_gradient() -> None:
@@ -82,35 +55,36 @@ def test_the_density_far_out_is_finite_and_so_is_its_gradient() -> None:
     assert u.grad is not None and u.grad.isfinite().all()
 
 
-def test_bounds_as_wide_as_floats_and_as_narrow_as_nothing() -> None:
+def test_actions_lie_in_their_box_and_come_back() -> None:
+    b = bounds((-2.0, 0.0), (4.0, 0.5))
+    assert b.scale(T([[0.0, 0.0], [1.0, -1.0]])).tolist() == [[1.0, 0.25], [4.0, 0.0]]
+    assert b.unscale(b.scale(T([0.3, -0.7]))).tolist() == pytest.approx([0.3, -0.7])
+    assert b.log_volume == pytest.approx(math.log(3.0) + math.log(0.25))
+    # bounds as wide as floats, and equal ones
     wide = bounds((-3e38, 1.0), (3e38, 1.0))
-    assert wide.scaled(T([1.0, 1.0])).isfinite().all()
-    assert wide.unscaled(wide.scaled(T([0.5, 0.5]))).tolist() == pytest.approx([0.5, 0.0])
+    assert wide.scale(T([1.0, 1.0])).isfinite().all()
+    assert wide.unscale(wide.scale(T([0.5, 0.5]))).tolist() == pytest.approx([0.5, 0.0])
     assert math.isfinite(wide.log_volume)
-
-
-# -- targets and losses -------------------------------------------------
 
 
 def test_soft_target_by_hand() -> None:
     values, reward, discount = T([[4.0]]), T([1.0]), T([0.5])
-    assert soft_target(values, T([0.2]) * T([-3.0]), reward, discount, NO).item() == pytest.approx(
-        1 + 0.5 * (4 + 0.6)
-    )
+    target = soft_target(values, T([0.2]) * T([-3.0]), reward, discount, NO)
+    assert target.item() == pytest.approx(1 + 0.5 * (4 + 0.6))
     assert soft_target(values, 0.0, reward, discount, NO).item() == 3.0
     assert soft_target(T([[math.inf]]), T([math.inf]), reward, discount, YES).item() == 1.0
 
 
-def test_the_least_critic_counts() -> None:
-    values = T([[[3.0], [1.0]], [[2.0], [5.0]]])  # two critics, two rows
-    assert truncated(values, 0).tolist() == [[2.0], [1.0]]
-
-
-def test_truncation_leaves_out_the_greatest_of_all_critics() -> None:
-    values = T([[[1.0, 5.0, 3.0]], [[9.0, 2.0, 4.0]]])
-    assert truncated(values, 0).tolist() == [[1.0, 2.0, 3.0, 4.0, 5.0, 9.0]]
-    assert truncated(values, 1).tolist() == [[1.0, 2.0, 3.0, 4.0]]
-    assert truncated(values, 2).tolist() == [[1.0, 2.0]]
+@pytest.mark.parametrize(
+    ("values", "drop", "expected"),
+    [
+        ([[[3.0], [1.0]], [[2.0], [5.0]]], 0, [[2.0], [1.0]]),  # two critics, two rows: the minimum
+        ([[[1.0, 5.0, 3.0]], [[9.0, 2.0, 4.0]]], 0, [[1.0, 2.0, 3.0, 4.0, 5.0, 9.0]]),
+        ([[[1.0, 5.0, 3.0]], [[9.0, 2.0, 4.0]]], 2, [[1.0, 2.0]]),  # without the largest of all critics
+    ],
+)
+def test_truncation_by_hand(values: Any, drop: int, expected: Any) -> None:
+    assert truncate(T(values), drop).tolist() == expected
 
 
 def test_smoothing_by_hand() -> None:
@@ -118,7 +92,7 @@ def test_smoothing_by_hand() -> None:
     given = ActionParameters(T([[0.0], [0.0], [3.0]]), torch.ones(3, 1), torch.zeros(3, 1))
     noise = T([[1.0], [9.0], [9.0]])
     # 2·0.2·1, 2·0.5 at the clip of the noise, 2 at the bound
-    assert smoothed(b, given, noise, 0.2, 0.5)[:, 0].tolist() == pytest.approx([0.4, 1.0, 2.0])
+    assert smooth_action(b, given, noise, 0.2, 0.5)[:, 0].tolist() == pytest.approx([0.4, 1.0, 2.0])
 
 
 def test_critic_losses_by_hand() -> None:
@@ -129,9 +103,6 @@ def test_critic_losses_by_hand() -> None:
     second = (0.25 * 0.125 + 0.75 * 0.5) / 2
     quantiles = T([[[0.0, 1.0]]])
     assert critic_losses(quantiles, T([[0.5, 2.0]])).tolist() == pytest.approx([first + second])
-
-
-# -- networks -----------------------------------------------------------
 
 
 def small(cls: type[SacConfig] = SacConfig, **changes: Any) -> SacConfig:
@@ -168,9 +139,6 @@ def test_state_dependent_deviation_by_hand() -> None:
     assert net(tensors(1)).mean.item() == 2.0
 
 
-# -- exploration --------------------------------------------------------
-
-
 def test_ornstein_uhlenbeck_by_hand() -> None:
     noise, rng = OrnsteinUhlenbeck(1, std=0.5, theta=0.15), np.random.default_rng(0)
     steps = np.random.default_rng(0).standard_normal(2)
@@ -182,7 +150,7 @@ def test_ornstein_uhlenbeck_by_hand() -> None:
 
 
 @pytest.mark.parametrize("kind", ["ornstein_uhlenbeck", "state_dependent"])
-def test_what_lasts_for_an_episode_is_part_of_the_state(kind: str) -> None:
+def test_correlated_noise_is_part_of_the_state(kind: str) -> None:
     c = small(Td3Config if kind == "ornstein_uhlenbeck" else SacConfig, exploration=kind)
     one, two = make_policy(c, spec(), 0), make_policy(c, spec(), 0, incarnation=1)
     for _ in range(3):
@@ -192,23 +160,19 @@ def test_what_lasts_for_an_episode_is_part_of_the_state(kind: str) -> None:
     assert (one.sample(obs(1), 10, [1]) == two.sample(obs(1), 10, [1])).all()
     one.begin_episode(0)
     assert (one.sample(obs(2), 10, [0, 1])[0] != two.sample(obs(2), 10, [0, 1])[0]).any()
-    with pytest.raises(UnfitStateError):
-        two.load_generator_state(one.generator_state() | {"noise": {"0": [None]}})
+    with pytest.raises(IncompatibleStateError):
+        two.load_generator_state(one.generator_state() | {"noise": {"0": ["x"]}})
 
 
-def test_state_dependent_noise_is_one_function_for_an_episode() -> None:
+def test_state_dependent_noise_is_one_function_for_an_episode_or_some_env_steps() -> None:
     policy = make_policy(small(exploration="state_dependent"), spec(), 0)
     first = policy.sample(obs(), 10, [0])
     assert (policy.sample(obs(), 10, [0]) == first).all()  # the same state, the same action
     policy.begin_episode(0)
     assert (policy.sample(obs(), 10, [0]) != first).any()
-    matrices = StateDependentNoise((3, 1))
-    drawn = matrices.sample([0, 1], np.random.default_rng(0))
-    assert (drawn[0] != drawn[1]).any()
-
-
-def test_state_dependent_noise_can_be_another_after_some_env_steps() -> None:
     noise, rng = StateDependentNoise((3, 1), interval=3), np.random.default_rng(0)
+    of_two = StateDependentNoise((3, 1)).sample([0, 1], rng)
+    assert (of_two[0] != of_two[1]).any()
     drawn = [noise.sample([0], rng) for _ in range(4)]
     noise.load_state(json.loads(json.dumps(noise.state())))
     drawn += [noise.sample([0], rng) for _ in range(3)]
@@ -234,31 +198,29 @@ def test_random_at_first_then_the_policy_and_its_mean_in_evaluation(cls: type[Sa
 def constant_policy(config: SacConfig, out: list[float]) -> Any:
     """That gives the same in every state, with actions between -4 and 4."""
     policy = make_policy(config, spec((-4.0,), (4.0,)), 0)
-    views = policy._net.views(policy.weights)
-    for name in ("out.weight", "out.bias"):
-        views[name].zero_()
-    views["out.bias"].copy_(T(out))
+    arrays = policy.model_info().arrays
+    arrays["out.weight"][...] = 0.0
+    arrays["out.bias"][...] = out
     return policy
 
 
-def test_gaussian_noise_is_in_half_ranges() -> None:
-    policy = constant_policy(small(Td3Config, noise_std=0.1), [0.0])
-    assert policy.sample(obs(40_000), 10).std() == pytest.approx(0.1 * 4, rel=0.03)
-
-
-def test_a_gaussian_policy_acts_with_its_own_deviation() -> None:
-    policy = constant_policy(small(), [0.3, math.log(0.5)])
-    u = np.arctanh(policy.sample(obs(40_000), 10) / 4)
+def test_the_deviation_of_gaussian_noise_and_of_a_gaussian_policy() -> None:
+    noise = constant_policy(small(Td3Config, noise_std=0.1), [0.0]).sample(obs(40_000), 10)
+    assert noise.std() == pytest.approx(0.1 * 4, rel=0.03)  # in half ranges
+    u = np.arctanh(constant_policy(small(), [0.3, math.log(0.5)]).sample(obs(40_000), 10) / 4)
     assert (u.mean(), u.std()) == (pytest.approx(0.3, abs=0.01), pytest.approx(0.5, rel=0.03))
 
 
 def test_state_dependent_noise_has_the_deviation_that_probabilities_assume() -> None:
-    policy = constant_policy(small(exploration="state_dependent", log_std_start=-1.0), [0.3])
+    config = small(exploration="state_dependent", log_std_start=-1.0)
+    policy = constant_policy(config, [0.3])
     drawn = []
     for _ in range(4000):
         policy.begin_episode(0)
         drawn.append(math.atanh(policy.sample(obs(), 10, [0]).item() / 4))
-    given = policy._network(tensors())
+    net = PolicyNetwork(spec((-4.0,), (4.0,)), config, torch.Generator())
+    net.load_state_dict({name: torch.from_numpy(array) for name, array in policy.model_info().arrays.items()})
+    given = net(tensors())
     assert np.std(drawn) == pytest.approx(given.std.item(), rel=0.05)
     assert np.mean(drawn) == pytest.approx(0.3, abs=0.05 + 2 * given.std.item() / 60)
 
@@ -274,15 +236,16 @@ def test_a_component_that_cannot_be_chosen_has_no_part_in_probabilities() -> Non
     for std in (0.1, 5.0):
         found = b.log_prob(T([[0.3, 0.7]]), T([[0.1, 0.0]]), T([[0.5, std]]))
         assert found.item() == pytest.approx(one.log_prob(T([[0.3]]), T([[0.1]]), T([[0.5]])).item())
-    rule = make_agent(small(), spec((-2.0, 3.0), (2.0, 3.0)), 0)._rule
-    assert rule._rules.target_entropy == -1.0
+    for low, target_entropy in ((3.0, -1.0), (0.0, -2.0)):
+        algorithm: Any = make_agent(small(), spec((-2.0, low), (2.0, 3.0)), 0).algorithm
+        assert algorithm.constants.target_entropy == target_entropy
 
 
 def test_the_unit_of_the_actions_changes_no_entropy() -> None:
     """Nothing is taken from each env step for a small box, and nothing added for a large one."""
     given, noise = ActionParameters(T([[0.3, -0.2]]), T([[0.5, 2.0]]), T([[0.0]])), T([[1.0, -0.4]])
     small_box, large_box = bounds((-0.4, 0.0), (0.4, 0.1)), bounds((-1.0, -1.0), (1.0, 1.0))
-    found, wanted = (sampled(b, given, noise)[1].item() for b in (small_box, large_box))
+    found, wanted = (sample_action(b, given, noise)[1].item() for b in (small_box, large_box))
     assert found == pytest.approx(wanted)
     # N(0.3, 0.5²) at 0.8 and N(-0.2, 2²) at -1.0, over the derivatives of tanh there
     by_hand = sum(

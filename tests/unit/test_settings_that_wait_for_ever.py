@@ -11,16 +11,17 @@ import itertools
 import numpy as np
 import pytest
 
-from border_cli.actors.place import Place
 from border_cli.actors.sampler import Sampler
+from border_cli.actors.spec import ActorId
 from border_cli.agents.dqn.config import DqnConfig
-from border_cli.config.checks import check, ratio_tolerance
+from border_cli.config.resolve import ratio_tolerance
 from border_cli.config.schema import ActorManagerConfig, BufferConfig, EnvConfig, TrainConfig, TrainerConfig
+from border_cli.config.validate import validate
 from border_cli.core.errors import UsageError
 from border_cli.replay.buffer import RowReplayBuffer
-from border_cli.replay.limiter import RatioLimiter
-from border_cli.replay.step_processor import NStepProcessor
-from border_cli.replay.uniform import UniformDrawing
+from border_cli.replay.n_step import NStepProcessor
+from border_cli.replay.samplers import UniformSampler
+from border_cli.training.ratio_limiter import RatioLimiter
 from tests.fakes import COUNTING_SPEC, NumpyPolicy, make_counting_env
 
 OPT_STEPS = 5
@@ -42,7 +43,7 @@ def config(values: tuple[float, ...]) -> TrainConfig:
     n_actors, envs, n_step, interval, warmup, tolerance, batch, capacity = values
     return TrainConfig(
         agent=DqnConfig(batch_size=int(batch)),
-        env=EnvConfig(entry_point="border_cli.envs.counting:CountingEnv", kwargs={"lengths": [1, 4]}),
+        env=EnvConfig(entry_point="tests.counting:CountingEnv", kwargs={"lengths": [1, 4]}),
         buffer=BufferConfig(capacity=int(capacity), n_step=int(n_step)),
         actor_manager=ActorManagerConfig(envs_per_actor=int(envs)),
         trainer=TrainerConfig(
@@ -57,23 +58,23 @@ def config(values: tuple[float, ...]) -> TrainConfig:
 
 def sampler(c: TrainConfig, actor: int) -> Sampler:
     n_envs = c.actor_manager.envs_per_actor
-    env = make_counting_env(Place(actor, 0, c.n_actors, n_envs, 0), c.env)
+    env = make_counting_env(ActorId(actor, 0, c.n_actors, n_envs, 0), c.env)
     processor = NStepProcessor(COUNTING_SPEC, n_envs, c.buffer.n_step, 0.9)
-    sampler = Sampler(env, NumpyPolicy(), processor, [0] * n_envs)
+    sampler = Sampler(env, NumpyPolicy(), processor, lambda env, episode: None if episode else 0)
     sampler.begin()
     return sampler
 
 
 def opt_steps_done(c: TrainConfig) -> int:
-    """OPT_STEPS, or fewer if at some point nobody could go on."""
+    """OPT_STEPS, or fewer if learner and actors come to wait for each other."""
     n, group, interval = c.n_actors, c.actor_manager.envs_per_actor, c.trainer.opt_interval
     limiter = RatioLimiter(interval, c.trainer.warmup_period, ratio_tolerance(c), None, n, group)
-    buffer = RowReplayBuffer(c.buffer.capacity, COUNTING_SPEC, UniformDrawing(np.random.default_rng(0)))
+    buffer = RowReplayBuffer(c.buffer.capacity, COUNTING_SPEC, UniformSampler(np.random.default_rng(0)))
     actors, taken = [sampler(c, actor) for actor in range(n)], [0] * n
     while limiter.opt_steps < OPT_STEPS:
         if limiter.may_opt() and len(buffer) >= c.agent.batch_size:
             buffer.batch(c.agent.batch_size)
-            limiter.opted()
+            limiter.count_opt()
             continue
         limiter.grant()
         if list(limiter.credits) == taken:
@@ -92,7 +93,7 @@ def test_b2_settings_are_refused_or_learn() -> None:
     for values in GRID:
         c = config(values)
         try:
-            check(c)
+            validate(c)
         except UsageError as e:
             refused += 1
             assert 2 <= len(str(e).splitlines()) <= 3, values
@@ -105,5 +106,5 @@ def test_b2_settings_are_refused_or_learn() -> None:
 def test_b2_what_is_refused_would_wait_for_ever(values: tuple[float, ...]) -> None:
     c = config(values)
     with pytest.raises(UsageError, match=r"warmup_period \+ opt_interval \+ ratio_tolerance"):
-        check(c)
+        validate(c)
     assert opt_steps_done(c) < OPT_STEPS

@@ -6,6 +6,8 @@ import os
 import signal
 import threading
 
+import pytest
+
 from border_cli.core.errors import ExitCode
 from border_cli.runtime.signals import StopFlag
 
@@ -16,24 +18,18 @@ def handlers() -> list[object]:
     return [signal.getsignal(number) for number in NUMBERS]
 
 
-def test_the_first_signal_sets_the_flag_and_gives_sigint_back() -> None:
-    before = handlers()
+@pytest.mark.parametrize("number", NUMBERS)
+def test_the_first_signal_sets_the_flag_with_its_code_and_gives_sigint_back(number: signal.Signals) -> None:
+    before, code = handlers(), ExitCode[number.name]
     with StopFlag() as stop:
         assert not stop()
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
         assert stop()
-        assert stop.code == ExitCode.SIGTERM
         assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
-    assert handlers() == before
-    assert stop()
-
-
-def test_the_first_code_stays() -> None:
-    with StopFlag() as stop:
-        os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGTERM)
-        stop.request(ExitCode.SIGTERM)
-    assert stop.code == ExitCode.SIGINT
+        stop.request(ExitCode.SIGINT if code == ExitCode.SIGTERM else ExitCode.SIGTERM)
+    assert stop() and stop.code == code
+    assert handlers() == before
 
 
 def test_another_thread_may_only_request() -> None:

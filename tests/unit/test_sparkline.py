@@ -3,50 +3,33 @@
 from __future__ import annotations
 
 import math
-import sys
 
 import pytest
 
-from border_cli.recorders.sparkline import ASCII, BLOCKS, encodes_blocks, sparkline
-
-BIG = sys.float_info.max
-
-
-def test_one_character_per_value_from_lowest_to_highest() -> None:
-    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8) == BLOCKS
-    assert sparkline([5, 4, 3, 2, 1, 0], 20, ascii_only=True) == ASCII[::-1]
-
-
-def test_more_values_than_characters_are_averaged_in_groups() -> None:
-    # groups of 2: means 1, 5, 9
-    assert sparkline([0, 2, 4, 6, 8, 10], 3) == "▁▅█"
-    # 5 values in 2 groups: (0, 0) and (0, 3, 6)
-    assert sparkline([0, 0, 0, 3, 6], 2) == "▁█"
-
-
-@pytest.mark.parametrize("value", [0.0, -3.5, 1e300])
-def test_equal_values_run_at_half_height(value: float) -> None:
-    assert sparkline([value] * 3, 10) == "▅▅▅"
-
-
-def test_what_is_not_finite_leaves_a_gap() -> None:
-    assert sparkline([math.nan, 0, math.inf, 1], 4) == " ▁ █"
-    assert sparkline([math.nan] * 4, 2) == "  "
-    assert sparkline([math.nan, 1.0, 2.0, 2.0], 2) == "▁█"
-
-
-@pytest.mark.parametrize(("values", "width"), [([], 10), ([1.0], 0), ([1.0], -1)])
-def test_nothing_to_draw(values: list[float], width: int) -> None:
-    assert sparkline(values, width) == ""
-
-
-def test_the_largest_floats_do_not_overflow() -> None:
-    assert sparkline([-BIG, 0, BIG], 3) == "▁▅█"
-    assert sparkline([BIG, BIG, -BIG, -BIG], 2) == "█▁"
+from border_cli.display.format import ASCII, BLOCKS, sparkline
 
 
 @pytest.mark.parametrize(
-    ("encoding", "holds"), [("utf-8", True), ("ascii", False), ("latin-1", False), ("no-such", False)]
+    ("values", "width", "line"),
+    [
+        ([0, 1, 2, 3, 4, 5, 6, 7], 8, BLOCKS),
+        # more values than characters are averaged in groups: of 2, with means 1, 5, 9; then (0, 0) and (0, 3, 6)
+        ([0, 2, 4, 6, 8, 10], 3, "▁▅█"),
+        ([0, 0, 0, 3, 6], 2, "▁█"),
+        # equal values run at half height
+        *(([value] * 3, 10, "▅▅▅") for value in (0.0, -3.5, 1e300)),
+        # what is not finite leaves a gap
+        ([math.nan, 0, math.inf, 1], 4, " ▁ █"),
+        ([math.nan] * 4, 2, "  "),
+        ([math.nan, 1.0, 2.0, 2.0], 2, "▁█"),
+        ([], 10, ""),
+        ([1.0], 0, ""),
+        ([1.0], -1, ""),
+    ],
 )
-def test_which_encodings_hold_blocks(encoding: str, holds: bool) -> None:
-    assert encodes_blocks(encoding) is holds
+def test_by_hand(values: list[float], width: int, line: str) -> None:
+    assert sparkline(values, width) == line
+
+
+def test_in_ascii() -> None:
+    assert sparkline([5, 4, 3, 2, 1, 0], 20, ascii_only=True) == ASCII[::-1]

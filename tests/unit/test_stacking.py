@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -9,19 +10,18 @@ import numpy as np
 import pytest
 
 from border_cli.config.schema import BufferConfig, EnvConfig
-from border_cli.core.protocols import Step
-from border_cli.core.spaces import ActionSpec, EnvSpec, ObsLeaf, ObsSpec
 from border_cli.envs.catch import Catch
-from border_cli.envs.gym_env import GymEnv
-from border_cli.replay.step_processor import NStepProcessor
-from border_cli.replay.uniform import make_buffer
+from border_cli.envs.group import GymEnv
+from border_cli.replay.buffer import make_buffer
+from border_cli.replay.n_step import NStepProcessor
+from tests.rows import processed
 
 pytest.importorskip("cv2", reason="extra atari is not installed")
 CATCH = EnvConfig(entry_point="border_cli.envs.catch:Catch", preprocess="atari", frame_stack=4, noop_max=3)
 
 
 class TwoLives(Catch):
-    """A game that goes on after its first life."""
+    """A game that continues after its first life."""
 
     def reset(self, **given: Any) -> tuple[Any, dict[str, Any]]:
         self.frames = 0
@@ -53,9 +53,8 @@ def test_a_stack_that_the_user_made_is_found_and_another_padding_is_not_one() ->
         assert (leaf.shape, leaf.stack) == ((3, 3), stack)
 
 
-@pytest.mark.parametrize("n_step", [1, 3])
-def test_what_is_sampled_is_what_the_environment_gave(n_step: int) -> None:
-    env = GymEnv(CATCH, 2)
+def test_what_is_sampled_is_what_the_environment_gave() -> None:
+    n_step, env = 3, GymEnv(CATCH, 2)
     buffer = make_buffer(BufferConfig(capacity=5000), env.spec, 0)
     processor, rng = NStepProcessor(env.spec, 2, n_step, 0.9), np.random.default_rng(0)
     given: dict[bytes, list[bytes]] = {}
@@ -65,7 +64,7 @@ def test_what_is_sampled_is_what_the_environment_gave(n_step: int) -> None:
         env.reset(i, seed=i)
     for _ in range(120):
         step = env.step([0, 1], rng.integers(0, 3, 2))
-        buffer.push(processor.process(step))
+        buffer.push(processed(processor, step))
         for i in range(2):
             episodes[i].append(step.obs["obs"][i].tobytes())
             all_given |= {step.obs["obs"][i].tobytes(), step.next_obs["obs"][i].tobytes()}
@@ -90,48 +89,28 @@ def test_a_lost_life_ends_what_is_learnt_and_not_the_episode() -> None:
     config = EnvConfig(
         entry_point=f"{__name__}:TwoLives", preprocess="atari", frame_stack=4, noop_max=0, life_loss=True
     )
+    env = GymEnv(replace(config, life_loss=False))
+    env.reset(0, seed=0)
+    assert env.step([0], np.zeros(1, np.int64)).life_lost is None
     env = GymEnv(config)
     processor = NStepProcessor(env.spec, 1, 3, 0.5)
     env.reset(0, seed=0)
     rows: list[dict[str, Any]] = []
-    boundaries, over = [], False
+    losses, over = [], False
     while not over:
         step = env.step([0], np.zeros(1, np.int64))
-        assert step.boundary is not None
-        boundaries.append(bool(step.boundary[0]))
+        assert step.life_lost is not None
+        losses.append(bool(step.life_lost[0]))
         over = bool(step.over[0])
-        rows.append(processor.process(step))
+        rows.append(processed(processor, step))
     # Frames 1 to 40, four to an env step: the life is lost in the fifth env step, the game in the tenth.
-    assert boundaries == [False] * 4 + [True] + [False] * 4 + [True]
+    assert losses == [False] * 4 + [True] + [False] * 4 + [True]
     columns = {name: np.concatenate([part[name] for part in rows]) for name in rows[0]}
     assert columns["terminated"].tolist() == [False] * 2 + [True] * 3 + [False] * 2 + [True] * 3 + [False]
-    assert columns["span"].tolist() == [3, 3, 3, 2, 1, 3, 3, 3, 2, 1, 0]
-    assert columns["age"].tolist() == list(range(11))
+    assert columns["n_steps"].tolist() == [3, 3, 3, 2, 1, 3, 3, 3, 2, 1, 0]
+    assert columns["step_in_episode"].tolist() == list(range(11))
     assert columns["episode_return"][-1] == 40.0
     assert columns["episode_length"].tolist() == [0] * 10 + [10]
-
-
-def test_without_life_loss_there_is_no_boundary() -> None:
-    env = GymEnv(EnvConfig(entry_point=f"{__name__}:TwoLives", preprocess="atari", noop_max=0))
-    env.reset(0, seed=0)
-    assert env.step([0], np.zeros(1, np.int64)).boundary is None
-
-
-def test_rows_hold_the_newest_of_a_stack_and_their_age() -> None:
-    spec = EnvSpec(
-        ObsSpec((ObsLeaf("obs", (), "box", (2, 1), "float32", stack=2),)), ActionSpec("discrete", n=2)
-    )
-    processor = NStepProcessor(spec, 1, 1, 0.5)
-
-    def step(t: int, over: bool) -> Step:
-        stack = {"obs": np.array([[[max(t - 1, 0)], [t]]], np.float32)}
-        after = {"obs": np.array([[[t], [t + 1]]], np.float32)}
-        flags = np.array([over]), np.array([False])
-        return Step([0], stack, np.array([0]), np.array([1.0]), *flags, after)
-
-    parts = [processor.process(step(t, t == 2)) for t in range(3)]
-    assert np.concatenate([part["obs"] for part in parts]).ravel().tolist() == [0, 1, 2, 3]
-    assert np.concatenate([part["age"] for part in parts]).tolist() == [0, 1, 2, 3]
 
 
 def test_catch_can_be_won_by_moving_under_the_ball() -> None:

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from border_cli.core.items import Items
-from border_cli.core.protocols import Step
 from border_cli.core.spaces import ActionSpec, EnvSpec, ObsLeaf, ObsSpec
-from border_cli.replay.step_processor import NStepProcessor, stack_items
+from border_cli.core.types import Items, Step, concat_items
+from border_cli.replay.n_step import NStepProcessor
+from tests.rows import processed
 
 SPEC = EnvSpec(ObsSpec((ObsLeaf("obs", (), "box", (1,), "float32"),)), ActionSpec("discrete", n=9))
 
@@ -30,43 +30,18 @@ def step(t: int, reward: float, terminated: bool = False, truncated: bool = Fals
 
 def rows(items: Items) -> list[tuple[float, int, float, float, bool, int]]:
     """(observation, action, reward, discount, terminated, span) of each row."""
-    return [
-        (
-            float(items["obs"][i, 0]),
-            int(items["action"][i]),
-            float(items["reward"][i]),
-            float(items["discount"][i]),
-            bool(items["terminated"][i]),
-            int(items["span"][i]),
-        )
-        for i in range(len(items["span"]))
-    ]
+    names = ("action", "reward", "discount", "terminated", "n_steps")
+    return list(zip(items["obs"][:, 0].tolist(), *(items[name].tolist() for name in names), strict=True))
 
 
 def run(n: int, steps: list[Step], clip: float | None = None) -> Items:
     processor = NStepProcessor(SPEC, 1, n, 0.5, clip)
-    return stack_items([processor.process(s) for s in steps])
-
-
-def test_one_step_comes_at_once_and_the_final_observation_last() -> None:
-    items = run(1, [step(0, 1.0), step(1, 2.0, terminated=True)])
-    assert rows(items) == [
-        (0.0, 0, 1.0, 0.5, False, 1),
-        (1.0, 1, 2.0, 0.5, True, 1),
-        (2.0, 0, 0.0, 1.0, False, 0),
-    ]
-    assert items["episode_return"].tolist() == [0.0, 0.0, 3.0]
-    assert items["episode_length"].tolist() == [0, 0, 2]
-
-
-def test_three_steps_within_an_episode() -> None:
-    items = run(3, [step(0, 1.0), step(1, 2.0), step(2, 4.0), step(3, 8.0)])
-    # 1 + 2/2 + 4/4 = 3, then 2 + 4/2 + 8/4 = 6; γ³ = 0.125; the rest waits
-    assert rows(items) == [(0.0, 0, 3.0, 0.125, False, 3), (1.0, 1, 6.0, 0.125, False, 3)]
+    return concat_items([processed(processor, s) for s in steps])
 
 
 @pytest.mark.parametrize("terminated", [True, False])
-def test_three_steps_at_an_end_shorten(terminated: bool) -> None:
+def test_three_steps_shorten_at_an_end_and_the_final_observation_comes_last(terminated: bool) -> None:
+    """1 + 2/2 + 4/4 = 3, then 2 + 4/2 + 8/4 = 6; γ³ = 0.125."""
     end = step(3, 8.0, terminated=terminated, truncated=not terminated)
     items = run(3, [step(0, 1.0), step(1, 2.0), step(2, 4.0), end])
     assert rows(items) == [
@@ -76,20 +51,8 @@ def test_three_steps_at_an_end_shorten(terminated: bool) -> None:
         (3.0, 3, 8.0, 0.5, terminated, 1),
         (4.0, 0, 0.0, 1.0, False, 0),
     ]
-
-
-def test_an_episode_shorter_than_n() -> None:
-    items = run(5, [step(0, 1.0), step(1, 2.0, truncated=True)])
-    assert rows(items) == [
-        (0.0, 0, 2.0, 0.25, False, 2),
-        (1.0, 1, 2.0, 0.5, False, 1),
-        (2.0, 0, 0.0, 1.0, False, 0),
-    ]
-
-
-def test_the_next_episode_starts_anew() -> None:
-    items = run(2, [step(0, 1.0, terminated=True), step(7, 4.0), step(8, 8.0)])
-    assert rows(items)[2] == (7.0, 7, 8.0, 0.25, False, 2)
+    assert items["episode_return"].tolist() == [0.0] * 4 + [15.0]
+    assert items["episode_length"].tolist() == [0] * 4 + [4]
 
 
 def test_clipping_is_per_step_and_the_return_stays_raw() -> None:
@@ -101,31 +64,24 @@ def test_clipping_is_per_step_and_the_return_stays_raw() -> None:
 
 def test_a_cut_stream_drops_the_step_that_led_nowhere() -> None:
     processor = NStepProcessor(SPEC, 1, 3, 0.5)
-    processor.process(step(0, 1.0))
-    processor.process(step(1, 2.0))
-    items = processor.cut(0)
+    processed(processor, step(0, 1.0))
+    processed(processor, step(1, 2.0))
+    processor.cut(0)
+    items = processor.take()
     assert rows(items) == [
         (0.0, 0, 2.0, 0.25, False, 2),
         (1.0, 1, 2.0, 0.5, False, 1),
         (2.0, 0, 0.0, 1.0, False, 0),
     ]
     assert not items["episode_length"].any()
-    assert not rows(processor.cut(0))
-
-
-def test_environments_do_not_mix() -> None:
-    processor = NStepProcessor(SPEC, 2, 2, 0.5)
-    parts = [processor.process(step(0, 1.0, env=0)), processor.process(step(5, 4.0, env=1))]
-    parts += [processor.process(step(1, 2.0, env=0)), processor.process(step(6, 8.0, env=1))]
-    items = stack_items(parts)
-    assert rows(items) == [(0.0, 0, 2.0, 0.25, False, 2), (5.0, 5, 8.0, 0.25, False, 2)]
-    assert items["env"].tolist() == [0, 1]
+    processor.cut(0)
+    assert not rows(processor.take())
 
 
 def test_a_life_lost_in_the_step_that_is_truncated_is_no_bootstrap() -> None:
     steps = [step(t, 1.0) for t in range(3)]
-    last = replace(step(3, 1.0, truncated=True), boundary=np.array([True]))
+    last = replace(step(3, 1.0, truncated=True), life_lost=np.array([True]))
     processor = NStepProcessor(SPEC, 1, 2, 0.5)
-    items = [processor.process(one) for one in (*steps, last)]
+    items = [processed(processor, one) for one in (*steps, last)]
     assert [row[4] for row in rows(items[-1])][:2] == [True, True]
     assert not any(row[4] for one in items[:-1] for row in rows(one))

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from border_cli.core.errors import ActorLostError, ExitCode
-from border_cli.core.protocols import ActorStat
-from border_cli.runs.summary import End, Summary, write_crash
+from border_cli.core.progress import AsyncTrainStat, RunResult
+from border_cli.core.types import ActorStat, Evaluation
+from border_cli.runs.summary import Summary, write_crash
 
 
 def read(run_dir: Path, name: str = "summary.json") -> dict[str, Any]:
@@ -18,121 +19,94 @@ def read(run_dir: Path, name: str = "summary.json") -> dict[str, Any]:
     return data
 
 
-def test_it_is_there_from_the_start(tmp_path: Path) -> None:
-    Summary.start(tmp_path, "id")
-    assert read(tmp_path) == {
-        "run_id": "id",
-        "status": "running",
-        "saved": None,
-        "ended_by": None,
-        "exit_code": None,
-        "error": None,
-        "last_score": None,
-        "best_score": None,
-        "seconds": None,
-        "counters": {},
-        "throughput": {},
-        "actors": [],
-        "exact": None,
-        "records_dropped": {},
-        "config": {},
-    }
+AT_START = {
+    "run_id": "id",
+    "status": "running",
+    **dict.fromkeys(
+        ("saved", "ended_by", "exit_code", "error", "last_score", "best_score", "seconds", "exact")
+    ),
+    **{"counters": {}, "throughput": {}, "actors": [], "records_dropped": {}, "config": {}},
+    **{"bound": "", "expected": ""},
+}
 
 
-def test_all_of_an_end_by_hand(tmp_path: Path) -> None:
-    end = End(
+def test_it_is_there_from_the_start_and_has_all_of_the_end(tmp_path: Path) -> None:
+    result = RunResult(
         "max_env_steps",
-        ExitCode.DONE,
-        last=(900, 20.5),
-        best=(600, 21.0),
-        seconds=10.0,
-        counters={"opt_steps": 1_000, "env_steps": 3_000, "episodes": 5},
+        last=Evaluation(900, (20.5,), (1,)),
+        best=Evaluation(600, (20.0, 22.0), (1, 1)),
+        opt_steps=1_000,
+        env_steps=3_000,
+        episodes=5,
+        stat=AsyncTrainStat(10.0, 300.0, 100.0, 2.5),
         actors=[ActorStat(0, 1, 300, 5, 10.0, 2.5, "stopped")],
+        bound="learner-bound",
+        expected="promised 20: reached with 21.0",
         dropped={"metrics.jsonl": 3},
     )
-    Summary.start(tmp_path, "id").finish(end)
-    assert read(tmp_path) == {
-        "run_id": "id",
+    summary = Summary.start(tmp_path, "id")
+    assert read(tmp_path) == AT_START
+    summary.finish(result)
+    assert read(tmp_path) == AT_START | {
         "status": "done",
-        "saved": None,
         "ended_by": "max_env_steps",
         "exit_code": 0,
-        "error": None,
         "last_score": {"opt_steps": 900, "mean": 20.5},
         "best_score": {"opt_steps": 600, "mean": 21.0},
         "seconds": 10.0,
         "counters": {"opt_steps": 1_000, "env_steps": 3_000, "episodes": 5},
-        "throughput": {"opt_steps_per_sec": 100.0, "samples_per_sec": 300.0},
+        "throughput": {"opt_steps_per_sec": 100.0, "samples_per_sec": 300.0, "samples_per_opt_step": 2.5},
+        "bound": "learner-bound",
+        "expected": "promised 20: reached with 21.0",
         "actors": [
-            {
-                "actor": 0,
-                "incarnation": 1,
-                "env_steps": 300,
-                "episodes": 5,
-                "seconds": 10.0,
-                "blocked_seconds": 2.5,
-                "state": "stopped",
-                "exact": True,
-                "restarts": 0,
-                "samples_per_sec": 30.0,
-                "dropped": 0,
-                "env_steps_before": 0,
-            }
+            {"actor": 0, "incarnation": 1, "env_steps": 300, "episodes": 5, "seconds": 10.0}
+            | {"blocked_seconds": 2.5, "state": "stopped", "exact": True, "restarts": 0}
+            | {"samples_per_sec": 30.0, "dropped": 0, "env_steps_before": 0}
         ],
-        "exact": None,
         "records_dropped": {"metrics.jsonl": 3},
-        "config": {},
     }
 
 
 @pytest.mark.parametrize(
     ("ended_by", "status"),
     [
-        ("max_opts", "done"),
-        ("max_env_steps", "done"),
-        ("max_time", "done"),
-        ("stop_return", "done"),
+        *((budget, "done") for budget in ("max_opts", "max_env_steps", "max_time", "stop_return")),
         ("sigint", "stopped"),
         ("sigterm", "stopped"),
         ("error", "failed"),
     ],
 )
 def test_the_status_follows_from_what_ended_the_run(tmp_path: Path, ended_by: str, status: str) -> None:
-    Summary.start(tmp_path, "id").finish(End(ended_by, ExitCode.DONE))
+    Summary.start(tmp_path, "id").finish(RunResult(ended_by, ExitCode.DONE))
     assert read(tmp_path)["status"] == status
 
 
-def test_an_end_that_nobody_knows_is_a_defect(tmp_path: Path) -> None:
+def test_an_unknown_end_is_a_defect(tmp_path: Path) -> None:
     with pytest.raises(KeyError):
-        Summary.start(tmp_path, "id").finish(End("boredom", ExitCode.DONE))
+        Summary.start(tmp_path, "id").finish(RunResult("boredom", ExitCode.DONE))
     assert read(tmp_path)["status"] == "running"
-
-
-def test_keys_are_the_same_from_start_to_end(tmp_path: Path) -> None:
-    summary = Summary.start(tmp_path, "id")
-    before = read(tmp_path).keys()
-    summary.finish(End("error", ExitCode.NON_FINITE, error="agent/loss is not a finite number"))
-    data = read(tmp_path)
-    assert data.keys() == before
-    assert (data["exit_code"], data["error"]) == (4, "agent/loss is not a finite number")
 
 
 def test_what_is_not_exact_stays_so_however_the_run_ends(tmp_path: Path) -> None:
     summary = Summary.start(tmp_path, "id", exact=False)
-    assert read(tmp_path)["exact"] is False  # also for who goes on from it after a kill
+    assert read(tmp_path)["exact"] is False  # also where it is resumed after a kill
     summary.saved(10, 1.0, exact=True)
-    summary.finish(End("error", ExitCode.DEFECT))
+    summary.finish(RunResult("error", ExitCode.DEFECT))
     assert read(tmp_path)["exact"] is False
     summary = Summary.start(tmp_path, "id", exact=True)
-    assert read(tmp_path)["exact"] is None  # nobody knows yet
+    assert read(tmp_path)["exact"] is None  # not known yet
     summary.saved(20, 2.0, exact=False)
     assert read(tmp_path)["exact"] is False
 
 
-def test_no_time_has_no_throughput_and_a_score_that_is_no_number_is_null(tmp_path: Path) -> None:
-    Summary.start(tmp_path, "id").finish(End("sigint", ExitCode.SIGINT, last=(1, float("nan"))))
+def test_an_early_end_has_no_throughput_and_a_score_that_is_no_number_is_null(tmp_path: Path) -> None:
+    score = Evaluation(1, (float("nan"),), (1,))
+    Summary.start(tmp_path, "id").finish(
+        RunResult("error", ExitCode.NON_FINITE, last=score, error="not finite")
+    )
     data = read(tmp_path)
-    assert data["throughput"] == {}
+    assert data.keys() == AT_START.keys()
+    assert (data["exit_code"], data["error"], data["throughput"]) == (4, "not finite", {})
     assert data["last_score"] == {"opt_steps": 1, "mean": None}
 
 
@@ -154,7 +128,7 @@ def test_a_crash_keeps_the_traceback_and_its_causes(tmp_path: Path) -> None:
     assert data["versions"]["python"]
 
 
-def test_a_crash_of_an_actor_is_told_in_its_own_words(tmp_path: Path) -> None:
+def test_a_crash_of_an_actor_is_reported_in_its_own_words(tmp_path: Path) -> None:
     context = {"actor": 2, "incarnation": 1, "env": 0, "episode": 3, "step": 17, "action": [0.5]}
     path = write_crash(tmp_path, ActorLostError("actor 2 failed", "Traceback\n  in its env\n", context))
     data = read(tmp_path, path.name)

@@ -10,9 +10,9 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from border_cli.core.progress import Progress
-from border_cli.core.protocols import ActorStat
-from border_cli.recorders.tables import RunEnd, print_end_tables
+from border_cli.core.progress import Progress, RunResult
+from border_cli.core.types import ActorStat
+from border_cli.display.tables import print_end_tables, table_text
 
 PROGRESS = Progress(
     "stopping", 100.0, 24_500, 50_000, ratio_target=2.0, ratio_actual=2.0, n_actors=2,
@@ -22,31 +22,34 @@ ACTORS = [
     ActorStat(0, 0, 30_000, 200, 100.0, 60.0, "stopped"),
     ActorStat(1, 2, 20_000, 100, 50.0, 0.0, "stopped"),
 ]
+RESULT = RunResult("max_env_steps", actors=ACTORS, actors_blocked=0.4, learner_blocked=0.02)
 
 
-def printed(progress: Progress, actors: list[ActorStat], end: RunEnd, width: int | None = None) -> str:
+def printed(progress: Progress, result: RunResult, width: int | None = None, next_command: str = "") -> str:
     file = io.StringIO()
+    terminal = width is not None
     console = Console(
-        file=file,
-        width=width or 80,
-        height=24,
-        force_terminal=width is not None,
-        color_system=None,
-        _environ={},
+        file=file, width=width or 80, height=24, force_terminal=terminal, color_system=None, _environ={}
     )
-    print_end_tables(console, progress, actors, end)
+    print_end_tables(console, progress, result, next_command)
     return file.getvalue()
 
 
 def rows(text: str) -> list[list[str]]:
     """Cells of every row of a plain table."""
-    return [
-        [cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")
-    ]
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
 
 
-def test_both_tables_to_a_file() -> None:
-    assert rows(printed(PROGRESS, ACTORS, RunEnd("max_env_steps", 0.02))) == [
+def figures(progress: Progress, result: RunResult) -> dict[str, str]:
+    """Label and value of each row of the first table."""
+    return {row[0]: row[1] for row in rows(printed(progress, result)) if len(row) == 2}
+
+
+def test_both_tables_to_a_file_and_what_stands_below() -> None:
+    result = dataclasses.replace(RESULT, bound="learner-bound", expected="475 expected: reached with 500.0")
+    text = printed(PROGRESS, result, next_command="border-train resume='runs/a b'")
+    assert rows(text) == [
         ["", "value"],
         ["ended by", "max_env_steps"],
         ["duration", "0:01:40"],
@@ -64,39 +67,28 @@ def test_both_tables_to_a_file() -> None:
         ["1", "2", "20,000", "100", "400", "0%", "stopped"],
         ["all", "", "50,000", "300", "700", "40%", ""],
     ]
-
-
-def test_output_to_a_file_is_ascii_without_escapes_and_never_wrapped() -> None:
-    text = printed(PROGRESS, [ActorStat(0, state="waiting for room in its ring " * 3)], RunEnd("sigterm"))
-    assert text.isascii() and "\x1b" not in text
-    assert any(("waiting for room in its ring " * 3).strip() in line for line in text.splitlines())
-
-
-def test_before_anything_happened() -> None:
-    table = rows(printed(Progress(), [], RunEnd("sigint")))
-    assert table[5:] == [
-        ["opt steps/s", "-"],
-        ["samples/s", "-"],
-        ["env steps per opt step", "- (target none)"],
-        ["actors blocked", "-"],
-        ["learner blocked", "-"],
-        ["last score", "-"],
-        ["best score", "-"],
+    assert text.splitlines()[-3:] == [
+        "bound    learner-bound",
+        "expected 475 expected: reached with 500.0",
+        "next     border-train resume='runs/a b'",
     ]
+    assert "next" not in printed(PROGRESS, RESULT)
 
 
-def test_sync_has_no_blocked_shares() -> None:
-    names = [row[0] for row in rows(printed(Progress(asynchronous=False), [], RunEnd("max_opts")))]
-    assert not any("blocked" in name for name in names)
+def test_output_to_a_file_is_ascii_without_escapes_or_markup_and_never_wrapped() -> None:
+    state = "waiting for room in its ring " * 3
+    text = printed(PROGRESS, RunResult("[red]no markup[/]", actors=[ActorStat(0, state=state)]))
+    assert text.isascii() and "\x1b" not in text
+    assert any(state.strip() in line for line in text.splitlines())
+    assert "[red]no markup[/]" in text
 
 
-def test_one_actor_needs_no_sum() -> None:
-    table = rows(printed(PROGRESS, ACTORS[:1], RunEnd("max_opts")))
-    assert table[-1][0] == "0"
-
-
-def test_brackets_are_text() -> None:
-    assert "[red]no markup[/]" in printed(PROGRESS, [], RunEnd("[red]no markup[/]"))
+def test_before_anything_happened_and_in_sync() -> None:
+    found = figures(Progress(), RunResult("sigint"))
+    assert found["env steps per opt step"] == "- (target none)"
+    unknown = ("opt steps/s", "samples/s", "actors blocked", "learner blocked", "last score", "best score")
+    assert {found[name] for name in unknown} == {"-"}
+    assert not any("blocked" in name for name in figures(Progress(asynchronous=False), RunResult("max_opts")))
 
 
 @pytest.mark.parametrize("width", [80, 40, 20])
@@ -105,29 +97,26 @@ def test_extremes_fit_a_terminal(width: int) -> None:
         seconds=1e12, opt_steps=10**18, env_steps=10**18, ratio_actual=math.nan, best=(10**18, math.inf)
     )
     actors = [ActorStat(10**6, 10**6, 10**18, 10**18, 1e-9, 1e9, "x" * 100)]
-    text = printed(progress, actors, RunEnd("error", math.nan), width)
+    text = printed(progress, RunResult("error", actors=actors, learner_blocked=math.nan), width)
     assert max(cell_len(line) for line in text.splitlines()) <= width
 
 
 def test_a_console_that_is_gone_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
     file = io.StringIO()
     file.close()
-    print_end_tables(Console(file=file, _environ={}), PROGRESS, ACTORS, RunEnd("max_opts"))
+    print_end_tables(Console(file=file, _environ={}), PROGRESS, RunResult("max_opts", actors=ACTORS))
     assert len(caplog.records) == 1
 
 
-def test_what_may_be_typed_next_stands_last() -> None:
-    text = printed(PROGRESS, ACTORS, RunEnd("sigint", next_command="border-train resume='runs/a b'"))
-    assert text.rstrip().splitlines()[-1] == "next     border-train resume='runs/a b'"
-    assert "next" not in printed(PROGRESS, ACTORS, RunEnd("sigint"))
-
-
-def test_samples_per_second_are_those_of_this_launch() -> None:
+def test_samples_per_second_are_those_of_this_launch_and_one_actor_needs_no_sum() -> None:
     actor = ActorStat(0, env_steps=1500, env_steps_before=1000, seconds=2.0)
-    assert actor.samples_per_sec == 250
-    text = printed(PROGRESS, [actor, dataclasses.replace(actor, actor=1)], RunEnd("max_opts"))
-    assert {row[0]: row[4] for row in rows(text) if row[0] in ("0", "1", "all")} == {
-        "0": "250",
-        "1": "250",
-        "all": "500",
-    }
+    for n, speeds in ((1, ["250"]), (2, ["250", "250", "500"])):
+        actors = [dataclasses.replace(actor, actor=i) for i in range(n)]
+        table = rows(printed(PROGRESS, RunResult("max_opts", actors=actors)))
+        assert [row[4] for row in table if row[0] in ("0", "1", "all")] == speeds
+
+
+def test_a_table_for_stdout_has_no_colour_codes_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    assert "\x1b" not in table_text([["cartpole", "3"]], ["runs of", "runs"])

@@ -16,30 +16,20 @@ from pathlib import Path
 import pytest
 
 from border_cli.core.errors import ResourceError
-from border_cli.core.record import Record
-from border_cli.recorders.appending import AppendedFile
-from border_cli.recorders.buffered import BufferedRecorder
-from border_cli.recorders.jsonl import JsonlRecorder, read_jsonl
+from border_cli.core.metrics import Record
+from border_cli.core.protocols import Recorder
+from border_cli.recorders import FIRST_RETRY_S, LAST_RETRY_S, WARN_S, BufferedRecorder, TolerantRecorder
+from border_cli.recorders.jsonl import AppendedFile, JsonlRecorder, read_jsonl
 from border_cli.recorders.tensorboard import TensorBoardRecorder
-from border_cli.recorders.tolerant import FIRST_RETRY_S, LAST_RETRY_S, WARN_S, TolerantRecorder
-from border_cli.runs.logs import log_to
+from border_cli.runs.directory import log_to
 from tests.faults.amounts import times
+from tests.unit.test_plain import Clock
 from tests.unit.test_recorders import scalars
 
 ENOSPC = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-class Hand:
-    """A clock that is set by hand."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-class Moody(BufferedRecorder):
+class FailingNow(BufferedRecorder):
     """Raises `error` from everything while there is one."""
 
     def __init__(self) -> None:
@@ -49,18 +39,19 @@ class Moody(BufferedRecorder):
 
     def write(self, record: Record) -> None:
         self.tries += 1
-        self._raise()
+        self.flush()
         super().write(record)
 
     def flush(self) -> None:
-        self._raise()
-
-    def close(self) -> None:
-        self._raise()
-
-    def _raise(self) -> None:
         if self.error is not None:
             raise self.error
+
+    close = flush
+
+
+def failing() -> tuple[TolerantRecorder, FailingNow, Clock]:
+    sink, clock = FailingNow(), Clock()
+    return TolerantRecorder(sink, "metrics.jsonl", clock), sink, clock
 
 
 def record(opt_steps: int) -> Record:
@@ -75,111 +66,81 @@ def limit() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+def lines_of(path: Path) -> list[int]:
+    """Opt steps of a metrics.jsonl."""
+    return [line["opt_steps"] for line in read_jsonl(path)]
+
+
 def allow_bytes(n: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (n, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
 
 @pytest.mark.parametrize("error", [ENOSPC, ResourceError("metrics.jsonl cannot be written: full")])
-def test_h3_a_failing_recorder_costs_records_and_raises_nothing(error: Exception) -> None:
-    sink, hand = Moody(), Hand()
-    recorder = TolerantRecorder(sink, "metrics.jsonl", hand)
+def test_h3_a_failing_recorder_costs_records_only(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    recorder, sink, clock = failing()
     recorder.write(record(1))
     sink.error = error
     recorder.write(record(2))
     recorder.flush()
     sink.error = None
     recorder.write(record(3))  # too early for another try
-    hand.now = FIRST_RETRY_S
+    clock.seconds += FIRST_RETRY_S
     recorder.write(record(4))
+    sink.error = error
     recorder.close()
     assert [kept.opt_steps for kept in sink.records] == [1, 4]
     assert recorder.dropped == 2
+    assert caplog.messages[-1] == "metrics.jsonl lacks 2 records"
 
 
-def test_h3_retries_become_rarer_up_to_a_limit() -> None:
-    sink, hand = Moody(), Hand()
-    recorder = TolerantRecorder(sink, "metrics.jsonl", hand)
-    sink.error = ENOSPC
-    tried_at, tries = [], 0
-    for n in range(1, 200):
-        recorder.write(record(n))
-        if sink.tries > tries:
-            tried_at.append(hand.now)
-            tries = sink.tries
-        hand.now += 1.0
-    assert tried_at[:7] == [0.0, 1.0, 3.0, 7.0, 15.0, 31.0, 61.0]
-    assert tried_at[7] - tried_at[6] == LAST_RETRY_S
-    assert recorder.dropped == 199
-
-
-def test_h3_one_warning_per_minute(caplog: pytest.LogCaptureFixture) -> None:
-    sink, hand = Moody(), Hand()
-    recorder = TolerantRecorder(sink, "metrics.jsonl", hand)
+def test_h3_retries_become_rarer_with_one_warning_per_minute(caplog: pytest.LogCaptureFixture) -> None:
+    recorder, sink, clock = failing()
     sink.error = ResourceError("metrics.jsonl cannot be written: No space left\nhint")
-    warned_at = []
-    for n in range(1, 400):
-        before = len(caplog.records)
-        recorder.write(record(n))
-        if len(caplog.records) > before:
-            warned_at.append(hand.now)
-        hand.now += 1.0
-    assert warned_at[0] == 0.0
-    assert len(warned_at) == 7
+    tried_at, warned_at = [], []
+    for second in range(399):
+        tries, warnings = sink.tries, len(caplog.records)
+        recorder.write(record(second))
+        tried_at += [second] * (sink.tries - tries)
+        warned_at += [second] * (len(caplog.records) - warnings)
+        clock.seconds += 1.0
+    assert tried_at[:7] == [0, 1, 3, 7, 15, 31, 61]
+    assert tried_at[7] - tried_at[6] == LAST_RETRY_S
+    assert recorder.dropped == 399
+    assert warned_at[0] == 0 and len(warned_at) == 7
     assert all(later - earlier >= WARN_S for earlier, later in itertools.pairwise(warned_at))
     assert "hint" not in caplog.text
-    assert "No space left; 1 records dropped so far, training goes on" in caplog.text
+    assert "No space left; 1 records dropped so far, training continues" in caplog.text
 
 
 def test_a_defect_is_raised() -> None:
-    sink = Moody()
+    recorder, sink, _ = failing()
     sink.error = KeyError("defect")
-    recorder = TolerantRecorder(sink, "metrics.jsonl")
     for call in (lambda: recorder.write(record(1)), recorder.flush, recorder.close):
         with pytest.raises(KeyError):
             call()
     assert recorder.dropped == 0
 
 
-def test_what_is_lost_at_the_end_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    sink = Moody()
-    recorder = TolerantRecorder(sink, "metrics.jsonl")
-    sink.error = ENOSPC
+@pytest.mark.parametrize("kind", ["jsonl", "tensorboard"])
+def test_h3_a_record_that_fits_in_part_leaves_nothing(tmp_path: Path, limit: None, kind: str) -> None:
+    events = kind == "tensorboard"
+    folder = tmp_path / kind
+    folder.mkdir()
+    recorder: Recorder = (
+        TensorBoardRecorder(folder, step="opt_steps") if events else JsonlRecorder(folder / "metrics.jsonl")
+    )
     recorder.write(record(1))
-    recorder.close()
-    assert caplog.records[-1].getMessage() == "metrics.jsonl lacks 1 records"
-
-
-# -- files --------------------------------------------------------------
-
-
-def test_h3_a_line_that_fits_in_part_leaves_nothing_and_writing_goes_on(tmp_path: Path, limit: None) -> None:
-    path = tmp_path / "metrics.jsonl"
-    recorder = JsonlRecorder(path)
-    recorder.write(record(1))
+    (path,) = folder.iterdir()
     size = path.stat().st_size
     allow_bytes(size + 10)
-    with pytest.raises(ResourceError, match="cannot be written: File too large"):
+    name = (folder if events else path).name
+    with pytest.raises(ResourceError, match=f"{name} cannot be written: File too large"):
         recorder.write(record(2))
     assert path.stat().st_size == size
     allow_bytes(resource.RLIM_INFINITY)
     recorder.write(record(3))
     recorder.close()
-    assert [line["opt_steps"] for line in read_jsonl(path)] == [1, 3]
-
-
-def test_h3_an_event_that_fits_in_part_leaves_nothing_and_writing_goes_on(
-    tmp_path: Path, limit: None
-) -> None:
-    recorder = TensorBoardRecorder(tmp_path / "tensorboard")
-    recorder.write(record(1))
-    (file,) = (tmp_path / "tensorboard").iterdir()
-    allow_bytes(file.stat().st_size + 10)
-    with pytest.raises(ResourceError, match="tensorboard cannot be written: File too large"):
-        recorder.write(record(2))
-    allow_bytes(resource.RLIM_INFINITY)
-    recorder.write(record(3))
-    recorder.close()
-    assert [step for step, _ in scalars(tmp_path / "tensorboard")] == [1, 3]
+    assert ([step for step, _ in scalars(folder)] if events else lines_of(path)) == [1, 3]
 
 
 def test_what_could_not_be_cut_at_once_is_cut_by_the_next_piece(
@@ -201,7 +162,7 @@ def test_what_could_not_be_cut_at_once_is_cut_by_the_next_piece(
     assert (tmp_path / "file").read_bytes() == b"whole\nnext\n"
 
 
-def test_h3_a_log_on_a_full_disk_is_silent_and_goes_on(
+def test_h3_a_log_on_a_full_disk_is_silent_and_later_written_again(
     tmp_path: Path, limit: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, log = tmp_path / "train.log", logging.getLogger("border_cli.test")
@@ -221,24 +182,21 @@ def test_h3_a_log_on_a_full_disk_is_silent_and_goes_on(
     assert capsys.readouterr().err == ""
 
 
-# -- killed -------------------------------------------------------------
-
 WRITER = """
 import itertools, sys
 from pathlib import Path
-from border_cli.core.record import Record
+from border_cli.core.metrics import Record
 from border_cli.recorders.jsonl import JsonlRecorder
 from border_cli.recorders.tensorboard import TensorBoardRecorder
 folder = Path(sys.argv[1])
-recorders = JsonlRecorder(folder / "metrics.jsonl"), TensorBoardRecorder(folder / "tensorboard")
+recorders = JsonlRecorder(folder / "metrics.jsonl"), TensorBoardRecorder(folder / "tensorboard", step="opt_steps")
 for step in itertools.count(1):
     for recorder in recorders:
         recorder.write(Record({"eval/return_mean": step / 2}, step))
     print(step, flush=True)
 """
 
-
-AT_ONCE = 10
+AT_ONCE = 5
 
 
 def test_h1_what_was_written_before_a_kill_is_readable(tmp_path: Path) -> None:
@@ -251,9 +209,8 @@ def test_h1_what_was_written_before_a_kill_is_readable(tmp_path: Path) -> None:
         writers = [(tmp_path / str(i), 1 + 37 * i, _writing(tmp_path / str(i))) for i in numbers]
         for folder, steps, process in writers:
             said = _killed_after(process, steps)
-            lines = [line["opt_steps"] for line in read_jsonl(folder / "metrics.jsonl")]
             events = scalars(folder / "tensorboard")
-            for found in (lines, [step for step, _ in events]):
+            for found in (lines_of(folder / "metrics.jsonl"), [step for step, _ in events]):
                 assert found == list(range(1, len(found) + 1))
                 assert said <= len(found) <= said + 1
             assert all(values["eval/return_mean"] == step / 2 for step, values in events)
@@ -287,6 +244,6 @@ def test_h1_a_torn_tail_is_ignored_by_readers_and_cut_by_the_next_writer(tmp_pat
     first = whole.index(b"\n") + 1
     for end in range(first, len(whole)):
         path.write_bytes(whole[:end])
-        assert [line["opt_steps"] for line in read_jsonl(path)] == [1]
+        assert lines_of(path) == [1]
         JsonlRecorder(path).close()
         assert path.read_bytes() == whole[:first]

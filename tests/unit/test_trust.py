@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import stat
 import uuid
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,8 @@ from border_cli.core.errors import UsageError
 from border_cli.runs.trust import Typed, check_env, check_plugins, code_of, is_own, own_runs_file, remember
 
 MINE, OTHER = (str(uuid.UUID(int=n)) for n in (1, 2))
-CODE = code_of(["plugin"], EnvConfig(entry_point="my_envs:Corridor", kwargs={"length": 9}))
+CORRIDOR = EnvConfig(entry_point="my_envs:Corridor", kwargs={"length": 9})
+CODE = code_of(["plugin"], asdict(CORRIDOR))
 
 
 @pytest.fixture(autouse=True)
@@ -22,56 +25,46 @@ def state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "state"
 
 
-def test_a_run_is_own_once_it_is_remembered(state_folder: Path) -> None:
+def test_a_run_is_own_once_it_is_remembered_in_a_list_of_the_user_alone(state_folder: Path) -> None:
     assert not is_own(MINE)
     remember(MINE, CODE)
     remember(MINE, CODE)
     assert is_own(MINE) and not is_own(OTHER)
-    assert (state_folder / "border-cli" / "runs").read_text() == f"{MINE} {CODE}\n"
+    path = state_folder / "border-cli" / "runs"
+    assert path.read_text() == f"{MINE} {CODE}\n"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 @pytest.mark.parametrize(
-    ("plugins", "env"),
+    ("plugins", "changes"),
     [
-        (["another"], EnvConfig(entry_point="my_envs:Corridor", kwargs={"length": 9})),
-        (["plugin"], EnvConfig(entry_point="os:system", kwargs={"length": 9})),
-        (["plugin"], EnvConfig(entry_point="my_envs:Corridor", kwargs={"length": "os.system"})),
-        (["plugin"], EnvConfig(entry_point="my_envs:Corridor", kwargs={"length": 9}, imports=["os"])),
-        (["plugin"], EnvConfig(id="module:Id-v0", kwargs={"length": 9})),
+        (["another"], {}),
+        (["plugin"], {"entry_point": "os:system"}),
+        (["plugin"], {"kwargs": {"length": "os.system"}}),
+        (["plugin"], {"imports": ["os"]}),
+        (["plugin"], {"entry_point": None, "id": "module:Id-v0"}),
     ],
 )
-def test_i2_a_copy_of_an_own_run_that_names_other_code_is_not_own(plugins: list[str], env: EnvConfig) -> None:
+def test_i2_a_copy_that_names_other_code_is_not_own(plugins: list[str], changes: dict[str, Any]) -> None:
     remember(MINE, CODE)
-    assert is_own(MINE, CODE)
-    assert not is_own(MINE, code_of(plugins, env))
-
-
-def test_what_changes_no_code_leaves_it_own() -> None:
-    env = EnvConfig(entry_point="my_envs:Corridor", kwargs={"length": 9}, out_of_bounds="warn")
-    assert code_of(["plugin"], env) == CODE
-
-
-def test_only_the_user_reads_and_writes_the_list(state_folder: Path) -> None:
-    remember(MINE, CODE)
-    assert stat.S_IMODE((state_folder / "border-cli" / "runs").stat().st_mode) == 0o600
+    assert not is_own(MINE, code_of(plugins, asdict(replace(CORRIDOR, **changes))))
+    assert is_own(MINE, code_of(["plugin"], asdict(replace(CORRIDOR, out_of_bounds="warn"))))
 
 
 @pytest.mark.parametrize("run_id", [None, "", "\n", MINE[:-1], f"{MINE}\n{OTHER}", MINE.upper() + "X"])
-def test_i2_what_is_no_id_is_nobodys(run_id: str | None) -> None:
+def test_i2_what_is_no_id_is_not_own(run_id: str | None) -> None:
     remember(MINE, CODE)
     assert not is_own(run_id)
 
 
 @pytest.mark.parametrize("configured", ["", "relative/path"])
-def test_where_the_state_folder_is_by_default(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, configured: str
-) -> None:
+def test_the_default_state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, configured: str) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", configured)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert own_runs_file() == tmp_path / ".local" / "state" / "border-cli" / "runs"
 
 
-def test_a_list_that_cannot_be_written_is_a_warning(
+def test_a_list_that_cannot_be_written_only_warns(
     state_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     state_folder.write_text("a file where the folder should be")
@@ -86,34 +79,35 @@ PREFIXED = EnvConfig(id="my_envs.sub:Mine-v0")
 CLASS = EnvConfig(entry_point="os:system", kwargs={"command": "true"})
 
 
-def test_an_environment_of_gymnasium_needs_nothing() -> None:
-    check_env(PLAIN, Typed(), own=False)
-
-
 @pytest.mark.parametrize(
-    ("env", "words"),
+    ("env", "lacking", "typed", "words"),
     [
-        (IMPORTS, "env.imports=[my_envs,more]"),
-        (PREFIXED, "env.imports=[my_envs.sub]"),
-        (CLASS, "env.entry_point=os:system"),
+        (
+            IMPORTS,
+            [Typed(imports=["my_envs"])],
+            Typed(imports=["more", "my_envs", "other"]),
+            "imports=[my_envs,more]",
+        ),
+        (PREFIXED, [], Typed(imports=["my_envs.sub"]), "imports=[my_envs.sub]"),
+        (
+            CLASS,
+            [Typed(imports=["os"], entry_point="os:popen")],
+            Typed(entry_point="os:system"),
+            "entry_point=os:system",
+        ),
     ],
 )
-def test_i2_code_of_somebody_else_has_to_be_typed(env: EnvConfig, words: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        check_env(env, Typed(), own=False)
-    assert words in str(caught.value)
-    assert len(str(caught.value).splitlines()) == 2
+def test_i2_all_code_of_somebody_else_has_to_be_typed(
+    env: EnvConfig, lacking: list[Typed], typed: Typed, words: str
+) -> None:
+    for too_little in (Typed(), *lacking):
+        with pytest.raises(UsageError) as caught:
+            check_env(env, too_little, own=False)
+        assert f"env.{words}" in str(caught.value)
+        assert len(str(caught.value).splitlines()) == 2
     check_env(env, Typed(), own=True)
-
-
-def test_i2_all_of_it_has_to_be_typed() -> None:
-    with pytest.raises(UsageError):
-        check_env(IMPORTS, Typed(imports=["my_envs"]), own=False)
-    with pytest.raises(UsageError):
-        check_env(CLASS, Typed(imports=["os"], entry_point="os:popen"), own=False)
-    check_env(IMPORTS, Typed(imports=["more", "my_envs", "another"]), own=False)
-    check_env(PREFIXED, Typed(imports=["my_envs.sub"]), own=False)
-    check_env(CLASS, Typed(entry_point="os:system"), own=False)
+    check_env(env, typed, own=False)
+    check_env(PLAIN, Typed(), own=False)  # gymnasium's own
 
 
 @pytest.mark.parametrize("env_id", ["GymV26Environment-v0", "GymV26Environment", "GymV21Environment-v0"])

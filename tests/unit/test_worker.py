@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
-from multiprocessing.connection import Connection
 
+import psutil
 import pytest
 
 from border_cli.runtime import forkserver
-from border_cli.runtime.parcel import Parcel
-from border_cli.runtime.resources import open_descriptors
-from border_cli.runtime.worker import Worker
+from border_cli.runtime.child import MESSAGE_BYTES, Reporter
+from border_cli.runtime.supervised import ChildProcess, Failed, Main, SpawnArgs
 from tests.fakes import LIGHT_PRELOAD
 from tests.faults.processes import TIMEOUT_S, wait_until
 
-ORDER = bytes(range(256)) * 20_000
+SETUP = bytes(range(256)) * 20_000
 """Many times what fits into a pipe."""
-
-
-@dataclass(frozen=True)
-class Links:
-    pipe: Connection
-    order: Parcel
 
 
 @pytest.fixture(autouse=True)
@@ -33,19 +25,24 @@ def _light_forkserver() -> None:
     forkserver.start_early(LIGHT_PRELOAD)
 
 
-def stop_before_reading(links: Links) -> None:
+def stop_before_reading(shared: None, setup: SpawnArgs, reporter: Reporter) -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def read(links: Links) -> None:
-    links.pipe.send(links.order.open() == ORDER)
+def read(shared: None, setup: SpawnArgs, reporter: Reporter) -> None:
+    reporter.send(setup.open() == SETUP)
 
 
-def start(entry: Callable[[Links], None]) -> Worker:
-    """A worker with a large order, started in a thread: one that blocks fails the test."""
-    started: list[Worker] = []
+def fail(shared: None, setup: SpawnArgs, reporter: Reporter) -> None:
+    logging.getLogger("tests").warning("x" * 20_000)
+    raise SystemExit("it is over")
+
+
+def start(main: Main) -> ChildProcess:
+    """A process with a large setup, started in a thread: a start that blocks fails the test."""
+    started: list[ChildProcess] = []
     thread = threading.Thread(
-        target=lambda: started.append(Worker("worker", entry, Links, ORDER)), daemon=True
+        target=lambda: started.append(ChildProcess("worker", main, None, SETUP)), daemon=True
     )
     thread.start()
     thread.join(TIMEOUT_S)
@@ -53,23 +50,33 @@ def start(entry: Callable[[Links], None]) -> Worker:
     return started[0]
 
 
-def test_an_order_of_any_size_is_given_to_a_child_that_never_reads_it() -> None:
-    before = open_descriptors()
+def test_a_setup_of_any_size_is_given_to_a_child_that_never_reads_it() -> None:
+    before = psutil.Process().num_fds()
     worker = start(stop_before_reading)
     pid = worker.pid
     assert pid is not None
     worker.end()
     assert forkserver.pid_gone(pid)
-    assert open_descriptors() <= before + 2  # those of the forkserver, where this was the first child
+    assert psutil.Process().num_fds() <= before + 2  # those of the processes, where this was the first child
 
 
-def test_an_order_of_any_size_arrives_whole() -> None:
+def test_a_setup_of_any_size_arrives_whole() -> None:
     worker, heard = start(read), list[object]()
-
-    def answered() -> bool:
-        heard.extend(worker.heard())
-        return bool(heard)
-
-    wait_until(answered, "the answer")
+    wait_until(lambda: heard.extend(worker.receive()) or heard, "the answer")
     worker.end()
     assert heard == [True]
+
+
+def test_an_exception_and_what_is_logged_arrive_clipped(caplog: pytest.LogCaptureFixture) -> None:
+    worker, heard = start(fail), list[object]()
+    wait_until(lambda: heard.extend(worker.receive()) or worker.exited(), "its end")
+    heard.extend(worker.receive(last=True))
+    (failed,) = heard
+    assert isinstance(failed, Failed)
+    assert failed.error == "worker failed: SystemExit: it is over"
+    assert "test_worker.py" in failed.traceback
+    assert worker.exit_reason == "exited with code 1"
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("tests", "WARNING")
+    assert 10_000 < len(record.getMessage()) <= MESSAGE_BYTES + 10
+    worker.end()

@@ -1,58 +1,100 @@
-"""The value-based family: the policy that acts, and the rule by which it learns.
-
-A module named in `border_cli.config.registry` offers `check_spec`, `make_policy` and `make_agent`, as this one does.
-"""
+"""The value-based family: the policy that acts, and the algorithm that trains its network."""
 
 from __future__ import annotations
 
 import logging
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from border_cli.agents.batches import TensorBatch
+from border_cli.agents.agent import Algorithm, NetworkAgent, NetworkPolicy
+from border_cli.agents.dqn import loss
 from border_cli.agents.dqn.config import DqnConfig
-from border_cli.agents.dqn.explorer import Explorer, explore, make_explorer
-from border_cli.agents.dqn.heads import CategoricalHead, Head, make_head
-from border_cli.agents.dqn.loss import (
-    NO_STEP_DRAWS,
-    SCALARS,
-    DqnNetworks,
-    DqnState,
-    StepDraws,
-    allowed,
-    beyond_atoms,
-    opt_step,
-    update_target,
-)
-from border_cli.agents.dqn.network import NO_DRAWS, Draws, QNetwork
-from border_cli.agents.flat import FlatModule
-from border_cli.agents.learner import Learner
-from border_cli.agents.outcome import Outcome
-from border_cli.agents.policy import NetworkPolicy
+from border_cli.agents.dqn.network import NO_NOISE, Noise, QNetwork
+from border_cli.agents.nets import to_tensors
+from border_cli.agents.params import FlatParams, TensorBatch, polyak_
 from border_cli.core.errors import UsageError
 from border_cli.core.metrics import declare
-from border_cli.core.protocols import Estimates
-from border_cli.core.spaces import Array, EnvSpec
+from border_cli.core.spaces import Array, EnvSpec, Obs
+from border_cli.core.types import Q_ACTION, Q_MAX
 from border_cli.runtime import seeding
 
 declare("agent/loss", "", "mean loss of the TD error")
 declare("agent/q_mean", "reward", "mean value of the actions in the batches")
 declare("agent/target_mean", "reward", "mean TD target")
 declare("agent/grad_norm", "", "mean gradient norm before clipping")
-declare("agent/target_beyond", "", "share of the last batch's targets beyond the atoms of a categorical head")
+declare(
+    "agent/target_clipped", "", "share of the last batch's targets outside the atoms of a categorical head"
+)
 
-_MUCH = 0.5
-"""So great a share of the targets cut off is told: the atoms are too narrow, not the network new."""
+_MAX_CLIPPED = 0.5
+"""A larger share of clipped targets is logged: the range of the atoms is too narrow. An untrained network has less."""
 _logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class EpsilonSchedule:
+    """ε of ε-greedy exploration: linear from `start` at env step 0 to `final` at `env_steps`, then to the `power`."""
+
+    start: float
+    final: float
+    env_steps: int
+    power: float = 1.0
+
+    def __call__(self, env_steps: int) -> float:
+        share = min(env_steps / self.env_steps, 1.0)
+        return float((self.start + share * (self.final - self.start)) ** self.power)
+
+
+def epsilon_schedule(config: DqnConfig, actor: int, n_actors: int) -> EpsilonSchedule:
+    """The schedule of one actor; ε is 0 if only noisy layers explore.
+
+    On the ladder of Ape-X (Horgan et al., 2018) the power of actor i is 1 + α·i/(n - 1).
+    """
+    if config.exploration == "none":
+        return EpsilonSchedule(0.0, 0.0, 1)
+    power = 1.0
+    if config.epsilon_ladder is not None and n_actors > 1:
+        power += config.epsilon_ladder * actor / (n_actors - 1)
+    return EpsilonSchedule(config.epsilon_start, config.epsilon_final, config.epsilon_env_steps, power)
+
+
+def epsilon_greedy(values: Array, epsilon: float, rng: np.random.Generator) -> Array:
+    """(B,) the best action of each row, or with probability ε a random allowed one; without ε nothing is drawn.
+
+    values: (B, n), -inf for forbidden actions. Rows in which every action is forbidden count as free.
+    """
+    best: Array = values.argmax(1)
+    if epsilon == 0.0:
+        return best
+    random = rng.random(len(best)) < epsilon
+    if random.any():  # usually not; drawing actions takes a third of the network's time
+        forbidden = np.isneginf(values[random])
+        if forbidden.any():
+            allowed = ~forbidden | forbidden.all(1, keepdims=True)
+            drawn = rng.integers(0, allowed.sum(1))
+            best[random] = (allowed.cumsum(1) > drawn[:, None]).argmax(1)  # the drawn-th allowed one, from 0
+        else:
+            best[random] = rng.integers(0, values.shape[1], len(forbidden))
+    return best
+
+
+def sample_softmax(values: Array, temperature: float, rng: np.random.Generator) -> Array:
+    """(B,) actions drawn with probabilities proportional to exp(value/temperature). values: (B, n).
+
+    The argmax of values plus Gumbel noise has that distribution, and no exponential that could overflow.
+    """
+    actions: Array = (values.astype(np.float64) / temperature + rng.gumbel(size=values.shape)).argmax(1)
+    return actions
+
+
 def check_spec(config: DqnConfig, spec: EnvSpec) -> None:
-    """Raise UsageError where the spaces are not for this agent."""
+    """Raise UsageError unless the actions are discrete."""
     if spec.action.kind != "discrete":
         raise UsageError(
             f"agent={config.type} chooses among a finite number of actions, and this environment's are "
@@ -64,169 +106,153 @@ def check_spec(config: DqnConfig, spec: EnvSpec) -> None:
 def make_policy(
     config: DqnConfig, spec: EnvSpec, seed: int, actor: int = 0, n_actors: int = 1, incarnation: int = 0
 ) -> DqnPolicy:
-    """The acting part alone, for an actor or an evaluation. `seed` is the run's."""
-    net = QNetwork(spec, config, torch.Generator().manual_seed(0))
-    rng = seeding.generator(seed, *seeding.exploration_key(actor, incarnation))
-    flat = FlatModule(net)
-    explorer = make_explorer(config, actor, n_actors)
-    return DqnPolicy(flat, flat.initial(), config, explorer, rng, seed, spec.mask)
+    """The policy of an actor or an evaluation. `seed` is the run's."""
+    layout = FlatParams(QNetwork(spec, config, torch.Generator().manual_seed(0)))
+    return DqnPolicy(layout, layout.init(), config, spec, seed, actor, n_actors, incarnation)
 
 
-def make_agent(config: DqnConfig, spec: EnvSpec, seed: int, device: str = "cpu") -> Learner:
-    """A fresh agent. `seed` is the run's."""
+def make_agent(config: DqnConfig, spec: EnvSpec, seed: int, device: str = "cpu") -> NetworkAgent:
+    """A new agent. `seed` is the run's."""
     check_spec(config, spec)
     generator = torch.Generator().manual_seed(seeding.integer(seed, seeding.AGENT))
-    net = FlatModule(QNetwork(spec, config, generator))
-    state = DqnState.fresh(net.initial().to(torch.device(device)))
-    rng = seeding.generator(seed, *seeding.exploration_key(0, 0))
-    explorer = make_explorer(config, 0, 1)
-    policy = DqnPolicy(net, state.online.weights, config, explorer, rng, seed, spec.mask)
-    rule = DqnRule(net, config, state, seeding.generator(seed, *seeding.LEARNING), spec.mask)
-    return Learner(policy, rule, config.batch_size)
+    layout = FlatParams(QNetwork(spec, config, generator))
+    state = loss.DqnState.init(layout.init().to(torch.device(device)))
+    policy = DqnPolicy(layout, state.online.params, config, spec, seed)
+    algorithm = DqnAlgorithm(layout, state, config, spec, seed)
+    return NetworkAgent(policy, algorithm, config.batch_size)
+
+
+def agent_bytes(config: DqnConfig, spec: EnvSpec) -> tuple[int, int]:
+    """Bytes of the model and of the whole state of an agent; no memory is allocated for them."""
+    with torch.device("meta"):
+        return make_agent(config, spec, 0, "meta").nbytes()
 
 
 class DqnPolicy(NetworkPolicy):
-    """Explores in train mode; greedy, or random with eval_epsilon, and without noise in eval mode."""
+    """Acts by the Q-network. In eval mode it is greedy up to `eval_epsilon`, and the network has no noise."""
 
     def __init__(
         self,
-        net: FlatModule,
-        weights: Tensor,
+        layout: FlatParams,
+        params: Tensor,
         config: DqnConfig,
-        explorer: Explorer,
-        rng: np.random.Generator,
+        spec: EnvSpec,
         seed: int,
-        mask: str | None,
+        actor: int = 0,
+        n_actors: int = 1,
+        incarnation: int = 0,
     ) -> None:
-        super().__init__(net, weights, rng, seed)
-        self._mask = mask
+        super().__init__(layout, params, seed, actor, incarnation)
+        self._mask = spec.mask
         self._last: tuple[Array, Array] | None = None
-        self._head = make_head(config)
-        self._explorer = explorer
-        self._eval_epsilon = config.eval_epsilon
+        self._head = loss.make_head(config)
+        self._config = config
+        self._epsilon = epsilon_schedule(config, actor, n_actors)
         self._noise_size = cast(QNetwork, self._network).noise_size
 
-    def values(self, obs: dict[str, Tensor], draws: Draws = NO_DRAWS) -> Tensor:
-        """(B, n) expected returns, -inf of actions that are not allowed."""
-        return allowed(self._head.values(self._network(obs, draws)), obs, self._mask)
+    def values(self, obs: dict[str, Tensor], noise: Noise = NO_NOISE) -> Tensor:
+        """(B, n) expected returns, -inf for forbidden actions."""
+        return loss.mask_actions(self._head.values(self._network(obs, noise)), obs, self._mask)
+
+    def action_values(self, obs: Obs) -> Array:
+        """(B, n) expected returns, -inf for forbidden actions; without noise in the network."""
+        with torch.inference_mode():
+            values: Array = self.values(to_tensors(obs, self.params.device)).cpu().numpy()
+        return values
+
+    def action_quantiles(self, obs: Obs) -> Array:
+        """(B, n, k) quantiles of the return. Raises ValueError if the network does not learn quantiles."""
+        if not isinstance(self._head, loss.QuantileHead):
+            raise ValueError("the network of this agent has no quantiles\nallowed: agent=qrdqn or iqn")
+        with torch.inference_mode():
+            quantiles: Array = self._network(to_tensors(obs, self.params.device)).cpu().numpy()
+        return quantiles
 
     def _explore(self, obs: dict[str, Tensor], env_steps: int, env_ix: Sequence[int]) -> Array:
-        del env_ix
-        values = self.values(obs, self._noise()).cpu().numpy()
-        actions = self._explorer(values, env_steps, self._rng)
+        noise = NO_NOISE
+        if self._noise_size:
+            noise = Noise(normal=_normal(self._rng, self._noise_size, self.params.device))
+        values = self.values(obs, noise).cpu().numpy()
+        if self._config.exploration == "softmax":
+            actions = sample_softmax(values, self._config.temperature, self._rng)
+        else:
+            actions = epsilon_greedy(values, self._epsilon(env_steps), self._rng)
         self._last = values, actions
         return actions
 
-    def estimates(self) -> Estimates | None:
-        """Of the last actions in train mode, by the values they were chosen by."""
-        if self._last is None:
-            return None
-        values, actions = self._last
-        return Estimates(values.max(1), values[np.arange(len(actions)), actions])
-
     def _exploit(self, obs: dict[str, Tensor]) -> Array:
-        return explore(self.values(obs).cpu().numpy(), self._eval_epsilon, self._evaluation_rng)
+        return epsilon_greedy(self.values(obs).cpu().numpy(), self._config.eval_epsilon, self._eval_rng)
 
-    def _noise(self) -> Draws:
-        size = self._noise_size
-        return Draws(noise=_normal(self._rng, size, self._weights.device)) if size else NO_DRAWS
+    def extras(self) -> dict[str, Array]:
+        """(B,) values of the best and of the chosen action, of the last actions in train mode."""
+        if self._last is None:
+            return {}
+        values, actions = self._last
+        return {Q_MAX: values.max(1), Q_ACTION: values[np.arange(len(actions)), actions]}
 
 
-class DqnRule:
-    """Implements `agents.learner.Rule`."""
+class DqnAlgorithm(Algorithm):
+    """Double DQN (van Hasselt et al., 2016) with the extensions that the configuration selects."""
+
+    state: loss.DqnState
+    scalars = loss.SCALARS
 
     def __init__(
-        self,
-        net: FlatModule,
-        config: DqnConfig,
-        state: DqnState,
-        rng: np.random.Generator,
-        mask: str | None,
+        self, layout: FlatParams, state: loss.DqnState, config: DqnConfig, spec: EnvSpec, seed: int
     ) -> None:
-        self.state = state
-        self._mask = mask
-        self.rng = rng
-        self._net = net
+        super().__init__(state, {"online": layout, "target": layout}, seed)
+        self.networks = loss.DqnNetworks.bind(layout, state)
+        self._mask = spec.mask
         self._config = config
-        self._head: Head = make_head(config)
-        self._networks = DqnNetworks.over(net, state)
-        self._noise_size = cast(QNetwork, self._networks.online).noise_size
-        self._device = state.target.device
-        self._told = False
-
-    @property
-    def outcome(self) -> Outcome:
-        """Of the opt steps since the last record."""
-        return self.state.outcome
+        self._head = loss.make_head(config)
+        self._noise_size = cast(QNetwork, self.networks.online).noise_size
+        self._warned = False
 
     def opt_step(self, batch: TensorBatch, number: int) -> Tensor | None:
-        """As of `Rule`."""
-        del number
-        draws = self._draws(batch)
-        return opt_step(self._networks, self._head, self._config, self.state, batch, draws, self._mask)
+        noise = self.step_noise(len(batch.action))
+        return loss.opt_step(self.networks, self._head, self._config, self.state, batch, noise, self._mask)
 
     def update_targets(self, number: int) -> None:
-        """As of `Rule`."""
         if number % self._config.target_interval == 0:
-            update_target(self.state, self._config.target_tau)
+            polyak_(self.state.target, self.state.online.params, self._config.target_tau)
 
-    def means(self, sums: Sequence[float], opt_steps: int) -> dict[str, float]:
-        """As of `Rule`."""
-        return {name: total / opt_steps for name, total in zip(SCALARS, sums, strict=True)}
+    def reset_targets(self) -> None:
+        polyak_(self.state.target, self.state.online.params, 1.0)
 
-    def examine(self, batch: TensorBatch) -> dict[str, float]:
-        """As of `Rule`: how much of the targets a categorical head cuts off, which is told once where it is much."""
-        if not isinstance(self._head, CategoricalHead):
+    def batch_metrics(self, batch: TensorBatch) -> dict[str, float]:
+        """The share of the targets that a categorical head clips. Logs a warning, once, if it is large."""
+        if not isinstance(self._head, loss.CategoricalHead):
             return {}
-        share = beyond_atoms(self._networks, self._head, self._config, batch, self._mask)
-        if not math.isfinite(share):
-            return {}  # of a batch that was skipped
-        if share > _MUCH and not self._told:
-            self._told = True
+        share = loss.mean_share_clipped(self.networks, self._head, self._config, batch, self._mask)
+        if not math.isfinite(share):  # the opt step of this batch was skipped
+            return {}
+        if share > _MAX_CLIPPED and not self._warned:
+            self._warned = True
             _logger.warning(
                 "%.0f%% of the TD targets lie outside agent.v_min=%g … agent.v_max=%g and are clipped; widen the range",
                 100 * share,
                 self._config.v_min,
                 self._config.v_max,
             )
-        return {"agent/target_beyond": share}
+        return {"agent/target_clipped": share}
 
-    def vectors(self) -> dict[str, tuple[FlatModule, Tensor]]:
-        """As of `Rule`."""
-        online = self.state.online
-        named = {
-            "online": online.weights,
-            "target": self.state.target,
-            "adam_mean": online.mean,
-            "adam_variance": online.variance,
-        }
-        return {label: (self._net, vector) for label, vector in named.items()}
+    def step_noise(self, rows: int) -> loss.StepNoise:
+        """New random numbers of one opt step: noise for all three passes, quantile levels for the two that are compared.
 
-    def counts(self) -> dict[str, Tensor]:
-        """As of `Rule`."""
-        return {"adam_count": self.state.online.count}
-
-    def restart(self) -> None:
-        """The target becomes what the online network is."""
-        update_target(self.state, 1.0)
-
-    def _draws(self, batch: TensorBatch) -> StepDraws:
-        """Noise for each of the three passes (Fortunato et al., 2018), levels for the two that are compared."""
-        config, rows = self._config, len(batch.action)
-        if not self._noise_size and config.head != "implicit_quantile":
-            return NO_STEP_DRAWS
+        rows: of the batch.
+        """
+        config, device = self._config, self.state.target.device
+        is_implicit = config.head == "implicit_quantile"
+        if not self._noise_size and not is_implicit:
+            return loss.NO_STEP_NOISE
         taus: list[Tensor | None] = [None, None, None]
-        if config.head == "implicit_quantile":
-            taus[0] = self._levels(rows, config.quantiles)
-            taus[1] = self._levels(rows, config.target_quantiles)
-        noises: list[Tensor | None] = [None, None, None]
+        if is_implicit:
+            for i, n in enumerate((config.quantiles, config.target_quantiles)):
+                taus[i] = torch.from_numpy(self.rng.random((rows, n), np.float32)).to(device)
+        normals: list[Tensor | None] = [None, None, None]
         if self._noise_size:
-            drawn = _normal(self.rng, 3 * self._noise_size, self._device)
-            noises = list(drawn.split(self._noise_size))
-        return StepDraws(*(Draws(tau, noise) for tau, noise in zip(taus, noises, strict=True)))
-
-    def _levels(self, rows: int, n: int) -> Tensor:
-        return torch.from_numpy(self.rng.random((rows, n), np.float32)).to(self._device)
+            normals = list(_normal(self.rng, 3 * self._noise_size, device).split(self._noise_size))
+        return loss.StepNoise(*(Noise(tau, normal) for tau, normal in zip(taus, normals, strict=True)))
 
 
 def _normal(rng: np.random.Generator, n: int, device: torch.device) -> Tensor:

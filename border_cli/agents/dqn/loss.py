@@ -1,85 +1,210 @@
-"""Targets, loss and update of the value-based family, as functions of tensors."""
+"""Targets, losses and the opt step of the value-based family, as functions of tensors.
+
+A head defines what the network's outputs mean: a mean return (DQN, Mnih et al., 2015), probabilities of fixed returns (C51,
+Bellemare et al., 2017) or quantiles of the return (QR-DQN and IQN, Dabney et al., 2018).
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import log_softmax, mse_loss, smooth_l1_loss, softmax
 
-from border_cli.agents.adam import Trained, clip_norm_
-from border_cli.agents.batches import TensorBatch
 from border_cli.agents.dqn.config import DqnConfig
-from border_cli.agents.dqn.heads import CategoricalHead, Head
-from border_cli.agents.dqn.network import NO_DRAWS, Draws
-from border_cli.agents.flat import FlatModule, flat_gradient
-from border_cli.agents.outcome import Outcome
+from border_cli.agents.dqn.network import NO_NOISE, Noise
+from border_cli.agents.params import AdamState, FlatParams, StepStats, TensorBatch, clip_norm_, flat_gradient
+from border_cli.agents.quantiles import midpoints, quantile_huber
+
+_ROUNDING = 1e-5
+"""Share of the range of the atoms that float32 rounding can move an atom by."""
+
+
+class Head(ABC):
+    """Values, targets and losses of a network's outputs (..., k), k numbers per action."""
+
+    @abstractmethod
+    def values(self, outputs: Tensor) -> Tensor:
+        """(..., k) → (...): expected returns."""
+
+    def target(self, outputs: Tensor, reward: Tensor, discount: Tensor, terminated: Tensor) -> Tensor:
+        """TD targets (B, k): by default r + γ^m·output, and r alone where terminated.
+
+        Args:
+            outputs: (B, k) of the next state and the action selected there; ignored where terminated, even if infinite.
+            reward, discount, terminated: (B,) n-step sum, γ^m, and bool.
+        """
+        return _returns(outputs, reward, discount, terminated)
+
+    def target_values(self, target: Tensor) -> Tensor:
+        """(B, k) → (B,): the expected returns of targets."""
+        return self.values(target)
+
+    @abstractmethod
+    def loss(self, outputs: Tensor, target: Tensor, tau: Tensor | None) -> Tensor:
+        """(B,) losses. tau: (B, k) quantile levels of the outputs of IQN, else None."""
+
+    def error(self, outputs: Tensor, target: Tensor) -> Tensor:
+        """(B,) absolute errors for priorities, by default those of the expected returns."""
+        return (self.values(outputs) - self.target_values(target)).abs()
+
+
+def _returns(outputs: Tensor, reward: Tensor, discount: Tensor, terminated: Tensor) -> Tensor:
+    """(B, k): r + γ^m·output, and r alone where terminated; by `where`, because the product 0·inf is NaN."""
+    bootstrap = torch.where(terminated.unsqueeze(1), 0.0, outputs)
+    return reward.unsqueeze(1) + discount.unsqueeze(1) * bootstrap
+
+
+class ScalarHead(Head):
+    """The mean return, k = 1, with the Huber or squared loss of the TD error."""
+
+    def __init__(self, loss: str) -> None:
+        self._loss = smooth_l1_loss if loss == "huber" else mse_loss
+
+    def values(self, outputs: Tensor) -> Tensor:
+        return outputs.squeeze(-1)
+
+    def loss(self, outputs: Tensor, target: Tensor, tau: Tensor | None) -> Tensor:
+        return self._loss(outputs, target, reduction="none").squeeze(-1)
+
+
+class CategoricalHead(Head):
+    """C51: logits of the probabilities of k = `atoms` returns z_i, evenly spaced from v_min to v_max."""
+
+    def __init__(self, atoms: int, v_min: float, v_max: float) -> None:
+        self._n = atoms
+        self._v_min, self._v_max = v_min, v_max
+        self._atoms = torch.linspace(v_min, v_max, atoms)
+
+    def values(self, outputs: Tensor) -> Tensor:
+        """Σ p_i·z_i of logits."""
+        return softmax(outputs, -1) @ self._support(outputs)
+
+    def target_values(self, target: Tensor) -> Tensor:
+        """Σ p_i·z_i of probabilities: targets are no logits."""
+        return target @ self._support(target)
+
+    def target(self, outputs: Tensor, reward: Tensor, discount: Tensor, terminated: Tensor) -> Tensor:
+        """Probabilities (B, atoms): the next state's distribution, shifted and projected on the atoms."""
+        return self.project(*self._shifted(outputs, reward, discount, terminated))
+
+    def project(self, p: Tensor, tz: Tensor) -> Tensor:
+        """Project a distribution on the atoms (Bellemare et al., 2017, algorithm 1).
+
+        Each return Tz_j is clipped to [v_min, v_max] and its probability is shared between the two nearest atoms, in
+        proportion to how near they are: with b = (Tz_j - v_min)/Δz between the atoms l and u = l + 1, atom l gets
+        p_j·(u - b) and atom u gets p_j·(b - l).
+
+        p: (B, atoms) probabilities of the returns tz: (B, atoms), r + γ^m·z_j. Returns (B, atoms) those of the atoms.
+        """
+        tz = tz.clamp(self._v_min, self._v_max)
+        b = (tz - self._v_min) * ((self._n - 1) / (self._v_max - self._v_min))
+        # l is at most the last atom but one, so that u exists: a return on the last atom has b - l = 1. The index of a
+        # NaN return is 0, but its weight stays NaN, so that the loss shows it.
+        l = b.detach().nan_to_num().floor().clamp(0, self._n - 2)  # noqa: E741 - the paper's symbol
+        weight_u = (b - l).clamp(0.0, 1.0)  # rounding can put b slightly outside [l, u]
+        ix = l.long()
+        m = torch.zeros_like(p).scatter_add_(1, ix, p * (1 - weight_u))
+        return m.scatter_add_(1, ix + 1, p * weight_u)
+
+    def share_clipped(self, outputs: Tensor, reward: Tensor, discount: Tensor, terminated: Tensor) -> Tensor:
+        """(B,) probability of the returns that `project` clips by more than rounding. Arguments: see `target`."""
+        p, tz = self._shifted(outputs, reward, discount, terminated)
+        slack = _ROUNDING * (self._v_max - self._v_min)
+        clipped = (tz < self._v_min - slack) | (tz > self._v_max + slack)
+        return torch.where(clipped, p, 0.0).sum(1)
+
+    def loss(self, outputs: Tensor, target: Tensor, tau: Tensor | None) -> Tensor:
+        """(B,) cross-entropies."""
+        return -(target * log_softmax(outputs, -1)).sum(-1)
+
+    def error(self, outputs: Tensor, target: Tensor) -> Tensor:
+        """(B,) Kullback-Leibler divergences, the cross-entropies minus the targets' entropies (as Rainbow's priorities)."""
+        entropy = -torch.xlogy(target, target).sum(-1)
+        return (self.loss(outputs, target, None) - entropy).clamp(min=0.0)
+
+    def _shifted(
+        self, outputs: Tensor, reward: Tensor, discount: Tensor, terminated: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """(B, atoms) probabilities p_j of the next state, and the returns Tz_j = r + γ^m·z_j."""
+        p = softmax(torch.where(terminated.unsqueeze(1), 0.0, outputs), -1)
+        z = self._support(outputs).expand_as(outputs)
+        return p, _returns(z, reward, discount, terminated)
+
+    def _support(self, like: Tensor) -> Tensor:
+        if self._atoms.device != like.device:
+            self._atoms = self._atoms.to(like.device)
+        return self._atoms
+
+
+class QuantileHead(Head):
+    """k quantiles of the return, learnt by quantile regression. Without given levels they are (i + 1/2)/k."""
+
+    def values(self, outputs: Tensor) -> Tensor:
+        """The mean of the quantiles."""
+        return outputs.mean(-1)
+
+    def loss(self, outputs: Tensor, target: Tensor, tau: Tensor | None) -> Tensor:
+        """(B,) quantile Huber losses."""
+        return quantile_huber(outputs, target, midpoints(outputs.shape[1], outputs) if tau is None else tau)
+
+
+def make_head(config: DqnConfig) -> Head:
+    """The head that a configuration describes."""
+    match config.head:
+        case "categorical":
+            return CategoricalHead(config.atoms, config.v_min, config.v_max)
+        case "quantile" | "implicit_quantile":
+            return QuantileHead()
+        case _:
+            return ScalarHead(config.loss)
+
 
 SCALARS = ("loss", "q_mean", "target_mean", "grad_norm")
-"""What an opt step yields, in the order of its sums."""
+"""Scalars that an opt step adds to the statistics."""
 
 
 @dataclass
 class DqnState:
-    """Everything an opt step reads and changes. online: with Adam's moments · target: weights."""
+    """Everything that an opt step reads and changes. target: (n,) parameters of the target network."""
 
-    online: Trained
+    online: AdamState
     target: Tensor
-    outcome: Outcome
+    stats: StepStats
 
     @staticmethod
-    def fresh(weights: Tensor) -> DqnState:
-        """State before the first opt step. The weights are used in place."""
-        return DqnState(Trained.fresh(weights), weights.clone(), Outcome.fresh(len(SCALARS), weights.device))
+    def init(params: Tensor) -> DqnState:
+        """The state before the first opt step. `params` is used in place."""
+        return DqnState(AdamState.init(params), params.clone(), StepStats.init(len(SCALARS), params.device))
 
 
 @dataclass(frozen=True)
 class DqnNetworks:
-    """The two networks, working with the weights of a state."""
+    """The online and the target network, bound to the parameters in a state."""
 
     online: nn.Module
     target: nn.Module
-    online_parameters: tuple[nn.Parameter, ...]
+    online_params: tuple[nn.Parameter, ...]
 
     @staticmethod
-    def over(net: FlatModule, state: DqnState) -> DqnNetworks:
-        """Networks of this kind over this state's vectors."""
-        online = net.over(state.online.weights)
-        return DqnNetworks(online, net.over(state.target), tuple(online.parameters()))
+    def bind(layout: FlatParams, state: DqnState) -> DqnNetworks:
+        """Networks of this layout whose parameters are views of the state's vectors."""
+        online = layout.bind(state.online.params)
+        return DqnNetworks(online, layout.bind(state.target), tuple(online.parameters()))
 
 
 @dataclass(frozen=True, eq=False)
-class StepDraws:
-    """What chance has to do with one opt step: forward passes of the online network, of the target's, and of choosing."""
+class StepNoise:
+    """Random numbers of the three passes of an opt step: online network, target network, selection of the next action."""
 
-    online: Draws = NO_DRAWS
-    target: Draws = NO_DRAWS
-    choosing: Draws = NO_DRAWS
-
-
-NO_STEP_DRAWS = StepDraws()
+    online: Noise = NO_NOISE
+    target: Noise = NO_NOISE
+    select: Noise = NO_NOISE
 
 
-def td_target(
-    head: Head, outputs: Tensor, choosing: Tensor, reward: Tensor, discount: Tensor, terminated: Tensor
-) -> Tensor:
-    """What the outputs of the present states' actions are to become, as `Head.target` says.
-
-    outputs: (B, n, k) of the next states, by the target network · choosing: (B, n) values by which their action is
-    chosen; by the online network for double DQN.
-    """
-    return head.target(of_action(outputs, choosing.argmax(1)), reward, discount, terminated)
-
-
-def allowed(values: Tensor, obs: dict[str, Tensor], mask: str | None) -> Tensor:
-    """(B, n) values, -inf where the observation's mask forbids the action."""
-    return values if mask is None else values.masked_fill(obs[mask] == 0, -torch.inf)
-
-
-def of_action(outputs: Tensor, action: Tensor) -> Tensor:
-    """(B, n, k) and (B,) → (B, k)."""
-    ix = action.view(-1, 1, 1).expand(-1, 1, outputs.shape[2])
-    return outputs.gather(1, ix).squeeze(1)
+NO_STEP_NOISE = StepNoise()
 
 
 def opt_step(
@@ -88,59 +213,78 @@ def opt_step(
     config: DqnConfig,
     state: DqnState,
     batch: TensorBatch,
-    draws: StepDraws = NO_STEP_DRAWS,
+    noise: StepNoise = NO_STEP_NOISE,
     mask: str | None = None,
 ) -> Tensor | None:
-    """One opt step in place, target update left out: targets, loss, gradient, clipping, Adam. (B,) absolute errors of
-    a weighted batch.
+    """One opt step in place, without the target update: targets, loss, gradient, clipping, Adam.
 
-    mask: name of the leaf that says which actions are allowed, None where all are. Importance weights multiply the losses
-    of the rows. If any of the scalars, the gradient's norm among them, is not finite, the step is skipped: weights,
-    moments and Adam's count stay as they are.
+    If a scalar of the statistics is not finite, the step is skipped: parameters, moments and Adam's step count stay as
+    they are.
+
+    Args:
+        batch: its importance weights, if it has any, multiply the losses of the rows.
+        mask: name of the observation leaf that marks the allowed actions; None if all are allowed.
+
+    Returns:
+        (B,) absolute errors if the batch has weights, else None.
     """
     with torch.no_grad():
-        next_outputs, choosing = _of_next(nets, head, config, batch, draws, mask)
-        target = td_target(head, next_outputs, choosing, batch.reward, batch.discount, batch.terminated)
-    outputs = of_action(nets.online(batch.obs, draws.online), batch.action)
-    losses = head.loss(outputs, target, draws.online.tau)
+        next_outputs, q_select = _next_outputs(nets, head, config, batch, noise, mask)
+        target = td_target(head, next_outputs, q_select, batch.reward, batch.discount, batch.terminated)
+    outputs = gather_action(nets.online(batch.obs, noise.online), batch.action)
+    losses = head.loss(outputs, target, noise.online.tau)
     loss = losses.mean() if batch.weight is None else (batch.weight * losses).mean()
-    gradient = flat_gradient(loss, nets.online_parameters)
+    gradient = flat_gradient(loss, nets.online_params)
     with torch.no_grad():
         norm = clip_norm_(gradient, config.max_grad_norm)
-        skip = state.outcome.take(
-            (loss, head.values(outputs).mean(), head.target_values(target).mean(), norm)
-        )
-        state.online.step(gradient, config.lr, config.adam_eps, skip)
+        skip = state.stats.add((loss, head.values(outputs).mean(), head.target_values(target).mean(), norm))
+        state.online.update(gradient, config.lr, config.adam_eps, skip)
         return None if batch.weight is None else head.error(outputs, target)
 
 
+def td_target(
+    head: Head, outputs: Tensor, q_select: Tensor, reward: Tensor, discount: Tensor, terminated: Tensor
+) -> Tensor:
+    """TD targets (B, k), bootstrapped from the next action with the largest `q_select`.
+
+    Args:
+        outputs: (B, n, k) of the target network in the next states.
+        q_select: (B, n) values that select the next action; in double DQN those of the online network.
+        reward, discount, terminated: (B,).
+    """
+    return head.target(gather_action(outputs, q_select.argmax(1)), reward, discount, terminated)
+
+
+def gather_action(outputs: Tensor, action: Tensor) -> Tensor:
+    """(B, n, k) outputs → (B, k), those of the actions (B,)."""
+    ix = action.view(-1, 1, 1).expand(-1, 1, outputs.shape[2])
+    return outputs.gather(1, ix).squeeze(1)
+
+
+def mask_actions(values: Tensor, obs: dict[str, Tensor], mask: str | None) -> Tensor:
+    """(B, n) values, -inf where the observation's mask forbids the action."""
+    return values if mask is None else values.masked_fill(obs[mask] == 0, -torch.inf)
+
+
+def _next_outputs(
+    nets: DqnNetworks, head: Head, config: DqnConfig, batch: TensorBatch, noise: StepNoise, mask: str | None
+) -> tuple[Tensor, Tensor]:
+    """In the next states: (B, n, k) outputs of the target network, and (B, n) values that select the action."""
+    outputs = nets.target(batch.next_obs, noise.target)
+    if config.double:
+        selecting = nets.online(batch.next_obs, noise.select)
+    elif noise.target.tau is not None:  # IQN: random levels for the target, fixed ones to select the action
+        selecting = nets.target(batch.next_obs, noise.select)
+    else:
+        selecting = outputs
+    return outputs, mask_actions(head.values(selecting), batch.next_obs, mask)
+
+
 @torch.no_grad()
-def beyond_atoms(
+def mean_share_clipped(
     nets: DqnNetworks, head: CategoricalHead, config: DqnConfig, batch: TensorBatch, mask: str | None = None
 ) -> float:
-    """Mean share of this batch's targets that the atoms cut off, by networks without noise."""
-    outputs, choosing = _of_next(nets, head, config, batch, NO_STEP_DRAWS, mask)
-    chosen = of_action(outputs, choosing.argmax(1))
-    return head.beyond(chosen, batch.reward, batch.discount, batch.terminated).mean().item()
-
-
-def _of_next(
-    nets: DqnNetworks, head: Head, config: DqnConfig, batch: TensorBatch, draws: StepDraws, mask: str | None
-) -> tuple[Tensor, Tensor]:
-    """Of the next states: (B, n, k) outputs of the target network, and (B, n) values by which their action is chosen."""
-    outputs = nets.target(batch.next_obs, draws.target)
-    if config.double:
-        choosing = nets.online(batch.next_obs, draws.choosing)
-    elif draws.target.tau is not None:  # levels of the target's are random, those of choosing are not
-        choosing = nets.target(batch.next_obs, draws.choosing)
-    else:
-        choosing = outputs
-    return outputs, allowed(head.values(choosing), batch.next_obs, mask)
-
-
-def update_target(state: DqnState, tau: float) -> None:
-    """Move the target weights by the share tau towards the online ones; 1 copies them."""
-    if tau == 1.0:
-        state.target.copy_(state.online.weights)
-    else:
-        state.target.lerp_(state.online.weights, tau)
+    """Mean probability of this batch's targets outside the range of the atoms; computed without noise."""
+    outputs, q_select = _next_outputs(nets, head, config, batch, NO_STEP_NOISE, mask)
+    selected = gather_action(outputs, q_select.argmax(1))
+    return head.share_clipped(selected, batch.reward, batch.discount, batch.terminated).mean().item()

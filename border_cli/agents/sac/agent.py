@@ -1,7 +1,4 @@
-"""The actor-critic family: the policy that acts, and the rule by which it and its critics learn.
-
-A module named in `border_cli.config.registry` offers `check_spec`, `make_policy` and `make_agent`, as this one does.
-"""
+"""The actor-critic family: the policy that acts, and the algorithm that trains it and its critics."""
 
 from __future__ import annotations
 
@@ -12,29 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from border_cli.agents.batches import TensorBatch
-from border_cli.agents.flat import FlatModule
-from border_cli.agents.learner import POLICY_STEPS, Learner
-from border_cli.agents.outcome import Outcome
-from border_cli.agents.policy import NetworkPolicy
-from border_cli.agents.sac.bounds import Bounds
+from border_cli.agents.agent import Algorithm, NetworkAgent, NetworkPolicy
+from border_cli.agents.params import FlatParams, TensorBatch
+from border_cli.agents.sac import loss
 from border_cli.agents.sac.config import SacConfig
-from border_cli.agents.sac.explorer import LastingNoise, OrnsteinUhlenbeck, StateDependentNoise
-from border_cli.agents.sac.loss import (
-    SCALARS,
-    Rules,
-    SacNets,
-    SacNetworks,
-    SacState,
-    StepDraws,
-    opt_step,
-    update_targets,
-)
-from border_cli.agents.sac.network import Critics, EntropyCoefficient, PolicyNetwork
+from border_cli.agents.sac.network import Critics, EntropyCoefficient, PolicyNetwork, TanhBijector
 from border_cli.core.errors import UsageError
 from border_cli.core.metrics import declare
 from border_cli.core.spaces import Array, EnvSpec
-from border_cli.core.state import require
+from border_cli.core.state import State, check_like
 from border_cli.runtime import seeding
 
 declare("agent/critic_loss", "", "mean loss of the critics, summed over them")
@@ -45,12 +28,9 @@ declare("agent/entropy_coef", "reward", "weight of the entropy")
 declare("agent/entropy", "nats", "mean of minus the log-probability of the policy's actions")
 declare("agent/grad_norm", "", "mean gradient norm before clipping")
 
-_NOISE = "noise"
-_OF_POLICY_STEPS = ("policy_loss", "entropy")
-
 
 def check_spec(config: SacConfig, spec: EnvSpec) -> None:
-    """Raise UsageError where the spaces are not for this agent."""
+    """Raise UsageError unless the actions are a box."""
     if spec.action.kind != "box":
         raise UsageError(
             f"agent={config.type} gives real numbers, and this environment has {spec.action.n} actions to choose from\n"
@@ -65,191 +45,236 @@ def check_spec(config: SacConfig, spec: EnvSpec) -> None:
 def make_policy(
     config: SacConfig, spec: EnvSpec, seed: int, actor: int = 0, n_actors: int = 1, incarnation: int = 0
 ) -> SacPolicy:
-    """The acting part alone, for an actor or an evaluation. `seed` is the run's."""
+    """The policy of an actor or an evaluation. `seed` is the run's."""
     del n_actors
-    net = FlatModule(PolicyNetwork(spec, config, torch.Generator().manual_seed(0)))
-    rng = seeding.generator(seed, *seeding.exploration_key(actor, incarnation))
-    return SacPolicy(net, net.initial(), config, spec, rng, seed)
+    layout = FlatParams(PolicyNetwork(spec, config, torch.Generator().manual_seed(0)))
+    return SacPolicy(layout, layout.init(), config, spec, seed, actor, incarnation)
 
 
-def make_agent(config: SacConfig, spec: EnvSpec, seed: int, device: str = "cpu") -> Learner:
-    """A fresh agent. `seed` is the run's."""
+def make_agent(config: SacConfig, spec: EnvSpec, seed: int, device: str = "cpu") -> NetworkAgent:
+    """A new agent. `seed` is the run's."""
     check_spec(config, spec)
     generator = torch.Generator().manual_seed(seeding.integer(seed, seeding.AGENT))
-    is_learnt = config.policy == "gaussian" and config.entropy_coef is None
-    nets = SacNets(
-        FlatModule(PolicyNetwork(spec, config, generator)),
-        FlatModule(Critics(spec, config, generator)),
-        FlatModule(EntropyCoefficient(config.entropy_coef_start)) if is_learnt else None,
-    )
     where = torch.device(device)
-    state = SacState.fresh(nets, config, where)
-    rng = seeding.generator(seed, *seeding.exploration_key(0, 0))
-    policy = SacPolicy(nets.policy, state.policy.weights, config, spec, rng, seed)
-    rule = SacRule(nets, rules(config, spec, where), state, seeding.generator(seed, *seeding.LEARNING))
-    return Learner(policy, rule, config.batch_size)
+    policy_layout = FlatParams(PolicyNetwork(spec, config, generator))
+    critics_layout = FlatParams(Critics(spec, config, generator))
+    layouts = {"policy": policy_layout, "critics": critics_layout, "critics_target": critics_layout}
+    if config.policy == "deterministic":
+        layouts["policy_target"] = policy_layout
+    elif config.entropy_coef is None:
+        layouts["alpha"] = FlatParams(EntropyCoefficient(config.entropy_coef_start))
+    state = loss.SacState.init(layouts, where)
+    policy = SacPolicy(policy_layout, state.policy.params, config, spec, seed)
+    bijector = TanhBijector(spec.action).to(where)
+    target_entropy = -float(bijector.n_free) if config.target_entropy is None else config.target_entropy
+    constants = loss.SacConstants(config, bijector, target_entropy)
+    return NetworkAgent(policy, SacAlgorithm(layouts, state, constants, seed), config.batch_size)
 
 
-def rules(config: SacConfig, spec: EnvSpec, device: torch.device) -> Rules:
-    """What does not change."""
-    bounds = Bounds(spec.action).to(device)
-    wanted = -float(bounds.freedom) if config.target_entropy is None else config.target_entropy
-    return Rules(config, bounds, wanted)
+def agent_bytes(config: SacConfig, spec: EnvSpec) -> tuple[int, int]:
+    """Bytes of the model and of the whole state of an agent; no memory is allocated for them."""
+    with torch.device("meta"):
+        return make_agent(config, spec, 0, "meta").nbytes()
+
+
+_DT = 0.01
+_MAX_SEED = 2**63 - 1
+
+
+class OrnsteinUhlenbeck:
+    """Ornstein-Uhlenbeck noise of `size` components (Lillicrap et al., 2016): x ← x - θ·x·dt + σ·√dt·N(0, 1)."""
+
+    def __init__(self, size: int, std: float, theta: float) -> None:
+        self._size = size
+        self._std = std
+        self._theta = theta
+        self._x: dict[int, Array] = {}
+
+    def begin_episode(self, env_ix: int) -> None:
+        self._x.pop(env_ix, None)
+
+    def sample(self, env_ix: Sequence[int], rng: np.random.Generator) -> Array:
+        """(k, size) float64 of these environments, one env step later."""
+        before = np.stack([self._x.get(i, np.zeros(self._size)) for i in env_ix])
+        normal = rng.standard_normal(before.shape)
+        after: Array = before - self._theta * _DT * before + self._std * np.sqrt(_DT) * normal
+        self._x |= dict(zip(env_ix, after, strict=True))
+        return after
+
+    def state(self) -> dict[str, Any]:
+        return {str(i): x.tolist() for i, x in sorted(self._x.items())}
+
+    def load_state(self, state: Any) -> None:
+        saved = _by_env(state, [0.0] * self._size)
+        self._x = {i: np.array(x, np.float64) for i, x in saved.items()}
+
+
+class StateDependentNoise:
+    """A matrix of standard normal numbers per environment (gSDE, Raffin et al., 2021), saved as the seed that generates it.
+
+    interval: env steps after which an environment gets a new matrix; None: only when an episode begins.
+    """
+
+    def __init__(self, shape: tuple[int, ...], interval: int | None = None) -> None:
+        self._shape = shape
+        self._interval = interval
+        self._seeds: dict[int, int] = {}
+        self._uses: dict[int, int] = {}
+        self._matrices: dict[int, Array] = {}
+
+    def begin_episode(self, env_ix: int) -> None:
+        """The next `sample` draws a new matrix."""
+        for by_env in (self._seeds, self._uses, self._matrices):
+            by_env.pop(env_ix, None)
+
+    def sample(self, env_ix: Sequence[int], rng: np.random.Generator) -> Array:
+        """(k, *shape) float32 of these environments, for one env step."""
+        for i in env_ix:
+            if self._uses.get(i) == self._interval:
+                self.begin_episode(i)
+            if i not in self._seeds:
+                self._seeds[i], self._uses[i] = int(rng.integers(0, _MAX_SEED)), 0
+            if i not in self._matrices:
+                own = np.random.Generator(np.random.PCG64(self._seeds[i]))
+                self._matrices[i] = own.standard_normal(self._shape, np.float32)
+            self._uses[i] += 1
+        return np.stack([self._matrices[i] for i in env_ix])
+
+    def state(self) -> dict[str, Any]:
+        """The seed of each environment's matrix, and how often it was used, as JSON values."""
+        return {str(i): [seed, self._uses[i]] for i, seed in sorted(self._seeds.items())}
+
+    def load_state(self, state: Any) -> None:
+        saved = _by_env(state, [0, 0])
+        self._seeds = {i: seed for i, (seed, _) in saved.items()}
+        self._uses = {i: uses for i, (_, uses) in saved.items()}
+        self._matrices = {}
+
+
+CorrelatedNoise = OrnsteinUhlenbeck | StateDependentNoise
+
+
+def _by_env(state: Any, example: list[Any]) -> dict[int, list[Any]]:
+    """Saved lists by environment. Raises IncompatibleStateError unless each is like the example."""
+    lists = list(state.values()) if isinstance(state, dict) else state
+    check_like(State({}, {"noise": lists}), State({}, {"noise": [example]}), "the policy")
+    return {int(i): values for i, values in state.items()}
 
 
 class SacPolicy(NetworkPolicy):
-    """Uniform actions at first, then those of the policy with noise in train mode; its mean in eval mode."""
+    """Acts by the policy network: with noise in train mode, after uniform actions at first; by the mean in eval mode."""
 
     def __init__(
         self,
-        net: FlatModule,
-        weights: Tensor,
+        layout: FlatParams,
+        params: Tensor,
         config: SacConfig,
         spec: EnvSpec,
-        rng: np.random.Generator,
         seed: int,
+        actor: int = 0,
+        incarnation: int = 0,
     ) -> None:
-        super().__init__(net, weights, rng, seed)
+        super().__init__(layout, params, seed, actor, incarnation)
         self._config = config
         self._shape = spec.action.shape
-        self._bounds = Bounds(spec.action).to(weights.device)
+        self._bijector = TanhBijector(spec.action).to(params.device)
         self._low, self._high = (np.array(b, np.float32) for b in (spec.action.low, spec.action.high))
-        self._noise = _lasting_noise(config, cast(PolicyNetwork, self._network))
+        self._noise: CorrelatedNoise | None = None
+        if config.exploration == "state_dependent":
+            shape = cast(PolicyNetwork, self._network).log_std.shape
+            self._noise = StateDependentNoise(tuple(shape), config.noise_interval)
+        elif config.exploration == "ornstein_uhlenbeck":
+            self._noise = OrnsteinUhlenbeck(self._bijector.size, config.noise_std, config.noise_theta)
 
     def begin_episode(self, env_ix: int) -> None:
-        """Its noise begins anew."""
         if self._noise is not None:
             self._noise.begin_episode(env_ix)
 
     def generator_state(self) -> dict[str, Any]:
-        """State of the exploration generator, and of what lasts for an episode, as JSON values."""
-        noise = {} if self._noise is None else {_NOISE: self._noise.state()}
+        noise = {} if self._noise is None else {"noise": self._noise.state()}
         return super().generator_state() | noise
 
     def load_generator_state(self, state: dict[str, Any]) -> None:
-        """Explore on from a saved state."""
-        require(state, (), "the policy's generator")
-        own = dict(state)
-        noise = own.pop(_NOISE, {})
-        super().load_generator_state(own)
         if self._noise is not None:
-            self._noise.load_state(noise)
+            kinds = dict.fromkeys(self.generator_state())
+            check_like(State({}, {"policy": state}), State({}, {"policy": kinds}), "the generators")
+            self._noise.load_state(state["noise"])
+            state = {name: value for name, value in state.items() if name != "noise"}
+        super().load_generator_state(state)
 
     def _explore(self, obs: dict[str, Tensor], env_steps: int, env_ix: Sequence[int]) -> Array:
         rows = len(next(iter(obs.values())))
         if env_steps < self._config.random_env_steps:
-            share = self._rng.random((rows, self._bounds.size), np.float32)
+            share = self._rng.random((rows, self._bijector.size), np.float32)
             return self._stored(self._low * (1 - share) + self._high * share)
         given = self._network(obs)
-        if self._config.policy == "deterministic":
-            x = torch.tanh(given.mean) + self._noise_on_actions(rows, env_ix)
-            return self._stored(self._bounds.scaled(x.clamp(-1.0, 1.0)))
         if isinstance(self._noise, StateDependentNoise):
             matrices = self._tensor(self._noise.sample(env_ix or range(rows), self._rng))
-            weights = matrices * cast(PolicyNetwork, self._network).deviation()
+            weights = matrices * cast(PolicyNetwork, self._network).noise_std()  # (B, f, d)
             u = given.mean + torch.bmm(given.features.unsqueeze(1), weights).squeeze(1)
+            return self._stored(self._bijector.squash(u))
+        if isinstance(self._noise, OrnsteinUhlenbeck):
+            noise = self._tensor(self._noise.sample(env_ix or range(rows), self._rng).astype(np.float32))
         else:
-            normal = self._rng.standard_normal((rows, self._bounds.size), np.float32)
-            u = given.mean + given.std * self._tensor(normal)
-        return self._stored(self._bounds.squashed(u))
+            normal = self._rng.standard_normal((rows, self._bijector.size), np.float32)
+            if self._config.policy == "gaussian":
+                return self._stored(self._bijector.squash(given.mean + given.std * self._tensor(normal)))
+            noise = self._tensor(self._config.noise_std * normal)
+        # a deterministic policy: the noise is added to the action, in half ranges
+        return self._stored(self._bijector.scale((torch.tanh(given.mean) + noise).clamp(-1.0, 1.0)))
 
     def _exploit(self, obs: dict[str, Tensor]) -> Array:
-        return self._stored(self._bounds.squashed(self._network(obs).mean))
-
-    def _noise_on_actions(self, rows: int, env_ix: Sequence[int]) -> Tensor:
-        """(rows, d) noise on the actions of a deterministic policy, in half ranges."""
-        if isinstance(self._noise, OrnsteinUhlenbeck):
-            return self._tensor(self._noise.sample(env_ix or range(rows), self._rng).astype(np.float32))
-        normal = self._rng.standard_normal((rows, self._bounds.size), np.float32)
-        return self._tensor(self._config.noise_std * normal)
+        return self._stored(self._bijector.squash(self._network(obs).mean))
 
     def _stored(self, action: Tensor | Array) -> Array:
-        """(rows, *shape) float32 within the bounds, whatever was rounded; NaN becomes the lower one."""
+        """(B, d) actions → (B, *shape) float32, clipped to the bounds after rounding; NaN becomes the lower bound."""
         rows = action.cpu().numpy() if isinstance(action, Tensor) else action
         inside = np.fmin(np.fmax(rows, self._low), self._high)
         return np.asarray(inside, np.float32).reshape(len(rows), *self._shape)
 
     def _tensor(self, array: Array) -> Tensor:
-        return torch.from_numpy(array).to(self._weights.device)
+        return torch.from_numpy(array).to(self.params.device)
 
 
-class SacRule:
-    """Implements `agents.learner.Rule`."""
+class SacAlgorithm(Algorithm):
+    """SAC, TD3 or TQC, as the configuration combines their parts."""
 
-    def __init__(self, nets: SacNets, rules: Rules, state: SacState, rng: np.random.Generator) -> None:
-        self.state = state
-        self.rng = rng
-        self._nets = nets
-        self._rules = rules
-        self._networks = SacNetworks.over(nets, state)
+    state: loss.SacState
+    scalars = loss.SCALARS
 
-    @property
-    def outcome(self) -> Outcome:
-        """Of the opt steps since the last record."""
-        return self.state.outcome
+    def __init__(
+        self, layouts: dict[str, FlatParams], state: loss.SacState, constants: loss.SacConstants, seed: int
+    ) -> None:
+        super().__init__(state, layouts, seed)
+        self.constants = constants
+        policy = layouts["policy"].bind(state.policy.params)
+        self.networks = loss.SacNetworks(
+            policy,
+            policy if state.policy_target is None else layouts["policy"].bind(state.policy_target),
+            layouts["critics"].bind(state.critics.params),
+            layouts["critics"].bind(state.critics_target),
+            None if state.alpha is None else layouts["alpha"].bind(state.alpha.params),
+        )
 
     def opt_step(self, batch: TensorBatch, number: int) -> Tensor | None:
-        """As of `Rule`."""
-        due = number % self._rules.config.policy_interval == 0
-        return opt_step(self._networks, self._rules, self.state, batch, self._draws(len(batch.action)), due)
+        size, device = (len(batch.action), self.constants.bijector.size), self.state.critics_target.device
+        normal = [torch.from_numpy(self.rng.standard_normal(size, np.float32)).to(device) for _ in range(2)]
+        due = number % self.constants.config.policy_interval == 0
+        return loss.opt_step(self.networks, self.constants, self.state, batch, loss.StepNoise(*normal), due)
 
     def update_targets(self, number: int) -> None:
-        """As of `Rule`."""
-        if number % self._rules.config.target_interval == 0:
-            update_targets(self.state, self._rules.config.target_tau)
+        if number % self.constants.config.target_interval == 0:
+            loss.update_targets(self.state, self.constants.config.target_tau)
 
-    def means(self, sums: Sequence[float], opt_steps: int) -> dict[str, float]:
-        """As of `Rule`. The policy's are over the opt steps that changed it, and left out without one."""
+    def reset_targets(self) -> None:
+        loss.update_targets(self.state, 1.0)
+
+    def metrics(self, sums: Sequence[float], opt_steps: int) -> dict[str, float]:
+        """See `Algorithm`. Means of the policy are over the opt steps that changed it, and are left out if none did."""
         policy_steps = self.state.policy_steps.item()
         self.state.policy_steps.zero_()
-        divisors = dict.fromkeys(SCALARS, float(opt_steps)) | dict.fromkeys(_OF_POLICY_STEPS, policy_steps)
-        totals = zip(SCALARS, sums, strict=True)
+        divisors = dict.fromkeys(loss.SCALARS, float(opt_steps)) | dict.fromkeys(
+            ("policy_loss", "entropy"), policy_steps
+        )
+        totals = zip(loss.SCALARS, sums, strict=True)
         return {name: total / divisors[name] for name, total in totals if divisors[name]}
-
-    def examine(self, batch: TensorBatch) -> dict[str, float]:
-        """As of `Rule`: nothing."""
-        del batch
-        return {}
-
-    def vectors(self) -> dict[str, tuple[FlatModule, Tensor]]:
-        """As of `Rule`."""
-        state, nets = self.state, self._nets
-        found = {"critics_target": (nets.critics, state.critics_target)}
-        if state.policy_target is not None:
-            found["policy_target"] = (nets.policy, state.policy_target)
-        for label, (net, trained) in self._trained().items():
-            found[label] = (net, trained.weights)
-            found[f"{label}_adam_mean"] = (net, trained.mean)
-            found[f"{label}_adam_variance"] = (net, trained.variance)
-        return found
-
-    def counts(self) -> dict[str, Tensor]:
-        """As of `Rule`."""
-        counts = {f"{label}_adam_count": trained.count for label, (_, trained) in self._trained().items()}
-        return counts | {POLICY_STEPS: self.state.policy_steps}
-
-    def restart(self) -> None:
-        """The targets become what the online networks are; the critics, which no model has, stay as they are."""
-        update_targets(self.state, 1.0)
-
-    def _trained(self) -> dict[str, tuple[FlatModule, Any]]:
-        found = {
-            "policy": (self._nets.policy, self.state.policy),
-            "critics": (self._nets.critics, self.state.critics),
-        }
-        if self._nets.coef is not None and self.state.coef is not None:
-            found["coef"] = (self._nets.coef, self.state.coef)
-        return found
-
-    def _draws(self, rows: int) -> StepDraws:
-        size = (rows, self._rules.bounds.size)
-        drawn = (torch.from_numpy(self.rng.standard_normal(size, np.float32)) for _ in range(2))
-        return StepDraws(*(normal.to(self.state.critics_target.device) for normal in drawn))
-
-
-def _lasting_noise(config: SacConfig, network: PolicyNetwork) -> LastingNoise | None:
-    if config.exploration == "state_dependent":
-        return StateDependentNoise((network.n_features, network.n_actions), config.noise_interval)
-    if config.exploration == "ornstein_uhlenbeck":
-        return OrnsteinUhlenbeck(network.n_actions, config.noise_std, config.noise_theta)
-    return None

@@ -1,7 +1,8 @@
-"""Targets, losses and update of the actor-critic family, as functions of tensors.
+"""Targets, losses and the opt step of the actor-critic family, as functions of tensors.
 
-All gradients are taken from the weights as they are before the opt step, and only then anything is changed: so an opt
-step whose numbers are not finite can be skipped as a whole.
+SAC (Haarnoja et al., 2018), TD3 (Fujimoto et al., 2018) and TQC (Kuznetsov et al., 2020) combine the same parts.
+All gradients of an opt step are computed before any parameter changes. So an opt step with numbers that are not finite
+can be skipped as a whole.
 """
 
 from __future__ import annotations
@@ -12,119 +13,172 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from border_cli.agents.adam import Trained, clip_norm_
-from border_cli.agents.batches import TensorBatch
-from border_cli.agents.flat import FlatModule, flat_gradient
-from border_cli.agents.outcome import Outcome
+from border_cli.agents.params import (
+    AdamState,
+    FlatParams,
+    StepStats,
+    TensorBatch,
+    clip_norm_,
+    flat_gradient,
+    polyak_,
+)
 from border_cli.agents.quantiles import midpoints, quantile_huber
-from border_cli.agents.sac.bounds import Bounds
 from border_cli.agents.sac.config import SacConfig
-from border_cli.agents.sac.network import ActionParameters, EntropyCoefficient
+from border_cli.agents.sac.network import ActionParameters, EntropyCoefficient, TanhBijector
 
 SCALARS = ("critic_loss", "policy_loss", "q_mean", "target_mean", "entropy_coef", "entropy", "grad_norm")
-"""What an opt step yields, in the order of its sums. The policy's loss and entropy are 0 where it is not changed."""
-
-
-@dataclass(frozen=True)
-class SacNets:
-    """The kinds of networks. coef: None where the entropy coefficient is not learnt."""
-
-    policy: FlatModule
-    critics: FlatModule
-    coef: FlatModule | None
+"""Scalars that an opt step adds to the statistics. policy_loss and entropy are 0 if it does not change the policy."""
 
 
 @dataclass
 class SacState:
-    """Everything an opt step reads and changes.
+    """Everything that an opt step reads and changes.
 
-    policy_target: None where the target's actions are the policy's · policy_steps: opt steps since the last record that
-    have changed the policy.
+    policy_target: (n,), None unless the policy is deterministic · alpha: the entropy coefficient, None unless it is
+    learnt · policy_steps: scalar, opt steps since the last record that changed the policy.
     """
 
-    policy: Trained
-    critics: Trained
+    policy: AdamState
+    critics: AdamState
     critics_target: Tensor
     policy_target: Tensor | None
-    coef: Trained | None
-    outcome: Outcome
+    alpha: AdamState | None
+    stats: StepStats
     policy_steps: Tensor
 
     @staticmethod
-    def fresh(nets: SacNets, config: SacConfig, device: torch.device) -> SacState:
-        """State before the first opt step."""
-        policy, critics = (Trained.fresh(net.initial().to(device)) for net in (nets.policy, nets.critics))
+    def init(layouts: dict[str, FlatParams], device: torch.device) -> SacState:
+        """The state before the first opt step. Optional fields without a layout are None."""
+        online = {
+            name: AdamState.init(layouts[name].init().to(device))
+            for name in ("policy", "critics", "alpha")
+            if name in layouts
+        }
         return SacState(
-            policy,
-            critics,
-            critics.weights.clone(),
-            policy.weights.clone() if config.policy == "deterministic" else None,
-            None if nets.coef is None else Trained.fresh(nets.coef.initial().to(device)),
-            Outcome.fresh(len(SCALARS), device),
-            torch.zeros((), device=device),
+            policy=online["policy"],
+            critics=online["critics"],
+            critics_target=online["critics"].params.clone(),
+            policy_target=online["policy"].params.clone() if "policy_target" in layouts else None,
+            alpha=online.get("alpha"),
+            stats=StepStats.init(len(SCALARS), device),
+            policy_steps=torch.zeros((), device=device),
         )
 
 
 @dataclass(frozen=True)
 class SacNetworks:
-    """The networks, working with the weights of a state."""
+    """The networks, bound to the parameters in a state. policy_target: the policy itself if it has no target network."""
 
     policy: nn.Module
     policy_target: nn.Module
     critics: nn.Module
     critics_target: nn.Module
-    coef: nn.Module | None
-
-    @staticmethod
-    def over(nets: SacNets, state: SacState) -> SacNetworks:
-        """Networks of these kinds over this state's vectors."""
-        policy = nets.policy.over(state.policy.weights)
-        return SacNetworks(
-            policy,
-            policy if state.policy_target is None else nets.policy.over(state.policy_target),
-            nets.critics.over(state.critics.weights),
-            nets.critics.over(state.critics_target),
-            None if nets.coef is None or state.coef is None else nets.coef.over(state.coef.weights),
-        )
+    alpha: nn.Module | None
 
 
 @dataclass(frozen=True, eq=False)
-class StepDraws:
-    """Standard normal numbers of one opt step, (B, d) each: for the policy's actions, and for the target's."""
+class StepNoise:
+    """Standard normal numbers (B, d) of one opt step: for the policy's actions, and for the next actions in the target."""
 
     action: Tensor
     next_action: Tensor
 
 
 @dataclass(frozen=True)
-class Rules:
-    """What does not change: the configuration, the bounds of actions, the entropy that the coefficient is learnt for, of
-    actions scaled to [-1, 1].
-    """
+class SacConstants:
+    """What opt steps read and never change. target_entropy: in nats, of actions scaled to [-1, 1]."""
 
     config: SacConfig
-    bounds: Bounds
+    bijector: TanhBijector
     target_entropy: float
 
 
-def sampled(bounds: Bounds, given: ActionParameters, noise: Tensor) -> tuple[Tensor, Tensor]:
+def opt_step(
+    nets: SacNetworks,
+    constants: SacConstants,
+    state: SacState,
+    batch: TensorBatch,
+    noise: StepNoise,
+    change_policy: bool = True,
+) -> Tensor | None:
+    """One opt step in place, without the target update.
+
+    If a scalar of the statistics is not finite, the step is skipped: parameters, moments and counts stay as they are.
+
+    Args:
+        batch: its importance weights, if it has any, multiply the critics' losses of the rows.
+        change_policy: whether the policy and the entropy coefficient are updated too.
+
+    Returns:
+        (B,) absolute errors if the batch has weights, else None.
+    """
+    config = constants.config
+    alpha = _alpha(nets, config)
+    target = _target(nets, constants, batch, noise.next_action, alpha)
+    values = nets.critics(batch.obs, batch.action.flatten(1))
+    losses = critic_losses(values, target)
+    critic_loss = losses.mean() if batch.weight is None else (batch.weight * losses).mean()
+    gradients = {"critics": flat_gradient(critic_loss, tuple(nets.critics.parameters()))}
+    policy_loss, log_prob = torch.zeros_like(critic_loss), None
+    if change_policy:
+        policy_loss, log_prob = _policy_loss(nets, constants, batch, noise.action, alpha)
+        gradients["policy"] = flat_gradient(policy_loss, tuple(nets.policy.parameters()))
+        if nets.alpha is not None and log_prob is not None:
+            # log α falls while the entropy, -log π, is above its target
+            log_alpha = cast(EntropyCoefficient, nets.alpha).log
+            alpha_loss = -(log_alpha * (log_prob.detach() + constants.target_entropy)).mean()
+            gradients["alpha"] = flat_gradient(alpha_loss, tuple(nets.alpha.parameters()))
+    with torch.no_grad():
+        norms = [clip_norm_(gradient, config.max_grad_norm) for gradient in gradients.values()]
+        entropy = torch.zeros_like(critic_loss) if log_prob is None else -log_prob.mean()
+        skip = state.stats.add(
+            (
+                critic_loss, policy_loss, values.mean(), target.mean(),
+                alpha.mean(), entropy, torch.stack(norms).norm(),
+            )
+        )  # fmt: skip
+        if change_policy:
+            state.policy_steps.add_(1.0 - skip)
+        for name, gradient in gradients.items():
+            lr = config.critic_lr if name == "critics" and config.critic_lr is not None else config.lr
+            cast(AdamState, getattr(state, name)).update(gradient, lr, config.adam_eps, skip)
+        return None if batch.weight is None else (values.mean(2) - target.mean(1)).abs().mean(0)
+
+
+def update_targets(state: SacState, tau: float) -> None:
+    """Move the targets towards the online parameters by the share tau; 1 copies them."""
+    polyak_(state.critics_target, state.critics.params, tau)
+    if state.policy_target is not None:
+        polyak_(state.policy_target, state.policy.params, tau)
+
+
+def sample_action(bijector: TanhBijector, given: ActionParameters, noise: Tensor) -> tuple[Tensor, Tensor]:
     """(B, d) actions of a Gaussian policy, differentiable by its parameters, and their (B,) log-probabilities.
 
-    Those are of actions scaled to [-1, 1]: a reward for entropy that depended on the unit of the actions would be one for
-    living longer, or for ending soon.
+    The log-probabilities are those of the actions scaled to [-1, 1]. Otherwise the entropy bonus would depend on the unit
+    of the actions: a constant per env step, which rewards long episodes or short ones.
     """
     u = given.mean + given.std * noise
-    return bounds.squashed(u), bounds.log_prob(u, given.mean, given.std) + bounds.log_volume
+    return bijector.squash(u), bijector.log_prob(u, given.mean, given.std) + bijector.log_volume
 
 
-def smoothed(bounds: Bounds, given: ActionParameters, noise: Tensor, std: float, clip: float) -> Tensor:
-    """(B, d) actions of a deterministic policy with clipped noise, in half ranges, within the bounds (TD3)."""
+def smooth_action(
+    bijector: TanhBijector, given: ActionParameters, noise: Tensor, std: float, clip: float
+) -> Tensor:
+    """TD3's target smoothing: (B, d) actions of a deterministic policy plus clipped noise, within the bounds.
+
+    noise: (B, d) standard normal · std, clip: of the noise, in half ranges of the action space.
+    """
     x = torch.tanh(given.mean) + (std * noise).clamp(-clip, clip)
-    return bounds.scaled(x.clamp(-1.0, 1.0))
+    return bijector.scale(x.clamp(-1.0, 1.0))
 
 
-def truncated(values: Tensor, drop: int) -> Tensor:
-    """(n, B, k) → (B, m): the values of all critics without the n·drop greatest (TQC); of their means the least."""
+def truncate(values: Tensor, drop: int) -> Tensor:
+    """(n, B, k) values of n critics → (B, m) samples of the next value.
+
+    Without quantiles (k = 1): the minimum over the critics (clipped double Q-learning of TD3), m = 1. With quantiles: those
+    of all critics pooled, without the n·drop largest (TQC), m = n·(k - drop).
+    """
     n, rows, k = values.shape
     if k == 1:
         return values.min(0).values
@@ -135,122 +189,63 @@ def truncated(values: Tensor, drop: int) -> Tensor:
 def soft_target(
     values: Tensor, penalty: Tensor | float, reward: Tensor, discount: Tensor, terminated: Tensor
 ) -> Tensor:
-    """(B, m) targets: reward + discount·(value - penalty), without the second term where terminated.
+    """(B, m) targets: r + γ^m·(value - penalty), and r alone where terminated.
 
-    values: (B, m) of the next states and actions · penalty: (B,) entropy coefficient times log-probability, or 0.
+    values: (B, m) of the next states and actions · penalty: (B,) α·log π of the next actions, or 0.
     """
     if isinstance(penalty, Tensor):
         penalty = penalty.unsqueeze(1)
-    later = torch.where(terminated.unsqueeze(1), 0.0, values - penalty)
-    return reward.unsqueeze(1) + discount.unsqueeze(1) * later
+    bootstrap = torch.where(terminated.unsqueeze(1), 0.0, values - penalty)
+    return reward.unsqueeze(1) + discount.unsqueeze(1) * bootstrap
 
 
 def critic_losses(values: Tensor, target: Tensor) -> Tensor:
-    """(n, B, k) and (B, m) → (B,): the sum over the critics, of half the squared error or of quantile regression."""
+    """(n, B, k) values and (B, m) targets → (B,) losses, summed over the critics.
+
+    Half the squared error for k = 1, else the quantile Huber loss.
+    """
     if values.shape[2] == 1:
         return 0.5 * (values - target).square().sum((0, 2))
     losses = quantile_huber(values, target.expand(len(values), -1, -1), midpoints(values.shape[2], values))
     return losses.sum(0)
 
 
-def opt_step(
-    nets: SacNetworks,
-    rules: Rules,
-    state: SacState,
-    batch: TensorBatch,
-    draws: StepDraws,
-    change_policy: bool = True,
-) -> Tensor | None:
-    """One opt step in place, target updates left out. (B,) absolute errors of a weighted batch.
-
-    Importance weights multiply the critics' losses. If any of the scalars, the gradients' norms among them, is not
-    finite, the step is skipped: weights, moments and counts stay as they are.
-    """
-    config = rules.config
-    coef = _coefficient(nets, config)
-    target = _target(nets, rules, batch, draws.next_action, coef)
-    values = nets.critics(batch.obs, _flat(batch.action))
-    losses = critic_losses(values, target)
-    critic_loss = losses.mean() if batch.weight is None else (batch.weight * losses).mean()
-    gradients = {"critics": flat_gradient(critic_loss, tuple(nets.critics.parameters()))}
-    policy_loss, log_prob = torch.zeros_like(critic_loss), None
-    if change_policy:
-        policy_loss, log_prob = _policy_loss(nets, rules, batch, draws.action, coef)
-        gradients["policy"] = flat_gradient(policy_loss, tuple(nets.policy.parameters()))
-        if nets.coef is not None and log_prob is not None:
-            coef_loss = -(
-                cast(EntropyCoefficient, nets.coef).log * (log_prob.detach() + rules.target_entropy)
-            ).mean()
-            gradients["coef"] = flat_gradient(coef_loss, tuple(nets.coef.parameters()))
-    with torch.no_grad():
-        norms = [clip_norm_(gradient, config.max_grad_norm) for gradient in gradients.values()]
-        entropy = torch.zeros_like(critic_loss) if log_prob is None else -log_prob.mean()
-        skip = state.outcome.take(
-            (
-                critic_loss, policy_loss, values.mean(), target.mean(),
-                coef.mean(), entropy, torch.stack(norms).norm(),
-            )
-        )  # fmt: skip
-        if change_policy:
-            state.policy_steps.add_(1.0 - skip)
-        _apply(state, gradients, config, skip)
-        return None if batch.weight is None else (values.mean(2) - target.mean(1)).abs().mean(0)
-
-
-def update_targets(state: SacState, tau: float) -> None:
-    """Move the target weights by the share tau towards the online ones; 1 copies them."""
-    pairs = [(state.critics_target, state.critics.weights)]
-    if state.policy_target is not None:
-        pairs.append((state.policy_target, state.policy.weights))
-    for target, online in pairs:
-        if tau == 1.0:
-            target.copy_(online)
-        else:
-            target.lerp_(online, tau)
-
-
-def _coefficient(nets: SacNetworks, config: SacConfig) -> Tensor:
-    """(1,), without a gradient."""
-    if nets.coef is not None:
-        found: Tensor = nets.coef().detach()
-        return found
+def _alpha(nets: SacNetworks, config: SacConfig) -> Tensor:
+    """(1,) entropy coefficient, without a gradient; 0 for a deterministic policy."""
+    if nets.alpha is not None:
+        return cast(Tensor, nets.alpha()).detach()
     fixed = config.entropy_coef if config.policy == "gaussian" else 0.0
     return torch.full((1,), fixed or 0.0, device=next(nets.policy.parameters()).device)
 
 
 @torch.no_grad()
-def _target(nets: SacNetworks, rules: Rules, batch: TensorBatch, noise: Tensor, coef: Tensor) -> Tensor:
-    config, given = rules.config, nets.policy_target(batch.next_obs)
+def _target(
+    nets: SacNetworks, constants: SacConstants, batch: TensorBatch, noise: Tensor, alpha: Tensor
+) -> Tensor:
+    """(B, m) TD targets."""
+    config, given = constants.config, nets.policy_target(batch.next_obs)
     penalty: Tensor | float = 0.0
     if config.policy == "gaussian":
-        action, log_prob = sampled(rules.bounds, given, noise)
-        penalty = coef * log_prob
+        action, log_prob = sample_action(constants.bijector, given, noise)
+        penalty = alpha * log_prob
     else:
-        action = smoothed(rules.bounds, given, noise, config.target_noise, config.target_noise_clip)
-    values = truncated(nets.critics_target(batch.next_obs, action), config.drop_quantiles)
+        action = smooth_action(
+            constants.bijector, given, noise, config.target_noise, config.target_noise_clip
+        )
+    values = truncate(nets.critics_target(batch.next_obs, action), config.drop_quantiles)
     return soft_target(values, penalty, batch.reward, batch.discount, batch.terminated)
 
 
 def _policy_loss(
-    nets: SacNetworks, rules: Rules, batch: TensorBatch, noise: Tensor, coef: Tensor
+    nets: SacNetworks, constants: SacConstants, batch: TensorBatch, noise: Tensor, alpha: Tensor
 ) -> tuple[Tensor, Tensor | None]:
-    """The loss, and the (B,) log-probabilities of a Gaussian policy's actions."""
+    """The loss, and (B,) log-probabilities of the actions if the policy is Gaussian."""
     given = nets.policy(batch.obs)
-    if rules.config.policy == "deterministic":
-        values = nets.critics(batch.obs, rules.bounds.squashed(given.mean), first=1)
+    if constants.config.policy == "deterministic":
+        values = nets.critics(batch.obs, constants.bijector.squash(given.mean), first=1)
         return -values.mean(), None
-    action, log_prob = sampled(rules.bounds, given, noise)
+    action, log_prob = sample_action(constants.bijector, given, noise)
     values = nets.critics(batch.obs, action)
+    # SAC takes the minimum over the critics, TQC the mean over all quantiles of all critics.
     value = values.min(0).values.mean(1) if values.shape[2] == 1 else values.mean((0, 2))
-    return (coef * log_prob - value).mean(), log_prob
-
-
-def _apply(state: SacState, gradients: dict[str, Tensor], config: SacConfig, skip: Tensor) -> None:
-    for name, gradient in gradients.items():
-        trained: Trained = getattr(state, name)
-        lr = config.critic_lr if name == "critics" and config.critic_lr is not None else config.lr
-        trained.step(gradient, lr, config.adam_eps, skip)
-
-
-def _flat(action: Tensor) -> Tensor:
-    return action.reshape(len(action), -1)
+    return (alpha * log_prob - value).mean(), log_prob

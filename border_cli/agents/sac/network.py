@@ -1,29 +1,86 @@
-"""The policy's network and the critics'."""
+"""Networks of the policy, the critics and the entropy coefficient, and the tanh that keeps actions within bounds."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import softplus
 
-from border_cli.agents.encoding import Encoder
-from border_cli.agents.layers import Linear
-from border_cli.agents.sac.bounds import Bounds
+from border_cli.agents.nets import Encoder, Linear
 from border_cli.agents.sac.config import SacConfig
-from border_cli.core.spaces import EnvSpec
+from border_cli.core.spaces import ActionSpec, EnvSpec
+
+
+class TanhBijector:
+    """Maps (..., d) unbounded numbers u to actions in a box: action = middle + half_range·tanh(u).
+
+    A component whose bounds are equal has half range 0: it is constant and does not count in probabilities.
+
+    Attributes:
+        n_free: number of components that are not constant.
+        log_volume: Σ log half_range of these.
+    """
+
+    def __init__(self, spec: ActionSpec) -> None:
+        low, high = (np.array(b, np.float64) for b in (spec.low, spec.high))
+        half = high / 2 - low / 2  # high - low can overflow
+        self.size = len(low)
+        self.n_free = int(np.count_nonzero(half))
+        self.middle = torch.tensor(low / 2 + high / 2, dtype=torch.float32)
+        self.half_range = torch.tensor(half, dtype=torch.float32)
+        self.log_volume = float(np.log(half[half > 0]).sum())
+        self._is_free = (self.half_range > 0).float()
+        self._divisor = torch.where(self.half_range > 0, self.half_range, 1.0)
+
+    def to(self, device: torch.device) -> TanhBijector:
+        """Move to a device, in place."""
+        if self.middle.device != device:
+            for name in ("middle", "half_range", "_is_free", "_divisor"):
+                setattr(self, name, getattr(self, name).to(device))
+        return self
+
+    def scale(self, x: Tensor) -> Tensor:
+        """(..., d) in [-1, 1] → actions."""
+        return self.middle + self.half_range * x
+
+    def unscale(self, action: Tensor) -> Tensor:
+        """(..., d) actions → [-1, 1], the inverse of `scale`."""
+        return (action - self.middle) / self._divisor
+
+    def squash(self, u: Tensor) -> Tensor:
+        """(..., d) unbounded → actions."""
+        return self.scale(torch.tanh(u))
+
+    def log_prob(self, u: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+        """Log-density (...) of the action squash(u), per unit of the action space, for u ~ N(mean, std²) of (..., d).
+
+        The change of variables divides the normal density by the derivative of the action, half_range·(1 - tanh²(u))
+        (Haarnoja et al., 2018, appendix C). 1 - tanh²(u) underflows for large |u|, so its logarithm is computed as
+        2·(log 2 - u - softplus(-2u)), which is the same and stays finite. Σ log half_range is `log_volume`.
+        """
+        z = (u - mean) / std
+        normal = -0.5 * z * z - std.log() - 0.5 * math.log(2 * math.pi)
+        log_derivative = 2.0 * (math.log(2.0) - u - softplus(-2.0 * u))
+        return ((normal - log_derivative) * self._is_free).sum(-1) - self.log_volume
+
 
 _LOG_STD_RANGE = (-20.0, 2.0)
 _MEAN_RANGE = (-2.0, 2.0)
-"""Of a policy with state-dependent noise, whose mean is pushed far out by it otherwise (Raffin et al., 2021)."""
-_LEAST_STD = 1e-6
+"""Limits of the mean with state-dependent noise, which would otherwise drive it far out (Raffin et al., 2021)."""
+_MIN_STD = 1e-6
 
 
 @dataclass(frozen=True, eq=False)
 class ActionParameters:
-    """Of what is squashed to an action. mean: (B, d) · std: (B, d), ones where the policy is deterministic ·
-    features: (B, f) that state-dependent noise is a linear function of.
+    """Distribution of the action before tanh.
+
+    mean: (B, d) · std: (B, d), ones if the policy is deterministic · features: (B, f) outputs of the last hidden layer;
+    state-dependent noise is a linear function of them.
     """
 
     mean: Tensor
@@ -32,62 +89,61 @@ class ActionParameters:
 
 
 class PolicyNetwork(nn.Module):
-    """A ReLU network. log_std: (f, d) of state-dependent noise, only where that is asked for."""
+    """A ReLU network: observation → distribution of the action. log_std: (f, d), only with state-dependent noise."""
 
     def __init__(self, spec: EnvSpec, config: SacConfig, generator: torch.Generator) -> None:
         super().__init__()
         self.encoder = Encoder(spec.obs, config.channels, generator)
-        self.n_actions = Bounds(spec.action).size
         self._kind = config.policy
         sizes = [self.encoder.features, *config.hidden]
         self.layers = nn.ModuleList(Linear(n_in, n_out, generator) for n_in, n_out in pairwise(sizes))
-        self.n_features = sizes[-1]
+        n_features, n_actions = sizes[-1], len(spec.action.low)
         self._state_dependent = config.exploration == "state_dependent"
         outputs = 2 if config.policy == "gaussian" and not self._state_dependent else 1
-        self.out = Linear(self.n_features, outputs * self.n_actions, generator)
+        self.out = Linear(n_features, outputs * n_actions, generator)
         if self._state_dependent:
-            self.log_std = nn.Parameter(torch.full((self.n_features, self.n_actions), config.log_std_start))
+            self.log_std = nn.Parameter(torch.full((n_features, n_actions), config.log_std_start))
 
     def forward(self, obs: dict[str, Tensor]) -> ActionParameters:
-        """{name: (B, ...)} → parameters of (B, d)."""
+        """{name: (B, ...)} → distribution of the actions."""
         x = self.encoder(obs)
         for layer in self.layers:
             x = torch.relu(layer(x))
         out = self.out(x)
         if self._state_dependent:
-            variance = x.square() @ self.deviation().square()
-            return ActionParameters(out.clamp(*_MEAN_RANGE), (variance + _LEAST_STD**2).sqrt(), x)
+            variance = x.square() @ self.noise_std().square()  # of Σ_f x_f·ε_fd, ε_fd ~ N(0, noise_std²)
+            return ActionParameters(out.clamp(*_MEAN_RANGE), (variance + _MIN_STD**2).sqrt(), x)
         if self._kind == "deterministic":
             return ActionParameters(out, torch.ones_like(out), x)
         mean, log_std = out.chunk(2, -1)
         return ActionParameters(mean, log_std.clamp(*_LOG_STD_RANGE).exp(), x)
 
-    def deviation(self) -> Tensor:
-        """(f, d) deviations of the weights of state-dependent noise."""
+    def noise_std(self) -> Tensor:
+        """(f, d) standard deviations of the weights of state-dependent noise."""
         return self.log_std.clamp(*_LOG_STD_RANGE).exp()
 
 
 class Critics(nn.Module):
-    """Several ReLU networks of one kind as one: each layer is a product of stacked matrices."""
+    """Several critics as one ReLU network, whose layers multiply stacked matrices. They share the encoder."""
 
     def __init__(self, spec: EnvSpec, config: SacConfig, generator: torch.Generator) -> None:
         super().__init__()
         self.encoder = Encoder(spec.obs, config.channels, generator)
-        self._bounds = Bounds(spec.action)
-        sizes = [self.encoder.features + self._bounds.size, *config.hidden, config.quantiles]
+        self._bijector = TanhBijector(spec.action)
+        sizes = [self.encoder.features + self._bijector.size, *config.hidden, config.quantiles]
         self._n = config.critics
         self.layers = nn.ModuleList(
             _StackedLinear(config.critics, n_in, n_out, generator) for n_in, n_out in pairwise(sizes)
         )
 
     def forward(self, obs: dict[str, Tensor], action: Tensor, first: int | None = None) -> Tensor:
-        """{name: (B, ...)} and actions (B, d) → (n critics, B, quantiles). They see actions scaled to [-1, 1].
+        """{name: (B, ...)} and actions (B, d) → (n critics, B, quantiles). first: only so many critics.
 
-        first: only so many of the critics.
+        The critics get actions scaled to [-1, 1].
         """
-        bounds = self._bounds.to(action.device)
+        bijector = self._bijector.to(action.device)
         n = self._n if first is None else first
-        x = torch.cat([self.encoder(obs), bounds.unscaled(action)], 1).expand(n, -1, -1)
+        x = torch.cat([self.encoder(obs), bijector.unscale(action)], 1).expand(n, -1, -1)
         *hidden, last = self.layers
         for layer in hidden:
             x = torch.relu(layer(x))
@@ -96,7 +152,7 @@ class Critics(nn.Module):
 
 
 class _StackedLinear(nn.Module):
-    """(n, B, n_in) → (n, B, n_out), each by weights of its own; fewer by the first. Uniform in ±1/sqrt(inputs) at first."""
+    """n linear layers: (m, B, n_in) → (m, B, n_out) by the first m. Initially uniform in ±1/√n_in."""
 
     def __init__(self, n: int, n_in: int, n_out: int, generator: torch.Generator) -> None:
         super().__init__()
@@ -111,7 +167,7 @@ class _StackedLinear(nn.Module):
 
 
 class EntropyCoefficient(nn.Module):
-    """One learnt number, kept as its logarithm."""
+    """The entropy coefficient α of SAC as a parameter, stored as its logarithm."""
 
     def __init__(self, start: float) -> None:
         super().__init__()

@@ -1,0 +1,353 @@
+"""The loop of an actor: act on credit, hand over chunks, take the newest model between chunks.
+
+The loop depends on three small protocols only, so that it runs in a process, in a thread or on another machine:
+`Status` (credit, stop, counters, heartbeat), `ChunkSink` (where chunks go) and `ModelSource`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol, TypeVar, cast
+
+from border_cli.actors.sampler import Sampler
+from border_cli.actors.spec import ActorId, ActorSpec, ActorState, Rounds, model_number
+from border_cli.core.protocols import ActingPolicy, StepProcessor, SyncModel
+from border_cli.core.state import State, check_like, joined, section
+from border_cli.core.types import ActorStat, Chunk, Items, ModelInfo, count_episodes
+from border_cli.runtime import seeding
+from border_cli.runtime.clock import SYSTEM_CLOCK, Backoff, Clock
+from border_cli.transport import ModelChannel
+
+MAX_AGE_NS = 50_000_000
+"""A chunk leaves after 50 ms at the latest, so that the steps of a slow environment are not held back."""
+
+T = TypeVar("T")
+
+
+class Status(Protocol):
+    """What an actor and the learner tell each other while the actor runs. Env steps include earlier incarnations'."""
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether the actor has to stop."""
+
+    @property
+    def credit(self) -> int:
+        """Env steps that the actor may have taken in all."""
+
+    @property
+    def global_env_steps(self) -> int:
+        """Env steps of the whole run, as last announced by the learner."""
+
+    state: ActorState
+    first_step_ns: int
+
+    @property
+    def blocked_ns(self) -> int:
+        """Time spent waiting for credit or room [ns]."""
+
+    def beat(self) -> None:
+        """Increase the heartbeat."""
+
+    def add_blocked(self, nanoseconds: int) -> None:
+        """Add time spent waiting [ns]."""
+
+
+class ChunkSink(Protocol):
+    """Where an actor hands over its chunks."""
+
+    def reserve(self, rows: int) -> Items | None:
+        """Arrays for the next rows, one per column: of `rows` rows, or of fewer. None while there is no room."""
+
+    def push(self, chunk: Chunk) -> None:
+        """Hand over a chunk whose items are the arrays that the last `reserve` returned, filled by now."""
+
+
+class ModelSource(Protocol):
+    """Where new models come from."""
+
+    def poll(self) -> ModelInfo | None:
+        """The newest model if there is a new one. Never waits."""
+
+
+class StateRequests(Protocol):
+    """How the learner asks an actor for its state."""
+
+    def wanted(self) -> bool:
+        """Whether it asks now."""
+
+    def answer(self, state: State) -> None:
+        """Send the state."""
+
+
+def wait_until(poll: Callable[[], T], state: ActorState, status: Status, clock: Clock = SYSTEM_CLOCK) -> T:
+    """Call `poll` until it returns something true, and return that.
+
+    The status shows `state` meanwhile, with a heartbeat. The time counts as blocked from the first env step on.
+    """
+    if result := poll():
+        return result
+    before, status.state = status.state, state
+    backoff, since = Backoff(clock), clock.monotonic_ns()
+    while not (result := poll()):
+        backoff.sleep()
+        now = clock.monotonic_ns()
+        if status.first_step_ns:
+            status.add_blocked(now - since)
+        status.beat()
+        since = now
+    status.state = before
+    return result
+
+
+class Actor:
+    """Acts whenever it has credit, with the newest model.
+
+    Args:
+        policy: holds the model of this version already.
+
+    `exact` tells whether every environment came out of a saved state as it had been.
+    """
+
+    exact = True
+
+    def __init__(
+        self,
+        actor_id: ActorId,
+        sampler: Sampler,
+        policy: SyncModel,
+        models: ModelSource,
+        sink: ChunkSink,
+        status: Status,
+        n_buffer: int,
+        version: int = 0,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.id = actor_id
+        self.env_steps = actor_id.env_steps
+        self._sampler = sampler
+        self._policy = policy
+        self._models = models
+        self._sink = sink
+        self._status = status
+        self._n_buffer = n_buffer
+        self._version = version
+        self._clock = clock
+        self._pending = 0  # env steps that were taken and not handed over yet
+        self._began_ns = 0  # when the first of them began
+        self._sequence = 0  # of the next chunk
+        self._episodes = 0
+
+    def run(self) -> ActorStat:
+        """Act until the learner asks to stop. Everything taken is handed over by then."""
+        status = self._status
+        status.state = ActorState.ACTING
+        while not status.stop_requested:
+            status.beat()
+            # One env step in each environment; in fewer of them where that is all the credit left.
+            k = min(self.id.n_envs, status.credit - self.env_steps)
+            if k > 0:
+                self._step(self._sampler.next_envs(k), status.global_env_steps + self._pending)
+                if not self._chunk_due():
+                    continue
+                self._hand_over()
+            else:
+                self._hand_over()
+                self._wait(
+                    lambda: status.stop_requested or status.credit > self.env_steps,
+                    ActorState.WAITING_FOR_CREDIT,
+                )
+            # Only between chunks, so that one model chose all actions of a chunk.
+            if (model := self._models.poll()) is not None:
+                self._sync(model)
+        status.state = ActorState.STOPPING
+        self._hand_over()
+        return self.stat()
+
+    def stat(self) -> ActorStat:
+        first = self._status.first_step_ns
+        return ActorStat(
+            actor=self.id.actor,
+            incarnation=self.id.incarnation,
+            env_steps=self.env_steps,
+            episodes=self._episodes,
+            seconds=(self._clock.monotonic_ns() - first) / 1e9 if first else 0.0,
+            blocked_seconds=self._status.blocked_ns / 1e9,
+            dropped=self._sampler.dropped,
+            state=ActorState.DONE.label,
+            exact=self.exact,
+        )
+
+    def _step(self, env_ix: list[int], global_env_steps: int) -> None:
+        if not self._status.first_step_ns:
+            self._status.first_step_ns = self._clock.monotonic_ns()
+        if self._pending == 0:
+            self._began_ns = self._clock.monotonic_ns()
+        taken = self._sampler.step(env_ix, global_env_steps)
+        self.env_steps += taken
+        self._pending += taken
+
+    def _chunk_due(self) -> bool:
+        return self._pending > 0 and (
+            self._pending >= self._n_buffer or self._clock.monotonic_ns() - self._began_ns >= MAX_AGE_NS
+        )
+
+    def _hand_over(self) -> None:
+        """Hand over what there is, in chunks. A full sink is waited for, also while the run is being stopped: the learner
+        then empties the sinks until every actor has left.
+        """
+        processor = self._sampler.processor
+        while self._pending:
+            items = processor.take(
+                self._wait(partial(self._sink.reserve, processor.n_rows), ActorState.WAITING_FOR_ROOM)
+            )
+            self._episodes += count_episodes(items)
+            # Where a chunk is split, the last part stands for all env steps: none counts before its rows arrived.
+            env_steps = 0 if processor.n_rows else self._pending
+            actor, incarnation = self.id.actor, self.id.incarnation
+            self._sink.push(Chunk(actor, incarnation, self._sequence, env_steps, self._version, items))
+            self._sequence += 1
+            self._pending -= env_steps
+
+    def _wait(self, poll: Callable[[], T], state: ActorState) -> T:
+        return wait_until(poll, state, self._status, self._clock)
+
+    def _sync(self, model: ModelInfo) -> None:
+        self._policy.sync_model(model)
+        self._version = model.version
+
+
+class LockstepActor(Actor):
+    """Acts in rounds, each with the model that is due in it."""
+
+    _policy: ActingPolicy
+    _models: ModelChannel
+
+    def __init__(
+        self,
+        actor_id: ActorId,
+        sampler: Sampler,
+        policy: ActingPolicy,
+        models: ModelChannel,
+        sink: ChunkSink,
+        status: Status,
+        rounds: Rounds,
+        requests: StateRequests,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        super().__init__(actor_id, sampler, policy, models, sink, status, n_buffer=1, clock=clock)
+        self._rounds = rounds
+        self._requests = requests
+        self._round = 0
+        self._held = 0  # number of the publication whose model the policy has
+
+    def begin(self, state: State | None) -> None:
+        """Reset the environments, or continue from a saved state. Raises ValueError if it does not fit."""
+        if state is not None:
+            check_like(own := section(state, "own"), self._own_state(), f"actor {self.id.actor}")
+            self._round, self.env_steps = own.values["round"], own.values["env_steps"]
+            self._episodes = own.values["episodes"]
+        # Without the state of its sampler, the run failed in the middle of a round.
+        if state is None or "sampler" not in state.values:
+            self._sampler.begin()
+            return
+        self._policy.load_generator_state(section(state, "policy").values)
+        self._sampler.begin_from(section(state, "sampler"))
+        self.exact = self._sampler.exact
+
+    def run(self) -> ActorStat:
+        self._status.state = ActorState.ACTING
+        while self._wait_for_model():
+            per_env = self._rounds.env_steps(self._round, self.id.actor)
+            before = self._rounds.before(self._round)
+            for step in range(max(per_env)):
+                if self._status.stop_requested:
+                    break
+                self._status.beat()
+                # The nominal count of env steps: as if all environments of the run took them in turn.
+                global_env_steps = before + step * self._rounds.streams
+                self._step([i for i, n in enumerate(per_env) if step < n], global_env_steps)
+            else:
+                self._hand_over()  # the rows of a round leave together
+            self._round += 1
+        self._status.state = ActorState.STOPPING
+        return self.stat()
+
+    def _state(self) -> State:
+        """Between two rounds: all that the next one depends on."""
+        policy = State({}, self._policy.generator_state())
+        return joined({"own": self._own_state(), "policy": policy, "sampler": self._sampler.state()})
+
+    def _own_state(self) -> State:
+        values = {"round": self._round, "env_steps": self.env_steps, "episodes": self._episodes}
+        return State({}, {**values, "incarnation": self.id.incarnation})
+
+    def _wait_for_model(self) -> bool:
+        """Hold the model that is due in this round. False once the learner asks to stop."""
+        number = model_number(self._round)
+
+        def there() -> bool:
+            if self._status.stop_requested or self._models.publications >= number:
+                return True
+            if self._requests.wanted():  # only now: every round that may have started is complete
+                self._requests.answer(self._state())
+            return False
+
+        self._wait(there, ActorState.WAITING_FOR_MODEL)
+        if self._status.stop_requested:
+            return False
+        if number != self._held:
+            self._sync(self._models.take(number))
+            self._held = number
+        return True
+
+
+def run_actor(
+    spec: ActorSpec,
+    actor_id: ActorId,
+    models: ModelSource,
+    sink: ChunkSink,
+    status: Status,
+    ready: Callable[[bool], None],
+    requests: StateRequests | None = None,
+    state: State | None = None,
+) -> ActorStat:
+    """One incarnation of an actor, from making its environments to its last env step. Returns what it did.
+
+    Args:
+        models: where it gets models from; in lockstep a ModelChannel.
+        ready: called with `Actor.exact` once the environments are reset and the first model is held.
+        requests: in lockstep, how the learner asks for the actor's state.
+        state: in lockstep, the saved state to continue from.
+    """
+    status.state = ActorState.MAKING_ENVIRONMENT
+    with contextlib.closing(spec.env.load()(actor_id, *spec.env.args)) as env:
+        processor: StepProcessor = spec.processor.load()(actor_id, env.spec, *spec.processor.args)
+        policy: ActingPolicy = spec.policy.load()(actor_id, env.spec, *spec.policy.args)
+
+        def first_model() -> ModelInfo | bool:
+            return models.poll() or status.stop_requested
+
+        model = wait_until(first_model, ActorState.WAITING_FOR_MODEL, status)
+        if isinstance(model, bool):  # the run was stopped before there was a model
+            return ActorStat(actor_id.actor, actor_id.incarnation, state=ActorState.DONE.label)
+        policy.sync_model(model)
+        policy.train()
+        status.state = ActorState.RESETTING
+        seed_of = partial(
+            seeding.first_seed if spec.rounds is None else seeding.episode_seed,
+            *(actor_id.seed, actor_id.actor, actor_id.incarnation),
+        )
+        sampler = Sampler(env, policy, processor, seed_of, f"actor {actor_id.actor}")
+        actor: Actor
+        if spec.rounds is None:
+            sampler.begin()
+            actor = Actor(actor_id, sampler, policy, models, sink, status, spec.n_buffer, model.version)
+        else:
+            rounds = cast("ModelChannel", models), sink, status, spec.rounds, cast("StateRequests", requests)
+            actor = LockstepActor(actor_id, sampler, policy, *rounds)
+            actor.begin(state)
+        ready(actor.exact)
+        return actor.run()

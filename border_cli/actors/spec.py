@@ -1,0 +1,213 @@
+"""What an actor is made of, the rounds of lockstep, and the status that actors and learner share."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from border_cli.runtime.supervised import Factory
+from border_cli.transport import WORD, Block, Layout
+
+
+@dataclass(frozen=True)
+class ActorId:
+    """One incarnation of one actor.
+
+    Args:
+        incarnation: how often it was started before; with the actor's number it selects the seeds.
+        env_steps: those of its earlier incarnations, which its credit includes.
+    """
+
+    actor: int
+    incarnation: int
+    n_actors: int
+    n_envs: int
+    seed: int
+    env_steps: int = 0
+
+
+@dataclass(frozen=True)
+class ActorSpec:
+    """What every actor of a run is made of. Plain data that is sent to the actor's process.
+
+    Args:
+        env: (actor_id, *args) → Env with actor_id.n_envs environments; in lockstep a ResumableEnv.
+        policy: (actor_id, spec, *args) → ActingPolicy.
+        processor: (actor_id, spec, *args) → StepProcessor.
+        rounds: of lockstep; None for actors that act on credit.
+    """
+
+    env: Factory
+    policy: Factory
+    processor: Factory
+    n_envs: int
+    n_buffer: int
+    seed: int
+    rounds: Rounds | None = None
+
+    def actor_id(self, actor: int, incarnation: int, n_actors: int, env_steps: int = 0) -> ActorId:
+        return ActorId(actor, incarnation, n_actors, self.n_envs, self.seed, env_steps)
+
+
+LOCKSTEP_SLOTS = 3
+"""Of the model channel: the learner may publish twice before an actor has read the model of its next round."""
+
+
+def model_number(round_: int) -> int:
+    """Number of the publication that actors act with in this round."""
+    return max(round_ - 1, 1)
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """How many env steps each environment takes in each round of lockstep.
+
+    Args:
+        steps: of each environment in a round.
+        max_env_steps: budget of the run, or None; it may cut the last round short.
+        first, first_env_steps: the first round that is counted by this budget, and the env steps before it. Rounds of
+            an earlier launch may have had another budget.
+    """
+
+    n_actors: int
+    envs_per_actor: int
+    steps: int
+    max_env_steps: int | None = None
+    first: int = 0
+    first_env_steps: int = 0
+
+    @property
+    def streams(self) -> int:
+        """Environments of all actors."""
+        return self.n_actors * self.envs_per_actor
+
+    def before(self, round_: int) -> int:
+        """Env steps of all rounds before this one, for round_ ≥ first."""
+        env_steps = self.first_env_steps + (round_ - self.first) * self.streams * self.steps
+        return env_steps if self.max_env_steps is None else min(env_steps, self.max_env_steps)
+
+    def env_steps(self, round_: int, actor: int) -> list[int]:
+        """Env steps of each environment of an actor in a round."""
+        each, rest = divmod(self.before(round_ + 1) - self.before(round_), self.streams)
+        first = actor * self.envs_per_actor
+        return [each + (first + env < rest) for env in range(self.envs_per_actor)]
+
+
+class ActorState(enum.IntEnum):
+    """What an actor is doing."""
+
+    STARTING = 0
+    MAKING_ENVIRONMENT = 1
+    WAITING_FOR_MODEL = 2
+    RESETTING = 3
+    ACTING = 4
+    WAITING_FOR_CREDIT = 5
+    WAITING_FOR_ROOM = 6
+    STOPPING = 7
+    DONE = 8
+
+    @property
+    def label(self) -> str:
+        """For messages, such as "waiting for room"."""
+        return self.name.lower().replace("_", " ")
+
+
+_STOP, _ENV_STEPS = range(2)  # words that all actors share
+_HEARTBEAT, _STATE, _BLOCKED, _FIRST_STEP = range(4)  # an actor's own
+
+
+class ActorStatus:
+    """The status of one actor in shared memory. Implements `actors.loop.Status`."""
+
+    def __init__(self, shared: memoryview, credit: memoryview, own: memoryview) -> None:
+        self._shared = shared
+        self._credit = credit
+        self._own = own
+
+    @property
+    def stop_requested(self) -> bool:
+        return bool(self._shared[_STOP])
+
+    @property
+    def global_env_steps(self) -> int:
+        return int(self._shared[_ENV_STEPS])
+
+    @property
+    def credit(self) -> int:
+        return int(self._credit[0])
+
+    @property
+    def state(self) -> ActorState:
+        return ActorState(self._own[_STATE])
+
+    @state.setter
+    def state(self, state: ActorState) -> None:
+        self._own[_STATE] = state
+
+    @property
+    def heartbeat(self) -> int:
+        """A counter that grows while the actor works or waits."""
+        return int(self._own[_HEARTBEAT])
+
+    def beat(self) -> None:
+        self._own[_HEARTBEAT] += 1
+
+    @property
+    def blocked_ns(self) -> int:
+        return int(self._own[_BLOCKED])
+
+    def add_blocked(self, nanoseconds: int) -> None:
+        self._own[_BLOCKED] += nanoseconds
+
+    @property
+    def first_step_ns(self) -> int:
+        """Start of the first env step on the monotonic clock [ns], 0 before it."""
+        return int(self._own[_FIRST_STEP])
+
+    @first_step_ns.setter
+    def first_step_ns(self, at: int) -> None:
+        self._own[_FIRST_STEP] = at
+
+
+class StatusBlock:
+    """The status of all actors, made by the learner and passed to each process. Raises ResourceError.
+
+    Each word has one writer; the learner writes an actor's words while that actor has no process. The learner's words and
+    each actor's words are on different cache lines, so that writers do not slow each other down.
+    """
+
+    def __init__(self, n_actors: int, block: Block | None = None) -> None:
+        layout = Layout()
+        shared = layout.reserve(2 * WORD)
+        offsets = [(layout.reserve(WORD), layout.reserve(4 * WORD)) for _ in range(n_actors)]
+        self._block = block or Block(layout.size, "the actors' status")
+        self._shared = self._block.words(shared, 2)
+        self._credits = [self._block.words(credit, 1) for credit, _ in offsets]
+        self._actors = [
+            ActorStatus(self._shared, credit, self._block.words(own, 4))
+            for credit, (_, own) in zip(self._credits, offsets, strict=True)
+        ]
+        self.close = self._block.close
+
+    def __reduce__(self) -> tuple[Callable[..., StatusBlock], tuple[Any, ...]]:
+        return StatusBlock, (len(self._actors), self._block)
+
+    def __getitem__(self, actor: int) -> ActorStatus:
+        return self._actors[actor]
+
+    def grant(self, credits: Sequence[int]) -> None:
+        """Set each actor's credit (env steps in all)."""
+        for word, credit in zip(self._credits, credits, strict=True):
+            word[0] = credit
+
+    def limit(self, actor: int, credit: int) -> None:
+        """Set one actor's credit while it has no process."""
+        self._credits[actor][0] = credit
+
+    def announce(self, env_steps: int) -> None:
+        self._shared[_ENV_STEPS] = env_steps
+
+    def request_stop(self) -> None:
+        self._shared[_STOP] = 1

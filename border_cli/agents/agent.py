@@ -1,0 +1,265 @@
+"""What the agents of all families share: a policy acts, and an algorithm changes its weights.
+
+The module of a family offers these functions; see `border_cli.agents.dqn.agent` for an example:
+
+- `check_spec(config, spec)` raises UsageError if the agent cannot act in these spaces.
+- `make_policy(config, spec, seed, actor, n_actors, incarnation)` returns the policy of an actor or an evaluation.
+- `make_agent(config, spec, seed, device)` returns the agent that learns.
+- `extra_columns(config, spec)`, optional, returns the columns that the policy adds to each row (`Policy.extras`).
+- `make_step_processor(spec, n_envs, config)`, optional, replaces `border_cli.replay.n_step`; config is the whole run's.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from border_cli.agents.nets import to_tensors
+from border_cli.agents.params import BatchLoader, FlatParams, StepStats, TensorBatch, named_tensors
+from border_cli.core.errors import IncompatibleStateError
+from border_cli.core.metrics import Record
+from border_cli.core.protocols import ReplayBuffer
+from border_cli.core.spaces import Array, Obs
+from border_cli.core.state import State, check_like
+from border_cli.core.types import ModelInfo
+from border_cli.runtime import seeding
+
+
+class NetworkPolicy(ABC):
+    """Implements `core.protocols.ActingPolicy` except for the choice of actions.
+
+    Args:
+        params: (n,) its parameters, used in place: the policy of an agent acts with the parameters that it learns.
+        actor, incarnation: with the seed they determine the random generator of exploration. Evaluation has its own
+            generator, which depends on the seed alone and restarts with each `eval`.
+    """
+
+    def __init__(
+        self, layout: FlatParams, params: Tensor, seed: int, actor: int = 0, incarnation: int = 0
+    ) -> None:
+        self.params = params
+        self.version = 0
+        self._layout = layout
+        self._network = layout.bind(params)
+        self._rng = seeding.generator(seed, *seeding.exploration_key(actor, incarnation))
+        self._seed = seed
+        self._eval_rng = seeding.generator(seed, seeding.EVALUATION_POLICY)
+        self._exploring = True
+
+    def sample(self, obs: Obs, env_steps: int = 0, env_ix: Sequence[int] = ()) -> Array:
+        with torch.inference_mode():
+            tensors = to_tensors(obs, self.params.device)
+            if self._exploring:
+                return self._explore(tensors, env_steps, env_ix)
+            return self._exploit(tensors)
+
+    @abstractmethod
+    def _explore(self, obs: dict[str, Tensor], env_steps: int, env_ix: Sequence[int]) -> Array:
+        """Actions in train mode; random numbers come from `_rng`."""
+
+    @abstractmethod
+    def _exploit(self, obs: dict[str, Tensor]) -> Array:
+        """Actions in eval mode; random numbers, if any, come from `_eval_rng`."""
+
+    def extras(self) -> dict[str, Array]:
+        """Nothing, unless a subclass adds columns to the rows."""
+        return {}
+
+    def begin_episode(self, env_ix: int) -> None:  # noqa: B027
+        """Nothing to reset, unless a subclass carries state over an episode."""
+
+    def train(self) -> None:
+        self._exploring = True
+
+    def eval(self) -> None:
+        """Act greedily from now on."""
+        self._exploring = False
+        self._eval_rng = seeding.generator(self._seed, seeding.EVALUATION_POLICY)
+
+    def model_info(self) -> ModelInfo:
+        params = self.params.detach().cpu()
+        parts = self._layout.unflatten(params)
+        return ModelInfo(self.version, {name: part.numpy() for name, part in parts.items()}, params.numpy())
+
+    def sync_model(self, info: ModelInfo) -> None:
+        """Copy the parameters. Raises ValueError if names or shapes differ."""
+        parts = self._layout.unflatten(self.params)
+        expected = {name: tuple(part.shape) for name, part in parts.items()}
+        given = {name: tuple(array.shape) for name, array in info.arrays.items()}
+        if expected != given:
+            raise ValueError(f"the network has {expected}, the model {given}")
+        if info.vector is None:
+            copy_arrays(parts, info.arrays)
+        else:
+            self.params.copy_(torch.from_numpy(info.vector))
+        self.version = info.version
+
+    def generator_state(self) -> dict[str, Any]:
+        return dict(self._rng.bit_generator.state)
+
+    def load_generator_state(self, state: dict[str, Any]) -> None:
+        seeding.restore(self._rng, state)
+
+
+def copy_arrays(tensors: Mapping[str, Tensor], arrays: Mapping[str, Array]) -> None:
+    """Copy arrays into the tensors of the same names."""
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            tensor.copy_(torch.from_numpy(np.array(arrays[name])))
+
+
+class Algorithm(ABC):
+    """How an agent learns: one opt step as a function of its state, a batch and random numbers.
+
+    Args:
+        state: a dataclass of tensors with everything that an opt step reads and changes, including `stats`.
+        layouts: layouts of parameter vectors, by the field of the state that contains the vector.
+        seed: the run's; it determines `rng`, the random generator of the opt steps.
+    """
+
+    scalars: tuple[str, ...]
+    """Names of the scalars that an opt step adds to `stats`, in the order of its sums."""
+
+    def __init__(self, state: Any, layouts: Mapping[str, FlatParams], seed: int) -> None:
+        self.state = state
+        self.rng = seeding.generator(seed, *seeding.LEARNING)
+        self._layouts = layouts
+
+    @property
+    def stats(self) -> StepStats:
+        stats: StepStats = self.state.stats
+        return stats
+
+    @abstractmethod
+    def opt_step(self, batch: TensorBatch, number: int) -> Tensor | None:
+        """Do opt step `number`, from 1, in place. Returns (B,) absolute errors of a batch with weights, else None."""
+
+    @abstractmethod
+    def update_targets(self, number: int) -> None:
+        """Update the target networks if it is due after opt step `number`."""
+
+    @abstractmethod
+    def reset_targets(self) -> None:
+        """Copy the online networks to their targets. Called after parameters were replaced."""
+
+    def metrics(self, sums: Sequence[float], opt_steps: int) -> dict[str, float]:
+        """Means over so many opt steps, by the metric's name without "agent/". sums: those of `stats`."""
+        return {name: total / opt_steps for name, total in zip(self.scalars, sums, strict=True)}
+
+    def batch_metrics(self, batch: TensorBatch) -> dict[str, float]:
+        """Metrics of the last batch that only records need. Changes no state and draws no random numbers."""
+        return {}
+
+    def tensors(self) -> dict[str, Tensor]:
+        return named_tensors(self.state, self._layouts)
+
+
+_SKIP_CHECK_INTERVAL = 100
+"""Opt steps between two reads of `skipped_in_a_row` on a GPU, where reading waits for the device."""
+
+
+class NetworkAgent:
+    """Implements `core.protocols.Agent` by a policy and an algorithm that share the policy's parameters."""
+
+    def __init__(self, policy: NetworkPolicy, algorithm: Algorithm, batch_size: int) -> None:
+        self.policy = policy
+        self.algorithm = algorithm
+        self.opt_steps = 0
+        self.skipped_in_a_row = 0
+        self._unread = 0  # opt steps since the last record
+        self._device = policy.params.device
+        self._batches = BatchLoader(batch_size, self._device)
+        self.sample, self.extras, self.begin_episode = policy.sample, policy.extras, policy.begin_episode
+        self.train, self.eval, self.model_info = policy.train, policy.eval, policy.model_info
+
+    def opt(self, buffer: ReplayBuffer, record: bool = False) -> Record | None:
+        batch = self._batches.next(buffer)
+        errors = self.algorithm.opt_step(batch, self.opt_steps + 1)
+        self.opt_steps += 1
+        self.policy.version = self.opt_steps
+        self._unread += 1
+        self.algorithm.update_targets(self.opt_steps)
+        if errors is not None and self._batches.last is not None:
+            ix, values = self._batches.last.ix, errors.cpu().numpy()
+            known = np.isfinite(values)
+            buffer.update_priority(*((ix, values) if known.all() else (ix[known], values[known])))
+        if record or self._device.type == "cpu" or self.opt_steps % _SKIP_CHECK_INTERVAL == 0:
+            self.skipped_in_a_row = int(self.algorithm.stats.skipped_in_a_row.item())
+        return self._read(batch) if record else None
+
+    def skipped_batch(self) -> dict[str, Array] | None:
+        return self._batches.columns() if self.skipped_in_a_row and self._batches.last is not None else None
+
+    def take_record(self) -> Record | None:
+        return self._read() if self._unread else None
+
+    def _read(self, batch: TensorBatch | None = None) -> Record:
+        """Means over the opt steps since the last record that were not skipped. batch: add its own metrics."""
+        sums, skipped = self.algorithm.stats.read()
+        counted, self._unread = self._unread - skipped, 0
+        values = {"agent/skipped_steps": float(skipped)}
+        if counted:
+            values |= {f"agent/{name}": mean for name, mean in self.algorithm.metrics(sums, counted).items()}
+        return Record(values if batch is None else values | self.algorithm.batch_metrics(batch))
+
+    def check_finite(self) -> bool:
+        return all(bool(torch.isfinite(tensor).all()) for tensor in self.algorithm.tensors().values())
+
+    def state(self) -> State:
+        arrays = {name: tensor.detach().cpu().numpy() for name, tensor in self.algorithm.tensors().items()}
+        return State(arrays, {"opt_steps": self.opt_steps, "unread": self._unread})
+
+    def nbytes(self) -> tuple[int, int]:
+        """Bytes of the model and of the whole state. Reads no values, so it works on torch's meta device."""
+        return self.policy.params.nbytes, sum(t.nbytes for t in self.algorithm.tensors().values())
+
+    def load_state(self, state: State) -> None:
+        check_like(state, self.state(), "the agent")
+        if not np.isfinite(state.arrays["stats.skipped_in_a_row"]):
+            raise IncompatibleStateError("the number of skipped opt steps in a row is not finite")
+        copy_arrays(self.algorithm.tensors(), state.arrays)
+        self.opt_steps = self.policy.version = state.values["opt_steps"]
+        self._unread = state.values["unread"]
+        self.skipped_in_a_row = int(self.algorithm.stats.skipped_in_a_row.item())
+
+    def generator_state(self) -> dict[str, Any]:
+        learning = dict(self.algorithm.rng.bit_generator.state)
+        return {"policy": self.policy.generator_state(), "learning": learning}
+
+    def load_generator_state(self, state: dict[str, Any]) -> None:
+        kinds = {"agent": {"policy": None, "learning": None}}
+        check_like(State({}, {"agent": state}), State({}, kinds), "the generators")
+        seeding.restore(self.algorithm.rng, state["learning"])
+        self.policy.load_generator_state(state["policy"])
+
+    def sync_model(self, info: ModelInfo) -> None:
+        """Start from these parameters, targets included. The count of opt steps does not change."""
+        self.policy.sync_model(info)
+        self.policy.version = self.opt_steps
+        self.algorithm.reset_targets()
+
+    def load_networks(self, arrays: Mapping[str, Array]) -> list[str]:
+        self.algorithm.reset_targets()
+        networks: dict[str, dict[str, Tensor]] = {}
+        for name, tensor in self.algorithm.tensors().items():
+            network = name.partition(".")[0]
+            is_other = (
+                ".params." in name and getattr(self.algorithm.state, network).params is not self.policy.params
+            )
+            if is_other or network.endswith("target"):
+                networks.setdefault(network, {})[name] = tensor
+        missing = []
+        for network, own in sorted(networks.items()):
+            saved = {name: arrays[name] for name in own if name in arrays}
+            if saved:
+                fresh = {name: tensor.detach().cpu().numpy() for name, tensor in own.items()}
+                check_like(State(saved), State(fresh), network)
+                copy_arrays(own, saved)
+            elif not network.endswith("target"):
+                missing.append(network)
+        return missing

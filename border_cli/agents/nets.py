@@ -1,0 +1,199 @@
+"""Layers, and the encoder that turns any observation into one vector per row. Weights come from a given generator."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from border_cli.core.spaces import Obs, ObsLeaf, ObsSpec
+
+_MAX_SCALED_RANGE = 255
+"""Integer boxes with at most this range, such as colours, are scaled to [0, 1]; wider ones, as int64, are not."""
+
+
+class Encoder(nn.Module):
+    """Encodes an observation as one float32 vector per row.
+
+    Images go through convolutions, discrete leaves are one-hot coded, and integer boxes of a small range are scaled to
+    [0, 1]. Everything else is only flattened.
+
+    Args:
+        channels: of each convolution; images are flattened if there are none.
+
+    Attributes:
+        features: length of the vector.
+    """
+
+    def __init__(self, spec: ObsSpec, channels: Sequence[int], generator: torch.Generator) -> None:
+        super().__init__()
+        self._images = [leaf for leaf in spec.leaves if channels and is_image(leaf)]
+        self._vectors = [leaf for leaf in spec.leaves if leaf not in self._images]
+        self.convolutions = nn.ModuleList(Convolutions(leaf, channels, generator) for leaf in self._images)
+        self.has_images = bool(self._images)
+        self.features = sum(leaf.features for leaf in self._vectors) + sum(
+            cast(Convolutions, part).features for part in self.convolutions
+        )
+
+    def forward(self, obs: dict[str, Tensor]) -> Tensor:
+        """{name: (B, ...)} → (B, features)."""
+        parts = [_flatten(leaf, obs[leaf.name]) for leaf in self._vectors]
+        parts += [part(obs[leaf.name]) for leaf, part in zip(self._images, self.convolutions, strict=True)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+
+def _flatten(leaf: ObsLeaf, value: Tensor) -> Tensor:
+    """(B, *leaf.shape) → (B, leaf.features) float32: one-hot coded, scaled to [0, 1], or as it is."""
+    flat = value.reshape(len(value), -1)
+    if leaf.categories:
+        hot = [nn.functional.one_hot(flat[:, i], n) for i, n in enumerate(leaf.categories)]
+        return torch.cat(hot, dim=1).float()
+    if value.is_floating_point() or leaf.low is None or leaf.high is None:
+        return flat.float()
+    span = leaf.high - leaf.low
+    return (flat.float() - leaf.low) / span if 0 < span <= _MAX_SCALED_RANGE else flat.float()
+
+
+def to_tensors(obs: Obs, device: torch.device) -> dict[str, Tensor]:
+    """Arrays as tensors; on the CPU they share memory."""
+    return {name: torch.from_numpy(rows).to(device) for name, rows in obs.items()}
+
+
+@torch.no_grad()
+def _draw(layer: nn.Module, bound: float, generator: torch.Generator) -> None:
+    """Draw all parameters of a layer uniformly in ±bound."""
+    for parameter in layer.parameters():
+        parameter.uniform_(-bound, bound, generator=generator)
+
+
+class Linear(nn.Linear):
+    """A linear layer with torch's initialisation, uniform in ±1/√inputs, from the given generator."""
+
+    def __init__(self, n_in: int, n_out: int, generator: torch.Generator) -> None:
+        super().__init__(n_in, n_out)
+        _draw(self, n_in**-0.5 if n_in else 0.0, generator)
+
+    def reset_parameters(self) -> None:
+        """Do nothing: torch would draw from its global generator here.
+
+        `nn.utils.skip_init` would do, but imports torch's symbolic shapes, which takes half a second in each actor.
+        """
+
+
+class NoisyLinear(Linear):
+    """A linear layer with factorised Gaussian noise on its weights (Fortunato et al., 2018).
+
+    The weights are μ + σ·(ε_out ⊗ ε_in) with learnt μ and σ; σ is initially std/√inputs. noise_size: length of its noise.
+    """
+
+    def __init__(self, n_in: int, n_out: int, generator: torch.Generator, std: float) -> None:
+        super().__init__(n_in, n_out, generator)
+        self.noise_size = n_in + n_out
+        self.weight_std = nn.Parameter(torch.full((n_out, n_in), std * n_in**-0.5))
+        self.bias_std = nn.Parameter(torch.full((n_out,), std * n_in**-0.5))
+
+    def forward(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
+        """(..., n_in) → (..., n_out). noise: (noise_size,) from `scaled_noise`; None: the mean weights μ."""
+        if noise is None:
+            return nn.functional.linear(x, self.weight, self.bias)
+        n_in = self.in_features
+        of_inputs, of_outputs = noise[:n_in], noise[n_in:]
+        weight = torch.addcmul(self.weight, self.weight_std, torch.outer(of_outputs, of_inputs))
+        return nn.functional.linear(x, weight, torch.addcmul(self.bias, self.bias_std, of_outputs))
+
+
+def scaled_noise(normal: Tensor) -> Tensor:
+    """f(x) = sgn(x)·√|x| of standard normal numbers: the factors ε of factorised noise."""
+    return normal.sign() * normal.abs().sqrt()
+
+
+_MIN_SIDE = 5
+_LARGE = 36
+"""Images whose shorter side is at least this get the kernels of Atari's network (Mnih et al., 2015)."""
+_ATARI = ((8, 4, 0), (4, 2, 0), (3, 1, 0))
+"""Kernel, stride and padding of its layers."""
+
+
+def is_image(leaf: ObsLeaf) -> bool:
+    """Whether a leaf is an image: three dimensions, or a stack of images, with the bounds of a colour."""
+    if leaf.kind not in ("box", "multi_binary") or leaf.low is None or leaf.high is None:
+        return False
+    if not (len(leaf.shape) == 3 or (len(leaf.shape) == 4 and leaf.stack > 1)):
+        return False
+    return 0 <= leaf.low < leaf.high <= 255 and min(image_shape(leaf)[:2]) >= _MIN_SIDE
+
+
+def has_images(spec: ObsSpec) -> bool:
+    """Whether convolutions have a part in a network for these observations."""
+    return any(map(is_image, spec.leaves))
+
+
+def image_shape(leaf: ObsLeaf) -> tuple[int, int, int]:
+    """Height, width, channels of an image; the frames of a stack are channels.
+
+    Of one frame, the smaller of the first and the last dimension is the channels; if they are equal, the last.
+    """
+    if len(leaf.shape) == 3 and leaf.stack > 1:
+        return leaf.shape[1], leaf.shape[2], leaf.stack
+    first, middle, last = leaf.shape[-3:]
+    frames = leaf.stack if len(leaf.shape) == 4 else 1
+    return (middle, last, first * frames) if first < last else (first, middle, last * frames)
+
+
+def channels_first(leaf: ObsLeaf, value: Tensor) -> Tensor:
+    """(B, *leaf.shape) → (B, channels, height, width)."""
+    if len(leaf.shape) == 3 and leaf.stack > 1:
+        return value
+    shape = leaf.shape[-3:]
+    if not shape[0] < shape[2]:
+        value = value.movedim(-1, -3)
+    return value.flatten(1, 2) if len(leaf.shape) == 4 else value
+
+
+class Convolutions(nn.Module):
+    """ReLU convolutions of one image leaf, flattened. channels: of each layer · features: length of the result.
+
+    Large images get the kernels and strides of Atari's network. Small ones get kernels of 3 that keep the size; from the
+    second layer on, strides of 2 halve it while the shorter side is longer than 4.
+    """
+
+    def __init__(self, leaf: ObsLeaf, channels: Sequence[int], generator: torch.Generator) -> None:
+        super().__init__()
+        self._leaf = leaf
+        height, width, n_in = image_shape(leaf)
+        is_large = min(height, width) >= _LARGE
+        layers = []
+        for i, (before, after) in enumerate(pairwise([n_in, *channels])):
+            if is_large and i < len(_ATARI):
+                kernel, stride, padding = _ATARI[i]
+            else:
+                kernel, stride, padding = 3, 2 if i > 0 and min(height, width) > 4 else 1, 1
+            layers.append(_Convolution(before, after, kernel, stride, padding, generator))
+            height, width = ((side + 2 * padding - kernel) // stride + 1 for side in (height, width))
+        self.layers = nn.ModuleList(layers)
+        self.features = height * width * ([n_in, *channels][-1])
+
+    def forward(self, value: Tensor) -> Tensor:
+        """(B, *leaf.shape) → (B, features)."""
+        leaf = self._leaf
+        assert leaf.low is not None and leaf.high is not None
+        x = (channels_first(leaf, value).float() - leaf.low) * (1.0 / (leaf.high - leaf.low))
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return x.flatten(1)
+
+
+class _Convolution(nn.Conv2d):
+    """A convolution, initialised as `Linear`."""
+
+    def __init__(
+        self, n_in: int, n_out: int, kernel: int, stride: int, padding: int, generator: torch.Generator
+    ) -> None:
+        super().__init__(n_in, n_out, kernel, stride, padding)
+        _draw(self, math.sqrt(1.0 / (n_in * kernel * kernel)), generator)
+
+    reset_parameters = Linear.reset_parameters

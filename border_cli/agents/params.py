@@ -1,0 +1,207 @@
+"""Networks whose parameters lie in one flat vector, Adam over such vectors, and batches as tensors."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.adam import adam
+
+from border_cli.agents.nets import to_tensors
+from border_cli.core.protocols import ReplayBuffer
+from border_cli.core.spaces import Array
+from border_cli.core.types import Batch
+
+
+class FlatParams:
+    """The layout of a network's parameters in one (n,) float32 vector. The network must not have buffers."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
+        self._sizes = [math.prod(shape) for shape in self._shapes.values()]
+
+    def init(self) -> Tensor:
+        """A new vector with the network's initial parameters."""
+        return torch.cat([p.detach().reshape(-1) for p in self._module.parameters()])
+
+    def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
+        parts = vector.split(self._sizes)
+        return {n: p.view(shape) for (n, shape), p in zip(self._shapes.items(), parts, strict=True)}
+
+    def bind(self, vector: Tensor) -> nn.Module:
+        """A copy of the network whose parameters are views of the vector.
+
+        A change of the vector in place changes the network. Its parameters require gradients, which `flat_gradient`
+        returns as one vector.
+        """
+        module = copy.deepcopy(self._module)
+        for name, part in self.unflatten(vector.detach()).items():
+            owner, _, own_name = name.rpartition(".")
+            setattr(module.get_submodule(owner), own_name, nn.Parameter(part))
+        return module
+
+
+def flat_gradient(loss: Tensor, parameters: Sequence[nn.Parameter]) -> Tensor:
+    """Gradient (n,) of a scalar with respect to the parameters of a bound network."""
+    return torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, tuple(parameters))])
+
+
+def clip_norm_(gradient: Tensor, max_norm: float | None) -> Tensor:
+    """Scale the gradient in place so that its norm is at most max_norm. Returns the norm before clipping."""
+    norm: Tensor = gradient.norm()
+    if max_norm is not None:
+        gradient.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
+    return norm
+
+
+def polyak_(target: Tensor, online: Tensor, tau: float) -> None:
+    """Set target to (1 - τ)·target + τ·online, in place; τ = 1 copies."""
+    if tau == 1.0:
+        target.copy_(online)
+    else:
+        target.lerp_(online, tau)
+
+
+_ADAM: dict[str, Any] = {
+    "fused": True, "amsgrad": False, "maximize": False, "weight_decay": 0.0, "beta1": 0.9, "beta2": 0.999,
+}  # fmt: skip
+
+
+@dataclass
+class AdamState:
+    """A parameter vector and the state of Adam (Kingma and Ba, 2015) for it.
+
+    params, exp_avg, exp_avg_sq: (n,) float32 · step: scalar float32, Adam's steps so far.
+    """
+
+    params: Tensor
+    exp_avg: Tensor
+    exp_avg_sq: Tensor
+    step: Tensor
+
+    @staticmethod
+    def init(params: Tensor) -> AdamState:
+        """The state before the first step. `params` is used in place."""
+        return AdamState(params, torch.zeros_like(params), torch.zeros_like(params), params.new_zeros(()))
+
+    def update(self, gradient: Tensor, lr: float, eps: float, skip: Tensor) -> None:
+        """One Adam step in place. gradient: (n,) · skip: scalar float32; if it is 1, nothing changes, bit for bit."""
+        adam(
+            *([self.params], [gradient], [self.exp_avg], [self.exp_avg_sq], [], [self.step]),
+            **_ADAM, lr=lr, eps=eps, found_inf=skip,
+        )  # fmt: skip
+
+
+@dataclass
+class StepStats:
+    """Statistics since the last record, on the device.
+
+    sums: (k,) sums of the scalars of opt steps that were not skipped · skipped: scalar, number of skipped opt steps ·
+    skipped_in_a_row: scalar, number of the last opt steps that were all skipped; not reset by records.
+    """
+
+    sums: Tensor
+    skipped: Tensor
+    skipped_in_a_row: Tensor
+
+    @staticmethod
+    def init(n_scalars: int, device: torch.device) -> StepStats:
+        return StepStats(*(torch.zeros(shape, device=device) for shape in ((n_scalars,), (), ())))
+
+    def add(self, scalars: Sequence[Tensor]) -> Tensor:
+        """Count one opt step with these scalars. Returns a scalar float32, which never leaves the device: 1 if one of them
+        is not finite, so that the step must be skipped, else 0.
+        """
+        values = torch.stack(list(scalars))
+        # x - x is 0, but NaN for NaN and ±inf. It takes half the time of isfinite.
+        is_bad = (values - values).sum().isnan()
+        skip = is_bad.float()
+        self.sums.add_(torch.where(is_bad, 0.0, values))
+        self.skipped.add_(skip)
+        self.skipped_in_a_row.add_(skip).mul_(skip)
+        return skip
+
+    def read(self) -> tuple[list[float], int]:
+        """Return the sums and the number of skipped opt steps, and reset both to 0."""
+        sums, skipped = self.sums.tolist(), int(self.skipped.item())
+        self.sums.zero_()
+        self.skipped.zero_()
+        return sums, skipped
+
+
+def named_tensors(state: Any, layouts: Mapping[str, FlatParams]) -> dict[str, Tensor]:
+    """Every tensor of a state, a dataclass of tensors, such dataclasses and None, by its path of field names.
+
+    layouts: by field; the vectors of such a field are split into named parameters.
+    """
+    found: dict[str, Tensor] = {}
+    for field_ in fields(state):
+        for path, tensor in _leaves(field_.name, getattr(state, field_.name)):
+            if field_.name in layouts and tensor.dim() == 1:
+                parts = layouts[field_.name].unflatten(tensor)
+                found |= {f"{path}.{name}": part for name, part in parts.items()}
+            else:
+                found[path] = tensor
+    return found
+
+
+def _leaves(path: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield path, value
+    elif is_dataclass(value):
+        for field_ in fields(value):
+            yield from _leaves(f"{path}.{field_.name}", getattr(value, field_.name))
+
+
+@dataclass
+class TensorBatch:
+    """A batch as tensors; see `core.types.Batch`."""
+
+    obs: dict[str, Tensor]
+    action: Tensor
+    reward: Tensor
+    discount: Tensor
+    terminated: Tensor
+    next_obs: dict[str, Tensor]
+    weight: Tensor | None = None
+    extra: dict[str, Tensor] = field(default_factory=dict)
+
+
+def _as_tensors(rows: Any, device: torch.device) -> Any:
+    if isinstance(rows, dict):
+        return to_tensors(rows, device)
+    return None if rows is None else torch.from_numpy(rows).to(device)
+
+
+class BatchLoader:
+    """Samples batches of one size from a replay buffer. last: the newest batch, None before the first."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.last: Batch | None = None
+        self._size = size
+        self._device = device
+        self._tensors: TensorBatch | None = None
+
+    def next(self, buffer: ReplayBuffer) -> TensorBatch:
+        """The next batch. On the CPU its tensors share the arrays' memory, so that a refilled batch keeps its tensors."""
+        batch, device = buffer.batch(self._size, into=self.last), self._device
+        if self._tensors is None or batch is not self.last or device.type != "cpu":
+            columns = {column.name: getattr(batch, column.name) for column in fields(TensorBatch)}
+            self.last = batch
+            self._tensors = TensorBatch(**{name: _as_tensors(rows, device) for name, rows in columns.items()})
+        return self._tensors
+
+    def columns(self) -> dict[str, Array]:
+        """Copies of the columns of the last batch. There must be one."""
+        batch = self.last
+        assert batch is not None
+        columns = batch.obs | batch.extra | {f"next_{name}": rows for name, rows in batch.next_obs.items()}
+        for name in ("action", "reward", "discount", "terminated", "ix"):
+            columns[name] = getattr(batch, name)
+        return {name: rows.copy() for name, rows in columns.items()}

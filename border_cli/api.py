@@ -1,0 +1,114 @@
+"""Training from Python: what `border-train` does, with parts of the caller's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from border_cli.build import UserParts
+from border_cli.config.schema import AgentConfig, EnvConfig, TrainConfig
+from border_cli.core.errors import UsageError
+from border_cli.core.progress import RunResult
+from border_cli.core.protocols import Evaluator, Recorder, StepProcessor
+from border_cli.core.spaces import EnvSpec
+
+
+def compose(*overrides: str, config_dir: str | None = None) -> TrainConfig:
+    """Return the configuration of `border-train <overrides>`.
+
+    `compose("agent=dqn", "env=cartpole", "n_actors=8")` picks the agent, the environment and its preset by name.
+
+    Raises:
+        UsageError: an override is refused.
+    """
+    from border_cli.cli.compose import Composer
+    from border_cli.cli.overrides import override_names, parse_overrides
+    from border_cli.config import registry
+
+    given = parse_overrides(overrides)
+    registry.import_installed_plugins()
+    registry.import_plugins(override_names(given, "plugins"))
+    with Composer(given, config_dir) as composer:
+        return composer.compose().config
+
+
+def train_async(
+    config: TrainConfig | Sequence[str],
+    run_dir: Path | str,
+    *,
+    recorder: Recorder | None = None,
+    evaluator: Evaluator | None = None,
+    step_processor: Callable[[EnvSpec, int, TrainConfig], StepProcessor] | None = None,
+    evaluation_env: EnvConfig | None = None,
+    actor_agents: Sequence[AgentConfig] = (),
+) -> RunResult:
+    """Train with asynchronous actors in a new run directory.
+
+    Call it under `if __name__ == "__main__":`, because actors are processes that import the main module.
+
+    Args:
+        config: `TrainConfig(agent=DqnConfig(), env=EnvConfig(id="CartPole-v1"), n_actors=4)`, or overrides as the command
+            line has them: `["agent=dqn", "env=cartpole", "n_actors=4"]`.
+        run_dir: the run directory; it must not hold a run yet.
+        recorder: gets every record beside the files, such as a `border_cli.BufferedRecorder`.
+        evaluator: evaluates models in place of the configured evaluator.
+        step_processor: (spec, n_envs, config) -> StepProcessor, a function that can be imported by name.
+        evaluation_env: the environment of evaluations, where it is not that of training.
+        actor_agents: the agent's configuration of each actor, such as other exploration; all of the same class.
+
+    Returns:
+        How the run ended: its best and last evaluation, an `ActorStat` per actor, and an `AsyncTrainStat`.
+
+    Raises:
+        BorderError: the run failed. Interrupted: it was asked to stop.
+    """
+    user = UserParts(recorder, evaluator, step_processor, evaluation_env, tuple(actor_agents))
+    return _train(_composed(config), Path(run_dir), user)
+
+
+def train(
+    config: TrainConfig | Sequence[str],
+    run_dir: Path | str,
+    *,
+    recorder: Recorder | None = None,
+    evaluator: Evaluator | None = None,
+    step_processor: Callable[[EnvSpec, int, TrainConfig], StepProcessor] | None = None,
+    evaluation_env: EnvConfig | None = None,
+) -> RunResult:
+    """Train in this thread, with `trainer.type=sync`. Arguments, result and errors are those of `train_async`."""
+    config = _composed(config, "trainer=sync")
+    config = replace(config, trainer=replace(config.trainer, type="sync"))
+    return _train(config, Path(run_dir), UserParts(recorder, evaluator, step_processor, evaluation_env))
+
+
+def _composed(config: TrainConfig | Sequence[str], *words: str) -> TrainConfig:
+    return config if isinstance(config, TrainConfig) else compose(*words, *config)
+
+
+def _train(config: TrainConfig, run_dir: Path, user: UserParts) -> RunResult:
+    from border_cli import run
+    from border_cli.config.convert import to_config, to_plain
+    from border_cli.config.validate import validate
+    from border_cli.preflight import preflight
+    from border_cli.runs import directory
+
+    config = to_config(to_plain(config))  # each value against its declared type and range, as for the command
+    validate(config)
+    if config.plan:
+        raise UsageError(
+            "plan=true shows a plan, and this function trains\nallowed: border-train … plan=true"
+        )
+    if user.actor_agents and len(user.actor_agents) != config.n_actors:
+        raise UsageError(
+            f"actor_agents has {len(user.actor_agents)} configurations for n_actors={config.n_actors}\n"
+            "allowed: one for each actor"
+        )
+    if wrong := [own for own in user.actor_agents if type(own) is not type(config.agent)]:
+        raise UsageError(
+            f"actor_agents has a {type(wrong[0]).__name__}, and the run has a {type(config.agent).__name__}"
+        )
+    config, spec = preflight(config, folder=run_dir)
+    with directory.exclusive(run_dir) as path:
+        directory.write_config(path, config)
+        return run.train(config, spec, path, directory.Launch([], command="train_async"), user=user)

@@ -1,0 +1,107 @@
+"""What a command prints outside a run: errors on stderr in at most three lines, and pages on stdout."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from border_cli.core.errors import ActorLostError, BorderError, ExitCode, Interrupted, notes
+from border_cli.display.stdout import discard, printable
+
+MAX_LINES = 3
+
+
+def show(text: str) -> None:
+    """Write a page to stdout. A reader that left early, such as `head`, is no error."""
+    text = printable(text, sys.stdout.encoding or "utf-8")
+    try:
+        sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        discard(sys.stdout)
+
+
+def run_command(command: Callable[[list[str]], int], argv: list[str] | None) -> int:
+    """Run a command with its arguments, by default those of the process. Returns its exit code; errors are printed."""
+    if argv is None:
+        argv = sys.argv[1:]
+        _open_missing_streams()
+    try:
+        return int(command(argv))
+    except Interrupted as e:
+        return int(e.code)
+    except KeyboardInterrupt:
+        return int(ExitCode.SIGINT)
+    except (Exception, SystemExit) as e:  # noqa: BLE001 - the last place where an error can become an exit code
+        if _was_interrupted(e):
+            return int(ExitCode.SIGINT)
+        return report(e, any(arg.lstrip("+").lower() == "debug=true" for arg in argv))
+
+
+@contextmanager
+def tracebacks(debug: bool) -> Iterator[None]:
+    """Have `report` print the traceback of an error from within, if `debug`."""
+    try:
+        yield
+    except Exception as e:
+        e.__dict__["debug"] = debug
+        raise
+
+
+def report(error: Exception | SystemExit, debug: bool = False, job: str = "") -> int:
+    """Print on stderr what went wrong and return the exit code.
+
+    An error of ours is its message, at most three lines, with its notes last. A defect keeps its traceback for a bug
+    report, and an error of an environment keeps the environment's. SystemExit from inside a run is a defect, whatever its
+    code. debug: print the traceback in any case · job: which job of a sweep it was.
+    """
+    ours = isinstance(error, BorderError)
+    if debug or getattr(error, "debug", False) or not ours:
+        traceback.print_exception(error, file=sys.stderr)
+    elif isinstance(error, ActorLostError) and error.details:
+        sys.stderr.write(f"{error.details.rstrip()}\n")
+    message = str(error)
+    if isinstance(error, MemoryError):  # numpy has a class of its own
+        message = (
+            f"MemoryError: {error}\nless memory is needed with a smaller buffer.capacity, network or n_actors"
+        )
+    elif not ours:
+        name = type(error).__name__
+        message = f"{name}: {error}\nthis is a defect in border-cli, or in code of yours that it calls"
+    lines = [line for line in message.splitlines() if line.strip()] or [type(error).__name__]
+    noted = notes(error)[: MAX_LINES - 1]
+    printed = [f"{job}error: {lines[0]}", *lines[1 : MAX_LINES - len(noted)], *noted]
+    sys.stderr.write("\n".join(printed) + "\n")
+    sys.stderr.flush()
+    return int(error.code) if isinstance(error, BorderError) else int(ExitCode.DEFECT)
+
+
+def _was_interrupted(error: BaseException) -> bool:
+    """Whether a library raised this while it handled a KeyboardInterrupt, other than by `raise … from`."""
+    seen = set[int]()  # an error may be its own cause
+    while id(error) not in seen:
+        seen.add(id(error))
+        behind = error.__cause__ or error.__context__
+        if behind is None:
+            return False
+        if isinstance(behind, KeyboardInterrupt):
+            return error.__cause__ is None
+        error = behind
+    return False
+
+
+def _open_missing_streams() -> None:
+    """Connect standard streams that the parent process has closed to /dev/null.
+
+    Without that, the next file that is opened gets the descriptor of one, and receives what is printed.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115

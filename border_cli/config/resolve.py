@@ -1,0 +1,206 @@
+"""What a configuration leaves open, `auto` or null, becomes a value here and nowhere else; what a resumed run may change.
+
+A run stores the result, so its config.yaml has no `auto`. When it is resumed, `reopen` makes open again what follows
+from other values, which may change then; the rest was decided once for the whole run.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from border_cli.config.convert import as_typed, dotted, to_plain
+from border_cli.config.schema import EvaluatorConfig, TrainConfig
+from border_cli.core.errors import UsageError
+
+_GAME = re.compile(r"(\w+:)?ALE/[\w-]+")
+BUDGETS = ("trainer.max_opts", "trainer.max_env_steps", "trainer.max_time", "trainer.stop_return")
+_SAFE = (
+    *BUDGETS,
+    "trainer.eval_interval",
+    "trainer.save_interval",
+    "trainer.record_interval",
+    "evaluator.",
+    "recorder.",
+    "checkpoint.",
+    "env.nonfinite",
+    "env.out_of_bounds",
+    "env.action_mask",  # decided when the run starts
+    "buffer.beta_opt_steps",  # so is this
+    "device",
+    "debug",
+)
+_SAFE_RUNNING_FREE = ("n_actors", "actor_manager.", "threads", "trainer.ratio_tolerance")
+_KEEP_THE_BITS = (*BUDGETS, "recorder.", "checkpoint.", "env.out_of_bounds", "env.action_mask", "debug")
+
+
+def resolve(
+    config: TrainConfig, *, action_mask: str, replay_fits: bool, screen: bool, init_from: str | None
+) -> TrainConfig:
+    """The configuration that runs: with a value for all that was left open.
+
+    Args:
+        config: checked by `border_cli.config.validate`; it is not changed.
+        action_mask: "info" where the environment's info has a mask, else "none".
+        replay_fits: whether there is room on the disk for checkpoints with the replay.
+        screen: whether the terminal can show the live view.
+        init_from: the model directory that `init_from` means now.
+    """
+    from border_cli.config.resources import counts  # not before a run is certain: it imports psutil
+
+    resolved = copy.deepcopy(config)
+    resolved.init_from = init_from
+    resolved.trainer.ratio_tolerance = ratio_tolerance(config)
+    if config.trainer.lockstep:
+        resolved.trainer.lockstep_steps = lockstep_steps(config)
+    if config.evaluator.confirm:
+        resolved.evaluator.confirm_episodes = confirm_episodes(config.evaluator)
+    resolved.env.native = "always" if steps_natively(config) else "never"
+    if config.env.action_mask == "auto":
+        resolved.env.action_mask = action_mask
+    resolved.buffer = resolved.buffer.resolve(counts(config).opt_steps)
+    if config.checkpoint.replay == "auto":
+        resolved.checkpoint.replay = "full" if replay_fits else "none"
+    if config.recorder.console == "auto":
+        resolved.recorder.console = "screen" if screen else "plain"
+    return resolved
+
+
+def reopen(stored: TrainConfig) -> TrainConfig:
+    """The configuration of a run to be resumed: values that equal those that follow from others are left open again."""
+    config = copy.deepcopy(stored)
+    trainer, evaluator = config.trainer, config.evaluator
+    trainer.ratio_tolerance = evaluator.confirm_episodes = None
+    if stored.trainer.ratio_tolerance != ratio_tolerance(config):
+        trainer.ratio_tolerance = stored.trainer.ratio_tolerance
+    if stored.evaluator.confirm_episodes != confirm_episodes(evaluator):
+        evaluator.confirm_episodes = stored.evaluator.confirm_episodes
+    config.env.native = "auto"
+    if steps_natively(config) != (stored.env.native == "always"):
+        config.env.native = stored.env.native
+    if stored.recorder.console in ("screen", "plain"):
+        config.recorder.console = "auto"
+    return config
+
+
+def inherit(config: TrainConfig, stored: TrainConfig) -> TrainConfig:
+    """A new configuration with what a stored one has decided once for its run, as far as it is left open here."""
+    inherited = copy.deepcopy(config)
+    if config.env.action_mask == "auto":
+        inherited.env.action_mask = stored.env.action_mask
+    if config.checkpoint.replay == "auto":
+        inherited.checkpoint.replay = stored.checkpoint.replay
+    if config.trainer.lockstep_steps is None:
+        inherited.trainer.lockstep_steps = stored.trainer.lockstep_steps
+    if config.init_from is not None and stored.init_from is not None:  # a path such as runs/latest moves on
+        inherited.init_from = stored.init_from
+    if type(config.buffer) is type(stored.buffer):
+        left_open = [name for name, value in vars(config.buffer).items() if value is None]
+        decided = {name: getattr(stored.buffer, name) for name in left_open}
+        inherited.buffer = replace(inherited.buffer, **decided)
+    return inherited
+
+
+def with_typed_budget(config: TrainConfig, overrides: Mapping[str, Any]) -> TrainConfig:
+    """If one of max_opts and max_env_steps is typed, the other one, from preset or default, is dropped."""
+    budgets = ("max_opts", "max_env_steps")
+    typed = [name for name in budgets if f"trainer.{name}" in overrides]
+    if len(typed) != 1 or getattr(config.trainer, typed[0]) is None:
+        return config
+    other: dict[str, Any] = {name: None for name in budgets if name not in typed}
+    return replace(config, trainer=replace(config.trainer, **other))
+
+
+def streams(config: TrainConfig) -> int:
+    """Number of environments that are stepped for training; each is one stream of rows."""
+    return config.n_actors * config.actor_manager.envs_per_actor
+
+
+def ratio_tolerance(config: TrainConfig) -> int:
+    """Env steps by which acting may run ahead of opt_interval."""
+    given = config.trainer.ratio_tolerance
+    return max(64, 2 * streams(config)) if given is None else given
+
+
+def lockstep_steps(config: TrainConfig) -> int:
+    """Env steps of each environment per round of lockstep: enough that a round is worth its overhead."""
+    given = config.trainer.lockstep_steps
+    return max(1, 64 // streams(config)) if given is None else given
+
+
+def confirm_episodes(config: EvaluatorConfig) -> int:
+    """Fresh episodes on which a candidate for the best model is evaluated again; 0 where that is off."""
+    if not config.confirm:
+        return 0
+    return config.episodes if config.confirm_episodes is None else config.confirm_episodes
+
+
+def steps_natively(config: TrainConfig) -> bool:
+    """Whether ALE steps the Atari games of an actor in its own threads."""
+    pays = config.actor_manager.envs_per_actor > 1 and not is_reproducible(config)
+    return config.env.native == "always" or (config.env.native == "auto" and is_game(config) and pays)
+
+
+def is_game(config: TrainConfig) -> bool:
+    """Whether the environment is a game that ALE itself can step and preprocess."""
+    env = config.env
+    return env.preprocess == "atari" and _GAME.fullmatch(env.id) is not None and not env.kwargs
+
+
+def is_reproducible(config: TrainConfig) -> bool:
+    """Whether the same seed gives the same bits, and a resumed run equals one that was never interrupted."""
+    return config.trainer.type == "sync" or config.trainer.lockstep
+
+
+@dataclass(frozen=True)
+class Change:
+    """One key with the value of the run so far and the one from now on."""
+
+    key: str
+    before: Any
+    now: Any
+
+    def __str__(self) -> str:
+        return f"{self.key}: {as_typed(self.before)} → {as_typed(self.now)}"
+
+
+def changes(before: TrainConfig, now: TrainConfig) -> list[Change]:
+    """Every key whose value differs, in schema order."""
+    old, new = dotted(to_plain(before)), dotted(to_plain(now))
+    keys = dict.fromkeys([*old, *new])
+    return [Change(key, old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)]
+
+
+def safe(config: TrainConfig, change: Change) -> bool:
+    """Whether a run of this configuration may be resumed with this change."""
+    return _among(change.key, _allowed(config))
+
+
+def keeps_the_bits(change: Change) -> bool:
+    """Whether a reproducible run stays the same, bit for bit, with this change."""
+    return _among(change.key, _KEEP_THE_BITS)
+
+
+def check_changes(config: TrainConfig, wanted: Sequence[Change]) -> None:
+    """Raise UsageError where one of these would make another run of it. config: that of the run so far."""
+    unsafe = [change for change in wanted if not safe(config, change)]
+    if not unsafe:
+        return
+    shown = "; ".join(map(str, unsafe[:3])) + ("; …" if len(unsafe) > 3 else "")
+    allowed = (f"{key}*" if key[-1] == "." else key.removeprefix("trainer.") for key in _allowed(config))
+    raise UsageError(
+        f"resume: these values cannot change within a run: {shown}\n"
+        f"allowed: {', '.join(allowed)}\n"
+        "a new run can start from its weights: init_from=<run>"
+    )
+
+
+def _allowed(config: TrainConfig) -> tuple[str, ...]:
+    return _SAFE if is_reproducible(config) else (*_SAFE, *_SAFE_RUNNING_FREE)
+
+
+def _among(key: str, names: Sequence[str]) -> bool:
+    return any(key == name or (name.endswith(".") and key.startswith(name)) for name in names)

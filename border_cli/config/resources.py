@@ -1,0 +1,388 @@
+"""What a run takes of a machine, by arithmetic, and what the machine has left: memory, disk, descriptors, processes.
+
+`border_cli.preflight` calls the checks and measures speeds for the plan, `border_cli.display.tables` prints it.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import re
+import resource
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+import psutil
+
+from border_cli.config.schema import TrainConfig
+from border_cli.core.errors import ResourceError
+from border_cli.display.format import size
+
+_MIB = 2**20
+LEARNER_BYTES = 96 * _MIB
+"""Allowed for what the learner takes beside replay, rings and agent, once torch is imported: kernels, records."""
+ACTOR_BYTES = 24 * _MIB
+"""Private memory of one actor beside its environments. Measured: 14 MiB with CartPole; torch is shared with all others."""
+RECORD_BYTES = 4096
+"""One record in metrics.jsonl and in tensorboard/ together, and its line in the log. Measured: 1.1 KiB."""
+JSON_BYTES = 64 * 1024
+"""The files of a checkpoint that are not arrays."""
+LEARNER_DESCRIPTORS = 64
+"""Measured: 14 in a run of one actor; the rest is for environments of the evaluation and for files of a checkpoint."""
+ACTOR_DESCRIPTORS = 4
+"""Descriptors of the learner for each actor: its pipe, the ends of its process. Measured."""
+HELPER_TASKS = 8
+"""Forkserver, resource tracker, the child that makes the environment once, and threads that write."""
+ACTOR_TASKS = 2
+"""Threads of an actor: its loop, and one that watches the learner."""
+MEMORY_SHARE = 0.9
+"""Of the free memory: the rest is for environments and for what others start meanwhile."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes of a full replay, one actor's ring, the model channel, the arrays of acting, and those of the agent's state."""
+
+    replay: int
+    ring: int
+    channel: int
+    model: int
+    training: int
+
+    @property
+    def fixed(self) -> int:
+        """One checkpoint without the replay."""
+        return self.model + self.training + JSON_BYTES
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How often a run does something, each None where only its end will tell.
+
+    limit: the budget that ends it · exact: whether no other budget and no score can end it before.
+    """
+
+    env_steps: int | None
+    opt_steps: int | None
+    evaluations: int | None
+    checkpoints: int | None
+    records: int | None
+    exact: bool
+    limit: str
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """Measured alone on this machine: env steps/s of one actor over all its environments, opt steps/s of the learner."""
+
+    env_steps: float
+    opt_steps: float
+
+
+@dataclass(frozen=True)
+class Duration:
+    """Estimated seconds without evaluations and checkpoints, and which part limits them."""
+
+    seconds: float
+    bound_by: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `plan=true` shows. memory, disk: bytes by what takes them; checkpoint: `fixed` and `replay` of one."""
+
+    counts: Counts
+    memory: dict[str, int]
+    free_memory: int | None
+    checkpoint: Sizes
+    disk: dict[str, int]
+    free_disk: int
+    processes: int
+    threads: int
+    cpus: int
+    speeds: Speeds
+    duration: Duration
+
+
+# -- what a run takes -----------------------------------------------------
+
+
+def actor_processes(config: TrainConfig) -> int:
+    """Actors with their own process: all, or none."""
+    return config.n_actors if config.trainer.type == "async" else 0
+
+
+def memory_need(config: TrainConfig, sizes: Sizes) -> dict[str, int]:
+    """Bytes of memory by what takes them; what the environments themselves take is unknown and not included."""
+    # gradients, and a checkpoint on its way to the disk, are copies of the agent
+    need = {"replay": sizes.replay, "learner": LEARNER_BYTES + 3 * sizes.training}
+    if actors := actor_processes(config):
+        need["rings"] = actors * sizes.ring
+        need["model channel"] = sizes.channel
+        need["actors"] = actors * (ACTOR_BYTES + 3 * sizes.model)
+    return need
+
+
+def disk_need(config: TrainConfig, sizes: Sizes, with_replay: bool) -> dict[str, int]:
+    """Bytes of disk by what takes them, when a new checkpoint is complete and the oldest is not deleted yet.
+
+    Checkpoints share the full blocks of the replay: twice its bytes are for what differs between newest and oldest.
+    """
+    done = counts(config)
+    kept = min(config.checkpoint.keep + 1, math.inf if done.checkpoints is None else done.checkpoints)
+    need = {"checkpoints": int(kept) * sizes.fixed}
+    if with_replay:
+        need["replay in them"] = min(int(kept), 2) * sizes.replay
+    if config.trainer.eval_interval is not None:
+        need["best model"] = 2 * (sizes.model + JSON_BYTES)
+    if done.records is not None and (config.recorder.jsonl or config.recorder.tensorboard):
+        need["records"] = done.records * RECORD_BYTES
+    return need
+
+
+def processes(config: TrainConfig) -> int:
+    """All processes of a run while it trains, without helpers."""
+    return 1 + actor_processes(config) + (config.evaluator.type == "process")
+
+
+def compute_threads(config: TrainConfig) -> int:
+    """Threads that compute: those of the learner and one of each other process."""
+    return config.threads + processes(config) - 1
+
+
+def tasks_need(config: TrainConfig, cpus: int) -> int:
+    """Processes and threads that a run may have at once. A numeric library starts one thread per CPU at import."""
+    return config.threads + cpus + HELPER_TASKS + ACTOR_TASKS * actor_processes(config)
+
+
+def descriptors_need(config: TrainConfig) -> int:
+    """File descriptors that the learner holds at most, without those of its environments."""
+    return LEARNER_DESCRIPTORS + ACTOR_DESCRIPTORS * actor_processes(config)
+
+
+# -- what a run does ------------------------------------------------------
+
+
+def counts(config: TrainConfig) -> Counts:
+    """What the budgets allow."""
+    t = config.trainer
+    env_steps, opt_steps, limit = t.max_env_steps, t.max_opts, "max_time"
+    if t.opt_interval is None:
+        given = [name for name in ("max_opts", "max_env_steps", "max_time") if getattr(t, name) is not None]
+        limit = " or ".join(given)
+    else:
+        interval = Fraction(str(t.opt_interval))  # as decimal as it was typed: 0.1 is no tenth in binary
+        by_env_steps = math.inf if env_steps is None else max(0, (env_steps - t.warmup_period) // interval)
+        if opt_steps is not None and opt_steps < by_env_steps:
+            env_steps, limit = t.warmup_period + math.ceil(interval * opt_steps), "max_opts"
+        elif env_steps is not None:
+            opt_steps, limit = int(by_env_steps), "max_env_steps"
+
+    def times(interval: int | None) -> int | None:
+        """How often something is done at an interval and once more at the end, unless both coincide."""
+        if interval is None:
+            return 0
+        return None if opt_steps is None else math.ceil(opt_steps / interval)
+
+    at_end = None if opt_steps is None else min(1, opt_steps)
+    return Counts(
+        env_steps,
+        opt_steps,
+        evaluations=times(t.eval_interval),
+        checkpoints=at_end if t.save_interval is None else times(t.save_interval),
+        records=times(t.record_interval),
+        exact=t.opt_interval is not None and t.max_time is None and t.stop_return is None,
+        limit=limit,
+    )
+
+
+def duration(config: TrainConfig, speeds: Speeds, cpus: int) -> Duration:
+    """Estimated time of training, by the slower side of the ratio, or by the CPUs; never more than max_time."""
+    t, n_actors = config.trainer, config.n_actors
+    act_s, opt_s = 1 / speeds.env_steps, 1 / speeds.opt_steps  # by one actor
+    ends = [] if t.max_time is None else [Duration(t.max_time, "max_time")]
+    opt_steps = counts(config).opt_steps
+    if t.opt_interval is None:  # each side at its own speed, or at its share of the CPUs
+        share = min(1.0, cpus / (n_actors + config.threads))
+        if t.max_env_steps is not None:
+            ends.append(Duration(t.max_env_steps * act_s / (n_actors * share), "acting"))
+        if t.max_opts is not None:
+            ends.append(Duration(t.max_opts * opt_s / share, "learning"))
+    elif opt_steps is not None:
+        acting_s = t.opt_interval * act_s  # per opt step, by one actor
+        sides = {"acting": acting_s / n_actors, "learning": opt_s}
+        if actor_processes(config):
+            sides["CPUs"] = (acting_s + opt_s * min(config.threads, cpus)) / cpus
+        bound_by = max(sides, key=lambda side: sides[side])
+        each_s = sides[bound_by] if actor_processes(config) else acting_s + opt_s
+        warmup_s = t.warmup_period * act_s / min(n_actors, cpus)
+        ends.append(Duration(warmup_s + opt_steps * each_s, bound_by))
+    return min(ends, key=lambda end: end.seconds)
+
+
+# -- what the machine has left --------------------------------------------
+
+ROOT = Path("/")
+
+
+def available_memory(root: Path = ROOT) -> int:
+    """Bytes that may still be allocated, limits of control groups included. root: where these are mounted."""
+    left = [int(psutil.virtual_memory().available)]
+    for group in _cgroups("memory", root):
+        for limit, used, cache in (
+            ("memory.max", "memory.current", "inactive_file"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ):
+            most, now = _number(group / limit), _number(group / used)
+            if most is not None and now is not None:
+                # pages of files that were read count as used, and the kernel gives them back
+                cached = re.search(rf"^{cache} (\d+)", _text(group / "memory.stat"), re.MULTILINE)
+                left.append(max(0, most - max(0, now - (int(cached[1]) if cached else 0))))
+    return min(left)
+
+
+def free_tasks(root: Path = ROOT) -> int | None:
+    """Processes and threads that may still be started; None where nothing limits them."""
+    left = []
+    limit, user = resource.getrlimit(resource.RLIMIT_NPROC)[0], os.getuid()
+    if limit != resource.RLIM_INFINITY and user != 0:
+        every = psutil.process_iter(["uids", "num_threads"])
+        own = (p.info["num_threads"] or 0 for p in every if p.info["uids"] and p.info["uids"].real == user)
+        left.append(limit - sum(own))
+    for group in _cgroups("pids", root):
+        most, now = _number(group / "pids.max"), _number(group / "pids.current")
+        if most is not None and now is not None:
+            left.append(most - now)
+    return max(0, min(left)) if left else None
+
+
+def _cgroups(controller: str, root: Path) -> Iterator[Path]:
+    """Folders of the control groups around this process, of version 1 or 2; each may set a limit."""
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "" or controller in controllers.split(","):
+            # a container may see its own group as the root of the mount, though it is named by its path outside
+            inner = Path(path.lstrip("/"))
+            yield from (root / "sys/fs/cgroup" / controllers / part for part in (inner, *inner.parents))
+
+
+def _number(path: Path) -> int | None:
+    """The number in a file; None for "max", and where there is no such file."""
+    words = _text(path).split()
+    return int(words[0]) if words and words[0].isdigit() else None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def cpus() -> int:
+    """CPUs that this process may use, at least 1."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def existing(path: Path) -> Path:
+    """The path itself, or the nearest parent that exists."""
+    path = path.absolute()
+    return next(one for one in (path, *path.parents) if one.exists())
+
+
+def free_disk(folder: Path) -> int:
+    """Bytes that may still be written to `folder`, which need not exist yet. Raises OSError."""
+    return int(psutil.disk_usage(str(existing(folder))).free)
+
+
+# -- whether it fits ------------------------------------------------------
+
+descriptor_limit_before: int | None = None
+"""The soft limit that this process was started with, if `check_descriptors` has raised it."""
+
+
+def descriptor_limit() -> int:
+    """File descriptors that this process may hold now."""
+    return int(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+
+def check_descriptors(config: TrainConfig) -> None:
+    """Raise the soft limit as far as needed. Raises ResourceError where the hard limit is too low."""
+    global descriptor_limit_before
+    need = descriptors_need(config)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or need <= soft:
+        return
+    if hard == resource.RLIM_INFINITY or need <= hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (need, hard))
+        descriptor_limit_before = descriptor_limit_before or soft
+        return
+    raise ResourceError(
+        f"n_actors={config.n_actors} needs {need} file descriptors, and this process may hold {hard}\n"
+        f"allowed: a higher limit (`ulimit -n {need}`)"
+        f"{_or_fewer_actors((hard - LEARNER_DESCRIPTORS) // ACTOR_DESCRIPTORS)}"
+    )
+
+
+def check_tasks(config: TrainConfig) -> None:
+    """Raise ResourceError where fewer processes and threads may be started than a run has."""
+    need, free = tasks_need(config, cpus()), free_tasks()
+    if free is None or need <= free:
+        return
+    fits = actor_processes(config) - math.ceil((need - free) / ACTOR_TASKS)
+    raise ResourceError(
+        f"n_actors={config.n_actors} needs {need} processes and threads, and {free} more may be started\n"
+        f"allowed: a higher limit (`ulimit -u`, or pids.max of the control group){_or_fewer_actors(fits)}"
+    )
+
+
+def _or_fewer_actors(fits: int) -> str:
+    return f", or n_actors up to {fits}" if fits >= 1 else ""
+
+
+def check_memory(config: TrainConfig, sizes: Sizes) -> None:
+    """Raise ResourceError where replay, rings, agent and processes do not fit into the free memory."""
+    need, free = memory_need(config, sizes), available_memory()
+    left = math.floor(MEMORY_SHARE * free) - sum(need.values())
+    if left >= 0:
+        return
+    capacity = math.floor(config.buffer.capacity * (left + sizes.replay) / sizes.replay)
+    if capacity >= max(config.agent.batch_size, config.trainer.warmup_period):
+        fitting = f"buffer.capacity up to {capacity}"
+    else:
+        fitting = "a smaller n_actors or actor_manager.ring_rows, and then a smaller buffer.capacity"
+    raise ResourceError(
+        f"this run needs {size(sum(need.values()))} of memory, and {size(free)} are free, of which it may take "
+        f"{MEMORY_SHARE:.0%}\n{_listed(need)}\nallowed: {fitting}"
+    )
+
+
+def check_disk(config: TrainConfig, sizes: Sizes, folder: Path) -> None:
+    """Raise ResourceError where the checkpoints that are kept do not fit."""
+    free, need = free_disk(folder), disk_need(config, sizes, config.checkpoint.replay == "full")
+    if sum(need.values()) > free:
+        raise ResourceError(
+            f"{folder}: this run needs {size(sum(need.values()))} of disk, and {size(free)} are free\n"
+            f"{_listed(need)} (checkpoint.keep={config.checkpoint.keep} and the one being written)\n"
+            "allowed: free some space, a smaller checkpoint.keep, or another folder by hydra.run.dir=<folder>"
+        )
+
+
+def check_folder(folder: Path) -> None:
+    """Write a file without a name where `folder` is, or will be, and read it back. Raises OSError."""
+    probe = os.urandom(4096)
+    with tempfile.TemporaryFile(dir=existing(folder)) as file:
+        file.write(probe)
+        file.flush()
+        os.fsync(file.fileno())
+        file.seek(0)
+        if file.read() != probe:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def _listed(need: dict[str, int]) -> str:
+    return ", ".join(f"{what} {size(nbytes)}" for what, nbytes in need.items())

@@ -1,0 +1,270 @@
+"""Checks over more than one value: each is allowed, and together they make no sense or could never end.
+
+A check that fails names every value it looked at, so that one of them can be changed. Nothing is changed here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+
+from border_cli.config import presets
+from border_cli.config.resolve import confirm_episodes, is_game, is_reproducible, ratio_tolerance, streams
+from border_cli.config.schema import TrainConfig
+from border_cli.core.errors import UsageError
+
+_OF_PROCESSES = (
+    *("actor_manager.n_buffer", "actor_manager.heartbeat_timeout_s", "actor_manager.ring_rows"),
+    *("actor_manager.start_timeout_s", "actor_manager.stop_timeout_s", "actor_manager.serial_init"),
+    "trainer.sync_interval",
+)
+"""Keys that matter only to actors in processes."""
+_OF_RESTARTS = (
+    *("actor_manager.restarts", "actor_manager.restart_window_s"),
+    *("actor_manager.restart_delay_s", "actor_manager.min_actors"),
+)
+"""Keys about actors that are lost: a reproducible run ends then."""
+_OF_FREE_ROUNDS = ("trainer.sync_interval", "trainer.ratio_tolerance", "actor_manager.n_buffer")
+"""Keys that the rounds of lockstep replace."""
+
+Checks = Iterator[tuple[bool, str, str]]
+"""For each check whether the configuration fails it, what is wrong then, and what is allowed."""
+
+
+def validate(config: TrainConfig) -> None:
+    """Run every cross-check. Raises UsageError for the first one that fails."""
+    config.agent.validate()
+    for checks in (_environment, _actors, _replay, _ratio, _evaluation):
+        for fails, problem, allowed in checks(config):
+            if fails:
+                raise UsageError(f"{problem}\nallowed: {allowed}")
+
+
+def check_overrides(overrides: Collection[str]) -> None:
+    """Refuse keys that are written by files and must not be typed. overrides: the keys that were."""
+    for key in overrides:
+        group, _, name = key.partition(".")
+        if name == "type" and group in ("agent", "buffer", "env"):
+            raise UsageError(
+                f"{key} cannot be typed: it is set by the option's file\nallowed: {group}=<name>"
+            )
+        if group == "preset" and name:
+            raise UsageError(
+                f"{key}: written by preset files, not to be typed\nallowed: preset=<name> or preset=none"
+            )
+
+
+def check_effect(config: TrainConfig, overrides: Collection[str]) -> None:
+    """Refuse typed keys that would change nothing in this configuration. overrides: the keys that were typed."""
+    for unused, keys, reason, allowed in _effects(config, overrides):
+        for key in keys if unused else ():
+            if key in overrides:
+                raise UsageError(f"{key} has no effect {reason}\nallowed: {key} {allowed}")
+
+
+def _effects(
+    config: TrainConfig, overrides: Collection[str]
+) -> Iterator[tuple[bool, Collection[str], str, str]]:
+    """Whether these keys have no effect, for which reason, and where they have one."""
+    for group, section in (("agent", config.agent), ("env", config.env)):
+        for name, wanted in section.unused_options():
+            reason = f"with the other values of {group}"
+            yield True, [f"{group}.{name}"], reason, f"with {group}.{wanted}"
+    t, evaluator, key = config.trainer, config.evaluator, "init_from_parts"
+    yield config.init_from is None, [key], "without init_from", "with init_from=<run>"
+    sync = t.type == "sync"
+    yield sync, _OF_PROCESSES, "under trainer=sync", "with trainer=async"
+    keys = ["actor_manager.serial_init", "agent.epsilon_ladder"]
+    yield config.n_actors == 1, keys, "with n_actors=1", "with n_actors > 1"
+    mode = "trainer=sync" if sync else "trainer.lockstep=true"
+    reason = f"under {mode}: a restart would not be reproducible, so the loss of an actor ends the run"
+    yield is_reproducible(config), _OF_RESTARTS, reason, "with trainer=async without lockstep"
+    reason = "under trainer.lockstep=true, where rounds replace it"
+    yield t.lockstep, _OF_FREE_ROUNDS, reason, "with trainer.lockstep=false"
+    key, reason = "trainer.lockstep_steps", "under trainer.lockstep=false"
+    yield not t.lockstep, [key], reason, "with trainer.lockstep=true"
+    key, reason = "trainer.ratio_tolerance", "under trainer.opt_interval=null"
+    yield t.opt_interval is None, [key], reason, "with a number of env steps per opt step"
+    keys = [one for one in overrides if one.startswith("evaluator.")]
+    reason = "with trainer.eval_interval=null"
+    yield t.eval_interval is None, keys, reason, "with an eval_interval (opt steps)"
+    keys = ["evaluator.heartbeat_timeout_s", "evaluator.restarts"]
+    reason = f"with evaluator={evaluator.type}, which has no process"
+    yield evaluator.type != "process", keys, reason, "with evaluator=process"
+    most = max(evaluator.episodes, confirm_episodes(evaluator))
+    key, reason = "evaluator.n_envs", f"above the {most} episodes of an evaluation"
+    yield evaluator.n_envs > most, [key], reason, f"up to {most}, or more evaluator.episodes"
+
+
+def batch_steps(config: TrainConfig) -> int:
+    """Env steps after which the replay surely holds a batch.
+
+    In each stream n_step - 1 steps wait for their sum, and n_step rows for the observation n_step places later; one more
+    waits for the value of that where actors compute priorities.
+    """
+    waiting = 2 * config.buffer.n_step - 1 + config.buffer.with_priority()
+    return config.agent.batch_size + streams(config) * waiting
+
+
+def least_capacity(config: TrainConfig) -> int:
+    """Rows of a replay that can always offer a batch, however short the episodes are.
+
+    Every second row is a final observation where each episode is one env step long. In each stream n_step rows wait
+    for their next observation, and the oldest row may be a final observation whose transition is overwritten.
+    """
+    return 2 * config.agent.batch_size + streams(config) * (config.buffer.n_step + 1)
+
+
+def _environment(config: TrainConfig) -> Checks:
+    env, preset, agent = config.env, config.preset, config.agent.type
+    example = "ALE/Freeway-v5" if env.preprocess == "atari" else "CartPole-v1"
+    yield (
+        config.buffer.with_priority() and not config.agent.gives_priorities(),
+        f"buffer.initial_priority=actor: actors with agent={agent} do not know the errors that its opt "
+        "steps give priorities by",
+        "buffer.initial_priority=max",
+    )
+    yield (
+        env.type == "gym" and not env.id and not env.entry_point,
+        "env.id: the environment has no name",
+        f"env.id={example} or env.entry_point=module:name",
+    )
+    yield (
+        bool(env.id and env.entry_point),
+        f"env.id={env.id} and env.entry_point={env.entry_point} are two environments",
+        f"one of them, such as env=gym env.entry_point={env.entry_point}",
+    )
+    yield (
+        env.native == "always" and is_reproducible(config),
+        "env.native=always: games in ALE's threads cannot be resumed within an episode, as sync and lockstep do",
+        "env.native=auto, or trainer=async without lockstep",
+    )
+    yield (
+        env.native == "always" and not is_game(config),
+        "env.native=always: only the games of ALE have it, preprocessed, and without arguments of their own",
+        "ids such as ALE/Pong-v5 with env.preprocess=atari env.kwargs={}, or env.native=auto",
+    )
+    yield (
+        presets.is_for_another(preset.name, agent),
+        f"preset={preset.name} was tuned for another agent than agent={agent}",
+        "the preset of this agent, or preset=none and the values that you want",
+    )
+    yield (
+        preset.env_id not in ("", env.name),
+        f"preset={preset.name} was tuned for {preset.env_id}, and the environment is {env.name}",
+        f"env=gym env.id=<id> for any other, or preset=none with env.id={env.name}",
+    )
+
+
+def _actors(config: TrainConfig) -> Checks:
+    t, n_actors, manager = config.trainer, config.n_actors, config.actor_manager
+    sync = t.type == "sync"
+    yield (
+        not re.fullmatch(r"cpu|mps|cuda(:\d+)?", config.device),
+        f"device: there is no {config.device!r}",
+        "cpu, cuda, cuda:<number>, mps",
+    )
+    yield (
+        sync and n_actors != 1,
+        f"n_actors={n_actors}: trainer=sync acts in the learner's own thread, as one actor",
+        "trainer=async trainer.lockstep=true, where the same seed gives the same bits as well,\n"
+        "or more environments with actor_manager.envs_per_actor",
+    )
+    yield (
+        manager.min_actors > n_actors,
+        f"actor_manager.min_actors={manager.min_actors} are more than n_actors={n_actors}",
+        "min_actors <= n_actors",
+    )
+    yield (
+        sync and t.lockstep,
+        "trainer.lockstep=true: it is for actors in processes; trainer=sync gives the same bits as it is",
+        "trainer=async trainer.lockstep=true, or trainer=sync",
+    )
+    yield (
+        t.lockstep and t.opt_interval is None,
+        "trainer.opt_interval=null lets the actors run free, and lockstep is the opposite",
+        "a number > 0 (env steps)",
+    )
+    yield (
+        t.lockstep and config.env.nonfinite == "drop",
+        "env.nonfinite=drop leaves out env steps, and the rounds of lockstep have a fixed number of them",
+        "env.nonfinite=error, or trainer=sync",
+    )
+    yield (
+        sync and t.opt_interval is None,
+        "trainer.opt_interval=null lets the actors run free, and trainer=sync has none",
+        "a number > 0 (env steps), or trainer=async",
+    )
+    # An env step completes up to two rows: its own, and the final observation of the episode it ends.
+    needed = 2 * (manager.n_buffer + manager.envs_per_actor)
+    yield (
+        not sync and manager.ring_rows < needed,
+        f"actor_manager.ring_rows={manager.ring_rows} cannot take what an actor hands over at once",
+        f"ring_rows >= 2·(n_buffer + envs_per_actor) = {needed}",
+    )
+
+
+def _replay(config: TrainConfig) -> Checks:
+    capacity, batch, warmup = config.buffer.capacity, config.agent.batch_size, config.trainer.warmup_period
+    yield (
+        capacity < batch,
+        f"buffer.capacity={capacity} cannot hold a batch of agent.batch_size={batch}",
+        "capacity >= batch_size",
+    )
+    yield (
+        warmup > capacity,
+        f"trainer.warmup_period={warmup} env steps do not fit into buffer.capacity={capacity}",
+        "warmup_period <= capacity",
+    )
+    least = least_capacity(config)
+    yield (
+        capacity < least,
+        f"buffer.capacity={capacity} might never offer a batch of agent.batch_size={batch}",
+        f"capacity >= 2·batch_size + n_actors·envs_per_actor·(n_step + 1) = {least}",
+    )
+
+
+def _ratio(config: TrainConfig) -> Checks:
+    """Budgets that end before the first opt step, and values with which learner and actors would wait for each other."""
+    t, tolerance, needed = config.trainer, ratio_tolerance(config), batch_steps(config)
+    yield (
+        t.max_opts is None and t.max_env_steps is None and t.max_time is None,
+        "trainer: without a budget the run would never end",
+        "at least one of trainer.max_opts, trainer.max_env_steps, trainer.max_time",
+    )
+    ratio, interval = t.opt_interval is not None, t.opt_interval or 0
+    yield (
+        ratio and tolerance < streams(config),
+        f"trainer.ratio_tolerance={tolerance} does not give each environment one env step",
+        f"ratio_tolerance >= n_actors·envs_per_actor = {streams(config)}",
+    )
+    granted = t.warmup_period + interval + tolerance
+    waiting = "2·n_step" if config.buffer.with_priority() else "(2·n_step - 1)"
+    yield (
+        ratio and granted < needed,
+        f"{granted:g} env steps may precede the first opt step; its batch needs {needed}",
+        "trainer.warmup_period + opt_interval + ratio_tolerance\n"
+        f"  >= batch_size + n_actors·envs_per_actor·{waiting}",
+    )
+    first = max(t.warmup_period + interval, needed)
+    yield (
+        t.max_env_steps is not None and t.max_env_steps < first,
+        f"trainer.max_env_steps={t.max_env_steps} ends before the first opt step, at {first:g}\n"
+        f"with warmup_period={t.warmup_period}, opt_interval={t.opt_interval}, "
+        f"batch_size={config.agent.batch_size}",
+        "a larger max_env_steps, or a smaller warmup_period or batch_size",
+    )
+
+
+def _evaluation(config: TrainConfig) -> Checks:
+    t, evaluator = config.trainer, config.evaluator
+    yield (
+        t.stop_return is not None and t.eval_interval is None,
+        "trainer.stop_return waits for an evaluation, and trainer.eval_interval=null has none",
+        "an eval_interval (opt steps) with stop_return",
+    )
+    yield (
+        evaluator.confirm_episodes is not None and not evaluator.confirm,
+        f"evaluator.confirm_episodes={evaluator.confirm_episodes} has no effect with evaluator.confirm=false",
+        "one of them",
+    )

@@ -1,0 +1,277 @@
+"""Plain data of a run: items (rows of the replay), chunks, steps, batches, models, and what actors and evaluations count.
+
+Items are what a step processor makes of env steps, and what goes from an actor to the replay. Rows of one environment
+form a stream. A row with `n_steps` m > 0 is a transition over m env steps, and its next
+observation is the `obs` of the row m places later in the same stream. A row with n_steps 0 holds only the final
+observation of an episode. So every observation is stored once and no row ever points across an episode's end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from border_cli.core.errors import IncompatibleStateError
+from border_cli.core.spaces import Array, EnvSpec, Obs
+from border_cli.core.state import State, check_like
+
+Items = dict[str, Array]
+"""Rows as one array per column, all of the same length (columns: see `item_columns`)."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One named array of rows; `shape` is that of one row."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def row_bytes(self) -> int:
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+def item_columns(
+    spec: EnvSpec, with_priority: bool = False, extra: tuple[Column, ...] = ()
+) -> tuple[Column, ...]:
+    """Columns of an item, in order: one per observation leaf, then those below.
+
+    action: as stored (see ActionSpec) · reward: float32, sum of γ^k r over these steps, clipped per step if asked ·
+    discount: float32, γ^m · terminated: bool, no bootstrapping from the next observation ·
+    n_steps: int32, env steps covered (m), 0 for a final observation · env: int32, environment within its actor ·
+    episode_return, episode_length: float64 and int32, raw, on final rows only (elsewhere 0) ·
+    step_in_episode: only where observations are stacks: uint8, rows of its episode before it, at most 255.
+    priority: only if asked for: float32, the absolute TD error as the actor knows it, -1 where it does not ·
+    extra: the columns that the agent adds, 0 on final rows.
+    Of a stack a row holds the newest observation; the others are those of the rows before it.
+    """
+    observations = tuple(Column(leaf.name, leaf.row_shape, leaf.dtype) for leaf in spec.obs.leaves)
+    action = Column("action", spec.action.shape, spec.action.stored_dtype)
+    step_in_episode = () if stack_depth(spec) == 1 else (STEP_IN_EPISODE,)
+    priority = (PRIORITY,) if with_priority else ()
+    return (*observations, action, *_FIXED, *step_in_episode, *priority, *extra)
+
+
+def stack_depth(spec: EnvSpec) -> int:
+    """The most observations that one stack is made of; 1 where there is none."""
+    return max(leaf.stack for leaf in spec.obs.leaves)
+
+
+MAX_STEP_IN_EPISODE = 255
+STEP_IN_EPISODE = Column("step_in_episode", (), "uint8")
+PRIORITY = Column("priority", (), "float32")
+UNKNOWN_PRIORITY = -1.0
+Q_MAX, Q_ACTION = "q_max", "q_action"
+"""Names in `Policy.extras` of the values of the best and of the chosen action."""
+_FIXED = (
+    Column("reward", (), "float32"),
+    Column("discount", (), "float32"),
+    Column("terminated", (), "bool"),
+    Column("n_steps", (), "int32"),
+    Column("env", (), "int32"),
+    Column("episode_return", (), "float64"),
+    Column("episode_length", (), "int32"),
+)
+
+
+def empty_items(columns: tuple[Column, ...], n: int) -> Items:
+    """N rows of zeros."""
+    return {c.name: np.zeros((n, *c.shape), c.dtype) for c in columns}
+
+
+def concat_items(parts: Sequence[Items]) -> Items:
+    """The rows of several parts, one after the other. A single part is returned as it is."""
+    if len(parts) == 1:
+        return parts[0]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+@dataclass
+class Chunk:
+    """A run of rows from one actor, as it leaves the transport.
+
+    env_steps: env steps the chunk stands for; with n-step that is not its number of rows.
+    version: opt step of the model that chose the newest actions in it.
+    sequence: counts the chunks of this incarnation from 0, which shows loss and doubling.
+    """
+
+    actor: int
+    incarnation: int
+    sequence: int
+    env_steps: int
+    version: int
+    items: Items
+
+    @property
+    def rows(self) -> int:
+        return len(self.items["n_steps"])
+
+    def copy(self) -> Chunk:
+        """A chunk with arrays of its own."""
+        return replace(self, items={name: rows.copy() for name, rows in self.items.items()})
+
+
+def count_episodes(items: Items) -> int:
+    """How many episodes end in these rows."""
+    return int(np.count_nonzero(items["episode_length"]))
+
+
+def finished_episodes(items: Items) -> list[tuple[float, int]]:
+    """The episodes that end in these rows, in row order: undiscounted sum of raw rewards, and env steps."""
+    ended = np.flatnonzero(items["episode_length"])
+    return [(float(items["episode_return"][i]), int(items["episode_length"][i])) for i in ended]
+
+
+@dataclass
+class Step:
+    """One env step of k environments of an actor.
+
+    env_ix: (k,) which environments · obs, next_obs: (k, ...) before and after; next_obs is the true one, the final
+    observation where an episode ended, never the first of the next · action: (k, ...) as stored ·
+    reward: (k,) float64, raw · terminated, truncated: (k,) bool, gymnasium's meaning · dropped: (k,) bool, or None if
+    none are: env steps with numbers that are not finite. They are not counted, and their episode ended before them ·
+    life_lost: (k,) bool, or None if none are: the episode continues, but the learner treats the step as terminated ·
+    extras: (k, ...) what the policy adds to each step, if the step processor needs it (see `Policy.extras`).
+    """
+
+    env_ix: Sequence[int]
+    obs: Obs
+    action: Array
+    reward: Array
+    terminated: Array
+    truncated: Array
+    next_obs: Obs
+    dropped: Array | None = None
+    life_lost: Array | None = None
+    extras: dict[str, Array] = field(default_factory=dict)
+
+    @property
+    def over(self) -> Array:
+        """(k,) bool: the environment has to be reset before its next env step."""
+        over: Array = self.terminated | self.truncated
+        return over if self.dropped is None else over | self.dropped
+
+
+@dataclass
+class Batch:
+    """What an agent learns from, all of length B.
+
+    obs, next_obs: (B, ...) per leaf · action: (B, ...) · reward, discount: (B,) float32, n-step sum and γ^m ·
+    terminated: (B,) bool · ix: (B,) int64, for `update_priority` · weight: (B,) float32 importance weights or None ·
+    extra: (B, ...) per extra column of the agent, as it was at the first env step of the row.
+    """
+
+    obs: Obs
+    action: Array
+    reward: Array
+    discount: Array
+    terminated: Array
+    next_obs: Obs
+    ix: Array
+    weight: Array | None = None
+    extra: dict[str, Array] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """A snapshot of what acting needs.
+
+    Args:
+        version: the opt step at which it was taken.
+        arrays: parameters by name.
+        vector: (n,) one flat vector of which the arrays are views, one after the other; None if there is none.
+    """
+
+    version: int
+    arrays: dict[str, Array]
+    vector: Array | None = None
+
+
+@dataclass
+class ActorStat:
+    """What one actor did in all its incarnations.
+
+    Attributes:
+        seconds: since its first env step in this launch.
+        blocked_seconds: of them, waiting for credit or room.
+        exact: false once an environment of it could not be resumed as it was.
+        restarts: of its process.
+        dropped: env steps of its last incarnation that were left out because a number was not finite; known at its end.
+        env_steps_before: of env_steps, those of earlier launches.
+    """
+
+    actor: int
+    incarnation: int = 0
+    env_steps: int = 0
+    episodes: int = 0
+    seconds: float = 0.0
+    blocked_seconds: float = 0.0
+    state: str = "starting"
+    exact: bool = True
+    restarts: int = 0
+    dropped: int = 0
+    env_steps_before: int = 0
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has not failed, and was not killed or lost."""
+        return self.state not in ("failed", "killed", "lost")
+
+    @property
+    def samples_per_sec(self) -> float:
+        """Env steps per second in this launch."""
+        return (self.env_steps - self.env_steps_before) / self.seconds if self.seconds > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Result of evaluating one model: returns and lengths per episode, in the order of their seeds."""
+
+    opt_steps: int
+    returns: tuple[float, ...]
+    lengths: tuple[int, ...]
+
+    @property
+    def mean(self) -> float:
+        """Mean return: the score."""
+        return float(np.mean(self.returns))
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of the returns over episodes (population)."""
+        first = self.returns[0]  # subtracted, because rounding would give equal returns a deviation above 0
+        return float(np.std([value - first for value in self.returns]))
+
+    def __str__(self) -> str:
+        return f"{shown_return(self.mean)} ± {shown_return(self.std)}"
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values; a return that is no finite number is null."""
+        returns = [value if math.isfinite(value) else None for value in self.returns]
+        return {"opt_steps": self.opt_steps, "returns": returns, "lengths": list(self.lengths)}
+
+    @classmethod
+    def from_json(cls, data: Any) -> Evaluation:
+        """The inverse, with NaN for null. Raises IncompatibleStateError for anything else."""
+        if not isinstance(data, dict):
+            raise IncompatibleStateError("it is not an evaluation")
+        data = {name: data.get(name) for name in _EVALUATION}
+        check_like(State({}, data), State({}, _EVALUATION), "an evaluation")
+        returns = tuple(math.nan if value is None else float(value) for value in data["returns"])
+        if not returns or len(returns) != len(data["lengths"]):
+            raise IncompatibleStateError(f"it has {len(returns)} returns and {len(data['lengths'])} lengths")
+        return cls(data["opt_steps"], returns, tuple(data["lengths"]))
+
+
+_EVALUATION = Evaluation(0, (0.0,), (0,)).to_json()
+
+
+def shown_return(value: float) -> str:
+    """A return with three significant digits, or one decimal where that is more."""
+    few = abs(value) >= 10 or not math.isfinite(value) or value == round(value, 1)
+    return f"{value:.1f}" if few else f"{value:.3g}"

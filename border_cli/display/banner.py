@@ -1,0 +1,145 @@
+"""Before the start: what runs, with which values, and what it takes of this machine."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+import border_cli
+from border_cli.config import presets
+from border_cli.config.convert import as_typed, known_keys, to_plain
+from border_cli.config.resolve import is_reproducible, reopen
+from border_cli.config.schema import GROUPS, TrainConfig
+from border_cli.display import format
+
+WIDTH = 100
+_INDENT = 9
+_NOT_SHOWN = (
+    *("preset.", "agent.type", "env.type", "buffer.type", "trainer.type", "env.id", "env.entry_point"),
+    *("checkpoint.replay", "buffer.beta_opt_steps", "trainer.lockstep_steps"),
+)
+"""Keys that the first lines already show."""
+
+
+def banner(
+    config: TrainConfig,
+    typed: Mapping[str, str],
+    replay_bytes: int,
+    processes: int,
+    threads: int,
+    preset_note: str,
+    run_dir: Path | None,
+    width: int = WIDTH,
+    resumed: str = "",
+) -> list[str]:
+    """Lines for a person, none wider than `width` unless a single word is.
+
+    Args:
+        typed: overrides by key, groups included.
+        replay_bytes: what the replay takes once it is full.
+        processes, threads: of the whole run, the learner included.
+        preset_note: see `preset_note`.
+        run_dir: None for a plan.
+        resumed: what the run resumes from; empty for a new run.
+    """
+    by_hand, by_file = _differences(config, typed)
+    kept = "not part of checkpoints" if config.checkpoint.replay == "none" else "part of each checkpoint"
+    rows_of = format.counted(config.buffer.capacity, "row")
+    n_processes = f"{processes} process{'' if processes == 1 else 'es'}"
+    rows = (
+        ("", f"border-cli {border_cli.__version__}: {_what(config)}"),
+        ("preset", preset_note),
+        ("resumed", resumed),
+        ("budget", _budget(config)),
+        ("typed", "  ".join(by_hand)),
+        ("changed", "  ".join(by_file)),
+        ("replay", f"{format.size(replay_bytes)} for {rows_of}, {kept}"),
+        ("machine", f"{n_processes}, {format.counted(threads, 'compute thread')}"),
+        ("run", "" if run_dir is None else str(run_dir)),
+    )
+    return [line for label, text in rows if text for line in _lines(label, text, width)]
+
+
+def line_width(console: Console) -> int:
+    """Columns for the banner on this console: no more than a terminal has."""
+    return min(WIDTH, console.width) if console.is_terminal else WIDTH
+
+
+def title(config: TrainConfig) -> str:
+    """`<agent> on <environment>`."""
+    return f"{config.agent.type} on {config.env.name}"
+
+
+def preset_note(config: TrainConfig) -> str:
+    """The preset in use, that there would be one for this environment id, or that there is none."""
+    preset = config.preset
+    if preset.name and preset.name != presets.NONE:
+        return f"{preset.name}: {preset.expect}" if preset.expect else preset.name
+    available = presets.preset_for(config.agent.type, config.env.name)
+    if available:
+        return f"none in use; preset={available} was tuned for {config.env.id}"
+    return f"none for {title(config)}: the defaults stand"
+
+
+def _what(config: TrainConfig) -> str:
+    envs = config.actor_manager.envs_per_actor
+    if config.trainer.type == "sync":
+        acting = f"sync with {format.counted(envs, 'environment')}"
+    else:
+        each = f" of {format.counted(envs, 'environment')}" if envs > 1 else ""
+        acting = f"{config.trainer.type} with {format.counted(config.n_actors, 'actor')}{each}"
+    bits = "" if is_reproducible(config) else ", not reproducible"
+    return f"{title(config)}, {acting}, device {config.device}, seed {config.seed}{bits}"
+
+
+def _budget(config: TrainConfig) -> str:
+    t = config.trainer
+    limits = (
+        "" if t.max_env_steps is None else format.counted(t.max_env_steps, "env step"),
+        "" if t.max_opts is None else format.counted(t.max_opts, "opt step"),
+        "" if t.max_time is None else format.duration(t.max_time),
+        "" if t.stop_return is None else f"a mean return of {format.number(t.stop_return)}",
+    )
+    ratio = "free-running"
+    if t.opt_interval is not None:
+        ratio = f"{t.opt_interval:g} env step{'' if t.opt_interval == 1 else 's'} per opt step"
+    until = " or ".join(limit for limit in limits if limit)
+    return f"{until}; {ratio} after {format.counted(t.warmup_period, 'env step')} of warm-up"
+
+
+def _differences(config: TrainConfig, typed: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """`key=value` words: what was typed, whatever it is, and what else differs from the schema's defaults."""
+    sections: dict[str, Any] = {name: type(getattr(config, name))() for name in GROUPS}
+    defaults = _values(TrainConfig(**sections))
+    followed = _values(reopen(config))  # without what follows from other values
+    if followed["env.action_mask"] == "none":
+        followed["env.action_mask"] = defaults["env.action_mask"]
+    by_hand, by_file = [], []
+    for key, value in _values(config).items():
+        if any(f"{name}.".startswith(f"{key}.") for name in typed):  # env.kwargs, or env.kwargs.gravity
+            by_hand.append(f"{key}={as_typed(value)}")
+        elif followed[key] != defaults[key] and not key.startswith(_NOT_SHOWN):
+            by_file.append(f"{key}={as_typed(value)}")
+    return by_hand, by_file
+
+
+def _values(config: TrainConfig) -> dict[str, Any]:
+    """Everything that can be set, by dotted key."""
+    return {key: attrgetter(key)(config) for key in known_keys(to_plain(config))}
+
+
+def _lines(label: str, text: str, width: int) -> list[str]:
+    lead = label.ljust(_INDENT) if label else ""
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=lead,
+        subsequent_indent=" " * _INDENT,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

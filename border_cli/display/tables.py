@@ -1,0 +1,196 @@
+"""Tables: how a run or a sweep ended, and what a plan says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from border_cli.config.resources import Plan
+from border_cli.core.progress import Progress, RunResult, SweepJob
+from border_cli.core.types import ActorStat
+from border_cli.display import format
+from border_cli.display.stdout import SafeStream, printable
+
+_PLAIN_WIDTH = 1000
+"""Columns where there is no terminal: nothing may be cut or wrapped that somebody wants to search for."""
+_LEFT = ("", "state", "settings", "run")
+"""Columns of words; figures stand to the right."""
+
+
+def print_sweep_table(console: Console, jobs: Sequence[SweepJob]) -> None:
+    """Print one row per job. A console that is gone is no error."""
+    table = make_table("sweep", "job", "settings", "best score", "exit code", "run")
+    for job in jobs:
+        score = format.MISSING if math.isnan(job.score) else format.number(job.score)
+        add_row(table, str(job.number), job.settings, score, str(job.exit_code), job.run_dir)
+    print_tables(console, [table])
+
+
+def print_end_tables(console: Console, progress: Progress, result: RunResult, next_command: str = "") -> None:
+    """Print how a run ended, a row per actor, and a command to continue with. A console that is gone is no error."""
+    tables = [trainer_table(progress, result)]
+    if result.actors:
+        tables.append(actor_table(result.actors))
+    print_tables(console, tables)
+    for name, text in (("bound", result.bound), ("expected", result.expected), ("next", next_command)):
+        if text:
+            line = f"{name:<8} {text}"
+            SafeStream(lambda: console.file).attempt(
+                partial(console.print, line, markup=False, highlight=False, soft_wrap=True)
+            )
+
+
+def print_tables(console: Console, tables: Sequence[Table]) -> None:
+    """Print tables with rounded boxes on a terminal, in plain ASCII elsewhere. A console that is gone is no error."""
+    outlet, out = SafeStream(lambda: console.file), console
+    if not console.is_terminal:
+        out = Console(file=console.file, width=_PLAIN_WIDTH, color_system=None)
+    for table in tables:
+        table.box = _box(console)
+        outlet.attempt(partial(out.print, table))
+
+
+def table_text(rows: Sequence[Sequence[str]], head: Sequence[str] = ()) -> str:
+    """A table as text for stdout, without colours; its first column stands to the left, figures to the right."""
+    console = Console()
+    table = Table(show_header=bool(head), box=_box(console))
+    for i in range(len(rows[0])):
+        table.add_column(head[i] if head else "", justify="right" if i else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    width = console.width if console.is_terminal else _PLAIN_WIDTH
+    out = Console(width=width, color_system=None)
+    with out.capture() as captured:
+        out.print(table)
+    return captured.get()
+
+
+def _box(console: Console) -> box.Box:
+    return box.ROUNDED if console.is_terminal else box.ASCII2
+
+
+def trainer_table(progress: Progress, result: RunResult) -> Table:
+    """One row per figure. Rates are over the whole run, shares of waiting over this launch."""
+    p, last = progress, progress.evaluations[-1] if progress.evaluations else None
+    target = "none" if p.ratio_target is None else format.number(p.ratio_target)
+    rows = [
+        ("ended by", result.ended_by),
+        ("duration", format.duration(p.seconds)),
+        ("opt steps", f"{p.opt_steps:,}"),
+        ("env steps", f"{p.env_steps:,}"),
+        ("opt steps/s", format.rate(_per_second(p.opt_steps, p.seconds))),
+        ("samples/s", format.rate(_per_second(p.env_steps, p.seconds))),
+        ("env steps per opt step", f"{format.number(p.ratio_actual)} (target {target})"),
+    ]
+    if p.asynchronous:
+        rows.append(("actors blocked", format.share(result.actors_blocked)))
+        rows.append(("learner blocked", format.share(result.learner_blocked)))
+    rows += [("last score", _score(last)), ("best score", _score(p.best))]
+    table = make_table("trainer", "", "value")
+    for row in rows:
+        add_row(table, *row)
+    return table
+
+
+def actor_table(actors: Sequence[ActorStat]) -> Table:
+    """One row per actor, and their sum where there are several."""
+    columns = ("actor", "incarnation", "env steps", "episodes", "samples/s", "blocked", "state")
+    table = make_table("actors", *columns)
+    for actor in actors:
+        add_row(table, str(actor.actor), str(actor.incarnation), *_figures([actor]), actor.state)
+    if len(actors) > 1:
+        table.add_section()
+        add_row(table, "all", "", *_figures(actors), "")
+    return table
+
+
+def make_table(title: str, *columns: str) -> Table:
+    """A table without rows."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.ASCII2)
+    for column in columns:
+        table.add_column(column, justify="left" if column in _LEFT else "right", overflow="fold")
+    return table
+
+
+def add_row(table: Table, *cells: str) -> None:
+    """A row of plain text: brackets in it are no markup, and every encoding can hold it."""
+    table.add_row(*(Text(printable(cell, "ascii")) for cell in cells))
+
+
+def _score(score: tuple[int, float] | None) -> str:
+    return format.MISSING if score is None else f"{format.number(score[1])} at opt step {score[0]:,}"
+
+
+def _figures(actors: Sequence[ActorStat]) -> tuple[str, ...]:
+    """Sums over these actors. They run side by side, so their rates add up."""
+    seconds = sum(actor.seconds for actor in actors)
+    blocked = sum(actor.blocked_seconds for actor in actors) / seconds if seconds > 0 else None
+    rates = [actor.samples_per_sec for actor in actors if actor.seconds > 0]
+    return (
+        f"{sum(actor.env_steps for actor in actors):,}",
+        f"{sum(actor.episodes for actor in actors):,}",
+        format.rate(sum(rates) if rates else None),
+        format.share(blocked),
+    )
+
+
+def _per_second(n: int, seconds: float) -> float | None:
+    return n / seconds if seconds > 0 else None
+
+
+_BOUND = {
+    "acting": "the actors",
+    "learning": "the learner",
+    "CPUs": "the CPUs, which both share",
+    "max_time": "trainer.max_time",
+}
+
+
+def print_plan(console: Console, plan: Plan) -> None:
+    """Print what a run would do and take. A console that is gone is no error."""
+    counts, one = plan.counts, plan.checkpoint
+    does = make_table("the run does", "", "value")
+    ends_surely = counts.exact or counts.limit == "max_time"
+    add_row(does, "ends by", counts.limit if ends_surely else f"{counts.limit}, or earlier")
+    for what, n in (
+        ("env steps", counts.env_steps),
+        ("opt steps", counts.opt_steps),
+        ("evaluations", counts.evaluations),
+        ("checkpoints written", counts.checkpoints),
+    ):
+        most = "" if counts.exact else "at most "
+        add_row(does, what, "known at the end" if n is None else f"{most}{format.count(n)}")
+
+    memory = make_table("it takes of the memory", "", "bytes")
+    _add_sizes(memory, plan.memory)
+    add_row(memory, "free", "-" if plan.free_memory is None else format.size(plan.free_memory))
+    add_row(memory, "processes", format.count(plan.processes))
+    add_row(memory, "compute threads", f"{plan.threads} on {format.counted(plan.cpus, 'CPU')}")
+
+    disk = make_table("it takes of the disk", "", "bytes")
+    add_row(disk, "one checkpoint", format.size(one.fixed))
+    add_row(disk, "one with a full replay", format.size(one.fixed + one.replay))
+    disk.add_section()
+    _add_sizes(disk, plan.disk)
+    add_row(disk, "free", format.size(plan.free_disk))
+
+    time = make_table("it may last (an estimate)", "", "value")
+    add_row(time, "env steps/s of one actor alone", format.rate(plan.speeds.env_steps))
+    add_row(time, "opt steps/s of the learner alone", format.rate(plan.speeds.opt_steps))
+    add_row(time, "slower side", _BOUND[plan.duration.bound_by])
+    add_row(time, "training", format.duration(plan.duration.seconds))
+    add_row(time, "to be added", "start, evaluations, checkpoints")
+    print_tables(console, [does, memory, disk, time])
+
+
+def _add_sizes(table: Table, sizes: Mapping[str, int]) -> None:
+    for what, nbytes in sizes.items():
+        add_row(table, what, format.size(nbytes))
+    table.add_section()
+    add_row(table, "in all", format.size(sum(sizes.values())))

@@ -1,0 +1,323 @@
+"""Views of a run: a frame in a terminal, redrawn in place below its messages; lines of key=value text; nothing."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import IO
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from border_cli.core.metrics import Record
+from border_cli.core.progress import ENDED, Progress
+from border_cli.display import format
+from border_cli.display.advice import WAITS, advice, first_to_end
+from border_cli.display.stdout import SafeStream, printable
+
+REDRAW_S = 0.25
+"""Least time between two frames [s]."""
+_ECHO = 2
+"""Columns left free at the right: a terminal writes ^C there, and a line that wraps would break the frame."""
+_CURVE_WIDTH = 32
+_PHASE_STYLES = {"training": "bold green", "done": "bold green", "stopping": "bold red", "failed": "bold red"}
+_WAITS_MUCH = 0.5
+
+
+def frame(p: Progress, title: str, cores: int | None = None, *, ascii_only: bool = False) -> Panel:
+    """Draw a run as a panel that fits any width.
+
+    cores: processor cores of this machine, for the advice · ascii_only: the terminal has no block characters.
+    """
+    grid = Table.grid(padding=(0, 2), expand=True)
+    grid.add_column(style="dim", no_wrap=True, overflow="crop")
+    grid.add_column(ratio=1, overflow="fold")
+    for label, content in _rows(p, ascii_only):
+        if content is not None:
+            grid.add_row(label, content)
+    bound = Text(advice(p, cores))
+    bound.highlight_regex(r"^[\w-]+:", "bold yellow")
+    return Panel(
+        Group(grid, Text(), bound),
+        title=Text(printable(title, "ascii" if ascii_only else "utf-8"), "bold"),
+        title_align="left",
+        border_style="dim",
+        box=box.ASCII if ascii_only else box.ROUNDED,
+    )
+
+
+def _rows(p: Progress, ascii_only: bool) -> Iterator[tuple[str, RenderableType | None]]:
+    """Label and content of each row; a content of None leaves the row out."""
+    phase = Text(p.phase, _PHASE_STYLES.get(p.phase, "bold yellow"))
+    totals = (
+        _figure(format.count(p.env_steps), "env steps"),
+        _figure(format.count(p.opt_steps), "opt steps"),
+    )
+    yield "phase", _fields(phase, Text(format.duration(p.seconds)), *totals)
+    yield "budget", _budget(p)
+    yield "", Text()
+    returns = p.recent_returns
+    mean = sum(returns) / len(returns) if returns else None
+    said = f"mean of {format.counted(len(returns), 'episode')}" if returns else "no episode has ended"
+    yield "return", _score(mean, said, format.sparkline(returns, _CURVE_WIDTH, ascii_only), "cyan")
+    if p.evaluations:
+        curve = format.sparkline([mean for _, mean in p.evaluations], _CURVE_WIDTH, ascii_only)
+        at, score = p.evaluations[-1]
+        yield "evaluation", _score(score, f"at opt step {format.count(at)}", curve, "green")
+    else:
+        yield "evaluation", _score(None, "none so far")
+    if p.best is not None:
+        yield "best", _score(p.best[1], f"at opt step {format.count(p.best[0])}")
+    yield "", Text()
+    opt_steps, samples = format.rate(p.opt_steps_per_sec), format.rate(p.samples_per_sec)
+    yield "speed", _fields(_figure(opt_steps, "opt steps/s"), _figure(samples, "samples/s"))
+    target = "none" if p.ratio_target is None and p.opt_steps > 0 else format.number(p.ratio_target)
+    actual = _figure(format.number(p.ratio_actual), "env steps per opt step")
+    yield "ratio", _fields(actual, Text.assemble(("target ", "dim"), (target, "bold")))
+    if p.asynchronous:
+        yield "blocked", _fields(_share("actors", p.actors_blocked), _share("learner", p.learner_blocked))
+        yield "actors", _actors(p)
+    fill = p.replay_size / p.replay_capacity if p.replay_capacity > 0 else None
+    rows = Text(f"{format.count(p.replay_size)} of {format.count(p.replay_capacity)} rows", "dim")
+    yield "replay", _fields(_figure(format.share(fill), "full"), rows)
+
+
+def _budget(p: Progress) -> RenderableType | None:
+    budget = first_to_end(p)
+    if budget is None:
+        return None
+    in_time = budget.unit == "s"
+    limit = format.duration(budget.limit) if in_time else f"{format.count(budget.limit)} {budget.unit}"
+    percent = math.floor(100 * budget.fraction)  # 100% only at the end
+    eta = Text()
+    if p.phase not in ENDED:
+        when = (format.duration(budget.eta_s), "bold")
+        eta = Text.assemble(("ETA ", "dim"), when, overflow="crop", no_wrap=True)
+    row = Table.grid(padding=(0, 2), expand=True)
+    row.add_column(ratio=1)
+    bar = ProgressBar(total=1.0, completed=budget.fraction, complete_style="green")
+    row.add_row(bar, Text(f"{percent}% of {limit}", overflow="crop", no_wrap=True), eta)
+    return row
+
+
+def _actors(p: Progress) -> Text:
+    lag = Text.assemble(("policy lag ", "dim"), _figure(format.number(p.policy_lag_mean), "opt steps"))
+    if p.phase in ENDED:  # no actor is alive, and the table of actors says how each ended
+        return lag
+    missing = p.actors_alive < p.n_actors and p.phase in ("warm-up", "training")
+    alive = (f"{p.actors_alive}/{p.n_actors}", "bold red" if missing else "bold")
+    return _fields(Text.assemble(alive, (" alive", "dim")), lag)
+
+
+def _fields(*fields: Text) -> Text:
+    return Text("  ").join(field for field in fields if field.plain)
+
+
+def _figure(value: str, unit: str) -> Text:
+    return Text.assemble((value, "bold"), (f" {unit}", "dim"))
+
+
+def _score(value: float | None, said: str, curve: str = "", style: str = "") -> Text:
+    return _fields(Text(format.number(value).rjust(6), "bold"), Text(curve, style), Text(said, "dim"))
+
+
+def _share(label: str, blocked: float | None) -> Text:
+    style = "bold"
+    if blocked is not None and blocked >= WAITS:
+        style = "bold red" if blocked >= _WAITS_MUCH else "bold yellow"
+    return Text.assemble((f"{label} ", "dim"), (format.share(blocked), style))
+
+
+def is_live(console: Console) -> bool:
+    """Whether this console can redraw a part of itself; otherwise `PlainView` is the view to take."""
+    return console.is_terminal and not console.is_dumb_terminal
+
+
+class ScreenView:
+    """A `View` that redraws the frame in place and prints messages above it.
+
+    `close` leaves the last frame where it is. When the terminal is gone, the view is silent and the run continues.
+    now: a monotonic clock in seconds · cores: processor cores, for the advice.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        title: str,
+        now: Callable[[], float] = time.monotonic,
+        cores: int | None = os.cpu_count(),
+    ) -> None:
+        self._console = console
+        self._title = title
+        self._now = now
+        self._cores = cores
+        self._stream = SafeStream(lambda: console.file)
+        self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
+        self._latest: Progress | None = None
+        self._due = now()
+
+    def show(self, progress: Progress) -> None:
+        """Draw, unless the last frame is younger than REDRAW_S."""
+        self._latest = progress
+        if self._now() < self._due:
+            return
+        self._draw(progress)
+        # Counted from the end of drawing: a slow terminal must not take all of the learner's time.
+        self._due = self._now() + REDRAW_S
+
+    def note(self, message: str) -> None:
+        """Print a message above the frame."""
+        text = Text(printable(message, self._console.encoding))
+        self._attempt(lambda: self._console.print(text, highlight=False))
+
+    def close(self) -> None:
+        """Draw the last state and give the terminal back. Closing again does nothing."""
+        latest, self._latest = self._latest, None
+        try:
+            if latest is not None:
+                self._draw(latest)
+        finally:
+            self._attempt(self._live.stop)
+
+    def _draw(self, progress: Progress) -> None:
+        ascii_only = not self._console.encoding.startswith("utf")
+        panel = frame(progress, self._title, self._cores, ascii_only=ascii_only)
+        panel.width = max(1, self._console.width - _ECHO)
+
+        def put() -> None:
+            if not self._live.is_started:
+                self._live.start()
+                # rich hides the cursor, and a second Ctrl-C or a SIGKILL leaves no chance to show it again.
+                self._console.show_cursor(True)
+            self._live.update(panel, refresh=True)
+
+        self._attempt(put)
+
+    def _attempt(self, write: Callable[[], object]) -> None:
+        """Write while there is a terminal; once it is gone, stop the live display silently."""
+        was_open = self._stream.open
+        self._stream.attempt(write)
+        if was_open and not self._stream.open:
+            self._console.quiet = True
+            self._live.stop()  # gives back sys.stdout and sys.stderr
+
+
+SILENCE_S = 25.0
+"""Print a line after this long without one [s]; below 30 s even if `show` is called a few seconds late."""
+
+_Format = Callable[[float], str]
+_COLUMNS: dict[str, tuple[str, _Format]] = {
+    "train/episode_return": ("return", format.number),
+    "eval/return_mean": ("eval", format.number),
+    "eval/return_std": ("eval_std", format.number),
+    "agent/loss": ("loss", format.number),
+    "throughput/opt_steps_per_sec": ("opt_steps/s", format.rate),
+    "throughput/samples_per_sec": ("samples/s", format.rate),
+    "throughput/samples_per_opt_step": ("ratio", format.number),
+    "async/actors_blocked": ("actors_blocked", format.share),
+    "async/learner_blocked": ("learner_blocked", format.share),
+    "async/policy_lag_mean": ("lag", format.number),
+}
+"""The metrics worth a place in one line, in this order; all others are in metrics.jsonl."""
+
+
+class PlainView:
+    """A `View` and a `Recorder` that writes lines of `key=value` words to a stream, each flushed at once.
+
+    Lines are never wrapped. A stream that is closed or broken makes it silent. now: a monotonic clock in seconds.
+    """
+
+    def __init__(self, stream: IO[str], now: Callable[[], float] = time.monotonic) -> None:
+        self._stream = stream
+        self._outlet = SafeStream(lambda: stream)
+        self._now = now
+        self._progress: Progress | None = None
+        self._due = now()  # the first `show` prints, so that the start of the run is visible
+
+    def show(self, progress: Progress) -> None:
+        """A line on where the run stands, if nothing was printed for SILENCE_S."""
+        self._progress = progress
+        if self._now() < self._due:
+            return
+        self._words(_progress_words(progress))
+
+    def note(self, message: str) -> None:
+        """The message, each of its lines as one."""
+        self._line([message])
+
+    def write(self, record: Record) -> None:
+        """One line for a record: when it was taken, then the metrics worth reading, else all it has."""
+        words = _position_words(record.time, record.opt_steps, record.env_steps)
+        p, alive = self._progress, record.values.get("async/actors_alive")
+        if p is not None and alive is not None and alive < p.n_actors:
+            words.append(f"actors={alive:.0f}/{p.n_actors}")
+        values = record.values
+        chosen = [
+            f"{short}={shown(values[name])}" for name, (short, shown) in _COLUMNS.items() if name in values
+        ]
+        self._words(words + (chosen or [f"{name}={format.number(value)}" for name, value in values.items()]))
+
+    def positions(self) -> dict[str, int]:
+        """None of it lasts."""
+        return {}
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def close(self) -> None:
+        """Nothing to release: the stream belongs to the caller."""
+
+    def _words(self, words: list[str]) -> None:
+        """Figures without the commas that are for tables: a line is read by programs too."""
+        self._line([word.replace(",", "") for word in words])
+
+    def _line(self, words: list[str]) -> None:
+        self._due = self._now() + SILENCE_S
+        text = printable(" ".join(words), getattr(self._stream, "encoding", None) or "utf-8")
+
+        def write() -> None:
+            self._stream.write(f"{text}\n")
+            self._stream.flush()
+
+        self._outlet.attempt(write)
+
+
+def _position_words(seconds: float, opt_steps: int, env_steps: int) -> list[str]:
+    return [f"time={format.duration(seconds)}", f"opt_steps={opt_steps}", f"env_steps={env_steps}"]
+
+
+def _progress_words(p: Progress) -> list[str]:
+    words = [*_position_words(p.seconds, p.opt_steps, p.env_steps), f"phase={p.phase}"]
+    if p.asynchronous:
+        words.append(f"actors={p.actors_alive}/{p.n_actors}")
+    if p.phase == "warm-up":
+        words.append(f"warmup_period={p.warmup_period}")
+    for name, value in (("opt_steps/s", p.opt_steps_per_sec), ("samples/s", p.samples_per_sec)):
+        if value is not None:
+            words.append(f"{name}={format.rate(value)}")
+    budget = first_to_end(p)
+    if budget is not None:
+        words.append(f"done={format.share(budget.fraction)}")
+    if budget is not None and p.phase not in ENDED:
+        words.append(f"eta={format.duration(budget.eta_s)}")
+    return words
+
+
+class SilentView:
+    """Implements `core.progress.View` for `recorder.console=none` and for use from Python."""
+
+    def show(self, progress: Progress) -> None:
+        """Nothing."""
+
+    def note(self, message: str) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""

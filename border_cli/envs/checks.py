@@ -1,0 +1,316 @@
+"""Checks of what environments give: shapes, dtypes, bounds, finite numbers, and the form of their results."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from border_cli.core.spaces import Array, EnvSpec, Obs, ObsLeaf
+from border_cli.core.state import State, check_like
+from border_cli.envs.spaces import encode
+
+ANY_REWARD = sys.float_info.max
+"""The reward limit that only NaN and infinities exceed."""
+_STRICT_OBSERVATIONS, _CHECK_INTERVAL = 100, 1000
+_MAX_DROPS_IN_A_ROW = 100
+_logger = logging.getLogger(__name__)
+
+
+class EnvDataError(Exception):
+    """Environment `env_ix` of a group gave something that its spaces do not allow, or a number that is not finite."""
+
+    def __init__(self, message: str, env_ix: int = 0) -> None:
+        super().__init__(message)
+        self.env_ix = env_ix
+
+
+class EnvChecker:
+    """Checks and stores the observations of a group of environments of one kind, and counts their env steps.
+
+    Shapes and dtypes are always checked. Bounds are checked in the first 100 observations of each environment and then in
+    every 1000th. A value outside is an error in the first 100 if `strict_bounds`, otherwise a warning, given once. It is
+    always an error where storing would change the value, or where it names a category that does not exist.
+
+    Args:
+        space: gymnasium's space of the observations.
+        spec: of the environments.
+        n_envs: how many there are.
+        drop: leave out env steps with numbers that are not finite, instead of raising an error.
+        reward_limit: rewards beyond ± this count as not finite.
+
+    Attributes:
+        obs: (n_envs, ...) current observations, as stored.
+        episodes: (n_envs) episodes that began.
+        steps: (n_envs) env steps of the current episode.
+    """
+
+    def __init__(
+        self,
+        space: Any,
+        spec: EnvSpec,
+        n_envs: int,
+        *,
+        drop: bool = False,
+        strict_bounds: bool = True,
+        reward_limit: float = ANY_REWARD,
+    ) -> None:
+        self.obs: Obs = spec.obs.zeros(n_envs)
+        self.episodes = [0] * n_envs
+        self.steps = [0] * n_envs
+        self._all = list(range(n_envs))
+        self._shared = False  # whether somebody else holds the arrays of `obs`
+        self._leaves = [_LeafChecker(leaf, space) for leaf in spec.obs.leaves]
+        floats = {name: bytearray(rows.size) for name, rows in self.obs.items() if rows.dtype.kind == "f"}
+        self._finite_flags = {name: (flags, np.frombuffer(flags, bool)) for name, flags in floats.items()}
+        self._drop = drop
+        self._strict_bounds = strict_bounds
+        self._reward_limit = reward_limit
+        self._observations = [0] * n_envs  # stored so far
+        self._dropped = 0
+        self._drops_in_a_row: dict[int, int] = {}
+        self._replaying = False
+
+    @property
+    def env_steps(self) -> int:
+        """Env steps of all environments. Each episode has one observation more than it has env steps."""
+        return sum(self._observations) - sum(self.episodes)
+
+    # -- observations ---------------------------------------------------
+
+    def observe(self, env_ix: Sequence[int]) -> Obs:
+        """Current observations (k, ...) of these environments, in arrays that do not change any more."""
+        if (ix := list(env_ix)) == self._all:
+            self._shared = True
+            return dict(self.obs)
+        return {name: rows[ix] for name, rows in self.obs.items()}
+
+    def begin(self, env_ix: int) -> None:
+        """Count an episode that is about to begin."""
+        self.episodes[env_ix] += 1
+        self.steps[env_ix] = 0
+
+    def take_first(self, env_ix: int, observation: Any) -> bool:
+        """Store the first observation of an episode. Returns whether it can be used. Raises EnvDataError."""
+        self.renew_arrays(whole=False)
+        self._store(env_ix, observation)
+        return self.dropped([env_ix]) is None
+
+    def take(self, env_ix: int, observation: Any) -> None:
+        """Store the next observation of an episode, after `renew_arrays`. Raises EnvDataError."""
+        self.steps[env_ix] += 1
+        self._store(env_ix, observation)
+
+    def renew_arrays(self, whole: bool) -> None:
+        """Prepare for new observations: arrays that `observe` returned do not change. whole: every row is to be stored."""
+        if self._shared:
+            self.obs = {k: np.empty_like(rows) if whole else rows.copy() for k, rows in self.obs.items()}
+            self._shared = False
+
+    def _store(self, env_ix: int, observation: Any) -> None:
+        n = self._observations[env_ix]
+        self._observations[env_ix] = n + 1
+        early = n < _STRICT_OBSERVATIONS
+        check_bounds = (early or n % _CHECK_INTERVAL == 0) and not self._replaying
+        try:
+            for leaf in self._leaves:
+                rows = self.obs[leaf.spec.name]
+                rows[env_ix] = leaf.stored(observation, check_bounds, early and self._strict_bounds)
+        except EnvDataError as e:
+            raise EnvDataError(f"{self._where(env_ix)}: {e}", env_ix) from None
+
+    def _where(self, env_ix: int) -> str:
+        return f"environment {env_ix}, episode {self.episodes[env_ix]}, env step {self.steps[env_ix]} of it"
+
+    # -- finite numbers -------------------------------------------------
+
+    def dropped(self, env_ix: Sequence[int], reward: Array | None = None) -> Array | None:
+        """(k,) bool, env steps to leave out because a number is not finite; None if there are none.
+
+        Args:
+            env_ix: environments whose observations were stored.
+            reward: (k,) of their env steps; None for first observations.
+
+        Raises EnvDataError if env steps must not be left out, or after 100 in a row.
+        """
+        if self._all_finite(reward):
+            if self._drops_in_a_row and reward is not None:
+                for i in env_ix:
+                    self._drops_in_a_row.pop(i, None)
+            return None
+        bad = np.zeros(len(env_ix), bool)
+        for k, i in enumerate(env_ix):
+            if problem := self._not_finite(i, 0.0 if reward is None else float(reward[k])):
+                self._count_drop(i, problem)
+                bad[k] = True
+            elif reward is not None:
+                self._drops_in_a_row.pop(i, None)
+        return bad if bad.any() else None
+
+    def _all_finite(self, reward: Array | None) -> bool:
+        for name, (flags, is_finite) in self._finite_flags.items():
+            np.isfinite(self.obs[name].reshape(-1), is_finite)
+            if 0 in flags:  # a search in bytes takes a quarter of the time of `all`
+                return False
+        limit = self._reward_limit
+        return reward is None or all(-limit <= value <= limit for value in reward.tolist())
+
+    def _not_finite(self, env_ix: int, reward: float) -> str:
+        """Which number of this environment is not finite; empty if all are."""
+        for name in self._finite_flags:
+            row = self.obs[name][env_ix]
+            if not np.isfinite(row).all():
+                index = tuple(np.argwhere(~np.isfinite(row))[0])
+                return f"observation {name}{_shown(index)} is {row[index]}"
+        if -self._reward_limit <= reward <= self._reward_limit:
+            return ""
+        if np.isfinite(reward):
+            return f"the reward is {reward:g}, beyond {self._reward_limit:.3g}: sums of such are infinite in float32"
+        return f"the reward is {reward}"
+
+    def _count_drop(self, env_ix: int, problem: str) -> None:
+        problem = f"{self._where(env_ix)}: {problem}"
+        if not self._drop:
+            raise EnvDataError(f"{problem}; env.nonfinite=drop would end the episode before it", env_ix)
+        self._dropped += 1
+        self._drops_in_a_row[env_ix] = self._drops_in_a_row.get(env_ix, 0) + 1
+        if self._drops_in_a_row[env_ix] == _MAX_DROPS_IN_A_ROW:
+            raise EnvDataError(f"{problem}, for the {_MAX_DROPS_IN_A_ROW}th time in a row", env_ix)
+        if self._dropped == 1:
+            _logger.warning("%s: the episode ends before it; later ones end without a warning", problem)
+
+    # -- state ----------------------------------------------------------
+
+    def state(self) -> State:
+        """Counts on which the checks depend."""
+        arrays = {
+            "observations": np.array(self._observations),
+            "episodes": np.array(self.episodes),
+            "drops_in_a_row": np.array([self._drops_in_a_row.get(i, 0) for i in self._all]),
+            "warned": np.array([leaf.warned for leaf in self._leaves]),
+        }
+        return State(arrays, {"dropped": self._dropped})
+
+    @contextmanager
+    def replaying(self, saved: State) -> Iterator[None]:
+        """Continue from saved counts; observations inside were counted before. Raises IncompatibleStateError."""
+        check_like(saved, self.state(), "the checks of the environments")
+        self._load(saved)
+        self._drops_in_a_row = {}  # those of the current episodes come again
+        self._replaying = True
+        yield
+        self._replaying = False
+        self._load(saved)
+
+    def _load(self, saved: State) -> None:
+        self._observations = saved.arrays["observations"].tolist()
+        self.episodes = saved.arrays["episodes"].tolist()
+        self._drops_in_a_row = {i: n for i, n in enumerate(saved.arrays["drops_in_a_row"].tolist()) if n}
+        self._dropped = saved.values["dropped"]
+        for leaf, warned in zip(self._leaves, saved.arrays["warned"].tolist(), strict=True):
+            leaf.warned = warned
+
+
+class _LeafChecker:
+    """Checks one leaf of the observations. warned: whether of its dtype, and of its bounds."""
+
+    def __init__(self, spec: ObsLeaf, space: Any) -> None:
+        for key in spec.path:
+            space = space.spaces[key]
+        self.spec = spec
+        self.warned = [False, False]
+        self._declared = np.dtype(space.dtype)
+        self._accepted = self._declared
+        self._float = np.dtype(spec.dtype).kind == "f"
+        self._always = not self._float and (
+            spec.kind != "box" or not np.can_cast(self._declared, spec.dtype, "safe")
+        )
+        start = np.reshape(spec.start, spec.shape) if spec.start else np.array(0)
+        if spec.kind == "box":
+            self._low, self._high = space.low, space.high
+        elif spec.kind == "multi_binary":
+            self._low, self._high = start, start + 1
+        else:
+            self._low, self._high = start, start + np.reshape(spec.categories, spec.shape) - 1
+        if self._float:
+            with np.errstate(over="ignore"):  # a bound beyond float32 is infinite
+                self._low, self._high = self._low.astype(spec.dtype), self._high.astype(spec.dtype)
+
+    def stored(self, observation: Any, check_bounds: bool, is_error: bool) -> Array:
+        """The value of the leaf in an observation, as stored. Raises EnvDataError.
+
+        Args:
+            observation: as the environment gave it.
+            check_bounds: check bounds also where a value outside can be stored.
+            is_error: such a value is an error.
+        """
+        spec = self.spec
+        try:
+            for key in spec.path:
+                observation = observation[key]
+        except (LookupError, TypeError) as e:
+            raise EnvDataError(f"there is no observation {spec.name}, and its space says there is") from e
+        value = np.asarray(observation)
+        if value.dtype is not self._accepted and value.dtype != self._accepted:
+            self._check_dtype(value.dtype)
+        if value.shape != spec.shape:
+            raise EnvDataError(
+                f"observation {spec.name} has shape {value.shape}, its space says {spec.shape}"
+            )
+        if self._always or check_bounds:
+            self._check_bounds(value, is_error)
+        return encode(spec, value)
+
+    def _check_dtype(self, given: np.dtype[Any]) -> None:
+        problem = f"observation {self.spec.name} has dtype {given}, its space says {self._declared}"
+        if not np.can_cast(given, self._declared, "same_kind"):
+            raise EnvDataError(problem)
+        if not np.can_cast(given, self._declared, "safe") and not self.warned[0]:
+            _logger.warning("%s: it is converted", problem)
+            self.warned[0] = True
+        self._accepted = given
+
+    def _check_bounds(self, value: Array, is_error: bool) -> None:
+        if self._float:
+            value = value.astype(self.spec.dtype, copy=False)  # rounded as the bounds are
+        outside = (value < self._low) | (value > self._high)
+        outside &= np.isfinite(value)  # `EnvChecker.dropped` deals with the others
+        if not outside.any():
+            return
+        index = tuple(np.argwhere(outside)[0])
+        low, high = (np.broadcast_to(bound, value.shape)[index] for bound in (self._low, self._high))
+        name = f"{self.spec.name}{_shown(index)}"
+        problem = f"observation {name} is {value[index]}, its space says between {low} and {high}"
+        if self._always:
+            raise EnvDataError(problem)
+        if is_error:
+            raise EnvDataError(f"{problem}; env.out_of_bounds=warn would only warn of it")
+        if not self.warned[1]:
+            _logger.warning("%s; later ones are not reported", problem)
+            self.warned[1] = True
+
+
+def _shown(index: tuple[Any, ...]) -> str:
+    return f"[{', '.join(map(str, index))}]" if index else ""
+
+
+def api_mistake(env: Any) -> str:
+    """How an environment without its wrappers, which is reset and stepped, differs from gymnasium's API; empty if not."""
+    parameters = inspect.signature(env.reset).parameters
+    if "seed" not in parameters and all(p.kind is not p.VAR_KEYWORD for p in parameters.values()):
+        return "reset() takes no seed"
+    result = env.reset(seed=0)
+    if not isinstance(result, tuple) or len(result) != 2:
+        return "reset() does not return a pair (observation, info)"
+    result = env.step(env.action_space.sample())
+    if not isinstance(result, tuple) or len(result) != 5:
+        given = f"{len(result)} values" if isinstance(result, tuple) else f"a {type(result).__name__}"
+        return f"step() returns {given}, not (observation, reward, terminated, truncated, info)"
+    if np.ndim(result[1]) or not np.issubdtype(np.asarray(result[1]).dtype, np.number):
+        return f"step() returns a reward that is not one number: {result[1]!r:.60}"
+    return ""

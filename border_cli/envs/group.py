@@ -1,0 +1,291 @@
+"""The adapter over gymnasium environments: several of one kind, stepped together in one process."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import re
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from border_cli.config.schema import EnvConfig
+from border_cli.core.errors import ActorLostError, BorderError, UsageError
+from border_cli.core.spaces import ACTION_MASK, Array, EnvSpec, Obs
+from border_cli.core.state import State, check_like, joined, section
+from border_cli.core.types import Step
+from border_cli.envs.checks import ANY_REWARD, EnvChecker, EnvDataError, api_mistake
+from border_cli.envs.make import make_gym, stack_size
+from border_cli.envs.spaces import decode_action, env_spec
+
+_SHOWN_ACTION = 100
+_COLOUR = re.compile(r"\x1b\[\d*m")
+_API = (
+    "allowed: gymnasium's API, where reset(seed=...) returns (observation, info) "
+    "and step(action) returns (observation, reward, terminated, truncated, info)"
+)
+_logger = logging.getLogger(__name__)
+
+
+class GymEnv:
+    """Environments of one kind. Implements `core.protocols.Env`; what they give passes an `EnvChecker`.
+
+    Nothing resets by itself: an environment whose episode has ended waits until `reset` is called for it. What one raises,
+    SystemExit included, becomes ActorLostError, whose context says where it happened; a BorderError stays what it is.
+
+    Args:
+        config: how to make one environment.
+        n_envs: how many.
+        owner: who acts in them, for messages.
+        render_mode: as gymnasium's.
+        made: called after each environment is made, because making many can take long.
+        reward_limit: a reward beyond ± this counts as not finite.
+        native: they are Atari games that run at the same time, in ALE's own threads.
+        quiet: ignore warnings while they are made, because `try_env` has printed them.
+
+    Attributes:
+        gives_mask: whether the info of the last reset, and nothing else, said which actions are allowed.
+    """
+
+    def __init__(
+        self,
+        config: EnvConfig,
+        n_envs: int = 1,
+        owner: str = "the environment",
+        *,
+        render_mode: str | None = None,
+        made: Callable[[], None] = lambda: None,
+        reward_limit: float = ANY_REWARD,
+        native: bool = False,
+        quiet: bool = False,
+    ) -> None:
+        self.n_envs = n_envs
+        self.envs: list[gymnasium.Env[Any, Any]] = []
+        self._owner = owner
+        self._native = native
+        try:
+            with self._failures("make"), warnings.catch_warnings():
+                if quiet:
+                    warnings.simplefilter("ignore")
+                for _ in range(n_envs):
+                    self.envs.append(make_gym(config, render_mode, native))
+                    made()
+        except BaseException:
+            self.close()
+            raise
+        space = self.envs[0].observation_space
+        self.spec: EnvSpec = env_spec(space, self.envs[0].action_space, stack_size(self.envs[0]))
+        self.checker = EnvChecker(
+            space,
+            self.spec,
+            n_envs,
+            drop=config.nonfinite == "drop",
+            strict_bounds=config.out_of_bounds == "error",
+            reward_limit=reward_limit,
+        )
+        self.gives_mask = False
+        self._life_loss = config.preprocess == "atari" and config.life_loss
+        self._lives = [0] * n_envs
+
+    def reset(self, env_ix: int, seed: int | None = None) -> None:
+        """Start a new episode in one environment; without a seed its own generator continues."""
+        with self._failures("reset", [env_ix]) as where:
+            where["env"] = env_ix
+            self.checker.begin(env_ix)
+            observation, info = self.envs[env_ix].reset(seed=seed)
+            while not self.checker.take_first(env_ix, observation):
+                self.checker.begin(env_ix)
+                observation, info = self.envs[env_ix].reset()
+            self._lives[env_ix] = info.get("lives", 0)
+        has_mask = np.shape(info.get(ACTION_MASK)) == (self.spec.action.n,)
+        self.gives_mask = has_mask and self.spec.mask is None
+
+    def observe(self, env_ix: Sequence[int]) -> Obs:
+        """Current observations (k, ...) of these environments, in arrays that do not change any more."""
+        return self.checker.observe(env_ix)
+
+    def step(self, env_ix: Sequence[int], action: Array) -> Step:
+        """One env step in each of these environments."""
+        k, checker = len(env_ix), self.checker
+        reward, terminated, truncated = np.empty(k), np.empty(k, bool), np.empty(k, bool)
+        lost = np.zeros(k, bool) if self._life_loss else None
+        step = Step(
+            env_ix, checker.observe(env_ix), action, reward, terminated, truncated, {}, life_lost=lost
+        )
+        with self._failures("step", env_ix, action) as where:
+            if self._native:
+                for row, i in enumerate(env_ix):
+                    self.envs[i].unwrapped.send(decode_action(self.spec.action, action[row]))
+            checker.renew_arrays(whole=k == self.n_envs)
+            for row, i in enumerate(env_ix):
+                where["env"] = i
+                result = self.envs[i].step(decode_action(self.spec.action, action[row]))
+                observation, reward[row], terminated[row], truncated[row], info = result
+                checker.take(i, observation)
+                if lost is not None:
+                    lives = info.get("lives", 0)
+                    lost[row] = lives < self._lives[i]
+                    self._lives[i] = lives
+            step.dropped = checker.dropped(env_ix, reward)
+        step.next_obs = checker.observe(env_ix)
+        return step
+
+    def render(self, env_ix: int = 0) -> Any:
+        """What the environment draws (see gymnasium's render modes)."""
+        return self.envs[env_ix].render()
+
+    def close(self) -> None:
+        """Close every environment. One that raises then is logged."""
+        for env in self.envs:
+            try:
+                env.close()
+            except Exception:
+                _logger.exception("closing an environment of %s failed", self._owner)
+
+    @contextlib.contextmanager
+    def _failures(
+        self, phase: str, env_ix: Sequence[int] = (), action: Array | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """Turn what an environment raises inside into ActorLostError.
+
+        Yields the error's context, in which the caller keeps the environment that is in use.
+        """
+        where: dict[str, Any] = {"who": self._owner, "phase": phase}
+        try:
+            yield where
+        except BorderError:
+            raise
+        except (Exception, SystemExit) as e:
+            doing = "making the environment"
+            if env_ix:
+                i = where["env"] = e.env_ix if isinstance(e, EnvDataError) else where["env"]
+                where |= {"episode": self.checker.episodes[i] - 1, "step": self.checker.steps[i]}
+                doing = "resetting"
+            if action is not None:
+                doing = f"stepping, after {self.checker.env_steps} env steps"
+                one = action[list(env_ix).index(i)]
+                where["action"] = one.tolist() if one.size <= _SHOWN_ACTION else str(one)[:_SHOWN_ACTION]
+            message = f"{self._owner} failed while {doing}: {type(e).__name__}: {e}".rstrip(": ")
+            raise ActorLostError(message, "".join(traceback.format_exception(e)), where) from e
+
+
+def try_env(config: EnvConfig) -> tuple[EnvSpec, str]:
+    """Make one environment, reset it and step it once. Its warnings are printed once, here, if it works.
+
+    Returns its spaces, and the `action_mask` that it needs, "info" or "none". Raises UsageError if it does not work.
+    """
+    with warnings.catch_warnings(record=True) as caught:
+        found = _try(config)
+    for text in dict.fromkeys(_COLOUR.sub("", str(warning.message)) for warning in caught):
+        sys.stderr.write(f"warning: {text.removeprefix('WARN: ').splitlines()[0]}\n")
+    return found
+
+
+def _try(config: EnvConfig) -> tuple[EnvSpec, str]:
+    env = None
+    try:
+        env = GymEnv(config)
+        env.reset(0, seed=0)
+        if config.action_mask == "auto" and env.gives_mask:
+            return _try(replace(config, action_mask="info"))  # the mask is one of the spaces then
+        spec = env.spec.action
+        if spec.kind == "box":
+            action = np.reshape(np.divide(spec.low, 2) + np.divide(spec.high, 2), (1, *spec.shape))
+        else:
+            mask = env.spec.mask
+            action = np.array([0 if mask is None else env.observe([0])[mask][0].argmax()])
+        env.step([0], action.astype(spec.stored_dtype))
+        return env.spec, "none" if config.action_mask == "auto" else config.action_mask
+    except ActorLostError as e:
+        cause, mistake = e.__cause__, ""
+        if env is not None:
+            with contextlib.suppress(Exception):
+                mistake = api_mistake(env.envs[0].unwrapped)
+        if mistake:
+            raise UsageError(f"env: {mistake}\n{_API}") from e
+        done = {"make": "made", "reset": "reset", "step": "stepped"}[e.context["phase"]]
+        first = (str(cause).splitlines() or [""])[0]
+        raise UsageError(
+            f"env: the environment raised when it was {done}: {type(cause).__name__}: {first}\n"
+            "env.kwargs.… are its arguments; debug=true shows its traceback"
+        ) from e
+    finally:
+        if env is not None:
+            env.close()
+
+
+class ReplayedEnv:
+    """Environments that can be resumed in the middle of an episode; implements `actors.sampler.ResumableEnv`.
+
+    The state is the seed and the actions of each unfinished episode. An environment that draws random numbers from its own
+    generator alone reaches the same point again with them; a hash of the current observation shows whether it did. Every
+    reset needs a seed, because otherwise an episode would depend on all earlier ones.
+    """
+
+    def __init__(self, env: GymEnv) -> None:
+        self._env = env
+        self.n_envs = env.n_envs
+        self.spec = env.spec
+        self._seeds = np.zeros(env.n_envs, np.int64)
+        self._actions: list[list[Array]] = [[] for _ in range(env.n_envs)]
+
+    def reset(self, env_ix: int, seed: int | None = None) -> None:
+        """Start a new episode with this seed. Raises ValueError without one."""
+        if seed is None:
+            raise ValueError("an episode that can be resumed needs a seed")
+        self._env.reset(env_ix, seed)
+        self._seeds[env_ix], self._actions[env_ix] = seed, []
+
+    def observe(self, env_ix: Sequence[int]) -> Obs:
+        """Current observations (k, ...) of these environments."""
+        return self._env.observe(env_ix)
+
+    def step(self, env_ix: Sequence[int], action: Array) -> Step:
+        """One env step in each of these environments."""
+        step = self._env.step(env_ix, action)
+        for k, i in enumerate(env_ix):
+            self._actions[i].append(action[k].copy())
+        return step
+
+    def close(self) -> None:
+        """Close the environments."""
+        self._env.close()
+
+    def state(self) -> State:
+        """Seeds, actions (t, ...), hashes of the current observations, and what the checks have counted."""
+        action = self.spec.action
+        arrays = {
+            f"actions-{i}": np.array(actions, action.stored_dtype).reshape(-1, *action.shape)
+            for i, actions in enumerate(self._actions)
+        }
+        arrays["seeds"] = self._seeds.copy()
+        arrays["observations"] = np.stack([self._hash(i) for i in range(self.n_envs)])
+        return joined({"episodes": State(arrays), "checks": self._env.checker.state()})
+
+    def load_state(self, state: State) -> list[int]:
+        """Replay the episodes; the environments that did not come back exactly. Raises IncompatibleStateError."""
+        actions = [f"episodes/actions-{i}" for i in range(self.n_envs)]
+        check_like(state, self.state(), "the environments", growing=actions)
+        with self._env.checker.replaying(section(state, "checks")):
+            return [i for i in range(self.n_envs) if not self._replay(i, section(state, "episodes"))]
+
+    def _replay(self, env_ix: int, episodes: State) -> bool:
+        self.reset(env_ix, int(episodes.arrays["seeds"][env_ix]))
+        for action in episodes.arrays[f"actions-{env_ix}"]:
+            if self.step([env_ix], action[np.newaxis]).over[0]:
+                return False  # the saved episode continued here
+        return bool((self._hash(env_ix) == episodes.arrays["observations"][env_ix]).all())
+
+    def _hash(self, env_ix: int) -> Array:
+        digest = hashlib.sha256()
+        for name, rows in sorted(self.observe([env_ix]).items()):
+            digest.update(name.encode())
+            digest.update(np.ascontiguousarray(rows).tobytes())
+        return np.frombuffer(digest.digest(), np.uint8)

@@ -1,0 +1,283 @@
+"""Finished runs, read from their summary.json and metrics.jsonl alone, and statistics over episodes and over runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from border_cli.config.convert import dotted
+from border_cli.core.errors import UsageError
+from border_cli.core.metrics import mean_interval
+from border_cli.core.spaces import Array
+from border_cli.core.types import Evaluation
+from border_cli.recorders.jsonl import METRICS_FILE, read_jsonl
+from border_cli.runs.summary import SUMMARY_FILE, read_json
+
+RESAMPLES = 10_000
+LEVEL = 0.95
+POINTS = 100
+"""Places at which the curves of several runs are compared."""
+INTERVAL = "95% interval of the mean, Student's t"
+"""What `Statistics.interval` is, in words."""
+_SEED = 20210830
+_ROWS_AT_ONCE = 64
+_NOT_COMPARED = ("seed", "plan", "debug", "recorder", "checkpoint", "plugins", "resume", "preset")
+"""Parts of a configuration in which runs of one group may differ."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One metric along a run: (n,) env steps, seconds and values, in the order of the file."""
+
+    env_steps: Array
+    seconds: Array
+    values: Array
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What is known of one run. config: by dotted keys; empty where summary.json has none."""
+
+    path: Path
+    config: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    curve: Curve
+
+    @property
+    def seed(self) -> int | None:
+        """Where it is known."""
+        return self.config.get("seed")
+
+    @property
+    def title(self) -> str:
+        """Agent and environment."""
+        return f"{self.config['agent.type']} on {self.env}" if self.config else self.path.name
+
+    @property
+    def env(self) -> str:
+        """The environment's id or import path; empty where it is not known."""
+        return str(self.config.get("env.id") or self.config.get("env.entry_point") or "")
+
+    @property
+    def compared(self) -> dict[str, Any]:
+        """The values that all runs of a group share."""
+        return {key: value for key, value in self.config.items() if key.split(".")[0] not in _NOT_COMPARED}
+
+
+@dataclass
+class Group:
+    """Runs that differ only in their seed. name: agent, environment, and the values that other groups do not share."""
+
+    name: str
+    runs: list[RunRecord]
+
+    @property
+    def env(self) -> str:
+        """The environment's id or import path; empty where it is not known."""
+        return self.runs[0].env
+
+
+def find_runs(paths: Sequence[Path]) -> list[Path]:
+    """Folders with a summary.json at or below these paths, each once. Raises UsageError where there is none."""
+    found: dict[Path, None] = {}
+    for path in paths:
+        if not path.is_dir():
+            raise UsageError(f"{path}: there is no such folder\nallowed: runs, and folders with runs")
+        below = sorted(Path(folder) for folder, _, files in os.walk(path) if SUMMARY_FILE in files)
+        if not below:
+            raise UsageError(f"{path}: there is no run at or below it\na run has a {SUMMARY_FILE}")
+        found |= dict.fromkeys(run.resolve() for run in below)
+    return list(found)
+
+
+def read_run(path: Path, metric: str) -> RunRecord | None:
+    """A run, or None where it has no record of this metric. Raises UsageError for files that cannot be read."""
+    try:
+        summary, records = read_json(path / SUMMARY_FILE), _records(path)
+    except (OSError, ValueError) as e:
+        raise UsageError(f"{path}: its files cannot be read: {e}") from e
+    with_metric = [record for record in records if record.get(metric) is not None]
+    points = [(record["env_steps"], record["time"], record[metric]) for record in with_metric]
+    if not points:
+        return None
+    env_steps, seconds, values = (np.array(column, np.float64) for column in zip(*points, strict=True))
+    return RunRecord(path, dotted(summary.get("config") or {}), summary, Curve(env_steps, seconds, values))
+
+
+def grouped(runs: Sequence[RunRecord]) -> list[Group]:
+    """Runs of the same configuration together, in the order in which they were found.
+
+    A run without a stored configuration is a group of its own. No two groups have the same name.
+    """
+    groups: dict[object, list[RunRecord]] = {}
+    for run in runs:
+        settings = tuple(sorted((key, repr(value)) for key, value in run.compared.items()))
+        groups.setdefault(settings or run.path, []).append(run)
+    made, used = [], dict[str, int]()
+    for members in groups.values():
+        run = members[0]
+        others = [other[0].compared for other in groups.values() if other[0].title == run.title]
+        shared = set.intersection(*(set(map(repr, other.items())) for other in others))
+        differing = [key for key, value in run.compared.items() if repr((key, value)) not in shared]
+        differing.sort(key=lambda key: (len(key), key))
+        name = " ".join([run.title, *(f"{key}={run.compared[key]}" for key in differing)])
+        used[name] = used.get(name, 0) + 1
+        made.append(Group(name if used[name] == 1 else f"{name} ({used[name]})", members))
+    return made
+
+
+def metrics_of(paths: Sequence[Path]) -> list[str]:
+    """Names of the metrics that these runs have records of."""
+    return sorted({name for path in paths for record in _records(path) for name in record if "/" in name})
+
+
+def _records(path: Path) -> list[dict[str, Any]]:
+    return read_jsonl(path / METRICS_FILE) if (path / METRICS_FILE).exists() else []
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Over the episodes of one evaluation; lengths in env steps.
+
+    std: population standard deviation of the returns · interval: of the mean, with 95%; None for a single episode.
+    """
+
+    episodes: int
+    mean: float
+    std: float
+    interval: tuple[float, float] | None
+    min: float
+    max: float
+    length_mean: float
+    length_min: int
+    length_max: int
+
+
+def summarise(evaluation: Evaluation) -> Statistics:
+    """Statistics of an evaluation of at least one episode."""
+    returns, lengths = evaluation.returns, evaluation.lengths
+    return Statistics(
+        episodes=len(returns),
+        mean=evaluation.mean,
+        std=evaluation.std,
+        interval=mean_interval(returns),
+        min=min(returns),
+        max=max(returns),
+        length_mean=float(np.mean(lengths)),
+        length_min=min(lengths),
+        length_max=max(lengths),
+    )
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A value and the ends of its interval, which are equal to the value for a single run."""
+
+    value: float
+    low: float
+    high: float
+
+
+def interquartile_mean(values: Array) -> Array:
+    """Mean over the last dimension without the lowest and the highest quarter, each rounded down to whole values."""
+    n = values.shape[-1]
+    cut = n // 4
+    mean: Array = np.sort(values, axis=-1)[..., cut : n - cut].mean(-1)
+    return mean
+
+
+def bootstrap(values: Array, resamples: int = RESAMPLES) -> list[Interval]:
+    """Interquartile mean of each row (m, n) of values of n runs, with its 95% percentile bootstrap interval over runs."""
+    rows, n = values.shape
+    drawn = np.random.default_rng(_SEED).integers(0, n, (resamples, n))
+    ends = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
+    found: list[Interval] = []
+    for start in range(0, rows, _ROWS_AT_ONCE):  # bounds the memory for long curves
+        part = values[start : start + _ROWS_AT_ONCE]
+        low, high = np.quantile(interquartile_mean(part[:, drawn]), ends, axis=1)
+        found += map(Interval, interquartile_mean(part).tolist(), low.tolist(), high.tolist())
+    return found
+
+
+@dataclass(frozen=True)
+class Band:
+    """A learning curve: (m,) places, the interquartile mean with its interval at each, and each run's own curve."""
+
+    at: Array
+    intervals: Sequence[Interval]
+    runs: Sequence[tuple[Array, Array]]
+
+
+def band(group: Group, axis: str) -> Band:
+    """The curve against "env_steps" or "seconds": a single run's own points, or several runs interpolated at POINTS places.
+
+    It ends where the shortest run does.
+    """
+    own = [(getattr(run.curve, axis), run.curve.values) for run in group.runs]
+    if len(own) == 1:
+        at, values = own[0][0], own[0][1][:, np.newaxis]
+    else:
+        end = min(float(places[-1]) for places, _ in own)
+        begin = min(max(float(places[0]) for places, _ in own), end)
+        at = np.linspace(begin, end, POINTS)
+        values = np.stack([np.interp(at, places, curve) for places, curve in own], axis=1)
+    return Band(at, bootstrap(values, resamples=2_000), own)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A group in the final table.
+
+    Attributes:
+        seeds: number of different ones; fewer than the runs where some are repeats.
+        scored: number of runs with both scores.
+        best, last: scores over these runs, None without any.
+        expected: what the preset expects, None without a preset or where a run is shorter than that takes.
+    """
+
+    name: str
+    runs: int
+    seeds: int
+    scored: int
+    env_steps: int
+    best: Interval | None
+    last: Interval | None
+    seconds: float
+    unfinished: int
+    expected: float | None
+
+    @property
+    def meets(self) -> bool | None:
+        """Whether the best models reach what the preset expects; None where that is not known."""
+        if self.expected is None or self.best is None:
+            return None
+        return self.best.value >= self.expected
+
+
+def line(group: Group) -> Line:
+    """The results of a group."""
+    runs = group.runs
+    scores = [
+        [(run.summary.get(key) or {}).get("mean") for key in ("best_score", "last_score")] for run in runs
+    ]
+    scored = np.array([both for both in scores if None not in both], np.float64)
+    best, last = bootstrap(scored.T) if len(scored) else (None, None)
+    expected, after = (runs[0].config.get(f"preset.expect_{name}") for name in ("return", "env_steps"))
+    shortest = min((run.summary.get("counters") or {}).get("env_steps", 0) for run in runs)
+    return Line(
+        name=group.name,
+        runs=len(runs),
+        seeds=len({run.path if run.seed is None else run.seed for run in runs}),
+        scored=len(scored),
+        env_steps=max(int(run.curve.env_steps[-1]) for run in runs),
+        best=best,
+        last=last,
+        seconds=float(np.median([run.curve.seconds[-1] for run in runs])),
+        unfinished=sum(run.summary.get("status") != "done" for run in runs),
+        expected=None if expected is None or (after is not None and shortest < after) else float(expected),
+    )

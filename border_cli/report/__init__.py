@@ -1,1 +1,0 @@
-"""Comparing finished runs: reading them, statistics over seeds, tables and curves."""

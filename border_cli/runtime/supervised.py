@@ -1,0 +1,465 @@
+"""A supervised child process, such as an actor: it is started, watched and ended, and restarted within a budget.
+
+Nothing here waits: `SupervisedProcess.supervise` is called repeatedly and does what is due.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import importlib
+import logging
+import traceback
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from multiprocessing import reduction
+from multiprocessing.connection import Connection
+from typing import Any, cast
+
+from border_cli.core.errors import ActorLostError, IncompatibleStateError, ResourceError
+from border_cli.runtime import child, forkserver
+from border_cli.runtime.child import Reporter, clipped, log_here, log_through, new_pipe
+from border_cli.runtime.clock import SYSTEM_CLOCK, Clock, Deadline
+from border_cli.transport import Block
+
+_ERROR_BYTES = 1_000
+MAX_DELAY_S = 30.0
+_MIN_CHECKS = 4
+_LAST_MESSAGES = 10_000
+"""More messages than fit into the pipe of a process that has exited."""
+_MESSAGES_AT_ONCE = 64
+"""A process that never stops logging must not keep the learner from its work."""
+
+
+@dataclass(frozen=True)
+class Factory:
+    """A function by its import path `module:name`, imported where it is needed, and the last arguments of its call."""
+
+    path: str
+    args: tuple[Any, ...] = ()
+
+    def load(self) -> Callable[..., Any]:
+        """Import the function. Raises ImportError or AttributeError."""
+        module, _, name = self.path.partition(":")
+        return cast(Callable[..., Any], getattr(importlib.import_module(module), name))
+
+
+class SpawnArgs:
+    """An object for a child, pickled in shared memory, so that the parent never waits for the child to read it.
+
+    Raises ResourceError if there is no memory or descriptor.
+    """
+
+    def __init__(self, content: object, purpose: str) -> None:
+        data = reduction.ForkingPickler.dumps(content)
+        self._shape = (len(data),)
+        self._block = Block(len(data), purpose)
+        self._block.array(0, self._shape, "uint8").data[:] = data
+
+    def open(self) -> Any:
+        """Unpickle the object in the child, which imports the modules that it needs."""
+        return reduction.ForkingPickler.loads(self._block.array(0, self._shape, "uint8").data)
+
+    def close(self) -> None:
+        """Close the descriptor, once the child is started."""
+        self._block.close()
+
+
+@dataclass(frozen=True)
+class Ready:
+    """Message of a child that is ready to work. exact: see `ActorStat`."""
+
+    exact: bool = True
+
+
+@dataclass(frozen=True)
+class Failed:
+    """Message of a child that exits because of an exception.
+
+    Args:
+        error: one line.
+        traceback: the child's own.
+        context: where it happened, as JSON values.
+        incompatible: the child was given a saved state that does not fit.
+    """
+
+    error: str
+    traceback: str
+    context: Mapping[str, Any] = field(default_factory=dict)
+    incompatible: bool = False
+
+
+Main = Callable[[Any, SpawnArgs, Reporter], None]
+"""What a child runs: main(shared, setup, reporter)."""
+
+
+def _run_child(main: Main, name: str, level: int, shared: Any, setup: SpawnArgs, pipe: Connection) -> None:
+    """Entry point of a child. Every exception reaches the learner as `Failed`, and the exit code is then 1."""
+    child.lower_priority()
+    child.one_torch_thread()
+    reporter = Reporter(pipe)
+    log_through(reporter, name, level)
+    try:
+        main(shared, setup, reporter)
+    except BaseException as error:  # also SystemExit and KeyboardInterrupt, which user code may raise
+        message = f"{name} failed: {type(error).__name__}: {error}".rstrip(": ")
+        details, context = "".join(traceback.format_exception(error)), {}
+        if isinstance(error, ActorLostError):  # an environment raised
+            message, details, context = str(error), error.details, dict(error.context)
+        incompatible = isinstance(error, IncompatibleStateError)
+        reporter.send(Failed(clipped(message, _ERROR_BYTES), clipped(details), context, incompatible))
+        raise SystemExit(1) from error
+
+
+class ChildProcess:
+    """A process that runs `main`, and the parent's end of its pipe. Raises ResourceError.
+
+    Args:
+        name: of the process, and the prefix of what it logs.
+        main: importable by its path.
+        shared: memory that is handed over at the start.
+        setup: any other objects. The child imports what they need inside `main`, because imports may fail.
+    """
+
+    def __init__(self, name: str, main: Main, shared: Any, setup: object) -> None:
+        level = logging.getLogger().getEffectiveLevel()
+        with contextlib.closing(SpawnArgs(setup, f"the setup of {name}")) as args:
+            self._pipe, theirs = new_pipe(name)
+            try:
+                self._process = forkserver.start_process(
+                    _run_child, (main, name, level, shared, args, theirs), name.replace(" ", "-")
+                )
+            except BaseException:
+                self._pipe.close()
+                raise
+            finally:
+                theirs.close()
+
+    @property
+    def pid(self) -> int | None:
+        """Process id."""
+        return self._process.pid
+
+    @property
+    def descriptors(self) -> tuple[int, int]:
+        """What becomes readable when the process has sent a message or has exited."""
+        return self._pipe.fileno(), self._process.sentinel
+
+    def send(self, message: object) -> None:
+        """Send a short message. Does nothing if the process has died, which `exited` shows."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._pipe.send(message)
+
+    def receive(self, last: bool = False) -> Iterator[object]:
+        """Messages that have arrived, without waiting; log records are logged.
+
+        last: read everything, because the process has exited or is about to be ended.
+        """
+        with contextlib.suppress(EOFError, ConnectionResetError, BrokenPipeError):
+            for _ in range(_LAST_MESSAGES if last else _MESSAGES_AT_ONCE):
+                if not self._pipe.poll():
+                    return
+                message = self._pipe.recv()
+                if isinstance(message, logging.LogRecord):
+                    log_here(message)
+                else:
+                    yield message
+
+    def exited(self) -> bool:
+        """Whether there is no process any more."""
+        pid = self._process.pid
+        # If the forkserver died, an exit code is reported although the process itself may still run.
+        return self._process.exitcode is not None and (pid is None or forkserver.pid_gone(pid))
+
+    @property
+    def exit_reason(self) -> str:
+        """How it ended, such as "was killed by SIGKILL"."""
+        return forkserver.describe_exit(self._process.exitcode)
+
+    def kill(self) -> None:
+        """Kill it, whatever it is doing."""
+        if not self.exited():
+            self._process.kill()
+
+    def end(self, grace_s: float = 0.0) -> None:
+        """Close the pipe, kill the process unless it exits within grace_s [s], and kill what it has started."""
+        pid = self._process.pid
+        self._pipe.close()
+        forkserver.end_process(self._process, grace_s)
+        if pid is not None:
+            forkserver.end_group(pid)
+
+
+class HeartbeatMonitor:
+    """Measures how long a counter has stood still.
+
+    Time between two checks counts at most a quarter of the timeout. So a learner that was stopped, perhaps together
+    with the process that it watches, does not take its own pause for a missing heartbeat.
+    """
+
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
+        self._count = -1
+        self._still_ns = 0
+        self._checked_ns = clock.monotonic_ns()
+
+    def timed_out(self, count: int, timeout_s: float) -> bool:
+        """Check once: whether the counter has had this value for timeout_s [s]."""
+        now, timeout_ns = self._clock.monotonic_ns(), int(timeout_s * 1e9)
+        if count != self._count:
+            self._still_ns = 0
+        else:
+            self._still_ns += min(now - self._checked_ns, timeout_ns // _MIN_CHECKS)
+        self._count, self._checked_ns = count, now
+        return self._still_ns >= timeout_ns
+
+
+class RestartBudget:
+    """At most `restarts` within any `window_s` seconds, which may be infinite."""
+
+    def __init__(self, restarts: int, window_s: float, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._restarts = restarts
+        self._window_ns = window_s * 1e9
+        self._clock = clock
+        self._spent: deque[int] = deque()
+
+    @property
+    def spent(self) -> int:
+        """Restarts within the window that ends now."""
+        since = self._clock.monotonic_ns() - self._window_ns
+        while self._spent and self._spent[0] <= since:
+            self._spent.popleft()
+        return len(self._spent)
+
+    def spend(self) -> bool:
+        """Take one restart. Returns False if none is left."""
+        if self.spent >= self._restarts:
+            return False
+        self._spent.append(self._clock.monotonic_ns())
+        return True
+
+    def delay_s(self, first_s: float) -> float:
+        """Delay before the restart that was taken last [s]: first_s, doubled for each one before it, at most 30 s."""
+        return min(MAX_DELAY_S, first_s * 2.0 ** (self.spent - 1))
+
+    def reset(self) -> None:
+        """Forget the restarts so far."""
+        self._spent.clear()
+
+
+class Condition(enum.Enum):
+    """Where a supervised process stands."""
+
+    NOT_STARTED = enum.auto()
+    STARTING = enum.auto()
+    READY = enum.auto()
+    EXITING = enum.auto()  # it failed or was killed, and the process still exists
+    BACKING_OFF = enum.auto()
+    GIVEN_UP = enum.auto()
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When a process counts as hanging, and how often it is started again.
+
+    Args:
+        start_timeout_s: time without a heartbeat before it is ready.
+        heartbeat_timeout_s: the same once it is ready.
+        stop_timeout_s: time to exit after it failed or was asked to stop.
+        restarts: allowed within restart_window_s.
+        restart_delay_s: before the first restart, doubled for each further one.
+    """
+
+    start_timeout_s: float
+    heartbeat_timeout_s: float
+    stop_timeout_s: float
+    restarts: int
+    restart_window_s: float
+    restart_delay_s: float
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A process has ended without being asked to.
+
+    restart: the number within the window of the restart that follows after delay_s [s], None if it is given up.
+    """
+
+    cause: ActorLostError
+    restart: int | None = None
+    delay_s: float = 0.0
+
+
+class SupervisedProcess(ABC):
+    """Keeps one child process running. Subclasses say what runs, how to read its heartbeat, and what its messages mean.
+
+    `losses` counts the ends of its processes.
+    """
+
+    start_hint = ""
+    """A line with what the user can do if it is not ready in time."""
+
+    def __init__(self, name: str, limits: Limits, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.name = name
+        self.condition = Condition.NOT_STARTED
+        self.losses = 0
+        self.was_ready = False  # by any process so far
+        self._is_ready = False  # the present process
+        self._limits = limits
+        self._clock = clock
+        self._budget = RestartBudget(limits.restarts, limits.restart_window_s, clock)
+        self._monitor = HeartbeatMonitor(clock)
+        self._child: ChildProcess | None = None
+        self._failed: Failed | None = None
+        self._killed = False
+        self._cause: ActorLostError | None = None
+        self._due = Deadline(0.0, clock)
+
+    @abstractmethod
+    def _spawn(self) -> ChildProcess:
+        """Start the process. Raises ResourceError."""
+
+    @property
+    @abstractmethod
+    def _heartbeat(self) -> int:
+        """A counter that grows while the process works."""
+
+    @property
+    @abstractmethod
+    def doing(self) -> str:
+        """What the process is doing, for messages."""
+
+    @property
+    def _watched(self) -> bool:
+        """Whether its heartbeat is checked now."""
+        return True
+
+    def _handle(self, message: object) -> None:  # noqa: B027 - not every process sends others
+        """Handle a message other than `Failed`."""
+
+    def _release(self) -> None:  # noqa: B027 - not every process leaves something behind
+        """Called once before each process is released, after its last message."""
+
+    @property
+    def pid(self) -> int | None:
+        """Process id, None while there is no process."""
+        return None if self._child is None else self._child.pid
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """When one of these becomes readable, `receive` has something to do."""
+        return () if self._child is None else self._child.descriptors
+
+    def exited(self) -> bool:
+        """Whether there is no process."""
+        return self._child is None or self._child.exited()
+
+    def start(self) -> None:
+        """Start the process. Raises ResourceError if memory or descriptors are too few."""
+        self._failed, self._cause, self._killed, self._is_ready = None, None, False, False
+        self._child = self._spawn()
+        self._monitor = HeartbeatMonitor(self._clock)
+        self.condition = Condition.STARTING
+
+    def send(self, message: object) -> None:
+        """Send a short message to the process, if there is one."""
+        if self._child is not None:
+            self._child.send(message)
+
+    def receive(self, last: bool = False) -> None:
+        """Handle the messages that have arrived, and notice if the process has exited. last: see `ChildProcess.receive`."""
+        if self._child is None:
+            return
+        exited = self._child.exited()
+        for message in self._child.receive(last or exited):
+            if isinstance(message, Failed):
+                self._failed = message
+            else:
+                if isinstance(message, Ready):
+                    self.condition, self._is_ready, self.was_ready = Condition.READY, True, True
+                    self._monitor = HeartbeatMonitor(self._clock)
+                self._handle(message)
+        if self._cause is None and (exited or self._failed is not None):
+            self._cause = self._exit_cause(self._child)
+            self._begin_exit(self._limits.stop_timeout_s)  # it may still be closing its environments
+
+    def supervise(self) -> Loss | None:
+        """Do what is due. Returns a loss once the process is gone and everything of it was received.
+
+        Raises IncompatibleStateError if the process was given a saved state that does not fit.
+        """
+        match self.condition:
+            case Condition.STARTING | Condition.READY:
+                self._check_heartbeat()
+            case Condition.EXITING:
+                if self.exited():
+                    return self._lose()
+                if self._due.passed:
+                    self.kill()
+            case Condition.BACKING_OFF if self._due.passed:
+                try:
+                    self.start()
+                except ResourceError as error:
+                    self._cause = ActorLostError(
+                        f"{self.name} could not be started again: {str(error).splitlines()[0]}"
+                    )
+                    return self._lose()
+        return None
+
+    def kill(self) -> None:
+        """Kill the process, whatever it is doing. `end` waits until it is gone."""
+        if self._child is not None and not self._child.exited():
+            self._killed = True
+            self._child.kill()
+
+    def end(self, grace_s: float = 0.0) -> None:
+        """Release the process, which is killed unless it exits within grace_s [s]."""
+        if self._child is None:
+            return
+        try:
+            self.receive(last=True)
+            self._release()
+        finally:
+            self._child.end(grace_s)
+            self._child = None
+
+    def _exit_cause(self, process: ChildProcess) -> ActorLostError:
+        if self._failed is not None:
+            return ActorLostError(self._failed.error, self._failed.traceback, self._failed.context)
+        return ActorLostError(f"{self.name} {process.exit_reason} (it was {self.doing})")
+
+    def _check_heartbeat(self) -> None:
+        if not self._watched:
+            self._monitor = HeartbeatMonitor(self._clock)
+            return
+        starting = self.condition is Condition.STARTING
+        timeout_s = self._limits.start_timeout_s if starting else self._limits.heartbeat_timeout_s
+        if not self._monitor.timed_out(self._heartbeat, timeout_s):
+            return
+        lacking = "was not ready after" if starting else "gave no sign of life for"
+        why = f"{self.name} {lacking} {timeout_s:g} s (it was {self.doing})"
+        self._cause = ActorLostError(why + (f"\n{self.start_hint}" if starting and self.start_hint else ""))
+        self.kill()
+        self._begin_exit(0.0)
+
+    def _begin_exit(self, grace_s: float) -> None:
+        self.condition = Condition.EXITING
+        self._due = Deadline(grace_s, self._clock)
+
+    def _lose(self) -> Loss:
+        """Release what is left of the process, and decide whether it is started again."""
+        cause, failed = self._cause, self._failed
+        assert cause is not None
+        self.end()
+        self.losses += 1
+        if failed is not None and failed.incompatible:
+            raise IncompatibleStateError(failed.error)
+        if not self._budget.spend():
+            self.condition = Condition.GIVEN_UP
+            return Loss(cause)
+        delay_s = self._budget.delay_s(self._limits.restart_delay_s)
+        self.condition = Condition.BACKING_OFF
+        self._due = Deadline(delay_s, self._clock)
+        return Loss(cause, self._budget.spent, delay_s)

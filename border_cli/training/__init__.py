@@ -1,0 +1,1 @@
+"""Training: the loop, evaluation and the choice of the best model."""

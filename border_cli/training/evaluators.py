@@ -1,0 +1,346 @@
+"""Evaluators: they run the evaluation episodes of a model in the learner's thread, or in a process of their own.
+
+The learner never waits for the process. It sends a model through shared memory, and one message through a pipe that always
+has room for it: the message is small and at most one is unread. The result comes back through shared memory too.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+from border_cli.core.protocols import ActingPolicy, Env, StopCheck
+from border_cli.core.types import Evaluation, ModelInfo
+from border_cli.runtime.child import Reporter
+from border_cli.runtime.clock import Deadline
+from border_cli.runtime.supervised import (
+    ChildProcess,
+    Condition,
+    Factory,
+    Limits,
+    Ready,
+    SpawnArgs,
+    SupervisedProcess,
+)
+from border_cli.transport import WORD, Block, Layout, ModelChannel, fence, model_layout
+
+_START_TIMEOUT_S = 120.0
+"""Time for making one environment, unless heartbeat_timeout_s is longer."""
+_STOP_TIMEOUT_S = 2.0
+_RESTART_DELAY_S = 1.0
+_POLL_INTERVAL_S = 0.05
+_logger = logging.getLogger(__name__)
+
+
+class EpisodeRunner:
+    """Runs evaluation episodes, as many at once as there are environments.
+
+    Args:
+        max_episode_steps: an episode that takes this many env steps is cut and counts with its return so far.
+        should_stop: polled before every env step.
+    """
+
+    def __init__(self, env: Env, max_episode_steps: int, should_stop: StopCheck) -> None:
+        self._env = env
+        self._max_episode_steps = max_episode_steps
+        self._should_stop = should_stop
+
+    def evaluate(
+        self,
+        policy: ActingPolicy,
+        opt_steps: int,
+        seeds: Sequence[int],
+        tick: Callable[[], None] = lambda: None,
+    ) -> Evaluation | None:
+        """Run one episode per seed. Afterwards, and after an exception, the policy is in train mode.
+
+        Args:
+            tick: called before every reset and env step.
+
+        Returns:
+            Raw returns and lengths in the order of the seeds; None if asked to stop meanwhile.
+        """
+        env, episodes = self._env, iter(range(len(seeds)))
+        returns, lengths = [0.0] * len(seeds), [0] * len(seeds)
+        running: dict[int, int] = {}  # environment → its episode
+
+        def start_next(env_ix: int) -> None:
+            running.pop(env_ix, None)
+            if (episode := next(episodes, None)) is not None:
+                running[env_ix] = episode
+                policy.begin_episode(env_ix)
+                tick()
+                env.reset(env_ix, seed=seeds[episode])
+
+        policy.eval()
+        try:
+            for env_ix in range(env.n_envs):
+                start_next(env_ix)
+            while running:
+                if self._should_stop():
+                    return None
+                tick()
+                env_ixs = sorted(running)
+                step = env.step(env_ixs, policy.sample(env.observe(env_ixs), env_ix=env_ixs))
+                over = step.over
+                for row, env_ix in enumerate(env_ixs):
+                    episode = running[env_ix]
+                    if step.dropped is None or not step.dropped[row]:
+                        returns[episode] += float(step.reward[row])
+                        lengths[episode] += 1
+                    if over[row] or lengths[episode] >= self._max_episode_steps:
+                        start_next(env_ix)
+        finally:
+            policy.train()
+        return Evaluation(opt_steps, tuple(returns), tuple(lengths))
+
+    def close(self) -> None:
+        self._env.close()
+
+
+class InlineEvaluator:
+    """Implements `core.protocols.Evaluator` in this thread. An environment that hangs here hangs the run.
+
+    Args:
+        make_runner: makes the environments; may take long.
+        policy: the evaluator's own, so that an evaluation changes nothing of the agent.
+        lazy: make the environments at the first `begin`, as a run with `trainer.eval_interval=null` may never need them.
+    """
+
+    concurrent = False
+
+    def __init__(
+        self, make_runner: Callable[[], EpisodeRunner], policy: ActingPolicy, lazy: bool = False
+    ) -> None:
+        self._make_runner = make_runner
+        self._runner = None if lazy else make_runner()
+        self._policy = policy
+        self._evaluation: Evaluation | None = None
+
+    def begin(self, model: ModelInfo, seeds: Sequence[int], tick: Callable[[], None] = lambda: None) -> None:
+        if self._runner is None:
+            self._runner = self._make_runner()
+        self._policy.sync_model(model)
+        self._evaluation = self._runner.evaluate(self._policy, model.version, seeds, tick)
+
+    def poll(self) -> Evaluation | None:
+        evaluation, self._evaluation = self._evaluation, None
+        return evaluation
+
+    def close(self) -> None:
+        if self._runner is not None:
+            self._runner.close()
+
+
+_HEARTBEAT, _ANSWERED, _OPT_STEPS, _EPISODES = range(4)
+
+
+class EvaluatorStatus:
+    """Seeds, results, heartbeat and stop request in memory that the learner and the evaluator's process share.
+
+    Args:
+        block: the memory; None allocates it, which raises ResourceError if there is too little.
+    """
+
+    def __init__(self, max_episodes: int, block: Block | None = None) -> None:
+        self._max_episodes = max_episodes
+        layout = Layout()
+        stop, own = layout.reserve(WORD), layout.reserve(4 * WORD)
+        seeds, returns, lengths = (layout.reserve(max_episodes * WORD) for _ in range(3))
+        self._block = block or Block(layout.size, "the evaluator's status")
+        self._stop = self._block.words(stop, 1)
+        self._own = self._block.words(own, 4)
+        self._seeds = self._block.array(seeds, (max_episodes,), "int64")
+        self._returns = self._block.array(returns, (max_episodes,), "float64")
+        self._lengths = self._block.array(lengths, (max_episodes,), "int64")
+        self.close = self._block.close
+
+    def __reduce__(self) -> tuple[Callable[..., EvaluatorStatus], tuple[Any, ...]]:
+        return EvaluatorStatus, (self._max_episodes, self._block)
+
+    # -- the learner's side ---------------------------------------------------
+
+    def set_seeds(self, seeds: Sequence[int]) -> None:
+        """Seeds of the next task. Raises ValueError if there are more than max_episodes."""
+        if len(seeds) > self._max_episodes:
+            raise ValueError(f"{len(seeds)} episodes, and room for {self._max_episodes}")
+        self._seeds[: len(seeds)] = seeds
+
+    def request_stop(self) -> None:
+        self._stop[0] = 1
+
+    @property
+    def answered(self) -> int:
+        """Number of the last task that has a result, 0 before the first."""
+        return int(self._own[_ANSWERED])
+
+    def evaluation(self) -> Evaluation:
+        """The result of the task number `answered`."""
+        fence()
+        n = int(self._own[_EPISODES])
+        returns, lengths = self._returns[:n].tolist(), self._lengths[:n].tolist()
+        return Evaluation(int(self._own[_OPT_STEPS]), tuple(returns), tuple(lengths))
+
+    @property
+    def heartbeat(self) -> int:
+        return int(self._own[_HEARTBEAT])
+
+    # -- the evaluator's side -------------------------------------------------
+
+    def seeds(self, n: int) -> list[int]:
+        """Seeds of the n episodes of the current task."""
+        seeds: list[int] = self._seeds[:n].tolist()
+        return seeds
+
+    def stop_requested(self) -> bool:
+        return bool(self._stop[0])
+
+    def beat(self) -> None:
+        self._own[_HEARTBEAT] += 1
+
+    def answer(self, task: int, evaluation: Evaluation) -> None:
+        n = len(evaluation.returns)
+        self._returns[:n], self._lengths[:n] = evaluation.returns, evaluation.lengths
+        self._own[_OPT_STEPS], self._own[_EPISODES] = evaluation.opt_steps, n
+        fence()
+        self._own[_ANSWERED] = task
+
+
+@dataclass(frozen=True)
+class EvaluatorSpec:
+    """What an evaluator is made of: plain data that is sent to its process.
+
+    Args:
+        env: (made, *args) → Env; calls `made` after each environment, because making many takes long.
+        policy: (spec, *args) → ActingPolicy.
+        max_episode_steps: env steps at which an episode is cut.
+    """
+
+    env: Factory
+    policy: Factory
+    max_episode_steps: int
+    max_episodes: int
+
+
+@dataclass(frozen=True)
+class Task:
+    """Evaluate the newest model of the channel on the first `episodes` seeds of the status. number: counts from 1."""
+
+    number: int
+    opt_steps: int
+    episodes: int
+
+
+def evaluator_main(
+    shared: tuple[ModelChannel, EvaluatorStatus], setup: SpawnArgs, reporter: Reporter
+) -> None:
+    """What the process runs (see `border_cli.runtime.supervised.ChildProcess`)."""
+    models, status = shared
+    spec: EvaluatorSpec = setup.open()
+    with closing(spec.env.load()(status.beat, *spec.env.args)) as env:
+        policy: ActingPolicy = spec.policy.load()(env.spec, *spec.policy.args)
+        runner = EpisodeRunner(env, spec.max_episode_steps, status.stop_requested)
+        reporter.send(Ready())
+        while True:
+            try:
+                task: Task = reporter.pipe.recv()
+            except (EOFError, ConnectionResetError):
+                return
+            if (model := models.poll()) is None:
+                raise RuntimeError(f"there is no model for the evaluation of opt step {task.opt_steps}")
+            policy.sync_model(model)
+            evaluation = runner.evaluate(policy, task.opt_steps, status.seeds(task.episodes), status.beat)
+            if evaluation is None:
+                return
+            status.answer(task.number, evaluation)
+
+
+class ProcessEvaluator(SupervisedProcess):
+    """Implements `core.protocols.Evaluator`. The first `poll` starts the process.
+
+    Args:
+        model: any model, for the shapes of its arrays.
+        heartbeat_timeout_s: the process is killed if one env step, one reset or making one environment takes longer [s].
+        restarts: allowed in a row without an evaluation between them, after 1, 2, 4, … seconds. The new process evaluates
+            the same model again.
+
+    Raises:
+        ResourceError: there is too little memory, or too few descriptors.
+    """
+
+    concurrent = True
+
+    def __init__(
+        self, spec: EvaluatorSpec, model: ModelInfo, heartbeat_timeout_s: float, restarts: int
+    ) -> None:
+        start_s = max(heartbeat_timeout_s, _START_TIMEOUT_S)
+        limits = Limits(start_s, heartbeat_timeout_s, _STOP_TIMEOUT_S, restarts, math.inf, _RESTART_DELAY_S)
+        super().__init__("evaluator", limits)
+        self._spec = spec
+        self._models = ModelChannel(model_layout(model))
+        self._status = EvaluatorStatus(spec.max_episodes)
+        self._task: Task | None = None
+        self._tasks = 0
+        self._poll_due = Deadline(0.0)
+
+    def begin(self, model: ModelInfo, seeds: Sequence[int], tick: Callable[[], None] = lambda: None) -> None:
+        """Start the evaluation of a copy of this model and return at once. `tick` is not needed."""
+        if self._task is not None:
+            raise RuntimeError(f"the model of opt step {self._task.opt_steps} is still being evaluated")
+        self._models.publish(model)
+        self._status.set_seeds(seeds)
+        self._tasks += 1
+        self._task = Task(self._tasks, model.version, len(seeds))
+        self.send(self._task)
+
+    def poll(self) -> Evaluation | None:
+        """The result, if it has arrived. Cheap: most calls only read one word and the clock."""
+        if self._task is not None and self._status.answered == self._task.number:
+            self._task = None
+            self._budget.reset()
+            return self._status.evaluation()
+        if self._poll_due.passed:
+            self._poll_due = Deadline(_POLL_INTERVAL_S)
+            if self.condition is Condition.NOT_STARTED:
+                self.start()
+            self.receive()
+            if (loss := self.supervise()) is not None:
+                if loss.restart is None:
+                    raise loss.cause
+                restart = f"{loss.restart} of {self._limits.restarts}"
+                _logger.warning("%s; it is started again in %g s (%s)", loss.cause, loss.delay_s, restart)
+                if loss.cause.details:
+                    _logger.info("the evaluator's own traceback:\n%s", loss.cause.details)
+        return None
+
+    def close(self) -> None:
+        """Ask the process to stop, kill it if it does not, and release everything."""
+        self.condition = Condition.GIVEN_UP
+        self._status.request_stop()
+        self.end(_STOP_TIMEOUT_S)
+        self._status.close()
+        self._models.close()
+
+    def _spawn(self) -> ChildProcess:
+        process = ChildProcess(self.name, evaluator_main, (self._models, self._status), self._spec)
+        if self._task is not None:
+            process.send(self._task)
+        return process
+
+    @property
+    def _heartbeat(self) -> int:
+        return self._status.heartbeat
+
+    @property
+    def _watched(self) -> bool:
+        return self.condition is Condition.STARTING or self._task is not None
+
+    @property
+    def doing(self) -> str:
+        if not self._is_ready:
+            return "making its environments"
+        return "waiting for a model" if self._task is None else f"evaluating opt step {self._task.opt_steps}"

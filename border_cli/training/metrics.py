@@ -1,0 +1,234 @@
+"""Telemetry of a run: metrics of each record interval, and the rates of the last seconds for the display."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+from border_cli.core.metrics import Mean, percentile
+from border_cli.core.progress import ENDED, Progress
+from border_cli.core.state import State, check_like, number
+from border_cli.core.types import ActorStat, Chunk, Evaluation, finished_episodes
+from border_cli.training.ratio_limiter import RatioLimiter
+
+_WINDOW_S = 10.0
+_REFRESH_S = 0.25
+_RECENT_EPISODES = 100
+_MEANS = ("train/episode_return", "train/episode_length", "time/opt_ms", "time/collect_ms", "time/save_ms")
+_MAX_LAGS = 2**16
+"""Policy lags kept of one record interval: without records it lasts as long as the run."""
+
+
+@dataclass
+class _Sample:
+    """Totals at one moment; times in seconds, those of actors summed over them. alive: actors running."""
+
+    time: float
+    opt_steps: int
+    env_steps: int
+    blocked_s: float
+    excluded_s: float
+    actors_blocked_s: float
+    actors_s: float
+    alive: int
+
+
+class Telemetry:
+    """Accumulates what the loop reports.
+
+    Args:
+        seconds_before: duration of the earlier launches of a resumed run [s].
+
+    Attributes:
+        blocked_s: time that the learner has waited for experience in this launch [s].
+    """
+
+    def __init__(self, limiter: RatioLimiter, progress: Progress, seconds_before: float = 0.0) -> None:
+        self.progress = progress
+        self.blocked_s = 0.0
+        self.episodes = 0
+        self._limiter = limiter
+        self._launched = monotonic()
+        self._began = self._launched - seconds_before
+        self._excluded_s = 0.0
+        self._means = {name: Mean() for name in _MEANS}
+        self._interval_episodes = 0
+        self._failed_saves = 0
+        self._lags: deque[tuple[int, int]] = deque(maxlen=_MAX_LAGS)  # (lag, env steps) per chunk
+        self._recent_lags: deque[tuple[int, int]] = deque(maxlen=1000)
+        self._recent_returns: deque[float] = deque(maxlen=_RECENT_EPISODES)
+        self._window: deque[_Sample] = deque()
+        self._last = self._sample([])
+        self._next_refresh = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Duration of the run, without the time between an interruption and its resumption."""
+        return monotonic() - self._began
+
+    @property
+    def blocked_share(self) -> float:
+        """Share of this launch that the learner has waited for experience."""
+        return _share(self.blocked_s, max(monotonic() - self._launched, 1e-9))
+
+    def state(self, reproducible: bool) -> dict[str, Any]:
+        """Accumulated values since the last record, as JSON values, without durations.
+
+        reproducible: policy lag is the same in every run of this seed, so it is included.
+        """
+        return {
+            "episodes": self.episodes,
+            "interval_episodes": self._interval_episodes,
+            "returns": self._means["train/episode_return"].state(),
+            "lengths": self._means["train/episode_length"].state(),
+            "lags": [list(lag) for lag in self._lags] if reproducible else [],
+            "recent_returns": list(self._recent_returns),
+            "evaluations": [list(evaluation) for evaluation in self.progress.evaluations],
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        examples = {"lags": [[0, 1]], "recent_returns": [0.0], "evaluations": [[0, 0.0]]}
+        check_like(State({}, state), State({}, self.state(False) | examples), "the telemetry")
+        self.episodes = state["episodes"]
+        self._interval_episodes = state["interval_episodes"]
+        self._means["train/episode_return"].load_state(state["returns"])
+        self._means["train/episode_length"].load_state(state["lengths"])
+        self._lags.extend((lag, env_steps) for lag, env_steps in state["lags"])
+        self._recent_returns.extend(number(value) for value in state["recent_returns"])
+        self.progress.evaluations = [(step, number(mean)) for step, mean in state["evaluations"]]
+        self._last = self._sample([])
+
+    def chunk(self, chunk: Chunk) -> None:
+        if chunk.env_steps:
+            lag = (self._limiter.opt_steps - chunk.version, chunk.env_steps)
+            self._lags.append(lag)
+            self._recent_lags.append(lag)
+        for episode_return, length in finished_episodes(chunk.items):
+            self.episodes += 1
+            self._interval_episodes += 1
+            self._means["train/episode_return"].add(episode_return)
+            self._means["train/episode_length"].add(length)
+            self._recent_returns.append(episode_return)
+
+    def opt_took(self, seconds: float) -> None:
+        self._means["time/opt_ms"].add(1e3 * seconds)
+
+    def collect_took(self, seconds: float) -> None:
+        self._means["time/collect_ms"].add(1e3 * seconds)
+
+    def waited(self, seconds: float) -> None:
+        self.blocked_s += seconds
+
+    def excluded(self, seconds: float) -> None:
+        """Add time of evaluating and saving, which counts neither as work nor as waiting."""
+        self._excluded_s += seconds
+
+    def saved(self, seconds: float) -> None:
+        """Add the duration of writing a checkpoint."""
+        self._means["time/save_ms"].add(1e3 * seconds)
+        self.excluded(seconds)
+
+    def save_failed(self) -> None:
+        self._failed_saves += 1
+
+    def set_best(self, best: Evaluation | None) -> None:
+        self.progress.best = None if best is None else (best.opt_steps, best.mean)
+
+    def evaluated(self, evaluation: Evaluation, best: Evaluation | None) -> None:
+        """Show a regular evaluation, and the score of the best model after it."""
+        self.progress.evaluations.append((evaluation.opt_steps, evaluation.mean))
+        self.set_best(best)
+
+    def interval_values(
+        self, replay_size: int, capacity: int, actors: Sequence[ActorStat], agent: dict[str, float]
+    ) -> dict[str, float]:
+        """The metrics of the interval since the last call, by name. agent: those of the agent, which are included."""
+        now = self._sample(actors)
+        values = agent | {"train/episodes": float(self._interval_episodes)} | self._rates(self._last, now)
+        self._interval_episodes = 0
+        values["throughput/samples_total"] = self._limiter.env_steps
+        if self._limiter.ratio is not None:
+            values["throughput/samples_per_opt_step"] = self._limiter.ratio
+        if self.progress.asynchronous:
+            values["async/actors_alive"] = float(now.alive)
+            values["async/restarts"] = float(sum(actor.restarts for actor in actors))
+            if self._lags:
+                values["async/policy_lag_mean"] = _mean(self._lags)
+                values["async/policy_lag_p95"] = percentile(self._lags, 95)
+        values |= {"replay/size": replay_size, "replay/fill": replay_size / capacity}
+        for name, mean in self._means.items():
+            if (value := mean.take()) is not None:
+                values[name] = value
+        if self._failed_saves:
+            values["checkpoint/failed_saves"] = float(self._failed_saves)
+        self._lags.clear()
+        self._last = now
+        return values
+
+    def refresh_due(self) -> bool:
+        return monotonic() >= self._next_refresh
+
+    def refresh(self, phase: str, replay_size: int, actors: Sequence[ActorStat]) -> None:
+        """Update `progress`. After the run has ended, no actor counts as alive."""
+        now = self._sample(actors)
+        self._next_refresh = now.time + _REFRESH_S
+        self._window.append(now)
+        while now.time - self._window[0].time > _WINDOW_S and len(self._window) > 2:
+            self._window.popleft()
+        p = self.progress
+        p.phase, p.seconds = phase, now.time - self._began
+        p.opt_steps, p.env_steps = now.opt_steps, now.env_steps
+        p.ratio_actual = self._limiter.ratio
+        p.replay_size, p.actors_alive = replay_size, 0 if phase in ENDED else now.alive
+        p.recent_returns = list(self._recent_returns)
+        if self._recent_lags:
+            p.policy_lag_mean = _mean(self._recent_lags)
+        rates = self._rates(self._window[0], now)
+        p.opt_steps_per_sec = rates.get("throughput/opt_steps_per_sec")
+        p.samples_per_sec = rates.get("throughput/samples_per_sec")
+        p.actors_blocked = rates.get("async/actors_blocked")
+        p.learner_blocked = rates.get("async/learner_blocked")
+
+    def _sample(self, actors: Sequence[ActorStat]) -> _Sample:
+        return _Sample(
+            monotonic(),
+            self._limiter.opt_steps,
+            self._limiter.env_steps,
+            self.blocked_s,
+            self._excluded_s,
+            sum(a.blocked_seconds for a in actors),
+            sum(a.seconds for a in actors),
+            sum(a.alive for a in actors),
+        )
+
+    def _rates(self, before: _Sample, now: _Sample) -> dict[str, float]:
+        seconds = now.time - before.time
+        if seconds <= 0:
+            return {}
+        rates = {
+            "throughput/opt_steps_per_sec": (now.opt_steps - before.opt_steps) / seconds,
+            "throughput/samples_per_sec": (now.env_steps - before.env_steps) / seconds,
+        }
+        if not self.progress.asynchronous:
+            return rates
+        # The time in which the learner evaluated or saved is left out: all actors that are alive wait for it then.
+        excluded_s = now.excluded_s - before.excluded_s
+        if (learner_s := seconds - excluded_s) > 0:
+            rates["async/learner_blocked"] = _share(now.blocked_s - before.blocked_s, learner_s)
+        excluded_s *= now.alive
+        if (actors_s := now.actors_s - before.actors_s - excluded_s) > 0:
+            blocked_s = now.actors_blocked_s - before.actors_blocked_s - excluded_s
+            rates["async/actors_blocked"] = _share(blocked_s, actors_s)
+        return rates
+
+
+def _mean(lags: Iterable[tuple[int, int]]) -> float:
+    """Mean policy lag over env steps."""
+    return sum(lag * n for lag, n in lags) / sum(n for _, n in lags)
+
+
+def _share(part: float, whole: float) -> float:
+    return min(1.0, max(0.0, part / whole))

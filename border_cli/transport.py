@@ -1,0 +1,387 @@
+"""What passes between processes through shared memory: chunks to the learner, models to the actors.
+
+A block of memory has no name: it is reached through a descriptor that is handed over while a child is started, and it is
+gone with the last process that holds it, however that process ends. All of it is allocated at once, so that too little
+memory is an error at the start and never a bus error in the middle of a run.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import mmap
+import os
+import platform
+import tempfile
+import threading
+from collections.abc import Callable
+from multiprocessing import context, reduction
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from border_cli.core.errors import ResourceError
+from border_cli.core.spaces import Array
+from border_cli.core.types import Chunk, Column, Items, ModelInfo
+
+CACHE_LINE = 64
+WORD = 8
+_ZEROS = bytes(1 << 20)
+
+
+class Layout:
+    """Hands out places in a block that is still to be made, each on a cache line of its own."""
+
+    def __init__(self) -> None:
+        self.size = 0
+
+    def reserve(self, nbytes: int) -> int:
+        """Offset of the next `nbytes` bytes."""
+        offset = self.size
+        self.size += -(-nbytes // CACHE_LINE) * CACHE_LINE
+        return offset
+
+
+class Block:
+    """`size` bytes of zeros, shared with every child they are passed to as an argument of its process.
+
+    Raises ResourceError when the memory or a descriptor cannot be had.
+    """
+
+    def __init__(self, size: int, purpose: str) -> None:
+        self.size = max(size, CACHE_LINE)
+        self._fd = -1
+        try:
+            self._fd = _allocate(self.size)
+            self._map = mmap.mmap(self._fd, self.size)
+        except OSError as error:
+            raise resource_error(error, purpose, self.size) from error
+
+    def words(self, offset: int, n: int) -> memoryview:
+        """View of n aligned 8-byte signed words; one of them is read or written as a whole."""
+        return memoryview(self._map)[offset : offset + n * WORD].cast("q")
+
+    def array(self, offset: int, shape: tuple[int, ...], dtype: str) -> Array:
+        return np.frombuffer(self._map, dtype, math.prod(shape), offset).reshape(shape)
+
+    def close(self) -> None:
+        """Close the descriptor. Views stay valid, but the block can be passed to no further process."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __del__(self) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Callable[..., Block], tuple[Any, ...]]:
+        context.assert_spawning(self)
+        return _attach, (reduction.DupFd(self._fd), self.size)
+
+
+def _attach(handle: Any, size: int) -> Block:
+    """The block of the parent, in the child."""
+    block = Block.__new__(Block)
+    block.size, block._fd = size, handle.detach()
+    block._map = mmap.mmap(block._fd, size)
+    block.close()
+    return block
+
+
+def _allocate(size: int) -> int:
+    """Descriptor of `size` bytes that have no name and are really there."""
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("border-cli")
+    else:
+        with tempfile.TemporaryFile(prefix="border-cli-") as file:
+            fd = os.dup(file.fileno())
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(fd, 0, size)
+        else:  # writing allocates
+            written = 0
+            while written < size:
+                written += os.write(fd, _ZEROS[: size - written])
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def resource_error(error: OSError, purpose: str, nbytes: int = 0) -> ResourceError:
+    """The error to show a person when the system refused memory or a descriptor."""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return ResourceError(
+            f"{purpose}: no file descriptor left, this process may hold {os.sysconf('SC_OPEN_MAX')}\n"
+            "allowed: a higher limit (`ulimit -n`), or a smaller n_actors"
+        )
+    if not nbytes and error.errno not in (errno.ENOMEM, errno.ENOSPC):
+        return ResourceError(
+            f"{purpose}: {error.strerror or type(error).__name__}\n"
+            "allowed: a smaller n_actors, or a higher limit of processes (`ulimit -u`, a container's pids.max)"
+        )
+    known = "SC_AVPHYS_PAGES" in os.sysconf_names
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if known else 0
+    return ResourceError(
+        f"{purpose} needs {nbytes / 2**20:.1f} MiB, {free / 2**20:.1f} MiB are free: {error.strerror}\n"
+        "allowed: a smaller actor_manager.ring_rows or n_actors"
+    )
+
+
+_IN_ORDER = platform.machine().lower() in ("x86_64", "amd64", "i686")
+_FENCE_LOCK = threading.Lock()  # of this process alone: only the instructions behind it matter
+
+
+def fence() -> None:
+    """Put this between the data and the word that announces it, on both sides.
+
+    Processors of the x86 family let others see stores, and loads, in order. Elsewhere, what comes before two uses of a
+    lock is seen before what comes after them.
+    """
+    if not _IN_ORDER:
+        for _ in range(2):
+            with _FENCE_LOCK:
+                pass
+
+
+# -- chunks from one actor to the learner --------------------------------
+
+
+HEADER_SLOTS = 1024
+_SLOT_WORDS = CACHE_LINE // WORD
+_HEADER_WORDS = 6
+
+
+class Ring:
+    """A bounded ring of chunks: room for `capacity` rows in at most `slots` chunks. Implements `actors.loop.ChunkSink`.
+
+    The learner makes it and passes it to the actor's process as an argument. One process writes, one reads, and neither
+    ever locks. A chunk is a header in one of a fixed number of slots, and a run of rows in one array per column. The rows
+    are written where they stay until the learner has copied them into the replay. A chunk never wraps around the end of
+    the ring: the writer splits it there.
+
+    The word `head` counts complete chunks and is written last. So a producer that dies in the middle of a chunk leaves
+    nothing behind that could be read. Each incarnation of an actor gets a new ring. Raises ResourceError.
+
+        words   | head | tail, rows_out |     head: chunks pushed, tail: chunks released, rows_out: rows released
+        headers | slot 0 | slot 1 | …         written at head % slots
+        columns | obs … | action … | …        each (capacity, *shape), written at rows_in % capacity
+    """
+
+    def __init__(
+        self,
+        columns: tuple[Column, ...],
+        capacity: int,
+        slots: int = HEADER_SLOTS,
+        block: Block | None = None,
+    ) -> None:
+        self.columns = columns
+        self.capacity = capacity
+        self._slots = slots
+        size, (head, tail, headers, *offsets) = _ring_layout(columns, capacity, slots)
+        self._block = block or Block(size, "an actor's ring")
+        self._head_word = self._block.words(head, 1)
+        self._tail_words = self._block.words(tail, 2)
+        self._headers = self._block.words(headers, slots * _SLOT_WORDS)
+        self._storage: dict[str, Array] = {
+            column.name: self._block.array(offset, (capacity, *column.shape), column.dtype)
+            for column, offset in zip(columns, offsets, strict=True)
+        }
+        self._chunks_in = self._rows_in = 0  # the producer's own counts
+        self._chunks_out = self._rows_out = 0  # the consumer's own counts
+        self.close = self._block.close
+
+    def __reduce__(self) -> tuple[Callable[..., Ring], tuple[Any, ...]]:
+        return Ring, (self.columns, self.capacity, self._slots, self._block)
+
+    def reserve(self, rows: int) -> Items | None:
+        """Where to write the next rows: up to `rows` of them. Returns None while there is no room."""
+        n = min(rows, self.capacity - self._rows_in % self.capacity)
+        # The consumer may free more room at this moment, which the next call sees; it never takes room back.
+        chunks_out, rows_out = self._tail_words
+        fence()
+        if self._chunks_in - chunks_out == self._slots or self._rows_in - rows_out + n > self.capacity:
+            return None
+        return self._rows(self._rows_in, n)
+
+    def push(self, chunk: Chunk) -> None:
+        """Publish a chunk whose items are the rows that the last `reserve` returned."""
+        start = self._chunks_in % self._slots * _SLOT_WORDS
+        header = chunk.actor, chunk.incarnation, chunk.sequence, chunk.env_steps, chunk.version, chunk.rows
+        for i, value in enumerate(header):
+            self._headers[start + i] = value
+        self._chunks_in += 1
+        self._rows_in += chunk.rows
+        fence()
+        self._head_word[0] = self._chunks_in
+
+    def pop_all(self) -> list[Chunk]:
+        """All new chunks, oldest first. Their arrays lie in the ring: the next call releases them to the producer."""
+        fence()
+        self._tail_words[1] = self._rows_out
+        self._tail_words[0] = self._chunks_out
+        head = self._head_word[0]
+        fence()
+        chunks = []
+        while self._chunks_out < head:
+            start = self._chunks_out % self._slots * _SLOT_WORDS
+            header = self._headers[start : start + _HEADER_WORDS]
+            actor, incarnation, sequence, env_steps, version, rows = header
+            items = self._rows(self._rows_out, rows)
+            chunks.append(Chunk(actor, incarnation, sequence, env_steps, version, items))
+            self._chunks_out += 1
+            self._rows_out += rows
+        return chunks
+
+    def _rows(self, position: int, n: int) -> Items:
+        """Views of `n` rows from row `position` of the stream on, which do not wrap around the end."""
+        start = position % self.capacity
+        return {name: column[start : start + n] for name, column in self._storage.items()}
+
+
+def ring_bytes(columns: tuple[Column, ...], capacity: int) -> int:
+    """Bytes of a ring, all of which are allocated when it is made."""
+    return _ring_layout(columns, capacity, HEADER_SLOTS)[0]
+
+
+def _ring_layout(columns: tuple[Column, ...], capacity: int, slots: int) -> tuple[int, list[int]]:
+    """Size of a ring, and the offsets of head, tail, headers and each column."""
+    layout = Layout()
+    sizes = [WORD, 2 * WORD, slots * CACHE_LINE, *(capacity * column.row_bytes for column in columns)]
+    offsets = [layout.reserve(nbytes) for nbytes in sizes]
+    return layout.size, offsets
+
+
+# -- models from the learner to every actor ------------------------------
+
+TRIES = 3
+
+
+def model_layout(model: ModelInfo) -> tuple[Column, ...]:
+    """Names, shapes and dtypes of a model's arrays, in their order."""
+    return tuple(Column(name, a.shape, a.dtype.name) for name, a in model.arrays.items())
+
+
+class _Slot(NamedTuple):
+    """Room for one model. data: (bytes,) uint8."""
+
+    before: memoryview
+    after_version: memoryview
+    data: Array
+
+
+class ModelChannel:
+    """Models from the learner, which publishes, to every actor's process, which polls: the latest wins.
+
+    The publications go into the slots in turn: two of them, or three in lockstep, where an actor may need the publication
+    before the newest for as long as a round takes. Each slot has a counter that is written before the data and one that is
+    written after it (a seqlock). A reader copies a slot and keeps the copy only if both counters name the publication that
+    it came for. A slow reader may be overtaken and then tries again; neither side ever waits.
+
+        words | newest |                       the number of the last complete publication, from 1
+        slot  | before | after, version | the arrays, one after the other: of an agent's model one flat float32 vector
+
+    Args:
+        slots: how many publications are kept.
+        published: number of the last publication before the first one of this channel.
+
+    Raises:
+        ResourceError: if there is no memory.
+
+    `seen` is the number of the publication that this reader has. `polls` and `torn` count the copies of this process,
+    and those that the writer overtook.
+    """
+
+    def __init__(
+        self, layout: tuple[Column, ...], slots: int = 2, published: int = 0, block: Block | None = None
+    ) -> None:
+        self._layout = layout
+        nbytes = sum(column.row_bytes for column in layout)
+        places = Layout()
+        newest = places.reserve(WORD)
+        offsets = [[places.reserve(n) for n in (WORD, 2 * WORD, nbytes)] for _ in range(slots)]
+        self._block = block or Block(places.size, "the model channel")
+        self._newest = self._block.words(newest, 1)
+        if block is None:
+            self._newest[0] = published
+        words, array = self._block.words, self._block.array
+        self._slots = [
+            _Slot(words(before, 1), words(after, 2), array(data, (nbytes,), "uint8"))
+            for before, after, data in offsets
+        ]
+        self.seen = self.polls = self.torn = 0
+        self.close = self._block.close
+
+    def __reduce__(self) -> tuple[Callable[..., ModelChannel], tuple[Any, ...]]:
+        return ModelChannel, (self._layout, len(self._slots), 0, self._block)
+
+    @property
+    def publications(self) -> int:
+        """Number of the last complete publication, 0 before the first."""
+        return int(self._newest[0])
+
+    def publish(self, model: ModelInfo) -> None:
+        """Make this model the newest. Raises ValueError if it does not fit the layout."""
+        if set(model_layout(model)) != set(self._layout):
+            raise ValueError("the model's arrays differ from those the channel was made for")
+        number = self.publications + 1
+        slot = self._slots[number % len(self._slots)]
+        slot.before[0] = number
+        fence()
+        if model.vector is not None:
+            np.copyto(slot.data, model.vector.view(np.uint8))
+        else:
+            for name, array in self._views(slot.data).items():
+                np.copyto(array, model.arrays[name])
+        slot.after_version[1] = model.version
+        fence()
+        slot.after_version[0] = number
+        fence()
+        self._newest[0] = number
+
+    def poll(self) -> ModelInfo | None:
+        """A copy of the newest model, or None if there is none newer than the last.
+
+        After three copies that the writer overtook it is None as well: the reader keeps what it has.
+        """
+        for _ in range(TRIES):
+            number = self.publications
+            if number == self.seen:
+                return None
+            self.polls += 1
+            model = self._try_copy(number)
+            if model is not None:
+                self.seen = number
+                return model
+            self.torn += 1
+        return None
+
+    def take(self, number: int) -> ModelInfo:
+        """A copy of the model of this publication. Raises RuntimeError if it is not there any more."""
+        model = self._try_copy(number)
+        if model is None:
+            raise RuntimeError(f"publication {number} was asked for, the newest is {self.publications}")
+        self.seen = number
+        return model
+
+    def _try_copy(self, number: int) -> ModelInfo | None:
+        slot = self._slots[number % len(self._slots)]
+        if slot.after_version[0] != number:
+            return None
+        fence()
+        own = slot.data.copy()
+        version = int(slot.after_version[1])
+        fence()
+        if slot.before[0] != number:
+            return None
+        dtypes = {column.dtype for column in self._layout}
+        vector = own.view(*dtypes) if len(dtypes) == 1 else None
+        return ModelInfo(version, self._views(own), vector)
+
+    def _views(self, data: Array) -> dict[str, Array]:
+        """A slot's bytes as named arrays, one after the other."""
+        views, start = {}, 0
+        for column in self._layout:
+            part = data[start : start + column.row_bytes]
+            views[column.name] = part.view(column.dtype).reshape(column.shape)
+            start += column.row_bytes
+        return views

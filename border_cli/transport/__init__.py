@@ -1,1 +1,0 @@
-"""What crosses a process border in shared memory: items towards the learner, models towards whoever acts."""

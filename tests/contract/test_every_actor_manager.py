@@ -1,0 +1,163 @@
+"""What every actor manager has to do, wherever its actors run: in processes, or in threads as in the example."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tests.thread_actors  # noqa: F401 - registers `thread`
+from border_cli.actors.spec import ActorSpec
+from border_cli.cli.train import main
+from border_cli.config.registry import ACTOR_MANAGERS
+from border_cli.core.errors import ActorLostError
+from border_cli.core.protocols import ExperienceSource
+from border_cli.core.state import State
+from border_cli.core.types import Chunk
+from border_cli.runtime import forkserver
+from tests.fakes import COUNTING_COLUMNS, LIGHT_PRELOAD, counting_actors, model
+from tests.faults.processes import wait_until
+from tests.real_runs import Run, tiny
+
+Running = Callable[..., contextlib.AbstractContextManager[ExperienceSource]]
+N_ACTORS = 2
+
+
+@pytest.fixture(params=ACTOR_MANAGERS)
+def running(request: pytest.FixtureRequest) -> Running:
+    forkserver.start_early(LIGHT_PRELOAD)
+    entry = ACTOR_MANAGERS[request.param]
+
+    @contextlib.contextmanager
+    def manager(
+        spec: ActorSpec, state: State | None = None, on_exception: Any = lambda _: None, **config: Any
+    ) -> Iterator[ExperienceSource]:
+        settings = entry.config(restarts=0, min_actors=N_ACTORS, ring_rows=256, **config)
+        made: ExperienceSource = entry.load()(
+            spec, COUNTING_COLUMNS, N_ACTORS, settings, lambda: False, on_exception
+        )
+        try:
+            made.start(model(), state)
+            yield made
+        finally:
+            made.stop()
+
+    return manager
+
+
+def collect(manager: ExperienceSource, env_steps: int) -> list[Chunk]:
+    """Everything until so many env steps have arrived."""
+    chunks: list[Chunk] = []
+    wait_until(
+        lambda: (
+            chunks.extend(chunk.copy() for chunk in manager.collect())
+            or sum(c.env_steps for c in chunks) >= env_steps
+        ),
+        f"{env_steps} env steps",
+    )
+    return chunks
+
+
+@pytest.mark.parametrize(("n_envs", "credit"), [(1, 700), (3, 1001)])
+def test_credit_is_used_to_the_last_env_step_and_every_row_arrives_once(
+    running: Running, n_envs: int, credit: int
+) -> None:
+    with running(counting_actors(n_envs=n_envs, lengths=[7])) as manager:
+        manager.grant([credit, 2 * credit])
+        chunks = collect(manager, 3 * credit)
+        assert manager.collect() == []
+        stats = manager.stop()
+    sequences: dict[int, list[int]] = defaultdict(list)
+    for chunk in chunks:
+        sequences[chunk.actor].append(chunk.sequence)
+    assert all(numbers == list(range(len(numbers))) for numbers in sequences.values())
+    assert [(stat.actor, stat.env_steps, stat.state) for stat in stats] == [
+        (0, credit, "done"), (1, 2 * credit, "done"),
+    ]  # fmt: skip
+    for actor, taken in ((0, credit), (1, 2 * credit)):
+        mine = [chunk.items for chunk in chunks if chunk.actor == actor]
+        rows = {name: np.concatenate([items[name] for items in mine]) for name in ("obs", "env")}
+        for env in range(n_envs):
+            steps = len(range(env, taken, n_envs))
+            expected = [(e, t) for e in range(steps // 7 + 1) for t in range(8)][: steps + steps // 7]
+            assert rows["obs"][rows["env"] == env][:, 2:].tolist() == [list(pair) for pair in expected]
+
+
+def test_exploration_is_told_the_count_and_new_models_are_used(running: Running) -> None:
+    with running(counting_actors(n_buffer=4)) as manager:
+        manager.grant([4, 4])
+        assert {chunk.version for chunk in collect(manager, 8)} == {0}
+        manager.announce(1000)
+        manager.publish(model(5))
+        manager.grant([8, 8])
+        assert {chunk.version for chunk in collect(manager, 8)} == {5}
+
+
+def test_what_is_unpublished_at_the_stop_comes_after_it_and_never_twice(running: Running) -> None:
+    with running(counting_actors(n_buffer=8, lengths=[1000])) as manager:
+        manager.grant([2000, 2000])
+        before: list[Chunk] = []
+        wait_until(
+            lambda: (
+                before.extend(chunk.copy() for chunk in manager.collect())
+                or {chunk.actor for chunk in before} == {0, 1}
+            ),
+            "chunks of both actors",
+        )
+        stats = manager.stop()
+        chunks = before + [chunk.copy() for chunk in manager.collect()]
+        assert manager.collect() == []
+        assert [stat.env_steps for stat in manager.stop()] == [stat.env_steps for stat in stats]
+    for stat in stats:
+        times = np.concatenate([chunk.items["obs"][:, 3] for chunk in chunks if chunk.actor == stat.actor])
+        assert sum(chunk.env_steps for chunk in chunks if chunk.actor == stat.actor) == len(times)
+        np.testing.assert_array_equal(times, range(len(times)))
+
+
+def test_a_resumed_manager_counts_on_with_the_next_incarnation(running: Running) -> None:
+    with running(counting_actors(lengths=[7])) as manager:
+        manager.grant([70, 70])
+        collect(manager, 140)
+        state = manager.state()
+    with running(counting_actors(lengths=[7]), state) as manager:
+        manager.grant([100, 100])
+        chunks = collect(manager, 60)
+        stats = manager.stop()
+    assert {chunk.incarnation for chunk in chunks} == {1}
+    assert [(s.env_steps, s.env_steps_before, s.incarnation) for s in stats] == [(100, 70, 1)] * 2
+
+
+@pytest.mark.parametrize("fault_at", ["make", "reset", "step"])
+def test_a6_an_environment_that_raises_is_named_after_what_came_before(
+    running: Running, fault_at: str
+) -> None:
+    spec = counting_actors(fault="raise", fault_at=fault_at, fault_step=30, fault_actor=1, n_buffer=10)
+    reported: list[ActorLostError] = []
+    arrived = list[Chunk]()
+    with (
+        pytest.raises(ActorLostError, match="actor 1 failed while") as lost,
+        running(spec, on_exception=reported.append) as manager,
+    ):
+        manager.grant([30, 30])
+        wait_until(lambda: arrived.extend(chunk.copy() for chunk in manager.collect()), "the loss")
+    # Chunks leave with ten env steps at the latest, and 29 env steps come before the one that raises.
+    taken = sum(chunk.env_steps for chunk in arrived if chunk.actor == 1)
+    assert 20 <= taken <= 29 if fault_at == "step" else taken == 0
+    assert "group.py" in lost.value.details
+    assert lost.value.context["actor"] == 1
+    assert [str(error) for error in reported] == [str(lost.value)]
+    assert lost.value.code == 5
+
+
+@pytest.mark.parametrize("manager", ACTOR_MANAGERS)
+def test_a_run_trains_with_it(workplace: Path, manager: str) -> None:
+    words = ["plugins=[tests.thread_actors]", f"actor_manager={manager}", "n_actors=2", "trainer.max_opts=60"]
+    assert main(tiny(*words)) == 0
+    run = Run(Path("runs/latest").resolve())
+    assert run.counts[0] == 60
+    assert [actor["state"] for actor in run.summary["actors"]] == ["done"] * 2

@@ -1,0 +1,105 @@
+"""An environment that counts: its observations say who gave them and when, and it can fail at a given moment."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+
+from border_cli.runtime.clock import SYSTEM_CLOCK
+
+Observation = NDArray[np.int32]
+_made = itertools.count()
+FAULTS: dict[str, Callable[[], object]] = {
+    "hang": lambda: threading.Event().wait(),
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "segfault": lambda: ctypes.string_at(0),
+    "exit": lambda: os._exit(3),
+}
+
+
+class CountingEnv(gymnasium.Env[Observation, np.int64]):  # type: ignore[misc] # gymnasium is not checked
+    """Observation (4,) int32: actor, environment, episode from 0, time from 0. Each reward is the new time.
+
+    actor, env: what the observation says; without env, how many were made before in this process. lengths:
+    env steps of the episodes, in turn. truncate: "never", "always", or "odd" for every second episode.
+    fault: "raise" or one of FAULTS, at "make", "reset" (the first), "close" or "step" (number `fault_step` of this
+    environment, counted from 1 over all episodes); it strikes `fault_actor` alone, or all actors if that is
+    None. make_s, step_s: what making it and an env step take [s].
+    """
+
+    def __init__(
+        self,
+        actor: int = 0,
+        env: int | None = None,
+        lengths: Sequence[int] = (7,),
+        truncate: str = "never",
+        fault: str | None = None,
+        fault_at: str = "step",
+        fault_step: int = 1,
+        fault_actor: int | None = None,
+        make_s: float = 0.0,
+        step_s: float = 0.0,
+    ) -> None:
+        SYSTEM_CLOCK.sleep(make_s)
+        high = np.iinfo(np.int32).max
+        self.observation_space = gymnasium.spaces.Box(0, high, (4,), np.int32)
+        self.action_space = gymnasium.spaces.Discrete(2)
+        self._actor = actor
+        self._env = next(_made) if env is None else env
+        self._lengths = tuple(lengths)
+        self._truncate = truncate
+        self._fault = fault if fault_actor in (None, actor) else None
+        self._fault_at = fault_at
+        self._fault_step = fault_step
+        self._step_s = step_s
+        self._episode = -1
+        self._time = 0
+        self._steps = 0
+        self._strike_at("make")
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Start the next episode."""
+        super().reset(seed=seed, options=options)
+        self._strike_at("reset")
+        self._episode += 1
+        self._time = 0
+        return self._observation(), {}
+
+    def step(self, action: np.int64) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """Let time go on by one."""
+        del action
+        if self._step_s:
+            SYSTEM_CLOCK.sleep(self._step_s)
+        self._steps += 1
+        if self._steps == self._fault_step:
+            self._strike_at("step")
+        self._time += 1
+        over = self._time == self._lengths[self._episode % len(self._lengths)]
+        cut = self._truncate == "always" or (self._truncate == "odd" and self._episode % 2 == 1)
+        return self._observation(), float(self._time), over and not cut, over and cut, {}
+
+    def close(self) -> None:
+        """Nothing to release."""
+        self._strike_at("close")
+
+    def _observation(self) -> Observation:
+        return np.array([self._actor, self._env, self._episode, self._time], np.int32)
+
+    def _strike_at(self, moment: str) -> None:
+        if self._fault is None or moment != self._fault_at:
+            return
+        if self._fault == "raise":
+            raise RuntimeError(f"CountingEnv raises at {moment}")
+        FAULTS[self._fault]()

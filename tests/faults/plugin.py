@@ -1,0 +1,94 @@
+"""A plugin that injects the faults named in the environment variable FAULTS, such as "hold_save:2 starve:30".
+
+Only a run that is to fail imports it: it changes classes of the process that imports it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import border_cli.recorders as base
+from border_cli.agents.agent import NetworkAgent
+from border_cli.checkpoints import store
+from tests.faults.trap import spring
+
+
+def at_opt_steps(act: Callable[[int], None]) -> None:
+    """Call `act` at the start of each opt step with its number."""
+    opt = NetworkAgent.opt
+
+    def acting(agent: NetworkAgent, *args: Any, **named: Any) -> Any:
+        act(agent.opt_steps + 1)
+        return opt(agent, *args, **named)
+
+    NetworkAgent.opt = acting  # type: ignore[method-assign]
+
+
+def hang() -> None:
+    """The import of the plugin does not end."""
+    spring("hang")
+
+
+def hold_save(number: int) -> None:
+    """The checkpoint of this number, counted from 1, waits after its first file until the test lets it continue."""
+    write_file, to_come = store._write_file, number
+
+    def held(path: Path, content: Any) -> store.FileEntry:
+        nonlocal to_come
+        entry = write_file(path, content)
+        if path.name == store.MANIFEST_FILE:
+            to_come -= 1
+        elif to_come == 1:
+            spring("wait")
+        return entry
+
+    store._write_file = held
+
+
+def save_at(*opt_steps: int) -> None:
+    """The learner gets SIGUSR1 in these opt steps."""
+    at_opt_steps(lambda number: number in opt_steps and os.kill(os.getpid(), signal.SIGUSR1))
+
+
+def starve(opt_step: int) -> None:
+    """In this opt step the address space of the learner is limited, and it asks for more."""
+    room = 64 * 2**20
+
+    def limit(number: int) -> None:
+        if number == opt_step:
+            used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (used + room, resource.RLIM_INFINITY))
+            np.ones(2 * room, np.uint8)
+
+    at_opt_steps(limit)
+
+
+def fill_disk(since: int, until: int) -> None:
+    """From one opt step to the other, a file takes all the room on the disk in the folder `disk`."""
+    base.FIRST_RETRY_S = base.LAST_RETRY_S = 1e-3  # type: ignore[misc]
+    filling = Path("disk/filling")
+
+    def fill(number: int) -> None:
+        if number == since:
+            with filling.open("wb", buffering=0) as file:
+                for size in (1 << 20, 1 << 12, 1):
+                    with contextlib.suppress(OSError):
+                        while True:
+                            file.write(bytes(size))
+        if number == until:
+            filling.unlink()
+
+    at_opt_steps(fill)
+
+
+for word in os.environ.get("FAULTS", "").split():
+    name, _, numbers = word.partition(":")
+    globals()[name](*(int(number) for number in numbers.split(",") if number))

@@ -1,0 +1,116 @@
+"""docs/extending.md: every module on the page is complete, and the command below it works."""
+
+from __future__ import annotations
+
+import csv
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+import border_cli
+from border_cli.cli.eval import main as evaluate
+from border_cli.cli.train import main
+from border_cli.config import registry
+from tests.faults.amounts import sampled
+from tests.real_runs import Run, tiny
+from tests.trained import read_checkpoint
+
+PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
+MODULES = dict(re.findall(r"```python\n# (my_\w+)\.py\n(.*?)```", PAGE, re.DOTALL))
+COMMANDS = [shlex.split(line) for line in re.findall(r"```bash\nborder-train (.*)\n```", PAGE)]
+
+
+@pytest.fixture
+def modules(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The modules of the page, importable, and the registry as it was afterwards."""
+    for name, text in MODULES.items():
+        (workplace / f"{name}.py").write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(workplace))
+    monkeypatch.setenv("PYTHONPATH", str(workplace))
+    yield workplace
+    forget_modules()
+
+
+def forget_modules() -> None:
+    """Undo the imports of the page's modules, as if this were another process."""
+    for table in registry.TABLES.values():
+        for name in [name for name, entry in table.items() if entry.factory.startswith("my_")]:
+            del table[name]
+    for name in MODULES:
+        sys.modules.pop(name, None)
+
+
+def module_of(words: list[str]) -> str:
+    (found,) = set(re.findall(r"my_\w+", " ".join(words)))
+    return found
+
+
+def test_the_page_has_a_command_for_each_module_but_the_script() -> None:
+    assert sorted([*map(module_of, COMMANDS), "my_script"]) == sorted(MODULES)
+
+
+@pytest.mark.parametrize(
+    ("words", "mode"),
+    sampled([*product(COMMANDS, [["trainer=sync"], ["n_actors=2"]])], 2),
+    ids=lambda w: w[0] if len(w) == 1 else module_of(w),
+)
+def test_its_command_trains(modules: Path, words: list[str], mode: list[str]) -> None:
+    short = ["trainer.max_opts=40", "trainer.eval_interval=20", "hydra.run.dir=run"]
+    kept = [word for word in words if not word.startswith("trainer.")]
+    assert main(tiny(*kept, *mode, *short)) == 0
+    run, name = Run(modules / "run"), module_of(words)
+    assert run.summary["counters"]["opt_steps"] == 40
+    if name == "my_recorder":
+        rows = list(csv.reader((run.path / "evaluations.csv").read_text(encoding="utf-8").splitlines()))
+        assert [int(row[0]) for row in rows] == run.steps("eval/return_mean")
+        assert [float(row[2]) for row in rows] == [mean for _, mean in run.series("eval/return_mean")]
+    if name == "my_evaluator":
+        assert {mean for _, mean in run.series("eval/return_mean")} == {0.0}  # no episode is solved so soon
+    if name == "my_corridor":
+        assert run.config.env.length == 8  # type: ignore[attr-defined]
+        forget_modules()
+        assert evaluate(["run", "episodes=2"]) == 0
+        forget_modules()
+        assert border_cli.load("run").sample([0.0]) in (0, 1)
+        forget_modules()
+        assert main(["resume=run", "trainer.max_opts=50"]) == 0
+    if name == "my_advantage":
+        assert run.config.agent.alpha == 0.3  # type: ignore[attr-defined]
+
+
+def test_its_script_trains(modules: Path) -> None:
+    script = modules / "my_script.py"
+    script.write_text(
+        MODULES["my_script"].replace("max_env_steps=3000", "max_env_steps=1100"), encoding="utf-8"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", script.name], cwd=modules, capture_output=True, text=True, timeout=200
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "2 actors" in done.stdout
+
+
+def test_advantage_learning_without_its_gap_is_dqn(modules: Path) -> None:
+    """With alpha = 0 the weights are those of DQN to the bit, and with another alpha they are not."""
+
+    def learned(folder: str, *words: str) -> dict[str, bytes]:
+        budget = ["trainer=sync", "trainer.max_opts=20", "trainer.eval_interval=null"]
+        assert (
+            main(tiny("env=cartpole", "agent.hidden=[16]", *words, *budget, f"hydra.run.dir={folder}")) == 0
+        )
+        run = Run(modules / folder)
+        model = read_checkpoint(run.path / "checkpoints" / run.checkpoints[-1]).model
+        return {name: array.tobytes() for name, array in model.info.arrays.items()}
+
+    dqn = learned("dqn", "agent=dqn")
+    same, other = (
+        learned(f"alpha{alpha}", "plugins=[my_advantage]", "agent=advantage", f"agent.alpha={alpha}")
+        for alpha in (0.0, 0.5)
+    )
+    assert dqn == same != other

@@ -1,0 +1,140 @@
+"""A plugin with an agent that has a hidden state per environment, and an environment that cannot be solved without one.
+
+The hidden state decays and adds up the observations: h_t = h_{t-1}/2 + x_t, with h_{-1} = 0 in every episode. The value
+network sees (x_t, h_t). Each row stores h_{t-1}, so that an opt step computes h_t and h_{t+1} from the row alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from border_cli.agents.agent import NetworkAgent
+from border_cli.agents.dqn.agent import DqnAlgorithm, DqnPolicy, check_spec
+from border_cli.agents.dqn.config import DqnConfig
+from border_cli.agents.dqn.loss import DqnState
+from border_cli.agents.dqn.network import QNetwork
+from border_cli.agents.params import FlatParams, TensorBatch
+from border_cli.config.registry import register
+from border_cli.config.schema import TrainConfig, override_default
+from border_cli.core.protocols import StepProcessor
+from border_cli.core.spaces import Array, EnvSpec, Obs, ObsLeaf, ObsSpec
+from border_cli.core.types import Column
+from border_cli.replay.n_step import NStepProcessor
+from border_cli.runtime import seeding
+
+__all__ = ["check_spec"]
+HIDDEN = "hidden"
+
+
+class Cue(gymnasium.Env[Any, Any]):
+    """Shows ±1 in the first observation and 0 in the others; the last action must repeat it. Observations: cue, time."""
+
+    observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+    length = 4
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Array, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.t, self.cue = 0, 2 * int(self.np_random.integers(2)) - 1
+        return np.array([self.cue, 0.0], np.float32), {}
+
+    def step(self, action: int) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+        self.t += 1
+        is_last = self.t == self.length
+        reward = float(self.cue * (2 * action - 1)) if is_last else 0.0
+        return np.array([0.0, self.t / self.length], np.float32), reward, is_last, False, {}
+
+
+@dataclass
+class RecurrentConfig(DqnConfig):
+    type: str = override_default(DqnConfig, "type", "recurrent")
+
+
+def advance(hidden: Any, obs: Any) -> Any:
+    """h_{t-1}, x_t → h_t, of arrays or tensors."""
+    return 0.5 * hidden + obs
+
+
+def with_hidden(spec: EnvSpec) -> EnvSpec:
+    """What the network sees."""
+    leaf = replace(spec.obs.leaves[0], name=HIDDEN, low=None, high=None)
+    return EnvSpec(ObsSpec((*spec.obs.leaves, leaf)), spec.action)
+
+
+class RecurrentPolicy(DqnPolicy):
+    """Carries the hidden state of each environment over an episode, in training and in evaluation."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.hidden: dict[int, Array] = {}
+        self._before: Array | None = None
+
+    def begin_episode(self, env_ix: int) -> None:
+        self.hidden.pop(env_ix, None)
+
+    def sample(self, obs: Obs, env_steps: int = 0, env_ix: Sequence[int] = ()) -> Array:
+        before = np.stack([self.hidden.get(i, np.zeros_like(obs["obs"][0])) for i in env_ix])
+        after = advance(before, obs["obs"])
+        self._before = before
+        self.hidden |= dict(zip(env_ix, after, strict=True))
+        return super().sample(obs | {HIDDEN: after}, env_steps, env_ix)
+
+    def extras(self) -> dict[str, Array]:
+        assert self._before is not None
+        return super().extras() | {HIDDEN: self._before}
+
+    def generator_state(self) -> dict[str, Any]:
+        return super().generator_state() | {HIDDEN: {str(i): h.tolist() for i, h in self.hidden.items()}}
+
+    def load_generator_state(self, state: dict[str, Any]) -> None:
+        own = dict(state)
+        self.hidden = {int(i): np.array(h, np.float32) for i, h in own.pop(HIDDEN).items()}
+        super().load_generator_state(own)
+
+
+class RecurrentAlgorithm(DqnAlgorithm):
+    """DQN on (x_t, h_t), where h_t follows from the stored h_{t-1}."""
+
+    def opt_step(self, batch: TensorBatch, number: int) -> Tensor | None:
+        now = advance(batch.extra[HIDDEN], batch.obs["obs"])
+        later = advance(now, batch.next_obs["obs"])
+        return super().opt_step(
+            replace(batch, obs=batch.obs | {HIDDEN: now}, next_obs=batch.next_obs | {HIDDEN: later}), number
+        )
+
+
+def extra_columns(config: RecurrentConfig, spec: EnvSpec) -> tuple[Column, ...]:
+    leaf: ObsLeaf = spec.obs.leaves[0]
+    return (Column(HIDDEN, leaf.shape, "float32"),)
+
+
+def make_step_processor(spec: EnvSpec, n_envs: int, config: TrainConfig) -> StepProcessor:
+    """One env step per transition, whatever `buffer.n_step` is: h_{t+1} must follow from the row."""
+    extra = extra_columns(config.agent, spec)  # type: ignore[arg-type]
+    return NStepProcessor(spec, n_envs, 1, config.agent.gamma, extra=extra)
+
+
+def make_policy(
+    config: RecurrentConfig, spec: EnvSpec, seed: int, actor: int = 0, n_actors: int = 1, incarnation: int = 0
+) -> RecurrentPolicy:
+    layout = FlatParams(QNetwork(with_hidden(spec), config, torch.Generator().manual_seed(0)))
+    return RecurrentPolicy(layout, layout.init(), config, spec, seed, actor, n_actors, incarnation)
+
+
+def make_agent(config: RecurrentConfig, spec: EnvSpec, seed: int, device: str = "cpu") -> NetworkAgent:
+    generator = torch.Generator().manual_seed(seeding.integer(seed, seeding.AGENT))
+    layout = FlatParams(QNetwork(with_hidden(spec), config, generator))
+    state = DqnState.init(layout.init().to(torch.device(device)))
+    policy = RecurrentPolicy(layout, state.online.params, config, spec, seed)
+    return NetworkAgent(policy, RecurrentAlgorithm(layout, state, config, spec, seed), config.batch_size)
+
+
+register("agent", "recurrent", RecurrentConfig, __name__)

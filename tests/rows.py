@@ -1,0 +1,21 @@
+"""Replay rows made from env steps, as actors make them."""
+
+from __future__ import annotations
+
+from border_cli.actors.sampler import Sampler
+from border_cli.core.protocols import Env, Policy, StepProcessor
+from border_cli.core.types import Items, Step
+
+
+def processed(processor: StepProcessor, *steps: Step) -> Items:
+    """The rows that these env steps complete."""
+    for step in steps:
+        processor.add(step)
+    return processor.take()
+
+
+def sampler_of(env: Env, policy: Policy, processor: StepProcessor) -> Sampler:
+    """A sampler that has begun; the first episodes have the seeds 1, 2 …"""
+    sampler = Sampler(env, policy, processor, lambda env, episode: None if episode else env + 1)
+    sampler.begin()
+    return sampler

@@ -1,0 +1,354 @@
+"""Checks of what environments give: numbers that are not finite, shapes, dtypes and bounds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from border_cli.actors.sampler import Sampler
+from border_cli.config.schema import EnvConfig
+from border_cli.core.errors import ActorLostError, ExitCode
+from border_cli.core.spaces import Array
+from border_cli.core.types import concat_items, item_columns
+from border_cli.envs.group import GymEnv
+from border_cli.replay.n_step import NStepProcessor, reward_limit
+from border_cli.training.evaluators import EpisodeRunner
+from tests.fakes import NumpyPolicy
+from tests.faults.amounts import sampled
+from tests.rows import sampler_of
+
+NAN, INF = float("nan"), float("inf")
+BOX = spaces.Box(-10.0, 1000.0, (2,), np.float32)
+FINITE = np.finfo(np.float32).max
+
+
+class Scripted(gymnasium.Env[Any, Any]):  # type: ignore[misc] # gymnasium is not checked
+    """Observation and reward are functions of (episode, time), both counted from 1. Episodes have `length` env steps."""
+
+    def __init__(
+        self,
+        observation: Callable[[int, int], Any] | None = None,
+        reward: Callable[[int, int], float] | None = None,
+        length: int = 5,
+        space: spaces.Space[Any] = BOX,
+    ) -> None:
+        self.observation_space = space
+        self.action_space = spaces.Discrete(2)
+        self._observation = observation or pair
+        self._reward = reward or (lambda e, t: 1.0)
+        self._length = length
+        self._episode = self._time = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._episode, self._time = self._episode + 1, 0
+        return self._observation(self._episode, 0), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._time += 1
+        over = self._time == self._length
+        at = (self._episode, self._time)
+        return self._observation(*at), self._reward(*at), over, False, {}
+
+
+def group(
+    n: int = 1,
+    nonfinite: str = "error",
+    limit: float | None = None,
+    out_of_bounds: str = "error",
+    **kwargs: Any,
+) -> GymEnv:
+    config = EnvConfig(
+        entry_point=f"{__name__}:Scripted", kwargs=kwargs, nonfinite=nonfinite, out_of_bounds=out_of_bounds
+    )
+    env = GymEnv(config, n, "actor 7") if limit is None else GymEnv(config, n, reward_limit=limit)
+    for i in range(n):
+        env.reset(i, seed=i)
+    return env
+
+
+def steps(env: GymEnv, n: int) -> None:
+    for _ in range(n):
+        step = env.step(range(env.n_envs), np.zeros(env.n_envs, np.int64))
+        for i in np.flatnonzero(step.over):
+            env.reset(int(i))
+
+
+def at(
+    episode: int, time: int, value: Any, otherwise: Callable[[int, int], Any]
+) -> Callable[[int, int], Any]:
+    """This value at one moment."""
+    return lambda e, t: value if (e, t) == (episode, time) else otherwise(e, t)
+
+
+def pair(e: int, t: int) -> Array:
+    return np.array([e, t], np.float32)
+
+
+# -- E2: numbers that are not finite ------------------------------------
+
+
+def data_error(match: str) -> Any:
+    return pytest.raises(ActorLostError, match=f"EnvDataError: .*{match}")
+
+
+@pytest.mark.parametrize("bad", [NAN, INF, -INF])
+def test_e2_a_reward_is_named_with_environment_episode_and_step(bad: float) -> None:
+    env = group(2, reward=at(3, 4, bad, lambda e, t: 1.0))
+    with pytest.raises(ActorLostError) as lost:
+        steps(env, 20)
+    assert lost.value.code == ExitCode.ACTOR_LOST
+    assert str(lost.value).startswith(
+        "actor 7 failed while stepping, after 28 env steps: EnvDataError: environment 0, episode 3, env step 4 of it: "
+        f"the reward is {bad}; env.nonfinite=drop would end the episode before it"
+    )
+    assert lost.value.context["env"] == 0
+
+
+def test_e2_an_observation_is_named_with_its_leaf_and_value() -> None:
+    space = spaces.Dict(a=BOX, b=spaces.Box(-1.0, 1.0, (), np.float32))
+    good = {"a": pair(1, 1), "b": np.float32(0.5)}
+    env = group(
+        space=space, observation=at(2, 1, good | {"a": np.array([1, NAN], np.float32)}, lambda e, t: good)
+    )
+    with data_error(r"episode 2, env step 1 of it: observation obs\.a\[1\] is nan; env\.nonfinite"):
+        steps(env, 20)
+    with data_error(r"episode 1, env step 0 of it: observation obs\.b is -inf"):
+        group(space=space, observation=lambda e, t: good | {"b": np.float32(-INF)})
+
+
+def test_e2_numbers_count_as_they_are_stored() -> None:
+    space = spaces.Box(-INF, INF, (1,), np.float64)
+    with pytest.warns(RuntimeWarning, match="overflow"), data_error(r"obs\[0\] is inf"):
+        group(space=space, observation=lambda e, t: np.array([1e39]))
+    # Large numbers are finite, though their squares are not.
+    space = spaces.Box(-INF, INF, (1,), np.float32)
+    steps(group(space=space, observation=lambda e, t: np.array([3e38], np.float32)), 5)
+    steps(group(reward=lambda e, t: 1e300), 5)
+
+
+def rows(env: GymEnv, n: int, n_step: int = 1) -> tuple[Sampler, list[tuple[float, float, float, int]]]:
+    """(episode, time, reward, steps) of what one environment stores in n env steps, from its second episode on."""
+    sampler = sampler_of(env, NumpyPolicy(), NStepProcessor(env.spec, 1, n_step, 0.5))
+    items = concat_items([sampler.sample([0], 0) for _ in range(n)])
+    assert all(np.isfinite(items[column.name]).all() for column in item_columns(env.spec))
+    stored = zip(items["obs"], items["reward"], items["n_steps"], strict=True)
+    return sampler, [(float(o[0]), float(o[1]), float(r), int(s)) for o, r, s in stored]
+
+
+NAN_AT_3 = [(2, 0, 1, 1), (2, 1, 1, 1), (2, 2, 0, 0), (3, 0, 1, 1), (3, 1, 1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("what", "time", "bad", "n_step", "stored"),
+    [
+        ("reward", 3, NAN, 1, NAN_AT_3),
+        ("observation", 3, np.array([NAN, 3], np.float32), 1, NAN_AT_3),
+        ("reward", 3, INF, 3, [(2, 0, 1.5, 2), (2, 1, 1, 1), (2, 2, 0, 0)]),  # as if it were truncated
+        ("reward", 1, NAN, 1, [(3, 0, 1, 1)]),  # an episode without an env step
+        ("observation", 0, np.array([INF, 0], np.float32), 1, [(3, 0, 1, 1)]),
+    ],
+)
+def test_e2_dropped_the_episode_ends_before_it(
+    what: str, time: int, bad: Any, n_step: int, stored: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    good = pair if what == "observation" else lambda e, t: 1.0
+    env = group(nonfinite="drop", **{what: at(2, time, bad, good)})
+    dropped = int(time > 0)
+    n = sum(n_steps > 0 for *_, n_steps in stored) + dropped
+    sampler, found = rows(env, n, n_step)
+    assert found == stored
+    assert sampler.dropped == dropped
+    (warning,) = caplog.messages
+    assert warning.startswith(f"environment 0, episode 2, env step {time} of it: ")
+
+
+@pytest.mark.parametrize(
+    "bad", [{"reward": lambda e, t: NAN}, {"observation": lambda e, t: pair(e, 0) * NAN}]
+)
+def test_e2_dropped_without_end_is_an_error(bad: dict[str, Any]) -> None:
+    with data_error("for the 100th time in a row"):
+        steps(group(nonfinite="drop", **bad), 100)
+
+
+def test_e2_dropped_now_and_then_is_no_error() -> None:
+    env = group(nonfinite="drop", reward=lambda e, t: NAN if t == 2 else 1.0)
+    assert rows(env, 400)[0].dropped == 200
+
+
+def test_e2_an_evaluation_drops_likewise() -> None:
+    env = group(nonfinite="drop", reward=at(2, 3, NAN, lambda e, t: 1.0))
+    evaluation = EpisodeRunner(env, 100, lambda: False).evaluate(NumpyPolicy(), 0, [0, 1])  # type: ignore[arg-type]
+    assert evaluation is not None
+    assert (evaluation.returns, evaluation.lengths) == ((2.0, 5.0), (2, 5))
+
+
+# -- E3: what the spaces do not allow -----------------------------------
+
+
+@pytest.mark.parametrize(
+    ("space", "given", "message"),
+    [
+        (BOX, np.zeros(3, np.float32), r"obs has shape \(3,\), its space says \(2,\)"),
+        (BOX, np.zeros((2, 1), np.float32), r"obs has shape \(2, 1\), its space says \(2,\)"),
+        (BOX, np.array(["1", "2"]), "obs has dtype <U1, its space says float32"),
+        (BOX, np.array([1, None]), "obs has dtype object, its space says float32"),
+        (spaces.Box(0, 9, (2,), np.int32), np.zeros(2), "obs has dtype float64, its space says int32"),
+        (
+            spaces.Box(0, 255, (2,), np.uint8),
+            np.zeros(2, np.int64),
+            "obs has dtype int64, its space says uint8",
+        ),
+        (spaces.Discrete(3), np.float32(1), "obs has dtype float32, its space says int64"),
+        (spaces.Dict(a=BOX), {"b": pair(0, 0)}, r"there is no observation obs\.a"),
+        (spaces.Tuple((BOX, BOX)), (pair(0, 0),), r"there is no observation obs\.1"),
+    ],
+)
+@pytest.mark.parametrize("moment", ["reset", "step"])
+def test_e3_shape_and_dtype_are_an_error_at_once(
+    space: spaces.Space[Any], given: Any, message: str, moment: str
+) -> None:
+    space.seed(0)
+    good = space.sample()
+    step = 0 if moment == "reset" else 1
+    with data_error(f"episode 1, env step {step} of it.*{message}"):
+        steps(group(space=space, observation=at(1, step, given, lambda e, t: good)), 1)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda e, t: pair(e, t).astype(np.float64),
+        lambda e, t: pair(e, t).astype(np.int64),
+        lambda e, t: pair(e, t).tolist(),
+        lambda e, t: pair(e, t).astype(np.float64 if t % 2 else np.float32),
+    ],
+    ids=["float64", "int64", "list", "now and then"],
+)
+def test_e3_what_can_be_converted_is_stored_as_declared_with_one_warning(
+    given: Callable[[int, int], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    env = group(observation=given)
+    steps(env, 12)
+    assert env.observe([0])["obs"].dtype == np.float32
+    (warning,) = caplog.messages
+    assert "its space says float32: it is converted" in warning
+
+
+@pytest.mark.parametrize(
+    ("space", "given", "stored"),
+    [
+        (spaces.Box(-1.0, 1.0, (2,), np.float64), np.zeros(2, np.float32), "float32"),
+        (spaces.Box(-9, 9, (2,), np.int32), np.zeros(2, np.int16), "int32"),
+        (spaces.Box(0, 255, (2,), np.int64), np.zeros(2, np.uint8), "uint8"),
+        (spaces.Discrete(3), 2, "int64"),
+        (spaces.MultiBinary(2), np.ones(2, bool), "uint8"),
+    ],
+)
+def test_e3_what_loses_nothing_is_stored_without_a_warning(
+    space: spaces.Space[Any], given: Any, stored: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    env = group(space=space, observation=lambda e, t: given)
+    steps(env, 12)
+    assert env.observe([0])["obs"].dtype == stored == env.spec.obs.leaves[0].dtype
+    assert caplog.messages == []
+
+
+OUT = np.array([1.0, -10.5], np.float32)
+
+
+def test_e3_bounds_are_an_error_in_the_first_hundred_steps(caplog: pytest.LogCaptureFixture) -> None:
+    last: dict[str, Any] = {"length": 1000, "observation": at(1, 99, OUT, pair)}
+    with data_error(
+        r"env step 99 of it: observation obs\[1\] is -10\.5, its space says between -10\.0 and 1000"
+        r".*; env\.out_of_bounds=warn"
+    ):
+        steps(group(**last), 99)
+    steps(group(**last, out_of_bounds="warn"), 99)
+    (warning,) = caplog.messages
+    assert warning.startswith("observation obs[1] is -10.5")
+    three: dict[str, Any] = {"space": spaces.Discrete(3), "observation": at(1, 5, 3, lambda e, t: 0)}
+    with data_error("is 3, its space says between 0 and 2$"):  # it cannot be stored
+        steps(group(**three, out_of_bounds="warn"), 5)
+
+
+def test_e3_bounds_are_one_warning_later(caplog: pytest.LogCaptureFixture) -> None:
+    env = group(length=5000, observation=lambda e, t: OUT if t >= 100 else pair(e, t))
+    steps(env, 999)
+    assert caplog.messages == []
+    steps(env, 2000)
+    (warning,) = caplog.messages
+    assert warning.startswith("observation obs[1] is -10.5")
+
+
+@pytest.mark.parametrize(
+    ("space", "bad"),
+    [
+        (spaces.Discrete(3, start=2), 5),
+        (spaces.Discrete(3, start=2), 1),
+        (spaces.MultiDiscrete([2, 3]), np.array([0, 3])),
+        (spaces.MultiBinary(2), np.array([0, 2], np.int8)),
+        (spaces.Box(0, 255, (1,), np.int64), np.array([256])),
+    ],
+)
+def test_e3_what_would_be_stored_as_another_value_is_always_an_error(
+    space: spaces.Space[Any], bad: Any
+) -> None:
+    space.seed(0)
+    good = space.sample()
+    with data_error(r"env step 501 of it: .* its space says between"):
+        steps(group(length=5000, space=space, observation=at(1, 501, bad, lambda e, t: good)), 501)
+
+
+WELL_KNOWN = [
+    spec.id
+    for spec in gymnasium.registry.values()
+    if re.match(r"gymnasium\.envs\.(classic_control|toy_text|box2d)", str(spec.entry_point))
+]
+DRAWN = ("CarRacing-v3",)
+"""Drawing its pictures takes long, so it is stepped less often."""
+
+
+@pytest.mark.filterwarnings("ignore")  # of old versions, and of pygame
+@pytest.mark.parametrize("env_id", sampled(WELL_KNOWN, 3))
+def test_e3_well_known_environments_pass(env_id: str, caplog: pytest.LogCaptureFixture) -> None:
+    env = GymEnv(EnvConfig(id=env_id, imports=[], kwargs={}))
+    space = gymnasium.make(env_id).action_space
+    space.seed(1)
+    start = int(getattr(space, "start", 0))
+    env.reset(0, seed=1)
+    for _ in range(150 if env_id in DRAWN else 1_000):
+        action = np.array([space.sample()])
+        if env.step([0], action - start if env.spec.action.kind == "discrete" else action).over[0]:
+            env.reset(0)
+    env.close()
+    assert caplog.messages == []
+
+
+# -- E5: extremes -------------------------------------------------------
+
+
+def test_e5_no_sum_within_the_limit_overflows() -> None:
+    for n, gamma in ((1, 0.99), (3, 1.0), (10, 0.997)):
+        limit = reward_limit(n, gamma)
+        total = sum(gamma**k * limit for k in range(n))
+        assert np.float32(total) == pytest.approx(FINITE)
+        assert np.isfinite(np.float32(total))
+    assert reward_limit(1, 0.9) == float(FINITE)
+    assert reward_limit(3, 1.0, reward_clip=1.0) > 1e300  # what is clipped may be any finite number
+    assert reward_limit(3, 1.0, reward_clip=2e38) < 2e38
+
+
+def test_e5_rewards_whose_sum_would_be_infinite_are_not_stored() -> None:
+    reward = at(2, 2, 2e38, at(2, 3, 2e38, lambda e, t: 1e30))
+    with data_error(r"the reward is 2e\+38, beyond 1\.94e\+38: sums of such are infinite"):
+        rows(group(limit=reward_limit(3, 0.5), reward=reward), 5, n_step=3)
+    env = group(nonfinite="drop", limit=reward_limit(3, 0.5), reward=reward)
+    huge = float(np.float32(1e30))
+    assert rows(env, 3, n_step=3)[1][:2] == [(2, 0, huge, 1), (2, 1, 0, 0)]

@@ -1,0 +1,157 @@
+"""A group of environments: made, stepped and closed together; what an exception of one becomes; one tried before a run."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+from border_cli.config.schema import EnvConfig
+from border_cli.core.errors import ActorLostError, ExitCode, Interrupted, UsageError
+from border_cli.envs.group import GymEnv, try_env
+from tests.counting import CountingEnv
+
+ACTIONS = np.zeros(2, np.int64)
+
+
+def counting(**kwargs: Any) -> EnvConfig:
+    return EnvConfig(entry_point="tests.counting:CountingEnv", kwargs=kwargs)
+
+
+def group(**kwargs: Any) -> GymEnv:
+    return GymEnv(counting(**kwargs), 2, "actor 0")
+
+
+def started(**kwargs: Any) -> GymEnv:
+    env = group(**kwargs)
+    env.reset(0, seed=1)
+    env.reset(1, seed=2)
+    return env
+
+
+@pytest.fixture
+def closed(monkeypatch: pytest.MonkeyPatch) -> list[CountingEnv]:
+    """The environments that were closed; each raises then."""
+    envs: list[CountingEnv] = []
+
+    def close(self: CountingEnv) -> None:
+        envs.append(self)
+        raise OSError("the window is gone")
+
+    monkeypatch.setattr(CountingEnv, "close", close)
+    return envs
+
+
+def test_environments_are_stepped_together_or_alone() -> None:
+    env = started(lengths=[2])
+    assert env.step([0, 1], ACTIONS).reward.tolist() == [1.0, 1.0]
+    step = env.step([1], ACTIONS[:1])
+    assert (step.obs["obs"][:, 3].tolist(), step.next_obs["obs"][:, 3].tolist()) == ([1], [2])
+    assert step.over.all()
+    assert env.observe([0, 1])["obs"][:, 3].tolist() == [1, 2]
+
+
+def test_arrays_that_were_given_out_do_not_change() -> None:
+    env = started()
+    given = [env.observe([0, 1])["obs"]]
+    for env_ix in ([0, 1], [1], [0, 1], [0]):
+        step = env.step(env_ix, ACTIONS[: len(env_ix)])
+        given += [step.obs["obs"], step.next_obs["obs"], env.observe([0, 1])["obs"]]
+        copies = [array.copy() for array in given]
+        env.reset(1)
+        for array, copy in zip(given, copies, strict=True):
+            np.testing.assert_equal(array, copy)
+    assert [array[0, 3] for array in given[:4]] == [0, 0, 1, 1]
+
+
+def test_others_have_a_turn_after_each_environment_that_is_made_and_all_are_closed(
+    closed: list[CountingEnv], caplog: pytest.LogCaptureFixture
+) -> None:
+    turns: list[int] = []
+    env = GymEnv(counting(), 3, "actor 0", made=lambda: turns.append(len(turns)))
+    assert turns == [0, 1, 2]
+    env.close()
+    assert len(closed) == 3
+    assert caplog.text.count("closing an environment of actor 0 failed") == 3
+    assert caplog.text.count("OSError: the window is gone") == 3
+
+
+def test_environments_are_closed_when_the_making_ends_early(closed: list[CountingEnv]) -> None:
+    turns: list[int] = []
+
+    def stop() -> None:
+        turns.append(1)
+        if len(turns) == 2:
+            raise Interrupted(ExitCode.SIGTERM)
+
+    with pytest.raises(Interrupted):
+        GymEnv(counting(), 3, made=stop)
+    assert len(closed) == 2
+
+
+def test_an_error_says_who_did_what_and_where() -> None:
+    env = started(fault="raise", fault_step=2)
+    env.step([0, 1], ACTIONS)
+    with pytest.raises(ActorLostError) as lost:
+        env.step([0, 1], ACTIONS)
+    assert lost.value.code == ExitCode.ACTOR_LOST
+    assert (
+        str(lost.value)
+        == "actor 0 failed while stepping, after 2 env steps: RuntimeError: CountingEnv raises at step"
+    )
+    assert "counting.py" in lost.value.details
+    assert isinstance(lost.value.__cause__, RuntimeError)
+    with pytest.raises(ActorLostError, match="actor 0 failed while resetting: RuntimeError"):
+        group(fault="raise", fault_at="reset").reset(0)
+    with pytest.raises(ActorLostError, match="actor 0 failed while making the environment: RuntimeError"):
+        group(fault="raise", fault_at="make")
+
+
+def test_a6_the_context_names_environment_episode_step_and_action() -> None:
+    env = started(lengths=[1], fault="raise", fault_step=2)
+    env.step([1], ACTIONS[:1])
+    env.reset(1)
+    with pytest.raises(ActorLostError) as lost:
+        env.step([0, 1], np.array([1, 0]))
+    assert lost.value.context == {
+        "who": "actor 0", "phase": "step", "env": 1, "episode": 1, "step": 0, "action": 0,
+    }  # fmt: skip
+    with pytest.raises(ActorLostError) as lost:
+        group(fault="raise", fault_at="reset").reset(0)
+    assert lost.value.context == {"who": "actor 0", "phase": "reset", "env": 0, "episode": 0, "step": 0}
+    with pytest.raises(ActorLostError) as lost:
+        started().step([0], np.zeros((1, 10_000)))  # cannot be decoded
+    assert len(str(lost.value.context["action"])) <= 100
+
+
+@pytest.mark.parametrize(
+    ("error", "becomes", "message"),
+    [
+        (SystemExit(7), ActorLostError, "stepping, after 0 env steps: SystemExit: 7"),
+        (UsageError("no such level"), UsageError, "^no such level$"),
+    ],
+)
+def test_a6_system_exit_ends_the_actor_and_an_error_that_the_user_can_fix_stays_what_it_is(
+    error: BaseException, becomes: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def step(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(CountingEnv, "step", step)
+    with pytest.raises(becomes, match=message):
+        started().step([0], ACTIONS[:1])
+
+
+@pytest.mark.filterwarnings("default")
+def test_the_trial_gives_the_spaces_and_prints_each_warning_once_which_actors_do_not(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert try_env(counting()) == (group().spec, "none")
+    warns = EnvConfig(entry_point="tests.old_envs:Warns")
+    try_env(warns)
+    assert capsys.readouterr().err == "warning: out of date\nwarning: slow\n"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        GymEnv(warns, 2, quiet=True).close()

@@ -1,0 +1,398 @@
+"""EvalManager: the best model, stop_return, models that wait, and when a result takes effect.
+
+The rule that decides which model is the best has its own tests (test_best_model.py). Here a scripted evaluator gives the
+model of each opt step its regular and its fresh score, when the test lets it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from border_cli.config.schema import EvaluatorConfig, TrainerConfig
+from border_cli.core.errors import IncompatibleStateError
+from border_cli.core.metrics import Record
+from border_cli.core.progress import Progress
+from border_cli.core.state import State
+from border_cli.core.types import Evaluation, ModelInfo
+from border_cli.runtime import seeding
+from border_cli.training.best_model import Evidence
+from border_cli.training.evaluation import EvalManager, EvalSeeds
+from border_cli.training.metrics import Telemetry
+from border_cli.training.ratio_limiter import RatioLimiter
+
+SEED = 5
+ARRAYS = {"weight": np.zeros(2, np.float32)}
+"""Of any model."""
+Score = float | tuple[float, float]
+"""Regular and fresh mean; one number for both."""
+
+
+class Script:
+    """Implements `core.protocols.Evaluator`. answers: how many more results it gives before it takes its time."""
+
+    def __init__(self, scores: Mapping[int, Score], concurrent: bool, answers: float) -> None:
+        self.concurrent = concurrent
+        self.answers = answers if concurrent else math.inf
+        self.evaluated: list[tuple[int, str]] = []
+        self.seeds: list[list[int]] = []
+        self.polls = 0
+        self._scores = scores
+        self._open: Evaluation | None = None
+
+    def begin(self, model: ModelInfo, seeds: Sequence[int], tick: object = None) -> None:
+        assert self._open is None
+        step, pair = model.version, self._scores[model.version]
+        assert model.arrays["weight"].tolist() == [step, step]  # a copy: the agent's weights change meanwhile
+        regular = list(seeds) == [seeding.evaluation_seed(SEED, i) for i in range(len(seeds))]
+        self.evaluated.append((step, "regular" if regular else "fresh"))
+        self.seeds.append(list(seeds))
+        mean = pair[0 if regular else 1] if isinstance(pair, tuple) else pair
+        self._open = Evaluation(step, (mean,) * len(seeds), (step,) * len(seeds))
+
+    def poll(self) -> Evaluation | None:
+        self.polls += 1
+        if self.answers <= 0 or self._open is None:
+            return None
+        self.answers -= 1
+        evaluation, self._open = self._open, None
+        return evaluation
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+class Setup:
+    """An `EvalManager` and everything around it. It is also checkpoint manager and view."""
+
+    def __init__(
+        self,
+        scores: Mapping[int, Score],
+        concurrent: bool = False,
+        reproducible: bool = False,
+        stop_return: float | None = None,
+        answers: float = 0.0,
+        **evaluator: Any,
+    ) -> None:
+        self.saved: list[tuple[ModelInfo, Evaluation, Evaluation | None]] = []
+        self.notes: list[str] = []
+        self.records: list[Record] = []
+        self.ticks = 0
+        self.stopping = False
+        self.done_after_ticks = 10**9
+        self.evaluator = Script(scores, concurrent, answers)
+        self.weight = np.zeros(2, np.float32)
+        self.telemetry = Telemetry(RatioLimiter(1.0, 0, 1, None, 1, 1), Progress())
+        self.progress = self.telemetry.progress
+        config = EvaluatorConfig(**{"episodes": 3, "confirm_episodes": 2, **evaluator})
+        parts: Any = SimpleNamespace(
+            eval_seeds=EvalSeeds(SEED, config),
+            evaluator=self.evaluator,
+            checkpoints=self,
+            view=self,
+            telemetry=self.telemetry,
+            recorder=SimpleNamespace(write=self.records.append),
+            should_stop=lambda: self.stopping,
+        )
+        self.manager = EvalManager(
+            TrainerConfig(eval_interval=10, stop_return=stop_return), parts, self.tick, reproducible
+        )
+
+    def submit(self, *opt_steps: int) -> None:
+        for step in opt_steps:
+            self.manager.submit(self.model(step), 2 * step)
+
+    def model(self, opt_steps: int) -> ModelInfo:
+        """As an agent gives it: a view of arrays that change."""
+        self.weight[...] = opt_steps
+        return ModelInfo(opt_steps, {"weight": self.weight})
+
+    def finish(self) -> None:
+        """Let the evaluator finish all evaluations."""
+        self.evaluator.answers = math.inf
+        self.manager.poll()
+
+    def tick(self) -> None:
+        self.ticks += 1
+        if self.ticks == self.done_after_ticks:
+            self.evaluator.answers = math.inf
+
+    def save_best(self, model: ModelInfo, score: Evaluation, regular: Evaluation | None) -> None:
+        assert float(model.arrays["weight"][0]) == model.version == score.opt_steps
+        self.saved.append((model, score, regular))
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+    @property
+    def bests(self) -> list[tuple[int, float]]:
+        """Opt step and score of each model that became the best, or whose score became more exact."""
+        return [(score.opt_steps, score.mean) for _, score, _ in self.saved]
+
+    @property
+    def pending(self) -> list[int]:
+        return [job["opt_steps"] for job in self.manager.state().values["pending"]]
+
+    def series(self, name: str) -> list[tuple[int, float]]:
+        return [(record.opt_steps, record.values[name]) for record in self.records if name in record.values]
+
+
+def stored(manager: EvalManager) -> State:
+    """Its state as a checkpoint gives it back."""
+    state = manager.state().copy()
+    return State(state.arrays, json.loads(json.dumps(state.values)))
+
+
+def resumed(first: Setup, scores: Mapping[int, Score], **options: Any) -> Setup:
+    second = Setup(scores, **options)
+    second.manager.load_state(stored(first.manager), ARRAYS)
+    return second
+
+
+both = pytest.mark.parametrize("concurrent", [False, True], ids=["inline", "beside"])
+
+
+def test_c11_a_score_that_is_no_number_is_never_the_best_and_the_best_survives_a_resume() -> None:
+    first = Setup({5: math.nan, 10: 1.0, 20: math.nan, 30: 0.5})
+    first.submit(5, 10, 20, 30)
+    second = resumed(first, {10: 1.0, 40: 0.9})
+    assert second.manager.best == first.manager.best
+    second.submit(40)
+    assert ({step for step, _ in first.bests}, second.bests) == ({10}, [])
+    assert second.manager.best is not None and second.manager.best.mean == 1.0
+    assert second.progress.best == (10, 1.0)
+    assert second.manager.last is not None and second.manager.last.mean == 0.9
+
+
+@pytest.mark.parametrize("confirm", [True, False])
+def test_c11_an_equal_score_does_not_replace_the_best_before_a_resume_or_after_it(confirm: bool) -> None:
+    options: Any = {"confirm": confirm, "confirm_episodes": 2 if confirm else None}
+    scores: dict[int, Score] = {10: 3.0, 20: 3.0, 30: 3.5, 40: 3.5, 50: 4.0}
+    first = Setup(scores, **options)
+    first.submit(10, 20, 30)
+    second = resumed(first, scores, **options)
+    second.submit(40, 50)
+    assert [int(note.split()[5][:-1]) for note in first.notes + second.notes] == [10, 30, 50]
+
+
+@both
+def test_candidate_and_best_play_the_same_fresh_episodes_and_the_score_of_the_best_may_fall(
+    concurrent: bool,
+) -> None:
+    """10 was lucky on its first fresh episodes, so a later model that is better replaces it."""
+    scores: dict[int, Score] = {10: (5.0, 6.0), 20: (5.5, 5.0), 30: (1.0, 9.0)}
+    setup = Setup(scores, concurrent, answers=math.inf)
+    setup.submit(10)
+    scores[10] = (5.0, 2.0)
+    setup.submit(20, 30)
+    assert setup.evaluator.evaluated == [
+        *((10, "regular"), (10, "fresh")),
+        *((20, "regular"), (20, "fresh"), (10, "fresh")),
+        (30, "regular"),  # clearly worse, so no candidate: its fresh episodes are not played
+    ]
+    assert setup.evaluator.seeds[3] == setup.evaluator.seeds[4]
+    assert setup.bests == [(10, 6.0), (20, 5.0)]
+    assert setup.progress.best == (20, 5.0)
+    assert setup.series("eval/return_mean") == [(10, 5.0), (20, 5.5), (30, 1.0)]
+    assert setup.series("eval/holdout_mean") == [(10, 6.0), (20, 5.0)]
+    assert setup.series("eval/holdout_std") == [(10, 0.0), (20, 0.0)]
+    assert [record.env_steps for record in setup.records] == [20, 40, 60]
+    assert setup.series("eval/skipped") == ([(10, 0.0), (20, 0.0), (30, 0.0)] if concurrent else [])
+
+
+def test_a_best_model_that_stays_the_best_is_written_again_with_its_more_exact_score() -> None:
+    scores: dict[int, Score] = {10: (5.0, 6.0), 20: (5.5, 2.0)}
+    setup = Setup(scores)
+    setup.submit(10)
+    scores[10] = (5.0, 5.0)
+    setup.submit(20)
+    assert setup.bests == [(10, 6.0), (10, 5.5)]
+    assert len(setup.notes) == 1
+    assert setup.progress.best == (10, 5.5)
+
+
+def test_fresh_episodes_are_new_in_each_comparison_and_as_many_as_wanted() -> None:
+    for wanted, expected in ((None, 3), (4, 4)):
+        setup = Setup({step: float(step) for step in range(10, 60, 10)}, confirm_episodes=wanted)
+        setup.submit(10, 20, 30, 40, 50)
+        regular = setup.evaluator.seeds[0]
+        fresh = [seeds for seeds in setup.evaluator.seeds if seeds != regular]
+        assert {len(seeds) for seeds in fresh} == {expected}
+        different = {seed for seeds in fresh for seed in seeds}
+        assert len(different) == 5 * expected
+        assert not different & {*regular, *(seeding.eval_command_seed(SEED, i) for i in range(100))}
+
+
+def test_without_confirmation_the_regular_score_counts() -> None:
+    setup = Setup({10: (5.0, 0.0), 20: (4.0, 9.0), 30: (6.0, 0.0)}, confirm=False, confirm_episodes=None)
+    setup.submit(10, 20, 30)
+    assert setup.bests == [(10, 5.0), (30, 6.0)]
+    assert [regular for _, _, regular in setup.saved] == [None, None]
+    assert setup.series("eval/holdout_mean") == []
+    assert setup.notes[0] == "new best at opt step 10: 5.0 ± 0.0"
+
+
+def test_the_model_that_was_evaluated_is_saved_with_both_scores() -> None:
+    setup = Setup({10: (0.6, 0.552), 20: 0.0}, concurrent=True)
+    setup.submit(10, 20)  # the weights of the agent change meanwhile
+    setup.finish()
+    ((model, score, regular),) = setup.saved
+    assert model.version == 10 and model.arrays["weight"].tolist() == [10.0, 10.0]
+    assert (score.mean, regular and regular.mean) == pytest.approx((0.552, 0.6))
+    assert setup.evaluator.evaluated == [(10, "regular"), (10, "fresh"), (20, "regular")]
+    assert setup.notes == [
+        "new best at opt step 10: 0.552 ± 0.0 over 2 fresh episodes (regular evaluation 0.6)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("score", "confirm", "expected"),
+    [((9.0, 7.9), True, False), ((9.0, 8.0), True, True), ((8.0, 0.0), False, True), (math.nan, True, False)],
+)
+def test_stop_return_looks_at_the_score_of_the_best(score: Score, confirm: bool, expected: bool) -> None:
+    setup = Setup({10: score}, stop_return=8.0, confirm=confirm, confirm_episodes=2 if confirm else None)
+    setup.submit(10)
+    assert setup.manager.good_enough is expected
+
+
+def test_one_runs_and_one_waits_and_a_newer_one_replaces_the_waiting_one() -> None:
+    setup = Setup({10: 1.0, 20: 2.0, 30: 3.0, 40: 4.0, 50: 5.0}, concurrent=True)
+    setup.submit(10, 20, 30, 40)
+    assert setup.pending == [10, 40]
+    assert setup.records == [] and setup.ticks == 0  # the learner went on
+    setup.finish()
+    assert setup.pending == []
+    assert setup.series("eval/skipped") == [(10, 2.0), (40, 2.0)]
+    assert setup.progress.evaluations == [(10, 1.0), (40, 4.0)]
+
+
+def test_a_candidate_being_confirmed_is_not_replaced() -> None:
+    setup = Setup({10: 1.0, 20: 2.0, 30: 3.0}, concurrent=True)
+    setup.submit(10)
+    setup.evaluator.answers = 1
+    setup.submit(20, 30)
+    assert setup.evaluator.evaluated == [(10, "regular"), (10, "fresh")]
+    assert setup.pending == [10, 30]
+    setup.finish()
+    assert [step for step, _ in setup.bests] == [10, 30]
+
+
+def test_what_was_evaluated_meanwhile_makes_room_for_the_next() -> None:
+    setup = Setup({10: 1.0, 20: 2.0, 30: 3.0}, concurrent=True)
+    setup.manager.poll()
+    assert setup.evaluator.polls == 1  # an idle evaluator is polled too
+    setup.submit(10, 20)
+    setup.evaluator.answers = 2
+    setup.submit(30)
+    assert (setup.manager.skipped, setup.pending) == (0, [20, 30])
+
+
+@both
+def test_at_the_end_the_last_model_is_evaluated_once_and_all_results_are_awaited(concurrent: bool) -> None:
+    setup = Setup({10: 1.0, 20: 2.0, 25: 3.0}, concurrent)
+    setup.submit(10, 20)
+    setup.done_after_ticks = 3
+    setup.manager.evaluate_last(setup.model(25), 50)
+    setup.manager.evaluate_last(setup.model(25), 50)
+    steps = [step for step, _ in setup.series("eval/return_mean")]
+    assert steps == ([10, 25] if concurrent else [10, 20, 25])
+    assert setup.ticks == (3 if concurrent else 0)
+    asked_to_stop = Setup({10: 1.0}, concurrent=True)
+    asked_to_stop.stopping = True
+    asked_to_stop.manager.evaluate_last(asked_to_stop.model(10), 20)
+    assert asked_to_stop.pending == [10]
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["result at once", "result late"])
+def test_exact_results_take_effect_when_the_next_model_is_submitted(early: bool) -> None:
+    setup = Setup({10: 1.0, 20: 2.0, 30: 3.0}, concurrent=True, reproducible=True, stop_return=2.0)
+    setup.submit(10)
+    setup.evaluator.answers = math.inf if early else 0.0
+    setup.done_after_ticks = 4
+    for _ in range(5):
+        setup.manager.poll()
+    assert (setup.records, setup.manager.best, setup.ticks) == ([], None, 0)
+    setup.submit(20)
+    assert setup.series("eval/holdout_mean") == [(10, 1.0)]
+    assert setup.pending == [20]
+    assert setup.ticks == (0 if early else 4)
+    assert not setup.manager.good_enough  # though the evaluator knows by now that opt step 20 is
+    setup.manager.evaluate_last(setup.model(20), 40)
+    assert setup.manager.good_enough
+    assert setup.manager.skipped == 0
+
+
+def test_exact_a_candidate_is_one_by_the_best_of_its_own_time() -> None:
+    """Whether 20 is confirmed depends on 10, whose result takes effect first, however early that of 20 is known."""
+    setup = Setup({10: 5.0, 20: 3.0, 30: 1.0}, concurrent=True, reproducible=True, answers=math.inf)
+    setup.submit(10, 20, 30)
+    assert setup.evaluator.evaluated[:3] == [(10, "regular"), (10, "fresh"), (20, "regular")]
+    assert setup.series("eval/holdout_mean") == [(10, 5.0)]
+
+
+def test_an_exact_result_takes_effect_at_once_inline() -> None:
+    setup = Setup({10: 1.0}, reproducible=True)
+    setup.submit(10)
+    assert (setup.bests, setup.pending) == ([(10, 1.0)], [])
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_pending_models_are_evaluated_again_after_a_resume(exact: bool) -> None:
+    scores: dict[int, Score] = {10: 1.0, 20: 2.0, 30: 1.5}
+    options: Any = {"concurrent": True, "reproducible": exact}
+    first = Setup(scores, **options)
+    first.stopping = True  # so that an exact one does not wait for 10
+    first.submit(10, 20)
+    state = stored(first.manager).values
+    assert state["pending"] == [{"opt_steps": 10, "env_steps": 20}, {"opt_steps": 20, "env_steps": 40}]
+    second = resumed(first, scores, **options)
+    second.evaluator.answers = math.inf
+    second.manager.poll()
+    assert second.bests == ([(10, 1.0)] if exact else [(10, 1.0), (20, 2.0)])
+    assert [record.env_steps for record in second.records] == ([20] if exact else [20, 40])
+    second.submit(30)
+    assert second.bests == [(10, 1.0), (20, 2.0)]
+
+
+def test_a_resumed_run_writes_best_as_its_state_has_it_or_as_a_later_best_has_it() -> None:
+    first = Setup({10: 1.0})
+    first.submit(10)
+    later = (
+        ModelInfo(15, {"weight": np.full(2, 15.0, np.float32)}),
+        Evidence(Evaluation(15, (2.0,), (1,)), Evaluation(15, (1.5,), (1,))),
+    )
+    for given, expected in ((None, [(10, 1.0)]), (later, [(15, 1.5)])):
+        second = Setup({})
+        second.manager.load_state(stored(first.manager), ARRAYS, given)
+        second.manager.save_best()
+        assert second.bests == expected
+
+
+def test_a_later_best_that_is_still_pending_is_compared_once_more() -> None:
+    first = Setup({10: 1.0, 20: 2.0}, concurrent=True, answers=2)
+    first.submit(10, 20)
+    second = Setup({10: 1.0, 20: 2.0})
+    later = (first.model(20), Evidence(Evaluation(20, (2.0,), (1,))))
+    second.manager.load_state(stored(first.manager), ARRAYS, later)
+    assert second.manager.best is not None and second.manager.best.opt_steps == 10
+    second.manager.poll()
+    assert second.manager.best.opt_steps == 20
+
+
+def test_a_state_without_the_models_that_it_names_is_refused() -> None:
+    first = Setup({10: 1.0, 20: 2.0}, concurrent=True, answers=2)
+    first.submit(10, 20)
+    state = stored(first.manager)
+    for missing in ("best/weight", "20/weight"):
+        arrays = {name: array for name, array in state.arrays.items() if name != missing}
+        with pytest.raises(IncompatibleStateError, match=f"the evaluation has {missing}"):
+            Setup({}).manager.load_state(State(arrays, state.values), ARRAYS)
+    with pytest.raises(IncompatibleStateError, match="pending"):
+        values = state.values | {"pending": [{"opt_steps": "20", "env_steps": 0}]}
+        Setup({}).manager.load_state(State(state.arrays, values), ARRAYS)
