@@ -437,7 +437,7 @@ def test_a6_a_real_run_continues_and_keeps_the_context(tmp_path: Path) -> None:
         "actor_manager.restart_delay_s=0.01",
         "actor_manager.n_buffer=8",
         "actor_manager.stop_timeout_s=60",
-        "trainer.max_opts=200",
+        "trainer.max_opts=400",
         "n_actors=1",
         "recorder.console=plain",
     ]
