@@ -452,9 +452,11 @@ def test_a6_a_real_run_continues_and_keeps_the_context(tmp_path: Path) -> None:
     assert 'group.py", line' in "".join(crash["traceback"])
     assert tracebacks(command.log) == 1
     (actor,) = run.summary["actors"]
-    assert actor["state"] in ("done", "failed")  # failed: at the end it was waiting for a restart
-    announced = command.log.count(" of 1000 in ")
-    assert actor["incarnation"] == actor["restarts"] == announced - (actor["state"] == "failed") >= 3
+    assert actor["state"] in ("done", "failed")
+    assert actor["incarnation"] == actor["restarts"] >= 3
+    # A failed actor was waiting for an announced restart at the end, or failed while the run was stopping.
+    waiting = command.log.count(" of 1000 in ") - actor["restarts"]
+    assert waiting in ((0, 1) if actor["state"] == "failed" else (0,))
     assert run.series("async/restarts")[-1][1] >= 3
     assert "warning: actor 0 failed while stepping, after 56 env" in (tmp_path / "output").read_text()
 
