@@ -18,7 +18,6 @@ from rich.console import Console
 
 from border_cli import build
 from border_cli.actors.sampler import Sampler
-from border_cli.agents.nets import has_images
 from border_cli.checkpoints.contents import BEST, CHECKPOINTS, read_model
 from border_cli.checkpoints.store import newest_valid
 from border_cli.config import resources
@@ -76,11 +75,14 @@ def preflight(
     build.agent_module(config)  # imports torch while the forkserver does the same: the probe waits for that
     spec, action_mask = probe_env(config, stop)
     build.check_spec(config, spec)
-    if "agent.channels" in overrides and not has_images(spec.inputs):
-        raise UsageError(
-            "agent.channels has no effect on these observations: none of them is an image\n"
-            "allowed: agent.channels with images, agent.hidden for layers on vectors"
-        )
+    if "agent.channels" in overrides:
+        from border_cli.agents.nets import has_images
+
+        if not has_images(spec.inputs):
+            raise UsageError(
+                "agent.channels has no effect on these observations: none of them is an image\n"
+                "allowed: agent.channels with images, agent.hidden for layers on vectors"
+            )
     _check_device(config.device)
     sizes = _sizes(config, spec)
     with_replay = sum(resources.disk_need(config, sizes, with_replay=True).values())

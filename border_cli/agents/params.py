@@ -28,7 +28,10 @@ class FlatParams:
 
     def init(self) -> Tensor:
         """A new vector with the network's initial parameters."""
-        return torch.cat([p.detach().reshape(-1) for p in self._module.parameters()])
+        vector = torch.empty(sum(self._sizes))
+        for p, part in zip(self._module.parameters(), self.unflatten(vector).values(), strict=True):
+            part.copy_(p.detach())
+        return vector
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
         parts = vector.split(self._sizes)
@@ -88,7 +91,7 @@ class AdamState:
     @staticmethod
     def init(params: Tensor) -> AdamState:
         """The state before the first step. `params` is used in place."""
-        return AdamState(params, torch.zeros_like(params), torch.zeros_like(params), params.new_zeros(()))
+        return AdamState(params, *(params.new_zeros(shape) for shape in (params.shape, params.shape, ())))
 
     def update(self, gradient: Tensor, lr: float, eps: float, skip: Tensor) -> None:
         """One Adam step in place. gradient: (n,) · skip: scalar float32; if it is 1, nothing changes, bit for bit."""

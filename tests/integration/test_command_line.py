@@ -134,6 +134,22 @@ def test_nothing_heavy_is_imported_for_a_page_or_a_mistake(tmp_path, monkeypatch
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("agent_and_env", ["agent=rainbow env=cartpole", "agent=sac env=pendulum"])
+def test_the_start_of_a_run_waits_for_no_import_that_it_does_not_need(agent_and_env, tmp_path):
+    """Torch is imported after the forkserver was started, which imports it at the same time. Its compiler is not imported,
+    though some operations on its meta device do that.
+    """
+    words = [*agent_and_env.split(), "preset=none", "trainer.max_opts=1", "trainer.eval_interval=null"]
+    program = (
+        "import sys; from border_cli import preflight; from border_cli.cli.train import main\n"
+        "assert 'torch' not in sys.modules\n"
+        f"assert main({words!r}) == 0\n"
+        "assert 'torch' in sys.modules and 'torch._dynamo' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize(
     ("command", "line", "expected"),
     [

@@ -32,10 +32,11 @@ class TanhBijector:
         self.size = len(low)
         self.n_free = int(np.count_nonzero(half))
         self.middle = torch.tensor(low / 2 + high / 2, dtype=torch.float32)
-        self.half_range = torch.tensor(half, dtype=torch.float32)
+        half_range = half.astype(np.float32)
+        self.half_range = torch.tensor(half_range)
         self.log_volume = float(np.log(half[half > 0]).sum())
-        self._is_free = (self.half_range > 0).float()
-        self._divisor = torch.where(self.half_range > 0, self.half_range, 1.0)
+        self._is_free = torch.tensor(half_range > 0, dtype=torch.float32)
+        self._divisor = torch.tensor(np.where(half_range > 0, half_range, np.float32(1)))
 
     def to(self, device: torch.device) -> TanhBijector:
         """Move to a device, in place."""
@@ -171,7 +172,7 @@ class EntropyCoefficient(nn.Module):
 
     def __init__(self, start: float) -> None:
         super().__init__()
-        self.log = nn.Parameter(torch.full((1,), start).log())
+        self.log = nn.Parameter(torch.tensor([math.log(start)], dtype=torch.float32))
 
     def forward(self) -> Tensor:
         """(1,)."""
