@@ -39,7 +39,6 @@ from border_cli.display.views import PlainView, ScreenView, SilentView
 from border_cli.envs.group import GymEnv, ReplayedEnv, try_env
 from border_cli.recorders import NullRecorder, RecorderGroup, TolerantRecorder
 from border_cli.recorders.jsonl import METRICS_FILE, JsonlRecorder
-from border_cli.recorders.tensorboard import EVENTS, TensorBoardRecorder
 from border_cli.replay.n_step import NStepProcessor, reward_limit
 from border_cli.runs.resume import Resumed
 from border_cli.runtime import seeding
@@ -276,6 +275,9 @@ def _make_files(config: TrainConfig, folder: Path, resumed: Resumed) -> list[Tol
         jsonl = JsonlRecorder(folder / METRICS_FILE, int(written.get("jsonl", 0)))
         files.append(TolerantRecorder(jsonl, METRICS_FILE))
     if wanted.tensorboard:
+        # Its import takes a tenth of a second, and every actor imports this module.
+        from border_cli.recorders.tensorboard import EVENTS, TensorBoardRecorder
+
         events = TensorBoardRecorder(
             folder / EVENTS, int(written.get("tensorboard", 0)), wanted.tensorboard_step
         )

@@ -28,7 +28,13 @@ from border_cli.runtime import child
 from border_cli.runtime.clock import Deadline
 from border_cli.transport import resource_error
 
-PRELOAD = ("border_cli.runtime.preload", "torch", "gymnasium", "border_cli.actors.process")
+PRELOAD = (
+    "border_cli.runtime.preload",
+    "torch",
+    "gymnasium",
+    "border_cli.build",
+    "border_cli.actors.process",
+)
 """Imported once in the forkserver; importing runs no torch operation, so that forking afterwards is safe."""
 
 _CHILD_ENVIRONMENT = {
