@@ -26,7 +26,8 @@ def table() -> str:
     others = ", ".join(f"`{env}`" for env in envs if env not in ("gym", "atari"))
     return (
         f"{markdown(['`agent=`', 'what it is', 'presets for `env=`'], rows)}\n\n"
-        f"Environments by name: {others}; `atari` takes any game of ALE by its id, `gym` any id and any class."
+        f"Environments by name: {others}; `atari` takes any game of ALE by its id, `gym` takes any gymnasium id and any "
+        "environment class by its import path."
     )
 
 

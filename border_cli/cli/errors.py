@@ -70,7 +70,7 @@ def report(error: Exception | SystemExit, debug: bool = False, job: str = "") ->
         )
     elif not ours:
         name = type(error).__name__
-        message = f"{name}: {error}\nthis is a defect in border-cli, or in code of yours that it calls"
+        message = f"{name}: {error}\nthis is a bug in border-cli, or in your code that it calls"
     lines = [line for line in message.splitlines() if line.strip()] or [type(error).__name__]
     noted = notes(error)[: MAX_LINES - 1]
     printed = [f"{job}error: {lines[0]}", *lines[1 : MAX_LINES - len(noted)], *noted]

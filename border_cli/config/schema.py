@@ -87,12 +87,13 @@ class EnvConfig:
     )
     nonfinite: str = option(
         "error",
-        "a NaN or infinity in a reward or observation: an error of the environment, or drop: the episode ends before it",
+        "if a reward or observation is NaN or infinite: error: an error of the environment; "
+        "drop: the episode ends before that env step",
         choices=("error", "drop"),
     )
     out_of_bounds: str = option(
         "error",
-        "an observation outside its space in the first 100 env steps: an error of the environment, or a warning",
+        "if one of the first 100 observations is outside its space: error: an error of the environment; warn: one warning",
         choices=("error", "warn"),
     )
     action_mask: str = option(
@@ -175,7 +176,7 @@ class ActorManagerConfig:
     )
     min_actors: int = option(
         1,
-        "end the run when fewer actors are left; one that waits for its restart counts as left",
+        "end the run when fewer actors are left; one that waits for its restart still counts",
         unit="processes",
         ge=1,
     )
@@ -198,7 +199,9 @@ class ActorManagerConfig:
     start_timeout_s: float = option(
         120.0, "kill an actor that is not ready after this time", unit="s", gt=0.0
     )
-    stop_timeout_s: float = option(5.0, "kill an actor that has not exited after this time", unit="s", gt=0.0)
+    stop_timeout_s: float = option(
+        5.0, "kill an actor that has not exited this long after it was asked to stop", unit="s", gt=0.0
+    )
     serial_init: bool = option(False, "start actors one at a time, each after the one before is ready")
 
 
@@ -269,12 +272,15 @@ class EvaluatorConfig:
     episodes: int = option(20, "episodes per evaluation", unit="episodes", ge=1)
     n_envs: int = option(10, "environments stepped together", unit="environments", ge=1)
     max_episode_steps: int = option(30_000, "an evaluation episode is cut here", unit="env steps", ge=1)
-    confirm: bool = option(True, "a new model must beat the best on fresh episodes that both play")
+    confirm: bool = option(
+        True,
+        "a new model replaces the best only after both have played fresh episodes and its estimated mean return is larger",
+    )
     confirm_episodes: int | None = option(
-        None, "fresh episodes of each model per round; null: as many as episodes", unit="episodes", ge=1
+        None, "fresh episodes of each model per round of a comparison; null: as many as episodes", unit="episodes", ge=1
     )
     heartbeat_timeout_s: float = option(
-        60.0, "process: restart it after this long without a heartbeat", unit="s", gt=0.0
+        60.0, "process: restart the evaluator's process after this long without a heartbeat", unit="s", gt=0.0
     )
     restarts: int = option(
         5,
@@ -307,13 +313,14 @@ class CheckpointConfig:
 
     keep: int = option(
         3,
-        "newest checkpoints kept, and never fewer than two that verify (replays by their size only)",
+        "newest checkpoints kept, and never fewer than two that verify (of replays only the file size is checked)",
         unit="checkpoints",
         ge=1,
     )
     replay: str = option(
         "auto",
-        "whether checkpoints contain the replay; auto: if twice its size is free on the disk",
+        "whether checkpoints contain the replay; auto: if checkpoints with the replay (about twice the replay's size), "
+        "best/ and the records fit on the disk",
         choices=("auto", "full", "none"),
     )
 

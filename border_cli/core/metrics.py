@@ -133,12 +133,19 @@ declare("eval/length_mean", "env steps", "mean episode length of the evaluation"
 declare(
     "eval/holdout_mean",
     "reward",
-    "mean return of a candidate for the best model over fresh episodes (holdout)",
+    "mean return of a candidate for the best model over its fresh episodes",
 )
 declare("eval/holdout_std", "reward", "standard deviation over those episodes")
-declare("eval/skipped", "evaluations", "models not evaluated so far, because a newer one came first", "clock")
 declare(
-    "agent/skipped_steps", "opt steps", "opt steps of the interval skipped for a loss or gradient not finite"
+    "eval/skipped",
+    "evaluations",
+    "models so far that were never evaluated, because a newer one replaced them while they waited",
+    "clock",
+)
+declare(
+    "agent/skipped_steps",
+    "opt steps",
+    "opt steps of the interval skipped because the loss or gradient was not finite",
 )
 declare("throughput/samples_total", "env steps", "env steps whose rows have entered the replay so far")
 declare("throughput/samples_per_opt_step", "env steps", "env steps per opt step since the end of the warm-up")
@@ -156,7 +163,7 @@ declare(
 declare("async/learner_blocked", "share", "share of the learner's time spent waiting for env steps", "clock")
 declare("async/actors_alive", "actors", "actors running")
 declare("async/restarts", "restarts", "restarts of actors so far")
-declare("replay/size", "rows", "rows that can be sampled")
+declare("replay/size", "rows", "rows that can be sampled (rows whose next observation has arrived)")
 declare("replay/fill", "share", "rows that can be sampled, over the capacity")
 declare("time/opt_ms", "ms", "mean time of one opt step, sampling included", "clock")
 declare("time/collect_ms", "ms", "mean time of collecting what has arrived and inserting it", "clock")

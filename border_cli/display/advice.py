@@ -78,18 +78,18 @@ def advice(p: Progress, cores: int | None = None) -> str:
     if p.opt_steps == 0 or p.actors_blocked is None or p.learner_blocked is None:
         return "not measured yet: what bounds the speed of the run"
     if p.ratio_target is None:
-        return _free_running(p)
+        return _not_enforced(p)
     return _slower_side(p, p.actors_blocked, p.learner_blocked, cores)
 
 
-def _free_running(p: Progress) -> str:
+def _not_enforced(p: Progress) -> str:
     ratio = p.ratio_actual
     if ratio is None:
         ratio = max(0, p.env_steps - p.warmup_period) / p.opt_steps
     if ratio <= 0:
-        return "free-running: no ratio of env steps to opt steps is enforced; trainer.opt_interval sets one"
+        return "ratio not enforced: trainer.opt_interval sets a number of env steps per opt step"
     return (
-        f"free-running: {format.number(ratio)} env steps per opt step, which is not enforced; "
+        f"ratio not enforced: {format.number(ratio)} env steps per opt step so far; "
         f"trainer.opt_interval={ratio:.2g} would make runs comparable"
     )
 

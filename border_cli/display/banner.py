@@ -105,7 +105,7 @@ def _budget(config: TrainConfig) -> str:
         "" if t.max_time is None else format.duration(t.max_time),
         "" if t.stop_return is None else f"a mean return of {format.number(t.stop_return)}",
     )
-    ratio = "free-running"
+    ratio = "ratio not enforced"
     if t.opt_interval is not None:
         ratio = f"{t.opt_interval:g} env step{'' if t.opt_interval == 1 else 's'} per opt step"
     until = " or ".join(limit for limit in limits if limit)

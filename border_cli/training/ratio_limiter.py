@@ -26,7 +26,7 @@ class RatioLimiter:
     others are late.
 
     Args:
-        opt_interval: env steps per opt step; None lets both sides run free.
+        opt_interval: env steps per opt step; None: not enforced.
         warmup_period: env steps before the first opt step.
         tolerance: env steps that acting may be ahead of what the next opt step needs.
         envs_per_actor: credit is given in multiples of it where possible.

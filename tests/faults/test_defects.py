@@ -86,7 +86,7 @@ def test_d8_a_defect_ends_the_run_with_its_cause_and_its_last_state(
     crash = "".join(run.json("crash.json")["traceback"])
     for text in (errors, crash, (run.path / "train.log").read_text()):
         assert [text.count(f"\n{line}\n") for line in (FIRST, SECOND)] == [times, times]
-    last = [f"error: {SECOND}", "this is a defect in border-cli, or in code of yours that it calls"]
+    last = [f"error: {SECOND}", "this is a bug in border-cli, or in your code that it calls"]
     assert errors.splitlines()[-3:] == [*last, resume_hint(run, workplace)]
     assert run.summary["error"] == "a defect"
     assert saved_steps(run)[::-1] == kept

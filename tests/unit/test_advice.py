@@ -60,11 +60,11 @@ def test_actor_bound_counts_the_actors_that_would_feed_it() -> None:
         # without a measured ratio: (3,000 - 1,000) env steps over 1,000 opt steps
         (
             {"ratio_target": None, "ratio_actual": None},
-            "free-running: 2.00 env steps per opt step",
+            "ratio not enforced: 2.00 env steps per opt step",
             "trainer.opt_interval=2 ",
         ),
-        ({"ratio_target": None, "ratio_actual": 0.5}, "free-running: ", "trainer.opt_interval=0.5 "),
-        ({"ratio_target": None, "ratio_actual": 0.0}, "free-running: ", "trainer.opt_interval sets one"),
+        ({"ratio_target": None, "ratio_actual": 0.5}, "ratio not enforced: ", "trainer.opt_interval=0.5 "),
+        ({"ratio_target": None, "ratio_actual": 0.0}, "ratio not enforced: ", "trainer.opt_interval sets a"),
         (
             {"asynchronous": False, "actors_blocked": None, "learner_blocked": None},
             "sync: ",

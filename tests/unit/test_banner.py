@@ -72,7 +72,7 @@ def test_typed_values_are_shown_even_if_they_are_defaults_and_never_twice() -> N
             {"max_time": 3_600.0, "stop_return": 475.0},
             "50,000 env steps or 1:00:00 or a mean return of 475.0; ",
         ),
-        ({"opt_interval": None}, "50,000 env steps; free-running after"),
+        ({"opt_interval": None}, "50,000 env steps; ratio not enforced after"),
     ],
 )
 def test_budget(changes: dict[str, object], text: str) -> None:

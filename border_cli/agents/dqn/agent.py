@@ -28,9 +28,7 @@ declare("agent/loss", "", "mean loss of the TD error")
 declare("agent/q_mean", "reward", "mean value of the actions in the batches")
 declare("agent/target_mean", "reward", "mean TD target")
 declare("agent/grad_norm", "", "mean gradient norm before clipping")
-declare(
-    "agent/target_clipped", "", "share of the last batch's targets outside the atoms of a categorical head"
-)
+declare("agent/target_clipped", "", "share of the last batch's TD targets outside [v_min, v_max]")
 
 _MAX_CLIPPED = 0.5
 """A larger share of clipped targets is logged: the range of the atoms is too narrow. An untrained network has less."""

@@ -60,7 +60,10 @@ class DqnConfig(AgentConfig):
     )
     hidden: list[int] = option([256, 256], "units per hidden layer", unit="units", ge=1)
     channels: list[int] = option(
-        [32, 64, 64], "of the convolutions for images; []: none", unit="channels", ge=1
+        [32, 64, 64],
+        "output channels of each convolution for images; []: images are flattened",
+        unit="channels",
+        ge=1,
     )
     target_interval: int = option(128, "update the target network this often", unit="opt steps", ge=1)
     target_tau: float = option(

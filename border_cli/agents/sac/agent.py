@@ -20,11 +20,11 @@ from border_cli.core.spaces import Array, EnvSpec
 from border_cli.core.state import State, check_like
 from border_cli.runtime import seeding
 
-declare("agent/critic_loss", "", "mean loss of the critics, summed over them")
+declare("agent/critic_loss", "", "loss summed over the critics, mean over the interval")
 declare("agent/policy_loss", "reward", "mean loss of the policy")
 declare("agent/q_mean", "reward", "mean value of the actions in the batches")
 declare("agent/target_mean", "reward", "mean TD target")
-declare("agent/entropy_coef", "reward", "weight of the entropy")
+declare("agent/entropy_coef", "reward/nat", "entropy coefficient")
 declare("agent/entropy", "nats", "mean of minus the log-probability of the policy's actions")
 declare("agent/grad_norm", "", "mean gradient norm before clipping")
 

@@ -38,7 +38,10 @@ class SacConfig(AgentConfig):
         [256, 256], "units per hidden layer, of the policy and of each critic", unit="units", ge=1
     )
     channels: list[int] = option(
-        [32, 64, 64], "of the convolutions for images; []: none", unit="channels", ge=1
+        [32, 64, 64],
+        "output channels of each convolution for images; []: images are flattened",
+        unit="channels",
+        ge=1,
     )
     policy: str = option("gaussian", "a squashed Gaussian, or one action per state", choices=POLICIES)
     policy_interval: int = option(1, "one policy update per this many opt steps", unit="opt steps", ge=1)
