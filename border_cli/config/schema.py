@@ -277,7 +277,10 @@ class EvaluatorConfig:
         "a new model replaces the best only after both have played fresh episodes and its estimated mean return is larger",
     )
     confirm_episodes: int | None = option(
-        None, "fresh episodes of each model per round of a comparison; null: as many as episodes", unit="episodes", ge=1
+        None,
+        "fresh episodes of each model per round of a comparison; null: as many as episodes",
+        unit="episodes",
+        ge=1,
     )
     heartbeat_timeout_s: float = option(
         60.0, "process: restart the evaluator's process after this long without a heartbeat", unit="s", gt=0.0
