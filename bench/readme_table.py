@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from bench.report import markdown, write_between_marks
-from border_cli.cli.compose import Composer
 from border_cli.config.presets import conf_dir, tuned_for
 from border_cli.config.registry import AGENTS
 from border_cli.core.metrics import METRICS
@@ -16,8 +15,10 @@ METRICS_PAGE = README.parent / "docs" / "metrics.md"
 
 def table() -> str:
     """The options of the groups agent and env, with what their files say first, and for which pairs there are presets."""
-    with Composer([], None) as composer:
-        agents, envs = composer.choices("agent"), composer.choices("env")
+    # From the files, because a plugin may have registered others in this process.
+    agents, envs = (
+        sorted(path.stem for path in (conf_dir() / group).glob("*.yaml")) for group in ("agent", "env")
+    )
     tuned = tuned_for()
     rows = [
         [f"`{agent}`", _says("agent", agent), ", ".join(env for env in tuned if agent in tuned[env])]

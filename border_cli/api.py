@@ -90,7 +90,7 @@ def _train(config: TrainConfig, run_dir: Path, user: UserParts) -> RunResult:
     from border_cli import run
     from border_cli.config.convert import to_config, to_plain
     from border_cli.config.validate import validate
-    from border_cli.preflight import preflight
+    from border_cli.preflight import preflight, probe_env
     from border_cli.runs import directory
 
     config = to_config(to_plain(config))  # each value against its declared type and range, as for the command
@@ -108,7 +108,19 @@ def _train(config: TrainConfig, run_dir: Path, user: UserParts) -> RunResult:
         raise UsageError(
             f"actor_agents has a {type(wrong[0]).__name__}, and the run has a {type(config.agent).__name__}"
         )
+    if user.evaluator is not None and user.evaluation_env is not None:
+        raise UsageError(
+            "evaluator and evaluation_env: an evaluator of your own has its own environment\n"
+            "allowed: one of them"
+        )
     config, spec = preflight(config, folder=run_dir)
+    if user.evaluation_env is not None:
+        other, action_mask = probe_env(replace(config, env=user.evaluation_env), None)
+        if other != spec:
+            raise UsageError(
+                f"evaluation_env: its spaces are not those of the training: {other.difference(spec)}"
+            )
+        user = replace(user, evaluation_env=replace(user.evaluation_env, action_mask=action_mask))
     with directory.exclusive(run_dir) as path:
         directory.write_config(path, config)
         return run.train(config, spec, path, directory.Launch([], command="train_async"), user=user)

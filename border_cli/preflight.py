@@ -25,7 +25,7 @@ from border_cli.config.resolve import resolve
 from border_cli.config.resources import Plan, Sizes, Speeds
 from border_cli.config.schema import TrainConfig
 from border_cli.config.validate import least_capacity
-from border_cli.core.errors import ExitCode, Interrupted, ResourceError, UsageError
+from border_cli.core.errors import ExitCode, Interrupted, ResourceError, UsageError, first_line
 from border_cli.core.spaces import EnvSpec
 from border_cli.core.types import Items, empty_items
 from border_cli.display.views import is_live
@@ -122,7 +122,7 @@ def _probe_error(error: forkserver.ChildError) -> UsageError:
             f"env: {error} while it made the environment\n"
             'in your own script, train_async belongs under `if __name__ == "__main__":`'
         )
-    first = (str(error).splitlines() or [""])[0]
+    first = "".join(str(error).splitlines()[:1])
     return UsageError(
         f"env: the environment raised when it was made or reset: {error.error_type}: {first}\n"
         "env.kwargs.… are its arguments; debug=true shows its traceback"
@@ -230,8 +230,7 @@ def _act(config: TrainConfig, stop: StopFlag) -> float:
     except forkserver.ChildStopped as e:
         raise Interrupted(stop.code or ExitCode.SIGTERM) from e
     except (forkserver.ChildError, TimeoutError) as e:
-        first = (str(e).splitlines() or [""])[0]
-        raise UsageError(f"plan: an actor cannot be tried: {first}") from e
+        raise UsageError(f"plan: an actor cannot be tried: {first_line(e)}") from e
     return rate
 
 

@@ -173,7 +173,7 @@ class RunFiles:
         interrupted = isinstance(error, Interrupted)
         code = error.code if isinstance(error, BorderError | Interrupted) else ExitCode.DEFECT
         try:
-            if not isinstance(error, InvalidCheckpointError):
+            if self._knows_the_run() and not isinstance(error, InvalidCheckpointError):
                 self.start()
             if self._summary is not None:
                 self._summary.finish(
@@ -233,6 +233,11 @@ class RunFiles:
             exact=self._exact(loop),
             dropped={file.name: file.dropped for file in files},
         )
+
+    def _knows_the_run(self) -> bool:
+        """Whether a summary would be of the run: on resume, not before the saved state has been loaded."""
+        saved = None if self._resumed is None else self._resumed.path
+        return saved is None or (self.loop is not None and self.loop.parts.checkpoints.saved_at > 0)
 
     def _exact(self, loop: TrainingLoop) -> bool | None:
         """Whether this is what an uninterrupted run would have given; None where no run can be repeated."""

@@ -16,7 +16,7 @@ import pytest
 
 import border_cli.agents.dqn.agent  # noqa: F401 - declares its metrics
 from border_cli.cli.train import main
-from border_cli.core.metrics import is_clock
+from border_cli.core.metrics import METRICS
 from border_cli.training.ratio_limiter import RatioLimiter
 from tests.faults.processes import ROOT, TIMEOUT_S, assert_session_ends
 from tests.real_runs import Run, tiny
@@ -81,7 +81,7 @@ def value_records(run: Run) -> list[dict[str, Any]]:
 
 
 def _clock(name: str) -> bool:
-    return name not in ("opt_steps", "env_steps") and is_clock(name)
+    return name not in ("opt_steps", "env_steps") and METRICS[name].kind == "clock"
 
 
 def assert_same_bits(one: Run, other: Run) -> None:

@@ -65,6 +65,7 @@ class Warns(Sound):
     def __init__(self) -> None:
         warnings.warn("\x1b[33mWARN: out of date\x1b[0m", DeprecationWarning, stacklevel=2)
         warnings.warn("slow", UserWarning, stacklevel=2)
+        warnings.warn("", UserWarning, stacklevel=2)
 
 
 for kind in (FourValues, ResetWithoutInfo, NoEnv):  # gymnasium puts wrappers around these

@@ -210,7 +210,7 @@ class LockstepManager(ActorManager):
                 deadline = Deadline(self._config.heartbeat_timeout_s)
             if deadline.passed:
                 states = ", ".join(f"{actor.actor} {actor.doing}" for actor in self._actors)
-                raise ActorLostError(f"the learner waited in vain for {what}; actors: {states}")
+                raise ActorLostError(f"the learner timed out waiting for {what}; actors: {states}")
             backoff.sleep()
 
 

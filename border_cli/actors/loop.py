@@ -15,7 +15,7 @@ from border_cli.actors.sampler import Sampler
 from border_cli.actors.spec import ActorId, ActorSpec, ActorState, Rounds, model_number
 from border_cli.core.protocols import ActingPolicy, StepProcessor, SyncModel
 from border_cli.core.state import State, check_like, joined, section
-from border_cli.core.types import ActorStat, Chunk, Items, ModelInfo, count_episodes
+from border_cli.core.types import ActorStat, Chunk, Items, ModelInfo, count_episodes, count_transitions
 from border_cli.runtime import seeding
 from border_cli.runtime.clock import SYSTEM_CLOCK, Backoff, Clock
 from border_cli.transport import ModelChannel
@@ -204,12 +204,15 @@ class Actor:
                 self._wait(partial(self._sink.reserve, processor.n_rows), ActorState.WAITING_FOR_ROOM)
             )
             self._episodes += count_episodes(items)
-            # Where a chunk is split, the last part stands for all env steps: none counts before its rows arrived.
-            env_steps = 0 if processor.n_rows else self._pending
+            env_steps = self._part_steps(items) if processor.n_rows else self._pending
             actor, incarnation = self.id.actor, self.id.incarnation
             self._sink.push(Chunk(actor, incarnation, self._sequence, env_steps, self._version, items))
             self._sequence += 1
             self._pending -= env_steps
+
+    def _part_steps(self, items: Items) -> int:
+        """Env steps of the first part of a split chunk: those of its rows, so that none counts before its rows arrived."""
+        return min(count_transitions(items), self._pending - 1)  # one is left for the last part
 
     def _wait(self, poll: Callable[[], T], state: ActorState) -> T:
         return wait_until(poll, state, self._status, self._clock)
@@ -275,6 +278,9 @@ class LockstepActor(Actor):
         self._status.state = ActorState.STOPPING
         return self.stat()
 
+    def _part_steps(self, items: Items) -> int:
+        return 0  # the learner takes a round as a whole, with its last part
+
     def _state(self) -> State:
         """Between two rounds: all that the next one depends on."""
         policy = State({}, self._policy.generator_state())
@@ -332,7 +338,9 @@ def run_actor(
 
         model = wait_until(first_model, ActorState.WAITING_FOR_MODEL, status)
         if isinstance(model, bool):  # the run was stopped before there was a model
-            return ActorStat(actor_id.actor, actor_id.incarnation, state=ActorState.DONE.label)
+            return ActorStat(
+                actor_id.actor, actor_id.incarnation, actor_id.env_steps, state=ActorState.DONE.label
+            )
         policy.sync_model(model)
         policy.train()
         status.state = ActorState.RESETTING

@@ -15,7 +15,7 @@ from typing import Any
 from border_cli.actors.process import ActorHandle, Shared
 from border_cli.actors.spec import ActorSpec, StatusBlock
 from border_cli.config.schema import ActorManagerConfig
-from border_cli.core.errors import ActorLostError
+from border_cli.core.errors import ActorLostError, first_line
 from border_cli.core.protocols import StopCheck
 from border_cli.core.state import State, check_like
 from border_cli.core.types import ActorStat, Chunk, Column, ModelInfo
@@ -116,16 +116,16 @@ class ActorManager:
     def collect(self) -> list[Chunk]:
         """See `ExperienceSource`. The arrays lie in shared memory, which the next call gives back to the actors.
 
-        When too few actors are left, everything handed over until then is returned before ActorLostError is raised.
+        When too few actors are left, one call returns what was handed over until then, and the next raises ActorLostError.
         """
-        if not self._stopped and self._lost is None and self._poll_due.passed:
+        if self._lost is not None and not self._stopped:
+            raise self._lost
+        if not self._stopped and self._poll_due.passed:
             self._poll(0.0)
             # Asking the system about processes and pipes costs more than looking into every ring.
             self._poll_due = Deadline(_POLL_INTERVAL_S)
         chunks, self._left = self._left, []
         chunks += [chunk for actor in self._actors for chunk in actor.collect()]
-        if self._lost is not None and not chunks and not self._stopped:
-            raise self._lost
         return chunks
 
     def state(self, whole: bool = True) -> State:
@@ -164,7 +164,8 @@ class ActorManager:
         if not self._stopped:
             self._stopped = True
             self._status.request_stop()
-            run_all([self._wait_for_exits, *(actor.end for actor in self._actors), self._release])
+            ends = [actor.end for actor in self._actors]
+            run_all([self._wait_for_exits, *ends, self._report_late_failures, self._release])
         return self.stats()
 
     def _make_channel(self, model: ModelInfo, state: State | None) -> ModelChannel:
@@ -178,14 +179,14 @@ class ActorManager:
         check_like(State({}, saved), State({}, _counts(0, 0, 0)), f"actor {actor}")
         return resumed_stat(actor, saved | {"incarnation": saved["incarnation"] + 1}), None
 
-    def _listen(self, timeout_s: float) -> None:
-        """Receive what actors have sent, waiting no longer than timeout_s for the first of it."""
-        actors = {descriptor: actor for actor in self._actors for descriptor in actor.descriptors}
-        for descriptor in wait(list(actors), timeout_s):
-            actors[descriptor].receive()  # type: ignore[index]
+    def _listen(self, actors: Sequence[ActorHandle], timeout_s: float) -> None:
+        """Receive what these actors have sent, waiting no longer than timeout_s for the first of it."""
+        by_descriptor = {descriptor: actor for actor in actors for descriptor in actor.descriptors}
+        for descriptor in wait(list(by_descriptor), timeout_s):
+            by_descriptor[descriptor].receive()  # type: ignore[index]
 
     def _poll(self, timeout_s: float) -> None:
-        self._listen(timeout_s)
+        self._listen(self._actors, timeout_s)
         for actor in self._actors:
             loss = actor.supervise()
             if loss is not None:
@@ -195,22 +196,31 @@ class ActorManager:
         c, cause = self._config, loss.cause
         self._first_cause = self._first_cause or cause
         left = sum(actor.condition is not Condition.GIVEN_UP for actor in self._actors)
+        restarts = "1 restart" if c.restarts == 1 else f"{c.restarts} restarts"
         if left < c.min_actors:
             why = str(cause)
             if c.restarts:
                 why += (
-                    f"\nit was restarted {c.restarts} times within {c.restart_window_s:g} s, and fewer than "
+                    f"\nafter {restarts} within {c.restart_window_s:g} s, fewer than "
                     f"actor_manager.min_actors={c.min_actors} are left"
                 )
             self._lost = ActorLostError(why, cause.details, cause.context)
             self._lost.logged = not self._is_new(cause)
             return
-        what = str(cause).splitlines()[0]
+        what = first_line(cause)
         if loss.restart is None:
-            restarts = "1 restart" if c.restarts == 1 else f"{c.restarts} restarts"
             what += f": given up after {restarts}, {left} of {self._n_actors} actors left"
         else:
             what += f": restart {loss.restart} of {c.restarts} in {loss.delay_s:g} s"
+        self._report(cause, what)
+
+    def _report_late_failures(self) -> None:
+        """Report the actors that failed while the run was stopping, which no loss reports."""
+        for actor in self._actors:
+            if (cause := actor.late_failure) is not None:
+                self._report(cause, f"{first_line(cause)}, while the run was stopping")
+
+    def _report(self, cause: ActorLostError, what: str) -> None:
         _logger.warning("%s", what)
         if cause.details and self._is_new(cause):
             _logger.info("the actor's own traceback:\n%s", cause.details)
@@ -228,10 +238,11 @@ class ActorManager:
     def _wait_for_exits(self) -> None:
         """Collect what the actors hand over until all have exited, and kill those that have not in time."""
         deadline = Deadline(self._config.stop_timeout_s)
-        while not (deadline.passed or all(actor.exited() for actor in self._actors)):
+        while not deadline.passed and (left := [actor for actor in self._actors if not actor.exited()]):
             for actor in self._actors:
                 self._left += [chunk.copy() for chunk in actor.collect()]
-            self._listen(min(_STOP_POLL_S, deadline.remaining_s))
+            # Not to those that have exited: their descriptors stay readable, so the wait would not wait.
+            self._listen(left, min(_STOP_POLL_S, deadline.remaining_s))
 
         for actor in self._actors:
             if not actor.exited():

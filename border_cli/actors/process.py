@@ -166,6 +166,12 @@ class ActorHandle(SupervisedProcess):
             self._absent, self._absence_reported = True, False
         return loss
 
+    @property
+    def late_failure(self) -> ActorLostError | None:
+        """Why it failed, if that was after the last `supervise`."""
+        late = self.condition is Condition.EXITING and self.stat().state in ("failed", "lost")
+        return self._cause if late else None
+
     def present(self) -> bool:
         """Whether it can act. Each absence is reported at least once, however short it was."""
         if self._absence_reported and self.condition is Condition.READY:

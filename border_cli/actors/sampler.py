@@ -213,7 +213,7 @@ class InThreadSource:
         (self._credit,) = credits
         if self._credit < self._stat.env_steps:
             raise IncompatibleStateError(
-                f"the actor has taken {self._stat.env_steps} env steps, and {self._credit} are known of"
+                f"the actor has taken {self._stat.env_steps} env steps, but the run has counted {self._credit}"
             )
 
     def announce(self, env_steps: int) -> None:

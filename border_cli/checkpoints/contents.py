@@ -29,6 +29,7 @@ from safetensors import numpy as safetensors
 
 from border_cli.checkpoints import store
 from border_cli.core import json_text
+from border_cli.core.errors import first_line
 from border_cli.core.spaces import Array, EnvSpec
 from border_cli.core.state import Block, RunState, State
 from border_cli.core.types import Evaluation, ModelInfo
@@ -243,5 +244,4 @@ def _content(path: Path, files: Mapping[str, bytes], name: str) -> bytes:
 
 def _unreadable(path: Path, name: str, error: Exception) -> store.InvalidCheckpointError:
     """The error of a file whose checksum fits, and whose content is not what it has to be."""
-    detail = (str(error).splitlines() or [type(error).__name__])[0]
-    return store.InvalidCheckpointError(f"{path / name} cannot be read: {detail}")
+    return store.InvalidCheckpointError(f"{path / name} cannot be read: {first_line(error)}")

@@ -13,7 +13,7 @@ from rich.filesize import decimal
 from border_cli.checkpoints import contents, store
 from border_cli.checkpoints.contents import BEST, CHECKPOINTS, REPLAY, Files, ModelDescription
 from border_cli.config.schema import TrainConfig
-from border_cli.core.errors import CheckpointIOError
+from border_cli.core.errors import CheckpointIOError, first_line
 from border_cli.core.protocols import Agent
 from border_cli.core.spaces import Array, EnvSpec
 from border_cli.core.state import RunState, State
@@ -85,7 +85,7 @@ class CheckpointManager:
             _twice(self._write_best)
         except CheckpointIOError as e:
             self._telemetry.save_failed()
-            _logger.warning("%s; the model is kept in memory for the next checkpoint", _first_line(e))
+            _logger.warning("%s; the model is kept in memory for the next checkpoint", first_line(e))
         self._telemetry.excluded(monotonic() - began)
 
     def save(self, state: RunState, counters: Mapping[str, object], last: bool = False) -> None:
@@ -181,12 +181,12 @@ class CheckpointManager:
         if last or self._failures >= MAX_FAILURES:
             why = "it was the last save of the run" if last else f"{MAX_FAILURES} saves in a row have failed"
             raise CheckpointIOError(
-                f"{_first_line(error)}\n{why}; the checkpoints before it are unchanged\n"
+                f"{first_line(error)}\n{why}; the checkpoints before it are unchanged\n"
                 "allowed: a disk that has room and can be written to; then resume=<run> continues from the newest"
             ) from error
         self._skips = self._failures
         skipped = "next save is" if self._skips == 1 else f"next {self._skips} saves are"
-        _logger.warning("%s; training continues, and the %s skipped", _first_line(error), skipped)
+        _logger.warning("%s; training continues, and the %s skipped", first_line(error), skipped)
 
 
 def _twice(write: Callable[[], None]) -> None:
@@ -199,7 +199,3 @@ def _twice(write: Callable[[], None]) -> None:
 def _full(replay: State | None) -> list[str]:
     """Files of the blocks that are full, and never change as long as they are."""
     return [] if replay is None else [contents.block_file(block) for block in replay.blocks if block.sealed]
-
-
-def _first_line(error: CheckpointIOError) -> str:
-    return str(error).splitlines()[0]

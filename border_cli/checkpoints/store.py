@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from border_cli.core import json_text
-from border_cli.core.errors import CheckpointIOError, NoValidCheckpointError
+from border_cli.core.errors import CheckpointIOError, NoValidCheckpointError, first_line
 from border_cli.runtime.files import open_plain
 
 FORMAT_VERSION = 1
@@ -415,5 +415,4 @@ def _verifying(path: Path) -> Iterator[None]:
 
 def _reason(error: Exception) -> str:
     """Why, in one line."""
-    text = (error.strerror if isinstance(error, OSError) else None) or str(error)
-    return text.splitlines()[0] if text else type(error).__name__
+    return (error.strerror if isinstance(error, OSError) else None) or first_line(error)

@@ -32,7 +32,7 @@ from border_cli.cli.overrides import (
 from border_cli.config.convert import to_config
 from border_cli.config.schema import EnvConfig
 from border_cli.config.validate import check_effect
-from border_cli.core.errors import ActorLostError, ExitCode, Interrupted, UsageError
+from border_cli.core.errors import ActorLostError, ExitCode, Interrupted, UsageError, first_line
 from border_cli.core.protocols import ActingPolicy
 from border_cli.core.types import Evaluation
 from border_cli.display.format import number
@@ -239,9 +239,8 @@ def _camera(frames: list[Image]) -> Callable[[GymEnv], None]:
         except DependencyNotInstalled:
             raise
         except Exception as e:
-            first = (str(e).splitlines() or [""])[0]
             raise UsageError(
-                f"render=rgb_array: the environment cannot draw: {type(e).__name__}: {first}\n"
+                f"render=rgb_array: the environment cannot draw: {type(e).__name__}: {first_line(e)}\n"
                 "without a display, MuJoCo draws with MUJOCO_GL=egl (or osmesa) in front of the command"
             ) from e
         frame.thumbnail((320, 320))
@@ -293,4 +292,4 @@ def _write(path: Path, located: Located, data: Mapping[str, Any], frames: Sequen
     except OSError as e:
         show(f"not written: {path}: {e.strerror or e}")
     except UsageError as e:
-        show(f"not written: {str(e).splitlines()[0]}")
+        show(f"not written: {first_line(e)}")

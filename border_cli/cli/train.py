@@ -225,6 +225,11 @@ def _resume_unfinished(composed: Composed, launch: Launch) -> int:
     """`resume=auto`: continue the unfinished run of this configuration, or start one. The exit code."""
     from border_cli.runs.resume import newest_unfinished
 
+    if composed.run_dir is not None:
+        raise UsageError(
+            f"resume=auto looks for a run below {RUNS}/, so hydra.run.dir has no effect with it\n"
+            f"allowed: resume={composed.run_dir}"
+        )
     run_dir = newest_unfinished(RUNS, composed.config)
     if run_dir is None:
         return _train(composed, launch)

@@ -23,7 +23,7 @@ import yaml
 
 from border_cli.config.registry import TABLES, find
 from border_cli.config.schema import OptionInfo, TrainConfig
-from border_cli.core.errors import UsageError
+from border_cli.core.errors import UsageError, first_line
 
 # -- the nearest match ---------------------------------------------------
 
@@ -131,7 +131,7 @@ def load(path: Path) -> Any:
 def describe(error: Exception) -> str:
     """One line that says what is wrong with a YAML text, and where."""
     mark = getattr(error, "problem_mark", None)
-    problem = getattr(error, "problem", None) or (str(error).splitlines() or [type(error).__name__])[0]
+    problem = getattr(error, "problem", None) or first_line(error)
     return f"line {mark.line + 1}: {problem}" if mark else str(problem)
 
 

@@ -102,7 +102,8 @@ def find(group: str, name: str) -> Entry | None:
 
 def import_paths(data: Mapping[str, Any]) -> dict[str, str]:
     """The import paths in a plain configuration that replace a part of ours, by their key."""
-    named = {f"{group}.type": (data.get(group) or {}).get("type") for group in IMPORTABLE}
+    sections = {group: data.get(group) for group in IMPORTABLE}
+    named = {f"{group}.type": s.get("type") for group, s in sections.items() if isinstance(s, Mapping)}
     named["step_processor"] = data.get("step_processor")
     return {key: path for key, path in named.items() if isinstance(path, str) and ":" in path}
 

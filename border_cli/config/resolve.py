@@ -18,6 +18,7 @@ from border_cli.core.errors import UsageError
 
 _GAME = re.compile(r"(\w+:)?ALE/[\w-]+")
 BUDGETS = ("trainer.max_opts", "trainer.max_env_steps", "trainer.max_time", "trainer.stop_return")
+_TIMEOUTS = tuple(f"actor_manager.{what}_timeout_s" for what in ("start", "heartbeat", "stop"))
 _SAFE = (
     *BUDGETS,
     "trainer.eval_interval",
@@ -30,11 +31,20 @@ _SAFE = (
     "env.out_of_bounds",
     "env.action_mask",  # decided when the run starts
     "buffer.beta_opt_steps",  # so is this
+    *_TIMEOUTS,
     "device",
     "debug",
 )
 _SAFE_RUNNING_FREE = ("n_actors", "actor_manager.", "threads", "trainer.ratio_tolerance")
-_KEEP_THE_BITS = (*BUDGETS, "recorder.", "checkpoint.", "env.out_of_bounds", "env.action_mask", "debug")
+_KEEP_THE_BITS = (
+    *BUDGETS,
+    "recorder.",
+    "checkpoint.",
+    "env.out_of_bounds",
+    "env.action_mask",
+    *_TIMEOUTS,
+    "debug",
+)
 
 
 def resolve(

@@ -81,6 +81,11 @@ def _effects(
     yield is_reproducible(config), _OF_RESTARTS, reason, "with trainer=async without lockstep"
     reason = "under trainer.lockstep=true, where rounds replace it"
     yield t.lockstep, _OF_FREE_ROUNDS, reason, "with trainer.lockstep=false"
+    keys = ["actor_manager.restart_window_s", "actor_manager.restart_delay_s"]
+    unused = config.actor_manager.restarts == 0
+    yield unused, keys, "with actor_manager.restarts=0", "with actor_manager.restarts > 0"
+    key, unused = "recorder.tensorboard_step", not config.recorder.tensorboard
+    yield unused, [key], "with recorder.tensorboard=false", "with recorder.tensorboard=true"
     key, reason = "trainer.lockstep_steps", "under trainer.lockstep=false"
     yield not t.lockstep, [key], reason, "with trainer.lockstep=true"
     key, reason = "trainer.ratio_tolerance", "under trainer.opt_interval=null"

@@ -92,6 +92,11 @@ def notes(error: BaseException) -> list[str]:
     return list(getattr(error, "__notes__", ()))
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of the message, or the type where there is no message."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
 class Interrupted(BaseException):
     """A run that stopped cleanly because of SIGINT or SIGTERM.
 

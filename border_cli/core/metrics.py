@@ -117,11 +117,6 @@ def declare(name: str, unit: str, help: str, kind: str = "value") -> None:
         raise ValueError(f"metric {name!r} is declared twice")
 
 
-def is_clock(name: str) -> bool:
-    """Whether a metric may differ between two runs of the same seed."""
-    return METRICS[name].kind == "clock"
-
-
 declare("train/episode_return", "reward", "mean raw return of the episodes that ended in the interval")
 declare("train/episode_length", "env steps", "mean length of the episodes that ended in the interval")
 declare("train/episodes", "episodes", "episodes that ended in the interval")

@@ -121,6 +121,11 @@ def count_episodes(items: Items) -> int:
     return int(np.count_nonzero(items["episode_length"]))
 
 
+def count_transitions(items: Items) -> int:
+    """How many of these rows are transitions. Each env step gives one."""
+    return int(np.count_nonzero(items["n_steps"]))
+
+
 def finished_episodes(items: Items) -> list[tuple[float, int]]:
     """The episodes that end in these rows, in row order: undiscounted sum of raw rewards, and env steps."""
     ended = np.flatnonzero(items["episode_length"])
@@ -197,6 +202,7 @@ class ActorStat:
     """What one actor did in all its incarnations.
 
     Attributes:
+        env_steps: in lockstep including those of rounds that the learner has not inserted.
         seconds: since its first env step in this launch.
         blocked_seconds: of them, waiting for credit or room.
         exact: false once an environment of it could not be resumed as it was.

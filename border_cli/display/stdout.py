@@ -40,7 +40,7 @@ class SafeStream:
             self._close("broken pipe")
 
     def _close(self, reason: str) -> None:
-        self.open = False  # before logging: the message may be on its way back to this very outlet
+        self.open = False  # before logging: the message may be on its way back to this stream
         discard(self._stream())
         _logger.warning("output stopped, training continues: %s", reason)
 
@@ -111,11 +111,11 @@ class NonblockingStream(io.TextIOBase):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """Of the target."""
+        """The encoding of the wrapped stream."""
         return getattr(self._target, "encoding", None) or "utf-8"
 
     def fileno(self) -> int:
-        """Of the target."""
+        """The descriptor of the wrapped stream."""
         return self._target.fileno()
 
     def write(self, text: str) -> int:

@@ -155,7 +155,7 @@ _BOUND = {
 def print_plan(console: Console, plan: Plan) -> None:
     """Print what a run would do and take. A console that is gone is no error."""
     counts, one = plan.counts, plan.checkpoint
-    does = make_table("the run does", "", "value")
+    does = make_table("run", "", "value")
     ends_surely = counts.exact or counts.limit == "max_time"
     add_row(does, "ends by", counts.limit if ends_surely else f"{counts.limit}, or earlier")
     for what, n in (
@@ -167,25 +167,25 @@ def print_plan(console: Console, plan: Plan) -> None:
         most = "" if counts.exact else "at most "
         add_row(does, what, "known at the end" if n is None else f"{most}{format.count(n)}")
 
-    memory = make_table("it takes of the memory", "", "bytes")
+    memory = make_table("memory", "", "bytes")
     _add_sizes(memory, plan.memory)
     add_row(memory, "free", "-" if plan.free_memory is None else format.size(plan.free_memory))
     add_row(memory, "processes", format.count(plan.processes))
     add_row(memory, "compute threads", f"{plan.threads} on {format.counted(plan.cpus, 'CPU')}")
 
-    disk = make_table("it takes of the disk", "", "bytes")
+    disk = make_table("disk", "", "bytes")
     add_row(disk, "one checkpoint", format.size(one.fixed))
     add_row(disk, "one with a full replay", format.size(one.fixed + one.replay))
     disk.add_section()
     _add_sizes(disk, plan.disk)
     add_row(disk, "free", format.size(plan.free_disk))
 
-    time = make_table("it may last (an estimate)", "", "value")
+    time = make_table("time (estimate)", "", "value")
     add_row(time, "env steps/s of one actor alone", format.rate(plan.speeds.env_steps))
     add_row(time, "opt steps/s of the learner alone", format.rate(plan.speeds.opt_steps))
     add_row(time, "slower side", _BOUND[plan.duration.bound_by])
     add_row(time, "training", format.duration(plan.duration.seconds))
-    add_row(time, "to be added", "start, evaluations, checkpoints")
+    add_row(time, "not included", "start, evaluations, checkpoints")
     print_tables(console, [does, memory, disk, time])
 
 

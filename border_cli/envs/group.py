@@ -122,6 +122,7 @@ class GymEnv:
         with self._failures("step", env_ix, action) as where:
             if self._native:
                 for row, i in enumerate(env_ix):
+                    where["env"] = i
                     self.envs[i].unwrapped.send(decode_action(self.spec.action, action[row]))
             checker.renew_arrays(whole=k == self.n_envs)
             for row, i in enumerate(env_ix):
@@ -184,7 +185,8 @@ def try_env(config: EnvConfig) -> tuple[EnvSpec, str]:
     with warnings.catch_warnings(record=True) as caught:
         found = _try(config)
     for text in dict.fromkeys(_COLOUR.sub("", str(warning.message)) for warning in caught):
-        sys.stderr.write(f"warning: {text.removeprefix('WARN: ').splitlines()[0]}\n")
+        first = text.removeprefix("WARN: ").partition("\n")[0]
+        sys.stderr.write(f"warning: {first}\n")
     return found
 
 
@@ -211,7 +213,7 @@ def _try(config: EnvConfig) -> tuple[EnvSpec, str]:
         if mistake:
             raise UsageError(f"env: {mistake}\n{_API}") from e
         done = {"make": "made", "reset": "reset", "step": "stepped"}[e.context["phase"]]
-        first = (str(cause).splitlines() or [""])[0]
+        first = "".join(str(cause).splitlines()[:1])
         raise UsageError(
             f"env: the environment raised when it was {done}: {type(cause).__name__}: {first}\n"
             "env.kwargs.… are its arguments; debug=true shows its traceback"

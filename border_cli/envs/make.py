@@ -13,7 +13,7 @@ import numpy as np
 from border_cli.config.convert import nearest
 from border_cli.config.registry import ENVS, import_path
 from border_cli.config.schema import EnvConfig
-from border_cli.core.errors import UsageError
+from border_cli.core.errors import UsageError, first_line
 from border_cli.core.spaces import ACTION_MASK
 from border_cli.envs import atari
 from border_cli.envs.atari import NativeGame
@@ -53,7 +53,9 @@ def make_gym(
     env = NativeGame(config) if native else _bare(config, kwargs)
     if config.preprocess == "atari" and config.fire_reset:
         env = atari.Fire(env)
-    if config.max_episode_steps is not None and (config.entry_point or config.preprocess != "none"):
+    # gymnasium.make applies the limit of an environment that it makes by its id.
+    by_id = not (ENVS[config.type].factory or config.entry_point) and config.preprocess == "none"
+    if config.max_episode_steps is not None and not by_id:
         env = gymnasium.wrappers.TimeLimit(env, config.max_episode_steps)
     if config.frame_stack > 1:
         if ACTION_MASK in getattr(env.observation_space, "spaces", ()):
@@ -150,12 +152,12 @@ def _from_id(config: EnvConfig, kwargs: dict[str, Any]) -> gymnasium.Env[Any, An
         hint = f"nearest: {match}" if match else _REGISTERING
         raise UsageError(f"env.id: there is no environment {env_id!r}\n{hint}{_install_hint(env_id)}") from e
     except gymnasium.error.DeprecatedEnv as e:
-        raise UsageError(f"env.id: {env_id!r} is deprecated\n{_first_line(e)}") from e
+        raise UsageError(f"env.id: {env_id!r} is deprecated\n{first_line(e)}") from e
     except gymnasium.error.DependencyNotInstalled as e:
         hint = _install_hint(env_id, e)
         raise UsageError(f"env.id: {env_id!r} needs a package that is not installed{hint}") from e
     except gymnasium.error.Error as e:
-        raise UsageError(f"env.id: {env_id!r} cannot be made\n{_first_line(e)}") from e
+        raise UsageError(f"env.id: {env_id!r} cannot be made\n{first_line(e)}") from e
 
 
 def _install_hint(env_id: str, error: Exception | None = None) -> str:
@@ -163,7 +165,7 @@ def _install_hint(env_id: str, error: Exception | None = None) -> str:
     extra = next((extra for extra, names in _EXTRAS.items() if env_id.startswith(names)), None)
     if extra and (error is not None or importlib.util.find_spec(_MODULES[extra]) is None):
         return f"\ninstall it with: pip install 'border-cli[{extra}]'"
-    return f"\n{str(error).splitlines()[0]}" if error and str(error) else ""
+    return f"\n{first_line(error)}" if error and str(error) else ""
 
 
 @functools.cache
@@ -190,7 +192,3 @@ def _checked(env: Any, label: str) -> gymnasium.Env[Any, Any]:
     if not isinstance(env, gymnasium.Env):
         raise UsageError(f"{label} gave a {type(env).__name__}\nallowed: gymnasium.Env")
     return env
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from border_cli.core.errors import ResourceError
+from border_cli.core.errors import ResourceError, first_line
 from border_cli.core.metrics import METRICS, Record
 from border_cli.core.protocols import Recorder
 from border_cli.runtime.files import run_all
@@ -18,10 +18,10 @@ class NullRecorder:
     """Keeps nothing."""
 
     def write(self, record: Record) -> None:
-        """Forget it."""
+        """Drop the record."""
 
     def positions(self) -> dict[str, int]:
-        """None of it lasts."""
+        """No record is kept."""
         return {}
 
     def flush(self) -> None:
@@ -74,7 +74,7 @@ class RecorderGroup:
         run_all([partial(recorder.write, record) for recorder in self._recorders])
 
     def positions(self) -> dict[str, int]:
-        """Those of all."""
+        """The positions of all recorders."""
         return {name: n for recorder in self._recorders for name, n in recorder.positions().items()}
 
     def flush(self) -> None:
@@ -151,5 +151,6 @@ class TolerantRecorder:
         self._retry_at = self._now() + self._retry_s
         if self._now() >= self._warn_at or not self._warn_at:
             self._warn_at = self._now() + WARN_S
-            first = str(error).splitlines()[0]
-            _logger.warning("%s; %d records dropped so far, training continues", first, self.dropped)
+            _logger.warning(
+                "%s; %d records dropped so far, training continues", first_line(error), self.dropped
+            )

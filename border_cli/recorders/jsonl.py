@@ -25,9 +25,9 @@ def writing(path: Path, key: str) -> Iterator[None]:
 
 
 class AppendedFile:
-    """Opened or made at `path`. A piece is with the system, and readable by others, when `append` returns.
+    """A file that is appended to. When `append` returns, other processes can read the piece.
 
-    keep: bytes that stay; what is behind them is cut off by the first piece, and not before there is one.
+    keep: length [bytes] of the part that stays; the first `append` cuts off what follows it.
     """
 
     def __init__(self, path: Path, keep: int | None = None) -> None:
@@ -44,7 +44,7 @@ class AppendedFile:
         return self._file.closed
 
     def append(self, piece: bytes) -> None:
-        """Append all of it, or raise OSError; what came in of it then is cut off again, at the latest by the next."""
+        """Append the piece or raise OSError; a partly written piece is cut off before the next write."""
         self._torn = self._torn or self._behind
         self._cut()
         self._torn, self._behind = True, False
@@ -59,7 +59,7 @@ class AppendedFile:
         self._torn = False
 
     def sync(self) -> None:
-        """Bring it to the disk itself. Raises OSError."""
+        """Write everything to the disk itself. Raises OSError."""
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
@@ -140,7 +140,7 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 
 
 def _whole_lines(path: Path, most: int | None) -> tuple[int, int]:
-    """How many whole lines a file begins with, `most` at the most, and where the last of them ends. None is there: 0, 0."""
+    """The number of whole lines at the start of a file, at most `most`, and where the last one ends. No file: (0, 0)."""
     lines, end = 0, 0
     if path.exists():
         with path.open("rb") as file:

@@ -28,12 +28,12 @@ _MAX_EVENT_BYTES = 2**24
 
 
 def event_files(folder: Path) -> list[Path]:
-    """Those of a folder, oldest first."""
+    """The event files of a folder, oldest first."""
     return sorted(path for path in folder.glob(_PATTERN) if path.name.split(".")[3].isdigit())
 
 
 def keep_records(folder: Path, keep: int | None) -> int:
-    """Keep the first `keep` records of all files together, or all; cut what is torn. How many there are then."""
+    """Keep the first `keep` records of all files together, or all, and cut off torn ones. Returns the number kept."""
     kept = 0
     for path in event_files(folder):
         if kept == keep:

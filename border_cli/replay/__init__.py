@@ -1,1 +1,1 @@
-"""Step processors, the replay buffer and the ratio limiter."""
+"""Step processors and the replay buffer."""

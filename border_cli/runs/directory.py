@@ -98,15 +98,6 @@ def locked(run_dir: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def is_held(run_dir: Path) -> bool:
-    """Whether a living process holds the run."""
-    try:
-        with locked(run_dir):
-            return False
-    except UsageError:
-        return True
-
-
 @contextlib.contextmanager
 def exclusive(path: Path) -> Iterator[Path]:
     """Create this folder if necessary, and hold it for a new run.
@@ -149,7 +140,10 @@ def read_config_data(run_dir: Path) -> dict[str, Any]:
         raise UsageError(
             f"{run_dir} is not a run: it has no {CONFIG_FILE}\nallowed: a run, such as runs/latest"
         )
-    data = load(path)
+    try:
+        data = load(path)
+    except OSError as e:
+        raise UsageError(f"{path} cannot be read: {e.strerror}") from e
     if not isinstance(data, dict):
         raise UsageError(f"{path} holds no configuration\nallowed: the {CONFIG_FILE} of a run")
     return data

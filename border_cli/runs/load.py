@@ -26,7 +26,7 @@ from border_cli.config import registry
 from border_cli.config.convert import ConfigError, to_config
 from border_cli.config.registry import AGENTS
 from border_cli.config.schema import AgentConfig, EnvConfig, TrainConfig
-from border_cli.core.errors import UsageError
+from border_cli.core.errors import UsageError, first_line
 from border_cli.core.protocols import ActingPolicy, Agent
 from border_cli.core.spaces import ACTION_MASK, Array, EnvSpec, Obs, ObsLeaf
 from border_cli.envs.spaces import decode_action, encode
@@ -353,6 +353,5 @@ def _checked(name: str, section: Mapping[str, Any]) -> TrainConfig:
         return to_config({"agent": {"type": "dqn"}, name: section})
     except ConfigError as e:
         if e.key in ("agent.type", "env.type"):
-            first = str(e).splitlines()[0]
-            raise UsageError(f"{first}\nif a package brings it, add plugins=[<package>]") from e
+            raise UsageError(f"{first_line(e)}\nif a package brings it, add plugins=[<package>]") from e
         raise UsageError(f"the stored configuration does not fit this border-cli\n{e}") from e

@@ -21,11 +21,17 @@ from border_cli.config.resolve import (
     safe,
 )
 from border_cli.config.schema import TrainConfig
-from border_cli.core.errors import BorderError, IncompatibleStateError, NoValidCheckpointError, UsageError
+from border_cli.core.errors import (
+    BorderError,
+    IncompatibleStateError,
+    NoValidCheckpointError,
+    UsageError,
+    first_line,
+)
 from border_cli.core.spaces import EnvSpec
 from border_cli.core.state import RunState
 from border_cli.core.types import ModelInfo
-from border_cli.runs.directory import CONFIG_FILE, is_held, read_config
+from border_cli.runs.directory import CONFIG_FILE, locked, read_config
 from border_cli.runs.summary import read_summary
 from border_cli.training.best_model import Evidence
 
@@ -114,7 +120,7 @@ def check_spec(resumed: Resumed, spec: EnvSpec) -> None:
 def unfit(path: Path, error: ValueError) -> store.InvalidCheckpointError:
     """The error of a checkpoint that verifies, and whose state does not fit this run."""
     return store.InvalidCheckpointError(
-        f"{path} cannot be resumed from: {str(error).splitlines()[0]}\n"
+        f"{path} cannot be resumed from: {first_line(error)}\n"
         "its files are undamaged, so another version of border-cli or another program wrote them\n"
         "allowed: a new run with init_from=<run>, which takes its weights alone"
     )
@@ -134,11 +140,8 @@ def newest_unfinished(root: Path, config: TrainConfig) -> Path | None:
         except (BorderError, OSError):
             continue  # damaged, or of another version
         if all(safe(stored, change) for change in changes(stored, reopen(inherit(config, stored)))):
-            if is_held(run_dir):
-                raise UsageError(
-                    f"{run_dir} is being trained by another process\nallowed: wait for it, or stop it"
-                )
-            return run_dir
+            with locked(run_dir):
+                return run_dir
     return None
 
 
@@ -148,7 +151,7 @@ def _newest(folder: Path, with_replay: bool) -> Path | None:
     except NoValidCheckpointError as e:
         if with_replay and any(store.verifies(path, (REPLAY,)) for path in store.list_steps(folder)):
             raise NoValidCheckpointError(
-                f"{str(e).splitlines()[0]}\nnone of the checkpoints in {folder} has a replay that verifies\n"
+                f"{first_line(e)}\nnone of the checkpoints in {folder} has a replay that verifies\n"
                 "allowed: checkpoint.replay=none beside resume continues without it, after a new warm-up"
             ) from e
         raise

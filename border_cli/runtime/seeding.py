@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from border_cli.core.errors import IncompatibleStateError
+from border_cli.core.state import State, check_like
 
 LEARNING = (0, 1)
 AGENT, REPLAY, EVALUATION, ACTOR, EVAL_COMMAND, EVALUATION_POLICY, CONFIRMATION = range(7)
@@ -75,8 +76,9 @@ def exploration_key(actor: int, incarnation: int) -> tuple[int, ...]:
 def restore(rng: np.random.Generator, state: Mapping[str, Any]) -> None:
     """Set a generator to a saved state. Raises IncompatibleStateError, and changes nothing, if it is not of its kind."""
     before = rng.bit_generator.state
+    check_like(State({}, dict(state)), State({}, dict(before)), "the saved state of a generator")
     try:
         rng.bit_generator.state = dict(state)
-    except (AttributeError, TypeError, KeyError, ValueError, OverflowError) as e:
+    except (ValueError, OverflowError) as e:  # a number out of range
         rng.bit_generator.state = before
         raise IncompatibleStateError(f"the saved state of a generator does not fit: {e}") from e

@@ -18,7 +18,7 @@ from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any, cast
 
-from border_cli.core.errors import ActorLostError, IncompatibleStateError, ResourceError
+from border_cli.core.errors import ActorLostError, IncompatibleStateError, ResourceError, first_line
 from border_cli.runtime import child, forkserver
 from border_cli.runtime.child import Reporter, clipped, log_here, log_through, new_pipe
 from border_cli.runtime.clock import SYSTEM_CLOCK, Clock, Deadline
@@ -242,7 +242,7 @@ class RestartBudget:
 
     def delay_s(self, first_s: float) -> float:
         """Delay before the restart that was taken last [s]: first_s, doubled for each one before it, at most 30 s."""
-        return min(MAX_DELAY_S, first_s * 2.0 ** (self.spent - 1))
+        return min(MAX_DELAY_S, first_s * 2.0 ** min(self.spent - 1, 60))
 
     def reset(self) -> None:
         """Forget the restarts so far."""
@@ -403,7 +403,7 @@ class SupervisedProcess(ABC):
                     self.start()
                 except ResourceError as error:
                     self._cause = ActorLostError(
-                        f"{self.name} could not be started again: {str(error).splitlines()[0]}"
+                        f"{self.name} could not be started again: {first_line(error)}"
                     )
                     return self._lose()
         return None

@@ -275,6 +275,8 @@ class TrainingLoop(ABC):
 
     def _save(self, last: bool = False) -> None:
         self._require_finite()
+        if not (self.reproducible or self._failed):
+            self.insert()  # what actors have handed over so far
         p, best, newest = self.parts, self.eval_manager.best, self.eval_manager.last
         counters = {
             "opt_steps": p.limiter.opt_steps,

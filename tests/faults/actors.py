@@ -29,6 +29,8 @@ from border_cli.replay.n_step import NStepProcessor
 from border_cli.runtime.supervised import Factory
 from tests.fakes import COUNTING_COLUMNS, counting_actors, make_counting_env, make_processor, model
 
+RING_ROWS = 256
+
 
 @contextlib.contextmanager
 def running(
@@ -39,7 +41,7 @@ def running(
     **config: Any,
 ) -> Iterator[ActorManager]:
     """Actors none of which may be lost, unless the test says otherwise."""
-    config = {"stop_timeout_s": 10.0, "ring_rows": 256, "restarts": 0, "min_actors": n_actors, **config}
+    config = {"stop_timeout_s": 10.0, "ring_rows": RING_ROWS, "restarts": 0, "min_actors": n_actors, **config}
     manager = ActorManager(
         spec, COUNTING_COLUMNS, n_actors, ActorManagerConfig(**config), lambda: False, on_exception
     )

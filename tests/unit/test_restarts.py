@@ -63,6 +63,12 @@ def test_a4_delays_double_up_to_half_a_minute_and_start_again_after_a_quiet_wind
     assert budget.delay_s(1.0) == 1.0
 
 
+def test_a4_any_number_of_restarts_has_a_delay() -> None:
+    budget = RestartBudget(2000, math.inf, Clock())
+    assert all(budget.spend() for _ in range(2000))
+    assert budget.delay_s(0.01) == MAX_DELAY_S
+
+
 @pytest.mark.parametrize(
     ("beats", "checks_s", "timed_out"),
     [
