@@ -168,9 +168,10 @@ class ActorHandle(SupervisedProcess):
 
     @property
     def late_failure(self) -> ActorLostError | None:
-        """Why it failed, if that was after the last `supervise`."""
+        """Why it failed, if that was after the last `supervise`, and not because of the state that it was given."""
         late = self.condition is Condition.EXITING and self.stat().state in ("failed", "lost")
-        return self._cause if late else None
+        unfit = self._failed is not None and self._failed.incompatible
+        return self._cause if late and not unfit else None
 
     def present(self) -> bool:
         """Whether it can act. Each absence is reported at least once, however short it was."""

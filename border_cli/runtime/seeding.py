@@ -76,7 +76,7 @@ def exploration_key(actor: int, incarnation: int) -> tuple[int, ...]:
 def restore(rng: np.random.Generator, state: Mapping[str, Any]) -> None:
     """Set a generator to a saved state. Raises IncompatibleStateError, and changes nothing, if it is not of its kind."""
     before = rng.bit_generator.state
-    check_like(State({}, dict(state)), State({}, dict(before)), "the saved state of a generator")
+    check_like(State({}, {"state": state}), State({}, {"state": before}), "a generator")
     try:
         rng.bit_generator.state = dict(state)
     except (ValueError, OverflowError) as e:  # a number out of range
