@@ -228,7 +228,7 @@ def _resume_unfinished(composed: Composed, launch: Launch) -> int:
     if composed.run_dir is not None:
         raise UsageError(
             f"resume=auto looks for a run below {RUNS}/, so hydra.run.dir has no effect with it\n"
-            f"allowed: resume={composed.run_dir}"
+            f"allowed: resume=auto alone, or resume={composed.run_dir} for a run in that directory"
         )
     run_dir = newest_unfinished(RUNS, composed.config)
     if run_dir is None:
