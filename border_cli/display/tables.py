@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -41,6 +42,8 @@ def print_end_tables(console: Console, progress: Progress, result: RunResult, ne
     for name, text in (("bound", result.bound), ("expected", result.expected), ("next", next_command)):
         if text:
             line = f"{name:<8} {text}"
+            if console.is_terminal and text != next_command:  # a command stays in one piece, to be copied
+                line = textwrap.fill(line, console.width, subsequent_indent=" " * 9, break_on_hyphens=False)
             SafeStream(lambda: console.file).attempt(
                 partial(console.print, line, markup=False, highlight=False, soft_wrap=True)
             )

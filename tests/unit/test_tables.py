@@ -101,6 +101,16 @@ def test_extremes_fit_a_terminal(width: int) -> None:
     assert max(cell_len(line) for line in text.splitlines()) <= width
 
 
+def test_on_a_terminal_sentences_wrap_at_words_and_a_command_stays_in_one_piece() -> None:
+    result = dataclasses.replace(RESULT, bound="the actors wait for the learner most of the time")
+    text = printed(PROGRESS, result, width=40, next_command=f"border-train resume=runs/{'a' * 40}")
+    assert text.splitlines()[-3:] == [
+        "bound    the actors wait for the learner",
+        "         most of the time",
+        f"next     border-train resume=runs/{'a' * 40}",
+    ]
+
+
 def test_a_console_that_is_gone_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
     file = io.StringIO()
     file.close()
