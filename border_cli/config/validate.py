@@ -187,7 +187,7 @@ def _actors(config: TrainConfig) -> Checks:
     )
     yield (
         t.lockstep and t.opt_interval is None,
-        "trainer.opt_interval=null lets the actors run free, and lockstep is the opposite",
+        "trainer.opt_interval=null enforces no ratio, and the rounds of lockstep follow from the ratio",
         "a number > 0 (env steps)",
     )
     yield (
@@ -197,7 +197,7 @@ def _actors(config: TrainConfig) -> Checks:
     )
     yield (
         sync and t.opt_interval is None,
-        "trainer.opt_interval=null lets the actors run free, and trainer=sync has none",
+        "trainer.opt_interval=null enforces no ratio, by which trainer=sync takes turns between env steps and opt steps",
         "a number > 0 (env steps), or trainer=async",
     )
     # An env step completes up to two rows: its own, and the final observation of the episode it ends.
