@@ -122,7 +122,7 @@ def _probe_error(error: forkserver.ChildError) -> UsageError:
             f"env: {error} while it made the environment\n"
             'in your own script, train_async belongs under `if __name__ == "__main__":`'
         )
-    first = "".join(str(error).splitlines()[:1])
+    first = str(error).partition("\n")[0]
     return UsageError(
         f"env: the environment raised when it was made or reset: {error.error_type}: {first}\n"
         "env.kwargs.… are its arguments; debug=true shows its traceback"

@@ -211,7 +211,7 @@ class Actor:
             self._pending -= env_steps
 
     def _part_steps(self, items: Items) -> int:
-        """Env steps of the first part of a split chunk: those of its rows, so that none counts before its rows arrived."""
+        """Env steps of a part of a split chunk, before the last one: those of its rows."""
         return min(count_transitions(items), self._pending - 1)  # one is left for the last part
 
     def _wait(self, poll: Callable[[], T], state: ActorState) -> T:

@@ -28,6 +28,7 @@ class FlatParams:
 
     def init(self) -> Tensor:
         """A new vector with the network's initial parameters."""
+        # torch.cat would import torch's compiler on the meta device, from which a run's sizes are taken at its start.
         vector = torch.empty(sum(self._sizes))
         for p, part in zip(self._module.parameters(), self.unflatten(vector).values(), strict=True):
             part.copy_(p.detach())

@@ -175,9 +175,8 @@ def counts(config: TrainConfig) -> Counts:
         given = [name for name in ("max_opts", "max_env_steps", "max_time") if getattr(t, name) is not None]
         limit = " or ".join(given)
     else:
-        interval = Fraction(
-            str(t.opt_interval)
-        )  # the decimal number that was typed: 0.1 has no exact binary form
+        # The decimal number that was typed: 0.1 has no exact binary form.
+        interval = Fraction(str(t.opt_interval))
         by_env_steps = math.inf if env_steps is None else max(0, (env_steps - t.warmup_period) // interval)
         if opt_steps is not None and opt_steps < by_env_steps:
             env_steps, limit = t.warmup_period + math.ceil(interval * opt_steps), "max_opts"

@@ -197,7 +197,7 @@ def _actors(config: TrainConfig) -> Checks:
     )
     yield (
         sync and t.opt_interval is None,
-        "trainer.opt_interval=null enforces no ratio, by which trainer=sync takes turns between env steps and opt steps",
+        "trainer.opt_interval=null enforces no ratio, and trainer=sync alternates by the ratio",
         "a number > 0 (env steps), or trainer=async",
     )
     # An env step completes up to two rows: its own, and the final observation of the episode it ends.

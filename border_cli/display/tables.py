@@ -42,7 +42,7 @@ def print_end_tables(console: Console, progress: Progress, result: RunResult, ne
     for name, text in (("bound", result.bound), ("expected", result.expected), ("next", next_command)):
         if text:
             line = f"{name:<8} {text}"
-            if console.is_terminal and text != next_command:  # a command stays in one piece, to be copied
+            if console.is_terminal and name != "next":  # a command stays in one piece, to be copied
                 line = textwrap.fill(line, console.width, subsequent_indent=" " * 9, break_on_hyphens=False)
             SafeStream(lambda: console.file).attempt(
                 partial(console.print, line, markup=False, highlight=False, soft_wrap=True)

@@ -213,7 +213,7 @@ def _try(config: EnvConfig) -> tuple[EnvSpec, str]:
         if mistake:
             raise UsageError(f"env: {mistake}\n{_API}") from e
         done = {"make": "made", "reset": "reset", "step": "stepped"}[e.context["phase"]]
-        first = "".join(str(cause).splitlines()[:1])
+        first = str(cause).partition("\n")[0]
         raise UsageError(
             f"env: the environment raised when it was {done}: {type(cause).__name__}: {first}\n"
             "env.kwargs.… are its arguments; debug=true shows its traceback"
