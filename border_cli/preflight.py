@@ -21,11 +21,13 @@ from border_cli.actors.sampler import Sampler
 from border_cli.checkpoints.contents import BEST, CHECKPOINTS, read_model
 from border_cli.checkpoints.store import newest_valid
 from border_cli.config import resources
+from border_cli.config.convert import to_plain
+from border_cli.config.registry import import_path, import_paths
 from border_cli.config.resolve import resolve
 from border_cli.config.resources import Plan, Sizes, Speeds
 from border_cli.config.schema import TrainConfig
 from border_cli.config.validate import least_capacity
-from border_cli.core.errors import ExitCode, Interrupted, ResourceError, UsageError, first_line
+from border_cli.core.errors import BorderError, ExitCode, Interrupted, ResourceError, UsageError, first_line
 from border_cli.core.spaces import EnvSpec
 from border_cli.core.types import Items, empty_items
 from border_cli.display.views import is_live
@@ -73,6 +75,9 @@ def preflight(
     resources.check_tasks(config)
     forkserver.start_early()  # before this process imports torch
     build.agent_module(config)  # imports torch while the forkserver does the same: the probe waits for that
+    for key, path in import_paths(to_plain(config)).items():
+        if not callable(import_path(path, key)):
+            raise UsageError(f"{key}={path} is no class or function\nallowed: module:name")
     spec, action_mask = probe_env(config, stop)
     build.check_spec(config, spec)
     if "agent.channels" in overrides:
@@ -114,13 +119,15 @@ def probe_env(config: TrainConfig, stop: StopFlag | None) -> tuple[EnvSpec, str]
     return EnvSpec.from_json(found["spec"]), str(found["action_mask"])
 
 
-def _probe_error(error: forkserver.ChildError) -> UsageError:
+def _probe_error(error: forkserver.ChildError) -> BorderError:
     if error.error_type == "UsageError":
         return UsageError(str(error))
+    if error.error_type == "BorderError":  # a module that failed on import
+        return BorderError(str(error))
     if not error.error_type:
         return UsageError(
             f"env: {error} while it made the environment\n"
-            'in your own script, train_async belongs under `if __name__ == "__main__":`'
+            'in your own script, train and train_async belong under `if __name__ == "__main__":`'
         )
     first = str(error).partition("\n")[0]
     return UsageError(

@@ -103,7 +103,8 @@ def train(
             view.close()
             result = files.finished(flag)
         if config.recorder.console != "none":
-            print_end_tables(console, loop.parts.telemetry.progress, result, _next_command(result, run_dir))
+            following = "" if user not in (None, build.UserParts()) else _next_command(result, run_dir)
+            print_end_tables(console, loop.parts.telemetry.progress, result, following)
     if result.code:
         raise Interrupted(result.code)
     return result
@@ -229,7 +230,7 @@ class RunFiles:
             actors_blocked=actors_blocked,
             learner_blocked=learner_blocked,
             bound=advice(whole, resources.cpus()),
-            expected=_expected(self._config, None if best is None else best.mean),
+            expected=_expected(self._config, None if best is None else best.mean, limiter.env_steps),
             exact=self._exact(loop),
             dropped={file.name: file.dropped for file in files},
         )
@@ -270,10 +271,12 @@ def _require_opt_step(config: TrainConfig, loop: TrainingLoop) -> None:
         )
 
 
-def _expected(config: TrainConfig, best: float | None) -> str:
-    """What the preset promises, and whether the best model of the run reached it."""
+def _expected(config: TrainConfig, best: float | None, env_steps: int) -> str:
+    """What the preset promises, and whether the best model of the run reached it; empty for a run too short to tell."""
     promise = config.preset.expect_return
-    if promise is None or best is None:
+    if promise is None or best is None or config.evaluator.type not in ("inline", "process"):
+        return ""
+    if best < promise and env_steps < (config.preset.expect_env_steps or 0):
         return ""
     verdict = "reached" if best >= promise else "missed"
     return f"the preset {config.preset.name} promises {config.preset.expect}: {verdict} with {number(best)}"

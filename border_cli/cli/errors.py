@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from border_cli.core.errors import ActorLostError, BorderError, ExitCode, Interrupted, notes
+from border_cli.core.errors import ActorLostError, BorderError, ExitCode, Interrupted, ResourceError, notes
 from border_cli.display.stdout import discard, printable
 
 MAX_LINES = 3
@@ -22,6 +22,9 @@ def show(text: str) -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         discard(sys.stdout)
+    except OSError as e:
+        discard(sys.stdout)
+        raise ResourceError(f"stdout: {e.strerror}") from e
 
 
 def run_command(command: Callable[[list[str]], int], argv: list[str] | None) -> int:

@@ -89,6 +89,8 @@ Examples
 MAX_FRAMES = 1000
 """Of a film. A frame is at most 320 pixels wide and high."""
 _ENVS = 10
+MAX_EPISODE_STEPS = 30_000
+"""By default."""
 """Episodes stepped together."""
 _COMPLETED = (
     *("checkpoint=best", "checkpoint=last", "render=human", "render=rgb_array"),
@@ -106,7 +108,7 @@ def _dispatch(argv: Sequence[str]) -> int:
     parser.add_setting("episodes", whole_number(1), 100)
     parser.add_setting("checkpoint", parse_checkpoint)
     parser.add_setting("seed", whole_number(0), 0)
-    parser.add_setting("max_episode_steps", whole_number(1), 30_000)
+    parser.add_setting("max_episode_steps", whole_number(1), MAX_EPISODE_STEPS)
     parser.add_setting("render", one_of("human", "rgb_array"))
     parser.add_setting("debug", one_of("true", "false"))
     given = [arg for arg in argv if re.match(r"(plugins|env\.[\w.]+)=", arg) and not Path(arg).exists()]
@@ -146,7 +148,6 @@ def _evaluate(flags: Namespace, run: Path | None, overrides: Sequence[Override])
         "environment": " ".join([env.name, *(f"{key}={value}" for key, value in changed.items())]),
         "episodes": f"{statistics.episodes:,} (seed {flags.seed})",
     }
-    show(_table(facts, statistics))
     data = {
         "model": located.path.resolve().name,
         "opt_steps": evaluation.opt_steps,
@@ -159,7 +160,8 @@ def _evaluate(flags: Namespace, run: Path | None, overrides: Sequence[Override])
         "returns": evaluation.returns,
         "lengths": evaluation.lengths,
     }
-    _write(_result_path(flags, located, evaluation.opt_steps, changed), located, data, frames)
+    written = _write(_result_path(flags, located, evaluation.opt_steps, changed), located, data, frames)
+    show("\n".join([_table(facts, statistics).rstrip(), *written]))
 
 
 def _env_config(stored: EnvConfig, overrides: Sequence[Override]) -> EnvConfig:
@@ -229,13 +231,15 @@ def _camera(frames: list[Image]) -> Callable[[GymEnv], None]:
         from PIL.Image import fromarray
     except ImportError as e:
         raise _missing_package("render=rgb_array needs Pillow") from e
-    from gymnasium.error import DependencyNotInstalled
+    from gymnasium.error import DependencyNotInstalled, ResetNeeded
 
     def shoot(env: GymEnv) -> None:
         if len(frames) >= MAX_FRAMES:
             return
         try:
             frame = fromarray(env.render())
+        except ResetNeeded:
+            return  # the first reset comes after the first call
         except DependencyNotInstalled:
             raise
         except Exception as e:
@@ -270,6 +274,8 @@ def _result_path(flags: Namespace, located: Located, opt_steps: int, changed: Ma
     name = located.path.resolve().name
     model = name if name.startswith("step-") else f"{name}-{opt_steps:09d}"
     parts = [f"{model}-seed{flags.seed}-episodes{flags.episodes}"]
+    if flags.max_episode_steps != MAX_EPISODE_STEPS:
+        parts.append(f"max_episode_steps={flags.max_episode_steps}")
     parts += [re.sub(r"[^\w.=-]+", "-", f"{key}={value}") for key, value in changed.items()]
     file = f"{','.join(parts)[:200]}.json"
     if located.run_dir is None:
@@ -277,19 +283,21 @@ def _result_path(flags: Namespace, located: Located, opt_steps: int, changed: Ma
     return located.run_dir / "eval" / file
 
 
-def _write(path: Path, located: Located, data: Mapping[str, Any], frames: Sequence[Image]) -> None:
-    """Write the statistics and the film, and print where. A folder that cannot be written to is no error."""
+def _write(path: Path, located: Located, data: Mapping[str, Any], frames: Sequence[Image]) -> list[str]:
+    """Write the statistics and the film. Returns lines that say where; a folder that cannot be written to is no error."""
+    lines = []
     try:
         if located.run_dir is not None:
             check_plain(located.run_dir)
         path.parent.mkdir(exist_ok=True)
         write_json(path, data)
-        show(f"written: {path}")
+        lines.append(f"written: {path}")
         if frames:
             film, frame_ms = path.with_suffix(".gif"), 33
             frames[0].save(film, save_all=True, append_images=frames[1:], duration=frame_ms, loop=0)
-            show(f"written: {film}")
+            lines.append(f"written: {film}")
     except OSError as e:
-        show(f"not written: {path}: {e.strerror or e}")
+        lines.append(f"not written: {path}: {e.strerror or e}")
     except UsageError as e:
-        show(f"not written: {first_line(e)}")
+        lines.append(f"not written: {first_line(e)}")
+    return lines

@@ -11,6 +11,8 @@ import atexit
 import gc
 from argparse import Namespace
 from collections.abc import Sequence
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -160,9 +162,9 @@ def _show(composer: Composer, flags: Namespace, groups: Sequence[str]) -> int:
     if flags.cfg == "job":
         show(_part(to_plain(composer.compose().config), flags.package))
         return ExitCode.DONE
-    argv = composer.argv()
+    argv, page = composer.argv(), StringIO()  # Hydra does not expect a reader of stdout that leaves early
     try:
-        with translated():
+        with translated(), redirect_stdout(page):
             if flags.hydra_help:
                 parser = get_args_parser()
                 composer.hydra.hydra_help(PRIMARY, parser, parser.parse_args(argv))
@@ -172,6 +174,7 @@ def _show(composer: Composer, flags: Namespace, groups: Sequence[str]) -> int:
                 composer.hydra.show_cfg(PRIMARY, argv, flags.cfg, flags.package, flags.resolve)
     except SystemExit as e:
         return int(bool(e.code))
+    show(page.getvalue())
     return ExitCode.DONE
 
 

@@ -104,8 +104,9 @@ def import_paths(data: Mapping[str, Any]) -> dict[str, str]:
     """The import paths in a plain configuration that replace a part of ours, by their key."""
     sections = {group: data.get(group) for group in IMPORTABLE}
     named = {f"{group}.type": s.get("type") for group, s in sections.items() if isinstance(s, Mapping)}
-    named["step_processor"] = data.get("step_processor")
-    return {key: path for key, path in named.items() if isinstance(path, str) and ":" in path}
+    paths = {key: path for key, path in named.items() if isinstance(path, str) and ":" in path}
+    processor = data.get("step_processor")
+    return paths if processor is None else paths | {"step_processor": str(processor)}
 
 
 ENTRY_POINTS = "border_cli.plugins"

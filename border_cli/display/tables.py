@@ -6,6 +6,7 @@ import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from functools import partial
+from io import StringIO
 
 from rich import box
 from rich.console import Console
@@ -68,10 +69,9 @@ def table_text(rows: Sequence[Sequence[str]], head: Sequence[str] = ()) -> str:
     for row in rows:
         table.add_row(*map(Text, row))
     width = console.width if console.is_terminal else _PLAIN_WIDTH
-    out = Console(width=width, color_system=None)
-    with out.capture() as captured:
-        out.print(table)
-    return captured.get()
+    text = StringIO()
+    Console(file=text, width=width, color_system=None).print(table)
+    return text.getvalue()
 
 
 def _box(console: Console) -> box.Box:

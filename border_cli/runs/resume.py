@@ -69,14 +69,18 @@ def read_resumed(run_dir: Path, config: TrainConfig, wanted: Sequence[Change]) -
     """
     with_replay = config.checkpoint.replay != "none"
     path = _newest(run_dir / CHECKPOINTS, with_replay)
+    summary = read_summary(run_dir)
     if path is None:
+        if summary.get("status") == DONE or summary.get("saved"):
+            raise NoValidCheckpointError(
+                f"{run_dir}: the run has saved checkpoints, and they are gone\nallowed: a new run: init_from={run_dir}"
+            )
         return Resumed(changes=tuple(wanted))
     state = read_run_state(path, with_replay)
     try:
         opt_steps, env_steps, whole = _counts(state.loop)
     except IncompatibleStateError as e:
         raise unfit(path, e) from e
-    summary = read_summary(run_dir)
     exact = summary.get("exact") is not False and state.replay is not None and whole
     exact = exact and all(_keeps(config, state, change) for change in wanted)
     best = None if is_reproducible(config) else _best(run_dir)

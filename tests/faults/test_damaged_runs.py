@@ -59,6 +59,21 @@ def test_c5_where_no_checkpoint_verifies_nothing_is_touched(
     assert after == before
 
 
+def test_c5_a_run_whose_checkpoints_are_gone_does_not_start_over(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(run.path / "checkpoints")
+    before = run.files("")
+    code, lines = resume(run, capsys)
+    assert code == ExitCode.NO_VALID_CHECKPOINT
+    assert len(lines) <= 3
+    assert "has saved checkpoints, and they are gone" in lines[0]
+    assert f"init_from={run.path}" in lines[1]
+    after = run.files("")
+    del after[".lock"]
+    assert after == before
+
+
 def test_c5_a_replay_that_is_damaged_everywhere_can_be_done_without(
     run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -121,6 +121,12 @@ PREFLIGHT = [
     Row("env=atari env.id=ALE/Brekout-v5", "no environment 'ALE/Brekout-v5'|nearest: ALE/Breakout-v5"),
     Row("env=gym env.entry_point=unsupported_spaces:missing", "unsupported_spaces:missing|module:name"),
     Row("env=gym env.entry_point=unsupported_spaces:TextEnv", "Text|Box"),
+    Row("step_processor=no_such_module", "step_processor: there is no module 'no_such_module'"),
+    Row("step_processor=json", "step_processor=json is no class or function|module:name"),
+    Row("step_processor=json:no_such_name", "step_processor: the module json has no 'no_such_name'"),
+    Row("evaluator.type=no_such_module:It", "evaluator.type: there is no module 'no_such_module'"),
+    Row("recorder.type=json:no_such_name", "recorder.type: the module json has no 'no_such_name'"),
+    Row("env=gym env.entry_point=unreadable:It", "unreadable failed on import|SyntaxError", code=1),
     Row("env.kwargs.no_such_argument=1", "no_such_argument"),
     Row(
         "env=gym env.entry_point=tests.old_envs:ResetWithoutSeed",
@@ -185,6 +191,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "empty").mkdir()
     (tmp_path / "unsupported_spaces.py").write_text(TEXT_ENV, encoding="utf-8")
+    (tmp_path / "unreadable.py").write_text("class It(:\n", encoding="utf-8")
     for name in ("taken", "broken"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.yaml").write_text(CONFIG, encoding="utf-8")

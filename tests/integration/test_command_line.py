@@ -501,3 +501,12 @@ def test_jobs_that_a_launcher_runs_elsewhere_count_and_are_in_the_table(build, c
     assert [(config.seed, config.agent.lr) for config, _, _ in build.trained] == [(1, 0.5), (2, 0.5)]
     rows = [line.split("|") for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     assert [(row[3].strip(), row[4].strip()) for row in rows[1:]] == [("1.00", "0"), ("-", "4")]
+
+
+def test_a_reader_of_a_page_that_leaves_early_is_no_error() -> None:
+    command = [sys.executable, "-m", "border_cli", "--info", "defaults"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0

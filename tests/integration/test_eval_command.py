@@ -232,6 +232,23 @@ def test_an_observation_out_of_bounds_is_no_error_as_in_the_evaluations_of_the_r
     assert result(Path("run"))["lengths"] == [2, 2, 2]
 
 
+def test_the_name_of_a_result_says_where_episodes_were_cut() -> None:
+    run = make_run()
+    assert main(["run", "episodes=2", "max_episode_steps=5"]) == 0
+    assert result(run)["lengths"] == [5, 5]
+    assert (run / "eval" / "best-000000020-seed0-episodes2,max_episode_steps=5.json").is_file()
+
+
+def test_a_full_disk_behind_stdout_costs_the_page_and_not_the_result(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run()
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert "stdout: No space left on device" in refused(capsys, "run", "episodes=2", code=3)
+    assert len(result(run)["lengths"]) == 2
+
+
 @pytest.mark.parametrize("override", ["env.max_episode_steps=4", "env.kwargs.sutton_barto_reward=true"])
 def test_the_environment_can_be_changed(capsys: pytest.CaptureFixture[str], override: str) -> None:
     run = make_run()
@@ -342,12 +359,12 @@ class DrawingEnv(gymnasium.Env[np.ndarray, int]):
         self.render_mode = render_mode
         self._failing = failing
         self._interrupting = interrupting
-        self._time = 0
+        self._time, self._was_reset = 0, False
         DrawingEnv.made.append(self)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         super().reset(seed=seed)
-        self._time = 0
+        self._time, self._was_reset = 0, True
         return np.zeros(4, np.float32), {}
 
     def step(self, action: int) -> Any:
@@ -359,6 +376,8 @@ class DrawingEnv(gymnasium.Env[np.ndarray, int]):
         return np.zeros(4, np.float32), 1.0, self._time == 3, False, {}
 
     def render(self) -> Any:
+        if not self._was_reset:  # as gymnasium's OrderEnforcing
+            raise gymnasium.error.ResetNeeded("reset first")
         return np.full((30, 40, 3), self._time * 40, np.uint8)
 
 

@@ -138,8 +138,10 @@ def test_b4_without_its_replay_a_run_warms_up_first(copy: Run) -> None:
     )
 
 
-def test_a_run_without_a_checkpoint_begins_again_in_its_directory(copy: Run) -> None:
+def test_a_run_killed_before_its_first_checkpoint_begins_again_in_its_directory(copy: Run) -> None:
     shutil.rmtree(copy.path / "checkpoints")
+    summary = copy.path / "summary.json"
+    summary.write_text(json.dumps(copy.summary | {"status": "running", "saved": None}))
     assert main([f"resume={copy.path}"]) == 0
     assert Run(copy.path).steps("agent/loss") == [20, 40, 60, 80, 100, 120]
 

@@ -54,6 +54,13 @@ def test_a_signal_in_the_last_evaluation_stops_the_run_and_resume_evaluates_its_
     assert run.summary["last_score"]["opt_steps"] == 20
 
 
+def test_a_run_shorter_than_its_preset_does_not_miss_what_the_preset_promises() -> None:
+    run = train("agent=dqn", "preset=dqn_cartpole", "trainer.max_opts=20", "trainer.eval_interval=10")
+    assert run.config.preset.expect_return == 475
+    assert run.summary["best_score"]["mean"] < 475
+    assert run.summary["expected"] == ""
+
+
 # -- budgets and ratio --------------------------------------------------
 
 
