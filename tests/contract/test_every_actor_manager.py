@@ -1,4 +1,4 @@
-"""What every actor manager has to do, wherever its actors run: in processes, or in threads as in the example."""
+"""Contract tests of every actor manager: actors in processes, and in threads as in tests/thread_actors.py."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def running(request: pytest.FixtureRequest) -> Running:
 
 
 def collect(manager: ExperienceSource, env_steps: int) -> list[Chunk]:
-    """Everything until so many env steps have arrived."""
+    """Returns all chunks until at least `env_steps` env steps have arrived."""
     chunks: list[Chunk] = []
     wait_until(
         lambda: (
@@ -88,7 +88,7 @@ def test_credit_is_used_to_the_last_env_step_and_every_row_arrives_once(
             assert rows["obs"][rows["env"] == env][:, 2:].tolist() == [list(pair) for pair in expected]
 
 
-def test_exploration_is_told_the_count_and_new_models_are_used(running: Running) -> None:
+def test_a_published_model_is_used(running: Running) -> None:
     with running(counting_actors(n_buffer=4)) as manager:
         manager.grant([4, 4])
         assert {chunk.version for chunk in collect(manager, 8)} == {0}
@@ -98,7 +98,7 @@ def test_exploration_is_told_the_count_and_new_models_are_used(running: Running)
         assert {chunk.version for chunk in collect(manager, 8)} == {5}
 
 
-def test_what_is_unpublished_at_the_stop_comes_after_it_and_never_twice(running: Running) -> None:
+def test_rows_not_delivered_before_the_stop_are_collected_after_it_once(running: Running) -> None:
     with running(counting_actors(n_buffer=8, lengths=[1000])) as manager:
         manager.grant([2000, 2000])
         before: list[Chunk] = []
@@ -119,7 +119,7 @@ def test_what_is_unpublished_at_the_stop_comes_after_it_and_never_twice(running:
         np.testing.assert_array_equal(times, range(len(times)))
 
 
-def test_a_resumed_manager_counts_on_with_the_next_incarnation(running: Running) -> None:
+def test_a_resumed_manager_keeps_its_counts_and_increments_the_incarnation(running: Running) -> None:
     with running(counting_actors(lengths=[7])) as manager:
         manager.grant([70, 70])
         collect(manager, 140)
@@ -133,7 +133,7 @@ def test_a_resumed_manager_counts_on_with_the_next_incarnation(running: Running)
 
 
 @pytest.mark.parametrize("fault_at", ["make", "reset", "step"])
-def test_a6_an_environment_that_raises_is_named_after_what_came_before(
+def test_a6_an_environment_that_raises_is_reported_after_the_earlier_chunks(
     running: Running, fault_at: str
 ) -> None:
     spec = counting_actors(fault="raise", fault_at=fault_at, fault_step=30, fault_actor=1, n_buffer=10)
@@ -144,8 +144,8 @@ def test_a6_an_environment_that_raises_is_named_after_what_came_before(
         running(spec, on_exception=reported.append) as manager,
     ):
         manager.grant([30, 30])
-        wait_until(lambda: arrived.extend(chunk.copy() for chunk in manager.collect()), "the loss")
-    # Chunks leave with ten env steps at the latest, and 29 env steps come before the one that raises.
+        wait_until(lambda: arrived.extend(chunk.copy() for chunk in manager.collect()), "the ActorLostError")
+    # A chunk has at most ten env steps, and 29 env steps succeed before the one that raises.
     taken = sum(chunk.env_steps for chunk in arrived if chunk.actor == 1)
     assert 20 <= taken <= 29 if fault_at == "step" else taken == 0
     assert "group.py" in lost.value.details
@@ -155,9 +155,9 @@ def test_a6_an_environment_that_raises_is_named_after_what_came_before(
 
 
 @pytest.mark.parametrize("manager", ACTOR_MANAGERS)
-def test_a_run_trains_with_it(workplace: Path, manager: str) -> None:
-    words = ["plugins=[tests.thread_actors]", f"actor_manager={manager}", "n_actors=2", "trainer.max_opts=60"]
-    assert main(tiny(*words)) == 0
+def test_a_run_trains_with_each_manager(workplace: Path, manager: str) -> None:
+    args = ["plugins=[tests.thread_actors]", f"actor_manager={manager}", "n_actors=2", "trainer.max_opts=60"]
+    assert main(tiny(*args)) == 0
     run = Run(Path("runs/latest").resolve())
     assert run.counts[0] == 60
     assert [actor["state"] for actor in run.summary["actors"]] == ["done"] * 2

@@ -1,4 +1,4 @@
-"""What every agent promises. A new one joins by its name in the registry, and a row of CONFIGS if it has layers."""
+"""Contract tests of every registered agent."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.trained import save_best
 
 SMALL = {"hidden": [8]}
 CONFIGS: dict[str, dict[str, Any]] = dict.fromkeys(("dqn", "c51", "qrdqn", "iqn", "rainbow"), SMALL)
-"""Less than the defaults, so that many networks take no time."""
+"""Smaller than the defaults, so that many networks are made quickly."""
 ACTIONS: dict[str, spaces.Space[Any]] = {
     "two": spaces.Discrete(2),
     "seven from -3": spaces.Discrete(7, start=-3),
@@ -36,10 +36,10 @@ ACTIONS: dict[str, spaces.Space[Any]] = {
 }
 OBSERVATIONS = spaces.Dict(x=spaces.Box(-np.inf, np.inf, (3,), np.float32), k=spaces.Discrete(4, start=1))
 NETS, BATCH = times(100, 10_000), times(100, 4)
-"""For each agent and action space; half of the networks explore."""
+"""Networks per agent and action space, half of them in train mode; observations per network."""
 
 
-def each() -> Iterator[tuple[str, str]]:
+def agent_action_pairs() -> Iterator[tuple[str, str]]:
     for agent, entry in AGENTS.items():
         for action, space in ACTIONS.items():
             try:
@@ -50,7 +50,7 @@ def each() -> Iterator[tuple[str, str]]:
 
 
 def random_model(info: ModelInfo, rng: np.random.Generator) -> ModelInfo:
-    """Weights from tiny to as large as float32 can multiply, and some of nothing but equal ones."""
+    """Random weights on a scale of 1e-6 to 1e12. In one model of ten all weights are equal."""
     scale = 10.0 ** rng.uniform(-6, 12)
     equal = rng.random() < 0.1
     arrays: dict[str, Array] = {}
@@ -75,7 +75,7 @@ def policy(agent: str, space: spaces.Space[Any]) -> ActingPolicy:
     return made
 
 
-PAIRS = list(each())
+PAIRS = list(agent_action_pairs())
 
 
 @pytest.mark.parametrize(("agent", "action"), PAIRS)
@@ -91,14 +91,14 @@ def test_e4_no_action_is_outside_its_space(agent: str, action: str) -> None:
             assert space.contains(given), (given, space)
             seen.add(str(given))
     if isinstance(space, spaces.Discrete):
-        assert len(seen) == space.n  # not always the same
+        assert len(seen) == space.n  # every action is chosen at least once
 
 
 @pytest.mark.parametrize(("agent", "action"), PAIRS)
-def test_e4_nor_is_one_of_a_loaded_model(agent: str, action: str, tmp_path: Path) -> None:
+def test_e4_no_action_of_a_loaded_model_is_outside_its_space(agent: str, action: str, tmp_path: Path) -> None:
     space, rng = ACTIONS[action], np.random.default_rng(1)
     config = AGENTS[agent].config(**CONFIGS.get(agent, {}))
-    env = {"id": "CartPole-v1"}  # never made: what acting needs are the stored spaces
+    env = {"id": "CartPole-v1"}  # never made: acting needs only the stored spaces
     described = ModelDescription(asdict(config) | {"type": agent}, env, env_spec(OBSERVATIONS, space))
     for net in range(5):
         info = random_model(policy(agent, space).model_info(), rng)
@@ -118,7 +118,7 @@ def test_e4_nor_is_one_of_a_loaded_model(agent: str, action: str, tmp_path: Path
 # -- acting and learning ------------------------------------------------
 
 FIRST = dict(reversed(PAIRS))
-"""Of each agent the first of the action spaces it takes."""
+"""The first action space that each agent accepts."""
 
 
 def rows(rng: np.random.Generator, n: int = 64) -> Obs:
@@ -151,8 +151,8 @@ def batch(agent: str, seed: int, n: int = 16) -> Batch:
     )  # fmt: skip
 
 
-class Given:
-    """A buffer that gives one batch."""
+class OneBatchBuffer:
+    """Returns the same batch every time, and records the errors that it gets."""
 
     capacity = 1000
 
@@ -169,7 +169,7 @@ class Given:
 
 def learn(agent: str, one: Agent, seeds: Iterable[int]) -> None:
     for seed in seeds:
-        buffer: Any = Given(batch(agent, seed))
+        buffer: Any = OneBatchBuffer(batch(agent, seed))
         one.opt(buffer)
 
 
@@ -184,7 +184,7 @@ def test_evaluation_is_greedy_and_exploration_is_not(agent: str) -> None:
 
 
 @pytest.mark.parametrize("agent", AGENTS)
-def test_the_same_seed_is_the_same_agent_and_another_is_another(agent: str) -> None:
+def test_the_same_seed_gives_the_same_agent_and_another_seed_another(agent: str) -> None:
     def history(seed: int) -> list[Any]:
         one = learner(agent, seed)
         one.train()
@@ -232,26 +232,26 @@ def test_a_model_acts_as_the_agent_it_was_taken_from(agent: str) -> None:
 
 @pytest.mark.parametrize("agent", AGENTS)
 @pytest.mark.parametrize("column", ["reward", "obs", "next_obs"])
-def test_numbers_that_are_not_finite_are_not_learnt_from(agent: str, column: str) -> None:
+def test_a_batch_with_numbers_that_are_not_finite_changes_no_weight(agent: str, column: str) -> None:
     one, bad = learner(agent), batch(agent, 7)
     learn(agent, one, range(4))
     before = {name: array.copy() for name, array in one.state().arrays.items()}
     (bad.reward if column == "reward" else getattr(bad, column)["obs.x"])[2] = np.nan
     bad.terminated[2], bad.weight = False, np.ones(16, np.float32)
-    buffer: Any = Given(bad)
+    buffer: Any = OneBatchBuffer(bad)
     one.opt(buffer)
     assert one.skipped_in_a_row == 1
     assert len(buffer.errors[0]) == 15 and np.isfinite(buffer.errors[0]).all()  # that row keeps its priority
-    learnt = [name for name in before if "target" not in name and not name.startswith("stats.skipped")]
-    assert all((one.state().arrays[name] == before[name]).all() for name in learnt)
+    learned = [name for name in before if "target" not in name and not name.startswith("stats.skipped")]
+    assert all((one.state().arrays[name] == before[name]).all() for name in learned)
     assert one.check_finite()
 
 
 @pytest.mark.parametrize("agent", AGENTS)
-def test_importance_weights_bring_priorities_back(agent: str) -> None:
+def test_a_weighted_batch_updates_the_priorities(agent: str) -> None:
     one, weighted = learner(agent), batch(agent, 1)
     weighted.weight = np.linspace(0.1, 1.0, 16, dtype=np.float32)
-    buffer: Any = Given(weighted)
+    buffer: Any = OneBatchBuffer(weighted)
     one.opt(buffer)
     (errors,) = buffer.errors
     assert errors.shape == (16,)

@@ -1,4 +1,4 @@
-"""What every buffer promises, with and without stacks of observations: compared with one that stores whole transitions."""
+"""Contract tests of every buffer, with and without frame stacks, compared with a buffer of complete transitions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GAMMA = 0.5
 SIZE = 8
 STACKS = {"single": 1, "stacks": 4}
 Key = tuple[int, int, int, int]
-"""Actor, environment, episode, env step of it: what the newest frame of an observation says."""
+"""Actor, environment, episode and env step in the episode: the newest frame of an observation."""
 
 
 def spec_of(stack: int) -> EnvSpec:
@@ -46,7 +46,7 @@ def make(kind: str, capacity: int, stack: int, **options: Any) -> RowReplayBuffe
 
 @dataclass
 class Naive:
-    """Whole transitions, and where in the order of pushing their rows are."""
+    """Stores complete transitions, and the position of each row in the order of pushes."""
 
     stack: int
     n_step: int
@@ -60,7 +60,7 @@ class Naive:
         *stream, t = key
         return np.array([[*stream, max(t - back, 0)] for back in reversed(range(self.stack))])
 
-    def there(self, key: Key) -> bool:
+    def holds(self, key: Key) -> bool:
         *stream, t = key
         frames = [(*stream, max(t - back, 0)) for back in range(self.stack)]
         oldest = len(self.row_of) - self.capacity
@@ -68,31 +68,31 @@ class Naive:
 
     def sampleable(self) -> set[Key]:
         return {
-            key for key, (then, *_) in self.transitions.items() if then in self.row_of and self.there(key)
+            key for key, (then, *_) in self.transitions.items() if then in self.row_of and self.holds(key)
         }
 
 
 class World:
-    """Streams of a few actors, whose rows go into a buffer and into a naive one."""
+    """Env steps of two actors. Every row goes into the tested buffer and into the naive one."""
 
     def __init__(self, buffer: RowReplayBuffer, naive: Naive) -> None:
         self.buffer, self.naive = buffer, naive
         self.spec = spec_of(naive.stack)
         self.processors = {actor: NStepProcessor(self.spec, 2, naive.n_step, GAMMA) for actor in range(2)}
         self.at: dict[tuple[int, int], tuple[int, int]] = {}
-        self.held: list[dict[str, Array]] | None = None  # until a chunk is whole
+        self.held: list[dict[str, Array]] | None = None  # rows of an incomplete chunk
 
     def act(self, kind: str, *given: Any) -> None:
-        """One part of a plan: an episode or a chunk."""
+        """Runs one part of a plan: `episode` or `chunk`."""
         getattr(self, kind)(*given)
 
     def episode(self, actor: int, env: int, length: int, ending: str) -> None:
-        """So many env steps; ending: "terminated", "truncated", "cut", or "" where it continues the next time."""
+        """Runs `length` env steps. ending: "terminated", "truncated", "cut", or "" if the episode continues later."""
         for _ in self._steps(actor, env, length, ending):
             pass
 
     def chunk(self, actor: int, first: tuple[int, str], second: tuple[int, str]) -> None:
-        """So many env steps with that ending in both environments of an actor, in turn, handed over as one chunk."""
+        """Runs both environments of an actor alternately, each by (length, ending); pushes all rows as one chunk."""
         self.held = []
         streams = [self._steps(actor, env, *one) for env, one in enumerate((first, second))]
         for _ in zip_longest(*streams):
@@ -190,11 +190,11 @@ ACTOR, LENGTH, ENDING = (
     st.integers(1, 9),
     st.sampled_from(["terminated", "truncated", "cut", ""]),
 )
-IN_ONE = st.tuples(LENGTH, ENDING)
+STEPS = st.tuples(LENGTH, ENDING)
 PLANS = st.lists(
     st.one_of(
         st.tuples(st.just("episode"), ACTOR, st.integers(0, 1), LENGTH, ENDING),
-        st.tuples(st.just("chunk"), ACTOR, IN_ONE, IN_ONE),
+        st.tuples(st.just("chunk"), ACTOR, STEPS, STEPS),
     ),
     min_size=1,
     max_size=25,
@@ -207,7 +207,7 @@ kinds = pytest.mark.parametrize("kind", BUFFERS)
 @kinds
 @settings(max_examples=50 if ALL_CASES else 14, deadline=None)
 @given(n_step=st.integers(1, 4), capacity=st.integers(9, 60), plan=PLANS)
-def test_against_whole_transitions(kind: str, stack: int, n_step: int, capacity: int, plan: Any) -> None:
+def test_batches_match_the_naive_buffer(kind: str, stack: int, n_step: int, capacity: int, plan: Any) -> None:
     world = new_world(kind, capacity, stack, n_step)
     for one in plan:
         world.act(*one)
@@ -215,7 +215,7 @@ def test_against_whole_transitions(kind: str, stack: int, n_step: int, capacity:
 
 
 def through_json(state: State) -> State:
-    """As it comes back from a checkpoint."""
+    """Returns the state as it comes back from a checkpoint."""
     blocks = tuple(Block(b.name, b.sealed, partial(dict, b.arrays())) for b in state.blocks)
     return State(state.copy().arrays, json.loads(json.dumps(state.values)), blocks)
 
@@ -281,8 +281,8 @@ def test_a_sealed_block_never_changes(kind: str, stack: int, monkeypatch: pytest
 
 @stacks
 @kinds
-def test_a_batch_that_is_filled_anew_keeps_its_arrays(kind: str, stack: int) -> None:
-    """Tensors that share their memory have the new batch's values then."""
+def test_a_batch_that_is_filled_again_keeps_its_arrays(kind: str, stack: int) -> None:
+    """Tensors that share the memory of the arrays then have the values of the new batch."""
     world = new_world(kind, 40, stack, 1)
     world.episode(0, 0, 30, "terminated")
     batch = world.buffer.batch(SIZE)
@@ -314,7 +314,7 @@ def test_errors_that_are_not_finite_or_too_few_are_refused(kind: str) -> None:
 
 
 @kinds
-def test_bytes_are_what_it_takes(kind: str) -> None:
+def test_buffer_bytes_is_the_memory_of_the_arrays(kind: str) -> None:
     entry, spec = BUFFERS[kind], spec_of(4)
     config = entry.config(type=kind, capacity=5000)
     buffer = entry.load().make_buffer(config, spec, 0)

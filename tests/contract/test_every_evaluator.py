@@ -1,4 +1,4 @@
-"""What every evaluator promises, wherever it runs the episodes: the same scores for the same weights."""
+"""Contract tests of every evaluator: the same weights get the same scores, inline and in a process."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def evaluating(request: pytest.FixtureRequest) -> Make:
 
 
 @pytest.mark.parametrize(("n_envs", "truncating"), [(1, False), (4, True), (20, False)])
-def test_results_are_in_the_order_of_the_seeds_however_many_run_at_once(
+def test_results_are_in_the_order_of_the_seeds_for_any_number_of_environments(
     evaluating: Make, n_envs: int, truncating: bool
 ) -> None:
     with evaluating(n_envs, truncating=truncating) as evaluator:
@@ -60,8 +60,8 @@ def test_results_are_in_the_order_of_the_seeds_however_many_run_at_once(
         assert await_result(evaluator) == expected(1, 42, SEEDS)
 
 
-def test_models_one_after_the_other_each_with_its_own_weights_and_seeds(evaluating: Make) -> None:
-    """A model may be evaluated again, on other seeds, and later changes of its arrays have no effect."""
+def test_each_evaluation_uses_its_own_weights_and_seeds(evaluating: Make) -> None:
+    """A model may be evaluated again on other seeds. Changing its arrays after `begin` has no effect."""
     with evaluating() as evaluator:
         for version, (weight, seeds) in enumerate(
             [(1, SEEDS), (0, SEEDS), (7, SEEDS[:3]), (7, [5]), (7, SEEDS)]
@@ -72,7 +72,7 @@ def test_models_one_after_the_other_each_with_its_own_weights_and_seeds(evaluati
             assert await_result(evaluator) == expected(weight, version, seeds)
 
 
-def test_a_result_is_given_once_and_before_a_model_there_is_none(evaluating: Make) -> None:
+def test_poll_returns_each_result_once_and_none_before_a_model(evaluating: Make) -> None:
     with evaluating() as evaluator:
         assert evaluator.poll() is None
         evaluator.begin(model(1), SEEDS)
@@ -87,7 +87,7 @@ def test_a12_an_episode_that_is_cut_counts_with_its_return_so_far(evaluating: Ma
         assert await_result(evaluator) == expected(1, 2, SEEDS, cap)
 
 
-def test_it_may_be_closed_without_a_model_and_more_than_once(evaluating: Make) -> None:
+def test_close_works_without_a_model_and_more_than_once(evaluating: Make) -> None:
     with evaluating() as evaluator:
         evaluator.poll()
         evaluator.close()

@@ -19,7 +19,7 @@ from tests.interrupted import assert_same_bits, run_interrupted, run_whole
 from tests.real_runs import Run, in_folder, known_to
 
 ENVIRONMENTS = ("CartPole-v1", "Pendulum-v1")
-"""Each agent trains in the first of them whose spaces it accepts."""
+"""Each agent trains in the first of these whose spaces it accepts."""
 COMMON = (
     "env.max_episode_steps=15",
     "trainer.max_opts=24",
@@ -38,16 +38,16 @@ MODES = {
     "sync": ("trainer=sync",),
 }
 STOPPED_AT = 13
-"""Some opt steps after a record, a save and an evaluation, and some before the next ones."""
+"""A few opt steps after a record, a save and an evaluation, and before the next ones."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """An agent and a buffer. words: what makes a small run of them."""
+    """An agent and a buffer. args: command-line arguments of a small run with them."""
 
     agent: str
     buffer: str
-    words: tuple[str, ...]
+    args: tuple[str, ...]
 
 
 def env_of(agent: str) -> str:
@@ -59,16 +59,16 @@ def env_of(agent: str) -> str:
         except UsageError:
             continue
         return env_id
-    raise AssertionError(f"no environment here is for {agent}")
+    raise AssertionError(f"{agent} accepts none of {ENVIRONMENTS}")
 
 
-def words_of(agent: str, buffer: str, env_id: str) -> tuple[str, ...]:
+def args_of(agent: str, buffer: str, env_id: str) -> tuple[str, ...]:
     groups = (f"agent={agent}", f"buffer={buffer}", "env=gym", f"env.id={env_id}")
     return *groups, *known_to(agent, *COMMON)
 
 
 PAIRS = [
-    Pair(agent, buffer, words_of(agent, buffer, env_of(agent)))
+    Pair(agent, buffer, args_of(agent, buffer, env_of(agent)))
     for agent, buffer in product(sorted(AGENTS), sorted(BUFFERS))
 ]
 FRAMES = Pair(
@@ -79,10 +79,10 @@ FRAMES = Pair(
         *known_to("rainbow", *COMMON),
     ),
 )
-"""Stacked observations, of which the replay stores frames."""
+"""Observations are stacks of frames; the replay stores single frames."""
 CORRELATED = [
-    (Pair(agent, f"uniform, {exploration}", (*words_of(agent, "uniform", "Pendulum-v1"), *words)), mode)
-    for agent, exploration, words, mode in (
+    (Pair(agent, f"uniform, {exploration}", (*args_of(agent, "uniform", "Pendulum-v1"), *args)), mode)
+    for agent, exploration, args, mode in (
         (
             "sac",
             "state_dependent",
@@ -92,7 +92,7 @@ CORRELATED = [
         ("td3", "ornstein_uhlenbeck", ("agent.exploration=ornstein_uhlenbeck",), "sync"),
     )
 ]
-"""Exploration noise that is kept over several env steps and restored with an actor; one mode of each."""
+"""Exploration noise that lasts several env steps and is restored with its actor; each in one mode."""
 
 
 @pytest.fixture(scope="module")
@@ -103,24 +103,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory, full_forkserver: None) -> I
 
 @pytest.mark.parametrize(
     ("pair", "mode"),
-    # test_every_agent.py and test_every_buffer.py do it with each agent and each buffer, in one process
+    # test_every_agent.py and test_every_buffer.py check each agent and each buffer in one process
     sampled([*product([*PAIRS, FRAMES], MODES), *CORRELATED], 12),
     ids=lambda param: param if isinstance(param, str) else f"{param.agent}, {param.buffer}",
 )
 def test_g1_g2_a_resumed_run_equals_the_uninterrupted_one(folder: Path, pair: Pair, mode: str) -> None:
-    """Which it cannot unless the same seed gives the same bits."""
-    name, words = f"{pair.agent}, {pair.buffer}, {mode}", (*pair.words, *MODES[mode])
-    whole = run_whole(folder / name, *words)
-    resumed = run_interrupted(folder / f"{name}, resumed", *words, at=STOPPED_AT)
-    assert_same_bits(resumed, whole)
+    """The runs are equal only if the same seed gives the same bits."""
+    name, args = f"{pair.agent}, {pair.buffer}, {mode}", (*pair.args, *MODES[mode])
+    uninterrupted = run_whole(folder / name, *args)
+    resumed = run_interrupted(folder / f"{name}, resumed", *args, at=STOPPED_AT)
+    assert_same_bits(resumed, uninterrupted)
     assert resumed.summary["exact"] is True
     assert {"agent/q_mean", "train/episode_return", "eval/return_mean"} <= {
         name for record in resumed.records for name in record
     }
 
 
-def test_importance_weights_follow_the_budget_that_a_run_began_with(folder: Path) -> None:
-    run = run_whole(folder / "beta", *words_of("dqn", "prioritized", "CartPole-v1"), *MODES["sync"])
+def test_a_resume_with_a_larger_budget_keeps_beta_opt_steps(folder: Path) -> None:
+    run = run_whole(folder / "beta", *args_of("dqn", "prioritized", "CartPole-v1"), *MODES["sync"])
     assert run.config.buffer.beta_opt_steps == 24
     assert main([f"resume={run.path}", "trainer.max_opts=30"]) == 0
     assert Run(run.path).config.buffer.beta_opt_steps == 24

@@ -1,4 +1,4 @@
-"""What every recorder has to do, whichever it is."""
+"""Contract tests of every recorder."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def recorder(request: pytest.FixtureRequest, tmp_path: Path) -> Recorder:
     return MAKERS[request.param](tmp_path)
 
 
-def test_it_takes_every_metric_and_leaves_the_record_as_it_was(recorder: Recorder) -> None:
+def test_it_accepts_every_metric_and_does_not_change_the_record(recorder: Recorder) -> None:
     record = Record(dict.fromkeys(METRICS, 1.0), opt_steps=1, env_steps=2, time=0.5)
     recorder.write(record)
     recorder.flush()
@@ -40,18 +40,18 @@ def test_it_takes_every_metric_and_leaves_the_record_as_it_was(recorder: Recorde
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e300, -0.0])
-def test_it_takes_every_number(recorder: Recorder, value: float) -> None:
+def test_it_accepts_every_number(recorder: Recorder, value: float) -> None:
     recorder.write(Record({"eval/return_mean": value}))
     recorder.close()
 
 
-def test_the_same_step_may_come_again(recorder: Recorder) -> None:
+def test_a_step_may_be_recorded_twice(recorder: Recorder) -> None:
     for _ in range(2):
         recorder.write(Record({"eval/return_mean": 1.0}, opt_steps=7))
     recorder.close()
 
 
-def test_it_closes_without_a_record_and_twice(recorder: Recorder) -> None:
+def test_close_works_without_a_record_and_twice(recorder: Recorder) -> None:
     recorder.flush()
     recorder.close()
     recorder.close()

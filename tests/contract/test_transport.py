@@ -1,6 +1,6 @@
-"""What actor, ring, status and model channel promise each other, in one process and on a clock made for it.
+"""Actor, ring, status block and model channel together, in one process with a fake clock.
 
-The learner's part is played whenever the actor sleeps.
+The test acts as the learner whenever the actor sleeps.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MS = 1_000_000
 
 @dataclass
 class FakeClock:
-    """Stands still but for sleeps, each of which lets the learner do something."""
+    """Advances only in `sleep`, which then calls `on_sleep`, the next act of the learner."""
 
     now_ns: int = 10**12
     on_sleep: Callable[[], None] = lambda: None
@@ -42,7 +42,7 @@ class FakeClock:
 
 @dataclass
 class Bench:
-    """One actor and everything between it and the learner."""
+    """One actor with its ring, status block and model channel."""
 
     n_envs: int = 1
     n_buffer: int = 4
@@ -81,7 +81,7 @@ class Bench:
         )
 
     def run(self, *learner_acts: Callable[[], None]) -> ActorStat:
-        """Run the actor; at its sleeps the learner does one act after the other, then asks it to stop."""
+        """Runs the actor. At each of its sleeps the learner does its next act, and finally requests the stop."""
         acts = iter([*learner_acts, self.status.request_stop])
 
         def act() -> None:
@@ -103,7 +103,7 @@ class Bench:
         return [chunk.env_steps for chunk in self.chunks]
 
 
-def test_chunks_leave_at_n_buffer_env_steps_and_before_waiting() -> None:
+def test_a_chunk_is_sent_at_n_buffer_env_steps_and_before_waiting() -> None:
     bench = Bench(n_buffer=4)
     bench.grant(10)
     bench.run()
@@ -114,7 +114,7 @@ def test_chunks_leave_at_n_buffer_env_steps_and_before_waiting() -> None:
 @pytest.mark.parametrize(
     ("took_ns", "env_steps"), [([50 * MS - 1, 1, 50 * MS], [2, 1]), ([50 * MS] * 3, [1, 1, 1])]
 )
-def test_a_chunk_leaves_after_50_ms(took_ns: list[int], env_steps: list[int]) -> None:
+def test_a_chunk_is_sent_after_50_ms(took_ns: list[int], env_steps: list[int]) -> None:
     bench = Bench(n_buffer=1000)
     times, quick = iter(took_ns), bench.policy.sample
 
@@ -128,7 +128,7 @@ def test_a_chunk_leaves_after_50_ms(took_ns: list[int], env_steps: list[int]) ->
     assert bench.env_steps == env_steps
 
 
-def test_env_steps_count_where_n_step_completes_no_rows_yet() -> None:
+def test_env_steps_count_before_n_step_completes_a_row() -> None:
     bench = Bench(n_buffer=2, n_step=5, length=1000)
     bench.grant(6)
     bench.run()
@@ -158,12 +158,12 @@ def test_a_full_ring_makes_the_actor_wait_and_loses_nothing() -> None:
     times = np.concatenate([chunk.items["obs"][:, 3] for chunk in bench.chunks])
     np.testing.assert_array_equal(times, range(32))
     assert sum(bench.env_steps) == 32
-    # four sleeps of 0.1, 0.2, 0.4 and 0.8 ms for room, which comes with the second look; then 0.1 ms for credit
+    # Sleeps of 0.1, 0.2, 0.4 and 0.8 ms, until the second collect frees room; then 0.1 ms for credit.
     assert stat.blocked_seconds == pytest.approx(1.6e-3)
 
 
-def test_rows_may_be_inserted_straight_from_the_ring() -> None:
-    """The actor overwrites the memory of a chunk later, which changes nothing in the replay."""
+def test_rows_may_be_inserted_directly_from_the_ring() -> None:
+    """The actor overwrites the memory of a chunk later; this does not change the replay."""
     direct, copied = (
         RowReplayBuffer(64, COUNTING_SPEC, UniformSampler(np.random.default_rng(0))) for _ in "ab"
     )
@@ -191,7 +191,7 @@ def test_a_chunk_larger_than_the_ring_is_split_and_counted_once() -> None:
     assert [chunk.sequence for chunk in bench.chunks] == [0, 1, 2]
 
 
-def test_a_new_model_is_taken_between_chunks_only() -> None:
+def test_a_new_model_is_loaded_only_between_chunks() -> None:
     bench = Bench(n_buffer=4)
     bench.models.publish(model(10))
     bench.grant(6)
@@ -212,4 +212,4 @@ def test_stat_counts_episodes_and_time_from_the_first_env_step_on() -> None:
     assert stat.state == "done"
     assert (
         stat.seconds == stat.blocked_seconds == pytest.approx(1e-4)
-    )  # the wait for the stop, not those before
+    )  # only the wait for the stop, not the wait before the first env step

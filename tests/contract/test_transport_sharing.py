@@ -1,4 +1,4 @@
-"""Shared memory: what it holds, and that lack of it is said at once."""
+"""Shared memory: layout, inheritance by child processes, and errors when there is too little of it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.fakes import COUNTING_COLUMNS
 
 
 def open_descriptors() -> set[str]:
-    gc.collect()  # what other tests left in reference cycles must not close between two counts
+    gc.collect()  # reference cycles of other tests must not close descriptors between two counts
     return {path.name for path in Path("/proc/self/fd").iterdir()}
 
 
@@ -35,7 +35,7 @@ def test_words_and_arrays_are_views_of_one_block() -> None:
     assert block.array(0, (128,), "uint8").sum() > 0
 
 
-def test_a_block_is_passed_to_a_child_only() -> None:
+def test_a_block_can_only_be_inherited_by_a_child() -> None:
     with pytest.raises(RuntimeError, match="inheritance"):
         pickle.dumps(shared_memory.Block(64, "test"))
 
@@ -60,7 +60,7 @@ def test_too_little_memory_is_an_error_with_both_numbers(monkeypatch: pytest.Mon
     assert open_descriptors() == before
 
 
-def test_no_descriptor_left_names_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_out_of_descriptors_names_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_descriptor(name: str) -> int:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
@@ -69,7 +69,7 @@ def test_no_descriptor_left_names_the_limit(monkeypatch: pytest.MonkeyPatch) -> 
         shared_memory.Block(64, "test")
 
 
-def test_elsewhere_an_unlinked_file_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_memfd_create_an_unlinked_file_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create")
     monkeypatch.delattr(os, "posix_fallocate")
     block = shared_memory.Block(3 << 20, "test")
@@ -77,7 +77,7 @@ def test_elsewhere_an_unlinked_file_takes_its_place(monkeypatch: pytest.MonkeyPa
     assert block.words((3 << 20) - 8, 1)[0] == 7
 
 
-def test_the_fence_of_other_processors_can_be_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fence_for_other_processors_does_not_block(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_memory, "_IN_ORDER", False)
     for _ in range(2):
         shared_memory.fence()
@@ -86,21 +86,21 @@ def test_the_fence_of_other_processors_can_be_passed(monkeypatch: pytest.MonkeyP
 def test_backoff_grows_to_its_limit() -> None:
     slept: list[float] = []
 
-    class Recorder:
+    class RecordingClock:
         def monotonic_ns(self) -> int:
             return 0
 
         def sleep(self, seconds: float) -> None:
             slept.append(seconds)
 
-    backoff = Backoff(Recorder())
+    backoff = Backoff(RecordingClock())
     for _ in range(8):
         backoff.sleep()
     assert slept == pytest.approx([1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3, 3.2e-3, 5e-3, 5e-3])
 
 
 def test_deadline_passes() -> None:
-    class Hand:
+    class ManualClock:
         now = 0
 
         def monotonic_ns(self) -> int:
@@ -109,9 +109,9 @@ def test_deadline_passes() -> None:
         def sleep(self, seconds: float) -> None:
             raise AssertionError
 
-    hand = Hand()
-    deadline = Deadline(2.0, hand)
-    hand.now = 1_500_000_000
+    clock = ManualClock()
+    deadline = Deadline(2.0, clock)
+    clock.now = 1_500_000_000
     assert (deadline.remaining_s, deadline.passed) == (0.5, False)
-    hand.now = 2_000_000_001
+    clock.now = 2_000_000_001
     assert (deadline.remaining_s, deadline.passed) == (0.0, True)

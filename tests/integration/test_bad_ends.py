@@ -1,4 +1,4 @@
-"""Runs whose environment does what none should: the promised end, and nothing that is worthless kept as good."""
+"""Unusual ends of runs: weights that are not finite, an environment that calls sys.exit, a closed stdout."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.real_runs import Run, tiny
 SYNC = ("trainer=sync", "env=gym", "trainer.max_opts=120", "trainer.eval_interval=null")
 
 
-def end(*words: str) -> tuple[int, Run]:
-    code = main(tiny(*SYNC, *words))
+def run_to_end(*args: str) -> tuple[int, Run]:
+    code = main(tiny(*SYNC, *args))
     return code, Run(Path("runs/latest").resolve())
 
 
@@ -39,31 +39,30 @@ def test_weights_that_are_not_finite_are_never_kept(
         return learn(self, *given, **named)
 
     monkeypatch.setattr(NetworkAgent, "opt", spoil)
-    code, run = end("env=cartpole", "trainer.max_nonfinite=1000", *intervals)
+    code, run = run_to_end("env=cartpole", "trainer.max_nonfinite=1000", *intervals)
     assert code == 4
     assert run.summary["error"].startswith("a weight or moment of the agent is not a finite number")
     assert run.checkpoints == []
     assert run.summary["status"] == "failed"
 
 
-def test_an_environment_that_leaves_the_program_is_a_failure(workplace: Path) -> None:
-    """Of this job, and the next one runs."""
+def test_an_environment_that_exits_fails_its_job_and_the_sweep_continues(workplace: Path) -> None:
     assert main(tiny("-m", *SYNC, "env.entry_point=tests.envs:Leaving", "seed=1,2")) == 5
     (sweep,) = Path("runs/sweeps").glob("*/*")
     assert [Run(path.parent).summary["exit_code"] for path in sweep.glob("*/summary.json")] == [5, 5]
 
 
-def test_a_replay_that_fits_its_batch_exactly_learns(workplace: Path) -> None:
-    """warm-up 0: the first batch needs nearly all of the env steps that may precede it."""
-    code, run = end("env=cartpole", "trainer.warmup_period=0", "agent.batch_size=64")
+def test_a_run_with_warmup_0_gets_its_first_batch(workplace: Path) -> None:
+    """The first batch needs nearly all env steps that are granted before the first opt step."""
+    code, run = run_to_end("env=cartpole", "trainer.warmup_period=0", "agent.batch_size=64")
     assert code == 0
     assert run.counts[0] == 120
 
 
-def test_a_reader_of_stdout_that_left_does_not_end_the_run(workplace: Path) -> None:
-    words = tiny("trainer=sync", "env=cartpole", "trainer.max_opts=100", "recorder.console=plain")
+def test_a_closed_stdout_does_not_end_the_run(workplace: Path) -> None:
+    args = tiny("trainer=sync", "env=cartpole", "trainer.max_opts=100", "recorder.console=plain")
     code = "import sys; from border_cli.cli.train import main; sys.exit(main())"
-    with subprocess.Popen([sys.executable, "-c", code, *words], stdout=subprocess.PIPE) as process:
+    with subprocess.Popen([sys.executable, "-c", code, *args], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.close()
     assert process.returncode == 0

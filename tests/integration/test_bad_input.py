@@ -1,7 +1,7 @@
-"""The user's mistakes: each row is a command line, its exit code and what its message must hold.
+"""The user's mistakes: each row is a command line, the fragments that its message must contain, and its exit code.
 
-A mistake ends in one to three lines on stderr, without a traceback and without a run directory. The rules themselves are in
-tests/unit/test_config_checks.py, test_config_convert.py and test_config_suggest.py.
+A mistake ends in one to three lines on stderr, without a traceback and without a run directory. The rules themselves are
+tested in tests/unit/test_config_checks.py, test_config_convert.py and test_config_suggest.py.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ USAGE, RESOURCES, NO_VALID_CHECKPOINT = 2, 3, 7
 
 @dataclass(frozen=True)
 class Row:
-    """words: the command line, separated by blanks · fragments: what stderr must hold, separated by bars."""
+    """args: command-line arguments, separated by spaces · fragments: texts that stderr must contain, separated by |."""
 
-    words: str
+    args: str
     fragments: str
     code: int = USAGE
 
 
 COMPOSITION = [
-    # groups and words
+    # groups and arguments
     Row("agent=dqnn", "agent: there is no 'dqnn'|allowed: c51, dqn, iqn|nearest: dqn"),
     Row("env=null", "env: there is no 'null'|allowed: acrobot"),
     Row("preset=dqn_cartpol", "preset: there is no 'dqn_cartpol'|nearest: dqn_cartpole"),
@@ -76,7 +76,7 @@ COMPOSITION = [
         "buffer.initial_priority=actor: actors with agent=td3 do not know|allowed: buffer.initial_priority=max",
     ),
     Row(
-        "agent=rainbow buffer.initial_priority=actor",  # its priorities are divergences, the actors' would be of values
+        "agent=rainbow buffer.initial_priority=actor",  # its priorities are divergences, those of actors are value errors
         "buffer.initial_priority=actor: actors with agent=rainbow do not know|allowed: buffer.initial_priority=max",
     ),
     Row("trainer.lockstep_steps=8", "trainer.lockstep_steps has no effect|with trainer.lockstep=true"),
@@ -105,7 +105,7 @@ COMPOSITION = [
     Row("env.id=${nothing}", "env.id|nothing"),
     Row("plugins=[no_such_plugin]", "plugins: there is no module 'no_such_plugin'"),
     Row("plugins=no_such_plugin", "plugins|not a list"),
-    # more than one value
+    # settings that contradict each other
     Row("env.id=Acrobot-v1", "preset=dqn_cartpole|CartPole-v1|Acrobot-v1|preset=none"),
     Row("trainer=sync n_actors=8", "n_actors=8|trainer=async"),
     Row("env=CartPole-v1", "env: there is no 'CartPole-v1'|nearest: env=gym env.id=CartPole-v1"),
@@ -186,7 +186,7 @@ CONFIG = "agent: {type: dqn}\nenv: {id: CartPole-v1}\n"
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Where commands are typed: empty/ is no run, taken/ has no checkpoint, that of broken/ cannot verify."""
+    """Working directory: empty/ is no run, taken/ has no checkpoint, the checkpoint of broken/ does not verify."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "empty").mkdir()
@@ -201,9 +201,9 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def refuses(command, row: Row, folder: Path, capsys) -> None:
+def assert_refused(command, row: Row, folder: Path, capsys) -> None:
     before = sorted(folder.rglob("*"))
-    code = command(row.words.split())
+    code = command(row.args.split())
     err = capsys.readouterr().err
     lines = err.splitlines()
     assert code == row.code, err
@@ -215,23 +215,25 @@ def refuses(command, row: Row, folder: Path, capsys) -> None:
     assert [path for path in sorted(folder.rglob("*")) if "__pycache__" not in path.parts] == before
 
 
-@pytest.mark.parametrize("row", sampled(COMPOSITION, 2), ids=lambda row: row.words)
+@pytest.mark.parametrize("row", sampled(COMPOSITION, 2), ids=lambda row: row.args)
 def test_i5_refused_while_composing(row, folder, capsys):
-    refuses(main, row, folder, capsys)
+    assert_refused(main, row, folder, capsys)
 
 
-@pytest.mark.parametrize("row", sampled(PREFLIGHT, 3), ids=lambda row: row.words)
+@pytest.mark.parametrize("row", sampled(PREFLIGHT, 3), ids=lambda row: row.args)
 def test_i5_refused_before_training(row, folder, capsys):
-    refuses(main, row, folder, capsys)
+    assert_refused(main, row, folder, capsys)
 
 
-def test_a_missing_extra_is_named_with_what_installs_it(folder, capsys):
-    """A module of its name that cannot be imported hides the real one from the child that makes the environment."""
+def test_a_missing_extra_is_named_with_its_install_command(folder, capsys):
+    """A Box2D module that cannot be imported hides the real one in the child process that makes the environment."""
     (folder / "Box2D.py").write_text("raise ModuleNotFoundError(__name__)\n", encoding="utf-8")
-    refuses(main, Row("env=lunarlander", "LunarLander-v3|pip install 'border-cli[box2d]'"), folder, capsys)
+    assert_refused(
+        main, Row("env=lunarlander", "LunarLander-v3|pip install 'border-cli[box2d]'"), folder, capsys
+    )
 
 
-def test_a_runs_folder_that_cannot_be_written(folder, capsys):
+def test_a_runs_folder_that_cannot_be_made_is_refused(folder, capsys):
     (folder / "runs").touch()
     assert main([]) == USAGE
     lines = capsys.readouterr().err.splitlines()
@@ -240,6 +242,6 @@ def test_a_runs_folder_that_cannot_be_written(folder, capsys):
     assert (folder / "runs").read_bytes() == b""
 
 
-@pytest.mark.parametrize("row", EVAL, ids=lambda row: f"eval {row.words}")
+@pytest.mark.parametrize("row", EVAL, ids=lambda row: f"eval {row.args}")
 def test_i5_refused_by_the_evaluation(row, folder, capsys):
-    refuses(evaluate, row, folder, capsys)
+    assert_refused(evaluate, row, folder, capsys)

@@ -1,7 +1,6 @@
 """`border-train` without training: pages, composition, presets, sweeps, folders, exit codes.
 
-In the place of `border_cli.run` and `border_cli.preflight`, between the command line and training, is a stand-in
-that notes its calls.
+A stand-in replaces `border_cli.run` and `border_cli.preflight` and records its calls.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ HEAVY = ("torch", "gymnasium", "tensorboard")
 
 @dataclass
 class StandIn:
-    """In the place of `border_cli.run`: `fail` maps a seed to what its job raises."""
+    """Replaces both modules. fail: the exception that the job of a seed raises. refuse: raised by the preflight."""
 
     calls: list = field(default_factory=list)
     fail: dict = field(default_factory=dict)
@@ -68,11 +67,11 @@ def build(monkeypatch, tmp_path):
 
 @pytest.fixture
 def shown(monkeypatch, tmp_path, capsys):
-    """The checked configuration of some words, as `--cfg job` shows it."""
+    """Returns a function from arguments to the checked configuration that `--cfg job` shows."""
     monkeypatch.chdir(tmp_path)
 
-    def show(*words):
-        assert main([*words, "--cfg", "job"]) == 0
+    def show(*args):
+        assert main([*args, "--cfg", "job"]) == 0
         return yaml.safe_load(capsys.readouterr().out)
 
     return show
@@ -86,8 +85,8 @@ def write(path: Path, text: str) -> None:
 # Pages
 
 
-def test_help_is_a_page_for_a_person(tmp_path, capsys):
-    """With the options of the user's folder, and presets by what they were tuned for."""
+def test_help_lists_options_keys_and_presets(tmp_path, capsys):
+    """It lists the options in the user's folder, and the environments that each agent has presets for."""
     write(tmp_path / "env" / "mine.yaml", "id: CartPole-v1\n")
     assert main(["--help", "--config-dir", str(tmp_path)]) == 0
     page = capsys.readouterr().out
@@ -122,12 +121,12 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"border-cli {border_cli.__version__}\n"
 
 
-def test_nothing_heavy_is_imported_for_a_page_or_a_mistake(tmp_path, monkeypatch):
+def test_no_heavy_module_is_imported_for_a_page_or_a_mistake(tmp_path, monkeypatch):
     monkeypatch.setenv("COMP_LINE", "border-train env=lun")
     program = (
         "import sys; from border_cli.cli.train import main\n"
-        "for words in ['--help'], ['--cfg', 'job'], ['--cfg', 'all'], ['-sc', 'query=fish'], ['agent.lrr=1']:\n"
-        f"    main(words); assert not sys.modules.keys() & {set(HEAVY)!r}, words"
+        "for args in ['--help'], ['--cfg', 'job'], ['--cfg', 'all'], ['-sc', 'query=fish'], ['agent.lrr=1']:\n"
+        f"    main(args); assert not sys.modules.keys() & {set(HEAVY)!r}, args"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -135,15 +134,16 @@ def test_nothing_heavy_is_imported_for_a_page_or_a_mistake(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("agent_and_env", ["agent=rainbow env=cartpole", "agent=sac env=pendulum"])
-def test_the_start_of_a_run_waits_for_no_import_that_it_does_not_need(agent_and_env, tmp_path):
-    """Torch is imported after the forkserver was started, which imports it at the same time. Its compiler is not imported,
-    though some operations on its meta device do that.
+def test_a_run_imports_torch_late_and_not_its_compiler(agent_and_env, tmp_path):
+    """Torch is imported only after the forkserver was started, which imports it at the same time.
+
+    torch._dynamo is not imported, although some operations on the meta device would import it.
     """
-    words = [*agent_and_env.split(), "preset=none", "trainer.max_opts=1", "trainer.eval_interval=null"]
+    args = [*agent_and_env.split(), "preset=none", "trainer.max_opts=1", "trainer.eval_interval=null"]
     program = (
         "import sys; from border_cli import preflight; from border_cli.cli.train import main\n"
         "assert 'torch' not in sys.modules\n"
-        f"assert main({words!r}) == 0\n"
+        f"assert main({args!r}) == 0\n"
         "assert 'torch' in sys.modules and 'torch._dynamo' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
@@ -194,11 +194,11 @@ def test_one_part_of_the_configuration_can_be_shown(tmp_path, monkeypatch, capsy
 # Composition
 
 
-def test_a_preset_comes_by_itself_and_loses_to_what_is_typed(shown):
-    by_itself = shown()
-    assert by_itself["preset"]["name"] == "dqn_cartpole"
-    assert by_itself["agent"]["hidden"] == [128, 128]
-    assert by_itself["trainer"]["max_env_steps"] == 50_000
+def test_a_preset_is_chosen_automatically_and_typed_values_replace_its_values(shown):
+    automatic = shown()
+    assert automatic["preset"]["name"] == "dqn_cartpole"
+    assert automatic["agent"]["hidden"] == [128, 128]
+    assert automatic["trainer"]["max_env_steps"] == 50_000
     typed = shown("agent.lr=0.5", "trainer.opt_interval=4", "trainer.max_opts=7")
     assert typed["preset"]["name"] == "dqn_cartpole"
     assert (typed["agent"]["lr"], typed["trainer"]["opt_interval"]) == (0.5, 4.0)
@@ -206,7 +206,7 @@ def test_a_preset_comes_by_itself_and_loses_to_what_is_typed(shown):
     assert (typed["trainer"]["max_opts"], typed["trainer"]["max_env_steps"]) == (7, None)
 
 
-def test_without_a_preset_the_defaults_stand(shown):
+def test_without_a_preset_the_defaults_are_used(shown):
     assert shown("preset=none")["agent"]["hidden"] == [256, 256]
     by_id = shown("env=gym", "env.id=CartPole-v1")
     assert (by_id["preset"]["name"], by_id["agent"]["hidden"]) == ("none", [256, 256])
@@ -229,9 +229,9 @@ def test_options_of_several_groups_compose(shown):
 
 
 def test_values_of_many_kinds_arrive_as_they_are_typed_and_a_plus_makes_no_difference(shown):
-    words = ["env.kwargs={map: [a, 1, null], deep: {x: 1.5}}", "env.kwargs.text='a b=c'", "agent.hidden=[8]"]
-    words += ["+agent.lr=0.25", "++env.kwargs.n=11", "+agent=dqn"]
-    config = shown(*words, "trainer.max_opts=1e4", "trainer.eval_interval=null", "env.imports=[my.pkg]")
+    args = ["env.kwargs={map: [a, 1, null], deep: {x: 1.5}}", "env.kwargs.text='a b=c'", "agent.hidden=[8]"]
+    args += ["+agent.lr=0.25", "++env.kwargs.n=11", "+agent=dqn"]
+    config = shown(*args, "trainer.max_opts=1e4", "trainer.eval_interval=null", "env.imports=[my.pkg]")
     kwargs = {"map": ["a", 1, None], "deep": {"x": 1.5}, "text": "a b=c", "n": 11}
     assert config["env"]["kwargs"] == kwargs
     assert (config["agent"]["hidden"], config["agent"]["lr"]) == ([8], 0.25)
@@ -261,7 +261,7 @@ def test_hydras_search_path_works_too(shown, tmp_path):
     assert (config["env"]["id"], config["buffer"]["capacity"]) == ("Acrobot-v1", 2000)
 
 
-def test_a_users_preset_without_its_first_line_is_refused(monkeypatch, tmp_path, capsys):
+def test_a_users_preset_without_a_package_line_is_refused(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "c" / "preset" / "dqn_mine.yaml", "agent:\n  lr: 0.125\n")
     assert main(["--config-dir=c", "preset=dqn_mine", "--cfg", "job"]) == 2
@@ -325,17 +325,17 @@ def test_a_run_gets_its_folder_its_configuration_and_its_launch(build, tmp_path)
     assert launch.typed == {"env": "gym", "env.id": "CartPole-v1", "n_actors": "2", "agent.lr": "0.5"}
 
 
-def test_a_typed_folder_is_taken_once(build, tmp_path, capsys):
-    words = ["hydra.run.dir='my runs/${env.id}'"]
-    assert main(words) == 0
+def test_a_typed_folder_is_used_for_one_run_only(build, tmp_path, capsys):
+    args = ["hydra.run.dir='my runs/${env.id}'"]
+    assert main(args) == 0
     assert build.trained[0][1] == Path("my runs/CartPole-v1").absolute()
     assert not (tmp_path / "runs").exists()
-    assert main(words) == 2
+    assert main(args) == 2
     assert "already holds a run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "said"),
+    ("error", "code", "lines"),
     [
         (NonFiniteError("loss is nan"), 4, ["error: loss is nan"]),
         (
@@ -347,10 +347,10 @@ def test_a_typed_folder_is_taken_once(build, tmp_path, capsys):
         (KeyboardInterrupt(), 130, []),
     ],
 )
-def test_how_training_ends_is_the_exit_code(build, capsys, error, code, said):
+def test_the_exit_code_says_how_training_ended(build, capsys, error, code, lines):
     build.fail[0] = error
     assert main([]) == code
-    assert capsys.readouterr().err.splitlines() == said
+    assert capsys.readouterr().err.splitlines() == lines
 
 
 def test_a_defect_keeps_its_traceback(build, capsys):
@@ -361,14 +361,14 @@ def test_a_defect_keeps_its_traceback(build, capsys):
     assert "error: ZeroDivisionError: oh" in err
 
 
-def _stumbles():
+def _fails_in_cleanup():
     try:
         raise KeyboardInterrupt
     finally:
         raise ValueError("half done")
 
 
-def _makes_an_error_of_it():
+def _raises_usage_error():
     try:
         raise KeyboardInterrupt
     except KeyboardInterrupt as e:
@@ -376,14 +376,14 @@ def _makes_an_error_of_it():
 
 
 @pytest.mark.parametrize(
-    ("composing", "code", "said"), [(_stumbles, 130, False), (_makes_an_error_of_it, 2, True)]
+    ("composing", "code", "has_message"), [(_fails_in_cleanup, 130, False), (_raises_usage_error, 2, True)]
 )
-def test_an_error_over_an_interrupted_composition_is_the_interruption(
-    build, monkeypatch, capsys, composing, code, said
+def test_an_interrupted_composition_ends_with_the_interrupt_or_a_usage_error(
+    build, monkeypatch, capsys, composing, code, has_message
 ):
     monkeypatch.setattr(Composer, "compose", lambda _: composing())
     assert main([]) == code
-    assert bool(capsys.readouterr().err) == said
+    assert bool(capsys.readouterr().err) == has_message
 
 
 def test_a_refusal_before_training_leaves_no_folder(build, tmp_path, capsys):
@@ -400,14 +400,14 @@ def test_debug_shows_the_traceback_of_a_refusal(tmp_path, monkeypatch, capsys):
 
 
 def test_debug_in_a_file_shows_tracebacks(build, tmp_path, capsys):
-    """Of a refusal before training, of what fails later, and of a job of a sweep."""
+    """They are shown for a refused configuration, for a run that fails, and for a job of a sweep."""
     write(tmp_path / "c" / "experiment" / "loud.yaml", "# @package _global_\ndebug: true\n")
-    words = ["--config-dir", "c", "+experiment=loud", "seed=0"]
+    args = ["--config-dir", "c", "+experiment=loud", "seed=0"]
     build.refuse = UsageError("no")
-    assert main(words) == 2
+    assert main(args) == 2
     assert "Traceback" in capsys.readouterr().err
     build.refuse, build.fail = None, {0: NonFiniteError("loss is nan")}
-    for argv in (words, ["-m", *words]):
+    for argv in (args, ["-m", *args]):
         assert main(argv) == 4
         assert "Traceback" in capsys.readouterr().err
 
@@ -417,8 +417,8 @@ def test_debug_in_a_file_shows_tracebacks(build, tmp_path, capsys):
 
 def test_a_sweep_runs_every_combination_in_a_folder_of_its_own(build, tmp_path, capsys):
     write(tmp_path / "c" / "env" / "mine.yaml", "id: Acrobot-v1\n")
-    words = ["env=cartpole,mine", "seed=1,2", "agent.lr=0.5", "recorder.console=none"]
-    assert main(["-m", "--config-dir", "c", *words]) == 0
+    args = ["env=cartpole,mine", "seed=1,2", "agent.lr=0.5", "recorder.console=none"]
+    assert main(["-m", "--config-dir", "c", *args]) == 0
     jobs = build.trained
     assert [(c.env.id, c.seed, c.agent.lr) for c, _, _ in jobs] == [
         ("CartPole-v1", 1, 0.5),
@@ -488,7 +488,7 @@ class ElsewhereLauncher(Launcher):
         return pickle.loads(pickle.dumps(done))
 
 
-def test_jobs_that_a_launcher_runs_elsewhere_count_and_are_in_the_table(build, capsys, monkeypatch):
+def test_jobs_that_a_launcher_pickles_are_in_exit_code_and_table(build, capsys, monkeypatch):
     for name in ("hydra_plugins", "hydra_plugins.elsewhere"):
         module = types.ModuleType(name)
         module.ElsewhereLauncher = ElsewhereLauncher
@@ -503,7 +503,7 @@ def test_jobs_that_a_launcher_runs_elsewhere_count_and_are_in_the_table(build, c
     assert [(row[3].strip(), row[4].strip()) for row in rows[1:]] == [("1.00", "0"), ("-", "4")]
 
 
-def test_a_reader_of_a_page_that_leaves_early_is_no_error() -> None:
+def test_a_page_with_a_closed_stdout_is_no_error() -> None:
     command = [sys.executable, "-m", "border_cli", "--info", "defaults"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stderr is not None

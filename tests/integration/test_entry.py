@@ -1,4 +1,4 @@
-"""A command that is interrupted while Python still imports it."""
+"""Signals that arrive while Python still imports the command."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ sys.exit(getattr(entry, {command!r})())
 
 @pytest.mark.parametrize("command", ["train", "evaluate"])
 def test_d1_interrupted_while_it_is_imported(command: str) -> None:
-    done = ended(command, signal.SIG_DFL)
+    done = run_with_signal(command, signal.SIG_DFL)
     assert (done.returncode, done.stdout, done.stderr) == (ExitCode.SIGINT, "", "")
 
 
-def test_an_interrupt_that_is_to_be_ignored_is_ignored() -> None:
-    done = ended("train", signal.SIG_IGN)
+def test_an_ignored_sigint_stays_ignored() -> None:
+    done = run_with_signal("train", signal.SIG_IGN)
     assert done.returncode == 0
     assert done.stdout.startswith("border-cli ")
 
 
-def test_d4_nobody_can_save_yet_while_it_is_imported() -> None:
-    done = ended("train", signal.SIG_DFL, signal.SIGUSR1)
+def test_d4_sigusr1_while_it_is_imported_is_ignored() -> None:
+    done = run_with_signal("train", signal.SIG_DFL, signal.SIGUSR1)
     assert done.returncode == 0
     assert done.stdout.startswith("border-cli ")
 
 
-def ended(
+def run_with_signal(
     command: str, disposition: signal.Handlers, number: signal.Signals = signal.SIGINT
 ) -> subprocess.CompletedProcess[str]:
-    """The command, given a signal in the middle of its imports. disposition: of SIGINT, as its parent has left it."""
+    """Runs the command, which gets a signal during its imports. disposition: of SIGINT, inherited from the parent."""
     return subprocess.run(
         [sys.executable, "-c", PROGRAM.format(command=command, number=int(number))],
         preexec_fn=lambda: signal.signal(signal.SIGINT, disposition),

@@ -1,4 +1,4 @@
-"""Whole runs whose models are evaluated inline and in a process: the same scores, and effects at the same opt steps."""
+"""Complete runs with the inline and the process evaluator: the same scores, with effect at the same opt steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SYNC = (
     "trainer.save_interval=50",
     "evaluator.episodes=5",
     "evaluator.confirm_episodes=3",
-    "agent.eval_epsilon=0.1",  # what the policy draws has to be the same as well
+    "agent.eval_epsilon=0.1",  # the random draws of the policy must be the same too
 )
 EVALUATED = [40, 80, 120, 130]
 
@@ -33,7 +33,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, full_forkserver: None) -> dic
     return done
 
 
-def test_scores_are_the_same_in_either(runs: dict[str, Run]) -> None:
+def test_both_evaluators_give_the_same_scores(runs: dict[str, Run]) -> None:
     inline, process = runs["inline"], runs["process"]
     for name in ("return_mean", "return_std", "return_min", "return_max", "length_mean", "holdout_mean"):
         assert inline.series(f"eval/{name}") == process.series(f"eval/{name}")
@@ -43,18 +43,18 @@ def test_scores_are_the_same_in_either(runs: dict[str, Run]) -> None:
 
 
 def test_a_result_takes_effect_when_the_next_evaluation_is_due(runs: dict[str, Run]) -> None:
-    """Which shows in the order of the records: that of the next evaluation's opt step comes right after."""
+    """In the records a result comes right before the record of the next evaluation's opt step."""
     order = [(record["opt_steps"], "eval/return_mean" in record) for record in runs["process"].records[1:]]
     expected: list[tuple[int, bool]] = []
     for opt_steps in range(10, END + 10, 10):
         if opt_steps % EVAL == 0 and opt_steps > EVAL:
             expected.append((opt_steps - EVAL, True))
         expected.append((opt_steps, False))
-    # What is still open at the end is waited for, and the record of the last opt step comes last.
+    # At the end the run waits for open results. The record of the last opt step comes last.
     assert order == [*expected[:-1], (120, True), (130, True), (130, False)]
 
 
-def test_nothing_is_skipped_where_the_learner_waits(runs: dict[str, Run]) -> None:
+def test_no_evaluation_is_skipped_with_trainer_sync(runs: dict[str, Run]) -> None:
     assert [value for _, value in runs["process"].series("eval/skipped")] == [0.0] * len(EVALUATED)
 
 
@@ -72,8 +72,8 @@ def test_a12_episodes_that_never_end_are_cut_and_training_continues() -> None:
 
 @pytest.mark.parametrize("evaluator", ["inline", "process"])
 @pytest.mark.usefixtures("workplace")
-def test_stop_return_ends_a_run_by_a_score_that_is_confirmed(evaluator: str) -> None:
-    """No episode of CartPole is shorter than 8 env steps, so the first evaluation is good enough."""
+def test_stop_return_ends_a_run_after_its_score_is_confirmed(evaluator: str) -> None:
+    """No episode of CartPole is shorter than 8 env steps, so the first evaluation reaches stop_return=5."""
     run = train("trainer.stop_return=5", "trainer.eval_interval=30", f"evaluator={evaluator}")
     assert run.summary["ended_by"] == "stop_return"
     assert run.steps("eval/holdout_mean")[0] == 30
@@ -85,7 +85,7 @@ def test_stop_return_ends_a_run_by_a_score_that_is_confirmed(evaluator: str) -> 
     assert run.summary["best_score"] == {"opt_steps": score["opt_steps"], "mean": score["mean"]}
 
 
-def test_a_run_that_evaluates_nothing_makes_no_environment_for_it(
+def test_a_run_without_evaluations_makes_no_evaluation_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full_forkserver: None
 ) -> None:
     monkeypatch.chdir(tmp_path)
