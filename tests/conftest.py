@@ -19,10 +19,10 @@ from tests.faults.amounts import FULL, SEED
 from tests.faults.processes import nothing_left
 from tests.real_runs import in_folder
 
-# Several workers with a thread per core each wait for one another: small operations then take a hundred times as long.
+# Workers with one torch thread per core wait for each other, which makes small operations a hundred times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 _SHOWS_A_ROW = re.compile(r"test_[a-i]\d+_")
-collect_ignore_glob = [] if sys.platform == "linux" else ["faults/test_*.py"]  # they look into /proc
+collect_ignore_glob = [] if sys.platform == "linux" else ["faults/test_*.py"]  # these tests read /proc
 
 
 def pytest_report_header() -> str:
@@ -31,7 +31,7 @@ def pytest_report_header() -> str:
 
 @pytest.fixture(autouse=True)
 def audit_of_a_row(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A test of tests/faults, or one that is named after rows of the fault table, leaves nothing behind."""
+    """Checks that tests in tests/faults, and tests named after rows of the fault table, leave nothing behind."""
     if request.path.parent.name != "faults" and not _SHOWS_A_ROW.match(request.node.name):
         yield
         return
@@ -41,13 +41,13 @@ def audit_of_a_row(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def light_forkserver() -> None:
-    """A forkserver without torch, unless another one is there: it is enough for actors with a NumpyPolicy."""
+    """Starts a forkserver without torch, unless one runs. It is enough for actors with a NumpyPolicy."""
     forkserver.start_early(LIGHT_PRELOAD)
 
 
 @pytest.fixture(scope="session")
 def full_forkserver() -> None:
-    """A forkserver as the command starts it: the one that other tests have started may be without torch."""
+    """Restarts the forkserver as the command starts it, with torch."""
     running: Any = server._forkserver
     running._stop()
     forkserver.start_early()
@@ -61,6 +61,6 @@ def stored_run(tmp_path_factory: pytest.TempPathFactory, full_forkserver: None) 
 
 @pytest.fixture
 def workplace(tmp_path: Path, full_forkserver: None) -> Iterator[Path]:
-    """An empty working directory, and a list of own runs with nothing in it."""
+    """An empty working directory, and an empty list of trusted runs."""
     with in_folder(tmp_path) as folder:
         yield folder

@@ -1,4 +1,4 @@
-"""An environment that counts: its observations say who gave them and when, and it can fail at a given moment."""
+"""An environment whose observations identify it and its time, and that can fail at a given moment."""
 
 from __future__ import annotations
 
@@ -30,11 +30,17 @@ FAULTS: dict[str, Callable[[], object]] = {
 class CountingEnv(gymnasium.Env[Observation, np.int64]):  # type: ignore[misc] # gymnasium is not checked
     """Observation (4,) int32: actor, environment, episode from 0, time from 0. Each reward is the new time.
 
-    actor, env: what the observation says; without env, how many were made before in this process. lengths:
-    env steps of the episodes, in turn. truncate: "never", "always", or "odd" for every second episode.
-    fault: "raise" or one of FAULTS, at "make", "reset" (the first), "close" or "step" (number `fault_step` of this
-    environment, counted from 1 over all episodes); it strikes `fault_actor` alone, or all actors if that is
-    None. make_s, step_s: what making it and an env step take [s].
+    Args:
+        actor: number in the observation.
+        env: number in the observation, by default how many were made before in this process.
+        lengths: env steps of the episodes, in turn.
+        truncate: "never", "always", or "odd" for every second episode.
+        fault: "raise" or one of FAULTS.
+        fault_at: "make", "reset" (the first), "close" or "step".
+        fault_step: number of the env step that fails, counted from 1 over all episodes.
+        fault_actor: the only actor that fails, None for all.
+        make_s: duration of the constructor [s].
+        step_s: duration of an env step [s].
     """
 
     def __init__(
@@ -78,7 +84,7 @@ class CountingEnv(gymnasium.Env[Observation, np.int64]):  # type: ignore[misc] #
         return self._observation(), {}
 
     def step(self, action: np.int64) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Let time go on by one."""
+        """Advance the time by one."""
         del action
         if self._step_s:
             SYSTEM_CLOCK.sleep(self._step_s)

@@ -1,4 +1,4 @@
-"""Environments that are not in gymnasium: one for each kind of space, and some that watch the run they are part of."""
+"""Test environments: one for each kind of space, one that watches its run, and some that fail."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Sampled(gymnasium.Env[Any, Any]):  # type: ignore[misc] # gymnasium is not
     """Observations drawn from one of SPACES, actions counted from START; an action outside is an error."""
 
     def __init__(self, space: str) -> None:
-        self.observation_space = spaces.Dict(o=SPACES[space])["o"]  # a copy, with a generator of its own
+        self.observation_space = spaces.Dict(o=SPACES[space])["o"]  # a copy with its own random generator
         self.action_space = spaces.Discrete(3, start=START)
         self._time = 0
 
@@ -67,10 +67,12 @@ class Onlooker(Sampled):
 
 
 class NotANumber(gymnasium.Env[Any, Any]):  # type: ignore[misc] # gymnasium is not checked
-    """Observation (2,): episode and time, counted from 0. At one env step something that it gives is NaN.
+    """Observation (2,): episode and time, counted from 0. The reward or observation of one env step is NaN.
 
-    what: "reward" or "observation". at: env step of this environment, counted from 1 over all episodes. place: what the
-    name of a process begins with in which that happens, "actor" or "MainProcess" for the learner.
+    Args:
+        what: "reward" or "observation".
+        at: number of the env step, counted from 1 over all episodes.
+        place: prefix of the process names in which it happens: "actor", or "MainProcess" for the learner.
     """
 
     def __init__(self, what: str, at: int = 77, place: str = "") -> None:
@@ -94,7 +96,7 @@ class NotANumber(gymnasium.Env[Any, Any]):  # type: ignore[misc] # gymnasium is 
 
 
 class Leaving(Sampled):
-    """Calls `sys.exit` at the step of this number."""
+    """Raises SystemExit at env step number `leaves_at`."""
 
     def __init__(self, leaves_at: int = 100) -> None:
         super().__init__("image")

@@ -1,4 +1,4 @@
-"""What evaluators are made of in the tests: environments that pay by their seed, a policy that acts by its weight."""
+"""Evaluators for tests, with environments whose rewards depend on the seed and a policy that returns its weight."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CLOSED = "closed"
 
 
 class SeededEnv:
-    """Environments whose episode of seed s lasts s % 7 + 1 env steps and pays s + the action in each."""
+    """Environments whose episode of seed s lasts s % 7 + 1 env steps, each with reward s + action."""
 
     def __init__(self, n_envs: int, truncating: bool = False) -> None:
         self.n_envs = n_envs
@@ -42,7 +42,7 @@ class SeededEnv:
 
     @property
     def taken(self) -> int:
-        """Env steps since the last resets."""
+        """Env steps since each environment's last reset."""
         return sum(self._time)
 
     def reset(self, env_ix: int, seed: int | None = None) -> None:
@@ -70,7 +70,7 @@ class SeededEnv:
 
 
 class WeightPolicy:
-    """Its action is its weight in eval mode, and worthless in train mode."""
+    """Returns its weight as the action in eval mode, and a wrong action in train mode."""
 
     def __init__(self) -> None:
         self._weight = np.zeros(1, np.int64)
@@ -103,7 +103,7 @@ def model(weight: int, version: int = 0) -> ModelInfo:
 
 
 def expected(weight: int, version: int, seeds: Sequence[int], cap: int = 100) -> Evaluation:
-    """The result of evaluating `model(weight, version)` on these seeds."""
+    """Returns the result of evaluating `model(weight, version)` on these seeds."""
     lengths = [min(seed % 7 + 1, cap) for seed in seeds]
     returns = [float((seed + weight) * n) for seed, n in zip(seeds, lengths, strict=True)]
     return Evaluation(version, tuple(returns), tuple(lengths))
@@ -113,7 +113,7 @@ def expected(weight: int, version: int, seeds: Sequence[int], cap: int = 100) ->
 
 
 class FaultyEnv(SeededEnv):
-    """One in which something happens at the first step, as long as there are marks to take from `folder`."""
+    """Causes the fault at its first step, as long as it finds a mark file in `folder`, which it removes."""
 
     def __init__(self, n_envs: int, folder: Path, fault: str) -> None:
         super().__init__(n_envs)
@@ -130,7 +130,7 @@ class FaultyEnv(SeededEnv):
 
 
 def put_marks(folder: Path, n: int) -> None:
-    """Let the fault happen n times."""
+    """Makes the fault happen n times."""
     for i in range(n):
         (folder / f"mark-{i}").touch()
 
@@ -175,7 +175,7 @@ def make_env_that_strikes(made: Callable[[], None], folder: Path, fault: str) ->
 
 
 def make_env_with_helper(made: Callable[[], None]) -> SeededEnv:
-    """One that has started another program, and says which."""
+    """Makes an environment that starts another program and writes its process id."""
     logging.getLogger(__name__).warning("helper %d", subprocess.Popen(["sleep", "1000"]).pid)
     return SeededEnv(1)
 
@@ -194,7 +194,7 @@ def spec_of(make: str, *args: Any, cap: int = 100) -> EvaluatorSpec:
 def beside(
     spec: EvaluatorSpec, timeout_s: float = 30.0, restarts: int = 0, first: ModelInfo | None = None
 ) -> Iterator[ProcessEvaluator]:
-    """An evaluator with a process of its own; nothing stays of it. first: a model as large as all to come."""
+    """Starts an evaluator in its own process and closes it afterwards. first: a model with the size of all models."""
     evaluator = ProcessEvaluator(spec, first or model(0), timeout_s, restarts)
     try:
         yield evaluator

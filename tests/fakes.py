@@ -1,4 +1,4 @@
-"""An agent without torch, and what actor processes are made of in the tests."""
+"""A policy without torch, and the factories of actor processes in tests."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ LIGHT_PRELOAD = (
 
 
 class NumpyPolicy:
-    """Acts by one array; what it does depends on the model alone."""
+    """Acts by one array. Its actions depend only on the model."""
 
     def __init__(self) -> None:
         self.weight = np.zeros(4, np.float32)
         self.versions: list[int] = []
-        self.env_steps = deque[int](maxlen=100)  # an actor may live long
+        self.env_steps = deque[int](maxlen=100)  # an actor may run for long
         self.training = True
 
     def begin_episode(self, env_ix: int) -> None:

@@ -1,4 +1,4 @@
-"""Interrupting a run of this process at a known opt step, and comparing what two runs have left."""
+"""Interrupts runs at a known opt step, and compares the files of two runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.real_runs import Run, tiny
 
 @contextmanager
 def after_opt_steps(act: Callable[[int], None]) -> Iterator[None]:
-    """Call `act` after each opt step with its number."""
+    """Calls `act` after each opt step with its number."""
     count_opt = RatioLimiter.count_opt
 
     def counting(limiter: RatioLimiter) -> None:
@@ -38,41 +38,41 @@ def after_opt_steps(act: Callable[[int], None]) -> Iterator[None]:
 
 @contextmanager
 def signal_at(opt_steps: int, number: signal.Signals = signal.SIGTERM) -> Iterator[None]:
-    """A signal to this very process right after this opt step."""
+    """Sends a signal to this process right after the given opt step."""
 
-    def strike(done: int) -> None:
+    def send(done: int) -> None:
         if done == opt_steps:
             os.kill(os.getpid(), number)
 
-    with after_opt_steps(strike):
+    with after_opt_steps(send):
         yield
 
 
-def run_whole(folder: Path, *words: str) -> Run:
-    """A run to its end, in this folder."""
-    assert main([*tiny(*words), f"hydra.run.dir='{folder}'"]) == 0
+def run_whole(folder: Path, *args: str) -> Run:
+    """Trains a run in `folder` without interruption."""
+    assert main([*tiny(*args), f"hydra.run.dir='{folder}'"]) == 0
     return Run(folder)
 
 
-def run_interrupted(folder: Path, *words: str, at: int) -> Run:
-    """The same run, stopped by SIGTERM after opt step `at` and resumed to its end."""
+def run_interrupted(folder: Path, *args: str, at: int) -> Run:
+    """Trains a run that is stopped by SIGTERM after opt step `at` and then resumed."""
     with signal_at(at):
-        assert main([*tiny(*words), f"hydra.run.dir='{folder}'"]) == 143
+        assert main([*tiny(*args), f"hydra.run.dir='{folder}'"]) == 143
     resume(folder)
     return Run(folder)
 
 
-def resume(folder: Path, *words: str) -> None:
-    """Continue to the end from the newest checkpoint, of which there is one, and not from the beginning."""
+def resume(folder: Path, *args: str) -> None:
+    """Resumes the run from its newest checkpoint, which must exist."""
     run = Run(folder)
     newest = run.checkpoints[-1]
     before = (run.path / "train.log").stat().st_size
-    assert main([f"resume={folder}", *words]) == 0
+    assert main([f"resume={folder}", *args]) == 0
     assert f"resumed  {newest}: " in (run.path / "train.log").read_bytes()[before:].decode()
 
 
 def value_records(run: Run) -> list[dict[str, Any]]:
-    """The records without time and clock metrics, in the order of the file; nothing of a record that had no others."""
+    """Returns the records without times and clock metrics, and without records that have nothing else."""
     kept = [
         {name: value for name, value in record.items() if name != "time" and not _clock(name)}
         for record in run.records
@@ -85,7 +85,7 @@ def _clock(name: str) -> bool:
 
 
 def assert_same_bits(one: Run, other: Run) -> None:
-    """The last checkpoint (parameters, optimiser state, replay and all), best/ and the records are the other run's."""
+    """Checks that the last checkpoint (with optimiser and replay), best/ and the records of both runs are equal."""
     assert one.checkpoints[-1] == other.checkpoints[-1]
     folders = (f"checkpoints/{one.checkpoints[-1]}", "best")
     ours, theirs = one.files(*folders), other.files(*folders)
@@ -95,10 +95,10 @@ def assert_same_bits(one: Run, other: Run) -> None:
     assert value_records(one) == value_records(other)
 
 
-def run_killed(folder: Path, *words: str, at: int) -> Run:
-    """The same run in a process of its own, killed by SIGKILL after opt step `at`; nothing of it lives any more."""
+def run_killed(folder: Path, *args: str, at: int) -> Run:
+    """Trains a run in its own process, which SIGKILL ends after opt step `at`, and waits for the end of its children."""
     program = "import json, sys; from tests.interrupted import be_killed; be_killed(*json.loads(sys.argv[1]))"
-    arguments = json.dumps([[*tiny(*words), f"hydra.run.dir='{folder}'"], at])
+    arguments = json.dumps([[*tiny(*args), f"hydra.run.dir='{folder}'"], at])
     with subprocess.Popen(
         [sys.executable, "-c", program, arguments],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
@@ -109,7 +109,7 @@ def run_killed(folder: Path, *words: str, at: int) -> Run:
     return Run(folder)
 
 
-def be_killed(words: list[str], at: int) -> None:
-    """What `run_killed` runs."""
+def be_killed(args: list[str], at: int) -> None:
+    """Entry point of the process of `run_killed`."""
     with signal_at(at, signal.SIGKILL):
-        main(words)
+        main(args)

@@ -1,4 +1,4 @@
-"""Environments that do not follow gymnasium's API, such as those written for gym before 0.26, and one that warns."""
+"""Environments that do not follow gymnasium's API, such as those for gym before 0.26, and one that warns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ZEROS = np.zeros(2, np.float32)
 
 
 class Sound(gymnasium.Env[Any, Any]):  # type: ignore[misc] # gymnasium is not checked
-    """Zeros, for ever."""
+    """A correct environment that returns zeros and never ends."""
 
     observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
     action_space = spaces.Discrete(2)
@@ -52,7 +52,7 @@ class OutOfBounds(Sound):
 
 
 class NoEnv:
-    """Has all that an environment needs, but is no gymnasium.Env."""
+    """Has all methods of an environment, but is not a gymnasium.Env."""
 
     observation_space, action_space = Sound.observation_space, Sound.action_space
     metadata: ClassVar[dict[str, Any]] = {}
@@ -60,7 +60,7 @@ class NoEnv:
 
 
 class Warns(Sound):
-    """Warns when it is made, as gymnasium does of an environment that is out of date."""
+    """Warns when it is made, like gymnasium does for outdated environments."""
 
     def __init__(self) -> None:
         warnings.warn("\x1b[33mWARN: out of date\x1b[0m", DeprecationWarning, stacklevel=2)
@@ -68,5 +68,5 @@ class Warns(Sound):
         warnings.warn("", UserWarning, stacklevel=2)
 
 
-for kind in (FourValues, ResetWithoutInfo, NoEnv):  # gymnasium puts wrappers around these
+for kind in (FourValues, ResetWithoutInfo, NoEnv):  # gymnasium wraps these
     gymnasium.register(f"tests/{kind.__name__}-v0", f"{__name__}:{kind.__name__}", max_episode_steps=50)

@@ -1,4 +1,4 @@
-"""An environment that leaves its observation space, as its episode's seed says: so it can be resumed exactly."""
+"""An environment that leaves its observation space in episodes of some seeds, so it can be resumed exactly."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 
 class Outside(gymnasium.Env[Any, Any]):  # type: ignore[misc] # gymnasium is not checked
-    """Observation (1,) within ±1 in episodes of the seeds in `inside`, 2 in all others. length: of episodes."""
+    """Observation (1,) within ±1 in episodes of the seeds in `inside`, 2 in all others. length: env steps per episode."""
 
     def __init__(self, inside: Sequence[int], length: int) -> None:
         self.observation_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
@@ -33,7 +33,7 @@ class Outside(gymnasium.Env[Any, Any]):  # type: ignore[misc] # gymnasium is not
 
 
 class NeverFinite(gymnasium.Env[Any, Any]):  # type: ignore[misc] # gymnasium is not checked
-    """Pays NaN, always."""
+    """Every reward is NaN."""
 
     def __init__(self) -> None:
         self.observation_space = spaces.Box(-1.0, 1.0, (1,), np.float32)

@@ -1,4 +1,4 @@
-"""Runs that train for real, kept tiny, and reading what they have left."""
+"""Tiny real runs, and access to the files that they write."""
 
 from __future__ import annotations
 
@@ -28,51 +28,51 @@ TINY = (
     "recorder.console=none",
     "recorder.tensorboard=false",
 )
-"""Less of everything. A test may type any of these keys again, and its word counts. Keys an agent lacks are left out."""
+"""Makes a run tiny. The arguments of a test replace these, and keys that an agent lacks are left out."""
 
 
 @contextlib.contextmanager
 def in_folder(folder: Path) -> Iterator[Path]:
-    """Work in this folder, with a list of own runs beside it."""
+    """Changes into the folder, with its own list of trusted runs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(folder / "state"))
         patch.chdir(folder)
         yield folder
 
 
-def tiny(*words: str) -> list[str]:
-    """These words, and those of TINY whose keys are not among them; none of evaluations where there are none."""
-    typed = dict(word.split("=", 1) for word in words if "=" in word)
-    own = (word for word in TINY if word.partition("=")[0] not in typed)
-    found = [*known_to(typed.get("agent", "dqn"), *own), *words]
+def tiny(*args: str) -> list[str]:
+    """Adds the arguments of TINY whose keys are not given. Omits those of evaluations if the run has none."""
+    typed = dict(arg.split("=", 1) for arg in args if "=" in arg)
+    own = (arg for arg in TINY if arg.partition("=")[0] not in typed)
+    found = [*known_to(typed.get("agent", "dqn"), *own), *args]
     if typed.get("trainer.eval_interval") == "null":
-        found = [word for word in found if not word.startswith("evaluator.")]
+        found = [arg for arg in found if not arg.startswith("evaluator.")]
     return found
 
 
-def known_to(agent: str, *words: str) -> list[str]:
-    """Those of the words that are groups, or whose key a run of this agent has and makes use of."""
-    is_registered = agent in AGENTS  # a plugin's agent may be registered later
+def known_to(agent: str, *args: str) -> list[str]:
+    """Returns the arguments that are groups, or whose key this agent has and uses."""
+    is_registered = agent in AGENTS  # the agent of a plugin may be registered later
     known = known_keys({"agent": {"type": agent}} if is_registered else {}).keys()
     if is_registered:
         known -= {f"agent.{name}" for name, _ in AGENTS[agent].config().unused_options()}
-    return [word for word in words if "." not in (key := word.partition("=")[0]) or key in known]
+    return [arg for arg in args if "." not in (key := arg.partition("=")[0]) or key in known]
 
 
-def train(*words: str) -> Run:
-    """Run `border-train` in this process, with the words of `tiny`; it must succeed."""
-    assert main(tiny(*words)) == 0
+def train(*args: str) -> Run:
+    """Runs `border-train` in this process with the arguments of `tiny`. It must succeed."""
+    assert main(tiny(*args)) == 0
     return Run(Path("runs/latest").resolve())
 
 
 class Run:
-    """What a run left in its directory."""
+    """The files of a run directory."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def json(self, name: str) -> Any:
-        """A JSON file of the directory."""
+        """Reads a JSON file of the directory."""
         return json.loads((self.path / name).read_text(encoding="utf-8"))
 
     @property
@@ -101,7 +101,7 @@ class Run:
 
     @property
     def saves(self) -> list[int]:
-        """Opt steps at which a checkpoint was written, as the log has them."""
+        """Opt steps at which a checkpoint was written, from the log."""
         log = (self.path / "train.log").read_text(encoding="utf-8")
         return [int(found) for found in re.findall(r"checkpoint at opt step (\d+)", log)]
 
@@ -114,6 +114,6 @@ class Run:
         return [opt_steps for opt_steps, _ in self.series(name)]
 
     def files(self, *folders: str) -> dict[str, bytes]:
-        """Content of every file below these folders, by its path in the run directory."""
+        """Returns the content of every file below these folders, by its path in the run directory."""
         paths = [path for folder in folders for path in (self.path / folder).rglob("*") if path.is_file()]
         return {str(path.relative_to(self.path)): path.read_bytes() for path in paths}

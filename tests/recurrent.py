@@ -1,4 +1,4 @@
-"""A plugin with an agent that has a hidden state per environment, and an environment that cannot be solved without one.
+"""A plugin: an agent with a hidden state per environment, and an environment that needs memory.
 
 The hidden state decays and adds up the observations: h_t = h_{t-1}/2 + x_t, with h_{-1} = 0 in every episode. The value
 network sees (x_t, h_t). Each row stores h_{t-1}, so that an opt step computes h_t and h_{t+1} from the row alone.
@@ -64,13 +64,13 @@ def advance(hidden: Any, obs: Any) -> Any:
 
 
 def with_hidden(spec: EnvSpec) -> EnvSpec:
-    """What the network sees."""
+    """Returns the spec of the network's input: the observation with the hidden state."""
     leaf = replace(spec.obs.leaves[0], name=HIDDEN, low=None, high=None)
     return EnvSpec(ObsSpec((*spec.obs.leaves, leaf)), spec.action)
 
 
 class RecurrentPolicy(DqnPolicy):
-    """Carries the hidden state of each environment over an episode, in training and in evaluation."""
+    """Keeps the hidden state of each environment during an episode, in training and in evaluation."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -117,7 +117,7 @@ def extra_columns(config: RecurrentConfig, spec: EnvSpec) -> tuple[Column, ...]:
 
 
 def make_step_processor(spec: EnvSpec, n_envs: int, config: TrainConfig) -> StepProcessor:
-    """One env step per transition, whatever `buffer.n_step` is: h_{t+1} must follow from the row."""
+    """Makes 1-step transitions and ignores `buffer.n_step`, because h_{t+1} must follow from the row."""
     extra = extra_columns(config.agent, spec)  # type: ignore[arg-type]
     return NStepProcessor(spec, n_envs, 1, config.agent.gamma, extra=extra)
 

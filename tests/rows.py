@@ -8,14 +8,14 @@ from border_cli.core.types import Items, Step
 
 
 def processed(processor: StepProcessor, *steps: Step) -> Items:
-    """The rows that these env steps complete."""
+    """Returns the rows that these env steps complete."""
     for step in steps:
         processor.add(step)
     return processor.take()
 
 
 def sampler_of(env: Env, policy: Policy, processor: StepProcessor) -> Sampler:
-    """A sampler that has begun; the first episodes have the seeds 1, 2 …"""
+    """Returns a started sampler. The first episodes have the seeds 1, 2 …"""
     sampler = Sampler(env, policy, processor, lambda env, episode: None if episode else env + 1)
     sampler.begin()
     return sampler

@@ -1,4 +1,4 @@
-"""A small complete run, made once per test session: what tests of damaged and hostile run directories copy."""
+"""A small complete run, made once per test session. Tests of damaged and hostile run directories copy it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _WORDS = (
 
 
 def make(folder: Path) -> Path:
-    """Train it in `folder`. It has no provenance, so that it is not in anybody's list of own runs."""
+    """Trains it in `folder` and removes its provenance, so that it is in nobody's list of trusted runs."""
     run = folder / "run"
     with in_folder(folder):
         assert main([*_WORDS, f"hydra.run.dir='{run}'"]) == 0

@@ -1,6 +1,6 @@
-"""An example of an actor manager of one's own: actors as threads of the learner's process, over a plain queue.
+"""An example of a custom actor manager: actors are threads of the learner's process and use a plain queue.
 
-`plugins=[tests.thread_actors] actor_manager=thread` uses it. It has no restarts: an actor that fails is given up.
+`plugins=[tests.thread_actors] actor_manager=thread` uses it. It does not restart actors that fail.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ThreadStatus:
     blocked_ns: int = 0
 
     def beat(self) -> None:
-        """Nobody watches a thread: it cannot be killed."""
+        """Does nothing, because a thread cannot be killed."""
 
     def add_blocked(self, nanoseconds: int) -> None:
         self.blocked_ns += nanoseconds
@@ -94,7 +94,7 @@ class ThreadManager:
         self._status = [ThreadStatus() for _ in range(n_actors)]
         self._counts = [ActorStat(actor) for actor in range(n_actors)]
         self._lost: dict[int, ActorLostError] = {}
-        self._ready = [threading.Event() for _ in range(n_actors)]  # also set once the thread ends
+        self._ready = [threading.Event() for _ in range(n_actors)]  # also set when the thread ends
         self._threads: list[threading.Thread] = []
 
     def start(self, model: ModelInfo, state: State | None = None) -> None:
@@ -119,7 +119,7 @@ class ThreadManager:
         return State({}, {str(c.actor): {name: getattr(c, name) for name in names} for c in self._counts})
 
     def collect(self) -> list[Chunk]:
-        lost = list(self._lost.values())  # before the queue is read: nothing of theirs comes after this
+        lost = list(self._lost.values())  # read before the queue: these actors send nothing more
         self._fetch()
         chunks, self._arrived = self._arrived, []
         if lost and not chunks and len(self._counts) - len(lost) < self._min_actors and not self._stopped:

@@ -31,7 +31,7 @@ SPEC = env_spec(gymnasium.spaces.Box(-np.inf, np.inf, (4,), np.float32), gymnasi
 
 @pytest.fixture(autouse=True)
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working directory, and a list of own runs with nothing in it."""
+    """An empty working directory, and an empty list of trusted runs."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("COLUMNS", "200")
     folder = tmp_path / "work"
@@ -57,9 +57,9 @@ def result(run_dir: Path) -> dict[str, Any]:
     return data
 
 
-def refused(capsys: pytest.CaptureFixture[str], *words: str, code: int = 2) -> str:
-    """What is said on stderr: one to three lines, no traceback."""
-    assert main(list(words)) == code
+def refused(capsys: pytest.CaptureFixture[str], *args: str, code: int = 2) -> str:
+    """Returns stderr, which must have one to three lines and no traceback."""
+    assert main(list(args)) == code
     err = capsys.readouterr().err
     assert 1 <= len(err.splitlines()) <= 3
     assert "Traceback" not in err
@@ -69,7 +69,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str, code: int = 2) -> s
 # -- evaluating ---------------------------------------------------------
 
 
-def test_the_figures_are_printed_and_written(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_result_is_printed_and_written(capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run(best=20)
     assert main(["run", "episodes=12"]) == 0
     out = capsys.readouterr().out
@@ -87,7 +87,7 @@ def test_the_figures_are_printed_and_written(capsys: pytest.CaptureFixture[str])
     assert "written: run/eval/best-000000020-seed0-episodes12.json" in out
 
 
-def test_the_same_words_give_the_same_episodes_and_another_seed_others() -> None:
+def test_the_seed_determines_the_episodes() -> None:
     run = make_run()
     first = main(["run", "episodes=3"]), result(run)
     assert (main(["run", "episodes=3"]), result(run)) == first
@@ -97,7 +97,7 @@ def test_the_same_words_give_the_same_episodes_and_another_seed_others() -> None
 
 
 @pytest.mark.parametrize(
-    ("best", "words", "model"),
+    ("best", "args", "model"),
     [
         (15, ["checkpoint=last"], "step-000000020"),
         (15, ["checkpoint=10"], "step-000000010"),
@@ -106,12 +106,12 @@ def test_the_same_words_give_the_same_episodes_and_another_seed_others() -> None
     ],
 )
 def test_the_checkpoint_can_be_chosen(
-    capsys: pytest.CaptureFixture[str], best: int | None, words: list[str], model: str
+    capsys: pytest.CaptureFixture[str], best: int | None, args: list[str], model: str
 ) -> None:
     run = make_run(
         "env=cartpole,seed=1", best=best, steps=(10, 20)
-    )  # the folder of a job looks like a setting
-    assert main([str(run), "episodes=4", "max_episode_steps=3", *words]) == 0
+    )  # the name of a job folder looks like an override
+    assert main([str(run), "episodes=4", "max_episode_steps=3", *args]) == 0
     assert result(run)["model"] == model
     assert result(run)["lengths"] == [3, 3, 3, 3]
     assert ("note: no evaluation has found a best model yet" in capsys.readouterr().out) == (best is None)
@@ -124,7 +124,7 @@ def test_the_latest_run_needs_no_argument() -> None:
     assert (result(run)["episodes"], result(run)["interval"]) == (1, None)
 
 
-def test_a_model_outside_of_a_run_has_its_figures_beside_it(
+def test_the_result_of_a_model_without_a_run_is_written_beside_it(
     workplace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save_model(workplace / "shared", describe(CARTPOLE, cartpole_spec()), 5)
@@ -133,7 +133,7 @@ def test_a_model_outside_of_a_run_has_its_figures_beside_it(
     assert file.exists() and f"written: {file}" in capsys.readouterr().out
 
 
-def test_a_folder_that_cannot_be_written_to_is_no_error(
+def test_a_result_that_cannot_be_written_is_no_error(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(path: Path, data: Any) -> None:
@@ -146,7 +146,7 @@ def test_a_folder_that_cannot_be_written_to_is_no_error(
     assert "not written: run/eval/best-000000020-seed0-episodes1.json: Permission denied" in out
 
 
-# -- words ------------------------------------------------------------
+# -- arguments ------------------------------------------------------------
 
 
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,7 +156,7 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("border-cli 0.")
 
 
-def test_words_that_are_refused_import_neither_torch_nor_gymnasium(workplace: Path) -> None:
+def test_help_and_refused_arguments_import_neither_torch_nor_gymnasium(workplace: Path) -> None:
     script = (
         "import sys; from border_cli.cli.eval import main; main(['--help']); main(['nowhere']);"
         "print(sorted({'torch', 'gymnasium', 'tensorboard'} & sys.modules.keys()), file=sys.stderr)"
@@ -166,7 +166,7 @@ def test_words_that_are_refused_import_neither_torch_nor_gymnasium(workplace: Pa
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("args", "message"),
     [
         (["run", "episode=5"], "nearest: episodes="),
         (["run", "episodes=0"], "a whole number >= 1"),
@@ -185,12 +185,14 @@ def test_words_that_are_refused_import_neither_torch_nor_gymnasium(workplace: Pa
         ([], "no run below runs"),
     ],
 )
-def test_bad_words(capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
+def test_invalid_arguments_are_refused(
+    capsys: pytest.CaptureFixture[str], args: list[str], message: str
+) -> None:
     make_run()
-    assert said in refused(capsys, *words)
+    assert message in refused(capsys, *args)
 
 
-def test_a_checkpoint_that_does_not_verify(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_checkpoint_that_does_not_verify_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run(best=None, steps=(10,))
     (run / CHECKPOINTS / "step-000000010" / "model.json").write_text("{}")
     assert "step-000000010/model.json does not verify" in refused(capsys, "run", "checkpoint=10", code=7)
@@ -200,23 +202,25 @@ def test_a_checkpoint_that_does_not_verify(capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize(
-    ("env", "said"),
+    ("env", "message"),
     [
         (EnvConfig(id="CartPoel-v1"), "CartPoel-v1"),
         (EnvConfig(id="CartPole-v1", kwargs={"nonsense": 1}), "cannot be made"),
         (EnvConfig(id="MountainCar-v0"), "spaces are not those"),
     ],
 )
-def test_an_environment_that_is_not_what_it_was(
-    capsys: pytest.CaptureFixture[str], env: EnvConfig, said: str
+def test_an_environment_that_cannot_be_made_or_has_other_spaces_is_refused(
+    capsys: pytest.CaptureFixture[str], env: EnvConfig, message: str
 ) -> None:
     save_run(Path("run"), describe(env, SPEC))
-    assert said in refused(capsys, "run", "episodes=1")
+    assert message in refused(capsys, "run", "episodes=1")
     assert main(["run", "debug=true"]) == 2
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_an_environment_that_raises_meanwhile(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_environment_that_raises_in_an_episode_ends_the_evaluation(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     config = EnvConfig(entry_point="tests.counting:CountingEnv", kwargs={"fault": "raise", "fault_step": 2})
     save_run(Path("run"), describe(config, GymEnv(config).spec))
     assert main(["run", f"env.entry_point={config.entry_point}"]) == 5
@@ -225,21 +229,21 @@ def test_an_environment_that_raises_meanwhile(capsys: pytest.CaptureFixture[str]
     assert err.splitlines()[-1].startswith("error: the evaluation failed while stepping, after 10 env steps")
 
 
-def test_an_observation_out_of_bounds_is_no_error_as_in_the_evaluations_of_the_run() -> None:
+def test_an_observation_out_of_bounds_is_no_error() -> None:
     config = EnvConfig(entry_point="tests.outside:Outside", kwargs={"inside": [], "length": 2})
     save_run(Path("run"), describe(config, GymEnv(config).spec))
     assert main(["run", "episodes=3", f"env.entry_point={config.entry_point}"]) == 0
     assert result(Path("run"))["lengths"] == [2, 2, 2]
 
 
-def test_the_name_of_a_result_says_where_episodes_were_cut() -> None:
+def test_the_file_name_contains_max_episode_steps() -> None:
     run = make_run()
     assert main(["run", "episodes=2", "max_episode_steps=5"]) == 0
     assert result(run)["lengths"] == [5, 5]
     assert (run / "eval" / "best-000000020-seed0-episodes2,max_episode_steps=5.json").is_file()
 
 
-def test_a_full_disk_behind_stdout_costs_the_page_and_not_the_result(
+def test_a_full_disk_behind_stdout_does_not_prevent_the_result_file(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = make_run()
@@ -250,7 +254,7 @@ def test_a_full_disk_behind_stdout_costs_the_page_and_not_the_result(
 
 
 @pytest.mark.parametrize("override", ["env.max_episode_steps=4", "env.kwargs.sutton_barto_reward=true"])
-def test_the_environment_can_be_changed(capsys: pytest.CaptureFixture[str], override: str) -> None:
+def test_env_overrides_change_the_environment(capsys: pytest.CaptureFixture[str], override: str) -> None:
     run = make_run()
     assert main(["run", "episodes=2", override]) == 0
     assert f"CartPole-v1 {override}" in capsys.readouterr().out
@@ -266,7 +270,7 @@ def test_the_environment_can_be_changed(capsys: pytest.CaptureFixture[str], over
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "message"),
     [
         ("env.max_episode_steps=many", "env.max_episode_steps: 'many' is of the wrong type"),
         ("env.kwarg.x=1", "nearest: env.kwargs"),
@@ -278,11 +282,11 @@ def test_the_environment_can_be_changed(capsys: pytest.CaptureFixture[str], over
         ("env.id=Acrobot-v1", "observation obs has shape (4,), here (6,)"),
     ],
 )
-def test_a_change_of_the_environment_that_is_refused(
-    capsys: pytest.CaptureFixture[str], override: str, said: str
+def test_invalid_env_overrides_are_refused(
+    capsys: pytest.CaptureFixture[str], override: str, message: str
 ) -> None:
     make_run()
-    assert said in refused(capsys, "run", "episodes=1", override)
+    assert message in refused(capsys, "run", "episodes=1", override)
 
 
 # -- trust ------------------------------------------------------------
@@ -301,7 +305,7 @@ TYPED = {
 
 @pytest.fixture
 def foreign_envs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A module that leaves a mark when it is imported. Returns the mark."""
+    """Makes a module that creates a file when it is imported. Returns the path of that file."""
     mark = tmp_path / "foreign" / "imported"
     mark.parent.mkdir()
     (mark.parent / "foreign_envs.py").write_text(
@@ -309,13 +313,13 @@ def foreign_envs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     monkeypatch.syspath_prepend(str(mark.parent))
     monkeypatch.delitem(sys.modules, "foreign_envs", raising=False)
-    make.register.cache_clear()  # it imports a module once in a process
+    make.register.cache_clear()  # it imports a module only once per process
     return mark
 
 
 @pytest.mark.parametrize("kind", FOREIGN)
 @pytest.mark.parametrize("own", [False, True])
-def test_code_is_imported_where_it_was_typed_or_the_run_is_ones_own(
+def test_code_is_imported_only_if_it_was_typed_or_the_run_is_trusted(
     capsys: pytest.CaptureFixture[str], foreign_envs: Path, kind: str, own: bool
 ) -> None:
     run_id = save_run(Path("run"), describe(FOREIGN[kind], cartpole_spec()))
@@ -328,10 +332,8 @@ def test_code_is_imported_where_it_was_typed_or_the_run_is_ones_own(
     assert foreign_envs.exists()
 
 
-def test_what_a_run_directory_holds_is_not_executed(
-    capsys: pytest.CaptureFixture[str], workplace: Path
-) -> None:
-    """Neither Python files beside the model nor a _target_ in its configuration."""
+def test_no_file_of_a_run_directory_is_executed(capsys: pytest.CaptureFixture[str], workplace: Path) -> None:
+    """This holds for Python files beside the model and for `_target_` in the configuration."""
     run = make_run()
     for name in ("sitecustomize.py", "gymnasium.py", "torch.py"):
         (run / name).write_text("raise SystemExit('executed')")
@@ -342,11 +344,11 @@ def test_what_a_run_directory_holds_is_not_executed(
     assert not (workplace / "executed").exists()
 
 
-# -- drawing and signals ------------------------------------------------------------
+# -- rendering and signals ------------------------------------------------------------
 
 
 class DrawingEnv(gymnasium.Env[np.ndarray, int]):
-    """Ends after three env steps and can draw."""
+    """Episodes of three env steps; can render."""
 
     observation_space = gymnasium.spaces.Box(-1, 1, (4,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
@@ -370,13 +372,13 @@ class DrawingEnv(gymnasium.Env[np.ndarray, int]):
     def step(self, action: int) -> Any:
         if self._failing:
             raise gymnasium.error.DependencyNotInstalled("pygame is not installed")
-        if self._interrupting and self is DrawingEnv.made[0]:  # once: a second one would end the process
+        if self._interrupting and self is DrawingEnv.made[0]:  # once: a second SIGINT would end the process
             os.kill(os.getpid(), signal.SIGINT)
         self._time += 1
         return np.zeros(4, np.float32), 1.0, self._time == 3, False, {}
 
     def render(self) -> Any:
-        if not self._was_reset:  # as gymnasium's OrderEnforcing
+        if not self._was_reset:  # like gymnasium's OrderEnforcing
             raise gymnasium.error.ResetNeeded("reset first")
         return np.full((30, 40, 3), self._time * 40, np.uint8)
 
@@ -396,30 +398,30 @@ def save_drawing(**kwargs: Any) -> None:
     remember(save_run(Path("run"), describe(env, spec)), code_of([], asdict(env)))
 
 
-def test_a_person_sees_one_window(drawing_env: list[DrawingEnv]) -> None:
+def test_render_human_opens_one_window(drawing_env: list[DrawingEnv]) -> None:
     save_drawing()
     assert main(["run", "episodes=4", "render=human"]) == 0
     assert [env.render_mode for env in drawing_env] == ["human"]
 
 
-def test_a_film_is_written_beside_the_figures(drawing_env: list[DrawingEnv]) -> None:
+def test_render_rgb_array_writes_a_gif_beside_the_result(drawing_env: list[DrawingEnv]) -> None:
     from PIL import Image
 
     save_drawing()
     assert main(["run", "episodes=2", "render=rgb_array"]) == 0
     assert [env.render_mode for env in drawing_env] == ["rgb_array"] * 2
-    with Image.open("run/eval/best-000000020-seed0-episodes2.gif") as film:
-        assert (film.size, getattr(film, "n_frames", 1)) == ((40, 30), 3)
+    with Image.open("run/eval/best-000000020-seed0-episodes2.gif") as gif:
+        assert (gif.size, getattr(gif, "n_frames", 1)) == ((40, 30), 3)
 
 
-def test_drawing_without_its_package_says_what_to_install(
+def test_rendering_without_its_package_names_the_extra(
     capsys: pytest.CaptureFixture[str], drawing_env: list[DrawingEnv]
 ) -> None:
     save_drawing(failing=True)
     assert "pip install 'border-cli[render]'" in refused(capsys, "run", "episodes=1", "render=human")
 
 
-def test_drawing_without_opengl_is_one_line_with_a_way_out(
+def test_rendering_without_opengl_names_mujoco_gl(
     capsys: pytest.CaptureFixture[str], drawing_env: list[DrawingEnv], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def render(_: DrawingEnv) -> Any:
@@ -431,7 +433,7 @@ def test_drawing_without_opengl_is_one_line_with_a_way_out(
     assert "cannot draw: RuntimeError: an OpenGL platform" in error and "MUJOCO_GL=egl" in error
 
 
-def test_ctrl_c_ends_it_with_its_code_and_without_figures(
+def test_ctrl_c_exits_with_130_and_writes_no_result(
     capsys: pytest.CaptureFixture[str], drawing_env: list[DrawingEnv]
 ) -> None:
     save_drawing(interrupting=True)

@@ -1,4 +1,4 @@
-"""Every agent with every environment option: it trains, or says in one line why it does not."""
+"""Every agent with every environment option: the pair trains, or is refused with a message."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def is_refused(agent: str, env: str) -> bool:
     return (agent in ("sac", "td3", "tqc")) != (env in CONTINUOUS)
 
 
-def described(env: str) -> str:
-    """Its file, and that of the games where it is one."""
+def config_text(env: str) -> str:
+    """Returns the text of the environment's file, and of atari.yaml if it includes that."""
     text = (conf_dir() / "env" / f"{env}.yaml").read_text(encoding="utf-8")
     return text + (
         (conf_dir() / "env" / "atari.yaml").read_text(encoding="utf-8") if "- atari" in text else ""
@@ -62,14 +62,14 @@ def described(env: str) -> str:
 ENVIRONMENTS = environments()
 PAIRS = list(product(AGENTS, ENVIRONMENTS))
 KINDS = ("cartpole", "gym", "catch", "pendulum", "halfcheetah")
-"""One of each kind of spaces. In the everyday tests every agent meets these, and one of each family all others."""
+"""One environment of each kind of spaces. `make test` tests every agent on these; dqn and sac on all others too."""
 
 
-def is_met(agent: str, env: str) -> bool:
+def is_tested(agent: str, env: str) -> bool:
     return FULL or env in KINDS or agent in ("dqn", "sac")
 
 
-MET = [pair for pair in PAIRS if is_met(*pair)]
+TESTED = [pair for pair in PAIRS if is_tested(*pair)]
 
 
 def test_each_kind_of_environment_is_there() -> None:
@@ -77,26 +77,26 @@ def test_each_kind_of_environment_is_there() -> None:
     assert len(ENVIRONMENTS) >= 20
 
 
-@pytest.mark.parametrize(("agent", "env"), sampled([pair for pair in MET if not is_refused(*pair)], 13))
+@pytest.mark.parametrize(("agent", "env"), sampled([pair for pair in TESTED if not is_refused(*pair)], 13))
 def test_a_pair_that_fits_trains(
     workplace: Path, capsys: pytest.CaptureFixture[str], agent: str, env: str
 ) -> None:
-    words = [f"agent={agent}", f"env={env}", *NEEDS.get(env, ()), *known_to(agent, *SMALL)]
-    words += ["agent.channels=[4]"] if "preprocess: atari" in described(env) else []
-    assert main(words) == 0, capsys.readouterr().err
+    args = [f"agent={agent}", f"env={env}", *NEEDS.get(env, ()), *known_to(agent, *SMALL)]
+    args += ["agent.channels=[4]"] if "preprocess: atari" in config_text(env) else []
+    assert main(args) == 0, capsys.readouterr().err
     run = Run(Path("runs/latest").resolve())
     assert run.counts[0] == 20
     assert run.records[-1]["agent/skipped_steps"] == 0
 
 
-@pytest.mark.parametrize(("agent", "env"), sampled([pair for pair in MET if is_refused(*pair)], 19))
+@pytest.mark.parametrize(("agent", "env"), sampled([pair for pair in TESTED if is_refused(*pair)], 19))
 def test_a_pair_that_does_not_fit_is_refused(
     workplace: Path, capsys: pytest.CaptureFixture[str], agent: str, env: str
 ) -> None:
-    words = [f"agent={agent}", f"env={env}", *NEEDS.get(env, ()), "preset=none", "recorder.console=none"]
-    assert main(words) == 2
-    said, allowed = capsys.readouterr().err.splitlines()
-    assert said.startswith(f"error: agent={agent} ")
+    args = [f"agent={agent}", f"env={env}", *NEEDS.get(env, ()), "preset=none", "recorder.console=none"]
+    assert main(args) == 2
+    message, allowed = capsys.readouterr().err.splitlines()
+    assert message.startswith(f"error: agent={agent} ")
     assert allowed.startswith("allowed: agent=")
     assert not Path("runs").exists()
 

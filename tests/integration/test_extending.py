@@ -1,4 +1,4 @@
-"""docs/extending.md: every module on the page is complete, and the command below it works."""
+"""docs/extending.md: every module on the page is complete, and its command works."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COMMANDS = [shlex.split(line) for line in re.findall(r"```bash\nborder-train (.*
 
 @pytest.fixture
 def modules(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The modules of the page, importable, and the registry as it was afterwards."""
+    """Makes the modules of the page importable, and restores the registry afterwards."""
     for name, text in MODULES.items():
         (workplace / f"{name}.py").write_text(text, encoding="utf-8")
     monkeypatch.syspath_prepend(str(workplace))
@@ -38,7 +38,7 @@ def modules(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def forget_modules() -> None:
-    """Undo the imports of the page's modules, as if this were another process."""
+    """Undoes the imports of the page's modules, as in a new process."""
     for table in registry.TABLES.values():
         for name in [name for name, entry in table.items() if entry.factory.startswith("my_")]:
             del table[name]
@@ -46,8 +46,8 @@ def forget_modules() -> None:
         sys.modules.pop(name, None)
 
 
-def module_of(words: list[str]) -> str:
-    (found,) = set(re.findall(r"my_\w+", " ".join(words)))
+def module_of(args: list[str]) -> str:
+    (found,) = set(re.findall(r"my_\w+", " ".join(args)))
     return found
 
 
@@ -56,22 +56,24 @@ def test_the_page_has_a_command_for_each_module_but_the_script() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "mode"),
+    ("args", "mode"),
     sampled([*product(COMMANDS, [["trainer=sync"], ["n_actors=2"]])], 2),
     ids=lambda w: w[0] if len(w) == 1 else module_of(w),
 )
-def test_its_command_trains(modules: Path, words: list[str], mode: list[str]) -> None:
+def test_its_command_trains(modules: Path, args: list[str], mode: list[str]) -> None:
     short = ["trainer.max_opts=40", "trainer.eval_interval=20", "hydra.run.dir=run"]
-    kept = [word for word in words if not word.startswith("trainer.")]
+    kept = [word for word in args if not word.startswith("trainer.")]
     assert main(tiny(*kept, *mode, *short)) == 0
-    run, name = Run(modules / "run"), module_of(words)
+    run, name = Run(modules / "run"), module_of(args)
     assert run.summary["counters"]["opt_steps"] == 40
     if name == "my_recorder":
         rows = list(csv.reader((run.path / "evaluations.csv").read_text(encoding="utf-8").splitlines()))
         assert [int(row[0]) for row in rows] == run.steps("eval/return_mean")
         assert [float(row[2]) for row in rows] == [mean for _, mean in run.series("eval/return_mean")]
     if name == "my_evaluator":
-        assert {mean for _, mean in run.series("eval/return_mean")} == {0.0}  # no episode is solved so soon
+        assert {mean for _, mean in run.series("eval/return_mean")} == {
+            0.0
+        }  # no episode is solved within 40 opt steps
     if name == "my_corridor":
         assert run.config.env.length == 8  # type: ignore[attr-defined]
         forget_modules()
@@ -97,13 +99,11 @@ def test_its_script_trains(modules: Path) -> None:
 
 
 def test_advantage_learning_without_its_gap_is_dqn(modules: Path) -> None:
-    """With alpha = 0 the weights are those of DQN to the bit, and with another alpha they are not."""
+    """With alpha = 0 the weights equal those of DQN bit for bit; with another alpha they differ."""
 
-    def learned(folder: str, *words: str) -> dict[str, bytes]:
+    def learned(folder: str, *args: str) -> dict[str, bytes]:
         budget = ["trainer=sync", "trainer.max_opts=20", "trainer.eval_interval=null"]
-        assert (
-            main(tiny("env=cartpole", "agent.hidden=[16]", *words, *budget, f"hydra.run.dir={folder}")) == 0
-        )
+        assert main(tiny("env=cartpole", "agent.hidden=[16]", *args, *budget, f"hydra.run.dir={folder}")) == 0
         run = Run(modules / folder)
         model = read_checkpoint(run.path / "checkpoints" / run.checkpoints[-1]).model
         return {name: array.tobytes() for name, array in model.info.arrays.items()}

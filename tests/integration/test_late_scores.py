@@ -1,4 +1,4 @@
-"""Scores that are newer than the last checkpoint, when a run is resumed from it."""
+"""Resume of a run whose best score is newer than its last checkpoint."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.trained import read_checkpoint, save_best
 pytestmark = pytest.mark.usefixtures("workplace")
 
 BESIDE = ("trainer=sync", "evaluator=process", "trainer.eval_interval=40", "trainer.save_interval=null")
-"""Beside the learner a result takes effect when the next model is submitted."""
+"""With evaluator=process a result takes effect when the next model is submitted."""
 
 
 def test_g1_a_score_that_had_no_effect_yet_when_the_run_was_saved_has_it_again(tmp_path: Path) -> None:
-    """The model of opt step 40 waits in the checkpoint of opt step 60; when that run is done it is in best/."""
+    """The checkpoint of opt step 60 has a pending evaluation of opt step 40. The finished run keeps that model as best."""
     whole = run_whole(tmp_path / "whole", *BESIDE, "trainer.max_opts=120")
     parts = run_whole(tmp_path / "parts", *BESIDE, "trainer.max_opts=60")
     assert parts.summary["best_score"]["opt_steps"] == 40  # with this seed
@@ -33,13 +33,13 @@ def test_g1_a_score_that_had_no_effect_yet_when_the_run_was_saved_has_it_again(t
 def test_g1_a_run_that_is_not_exact_stays_so_when_it_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ("n_actors=1", "trainer.lockstep=true", "trainer.max_opts=120", "trainer.save_interval=20")
+    args = ("n_actors=1", "trainer.lockstep=true", "trainer.max_opts=120", "trainer.save_interval=20")
     with signal_at(50):
-        assert main([*tiny(*words), f"hydra.run.dir='{tmp_path / 'run'}'"]) == 143
+        assert main([*tiny(*args), f"hydra.run.dir='{tmp_path / 'run'}'"]) == 143
     run = Run(tmp_path / "run")
     assert run.summary["exact"] is True
     with monkeypatch.context() as patch, signal_at(90):
-        patch.setattr(Summary, "finish", lambda *_: None)  # as where nobody lives to write it
+        patch.setattr(Summary, "finish", lambda *_: None)  # as if the process was killed before
         assert main([f"resume={run.path}", "evaluator.episodes=3"]) == 143
     assert json.loads((run.path / "summary.json").read_text())["status"] == "running"
     resume(run.path)

@@ -1,7 +1,7 @@
 """Lockstep gives the same bits in every environment and with any number of actors (contract C8, rows G1 and G2).
 
-Each cell is a run of its own kind, stopped by SIGTERM at points that the printed seed spreads over it, and resumed: what
-comes out is the run that nobody stopped. With FAULTS_FULL=1 it is done ten times per cell, and the whole run once more.
+Each cell is one configuration. Its run is stopped by SIGTERM at an opt step drawn from the printed seed, then resumed; the
+result must equal the uninterrupted run. FAULTS_FULL=1 stops each cell at ten opt steps and repeats the uninterrupted run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ COMMON = (
     "trainer.eval_interval=32",
     "trainer.save_interval=25",
     "trainer.record_interval=20",
-    "evaluator.max_episode_steps=40",  # so that evaluating takes no longer than training
+    "evaluator.max_episode_steps=40",  # an evaluation must not take longer than training
     "agent.target_interval=24",
     "agent.epsilon_env_steps=200",
     "agent.epsilon_ladder=7",
@@ -33,7 +33,7 @@ COMMON = (
     "seed=5",
 )
 SHORT = "env.max_episode_steps=17"
-"""So that episodes end in a run that is as short as these are."""
+"""Makes episodes end within these short runs."""
 CELLS = {
     ("cartpole", 1): (
         "actor_manager.envs_per_actor=3",
@@ -58,11 +58,11 @@ CELLS = {
         *("actor_manager.envs_per_actor=2", "trainer.opt_interval=5", "trainer.lockstep_steps=7"),
     ),
 }
-"""Words of each environment with each number of actors; every kind of option is in some of them."""
+"""Arguments per environment and number of actors. Together the cells use every kind of option."""
 
 
-def ways() -> Iterator[Any]:
-    """Each cell with the opt steps it is stopped after, one in each part of the run; None for the whole run again."""
+def stops() -> Iterator[Any]:
+    """Yields each cell with the opt step of its stop, one in each part of the run; None repeats the uninterrupted run."""
     n = times(1, 10)
     for env, n_actors in CELLS:
         rng = seeded(f"{env} {n_actors}")
@@ -74,10 +74,10 @@ def ways() -> Iterator[Any]:
             yield pytest.param(env, n_actors, None, id=f"{env}, {n_actors}, again")
 
 
-def words_of(env: str, n_actors: int) -> tuple[str, ...]:
+def args_of(env: str, n_actors: int) -> tuple[str, ...]:
     common = [
         word for word in COMMON if n_actors > 1 or "epsilon_ladder" not in word
-    ]  # refused without effect
+    ]  # refused with one actor
     return f"env={env}", f"n_actors={n_actors}", *common, *CELLS[env, n_actors]
 
 
@@ -89,11 +89,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory, full_forkserver: None) -> I
 
 @pytest.fixture(scope="module")
 def uninterrupted(folder: Path) -> Callable[[str, int], Run]:
-    """The run of a cell, made when it is first asked for."""
+    """Returns a function that trains the uninterrupted run of a cell once."""
 
     @functools.cache
     def run(env: str, n_actors: int) -> Run:
-        whole = run_whole(folder / f"{env}, {n_actors}", *words_of(env, n_actors))
+        whole = run_whole(folder / f"{env}, {n_actors}", *args_of(env, n_actors))
         assert whole.counts[0] == MAX_OPTS
         assert {"agent/loss", "train/episode_return", "eval/return_mean"} <= {
             name for record in whole.records for name in record
@@ -103,16 +103,16 @@ def uninterrupted(folder: Path) -> Callable[[str, int], Run]:
     return run
 
 
-@pytest.mark.parametrize(("env", "n_actors", "at"), sampled(list(ways()), 9))
-def test_g1_g2_the_same_bits_once_more_and_after_a_resume(
+@pytest.mark.parametrize(("env", "n_actors", "at"), sampled(list(stops()), 9))
+def test_g1_g2_a_repeated_and_a_resumed_run_have_the_same_bits(
     folder: Path, uninterrupted: Callable[[str, int], Run], env: str, n_actors: int, at: int | None
 ) -> None:
-    print(f"FAULTS_SEED={SEED}")  # pytest shows it where this fails
-    place, words = folder / f"{env}, {n_actors}, {at}", words_of(env, n_actors)
+    print(f"FAULTS_SEED={SEED}")  # pytest shows it if the test fails
+    path, args = folder / f"{env}, {n_actors}, {at}", args_of(env, n_actors)
     if at is None:
-        run = run_whole(place, *words)
+        run = run_whole(path, *args)
     else:
-        run = run_interrupted(place, *words, at=at)
+        run = run_interrupted(path, *args, at=at)
         assert len(run.json("provenance.json")["launches"]) == 2
     whole = uninterrupted(env, n_actors)
     assert_same_bits(run, whole)

@@ -1,4 +1,4 @@
-"""The model channel between processes: four readers never see a mixture, whatever the writer does."""
+"""The model channel between processes: four readers never read a mixture of two models."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from tests.faults.amounts import times
 
 N_READERS = 4
 READS = times(6_500, 26_000)
-"""Each, so that together there are more than 1e5 in the full count."""
+"""Reads of each reader; together more than 1e5 with FAULTS_FULL=1."""
 MODELS, TORN = 50, 1
-"""Each reader reads on until it has met so many new models and so many torn copies: else nothing is shown."""
-MOST_READS = 104_000
+"""Each reader continues until it has read this many new models and torn copies; fewer would prove nothing."""
+MAX_READS = 104_000
 SLOW_READS = 50
 SLOW_PERIOD_S = 1e-3
 
 
 @dataclass
-class Account:
-    """What one reader saw. models: reads that brought a newer model than the one before.
+class Counts:
+    """Counts of one reader.
 
-    polls, torn: tries to copy, and those that were overtaken. All these are of the fast part. worst_lag: publications
-    it was behind after a look, while the writer was slow.
+    models: reads that returned a newer model than the read before · polls, torn: attempts to copy, and those that the
+    writer overtook; all from the fast part · worst_lag: most publications missed after a read in the slow part.
     """
 
     reads: int = 0
@@ -43,19 +43,19 @@ class Account:
 
 
 def model(version: int) -> ModelInfo:
-    """Every value is the version, so that a mixture shows; large enough to be overtaken."""
+    """Every value is the version, so a mixture is visible. The arrays are so large that the writer overtakes copies."""
     return ModelInfo(
         version, {name: np.full((64, 64), version, np.float32) for name in ("first", "second", "last")}
     )
 
 
 def reader(models: ModelChannel, pipe: Connection) -> None:
-    """Read at full speed; say so; then read on beside the slow writer."""
-    account, version = Account(), -1
-    while account.reads < READS or (lacks_overlap(models, account) and account.reads < MOST_READS):
-        version = read_once(models, account, version)
-    account.polls, account.torn = models.polls, models.torn
-    new_models = account.models
+    """Reads at full speed, reports it, then reads while the writer is slow."""
+    counts, version = Counts(), -1
+    while counts.reads < READS or (needs_more_reads(models, counts) and counts.reads < MAX_READS):
+        version = read_once(models, counts, version)
+    counts.polls, counts.torn = models.polls, models.torn
+    new_models = counts.models
     pipe.send("fast part done")
     pipe.recv()
     for _ in range(SLOW_READS):
@@ -64,35 +64,34 @@ def reader(models: ModelChannel, pipe: Connection) -> None:
         while models.publications == newest:
             backoff.sleep()
         newest = models.publications
-        version = read_once(models, account, version)
-        account.worst_lag = max(account.worst_lag, newest - models.seen)
-    account.models = new_models
-    pipe.send(account)
+        version = read_once(models, counts, version)
+        counts.worst_lag = max(counts.worst_lag, newest - models.seen)
+    counts.models = new_models
+    pipe.send(counts)
 
 
-def lacks_overlap(models: ModelChannel, account: Account) -> bool:
-    return account.models < MODELS or models.torn < TORN
+def needs_more_reads(models: ModelChannel, counts: Counts) -> bool:
+    return counts.models < MODELS or models.torn < TORN
 
 
-def read_once(models: ModelChannel, account: Account, version: int) -> int:
-    """One look; the version the reader has then.
+def read_once(models: ModelChannel, counts: Counts, version: int) -> int:
+    """Polls once and returns the version that the reader has then.
 
-    The reader forgets what it has seen, so that it copies at full speed also where a new model is rare
-    because the processes share a core.
+    The reader resets `seen`, so that each poll copies, even if new models are rare because the processes share a core.
     """
     seen, models.seen = models.seen, 0
     got = models.poll()
     if got is None:
         models.seen = seen
         return version
-    account.reads += 1
-    account.mixed += any(np.any(array != got.version) for array in got.arrays.values())
-    account.backward += got.version < version
-    account.models += got.version > version
+    counts.reads += 1
+    counts.mixed += any(np.any(array != got.version) for array in got.arrays.values())
+    counts.backward += got.version < version
+    counts.models += got.version > version
     return got.version
 
 
-def test_a11_no_reader_uses_a_mixture_or_goes_back(capsys) -> None:
+def test_a11_no_reader_returns_a_mixture_or_an_older_model(capsys) -> None:
     forkserver.start_early(LIGHT_PRELOAD)
     models = ModelChannel(model_layout(model(0)))
     pipes, processes = [], []
@@ -103,23 +102,23 @@ def test_a11_no_reader_uses_a_mixture_or_goes_back(capsys) -> None:
         pipes.append(ours)
     try:
         version = publish_fast(models, pipes)
-        accounts = publish_slowly(models, pipes, version)
+        all_counts = publish_slowly(models, pipes, version)
     finally:
         for process in processes:
             forkserver.end_process(process)
         for pipe in pipes:
             pipe.close()
-    report(accounts, capsys)
-    assert sum(a.reads for a in accounts) >= N_READERS * READS
-    assert min(a.models for a in accounts) >= MODELS
-    assert min(a.torn for a in accounts) >= TORN
-    assert [a.mixed for a in accounts] == [0] * N_READERS
-    assert [a.backward for a in accounts] == [0] * N_READERS
-    assert max(a.worst_lag for a in accounts) <= 3
+    report(all_counts, capsys)
+    assert sum(a.reads for a in all_counts) >= N_READERS * READS
+    assert min(a.models for a in all_counts) >= MODELS
+    assert min(a.torn for a in all_counts) >= TORN
+    assert [a.mixed for a in all_counts] == [0] * N_READERS
+    assert [a.backward for a in all_counts] == [0] * N_READERS
+    assert max(a.worst_lag for a in all_counts) <= 3
 
 
 def publish_fast(models: ModelChannel, pipes: list[Connection]) -> int:
-    """Publish without a pause until every reader has read enough; the next version."""
+    """Publishes without a pause until every reader has read enough. Returns the next version."""
     version, reading = 0, list(pipes)
     ready = model(0)
     while reading:
@@ -134,25 +133,25 @@ def publish_fast(models: ModelChannel, pipes: list[Connection]) -> int:
     return version
 
 
-def publish_slowly(models: ModelChannel, pipes: list[Connection], version: int) -> list[Account]:
-    """Publish every millisecond until every reader has given account."""
+def publish_slowly(models: ModelChannel, pipes: list[Connection], version: int) -> list[Counts]:
+    """Publishes every millisecond until every reader has sent its counts."""
     for pipe in pipes:
         pipe.send("slow part")
-    accounts: list[Account] = []
-    while len(accounts) < N_READERS:
+    all_counts: list[Counts] = []
+    while len(all_counts) < N_READERS:
         models.publish(model(version))
         version += 1
         for pipe in multiprocessing.connection.wait(pipes, SLOW_PERIOD_S):
-            accounts.append(pipe.recv())
+            all_counts.append(pipe.recv())
             pipes.remove(pipe)
             pipe.close()
-    return accounts
+    return all_counts
 
 
-def report(accounts: list[Account], capsys) -> None:
-    polls, torn = sum(a.polls for a in accounts), sum(a.torn for a in accounts)
+def report(all_counts: list[Counts], capsys) -> None:
+    polls, torn = sum(a.polls for a in all_counts), sum(a.torn for a in all_counts)
     with capsys.disabled():
         print(
-            f"\nmodel channel: {sum(a.reads for a in accounts)} whole reads of "
-            f"{sum(a.models for a in accounts)} new models, {torn / polls:.2%} of tries torn"
+            f"\nmodel channel: {sum(a.reads for a in all_counts)} whole reads of "
+            f"{sum(a.models for a in all_counts)} new models, {torn / polls:.2%} of tries torn"
         )

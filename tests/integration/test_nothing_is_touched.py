@@ -1,4 +1,4 @@
-"""Evaluating, recording and saving draw from no generator of the training (G6), and no clock that jumps is used (H4)."""
+"""Evaluating, recording and saving use no generator of training (G6). Jumps of the wall clock have no effect (H4)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ASYNC = (
     *("n_actors=2", "env=gym", "env.entry_point=tests.faults.jumping_clock:make"),
     *("trainer.max_opts=100", "trainer.ratio_tolerance=16"),
 )
-"""In the actors the wall clock jumps as well; and the learner has somebody to watch, to wait for, and to ask to leave."""
+"""The wall clock jumps in the actor processes too. The learner waits for them, checks heartbeats and stops them."""
 OFTEN = ("trainer.eval_interval=20", "trainer.save_interval=25", "trainer.record_interval=15")
 WATCHED = [
     (EpisodeRunner, "evaluate"),
@@ -43,7 +43,7 @@ WATCHED = [
 
 
 class Generators:
-    """Every generator that training depends on, found while a run is built."""
+    """All random generators that training depends on, collected while a run is built."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.agent: Agent | None = None
@@ -65,7 +65,7 @@ class Generators:
         patch.setattr(build, "actor_env", made)
 
     def digests(self) -> dict[str, str]:
-        """A hash of the state of each."""
+        """Returns a hash of each generator's state."""
         assert self.agent is not None
         assert self.buffer is not None
         states: dict[str, Any] = {
@@ -119,7 +119,7 @@ def test_g6_no_generator_is_touched(workplace: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(NetworkAgent, "opt", first_opt)
     train(*SYNC, *OFTEN, "recorder.tensorboard=true", "agent.eval_epsilon=0.5")
-    assert calls["evaluate"] >= 5  # and those that confirm a best model
+    assert calls["evaluate"] >= 5  # and the evaluations that confirm a best model
     assert calls["save"] == 4
     assert all(calls.values())
     end = generators.digests()
@@ -129,26 +129,26 @@ def test_g6_no_generator_is_touched(workplace: Path, monkeypatch: pytest.MonkeyP
         "the replay's",
         "environment 0's",
         "environment 1's",
-    } == moved  # the hashes do see draws
+    } == moved  # the hashes change when numbers are drawn
 
 
-@pytest.mark.parametrize("words", [SYNC, ASYNC], ids=["sync", "async"])
+@pytest.mark.parametrize("args", [SYNC, ASYNC], ids=["sync", "async"])
 def test_h4_a_wall_clock_that_jumps_changes_no_rate_no_interval_and_no_timeout(
-    workplace: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...]
 ) -> None:
-    clock, asked = jumping_clock(), []
+    clock, readings = jumping_clock(), []
 
     def jump() -> float:
-        asked.append(next(clock))
-        return asked[-1]
+        readings.append(next(clock))
+        return readings[-1]
 
     before = time.monotonic()
     with monkeypatch.context() as patch:
         patch.setattr(time, "time", jump)
         patch.setattr(time, "time_ns", lambda: int(1e9 * jump()))
-        run = train(*words, *OFTEN, "recorder.tensorboard=true", "trainer.max_time=1000")
+        run = train(*args, *OFTEN, "recorder.tensorboard=true", "trainer.max_time=1000")
     real = time.monotonic() - before
-    assert asked  # by TensorBoard's events
+    assert readings  # TensorBoard's events read the clock
     assert run.summary["ended_by"] == "max_opts"
     assert [(actor["state"], actor["restarts"]) for actor in run.summary["actors"]] == [
         ("done", 0)

@@ -1,8 +1,7 @@
-"""An oracle behind the transport: it knows every row that must come out, and in which order.
+"""The rows that the transport delivers, compared with an oracle that computes every row and its order.
 
-The environments write into each observation which actor, environment, episode and time it is of. From the
-number of env steps that an actor was granted follows what each of its environments went through, row by
-row.
+The environments write actor, environment, episode and time into each observation. The number of env steps granted to an
+actor determines every row of each of its environments.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def _light_forkserver() -> None:
 
 
 def expected_rows(env_steps: int, n_step: int) -> Iterator[tuple[int, int, int]]:
-    """(episode, time, span) of every row that an environment completes in so many env steps."""
+    """Yields (episode, time, n_steps) of every row that an environment completes in `env_steps` env steps."""
     episode = 0
     while env_steps > 0:
         length = LENGTHS[episode % len(LENGTHS)]
@@ -49,7 +48,7 @@ def expected_rows(env_steps: int, n_step: int) -> Iterator[tuple[int, int, int]]
 
 
 def collect_all(manager: ActorManager, env_steps: int) -> list[Chunk]:
-    """Grant everything at once, and take it in as it comes."""
+    """Grants all credit at once and collects until all env steps have arrived."""
     chunks: list[Chunk] = []
     backoff, arrived = Backoff(), 0
     manager.grant([env_steps // N_ACTORS] * N_ACTORS)
@@ -129,7 +128,7 @@ def test_every_env_step_arrives_once_and_in_order(n_envs: int, n_step: int) -> N
 
 
 def collect_rounds(manager: LockstepManager, n: int) -> list[list[Chunk]]:
-    """As the learner does: take in a round, publish the model of after it; the one after round r has version r + 1."""
+    """Collects n rounds as the learner does. After round r it publishes a model with version r + 1."""
     rounds: list[list[Chunk]] = []
     backoff = Backoff()
     while len(rounds) < n:
@@ -144,8 +143,8 @@ def collect_rounds(manager: LockstepManager, n: int) -> list[list[Chunk]]:
 
 
 @pytest.mark.parametrize(("n_step", "ring_rows"), [(1, 512), (3, 16)])
-def test_rounds_bring_every_row_with_the_model_that_is_due(n_step: int, ring_rows: int) -> None:
-    """In round r the actors have the model of after round r - 2; a round larger than the ring comes in pieces."""
+def test_rounds_deliver_every_row_with_the_expected_model_version(n_step: int, ring_rows: int) -> None:
+    """In round r the actors use the model published after round r - 2. A round larger than the ring is split."""
     rounds = Rounds(n_actors=2, envs_per_actor=2, steps=11)
     spec = counting_actors(
         n_envs=2, n_step=n_step, make_env="make_resumable_env", lengths=LENGTHS, truncate="odd"

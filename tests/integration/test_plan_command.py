@@ -1,4 +1,4 @@
-"""`plan=true`: what the run would do and take, on the screen and nowhere else."""
+"""`plan=true` prints what the run would do and use, and writes nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import border_cli
-from border_cli import preflight as probe
+from border_cli import preflight
 from border_cli.agents.dqn.config import DqnConfig
 from border_cli.cli.train import main
 from border_cli.config.resources import available_memory
@@ -20,13 +20,13 @@ SHORT = ("env=cartpole", "trainer.max_opts=40", "trainer.eval_interval=null")
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "PROBE_S", 0.1)
+def short_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "PROBE_S", 0.1)
 
 
 @pytest.mark.parametrize("shape", [("n_actors=3",), ("trainer=sync", "threads=2")])
-def test_a_plan_is_shown_and_leaves_nothing(
-    workplace: Path, quick: None, capsys: pytest.CaptureFixture[str], shape: tuple[str, ...]
+def test_a_plan_is_printed_and_no_file_is_written(
+    workplace: Path, short_probe: None, capsys: pytest.CaptureFixture[str], shape: tuple[str, ...]
 ) -> None:
     assert main(tiny(*SHORT, *shape, "plan=true")) == 0
     text = capsys.readouterr().out
@@ -43,18 +43,18 @@ def test_a_plan_is_shown_and_leaves_nothing(
 SIDES = ("env steps/s of one actor", "opt steps/s of the learner")
 
 
-def test_a_plan_says_what_the_run_then_does(
-    workplace: Path, quick: None, capsys: pytest.CaptureFixture[str]
+def test_the_run_does_what_its_plan_says(
+    workplace: Path, short_probe: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = (
+    args = (
         "env=cartpole",
         "trainer.max_env_steps=300",
         "trainer.eval_interval=100",
         "trainer.save_interval=90",
     )
-    assert main(tiny(*words, "plan=true")) == 0
+    assert main(tiny(*args, "plan=true")) == 0
     rows = cells(capsys.readouterr().out)
-    run = train(*words)
+    run = train(*args)
     assert (rows["opt steps"], rows["env steps"]) == tuple(str(n) for n in run.counts)
     assert int(rows["evaluations"]) == len(run.steps("eval/return_mean"))
     assert int(rows["checkpoints written"]) == len(run.saves)
@@ -64,9 +64,7 @@ def test_a_plan_says_what_the_run_then_does(
     assert unit == "KiB" and real <= float(kibibytes) * 1024 <= real + 2**17
 
 
-def test_a_plan_is_refused_where_the_run_would_be(
-    workplace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_plan_is_refused_if_its_run_would_be(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(tiny(*SHORT, "buffer.capacity=1e12", "plan=true")) == 3
     assert "of memory, and" in capsys.readouterr().err
     assert available_memory() is not None
@@ -80,15 +78,15 @@ def test_a_sweep_has_no_plan(workplace: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_an_environment_that_raises_when_stepped_is_named(
-    workplace: Path, quick: None, capsys: pytest.CaptureFixture[str]
+    workplace: Path, short_probe: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = (
+    args = (
         "env=gym",
         "env.entry_point=tests.envs:Leaving",
-        "+env.kwargs.leaves_at=2",  # the pre-flight takes one step
+        "+env.kwargs.leaves_at=2",  # the preflight takes one step
         "trainer.max_opts=40",
     )
-    assert main(tiny(*words, "plan=true")) == 2
+    assert main(tiny(*args, "plan=true")) == 2
     assert capsys.readouterr().err.splitlines()[-1].startswith("error: plan: an actor cannot be tried")
 
 

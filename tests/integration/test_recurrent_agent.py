@@ -21,7 +21,7 @@ from tests.real_runs import train
 from tests.recurrent import HIDDEN, Cue, RecurrentConfig
 
 ENV = EnvConfig(entry_point="tests.recurrent:Cue")
-WORDS = (
+ARGS = (
     *("plugins=[tests.recurrent]", "agent=recurrent", "env=gym", "env.entry_point=tests.recurrent:Cue"),
     *("buffer.capacity=500", "buffer.n_step=3", "actor_manager.envs_per_actor=2"),
 )
@@ -37,7 +37,7 @@ LEARNS = (
 
 
 def hidden_before(t: int, cue: float) -> list[float]:
-    """h_{t-1}: the cue and the times 0, 1/4, … that came before, each halved once per env step since."""
+    """Returns h_{t-1}: the sums of cue and time (0, 1/4, …) over the earlier env steps, halved once per env step."""
     seen = [(cue if i == 0 else 0.0, i / Cue.length) for i in range(t)]
     return [sum(x[c] * 0.5 ** (t - 1 - i) for i, x in enumerate(seen)) for c in (0, 1)]
 
@@ -50,7 +50,9 @@ def test_the_hidden_state_is_stored_with_each_row_and_reset_with_each_episode() 
     sampler = Sampler(env, agent, processor, lambda env, episode: None if episode else env + 1)
     buffer = make_buffer(BufferConfig(), env.spec, 0, extra)
     sampler.begin()
-    parts = [sampler.sample([0, 1] if i % 3 else [i % 2], 0) for i in range(60)]  # not always both
+    parts = [
+        sampler.sample([0, 1] if i % 3 else [i % 2], 0) for i in range(60)
+    ]  # sometimes one environment, sometimes both
     rows = concat_items(parts)
     checked = 0
     for env_ix in (0, 1):
@@ -88,8 +90,10 @@ def test_an_evaluation_carries_the_hidden_state_of_each_environment() -> None:
 
 
 @pytest.mark.parametrize("mode", [("trainer=sync",), ("trainer=async", "n_actors=2")], ids=["sync", "async"])
-def test_it_learns_what_needs_a_memory_and_a_loaded_model_has_one(workplace: Path, mode: tuple[str]) -> None:
-    run = train(*WORDS, *LEARNS, *mode)
+def test_it_learns_a_task_that_needs_memory_and_its_loaded_model_solves_it(
+    workplace: Path, mode: tuple[str]
+) -> None:
+    run = train(*ARGS, *LEARNS, *mode)
     assert run.summary["best_score"]["mean"] == 1.0
     model, env = load(run.path, plugins=["tests.recurrent"]), Cue()
     for seed in range(10):
@@ -103,11 +107,11 @@ def test_it_learns_what_needs_a_memory_and_a_loaded_model_has_one(workplace: Pat
 
 @pytest.mark.parametrize("mode", sampled(["trainer.lockstep=true", "trainer=sync"], 2))
 def test_a_resumed_run_equals_the_uninterrupted_one(workplace: Path, mode: str) -> None:
-    words = (*WORDS, mode, "trainer.max_opts=40", "trainer.save_interval=15")
-    whole = run_whole(workplace / "whole", *words)
-    assert_same_bits(run_interrupted(workplace / "resumed", *words, at=21), whole)
+    args = (*ARGS, mode, "trainer.max_opts=40", "trainer.save_interval=15")
+    whole = run_whole(workplace / "whole", *args)
+    assert_same_bits(run_interrupted(workplace / "resumed", *args, at=21), whole)
 
 
 def test_a_free_run_resumes_with_new_episodes(workplace: Path) -> None:
-    words = (*WORDS, "trainer=async", "n_actors=2", "trainer.max_opts=60", "trainer.save_interval=15")
-    assert run_interrupted(workplace / "resumed", *words, at=31).checkpoints[-1] == "step-000000060"
+    args = (*ARGS, "trainer=async", "n_actors=2", "trainer.max_opts=60", "trainer.save_interval=15")
+    assert run_interrupted(workplace / "resumed", *args, at=31).checkpoints[-1] == "step-000000060"

@@ -1,4 +1,4 @@
-"""The same seed gives the same bits under `trainer=sync` (contract C8), in whatever process, folder and order."""
+"""The same seed gives the same bits under `trainer=sync` (contract C8), in any process, folder and order."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ CASES = {
 PROGRAM = """
 import json, sys
 from border_cli.cli.train import main
-for words in json.loads(sys.argv[1]):
-    code = main(words)
+for args in json.loads(sys.argv[1]):
+    code = main(args)
     if code:
         sys.exit(code)
 """
@@ -55,10 +55,10 @@ def in_this_process(folder: Path, names: list[str]) -> dict[str, Run]:
 
 def in_another_process(folder: Path, names: list[str]) -> dict[str, Run]:
     folder.mkdir()
-    words = [[*tiny(*COMMON, *CASES[name]), f"hydra.run.dir='{name}'"] for name in names]
+    args = [[*tiny(*COMMON, *CASES[name]), f"hydra.run.dir='{name}'"] for name in names]
     own = {"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "2", "XDG_STATE_HOME": str(folder / "state")}
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps(words)],
+        [sys.executable, "-c", PROGRAM, json.dumps(args)],
         cwd=folder,
         env=os.environ | own,
         capture_output=True,
@@ -71,7 +71,7 @@ def in_another_process(folder: Path, names: list[str]) -> dict[str, Run]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, full_forkserver: None) -> Runs:
-    """Twice the same, in two processes with other hashes of text, the second in the opposite order."""
+    """The same runs in two processes: with different string hashes, and in opposite order."""
     folder = tmp_path_factory.mktemp("reproducible")
     return (
         in_this_process(folder / "one", [N_STEP, DRAWING, OTHER_SEED]),
@@ -80,7 +80,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, full_forkserver: None) -> Run
 
 
 @pytest.mark.parametrize("case", [N_STEP, DRAWING])
-def test_checkpoints_best_and_all_records_but_the_clock_are_the_same(runs: Runs, case: str) -> None:
+def test_checkpoints_best_and_all_records_except_times_are_the_same(runs: Runs, case: str) -> None:
     one, other = (both[case].files("checkpoints", "best") for both in runs)
     saved = {name.split("/")[1] for name in one if name.startswith("checkpoints/")}
     assert saved == {f"step-000000{step:03}" for step in (30, 60, 70)}
@@ -94,7 +94,7 @@ def test_checkpoints_best_and_all_records_but_the_clock_are_the_same(runs: Runs,
     }
 
 
-def test_another_seed_is_another_run(runs: Runs) -> None:
+def test_another_seed_gives_another_run(runs: Runs) -> None:
     one, other = runs[0][N_STEP], runs[0][OTHER_SEED]
     assert value_records(one) != value_records(other)
     ours, theirs = one.files("checkpoints"), other.files("checkpoints")
@@ -110,8 +110,8 @@ def test_saving_changes_nothing(runs: Runs) -> None:
     assert one == other
 
 
-def test_what_the_runs_do_differ_in_is_where_and_when(runs: Runs) -> None:
-    """So that the comparison above is known to compare two runs, not one with itself."""
+def test_the_compared_runs_are_two_runs(runs: Runs) -> None:
+    """Guards the tests above against comparing a run with itself."""
     one, other = (both[N_STEP] for both in runs)
     assert one.path != other.path
     assert one.json("provenance.json")["run_id"] != other.json("provenance.json")["run_id"]

@@ -1,4 +1,4 @@
-"""`resume=RUN` and `resume=auto`: what continues, what is refused, and what a person sees of it."""
+"""`resume=RUN` and `resume=auto`: what continues, what is refused, and the messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.interrupted import assert_same_bits, resume, run_interrupted, run_kil
 from tests.real_runs import Run, in_folder, tiny
 from tests.trained import read_checkpoint, save_best
 
-WORDS = (
+ARGS = (
     "n_actors=2",
     "trainer.max_opts=120",
     "trainer.eval_interval=50",
@@ -45,26 +45,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory, full_forkserver: None) -> I
 
 @pytest.fixture(scope="module")
 def done(folder: Path) -> Run:
-    """A run that is done."""
-    return run_whole(folder / "done", *WORDS)
+    """A finished run."""
+    return run_whole(folder / "done", *ARGS)
 
 
 @pytest.fixture(scope="module")
 def stopped(folder: Path) -> Run:
-    """A run that was stopped at opt step 65, as its directory was then."""
+    """A run that was stopped at opt step 65. Tests must not change it."""
     with signal_at(65):
-        assert main([*tiny(*WORDS), f"hydra.run.dir={folder / 'stopped'}"]) == 143
+        assert main([*tiny(*ARGS), f"hydra.run.dir={folder / 'stopped'}"]) == 143
     return Run(folder / "stopped")
 
 
 @pytest.fixture
 def copy(stopped: Run, tmp_path: Path) -> Run:
-    """The stopped run once more, to do with it what one likes."""
+    """A copy of the stopped run, which a test may change."""
     return Run(Path(shutil.copytree(stopped.path, tmp_path / "copy")))
 
 
 def tensorboard_points(run: Run) -> list[tuple[str, int]]:
-    """(tag, step) of every scalar in every event file."""
+    """Returns (tag, step) of every scalar in every event file."""
     return [
         (value.tag, event.step)
         for path in sorted((run.path / "tensorboard").iterdir())
@@ -80,8 +80,8 @@ def jsonl_points(run: Run) -> list[tuple[str, int]]:
 # -- resumed ------------------------------------------------------------
 
 
-def test_h2_after_a_crash_every_step_of_every_curve_is_there_once(folder: Path) -> None:
-    run = run_killed(folder / "killed", *WORDS, at=75)
+def test_h2_after_a_crash_every_step_of_every_curve_is_recorded_once(folder: Path) -> None:
+    run = run_killed(folder / "killed", *ARGS, at=75)
     assert main([f"resume={run.path}"]) == 0
     again = Run(run.path)
     for points in (tensorboard_points(again), jsonl_points(again)):
@@ -102,7 +102,7 @@ def test_a_free_running_run_resumes_with_its_replay_ratio_and_scores(copy: Run) 
     launches = again.json("provenance.json")["launches"]
     assert [launch["command"].split()[-1][:7] for launch in launches][1] == "resume="
     actors = again.summary["actors"]
-    assert [actor["incarnation"] for actor in actors] == [1, 1]  # with new seeds
+    assert [actor["incarnation"] for actor in actors] == [1, 1]  # new incarnations, which have new seeds
     assert sum(actor["env_steps"] for actor in actors) == again.counts[1]
     assert again.summary["exact"] is None
     assert again.steps("eval/return_mean") == [50, 100, 120]
@@ -113,9 +113,11 @@ def test_a_free_running_run_resumes_with_its_replay_ratio_and_scores(copy: Run) 
     )
 
 
-def test_a_kept_configuration_says_what_changes(copy: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [f"resume={copy.path}", "trainer.max_opts=90", "n_actors=3", "recorder.console=plain"]
-    assert main(words) == 0
+def test_a_resume_prints_the_changes_of_its_configuration(
+    copy: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = [f"resume={copy.path}", "trainer.max_opts=90", "n_actors=3", "recorder.console=plain"]
+    assert main(args) == 0
     out = capsys.readouterr().out
     assert "resumed  step-000000065: 65 opt steps" in out
     assert "trainer.max_opts: 120 → 90" in out
@@ -125,7 +127,7 @@ def test_a_kept_configuration_says_what_changes(copy: Run, capsys: pytest.Captur
 
 
 def test_b4_without_its_replay_a_run_warms_up_first(copy: Run) -> None:
-    """As many env steps as a new run, and then no opt step more than the ratio allows."""
+    """It collects as many env steps as a new run's warm-up. After that the replay ratio still holds."""
     before = read_run_state(copy.path / "checkpoints" / "step-000000065", with_replay=False)
     env_steps = before.loop["limiter"]["env_steps"]
     assert main([f"resume={copy.path}", "checkpoint.replay=none", "trainer.record_interval=1"]) == 0
@@ -146,15 +148,15 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again_in_its_directory(
     assert Run(copy.path).steps("agent/loss") == [20, 40, 60, 80, 100, 120]
 
 
-def test_b1_a_budget_is_not_overrun_with_fewer_actors_and_with_more_again(folder: Path) -> None:
-    """What the actors that are gone did is no credit of those that are left, and theirs again once they are back."""
-    words = (
+def test_b1_a_budget_is_not_exceeded_when_the_number_of_actors_changes(folder: Path) -> None:
+    """Env steps of removed actors stay counted; an actor that is added again continues its count."""
+    args = (
         "n_actors=3",
         "trainer.max_env_steps=300",
         "trainer.ratio_tolerance=16",
         "trainer.eval_interval=null",
     )
-    run = run_whole(folder / "fewer", *words)
+    run = run_whole(folder / "fewer", *args)
     first = [actor["env_steps"] for actor in run.summary["actors"]]
     assert sum(first) == run.counts[1] == 300
     assert main([f"resume={run.path}", "n_actors=1", "trainer.max_env_steps=340"]) == 0
@@ -162,7 +164,7 @@ def test_b1_a_budget_is_not_overrun_with_fewer_actors_and_with_more_again(folder
     assert (left["env_steps"] - first[0], run.counts[1]) == (40, 340)
     replay = read_run_state(run.path / "checkpoints" / run.checkpoints[-1], with_replay=True).replay
     assert replay is not None
-    assert set(replay.arrays["streams"][:, 0].tolist()) <= {0}  # for those that are gone nothing waits
+    assert set(replay.arrays["streams"][:, 0].tolist()) <= {0}  # no pending rows of removed actors
     assert main([f"resume={run.path}", "n_actors=2", "trainer.max_env_steps=400"]) == 0
     again = run.summary["actors"]
     assert sum(actor["env_steps"] for actor in again) + first[2] == run.counts[1] == 400
@@ -171,18 +173,18 @@ def test_b1_a_budget_is_not_overrun_with_fewer_actors_and_with_more_again(folder
 
 @pytest.mark.parametrize("trainer", sampled(["async", "sync"], 2))
 def test_b4_a_budget_that_ends_before_there_is_a_batch_again_ends_the_run(folder: Path, trainer: str) -> None:
-    words = (
+    args = (
         f"trainer={trainer}",
         "agent.batch_size=32",
         "trainer.warmup_period=10",
         "trainer.max_env_steps=100",
     )
     with signal_at(60):
-        assert main([*tiny(*words, "trainer.ratio_tolerance=24"), f"hydra.run.dir={folder / trainer}"]) == 143
+        assert main([*tiny(*args, "trainer.ratio_tolerance=24"), f"hydra.run.dir={folder / trainer}"]) == 143
     run = Run(folder / trainer)
     opt_steps, env_steps = run.counts
     assert 70 <= env_steps < 100
-    # Without the last of these it would wait for ever.
+    # If the learner waited for a batch, max_time would end the run.
     assert main([f"resume={run.path}", "checkpoint.replay=none", "trainer.max_time=30"]) == 0
     assert run.counts == (opt_steps, 100)
     assert run.summary["ended_by"] == "max_env_steps"
@@ -191,22 +193,22 @@ def test_b4_a_budget_that_ends_before_there_is_a_batch_again_ends_the_run(folder
 # -- the same command again ---------------------------------------------
 
 
-def test_the_same_command_resumes_its_run_and_another_begins_anew(
+def test_the_same_command_resumes_its_run_and_a_different_one_starts_a_new_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full_forkserver: None
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = [*tiny(*SYNC, "trainer.eval_interval=20"), "resume=auto"]
+    args = [*tiny(*SYNC, "trainer.eval_interval=20"), "resume=auto"]
     with signal_at(25):
-        assert main(words) == 143
+        assert main(args) == 143
     first = Path("runs/latest").resolve()
-    assert main([*words, "trainer.eval_interval=30"]) == 0  # a safe change is no other run
+    assert main([*args, "trainer.eval_interval=30"]) == 0  # a safe change continues the same run
     assert Run(first).counts[0] == 40
     log = (first / "train.log").read_text()
     assert (
         "trainer.eval_interval: 20 → 30" in log and "action_mask: " not in log
-    )  # which the run had resolved
+    )  # "auto", which the run resolved, is no change
     with signal_at(10):
-        assert main([*words, "agent.lr=0.01"]) == 143  # another one is
+        assert main([*args, "agent.lr=0.01"]) == 143  # an unsafe change starts a new run
     assert len(list(Path("runs").glob("[0-9]*/*/config.yaml"))) == 2
 
 
@@ -216,24 +218,24 @@ def test_auto_does_not_start_beside_a_run_that_is_alive(
     monkeypatch.chdir(tmp_path)
     shutil.copytree(copy.path, "runs/2026-01-01/00-00-00.000_dqn_cartpole")
     with locked(Path("runs/2026-01-01/00-00-00.000_dqn_cartpole")):
-        assert main([*tiny(*WORDS), "resume=auto"]) == 2
+        assert main([*tiny(*ARGS), "resume=auto"]) == 2
     assert "is being trained by another process" in capsys.readouterr().err
 
 
-def test_auto_with_a_directory_of_its_own_is_refused(
+def test_auto_with_a_run_directory_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    said = refused(capsys, *tiny(*WORDS), "resume=auto", "hydra.run.dir=mine")
-    assert "hydra.run.dir has no effect" in said and "resume=mine" in said
+    message = refused(capsys, *tiny(*ARGS), "resume=auto", "hydra.run.dir=mine")
+    assert "hydra.run.dir has no effect" in message and "resume=mine" in message
     assert list(tmp_path.iterdir()) == []
 
 
 # -- refused ------------------------------------------------------------
 
 
-def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert main(list(words)) == 2
+def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
+    assert main(list(args)) == 2
     lines = capsys.readouterr().err.splitlines()
     assert 1 <= len(lines) <= 3
     return "\n".join(lines)
@@ -254,16 +256,18 @@ def test_c8_a_run_that_is_alive_is_not_touched(copy: Run, capsys: pytest.Capture
     assert all_but_lock(copy) == before
 
 
-def test_c8_a_folder_in_which_a_run_begins_stays_as_it_is(
+def test_c8_a_directory_locked_by_a_starting_run_is_not_changed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with locked(tmp_path):
-        assert main([*WORDS, f"hydra.run.dir={tmp_path}"]) == 2
+        assert main([*ARGS, f"hydra.run.dir={tmp_path}"]) == 2
     assert "is being trained by another process (pid " in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
-def test_a_run_that_was_good_enough_needs_another_goal(copy: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_ended_by_stop_return_needs_another_stop_return(
+    copy: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([f"resume={copy.path}", "trainer.stop_return=1"]) == 0
     assert copy.summary["ended_by"] == "stop_return"
     more = [f"resume={copy.path}", "trainer.max_opts=130"]
@@ -279,7 +283,7 @@ def test_a_run_that_is_done_needs_a_larger_budget(done: Run, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("args", "message"),
     [
         (["agent=dqn"], "agent=dqn chooses a group"),
         (["agent.lr=0.5"], "cannot change within a run: agent.lr: 0.001 → 0.5"),
@@ -296,17 +300,19 @@ def test_a_run_that_is_done_needs_a_larger_budget(done: Run, capsys: pytest.Capt
         (["--config-dir", "."], "--config-dir is about composing"),
     ],
 )
-def test_what_cannot_be_typed_beside_resume(
-    stopped: Run, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+def test_overrides_that_are_refused_with_resume(
+    stopped: Run, capsys: pytest.CaptureFixture[str], args: list[str], message: str
 ) -> None:
     before = all_but_lock(stopped)
-    assert said in refused(capsys, f"resume={stopped.path}", *words)
+    assert message in refused(capsys, f"resume={stopped.path}", *args)
     assert all_but_lock(stopped) == before
 
 
-@pytest.mark.parametrize(("path", "said"), [("nowhere", "is not there"), (".", "is not a run")])
-def test_what_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], path: str, said: str) -> None:
-    assert said in refused(capsys, f"resume={tmp_path / path}")
+@pytest.mark.parametrize(("path", "message"), [("nowhere", "is not there"), (".", "is not a run")])
+def test_a_path_that_is_not_a_run_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], path: str, message: str
+) -> None:
+    assert message in refused(capsys, f"resume={tmp_path / path}")
 
 
 def test_resuming_a_sweep_names_its_newest_unfinished_run(
@@ -317,9 +323,9 @@ def test_resuming_a_sweep_names_its_newest_unfinished_run(
         run_dir.mkdir(parents=True)
         (run_dir / "config.yaml").write_text("agent: {type: dqn}\n", encoding="utf-8")
         (run_dir / "summary.json").write_text(f'{{"status": "{status}"}}', encoding="utf-8")
-    said = refused(capsys, f"resume={tmp_path / 'sweep'}")
-    assert "is a folder with 3 runs in it, 1 of them unfinished" in said
-    assert f"allowed: border-train resume={tmp_path}/sweep/1_dqn_cartpole" in said
+    message = refused(capsys, f"resume={tmp_path / 'sweep'}")
+    assert "is a folder with 3 runs in it, 1 of them unfinished" in message
+    assert f"allowed: border-train resume={tmp_path}/sweep/1_dqn_cartpole" in message
 
 
 SAFE = {
@@ -333,7 +339,7 @@ SAFE = {
     "checkpoint": None,
     "": {"device", "debug"},
 }
-SAFE_RUNNING_FREE = {
+SAFE_FREE_RUNNING = {
     "actor_manager": None,
     "trainer": SAFE["trainer"] | {"ratio_tolerance"},
     "": {"device", "debug", "n_actors", "threads"},
@@ -345,7 +351,7 @@ def test_c10_exactly_these_keys_may_change(done: Run, lockstep: bool) -> None:
     config = done.config
     config.trainer.lockstep = lockstep
     assert is_reproducible(config) is lockstep
-    allowed = SAFE if lockstep else SAFE | SAFE_RUNNING_FREE
+    allowed = SAFE if lockstep else SAFE | SAFE_FREE_RUNNING
     for key in known_keys(to_plain(config)):
         group, _, name = key.rpartition(".")
         names = allowed.get(group, set())
@@ -357,9 +363,9 @@ def test_c10_an_environment_with_other_spaces_is_refused(
 ) -> None:
     file = workplace / "width"
     file.write_text("4")
-    words = ("trainer=sync", "trainer.max_opts=10", "trainer.eval_interval=null")
+    args = ("trainer=sync", "trainer.max_opts=10", "trainer.eval_interval=null")
     env = ("env=gym", "env.entry_point=tests.faults.cut_to_size:make", f"env.kwargs.file={file}")
-    run = run_whole(workplace / "run", *words, *env)
+    run = run_whole(workplace / "run", *args, *env)
     before = all_but_log_and_lock(run)
     file.write_text("3")
     assert refused(capsys, f"resume={run.path}", "trainer.max_opts=20").splitlines() == [
@@ -372,7 +378,7 @@ def test_c10_an_environment_with_other_spaces_is_refused(
     assert main([f"resume={run.path}", "trainer.max_opts=20"]) == 0
 
 
-def test_g4_the_log_of_a_run_that_runs_free_says_that_it_cannot_be_repeated(done: Run) -> None:
+def test_g4_the_log_of_a_free_running_run_says_that_it_is_not_reproducible(done: Run) -> None:
     assert "not reproducible" in (done.path / "train.log").read_text()
 
 
@@ -383,30 +389,30 @@ def test_d4_sigusr1_saves_and_the_run_continues(folder: Path) -> None:
     assert json.loads((run.path / "summary.json").read_text())["exit_code"] == 0
 
 
-def test_what_is_sealed_of_the_replay_is_written_once(folder: Path) -> None:
-    """By this launch and by the next: later checkpoints give the same file one more name."""
-    words = ("trainer=sync", "trainer.max_opts=60", "trainer.save_interval=10", "checkpoint.keep=99")
+def test_a_sealed_block_of_the_replay_is_written_once(folder: Path) -> None:
+    """Later checkpoints of the same and of the next launch link to the same file."""
+    args = ("trainer=sync", "trainer.max_opts=60", "trainer.save_interval=10", "checkpoint.keep=99")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("border_cli.replay.buffer.rows_per_block", lambda capacity, row_bytes: 16)
-        run = run_interrupted(folder / "sealed", *words, at=35)
+        run = run_interrupted(folder / "sealed", *args, at=35)
     first = "replay.rows-000000000.safetensors"
     names = [path / first for path in sorted((run.path / "checkpoints").iterdir())]
     assert len(names) == 7
     assert len({name.stat().st_ino for name in names}) == 1
     last = sorted(path.name for path in names[-1].parent.glob("replay.rows-*"))
-    assert len(last) >= 7  # of 16 rows, for 110 transitions and their final observations
+    assert len(last) >= 7  # blocks of 16 rows, for 110 transitions and their final observations
     newest = names[-1].parent / last[-1]
     assert newest.stat().st_nlink == 1
 
 
-def test_a_replay_that_has_lost_its_oldest_rows_is_resumed(folder: Path) -> None:
-    """The oldest block was whole at the save before, and is not any more: its file is written once more."""
-    words = ("trainer=sync", "trainer.max_opts=160", "trainer.save_interval=20", "buffer.capacity=100")
-    words += ("trainer.eval_interval=null", "checkpoint.keep=99")
+def test_a_replay_that_has_overwritten_its_oldest_rows_is_resumed(folder: Path) -> None:
+    """The oldest block was complete at the previous save and is partly overwritten now, so its file is written again."""
+    args = ("trainer=sync", "trainer.max_opts=160", "trainer.save_interval=20", "buffer.capacity=100")
+    args += ("trainer.eval_interval=null", "checkpoint.keep=99")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("border_cli.replay.buffer.rows_per_block", lambda capacity, row_bytes: 16)
-        whole = run_whole(folder / "wrapped", *words)
-        resumed = run_interrupted(folder / "wrapped, resumed", *words, at=111)
+        whole = run_whole(folder / "wrapped", *args)
+        resumed = run_interrupted(folder / "wrapped, resumed", *args, at=111)
         assert_same_bits(resumed, whole)
         for path in sorted((whole.path / "checkpoints").iterdir()):
             rows = read_run_state(path, True).replay
@@ -416,7 +422,7 @@ def test_a_replay_that_has_lost_its_oldest_rows_is_resumed(folder: Path) -> None
 
 
 def test_a_free_running_run_keeps_a_best_from_after_its_last_checkpoint(done: Run, tmp_path: Path) -> None:
-    """Its last evaluation comes after its last checkpoint, which therefore knows nothing of it."""
+    """The last evaluation comes after the last checkpoint, so the checkpoint does not contain its score."""
     run = Run(Path(shutil.copytree(done.path, tmp_path / "done")))
     read = read_checkpoint(run.path / "best")
     assert read.score is not None
@@ -449,10 +455,10 @@ def test_a_configuration_that_cannot_be_read_is_named(copy: Run, monkeypatch: py
         read_config(copy.path)
 
 
-def test_what_is_refused_changes_nothing_but_the_log(
+def test_a_refused_resume_changes_only_the_log(
     copy: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A state that verifies and fits nowhere is found while it is loaded."""
+    """The saved state verifies, but the limiter refuses it."""
 
     def load_state(*_: object) -> None:
         raise ValueError("the limiter is of another run")
@@ -466,12 +472,12 @@ def test_what_is_refused_changes_nothing_but_the_log(
     assert "the limiter is of another run" in capsys.readouterr().err
 
 
-def test_a_recorder_that_was_off_for_a_while_appends_to_what_it_had(folder: Path) -> None:
-    """What it had recorded until the checkpoint stays; nothing is there of the time in which it was off."""
+def test_a_recorder_that_was_off_for_one_launch_appends_to_its_records(folder: Path) -> None:
+    """Its records up to the checkpoint stay. It has no records of the launch in which it was off."""
     path, intervals = folder / "off and on", ("trainer.record_interval=10", "trainer.max_opts=60")
-    words = tiny(*SYNC, *intervals, "recorder.tensorboard=true", "recorder.tensorboard_step=opt_steps")
+    args = tiny(*SYNC, *intervals, "recorder.tensorboard=true", "recorder.tensorboard_step=opt_steps")
     with signal_at(33):
-        assert main([*words, f"hydra.run.dir={path}"]) == 143
+        assert main([*args, f"hydra.run.dir={path}"]) == 143
     run = Run(path)
     lines, points = len(run.records), tensorboard_points(run)
     off, on = (
@@ -490,11 +496,11 @@ def test_a_recorder_that_was_off_for_a_while_appends_to_what_it_had(folder: Path
     assert twice == []
 
 
-def test_a_run_with_other_weights_resumes_without_where_they_came_from(done: Run, folder: Path) -> None:
+def test_a_run_with_init_from_resumes_without_the_source_run(done: Run, folder: Path) -> None:
     source = Path(shutil.copytree(done.path, folder / "source"))
-    words = [*tiny(*SYNC), f"init_from={source}", f"hydra.run.dir='{folder / 'with weights'}'"]
+    args = [*tiny(*SYNC), f"init_from={source}", f"hydra.run.dir='{folder / 'with weights'}'"]
     with signal_at(15):
-        assert main(words) == 143
+        assert main(args) == 143
     shutil.rmtree(source)
     assert main([f"resume={folder / 'with weights'}"]) == 0
 
@@ -510,10 +516,10 @@ def test_a_damaged_provenance_is_reported_before_anything_changes(
 
 
 def test_a_reproducible_run_continues_from_the_best_of_its_checkpoint(folder: Path) -> None:
-    """At opt step 30 nothing was due, so the run that had the larger budget from the start knows no such score."""
-    words = ("trainer=sync", "trainer.eval_interval=16", "trainer.save_interval=30")
-    whole = run_whole(folder / "whole", *words, "trainer.max_opts=50")
-    run = run_whole(folder / "longer", *words, "trainer.max_opts=30")
+    """No evaluation is due at opt step 30, so a run with the larger budget from the start has no score of it."""
+    args = ("trainer=sync", "trainer.eval_interval=16", "trainer.save_interval=30")
+    whole = run_whole(folder / "whole", *args, "trainer.max_opts=50")
+    run = run_whole(folder / "longer", *args, "trainer.max_opts=30")
     best = read_checkpoint(run.path / "best").model
     save_best(run.path, best.info.arrays, best.description, Evaluation(30, (500.0, 500.0), (500, 500)))
     assert main([f"resume={run.path}", "trainer.max_opts=50"]) == 0
@@ -521,14 +527,14 @@ def test_a_reproducible_run_continues_from_the_best_of_its_checkpoint(folder: Pa
     assert Run(run.path).files("best") == whole.files("best")
 
 
-def test_a_warm_up_that_takes_the_rest_of_the_budget_is_logged(folder: Path) -> None:
-    words = (
+def test_a_warm_up_that_uses_the_rest_of_the_budget_is_logged(folder: Path) -> None:
+    args = (
         "trainer=sync",
         "trainer.max_env_steps=80",
         "checkpoint.replay=none",
         "trainer.eval_interval=null",
     )
-    run = run_whole(folder / "no rest", *words)
+    run = run_whole(folder / "no rest", *args)
     resume(run.path, "trainer.max_env_steps=120")
     assert "nothing more is learnt" in (run.path / "train.log").read_text().replace("\n         ", " ")
     resume(run.path, "trainer.max_env_steps=200")

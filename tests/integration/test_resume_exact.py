@@ -35,11 +35,11 @@ MODES = {
     ),
     "sync": ("trainer=sync", "actor_manager.envs_per_actor=2"),
 }
-if FULL:  # test_lockstep_everywhere.py has one like it every day
+if FULL:  # `make test` has a similar case in test_lockstep_everywhere.py
     MODES["one actor"] = (*LOCKSTEP, "n_actors=1", "trainer.opt_interval=0.5")
 STOPPED_AT = (1, 16, 30, 59)
-"""The first opt step; one whose evaluation is due, which is left for the resumed run; a record and the last but one."""
-Whole = Callable[[str], Run]
+"""The first opt step, one whose evaluation the resumed run does, one with a record, and the last but one."""
+Uninterrupted = Callable[[str], Run]
 
 
 @pytest.fixture(scope="module")
@@ -49,41 +49,45 @@ def folder(tmp_path_factory: pytest.TempPathFactory, full_forkserver: None) -> I
 
 
 @pytest.fixture(scope="module")
-def whole(folder: Path) -> Whole:
-    """The uninterrupted run of a mode, made when it is first asked for."""
-    return functools.cache(lambda mode: run_whole(folder / f"{mode}, whole", *COMMON, *MODES[mode], BUDGET))
+def uninterrupted(folder: Path) -> Uninterrupted:
+    """Returns a function that trains the uninterrupted run of a mode once."""
+    return functools.cache(
+        lambda mode: run_whole(folder / f"{mode}, uninterrupted", *COMMON, *MODES[mode], BUDGET)
+    )
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_g1_g2_g3_a_run_resumed_again_and_again_equals_the_uninterrupted_one(
-    folder: Path, mode: str, whole: Whole
+def test_g1_g2_g3_a_run_resumed_four_times_equals_the_uninterrupted_one(
+    folder: Path, mode: str, uninterrupted: Uninterrupted
 ) -> None:
     path = folder / f"{mode}, resumed"
-    words = [*tiny(*COMMON, *MODES[mode], BUDGET), f"hydra.run.dir='{path}'"]
+    args = [*tiny(*COMMON, *MODES[mode], BUDGET), f"hydra.run.dir='{path}'"]
     for at in STOPPED_AT:
         with signal_at(at):
-            assert main(words) == 143
-        words = [f"resume={path}"]
+            assert main(args) == 143
+        args = [f"resume={path}"]
     resume(path)
     resumed = Run(path)
-    assert_same_bits(resumed, whole(mode))
+    assert_same_bits(resumed, uninterrupted(mode))
     assert all(actor["exact"] for actor in resumed.summary["actors"])
-    assert counted(resumed) == counted(whole(mode))
+    assert counted(resumed) == counted(uninterrupted(mode))
 
 
 def counted(run: Run) -> list[tuple[int, int]]:
-    """Env steps and episodes of each actor, by the summary."""
+    """Returns the env steps and episodes of each actor from the summary."""
     return [(actor["env_steps"], actor["episodes"]) for actor in run.summary["actors"]]
 
 
 @pytest.mark.parametrize("mode", sampled(list(MODES), 2))
-def test_g2_a_run_that_was_killed_is_resumed_to_the_same_bits(folder: Path, mode: str, whole: Whole) -> None:
-    """From the checkpoint before: what was recorded and trained after that is done once more."""
+def test_g2_a_run_that_was_killed_is_resumed_to_the_same_bits(
+    folder: Path, mode: str, uninterrupted: Uninterrupted
+) -> None:
+    """It continues from the last checkpoint and repeats the opt steps and records after it."""
     killed = run_killed(folder / f"{mode}, killed", *COMMON, *MODES[mode], BUDGET, at=39)
     assert killed.summary["status"] == "running"
     assert killed.checkpoints[-1] == "step-000000028"
     resume(killed.path)
-    assert_same_bits(Run(killed.path), whole(mode))
+    assert_same_bits(Run(killed.path), uninterrupted(mode))
 
 
 LEAVING = (
@@ -95,36 +99,36 @@ LEAVING = (
     "env.kwargs.length=110",
     "seed=7",
 )
-"""One environment is inside its space in its first episode, of 110 env steps, and outside in all others."""
+"""The environment stays in its observation space in its first episode (110 env steps) and leaves it in later ones."""
 
 
 @pytest.mark.parametrize(
-    "words", sampled([(*LOCKSTEP, "n_actors=1"), ("trainer=sync",)], 2), ids=lambda w: w[0]
+    "args", sampled([(*LOCKSTEP, "n_actors=1"), ("trainer=sync",)], 2), ids=lambda w: w[0]
 )
-def test_g2_an_environment_that_leaves_its_space_late_is_checked_as_without_a_pause(
-    folder: Path, words: tuple[str, ...]
+def test_g2_a_resumed_environment_that_leaves_its_space_is_checked_as_without_a_stop(
+    folder: Path, args: tuple[str, ...]
 ) -> None:
-    """Not as new, where that is an error: neither what it has done before the pause, nor what comes."""
-    inside = f"env.kwargs.inside=[0,{episode_seed(7, 0, 0, 0, 0)}]"  # 0: of the trial before the run
-    path = folder / f"leaving, {words[0]}"
-    uninterrupted = run_whole(path / "whole", *LEAVING, inside, *words)
-    assert_same_bits(run_interrupted(path / "paused", *LEAVING, inside, *words, at=22), uninterrupted)
+    """A violation is an error only in the first 100 observations of a new environment. A resumed one is not new."""
+    inside = f"env.kwargs.inside=[0,{episode_seed(7, 0, 0, 0, 0)}]"  # 0: the preflight's seed
+    path = folder / f"leaving, {args[0]}"
+    uninterrupted = run_whole(path / "uninterrupted", *LEAVING, inside, *args)
+    assert_same_bits(run_interrupted(path / "paused", *LEAVING, inside, *args, at=22), uninterrupted)
 
 
-@pytest.mark.parametrize("mode", sampled(list(MODES), 2))  # under sync it is also in test_late_scores.py
-def test_a_larger_budget_makes_the_run_that_had_it_from_the_start(
-    folder: Path, mode: str, whole: Whole
+@pytest.mark.parametrize("mode", sampled(list(MODES), 2))  # test_late_scores.py covers sync too
+def test_a_run_resumed_with_a_larger_budget_equals_one_with_that_budget_from_the_start(
+    folder: Path, mode: str, uninterrupted: Uninterrupted
 ) -> None:
     run = run_whole(folder / f"{mode}, short", *COMMON, *MODES[mode], "trainer.max_opts=40")
     resume(run.path, BUDGET)
-    assert_same_bits(Run(run.path), whole(mode))
+    assert_same_bits(Run(run.path), uninterrupted(mode))
     assert Run(run.path).summary["exact"] is True
 
 
-def test_lockstep_resumes_behind_a_budget_of_env_steps_that_was_used_up(folder: Path) -> None:
-    """The last rounds were cut short, so that it is no longer the run that had the larger budget from the start."""
-    words = (*COMMON, *MODES["three actors"], "trainer.max_env_steps=121")
-    run = run_whole(folder / "used up", *words)
+def test_lockstep_resumes_with_a_larger_budget_of_env_steps(folder: Path) -> None:
+    """The old budget shortened the last rounds, so the result is not that of the larger budget and is not exact."""
+    args = (*COMMON, *MODES["three actors"], "trainer.max_env_steps=121")
+    run = run_whole(folder / "used up", *args)
     assert run.counts[1] == 121
     assert main([f"resume={run.path}", "trainer.max_env_steps=200"]) == 0
     again = Run(run.path)

@@ -1,4 +1,4 @@
-"""What a run leaves: its directory (contract C4) and its metrics (contract C5), synchronous and asynchronous."""
+"""The run directory (contract C4) and the metrics (contract C5) of a synchronous and an asynchronous run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.real_runs import Run, in_folder, tiny, train
 from tests.trained import read_checkpoint
 
 MAX_OPTS, EVAL, SAVE, RECORD, KEEP, WARMUP = 100, 40, 30, 20, 2, 50
-WORDS = (
+ARGS = (
     f"trainer.max_opts={MAX_OPTS}",
     f"trainer.eval_interval={EVAL}",
     f"trainer.save_interval={SAVE}",
@@ -47,21 +47,21 @@ def trainer(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def words(trainer: str) -> list[str]:
-    return tiny(*WORDS, *TRAINERS[trainer])
+def args(trainer: str) -> list[str]:
+    return tiny(*ARGS, *TRAINERS[trainer])
 
 
 @pytest.fixture(scope="module")
-def run(words: list[str], tmp_path_factory: pytest.TempPathFactory, full_forkserver: None) -> Iterator[Run]:
-    """One run that most tests of this file read."""
+def run(args: list[str], tmp_path_factory: pytest.TempPathFactory, full_forkserver: None) -> Iterator[Run]:
+    """A finished run, which most tests of this file read."""
     with in_folder(tmp_path_factory.mktemp("run")):
-        yield train(*words)
+        yield train(*args)
 
 
 # -- the directory ------------------------------------------------------
 
 
-def test_its_name_says_when_and_what_and_it_holds_what_the_page_names(run: Run) -> None:
+def test_the_directory_has_the_documented_name_and_files(run: Run) -> None:
     root = Path("runs").resolve()
     assert re.fullmatch(
         r"\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d\.\d{3}_dqn_cartpole", str(run.path.relative_to(root))
@@ -73,10 +73,10 @@ def test_its_name_says_when_and_what_and_it_holds_what_the_page_names(run: Run) 
     assert {entry.name for entry in run.path.iterdir()} == folders | files
 
 
-def test_config_yaml_is_what_the_command_line_resolves_to(
-    run: Run, words: list[str], capsys: pytest.CaptureFixture[str]
+def test_config_yaml_is_the_resolved_configuration(
+    run: Run, args: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*words, "--cfg", "job"]) == 0
+    assert main([*args, "--cfg", "job"]) == 0
     composed = yaml.safe_load(capsys.readouterr().out)
     assert composed["checkpoint"]["replay"] == composed["env"]["action_mask"] == "auto"
     resolved = resolve(
@@ -87,10 +87,10 @@ def test_config_yaml_is_what_the_command_line_resolves_to(
     assert (run.config.trainer.max_opts, run.config.trainer.max_env_steps) == (MAX_OPTS, None)
 
 
-def test_hydras_files_are_those_of_this_launch(run: Run, words: list[str]) -> None:
+def test_hydras_files_describe_the_launch(run: Run, args: list[str]) -> None:
     hydra = run.path / ".hydra"
     overrides = yaml.safe_load((hydra / "overrides.yaml").read_text(encoding="utf-8"))
-    assert sorted(word.lstrip("+") for word in overrides) == sorted(words)
+    assert sorted(word.lstrip("+") for word in overrides) == sorted(args)
     composed = yaml.safe_load((hydra / "config.yaml").read_text(encoding="utf-8"))
     assert composed["agent"]["hidden"] == [16]
     output = yaml.safe_load((hydra / "hydra.yaml").read_text(encoding="utf-8"))["hydra"]["runtime"][
@@ -99,12 +99,12 @@ def test_hydras_files_are_those_of_this_launch(run: Run, words: list[str]) -> No
     assert Path(output) == run.path
 
 
-def test_provenance_tells_where_the_run_came_from(run: Run) -> None:
+def test_provenance_has_seeds_versions_host_and_launches(run: Run) -> None:
     data = run.json("provenance.json")
     assert data["seeds"] == {"root": 3}
     assert data["versions"]["border_cli"] == border_cli.__version__
     assert {"python", "torch", "numpy", "gymnasium", "hydra", "safetensors"} <= data["versions"].keys()
-    assert data["git"] is None  # it was started outside any repository
+    assert data["git"] is None  # the run was started outside any repository
     assert {"name", "platform", "cpu_count"} <= data["host"].keys()
     (launch,) = data["launches"]
     assert launch["command"].startswith("border-train preset=none")
@@ -126,7 +126,7 @@ def test_checkpoints_are_named_by_their_opt_steps_and_the_newest_are_kept(run: R
         assert checkpoint.generators["seed"] == 3
 
 
-def test_the_last_checkpoint_has_the_model_the_counts_and_the_scores_before_the_last_evaluation(
+def test_the_last_checkpoint_has_the_model_the_counts_and_the_last_but_one_score(
     run: Run,
 ) -> None:
     last = read_checkpoint(run.path / "checkpoints" / run.checkpoints[-1])
@@ -142,15 +142,15 @@ def test_the_last_checkpoint_has_the_model_the_counts_and_the_scores_before_the_
         np.testing.assert_array_equal(weights, last.training.arrays[f"online.params.{name}"])
 
 
-def test_best_has_the_fresh_episodes_of_its_comparisons_and_is_in_the_summary(run: Run) -> None:
+def test_the_score_of_best_is_from_fresh_episodes_and_in_the_summary(run: Run) -> None:
     regular, holdout = run.series("eval/return_mean"), run.series("eval/holdout_mean")
     kept = read_checkpoint(run.path / "best")
     assert kept.score is not None
     assert kept.opt_steps == kept.score.opt_steps
-    assert kept.opt_steps in dict(holdout)  # no model becomes the best without fresh episodes
+    assert kept.opt_steps in dict(holdout)  # a model becomes the best only after fresh episodes
     assert len(kept.score.returns) in range(
         2, 2 * 2 * len(regular) + 1, 2
-    )  # at most two rounds in a comparison
+    )  # a comparison has at most two rounds of fresh episodes
     assert run.json("best/score.json")["regular"]["mean"] == dict(regular)[kept.opt_steps]
     assert run.summary["best_score"] == {"opt_steps": kept.opt_steps, "mean": kept.score.mean}
     assert run.summary["last_score"] == {"opt_steps": regular[-1][0], "mean": regular[-1][1]}
@@ -166,14 +166,14 @@ def test_the_summary_says_how_the_run_ended(run: Run, trainer: str) -> None:
     actors = summary["actors"]
     assert [actor["actor"] for actor in actors] == ([0] if trainer == "sync" else [0, 1])
     assert {actor["state"] for actor in actors} == {"done"}
-    # What an actor took between the last opt step and the stop is no part of the run.
+    # Env steps between the last opt step and the stop do not count for the run.
     assert sum(actor["env_steps"] for actor in actors) >= summary["counters"]["env_steps"]
 
 
-def test_the_summary_says_running_from_the_first_env_step_and_the_log_names_who_logged(
+def test_the_summary_says_running_during_training_and_the_log_names_the_process(
     workplace: Path, trainer: str
 ) -> None:
-    """The environments look at the summary of their run. Afterwards logging is as it was."""
+    """The environments copy the summary of their run. After the run logging is configured as before."""
     root, package = logging.getLogger(), logging.getLogger("border_cli")
     before = (list(root.handlers), root.level, list(package.handlers), package.level)
     entry_point = ["env=gym", "env.entry_point=tests.envs:Onlooker", "env.kwargs.summary=run/summary.json"]
@@ -194,7 +194,7 @@ def test_the_summary_says_running_from_the_first_env_step_and_the_log_names_who_
     assert logged == expected
 
 
-def test_train_log_tells_what_ran_what_was_kept_and_how_it_ended(run: Run) -> None:
+def test_train_log_has_the_version_the_saves_and_the_end(run: Run) -> None:
     log = (run.path / "train.log").read_text(encoding="utf-8")
     assert " INFO MainProcess border_cli: border-cli " in log.splitlines()[0]
     assert log.count(": checkpoint at opt step ") >= len(list((run.path / "checkpoints").glob("step-*")))
@@ -213,7 +213,7 @@ def test_every_metric_is_declared_and_every_line_has_its_steps_and_time(run: Run
         assert all(value is None or np.isfinite(value) for value in record.values())
 
 
-def test_the_agents_and_the_runs_figures_are_all_there(run: Run, trainer: str) -> None:
+def test_all_metrics_of_the_agent_and_the_run_are_recorded(run: Run, trainer: str) -> None:
     found = {name for record in run.records for name in record}
     expected = {"agent/loss", "agent/q_mean", "agent/target_mean", "agent/grad_norm"}
     expected |= {"train/episode_return", "train/episode_length", "replay/size", "replay/fill"}
@@ -225,22 +225,22 @@ def test_the_agents_and_the_runs_figures_are_all_there(run: Run, trainer: str) -
     assert asynchronous & found == (set() if trainer == "sync" else asynchronous)
 
 
-def test_no_metric_goes_back_in_steps_or_time(run: Run) -> None:
+def test_steps_and_times_of_each_metric_never_decrease(run: Run) -> None:
     for name in {name for record in run.records for name in record}:
         places = [(r["opt_steps"], r["env_steps"], r["time"]) for r in run.records if name in r]
         for before, after in pairwise(places):
             assert all(a <= b for a, b in zip(before, after, strict=True)), name
 
 
-def test_evaluations_saves_and_records_come_at_their_intervals_and_at_the_end(run: Run) -> None:
+def test_evaluations_saves_and_records_happen_at_their_intervals_and_at_the_end(run: Run) -> None:
     assert run.steps("eval/return_mean") == EVALUATED
     assert run.saves == SAVED
     assert run.steps("throughput/samples_total") == RECORDED
     assert run.steps("agent/loss") == RECORDED[1:]
 
 
-def test_counts_and_ratio_of_the_records_follow_from_their_steps(run: Run) -> None:
-    """The first record is the warm-up. Every episode is recorded once."""
+def test_counts_and_ratio_of_the_records_agree_with_their_steps(run: Run) -> None:
+    """The first record ends the warm-up. Every episode is counted in one record."""
     first = run.records[0]
     assert first["opt_steps"] == 0
     assert first["env_steps"] == first["throughput/samples_total"] > WARMUP
@@ -261,12 +261,12 @@ def test_tensorboard_holds_the_same_scalars(run: Run) -> None:
     assert_same_scalars(run, "env_steps")
 
 
-def test_the_axis_of_tensorboard_can_be_opt_steps(workplace: Path) -> None:
-    assert_same_scalars(train(*WORDS, *TRAINERS["sync"], "recorder.tensorboard_step=opt_steps"), "opt_steps")
+def test_tensorboard_can_use_opt_steps_as_its_step(workplace: Path) -> None:
+    assert_same_scalars(train(*ARGS, *TRAINERS["sync"], "recorder.tensorboard_step=opt_steps"), "opt_steps")
 
 
 def assert_same_scalars(run: Run, step: str) -> None:
-    """At the steps of the axis that is configured, the other count as a scalar."""
+    """Checks the scalars at the configured step. The other step count is a scalar too."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(run.path / "tensorboard"), size_guidance={"scalars": 0}).Reload()

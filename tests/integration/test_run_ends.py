@@ -1,4 +1,4 @@
-"""How a run ends, and what its ratio and its budgets came to (contracts C2 and C3)."""
+"""Ends of runs: reasons, replay ratio and budgets (contracts C2 and C3)."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ def ended_by(run: Run) -> str:
 
 
 def test_a_signal_in_the_last_evaluation_stops_the_run_and_resume_evaluates_its_result() -> None:
-    words = tiny("trainer.max_opts=20", "trainer.eval_interval=1000", "trainer=sync")
+    args = tiny("trainer.max_opts=20", "trainer.eval_interval=1000", "trainer=sync")
     evaluate = EpisodeRunner.evaluate
 
-    def struck(*given: Any) -> Any:
+    def stop_first(*given: Any) -> Any:
         os.kill(os.getpid(), signal.SIGTERM)
         return evaluate(*given)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(EpisodeRunner, "evaluate", struck)
-        assert main(words) == 143
+        patch.setattr(EpisodeRunner, "evaluate", stop_first)
+        assert main(args) == 143
     run = Run(Path("runs/latest").resolve())
     assert (run.summary["status"], run.summary["ended_by"]) == ("stopped", "sigterm")
     assert run.checkpoints == ["step-000000020"]
@@ -54,7 +54,7 @@ def test_a_signal_in_the_last_evaluation_stops_the_run_and_resume_evaluates_its_
     assert run.summary["last_score"]["opt_steps"] == 20
 
 
-def test_a_run_shorter_than_its_preset_does_not_miss_what_the_preset_promises() -> None:
+def test_a_run_shorter_than_its_preset_is_not_compared_with_its_expected_return() -> None:
     run = train("agent=dqn", "preset=dqn_cartpole", "trainer.max_opts=20", "trainer.eval_interval=10")
     assert run.config.preset.expect_return == 475
     assert run.summary["best_score"]["mean"] < 475
@@ -65,12 +65,12 @@ def test_a_run_shorter_than_its_preset_does_not_miss_what_the_preset_promises() 
 
 
 def assert_ratio(run: Run, opt_steps: int, env_steps: int) -> None:
-    """C2: an opt step only when its env steps were there, and acting never further ahead than the tolerance."""
+    """C2: each opt step waits for its env steps, and actors are never further ahead than the tolerance."""
     interval = run.config.trainer.opt_interval
     assert interval is not None
     ahead = env_steps - WARMUP - interval * opt_steps
     assert 0 <= ahead <= ratio_tolerance(run.config) + interval
-    if run.config.trainer.type == "sync":  # which acts only when no opt step is allowed: by a round at most
+    if run.config.trainer.type == "sync":  # acts only while no opt step is allowed: at most one round ahead
         assert ahead < run.config.actor_manager.envs_per_actor
 
 
@@ -84,8 +84,8 @@ def assert_ratio(run: Run, opt_steps: int, env_steps: int) -> None:
     ],
 )
 def test_max_opts_is_reached_exactly_and_the_ratio_holds(shape: str, interval: str) -> None:
-    words = ["trainer.max_opts=177", f"trainer.opt_interval={interval}", "trainer.record_interval=1"]
-    run = train(*words, "buffer.n_step=3", QUIET, *SHAPES[shape])
+    args = ["trainer.max_opts=177", f"trainer.opt_interval={interval}", "trainer.record_interval=1"]
+    run = train(*args, "buffer.n_step=3", QUIET, *SHAPES[shape])
     assert ended_by(run) == "max_opts"
     opt_steps, env_steps = run.counts
     assert opt_steps == 177
@@ -110,10 +110,10 @@ def test_max_opts_is_reached_exactly_and_the_ratio_holds(shape: str, interval: s
         ("1 actor", "1", WARMUP + 1, 1),
     ],
 )
-def test_max_env_steps_are_used_up_and_every_opt_step_they_allow_is_done(
+def test_max_env_steps_are_used_completely_and_every_allowed_opt_step_is_done(
     shape: str, interval: str, budget: int, opt_steps: int | None
 ) -> None:
-    """403 is no multiple of 2, 3 or 64, so the last credit is less than any actor's step of all its environments."""
+    """403 is no multiple of 2, 3 or 64, so the last credit is smaller than one step of all environments of an actor."""
     run = train(f"trainer.max_env_steps={budget}", f"trainer.opt_interval={interval}", QUIET, *SHAPES[shape])
     assert ended_by(run) == "max_env_steps"
     assert run.counts[1] == sum(actor["env_steps"] for actor in run.summary["actors"]) == budget
@@ -121,13 +121,11 @@ def test_max_env_steps_are_used_up_and_every_opt_step_they_allow_is_done(
 
 
 @pytest.mark.parametrize(("shape", "streams"), [("sync", 1), ("2 actors with 3 environments", 6)])
-def test_the_smallest_replay_that_is_allowed_is_enough_for_the_shortest_episodes(
-    shape: str, streams: int
-) -> None:
-    """Every second row is a final observation, which no batch can begin with."""
-    words = ["env=gym", "env.entry_point=tests.counting:CountingEnv", "env.kwargs.lengths=[1,1,2]"]
+def test_the_smallest_allowed_replay_is_enough_for_the_shortest_episodes(shape: str, streams: int) -> None:
+    """Every second row is a final observation, which cannot be sampled."""
+    args = ["env=gym", "env.entry_point=tests.counting:CountingEnv", "env.kwargs.lengths=[1,1,2]"]
     small = [f"buffer.capacity={2 * 16 + 4 * streams}", "buffer.n_step=3", "trainer.warmup_period=30"]
-    run = train(*words, *small, "trainer.max_opts=100", QUIET, *SHAPES[shape])
+    run = train(*args, *small, "trainer.max_opts=100", QUIET, *SHAPES[shape])
     assert run.counts[0] == 100
 
 
@@ -136,16 +134,16 @@ def test_max_time_ends_a_run() -> None:
     assert ended_by(run) == "max_time"
     opt_steps, env_steps = run.counts
     assert run.summary["seconds"] >= 1
-    assert run.config.trainer.max_env_steps == 50_000  # no budget of another kind was typed
+    assert run.config.trainer.max_env_steps == 50_000  # from the preset, because no other budget was given
     assert env_steps < 50_000
     assert run.checkpoints == [f"step-{opt_steps:09d}"]
 
 
-def test_of_two_typed_budgets_the_first_to_be_reached_ends_the_run() -> None:
+def test_the_first_of_two_budgets_to_be_reached_ends_the_run() -> None:
     run = train("trainer=sync", QUIET, "trainer.max_opts=1000", "trainer.max_env_steps=90")
     assert ended_by(run) == "max_env_steps"
     assert run.counts == (40, 90)
-    assert not (run.path / "best").exists()  # without evaluations
+    assert not (run.path / "best").exists()  # there were no evaluations
     assert run.steps("eval/return_mean") == []
     assert (run.summary["best_score"], run.summary["last_score"]) == (None, None)
 
@@ -153,8 +151,8 @@ def test_of_two_typed_budgets_the_first_to_be_reached_ends_the_run() -> None:
 # -- intervals ----------------------------------------------------------
 
 
-def test_without_saves_and_records_there_are_the_last_checkpoint_and_the_evaluations() -> None:
-    """The last model had its evaluation and gets no second. A stop_return out of reach leaves the end to the budget."""
+def test_without_saves_and_records_the_last_checkpoint_and_the_evaluations_remain() -> None:
+    """The last model is evaluated once. stop_return is out of reach, so the budget ends the run."""
     intervals = ["trainer.eval_interval=10", "trainer.save_interval=null", "trainer.record_interval=null"]
     run = train("trainer=sync", "trainer.max_opts=20", "trainer.stop_return=501", *intervals)
     assert ended_by(run) == "max_opts"
@@ -169,10 +167,10 @@ def test_without_saves_and_records_there_are_the_last_checkpoint_and_the_evaluat
     assert run.saves == [20]
 
 
-def test_an_interval_longer_than_the_run_never_falls_due() -> None:
+def test_an_interval_longer_than_the_run_has_effect_only_at_the_end() -> None:
     intervals = [f"trainer.{name}_interval=21" for name in ("eval", "save", "record")]
     run = train("trainer=sync", "trainer.max_opts=20", *intervals)
     assert run.steps("eval/return_mean") == [20]
     assert run.saves == [20]
     assert run.steps("throughput/samples_total") == [0, 20]
-    assert run.steps("agent/loss") == [20]  # the last interval has its metrics, however short
+    assert run.steps("agent/loss") == [20]  # the last interval is recorded even if it is shorter

@@ -1,4 +1,4 @@
-"""What is in the environment of a process stays there, and does not come into a run by its configuration (row I7)."""
+"""Environment variables do not get into the files of a run, and a configuration must not read them (row I7)."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def test_i7_a_token_in_the_environment_is_in_no_file_of_the_run(
 ) -> None:
     monkeypatch.setenv("SECRET_TOKEN", TOKEN)
     monkeypatch.setenv("WANDB_API_KEY", TOKEN)
-    code, *words = ENDS[end]
+    code, *args = ENDS[end]
     if end == "defect":
 
         def fail(*_: object) -> None:
-            token = TOKEN  # in a frame of the traceback
+            token = TOKEN  # a local variable in the traceback
             raise RuntimeError(f"a defect of {len(token)}")
 
         monkeypatch.setattr("border_cli.training.evaluation.EvalManager.submit", fail)
     if trainer == "async":
-        words += ["actor_manager.restarts=0"]
-    assert main(tiny(*SHORT, *words, f"trainer={trainer}")) == code
+        args += ["actor_manager.restarts=0"]
+    assert main(tiny(*SHORT, *args, f"trainer={trainer}")) == code
     run = Run(Path("runs/latest").resolve())
     files = {path: path.read_bytes() for path in workplace.rglob("*") if path.is_file()}
     assert run.path / "provenance.json" in files
@@ -54,7 +54,7 @@ INTERPOLATED = {
 
 
 def assert_refused(workplace: Path, capsys: pytest.CaptureFixture[str], key: str) -> None:
-    """In three lines without the token; there is no file at all."""
+    """Checks for at most three lines without the token, and for no run directory."""
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) <= 3
     assert lines[0].startswith(f"error: {key}") and "oc.env:SECRET_TOKEN" in lines[0]
@@ -64,21 +64,21 @@ def assert_refused(workplace: Path, capsys: pytest.CaptureFixture[str], key: str
 
 
 @pytest.mark.parametrize(("key", "flags"), [*((key, []) for key in INTERPOLATED), ("seed", ["-m"])])
-def test_i7_a_value_out_of_the_environment_is_refused(
+def test_i7_a_value_from_an_environment_variable_is_refused(
     workplace: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     key: str,
     flags: list[str],
 ) -> None:
-    """A run's values stand in its config.yaml, which is needed to go on with it, and beside each of its models."""
+    """Otherwise config.yaml and the files of each model would contain the value."""
     monkeypatch.setenv("SECRET_TOKEN", TOKEN)
-    words = {"env": "gym", "env.entry_point": "tests.counting:CountingEnv", key: INTERPOLATED[key]}
-    assert main([*flags, *tiny(*(f"{name}={value}" for name, value in words.items()))]) == 2
+    args = {"env": "gym", "env.entry_point": "tests.counting:CountingEnv", key: INTERPOLATED[key]}
+    assert main([*flags, *tiny(*(f"{name}={value}" for name, value in args.items()))]) == 2
     assert_refused(workplace, capsys, key)
 
 
-def test_i7_a_value_out_of_the_environment_is_refused_in_a_file_too(
+def test_i7_a_value_from_an_environment_variable_is_refused_in_a_file_too(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SECRET_TOKEN", TOKEN)
@@ -89,11 +89,11 @@ def test_i7_a_value_out_of_the_environment_is_refused_in_a_file_too(
     assert_refused(workplace, capsys, "env.kwargs.token")
 
 
-def test_i7_where_a_run_lies_may_come_out_of_the_environment(
+def test_i7_the_run_directory_may_come_from_an_environment_variable(
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is Hydra's own section, and no secret."""
+    """hydra.run.dir belongs to Hydra and is not stored in config.yaml."""
     monkeypatch.setenv("SCRATCH", str(workplace / "scratch"))
-    words = ("env=cartpole", "trainer=sync", "trainer.max_opts=2", "hydra.run.dir=${oc.env:SCRATCH}/run")
-    assert main(tiny(*words, "trainer.eval_interval=null")) == 0
+    args = ("env=cartpole", "trainer=sync", "trainer.max_opts=2", "hydra.run.dir=${oc.env:SCRATCH}/run")
+    assert main(tiny(*args, "trainer.eval_interval=null")) == 0
     assert (workplace / "scratch" / "run" / "summary.json").exists()

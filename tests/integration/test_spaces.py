@@ -1,4 +1,4 @@
-"""Every kind of space, from the environment through a run to a loaded model; and starting from another run's weights."""
+"""Every kind of space from the environment to a loaded model, and runs with `init_from`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.trained import read_checkpoint
 SHORT = ("trainer.max_opts=40", "trainer.eval_interval=20", "trainer.save_interval=20")
 SYNC = "trainer=sync"
 ASYNC = ("n_actors=2", "actor_manager.envs_per_actor=2")
-MOMENT = ("trainer.max_opts=1", "trainer.eval_interval=null")
+ONE_OPT_STEP = ("trainer.max_opts=1", "trainer.eval_interval=null")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -54,28 +54,28 @@ def assert_done(run: Run) -> None:
         ("tuple", (*ASYNC, "buffer.n_step=3")),
     ],
 )
-def test_a_run_takes_the_space_and_its_model_acts_in_it(space: str, trainer: tuple[str, ...]) -> None:
-    """The environment raises on an action outside its own, which start at 5."""
-    words = ["env=gym", "env.entry_point=tests.envs:Sampled", f"env.kwargs.space={space}"]
-    run = train(*words, *trainer, *SHORT)
+def test_a_run_trains_on_the_space_and_its_model_acts_in_it(space: str, trainer: tuple[str, ...]) -> None:
+    """The environment raises on an action outside its space, which starts at 5."""
+    args = ["env=gym", "env.entry_point=tests.envs:Sampled", f"env.kwargs.space={space}"]
+    run = train(*args, *trainer, *SHORT)
     assert_done(run)
     model = border_cli.load(run.path)
-    assert model.opt_steps == 20  # every episode returns 10, and of equal scores the first stays the best
+    assert model.opt_steps == 20  # every episode returns 10, and the first of equal scores stays the best
     SPACES[space].seed(0)
     actions = [model.sample(SPACES[space].sample()) for _ in range(20)]
     assert all(isinstance(action, int) for action in actions)
     assert set(actions) <= {START, START + 1, START + 2}
 
 
-def test_gymnasiums_own_tables_need_no_file() -> None:
-    words = ["env=gym", "env.id=FrozenLake-v1", "evaluator.max_episode_steps=30", "seed=1"]
-    run = train(*words, SYNC, *SHORT)
+def test_an_environment_of_gymnasium_needs_no_config_file() -> None:
+    args = ["env=gym", "env.id=FrozenLake-v1", "evaluator.max_episode_steps=30", "seed=1"]
+    run = train(*args, SYNC, *SHORT)
     assert_done(run)
     assert border_cli.load(run.path).sample(0) in range(4)
 
 
-def test_a_loaded_model_acts_as_it_did_when_it_was_evaluated(first: Run) -> None:
-    """Greedy actions from the stored weights give the regular evaluation's returns again, episode by episode."""
+def test_a_loaded_model_repeats_its_evaluation(first: Run) -> None:
+    """Greedy actions give the returns of the regular evaluation, episode by episode."""
     _, regular = read_scores(first.path / "best")
     assert regular is not None
     model = border_cli.load(first.path)
@@ -107,16 +107,21 @@ def test_a_new_run_starts_from_the_weights_of_another(
         latest.unlink()
         latest.symlink_to(first.path)
     path = latest if source == str(latest) else first.path / source
-    words = ("seed=2", "agent.lr=1e-30", "trainer.max_opts=5", "trainer.eval_interval=null")  # weights stay
-    run = train(f"init_from={path}", *words, *trainer)
-    best = read_checkpoint(first.path / "best")  # of whose opt step there is a whole checkpoint
+    args = (
+        "seed=2",
+        "agent.lr=1e-30",
+        "trainer.max_opts=5",
+        "trainer.eval_interval=null",
+    )  # so small that the weights do not change
+    run = train(f"init_from={path}", *args, *trainer)
+    best = read_checkpoint(first.path / "best")  # its opt step has a complete checkpoint
     whole = source.startswith("checkpoints")
     expected = (read_checkpoint(path) if whole else best).model.info.arrays
     found = read_checkpoint(run.path / "checkpoints" / run.checkpoints[-1]).model.info.arrays
     assert found.keys() == expected.keys()
     for name, weights in expected.items():
         np.testing.assert_array_equal(found[name], weights)
-    assert run.counts[0] == 5  # weights only: the counts begin anew
+    assert run.counts[0] == 5  # only weights are taken; counts start at 0
     checkpoint = first.path / "checkpoints" / f"step-{best.opt_steps:09d}"
     assert run.config.init_from == str(path if whole else checkpoint)
 
@@ -144,11 +149,11 @@ def training_of(path: Path) -> State:
 def test_a_new_sac_run_starts_from_the_critics_too(
     first_sac: Run, parts: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A policy trained against new critics would unlearn. A run stands for its best model."""
-    words = (*MOMENT, "agent.lr=1e-30", "agent.target_tau=1e-9", "seed=2", f"init_from_parts={parts}")
+    """With new critics the policy would unlearn. A run directory means its best model."""
+    args = (*ONE_OPT_STEP, "agent.lr=1e-30", "agent.target_tau=1e-9", "seed=2", f"init_from_parts={parts}")
     best = read_checkpoint(first_sac.path / "best").opt_steps
     source = first_sac.path / "checkpoints" / f"step-{best:09d}"
-    second = train(*SAC, *words, f"init_from={first_sac.path if parts == 'all' else source}")
+    second = train(*SAC, *args, f"init_from={first_sac.path if parts == 'all' else source}")
     assert second.config.init_from == str(source)
     saved, found = (
         training_of(path) for path in (source, second.path / "checkpoints" / second.checkpoints[-1])
@@ -156,7 +161,7 @@ def test_a_new_sac_run_starts_from_the_critics_too(
     same = {
         name: np.allclose(found.arrays[name], array, atol=1e-6)
         for name, array in saved.arrays.items()
-        if array.ndim and not any(word in name for word in ("adam", "exp_avg", "sums"))
+        if array.ndim and not any(override in name for override in ("adam", "exp_avg", "sums"))
     }
     assert all(same[name] for name in same if name.startswith("policy."))
     critics = [name for name in same if name.startswith(("critics.", "critics_target.")) and "weight" in name]
@@ -165,22 +170,24 @@ def test_a_new_sac_run_starts_from_the_critics_too(
     assert "start new" not in caplog.text
 
 
-def test_a_run_without_the_checkpoint_of_its_best_model_gives_its_newest_checkpoint(copy: Path) -> None:
+def test_without_the_checkpoint_of_the_best_model_the_newest_checkpoint_is_used(copy: Path) -> None:
     shutil.rmtree(copy / "checkpoints" / f"step-{read_checkpoint(copy / 'best').opt_steps:09d}")
-    second = train(*SAC, *MOMENT, f"init_from={copy}")
+    second = train(*SAC, *ONE_OPT_STEP, f"init_from={copy}")
     (newest,) = (copy / "checkpoints").glob("step-*")
     assert second.config.init_from == str(newest)
 
 
-def test_best_has_only_the_policy_which_is_said(copy: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Where the checkpoint of the best model's opt step is gone: with it there, the critics are read from it."""
+def test_init_from_best_takes_only_the_policy_and_logs_it(
+    copy: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The checkpoint of the best model's opt step is deleted here; otherwise the critics would be read from it."""
     shutil.rmtree(copy / "checkpoints")
-    train(*SAC, *MOMENT, f"init_from={copy / 'best'}")
+    train(*SAC, *ONE_OPT_STEP, f"init_from={copy / 'best'}")
     assert "best/ has the policy alone; alpha and critics start new" in caplog.text
 
 
 @pytest.mark.parametrize(
-    ("word", "said"),
+    ("override", "message"),
     [
         ("agent.hidden=[8]", "the policy has"),
         ("agent.critics=3", "critics has"),
@@ -191,19 +198,19 @@ def test_best_has_only_the_policy_which_is_said(copy: Path, caplog: pytest.LogCa
     ],
 )
 def test_a_network_that_does_not_fit_is_named(
-    first_sac: Run, capsys: pytest.CaptureFixture[str], word: str, said: str
+    first_sac: Run, capsys: pytest.CaptureFixture[str], override: str, message: str
 ) -> None:
     path = first_sac.path / "checkpoints" / first_sac.checkpoints[-1]
-    assert main(tiny(*SAC, "trainer.max_opts=1", word, "preset=none", f"init_from={path}")) == 2
-    assert said in capsys.readouterr().err.splitlines()[0]
+    assert main(tiny(*SAC, "trainer.max_opts=1", override, "preset=none", f"init_from={path}")) == 2
+    assert message in capsys.readouterr().err.splitlines()[0]
 
 
 def test_actors_act_with_the_given_weights_before_the_first_opt_step(first: Run) -> None:
-    """Without random actions, what actors do in the warm-up is what the loaded model does: so are their returns."""
+    """Without random actions the warm-up follows the loaded model, so its first return is the same in both modes."""
     greedy = ["agent.epsilon_start=0", "agent.epsilon_final=0", "trainer.warmup_period=200"]
     returns = []
     for trainer in ((SYNC,), ("n_actors=1",)):
-        words = (*greedy, *MOMENT, "seed=4", *trainer, "trainer.ratio_tolerance=1")
-        run = train(f"init_from={first.path}", *words)
+        args = (*greedy, *ONE_OPT_STEP, "seed=4", *trainer, "trainer.ratio_tolerance=1")
+        run = train(f"init_from={first.path}", *args)
         returns.append((run.records[0]["env_steps"], run.records[0]["train/episode_return"]))
     assert returns[0] == returns[1]

@@ -1,4 +1,4 @@
-"""Sweeps that train for real: a folder for each job, failures that stop nobody else, and nothing left between jobs."""
+"""Sweeps of real runs: a folder per job, failing jobs do not stop the others, and jobs leave nothing behind."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from tests.real_runs import Run, tiny, train
 
 SHORT = ("trainer.max_opts=30", "trainer.eval_interval=20", "trainer.save_interval=null")
 COUNTING = ("env=gym", "env.entry_point=tests.counting:CountingEnv", "n_actors=2")
-STOP = "actor_manager.restarts=0"
+NO_RESTARTS = "actor_manager.restarts=0"
 
 pytestmark = pytest.mark.usefixtures("workplace")
 
 
-def sweep(*words: str) -> int:
-    return main(["-m", *tiny(*SHORT, *words)])
+def sweep(*args: str) -> int:
+    return main(["-m", *tiny(*SHORT, *args)])
 
 
 def job_runs() -> list[Run]:
-    """The jobs of the only sweep, by their number."""
+    """Returns the jobs of the only sweep in order."""
     (folder,) = Path("runs/sweeps").glob("*/*")
     return [Run(path) for path in sorted(folder.iterdir()) if path.is_dir()]
 
 
-def test_every_job_has_a_run_of_its_own_that_is_what_the_same_words_are_alone() -> None:
+def test_every_job_has_its_own_run_and_equals_a_single_run() -> None:
     assert sweep("seed=1,2", "trainer=sync") == 0
     assert not Path("runs/latest").exists()
     runs = job_runs()
@@ -61,17 +61,17 @@ def test_every_job_has_a_run_of_its_own_that_is_what_the_same_words_are_alone() 
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-def test_failing_jobs_are_reported_at_once_the_others_run_and_nothing_is_left(
+def test_failing_jobs_are_reported_at_once_and_the_others_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An actor that fails in its 30th env step, an environment that cannot be made, and one that is well.
+    """Job 0 loses an actor in env step 30, job 1 cannot make its environment, and job 2 finishes.
 
-    Looked at before each job and after the sweep: processes, descriptors, handlers of signals and logs, threads.
+    Processes, descriptors, signal and log handlers and threads must be the same before each job and after the sweep.
     """
     found: list[dict[str, object]] = []
 
     def look() -> None:
-        gc.collect()  # an exception that was reported holds on to the frames it went through
+        gc.collect()  # a reported exception keeps its frames alive
         root, package = logging.getLogger(), logging.getLogger("border_cli")
         found.append(
             {
@@ -93,21 +93,21 @@ def test_failing_jobs_are_reported_at_once_the_others_run_and_nothing_is_left(
         look()
         return original(task, composed)
 
-    forkserver.run_in_child(os.getpid, (), 60.0)  # the forkserver and what belongs to it is there now
+    forkserver.run_in_child(os.getpid, (), 60.0)  # starts the forkserver before the first look
     monkeypatch.setattr(SweepTask, "__call__", start)
     faults = ["env.kwargs.fault=raise", "env.kwargs.fault_at=step,make,never", "env.kwargs.fault_step=30"]
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         code = sweep(
             *COUNTING,
             *faults,
-            STOP,
+            NO_RESTARTS,
             "trainer.eval_interval=null",
             "recorder.console=plain",
             "recorder.tensorboard=true",
         )
-    assert code == 5  # the first that is not 0
-    text = said.getvalue()
+    assert code == 5  # the first exit code that is not 0
+    text = output.getvalue()
     moments = [
         "job 0 (",
         "fault_at=step",
@@ -118,16 +118,16 @@ def test_failing_jobs_are_reported_at_once_the_others_run_and_nothing_is_left(
         "ended by",
     ]
     places, start = [], 0
-    for moment in moments:  # each after the one before
+    for moment in moments:  # in this order
         start = text.find(moment, start)
         places.append(start)
     assert -1 not in places, text
-    assert text.count("CountingEnv raises at step") >= 1  # the actor's own traceback
-    lost, refused, well = job_runs()
+    assert text.count("CountingEnv raises at step") >= 1  # the traceback of the actor
+    lost, refused, finished = job_runs()
     assert (lost.summary["status"], lost.summary["exit_code"]) == ("failed", 5)
     assert "CountingEnv raises at step" in (lost.path / "train.log").read_text()
     assert {entry.name for entry in refused.path.iterdir()} <= {".hydra"}
-    assert (well.summary["status"], well.summary["ended_by"]) == ("done", "max_opts")
+    assert (finished.summary["status"], finished.summary["ended_by"]) == ("done", "max_opts")
     look()
     assert len(found) == 4
     assert found[0]["actors"] == []

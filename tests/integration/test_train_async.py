@@ -70,20 +70,20 @@ def test_the_result_has_scores_totals_throughput_and_actors(workplace: Path) -> 
 def test_agent_environment_and_preset_are_taken_by_name(workplace: Path) -> None:
     config = border_cli.compose("agent=dqn", "env=cartpole", "n_actors=3")
     assert (config.preset.name, config.env.id, config.n_actors) == ("dqn_cartpole", "CartPole-v1", 3)
-    words = [
+    args = [
         "agent=dqn",
         "env=cartpole",
         "trainer.max_opts=30",
         "trainer.warmup_period=50",
         "evaluator.episodes=2",
     ]
-    result = border_cli.train(words, workplace / "run")
+    result = border_cli.train(args, workplace / "run")
     run = Run(workplace / "run")
     assert (run.config.trainer.type, run.config.preset.name, result.opt_steps) == ("sync", "dqn_cartpole", 30)
 
 
 class FixedEvaluator:
-    """Implements `Evaluator`: every model has the mean return that is its opt step."""
+    """An evaluator that gives every model a mean return equal to its opt step."""
 
     concurrent = False
 
@@ -108,7 +108,7 @@ def one_step(spec: EnvSpec, n_envs: int, config: TrainConfig) -> NStepProcessor:
     return NStepProcessor(spec, n_envs, 1, config.agent.gamma)
 
 
-def test_an_evaluator_and_a_step_processor_of_the_caller(workplace: Path) -> None:
+def test_a_custom_evaluator_and_step_processor_are_used(workplace: Path) -> None:
     evaluator, made = FixedEvaluator(), list[NStepProcessor]()
 
     def make(spec: EnvSpec, n_envs: int, config: TrainConfig) -> NStepProcessor:
@@ -123,7 +123,7 @@ def test_an_evaluator_and_a_step_processor_of_the_caller(workplace: Path) -> Non
 
 @pytest.mark.parametrize("evaluator", ["inline", "process"])
 def test_evaluations_in_another_environment(workplace: Path, evaluator: str) -> None:
-    """Episodes of three env steps, which CartPole never has."""
+    """The evaluation environment cuts episodes after three env steps."""
     short = EnvConfig(id="CartPole-v1", max_episode_steps=3)
     config = small(evaluator=EvaluatorConfig(type=evaluator, episodes=2))
     result = border_cli.train(config, workplace / "run", evaluation_env=short)
@@ -142,7 +142,7 @@ def test_evaluations_in_an_environment_with_other_spaces_are_refused(workplace: 
 
 
 def test_each_actor_has_its_own_agent_configuration(workplace: Path) -> None:
-    """Actor 0 acts at random, actor 1 never does. Both have the caller's step processor."""
+    """Actor 0 always acts at random, actor 1 never."""
     agents = [DqnConfig(hidden=[16], batch_size=16, epsilon_start=e, epsilon_final=e) for e in (1.0, 0.0)]
     with pytest.raises(UsageError, match="actor_agents has 2 configurations for n_actors=1"):
         border_cli.train_async(small(), workplace / "run", actor_agents=agents)
@@ -168,7 +168,7 @@ def test_a_run_without_an_opt_step_ends_with_code_2(workplace: Path) -> None:
     assert (summary["status"], summary["exit_code"]) == ("failed", 2)
 
 
-def test_a_configuration_that_makes_no_sense_is_refused_before_there_is_a_folder(workplace: Path) -> None:
+def test_an_invalid_configuration_is_refused_before_the_run_directory_is_made(workplace: Path) -> None:
     with pytest.raises(UsageError, match="has no name"):
         border_cli.train_async(small(env=EnvConfig()), "run")
     with pytest.raises(UsageError, match="there is no environment 'CartPool-v1'"):

@@ -1,4 +1,4 @@
-"""The probes with an action that is a real number: known values, and a known best action."""
+"""Probe environments with continuous actions, known values and a known best action."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ class Endless(Continuous, probes.Endless):
 
 
 class RewardByAction(Continuous, probes.Probe):
-    """2 less the distance from 1.5 to the action, squared."""
+    """The reward is 2 - (action - 1.5)²."""
 
     def step(self, action: Any) -> tuple[Any, ...]:
         return self.observe(), 2.0 - float(action[0] - 1.5) ** 2, True, False, {}
 
 
 class ActionOfBefore(Continuous, probes.Probe):
-    """The second step's reward is 2 less half the squared distance from 0.5 to the first step's action."""
+    """The second step's reward is 2 - (first action - 0.5)² / 2."""
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
         self.past = 0.0
@@ -81,10 +81,10 @@ def trained(agent: str, env_class: str) -> NetworkAgent:
         "target_tau": 0.05,
     }
     if agent != "td3":
-        small["entropy_coef"] = 0.0  # else the values are of reward and entropy together
+        small["entropy_coef"] = 0.0  # otherwise the values would include entropy
     config = CONFIGS[agent](**small, random_env_steps=10**9)
     if agent == "tqc":
-        config.quantiles, config.drop_quantiles = 3, 0  # what is left out makes values too low on purpose
+        config.quantiles, config.drop_quantiles = 3, 0  # dropping atoms would bias the values
     learner = make_agent(config, env.spec, seed=1)
     buffer = make_buffer(BufferConfig(capacity=4000), env.spec, seed=1)
     probes.fill(env, learner, buffer, n_step=1, steps=800)
@@ -95,7 +95,7 @@ def trained(agent: str, env_class: str) -> NetworkAgent:
 
 
 def value(agent: NetworkAgent, observation: float) -> float:
-    """Of the action that the policy takes there."""
+    """Returns the value of the policy's action."""
     obs = {"obs": np.array([[observation]], np.float32)}
     action = torch.from_numpy(agent.sample(obs))
     with torch.no_grad():

@@ -13,7 +13,7 @@ from tests.trained import read_checkpoint
 
 SOLVED = 475.0
 BUDGET = 50_000
-WORDS = (
+ARGS = (
     "agent=dqn",
     "env=cartpole",
     f"trainer.stop_return={SOLVED}",
@@ -24,13 +24,13 @@ WORDS = (
 pytestmark = [pytest.mark.learning, pytest.mark.timeout(300)]
 
 
-def train(workplace: Path, *words: str) -> Run:
-    assert main([*WORDS, *words]) == 0
+def train(workplace: Path, *args: str) -> Run:
+    assert main([*ARGS, *args]) == 0
     return Run((workplace / "runs" / "latest").resolve())
 
 
 def assert_solved(run: Run) -> None:
-    """The score of the best model, over its fresh episodes, ended the run within the preset's budget."""
+    """Checks that the best model's score on fresh episodes ended the run within the preset's budget."""
     assert run.config.preset.name == "dqn_cartpole"
     assert run.config.trainer.max_env_steps == BUDGET
     assert run.counts[1] <= BUDGET
@@ -49,7 +49,7 @@ def test_the_learner_that_acts_itself_solves_cartpole(workplace: Path) -> None:
 
 @pytest.mark.skipif(not ALL_CASES, reason="make test-full")
 def test_a_learner_with_two_actors_solves_cartpole(workplace: Path) -> None:
-    """Free-running actors are not reproducible and one seed in many fails, so a second one may try."""
+    """Free-running actors are not reproducible, and a rare seed fails, so a second seed may try."""
     run = train(workplace, "n_actors=2", "seed=0")
     if run.summary["ended_by"] != "stop_return":
         run = train(workplace, "n_actors=2", "seed=1")

@@ -1,4 +1,4 @@
-"""Environments so small that the right values are known: a wrong target, discount or bootstrap shows at once."""
+"""Probe environments with known values, which reveal a wrong target, discount or bootstrap."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GAMMA = 0.5
 
 
 class Probe(gymnasium.Env[np.ndarray, int]):
-    """Base: one real observation, two actions."""
+    """Base class: an observation (1,), two actions."""
 
     observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
@@ -65,7 +65,7 @@ class RewardByAction(Probe):
 
 
 class TwoSteps(Probe):
-    """Observation 0 then 1; the reward 1 comes after the second step."""
+    """Observation 0, then 1. The second step has reward 1."""
 
     def observe(self) -> np.ndarray:
         return np.array([float(self.t)], np.float32)
@@ -76,7 +76,7 @@ class TwoSteps(Probe):
 
 
 class Endless(Probe):
-    """Reward 1 at every step, truncated after the first: the value is that of going on for ever."""
+    """Reward 1 at every step, truncated after the first, so the value is that of an endless episode."""
 
     def step(self, action: int) -> tuple[Any, ...]:
         return self.observe(), 1.0, False, True, {}
@@ -100,23 +100,23 @@ class ActionOfBefore(Probe):
 
 SMALL: dict[str, Any] = {"lr": 3e-3, "hidden": [32], "batch_size": 32, "gamma": GAMMA, "target_interval": 20}
 RANDOM: dict[str, Any] = {"epsilon_start": 1.0, "epsilon_final": 1.0}
-OF_CATEGORICAL: dict[str, Any] = {"atoms": 51, "v_min": -2.5, "v_max": 2.5}
+CATEGORICAL: dict[str, Any] = {"atoms": 51, "v_min": -2.5, "v_max": 2.5}
 VARIANTS: dict[str, DqnConfig] = {
     "dqn": DqnConfig(**SMALL, **RANDOM),
     "dqn, single, dueling, softmax": DqnConfig(
         **SMALL, double=False, dueling=True, exploration="softmax", temperature=100.0
     ),
-    "c51": C51Config(**SMALL, **RANDOM, **OF_CATEGORICAL),
+    "c51": C51Config(**SMALL, **RANDOM, **CATEGORICAL),
     "qrdqn": QrDqnConfig(**SMALL, **RANDOM, quantiles=8),
     "iqn": IqnConfig(**SMALL, **RANDOM, quantiles=8, target_quantiles=8, act_quantiles=8, cosines=16),
-    # Without ε, whose actions are all random here, its own noise would not try everything within so few env steps.
-    "rainbow": RainbowConfig(**SMALL, **RANDOM, **OF_CATEGORICAL, noisy_std=0.1, exploration="epsilon"),
+    # Noisy layers alone would not try all actions within so few env steps, so all actions are random (ε = 1).
+    "rainbow": RainbowConfig(**SMALL, **RANDOM, **CATEGORICAL, noisy_std=0.1, exploration="epsilon"),
 }
 PRIORITIZED = ("rainbow", "dqn, single, dueling, softmax")
 
 
 def fill(env: GymEnv, agent: NetworkAgent, buffer: ReplayBuffer, n_step: int, steps: int) -> None:
-    """Rows of so many env steps in each of two environments."""
+    """Pushes the rows of `steps` env steps in each of two environments."""
     processor = NStepProcessor(env.spec, 2, n_step, GAMMA)
     sampler = Sampler(env, agent, processor, lambda env, episode: None if episode else env + 1)
     sampler.begin()
