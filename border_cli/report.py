@@ -64,6 +64,17 @@ class RunRecord:
         return str(self.config.get("env.id") or self.config.get("env.entry_point") or "")
 
     @property
+    def env_steps(self) -> int:
+        """Env steps of the whole run; up to its last record of the metric while it is running."""
+        counters = self.summary.get("counters") or {}
+        return int(counters.get("env_steps", self.curve.env_steps[-1]))
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the whole run; up to its last record of the metric while it is running."""
+        return float(self.summary.get("seconds") or self.curve.seconds[-1])
+
+    @property
     def compared(self) -> dict[str, Any]:
         """The values that all runs of a group share."""
         return {key: value for key, value in self.config.items() if key.split(".")[0] not in _NOT_COMPARED}
@@ -268,16 +279,16 @@ def line(group: Group) -> Line:
     scored = np.array([both for both in scores if None not in both], np.float64)
     best, last = bootstrap(scored.T) if len(scored) else (None, None)
     expected, after = (runs[0].config.get(f"preset.expect_{name}") for name in ("return", "env_steps"))
-    shortest = min((run.summary.get("counters") or {}).get("env_steps", 0) for run in runs)
+    shortest = min(run.env_steps for run in runs)
     return Line(
         name=group.name,
         runs=len(runs),
         seeds=len({run.path if run.seed is None else run.seed for run in runs}),
         scored=len(scored),
-        env_steps=max(int(run.curve.env_steps[-1]) for run in runs),
+        env_steps=max(run.env_steps for run in runs),
         best=best,
         last=last,
-        seconds=float(np.median([run.curve.seconds[-1] for run in runs])),
+        seconds=float(np.median([run.seconds for run in runs])),
         unfinished=sum(run.summary.get("status") != "done" for run in runs),
         expected=None if expected is None or (after is not None and shortest < after) else float(expected),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import shlex
+import shutil
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -131,6 +132,8 @@ class RunFiles:
         config, launch, before = self._config, self._launch, self._resumed or Resumed()
         if self._resumed is not None:
             directory.write_config(self.run_dir, config)
+            if before.path is None and (self.run_dir / BEST).exists():  # of a launch that saved no checkpoint
+                shutil.rmtree(self.run_dir / BEST)
         run_id = summary.record_launch(self.run_dir, launch.argv, config.seed, launch.command)
         plain = to_plain(config)
         for parts in ({}, import_paths(plain)):  # those that evaluate the run import no parts

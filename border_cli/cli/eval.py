@@ -82,7 +82,7 @@ Flags
 Examples
   border-eval
   border-eval runs/latest episodes=20 checkpoint=last
-  border-eval runs/latest env.kwargs.gravity=-5
+  border-eval runs/latest env.max_episode_steps=1000
   border-eval somebody/best env.imports=[their_package]
 """
 
@@ -112,7 +112,7 @@ def _dispatch(argv: Sequence[str]) -> int:
     parser.add_setting("render", one_of("human", "rgb_array"))
     parser.add_setting("debug", one_of("true", "false"))
     given = [arg for arg in argv if re.match(r"(plugins|env\.[\w.]+)=", arg) and not Path(arg).exists()]
-    flags, paths = parser.read_paths([arg for arg in argv if arg not in given])
+    flags, paths = parser.read_paths([arg for arg in argv if arg not in given], ("plugins", "env.<key>"))
     if parser.show_page(flags, HELP):
         return ExitCode.DONE
     if flags.shell_completion:

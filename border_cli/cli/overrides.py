@@ -63,20 +63,28 @@ class Parser(argparse.ArgumentParser):
         for arg in rest:
             if arg.startswith("-"):
                 flag, flags = arg.partition("=")[0], [name for name in self.suggestions if name[-1] != "="]
-                match = nearest_line(nearest(flag, flags))
+                match = (
+                    nearest_line(nearest(flag, flags))
+                    or f"\na setting has no dashes: {flag.lstrip('-')}=<value>"
+                )
                 raise UsageError(f"there is no flag {flag}\nallowed: {', '.join(flags)}{match}")
         return known, rest
 
-    def read_paths(self, argv: Sequence[str]) -> tuple[argparse.Namespace, list[Path]]:
-        """The same where the remaining arguments are paths. Raises UsageError for an unknown setting too."""
+    def read_paths(
+        self, argv: Sequence[str], other_settings: Sequence[str] = ()
+    ) -> tuple[argparse.Namespace, list[Path]]:
+        """The same where the remaining arguments are paths. Raises UsageError for an unknown setting too.
+
+        other_settings: names for the error message, of settings that the caller has read already.
+        """
         known, rest = self.read(argv)
         for arg in rest:
             key, equals, _ = arg.partition("=")  # the name of a sweep's job contains "=" as well
             if equals and "/" not in key and not Path(arg).exists() and not known.shell_completion:
                 match = nearest(key, self._settings)
+                allowed = ", ".join([*self._settings, *other_settings])
                 raise UsageError(
-                    f"{key}: there is no such key\n"
-                    f"allowed: {', '.join(self._settings)}{nearest_line(match and f'{match}=')}"
+                    f"{key}: there is no such key\nallowed: {allowed}{nearest_line(match and f'{match}=')}"
                 )
         return known, [Path(arg) for arg in rest]
 

@@ -80,9 +80,13 @@ def _report(flags: Namespace, paths: Sequence[Path]) -> None:
     read = [run for run in all_runs if run is not None]
     if not read:
         names = report.metrics_of(found)
+        allowed = (
+            f"metric=<one of {len(names)} names in metrics.jsonl>"
+            if names
+            else "runs that have recorded metrics"
+        )
         raise UsageError(
-            f"none of {len(found)} runs has a record of {flags.metric}\n"
-            f"allowed: metric=<one of {len(names)} names in their metrics.jsonl>"
+            f"none of {len(found)} runs has a record of {flags.metric}\nallowed: {allowed}"
             f"{nearest_line(nearest(flags.metric, names, cutoff=0.3))}"
         )
     groups = report.grouped(read)

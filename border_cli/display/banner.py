@@ -14,13 +14,13 @@ import border_cli
 from border_cli.config import presets
 from border_cli.config.convert import as_typed, known_keys, to_plain
 from border_cli.config.resolve import is_reproducible, reopen
-from border_cli.config.schema import GROUPS, TrainConfig
+from border_cli.config.schema import GROUPS, BufferConfig, TrainConfig
 from border_cli.display import format
 
 WIDTH = 100
 _INDENT = 9
 _NOT_SHOWN = (
-    *("preset.", "agent.type", "env.type", "buffer.type", "trainer.type", "env.id", "env.entry_point"),
+    *("preset.", "agent.type", "env.type", "trainer.type", "env.id", "env.entry_point"),
     *("checkpoint.replay", "buffer.beta_opt_steps", "trainer.lockstep_steps"),
 )
 """Keys that the first lines already show."""
@@ -81,6 +81,8 @@ def preset_note(config: TrainConfig) -> str:
     if preset.name and preset.name != presets.NONE:
         return f"{preset.name}: {preset.expect}" if preset.expect else preset.name
     available = presets.preset_for(config.agent.type, config.env.name)
+    if available and config.env.id.startswith("ALE/") and config.env.preprocess == "none":
+        return f"none in use; env={available.partition('_')[2]} has a preset and Atari's preprocessing"
     if available:
         return f"none in use; preset={available} was tuned for {config.env.id}"
     return f"none for {title(config)}: the defaults stand"
@@ -113,18 +115,21 @@ def _budget(config: TrainConfig) -> str:
 
 
 def _differences(config: TrainConfig, typed: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """`key=value` words: what was typed, whatever it is, and what else differs from the schema's defaults."""
+    """`key=value` of all typed keys, and of the others that differ from the schema's defaults."""
     sections: dict[str, Any] = {name: type(getattr(config, name))() for name in GROUPS}
-    defaults = _values(TrainConfig(**sections))
+    defaults = _values(TrainConfig(**sections)) | {"buffer.type": BufferConfig().type}
     followed = _values(reopen(config))  # without what follows from other values
     if followed["env.action_mask"] == "none":
         followed["env.action_mask"] = defaults["env.action_mask"]
     by_hand, by_file = [], []
     for key, value in _values(config).items():
-        if any(f"{name}.".startswith(f"{key}.") for name in typed):  # env.kwargs, or env.kwargs.gravity
-            by_hand.append(f"{key}={as_typed(value)}")
-        elif followed[key] != defaults[key] and not key.startswith(_NOT_SHOWN):
-            by_file.append(f"{key}={as_typed(value)}")
+        shown = not key.startswith(_NOT_SHOWN)
+        name = key.removesuffix(".type")  # buffer.type is typed as buffer
+        text = f"{name}={as_typed(value)}"
+        if any(f"{t}.".startswith(f"{key}.") for t in typed) or (shown and name in typed):
+            by_hand.append(text)  # typed: env.kwargs or env.kwargs.gravity
+        elif shown and followed[key] != defaults[key]:
+            by_file.append(text)
     return by_hand, by_file
 
 

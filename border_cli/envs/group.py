@@ -51,7 +51,7 @@ class GymEnv:
         quiet: ignore warnings while they are made, because `try_env` has printed them.
 
     Attributes:
-        gives_mask: whether the info of the last reset, and nothing else, said which actions are allowed.
+        info_mask: shape of info["action_mask"] at the last reset; None without one.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class GymEnv:
             strict_bounds=config.out_of_bounds == "error",
             reward_limit=reward_limit,
         )
-        self.gives_mask = False
+        self.info_mask: tuple[int, ...] | None = None
         self._life_loss = config.preprocess == "atari" and config.life_loss
         self._lives = [0] * n_envs
 
@@ -104,8 +104,8 @@ class GymEnv:
                 self.checker.begin(env_ix)
                 observation, info = self.envs[env_ix].reset()
             self._lives[env_ix] = info.get("lives", 0)
-        has_mask = np.shape(info.get(ACTION_MASK)) == (self.spec.action.n,)
-        self.gives_mask = has_mask and self.spec.mask is None
+        mask = info.get(ACTION_MASK)
+        self.info_mask = None if mask is None else np.shape(mask)
 
     def observe(self, env_ix: Sequence[int]) -> Obs:
         """Current observations (k, ...) of these environments, in arrays that do not change any more."""
@@ -167,7 +167,7 @@ class GymEnv:
             doing = "making the environment"
             if env_ix:
                 i = where["env"] = e.env_ix if isinstance(e, EnvDataError) else where["env"]
-                where |= {"episode": self.checker.episodes[i] - 1, "step": self.checker.steps[i]}
+                where |= {"episode": self.checker.episodes[i], "step": self.checker.steps[i]}
                 doing = "resetting"
             if action is not None:
                 doing = f"stepping, after {self.checker.env_steps} env steps"
@@ -195,9 +195,19 @@ def _try(config: EnvConfig) -> tuple[EnvSpec, str]:
     try:
         env = GymEnv(config)
         env.reset(0, seed=0)
-        if config.action_mask == "auto" and env.gives_mask:
-            return _try(replace(config, action_mask="info"))  # the mask is one of the spaces then
         spec = env.spec.action
+        if (
+            config.action_mask == "auto"
+            and spec.kind != "box"
+            and not env.spec.mask
+            and env.info_mask is not None
+        ):
+            if env.info_mask != (spec.n,):
+                raise UsageError(
+                    f'env: info["{ACTION_MASK}"] has shape {env.info_mask}, and there are {spec.n} actions\n'
+                    f"allowed: a mask of shape {(spec.n,)}, or env.action_mask=none"
+                )
+            return _try(replace(config, action_mask="info"))  # the mask is one of the spaces then
         if spec.kind == "box":
             action = np.reshape(np.divide(spec.low, 2) + np.divide(spec.high, 2), (1, *spec.shape))
         else:

@@ -411,7 +411,7 @@ def test_a6_an_environment_that_raises_costs_its_actors_incarnation_only(
     assert tracebacks(caplog.text) == len(reported) == 1
     assert reported[0].context == {
         "actor": 1, "incarnation": 0, "who": "actor 1", "phase": "step",
-        "env": 0, "episode": 8, "step": 3, "action": 0,
+        "env": 0, "episode": 9, "step": 3, "action": 0,
     }  # fmt: skip
     assert "raises at step: restart 1 of 20 in 0.01 s" in caplog.text
     arrived = learner.arrived()
@@ -469,7 +469,7 @@ def test_a6_a_real_run_continues_and_keeps_the_context(tmp_path: Path) -> None:
     crash = run.json("crash.json")
     assert crash["context"].pop("action") in (0, 1)
     assert crash["context"] == {
-        "actor": 0, "incarnation": 0, "who": "actor 0", "phase": "step", "env": 0, "episode": 8, "step": 0,
+        "actor": 0, "incarnation": 0, "who": "actor 0", "phase": "step", "env": 0, "episode": 9, "step": 0,
     }  # fmt: skip
     assert 'group.py", line' in "".join(crash["traceback"])
     assert tracebacks(command.log) == 1

@@ -105,6 +105,7 @@ COMPOSITION = [
     Row("env.id=${nothing}", "env.id|nothing"),
     Row("plugins=[no_such_plugin]", "plugins: there is no module 'no_such_plugin'"),
     Row("plugins=no_such_plugin", "plugins|not a list"),
+    Row("--seed 3", "there is no flag --seed|allowed: --help|a setting has no dashes: seed=<value>"),
     # settings that contradict each other
     Row("env.id=Acrobot-v1", "preset=dqn_cartpole|CartPole-v1|Acrobot-v1|preset=none"),
     Row("trainer=sync n_actors=8", "n_actors=8|trainer=async"),

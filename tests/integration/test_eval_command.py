@@ -169,6 +169,10 @@ def test_help_and_refused_arguments_import_neither_torch_nor_gymnasium(workplace
     ("args", "message"),
     [
         (["run", "episode=5"], "nearest: episodes="),
+        (
+            ["run", "env_id=5"],
+            "allowed: episodes, checkpoint, seed, max_episode_steps, render, debug, plugins, env.<key>",
+        ),
         (["run", "episodes=0"], "a whole number >= 1"),
         (["run", "seed=-1"], "a whole number >= 0"),
         (["run", "max_episode_steps=0"], "a whole number >= 1"),

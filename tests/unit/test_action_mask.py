@@ -16,7 +16,7 @@ from border_cli.agents.dqn.agent import make_agent
 from border_cli.agents.dqn.config import DqnConfig, RainbowConfig
 from border_cli.config.schema import BufferConfig, EnvConfig
 from border_cli.core.errors import UsageError
-from border_cli.envs.group import GymEnv
+from border_cli.envs.group import GymEnv, try_env
 from border_cli.replay.buffer import make_buffer
 from border_cli.replay.n_step import NStepProcessor
 from tests.real_runs import train
@@ -33,7 +33,7 @@ class Masked(gymnasium.Env[Any, Any]):
         self._where = where
         self.action_space = spaces.Discrete(N)
         self.observation_space = (
-            plain if where == "info" else spaces.Dict(x=plain, action_mask=spaces.Box(0, 1, (N,), np.int8))
+            spaces.Dict(x=plain, action_mask=spaces.Box(0, 1, (N,), np.int8)) if where == "obs" else plain
         )
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
@@ -48,9 +48,11 @@ class Masked(gymnasium.Env[Any, Any]):
 
     def observe(self) -> Any:
         x = np.array([self.t], np.float32)
-        return x if self._where == "info" else {"x": x, "action_mask": self.mask()}
+        return {"x": x, "action_mask": self.mask()} if self._where == "obs" else x
 
     def info(self) -> dict[str, Any]:
+        if self._where == "wrong info":
+            return {"action_mask": self.mask()[1:]}
         return {"action_mask": self.mask()} if self._where == "info" else {}
 
     def step(self, action: int) -> tuple[Any, ...]:
@@ -111,3 +113,7 @@ def test_masks_that_are_refused() -> None:
     assert GymEnv(dataclasses.replace(config("info"), frame_stack=3)).spec.mask == "obs.action_mask"
     with pytest.raises(UsageError, match="only one of a finite number of actions"):
         GymEnv(EnvConfig(id="Pendulum-v1", action_mask="info"))
+    wrong = EnvConfig(entry_point=f"{__name__}:Masked", kwargs={"where": "wrong info"})
+    with pytest.raises(UsageError, match=r"has shape \(3,\), and there are 4 actions"):
+        try_env(wrong)
+    assert try_env(dataclasses.replace(wrong, action_mask="none"))[1] == "none"

@@ -9,6 +9,7 @@ import pytest
 from border_cli.agents.dqn.config import DqnConfig
 from border_cli.config.schema import EnvConfig, PresetConfig, TrainConfig
 from border_cli.display.banner import banner, preset_note
+from border_cli.replay.config import PrioritizedConfig
 
 RUN = Path("runs/2026-11-21/10-15-00.123_dqn_cartpole")
 
@@ -62,6 +63,13 @@ def test_typed_values_are_shown_even_if_they_are_defaults_and_never_twice() -> N
         "trainer.eval_interval=null  plugins=[a,b]",
     )
     assert differences(config(seed=3), {"seeded.by": "me"}) == (None, "seed=3")
+    c = config(buffer=PrioritizedConfig())
+    c.evaluator.type = "process"
+    assert differences(c) == (None, "buffer=prioritized  evaluator=process")
+    assert differences(c, {"buffer": "prioritized", "evaluator": "process", "agent": "dqn"}) == (
+        "buffer=prioritized  evaluator=process",
+        None,
+    )
 
 
 @pytest.mark.parametrize(
@@ -120,6 +128,10 @@ def test_long_rows_are_folded_under_their_label() -> None:
     [
         ({"preset": PresetConfig("mine", "CartPole-v1")}, "mine"),
         ({}, "none in use; preset=dqn_cartpole was tuned for CartPole-v1"),
+        (
+            {"env": EnvConfig(id="ALE/Pong-v5")},
+            "none in use; env=pong has a preset and Atari's preprocessing",
+        ),
         ({"env": EnvConfig(id="Foo-v0")}, "none for dqn on Foo-v0: the defaults stand"),
         ({"env": EnvConfig(entry_point="mine:Maze")}, "none for dqn on mine:Maze: the defaults stand"),
     ],

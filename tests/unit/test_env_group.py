@@ -116,11 +116,11 @@ def test_a6_the_context_names_environment_episode_step_and_action() -> None:
     with pytest.raises(ActorLostError) as lost:
         env.step([0, 1], np.array([1, 0]))
     assert lost.value.context == {
-        "who": "actor 0", "phase": "step", "env": 1, "episode": 1, "step": 0, "action": 0,
+        "who": "actor 0", "phase": "step", "env": 1, "episode": 2, "step": 0, "action": 0,
     }  # fmt: skip
     with pytest.raises(ActorLostError) as lost:
         group(fault="raise", fault_at="reset").reset(0)
-    assert lost.value.context == {"who": "actor 0", "phase": "reset", "env": 0, "episode": 0, "step": 0}
+    assert lost.value.context == {"who": "actor 0", "phase": "reset", "env": 0, "episode": 1, "step": 0}
     with pytest.raises(ActorLostError) as lost:
         started().step([0], np.zeros((1, 10_000)))  # cannot be decoded
     assert len(str(lost.value.context["action"])) <= 100

@@ -67,7 +67,7 @@ def test_g2_an_observation_outside_within_the_first_hundred_is_an_error_after_a_
         ActorLostError, match=r"episode 3, env step 0 of it: observation obs\[0\] is 2\.0"
     ) as lost:
         env.reset(0, OUTSIDE)
-    assert lost.value.context["episode"] == 2
+    assert lost.value.context["episode"] == 3
 
 
 def test_g2_a_warning_is_given_once_and_not_by_the_replay(caplog: pytest.LogCaptureFixture) -> None:

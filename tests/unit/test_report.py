@@ -107,7 +107,8 @@ def write_run(
         "status": status,
         "best_score": {"opt_steps": 1, "mean": max(point[2] for point in points)},
         "last_score": {"opt_steps": 1, "mean": score},
-        "counters": {"env_steps": env_steps},
+        "counters": {"env_steps": changes.get("total", env_steps)},
+        "seconds": changes.get("seconds"),
         "config": to_plain(config),
     }
     (folder / "summary.json").write_text(json.dumps(summary))
@@ -175,6 +176,12 @@ def test_the_final_line(tmp_path: Path) -> None:
     write_run(tmp_path / "short", [(50, 1.0, 40.0)], seed=9, expected=25.0, after=100)
     found = line(groups_in(tmp_path)[0])
     assert (found.expected, found.meets) == (None, None)
+
+
+def test_env_steps_and_seconds_are_those_of_the_run_not_of_its_last_record(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", [(50, 1.0, 40.0)], total=70, seconds=3.5)
+    found = line(groups_in(tmp_path)[0])
+    assert (found.env_steps, found.seconds) == (70, 3.5)
 
 
 def test_the_table_counts_repeats_of_a_seed_and_runs_without_a_score(tmp_path: Path) -> None:
