@@ -21,7 +21,7 @@ _ID = "CartPole-v1"
 
 
 def measure(repetitions: int) -> list[Figure]:
-    """Raw stepping, an actor with 1 and one with 16 environments, in turn."""
+    """Measures raw stepping, an actor with 1 environment and one with 16, in turn."""
     raw: list[float] = []
     acted: dict[int, list[float]] = {1: [], 16: []}
     for _ in range(repetitions):
@@ -40,7 +40,7 @@ def measure(repetitions: int) -> list[Figure]:
 
 
 def _games(repetitions: int) -> list[Figure]:
-    """Eight games of Pong in one process, in threads of ALE's own and by gymnasium, in turn."""
+    """Measures eight games of Pong in one process, by threads of ALE and by gymnasium, in turn."""
     rates: dict[bool, list[float]] = {False: [], True: []}
     for _ in range(repetitions):
         for native, found in rates.items():
@@ -62,7 +62,7 @@ def _game_rate(native: bool) -> float:
     action = np.random.default_rng(0).integers(0, env.spec.action.n, (GAME_STEPS, n_envs))
     began = time.perf_counter()
     for now in action:
-        env.step(range(n_envs), now)  # no game ends within so few
+        env.step(range(n_envs), now)  # no game ends within so few env steps
     rate = GAME_STEPS * n_envs / (time.perf_counter() - began)
     env.close()
     return rate
@@ -83,9 +83,11 @@ def _raw_rate() -> float:
 
 
 def _actor_rate(n_envs: int) -> float:
-    """Of the actor the command line starts: network, exploration, step processor, ring. Nothing learns."""
+    """Returns the env steps/s of an actor with network, exploration, step processor and ring. The learner only collects."""
     config = TrainConfig(
-        agent=DqnConfig(hidden=[256, 256], epsilon_final=1.0),  # random actions: episodes as in raw stepping
+        agent=DqnConfig(
+            hidden=[256, 256], epsilon_final=1.0
+        ),  # random actions, so that episodes are as long as in raw stepping
         env=EnvConfig(id=_ID),
         actor_manager=ActorManagerConfig(envs_per_actor=n_envs),
     )
@@ -100,7 +102,7 @@ def _actor_rate(n_envs: int) -> float:
 
 
 def _steps_per_second(manager: ActorManager) -> float:
-    """From the first chunk on, so that the start does not count."""
+    """Returns env steps/s from the first chunk on, without the start of the process."""
     began, arrived, counted = 0.0, 0, 0
     while arrived < ENV_STEPS:
         steps = sum(chunk.env_steps for chunk in manager.collect())
@@ -109,5 +111,5 @@ def _steps_per_second(manager: ActorManager) -> float:
         elif steps:
             counted += steps
         arrived += steps
-        time.sleep(0.001)  # a learner that is busy with something else
+        time.sleep(0.001)  # the learner is busy in between
     return counted / (time.perf_counter() - began)

@@ -1,4 +1,4 @@
-"""How good is the model that a run keeps as its best? A simulation with policies of known value.
+"""Simulation of the rule that chooses the best model, with policies of known value.
 
 100 policies arrive one after the other. The return of a policy on a seed is its mean, plus what the seed makes easier or
 harder for every policy, plus noise of its own, less a loss where it fails. Every policy is evaluated on the same 20
@@ -115,7 +115,7 @@ def selector_rule(policies: Policies) -> Choice:
 
 
 def confirm_rule(policies: Policies, episodes: int = EPISODES) -> Choice:
-    """The rule before it: a regular mean above the best's confirmed mean is confirmed, and has to be above it again."""
+    """The earlier rule: a regular mean above the best's confirmed mean is confirmed, and must exceed it again."""
     best, score, spent = -1, -np.inf, 0
     for policy in range(POLICIES):
         if policies.play_regular(policy).mean() <= score:
@@ -128,7 +128,7 @@ def confirm_rule(policies: Policies, episodes: int = EPISODES) -> Choice:
 
 
 def confirm_twice_as_many(policies: Policies) -> Choice:
-    """The rule before it with twice as many fresh episodes."""
+    """The earlier rule with twice as many fresh episodes."""
     return confirm_rule(policies, 2 * EPISODES)
 
 
@@ -156,7 +156,7 @@ def taxi(rng: np.random.Generator) -> Policies:
 
 
 def taxi_mixed(rng: np.random.Generator) -> Policies:
-    """As Taxi, but from the fortieth on good policies and failing ones alternate by chance."""
+    """Like Taxi, but from the fortieth on each policy is either good or failing, at random."""
     failure = np.clip(1 - _T / 15, 0.066, 1.0) * np.exp(rng.normal(0, 0.4, POLICIES))
     failure[40:] = np.where(rng.random(60) < 0.5, 0.0, failure[40:])
     return Policies(rng, 7.8 + rng.normal(0, 0.1, POLICIES), 2.6, 0.3, np.clip(failure, 0, 1), 208)
@@ -221,7 +221,7 @@ class Result:
 def simulate(
     rule: Callable[[Policies], Choice], scenario: Callable[[np.random.Generator], Policies], repetitions: int
 ) -> Result:
-    """Repeat a scenario under one rule. Repetition i has the same policies and regular seeds under every rule."""
+    """Repeats a scenario with one rule. Repetition i has the same policies and regular seeds with every rule."""
     rows = []
     for i in range(repetitions):
         policies = scenario(np.random.default_rng(i))
@@ -231,11 +231,11 @@ def simulate(
     return Result(*np.array(rows, np.float64).T)
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def main(args: Sequence[str] | None = None) -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description="Regret of the choice of the best model.")
     parser.add_argument("--repetitions", type=int, default=200)
-    repetitions = parser.parse_args(words).repetitions
+    repetitions = parser.parse_args(args).repetitions
     rows = []
     for scenario in SCENARIOS:
         for name, rule in RULES.items():

@@ -1,4 +1,4 @@
-"""CartPole that writes down when it was stepped first."""
+"""CartPole that records the time of its first step."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import gymnasium
 
 
 class ClockedCartPole(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """folder: one file per process appears in it at the first step, holding `time.monotonic()` [s].
+    """folder: the first step in each process writes a file with `time.monotonic()` [s] into it.
 
-    That clock is the same in every process of a machine.
+    All processes of a machine share this clock.
     """
 
     def __init__(self, folder: str) -> None:
@@ -22,7 +22,7 @@ class ClockedCartPole(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._stepped = False
 
     def step(self, action: Any) -> Any:
-        """As CartPole's."""
+        """Steps CartPole."""
         if not self._stepped:
             self._stepped = True
             (self._folder / f"{os.getpid()}.txt").write_text(repr(time.monotonic()), encoding="utf-8")

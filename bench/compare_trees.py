@@ -79,7 +79,7 @@ def main() -> None:
     chosen = parser.parse_args()
     print(f"{chosen.old} and {chosen.new}, {chosen.repetitions} repetitions on {machine()}\n", flush=True)
     with source_tree(chosen.old) as old, source_tree(chosen.new, RENAMED) as new:
-        for tree in (old, new):  # a start that is measured compiles nothing
+        for tree in (old, new):  # so that no measured start compiles Python files
             tree.run(["-m", "compileall", "-q", "border_cli", "bench"])
         for name in chosen.only.split(","):
             began = time.monotonic()
@@ -89,7 +89,7 @@ def main() -> None:
 
 
 def _in_turn(measure: Callable[[Tree, Path], Figures], trees: Sequence[Tree], turn: int) -> list[Figures]:
-    """Figures of each tree, measured in the other order every second time."""
+    """Measures both trees, in alternating order. Returns the figures of each tree."""
     found: dict[int, Figures] = {}
     for i in (0, 1) if turn % 2 == 0 else (1, 0):
         with tempfile.TemporaryDirectory() as folder:
@@ -98,7 +98,7 @@ def _in_turn(measure: Callable[[Tree, Path], Figures], trees: Sequence[Tree], tu
 
 
 def _startup(tree: Tree, folder: Path) -> Figures:
-    """Seconds from the command to the first env step of the first and of the last actor, and to the first record."""
+    """Returns the seconds from the command to the first env step of the first and last actor, and to the first record."""
     figures: Figures = {}
     for n_actors in (1, 8):
         run, marks = folder / f"run-{n_actors}", folder / f"marks-{n_actors}"
@@ -120,7 +120,7 @@ def _startup(tree: Tree, folder: Path) -> Figures:
 
 
 def _runs(tree: Tree, folder: Path) -> Figures:
-    """Steps per second of whole runs, from the record that ends the warm-up to the last one."""
+    """Returns the steps per second of complete runs, from the record after the warm-up to the last one."""
     figures: Figures = {}
     for i, (name, (counter, options)) in enumerate(RUNS.items()):
         tree.train(folder / f"run-{i}", options.split())
@@ -132,7 +132,7 @@ def _runs(tree: Tree, folder: Path) -> Figures:
 
 
 def _parts(tree: Tree, folder: Path) -> Figures:
-    """What each tree's own micro-benchmarks say."""
+    """Returns the figures of each tree's own micro-benchmarks."""
     del folder
     lines = [line for line in tree.run(["-c", PARTS]).splitlines() if line.startswith("[")]
     return {(name, unit): value for name, unit, value in map(json.loads, lines)}
@@ -142,7 +142,7 @@ _MEASUREMENTS = {"startup": _startup, "runs": _runs, "parts": _parts}
 
 
 def _table(pairs: Sequence[Sequence[Figures]]) -> str:
-    """A row per figure; a figure that only one tree has is named below."""
+    """Formats a row per figure. Figures of only one tree are listed below the table."""
     rows = []
     known, also = pairs[0]
     for key in [key for key in known if key in also]:

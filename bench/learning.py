@@ -1,4 +1,4 @@
-"""Opt steps per second of whole runs, beside the bare update on a ready batch, and free-running beside the other modes."""
+"""Opt steps per second: complete runs against the bare update, and free-running runs against other modes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MODES_OPT_STEPS, ACTORS = 10_000, (1, 8)
 COMMON = (
     "agent=dqn",
     "env=cartpole",
-    "preset=none",  # the update that is measured bare: default target and n_step
+    "preset=none",  # default target and n_step, like the bare update
     "threads=1",
     f"agent.batch_size={BATCH}",
     f"agent.hidden={list(HIDDEN)}".replace(" ", ""),
@@ -30,7 +30,7 @@ COMMON = (
 
 
 def measure(folder: Path, repetitions: int) -> list[Figure]:
-    """Runs with 1 and 8 actors in turn, the bare update before and after each, whose mean each run is compared with."""
+    """Compares runs with 1 and 8 actors with the mean of the bare updates measured before and after each run."""
     bare = [_bare_in_its_own_process()]
     whole: dict[int, list[float]] = {1: [], 8: []}
     ratio: dict[int, list[float]] = {1: [], 8: []}
@@ -49,7 +49,7 @@ def measure(folder: Path, repetitions: int) -> list[Figure]:
 
 
 def bare_update_rate() -> float:
-    """Opt steps/s of DQN's update alone: one thread, one batch that stays, no replay, no actors."""
+    """Returns the opt steps/s of DQN's update alone: one thread, always the same batch, no replay, no actors."""
     import torch
 
     from border_cli.agents.dqn.config import DqnConfig
@@ -61,7 +61,7 @@ def bare_update_rate() -> float:
     from border_cli.runtime.child import keep_freed_memory
 
     torch.set_num_threads(1)
-    keep_freed_memory()  # as a run does
+    keep_freed_memory()  # like a run
     rng = torch.Generator().manual_seed(0)
     spec = GymEnv(EnvConfig(id="CartPole-v1")).spec
     config = DqnConfig(batch_size=BATCH, hidden=list(HIDDEN))
@@ -96,20 +96,20 @@ def _bare_in_its_own_process() -> float:
 
 
 def _whole_run(run_dir: Path, n_actors: int) -> float:
-    """Opt steps/s of a run with so many actors."""
+    """Returns the opt steps/s of a run with `n_actors` actors."""
     runs.train(run_dir, [*COMMON, f"n_actors={n_actors}", f"trainer.max_opts={OPT_STEPS}"])
     return opt_steps_per_s(run_dir)
 
 
 def opt_steps_per_s(run_dir: Path) -> float:
-    """Between the record that ends the warm-up and the last one."""
+    """Returns the opt steps/s from the record after the warm-up to the last one."""
     at = {r["opt_steps"]: r["time"] for r in runs.records(run_dir) if "throughput/samples_total" in r}
     last = max(at)
     return last / float(at[last] - at[0])
 
 
 def measure_modes(folder: Path, repetitions: int) -> list[Figure]:
-    """Each way to train in turn; a lockstep run is compared with the mean of the free-running ones before and after it."""
+    """Compares each mode with the mean of the free-running runs before and after it."""
     sync: list[float] = []
     free: dict[int, list[float]] = {n: [] for n in ACTORS}
     lockstep: dict[int, list[float]] = {n: [] for n in ACTORS}
@@ -130,8 +130,8 @@ def measure_modes(folder: Path, repetitions: int) -> list[Figure]:
     ]
 
 
-def _rate(run_dir: Path, *words: str) -> float:
-    runs.train(run_dir, [*COMMON, f"trainer.max_opts={MODES_OPT_STEPS}", *words])
+def _rate(run_dir: Path, *args: str) -> float:
+    runs.train(run_dir, [*COMMON, f"trainer.max_opts={MODES_OPT_STEPS}", *args])
     return opt_steps_per_s(run_dir)
 
 

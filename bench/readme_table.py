@@ -14,8 +14,8 @@ METRICS_PAGE = README.parent / "docs" / "metrics.md"
 
 
 def table() -> str:
-    """The options of the groups agent and env, with what their files say first, and for which pairs there are presets."""
-    # From the files, because a plugin may have registered others in this process.
+    """Returns the table of agents and environments: the first comment of each config file, and the pairs with presets."""
+    # Read from the files, because plugins may have registered more in this process.
     agents, envs = (
         sorted(path.stem for path in (conf_dir() / group).glob("*.yaml")) for group in ("agent", "env")
     )
@@ -38,9 +38,9 @@ def _says(group: str, option: str) -> str:
 
 
 def metrics_table() -> str:
-    """Every metric with its unit, its meaning, and whether it may differ between two runs of one seed."""
+    """Returns the table of metrics: unit, meaning, and whether runs with the same seed may differ in it."""
     for agent in AGENTS.values():
-        agent.load()  # declares its own
+        agent.load()  # declares its own metrics
     rows = [
         [f"`{one.name}`", one.unit, one.help, "yes" if one.kind == "clock" else ""]
         for one in sorted(METRICS.values(), key=lambda one: one.name)

@@ -45,18 +45,18 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Of its files."""
+        """Base name of the files of this cell."""
         return f"{self.row.name}_seed{self.seed}"
 
     @property
-    def words(self) -> list[str]:
-        """Of the command."""
+    def args(self) -> list[str]:
+        """Arguments of `border-train`."""
         row = self.row
-        return [f"agent={row.agent}", f"env={row.env}", f"seed={self.seed}", *row.words, "checkpoint.keep=1"]
+        return [f"agent={row.agent}", f"env={row.env}", f"seed={self.seed}", *row.args, "checkpoint.keep=1"]
 
 
 def main() -> None:
-    """Run what is missing, write the page."""
+    """Runs the missing cells and writes the page."""
     parser = argparse.ArgumentParser(prog="make results", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
         "--only",
@@ -92,7 +92,7 @@ def _all_cells() -> list[Cell]:
 
 
 def run(cell: Cell) -> dict[str, Any]:
-    """Train, or go on where that was interrupted; judge; keep what has come of it."""
+    """Trains or resumes a cell, evaluates its best model, and stores the result."""
     run_dir, config = RUNS / cell.name, row_hash(cell.row)
     if _is_unfinished(run_dir, config):
         runs.train(run_dir, [f"resume={run_dir}"], resumes=True)
@@ -100,7 +100,7 @@ def run(cell: Cell) -> dict[str, Any]:
         shutil.rmtree(run_dir, ignore_errors=True)
         run_dir.parent.mkdir(parents=True, exist_ok=True)
         (RUNS / f"{cell.name}.config").write_text(config, encoding="utf-8")
-        runs.train(run_dir, cell.words)
+        runs.train(run_dir, cell.args)
     began = time.monotonic()
     runs.judge(run_dir, [f"episodes={cell.row.episodes}"])
     result = _result(cell, run_dir, config, time.monotonic() - began)
@@ -109,25 +109,25 @@ def run(cell: Cell) -> dict[str, Any]:
     (KEPT / f"{cell.name}.json").write_text(f"{text}\n", encoding="utf-8")
     shutil.rmtree(
         run_dir / "checkpoints", ignore_errors=True
-    )  # the replay is large, and the best model is kept
+    )  # saves disk: the replay is large, and best/ is enough
     return result
 
 
 @functools.cache
 def row_hash(row: Row) -> str:
-    """Of the configuration that its runs have in common."""
-    return config_hash(Cell(row, row.seeds[0]).words)
+    """Returns the hash of the configuration that all runs of the row share."""
+    return config_hash(Cell(row, row.seeds[0]).args)
 
 
-def config_hash(words: list[str]) -> str:
-    """Of the resolved configuration that these words make, but for what makes no difference to what is learnt."""
-    with Composer(parse_overrides(words)) as composer:
+def config_hash(args: list[str]) -> str:
+    """Returns the hash of the resolved configuration of these arguments, without keys that do not affect learning."""
+    with Composer(parse_overrides(args)) as composer:
         config = composer.compose().config
     kept = {name: value for name, value in to_plain(config).items() if name not in _UNLIKE}
-    for name in ("native", "type"):  # who steps the games makes no difference: the frames are the same
+    for name in ("native", "type"):  # gymnasium and ALE give the same frames
         kept["env"].pop(name)
     for group, section in (("agent", config.agent), ("env", config.env)):
-        for name, _ in section.unused_options():  # so that a switch that comes later, and is off, is none
+        for name, _ in section.unused_options():  # so that a new switch that is off does not change the hash
             kept[group].pop(name, None)
     if config.init_from is None:
         kept.pop("init_from_parts")
@@ -142,11 +142,11 @@ def _result(cell: Cell, run_dir: Path, config: str, judging_s: float) -> dict[st
     return {
         "cell": cell.name,
         "row": cell.row.name,
-        "words": cell.words,
+        "args": cell.args,
         "config": config,
         "commit": _git("rev-parse", "--short", "HEAD"),
         "dirty": bool(_git("status", "--porcelain", "--", "border_cli", "conf")),
-        "minutes": round((summary["seconds"] + judging_s) / 60, 2),  # of all launches of the run together
+        "minutes": round((summary["seconds"] + judging_s) / 60, 2),  # of all launches of the run
         "env_steps": summary["counters"]["env_steps"],
         "opt_steps": summary["counters"]["opt_steps"],
         "last": summary["last_score"]["mean"],
@@ -158,14 +158,14 @@ def _result(cell: Cell, run_dir: Path, config: str, judging_s: float) -> dict[st
 
 
 def _curve(run_dir: Path) -> Iterator[list[float]]:
-    """Env steps, seconds and mean return of each evaluation."""
+    """Yields env steps, seconds and mean return of each evaluation."""
     for record in runs.records(run_dir):
         if "eval/return_mean" in record:
             yield [record["env_steps"], round(record["time"], 1), round(record["eval/return_mean"], 2)]
 
 
 def _rise(run_dir: Path) -> float:
-    """Mean return of the last 30 training episodes less that of the first 30, as near as records of several allow."""
+    """Returns the mean return of the last 30 training episodes minus that of the first 30, estimated from the records."""
     ended = [
         (int(record["train/episodes"]), record["train/episode_return"])
         for record in runs.records(run_dir)
@@ -175,7 +175,7 @@ def _rise(run_dir: Path) -> float:
 
 
 def _mean_of_first(ended: Iterable[tuple[int, float]]) -> float:
-    """Over the first 30 episodes of these (number, mean return) of records."""
+    """Returns the mean return of the first 30 episodes. ended: (number of episodes, mean return) of each record."""
     total, n = 0.0, 0
     for episodes, mean in ended:
         counted = min(episodes, EPISODES_OF_RISE - n)
@@ -184,14 +184,14 @@ def _mean_of_first(ended: Iterable[tuple[int, float]]) -> float:
 
 
 def _is_unfinished(run_dir: Path, config: str) -> bool:
-    """Whether there is something of this very configuration to go on with."""
+    """Whether the directory has an unfinished run with exactly this configuration."""
     noted = RUNS / f"{run_dir.name}.config"
     same = noted.exists() and noted.read_text(encoding="utf-8") == config
     return same and any((run_dir / "checkpoints").glob("step-*/manifest.json"))
 
 
 def _kept(cell: Cell) -> dict[str, Any] | None:
-    """None too for what another configuration has brought."""
+    """Returns the stored result, or None if there is none of this configuration."""
     path = KEPT / f"{cell.name}.json"
     if not path.exists():
         return None
@@ -200,7 +200,7 @@ def _kept(cell: Cell) -> dict[str, Any] | None:
 
 
 def _all_kept() -> dict[str, list[dict[str, Any]]]:
-    """By row, in the order of the seeds."""
+    """Returns all stored results by row, in the order of the seeds."""
     found = {row.name: [_kept(Cell(row, seed)) for seed in row.seeds] for row in ROWS}
     return {name: [result for result in results if result is not None] for name, results in found.items()}
 
@@ -210,14 +210,14 @@ def _minutes(cells: list[Cell]) -> float:
 
 
 def _expected(cell: Cell) -> float:
-    """What other seeds took, else what the table says."""
+    """Returns the minutes that other seeds of the row took, else those of the table."""
     others = (KEPT / f"{Cell(cell.row, seed).name}.json" for seed in cell.row.seeds)
     known = [_json(path)["minutes"] for path in others if path.exists()]
     return statistics.median(known) if known else cell.row.minutes
 
 
-def _git(*words: str) -> str:
-    return subprocess.run(["git", *words], capture_output=True, text=True, check=True).stdout.strip()
+def _git(*args: str) -> str:
+    return subprocess.run(["git", *args], capture_output=True, text=True, check=True).stdout.strip()
 
 
 def _json(path: Path) -> dict[str, Any]:

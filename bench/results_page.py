@@ -1,4 +1,4 @@
-"""docs/results.md, from what finished runs have left."""
+"""Writes docs/results.md from the results of finished runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Results = dict[str, list[dict[str, Any]]]
 
 
 def write_page(results: Results) -> bool:
-    """Write the tables between the marks of the page; whether every row that is there holds what is promised."""
+    """Writes the tables between the marks of the page. Returns whether every finished row meets its bar."""
     bars = [row for row in ROWS if row.table == "bars"]
     parts = [
         f"{machine()}.",
@@ -42,7 +42,7 @@ def _means(found: list[dict[str, Any]]) -> list[float]:
 
 
 def _holds(row: Row, found: list[dict[str, Any]]) -> bool | None:
-    """None while a seed is missing."""
+    """Whether the row meets its bar; None while a seed is missing."""
     if row.bar is None or len(found) < len(row.seeds):
         return None
     return row.bar.holds(_means(found), [one["rise"] for one in found])
@@ -106,7 +106,7 @@ def _parity(results: Results) -> str:
 
 
 def second_half(curve: Sequence[tuple[float, float, float]]) -> float:
-    """Mean return of the evaluations in the second half of a curve of (env steps, seconds, mean return)."""
+    """Returns the mean return over the second half of the evaluations. curve: (env steps, seconds, mean return)."""
     return statistics.fmean(mean for _, _, mean in curve[len(curve) // 2 :])
 
 
@@ -128,7 +128,7 @@ def _each(results: Results) -> str:
 
 
 def _pictures(rows: list[Row], results: Results) -> list[Path]:
-    """One for each environment that was run: returns of evaluations against env steps, one line for each agent."""
+    """Draws a picture per environment: evaluation returns over env steps, one line per agent."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,4 +1,4 @@
-"""Whole runs by the real command, for the benchmarks."""
+"""Complete runs of the real command, for the benchmarks."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from typing import Any
 from border_cli.recorders.jsonl import METRICS_FILE, read_jsonl
 
 
-def train(run_dir: Path, words: Sequence[str], resumes: bool = False) -> None:
-    """`border-train WORD…` into run_dir, or, where it resumes one, as the words say.
+def train(run_dir: Path, args: Sequence[str], resumes: bool = False) -> None:
+    """`border-train ARG…` into run_dir, or, where it resumes one, as the args say.
 
     Raises SystemExit with its output if it fails.
     """
-    _command("border_cli.cli.train", words if resumes else [*words, f"hydra.run.dir={run_dir}"])
+    _command("border_cli.cli.train", args if resumes else [*args, f"hydra.run.dir={run_dir}"])
 
 
-def judge(run_dir: Path, words: Sequence[str]) -> None:
-    """`border-eval run_dir WORD…`."""
-    _command("border_cli.cli.eval", [str(run_dir), *words])
+def judge(run_dir: Path, args: Sequence[str]) -> None:
+    """`border-eval run_dir ARG…`."""
+    _command("border_cli.cli.eval", [str(run_dir), *args])
 
 
 def records(run_dir: Path) -> list[dict[str, Any]]:
-    """The records of metrics.jsonl, oldest first."""
+    """Returns the records of metrics.jsonl, oldest first."""
     return read_jsonl(run_dir / METRICS_FILE)
 
 
-def _command(module: str, words: Sequence[str]) -> None:
-    command = [sys.executable, "-c", f"import sys; from {module} import main; sys.exit(main())", *words]
+def _command(module: str, args: Sequence[str]) -> None:
+    command = [sys.executable, "-c", f"import sys; from {module} import main; sys.exit(main())", *args]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise SystemExit(f"{' '.join(words)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+        raise SystemExit(f"{' '.join(args)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")

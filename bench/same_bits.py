@@ -54,7 +54,7 @@ AGENTS = {
     "td3": f"agent=td3 {PENDULUM} {NO_EVAL} agent.exploration=ornstein_uhlenbeck",
     "tqc": f"agent=tqc {PENDULUM} {NO_EVAL} agent.exploration=state_dependent agent.noise_interval=16",
 }
-PATIENCE = "actor_manager.start_timeout_s=600 actor_manager.heartbeat_timeout_s=600"  # on a busy machine
+PATIENCE = "actor_manager.start_timeout_s=600 actor_manager.heartbeat_timeout_s=600"
 MODES = {"sync": "trainer=sync", "lockstep": f"trainer=async trainer.lockstep=true n_actors=3 {PATIENCE}"}
 CASES = {
     f"{agent}, {mode}": f"{options} {COMMON} {how}"
@@ -93,7 +93,7 @@ def main() -> None:
 
 
 def _digests(source: str, names: list[str], jobs: int, renamed: Mapping[str, str]) -> dict[str, Digests]:
-    """By case: read from a file that --save has written, or of a tree that learns them now."""
+    """Returns the digests of each case, read from a file of --save or computed by training the cases."""
     if source.endswith(".json"):
         return _read(Path(source), names)
     with (

@@ -1,9 +1,9 @@
 """The picture in the README: a real run in a terminal of its own, and its screen as SVG.
 
-    python -m bench.screen_picture [docs/screen.svg [WORD…]]
+    python -m bench.screen_picture [docs/screen.svg [ARG…]]
 
-Runs `border-train WORD…` under a pseudo-terminal, follows what it draws, and keeps the last whole picture of
-the phase "training". The words are by default those of `make train`.
+Runs `border-train ARG…` under a pseudo-terminal, follows what it draws, and keeps the last whole picture of
+the phase "training". The default arguments are those of `make train`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rich.text import Text
 
 WIDTH, HEIGHT = 88, 30
 PATH = Path("docs/screen.svg")
-WORDS = ("agent=dqn", "env=cartpole", "n_actors=8")
+ARGS = ("agent=dqn", "env=cartpole", "n_actors=8")
 _PHASE = "training"
 _BOTTOM = "╯"
 """The last character of a whole picture."""
@@ -47,7 +47,7 @@ class Screen:
         self._rest = ""
 
     def feed(self, output: str) -> None:
-        """Take in what was written next; it may be cut anywhere."""
+        """Processes the next output, which may be cut anywhere."""
         output = self._rest + output
         cut = _CUT_SHORT.search(output)
         self._rest = cut[0] if cut else ""
@@ -55,7 +55,7 @@ class Screen:
             self._take(piece)
 
     def text(self) -> str:
-        """The lines without colours and without empty ones at the end."""
+        """Returns the lines without colours and without trailing empty lines."""
         return "\n".join(Text.from_ansi(line).plain for line in self.lines).rstrip()
 
     def _take(self, piece: str) -> None:
@@ -72,19 +72,19 @@ class Screen:
 
 
 def export(lines: Sequence[str], path: Path, title: str) -> None:
-    """Write the last lines of a screen, as many as a terminal shows, as SVG."""
+    """Writes the last lines of a screen, as many as the terminal has, as SVG."""
     console = Console(
         record=True, file=StringIO(), width=WIDTH, force_terminal=True, color_system="truecolor"
     )
     for line in lines[-HEIGHT:]:
         console.print(Text.from_ansi(line), soft_wrap=True)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # A name of its own instead of a hash over the content: two pictures differ only where the screens do.
+    # A fixed id instead of a hash of the content, so that pictures differ only where the screens do.
     console.save_svg(str(path), title=title, unique_id="screen")
 
 
 def picture(outputs: Iterator[str]) -> list[str]:
-    """Lines of the last whole picture of the training phase. Raises SystemExit if there was none."""
+    """Returns the lines of the last complete picture of the training phase. Raises SystemExit if there is none."""
     screen, best = Screen(), list[str]()
     for output in outputs:
         screen.feed(output)
@@ -97,7 +97,7 @@ def picture(outputs: Iterator[str]) -> list[str]:
 
 
 def run_in_terminal(command: Sequence[str], folder: Path) -> Iterator[str]:
-    """Run a command under a pseudo-terminal of WIDTH x HEIGHT and yield its output as it comes."""
+    """Runs a command in a pseudo-terminal of WIDTH x HEIGHT and yields its output."""
     ours, its = pty.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", HEIGHT, WIDTH, 0, 0))
     environ = {
@@ -121,7 +121,7 @@ def _decoded(descriptor: int) -> Iterator[str]:
     while True:
         try:
             data = os.read(descriptor, 65536)
-        except OSError:  # EIO: on Linux the end of a pseudo-terminal
+        except OSError:  # on Linux EIO marks the end of a pseudo-terminal
             return
         if not data:
             return
@@ -129,13 +129,13 @@ def _decoded(descriptor: int) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run, then write the picture."""
+    """Runs the command and writes the picture."""
     path = Path(arguments[0] if arguments else PATH).resolve()
-    words = arguments[1:] or WORDS
+    args = arguments[1:] or ARGS
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "border_cli", *words]
+        command = [sys.executable, "-m", "border_cli", *args]
         lines = picture(run_in_terminal(command, Path(folder)))
-    export(lines, path, f"border-train {' '.join(words)}")
+    export(lines, path, f"border-train {' '.join(args)}")
     print(f"wrote {path}")
 
 

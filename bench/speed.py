@@ -1,4 +1,4 @@
-"""`make bench`: what the program costs beside doing nothing but the work itself.
+"""`make bench`: the speed of the program compared with the bare work.
 
     python -m bench.speed [--repetitions 5] [--only startup,learning,modes,acting,replay,transport] [--write]
 
@@ -30,7 +30,7 @@ _PARTS: dict[str, Callable[[Path, int], list[Figure]]] = {
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measures and prints the tables."""
     parser = argparse.ArgumentParser(prog="make bench", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--only", default=",".join(_PARTS), help="of: %(default)s")

@@ -1,4 +1,4 @@
-"""The runs that docs/results.md is made of: one table, from which everything else follows."""
+"""The table of runs for docs/results.md."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Bar:
         return ", ".join(f"{name} {value:g}" for name, value in named if value is not None)
 
     def holds(self, means: list[float], rises: list[float]) -> bool:
-        """Whether the mean returns of the seeds, in any order, and the rises of their training returns are enough."""
+        """Whether the mean returns of the seeds and the rises of their training returns meet the bar."""
         if self.rise is not None and min(rises) < self.rise:
             return False
         mean, median = statistics.fmean(means), statistics.median(means)
@@ -38,7 +38,7 @@ class Bar:
 class Row:
     """Runs that differ by their seed alone.
 
-    table: "bars" or "parity" · way: how it is trained, for the table · words: of the command, beside agent, env and
+    table: "bars" or "parity" · way: how it is trained, for the table · args: of the command, beside agent, env and
     seed · episodes: new ones that each best model is judged on · minutes: about what one run takes on two cores.
     """
 
@@ -46,7 +46,7 @@ class Row:
     agent: str
     env: str
     seeds: tuple[int, ...]
-    words: tuple[str, ...]
+    args: tuple[str, ...]
     bar: Bar | None = None
     way: str = "n_actors=2"
     episodes: int = 100
@@ -54,16 +54,16 @@ class Row:
 
     @property
     def name(self) -> str:
-        """Of the row, fit for a file name."""
+        """Name of the row, usable as a file name."""
         return f"{self.env}_{self.agent}_{self.way.replace('=', '').replace(' ', '_')}"
 
 
 def _row(
     agent: str, env: str, n_seeds: int, env_steps: int, bar: Bar, minutes: float, episodes: int = 100
 ) -> Row:
-    words = ("n_actors=2", f"trainer.max_env_steps={env_steps}")
+    args = ("n_actors=2", f"trainer.max_env_steps={env_steps}")
     return Row(
-        "bars", agent, env, tuple(range(1, n_seeds + 1)), words, bar, episodes=episodes, minutes=minutes
+        "bars", agent, env, tuple(range(1, n_seeds + 1)), args, bar, episodes=episodes, minutes=minutes
     )
 
 

@@ -25,20 +25,20 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--opt-steps", type=int, default=3000)
     parser.add_argument("--minutes", type=int, default=30)
-    words = parser.parse_args()
-    say(f"{words.campaign}, seed {words.seed}")
-    match words.campaign:
+    args = parser.parse_args()
+    say(f"{args.campaign}, seed {args.seed}")
+    match args.campaign:
         case "soak":
-            failed = soak(words.minutes)
+            failed = soak(args.minutes)
         case "times":
-            failed = times(words.runs)
+            failed = times(args.runs)
         case "storms":
-            failed = storms(words.runs, words.seed, words.first)
+            failed = storms(args.runs, args.seed, args.first)
         case "kills-full":
-            failed = full_kills(words.runs, words.seed)
+            failed = full_kills(args.runs, args.seed)
         case kind:
-            failed = kills(words.runs, words.seed, kind == "kills-lockstep", words.opt_steps, words.first)
-    say(f"{words.campaign}: {failed} failed")
+            failed = kills(args.runs, args.seed, kind == "kills-lockstep", args.opt_steps, args.first)
+    say(f"{args.campaign}: {failed} failed")
     return int(failed > 0)
 
 

@@ -1,4 +1,4 @@
-"""Runs that are killed as a whole at a random moment, and gone on with by the same command."""
+"""Runs that are killed with all their processes at a random moment, then continued by the same command."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ FULL = ("agent=dqn", "env=cartpole", "n_actors=2", "recorder.console=none", "res
 
 
 def kills(runs: int, seed: int, lockstep: bool, opt_steps: int, first: int = 0) -> int:
-    """How many runs failed. first: number of the first one, to have one of them again."""
-    words = [
+    """Returns how many runs failed. first: number of the first run, to repeat one of them."""
+    args = [
         *SHORT,
         "n_actors=2",
         "trainer.opt_interval=16",
-        "buffer.capacity=30000",  # fewer rows than there are env steps, in more than one block
+        "buffer.capacity=30000",  # fewer rows than env steps, in more than one block
         f"trainer.max_opts={opt_steps}",
         f"trainer.eval_interval={opt_steps // 6}",
         f"trainer.save_interval={opt_steps // 10}",
@@ -38,7 +38,7 @@ def kills(runs: int, seed: int, lockstep: bool, opt_steps: int, first: int = 0) 
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         began = time.monotonic()
-        Started(root / "whole", words).end_well()
+        Started(root / "whole", args).end_well()
         seconds = time.monotonic() - began
         whole = only_run(root / "whole")
         check_whole(whole, opt_steps)
@@ -46,7 +46,7 @@ def kills(runs: int, seed: int, lockstep: bool, opt_steps: int, first: int = 0) 
         for i in range(first, first + runs):
             rng = random.Random(f"{seed} {i}")
             at = rng.uniform(0, 0.85 * seconds), rng.uniform(0, 0.85 * seconds)
-            error = attempt(_killed_twice, root / str(i), words, at, opt_steps, whole if lockstep else None)
+            error = attempt(_killed_twice, root / str(i), args, at, opt_steps, whole if lockstep else None)
             failed += bool(error)
             say(f"kill {i} at {at[0]:.2f} and {at[1]:.2f} s of {seconds:.1f}: {error or 'well'}")
             if not error:
@@ -55,18 +55,18 @@ def kills(runs: int, seed: int, lockstep: bool, opt_steps: int, first: int = 0) 
 
 
 def full_kills(runs: int, seed: int) -> int:
-    """At full length: the killed ones' mean last return lies in the 95% interval of those left alone, or 1 is returned."""
+    """Returns 0 if the mean last return of killed full runs lies in the 95% interval of uninterrupted ones, else 1."""
     returns: dict[str, list[float]] = {"left alone": [], "killed": []}
     with tempfile.TemporaryDirectory() as folder:
         for i in range(1, runs + 1):
-            words = [*FULL, f"seed={i}"]
+            args = [*FULL, f"seed={i}"]
             began = time.monotonic()
             alone, killed = Path(folder) / f"{i}", Path(folder) / f"{i}-killed"
-            Started(alone, words).end_well()
+            Started(alone, args).end_well()
             seconds = time.monotonic() - began
             at = random.Random(f"{seed} {i}").uniform(0.05, 0.85) * seconds
-            _kill(killed, words, at, begun=False)
-            Started(killed, words).end_well()
+            _kill(killed, args, at, begun=False)
+            Started(killed, args).end_well()
             for name, where in (("left alone", alone), ("killed", killed)):
                 run = only_run(where)
                 check_whole(run, run.summary["counters"]["opt_steps"])
@@ -82,24 +82,24 @@ def full_kills(runs: int, seed: int) -> int:
 
 
 def _killed_twice(
-    folder: Path, words: list[str], at: tuple[float, float], opt_steps: int, whole: Run | None
+    folder: Path, args: list[str], at: tuple[float, float], opt_steps: int, whole: Run | None
 ) -> None:
-    """The second time while it goes on, unless it was done before."""
-    _kill(folder, words, at[0], begun=False)
-    _kill(folder, words, at[1], begun=True)
-    Started(folder, words).end_well()
+    """Kills a run twice, the second time after it was continued, unless it is done before."""
+    _kill(folder, args, at[0], begun=False)
+    _kill(folder, args, at[1], begun=True)
+    Started(folder, args).end_well()
     run = only_run(folder)
     check_whole(run, opt_steps)
     if whole is not None:
         _check_same_bits(run, whole)
 
 
-def _kill(folder: Path, words: Sequence[str], at: float, *, begun: bool) -> None:
-    """Kill the whole group after so long [s], earlier if it was done before. begun: there may be a run to go on with."""
+def _kill(folder: Path, args: Sequence[str], at: float, *, begun: bool) -> None:
+    """Kills the process group after `at` seconds, or when the run is done. begun: there may be a run to continue."""
     kept = folder.with_name(f"{folder.name}-before")
     if begun:
         shutil.copytree(folder, kept, symlinks=True)
-    while not _killed(folder, words, at):
+    while not _killed(folder, args, at):
         shutil.rmtree(folder)
         if begun:
             shutil.copytree(kept, folder, symlinks=True)
@@ -107,22 +107,22 @@ def _kill(folder: Path, words: Sequence[str], at: float, *, begun: bool) -> None
     _check_readable(folder)
     shutil.rmtree(kept, ignore_errors=True)
     if not list(folder.glob("runs/[0-9]*/*/summary.json")):
-        shutil.rmtree(folder / "runs", ignore_errors=True)  # killed while it began: there is no run yet
+        shutil.rmtree(folder / "runs", ignore_errors=True)  # killed before it made a run
 
 
 def _check_readable(folder: Path) -> None:
-    """Every record that a killed run had written as a whole line can be read (row h1)."""
+    """Checks that every complete line of records is readable (row h1)."""
     for path in folder.glob("runs/[0-9]*/*/metrics.jsonl"):
         for line in path.read_bytes().split(b"\n")[:-1]:
             json.loads(line)
 
 
-def _killed(folder: Path, words: Sequence[str], at: float) -> bool:
+def _killed(folder: Path, args: Sequence[str], at: float) -> bool:
     """Whether the whole group was killed after so long [s]; False if the run was done before.
 
     It may be done and not have ended yet: the same command would begin another one.
     """
-    victim = Started(folder, words)
+    victim = Started(folder, args)
     with contextlib.suppress(subprocess.TimeoutExpired):
         victim.process.wait(at)
     with contextlib.suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""Half an hour with eight actors, one killed every minute; memory, descriptors and threads stay level."""
+"""Half an hour with eight actors, one of which is killed every minute. Memory, descriptors and threads must not grow."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.campaigns.started import Started, only_run, say
 
 
 def soak(minutes: int) -> int:
-    """1 if anything grew, or a restart is missing, or it did not learn."""
-    words = [
+    """Returns 1 if anything grew, a restart is missing or the run did not learn, else 0."""
+    args = [
         "agent=dqn",
         "env=cartpole",
         "n_actors=8",
@@ -26,7 +26,7 @@ def soak(minutes: int) -> int:
         f"trainer.max_time={60 * minutes}",
     ]
     with tempfile.TemporaryDirectory() as folder:
-        started = Started(Path(folder), words)
+        started = Started(Path(folder), args)
         main, killed, samples = started.process.pid, 0, []
         began = time.monotonic()
         for minute in range(minutes):

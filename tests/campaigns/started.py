@@ -1,4 +1,4 @@
-"""The real command as a campaign starts it, and what has to hold of whatever it leaves."""
+"""Starts the real command for a campaign, and checks the files and processes that it leaves."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ SHORT = (
 
 
 class Started(Command):
-    """`border-train` with these words, started in `folder`."""
+    """`border-train` with the given arguments, started in `folder`."""
 
-    def __init__(self, folder: Path, words: Sequence[str]) -> None:
-        super().__init__(folder, *words)
+    def __init__(self, folder: Path, args: Sequence[str]) -> None:
+        super().__init__(folder, *args)
 
     def workers(self) -> list[int]:
-        """Processes that step environments: those that are nicer than the learner."""
+        """Returns the processes that step environments: those with a higher niceness than the learner."""
         nicer = []
         for pid in sorted(processes(session=self.process.pid)):
             with contextlib.suppress(OSError):
@@ -45,7 +45,7 @@ class Started(Command):
         return nicer
 
     def end(self, within_s: float | None = None) -> int:
-        """Its exit code, negative for a signal, once nothing of its session lives. Raises AssertionError otherwise."""
+        """Waits until all its processes ended. Returns the exit code, negative for a signal. Raises AssertionError."""
         try:
             code = self.process.wait(ENDS_S)
         except subprocess.TimeoutExpired:
@@ -55,31 +55,31 @@ class Started(Command):
         return code
 
     def end_well(self) -> None:
-        """Raises AssertionError unless it ends with 0."""
+        """Waits for the end. Raises AssertionError unless the exit code is 0."""
         code = self.end()
         assert code == 0, f"exit code {code}: {self.errors}"
 
     @property
     def errors(self) -> str:
-        """The end of what it wrote to stderr."""
+        """Returns the end of its stderr."""
         return super().errors[-1500:]
 
 
 def only_run(folder: Path) -> Run:
-    """The run in a folder where one command was given again and again."""
+    """Returns the only run in a folder."""
     found = [Run(path.parent) for path in sorted(folder.glob("runs/[0-9]*/*/config.yaml"))]
     assert len(found) == 1, [(run.path.name, run.summary["status"], run.checkpoints) for run in found]
     return found[0]
 
 
 def is_done(folder: Path) -> bool:
-    """Whether a run there is done, even if its process was killed before it had ended."""
+    """Whether the run is done. Its process may have been killed after that."""
     found = folder.glob("runs/[0-9]*/*/summary.json")
     return any(Run(path.parent).summary["status"] == "done" for path in found)
 
 
 def check_whole(run: Run, opt_steps: int) -> None:
-    """It is done, its checkpoints verify, and every step of every curve is there once."""
+    """Checks that the run is done, its checkpoints verify, and each metric has each step once."""
     summary = run.summary
     assert (summary["status"], summary["counters"]["opt_steps"]) == ("done", opt_steps), summary
     assert summary["last_score"]["opt_steps"] == opt_steps, summary
@@ -91,7 +91,7 @@ def check_whole(run: Run, opt_steps: int) -> None:
 
 
 def attempt(what: Callable[..., None], *arguments: object) -> str:
-    """What went wrong, in one line; empty if nothing did."""
+    """Returns the error in one line, or an empty string."""
     try:
         what(*arguments)
     except AssertionError as e:

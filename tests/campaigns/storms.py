@@ -1,4 +1,4 @@
-"""Random signals to random processes at random times; nothing stays behind, and every run can be gone on with."""
+"""Random signals to random processes at random times. No process must remain, and every run must be resumable."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGKILL, signal
 
 
 def storms(runs: int, seed: int, first: int = 0) -> int:
-    """How many failed. first: number of the first one, to have one of them again."""
+    """Returns how many storms failed. first: number of the first storm, to repeat one of them."""
     failed = 0
     with tempfile.TemporaryDirectory() as folder:
         for i in range(first, first + runs):
@@ -41,7 +41,7 @@ def storms(runs: int, seed: int, first: int = 0) -> int:
 
 
 def _storm(folder: Path, rng: random.Random) -> None:
-    words = [
+    args = [
         *SHORT,
         "n_actors=3",
         "trainer.max_opts=1500",
@@ -52,7 +52,7 @@ def _storm(folder: Path, rng: random.Random) -> None:
         rng.choice(["trainer.lockstep=true", "actor_manager.restart_delay_s=0.1"]),
         rng.choice(["evaluator=inline", "evaluator=process"]),
     ]
-    started = Started(folder, words)
+    started = Started(folder, args)
     strikes = _strike_often(started, rng)
     code = started.end()
     before = code in _CODES_BEFORE or (code == 2 and _PROBE_KILLED in started.errors)
@@ -65,13 +65,13 @@ def _storm(folder: Path, rng: random.Random) -> None:
     if not list(folder.glob("runs/[0-9]*/*/summary.json")):
         shutil.rmtree(folder / "runs", ignore_errors=True)
     if not is_done(folder):
-        Started(folder, words).end_well()
+        Started(folder, args).end_well()
     check_whole(only_run(folder), 1500)
 
 
 @dataclass(frozen=True)
 class _Strike:
-    """A signal to a process, or to the group of `pid`."""
+    """A signal to the process `pid`, or to its group."""
 
     signal: signal.Signals
     pid: int
@@ -79,7 +79,7 @@ class _Strike:
 
 
 def _strike_often(started: Started, rng: random.Random) -> list[_Strike]:
-    """What was sent until the run had ended or enough was sent. Nothing stays stopped."""
+    """Sends signals until the run ends or enough were sent, and returns them. Continues stopped processes."""
     strikes: list[_Strike] = []
     for _ in range(rng.randint(1, 4)):
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -106,7 +106,7 @@ def _strike(main: int, rng: random.Random) -> _Strike:
 
 
 def _is_second(strikes: list[_Strike], main: int) -> bool:
-    """Whether the command was asked to end, and then SIGINT came: that ends it at once, by the signal."""
+    """Whether SIGINT followed an earlier request to stop. The signal then ends the command at once."""
     asked = [strike.signal for strike in strikes if strike.pid == main]
     ending = [i for i, number in enumerate(asked) if number in (signal.SIGINT, signal.SIGTERM)]
     return bool(ending) and signal.SIGINT in asked[ending[0] + 1 :]

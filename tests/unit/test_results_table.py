@@ -40,10 +40,10 @@ def test_every_row_has_its_preset_and_a_name_of_its_own() -> None:
 
 
 def test_what_makes_no_difference_is_not_in_the_hash() -> None:
-    words = Cell(ROWS[0], 1).words
-    same = config_hash(words)
-    assert config_hash([*Cell(ROWS[0], 2).words, "recorder.console=none"]) == same
-    assert config_hash([*words, "agent.lr=0.5"]) != same
+    args = Cell(ROWS[0], 1).args
+    same = config_hash(args)
+    assert config_hash([*Cell(ROWS[0], 2).args, "recorder.console=none"]) == same
+    assert config_hash([*args, "agent.lr=0.5"]) != same
 
 
 def test_tables_of_the_pages_are_up_to_date() -> None:
