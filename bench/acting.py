@@ -21,7 +21,7 @@ _ID = "CartPole-v1"
 
 
 def measure(repetitions: int) -> list[Figure]:
-    """Measures raw stepping, an actor with 1 environment and one with 16, in turn."""
+    """Measure raw stepping, an actor with 1 environment and one with 16, in turn."""
     raw: list[float] = []
     acted: dict[int, list[float]] = {1: [], 16: []}
     for _ in range(repetitions):
@@ -40,7 +40,7 @@ def measure(repetitions: int) -> list[Figure]:
 
 
 def _games(repetitions: int) -> list[Figure]:
-    """Measures eight games of Pong in one process, by threads of ALE and by gymnasium, in turn."""
+    """Measure eight games of Pong in one process, by threads of ALE and by gymnasium, in turn."""
     rates: dict[bool, list[float]] = {False: [], True: []}
     for _ in range(repetitions):
         for native, found in rates.items():
@@ -83,7 +83,7 @@ def _raw_rate() -> float:
 
 
 def _actor_rate(n_envs: int) -> float:
-    """Returns the env steps/s of an actor with network, exploration, step processor and ring. The learner only collects."""
+    """Return the env steps/s of an actor with network, exploration, step processor and ring. The learner only collects."""
     config = TrainConfig(
         agent=DqnConfig(
             hidden=[256, 256], epsilon_final=1.0
@@ -102,7 +102,7 @@ def _actor_rate(n_envs: int) -> float:
 
 
 def _steps_per_second(manager: ActorManager) -> float:
-    """Returns env steps/s from the first chunk on, without the start of the process."""
+    """Return env steps/s from the first chunk on, without the start of the process."""
     began, arrived, counted = 0.0, 0, 0
     while arrived < ENV_STEPS:
         steps = sum(chunk.env_steps for chunk in manager.collect())

@@ -75,7 +75,7 @@ class Policies:
         return self._rng.normal(0.0, self._seed_std, n)
 
     def play(self, policy: int, seeds: Floats) -> Floats:
-        """Returns of one policy, an episode per seed."""
+        """Return of one policy, an episode per seed."""
         n = len(seeds)
         failed = self._rng.random(n) < self._failure[policy]
         noise = self._rng.normal(0.0, self._own_std[policy], n)
@@ -83,7 +83,7 @@ class Policies:
         return np.minimum(returns, self._most, out=returns)
 
     def play_regular(self, policy: int) -> Floats:
-        """Returns of one policy on the regular seeds."""
+        """Return of one policy on the regular seeds."""
         return self.play(policy, self._regular)
 
 
@@ -180,7 +180,7 @@ def pendulum(rng: np.random.Generator) -> Policies:
 
 
 def cartpole(rng: np.random.Generator) -> Policies:
-    """Returns of at most 500, which many policies reach in every episode."""
+    """Return of at most 500, which many policies reach in every episode."""
     curve = np.where(_T < 15, 20 + 30 * _T, 500) + rng.normal(0, 120, POLICIES)
     return Policies(rng, curve, 20, 40, most=500)
 
@@ -221,7 +221,7 @@ class Result:
 def simulate(
     rule: Callable[[Policies], Choice], scenario: Callable[[np.random.Generator], Policies], repetitions: int
 ) -> Result:
-    """Repeats a scenario with one rule. Repetition i has the same policies and regular seeds with every rule."""
+    """Repeat a scenario with one rule. Repetition i has the same policies and regular seeds with every rule."""
     rows = []
     for i in range(repetitions):
         policies = scenario(np.random.default_rng(i))

@@ -22,7 +22,7 @@ class ClockedCartPole(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._stepped = False
 
     def step(self, action: Any) -> Any:
-        """Steps CartPole."""
+        """Step CartPole."""
         if not self._stepped:
             self._stepped = True
             (self._folder / f"{os.getpid()}.txt").write_text(repr(time.monotonic()), encoding="utf-8")

@@ -89,7 +89,7 @@ def main() -> None:
 
 
 def _in_turn(measure: Callable[[Tree, Path], Figures], trees: Sequence[Tree], turn: int) -> list[Figures]:
-    """Measures both trees, in alternating order. Returns the figures of each tree."""
+    """Measure both trees, in alternating order. Returns the figures of each tree."""
     found: dict[int, Figures] = {}
     for i in (0, 1) if turn % 2 == 0 else (1, 0):
         with tempfile.TemporaryDirectory() as folder:
@@ -98,7 +98,7 @@ def _in_turn(measure: Callable[[Tree, Path], Figures], trees: Sequence[Tree], tu
 
 
 def _startup(tree: Tree, folder: Path) -> Figures:
-    """Returns the seconds from the command to the first env step of the first and last actor, and to the first record."""
+    """Return the seconds from the command to the first env step of the first and last actor, and to the first record."""
     figures: Figures = {}
     for n_actors in (1, 8):
         run, marks = folder / f"run-{n_actors}", folder / f"marks-{n_actors}"
@@ -120,7 +120,7 @@ def _startup(tree: Tree, folder: Path) -> Figures:
 
 
 def _runs(tree: Tree, folder: Path) -> Figures:
-    """Returns the steps per second of complete runs, from the record after the warm-up to the last one."""
+    """Return the steps per second of complete runs, from the record after the warm-up to the last one."""
     figures: Figures = {}
     for i, (name, (counter, options)) in enumerate(RUNS.items()):
         tree.train(folder / f"run-{i}", options.split())
@@ -132,7 +132,7 @@ def _runs(tree: Tree, folder: Path) -> Figures:
 
 
 def _parts(tree: Tree, folder: Path) -> Figures:
-    """Returns the figures of each tree's own micro-benchmarks."""
+    """Return the figures of each tree's own micro-benchmarks."""
     del folder
     lines = [line for line in tree.run(["-c", PARTS]).splitlines() if line.startswith("[")]
     return {(name, unit): value for name, unit, value in map(json.loads, lines)}
@@ -142,7 +142,7 @@ _MEASUREMENTS = {"startup": _startup, "runs": _runs, "parts": _parts}
 
 
 def _table(pairs: Sequence[Sequence[Figures]]) -> str:
-    """Formats a row per figure. Figures of only one tree are listed below the table."""
+    """Format a row per figure. Figures of only one tree are listed below the table."""
     rows = []
     known, also = pairs[0]
     for key in [key for key in known if key in also]:

@@ -29,7 +29,7 @@ BASES = {
 
 
 def files() -> Iterator[tuple[Path, str]]:
-    """Returns the expected text of each file."""
+    """Return the expected text of each file."""
     for group, options in BASES.items():
         for option in options:
             path = conf_dir() / group / f"{option}.yaml"
@@ -37,7 +37,7 @@ def files() -> Iterator[tuple[Path, str]]:
 
 
 def section(cls: type, own_only: bool = False) -> str:
-    """Lists every key of a dataclass with its default and comment. own_only: omits the keys of BufferConfig."""
+    """List every key of a dataclass with its default and comment. own_only: omits the keys of BufferConfig."""
     others = {field.name for field in dataclasses.fields(BufferConfig)} - {"type"} if own_only else set()
     fields = [field for field in dataclasses.fields(cls) if field.name not in others]
     return "".join(
@@ -47,7 +47,7 @@ def section(cls: type, own_only: bool = False) -> str:
 
 
 def comment(info: OptionInfo) -> str:
-    """Returns unit, meaning and choices in one line."""
+    """Return unit, meaning and choices in one line."""
     unit = f"[{info.unit}] " if info.unit else ""
     choices = f" ({' | '.join(info.choices)})" if info.choices else ""
     return f"{unit}{info.help}{choices}"
@@ -60,7 +60,7 @@ def _class_of(group: str, option: str) -> Any:
 
 
 def _head(path: Path) -> str:
-    """Returns the leading comments and the defaults list of a file."""
+    """Return the leading comments and the defaults list of a file."""
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     n = next(i for i, line in enumerate(lines) if line[0].isalpha() and not line.startswith("defaults:"))
     return "".join(lines[:n])

@@ -30,7 +30,7 @@ COMMON = (
 
 
 def measure(folder: Path, repetitions: int) -> list[Figure]:
-    """Compares runs with 1 and 8 actors with the mean of the bare updates measured before and after each run."""
+    """Compare runs with 1 and 8 actors with the mean of the bare updates measured before and after each run."""
     bare = [_bare_in_its_own_process()]
     whole: dict[int, list[float]] = {1: [], 8: []}
     ratio: dict[int, list[float]] = {1: [], 8: []}
@@ -49,7 +49,7 @@ def measure(folder: Path, repetitions: int) -> list[Figure]:
 
 
 def bare_update_rate() -> float:
-    """Returns the opt steps/s of DQN's update alone: one thread, always the same batch, no replay, no actors."""
+    """Return the opt steps/s of DQN's update alone: one thread, always the same batch, no replay, no actors."""
     import torch
 
     from border_cli.agents.dqn.config import DqnConfig
@@ -96,20 +96,20 @@ def _bare_in_its_own_process() -> float:
 
 
 def _whole_run(run_dir: Path, n_actors: int) -> float:
-    """Returns the opt steps/s of a run with `n_actors` actors."""
+    """Return the opt steps/s of a run with `n_actors` actors."""
     runs.train(run_dir, [*COMMON, f"n_actors={n_actors}", f"trainer.max_opts={OPT_STEPS}"])
     return opt_steps_per_s(run_dir)
 
 
 def opt_steps_per_s(run_dir: Path) -> float:
-    """Returns the opt steps/s from the record after the warm-up to the last one."""
+    """Return the opt steps/s from the record after the warm-up to the last one."""
     at = {r["opt_steps"]: r["time"] for r in runs.records(run_dir) if "throughput/samples_total" in r}
     last = max(at)
     return last / float(at[last] - at[0])
 
 
 def measure_modes(folder: Path, repetitions: int) -> list[Figure]:
-    """Compares each mode with the mean of the free-running runs before and after it."""
+    """Compare each mode with the mean of the free-running runs before and after it."""
     sync: list[float] = []
     free: dict[int, list[float]] = {n: [] for n in ACTORS}
     lockstep: dict[int, list[float]] = {n: [] for n in ACTORS}

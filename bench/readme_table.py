@@ -14,7 +14,7 @@ METRICS_PAGE = README.parent / "docs" / "metrics.md"
 
 
 def table() -> str:
-    """Returns the table of agents and environments: the first comment of each config file, and the pairs with presets."""
+    """Return the table of agents and environments: the first comment of each config file, and the pairs with presets."""
     # Read from the files, because plugins may have registered more in this process.
     agents, envs = (
         sorted(path.stem for path in (conf_dir() / group).glob("*.yaml")) for group in ("agent", "env")
@@ -38,7 +38,7 @@ def _says(group: str, option: str) -> str:
 
 
 def metrics_table() -> str:
-    """Returns the table of metrics: unit, meaning, and whether runs with the same seed may differ in it."""
+    """Return the table of metrics: unit, meaning, and whether runs with the same seed may differ in it."""
     for agent in AGENTS.values():
         agent.load()  # declares its own metrics
     rows = [

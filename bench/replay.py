@@ -32,7 +32,7 @@ PROMISED = "at most 1"
 
 
 def measure(repetitions: int) -> list[Figure]:
-    """Measures both replays at each capacity in turn, then the memory."""
+    """Measure both replays at each capacity in turn, then the memory."""
     figures = []
     for capacity in CAPACITIES:
         ours, theirs = _ours(capacity), _cpprb(capacity)
@@ -57,7 +57,7 @@ class _Replay:
 
 
 def frames() -> list[Figure]:
-    """Measures the memory of a replay of a million Atari env steps, prioritised and with n-step returns."""
+    """Measure the memory of a replay of a million Atari env steps, prioritised and with n-step returns."""
     before = _resident()
     config = PrioritizedConfig(capacity=STEPS + STEPS // EPISODE, n_step=N_STEP, normalizer="all")
     buffer = make_buffer(config, FRAMES, 0)
@@ -74,7 +74,7 @@ def frames() -> list[Figure]:
 
 
 def _fill_with_frames(buffer: RowReplayBuffer) -> None:
-    """Pushes chunks of the streams in turn. Every second episode is truncated."""
+    """Push chunks of the streams in turn. Every second episode is truncated."""
     columns, rng = item_columns(FRAMES), np.random.default_rng(0)
     frame = rng.integers(0, 256, (CHUNK, 84, 84), np.uint8)
     at, pushed = [0] * STREAMS, 0
@@ -135,7 +135,7 @@ def _cpprb(capacity: int) -> _Replay:
 
 
 def _microseconds(once: Callable[[], object]) -> float:
-    """Returns the median over batches of ten calls, which a single pause does not change."""
+    """Return the median over batches of ten calls, which a single pause does not change."""
     for _ in range(20):
         once()
     times = []
@@ -148,6 +148,6 @@ def _microseconds(once: Callable[[], object]) -> float:
 
 
 def _resident() -> int:
-    """Returns the resident memory of this process in bytes."""
+    """Return the resident memory of this process in bytes."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return pages * resource.getpagesize()

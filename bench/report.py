@@ -22,7 +22,7 @@ class Figure:
     target: str = ""
 
     def cells(self) -> list[str]:
-        """Returns name, median, range, unit and target."""
+        """Return name, median, range, unit and target."""
         low, high = min(self.values), max(self.values)
         return [
             self.name,
@@ -34,14 +34,14 @@ class Figure:
 
 
 def number(value: float) -> str:
-    """Formats with three significant digits and thousands separators."""
+    """Format with three significant digits and thousands separators."""
     if abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.3g}"
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Formats a Markdown table with aligned source columns."""
+    """Format a Markdown table with aligned source columns."""
     lines = [list(head), *[list(row) for row in rows]]
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
     lines.insert(1, ["-" * width for width in widths])
@@ -52,7 +52,7 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def machine() -> str:
-    """Describes the machine of the measurement."""
+    """Describe the machine of the measurement."""
     return (
         f"{cpus()} cores ({_processor()}), {platform.system()}, Python {platform.python_version()}, "
         f"torch {version('torch')}, gymnasium {version('gymnasium')}"
@@ -60,7 +60,7 @@ def machine() -> str:
 
 
 def write_between_marks(path: Path, text: str) -> None:
-    """Replaces the text between the two marks of a document. Raises ValueError if the marks are missing."""
+    """Replace the text between the two marks of a document. Raises ValueError if the marks are missing."""
     before, begin, rest = path.read_text(encoding="utf-8").partition(_BEGIN)
     _, end, after = rest.partition(_END)
     if not begin or not end:

@@ -56,7 +56,7 @@ class Cell:
 
 
 def main() -> None:
-    """Runs the missing cells and writes the page."""
+    """Run the missing cells and write the page."""
     parser = argparse.ArgumentParser(prog="make results", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
         "--only",
@@ -92,7 +92,7 @@ def _all_cells() -> list[Cell]:
 
 
 def run(cell: Cell) -> dict[str, Any]:
-    """Trains or resumes a cell, evaluates its best model, and stores the result."""
+    """Train or resume a cell, evaluate its best model, and store the result."""
     run_dir, config = RUNS / cell.name, row_hash(cell.row)
     if _is_unfinished(run_dir, config):
         runs.train(run_dir, [f"resume={run_dir}"], resumes=True)
@@ -115,12 +115,12 @@ def run(cell: Cell) -> dict[str, Any]:
 
 @functools.cache
 def row_hash(row: Row) -> str:
-    """Returns the hash of the configuration that all runs of the row share."""
+    """Return the hash of the configuration that all runs of the row share."""
     return config_hash(Cell(row, row.seeds[0]).args)
 
 
 def config_hash(args: list[str]) -> str:
-    """Returns the hash of the resolved configuration of these arguments, without keys that do not affect learning."""
+    """Return the hash of the resolved configuration of these arguments, without keys that do not affect learning."""
     with Composer(parse_overrides(args)) as composer:
         config = composer.compose().config
     kept = {name: value for name, value in to_plain(config).items() if name not in _UNLIKE}
@@ -158,14 +158,14 @@ def _result(cell: Cell, run_dir: Path, config: str, judging_s: float) -> dict[st
 
 
 def _curve(run_dir: Path) -> Iterator[list[float]]:
-    """Yields env steps, seconds and mean return of each evaluation."""
+    """Yield env steps, seconds and mean return of each evaluation."""
     for record in runs.records(run_dir):
         if "eval/return_mean" in record:
             yield [record["env_steps"], round(record["time"], 1), round(record["eval/return_mean"], 2)]
 
 
 def _rise(run_dir: Path) -> float:
-    """Returns the mean return of the last 30 training episodes minus that of the first 30, estimated from the records."""
+    """Return the mean return of the last 30 training episodes minus that of the first 30, estimated from the records."""
     ended = [
         (int(record["train/episodes"]), record["train/episode_return"])
         for record in runs.records(run_dir)
@@ -175,7 +175,7 @@ def _rise(run_dir: Path) -> float:
 
 
 def _mean_of_first(ended: Iterable[tuple[int, float]]) -> float:
-    """Returns the mean return of the first 30 episodes. ended: (number of episodes, mean return) of each record."""
+    """Return the mean return of the first 30 episodes. ended: (number of episodes, mean return) of each record."""
     total, n = 0.0, 0
     for episodes, mean in ended:
         counted = min(episodes, EPISODES_OF_RISE - n)
@@ -191,7 +191,7 @@ def _is_unfinished(run_dir: Path, config: str) -> bool:
 
 
 def _kept(cell: Cell) -> dict[str, Any] | None:
-    """Returns the stored result, or None if there is none of this configuration."""
+    """Return the stored result, or None if there is none of this configuration."""
     path = KEPT / f"{cell.name}.json"
     if not path.exists():
         return None
@@ -200,7 +200,7 @@ def _kept(cell: Cell) -> dict[str, Any] | None:
 
 
 def _all_kept() -> dict[str, list[dict[str, Any]]]:
-    """Returns all stored results by row, in the order of the seeds."""
+    """Return all stored results by row, in the order of the seeds."""
     found = {row.name: [_kept(Cell(row, seed)) for seed in row.seeds] for row in ROWS}
     return {name: [result for result in results if result is not None] for name, results in found.items()}
 
@@ -210,7 +210,7 @@ def _minutes(cells: list[Cell]) -> float:
 
 
 def _expected(cell: Cell) -> float:
-    """Returns the minutes that other seeds of the row took, else those of the table."""
+    """Return the minutes that other seeds of the row took, else those of the table."""
     others = (KEPT / f"{Cell(cell.row, seed).name}.json" for seed in cell.row.seeds)
     known = [_json(path)["minutes"] for path in others if path.exists()]
     return statistics.median(known) if known else cell.row.minutes

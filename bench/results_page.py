@@ -20,7 +20,7 @@ Results = dict[str, list[dict[str, Any]]]
 
 
 def write_page(results: Results) -> bool:
-    """Writes the tables between the marks of the page. Returns whether every finished row meets its bar."""
+    """Write the tables between the marks of the page. Returns whether every finished row meets its bar."""
     bars = [row for row in ROWS if row.table == "bars"]
     parts = [
         f"{machine()}.",
@@ -106,7 +106,7 @@ def _parity(results: Results) -> str:
 
 
 def second_half(curve: Sequence[tuple[float, float, float]]) -> float:
-    """Returns the mean return over the second half of the evaluations. curve: (env steps, seconds, mean return)."""
+    """Return the mean return over the second half of the evaluations. curve: (env steps, seconds, mean return)."""
     return statistics.fmean(mean for _, _, mean in curve[len(curve) // 2 :])
 
 
@@ -128,7 +128,7 @@ def _each(results: Results) -> str:
 
 
 def _pictures(rows: list[Row], results: Results) -> list[Path]:
-    """Draws a picture per environment: evaluation returns over env steps, one line per agent."""
+    """Draw a picture per environment: evaluation returns over env steps, one line per agent."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -25,7 +25,7 @@ def judge(run_dir: Path, args: Sequence[str]) -> None:
 
 
 def records(run_dir: Path) -> list[dict[str, Any]]:
-    """Returns the records of metrics.jsonl, oldest first."""
+    """Return the records of metrics.jsonl, oldest first."""
     return read_jsonl(run_dir / METRICS_FILE)
 
 

@@ -93,7 +93,7 @@ def main() -> None:
 
 
 def _digests(source: str, names: list[str], jobs: int, renamed: Mapping[str, str]) -> dict[str, Digests]:
-    """Returns the digests of each case, read from a file of --save or computed by training the cases."""
+    """Return the digests of each case, read from a file of --save or computed by training the cases."""
     if source.endswith(".json"):
         return _read(Path(source), names)
     with (

@@ -47,7 +47,7 @@ class Screen:
         self._rest = ""
 
     def feed(self, output: str) -> None:
-        """Processes the next output, which may be cut anywhere."""
+        """Process the next output, which may be cut anywhere."""
         output = self._rest + output
         cut = _CUT_SHORT.search(output)
         self._rest = cut[0] if cut else ""
@@ -55,7 +55,7 @@ class Screen:
             self._take(piece)
 
     def text(self) -> str:
-        """Returns the lines without colours and without trailing empty lines."""
+        """Return the lines without colours and without trailing empty lines."""
         return "\n".join(Text.from_ansi(line).plain for line in self.lines).rstrip()
 
     def _take(self, piece: str) -> None:
@@ -72,7 +72,7 @@ class Screen:
 
 
 def export(lines: Sequence[str], path: Path, title: str) -> None:
-    """Writes the last lines of a screen, as many as the terminal has, as SVG."""
+    """Write the last lines of a screen, as many as the terminal has, as SVG."""
     console = Console(
         record=True, file=StringIO(), width=WIDTH, force_terminal=True, color_system="truecolor"
     )
@@ -84,7 +84,7 @@ def export(lines: Sequence[str], path: Path, title: str) -> None:
 
 
 def picture(outputs: Iterator[str]) -> list[str]:
-    """Returns the lines of the last complete picture of the training phase. Raises SystemExit if there is none."""
+    """Return the lines of the last complete picture of the training phase. Raises SystemExit if there is none."""
     screen, best = Screen(), list[str]()
     for output in outputs:
         screen.feed(output)
@@ -97,7 +97,7 @@ def picture(outputs: Iterator[str]) -> list[str]:
 
 
 def run_in_terminal(command: Sequence[str], folder: Path) -> Iterator[str]:
-    """Runs a command in a pseudo-terminal of WIDTH x HEIGHT and yields its output."""
+    """Run a command in a pseudo-terminal of WIDTH x HEIGHT and yield its output."""
     ours, its = pty.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", HEIGHT, WIDTH, 0, 0))
     environ = {
@@ -129,7 +129,7 @@ def _decoded(descriptor: int) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Runs the command and writes the picture."""
+    """Run the command and write the picture."""
     path = Path(arguments[0] if arguments else PATH).resolve()
     args = arguments[1:] or ARGS
     with tempfile.TemporaryDirectory() as folder:

@@ -30,7 +30,7 @@ _PARTS: dict[str, Callable[[Path, int], list[Figure]]] = {
 
 
 def main() -> None:
-    """Measures and prints the tables."""
+    """Measure and print the tables."""
     parser = argparse.ArgumentParser(prog="make bench", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--only", default=",".join(_PARTS), help="of: %(default)s")

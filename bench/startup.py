@@ -15,7 +15,7 @@ OPTIONS = (
 
 
 def measure(folder: Path, repetitions: int) -> list[Figure]:
-    """Measures with 1 and 8 actors in turn."""
+    """Measure with 1 and 8 actors in turn."""
     first: dict[int, list[float]] = {1: [], 8: []}
     last: dict[int, list[float]] = {1: [], 8: []}
     for i in range(repetitions):
@@ -31,7 +31,7 @@ def measure(folder: Path, repetitions: int) -> list[Figure]:
 
 
 def _first_steps(folder: Path, n_actors: int) -> list[float]:
-    """Returns the seconds from the command to each actor's first step."""
+    """Return the seconds from the command to each actor's first step."""
     marks = folder / "marks"
     marks.mkdir(parents=True)
     began = time.monotonic()

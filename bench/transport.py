@@ -23,7 +23,7 @@ _PAUSE_S = 1e-4
 
 
 def measure(repetitions: int) -> list[Figure]:
-    """Measures the ring, a queue of chunks and a queue of single transitions in turn."""
+    """Measure the ring, a queue of chunks and a queue of single transitions in turn."""
     ring: list[float] = []
     chunks: list[float] = []
     rows: list[float] = []
@@ -68,7 +68,7 @@ def _queue_rate(puts: int, rows: int) -> float:
 def _rate(
     target: Callable[..., None], args: tuple[Any, ...], receive: Callable[[], int], total: int
 ) -> float:
-    """Returns the transitions/s, counted from the first arrival."""
+    """Return the transitions/s, counted from the first arrival."""
     sender = multiprocessing.get_context("spawn").Process(target=target, args=args)
     sender.start()
     first = 0
@@ -83,7 +83,7 @@ def _rate(
 
 
 def push_into_ring(ring: Ring) -> None:
-    """Sends through the ring."""
+    """Send through the ring."""
     items = _items(ring.columns, CHUNK)
     for sequence in range(RING_CHUNKS):
         while (room := ring.reserve(CHUNK)) is None:
@@ -94,7 +94,7 @@ def push_into_ring(ring: Ring) -> None:
 
 
 def put_into_queue(channel: Any, puts: int, rows: int) -> None:
-    """Sends through the queue."""
+    """Send through the queue."""
     items = _items(item_columns(GymEnv(EnvConfig(id="CartPole-v1")).spec), rows)
     for _ in range(puts):
         channel.put(items)

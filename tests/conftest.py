@@ -31,7 +31,7 @@ def pytest_report_header() -> str:
 
 @pytest.fixture(autouse=True)
 def audit_of_a_row(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Checks that tests in tests/faults, and tests named after rows of the fault table, leave nothing behind."""
+    """Check that tests in tests/faults, and tests named after rows of the fault table, leave nothing behind."""
     if request.path.parent.name != "faults" and not _SHOWS_A_ROW.match(request.node.name):
         yield
         return
@@ -41,13 +41,13 @@ def audit_of_a_row(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def light_forkserver() -> None:
-    """Starts a forkserver without torch, unless one runs. It is enough for actors with a NumpyPolicy."""
+    """Start a forkserver without torch, unless one runs. It is enough for actors with a NumpyPolicy."""
     forkserver.start_early(LIGHT_PRELOAD)
 
 
 @pytest.fixture(scope="session")
 def full_forkserver() -> None:
-    """Restarts the forkserver as the command starts it, with torch."""
+    """Restart the forkserver as the command starts it, with torch."""
     running: Any = server._forkserver
     running._stop()
     forkserver.start_early()

@@ -103,7 +103,7 @@ def model(weight: int, version: int = 0) -> ModelInfo:
 
 
 def expected(weight: int, version: int, seeds: Sequence[int], cap: int = 100) -> Evaluation:
-    """Returns the result of evaluating `model(weight, version)` on these seeds."""
+    """Return the result of evaluating `model(weight, version)` on these seeds."""
     lengths = [min(seed % 7 + 1, cap) for seed in seeds]
     returns = [float((seed + weight) * n) for seed, n in zip(seeds, lengths, strict=True)]
     return Evaluation(version, tuple(returns), tuple(lengths))
@@ -130,7 +130,7 @@ class FaultyEnv(SeededEnv):
 
 
 def put_marks(folder: Path, n: int) -> None:
-    """Makes the fault happen n times."""
+    """Make the fault happen n times."""
     for i in range(n):
         (folder / f"mark-{i}").touch()
 
@@ -175,7 +175,7 @@ def make_env_that_strikes(made: Callable[[], None], folder: Path, fault: str) ->
 
 
 def make_env_with_helper(made: Callable[[], None]) -> SeededEnv:
-    """Makes an environment that starts another program and writes its process id."""
+    """Make an environment that starts another program and writes its process id."""
     logging.getLogger(__name__).warning("helper %d", subprocess.Popen(["sleep", "1000"]).pid)
     return SeededEnv(1)
 
@@ -194,7 +194,7 @@ def spec_of(make: str, *args: Any, cap: int = 100) -> EvaluatorSpec:
 def beside(
     spec: EvaluatorSpec, timeout_s: float = 30.0, restarts: int = 0, first: ModelInfo | None = None
 ) -> Iterator[ProcessEvaluator]:
-    """Starts an evaluator in its own process and closes it afterwards. first: a model with the size of all models."""
+    """Start an evaluator in its own process and close it afterwards. first: a model with the size of all models."""
     evaluator = ProcessEvaluator(spec, first or model(0), timeout_s, restarts)
     try:
         yield evaluator

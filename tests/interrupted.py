@@ -24,7 +24,7 @@ from tests.real_runs import Run, tiny
 
 @contextmanager
 def after_opt_steps(act: Callable[[int], None]) -> Iterator[None]:
-    """Calls `act` after each opt step with its number."""
+    """Call `act` after each opt step with its number."""
     count_opt = RatioLimiter.count_opt
 
     def counting(limiter: RatioLimiter) -> None:
@@ -38,7 +38,7 @@ def after_opt_steps(act: Callable[[int], None]) -> Iterator[None]:
 
 @contextmanager
 def signal_at(opt_steps: int, number: signal.Signals = signal.SIGTERM) -> Iterator[None]:
-    """Sends a signal to this process right after the given opt step."""
+    """Send a signal to this process right after the given opt step."""
 
     def send(done: int) -> None:
         if done == opt_steps:
@@ -49,13 +49,13 @@ def signal_at(opt_steps: int, number: signal.Signals = signal.SIGTERM) -> Iterat
 
 
 def run_whole(folder: Path, *args: str) -> Run:
-    """Trains a run in `folder` without interruption."""
+    """Train a run in `folder` without interruption."""
     assert main([*tiny(*args), f"hydra.run.dir='{folder}'"]) == 0
     return Run(folder)
 
 
 def run_interrupted(folder: Path, *args: str, at: int) -> Run:
-    """Trains a run that is stopped by SIGTERM after opt step `at` and then resumed."""
+    """Train a run that is stopped by SIGTERM after opt step `at` and then resumed."""
     with signal_at(at):
         assert main([*tiny(*args), f"hydra.run.dir='{folder}'"]) == 143
     resume(folder)
@@ -63,7 +63,7 @@ def run_interrupted(folder: Path, *args: str, at: int) -> Run:
 
 
 def resume(folder: Path, *args: str) -> None:
-    """Resumes the run from its newest checkpoint, which must exist."""
+    """Resume the run from its newest checkpoint, which must exist."""
     run = Run(folder)
     newest = run.checkpoints[-1]
     before = (run.path / "train.log").stat().st_size
@@ -72,7 +72,7 @@ def resume(folder: Path, *args: str) -> None:
 
 
 def value_records(run: Run) -> list[dict[str, Any]]:
-    """Returns the records without times and clock metrics, and without records that have nothing else."""
+    """Return the records without times and clock metrics, and without records that have nothing else."""
     kept = [
         {name: value for name, value in record.items() if name != "time" and not _clock(name)}
         for record in run.records
@@ -85,7 +85,7 @@ def _clock(name: str) -> bool:
 
 
 def assert_same_bits(one: Run, other: Run) -> None:
-    """Checks that the last checkpoint (with optimiser and replay), best/ and the records of both runs are equal."""
+    """Check that the last checkpoint (with optimiser and replay), best/ and the records of both runs are equal."""
     assert one.checkpoints[-1] == other.checkpoints[-1]
     folders = (f"checkpoints/{one.checkpoints[-1]}", "best")
     ours, theirs = one.files(*folders), other.files(*folders)
@@ -96,7 +96,7 @@ def assert_same_bits(one: Run, other: Run) -> None:
 
 
 def run_killed(folder: Path, *args: str, at: int) -> Run:
-    """Trains a run in its own process, which SIGKILL ends after opt step `at`, and waits for the end of its children."""
+    """Train a run in its own process, which SIGKILL ends after opt step `at`, and wait for the end of its children."""
     program = "import json, sys; from tests.interrupted import be_killed; be_killed(*json.loads(sys.argv[1]))"
     arguments = json.dumps([[*tiny(*args), f"hydra.run.dir='{folder}'"], at])
     with subprocess.Popen(

@@ -33,7 +33,7 @@ TINY = (
 
 @contextlib.contextmanager
 def in_folder(folder: Path) -> Iterator[Path]:
-    """Changes into the folder, with its own list of trusted runs."""
+    """Change into the folder, with its own list of trusted runs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(folder / "state"))
         patch.chdir(folder)
@@ -41,7 +41,7 @@ def in_folder(folder: Path) -> Iterator[Path]:
 
 
 def tiny(*args: str) -> list[str]:
-    """Adds the arguments of TINY whose keys are not given. Omits those of evaluations if the run has none."""
+    """Add the arguments of TINY whose keys are not given. Omits those of evaluations if the run has none."""
     typed = dict(arg.split("=", 1) for arg in args if "=" in arg)
     own = (arg for arg in TINY if arg.partition("=")[0] not in typed)
     found = [*known_to(typed.get("agent", "dqn"), *own), *args]
@@ -51,7 +51,7 @@ def tiny(*args: str) -> list[str]:
 
 
 def known_to(agent: str, *args: str) -> list[str]:
-    """Returns the arguments that are groups, or whose key this agent has and uses."""
+    """Return the arguments that are groups, or whose key this agent has and uses."""
     is_registered = agent in AGENTS  # the agent of a plugin may be registered later
     known = known_keys({"agent": {"type": agent}} if is_registered else {}).keys()
     if is_registered:
@@ -60,7 +60,7 @@ def known_to(agent: str, *args: str) -> list[str]:
 
 
 def train(*args: str) -> Run:
-    """Runs `border-train` in this process with the arguments of `tiny`. It must succeed."""
+    """Run `border-train` in this process with the arguments of `tiny`. It must succeed."""
     assert main(tiny(*args)) == 0
     return Run(Path("runs/latest").resolve())
 
@@ -72,7 +72,7 @@ class Run:
         self.path = path
 
     def json(self, name: str) -> Any:
-        """Reads a JSON file of the directory."""
+        """Read a JSON file of the directory."""
         return json.loads((self.path / name).read_text(encoding="utf-8"))
 
     @property
@@ -114,6 +114,6 @@ class Run:
         return [opt_steps for opt_steps, _ in self.series(name)]
 
     def files(self, *folders: str) -> dict[str, bytes]:
-        """Returns the content of every file below these folders, by its path in the run directory."""
+        """Return the content of every file below these folders, by its path in the run directory."""
         paths = [path for folder in folders for path in (self.path / folder).rglob("*") if path.is_file()]
         return {str(path.relative_to(self.path)): path.read_bytes() for path in paths}

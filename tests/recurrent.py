@@ -64,7 +64,7 @@ def advance(hidden: Any, obs: Any) -> Any:
 
 
 def with_hidden(spec: EnvSpec) -> EnvSpec:
-    """Returns the spec of the network's input: the observation with the hidden state."""
+    """Return the spec of the network's input: the observation with the hidden state."""
     leaf = replace(spec.obs.leaves[0], name=HIDDEN, low=None, high=None)
     return EnvSpec(ObsSpec((*spec.obs.leaves, leaf)), spec.action)
 
@@ -117,7 +117,7 @@ def extra_columns(config: RecurrentConfig, spec: EnvSpec) -> tuple[Column, ...]:
 
 
 def make_step_processor(spec: EnvSpec, n_envs: int, config: TrainConfig) -> StepProcessor:
-    """Makes 1-step transitions and ignores `buffer.n_step`, because h_{t+1} must follow from the row."""
+    """Make 1-step transitions and ignore `buffer.n_step`, because h_{t+1} must follow from the row."""
     extra = extra_columns(config.agent, spec)  # type: ignore[arg-type]
     return NStepProcessor(spec, n_envs, 1, config.agent.gamma, extra=extra)
 

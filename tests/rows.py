@@ -8,14 +8,14 @@ from border_cli.core.types import Items, Step
 
 
 def processed(processor: StepProcessor, *steps: Step) -> Items:
-    """Returns the rows that these env steps complete."""
+    """Return the rows that these env steps complete."""
     for step in steps:
         processor.add(step)
     return processor.take()
 
 
 def sampler_of(env: Env, policy: Policy, processor: StepProcessor) -> Sampler:
-    """Returns a started sampler. The first episodes have the seeds 1, 2 …"""
+    """Return a started sampler. The first episodes have the seeds 1, 2 …"""
     sampler = Sampler(env, policy, processor, lambda env, episode: None if episode else env + 1)
     sampler.begin()
     return sampler

@@ -31,7 +31,7 @@ DQN = DqnConfig(hidden=[8])
 
 
 def describe(env: EnvConfig, spec: EnvSpec, **changes: Any) -> ModelDescription:
-    """Returns the model description of a run with a small network. changes: other values of the agent's section."""
+    """Return the model description of a run with a small network. changes: other values of the agent's section."""
     return ModelDescription(agent=asdict(DQN) | changes, env=asdict(env), spec=spec)
 
 
@@ -66,13 +66,13 @@ def save_best(
     score: Evaluation,
     regular: Evaluation | None = None,
 ) -> Path:
-    """Writes or replaces `folder/best`."""
+    """Write or replaces `folder/best`."""
     files = best_files(model, ModelInfo(score.opt_steps, dict(arrays)), score, regular)
     return store.write(folder, BEST, files, score.opt_steps)
 
 
 def save_model(folder: Path, model: ModelDescription, opt_steps: int) -> Path:
-    """Writes `folder/best` with the initial weights of a network."""
+    """Write `folder/best` with the initial weights of a network."""
     from border_cli.agents.dqn.agent import make_policy
 
     arrays = make_policy(DQN, model.spec, seed=0).model_info().arrays
@@ -82,7 +82,7 @@ def save_model(folder: Path, model: ModelDescription, opt_steps: int) -> Path:
 def save_run(
     run_dir: Path, model: ModelDescription, best: int | None = 20, steps: tuple[int, ...] = ()
 ) -> str:
-    """Writes a run with a best model and checkpoints of these opt steps. Returns its id."""
+    """Write a run with a best model and checkpoints of these opt steps. Returns its id."""
     run_dir.mkdir(parents=True, exist_ok=True)
     env = EnvConfig(**model.env)
     write_config(run_dir, TrainConfig(agent=DQN, env=env))

@@ -24,7 +24,7 @@ FULL = ("agent=dqn", "env=cartpole", "n_actors=2", "recorder.console=none", "res
 
 
 def kills(runs: int, seed: int, lockstep: bool, opt_steps: int, first: int = 0) -> int:
-    """Returns how many runs failed. first: number of the first run, to repeat one of them."""
+    """Return how many runs failed. first: number of the first run, to repeat one of them."""
     args = [
         *SHORT,
         "n_actors=2",
@@ -55,7 +55,7 @@ def kills(runs: int, seed: int, lockstep: bool, opt_steps: int, first: int = 0) 
 
 
 def full_kills(runs: int, seed: int) -> int:
-    """Returns 0 if the mean last return of killed full runs lies in the 95% interval of uninterrupted ones, else 1."""
+    """Return 0 if the mean last return of killed full runs lies in the 95% interval of uninterrupted ones, else 1."""
     returns: dict[str, list[float]] = {"left alone": [], "killed": []}
     with tempfile.TemporaryDirectory() as folder:
         for i in range(1, runs + 1):
@@ -84,7 +84,7 @@ def full_kills(runs: int, seed: int) -> int:
 def _killed_twice(
     folder: Path, args: list[str], at: tuple[float, float], opt_steps: int, whole: Run | None
 ) -> None:
-    """Kills a run twice, the second time after it was continued, unless it is done before."""
+    """Kill a run twice, the second time after it was continued, unless it is done before."""
     _kill(folder, args, at[0], begun=False)
     _kill(folder, args, at[1], begun=True)
     Started(folder, args).end_well()
@@ -95,7 +95,7 @@ def _killed_twice(
 
 
 def _kill(folder: Path, args: Sequence[str], at: float, *, begun: bool) -> None:
-    """Kills the process group after `at` seconds, or when the run is done. begun: there may be a run to continue."""
+    """Kill the process group after `at` seconds, or when the run is done. begun: there may be a run to continue."""
     kept = folder.with_name(f"{folder.name}-before")
     if begun:
         shutil.copytree(folder, kept, symlinks=True)
@@ -111,7 +111,7 @@ def _kill(folder: Path, args: Sequence[str], at: float, *, begun: bool) -> None:
 
 
 def _check_readable(folder: Path) -> None:
-    """Checks that every complete line of records is readable (row h1)."""
+    """Check that every complete line of records is readable (row h1)."""
     for path in folder.glob("runs/[0-9]*/*/metrics.jsonl"):
         for line in path.read_bytes().split(b"\n")[:-1]:
             json.loads(line)

@@ -16,7 +16,7 @@ from tests.campaigns.started import Started, only_run, say
 
 
 def soak(minutes: int) -> int:
-    """Returns 1 if anything grew, a restart is missing or the run did not learn, else 0."""
+    """Return 1 if anything grew, a restart is missing or the run did not learn, else 0."""
     args = [
         "agent=dqn",
         "env=cartpole",

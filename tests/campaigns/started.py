@@ -35,7 +35,7 @@ class Started(Command):
         super().__init__(folder, *args)
 
     def workers(self) -> list[int]:
-        """Returns the processes that step environments: those with a higher niceness than the learner."""
+        """Return the processes that step environments: those with a higher niceness than the learner."""
         nicer = []
         for pid in sorted(processes(session=self.process.pid)):
             with contextlib.suppress(OSError):
@@ -45,7 +45,7 @@ class Started(Command):
         return nicer
 
     def end(self, within_s: float | None = None) -> int:
-        """Waits until all its processes ended. Returns the exit code, negative for a signal. Raises AssertionError."""
+        """Wait until all its processes ended. Returns the exit code, negative for a signal. Raises AssertionError."""
         try:
             code = self.process.wait(ENDS_S)
         except subprocess.TimeoutExpired:
@@ -55,18 +55,18 @@ class Started(Command):
         return code
 
     def end_well(self) -> None:
-        """Waits for the end. Raises AssertionError unless the exit code is 0."""
+        """Wait for the end. Raises AssertionError unless the exit code is 0."""
         code = self.end()
         assert code == 0, f"exit code {code}: {self.errors}"
 
     @property
     def errors(self) -> str:
-        """Returns the end of its stderr."""
+        """Return the end of its stderr."""
         return super().errors[-1500:]
 
 
 def only_run(folder: Path) -> Run:
-    """Returns the only run in a folder."""
+    """Return the only run in a folder."""
     found = [Run(path.parent) for path in sorted(folder.glob("runs/[0-9]*/*/config.yaml"))]
     assert len(found) == 1, [(run.path.name, run.summary["status"], run.checkpoints) for run in found]
     return found[0]
@@ -79,7 +79,7 @@ def is_done(folder: Path) -> bool:
 
 
 def check_whole(run: Run, opt_steps: int) -> None:
-    """Checks that the run is done, its checkpoints verify, and each metric has each step once."""
+    """Check that the run is done, its checkpoints verify, and each metric has each step once."""
     summary = run.summary
     assert (summary["status"], summary["counters"]["opt_steps"]) == ("done", opt_steps), summary
     assert summary["last_score"]["opt_steps"] == opt_steps, summary
@@ -91,7 +91,7 @@ def check_whole(run: Run, opt_steps: int) -> None:
 
 
 def attempt(what: Callable[..., None], *arguments: object) -> str:
-    """Returns the error in one line, or an empty string."""
+    """Return the error in one line, or an empty string."""
     try:
         what(*arguments)
     except AssertionError as e:

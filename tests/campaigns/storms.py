@@ -27,7 +27,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGKILL, signal
 
 
 def storms(runs: int, seed: int, first: int = 0) -> int:
-    """Returns how many storms failed. first: number of the first storm, to repeat one of them."""
+    """Return how many storms failed. first: number of the first storm, to repeat one of them."""
     failed = 0
     with tempfile.TemporaryDirectory() as folder:
         for i in range(first, first + runs):
@@ -79,7 +79,7 @@ class _Strike:
 
 
 def _strike_often(started: Started, rng: random.Random) -> list[_Strike]:
-    """Sends signals until the run ends or enough were sent, and returns them. Continues stopped processes."""
+    """Send signals until the run ends or enough were sent, and return them. Continue stopped processes."""
     strikes: list[_Strike] = []
     for _ in range(rng.randint(1, 4)):
         with contextlib.suppress(subprocess.TimeoutExpired):

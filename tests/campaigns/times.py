@@ -26,7 +26,7 @@ TRAINING = (
 
 
 def times(repetitions: int) -> int:
-    """Prints the table. Always returns 0, because times are reported, not checked."""
+    """Print the table. Always returns 0, because times are reported, not checked."""
     figures = []
     for what, measure in MEASURES.items():
         values = []
@@ -39,7 +39,7 @@ def times(repetitions: int) -> int:
 
 
 def in_training(folder: Path) -> Started:
-    """Starts a run and waits until it has a checkpoint and all actors act."""
+    """Start a run and wait until it has a checkpoint and all actors act."""
     started = Started(folder, TRAINING)
     wait_until(lambda: any(folder.glob("runs/[0-9]*/*/checkpoints/step-*")), "a checkpoint", 120)
     assert len(started.workers()) == N_ACTORS
@@ -53,7 +53,7 @@ def seconds_until(happened: Callable[[], bool], what: str) -> float:
 
 
 def replaced(folder: Path, number: signal.Signals) -> float:
-    """Returns the seconds from the signal to an actor until its replacement runs."""
+    """Return the seconds from the signal to an actor until its replacement runs."""
     started = in_training(folder)
     before = set(started.workers())
     os.kill(min(before), number)
@@ -64,7 +64,7 @@ def replaced(folder: Path, number: signal.Signals) -> float:
 
 
 def ended(folder: Path, *numbers: signal.Signals, stopped_actor: bool = False) -> float:
-    """Returns the seconds from the last signal to the main process until its end. stopped_actor: one actor is stopped."""
+    """Return the seconds from the last signal to the main process until its end. stopped_actor: one actor is stopped."""
     started = in_training(folder)
     if stopped_actor:
         os.kill(started.workers()[0], signal.SIGSTOP)
@@ -81,7 +81,7 @@ def ended(folder: Path, *numbers: signal.Signals, stopped_actor: bool = False) -
 
 
 def all_gone(folder: Path) -> float:
-    """Returns the seconds from SIGKILL of the main process until all processes of its session ended."""
+    """Return the seconds from SIGKILL of the main process until all processes of its session ended."""
     started = in_training(folder)
     started.process.kill()
     return seconds_until(
@@ -90,7 +90,7 @@ def all_gone(folder: Path) -> float:
 
 
 def refused(folder: Path, *args: str) -> float:
-    """Returns the seconds from the start of the command to its exit."""
+    """Return the seconds from the start of the command to its exit."""
     began = time.monotonic()
     started = Started(folder, [*SHORT, *args])
     assert started.process.wait() in (2, 3)

@@ -51,7 +51,7 @@ def running(request: pytest.FixtureRequest) -> Running:
 
 
 def collect(manager: ExperienceSource, env_steps: int) -> list[Chunk]:
-    """Returns all chunks until at least `env_steps` env steps have arrived."""
+    """Return all chunks until at least `env_steps` env steps have arrived."""
     chunks: list[Chunk] = []
     wait_until(
         lambda: (

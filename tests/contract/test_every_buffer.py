@@ -83,16 +83,16 @@ class World:
         self.held: list[dict[str, Array]] | None = None  # rows of an incomplete chunk
 
     def act(self, kind: str, *given: Any) -> None:
-        """Runs one part of a plan: `episode` or `chunk`."""
+        """Run one part of a plan: `episode` or `chunk`."""
         getattr(self, kind)(*given)
 
     def episode(self, actor: int, env: int, length: int, ending: str) -> None:
-        """Runs `length` env steps. ending: "terminated", "truncated", "cut", or "" if the episode continues later."""
+        """Run `length` env steps. ending: "terminated", "truncated", "cut", or "" if the episode continues later."""
         for _ in self._steps(actor, env, length, ending):
             pass
 
     def chunk(self, actor: int, first: tuple[int, str], second: tuple[int, str]) -> None:
-        """Runs both environments of an actor alternately, each by (length, ending); pushes all rows as one chunk."""
+        """Run both environments of an actor alternately, each by (length, ending); pushes all rows as one chunk."""
         self.held = []
         streams = [self._steps(actor, env, *one) for env, one in enumerate((first, second))]
         for _ in zip_longest(*streams):
@@ -215,7 +215,7 @@ def test_batches_match_the_naive_buffer(kind: str, stack: int, n_step: int, capa
 
 
 def through_json(state: State) -> State:
-    """Returns the state as it comes back from a checkpoint."""
+    """Return the state as it comes back from a checkpoint."""
     blocks = tuple(Block(b.name, b.sealed, partial(dict, b.arrays())) for b in state.blocks)
     return State(state.copy().arrays, json.loads(json.dumps(state.values)), blocks)
 

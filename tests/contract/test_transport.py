@@ -81,7 +81,7 @@ class Bench:
         )
 
     def run(self, *learner_acts: Callable[[], None]) -> ActorStat:
-        """Runs the actor. At each of its sleeps the learner does its next act, and finally requests the stop."""
+        """Run the actor. At each of its sleeps the learner does its next act, and finally requests the stop."""
         acts = iter([*learner_acts, self.status.request_stop])
 
         def act() -> None:

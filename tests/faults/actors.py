@@ -1,4 +1,4 @@
-"""Actors under an `ActorManager` of the test's own, of which some incarnations fail at a known env step."""
+"""Actor specs for tests of `ActorManager`, in which some incarnations fail at a known env step."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def running(
     on_exception: Callable[[ActorLostError], None] = lambda _: None,
     **config: Any,
 ) -> Iterator[ActorManager]:
-    """Actors none of which may be lost, unless the test says otherwise."""
+    """Start actors. By default a lost actor is an error."""
     config = {"stop_timeout_s": 10.0, "ring_rows": RING_ROWS, "restarts": 0, "min_actors": n_actors, **config}
     manager = ActorManager(
         spec, COUNTING_COLUMNS, n_actors, ActorManagerConfig(**config), lambda: False, on_exception
@@ -62,12 +62,12 @@ def pid_of(manager: ActorManager, actor: int) -> int:
 # -- actors that fail ---------------------------------------------------
 
 
-def failing_actors(*failures: tuple[int, int, int], fault: str, **words: Any) -> ActorSpec:
+def failing_actors(*failures: tuple[int, int, int], fault: str, **kwargs: Any) -> ActorSpec:
     """Counting actors (see `tests.fakes.counting_actors`), some of which fail (see `tests.counting.FAULTS`).
 
-    failures: (actor, incarnation, number of the env step of each of its environments, from 1).
+    failures: (actor, incarnation, env step of each of its environments, counted from 1).
     """
-    spec = counting_actors(**words)
+    spec = counting_actors(**kwargs)
     return replace(spec, env=Factory("tests.faults.actors:make_failing", (*spec.env.args, failures, fault)))
 
 
@@ -80,13 +80,13 @@ def make_failing(
     return make_counting_env(place, config)
 
 
-def actors_that_die_in_a_push(moment: float, **words: Any) -> ActorSpec:
-    """The first incarnation of actor 0 dies in its second push.
+def actors_that_die_in_a_push(moment: float, **kwargs: Any) -> ActorSpec:
+    """Counting actors. The first incarnation of actor 0 dies in its second push.
 
-    moment: 2.5 is in the writing of column number 2, counted from 0, after half of its rows; the number after the last
-    column, between the rows and the word that announces them.
+    moment: 2.5 means after half of the rows of column 2 were written. The number of columns means after all rows were
+    written, before they are announced.
     """
-    spec = counting_actors(**words)
+    spec = counting_actors(**kwargs)
     return replace(spec, processor=Factory("tests.faults.actors:make_dying_in_a_push", (moment,)))
 
 
@@ -94,9 +94,7 @@ def make_dying_in_a_push(place: ActorId, spec: EnvSpec, moment: float) -> NStepP
     if (place.actor, place.incarnation) != (0, 0):
         return make_processor(place, spec, 1)
     if moment == len(COUNTING_COLUMNS):
-        fences = itertools.count(
-            5, -1
-        )  # two for the first model; two in each push: for room, and before the last word
+        fences = itertools.count(5, -1)  # two fences for the first model and two in each push
         ring.fence = lambda: None if next(fences) else _die()
     return _DyingProcessor(spec, moment)
 
@@ -106,7 +104,7 @@ def _die() -> None:
 
 
 class _DyingProcessor(NStepProcessor):
-    """Ends the process when it writes rows for the second time, after this many columns."""
+    """Ends the process in its second write of rows, after `moment` columns."""
 
     def __init__(self, spec: EnvSpec, moment: float) -> None:
         super().__init__(spec, 1, 1, 0.99)
@@ -126,11 +124,11 @@ class _DyingProcessor(NStepProcessor):
         return into
 
 
-# -- actors with diaries ------------------------------------------------
+# -- actors that count their env steps in a file ------------------------------------------------
 
 
 class Diary(gymnasium.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc] # gymnasium is not checked
-    """Keeps its first seed and the number of its env steps in a file, which outlives the process."""
+    """Stores its first seed and its number of env steps in a memory-mapped file, which outlives the process."""
 
     def __init__(self, env: gymnasium.Env[Any, Any], path: Path) -> None:
         super().__init__(env)
@@ -147,9 +145,9 @@ class Diary(gymnasium.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc] # gymn
         return result
 
 
-def actors_with_diaries(folder: Path, **words: Any) -> ActorSpec:
-    """Counting actors (see `tests.fakes.counting_actors`) that keep a diary each, see `read_diary`."""
-    spec = counting_actors(**words)
+def actors_with_diaries(folder: Path, **kwargs: Any) -> ActorSpec:
+    """Counting actors (see `tests.fakes.counting_actors`) that write diaries, see `read_diary`."""
+    spec = counting_actors(**kwargs)
     return replace(spec, env=Factory("tests.faults.actors:make_with_diary", (*spec.env.args, str(folder))))
 
 
@@ -160,13 +158,13 @@ def make_with_diary(place: ActorId, config: EnvConfig, folder: str) -> GymEnv:
 
 
 def read_diary(folder: Path, actor: int, incarnation: int) -> tuple[int, int]:
-    """Seed and env steps of the one environment that this incarnation had."""
+    """Return seed and env steps of the only environment of this incarnation."""
     seed, env_steps = np.fromfile(folder / f"{actor}-{incarnation}", np.int64).tolist()
     return seed, env_steps
 
 
 def make_with_helpers(place: ActorId, config: EnvConfig) -> GymEnv:
-    """Its environment runs a program and a thread, and forgets both."""
+    """Make an environment that starts a program and a thread and never stops them."""
     helper = subprocess.Popen(["sleep", "1000"])
     threading.Thread(target=threading.Event().wait, daemon=True).start()
     logging.getLogger("tests.env").warning("helper %d", helper.pid)

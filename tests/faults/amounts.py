@@ -1,7 +1,7 @@
-"""How much is tested.
+"""The number of tested cases and injected faults.
 
-`make test` takes samples of cases and injects few faults. TEST_FULL=1 takes all cases, FAULTS_FULL=1 also as many faults as
-docs/reliability.md promises.
+`make test` runs a sample of the cases and injects few faults. TEST_FULL=1 runs all cases. FAULTS_FULL=1 also injects as
+many faults as docs/reliability.md states.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ def times(short: int, full: int) -> int:
 
 
 def sampled(cases: Sequence[T], width: int) -> list[T]:
-    """All cases with TEST_FULL=1, else one of every `width` in a row: the first, then the second of the next …"""
+    """Return all cases with TEST_FULL=1, else one of each `width` consecutive cases: the first, the second of the next …"""
     groups = [cases[i : i + width] for i in range(0, len(cases), width)]
     return list(cases) if ALL_CASES else [group[i % len(group)] for i, group in enumerate(groups)]
 
 
 def seeded(name: str) -> random.Random:
-    """A generator for one test; its seed is printed, which pytest shows where the test fails."""
+    """Return a generator for one test. Its seed is printed, and pytest shows it if the test fails."""
     print(f"FAULTS_SEED={SEED}")
     return random.Random(f"{SEED} {name}")

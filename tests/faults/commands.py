@@ -1,4 +1,4 @@
-"""`border-train` as a person runs it: a process in a session of its own, and what it leaves on disk."""
+"""Runs `border-train` as a process in its own session, and checks its files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.real_runs import Run, tiny
 from tests.trained import Checkpoint, read_checkpoint
 
 START_S = 60.0
-"""Two processes have to import torch, on a machine that may be busy."""
+"""Enough for two processes to import torch on a busy machine."""
 WARMUP, TOLERANCE = 20, 64
 _QUIET = (
     "env=gym",
@@ -35,18 +35,18 @@ _TWO_ACTORS = ("n_actors=2", "actor_manager.stop_timeout_s=2")
 
 
 class Command:
-    """`border-train` with these words, started in `folder`.
+    """`border-train` with the given arguments, started in `folder`.
 
     Args:
-        faults: what `tests.faults.plugin` injects.
-        before: words in front of the command.
-        stdout: a descriptor, by default that of the file `output`.
+        faults: faults for `tests.faults.plugin` to inject.
+        before: a command line that runs the command, such as `nice`.
+        stdout: a descriptor, by default of the file `output`.
     """
 
     def __init__(
         self,
         folder: Path,
-        *words: str,
+        *args: str,
         faults: str = "",
         before: tuple[str, ...] = (),
         stdout: int | None = None,
@@ -58,7 +58,7 @@ class Command:
         command = Path(sys.executable).with_name("border-train")
         with (folder / "errors").open("wb") as errors, (folder / "output").open("wb") as output:
             self.process = subprocess.Popen(
-                [*before, str(command), *words, *plugins],
+                [*before, str(command), *args, *plugins],
                 cwd=folder,
                 env=os.environ | {name: str(value) for name, value in settings.items()},
                 stdout=output if stdout is None else stdout,
@@ -73,7 +73,7 @@ class Command:
         return f"border-train in {self.folder}"
 
     def wait_for_trap(self) -> int:
-        """Return when the trap was sprung: the id of the process that did it."""
+        """Wait until the trap was sprung. Returns the id of the process that did it."""
         mark = self.folder / MARK
         wait_until(
             lambda: self._ended or (mark.exists() and mark.read_text().endswith("\n")), "the trap", START_S
@@ -82,42 +82,42 @@ class Command:
         return int(mark.read_text())
 
     def send(self, number: signal.Signals, to: str = "main") -> None:
-        """Send a signal to the main process, to its group as a terminal does, or to all processes as a scheduler may.
+        """Send a signal to the main process, to its process group (like a terminal) or to all processes (like a scheduler).
 
-        The actors and the evaluator lead groups of their own: only "all" reaches them.
+        Actors and evaluator have their own process groups, so only "all" reaches them.
         """
         self._since = monotonic()
         if to == "all":
-            for pid in sorted(processes(session=self.pid), reverse=True):  # the main process last
-                with contextlib.suppress(ProcessLookupError):  # the signal before may have ended it
+            for pid in sorted(processes(session=self.pid), reverse=True):  # the main process comes last
+                with contextlib.suppress(ProcessLookupError):  # an earlier signal may have ended it
                     os.kill(pid, number)
         else:
             (os.killpg if to == "group" else os.kill)(self.pid, number)
 
     def undefended(self, number: signal.Signals) -> list[int]:
-        """Its processes that this signal would end."""
+        """Return the processes of its session that this signal would end."""
         masks = ("SigBlk", "SigIgn", "SigCgt")
         return [pid for pid in processes(session=self.pid) if not handles(pid, number, masks)]
 
     def wait_for_handling(self) -> None:
-        """Return when it has handled a first signal: then the next SIGINT finds no handler."""
+        """Wait until it has handled a first signal. After that SIGINT has no handler."""
         wait_until(lambda: self._ended or not handles(self.pid, signal.SIGINT), "the signal to be handled")
 
     def wait_for_log(self, text: str, times: int = 1) -> None:
-        """Return when its log has this text so many times."""
+        """Wait until its log contains the text this many times."""
         log = self.folder / "runs" / "latest" / "train.log"
         wait_until(
             lambda: self._ended or (log.exists() and log.read_text().count(text) >= times), text, START_S
         )
 
     def release(self) -> None:
-        """Let the process that waits continue, in a trap or with half a checkpoint."""
+        """Let the waiting process continue, which is in a trap or in the middle of a save."""
         (self.folder / GO).touch()
 
     def end(self, within_s: float | None = None) -> int:
-        """Its exit code, as a shell sees it, once no process of its session is left.
+        """Wait until no process of its session is left. Returns the exit code as a shell shows it.
 
-        within_s: how long it may take from the last signal, or from its start; None if nothing is promised.
+        within_s: limit from the last signal, or from the start [s]; None for no limit.
         """
         code = self.process.wait(START_S)
         took_s = monotonic() - self._since
@@ -139,7 +139,7 @@ class Command:
 
     @property
     def errors(self) -> str:
-        """What it wrote to stderr."""
+        """Its stderr."""
         return (self.folder / "errors").read_text()
 
     @property
@@ -156,33 +156,33 @@ class Command:
 
 
 def _as_from_a_terminal() -> None:
-    """What a shell starts in the background ignores SIGINT, and so do its children, such as these tests."""
+    """Restore the default handler of SIGINT, which background jobs of a shell, such as these tests, ignore."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def border_train(
-    folder: Path, *words: str, faults: str = "", before: tuple[str, ...] = (), stdout: int | None = None
+    folder: Path, *args: str, faults: str = "", before: tuple[str, ...] = (), stdout: int | None = None
 ) -> Command:
-    """`border-train` with these words beside those of a tiny endless run, with two actors unless trainer=sync."""
-    return Command(folder, *endless(*words), faults=faults, before=before, stdout=stdout)
+    """Start a tiny endless run with the given arguments, with two actors unless trainer=sync."""
+    return Command(folder, *endless(*args), faults=faults, before=before, stdout=stdout)
 
 
-def run_here(code: int, *words: str) -> Run:
-    """The same in this process and folder; it must end with this code."""
-    assert main(endless(*words)) == code
+def run_here(code: int, *args: str) -> Run:
+    """Run the same in this process and the current folder. It must exit with `code`."""
+    assert main(endless(*args)) == code
     return Run(Path("runs/latest").resolve())
 
 
-def endless(*words: str) -> list[str]:
-    typed = {word.partition("=")[0] for word in words}
-    if "trainer.lockstep=true" in words:
-        typed.add("trainer.ratio_tolerance")  # which has no effect there
-    quiet = _QUIET if "trainer=sync" in words else (*_QUIET, *_TWO_ACTORS)
-    return tiny(*(word for word in quiet if word.partition("=")[0] not in typed), *words)
+def endless(*args: str) -> list[str]:
+    typed = {arg.partition("=")[0] for arg in args}
+    if "trainer.lockstep=true" in args:
+        typed.add("trainer.ratio_tolerance")  # has no effect with sync
+    quiet = _QUIET if "trainer=sync" in args else (*_QUIET, *_TWO_ACTORS)
+    return tiny(*(arg for arg in quiet if arg.partition("=")[0] not in typed), *args)
 
 
 def verified_checkpoints(run: Run) -> list[Checkpoint]:
-    """All of a run's checkpoints, newest first, read whole: raises if any does not verify."""
+    """Read all checkpoints of a run completely, newest first. Raises if one does not verify."""
     folder = run.path / CHECKPOINTS
     found = [read_checkpoint(path) for path in list_steps(folder)]
     newest = newest_valid(folder)
@@ -191,18 +191,18 @@ def verified_checkpoints(run: Run) -> list[Checkpoint]:
 
 
 def saved_steps(run: Run) -> list[int]:
-    """Opt steps of all of a run's checkpoints, newest first; each verifies."""
+    """Return the opt steps of all checkpoints of a run, newest first. Each must verify."""
     return [checkpoint.opt_steps for checkpoint in verified_checkpoints(run)]
 
 
 def assert_saved(run: Run, steps: list[int]) -> None:
-    """These checkpoints verify, and nothing else lies beside them, hidden or not."""
+    """Check that these checkpoints verify and that there are no other files beside them."""
     assert saved_steps(run)[::-1] == steps
     assert sorted(path.name for path in (run.path / CHECKPOINTS).iterdir()) == [step_name(n) for n in steps]
     assert not [path for path in run.path.iterdir() if ".checkpoint" in path.name or "aside" in path.name]
 
 
 def resume_hint(run: Run, folder: Path) -> str:
-    """What a failed run that was started in this folder says of its newest checkpoint."""
+    """Return the message of a failed run in this folder about its newest checkpoint."""
     newest = saved_steps(run)[0]
     return f"the state of opt step {newest} is saved: border-train resume={run.path.relative_to(folder)}"

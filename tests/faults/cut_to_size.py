@@ -1,4 +1,4 @@
-"""An environment whose observation is as wide as a file says when it is made."""
+"""An environment that reads the width of its observations from a file."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tests.counting import CountingEnv
 
 
 def make(file: str) -> gymnasium.Env[Any, Any]:
-    """A CountingEnv of whose four numbers the first ones are shown.
+    """Make a CountingEnv that shows only the first of its four numbers.
 
-    file: path of the file that says how many.
+    file: path of a file with the number.
     """
     env, width = CountingEnv(), int(Path(file).read_text(encoding="ascii"))
     whole = env.observation_space

@@ -1,4 +1,4 @@
-"""Run directories of somebody else's making: how to forge them, and what a person does with them."""
+"""Forged run directories, and the commands that read them."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from tests.real_runs import Run
 from tests.stored_run import OPT_STEPS
 
 
-def evaluate(run: Run, *words: str) -> int:
-    return border_eval([str(run.path), "checkpoint=last", "episodes=1", *words])
+def evaluate(run: Run, *args: str) -> int:
+    return border_eval([str(run.path), "checkpoint=last", "episodes=1", *args])
 
 
-def resume(run: Run, *words: str) -> int:
-    budget = [] if any("max_opts" in word for word in words) else [f"trainer.max_opts={OPT_STEPS + 5}"]
-    return border_train([f"resume={run.path}", *budget, *words])
+def resume(run: Run, *args: str) -> int:
+    budget = [] if any("max_opts" in arg for arg in args) else [f"trainer.max_opts={OPT_STEPS + 5}"]
+    return border_train([f"resume={run.path}", *budget, *args])
 
 
 def refused(act: Callable[[Run], int], run: Run, capsys: pytest.CaptureFixture[str], code: int = 7) -> str:
-    """It ends with this code, and in three lines at most: these."""
+    """Check that the action exits with `code` and prints at most three lines, and return them."""
     assert act(run) == code
     lines = capsys.readouterr().err.splitlines()
     assert 1 <= len(lines) <= 3, lines
@@ -36,7 +36,7 @@ def refused(act: Callable[[Run], int], run: Run, capsys: pytest.CaptureFixture[s
 
 
 class Evil:
-    """Makes a folder when it is unpickled."""
+    """Creates the folder `canary` when it is unpickled."""
 
     def __init__(self, canary: Path) -> None:
         self._canary = canary
@@ -50,14 +50,14 @@ def evil_pickle(canary: Path) -> bytes:
 
 
 def forge(path: Path, name: str, content: bytes) -> None:
-    """Give a file of a checkpoint this content, and the manifest the sum of it."""
+    """Write this content into a file of a checkpoint, and its checksum into the manifest."""
     (path / name).unlink(missing_ok=True)
     (path / name).write_bytes(content)
     claim(path, len(content), name, sha256=hashlib.sha256(content).hexdigest())
 
 
 def claim(path: Path, nbytes: Any, *names: str, sha256: str = "0" * 64) -> None:
-    """Let the manifest say this of some files."""
+    """Change the sizes that the manifest states for some files."""
     file = path / "manifest.json"
     manifest = json.loads(file.read_text())
     manifest["files"] |= {name: {"bytes": nbytes, "sha256": sha256} for name in names}
@@ -66,6 +66,6 @@ def claim(path: Path, nbytes: Any, *names: str, sha256: str = "0" * 64) -> None:
 
 
 def header(shape: list[int], nbytes: int) -> bytes:
-    """A safetensors file that claims an array of this shape, and has no data."""
+    """Return a safetensors file that declares an array of this shape and has no data."""
     text = json.dumps({"w": {"dtype": "F32", "shape": shape, "data_offsets": [0, nbytes]}}).encode()
     return struct.pack("<Q", len(text)) + text

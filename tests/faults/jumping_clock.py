@@ -1,4 +1,4 @@
-"""A wall clock that jumps: back by an hour, forward by a day, and so on; and an environment that brings it to actors."""
+"""A wall clock that jumps back by an hour, forward by a day and so on, and an environment that installs it in actors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.counting import CountingEnv
 
 
 def jumping_clock() -> Iterator[float]:
-    """What it shows from one look to the next, in s."""
+    """Yield its readings [s]."""
     now = 1_700_000_000.0
     while True:
         yield now
@@ -23,7 +23,7 @@ def jumping_clock() -> Iterator[float]:
 
 
 def make() -> gymnasium.Env[Any, Any]:
-    """A CountingEnv. In a child process the wall clock jumps from now on."""
+    """Make a CountingEnv. In a child process the wall clock jumps from now on."""
     if multiprocessing.current_process().name != "MainProcess":
         clock = jumping_clock()
         time.time = lambda: next(clock)

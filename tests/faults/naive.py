@@ -1,4 +1,4 @@
-"""What not to do: the negative controls. What is shown of ours must not hold of these, or the tests show nothing."""
+"""Negative controls: naive implementations that the same tests must find faulty."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BLOCK = 2**16
 
 
 def save_in_place(path: Path, array: Array, tick: Callable[[], None]) -> None:
-    """Write the newest state over the one before it. tick: called between two blocks."""
+    """Overwrite the previous state in place. tick: called between two blocks."""
     data = safetensors.save({"array": array})
     with path.open("wb", buffering=0) as file:
         for start in range(0, len(data), _BLOCK):
@@ -23,6 +23,6 @@ def save_in_place(path: Path, array: Array, tick: Callable[[], None]) -> None:
 
 
 def load_unverified(path: Path) -> dict[str, Array]:
-    """What is in the file, whatever that is. Raises an exception of some kind where the format itself is broken."""
+    """Return the content without verification. Raises some exception if the format is broken."""
     loaded: dict[str, Array] = safetensors.load(path.read_bytes())
     return {name: np.array(array) for name, array in loaded.items()}

@@ -1,6 +1,6 @@
 """A plugin that injects the faults named in the environment variable FAULTS, such as "hold_save:2 starve:30".
 
-Only a run that is to fail imports it: it changes classes of the process that imports it.
+It changes classes of the process that imports it.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def at_opt_steps(act: Callable[[int], None]) -> None:
 
 
 def hang() -> None:
-    """The import of the plugin does not end."""
+    """Never finish the import of the plugin."""
     spring("hang")
 
 
 def hold_save(number: int) -> None:
-    """The checkpoint of this number, counted from 1, waits after its first file until the test lets it continue."""
+    """Make a checkpoint (counted from 1) wait after its first file until the test releases it."""
     write_file, to_come = store._write_file, number
 
     def held(path: Path, content: Any) -> store.FileEntry:
@@ -54,12 +54,12 @@ def hold_save(number: int) -> None:
 
 
 def save_at(*opt_steps: int) -> None:
-    """The learner gets SIGUSR1 in these opt steps."""
+    """Send SIGUSR1 to the learner in these opt steps."""
     at_opt_steps(lambda number: number in opt_steps and os.kill(os.getpid(), signal.SIGUSR1))
 
 
 def starve(opt_step: int) -> None:
-    """In this opt step the address space of the learner is limited, and it asks for more."""
+    """Limit the address space of the learner in this opt step, and let it allocate more."""
     room = 64 * 2**20
 
     def limit(number: int) -> None:
@@ -72,7 +72,7 @@ def starve(opt_step: int) -> None:
 
 
 def fill_disk(since: int, until: int) -> None:
-    """From one opt step to the other, a file takes all the room on the disk in the folder `disk`."""
+    """Fill the disk in the folder `disk` with a file between two opt steps."""
     base.FIRST_RETRY_S = base.LAST_RETRY_S = 1e-3  # type: ignore[misc]
     filling = Path("disk/filling")
 

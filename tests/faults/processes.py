@@ -1,4 +1,4 @@
-"""Watching processes through /proc, waiting for what they do, and the audit of what they leave. Linux only."""
+"""Reads processes from /proc, waits for conditions, and audits what processes leave behind. Linux only."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GONE_S = 5.0
 
 
 def processes(parent: int | None = None, session: int | None = None) -> list[int]:
-    """Living processes with this parent, or of this session."""
+    """Return the living processes with this parent, or of this session."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -36,7 +36,7 @@ def processes(parent: int | None = None, session: int | None = None) -> list[int
 
 
 def handles(pid: int, number: int, masks: tuple[str, ...] = ("SigCgt",)) -> bool:
-    """Whether a process has a handler of its own for this signal. masks: whether it is in any of these of its status."""
+    """Whether a process has its own handler for this signal. masks: the fields of /proc status to check."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return any(int(line.split()[1], 16) >> (number - 1) & 1 for line in lines if line.startswith(masks))
 
@@ -49,7 +49,7 @@ def wait_until(done: Callable[[], bool], what: str, timeout_s: float = TIMEOUT_S
 
 
 def wait_gone(pid: int) -> None:
-    """Return when the process has ended."""
+    """Wait until the process has ended."""
     with contextlib.suppress(ProcessLookupError):
         descriptor = os.pidfd_open(pid)
         readable, _, _ = select.select([descriptor], [], [], TIMEOUT_S)
@@ -58,7 +58,7 @@ def wait_gone(pid: int) -> None:
 
 
 def assert_session_ends(session: int) -> None:
-    """No process of this session lives GONE_S from now."""
+    """Check that no process of this session lives GONE_S from now."""
     deadline, backoff = Deadline(GONE_S), Backoff()
     while processes(session=session) and not deadline.passed:
         backoff.sleep()
@@ -71,7 +71,7 @@ def assert_session_ends(session: int) -> None:
 
 @contextmanager
 def nothing_left() -> Iterator[None]:
-    """Processes, descriptors and shared memory that come up inside must be gone after it.
+    """Check that the block leaves no process, descriptor or shared memory behind.
 
     The forkserver and its resource tracker may stay: they serve all tests of this process.
     """
@@ -88,12 +88,12 @@ def nothing_left() -> Iterator[None]:
     deadline, backoff = Deadline(GONE_S), Backoff()
     while not gone():
         assert not deadline.passed, f"left behind: {left}"
-        gc.collect()  # an exception that a test looked at holds the frames it went through
+        gc.collect()  # a caught exception keeps its frames alive
         backoff.sleep()
 
 
 def _held() -> tuple[set[int | str], int]:
-    """Child processes and named memory, and the number of descriptors, without those of the forkserver."""
+    """Return child processes, named memory and the number of descriptors, without those of the forkserver."""
     running: Any = server._forkserver  # type: ignore[attr-defined]
     tracking: Any = tracker._resource_tracker
     helpers = {forkserver.forkserver_pid(), tracking._pid}
@@ -105,18 +105,16 @@ def _held() -> tuple[set[int | str], int]:
 
 
 def named_memory(pids: Iterable[int | None]) -> set[str]:
-    """Files in the shared memory folder that one of these processes has mapped or opened.
+    """Return the files in the shared memory folder that one of these processes has mapped or opened.
 
-    Other programs of the machine use that folder too.
+    Other programs use that folder too.
     """
     found = set[str]()
     for pid in pids:
-        with contextlib.suppress(OSError):  # it has just ended
+        with contextlib.suppress(OSError):  # the process has just ended
             maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
             found |= {path for line in maps for path in line.split(maxsplit=5)[5:]}
             for link in Path(f"/proc/{pid}/fd").iterdir():
-                with contextlib.suppress(
-                    FileNotFoundError
-                ):  # in our own process, the one that listed the folder
+                with contextlib.suppress(FileNotFoundError):  # the descriptor of the listing itself
                     found.add(str(link.readlink()))
     return {path for path in found if path.startswith("/dev/shm/")}

@@ -1,7 +1,7 @@
 """Processes that save checkpoints in a loop, without torch, and kill themselves at a chosen moment.
 
-The moments of a save are what it does to the disk: making, opening, writing, syncing, linking, renaming, removing. The
-parent of those processes has one thread, so that it may fork them: one start of Python for all of them.
+The moments are the disk operations of a save: make, open, write, sync, link, rename, remove. The parent process has one
+thread, so it can fork all savers instead of starting Python for each.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _BLOCK_ROWS = 3000
 
 
 class FakeAgent:
-    """Its weights are all the same number: that of its opt steps."""
+    """All its weights equal its number of opt steps."""
 
     def __init__(self) -> None:
         self.opt_steps = 0
@@ -63,7 +63,7 @@ def manager(run_dir: Path, agent: Any, keep: int = 2) -> CheckpointManager:
 
 
 def run_state(agent: FakeAgent) -> RunState:
-    """With as many sealed blocks of the replay as opt steps, and one that is still written to."""
+    """Return a state with one sealed block of the replay per opt step, and one open block."""
     blocks = tuple(
         Block(f"rows-{i:09d}", i < agent.opt_steps, partial(_rows, i)) for i in range(agent.opt_steps + 1)
     )
@@ -76,7 +76,7 @@ def _rows(i: int) -> dict[str, Array]:
 
 
 def save(run_dir: Path, steps: range, keep: int = 2) -> Iterator[int]:
-    """Save checkpoints of these opt steps; each step once its checkpoint is there."""
+    """Save a checkpoint at each of these opt steps, and yield the opt step after each save."""
     agent = FakeAgent()
     saves = manager(run_dir, agent, keep)
     for agent.opt_steps in steps:
@@ -85,7 +85,7 @@ def save(run_dir: Path, steps: range, keep: int = 2) -> Iterator[int]:
 
 
 def read(run_dir: Path) -> int | None:
-    """Opt step of the newest checkpoint that verifies, whose content is what was saved; None if there is none."""
+    """Return the opt step of the newest checkpoint that verifies, after checking its content; None if there is none."""
     path = store.newest_valid(run_dir / CHECKPOINTS)
     if path is None:
         return None
@@ -112,7 +112,7 @@ def read_naively(folder: Path) -> int | None:
 
 
 class _TickingFile:
-    """A file with a moment in the middle of each write."""
+    """A file that ticks in the middle of each write."""
 
     def __init__(self, file: Any, tick: Callable[[], None]) -> None:
         self._file = file
@@ -130,7 +130,7 @@ class _TickingFile:
 
 
 class _Killer:
-    """Counts moments, and kills this process at number `at`. armed: whether it counts."""
+    """Counts moments, and kills this process at moment `at`. armed: whether it counts."""
 
     def __init__(self, at: int, armed: bool) -> None:
         self._at = at
@@ -144,7 +144,7 @@ class _Killer:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     def watch(self) -> None:
-        """Count what happens from now on, in the middle of each write as well."""
+        """Count all disk operations from now on, and the middle of each write."""
         fsync, path_open = os.fsync, Path.open
 
         def ticking_fsync(descriptor: int) -> None:
@@ -165,7 +165,7 @@ class _Killer:
         sys.addaudithook(audit)
 
     def watch_prune(self) -> None:
-        """Count only what happens while old checkpoints are removed."""
+        """Count only the operations that remove old checkpoints."""
         prune = contents.store.prune
 
         def armed_prune(*args: Any, **kwargs: Any) -> None:
@@ -177,7 +177,7 @@ class _Killer:
 
 
 def _run(folder: Path, mode: str, at: int) -> int:
-    """Save until the moment; the number of moments there were, if it was never reached. Writes what was committed."""
+    """Save until the process is killed at moment `at`. Returns the number of moments if it is never reached."""
     killer = _Killer(at, armed=mode != "prune")
     if mode == "prune":
         killer.watch_prune()
@@ -191,7 +191,7 @@ def _run(folder: Path, mode: str, at: int) -> int:
 
 
 def _forked(folder: Path, mode: str, at: int) -> int | None:
-    """What `_run` returns in a process of its own; None if it was killed."""
+    """Run `_run` in a forked process and return its result; None if it was killed."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -211,7 +211,7 @@ def _forked(folder: Path, mode: str, at: int) -> int | None:
 
 
 def main(folder: Path, mode: str, points: list[float]) -> None:
-    """One process per point, a share of all moments; each in a folder of its own below `folder`. Prints which."""
+    """Run one saver per point, killed at that share of all moments, each in its own folder. Prints folders and moments."""
     total = _forked(folder / "whole", mode, NEVER)
     assert total
     for i, point in enumerate(points):
@@ -221,4 +221,4 @@ def main(folder: Path, mode: str, points: list[float]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], [float(word) for word in sys.argv[3:]])
+    main(Path(sys.argv[1]), sys.argv[2], [float(point) for point in sys.argv[3:]])

@@ -1,4 +1,4 @@
-"""Actors that are lost, hang or are stopped: what the actor manager reports and hands over.
+"""Actors that die, hang or are stopped: the errors and rows that the actor manager returns.
 
 Whole runs are in `test_runs`, restarts in `test_supervision`.
 """
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("light_forkserver")
 
 
 def act(manager: ActorManager, credit: int) -> None:
-    """Let every actor use its first credit, and leave its rows in its ring."""
+    """Let every actor use its first credit. The rows stay in the rings."""
     manager.grant([credit] * len(manager.pids()))
     wait_until(
         lambda: all(s.seconds > 0 and s.state == "waiting for credit" for s in manager.stats()),
@@ -71,7 +71,7 @@ def test_a1_a_killed_actor_is_reported_after_its_rows_were_returned() -> None:
     ],
     ids=["exit", "hang"],
 )
-def test_a7_a9_an_actor_that_is_never_ready_ends_the_start(
+def test_a7_a9_an_actor_that_never_becomes_ready_is_reported_at_the_start(
     fault: dict[str, Any], loss: str, states: list[str]
 ) -> None:
     spec = counting_actors(**fault)
@@ -81,7 +81,7 @@ def test_a7_a9_an_actor_that_is_never_ready_ends_the_start(
         assert [stat.state for stat in manager.stats()] == states
 
 
-def test_a5_a7_actors_that_hang_or_are_frozen_block_nobody_and_are_killed_at_the_stop(
+def test_a5_a7_hanging_and_frozen_actors_block_no_other_and_are_killed_at_the_stop(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     spec = counting_actors(fault="hang", fault_step=3, fault_actor=0, n_buffer=2)
@@ -100,7 +100,7 @@ def test_a5_a7_actors_that_hang_or_are_frozen_block_nobody_and_are_killed_at_the
     assert "actor 0 did not exit (acting) and is killed" in caplog.text
 
 
-def test_a10_a_full_ring_makes_actors_wait_and_the_stop_brings_the_rest() -> None:
+def test_a10_actors_wait_while_their_ring_is_full_and_the_stop_delivers_the_rest() -> None:
     with running(counting_actors(n_buffer=8, lengths=[1000]), ring_rows=16) as manager:
         manager.grant([40, 40])
         wait_until(
@@ -115,7 +115,7 @@ def test_a10_a_full_ring_makes_actors_wait_and_the_stop_brings_the_rest() -> Non
     assert [stat.env_steps for stat in stats] == [24, 24]
 
 
-def test_death_of_the_forkserver_ends_its_actors_and_the_next_run_starts_anew() -> None:
+def test_death_of_the_forkserver_ends_its_actors_and_the_next_run_starts_another() -> None:
     with running(counting_actors()) as manager:
         server = forkserver.forkserver_pid()
         assert server is not None
@@ -128,7 +128,7 @@ def test_death_of_the_forkserver_ends_its_actors_and_the_next_run_starts_anew() 
         assert forkserver.forkserver_pid() != server
 
 
-def test_d1_d3_a_request_to_stop_ends_the_start() -> None:
+def test_d1_d3_a_stop_request_ends_the_start_of_actors() -> None:
     spec = counting_actors(fault="hang", fault_at="make")
     config = ActorManagerConfig(stop_timeout_s=0.2)
     polls = iter([False] * 4)
@@ -138,7 +138,7 @@ def test_d1_d3_a_request_to_stop_ends_the_start() -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no folder for shared memory")
-def test_f1_no_memory_of_actors_has_a_name() -> None:
+def test_f1_shared_memory_of_actors_has_no_name() -> None:
     with running(counting_actors()) as manager, tempfile.NamedTemporaryFile(dir="/dev/shm") as named:
         act(manager, 10)
         assert named_memory([os.getpid(), *manager.pids()]) == {named.name}

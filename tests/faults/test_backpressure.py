@@ -1,4 +1,4 @@
-"""Row A10: whichever side is faster waits for the other, and the run records it; memory stays bounded."""
+"""Row A10: the faster side waits, the run records it, and memory stays bounded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SPEC = {"n_buffer": 16, "lengths": [7, 30, 1]}
 
 
 class Memory:
-    """Resident memory of the learner and its actors, compared with what it was before."""
+    """Resident memory of learner and actors, compared with its start value."""
 
     def __init__(self, manager: ActorManager) -> None:
         self._pids = [os.getpid(), *(pid for pid in manager.pids() if pid is not None)]
@@ -45,9 +45,9 @@ def full(manager: ActorManager) -> bool:
 
 
 def collect(manager: ActorManager, env_steps: int, slowly: bool = False, pause_s: float = 0.0) -> list[bool]:
-    """Collect so many env steps. Returns for each call of `collect` whether it returned something.
+    """Collect `env_steps` env steps. Returns for each call of `collect` whether it returned chunks.
 
-    slowly: not before all rings are full. pause_s: before each call [s].
+    slowly: wait before each call until all rings are full. pause_s: pause before each call [s].
     """
     found = []
     while env_steps > 0:
@@ -64,7 +64,7 @@ def collect(manager: ActorManager, env_steps: int, slowly: bool = False, pause_s
 
 @pytest.mark.usefixtures("light_forkserver")
 @pytest.mark.parametrize("slow", ["learner", "actors"])
-def test_a10_memory_is_bounded_whoever_is_slow(slow: str) -> None:
+def test_a10_memory_is_bounded_whichever_side_is_slow(slow: str) -> None:
     with running(counting_actors(**SPEC), ring_rows=RING_ROWS) as manager:
         manager.grant([10**9, 10**9])
         collect(manager, WARM_UP, slow == "learner")
@@ -77,7 +77,7 @@ def test_a10_memory_is_bounded_whoever_is_slow(slow: str) -> None:
 
 @pytest.mark.usefixtures("light_forkserver")
 def test_a10_with_slow_environments_only_the_learner_waits() -> None:
-    """Most calls of `collect` return nothing, nothing accumulates, and no actor ever waits."""
+    """Most calls of `collect` return no chunk, and no actor waits."""
     with running(counting_actors(step_s=STEP_S, **SPEC), ring_rows=RING_ROWS) as manager:
         manager.grant([10**9, 10**9])
         collect(manager, 50)
@@ -89,16 +89,16 @@ def test_a10_with_slow_environments_only_the_learner_waits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "waits", "other"),
+    ("args", "waits", "other"),
     [
         (("trainer.opt_interval=0.1", "trainer.max_opts=200"), "actors", "learner"),
         ((f"env.kwargs.step_s={STEP_S}", "trainer.max_opts=20"), "learner", "actors"),
     ],
 )
 def test_a10_a_run_records_which_side_waits(
-    workplace: Path, words: tuple[str, ...], waits: str, other: str
+    workplace: Path, args: tuple[str, ...], waits: str, other: str
 ) -> None:
     env = ("env=gym", "env.entry_point=tests.counting:CountingEnv", "trainer.eval_interval=null")
-    run = train(*env, *words)
+    run = train(*env, *args)
     waited, other_waited = (run.series(f"async/{side}_blocked")[-1][1] for side in (waits, other))
     assert waited > other_waited

@@ -1,4 +1,4 @@
-"""Resuming from what a fault has left of a run's checkpoints: rows C5 and D5, through the real command."""
+"""Resume of runs with damaged checkpoints, by the real command (rows C5 and D5)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run(workplace: Path, stored_run: Path) -> Run:
 
 
 def damage(run: Run, pattern: str) -> None:
-    """One flipped bit in a file of each checkpoint. A manifest is damaged where it can no longer be parsed."""
+    """Flip one bit in a file of each checkpoint. In a manifest it makes the JSON invalid."""
     rng = seeded(pattern)
     for file in (run.path / "checkpoints").glob(f"*/{pattern}"):
         content = bytearray(file.read_bytes())
@@ -37,14 +37,14 @@ def damage(run: Run, pattern: str) -> None:
         file.write_bytes(content)
 
 
-def resume(run: Run, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, list[str]]:
-    """The exit code, and the lines on stderr."""
-    code = main([f"resume={run.path}", MORE, *words])
+def resume(run: Run, capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, list[str]]:
+    """Return the exit code and the lines of stderr."""
+    code = main([f"resume={run.path}", MORE, *args])
     return code, capsys.readouterr().err.splitlines()
 
 
 @pytest.mark.parametrize("pattern", ["training.safetensors", "manifest.json"])
-def test_c5_where_no_checkpoint_verifies_nothing_is_touched(
+def test_c5_if_no_checkpoint_verifies_the_run_is_not_changed(
     run: Run, capsys: pytest.CaptureFixture[str], pattern: str
 ) -> None:
     damage(run, pattern)
@@ -74,7 +74,7 @@ def test_c5_a_run_whose_checkpoints_are_gone_does_not_start_over(
     assert after == before
 
 
-def test_c5_a_replay_that_is_damaged_everywhere_can_be_done_without(
+def test_c5_a_run_whose_replays_are_all_damaged_can_resume_without(
     run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     damage(run, f"{REPLAY}.rows-*")
@@ -88,7 +88,9 @@ def test_c5_a_replay_that_is_damaged_everywhere_can_be_done_without(
     assert run.counts[0] == OPT_STEPS + 10
 
 
-def test_c3_the_run_resumes_from_the_one_before(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_c3_the_run_resumes_from_the_previous_checkpoint(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
     newest = store.list_steps(run.path / "checkpoints")[0]
     file = newest / "training.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
@@ -99,7 +101,9 @@ def test_c3_the_run_resumes_from_the_one_before(run: Run, capsys: pytest.Capture
     assert run.steps("agent/loss") == [10, 20, 30, 40, 50]
 
 
-def test_c9_a_newer_format_is_refused_by_its_version(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_c9_a_checkpoint_with_a_newer_format_version_is_refused(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
     for file in run.path.rglob("manifest.json"):
         file.write_text(json.dumps(json.loads(file.read_text()) | {"format_version": 2}))
     before = run.files("checkpoints", "best")
@@ -113,7 +117,7 @@ def test_c9_a_newer_format_is_refused_by_its_version(run: Run, capsys: pytest.Ca
 def test_d5_killed_while_it_saves_after_a_sigterm_it_can_be_resumed(
     tmp_path: Path, full_forkserver: None, held: int
 ) -> None:
-    """The grace of a scheduler was too short for the save that was under way, the first one or a later one."""
+    """A scheduler sends SIGKILL before the save after SIGTERM has finished, be it the first or a later save."""
     with border_train(tmp_path, f"trainer.save_interval={INTERVAL}", faults=f"hold_save:{held}") as command:
         command.wait_for_trap()
         command.send(SIGTERM, "group")

@@ -1,4 +1,4 @@
-"""Rows D8 and F3: a part of our own raises in the middle of a run, or at its end. The run ends well, and says why, once."""
+"""Rows D8 and F3: a component raises during the run or at its end. The run ends cleanly and reports the cause once."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def always(*_: Any) -> bool:
 
 
 def failing(
-    method: Callable[..., Any], strikes: Callable[..., bool], after: bool = False
+    method: Callable[..., Any], failing_calls: Callable[..., bool], after: bool = False
 ) -> Callable[..., Any]:
-    """The method, but for the calls that `strikes` names, which raise. after: they do their work before."""
+    """Wrap a method so that the calls in `failing_calls` raise. after: they raise after doing their work."""
 
     def call(*given: Any, **named: Any) -> Any:
-        if not strikes(*given):
+        if not failing_calls(*given):
             return method(*given, **named)
         if after:
             method(*given, **named)
@@ -63,7 +63,7 @@ PARTS: dict[str, tuple[Any, str, Callable[..., bool], list[int], tuple[str, ...]
     "opt, half done": (agent, "polyak_", always, [25, 33], (*SYNC, "agent.target_interval=33")),
     "state": (NetworkAgent, "state", lambda agent: agent.opt_steps >= 30, [25], SYNC),
 }
-"""What raises, when, the checkpoints that are there in the end, and more words."""
+"""What raises, when, the checkpoints that are there in the end, and more args."""
 
 
 def assert_failed(run: Run) -> None:
@@ -75,13 +75,13 @@ def assert_failed(run: Run) -> None:
 def test_d8_a_defect_ends_the_run_with_its_cause_and_its_last_state(
     workplace: Path, capsys: pytest.CaptureFixture[str], part: str
 ) -> None:
-    owner, name, strikes, kept, words = PARTS[part]
+    owner, name, failing_calls, kept, args = PARTS[part]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(owner, name, failing(getattr(owner, name), strikes))
-        run = run_here(ExitCode.DEFECT, *ENDS, *words)
+        patch.setattr(owner, name, failing(getattr(owner, name), failing_calls))
+        run = run_here(ExitCode.DEFECT, *ENDS, *args)
     assert_failed(run)
     errors = capsys.readouterr().err
-    # Of these the last save, or the closing, failed as well: neither error is lost.
+    # With these parts the last save or the closing fails too. Both errors must be reported.
     times = 2 if part in ("state", "recorder's flush") else 1
     crash = "".join(run.json("crash.json")["traceback"])
     for text in (errors, crash, (run.path / "train.log").read_text()):
@@ -90,12 +90,12 @@ def test_d8_a_defect_ends_the_run_with_its_cause_and_its_last_state(
     assert errors.splitlines()[-3:] == [*last, resume_hint(run, workplace)]
     assert run.summary["error"] == "a defect"
     assert saved_steps(run)[::-1] == kept
-    if part == "opt, half done":  # the one whose parts might not agree on how far they are
+    if part == "opt, half done":  # the checkpoint whose parts may disagree about the opt step
         assert main([f"resume={run.path}", "trainer.max_opts=60"]) == 0
         assert run.counts[0] == 60
 
 
-def test_d8_an_evaluator_that_cannot_be_closed_does_not_keep_the_recorder_open(
+def test_d8_the_recorder_is_closed_if_closing_the_evaluator_raises(
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both errors are logged if the recorder cannot be closed either."""
@@ -117,7 +117,7 @@ def test_d8_an_evaluator_that_cannot_be_closed_does_not_keep_the_recorder_open(
 
 
 @pytest.mark.usefixtures("light_forkserver")
-def test_f3_one_actor_that_cannot_be_ended_does_not_keep_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_f3_the_other_actors_end_if_ending_one_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     with running(counting_actors(), n_actors=3) as manager, monkeypatch.context() as patch:
         patch.setattr(
             ActorHandle, "end", failing(ActorHandle.end, lambda actor: actor.actor == 1, after=True)
@@ -127,42 +127,40 @@ def test_f3_one_actor_that_cannot_be_ended_does_not_keep_the_others(monkeypatch:
         assert manager.pids() == [None] * 3
 
 
-@pytest.mark.parametrize("words", [(), LOCKSTEP], ids=["async", "lockstep"])
-def test_f3_actors_that_cannot_be_stopped_do_not_cost_the_last_state(
-    workplace: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+@pytest.mark.parametrize("args", [(), LOCKSTEP], ids=["async", "lockstep"])
+def test_f3_the_last_state_is_saved_if_stopping_the_actors_raises(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...]
 ) -> None:
     monkeypatch.setattr(ActorManager, "stop", failing(ActorManager.stop, always, after=True))
-    run = run_here(ExitCode.DEFECT, "trainer.max_opts=50", *words)
+    run = run_here(ExitCode.DEFECT, "trainer.max_opts=50", *args)
     assert saved_steps(run) == [50]
 
 
-@pytest.mark.parametrize("words", [SYNC, (), LOCKSTEP], ids=["sync", "async", "lockstep"])
-def test_d8_a_replay_that_raises_leaves_a_state_that_can_be_resumed(
-    workplace: Path, words: tuple[str, ...]
-) -> None:
-    """What was collected is lost with it, and counted: the actors' counts and the learner's must still agree.
+@pytest.mark.parametrize("args", [SYNC, (), LOCKSTEP], ids=["sync", "async", "lockstep"])
+def test_d8_a_run_whose_replay_raised_can_be_resumed(workplace: Path, args: tuple[str, ...]) -> None:
+    """The rows of the failed push are lost but counted, so the counts of actors and learner still agree.
 
-    The warm-up and the tolerance of the ratio are 84 env steps: so many may be there before the first opt step.
+    Warm-up and ratio tolerance allow 84 env steps before the first opt step.
     """
     with pytest.MonkeyPatch.context() as patch:
         push = failing(RowReplayBuffer.push, lambda buffer, *_: len(buffer) > 150)
         patch.setattr(RowReplayBuffer, "push", push)
-        run = run_here(ExitCode.DEFECT, "trainer.max_opts=200", "trainer.max_env_steps=400", *words)
+        run = run_here(ExitCode.DEFECT, "trainer.max_opts=200", "trainer.max_env_steps=400", *args)
     assert len(saved_steps(run)) == 1
     assert main([f"resume={run.path}"]) == 0
     assert run.counts[0] == 200
 
 
-def test_d8_what_each_actor_has_done_is_known_after_a_launch_that_failed(workplace: Path) -> None:
+def test_d8_the_counts_of_each_actor_are_kept_after_a_failed_launch(workplace: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         write = failing(JsonlRecorder.write, lambda _, record: record.opt_steps > 30, after=True)
         patch.setattr(JsonlRecorder, "write", write)
-        words = (*LOCKSTEP, "trainer.max_opts=60", "trainer.record_interval=10")
-        assert main(tiny(*words)) == ExitCode.DEFECT
+        args = (*LOCKSTEP, "trainer.max_opts=60", "trainer.record_interval=10")
+        assert main(tiny(*args)) == ExitCode.DEFECT
     run = Run(Path("runs/latest").resolve())
     assert main([f"resume={run.path}"]) == 0
     actors, (opt_steps, env_steps) = run.summary["actors"], run.counts
     assert opt_steps == 60
-    # with the env steps of the rounds under way at the end
+    # includes the env steps of the unfinished rounds
     assert sum(actor["env_steps"] for actor in actors) >= env_steps
     assert all(actor["env_steps"] - actor["env_steps_before"] < env_steps / 2 for actor in actors)

@@ -1,4 +1,4 @@
-"""The process of an evaluator dies, hangs or raises: it is restarted and evaluates the same model, within its budget."""
+"""An evaluator process dies, hangs or raises. It is restarted within its budget and evaluates the same model again."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def evaluate(evaluator: ProcessEvaluator, weight: int = 1, version: int = 10) ->
         ("exit", "evaluator failed: SystemExit: 7"),
     ],
 )
-def test_the_next_process_evaluates_the_model_again_and_restarts_are_given_back(
+def test_the_next_process_evaluates_the_model_again_and_restarts_are_refilled(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, fault: str, cause: str
 ) -> None:
     with beside(spec_of("make_faulty_env", 2, tmp_path, fault), SILENT_S, restarts=5) as evaluator:
@@ -55,7 +55,7 @@ def test_the_next_process_evaluates_the_model_again_and_restarts_are_given_back(
     assert "(2 of 5)" not in caplog.text or fault in ("stop", "hang")
 
 
-def test_d8_after_its_restarts_it_is_lost_with_its_own_traceback_and_cause(tmp_path: Path) -> None:
+def test_d8_without_restarts_left_the_error_has_the_traceback_and_the_cause(tmp_path: Path) -> None:
     put_marks(tmp_path, 2)
     with (
         beside(spec_of("make_faulty_env", 2, tmp_path, "raise"), restarts=1) as evaluator,
@@ -68,7 +68,7 @@ def test_d8_after_its_restarts_it_is_lost_with_its_own_traceback_and_cause(tmp_p
     assert lost.value.code == 5
 
 
-def test_killed_while_it_has_nothing_to_do_it_is_there_for_the_next_model(
+def test_a_process_killed_while_idle_is_restarted_for_the_next_model(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with beside(spec_of("make_faulty_env", 1, tmp_path, "none"), restarts=1) as evaluator:
@@ -83,7 +83,7 @@ def test_killed_while_it_has_nothing_to_do_it_is_there_for_the_next_model(
 
 
 @pytest.mark.parametrize("fault", ["raise", "hang", "die"])
-def test_a_fault_while_the_environments_are_made_is_reported_before_there_is_a_model(
+def test_a_fault_while_environments_are_made_is_reported_before_the_first_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     monkeypatch.setattr(evaluator_process, "_START_TIMEOUT_S", SILENT_S)
@@ -96,7 +96,7 @@ def test_a_fault_while_the_environments_are_made_is_reported_before_there_is_a_m
     assert ("making its environments" in str(error.value)) == (fault != "raise")
 
 
-def test_d3_it_ignores_signals_and_closes_its_environments_when_it_is_asked_to_leave(tmp_path: Path) -> None:
+def test_d3_it_ignores_signals_and_closes_its_environments_at_its_stop(tmp_path: Path) -> None:
     with beside(spec_of("make_faulty_env", 1, tmp_path, "none")) as evaluator:
         evaluate(evaluator)
         for number in (SIGINT, SIGTERM):
@@ -106,7 +106,7 @@ def test_d3_it_ignores_signals_and_closes_its_environments_when_it_is_asked_to_l
     assert (tmp_path / CLOSED).exists()
 
 
-def test_a8_what_its_environments_have_started_ends_with_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_a8_programs_started_by_its_environments_end_with_it(caplog: pytest.LogCaptureFixture) -> None:
     with beside(spec_of("make_env_with_helper")) as evaluator:
         wait_until(lambda: evaluator.poll() is None and "helper" in caplog.text, "the helper")
         (helper,) = (int(found) for found in re.findall(r"helper (\d+)", caplog.text))
@@ -115,7 +115,7 @@ def test_a8_what_its_environments_have_started_ends_with_it(caplog: pytest.LogCa
 
 
 @pytest.mark.parametrize("fault", ["hang", "stop"])
-def test_one_that_hangs_is_killed_when_it_is_asked_to_leave(
+def test_a_hanging_evaluator_is_killed_at_its_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     monkeypatch.setattr(evaluator_process, "_STOP_TIMEOUT_S", 0.2)
@@ -128,8 +128,8 @@ def test_one_that_hangs_is_killed_when_it_is_asked_to_leave(
     wait_gone(pid)
 
 
-def test_the_learner_never_waits_for_one_that_does_not_read(tmp_path: Path) -> None:
-    """A model larger than any pipe's buffer, given to a process that is stopped."""
+def test_the_learner_never_waits_for_an_evaluator_that_does_not_read(tmp_path: Path) -> None:
+    """The process is stopped, and the model is larger than the buffer of a pipe."""
     big = model(1)
     big.arrays["weight"] = big.arrays["weight"].repeat(1 << 20)
     with beside(spec_of("make_faulty_env", 1, tmp_path, "none"), first=big) as evaluator:
@@ -140,14 +140,14 @@ def test_the_learner_never_waits_for_one_that_does_not_read(tmp_path: Path) -> N
         os.kill(evaluator.pid or 0, signal.SIGCONT)
 
 
-# -- whole runs (see also `test_runs`) ------------------------------------
+# -- complete runs (see also `test_runs`) ------------------------------------
 
 
 @pytest.mark.parametrize(("number", "code"), [(SIGINT, 130), (SIGTERM, 143)])
 def test_a12_a_run_continues_while_its_evaluator_hangs_and_stops_when_asked_to(
     workplace: Path, capsys: pytest.CaptureFixture[str], number: signal.Signals, code: int
 ) -> None:
-    """The learner gets to its tenth evaluation; none has a result, and only one of them waits its turn."""
+    """The learner reaches its tenth evaluation without a result, and only one model waits."""
     with signal_at(10 * INTERVAL, number):
         run = run_here(code, *EVALUATOR_HANGS, "n_actors=1")
     assert capsys.readouterr().err == ""
@@ -158,16 +158,16 @@ def test_a12_a_run_continues_while_its_evaluator_hangs_and_stops_when_asked_to(
 
 
 @pytest.mark.parametrize("trainer", [("n_actors=1",), ("trainer=sync",)], ids=["async", "sync"])
-def test_a_killed_evaluator_is_replaced_and_the_run_ends_as_it_should(
+def test_a_killed_evaluator_is_replaced_and_the_run_completes(
     workplace: Path, trainer: tuple[str, ...]
 ) -> None:
-    words = [
+    args = [
         *trap("evaluator", "step", "kill"),
         EVALUATED,
         "evaluator=process",
         f"trainer.max_opts={3 * INTERVAL}",
     ]
-    run = run_here(0, *trainer, *words)
+    run = run_here(0, *trainer, *args)
     evaluated = run.steps("eval/return_mean")
     assert evaluated[0] == INTERVAL and evaluated[-1] == 3 * INTERVAL
     assert "evaluator was killed by SIGKILL" in (run.path / "train.log").read_text()

@@ -1,4 +1,4 @@
-"""A disk that fails under a run: rows C6 and C7. Training continues, and nothing half-written stays."""
+"""A failing disk (rows C6 and C7): training continues, and no half-written file remains."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ INTERVAL = 10
 LIMIT = 2**16
 """Bytes that a file may have while the disk is full: more than any record or log needs, less than the weights do."""
 SYNC = ("trainer=sync",)
-WORDS = (
+ARGS = (
     "agent.hidden=[200,200]",
     "agent.batch_size=4",
     "buffer.capacity=500",
@@ -39,7 +39,7 @@ WORDS = (
 
 @contextmanager
 def full_disk(since: int, until: int = -1) -> Iterator[None]:
-    """Between these opt steps no file of this process grows beyond LIMIT; a longer write gets an OSError."""
+    """Limit the size of files to LIMIT between these opt steps. A longer write raises OSError."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def limit(opt_steps: int) -> None:
@@ -53,10 +53,10 @@ def full_disk(since: int, until: int = -1) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def run_until(max_opts: int, code: int, *words: str, trainer: tuple[str, ...] = SYNC) -> Run:
-    typed = [word.partition("=")[0] for word in words]
-    own = (word for word in WORDS if word.partition("=")[0] not in typed)
-    run = run_here(code, *own, *trainer, f"trainer.max_opts={max_opts}", *words)
+def run_until(max_opts: int, code: int, *args: str, trainer: tuple[str, ...] = SYNC) -> Run:
+    typed = [arg.partition("=")[0] for arg in args]
+    own = (arg for arg in ARGS if arg.partition("=")[0] not in typed)
+    run = run_here(code, *own, *trainer, f"trainer.max_opts={max_opts}", *args)
     assert run.summary["exit_code"] == code
     return run
 
@@ -67,7 +67,7 @@ def warnings(run: Run) -> list[str]:
 
 
 def failing(method: Callable[..., Any], fails: Callable[..., bool], error: int) -> Callable[..., Any]:
-    """The method, but for the calls that `fails` names, which raise an OSError."""
+    """Wrap a method so that the calls in `fails` raise OSError."""
 
     def call(*given: Any, **named: Any) -> Any:
         if fails(*given):
@@ -78,7 +78,7 @@ def failing(method: Callable[..., Any], fails: Callable[..., bool], error: int) 
 
 
 def test_c6_while_the_disk_is_full_training_continues(workplace: Path) -> None:
-    """Full from the second save on; room again before the fourth."""
+    """The disk is full from the second save until before the fourth."""
     with full_disk(INTERVAL + 1, 3 * INTERVAL + 1):
         run = run_until(5 * INTERVAL + 5, 0)
     assert_saved(run, [INTERVAL, 4 * INTERVAL, 5 * INTERVAL, 5 * INTERVAL + 5])
@@ -92,7 +92,7 @@ def test_c6_while_the_disk_is_full_training_continues(workplace: Path) -> None:
 def test_c6_the_third_failed_save_in_a_row_ends_the_run(
     workplace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Those at the second, the fourth and the seventh interval; then the last one, of the opt step it ended at."""
+    """The saves at intervals 2, 4 and 7 fail, and so does the final one of the opt step at which the run ends."""
     with full_disk(INTERVAL + 1):
         run = run_until(100 * INTERVAL, ExitCode.CHECKPOINT_IO)
     assert run.counts[0] == 7 * INTERVAL
@@ -102,18 +102,18 @@ def test_c6_the_third_failed_save_in_a_row_ends_the_run(
     assert str(run.path) in lines[0] and "File too large" in lines[0]
 
 
-def test_c6_a_last_save_that_fails_is_no_success_and_leaves_no_actor(workplace: Path) -> None:
+def test_c6_a_failing_last_save_fails_the_run_and_leaves_no_actor(workplace: Path) -> None:
     with full_disk(INTERVAL + 1):
         run = run_until(INTERVAL + 5, ExitCode.CHECKPOINT_IO, trainer=("n_actors=1", "trainer.lockstep=true"))
     assert (parent := forkserver.forkserver_pid()) is not None
-    assert processes(parent=parent) == []  # by now, and not some time later
+    assert processes(parent=parent) == []  # immediately, not some time later
     assert "it was the last save of the run" in run.summary["error"]
     assert_saved(run, [INTERVAL])
     assert [actor["state"] for actor in run.summary["actors"]] == ["done"]
 
 
-def test_c6_a_best_model_is_held_until_there_is_room(workplace: Path) -> None:
-    """Evaluated at opt step 15, where the disk is full; written with the checkpoint at 20."""
+def test_c6_a_best_model_is_written_once_there_is_room(workplace: Path) -> None:
+    """It is evaluated at opt step 15 on a full disk, and written with the checkpoint at 20."""
     with full_disk(INTERVAL + 1, 2 * INTERVAL - 1):
         run = run_until(2 * INTERVAL, 0, f"trainer.eval_interval={INTERVAL + 5}")
     assert store.verify(run.path / "best").opt_steps in (INTERVAL + 5, 2 * INTERVAL)
@@ -123,10 +123,10 @@ def test_c6_a_best_model_is_held_until_there_is_room(workplace: Path) -> None:
 
 
 @pytest.mark.parametrize("refused", [2, 100])
-def test_c6_a_best_model_of_the_very_end_is_not_forgotten(
+def test_c6_a_best_model_found_after_the_last_checkpoint_is_written(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, refused: int
 ) -> None:
-    """Evaluated after the last checkpoint: there is one more save for it alone, and that has to succeed."""
+    """It is evaluated after the last checkpoint and gets its own save, which must succeed."""
     write, left = store.write, iter(range(refused))
 
     def refusing(parent: Path, name: str, *rest: Any) -> Path:
@@ -142,7 +142,9 @@ def test_c6_a_best_model_of_the_very_end_is_not_forgotten(
 
 
 @pytest.mark.parametrize("error", sampled([errno.EIO, errno.EROFS, errno.EACCES], 3), ids=errno.errorcode.get)
-def test_c7_one_error_is_nothing(workplace: Path, monkeypatch: pytest.MonkeyPatch, error: int) -> None:
+def test_c7_a_save_is_repeated_after_one_error(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
     failed = list[int]()
 
     def fails_once(descriptor: int) -> bool:
@@ -159,7 +161,7 @@ def test_c7_one_error_is_nothing(workplace: Path, monkeypatch: pytest.MonkeyPatc
     assert_saved(run, [INTERVAL, 2 * INTERVAL])
 
 
-def test_c7_a_folder_that_stays_read_only_ends_the_run_as_a_full_disk_does(
+def test_c7_a_read_only_folder_ends_the_run_like_a_full_disk(
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mkdir = failing(Path.mkdir, lambda path, *_: path.name == ".checkpoint.tmp", errno.EROFS)

@@ -1,6 +1,6 @@
-"""Runs of somebody else's making: nothing of them is executed, nothing outside is read or written (rows I1, I3 and I4).
+"""Hostile run directories: no code runs, and no file outside is read or written (rows I1, I3 and I4).
 
-Each is evaluated by `border-eval`, and resumed.
+Each test uses `border-eval` and `resume`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STEP = store.step_name(OPT_STEPS)
 
 @pytest.fixture
 def run(workplace: Path, stored_run: Path) -> Run:
-    """A copy of a stored run, that is not in the list of own runs; only its newest checkpoint is left."""
+    """A copy of a stored run with only its newest checkpoint, which is not in the list of trusted runs."""
     run = Run(shutil.copytree(stored_run, workplace / "run"))
     shutil.rmtree(run.path / "checkpoints" / store.step_name(OPT_STEPS // 2))
     return run
@@ -36,15 +36,15 @@ def run(workplace: Path, stored_run: Path) -> Run:
 # -- I1: nothing is executed --------------------------------------------------
 
 
-def test_i1_unpickling_the_evil_file_does_execute_it(tmp_path: Path) -> None:
-    """The control: what the tests below plant is what it is said to be."""
+def test_i1_unpickling_the_evil_file_executes_it(tmp_path: Path) -> None:
+    """Negative control: the pickle of the tests below does run code."""
     canary = tmp_path / "executed"
     assert not canary.exists()
     pickle.loads(hostile.evil_pickle(canary))
     assert canary.is_dir()
 
 
-def test_i1_what_lies_beside_is_never_opened(run: Run) -> None:
+def test_i1_files_beside_the_checkpoint_are_never_opened(run: Run) -> None:
     canary = run.path.parent / "executed"
     evil = hostile.evil_pickle(canary)
     for folder in (".", "best", f"checkpoints/{STEP}", "checkpoints"):
@@ -56,7 +56,7 @@ def test_i1_what_lies_beside_is_never_opened(run: Run) -> None:
 
 
 @pytest.mark.parametrize("name", sampled(FILES, 4))
-def test_i1_a_pickle_in_the_place_of_any_file_is_refused(
+def test_i1_a_pickle_instead_of_any_file_is_refused(
     run: Run, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     canary, path = run.path.parent / "executed", run.path / "checkpoints" / STEP
@@ -67,7 +67,7 @@ def test_i1_a_pickle_in_the_place_of_any_file_is_refused(
         hostile.forge(path, name, evil)
     if name.partition(".")[0] in ("manifest", "model"):
         assert name in refused(evaluate, run, capsys)
-    if name != "counters.json":  # for people: no run resumes from it
+    if name != "counters.json":  # for people; resume does not read it
         assert name in refused(resume, run, capsys)
     assert not canary.exists()
 
@@ -78,7 +78,7 @@ def test_i1_a_pickle_in_the_place_of_any_file_is_refused(
 @pytest.mark.parametrize(
     "name", sampled(["../../../outside.json", "/etc/passwd", "a/b.json", "..", ".x.json", "manifest.json"], 3)
 )
-def test_i3_a_manifest_that_names_what_lies_elsewhere(
+def test_i3_a_manifest_with_paths_outside_is_refused(
     run: Run, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     hostile.claim(run.path / "checkpoints" / STEP, 4, name)
@@ -115,7 +115,7 @@ NOT_PLAIN = [
 
 
 @pytest.mark.parametrize(("name", "instead"), sampled(NOT_PLAIN, 3))
-def test_i3_what_is_no_plain_file_is_not_read(
+def test_i3_a_link_pipe_device_or_folder_is_not_read(
     run: Run, capsys: pytest.CaptureFixture[str], name: str, instead: Callable[[Path], None]
 ) -> None:
     instead(run.path / "checkpoints" / STEP / name)
@@ -124,7 +124,7 @@ def test_i3_what_is_no_plain_file_is_not_read(
 
 
 @pytest.mark.parametrize("name", ["provenance.json", "summary.json"])
-def test_i3_a_pipe_in_the_place_of_a_description_keeps_nobody_waiting(
+def test_i3_a_pipe_instead_of_a_description_is_refused_without_waiting(
     run: Run, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     (run.path / name).unlink(missing_ok=True)
@@ -179,9 +179,9 @@ def test_i3_an_evaluation_is_not_written_through_links(
     assert Run(outside).files("") == {"precious": b"precious"}
 
 
-def test_i3_an_own_run_may_keep_its_checkpoints_elsewhere(run: Run) -> None:
-    """Such as on a larger disk: links in a run are the user's own business as long as the run is."""
-    assert resume(run) == 0  # from then on it is in the list
+def test_i3_a_trusted_run_may_have_its_checkpoints_elsewhere(run: Run) -> None:
+    """In the user's own runs links are allowed, for example to a larger disk."""
+    assert resume(run) == 0  # now it is in the list of trusted runs
     folder = run.path / "checkpoints"
     folder.rename(run.path.parent / "large-disk")
     folder.symlink_to(run.path.parent / "large-disk")
@@ -189,7 +189,7 @@ def test_i3_an_own_run_may_keep_its_checkpoints_elsewhere(run: Run) -> None:
     assert run.checkpoints[-1] == store.step_name(OPT_STEPS + 10)
 
 
-# -- I4: what does not fit is refused -------------------------------------------
+# -- I4: unfit content is refused -------------------------------------------
 
 
 def forged(name: str, content: bytes) -> Callable[[Path], None]:
@@ -212,7 +212,7 @@ SPOILT: dict[str, tuple[str, Callable[[Path], None]]] = {
 
 
 @pytest.mark.parametrize("what", SPOILT)
-def test_i4_content_that_is_no_checkpoint_is_refused(
+def test_i4_invalid_content_of_a_checkpoint_is_refused(
     run: Run, capsys: pytest.CaptureFixture[str], what: str
 ) -> None:
     name, spoil = SPOILT[what]
@@ -220,7 +220,9 @@ def test_i4_content_that_is_no_checkpoint_is_refused(
     assert name in refused(evaluate, run, capsys)
 
 
-def test_i4_a_replay_of_more_rows_than_the_run_has(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_i4_a_replay_with_more_rows_than_the_run_has_is_refused(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = run.path / "checkpoints" / STEP
     for content in (b'{"capacity": 64, "rows": 1000000000000}', b'{"capacity": 1000000000000, "rows": 10}'):
         hostile.forge(path, "replay.json", content)
@@ -228,7 +230,7 @@ def test_i4_a_replay_of_more_rows_than_the_run_has(run: Run, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize("records", ["x", {"jsonl": "x"}, {"jsonl": 1.5}, {"jsonl": None}, []])
-def test_i4_positions_of_the_recorders_that_are_no_numbers(
+def test_i4_recorder_positions_that_are_not_numbers_are_refused(
     run: Run, capsys: pytest.CaptureFixture[str], records: object
 ) -> None:
     path = run.path / "checkpoints" / STEP

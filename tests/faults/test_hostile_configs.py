@@ -1,7 +1,7 @@
-"""Row I2: configurations of somebody else's making that name code. None of it runs, and three lines say why not.
+"""Row I2: hostile configurations that name code. The code does not run, and an error of three lines says why.
 
-What they say stands in config.yaml, which `resume` reads, and in the checkpoint's model.json, which `border-eval` and
-`border_cli.load` read. What they name would leave a trace that can be seen: it would run here.
+`resume` reads the configuration from config.yaml, `border-eval` and `border_cli.load` read it from model.json. The named
+code would leave a file if it ran.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Config = dict[str, Any]
 
 @pytest.fixture
 def run(workplace: Path, stored_run: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
-    """A copy of a stored run that is not in the list of own runs, and a module that could be imported."""
+    """A copy of a stored run that is not in the list of trusted runs, and an importable module."""
     monkeypatch.setenv("SECRET", SECRET)
     (workplace / "evil").mkdir()
     (workplace / "evil" / f"{EVIL}.py").write_text("import os\nos.mkdir('executed')\n")
@@ -93,8 +93,8 @@ NAMED: dict[str, tuple[Config, str]] = {
 """What a run says of itself, and what the refusal must hold: what to type, or what is wrong."""
 
 
-def say(run: Run, config: Config) -> None:
-    """Let the run say this of itself, wherever it does."""
+def set_values(run: Run, config: Config) -> None:
+    """Write these values into all configurations of the run."""
     path = run.path / "config.yaml"
     path.write_text(yaml.safe_dump(joined(yaml.safe_load(path.read_text()), config)))
     model = json.loads((run.path / STEP / "model.json").read_text())
@@ -109,17 +109,17 @@ def joined(data: Config, config: Config) -> Config:
 
 
 def everything(run: Run) -> dict[str, bytes]:
-    """Every file below the folder that the run lies in, but for its lock."""
+    """Return every file in the parent folder of the run, without the lock."""
     return {name: content for name, content in Run(run.path.parent).files(".").items() if name != "run/.lock"}
 
 
 def assert_harmless(
-    act: Callable[[Run], int], run: Run, capsys: pytest.CaptureFixture[str], said: str
+    act: Callable[[Run], int], run: Run, capsys: pytest.CaptureFixture[str], message: str
 ) -> None:
-    """It is refused with these words; nothing has run, nothing was written."""
+    """Check that the run is refused with this message, that no code ran, and that no file changed."""
     before = everything(run)
     text = refused(act, run, capsys, code=2)
-    assert said in text
+    assert message in text
     assert SECRET not in text
     assert everything(run) == before
     assert not Path("executed").exists()
@@ -127,26 +127,26 @@ def assert_harmless(
 
 
 @pytest.mark.parametrize(("act", "what"), sampled([*product([evaluate, resume], NAMED)], 2))
-def test_i2_code_that_a_run_names_is_not_run(
+def test_i2_code_named_by_a_run_is_not_run(
     run: Run, capsys: pytest.CaptureFixture[str], act: Callable[[Run], int], what: str
 ) -> None:
-    config, said = NAMED[what]
-    say(run, config)
-    assert_harmless(act, run, capsys, said)
+    config, message = NAMED[what]
+    set_values(run, config)
+    assert_harmless(act, run, capsys, message)
 
 
 @pytest.mark.parametrize("what", ["a plugin", "an interpolated plugin", "an agent of a plugin"])
-def test_i2_nor_when_only_its_model_is_loaded(run: Run, what: str) -> None:
-    config, said = NAMED[what]
-    say(run, config)
+def test_i2_code_named_by_a_run_is_not_run_when_its_model_is_loaded(run: Run, what: str) -> None:
+    config, message = NAMED[what]
+    set_values(run, config)
     with pytest.raises(UsageError) as caught:
         border_cli.load(run.path, "last")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert EVIL not in sys.modules
 
 
 @pytest.mark.parametrize(
-    ("what", "word"),
+    ("what", "override"),
     [
         ("an entry point", "env.entry_point=os:getcwd"),
         ("an import", "env.imports=[json]"),
@@ -156,33 +156,33 @@ def test_i2_nor_when_only_its_model_is_loaded(run: Run, what: str) -> None:
     ],
 )
 @pytest.mark.parametrize("act", [evaluate, resume])
-def test_i2_to_trust_another_name_is_not_to_trust_this_one(
-    run: Run, capsys: pytest.CaptureFixture[str], act: Any, what: str, word: str
+def test_i2_naming_one_module_does_not_allow_another(
+    run: Run, capsys: pytest.CaptureFixture[str], act: Any, what: str, override: str
 ) -> None:
-    config, said = NAMED[what]
-    say(run, config)
+    config, message = NAMED[what]
+    set_values(run, config)
     # `resume` may refuse another environment first, and border-eval uses the typed entry point instead of the stored one.
-    replaced = act is evaluate and word.startswith("env.entry_point")
-    said = "" if act is resume else "the environment cannot be made" if replaced else said
-    assert_harmless(lambda run: act(run, word), run, capsys, said)
+    replaced = act is evaluate and override.startswith("env.entry_point")
+    message = "" if act is resume else "the environment cannot be made" if replaced else message
+    assert_harmless(lambda run: act(run, override), run, capsys, message)
 
 
 def cartpole(path: str) -> Any:
-    """CartPole, whatever the path."""
+    """Make CartPole and ignore the path."""
     return gymnasium.make("CartPole-v1")
 
 
-def test_i2_an_entry_point_that_is_typed_replaces_the_one_that_the_run_names(
+def test_i2_a_typed_entry_point_replaces_that_of_the_run(
     run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    say(run, NAMED["an entry point"][0])
+    set_values(run, NAMED["an entry point"][0])
     assert evaluate(run, f"env.entry_point={__name__}:cartpole") == 0
     assert f"{__name__}:cartpole" in capsys.readouterr().out
     assert not Path("executed").exists()
 
 
 @pytest.mark.parametrize(
-    ("word", "said"),
+    ("override", "message"),
     [
         ("trainer.max_opts=${oc.env:SECRET}", "trainer.max_opts: '${oc.env:SECRET}' is of the wrong type"),
         ("env.kwargs.a=${oc.env:SECRET}", "env.kwargs.a: null → ${oc.env:SECRET}"),
@@ -190,10 +190,10 @@ def test_i2_an_entry_point_that_is_typed_replaces_the_one_that_the_run_names(
         ("+env.kwargs={_target_:os.mkdir,path:executed}", "cannot change within a run: env.kwargs"),
     ],
 )
-def test_i2_what_is_typed_beside_resume_is_data_as_well(
-    run: Run, capsys: pytest.CaptureFixture[str], word: str, said: str
+def test_i2_overrides_with_resume_are_plain_data(
+    run: Run, capsys: pytest.CaptureFixture[str], override: str, message: str
 ) -> None:
-    assert_harmless(lambda run: resume(run, word), run, capsys, said)
+    assert_harmless(lambda run: resume(run, override), run, capsys, message)
 
 
 NOT_PLAIN = {
@@ -207,7 +207,9 @@ NOT_PLAIN = {
 
 
 @pytest.mark.parametrize("what", sampled([*NOT_PLAIN], 2))
-def test_i2_yaml_is_nothing_but_plain_data(run: Run, capsys: pytest.CaptureFixture[str], what: str) -> None:
+def test_i2_yaml_with_more_than_plain_data_is_refused(
+    run: Run, capsys: pytest.CaptureFixture[str], what: str
+) -> None:
     config = run.path / "config.yaml"
     before, empty, after = config.read_text().partition("kwargs: {}")
     assert empty
@@ -240,10 +242,10 @@ def test_i2_a_part_by_import_path_is_not_imported(
     assert_harmless(resume, run, capsys, f"{key}={EVIL}:run")
 
 
-def test_i2_a_part_that_was_added_to_a_run_of_ones_own_is_not_imported(
+def test_i2_a_part_added_to_a_trusted_run_is_not_imported(
     run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The checksum in the list of own runs covers the import paths of parts."""
+    """The checksum in the list of trusted runs covers the import paths of parts."""
     path = run.path / "config.yaml"
     data = yaml.safe_load(path.read_text())
     run_id = record_launch(run.path, [], 0, "border-train")

@@ -1,4 +1,4 @@
-"""Whole runs on machines that lack something: memory, descriptors, shared memory, disk, a reader of stdout."""
+"""Complete runs on machines with too little memory, descriptors, shared memory or disk, or without a reader of stdout."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NAMESPACE = ("unshare", "-rm", "sh", "-c")
 
 @contextlib.contextmanager
 def soft_limit(which: int, soft: int) -> Iterator[None]:
-    """Of this process."""
+    """Lower a soft limit of this process."""
     before = resource.getrlimit(which)
     resource.setrlimit(which, (soft, before[1]))
     try:
@@ -43,23 +43,23 @@ def soft_limit(which: int, soft: int) -> Iterator[None]:
 
 
 def need_mounts(folder: Path, row: str) -> None:
-    """Skip the test, and say what is not shown then, where nothing may be mounted."""
-    words = [*NAMESPACE, f"mount -t tmpfs -o size=1m tmpfs {folder}"]
+    """Skip the test, naming the row, if mounts are not permitted."""
+    args = [*NAMESPACE, f"mount -t tmpfs -o size=1m tmpfs {folder}"]
     if (
         shutil.which("unshare") is None
-        or subprocess.run(words, capture_output=True, timeout=TIMEOUT_S).returncode != 0
+        or subprocess.run(args, capture_output=True, timeout=TIMEOUT_S).returncode != 0
     ):
         pytest.skip(f"ROW {row} IS NOT SHOWN HERE: no user namespace with mounts (`unshare -rm`)")
 
 
-def run_on_own_disk(folder: Path, size: str, faults: str, *words: str) -> Run:
-    """A run in `folder`/disk/run, which is a disk of this size; it must succeed. What it left there is copied."""
+def run_on_own_disk(folder: Path, size: str, faults: str, *args: str) -> Run:
+    """Train in `folder`/disk/run on a disk of this size, and copy the run directory. The run must succeed."""
     disk = folder / "disk"
     disk.mkdir()
     mounted = f'mount -t tmpfs -o size={size} tmpfs {disk} && mkdir {disk}/run && "$@"; code=$?; '
     mounted += f"cp -r {disk}/run {folder}/kept; exit $code"
-    words = ("trainer=sync", f"hydra.run.dir={disk}/run", *words)
-    with border_train(folder, *words, faults=faults, before=(*NAMESPACE, mounted, "sh")) as command:
+    args = ("trainer=sync", f"hydra.run.dir={disk}/run", *args)
+    with border_train(folder, *args, faults=faults, before=(*NAMESPACE, mounted, "sh")) as command:
         assert (command.end(), command.errors) == (0, "")
     return Run(folder / "kept")
 
@@ -68,7 +68,7 @@ def run_on_own_disk(folder: Path, size: str, faults: str, *words: str) -> Run:
 
 
 def assert_refused(folder: Path, errors: str, cpu_s: float) -> list[str]:
-    """It was refused before there was a run directory, in three lines at most, and soon: the lines."""
+    """Check for a quick refusal in at most three lines, before a run directory was made. Returns the lines."""
     assert cpu_s < REFUSED_S
     assert not (folder / "runs").exists()
     lines = errors.splitlines()
@@ -77,11 +77,11 @@ def assert_refused(folder: Path, errors: str, cpu_s: float) -> list[str]:
 
 
 def cpu_seconds() -> float:
-    """Of this process and of all children that have ended."""
+    """Return the CPU seconds of this process and its ended children."""
     return sum(os.times()[:4])
 
 
-def test_f4_too_few_descriptors_for_so_many_actors(tmp_path: Path) -> None:
+def test_f4_too_few_descriptors_for_the_actors_are_refused(tmp_path: Path) -> None:
     began = cpu_seconds()
     limited = ("sh", "-c", 'ulimit -n 64 && exec "$@"', "sh")
     with border_train(tmp_path, "n_actors=32", before=limited) as command:
@@ -103,7 +103,7 @@ def test_f4_a_soft_limit_is_raised_and_the_log_says_so(
 
 
 @pytest.mark.parametrize(
-    ("word", "part", "size", "hint"),
+    ("override", "part", "size", "hint"),
     [
         ("buffer.capacity=1e12", r"replay 4\d\.", r"4\d\.\d TiB", "buffer.capacity up to"),
         (
@@ -115,24 +115,24 @@ def test_f4_a_soft_limit_is_raised_and_the_log_says_so(
     ],
     ids=["replay", "rings"],
 )
-def test_b5_f1_what_does_not_fit_into_memory_is_refused_before_any_of_it_is_taken(
-    workplace: Path, capsys: pytest.CaptureFixture[str], word: str, part: str, size: str, hint: str
+def test_b5_f1_a_run_that_does_not_fit_into_memory_is_refused_before_it_allocates(
+    workplace: Path, capsys: pytest.CaptureFixture[str], override: str, part: str, size: str, hint: str
 ) -> None:
-    """The address space is limited far below it: an attempt to take it would end otherwise."""
+    """The address space is limited far below, so an allocation would fail with another error."""
     began = cpu_seconds()
     with soft_limit(resource.RLIMIT_AS, 2**36):
-        assert main(endless(word)) == 3
+        assert main(endless(override)) == 3
     first, taken, allowed = assert_refused(workplace, capsys.readouterr().err, cpu_seconds() - began)
     assert re.search(rf"needs {size} of memory, and [\d.]+ [GM]iB are free", first)
     assert re.search(part, taken)
     assert hint in allowed
 
 
-# -- rings that the system refuses ----------------------------------------
+# -- rings without memory ----------------------------------------
 
 
 def refuse_rings(monkeypatch: pytest.MonkeyPatch, allowed: int, error: int) -> None:
-    """The system gives memory to so many rings, and refuses it to the next ones with this errno."""
+    """Allow `allowed` rings. The memory of later rings fails with this errno."""
     init, left = Ring.__init__, iter(range(allowed))
 
     def refuse(*_: int) -> None:
@@ -148,10 +148,10 @@ def refuse_rings(monkeypatch: pytest.MonkeyPatch, allowed: int, error: int) -> N
 
 
 @pytest.mark.parametrize("error", [errno.ENOMEM, errno.ENOSPC], ids=errno.errorcode.get)
-def test_f1_a_ring_that_the_system_refuses_after_all(
+def test_f1_a_ring_without_memory_at_the_start_ends_the_run(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: int
 ) -> None:
-    """That of the second actor, once the first one has been started: no actor is left."""
+    """It is the ring of the second actor, after the first was started. No actor must remain."""
     refuse_rings(monkeypatch, 1, error)
     run = run_here(3)
     first, *others = capsys.readouterr().err.splitlines()
@@ -162,12 +162,12 @@ def test_f1_a_ring_that_the_system_refuses_after_all(
     assert saved_steps(run) == []
 
 
-def test_f1_a_ring_that_the_system_refuses_to_the_next_incarnation(
+def test_f1_a_ring_without_memory_for_the_next_incarnation_ends_the_run(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     refuse_rings(monkeypatch, 2, errno.ENOMEM)
-    words = ("actor_manager.restarts=1", "actor_manager.min_actors=2", "actor_manager.restart_delay_s=0.1")
-    run = run_here(5, *trap("actor", "step", "kill", 100), *words)
+    args = ("actor_manager.restarts=1", "actor_manager.min_actors=2", "actor_manager.restart_delay_s=0.1")
+    run = run_here(5, *trap("actor", "step", "kill", 100), *args)
     errors = capsys.readouterr().err
     assert re.match(r"error: actor [01] could not be started again: an actor's ring needs .* MiB", errors)
     assert os.strerror(errno.ENOMEM) in errors and len(errors.splitlines()) <= 3
@@ -179,8 +179,8 @@ def test_f1_rings_need_no_shared_memory_folder(tmp_path: Path) -> None:
     """/dev/shm of 8 MiB, as containers have it, and rings of 60 MiB."""
     need_mounts(tmp_path, "F1 (rings and a small /dev/shm)")
     small = 'mount -t tmpfs -o size=8m tmpfs /dev/shm && df -m /dev/shm > shm && exec "$@"'
-    words = ("trainer.max_opts=50", "actor_manager.ring_rows=500000")
-    with border_train(tmp_path, *words, before=(*NAMESPACE, small, "sh")) as command:
+    args = ("trainer.max_opts=50", "actor_manager.ring_rows=500000")
+    with border_train(tmp_path, *args, before=(*NAMESPACE, small, "sh")) as command:
         assert command.end() == 0, command.errors
     assert " 8 " in (tmp_path / "shm").read_text()
     assert command.run.counts[0] == 50
@@ -193,15 +193,15 @@ def test_f1_rings_need_no_shared_memory_folder(tmp_path: Path) -> None:
 def test_f6_every_actor_has_one_torch_thread_and_the_learner_what_it_was_given(
     tmp_path: Path, threads: int
 ) -> None:
-    words = ("env.entry_point=tests.faults.trap:CountThreads", f"threads={threads}")
-    with border_train(tmp_path, *words, "trainer.max_opts=50", "trainer.eval_interval=50") as command:
+    args = ("env.entry_point=tests.faults.trap:CountThreads", f"threads={threads}")
+    with border_train(tmp_path, *args, "trainer.max_opts=50", "trainer.eval_interval=50") as command:
         assert command.end() == 0, command.errors
     found = {path.name: path.read_text() for path in (tmp_path / THREADS).iterdir()}
-    actors = {"probe_env": "1 1", "actor-0": "1 1", "actor-1": "1 1"}  # the first tries the environment
+    actors = {"probe_env": "1 1", "actor-0": "1 1", "actor-1": "1 1"}  # the first process is the preflight
     assert found == actors | {"MainProcess": f"{threads} {os.environ.get('OMP_NUM_THREADS')}"}
 
 
-def test_f3_a_learner_out_of_memory_keeps_its_state_and_names_the_cause(tmp_path: Path) -> None:
+def test_f3_a_learner_out_of_memory_saves_its_state_and_names_the_cause(tmp_path: Path) -> None:
     with border_train(tmp_path, "trainer.save_interval=20", faults="starve:30") as command:
         assert command.end() == 1
     run, errors = command.run, command.errors
@@ -216,28 +216,28 @@ def test_f3_a_learner_out_of_memory_keeps_its_state_and_names_the_cause(tmp_path
     assert saved_steps(run) == [29, 20]
 
 
-def test_h3_a_disk_that_fills_up_costs_records_and_not_the_run(tmp_path: Path) -> None:
-    """The run directory lies on a disk of its own, which a file fills up; once it is gone, writing continues."""
+def test_h3_a_full_disk_costs_records_and_not_the_run(tmp_path: Path) -> None:
+    """A file fills the disk of the run directory. After it is removed, recording continues."""
     need_mounts(tmp_path, "H3 (a full disk and records)")
-    words = ("trainer.record_interval=2", "trainer.max_opts=800", "recorder.tensorboard=true")
-    run = run_on_own_disk(tmp_path, "3m", "fill_disk:200,400", *words)
+    args = ("trainer.record_interval=2", "trainer.max_opts=800", "recorder.tensorboard=true")
+    run = run_on_own_disk(tmp_path, "3m", "fill_disk:200,400", *args)
     dropped = run.summary["records_dropped"]
     assert set(dropped) <= {"metrics.jsonl", "tensorboard"}
     assert dropped["metrics.jsonl"] > 0
     steps = [line["opt_steps"] for line in read_jsonl(run.path / "metrics.jsonl")]
     assert steps[-1] == run.counts[0] == 800
-    assert len(steps) + dropped["metrics.jsonl"] == 401  # of the warm-up, and of every second opt step
+    assert len(steps) + dropped["metrics.jsonl"] == 401  # after the warm-up and every second opt step
     assert saved_steps(run) == [800]
 
 
-def test_c6_training_continues_without_the_saves_for_which_a_full_disk_has_no_room(tmp_path: Path) -> None:
-    """Full from opt step 16 to 45. The save at 20 fails, so that at 30 is skipped; that at 40 fails, so those at 50 and 60
-    are skipped. RLIMIT_FSIZE, as in `test_failing_disk`, refuses large files; here nothing has room.
+def test_c6_training_continues_while_a_full_disk_prevents_saves(tmp_path: Path) -> None:
+    """The disk is full from opt step 16 to 45. The save at 20 fails, so the one at 30 is skipped; the save at 40 fails, so
+    those at 50 and 60 are skipped. Unlike RLIMIT_FSIZE in `test_failing_disk`, a full disk refuses small files too.
     """
     need_mounts(tmp_path, "C6 (a full disk and checkpoints)")
-    words = ("trainer.save_interval=10", "trainer.record_interval=1", "trainer.max_opts=85")
-    words += ("checkpoint.keep=9", "checkpoint.replay=full", "buffer.capacity=200")
-    run = run_on_own_disk(tmp_path, "1m", "fill_disk:16,46", *words)
+    args = ("trainer.save_interval=10", "trainer.record_interval=1", "trainer.max_opts=85")
+    args += ("checkpoint.keep=9", "checkpoint.replay=full", "buffer.capacity=200")
+    run = run_on_own_disk(tmp_path, "1m", "fill_disk:16,46", *args)
     assert (run.summary["status"], run.counts[0]) == ("done", 85)
     assert_saved(run, [10, 70, 80, 85])
     failed = dict(run.series("checkpoint/failed_saves"))
@@ -245,22 +245,22 @@ def test_c6_training_continues_without_the_saves_for_which_a_full_disk_has_no_ro
     assert min(failed) >= 20 and set(failed.values()) <= {1.0, 2.0}
 
 
-def test_d9_a_reader_of_stdout_that_stops_reading_does_not_stop_the_run(tmp_path: Path) -> None:
-    """Many more lines than a pipe holds, of which nothing is read before the run is over."""
-    words = ("trainer=sync", "recorder.console=plain", "trainer.record_interval=1", "trainer.max_opts=1000")
-    with border_train(tmp_path, *words, stdout=subprocess.PIPE) as command:
+def test_d9_a_reader_of_stdout_that_stops_reading_does_not_block_the_run(tmp_path: Path) -> None:
+    """The run writes more lines than a pipe holds, and the test reads them only after the end."""
+    args = ("trainer=sync", "recorder.console=plain", "trainer.record_interval=1", "trainer.max_opts=1000")
+    with border_train(tmp_path, *args, stdout=subprocess.PIPE) as command:
         assert command.process.stdout is not None
         with command.process.stdout as stdout:
             assert (command.end(), command.errors) == (0, "")
             shown = stdout.read()
     assert b"opt_steps=2 " in shown
-    assert b"opt_steps=1000 " not in shown  # else nothing had to wait, and this tests nothing
+    assert b"opt_steps=1000 " not in shown  # otherwise the pipe was never full and the test proves nothing
     assert command.run.counts[0] == 1000
 
 
 @pytest.mark.parametrize("closed", sampled(["<&- >&- 2>&-", ">&-"], 2))
 def test_d9_a_run_without_its_streams_completes(tmp_path: Path, closed: str) -> None:
-    words = ("trainer=sync", "recorder.console=auto", "trainer.max_opts=50")
-    with border_train(tmp_path, *words, before=("sh", "-c", f'exec "$@" {closed}', "sh")) as command:
+    args = ("trainer=sync", "recorder.console=auto", "trainer.max_opts=50")
+    with border_train(tmp_path, *args, before=("sh", "-c", f'exec "$@" {closed}', "sh")) as command:
         assert command.end() == 0
     assert command.run.counts[0] == 50

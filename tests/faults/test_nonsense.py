@@ -1,7 +1,7 @@
-"""I4: a checkpoint whose sums fit and whose content is nonsense is refused by keys, kinds and shapes.
+"""Row I4: a checkpoint with correct checksums and nonsensical content is refused by keys, types and shapes.
 
-One run is resumed for real. Before that, every value of its saved state in turn is left out or replaced by one of another
-kind or shape, and loaded into a new loop: the loop loads it, or refuses it. Any other exception is a defect.
+The test takes the saved state of a run, removes or replaces each of its values in turn, and loads it into a new loop. The
+loop must either load or refuse it. Any other exception is a defect.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory, full_forkserver: None) -> I
         yield path
 
 
-def interrupted(folder: Path, *words: str) -> Run:
+def interrupted(folder: Path, *args: str) -> Run:
     with signal_at(50):
-        assert main([*tiny(*words), f"hydra.run.dir='{folder}'"]) == 143
+        assert main([*tiny(*args), f"hydra.run.dir='{folder}'"]) == 143
     return Run(folder)
 
 
 def paths(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where every value of plain data stands, those that hold others included; of lists the first."""
+    """Yield the path of every value and container in plain data; of lists only the first element."""
     if path:
         yield path
     items = data.items() if isinstance(data, dict) else enumerate(data[:1]) if isinstance(data, list) else ()
@@ -68,7 +68,7 @@ def paths(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def changed(data: Any, path: tuple[Any, ...], *value: Any) -> Any:
-    """A copy with this value at this place, or nothing."""
+    """Return a copy with another value at this path, or without it."""
     data = copy.deepcopy(data)
     inner = data
     for key in path[:-1]:
@@ -114,7 +114,7 @@ def variants_of_replay(replay: State) -> Iterator[tuple[str, State]]:
 
 
 def variants(state: RunState) -> Iterator[tuple[str, RunState]]:
-    """The state with one thing wrong, and what that is."""
+    """Yield a description and a state with one faulty value."""
     for field in ("loop", "generators"):
         for what, values in variants_of_values(getattr(state, field)):
             yield f"{field}: {what}", replace(state, **{field: values})
@@ -132,14 +132,14 @@ HARMLESS = (
     r"loop: \('telemetry', '(evaluations|lags|recent_returns)'(\) = \[\]|, 0\) missing)",
     r"evaluation: \('pending',\) = \[\]|evaluation: \(('last',|'selector', 'fresh')\) = None",
     r"actors: sampler/env/episodes/actions-\d, strange [01]",
-    # a number for a number that need not be whole; null stands for one that is not finite
+    # floats may be any number, and null stands for a number that is not finite
     r"loop: \('telemetry', '(lengths|returns|recent_returns)', 0\) = (1\.5|None)",
     r"evaluation: \('(last|selector)', ('(fresh|regular)', )?'returns', 0\) = (1\.5|None)",
-    # parts of an actor that was lost: new episodes start
+    # parts of a lost actor may be missing: it starts new episodes
     r"actors: \('sampler',\) missing|actors: \('sampler', ('env', 'episodes'|'processor')\) = \{\}",
-    r"actors: one array more",  # which no part looks for
-    r"generators: \('seed',\).*",  # a note: the seed is in the configuration
-    r"loop: \('records'.*",  # refused before there is a loop, see `test_hostile`
+    r"actors: one array more",  # no component reads it
+    r"generators: \('seed',\).*",  # informational: the seed comes from the configuration
+    r"loop: \('records'.*",  # refused before the loop is made, see `test_hostile`
     r"loop: \('whole',\) = True",  # its value
 )
 """What else may stand there."""
@@ -176,7 +176,7 @@ def test_i4_every_value_of_a_saved_state_is_checked(folder: Path, monkeypatch: p
 
 
 def damaged(state: RunState, *path: str) -> RunState:
-    """The state with "x" for one value of its actors."""
+    """Return the state with "x" for one value of its actors."""
     return replace(state, actors=replace(state.actors, values=changed(state.actors.values, path, "x")))
 
 
@@ -190,7 +190,7 @@ def damaged(state: RunState, *path: str) -> RunState:
     ],
     ids="/".join,
 )
-def test_i4_so_is_what_an_actor_process_is_given(
+def test_i4_every_value_of_an_actors_state_is_checked_in_its_process(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], path: tuple[str, ...]
 ) -> None:
     run_dir = folder / "lockstep"

@@ -1,4 +1,4 @@
-"""Rows E1 and E2 of the fault table in whole runs: numbers that are not finite."""
+"""Numbers that are not finite in complete runs (rows E1 and E2)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BAD_ENV = ("env=gym", "env.entry_point=tests.envs:NotANumber", "trainer.max_opts
 
 @contextmanager
 def poisoned(first: int, last: int) -> Iterator[None]:
-    """These batches, counted from 1, contain NaN."""
+    """Put NaN into these batches, counted from 1."""
     sample, taken = RowReplayBuffer.batch, 0
 
     def poison(buffer: RowReplayBuffer, size: int, into: Batch | None = None) -> Batch:
@@ -40,7 +40,7 @@ def poisoned(first: int, last: int) -> Iterator[None]:
 
 
 def states(run: Run) -> dict[int, dict[str, Array]]:
-    """Every array of the training state in each checkpoint, by opt step; all of them verify and are finite."""
+    """Return the training arrays of each checkpoint by opt step. Checks that all verify and are finite."""
     found = {}
     for checkpoint in verified_checkpoints(run):
         assert checkpoint.training is not None
@@ -67,13 +67,15 @@ def test_e1_one_bad_batch_costs_one_opt_step(workplace: Path, capsys: pytest.Cap
     assert log.count("was skipped") == log.count(line) == 1
 
 
-def test_e1_bad_batches_without_end_end_the_run(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_e1_too_many_bad_batches_in_a_row_end_the_run(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with poisoned(34, 10**9):
         run = run_here(4, *SAVES)
     assert run.config.trainer.max_nonfinite == 10  # by default
     *_, first, _, last = (
         capsys.readouterr().err.splitlines()
-    )  # before it, perhaps, that an actor was slow to leave
+    )  # a warning about a slow actor may come before it
     what = "the loss or gradient of 10 opt steps in a row is not a finite number at opt step 43"
     assert first.endswith(f"error: {what}")
     assert last == resume_hint(run, workplace)
@@ -81,14 +83,14 @@ def test_e1_bad_batches_without_end_end_the_run(workplace: Path, capsys: pytest.
     found = states(run)
     assert set(found) == {10, 20, 30, 40, 43}
     for name, array in found[40].items():
-        if not name.startswith("stats."):  # of an interval that is not yet recorded, and of what was skipped
+        if not name.startswith("stats."):  # also those of the unrecorded interval and of skipped opt steps
             assert np.array_equal(array, found[43][name]), name
     assert any(not np.array_equal(array, found[40][name]) for name, array in found[30].items())
     assert len(list((run.path / "nonfinite").iterdir())) == 1
 
 
 @pytest.mark.parametrize(
-    ("words", "what", "error"),
+    ("args", "what", "error"),
     [
         (
             (
@@ -114,15 +116,15 @@ def test_e1_bad_batches_without_end_end_the_run(workplace: Path, capsys: pytest.
     ],
     ids=["actor", "sync", "evaluation"],
 )
-def test_e2_bad_numbers_end_the_run(workplace: Path, words: tuple[str, ...], what: str, error: str) -> None:
-    run = run_here(5, *BAD_ENV, *words)
+def test_e2_bad_numbers_end_the_run(workplace: Path, args: tuple[str, ...], what: str, error: str) -> None:
+    run = run_here(5, *BAD_ENV, *args)
     assert re.fullmatch(f"{what}: EnvDataError: {error}", run.summary["error"])
     states(run)
 
 
 @pytest.mark.parametrize("what", ["reward", "observation"])
 @pytest.mark.parametrize("trainer", ["async", "sync"])
-def test_e2_dropped_they_never_reach_the_replay(
+def test_e2_dropped_env_steps_never_reach_the_replay(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, trainer: str, what: str
 ) -> None:
     push, pushed = RowReplayBuffer.push, list[Items]()

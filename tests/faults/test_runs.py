@@ -1,8 +1,7 @@
-"""Whole runs, stopped, killed and failing in each of their phases.
+"""Complete runs that are stopped, killed or fail in each of their phases.
 
-However a run ends, its exit code is the one that was promised, what it has left on disk verifies, and five seconds
-later no process of its session lives. The phase is known from a trap (`tests.faults.trap`) that tells when it is
-reached, and lasts until the test releases it.
+After each end the exit code must be the documented one, the files must verify, and after five seconds no process of the
+session may live. A trap (`tests.faults.trap`) signals when a phase is reached and holds it until the test releases it.
 """
 
 from __future__ import annotations
@@ -43,19 +42,19 @@ TRAP_FILE = str(trap_module.__file__)
 
 
 def trap(place: str, at: str, then: str = "pass", step: int = 1) -> tuple[str, ...]:
-    words = {"place": place, "at": at, "then": then, "step": step}
-    return tuple(f"env.kwargs.{key}={value}" for key, value in words.items())
+    args = {"place": place, "at": at, "then": then, "step": step}
+    return tuple(f"env.kwargs.{key}={value}" for key, value in args.items())
 
 
 @dataclass(frozen=True)
 class Phase:
     """How to bring a run into a phase.
 
-    opt_steps: those that are done then, None if it is unknown how many, -1 if there is no run yet · log: the phase has
-    begun when the log has this; by default, when the trap was sprung.
+    opt_steps: number of opt steps done in this phase, None if unknown, -1 if there is no run yet · log: the phase begins
+    when the log contains this text, by default when the trap was sprung.
     """
 
-    words: tuple[str, ...]
+    args: tuple[str, ...]
     opt_steps: int | None = None
     faults: str = ""
     log: str = ""
@@ -93,9 +92,9 @@ KILLED = [name for name, phase in PHASES.items() if phase.opt_steps != -1 and no
 
 
 def assert_stopped(run: Run, number: signal.Signals, restarts: int = 0) -> int:
-    """Summary and the last checkpoint agree on how and where it stopped: the opt steps.
+    """Check that summary and last checkpoint agree about the stop. Returns the opt steps.
 
-    restarts: announced for another reason. The signal costs no actor, and none was started again.
+    restarts: expected restarts with another cause. The signal itself must not cost an actor.
     """
     summary = run.summary
     assert (run.path / "train.log").read_text().count(": restart ") == restarts
@@ -107,7 +106,7 @@ def assert_stopped(run: Run, number: signal.Signals, restarts: int = 0) -> int:
 
 
 def assert_failed(run: Run, error: str) -> int:
-    """Summary and log say what went wrong; the opt steps that were done."""
+    """Check that summary and log have the error. Returns the opt steps."""
     summary = run.summary
     assert (summary["status"], summary["ended_by"], summary["exit_code"]) == ("failed", "error", 5)
     assert re.fullmatch(error, summary["error"])
@@ -116,7 +115,7 @@ def assert_failed(run: Run, error: str) -> int:
 
 
 def assert_last_state_is_kept(run: Run) -> int:
-    """The newest checkpoint is that of the last opt step, if there was one, and nothing half-written lies beside it."""
+    """Check that the newest checkpoint is that of the last opt step, if any, without half-written files beside it."""
     opt_steps: int = run.summary["counters"].get("opt_steps", 0)
     saved = saved_steps(run)
     assert saved[:1] == ([opt_steps] if opt_steps else [])
@@ -134,7 +133,7 @@ def test_d1_d3_a_signal_stops_a_run_in_any_phase(
     tmp_path: Path, phase: str, number: signal.Signals, others: bool
 ) -> None:
     at = PHASES[phase]
-    with border_train(tmp_path, *at.words, faults=at.faults) as command:
+    with border_train(tmp_path, *at.args, faults=at.faults) as command:
         if at.log:
             command.wait_for_log(at.log)
         else:
@@ -151,9 +150,9 @@ def test_d1_d3_a_signal_stops_a_run_in_any_phase(
         assert opt_steps == at.opt_steps if at.opt_steps is not None else opt_steps > 0
 
 
-def test_d3_a_frozen_actor_does_not_keep_a_run_from_its_end(tmp_path: Path) -> None:
-    words = [*trap("actor-1", "step", "stop", LEARNT), "actor_manager.stop_timeout_s=0.5"]
-    with border_train(tmp_path, *words) as command:
+def test_d3_a_frozen_actor_does_not_prevent_the_end_of_a_run(tmp_path: Path) -> None:
+    args = [*trap("actor-1", "step", "stop", LEARNT), "actor_manager.stop_timeout_s=0.5"]
+    with border_train(tmp_path, *args) as command:
         command.wait_for_trap()
         command.send(SIGTERM, "all")
         assert command.end(WITHIN_S[SIGTERM]) == 143
@@ -173,7 +172,7 @@ def test_d1_d3_a_signal_ends_the_whole_sweep(tmp_path: Path) -> None:
 
 
 def jobs(folder: Path) -> list[Run]:
-    """The jobs of a sweep that were started, in order."""
+    """Return the started jobs of a sweep in order."""
     return [Run(path.parent) for path in sorted(folder.glob("runs/sweeps/*/*/*/summary.json"))]
 
 
@@ -202,8 +201,8 @@ SLOW_TO_STOP: list[tuple[Phase, str, list[int]]] = [
     ids=sampled(["training", "saving", "evaluation", "start-up"], 4),
 )
 def test_d2_a_second_sigint_ends_a_run_at_once(tmp_path: Path, at: Phase, to: str, kept: list[int]) -> None:
-    """The first would have to wait for something that takes longer than the test may."""
-    with border_train(tmp_path, *at.words, faults=at.faults) as command:
+    """After the first SIGINT the run waits for something that takes longer than the limit of the test."""
+    with border_train(tmp_path, *at.args, faults=at.faults) as command:
         command.wait_for_trap()
         command.send(SIGINT, to)
         command.wait_for_handling()
@@ -217,14 +216,14 @@ def test_d2_a_second_sigint_ends_a_run_at_once(tmp_path: Path, at: Phase, to: st
 
 
 def test_d4_sigusr1_saves_and_the_run_continues(tmp_path: Path) -> None:
-    """Sent to all processes while a checkpoint is half written, and four times to the learner between opt steps.
+    """The signal is sent to all processes during a save, and four times to the learner between opt steps.
 
-    A request during a save is answered by that save; each of the others gets a checkpoint of its own.
+    The save in progress answers the first request. Each later request gets its own checkpoint.
     """
     asked_at = [33, 47, 58, 71]
     faults = "hold_save:1 save_at:" + ",".join(map(str, asked_at))
-    words = (f"trainer.save_interval={INTERVAL}", f"trainer.max_opts={LAST}", "checkpoint.keep=99")
-    with border_train(tmp_path, *words, faults=faults) as command:
+    args = (f"trainer.save_interval={INTERVAL}", f"trainer.max_opts={LAST}", "checkpoint.keep=99")
+    with border_train(tmp_path, *args, faults=faults) as command:
         command.wait_for_trap()
         assert command.undefended(SIGUSR1) == []
         command.send(SIGUSR1, "all")
@@ -240,12 +239,12 @@ def test_d4_sigusr1_saves_and_the_run_continues(tmp_path: Path) -> None:
 # -- started twice ------------------------------------------------------
 
 
-def test_c8_a_second_process_is_refused_as_long_as_the_first_one_lives(
+def test_c8_a_second_process_is_refused_while_the_first_one_lives(
     tmp_path: Path, full_forkserver: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And the lock of a killed process keeps nobody away."""
+    """The lock of a killed process is free."""
     at = PHASES["saving"]
-    with border_train(tmp_path, *at.words, faults=at.faults) as first:
+    with border_train(tmp_path, *at.args, faults=at.faults) as first:
         first.wait_for_trap()
         run = first.run
         before = all_but_the_lock(run)
@@ -269,10 +268,10 @@ def all_but_the_lock(run: Run) -> dict[str, bytes]:
 
 @pytest.mark.parametrize(("phase", "to"), sampled([*product(KILLED, ["main", "group"])], 10))
 def test_d6_no_process_outlives_a_killed_run(tmp_path: Path, phase: str, to: str) -> None:
-    """And the checkpoints that it has left verify."""
+    """The checkpoints of the killed run must verify."""
     at = PHASES[phase]
-    words = () if phase == "saving" else (f"trainer.save_interval={INTERVAL // 2}",)
-    with border_train(tmp_path, *at.words, *words, faults=at.faults) as command:
+    args = () if phase == "saving" else (f"trainer.save_interval={INTERVAL // 2}",)
+    with border_train(tmp_path, *at.args, *args, faults=at.faults) as command:
         command.wait_for_trap()
         command.send(SIGKILL, to)
         assert command.end() == 137
@@ -281,14 +280,14 @@ def test_d6_no_process_outlives_a_killed_run(tmp_path: Path, phase: str, to: str
     assert bool(kept) == (at.opt_steps != 0)
     if phase == "saving":
         assert kept == [INTERVAL]
-        assert len(command.run.checkpoints) == 2  # the half-written one is there, under a temporary name
+        assert len(command.run.checkpoints) == 2  # the half-written checkpoint has a temporary name
 
 
-# -- environments that raise, and actors that die for good ---------------
+# -- environments that raise, and actors without restarts left ---------------
 
 
 @pytest.mark.parametrize(("moment", "done"), [("step", "stepped"), ("make", "made"), ("reset", "reset")])
-def test_an_environment_that_raises_when_it_is_tried_makes_no_run(
+def test_an_environment_that_raises_in_the_preflight_makes_no_run(
     workplace: Path, capsys: pytest.CaptureFixture[str], moment: str, done: str
 ) -> None:
     run_here(2, *trap("probe_env", moment, "raise"))
@@ -333,8 +332,8 @@ WITHOUT_OPT_STEPS = ("make", "reset", "step 1", "evaluation's make")
 def test_a6_an_environment_that_raises_ends_the_run(
     workplace: Path, capsys: pytest.CaptureFixture[str], moment: str
 ) -> None:
-    words, error = FAILING[moment]
-    run = run_here(5, *words, *(() if moment == "sync" else NO_RESTART))
+    args, error = FAILING[moment]
+    run = run_here(5, *args, *(() if moment == "sync" else NO_RESTART))
     opt_steps = assert_failed(run, f"{error}: RuntimeError: the trap was sprung")
     errors = capsys.readouterr().err
     for text in (errors, (run.path / "train.log").read_text()):
@@ -346,12 +345,12 @@ def test_a6_an_environment_that_raises_ends_the_run(
     assert errors.splitlines()[-len(last) :] == last
 
 
-def test_a4_a_job_that_loses_an_actor_does_not_stop_the_next_one(
+def test_a4_a_job_that_loses_an_actor_does_not_stop_the_next_job(
     workplace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The trap is sprung once: the second job never meets it."""
-    words = [*trap("actor-1", "make", "kill"), "trainer.max_opts=30", "seed=1,2", *NO_RESTART]
-    run_here(5, "-m", *words)
+    """The trap works only once, so the second job does not fail."""
+    args = [*trap("actor-1", "make", "kill"), "trainer.max_opts=30", "seed=1,2", *NO_RESTART]
+    run_here(5, "-m", *args)
     lost, well = jobs(workplace)
     assert assert_failed(lost, r"actor 1 was killed by SIGKILL \(it was making environment\)") == 0
     assert (well.summary["status"], well.summary["exit_code"]) == ("done", 0)

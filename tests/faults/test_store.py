@@ -1,4 +1,4 @@
-"""The checkpoint store under faults: killed at any moment, damaged in any place (rows C1 to C4)."""
+"""The checkpoint store after kills at any moment and damage at any place (rows C1 to C4)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.faults.processes import ROOT, TIMEOUT_S
 
 
 def killed(folder: Path, mode: str, points: list[float]) -> list[Path]:
-    """Run folders of savers that were killed at these shares of all their moments."""
+    """Run savers that are killed at these shares of all their moments. Returns their run folders."""
     command = [sys.executable, "-m", "tests.faults.saver", str(folder), mode, *map(str, points)]
     output = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=2 * TIMEOUT_S).stdout
     print(output.decode())
@@ -34,9 +34,9 @@ def killed(folder: Path, mode: str, points: list[float]) -> list[Path]:
 
 
 def committed(run_dir: Path) -> int:
-    """Opt step of the last save that had returned; 0 if none had."""
+    """Return the opt step of the last save that returned; 0 if none did."""
     file = run_dir.with_name(f"{run_dir.name}.committed")
-    if not file.exists():  # killed before it was made
+    if not file.exists():  # killed before the file was made
         return 0
     return int(file.read_bytes()[-1:] or b"0")
 
@@ -47,7 +47,7 @@ def temporaries(run_dir: Path) -> list[str]:
 
 
 def points(name: str, n: int) -> list[float]:
-    """Spread over everything that happens, each at a place of its own in its share."""
+    """Return n random points, one in each n-th of all moments."""
     rng = seeded(name)
     return [(i + rng.random()) / n for i in range(n)]
 
@@ -60,7 +60,7 @@ def assert_survived(run_dir: Path, read: Callable[[Path], int | None]) -> None:
     assert (found or 0) >= committed(run_dir)
 
 
-def test_c1_killed_at_any_moment_the_newest_whole_checkpoint_is_there(tmp_path: Path) -> None:
+def test_c1_after_a_kill_at_any_moment_the_newest_complete_checkpoint_verifies(tmp_path: Path) -> None:
     for run_dir in killed(tmp_path, "store", points("c1", times(10, 50))):
         assert_survived(run_dir, saver.read)
         assert len(temporaries(run_dir)) <= 1
@@ -70,8 +70,8 @@ def test_c1_killed_at_any_moment_the_newest_whole_checkpoint_is_there(tmp_path: 
         assert saver.read(run_dir) == newest + 1
 
 
-def test_c1_a_writer_in_place_does_not_survive_that(tmp_path: Path) -> None:
-    """Each of its moments lies between two blocks of a write, so each of them costs the only checkpoint there is."""
+def test_c1_a_writer_in_place_loses_its_checkpoint(tmp_path: Path) -> None:
+    """Negative control: a kill between two blocks of a write destroys the only checkpoint."""
     run_dirs = killed(tmp_path, "naive", points("c1", times(10, 50)))
     assert len(run_dirs) == times(10, 50)
     for run_dir in run_dirs:
@@ -79,11 +79,11 @@ def test_c1_a_writer_in_place_does_not_survive_that(tmp_path: Path) -> None:
             assert_survived(run_dir, saver.read_naively)
 
 
-def test_c2_killed_while_old_ones_are_removed_two_verify(tmp_path: Path) -> None:
+def test_c2_after_a_kill_while_old_checkpoints_are_removed_two_verify(tmp_path: Path) -> None:
     for run_dir in killed(tmp_path, "prune", points("c2", times(3, 20))):
         steps = store.list_steps(run_dir / CHECKPOINTS)
         assert len([path for path in steps if verifies(path)]) >= 2
-        assert saver.read(run_dir) == committed(run_dir) + 1  # whose prune it was
+        assert saver.read(run_dir) == committed(run_dir) + 1  # the checkpoint of this save
 
 
 # -- damaged ------------------------------------------------------------
@@ -105,13 +105,13 @@ def verifies(path: Path) -> bool:
 
 
 def own_files(path: Path) -> list[Path]:
-    """Files of a checkpoint, but for sealed blocks, which are those of the checkpoint before it, too."""
+    """Return the files of a checkpoint, without sealed blocks, which it shares with the previous one."""
     return sorted(file for file in path.iterdir() if file.stat().st_nlink == 1)
 
 
 @contextmanager
 def damaged(file: Path, content: bytes | None) -> Iterator[None]:
-    """For as long as this lasts, a file has another content, or is gone."""
+    """Replace the content of a file, or remove the file, inside the block."""
     before = file.read_bytes()
     try:
         file.unlink()
@@ -129,7 +129,7 @@ def flipped(content: bytes, rng: random.Random) -> bytes:
 
 
 def assert_fallen_back(run_dir: Path, file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The one before is taken, and a warning names the file, or the manifest that does not name it any more."""
+    """Check that the previous checkpoint is used, and that a warning names the file or the manifest."""
     caplog.clear()
     assert saver.read(run_dir) == 2
     (warning,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
@@ -147,18 +147,18 @@ def test_c3_every_flipped_bit_is_found(saved: Path, caplog: pytest.LogCaptureFix
     assert saver.read(saved) == 3
 
 
-def test_c3_every_bit_of_a_manifest_counts(saved: Path) -> None:
+def test_c3_every_flipped_bit_of_a_manifest_is_found(saved: Path) -> None:
     file = saved / CHECKPOINTS / store.step_name(3) / "manifest.json"
     content = file.read_bytes()
-    for bit in range(0, 8 * len(content), times(233, 1)):  # 233: at another place of its byte each time
+    for bit in range(0, 8 * len(content), times(233, 1)):  # 233, so that the bit within the byte changes
         changed = bytearray(content)
         changed[bit // 8] ^= 1 << bit % 8
         with damaged(file, bytes(changed)):
             assert not verifies(file.parent), bit
 
 
-def test_c3_a_bit_that_gives_a_file_the_name_of_another_counts(saved: Path) -> None:
-    """JSON with a key twice: whoever takes the last one has lost a block and does not know."""
+def test_c3_a_flipped_bit_that_makes_two_names_equal_is_found(saved: Path) -> None:
+    """The JSON then has a key twice, and a reader that takes the last one would lose a block unnoticed."""
     file = saved / CHECKPOINTS / store.step_name(3) / "manifest.json"
     content = file.read_bytes()
     changed = content.replace(b"rows-000000000", b"rows-000000001")
@@ -167,7 +167,7 @@ def test_c3_a_bit_that_gives_a_file_the_name_of_another_counts(saved: Path) -> N
         assert not verifies(file.parent)
 
 
-def test_c3_without_sums_most_flips_are_loaded(saved: Path) -> None:
+def test_c3_without_checksums_most_flipped_bits_are_loaded(saved: Path) -> None:
     rng, loaded = seeded("c3"), 0
     files = [
         file for file in own_files(saved / CHECKPOINTS / store.step_name(3)) if file.stat().st_size > 1000
@@ -184,8 +184,10 @@ def test_c3_without_sums_most_flips_are_loaded(saved: Path) -> None:
     assert loaded > times(20, 300) * 0.8
 
 
-def test_c3_a_block_that_all_checkpoints_share_costs_the_replay_alone(saved: Path, tmp_path: Path) -> None:
-    """Later checkpoints give a sealed block one more name, so no older one has another copy of it."""
+def test_c3_a_damaged_block_shared_by_all_checkpoints_costs_only_the_replay(
+    saved: Path, tmp_path: Path
+) -> None:
+    """Checkpoints link to the same file of a sealed block, so no older checkpoint has a copy."""
     run_dir = Path(shutil.copytree(saved, tmp_path / "run"))
     for path in store.list_steps(run_dir / CHECKPOINTS):
         file = path / f"{REPLAY}.rows-000000000.safetensors"
@@ -211,7 +213,7 @@ def test_c4_every_truncated_empty_or_missing_file_is_found(
 
 @pytest.mark.parametrize("name", ["model.pt", "replay.rows-000000099.safetensors"])
 def test_c4_a_file_that_the_manifest_does_not_name_is_never_opened(saved: Path, name: str) -> None:
-    """It cannot be told from what a file manager leaves behind, and it is no reason to give a checkpoint up."""
+    """It may come from a file manager, and the checkpoint stays valid."""
     path, opened = saved / CHECKPOINTS / store.step_name(3), list[str]()
     (path / name).write_bytes(b"x")
     watching = True

@@ -1,6 +1,6 @@
-"""Actors that are lost while others act: they are replaced within a budget, and the others lose nothing.
+"""Actors that are lost are replaced within a budget, and the other actors lose nothing.
 
-The test plays the learner's part with a limiter, and knows every row that must arrive.
+The test acts as the learner, with a limiter, and knows every row that must arrive.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ DYING = ("env.entry_point=tests.counting:CountingEnv", "env.kwargs.fault=kill", 
 
 
 class Learner:
-    """Collects chunks and grants credit, as the training loop does, and keeps every chunk."""
+    """Collects chunks and grants credit like the training loop, and stores every chunk."""
 
     def __init__(self, manager: ActorManager, n_actors: int, tolerance: int = 512) -> None:
         self.manager = manager
@@ -64,7 +64,7 @@ class Learner:
         self.chunks: list[Chunk] = []
         self.longest_pause_s = 0.0  # between two opt steps
         self._last_opt_step: float | None = None
-        self._first_s: dict[tuple[int, int], float] = {}  # when a chunk of (actor, incarnation) came
+        self._first_s: dict[tuple[int, int], float] = {}  # first arrival of each (actor, incarnation)
         self._last_s: dict[tuple[int, int], float] = {}
 
     def turn(self) -> None:
@@ -92,7 +92,7 @@ class Learner:
         wait_until(lambda: self.turn() or self.limiter.env_steps >= env_steps, f"{env_steps} env steps")
 
     def until_back(self, actor: int, incarnation: int) -> None:
-        """Until a chunk of this incarnation has arrived, or of a later one."""
+        """Run until a chunk of this or a later incarnation arrives."""
         wait_until(
             lambda: (
                 self.turn() or any(c.actor == actor and c.incarnation >= incarnation for c in self.chunks)
@@ -106,18 +106,18 @@ class Learner:
         self._check()
 
     def gap_s(self, actor: int, incarnation: int) -> float:
-        """Between the last chunk of this incarnation and the first of the next [s]."""
+        """Return the time between the last chunk of this incarnation and the first of the next [s]."""
         return self._first_s[actor, incarnation + 1] - self._last_s[actor, incarnation]
 
     def arrived(self) -> dict[tuple[int, int], int]:
-        """Env steps of each (actor, incarnation)."""
+        """Return the env steps of each (actor, incarnation)."""
         counts: dict[tuple[int, int], int] = defaultdict(int)
         for chunk in self.chunks:
             counts[chunk.actor, chunk.incarnation] += chunk.env_steps
         return dict(counts)
 
     def _check(self) -> None:
-        """Each incarnation's chunks are all there, in order, and hold what its env steps made; the newest comes last."""
+        """Check that all chunks of each incarnation arrived in order with the expected rows, newest incarnation last."""
         order: dict[int, list[int]] = defaultdict(list)
         for chunk in self.chunks:
             order[chunk.actor].append(chunk.incarnation)
@@ -139,7 +139,7 @@ class Learner:
 
 
 def expected_rows(env_steps: int) -> Iterator[tuple[int, int, int]]:
-    """(episode, time, n_steps) of every row that an environment completes in so many env steps."""
+    """Yield (episode, time, n_steps) of every row that an environment completes in `env_steps` env steps."""
     episode = 0
     while env_steps > 0:
         length = LENGTHS[episode % len(LENGTHS)]
@@ -151,10 +151,10 @@ def expected_rows(env_steps: int) -> Iterator[tuple[int, int, int]]:
 
 
 class Outage:
-    """One actor is killed once so many more env steps have arrived, and acts again.
+    """Kills one actor after `env_steps` more env steps, and waits until its next incarnation acts.
 
-    victim: actor and incarnation · noticed_s, back_s: from the kill until there is no process of it any more, and until
-    a chunk of the next incarnation has arrived [s].
+    victim: actor and incarnation · noticed_s: from the kill until the manager has no process of it [s] · back_s: from the
+    kill until a chunk of the next incarnation arrived [s].
     """
 
     def __init__(self, learner: Learner, actor: int, env_steps: int) -> None:
@@ -179,10 +179,10 @@ def tracebacks(text: str) -> int:
 # -- died ---------------------------------------------------------------
 
 
-def test_a1_a_killed_actor_is_back_soon_and_the_others_lose_nothing(
+def test_a1_a_killed_actor_is_replaced_and_the_others_lose_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """At random moments, whatever the actor is doing: its environment knows how far it had come."""
+    """Kills happen at random moments. The diary of the environment tells how many env steps it did."""
     draw, kills, n_buffer = seeded("a1"), times(3, 10), 16
     spec = actors_with_diaries(tmp_path, n_buffer=n_buffer, lengths=LENGTHS)
     with running(spec, n_actors=4, **QUICK) as manager:
@@ -217,7 +217,7 @@ ANYWHERE = [DRAW.uniform(0, BEFORE_THE_LAST_WORD) for _ in range(times(0, 50))]
 
 
 @pytest.mark.parametrize("moment", [*sampled(IN_EACH_COLUMN, 3), BEFORE_THE_LAST_WORD, *ANYWHERE])
-def test_a2_a_push_that_breaks_off_is_discarded_as_a_whole(moment: float) -> None:
+def test_a2_an_interrupted_push_is_discarded_completely(moment: float) -> None:
     spec = actors_that_die_in_a_push(moment, n_buffer=2000, lengths=LENGTHS)
     with running(spec, n_actors=1, ring_rows=8192, **QUICK) as manager:
         manager.grant([4000])
@@ -233,16 +233,16 @@ def test_a2_a_push_that_breaks_off_is_discarded_as_a_whole(moment: float) -> Non
         learner.until(6000)
         learner.stop()
     first = [chunk.env_steps for chunk in learner.chunks if chunk.incarnation == 0]
-    assert len(first) == 1  # the first push, however large it was when its 50 ms were over
+    assert len(first) == 1  # the first push, whose size depends on its 50 ms
     assert first[0] <= 2000
 
 
-def test_a2_a_queue_that_is_shared_does_not_survive_that() -> None:
-    """The negative control: a process that dies in the middle of a put keeps the lock that all others need."""
+def test_a2_a_shared_queue_does_not_survive_an_interrupted_put() -> None:
+    """Negative control: a process that dies during a put keeps the lock that all others need."""
     queue = multiprocessing.get_context("forkserver").SimpleQueue()
     victim = forkserver.start_process(queue.put, (bytes(8 * 2**20),), "naive")
     assert victim.pid is not None
-    wait_until(lambda: not queue.empty(), "the first bytes")  # more do not fit: it has the lock
+    wait_until(lambda: not queue.empty(), "the first bytes")  # the pipe is full: the process holds the lock
     os.kill(victim.pid, SIGKILL)
     wait_gone(victim.pid)
     assert not queue._wlock.acquire(timeout=1.0)  # type: ignore[attr-defined]
@@ -250,7 +250,7 @@ def test_a2_a_queue_that_is_shared_does_not_survive_that() -> None:
     queue.close()
 
 
-def test_a3_all_die_at_once_and_come_back() -> None:
+def test_a3_all_actors_die_at_once_and_are_replaced() -> None:
     with running(counting_actors(lengths=LENGTHS), n_actors=3, **QUICK) as manager:
         learner = Learner(manager, 3)
         for actor in range(3):
@@ -263,7 +263,7 @@ def test_a3_all_die_at_once_and_come_back() -> None:
         learner.stop()
 
 
-def test_a3_a_run_whose_actors_all_die_again_and_again_ends_with_the_cause(tmp_path: Path) -> None:
+def test_a3_a_run_whose_actors_die_repeatedly_ends_with_the_cause(tmp_path: Path) -> None:
     restarts = ("actor_manager.restarts=1", "actor_manager.restart_delay_s=0.01")
     with border_train(tmp_path, *DYING, *restarts) as command:
         command.wait_for_log("restart 1 of 1", times=2)
@@ -299,7 +299,7 @@ def test_a4_an_actor_that_cannot_be_made_is_given_up_and_the_others_continue(
     assert tracebacks(caplog.text) == 1
 
 
-def test_a4_if_no_actor_starts_none_is_restarted(caplog: pytest.LogCaptureFixture) -> None:
+def test_a4_if_no_actor_can_start_none_is_restarted(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     spec = counting_actors(fault="raise", fault_at="make")
     with running(spec, start=False, restarts=5, min_actors=1) as manager:
@@ -310,23 +310,23 @@ def test_a4_if_no_actor_starts_none_is_restarted(caplog: pytest.LogCaptureFixtur
         assert [stat.restarts for stat in manager.stats()] == [0, 0]
 
 
-def test_a4_no_process_is_busy_while_the_only_actor_waits_for_its_restart(
+def test_a4_the_learner_sleeps_while_the_only_actor_waits_for_its_restart(
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CPU seconds of the learner, all threads of it, between the loss and the next start."""
+    """Compares the CPU seconds of the learner between the loss and the restart."""
     spent = list[float]()
     for name in ("_lose", "start"):
         monkeypatch.setattr(ActorHandle, name, timed(getattr(ActorHandle, name), spent))
     restarts = ("actor_manager.restarts=1", f"actor_manager.restart_delay_s={WAIT_S}")
     assert main(tiny("env=gym", *DYING, "n_actors=1", *restarts)) == 5
-    _, loss, start, *_ = spent  # the first is the first start
+    _, loss, start, *_ = spent  # element 0 is the first start
     assert (
         start - loss < 0.2 * WAIT_S
-    )  # measured: 0.03, on a busy machine; a learner that does not sleep takes all
+    )  # measured 0.03 on a busy machine; a learner that does not sleep uses all the time
 
 
 def timed(method: Callable[..., Any], spent: list[float]) -> Callable[..., Any]:
-    """The method; each call notes the CPU seconds of this process before it."""
+    """Wrap a method so that each call records the CPU seconds of this process."""
     return lambda *given: (spent.append(time.process_time()), method(*given))[1]
 
 
@@ -341,7 +341,7 @@ def test_a4_fewer_than_min_actors_end_the_run() -> None:
             wait_until(lambda: learner.turn() is not None, "the end")
 
 
-def test_a4_rows_of_the_actors_that_are_left_do_not_put_the_end_off() -> None:
+def test_a4_rows_of_the_remaining_actors_do_not_delay_the_end() -> None:
     with running(counting_actors(), n_actors=2, min_actors=2) as manager:
         manager.grant([10**6, 10**6])
         wait_until(lambda: any(chunk.actor == 1 for chunk in manager.collect()), "rows of the second")
@@ -358,7 +358,7 @@ def test_a6_a_failure_while_the_run_stops_is_reported(caplog: pytest.LogCaptureF
     with running(spec, n_actors=1, on_exception=reported.append) as manager:
         manager.grant([10**6])
         ended = manager._actors[0].descriptors[1]
-        multiprocessing.connection.wait([ended], 60)  # before the manager has looked
+        multiprocessing.connection.wait([ended], 60)  # before the manager notices it
         assert manager.stop()[0].state == "failed"
     assert len(reported) == 1
     assert re.search(r"actor 0 failed while stepping, .*, while the run was stopping", caplog.text)
@@ -387,7 +387,7 @@ def test_a5_a7_an_actor_that_is_stopped_or_hangs_is_killed_and_replaced(
         assert f"actor 0 gave no sign of life for 0.4 s (it was acting): restart {n} of 20" in caplog.text
 
 
-def test_making_an_environment_may_take_longer_than_the_heartbeat_allows() -> None:
+def test_making_an_environment_may_take_longer_than_the_heartbeat_timeout() -> None:
     with running(counting_actors(make_s=1.2), n_actors=1, heartbeat_timeout_s=HEARTBEAT_S) as manager:
         Learner(manager, 1).until(100)
 
@@ -395,7 +395,7 @@ def test_making_an_environment_may_take_longer_than_the_heartbeat_allows() -> No
 # -- environments that raise --------------------------------------------
 
 
-def test_a6_an_environment_that_raises_costs_its_actors_incarnation_only(
+def test_a6_an_environment_that_raises_costs_only_its_incarnation(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -416,12 +416,12 @@ def test_a6_an_environment_that_raises_costs_its_actors_incarnation_only(
     assert "raises at step: restart 1 of 20 in 0.01 s" in caplog.text
     arrived = learner.arrived()
     for incarnation in range(3):
-        # What was handed over before is all there; the last chunk, of at most n_buffer + n_envs env steps, is lost.
+        # All pushed chunks arrived. The last chunk, of at most n_buffer + n_envs env steps, is lost.
         assert 0 <= 56 * 3 - arrived[1, incarnation] <= 8 + 3
     assert arrived[0, 0] == stats[0].env_steps
 
 
-def test_a6_an_environment_that_always_raises_ends_within_the_ordinary_budget(
+def test_a6_an_environment_that_always_raises_uses_up_the_restarts(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -450,7 +450,7 @@ def test_a6_a_close_that_raises_is_logged_and_changes_nothing(caplog: pytest.Log
 
 
 def test_a6_a_real_run_continues_and_keeps_the_context(tmp_path: Path) -> None:
-    words = [
+    args = [
         "env.entry_point=tests.counting:CountingEnv",
         "env.kwargs.fault=raise",
         "env.kwargs.fault_step=57",
@@ -463,7 +463,7 @@ def test_a6_a_real_run_continues_and_keeps_the_context(tmp_path: Path) -> None:
         "n_actors=1",
         "recorder.console=plain",
     ]
-    with border_train(tmp_path, *words) as command:
+    with border_train(tmp_path, *args) as command:
         assert command.end() == 0
     run = command.run
     crash = run.json("crash.json")
@@ -476,18 +476,18 @@ def test_a6_a_real_run_continues_and_keeps_the_context(tmp_path: Path) -> None:
     (actor,) = run.summary["actors"]
     assert actor["state"] in ("done", "failed")
     assert actor["incarnation"] == actor["restarts"] >= 3
-    # A failed actor was waiting for an announced restart at the end, or failed while the run was stopping.
+    # At the end a failed actor was waiting for its restart, or it failed while the run was stopping.
     waiting = command.log.count(" of 1000 in ") - actor["restarts"]
     assert waiting in ((0, 1) if actor["state"] == "failed" else (0,))
     assert run.series("async/restarts")[-1][1] >= 3
     assert "warning: actor 0 failed while stepping, after 56 env" in (tmp_path / "output").read_text()
 
 
-# -- what an actor takes with it ----------------------------------------
+# -- programs and memory of a lost actor ----------------------------------------
 
 
 @pytest.mark.parametrize("end", ["killed", "stopped"])
-def test_a8_what_an_environment_has_started_ends_with_its_actor(
+def test_a8_programs_started_by_an_environment_end_with_its_actor(
     end: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     spec = counting_actors()
@@ -506,7 +506,7 @@ def test_a8_what_an_environment_has_started_ends_with_its_actor(
 @pytest.mark.parametrize(
     ("fault", "cause"), [("segfault", "was killed by SIGSEGV"), ("exit", "exited with code 3")]
 )
-def test_a9_a_native_crash_is_a_loss_that_names_it(
+def test_a9_a_native_crash_is_reported_with_its_cause(
     fault: str, cause: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with running(failing_actors((0, 0, 20), fault=fault, lengths=LENGTHS), n_actors=1, **QUICK) as manager:
@@ -516,7 +516,7 @@ def test_a9_a_native_crash_is_a_loss_that_names_it(
     assert f"actor 0 {cause} (it was acting): restart 1 of 20" in caplog.text
 
 
-def test_a10_restarts_take_no_more_memory_and_no_more_descriptors() -> None:
+def test_a10_restarts_do_not_leak_memory_or_descriptors() -> None:
     def held() -> tuple[int, int]:
         maps = Path("/proc/self/maps").read_text().count("border-cli")
         return maps, len(list(Path("/proc/self/fd").iterdir()))
@@ -532,18 +532,18 @@ def test_a10_restarts_take_no_more_memory_and_no_more_descriptors() -> None:
         learner.stop()
 
 
-def test_f2_actors_are_killed_before_the_learner_when_memory_ends() -> None:
+def test_f2_the_kernel_kills_actors_before_the_learner_if_memory_ends() -> None:
     own = int(Path("/proc/self/oom_score_adj").read_text())
     with running(counting_actors()) as manager:
         for pid in manager.pids():
             assert int(Path(f"/proc/{pid}/oom_score_adj").read_text()) > own
 
 
-# -- the credit of the absent -------------------------------------------
+# -- the credit of lost actors -------------------------------------------
 
 
-def test_a_restarted_actor_waits_for_credit_until_its_absence_was_reported() -> None:
-    """The learner evaluates and only collects: what the dead one held unused must not be used by its successor."""
+def test_a_restarted_actor_gets_credit_only_after_its_loss_was_reported() -> None:
+    """The learner evaluates and does not grant. The next incarnation must not use the unused credit of the dead one."""
     with running(counting_actors(lengths=LENGTHS), n_actors=1, **QUICK) as manager:
         manager.grant([10])
         wait_until(lambda: sum(c.env_steps for c in manager.collect()) == 10, "its env steps")
@@ -576,11 +576,11 @@ def test_a_restarted_actor_waits_for_credit_until_its_absence_was_reported() -> 
 
 
 @pytest.mark.parametrize("restarts", sampled([0, 5], 2))
-def test_b3_the_learner_waits_and_its_only_actor_dies(tmp_path: Path, restarts: int) -> None:
+def test_b3_the_only_actor_dies_while_the_learner_waits(tmp_path: Path, restarts: int) -> None:
     """The actor hangs in env step 200, having handed over all before: when each opt step that these allow is done,
     the learner can only wait.
     """
-    words = [
+    args = [
         "env.kwargs.place=actor",
         "env.kwargs.then=hang",
         "env.kwargs.step=200",
@@ -593,7 +593,7 @@ def test_b3_the_learner_waits_and_its_only_actor_dies(tmp_path: Path, restarts: 
         "trainer.record_interval=1",
     ]
     cause = "actor 0 was killed by SIGKILL (it was acting)"
-    with border_train(tmp_path, *words) as command:
+    with border_train(tmp_path, *args) as command:
         actor_pid = command.wait_for_trap()
         allowed = 199 - WARMUP
         wait_until(lambda: last_opt_step(command.run) == allowed, "the learner to wait")
@@ -619,6 +619,6 @@ def test_b3_the_learner_waits_and_its_only_actor_dies(tmp_path: Path, restarts: 
 
 
 def last_opt_step(run: Run) -> int:
-    """The last that a running run has recorded."""
+    """Return the last recorded opt step of a running run."""
     path = run.path / "metrics.jsonl"
     return max((record["opt_steps"] for record in read_jsonl(path)), default=0) if path.exists() else 0

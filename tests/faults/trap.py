@@ -1,4 +1,4 @@
-"""Environments that inject a fault into one process of a real run, and the files by which they tell the test."""
+"""Environments that inject a fault into one process of a real run, and the files that signal it to the test."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ THREADS = "threads"
 
 
 def spring(then: str) -> None:
-    """Leave the mark; then "pass", "raise", "hang", "wait" for GO, or one of FAULTS. Only the first call does anything."""
+    """Write MARK, then do `then`: "pass", "raise", "hang", "wait" (for GO) or one of FAULTS. Later calls do nothing."""
     try:
         with Path(MARK).open("x", encoding="ascii") as mark:
             mark.write(f"{os.getpid()}\n")
@@ -33,7 +33,9 @@ def spring(then: str) -> None:
             pass
         case "raise":
             raise RuntimeError("the trap was sprung")
-        case "hang" | "wait":  # one endless wait could miss a signal that came just before it
+        case (
+            "hang" | "wait"
+        ):  # sleeps in a loop, because one long sleep could miss a signal that came just before it
             backoff = Backoff()
             while then == "hang" or not Path(GO).exists():
                 backoff.sleep()
@@ -44,10 +46,14 @@ def spring(then: str) -> None:
 def make(
     place: str = "nowhere", at: str = "step", then: str = "pass", step: int = 1, lengths: Sequence[int] = (7,)
 ) -> gymnasium.Env[Any, Any]:
-    """A CountingEnv with a trap in processes whose name begins with `place`. The first process that gets there springs it.
+    """Make a CountingEnv that springs the trap in processes whose name starts with `place`.
 
-    place: "actor", or "actor-1" for one of them, "MainProcess" for the learner, "probe_env" for the child that tries
-    the environment. at: "make", "reset", "close" or "step" (number `step`, counted from 1 over all episodes).
+    Args:
+        place: "actor", "actor-1", "MainProcess" (the learner) or "probe_env" (the child of the preflight).
+        at: "make", "reset", "close" or "step".
+        then: see `spring`.
+        step: number of the env step for at="step", counted from 1 over all episodes.
+        lengths: see CountingEnv.
     """
     trapped = multiprocessing.current_process().name.startswith(place)
     if trapped and at == "make":
@@ -79,7 +85,7 @@ class Trapped(gymnasium.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc] # gy
 
 
 class CountThreads(CountingEnv):
-    """Each reset writes the number of torch's threads, and OMP_NUM_THREADS, to `threads/<process name>`."""
+    """Writes the number of torch's threads and OMP_NUM_THREADS to `threads/<process name>` at each reset."""
 
     def reset(self, **options: Any) -> Any:
         import torch

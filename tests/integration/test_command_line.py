@@ -67,7 +67,7 @@ def build(monkeypatch, tmp_path):
 
 @pytest.fixture
 def shown(monkeypatch, tmp_path, capsys):
-    """Returns a function from arguments to the checked configuration that `--cfg job` shows."""
+    """Return a function from arguments to the checked configuration that `--cfg job` shows."""
     monkeypatch.chdir(tmp_path)
 
     def show(*args):

@@ -46,7 +46,7 @@ def test_d4_sigusr1_while_it_is_imported_is_ignored() -> None:
 def run_with_signal(
     command: str, disposition: signal.Handlers, number: signal.Signals = signal.SIGINT
 ) -> subprocess.CompletedProcess[str]:
-    """Runs the command, which gets a signal during its imports. disposition: of SIGINT, inherited from the parent."""
+    """Run the command, which gets a signal during its imports. disposition: of SIGINT, inherited from the parent."""
     return subprocess.run(
         [sys.executable, "-c", PROGRAM.format(command=command, number=int(number))],
         preexec_fn=lambda: signal.signal(signal.SIGINT, disposition),

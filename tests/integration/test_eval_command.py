@@ -58,7 +58,7 @@ def result(run_dir: Path) -> dict[str, Any]:
 
 
 def refused(capsys: pytest.CaptureFixture[str], *args: str, code: int = 2) -> str:
-    """Returns stderr, which must have one to three lines and no traceback."""
+    """Return stderr, which must have one to three lines and no traceback."""
     assert main(list(args)) == code
     err = capsys.readouterr().err
     assert 1 <= len(err.splitlines()) <= 3
@@ -309,7 +309,7 @@ TYPED = {
 
 @pytest.fixture
 def foreign_envs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Makes a module that creates a file when it is imported. Returns the path of that file."""
+    """Make a module that creates a file when it is imported. Returns the path of that file."""
     mark = tmp_path / "foreign" / "imported"
     mark.parent.mkdir()
     (mark.parent / "foreign_envs.py").write_text(

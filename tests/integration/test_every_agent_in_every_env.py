@@ -52,7 +52,7 @@ def is_refused(agent: str, env: str) -> bool:
 
 
 def config_text(env: str) -> str:
-    """Returns the text of the environment's file, and of atari.yaml if it includes that."""
+    """Return the text of the environment's file, and of atari.yaml if it includes that."""
     text = (conf_dir() / "env" / f"{env}.yaml").read_text(encoding="utf-8")
     return text + (
         (conf_dir() / "env" / "atari.yaml").read_text(encoding="utf-8") if "- atari" in text else ""

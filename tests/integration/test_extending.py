@@ -28,7 +28,7 @@ COMMANDS = [shlex.split(line) for line in re.findall(r"```bash\nborder-train (.*
 
 @pytest.fixture
 def modules(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Makes the modules of the page importable, and restores the registry afterwards."""
+    """Make the modules of the page importable, and restore the registry afterwards."""
     for name, text in MODULES.items():
         (workplace / f"{name}.py").write_text(text, encoding="utf-8")
     monkeypatch.syspath_prepend(str(workplace))

@@ -62,7 +62,7 @@ CELLS = {
 
 
 def stops() -> Iterator[Any]:
-    """Yields each cell with the opt step of its stop, one in each part of the run; None repeats the uninterrupted run."""
+    """Yield each cell with the opt step of its stop, one in each part of the run; None repeats the uninterrupted run."""
     n = times(1, 10)
     for env, n_actors in CELLS:
         rng = seeded(f"{env} {n_actors}")
@@ -89,7 +89,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, full_forkserver: None) -> I
 
 @pytest.fixture(scope="module")
 def uninterrupted(folder: Path) -> Callable[[str, int], Run]:
-    """Returns a function that trains the uninterrupted run of a cell once."""
+    """Return a function that trains the uninterrupted run of a cell once."""
 
     @functools.cache
     def run(env: str, n_actors: int) -> Run:

@@ -50,7 +50,7 @@ def model(version: int) -> ModelInfo:
 
 
 def reader(models: ModelChannel, pipe: Connection) -> None:
-    """Reads at full speed, reports it, then reads while the writer is slow."""
+    """Read at full speed, report it, then read while the writer is slow."""
     counts, version = Counts(), -1
     while counts.reads < READS or (needs_more_reads(models, counts) and counts.reads < MAX_READS):
         version = read_once(models, counts, version)
@@ -75,7 +75,7 @@ def needs_more_reads(models: ModelChannel, counts: Counts) -> bool:
 
 
 def read_once(models: ModelChannel, counts: Counts, version: int) -> int:
-    """Polls once and returns the version that the reader has then.
+    """Poll once and return the version that the reader has then.
 
     The reader resets `seen`, so that each poll copies, even if new models are rare because the processes share a core.
     """
@@ -118,7 +118,7 @@ def test_a11_no_reader_returns_a_mixture_or_an_older_model(capsys) -> None:
 
 
 def publish_fast(models: ModelChannel, pipes: list[Connection]) -> int:
-    """Publishes without a pause until every reader has read enough. Returns the next version."""
+    """Publish without a pause until every reader has read enough. Returns the next version."""
     version, reading = 0, list(pipes)
     ready = model(0)
     while reading:
@@ -134,7 +134,7 @@ def publish_fast(models: ModelChannel, pipes: list[Connection]) -> int:
 
 
 def publish_slowly(models: ModelChannel, pipes: list[Connection], version: int) -> list[Counts]:
-    """Publishes every millisecond until every reader has sent its counts."""
+    """Publish every millisecond until every reader has sent its counts."""
     for pipe in pipes:
         pipe.send("slow part")
     all_counts: list[Counts] = []

@@ -65,7 +65,7 @@ class Generators:
         patch.setattr(build, "actor_env", made)
 
     def digests(self) -> dict[str, str]:
-        """Returns a hash of each generator's state."""
+        """Return a hash of each generator's state."""
         assert self.agent is not None
         assert self.buffer is not None
         states: dict[str, Any] = {

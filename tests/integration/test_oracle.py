@@ -34,7 +34,7 @@ def _light_forkserver() -> None:
 
 
 def expected_rows(env_steps: int, n_step: int) -> Iterator[tuple[int, int, int]]:
-    """Yields (episode, time, n_steps) of every row that an environment completes in `env_steps` env steps."""
+    """Yield (episode, time, n_steps) of every row that an environment completes in `env_steps` env steps."""
     episode = 0
     while env_steps > 0:
         length = LENGTHS[episode % len(LENGTHS)]
@@ -48,7 +48,7 @@ def expected_rows(env_steps: int, n_step: int) -> Iterator[tuple[int, int, int]]
 
 
 def collect_all(manager: ActorManager, env_steps: int) -> list[Chunk]:
-    """Grants all credit at once and collects until all env steps have arrived."""
+    """Grant all credit at once and collect until all env steps have arrived."""
     chunks: list[Chunk] = []
     backoff, arrived = Backoff(), 0
     manager.grant([env_steps // N_ACTORS] * N_ACTORS)
@@ -128,7 +128,7 @@ def test_every_env_step_arrives_once_and_in_order(n_envs: int, n_step: int) -> N
 
 
 def collect_rounds(manager: LockstepManager, n: int) -> list[list[Chunk]]:
-    """Collects n rounds as the learner does. After round r it publishes a model with version r + 1."""
+    """Collect n rounds as the learner does. After round r publish a model with version r + 1."""
     rounds: list[list[Chunk]] = []
     backoff = Backoff()
     while len(rounds) < n:

@@ -37,7 +37,7 @@ LEARNS = (
 
 
 def hidden_before(t: int, cue: float) -> list[float]:
-    """Returns h_{t-1}: the sums of cue and time (0, 1/4, …) over the earlier env steps, halved once per env step."""
+    """Return h_{t-1}: the sums of cue and time (0, 1/4, …) over the earlier env steps, halved once per env step."""
     seen = [(cue if i == 0 else 0.0, i / Cue.length) for i in range(t)]
     return [sum(x[c] * 0.5 ** (t - 1 - i) for i, x in enumerate(seen)) for c in (0, 1)]
 

@@ -64,7 +64,7 @@ def copy(stopped: Run, tmp_path: Path) -> Run:
 
 
 def tensorboard_points(run: Run) -> list[tuple[str, int]]:
-    """Returns (tag, step) of every scalar in every event file."""
+    """Return (tag, step) of every scalar in every event file."""
     return [
         (value.tag, event.step)
         for path in sorted((run.path / "tensorboard").iterdir())

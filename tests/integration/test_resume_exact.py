@@ -50,7 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, full_forkserver: None) -> I
 
 @pytest.fixture(scope="module")
 def uninterrupted(folder: Path) -> Uninterrupted:
-    """Returns a function that trains the uninterrupted run of a mode once."""
+    """Return a function that trains the uninterrupted run of a mode once."""
     return functools.cache(
         lambda mode: run_whole(folder / f"{mode}, uninterrupted", *COMMON, *MODES[mode], BUDGET)
     )
@@ -74,7 +74,7 @@ def test_g1_g2_g3_a_run_resumed_four_times_equals_the_uninterrupted_one(
 
 
 def counted(run: Run) -> list[tuple[int, int]]:
-    """Returns the env steps and episodes of each actor from the summary."""
+    """Return the env steps and episodes of each actor from the summary."""
     return [(actor["env_steps"], actor["episodes"]) for actor in run.summary["actors"]]
 
 

@@ -266,7 +266,7 @@ def test_tensorboard_can_use_opt_steps_as_its_step(workplace: Path) -> None:
 
 
 def assert_same_scalars(run: Run, step: str) -> None:
-    """Checks the scalars at the configured step. The other step count is a scalar too."""
+    """Check the scalars at the configured step. The other step count is a scalar too."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(run.path / "tensorboard"), size_guidance={"scalars": 0}).Reload()

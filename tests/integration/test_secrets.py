@@ -54,7 +54,7 @@ INTERPOLATED = {
 
 
 def assert_refused(workplace: Path, capsys: pytest.CaptureFixture[str], key: str) -> None:
-    """Checks for at most three lines without the token, and for no run directory."""
+    """Check for at most three lines without the token, and for no run directory."""
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) <= 3
     assert lines[0].startswith(f"error: {key}") and "oc.env:SECRET_TOKEN" in lines[0]

@@ -34,7 +34,7 @@ def sweep(*args: str) -> int:
 
 
 def job_runs() -> list[Run]:
-    """Returns the jobs of the only sweep in order."""
+    """Return the jobs of the only sweep in order."""
     (folder,) = Path("runs/sweeps").glob("*/*")
     return [Run(path) for path in sorted(folder.iterdir()) if path.is_dir()]
 

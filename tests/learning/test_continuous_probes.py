@@ -95,7 +95,7 @@ def trained(agent: str, env_class: str) -> NetworkAgent:
 
 
 def value(agent: NetworkAgent, observation: float) -> float:
-    """Returns the value of the policy's action."""
+    """Return the value of the policy's action."""
     obs = {"obs": np.array([[observation]], np.float32)}
     action = torch.from_numpy(agent.sample(obs))
     with torch.no_grad():

@@ -30,7 +30,7 @@ def train(workplace: Path, *args: str) -> Run:
 
 
 def assert_solved(run: Run) -> None:
-    """Checks that the best model's score on fresh episodes ended the run within the preset's budget."""
+    """Check that the best model's score on fresh episodes ended the run within the preset's budget."""
     assert run.config.preset.name == "dqn_cartpole"
     assert run.config.trainer.max_env_steps == BUDGET
     assert run.counts[1] <= BUDGET

@@ -116,7 +116,7 @@ PRIORITIZED = ("rainbow", "dqn, single, dueling, softmax")
 
 
 def fill(env: GymEnv, agent: NetworkAgent, buffer: ReplayBuffer, n_step: int, steps: int) -> None:
-    """Pushes the rows of `steps` env steps in each of two environments."""
+    """Push the rows of `steps` env steps in each of two environments."""
     processor = NStepProcessor(env.spec, 2, n_step, GAMMA)
     sampler = Sampler(env, agent, processor, lambda env, episode: None if episode else env + 1)
     sampler.begin()
