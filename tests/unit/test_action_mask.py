@@ -1,4 +1,4 @@
-"""Actions that are not allowed are neither taken nor learnt from."""
+"""Forbidden actions are neither chosen nor used in targets."""
 
 from __future__ import annotations
 
@@ -76,14 +76,14 @@ def config(where: str) -> EnvConfig:
         RainbowConfig(hidden=[8], batch_size=16, atoms=5),
     ],
 )
-def test_no_other_action_is_taken(where: str, agent: DqnConfig) -> None:
+def test_only_allowed_actions_are_chosen(where: str, agent: DqnConfig) -> None:
     env = GymEnv(config(where), 2)
     assert env.spec.mask == "obs.action_mask"
     assert [leaf.name for leaf in env.spec.inputs.leaves] == ["obs.obs" if where == "info" else "obs.x"]
     learner = make_agent(agent, env.spec, 0)
     buffer = make_buffer(BufferConfig(capacity=500), env.spec, 0)
     sampler = sampler_of(env, learner, NStepProcessor(env.spec, 2, 1, 0.9))
-    for t in range(200):  # the environment raises at the first mistake
+    for t in range(200):  # the environment raises on a forbidden action
         if t == 100:
             learner.eval()
         items = sampler.sample([0, 1], t)
@@ -93,7 +93,7 @@ def test_no_other_action_is_taken(where: str, agent: DqnConfig) -> None:
             learner.opt(buffer)
 
 
-def test_a_run_finds_the_mask_by_itself_and_its_model_takes_one(workplace: Path) -> None:
+def test_a_run_detects_the_mask_and_its_model_requires_one(workplace: Path) -> None:
     run = train("env=gym", f"env.entry_point={__name__}:Masked", "trainer=sync", "trainer.max_opts=5")
     assert run.config.env.action_mask == "info"
     model = load(run.path)
@@ -107,7 +107,7 @@ def test_a_run_finds_the_mask_by_itself_and_its_model_takes_one(workplace: Path)
         model.sample(observation, action_mask=np.zeros(N))
 
 
-def test_masks_that_are_refused() -> None:
+def test_invalid_masks_are_refused() -> None:
     with pytest.raises(UsageError, match="would stack the action_mask"):
         GymEnv(dataclasses.replace(config("obs"), frame_stack=3))
     assert GymEnv(dataclasses.replace(config("info"), frame_stack=3)).spec.mask == "obs.action_mask"

@@ -1,4 +1,4 @@
-"""What the learner sees of one actor."""
+"""The learner's handle of one actor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.fakes import COUNTING_COLUMNS
 
 
 def handle(*sequences: int) -> ActorHandle:
-    """An actor in whose ring there are chunks with these numbers."""
+    """Return the handle of an actor whose ring has chunks with these sequence numbers."""
     shared: Any = SimpleNamespace(status=StatusBlock(1))
     limits = Limits(1.0, 1.0, 1.0, 0, 1.0, 1.0)
     actor, ring = ActorHandle(0, shared, limits), SimpleNamespace()
@@ -24,7 +24,7 @@ def handle(*sequences: int) -> ActorHandle:
     return actor
 
 
-def test_a2_chunks_come_in_their_order() -> None:
+def test_a2_chunks_arrive_in_order() -> None:
     actor = handle(0, 1, 2)
     assert [chunk.sequence for chunk in actor.collect()] == [0, 1, 2]
     assert actor.stat().env_steps == 12
@@ -35,6 +35,6 @@ def test_a2_chunks_come_in_their_order() -> None:
     [((1, 2), "actor 0: chunk 1 came, not 0"), ((0, 0, 1), "actor 0: chunk 0 came, not 1")],
     ids=["lost", "doubled"],
 )
-def test_a2_a_chunk_that_is_lost_or_comes_twice_is_a_defect(sequences: tuple[int, ...], message: str) -> None:
+def test_a2_a_lost_or_repeated_chunk_is_an_error(sequences: tuple[int, ...], message: str) -> None:
     with pytest.raises(RuntimeError, match=message):
         handle(*sequences).collect()

@@ -1,4 +1,4 @@
-"""Priorities that actors compute (Ape-X): by hand, and on their way to the replay."""
+"""Priorities that actors compute (Ape-X), by hand and in the replay."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GAMMA = 0.5
 
 
 def estimated(t: int, q_max: float, q_action: float, **ends: bool) -> Step:
-    """An env step with reward 1."""
+    """Return an env step with reward 1."""
     made = step(t, 1.0, **ends)
     made.extras = {Q_MAX: np.array([q_max]), Q_ACTION: np.array([q_action])}
     return made
@@ -43,7 +43,7 @@ def test_one_step_by_hand() -> None:
         processed(p, estimated(2, 6.0, 5.0, terminated=True)),
     ]
     assert [len(part["n_steps"]) for part in parts] == [0, 1, 3]
-    # |1 + 0.5·4 - 3|, |1 + 0.5·6 - 2|, |1 - 5| as it is terminated; the final observation has none
+    # |1 + 0.5·4 - 3|, |1 + 0.5·6 - 2|, |1 - 5| because it is terminated; final observations have no priority
     assert columns(parts, "priority", "n_steps") == [[0.0, 2.0, 4.0, UNKNOWN_PRIORITY], [1, 1, 1, 0]]
 
 
@@ -55,7 +55,7 @@ def test_three_steps_by_hand_and_a_truncated_end() -> None:
     priority, span = columns(parts, "priority", "n_steps")
     assert span == [3, 3, 3, 2, 1, 0]
     three = 1 + 0.5 + 0.25
-    # Values after three steps are 13 and 14; at the end 14, of the last observation that was acted on, stands for it.
+    # The values after three steps are 13 and 14. At the end the value 14 of the last observation with an action is used.
     expected = [
         abs(three + 0.125 * 13 - 0), abs(three + 0.125 * 14 - 1), abs(three + 0.125 * 14 - 2),
         abs(1.5 + 0.25 * 14 - 3), abs(1 + 0.5 * 14 - 4), UNKNOWN_PRIORITY,
@@ -63,7 +63,7 @@ def test_three_steps_by_hand_and_a_truncated_end() -> None:
     assert priority == pytest.approx(expected)
 
 
-def test_rows_come_into_the_replay_with_the_mass_of_their_priority() -> None:
+def test_rows_enter_the_replay_with_the_weight_of_their_priority() -> None:
     env = GymEnv(EnvConfig(id="CartPole-v1"), 2)
     agent = make_agent(DqnConfig(hidden=[8]), env.spec, 0)
     config = PrioritizedConfig(capacity=500, alpha=1.0, priority_eps=1e-9, initial_priority="actor")
@@ -99,7 +99,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(workplace: Any, mode: str, f
     assert_same_bits(run_interrupted(workplace / "resumed", *words, at=11), whole)
 
 
-def test_values_that_are_not_finite_and_streams_that_are_cut_give_no_priority() -> None:
+def test_values_that_are_not_finite_and_cut_streams_have_no_priority() -> None:
     p = NStepProcessor(SPEC, 1, 1, GAMMA, with_priority=True)
     for q_max, q_action in ((-np.inf, -np.inf), (np.nan, 1.0), (1e300, 0.0)):
         processed(p, estimated(0, 1.0, q_action))

@@ -1,4 +1,4 @@
-"""What bounds a run, from one snapshot of it, and which budget ends it."""
+"""Advice about what bounds a run, and which budget ends it."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ def advised(cores: int | None = None, **changes: Any) -> str:
     return advice(dataclasses.replace(TRAINING, **changes), cores)
 
 
-def test_learner_bound_counts_the_actors_that_would_do() -> None:
-    # 8 actors busy 37% of the time do the work of 2.96; with a tenth to spare 3.26, so 4
+def test_a_run_bound_by_the_learner_names_the_actors_that_suffice() -> None:
+    # 8 actors that are busy 37% of the time do the work of 2.96 actors; 10% more is 3.26, so 4
     assert advised(actors_blocked=0.63) == (
         "learner-bound: the actors wait 63% of the time; n_actors=4 would be enough; "
         "a larger trainer.opt_interval uses more env steps, with fewer opt steps on each"
     )
     assert "n_actors=4 would be enough" in advised(cores=16, actors_blocked=0.63)
     assert "n_actors=4 would free cores for it" in advised(cores=8, actors_blocked=0.63)
-    one = advised(n_actors=1, actors_alive=1, actors_blocked=0.9)  # the learner itself has to be faster
+    one = advised(n_actors=1, actors_alive=1, actors_blocked=0.9)  # the learner itself is the limit
     assert "n_actors" not in one and "agent.batch_size" in one
 
 
-def test_actor_bound_counts_the_actors_that_would_feed_it() -> None:
-    # half of the learner's time is idle: twice the actors
+def test_a_run_bound_by_actors_names_the_actors_that_suffice() -> None:
+    # the learner is idle half of the time: twice the actors
     assert advised(learner_blocked=0.5) == (
         "actor-bound: the learner waits 50% of the time; n_actors=16 would keep it busy, "
         "or a smaller trainer.opt_interval does more opt steps per env step"
     )
-    assert "n_actors=11" in advised(12, learner_blocked=0.99)  # no more than cores
-    assert "n_actors=32" in advised(None, learner_blocked=0.99)  # nor than four times as many
+    assert "n_actors=11" in advised(12, learner_blocked=0.99)  # at most as many as cores
+    assert "n_actors=32" in advised(None, learner_blocked=0.99)  # and at most four times as many
     crowded = advised(8, learner_blocked=0.5)
     assert "n_actors=" not in crowded and "actor_manager.envs_per_actor" in crowded
 
@@ -83,11 +83,11 @@ def test_what_bounds_the_run(changes: dict[str, Any], start: str, named: str) ->
 
 
 @pytest.mark.parametrize("changes", [{"opt_steps": 0}, {"actors_blocked": None}, {"learner_blocked": None}])
-def test_too_early(changes: dict[str, Any]) -> None:
+def test_there_is_no_advice_before_there_are_rates(changes: dict[str, Any]) -> None:
     assert advised(**changes) == "not measured yet: what bounds the speed of the run"
 
 
-def test_warm_up_says_how_much_is_left() -> None:
+def test_the_advice_during_warm_up_is_what_is_left() -> None:
     warm: dict[str, Any] = {"phase": "warm-up", "opt_steps": 0}
     assert advised(**warm, env_steps=640, samples_per_sec=100.0) == (
         "warm-up: 360 env steps to go before the first opt step, about 0:00:04"
@@ -96,14 +96,14 @@ def test_warm_up_says_how_much_is_left() -> None:
     assert advised(**warm, env_steps=1_000) == "warm-up: the first opt step waits for a batch"
 
 
-def test_never_fails() -> None:
+def test_advice_never_raises() -> None:
     shares = (None, 0.0, 0.5, 1.0)
     for actors, learner, n, target in itertools.product(shares, shares, (0, 1, 1024), (None, 0.5)):
         text = advised(2, actors_blocked=actors, learner_blocked=learner, n_actors=n, ratio_target=target)
         assert text and "\n" not in text
 
 
-# 5,000 opt steps at 100/s are 50 s, 10,000 env steps at 400/s are 25 s, and 40 s are left of the time
+# 5,000 opt steps at 100/s take 50 s, 10,000 env steps at 400/s take 25 s, and max_time leaves 40 s
 THREE = Progress(
     seconds=60, opt_steps=5_000, env_steps=40_000, max_opts=10_000, max_env_steps=50_000, max_time=100,
     opt_steps_per_sec=100.0, samples_per_sec=400.0,

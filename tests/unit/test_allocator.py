@@ -1,4 +1,4 @@
-"""Freed memory stays with the process: what is allocated and freed again and again costs no page faults."""
+"""Freed memory stays with the process, so repeated allocations cause no page faults."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ print(faults() - before)
 
 
 def page_faults(way: str) -> int:
-    """Of a process that begins by giving back whatever it frees, which else depends on what lies where."""
+    """Return the page faults of an opt step. The variables make the C library return freed memory to the system."""
     env = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
     command = [sys.executable, "-c", SCRIPT, way]
     return int(subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library has rules of its own")
-def test_an_opt_step_that_was_done_before_faults_no_pages() -> None:
+def test_a_repeated_opt_step_causes_no_page_faults() -> None:
     assert page_faults("kept") < 500
     assert page_faults("given back") > 50 * 500

@@ -1,4 +1,4 @@
-"""The lines before the start."""
+"""The banner before the start of a run."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def lines_of(c: TrainConfig, overrides: dict[str, str] | None = None, width: int
 
 
 def differences(c: TrainConfig, overrides: dict[str, str] | None = None) -> tuple[str | None, str | None]:
-    """What was typed and what else differs from the defaults; None if there is no such line."""
+    """Return the lines `typed` and `changed`, None if the banner does not have them."""
     lines = {line[:9].strip(): line[9:] for line in lines_of(c, overrides)[1:]}
     return lines.get("typed"), lines.get("changed")
 
 
-def test_the_banner_as_a_whole() -> None:
+def test_the_complete_banner() -> None:
     c = config(n_actors=8)
     c.agent = DqnConfig(lr=2.3e-3)
     c.trainer.opt_interval = 2.0
@@ -50,7 +50,7 @@ def test_the_banner_as_a_whole() -> None:
     ]
 
 
-def test_typed_values_are_shown_even_if_they_are_defaults_and_never_twice() -> None:
+def test_typed_values_are_shown_once_even_if_they_are_defaults() -> None:
     assert differences(config()) == (None, None)
     c = config(agent=DqnConfig(lr=1e-3, double=False))
     typed = {"agent.lr": "1e-3", "agent.double": "false"}
@@ -94,9 +94,7 @@ def test_budget(changes: dict[str, object], text: str) -> None:
     ("trainer", "lockstep", "note"),
     [("async", False, ", not reproducible"), ("async", True, ""), ("sync", False, "")],
 )
-def test_g4_a_seed_that_does_not_give_the_same_bits_is_no_promise(
-    trainer: str, lockstep: bool, note: str
-) -> None:
+def test_g4_the_banner_says_if_a_run_is_not_reproducible(trainer: str, lockstep: bool, note: str) -> None:
     c = config()
     c.trainer.type, c.trainer.lockstep = trainer, lockstep
     assert lines_of(c)[0].endswith(f"seed 0{note}")
@@ -112,7 +110,7 @@ def test_environments_are_counted(trainer: str, text: str) -> None:
     assert text in lines_of(c)[0]
 
 
-def test_long_rows_are_folded_under_their_label() -> None:
+def test_long_rows_are_wrapped_under_their_label() -> None:
     c = config()
     c.agent = DqnConfig(
         lr=0.5, adam_eps=1e-4, double=False, loss="mse", target_interval=1, epsilon_final=0.5, target_tau=0.5
@@ -136,5 +134,5 @@ def test_long_rows_are_folded_under_their_label() -> None:
         ({"env": EnvConfig(entry_point="mine:Maze")}, "none for dqn on mine:Maze: the defaults stand"),
     ],
 )
-def test_the_preset_in_use_or_one_that_would_be_there(changes: dict[str, object], note: str) -> None:
+def test_the_preset_in_use_or_an_available_one_is_shown(changes: dict[str, object], note: str) -> None:
     assert preset_note(config(**changes)) == note

@@ -1,4 +1,4 @@
-"""The decision which model is the best: cases computed by hand, and the regret in simulated runs."""
+"""The choice of the best model: cases by hand, and the regret in simulated runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def evaluation(opt_steps: int, returns: Sequence[float]) -> Evaluation:
 def play(
     selector: BestSelector, opt_steps: int, regular: Sequence[float], fresh: Mapping[int, Rounds]
 ) -> list[Job]:
-    """Compare a model and finish. fresh: returns of each model by its opt step, a list per round. Returns the jobs."""
+    """Run all comparisons of a model. fresh: returns per round, by opt step. Returns the jobs."""
     comparison = selector.compare(evaluation(opt_steps, regular))
     jobs = answer(comparison, fresh)
     selector.finish(comparison)
@@ -44,7 +44,7 @@ def answer(comparison: Comparison, fresh: Mapping[int, Rounds]) -> list[Job]:
 
 
 def with_best(regular: Sequence[float], fresh: Sequence[float], unspent: int = 0) -> BestSelector:
-    """A selector whose best model is that of opt step 10. unspent: episodes it may spend on doubtful cases."""
+    """Return a selector whose best model is that of opt step 10. unspent: episodes left for undecided comparisons."""
     selector = BestSelector(N)
     selector.load_state(
         {
@@ -68,12 +68,12 @@ def published(selector: BestSelector) -> tuple[int, tuple[float, ...]]:
 @pytest.mark.parametrize(
     ("candidate", "best", "earlier", "mean", "half_width", "clear"),
     [
-        # Pairs alone; differences 2 and 4: sqrt(2 / 2).
+        # Only pairs; differences 2 and 4: sqrt(2 / 2).
         ([3, 5], [1, 1], [], 3.0, T1 * 1.0, False),
         # Seeds explain nothing: cov = 0, so w = 2 / (2 + 2): 2 - 0.5 * 1 - 0.5 * 1.
         # var(c - w b) / m = 0.5 / 2, and (1 - w)^2 * var(0, 2, 1, 1) / K = 0.25 * (2 / 3) / 2
         ([2, 2], [0, 2], [1, 1], 1.0, T1 * math.sqrt(0.25 + 0.25 / 3), False),
-        # The seed decides, so the earlier returns do not count.
+        # The seed determines the return, so the earlier returns have weight 0.
         ([1, 11, 101], [0, 10, 100], [-500, 700], 1.0, 0.0, True),
         # In between: slope = 1 / 2, so w = (0.5 / 2 + 1 / 2) / (1 / 2 + 1 / 2) = 0.75: 3 - 0.75 * 2 - 0.25 * 6.
         # c - w b = (2, 1): 0.5 / 2; var(0, 4, 5, 7) = 26 / 3
@@ -81,7 +81,7 @@ def published(selector: BestSelector) -> tuple[int, tuple[float, ...]]:
         # The slope -1 is taken as 0, and 3 as 1.
         ([4, 0], [0, 4], [5, 7], 2 - 0.5 * 2 - 0.5 * 6, None, False),
         ([0, 12], [0, 4], [5, 7], 6 - 2.0, None, False),
-        # A best without variance on the pairs is remembered by its earlier returns.
+        # If the best has no variance on the pairs, its earlier returns count.
         ([5, 5], [5, 5], [5, 1], 1.0, None, False),
         ([5, 5], [5, 5], [5, 5], 0.0, 0.0, True),
         ([9], [1], [1, 1], 8.0, math.inf, False),
@@ -118,7 +118,7 @@ def test_candidate_and_best_play_the_same_episodes_and_the_larger_mean_wins() ->
     assert jobs == [Job(20, range(2), of_best=False), Job(10, range(2), of_best=True)]
     assert comparison.fresh == evaluation(20, [7, 8])
     assert comparison.replaces
-    assert published(selector) == (10, (1.0, 1.0))  # nothing changes before the end
+    assert published(selector) == (10, (1.0, 1.0))  # nothing changes before the comparison ends
     assert selector.finish(comparison)
     assert published(selector) == (20, (7.0, 8.0))
 
@@ -130,7 +130,7 @@ def test_a_model_that_is_clearly_worse_is_no_candidate() -> None:
     assert selector.regular_episodes == 103
 
 
-def test_the_best_keeps_all_that_it_has_shown() -> None:
+def test_the_best_keeps_its_earlier_returns() -> None:
     selector = with_best([5, 6, 7], [9, 9])
     play(selector, 20, [5, 6, 8], {20: [[0, 2]], 10: [[3, 7]]})
     assert published(selector) == (10, (9.0, 9.0, 3.0, 7.0))
@@ -140,14 +140,14 @@ def test_the_best_keeps_all_that_it_has_shown() -> None:
     assert selector.best.regular == evaluation(10, [5, 6, 7])
 
 
-def test_a_model_that_was_the_best_by_luck_is_replaced() -> None:
-    """Taxi: 8.9 on its first fresh episodes, a mean that no later model reaches."""
+def test_a_lucky_best_model_is_replaced() -> None:
+    """As on Taxi: the mean 8.9 of its first fresh episodes is higher than that of any later model."""
     selector = with_best([8, 7, -200], [9, 8.8])
     assert play(selector, 20, [8, 7, 7], {20: [[7, 8]], 10: [[7, -200]]})
     assert published(selector) == (20, (7.0, 8.0))
 
 
-def test_an_equal_model_is_compared_while_the_run_can_afford_it() -> None:
+def test_an_equal_model_is_compared_while_episodes_are_left_for_it() -> None:
     assert (
         len(play(with_best([5, 6, 7], [8, 8], unspent=1), 20, [5, 6, 7], {20: [[5, 5]], 10: [[5, 5]]})) == 2
     )
@@ -166,9 +166,9 @@ def test_an_undecided_comparison_gets_a_second_round_on_further_episodes() -> No
 
 
 @pytest.mark.parametrize("value", [5.0, 0.1, -200.7])
-def test_of_equal_models_the_earliest_stays(value: float) -> None:
+def test_the_earliest_of_equal_models_stays(value: float) -> None:
     selector = with_best([value] * 3, [value] * N, unspent=40)
-    for step in 20, 30:  # one round each: more would show nothing new
+    for step in 20, 30:  # one round each: a second one would add nothing
         assert len(play(selector, step, [value] * 3, {step: [[value] * N], 10: [[value] * N]})) == 2
     assert published(selector) == (10, (value,) * 6)
 
@@ -181,7 +181,7 @@ def test_returns_that_are_not_finite_never_win(bad: float) -> None:
     assert selector.best is None
     play(selector, 10, [1, 1, 1], {10: [[1, 2]]})
     jobs = play(selector, 20, [9, 9, 8], {20: [[9, bad]]})
-    assert [job.opt_steps for job in jobs] == [20]  # the best does not have to play against it
+    assert [job.opt_steps for job in jobs] == [20]  # it is not compared with the best
     assert published(selector) == (10, (1.0, 2.0))
 
 
@@ -211,12 +211,12 @@ def test_without_fresh_episodes_the_larger_regular_mean_wins() -> None:
 # -- state --------------------------------------------------------------------
 
 
-def test_a_comparison_done_again_after_a_resume_has_the_same_result() -> None:
+def test_a_comparison_repeated_after_a_resume_has_the_same_result() -> None:
     fresh = {20: [[5, 9], [6, 6]], 10: [[7, 4], [8, 9]]}
     first = with_best([5, 6, 7], [6, math.nan], unspent=5)
     play(first, 15, [5, 6, 7], {15: [[6, 7]], 10: [[5, 5]]})
     interrupted = first.compare(evaluation(20, [8, 5, 7]))
-    interrupted.add(evaluation(20, [1, 1]))  # lost with the interruption
+    interrupted.add(evaluation(20, [1, 1]))  # lost when the run was interrupted
     resumed = BestSelector(N)
     resumed.load_state(json.loads(json.dumps(first.state())))
     for selector in first, resumed:
@@ -224,7 +224,7 @@ def test_a_comparison_done_again_after_a_resume_has_the_same_result() -> None:
     assert first.state() == resumed.state()
 
 
-def test_the_state_of_a_new_run_and_of_one_without_fresh_episodes_can_be_loaded() -> None:
+def test_the_states_of_a_new_run_and_of_one_without_fresh_episodes_can_be_loaded() -> None:
     for selector in BestSelector(N), BestSelector(0):
         loaded = BestSelector(N)
         loaded.load_state(json.loads(json.dumps(selector.state())))
@@ -238,7 +238,7 @@ def test_the_state_of_a_new_run_and_of_one_without_fresh_episodes_can_be_loaded(
     assert published(loaded) == (10, (5.0, 6.0))
 
 
-def test_a_run_resumed_with_another_number_of_regular_episodes_pairs_those_in_common() -> None:
+def test_regular_episodes_that_both_launches_have_are_paired_after_a_resume() -> None:
     selector = with_best([5, 6, 7, 8], [6, 7])
     assert len(play(selector, 20, [6, 7], {20: [[9, 9]], 10: [[6, 7]]})) == 2
     assert published(selector) == (20, (9.0, 9.0))
@@ -256,7 +256,7 @@ def test_a_state_that_does_not_fit_is_refused(key: str, value: object) -> None:
 
 
 @pytest.mark.parametrize("scenario", [taxi_mixed, pendulum])
-def test_regret_is_a_fraction_of_that_of_the_rule_before(scenario) -> None:
+def test_regret_is_a_fraction_of_that_of_the_earlier_rule(scenario) -> None:
     before, now = (simulate(rule, scenario, repetitions=12) for rule in (confirm_rule, selector_rule))
     assert now.regret.mean() < 0.3 * before.regret.mean()
     assert abs(now.bias.mean()) < 0.4 * before.bias.mean()

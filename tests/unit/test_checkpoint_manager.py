@@ -1,4 +1,4 @@
-"""What the checkpoint manager does when the disk fails."""
+"""The checkpoint manager on a failing disk."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SCORE = Evaluation(5, (1.0,), (1,))
 
 
 class Disk:
-    """A run directory in which the listed writes of a checkpoint or of best/ fail, counted from 1 on."""
+    """A run directory in which the listed writes of a checkpoint or of best/ fail, counted from 1."""
 
     def __init__(self, patch: pytest.MonkeyPatch, folder: Path, refused: Collection[int]) -> None:
         self.writes = 0
@@ -51,7 +51,7 @@ class Disk:
         self.manager.save(state, {}, last)
 
     def at_intervals(self, n: int) -> list[int]:
-        """At which of n intervals a save was tried."""
+        """Return which of n intervals tried a save."""
         tried = []
         for i in range(1, n + 1):
             if not self.manager.skip_interval():
@@ -72,7 +72,7 @@ def failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     return lambda *refused: Disk(monkeypatch, tmp_path, refused)
 
 
-def test_a_failed_write_is_tried_once_more_at_once(failing: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_write_is_repeated_once_at_once(failing: Make, caplog: pytest.LogCaptureFixture) -> None:
     disk = failing(1)
     disk.save(1)
     assert disk.written == ["step-000000001"]
@@ -89,7 +89,7 @@ def test_a_failed_write_is_tried_once_more_at_once(failing: Make, caplog: pytest
     ],
     ids=["one", "two in a row", "a success in between"],
 )
-def test_as_many_intervals_are_skipped_as_saves_have_failed_in_a_row(
+def test_n_failed_saves_in_a_row_skip_n_intervals(
     failing: Make, refused: list[int], tried: list[int], failed: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     disk = failing(*refused)
@@ -115,25 +115,25 @@ def test_the_third_failure_in_a_row_ends_the_run(failing: Make) -> None:
     assert second.startswith("3 saves in a row have failed")
 
 
-def test_the_last_save_has_to_succeed(failing: Make) -> None:
+def test_the_last_save_must_succeed(failing: Make) -> None:
     disk = failing(1, 2)
     with pytest.raises(CheckpointIOError, match="it was the last save of the run"):
         disk.save(1, last=True)
     assert disk.manager.saved_at == 0
 
 
-def test_a_best_model_that_cannot_be_written_is_part_of_the_next_save_that_succeeds(failing: Make) -> None:
+def test_an_unwritten_best_model_is_written_with_the_next_successful_save(failing: Make) -> None:
     disk = failing(1, 2, 3, 4)
     disk.manager.save_best(MODEL, SCORE)
     assert not disk.manager.skip_interval()
     assert disk.failed_saves == 1
     disk.save(1)
-    assert disk.written == []  # no checkpoint mentions a best model that is not on the disk
+    assert disk.written == []  # no checkpoint refers to a best model that is not on the disk
     disk.save(2, last=True)
     assert disk.written == ["best", "step-000000002"]
 
 
-def test_a_best_model_of_the_very_end_has_to_be_written(failing: Make) -> None:
+def test_a_best_model_after_the_last_checkpoint_must_be_written(failing: Make) -> None:
     disk = failing(1, 2, 3, *range(5, 10))
     disk.manager.save_best(MODEL, SCORE)
     disk.manager.save_pending_best()

@@ -1,4 +1,4 @@
-"""Checkpoints: written whole or not at all, read only if their checksums fit, read back as they were."""
+"""Checkpoints: writes are atomic, reads verify checksums, and content comes back unchanged."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def contents(info: ModelInfo = INFO) -> Files:
 
 
 def save(folder: Path, **changes: bytes) -> Path:
-    """The checkpoint of opt step 7. changes: content of files of somebody's making, with a checksum that fits."""
+    """Save a checkpoint of opt step 7. changes: forged content of files, with correct checksums."""
     return store.write(folder, store.step_name(7), {**contents(), **changes}, 7)
 
 
@@ -108,19 +108,19 @@ GOOD = {"format_version": 1, "opt_steps": 1, "parts": ["a"], "files": {"a.b": EN
         ({"files": {"a.b": ENTRY | {"more": 1}}}, "not a manifest"),
     ],
 )
-def test_manifests_that_are_refused(changes: dict[str, Any], said: str) -> None:
+def test_manifests_with_wrong_content_are_refused(changes: dict[str, Any], said: str) -> None:
     assert Manifest.decode(json.dumps(GOOD).encode()).opt_steps == 1
     with pytest.raises(ValueError, match=said):
         Manifest.decode(json.dumps(GOOD | changes).encode())
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b"{}", b"\xff", b'{"format_version": NaN}', b"[" * 100_000])
-def test_what_is_no_manifest(text: bytes) -> None:
+def test_an_invalid_manifest_is_refused(text: bytes) -> None:
     with pytest.raises(ValueError):
         Manifest.decode(text)
 
 
-def test_files_come_back_and_nothing_else_is_left(tmp_path: Path) -> None:
+def test_files_are_read_back_and_no_temporary_file_remains(tmp_path: Path) -> None:
     store.write(tmp_path, "best", {"model.json": b"old", "other.json": b"old"}, 1)
     path = store.write(tmp_path, "best", {**FILES, "replay.bin": lambda: b"ab"}, 7)
     manifest, files = store.read(path)
@@ -131,12 +131,12 @@ def test_files_come_back_and_nothing_else_is_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../x.json", "a/b.json", ".hidden.json", "manifest.json", "none", ""])
-def test_file_names_that_could_leave_the_folder(tmp_path: Path, name: str) -> None:
+def test_file_names_outside_the_folder_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match="not a valid name"):
         store.write(tmp_path, "best", {name: b""}, 0)
 
 
-def test_every_file_and_folder_reaches_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_file_and_folder_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
     fsync = os.fsync
 
@@ -152,7 +152,7 @@ def test_every_file_and_folder_reaches_the_disk(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("call", range(5))
-def test_a_disk_that_fails_leaves_what_was_there(
+def test_a_failing_disk_keeps_the_previous_content(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
 ) -> None:
     store.write(tmp_path, "best", FILES, 1)
@@ -168,12 +168,14 @@ def test_a_disk_that_fails_leaves_what_was_there(
         store.write(tmp_path, "best", {"model.json": b"new", "model.bin": b""}, 2)
     monkeypatch.undo()
     assert caught.value.code == ExitCode.CHECKPOINT_IO
-    # The last one is that of the parent: by then the new one is in place, only not yet for certain.
+    # The last fsync is that of the parent folder. By then the new checkpoint is in place, but perhaps not on the disk.
     assert store.verify(tmp_path / "best").opt_steps == (2 if call == 4 else 1)
     assert ".checkpoint.tmp" not in names(tmp_path)
 
 
-def test_a_rename_that_fails_brings_the_old_one_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_rename_restores_the_previous_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store.write(tmp_path, "best", FILES, 1)
     rename = Path.rename
 
@@ -189,7 +191,7 @@ def test_a_rename_that_fails_brings_the_old_one_back(tmp_path: Path, monkeypatch
     assert store.verify(tmp_path / "best").opt_steps == 1
 
 
-def test_a_write_that_the_disk_did_not_keep_replaces_nothing(
+def test_a_write_that_does_not_verify_replaces_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.write(tmp_path, "best", FILES, 1)
@@ -206,7 +208,7 @@ def test_a_write_that_the_disk_did_not_keep_replaces_nothing(
     assert store.verify(tmp_path / "best").opt_steps == 1
 
 
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointIOError, match=r"Not a directory|File exists"):
         store.write(tmp_path / "file", "best", FILES, 0)
@@ -238,10 +240,12 @@ assert code == 0
 """
 
 
-def test_whenever_the_writer_is_killed_one_verifies_and_the_next_write_cleans_up(tmp_path: Path) -> None:
+def test_after_a_kill_at_any_call_one_checkpoint_verifies_and_the_next_write_cleans_up(
+    tmp_path: Path,
+) -> None:
     subprocess.run([sys.executable, "-c", WRITE_AND_DIE, str(tmp_path)], check=True)
     parents, found = list(tmp_path.iterdir()), set()
-    assert len(parents) > 6  # the writer has really been killed at every call
+    assert len(parents) > 6  # the writer was killed at every call
     for parent in parents:
         found.add(store.verify(parent / "best").opt_steps)
         store.write(parent, "best", FILES, 3)
@@ -250,10 +254,10 @@ def test_whenever_the_writer_is_killed_one_verifies_and_the_next_write_cleans_up
     assert found == {1, 2}
 
 
-def test_a_damaged_one_does_not_outlive_the_one_aside(
+def test_the_checkpoint_set_aside_is_used_if_the_other_is_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After two faults, a crash between the renames and damage, the one that verifies is not given up."""
+    """After a crash between two renames and damage, the checkpoint that verifies is used."""
     path = store.write(tmp_path, "best", FILES, 1)
     path.rename(store.aside(path))
     flipped(store.write(tmp_path / "elsewhere", "best", FILES, 2))
@@ -271,8 +275,8 @@ def test_a_damaged_one_does_not_outlive_the_one_aside(
     assert not store.aside(path).exists()
 
 
-def test_a_reader_beside_a_writer_never_meets_a_gap(tmp_path: Path) -> None:
-    """The reader tries three times, and the writer waits for it, so that no more than two writes meet one read."""
+def test_a_reader_beside_a_writer_always_finds_a_checkpoint(tmp_path: Path) -> None:
+    """The reader tries three times, and the writer waits for it, so at most two writes overlap one read."""
     store.write(tmp_path, "best", FILES, 0)
     has_read, done = threading.Event(), threading.Event()
 
@@ -287,7 +291,7 @@ def test_a_reader_beside_a_writer_never_meets_a_gap(tmp_path: Path) -> None:
         reader = pool.submit(read_until_done)
         for n in range(1, 60):
             if not has_read.wait(10.0):
-                break  # it has failed
+                break  # the reader has failed
             has_read.clear()
             store.write(tmp_path, "best", FILES, n)
         done.set()
@@ -298,12 +302,12 @@ def test_a_reader_beside_a_writer_never_meets_a_gap(tmp_path: Path) -> None:
     ("steps", "damaged", "keep", "left", "newest", "warning"),
     [
         ([100, 200, 10**9, 300], [], 2, [300, 10**9], 10**9, ""),
-        # Two that verify stay, whatever the number that is kept.
+        # Two checkpoints that verify stay, even if `keep` is smaller.
         ([1, 2, 3, 4, 5], [3, 5], 1, [2, 4, 5], 4, "step-000000003"),
         ([1, 2, 3], [1, 3], 1, [1, 2, 3], 2, "no older one is removed"),
     ],
 )
-def test_the_newest_ones_are_kept(
+def test_the_newest_checkpoints_are_kept(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     steps: list[int],
@@ -323,7 +327,7 @@ def test_the_newest_ones_are_kept(
     assert store.newest_valid(tmp_path) == tmp_path / store.step_name(newest)
 
 
-def test_there_are_none(tmp_path: Path) -> None:
+def test_a_folder_without_checkpoints_has_no_newest(tmp_path: Path) -> None:
     assert store.newest_valid(tmp_path / "checkpoints") is None
     with pytest.raises(store.InvalidCheckpointError):
         store.verify(tmp_path / "best")
@@ -334,14 +338,14 @@ def test_there_are_none(tmp_path: Path) -> None:
     assert store.newest_valid(tmp_path) is None
 
 
-def test_a_crash_between_renames_hides_no_step(tmp_path: Path) -> None:
+def test_a_crash_between_two_renames_hides_no_checkpoint(tmp_path: Path) -> None:
     path = store.write(tmp_path, store.step_name(5), FILES, 5)
     path.rename(store.aside(path))
     assert store.newest_valid(tmp_path) == path
     assert store.read(path)[1] == FILES
 
 
-def test_all_of_a_checkpoint_comes_back(tmp_path: Path) -> None:
+def test_a_checkpoint_is_read_back_completely(tmp_path: Path) -> None:
     path = save(tmp_path)
     checkpoint = read_checkpoint(path)
     assert checkpoint.opt_steps == checkpoint.model.info.version == 7
@@ -359,7 +363,7 @@ def test_all_of_a_checkpoint_comes_back(tmp_path: Path) -> None:
     assert arrays.keys() == AGENT.arrays.keys() and all(array.flags.writeable for array in arrays.values())
 
 
-def test_the_same_state_is_the_same_bytes_whatever_the_order() -> None:
+def test_equal_states_give_equal_bytes_in_any_order() -> None:
     assert contents() == contents(ModelInfo(7, dict(reversed(INFO.arrays.items()))))
 
 
@@ -385,7 +389,7 @@ def test_best_holds_the_model_and_its_scores(tmp_path: Path) -> None:
     ("value", "text"),
     [(0.153, "0.153 ± 0.0"), (0.0123456, "0.0123 ± 0.0"), (-5.25, "-5.25 ± 0.0"), (-108.04, "-108.0 ± 0.0")],
 )
-def test_a_score_is_shown_with_the_digits_that_are_worth_reading(value: float, text: str) -> None:
+def test_a_score_is_shown_with_few_digits(value: float, text: str) -> None:
     assert str(Evaluation(1, (value,), (1,))) == text
 
 
@@ -413,9 +417,7 @@ def test_a_pickle_is_not_opened(tmp_path: Path, name: str) -> None:
         ("action", {"low": ["x"]}),
     ],
 )
-def test_a_description_that_does_not_fit_is_refused(
-    tmp_path: Path, section: str, change: dict[str, Any]
-) -> None:
+def test_an_invalid_description_is_refused(tmp_path: Path, section: str, change: dict[str, Any]) -> None:
     data = json.loads(contents()["model.json"])  # type: ignore[arg-type] # these are bytes
     sections = {"": data, "obs": data["spec"]["obs"][0], "action": data["spec"]["action"]}
     sections[section].update(change)
@@ -423,7 +425,7 @@ def test_a_description_that_does_not_fit_is_refused(
         read_model(save(tmp_path, **{"model.json": json.dumps(data).encode()}))
 
 
-def test_opt_steps_of_model_and_manifest_have_to_agree(tmp_path: Path) -> None:
+def test_opt_steps_of_model_and_manifest_must_agree(tmp_path: Path) -> None:
     path = save(tmp_path)
     file = path / "manifest.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"opt_steps": 8}))

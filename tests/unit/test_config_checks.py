@@ -1,4 +1,4 @@
-"""Checks over more than one value, at the edge of what is allowed."""
+"""Checks of several values together, at the limits of what is allowed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def config(**changes):
         {"trainer__max_env_steps": 21},
         {"trainer__max_env_steps": None, "trainer__max_time": 1.0},
         {"trainer__ratio_tolerance": 8, "n_actors": 4, "actor_manager__envs_per_actor": 2},
-        # 0 + 1 + 10 env steps may be taken, a batch of 10 and the newest step of one environment need 11
+        # 0 + 1 + 10 env steps are allowed; a batch of 10 and the newest step of one environment need 11
         {"trainer__warmup_period": 0, "trainer__ratio_tolerance": 10},
         # with n_step 3 the newest 5 steps cannot be sampled
         {"trainer__warmup_period": 4, "trainer__ratio_tolerance": 10, "buffer__n_step": 3},
@@ -54,7 +54,7 @@ def config(**changes):
         {"evaluator__confirm_episodes": 50},
     ],
 )
-def test_the_edge_is_allowed(changes):
+def test_values_at_the_limit_are_allowed(changes):
     validate.validate(config(**changes))
 
 
@@ -63,7 +63,7 @@ def test_the_edge_is_allowed(changes):
     [
         ({"buffer__capacity": 9}, ["capacity=9", "batch_size=10", "capacity >= batch_size"]),
         ({"trainer__warmup_period": 101}, ["warmup_period=101", "capacity=100"]),
-        # with episodes of one env step, 10 of 21 rows are final observations and the newest may still wait
+        # with episodes of one env step, 10 of 21 rows are final observations and the newest is pending
         ({"buffer__capacity": 21}, ["capacity=21", "batch_size=10", "= 22"]),
         ({"buffer__capacity": 23, "buffer__n_step": 3}, ["capacity=23", "(n_step + 1) = 24"]),
         ({"trainer__max_env_steps": 20}, ["max_env_steps=20 ends before the first opt step", "21"]),
@@ -101,7 +101,7 @@ def test_the_edge_is_allowed(changes):
         ),
     ],
 )
-def test_beyond_the_edge_is_refused(changes, fragments):
+def test_values_beyond_the_limit_are_refused(changes, fragments):
     with pytest.raises(UsageError) as caught:
         validate.validate(config(**changes))
     message = str(caught.value)
@@ -127,7 +127,7 @@ def test_one_typed_budget_drops_the_other(typed, before, after):
     assert (given.trainer.max_opts, given.trainer.max_env_steps) == before
 
 
-def test_where_values_come_from_cannot_be_typed():
+def test_keys_set_by_options_cannot_be_typed():
     for key in ("preset.name", "agent.type", "env.type"):
         with pytest.raises(UsageError, match=key):
             validate.check_overrides({key: "x"})
@@ -174,7 +174,7 @@ def test_a_typed_key_without_effect_is_refused(key, unused_in, used_in):
     assert len(str(caught.value).splitlines()) == 2
 
 
-# -- what is left open ----------------------------------------------------
+# -- values resolved later ----------------------------------------------------
 
 
 def resolved(c, *, action_mask="none", replay_fits=True, screen=False, init_from=None):
@@ -215,10 +215,10 @@ ATARI = {"env__id": "ALE/Pong-v5", "env__preprocess": "atari", "actor_manager__e
         ({"init_from": "runs/latest"}, {"init_from": "/runs/a/best"}, "init_from", "/runs/a/best"),
     ],
 )
-def test_what_is_left_open_is_resolved(changes, facts, key, expected):
+def test_auto_values_are_resolved(changes, facts, key, expected):
     c = config(**changes)
     before, found = to_plain(c), to_plain(resolved(c, **facts))
-    assert to_plain(c) == before  # what was given is not changed
+    assert to_plain(c) == before  # the input is not changed
     group, _, name = key.rpartition(".")
     assert (found[group] if group else found)[name] == expected
     assert "auto" not in str(found)
@@ -237,7 +237,7 @@ def test_what_is_left_open_is_resolved(changes, facts, key, expected):
         PRIORITIZED,
     ],
 )
-def test_the_same_command_finds_its_run_and_changes_nothing(given):
+def test_the_same_command_finds_its_run_without_changes(given):
     stored = resolve.reopen(resolved(config(**given), action_mask="info", replay_fits=False))
     again = resolve.inherit(config(**given), stored)
     assert changes(stored, resolve.reopen(again)) == []
@@ -246,7 +246,7 @@ def test_the_same_command_finds_its_run_and_changes_nothing(given):
     )
 
 
-def test_what_follows_from_other_values_follows_them_on_resume():
+def test_derived_values_follow_their_sources_on_resume():
     stored = resolve.reopen(resolved(config(evaluator__episodes=5)))
     stored.n_actors, stored.evaluator.episodes = 100, 8
     found = resolved(stored)

@@ -20,14 +20,14 @@ def refused(data):
     return caught.value.key, lines
 
 
-def test_what_is_missing_takes_the_default():
+def test_missing_keys_take_their_defaults():
     config = to_config(DQN | {"env": {"id": "CartPole-v1"}})
     assert (config.agent.lr, config.agent.hidden) == (1e-3, [256, 256])
     assert (config.env.id, config.env.kwargs) == ("CartPole-v1", {})
     assert config.trainer == TrainConfig().trainer
 
 
-def test_it_is_its_own_inverse_and_shares_no_default():
+def test_conversion_round_trips_and_shares_no_default():
     config = to_config(DQN | {"n_actors": 3, "env": {"kwargs": {"a": {"b": [1, 2.5, None]}}}})
     assert to_config(to_plain(config)) == config
     first, second = to_config(DQN), to_config(DQN)
@@ -40,7 +40,7 @@ def test_it_is_its_own_inverse_and_shares_no_default():
     ("key", "value", "expected"),
     [("max_opts", 7, 7), ("max_opts", 1e5, 100_000), ("max_opts", 100.0, 100), ("opt_interval", 2, 2.0)],
 )
-def test_a_number_in_another_notation_is_converted(key, value, expected):
+def test_numbers_in_other_notations_are_converted(key, value, expected):
     result = getattr(to_config(DQN | {"trainer": {key: value}}).trainer, key)
     assert (result, type(result)) == (expected, type(expected))
 

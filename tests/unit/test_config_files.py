@@ -19,13 +19,13 @@ from border_cli.config.schema import GROUPS, TrainConfig
 from border_cli.core.errors import UsageError
 
 
-def test_the_files_that_list_every_key_are_as_make_conf_writes_them():
+def test_files_that_list_every_key_are_up_to_date_with_make_conf():
     assert {folder.name for folder in conf_dir().iterdir() if folder.is_dir()} == set(GROUPS)
     for path, text in conf_files.files():
         assert path.read_text(encoding="utf-8") == text, path
 
 
-def test_the_primary_config_holds_every_other_key_with_its_default():
+def test_the_primary_config_has_every_other_key_with_its_default():
     lines = (conf_dir() / "train.yaml").read_text(encoding="utf-8")
     values = OmegaConf.create(lines)
     for field in dataclasses.fields(TrainConfig):
@@ -46,7 +46,7 @@ def test_every_number_has_a_unit():
                 assert bool(info.unit) == ("int" in kind or "float" in kind), (cls, field.name)
 
 
-def test_every_preset_says_what_it_is_and_sets_known_keys():
+def test_every_preset_has_a_description_and_known_keys():
     for name, values in presets.shipped().items():
         agent, _, env = name.partition("_")
         config = to_config(values | {"agent": values["agent"] | {"type": agent}})
@@ -60,7 +60,7 @@ def test_every_preset_says_what_it_is_and_sets_known_keys():
 
 
 @pytest.mark.parametrize(
-    ("words", "values"),
+    ("args", "values"),
     [
         ("agent=sac env=hopper", ("sac_hopper", 2326, 5_000, 256)),
         ("agent=tqc env=hopper", ("tqc_hopper", 3754, 10_000, 128)),
@@ -68,8 +68,8 @@ def test_every_preset_says_what_it_is_and_sets_known_keys():
         ("agent=iqn env=pong trainer.eval_interval=7", ("iqn_pong", 20.3, 7, 32)),
     ],
 )
-def test_an_environment_of_a_family_has_what_is_shared_and_what_is_its_own(words, values):
-    with Composer(parse_overrides(words.split())) as composer:
+def test_an_environment_of_a_family_has_shared_and_own_values(args, values):
+    with Composer(parse_overrides(args.split())) as composer:
         c = composer.compose().config
     assert (c.preset.name, c.preset.expect_return, c.trainer.eval_interval, c.agent.batch_size) == values
     assert c.preset.environments == {}
@@ -83,7 +83,7 @@ def test_a_sweep_has_the_preset_of_each_job():
     assert names == ["dqn_pong", "c51_pong"]
 
 
-def test_a_preset_is_found_by_the_environments_id():
+def test_a_preset_is_found_by_the_environment_id():
     found = [preset_for("dqn", env_id) for env_id in ("CartPole-v1", "LunarLander-v3", "CartPole-v0")]
     assert found == ["dqn_cartpole", "dqn_lunarlander", None]
     assert (preset_for("c51", "ALE/Pong-v5"), preset_for("tqc", "CartPole-v1")) == ("c51_pong", None)
@@ -97,7 +97,7 @@ def test_a_preset_is_found_by_the_environments_id():
         ("a: 2026-13-01", "month"),
     ],
 )
-def test_yaml_that_is_broken_or_more_than_data_is_refused(tmp_path, text, message):
+def test_invalid_yaml_and_yaml_tags_are_refused(tmp_path, text, message):
     (tmp_path / "x.yaml").write_text(text, encoding="utf-8")
     with pytest.raises(UsageError, match=message):
         load(tmp_path / "x.yaml")

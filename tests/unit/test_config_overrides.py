@@ -1,4 +1,4 @@
-"""Overrides on the command line, as they are read and as Hydra gets them."""
+"""Overrides on the command line: how they are parsed and passed to Hydra."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def for_hydra(*argv):
         ("~env.kwargs.n", "~env.kwargs.n"),
     ],
 )
-def test_an_override_as_hydra_gets_it(override, expected):
+def test_overrides_are_passed_to_hydra(override, expected):
     assert for_hydra(override) == [expected]
 
 
@@ -44,12 +44,12 @@ def test_every_choice_of_a_sweep_is_checked():
         for_hydra("agent=dqn,iqm")
 
 
-def test_override_values_have_plain_keys_and_the_last_wins():
+def test_override_values_have_plain_keys_and_the_last_one_wins():
     parsed = overrides.parse_overrides(["+a.b=1", "agent=dqn", "++a.b='x=y'", "~env.kwargs.n"])
     assert overrides.override_values(parsed) == {"a.b": "'x=y'", "agent": "dqn"}
 
 
 @pytest.mark.parametrize("text", ["plain", "with 'quotes'", "back\\slash", "a,b=[c]{d}: ${e}", "trailing\\"])
-def test_quoted_text_comes_back(text):
+def test_quoted_text_round_trips(text):
     (parsed,) = overrides.parse_overrides([f"key={overrides.quoted(text)}"])
     assert parsed.value() == text

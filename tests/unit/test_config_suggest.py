@@ -1,4 +1,4 @@
-"""The nearest match for a misspelt word: none rather than a wrong one."""
+"""The nearest match for a misspelt key. A wrong match is worse than none."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def test_nearest(word, expected):
         ("trainr.max_opts", "trainer.max_opts"),
         ("max_episode_steps", "env.max_episode_steps"),
         ("trainer.warmup", "trainer.warmup_period"),
-        ("agent.target", None),  # three keys have that word
+        ("agent.target", None),  # three keys contain it
         ("qqqqqqqq", None),
-        # what does not exist here gets no hint
+        # a feature that does not exist gets no hint
         ("agent.lr_schedule", None),
         ("agent.dropout", None),
-        # words of other tools
+        # keys of other tools
         ("agent.learning_rate", "agent.lr"),
         ("total_timesteps", "trainer.max_env_steps"),
         ("buffer_size", "buffer.capacity"),

@@ -1,4 +1,4 @@
-"""Run directories: names, exclusiveness, the link, the configuration in them."""
+"""Run directories: names, locks, the link `latest` and the configuration."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_name(option, env_id, expected):
     assert directory.run_name("dqn", option, env_id) == expected
 
 
-def test_runs_of_one_millisecond_get_a_folder_each_and_latest_is_a_relative_link_to_the_newest(tmp_path):
+def test_runs_started_in_one_millisecond_get_different_folders_and_latest_links_to_the_newest(tmp_path):
     made = [directory.create_run("dqn_cartpole", tmp_path, NOW) for _ in range(3)]
     assert [path.relative_to(tmp_path).as_posix() for path in made] == [
         "2026-11-21/10-15-00.007_dqn_cartpole",
@@ -43,7 +43,7 @@ def test_runs_of_one_millisecond_get_a_folder_each_and_latest_is_a_relative_link
     assert sorted(path.name for path in tmp_path.iterdir()) == ["2026-11-21", "latest"]
 
 
-def test_a_folder_in_the_place_of_the_link_is_left_alone(tmp_path):
+def test_a_folder_named_latest_is_not_replaced(tmp_path):
     (tmp_path / "latest").mkdir()
     (tmp_path / "latest" / "mine").touch()
     made = directory.create_run("dqn_cartpole", tmp_path, NOW)
@@ -57,7 +57,7 @@ def test_sweeps_have_their_own_folder_and_no_link(tmp_path):
     assert not (tmp_path / "latest").exists()
 
 
-def test_a_folder_that_cannot_be_made_leaves_nothing(tmp_path):
+def test_a_run_folder_that_cannot_be_made_leaves_nothing(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="cannot be made"):
         directory.create_run("dqn_cartpole", tmp_path / "file" / "runs", NOW)
@@ -73,8 +73,8 @@ def test_a_folder_with_a_run_cannot_be_claimed(tmp_path, name):
         pass
 
 
-def test_a_run_that_began_after_the_folder_was_looked_at_is_not_touched(tmp_path, monkeypatch):
-    """Two starts in one folder: the slower one finds the other's run once it holds the folder."""
+def test_a_run_started_after_the_check_is_not_touched(tmp_path, monkeypatch):
+    """Two commands start in one folder. The slower one finds the other's run after it gets the lock."""
 
     @contextmanager
     def slowly(path):
@@ -88,7 +88,7 @@ def test_a_run_that_began_after_the_folder_was_looked_at_is_not_touched(tmp_path
     assert (tmp_path / "run" / "config.yaml").read_text() == "of somebody else"
 
 
-def test_a_folder_in_which_a_run_begins_cannot_be_claimed(tmp_path):
+def test_a_folder_locked_by_a_starting_run_cannot_be_claimed(tmp_path):
     with locked(tmp_path), pytest.raises(UsageError, match="another process"), directory.exclusive(tmp_path):
         pass
     assert [entry.name for entry in tmp_path.iterdir()] == [".lock"]
@@ -101,7 +101,7 @@ def test_other_folders_can_be_claimed(tmp_path):
         assert other.is_dir()
 
 
-def test_the_configuration_comes_back_as_it_was_written(tmp_path):
+def test_the_configuration_round_trips(tmp_path):
     env = {"id": "CartPole-v1", "kwargs": {"text": "null", "number": 1e-9, "nested": {"a": [True]}}}
     agent = {"type": "dqn", "lr": 1e-8, "hidden": [3]}
     config = to_config({"agent": agent, "env": env, "trainer": {"max_time": 0.1}})

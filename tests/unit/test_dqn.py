@@ -38,9 +38,9 @@ HEAD = ScalarHead("huber")
 @pytest.mark.parametrize(
     ("outputs", "q_select", "terminated", "target"),
     [
-        ([1.0, 3.0], [1.0, 3.0], False, 0.5 + 0.9 * 3.0),  # the target network's own best
-        ([1.0, 3.0], [7.0, 2.0], False, 0.5 + 0.9 * 1.0),  # double: the online network's choice
-        ([math.inf, 3.0], [math.inf, 3.0], True, 0.5),  # no bootstrapping where terminated
+        ([1.0, 3.0], [1.0, 3.0], False, 0.5 + 0.9 * 3.0),  # the best action of the target network
+        ([1.0, 3.0], [7.0, 2.0], False, 0.5 + 0.9 * 1.0),  # double: the action chosen by the online network
+        ([math.inf, 3.0], [math.inf, 3.0], True, 0.5),  # no bootstrap after termination
     ],
 )
 def test_td_target_by_hand(
@@ -86,23 +86,27 @@ def test_huber_and_clipping_by_hand() -> None:
     _, (loss, _, _, norm) = one_step(DqnConfig(loss="huber", max_grad_norm=None))
     assert (loss, norm) == pytest.approx((0.5, 1.0))
     state, (_, _, _, norm) = one_step(DqnConfig(loss="huber", max_grad_norm=0.25))
-    assert norm == pytest.approx(1.0)  # what is recorded is the norm before clipping
+    assert norm == pytest.approx(1.0)  # the recorded norm is that before clipping
     assert state.online.exp_avg.tolist() == pytest.approx([-0.025, 0.0], rel=1e-4)
 
 
 @pytest.mark.parametrize(
     ("double", "forbidden", "target"),
     [
-        (False, None, 1 + 0.5 * 6),  # the target network's best action by its own values, 2 and 6
-        (True, None, 1 + 0.5 * 2),  # the online network's, 4 and 2, valued by the target network
+        (False, None, 1 + 0.5 * 6),  # the best action by the target network's values 2 and 6
+        (
+            True,
+            None,
+            1 + 0.5 * 2,
+        ),  # the best action by the online network's values 4 and 2, with the target network's value
         (False, 1, 1 + 0.5 * 2),
         (True, 0, 1 + 0.5 * 6),
     ],
 )
-def test_an_opt_step_asks_the_right_network_by_hand(
+def test_an_opt_step_uses_the_right_network_by_hand(
     double: bool, forbidden: int | None, target: float
 ) -> None:
-    """Online weights 2, 1 and target weights 1, 3 at s' = 2; in the present state no action is forbidden."""
+    """Online weights are 2, 1 and target weights 1, 3 at s' = 2. In s no action is forbidden."""
     net = FlatParams(Table())
     state = DqnState.init(net.init())
     state.target.copy_(T([1.0, 3.0]))
@@ -118,14 +122,14 @@ def test_an_opt_step_asks_the_right_network_by_hand(
 
 
 class Levels(Table):
-    """Quantiles Q(s, a) = w_a · s + τ, where τ is drawn; 0.5 where it is not."""
+    """Quantiles Q(s, a) = w_a · s + τ, with a drawn τ, or 0.5 in greedy acting."""
 
     def forward(self, obs: dict[str, torch.Tensor], noise: Noise = NO_NOISE) -> torch.Tensor:
         tau = T([[0.5]]) if noise.tau is None else noise.tau
         return super().forward(obs) + tau.unsqueeze(1)
 
 
-def test_an_implicit_quantile_step_is_at_the_levels_that_were_drawn_by_hand() -> None:
+def test_an_implicit_quantile_step_uses_the_drawn_levels_by_hand() -> None:
     """θ = 2.1, 2.9 at τ = 0.1, 0.9; of s' = 2 the target's best action has 6 + 0.5: y = 1 + 0.5·6.5 = 4.25.
 
     Huber's losses of 2.15 and 1.35 are 1.65 and 0.85.
@@ -149,7 +153,7 @@ def test_epsilon_follows_global_env_steps() -> None:
     ("alpha", "actor", "n_actors", "power"),
     [(7.0, 0, 8, 1.0), (7.0, 7, 8, 8.0), (7.0, 0, 1, 1.0), (None, 3, 8, 1.0)],
 )
-def test_the_ladder_of_ape_x(alpha: float | None, actor: int, n_actors: int, power: float) -> None:
+def test_the_epsilon_ladder_of_ape_x(alpha: float | None, actor: int, n_actors: int, power: float) -> None:
     assert epsilon_schedule(DqnConfig(epsilon_ladder=alpha), actor, n_actors).power == power
 
 
@@ -158,7 +162,7 @@ def test_exploration_rate_and_stream() -> None:
     assert np.mean(epsilon_greedy(values, 0.3, np.random.default_rng(0))) == pytest.approx(0.15, abs=0.01)
     rng = np.random.default_rng(0)
     epsilon_greedy(values, 0.0, rng)
-    assert rng.random() == np.random.default_rng(0).random()  # greedy acting draws nothing
+    assert rng.random() == np.random.default_rng(0).random()  # greedy acting draws no random number
 
 
 def full_agent(**changes: object) -> tuple[NetworkAgent, object]:
@@ -180,7 +184,7 @@ def test_targets_move_by_target_tau_every_target_interval(tau: float) -> None:
     assert torch.allclose(agent.algorithm.state.target, expected, atol=1e-7)
 
 
-def test_records_are_means_since_the_last_one() -> None:
+def test_recorded_metrics_are_means_since_the_last_record() -> None:
     (each, one), (rare, other) = full_agent(lr=0.1), full_agent(lr=0.1)
     records = [each.opt(one, record=True) for _ in range(3)]
     rare.opt(other)
@@ -194,7 +198,7 @@ def test_records_are_means_since_the_last_one() -> None:
     assert rare.algorithm.stats.sums.tolist() == [0.0] * 4
 
 
-def test_atoms_that_are_too_narrow_get_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_values_outside_the_atoms_get_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     for v_max, warnings in ((0.5, 1), (20.0, 0)):  # every reward is 1
         agent, buffer = full_agent(head="categorical", v_min=-0.5, v_max=v_max)
         caplog.clear()

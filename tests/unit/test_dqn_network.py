@@ -1,4 +1,4 @@
-"""The value network: what its switches do to the outputs, and what an opt step makes of noise and levels."""
+"""The value network: its options, and the noise and quantile levels of an opt step."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def observations(n: int, seed: int = 0) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize(("head", "dueling", "noisy"), SWITCHES)
 @pytest.mark.parametrize("hidden", [[], [16, 12]])
-def test_every_combination_has_the_shape_of_its_head_and_a_gradient(
+def test_every_combination_has_the_right_shape_and_a_gradient(
     head: str, dueling: bool, noisy: bool, hidden: list[int]
 ) -> None:
     c = config(head, dueling, noisy, hidden=hidden)
@@ -88,7 +88,7 @@ def test_dueling_is_value_plus_advantage_without_its_mean() -> None:
     assert net({"obs": T([[5.0, 0, 0, 0]])})[0, :, 0].tolist() == [15.0 - 2, 15.0 - 1, 15.0 + 3]
 
 
-def test_an_implicit_quantile_is_a_function_of_its_own_level_alone() -> None:
+def test_an_implicit_quantile_depends_only_on_its_own_level() -> None:
     net = network(config("implicit_quantile"))
     out = net(observations(2), Noise(T([[0.1, 0.9], [0.9, 0.1]])))
     swapped = net(observations(2), Noise(T([[0.9, 0.1], [0.1, 0.9]])))
@@ -112,7 +112,7 @@ def test_noise_by_hand() -> None:
     assert layer(x, noise).item() == pytest.approx(1.1 + 1.7 + 1.0)
 
 
-def test_each_opt_step_has_other_noise_and_levels_and_a_seed_repeats_them() -> None:
+def test_each_opt_step_has_new_noise_and_levels_which_the_seed_determines() -> None:
     one, two = (make_agent(config("implicit_quantile", noisy=True), SPEC, 3).algorithm for _ in range(2))
     first, second = one.step_noise(4), one.step_noise(4)
     assert first.online.tau.shape == (4, 6)
@@ -123,8 +123,8 @@ def test_each_opt_step_has_other_noise_and_levels_and_a_seed_repeats_them() -> N
     assert torch.equal(two.step_noise(4).target.normal, first.target.normal)
 
 
-def test_importance_weights_weigh_the_rows() -> None:
-    """A row of weight 0 is as if it were not there, but for the number that is divided by."""
+def test_importance_weights_scale_the_rows() -> None:
+    """A row of weight 0 has no effect except on the divisor of the mean."""
     c = config(loss="mse", max_grad_norm=None)
     net = FlatParams(network(c))
     gradients = []
@@ -140,7 +140,7 @@ def test_importance_weights_weigh_the_rows() -> None:
     assert torch.allclose(*gradients)
 
 
-def test_softmax_has_its_probabilities_and_no_overflow() -> None:
+def test_softmax_exploration_has_the_right_probabilities_and_no_overflow() -> None:
     values, rng = np.tile(np.array([0.0, np.log(3.0)], np.float32), (40_000, 1)), np.random.default_rng(0)
     for temperature, share in ((1.0, 0.75), (0.5, 0.9)):
         assert sample_softmax(values, temperature, rng).mean() == pytest.approx(share, abs=0.01)
@@ -148,7 +148,7 @@ def test_softmax_has_its_probabilities_and_no_overflow() -> None:
     assert sample_softmax(huge, 1e-3, rng).tolist() == [1, 1]
 
 
-def test_exploring_never_takes_a_forbidden_action() -> None:
+def test_exploration_never_chooses_a_forbidden_action() -> None:
     rows = np.array([[5.0, -np.inf, 1.0], [-np.inf, 3.0, 2.0]], np.float32)
     values, rng = np.tile(rows, (20_000, 1)), np.random.default_rng(0)
     actions = epsilon_greedy(values, 0.4, rng)

@@ -1,4 +1,4 @@
-"""Checks of what environments give: numbers that are not finite, shapes, dtypes and bounds."""
+"""Checks of observations and rewards: numbers that are not finite, shapes, dtypes and bounds."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def steps(env: GymEnv, n: int) -> None:
 def at(
     episode: int, time: int, value: Any, otherwise: Callable[[int, int], Any]
 ) -> Callable[[int, int], Any]:
-    """This value at one moment."""
+    """Return a function of (episode, time) with `value` at one moment."""
     return lambda e, t: value if (e, t) == (episode, time) else otherwise(e, t)
 
 
@@ -99,7 +99,7 @@ def data_error(match: str) -> Any:
 
 
 @pytest.mark.parametrize("bad", [NAN, INF, -INF])
-def test_e2_a_reward_is_named_with_environment_episode_and_step(bad: float) -> None:
+def test_e2_the_error_of_a_reward_names_environment_episode_and_step(bad: float) -> None:
     env = group(2, reward=at(3, 4, bad, lambda e, t: 1.0))
     with pytest.raises(ActorLostError) as lost:
         steps(env, 20)
@@ -111,7 +111,7 @@ def test_e2_a_reward_is_named_with_environment_episode_and_step(bad: float) -> N
     assert lost.value.context["env"] == 0
 
 
-def test_e2_an_observation_is_named_with_its_leaf_and_value() -> None:
+def test_e2_the_error_of_an_observation_names_leaf_and_value() -> None:
     space = spaces.Dict(a=BOX, b=spaces.Box(-1.0, 1.0, (), np.float32))
     good = {"a": pair(1, 1), "b": np.float32(0.5)}
     env = group(
@@ -123,18 +123,18 @@ def test_e2_an_observation_is_named_with_its_leaf_and_value() -> None:
         group(space=space, observation=lambda e, t: good | {"b": np.float32(-INF)})
 
 
-def test_e2_numbers_count_as_they_are_stored() -> None:
+def test_e2_numbers_are_checked_as_they_are_stored() -> None:
     space = spaces.Box(-INF, INF, (1,), np.float64)
     with pytest.warns(RuntimeWarning, match="overflow"), data_error(r"obs\[0\] is inf"):
         group(space=space, observation=lambda e, t: np.array([1e39]))
-    # Large numbers are finite, though their squares are not.
+    # Large numbers are finite, even if their squares are not.
     space = spaces.Box(-INF, INF, (1,), np.float32)
     steps(group(space=space, observation=lambda e, t: np.array([3e38], np.float32)), 5)
     steps(group(reward=lambda e, t: 1e300), 5)
 
 
 def rows(env: GymEnv, n: int, n_step: int = 1) -> tuple[Sampler, list[tuple[float, float, float, int]]]:
-    """(episode, time, reward, steps) of what one environment stores in n env steps, from its second episode on."""
+    """Return (episode, time, reward, n_steps) of the rows of n env steps, from the second episode on."""
     sampler = sampler_of(env, NumpyPolicy(), NStepProcessor(env.spec, 1, n_step, 0.5))
     items = concat_items([sampler.sample([0], 0) for _ in range(n)])
     assert all(np.isfinite(items[column.name]).all() for column in item_columns(env.spec))
@@ -150,12 +150,12 @@ NAN_AT_3 = [(2, 0, 1, 1), (2, 1, 1, 1), (2, 2, 0, 0), (3, 0, 1, 1), (3, 1, 1, 1)
     [
         ("reward", 3, NAN, 1, NAN_AT_3),
         ("observation", 3, np.array([NAN, 3], np.float32), 1, NAN_AT_3),
-        ("reward", 3, INF, 3, [(2, 0, 1.5, 2), (2, 1, 1, 1), (2, 2, 0, 0)]),  # as if it were truncated
+        ("reward", 3, INF, 3, [(2, 0, 1.5, 2), (2, 1, 1, 1), (2, 2, 0, 0)]),  # like a truncated episode
         ("reward", 1, NAN, 1, [(3, 0, 1, 1)]),  # an episode without an env step
         ("observation", 0, np.array([INF, 0], np.float32), 1, [(3, 0, 1, 1)]),
     ],
 )
-def test_e2_dropped_the_episode_ends_before_it(
+def test_e2_with_drop_the_episode_ends_before_the_bad_env_step(
     what: str, time: int, bad: Any, n_step: int, stored: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     good = pair if what == "observation" else lambda e, t: 1.0
@@ -172,24 +172,24 @@ def test_e2_dropped_the_episode_ends_before_it(
 @pytest.mark.parametrize(
     "bad", [{"reward": lambda e, t: NAN}, {"observation": lambda e, t: pair(e, 0) * NAN}]
 )
-def test_e2_dropped_without_end_is_an_error(bad: dict[str, Any]) -> None:
+def test_e2_with_drop_too_many_in_a_row_are_an_error(bad: dict[str, Any]) -> None:
     with data_error("for the 100th time in a row"):
         steps(group(nonfinite="drop", **bad), 100)
 
 
-def test_e2_dropped_now_and_then_is_no_error() -> None:
+def test_e2_with_drop_occasional_bad_numbers_are_no_error() -> None:
     env = group(nonfinite="drop", reward=lambda e, t: NAN if t == 2 else 1.0)
     assert rows(env, 400)[0].dropped == 200
 
 
-def test_e2_an_evaluation_drops_likewise() -> None:
+def test_e2_an_evaluation_drops_too() -> None:
     env = group(nonfinite="drop", reward=at(2, 3, NAN, lambda e, t: 1.0))
     evaluation = EpisodeRunner(env, 100, lambda: False).evaluate(NumpyPolicy(), 0, [0, 1])  # type: ignore[arg-type]
     assert evaluation is not None
     assert (evaluation.returns, evaluation.lengths) == ((2.0, 5.0), (2, 5))
 
 
-# -- E3: what the spaces do not allow -----------------------------------
+# -- E3: values outside the spaces -----------------------------------
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_e3_shape_and_dtype_are_an_error_at_once(
     ],
     ids=["float64", "int64", "list", "now and then"],
 )
-def test_e3_what_can_be_converted_is_stored_as_declared_with_one_warning(
+def test_e3_convertible_values_are_stored_as_declared_with_one_warning(
     given: Callable[[int, int], Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     env = group(observation=given)
@@ -251,7 +251,7 @@ def test_e3_what_can_be_converted_is_stored_as_declared_with_one_warning(
         (spaces.MultiBinary(2), np.ones(2, bool), "uint8"),
     ],
 )
-def test_e3_what_loses_nothing_is_stored_without_a_warning(
+def test_e3_lossless_conversions_give_no_warning(
     space: spaces.Space[Any], given: Any, stored: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     env = group(space=space, observation=lambda e, t: given)
@@ -297,9 +297,7 @@ def test_e3_bounds_are_one_warning_later(caplog: pytest.LogCaptureFixture) -> No
         (spaces.Box(0, 255, (1,), np.int64), np.array([256])),
     ],
 )
-def test_e3_what_would_be_stored_as_another_value_is_always_an_error(
-    space: spaces.Space[Any], bad: Any
-) -> None:
+def test_e3_a_lossy_conversion_is_always_an_error(space: spaces.Space[Any], bad: Any) -> None:
     space.seed(0)
     good = space.sample()
     with data_error(r"env step 501 of it: .* its space says between"):
@@ -315,7 +313,7 @@ DRAWN = ("CarRacing-v3",)
 """Drawing its pictures takes long, so it is stepped less often."""
 
 
-@pytest.mark.filterwarnings("ignore")  # of old versions, and of pygame
+@pytest.mark.filterwarnings("ignore")  # of old versions and of pygame
 @pytest.mark.parametrize("env_id", sampled(WELL_KNOWN, 3))
 def test_e3_well_known_environments_pass(env_id: str, caplog: pytest.LogCaptureFixture) -> None:
     env = GymEnv(EnvConfig(id=env_id, imports=[], kwargs={}))
@@ -341,11 +339,11 @@ def test_e5_no_sum_within_the_limit_overflows() -> None:
         assert np.float32(total) == pytest.approx(FINITE)
         assert np.isfinite(np.float32(total))
     assert reward_limit(1, 0.9) == float(FINITE)
-    assert reward_limit(3, 1.0, reward_clip=1.0) > 1e300  # what is clipped may be any finite number
+    assert reward_limit(3, 1.0, reward_clip=1.0) > 1e300  # a clipped reward may be any finite number
     assert reward_limit(3, 1.0, reward_clip=2e38) < 2e38
 
 
-def test_e5_rewards_whose_sum_would_be_infinite_are_not_stored() -> None:
+def test_e5_rewards_with_an_infinite_sum_are_not_stored() -> None:
     reward = at(2, 2, 2e38, at(2, 3, 2e38, lambda e, t: 1e30))
     with data_error(r"the reward is 2e\+38, beyond 1\.94e\+38: sums of such are infinite"):
         rows(group(limit=reward_limit(3, 0.5), reward=reward), 5, n_step=3)

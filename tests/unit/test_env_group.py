@@ -1,4 +1,4 @@
-"""A group of environments: made, stepped and closed together; what an exception of one becomes; one tried before a run."""
+"""Groups of environments: making, stepping, closing, exceptions, and the trial before a run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def started(**kwargs: Any) -> GymEnv:
 
 @pytest.fixture
 def closed(monkeypatch: pytest.MonkeyPatch) -> list[CountingEnv]:
-    """The environments that were closed; each raises then."""
+    """Return the closed environments. Closing raises."""
     envs: list[CountingEnv] = []
 
     def close(self: CountingEnv) -> None:
@@ -53,7 +53,7 @@ def test_environments_are_stepped_together_or_alone() -> None:
     assert env.observe([0, 1])["obs"][:, 3].tolist() == [1, 2]
 
 
-def test_arrays_that_were_given_out_do_not_change() -> None:
+def test_returned_arrays_do_not_change_later() -> None:
     env = started()
     given = [env.observe([0, 1])["obs"]]
     for env_ix in ([0, 1], [1], [0, 1], [0]):
@@ -66,7 +66,7 @@ def test_arrays_that_were_given_out_do_not_change() -> None:
     assert [array[0, 3] for array in given[:4]] == [0, 0, 1, 1]
 
 
-def test_others_have_a_turn_after_each_environment_that_is_made_and_all_are_closed(
+def test_a_tick_follows_each_environment_that_is_made_and_all_are_closed(
     closed: list[CountingEnv], caplog: pytest.LogCaptureFixture
 ) -> None:
     turns: list[int] = []
@@ -78,7 +78,7 @@ def test_others_have_a_turn_after_each_environment_that_is_made_and_all_are_clos
     assert caplog.text.count("OSError: the window is gone") == 3
 
 
-def test_environments_are_closed_when_the_making_ends_early(closed: list[CountingEnv]) -> None:
+def test_environments_are_closed_if_making_them_fails(closed: list[CountingEnv]) -> None:
     turns: list[int] = []
 
     def stop() -> None:
@@ -91,7 +91,7 @@ def test_environments_are_closed_when_the_making_ends_early(closed: list[Countin
     assert len(closed) == 2
 
 
-def test_an_error_says_who_did_what_and_where() -> None:
+def test_an_error_names_owner_action_and_environment() -> None:
     env = started(fault="raise", fault_step=2)
     env.step([0, 1], ACTIONS)
     with pytest.raises(ActorLostError) as lost:
@@ -133,7 +133,7 @@ def test_a6_the_context_names_environment_episode_step_and_action() -> None:
         (UsageError("no such level"), UsageError, "^no such level$"),
     ],
 )
-def test_a6_system_exit_ends_the_actor_and_an_error_that_the_user_can_fix_stays_what_it_is(
+def test_a6_system_exit_ends_the_actor_and_a_usage_error_stays_one(
     error: BaseException, becomes: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def step(*_: object) -> None:
@@ -145,7 +145,7 @@ def test_a6_system_exit_ends_the_actor_and_an_error_that_the_user_can_fix_stays_
 
 
 @pytest.mark.filterwarnings("default")
-def test_the_trial_gives_the_spaces_and_prints_each_warning_once_which_actors_do_not(
+def test_the_trial_returns_the_spaces_and_prints_warnings_once(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert try_env(counting()) == (group().spec, "none")

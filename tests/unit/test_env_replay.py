@@ -1,4 +1,4 @@
-"""Environments that continue from a saved state check what comes as they would have done without a pause (row G2)."""
+"""Restored environments check observations as without an interruption (row G2)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def steps(env: ReplayedEnv, n: int) -> None:
 
 
 def after(observations: int) -> ReplayedEnv:
-    """An environment that gave so many observations, all inside its space."""
+    """Return an environment after this many observations, all inside its space."""
     env = make()
     env.reset(0, INSIDE)
     steps(env, observations - 1)
@@ -41,7 +41,7 @@ def after(observations: int) -> ReplayedEnv:
 
 
 def resumed(env: ReplayedEnv, **config: Any) -> ReplayedEnv:
-    """Another one that continues from the state of this one."""
+    """Return another environment that continues from the state of this one."""
     other = make(**config)
     assert other.load_state(env.state()) == []
     one, same = env.state(), other.state()
@@ -50,15 +50,15 @@ def resumed(env: ReplayedEnv, **config: Any) -> ReplayedEnv:
     return other
 
 
-def test_g2_an_observation_outside_after_the_first_hundred_is_no_error_after_a_pause() -> None:
+def test_g2_after_a_resume_a_late_observation_outside_is_no_error() -> None:
     env = resumed(after(100))
     env.reset(0, OUTSIDE)
     steps(env, 3)
-    steps(resumed(env), 3)  # an episode that is all outside
+    steps(resumed(env), 3)  # an episode that is outside its space
 
 
-def test_g2_an_observation_outside_within_the_first_hundred_is_an_error_after_a_pause() -> None:
-    """The observations that are replayed count once. Messages count on."""
+def test_g2_after_a_resume_an_early_observation_outside_is_an_error() -> None:
+    """Replayed observations are not counted twice. Messages continue the counts."""
     env = after(94)
     env.reset(0, INSIDE)
     steps(env, 4)
@@ -70,22 +70,22 @@ def test_g2_an_observation_outside_within_the_first_hundred_is_an_error_after_a_
     assert lost.value.context["episode"] == 3
 
 
-def test_g2_a_warning_is_given_once_and_not_by_the_replay(caplog: pytest.LogCaptureFixture) -> None:
+def test_g2_a_warning_is_given_once_and_not_repeated_by_the_replay(caplog: pytest.LogCaptureFixture) -> None:
     env = after(500)
     env.reset(0, OUTSIDE)
     steps(env, 498)  # 999 observations; counted again they would include number 1000
     env = resumed(env)
     steps(env, 1)
     assert caplog.messages == []
-    steps(env, 1)  # the first after 1000, which is checked
+    steps(env, 1)  # number 1000, which is checked
     assert [message.endswith(WARNING) for message in caplog.messages] == [True]
     env = resumed(env)
     steps(env, 1000)
     assert len(caplog.messages) == 1
 
 
-def test_g2_numbers_that_are_not_finite_are_counted_on(caplog: pytest.LogCaptureFixture) -> None:
-    """A hundred times in a row are an error; the first one is a warning."""
+def test_g2_the_count_of_numbers_that_are_not_finite_continues(caplog: pytest.LogCaptureFixture) -> None:
+    """The first one is a warning, and 100 in a row are an error."""
     env = make(**DROPPING)
     for n in range(99):
         env.reset(0, n)
@@ -97,7 +97,7 @@ def test_g2_numbers_that_are_not_finite_are_counted_on(caplog: pytest.LogCapture
         env.step([0], ACTION)
 
 
-def test_g2_so_are_the_env_steps_that_a_sampler_left_out() -> None:
+def test_g2_the_count_of_dropped_env_steps_continues() -> None:
     def sampler() -> Sampler:
         env = make(**DROPPING)
         return Sampler(env, NumpyPolicy(), NStepProcessor(env.spec, 1, 1, 0.9), lambda env, n: n, "me")
@@ -124,7 +124,7 @@ def test_i4_a_state_of_other_shapes_is_refused(name: str, bad: Any) -> None:
 
 
 def test_an_evaluation_only_warns_of_bounds(caplog: pytest.LogCaptureFixture) -> None:
-    """It counts from 0 in every launch, while the actors may be beyond their first hundred observations."""
+    """It counts from 0 in every launch, while actors may be past their first 100 observations."""
     env = EnvConfig(entry_point="tests.outside:Outside", kwargs={"inside": [], "length": 10})
     group = build.evaluation_env(lambda: None, TrainConfig(env=env))
     group.reset(0, OUTSIDE)

@@ -1,4 +1,4 @@
-"""Evaluation episodes: their seeds, the policy's mode, and stopping. `test_every_evaluator.py` has the results."""
+"""Evaluation episodes: seeds, the policy's mode and stopping. `test_every_evaluator.py` tests the results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SEEDS = [10 * i + 3 for i in range(9)]
 
 
 class Policy(WeightPolicy):
-    """Notes its modes."""
+    """Records its modes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ def test_every_episode_has_its_seed_and_a_tick_before_each_reset_and_env_step(n_
 
 
 @pytest.mark.parametrize("polls", [0, 1, 5])
-def test_a12_it_stops_before_the_next_env_step(polls: int) -> None:
+def test_a12_an_evaluation_stops_before_the_next_env_step(polls: int) -> None:
     env, policy, left = SeededEnv(1), Policy(), iter(range(polls))
     assert EpisodeRunner(env, 100, lambda: next(left, None) is None).evaluate(policy, 42, SEEDS) is None
     assert env.taken <= polls
@@ -67,6 +67,6 @@ def test_the_policy_is_in_train_mode_after_a_failure(broken: str, monkeypatch: p
     assert policy.modes == ["eval", "train"]
 
 
-def test_equal_returns_have_no_deviation() -> None:
+def test_equal_returns_have_standard_deviation_0() -> None:
     assert Evaluation(0, (0.1,) * 7, (1,) * 7).std == 0.0
     assert Evaluation(0, (1.0, 3.0), (1, 1)).std == 1.0

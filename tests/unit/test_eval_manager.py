@@ -1,4 +1,4 @@
-"""EvalManager: the best model, stop_return, models that wait, and when a result takes effect.
+"""EvalManager: the best model, stop_return, waiting models, and when a result takes effect.
 
 The rule that decides which model is the best has its own tests (test_best_model.py). Here a scripted evaluator gives the
 model of each opt step its regular and its fresh score, when the test lets it.
@@ -35,7 +35,7 @@ Score = float | tuple[float, float]
 
 
 class Script:
-    """Implements `core.protocols.Evaluator`. answers: how many more results it gives before it takes its time."""
+    """A scripted evaluator. answers: number of results that it still returns at once."""
 
     def __init__(self, scores: Mapping[int, Score], concurrent: bool, answers: float) -> None:
         self.concurrent = concurrent
@@ -49,7 +49,10 @@ class Script:
     def begin(self, model: ModelInfo, seeds: Sequence[int], tick: object = None) -> None:
         assert self._open is None
         step, pair = model.version, self._scores[model.version]
-        assert model.arrays["weight"].tolist() == [step, step]  # a copy: the agent's weights change meanwhile
+        assert model.arrays["weight"].tolist() == [
+            step,
+            step,
+        ]  # a copy, because the weights of the agent change
         regular = list(seeds) == [seeding.evaluation_seed(SEED, i) for i in range(len(seeds))]
         self.evaluated.append((step, "regular" if regular else "fresh"))
         self.seeds.append(list(seeds))
@@ -69,7 +72,7 @@ class Script:
 
 
 class Setup:
-    """An `EvalManager` and everything around it. It is also checkpoint manager and view."""
+    """An `EvalManager` with its dependencies. It also acts as checkpoint manager and view."""
 
     def __init__(
         self,
@@ -109,7 +112,7 @@ class Setup:
             self.manager.submit(self.model(step), 2 * step)
 
     def model(self, opt_steps: int) -> ModelInfo:
-        """As an agent gives it: a view of arrays that change."""
+        """Return the model like an agent does: a view of arrays that change."""
         self.weight[...] = opt_steps
         return ModelInfo(opt_steps, {"weight": self.weight})
 
@@ -132,7 +135,7 @@ class Setup:
 
     @property
     def bests(self) -> list[tuple[int, float]]:
-        """Opt step and score of each model that became the best, or whose score became more exact."""
+        """Opt step and score of each new best model, and of each best model whose score was updated."""
         return [(score.opt_steps, score.mean) for _, score, _ in self.saved]
 
     @property
@@ -144,7 +147,7 @@ class Setup:
 
 
 def stored(manager: EvalManager) -> State:
-    """Its state as a checkpoint gives it back."""
+    """Return its state as read back from a checkpoint."""
     state = manager.state().copy()
     return State(state.arrays, json.loads(json.dumps(state.values)))
 
@@ -158,7 +161,7 @@ def resumed(first: Setup, scores: Mapping[int, Score], **options: Any) -> Setup:
 both = pytest.mark.parametrize("concurrent", [False, True], ids=["inline", "beside"])
 
 
-def test_c11_a_score_that_is_no_number_is_never_the_best_and_the_best_survives_a_resume() -> None:
+def test_c11_a_nan_score_is_never_the_best_and_the_best_survives_a_resume() -> None:
     first = Setup({5: math.nan, 10: 1.0, 20: math.nan, 30: 0.5})
     first.submit(5, 10, 20, 30)
     second = resumed(first, {10: 1.0, 40: 0.9})
@@ -185,7 +188,7 @@ def test_c11_an_equal_score_does_not_replace_the_best_before_a_resume_or_after_i
 def test_candidate_and_best_play_the_same_fresh_episodes_and_the_score_of_the_best_may_fall(
     concurrent: bool,
 ) -> None:
-    """10 was lucky on its first fresh episodes, so a later model that is better replaces it."""
+    """Model 10 was lucky on its first fresh episodes, so a better later model replaces it."""
     scores: dict[int, Score] = {10: (5.0, 6.0), 20: (5.5, 5.0), 30: (1.0, 9.0)}
     setup = Setup(scores, concurrent, answers=math.inf)
     setup.submit(10)
@@ -194,7 +197,7 @@ def test_candidate_and_best_play_the_same_fresh_episodes_and_the_score_of_the_be
     assert setup.evaluator.evaluated == [
         *((10, "regular"), (10, "fresh")),
         *((20, "regular"), (20, "fresh"), (10, "fresh")),
-        (30, "regular"),  # clearly worse, so no candidate: its fresh episodes are not played
+        (30, "regular"),  # clearly worse, so it is no candidate and plays no fresh episodes
     ]
     assert setup.evaluator.seeds[3] == setup.evaluator.seeds[4]
     assert setup.bests == [(10, 6.0), (20, 5.0)]
@@ -217,7 +220,7 @@ def test_a_best_model_that_stays_the_best_is_written_again_with_its_more_exact_s
     assert setup.progress.best == (10, 5.5)
 
 
-def test_fresh_episodes_are_new_in_each_comparison_and_as_many_as_wanted() -> None:
+def test_each_comparison_has_new_fresh_episodes_of_the_configured_number() -> None:
     for wanted, expected in ((None, 3), (4, 4)):
         setup = Setup({step: float(step) for step in range(10, 60, 10)}, confirm_episodes=wanted)
         setup.submit(10, 20, 30, 40, 50)
@@ -240,7 +243,7 @@ def test_without_confirmation_the_regular_score_counts() -> None:
 
 def test_the_model_that_was_evaluated_is_saved_with_both_scores() -> None:
     setup = Setup({10: (0.6, 0.552), 20: 0.0}, concurrent=True)
-    setup.submit(10, 20)  # the weights of the agent change meanwhile
+    setup.submit(10, 20)  # the weights of the agent change in the meantime
     setup.finish()
     ((model, score, regular),) = setup.saved
     assert model.version == 10 and model.arrays["weight"].tolist() == [10.0, 10.0]
@@ -255,17 +258,17 @@ def test_the_model_that_was_evaluated_is_saved_with_both_scores() -> None:
     ("score", "confirm", "expected"),
     [((9.0, 7.9), True, False), ((9.0, 8.0), True, True), ((8.0, 0.0), False, True), (math.nan, True, False)],
 )
-def test_stop_return_looks_at_the_score_of_the_best(score: Score, confirm: bool, expected: bool) -> None:
+def test_stop_return_uses_the_score_of_the_best(score: Score, confirm: bool, expected: bool) -> None:
     setup = Setup({10: score}, stop_return=8.0, confirm=confirm, confirm_episodes=2 if confirm else None)
     setup.submit(10)
     assert setup.manager.good_enough is expected
 
 
-def test_one_runs_and_one_waits_and_a_newer_one_replaces_the_waiting_one() -> None:
+def test_one_model_is_evaluated_one_waits_and_a_newer_one_replaces_it() -> None:
     setup = Setup({10: 1.0, 20: 2.0, 30: 3.0, 40: 4.0, 50: 5.0}, concurrent=True)
     setup.submit(10, 20, 30, 40)
     assert setup.pending == [10, 40]
-    assert setup.records == [] and setup.ticks == 0  # the learner went on
+    assert setup.records == [] and setup.ticks == 0  # the learner continued
     setup.finish()
     assert setup.pending == []
     assert setup.series("eval/skipped") == [(10, 2.0), (40, 2.0)]
@@ -283,7 +286,7 @@ def test_a_candidate_being_confirmed_is_not_replaced() -> None:
     assert [step for step, _ in setup.bests] == [10, 30]
 
 
-def test_what_was_evaluated_meanwhile_makes_room_for_the_next() -> None:
+def test_a_finished_evaluation_makes_room_for_the_next_model() -> None:
     setup = Setup({10: 1.0, 20: 2.0, 30: 3.0}, concurrent=True)
     setup.manager.poll()
     assert setup.evaluator.polls == 1  # an idle evaluator is polled too
@@ -322,14 +325,14 @@ def test_exact_results_take_effect_when_the_next_model_is_submitted(early: bool)
     assert setup.series("eval/holdout_mean") == [(10, 1.0)]
     assert setup.pending == [20]
     assert setup.ticks == (0 if early else 4)
-    assert not setup.manager.good_enough  # though the evaluator knows by now that opt step 20 is
+    assert not setup.manager.good_enough  # although the evaluator already has the result of opt step 20
     setup.manager.evaluate_last(setup.model(20), 40)
     assert setup.manager.good_enough
     assert setup.manager.skipped == 0
 
 
-def test_exact_a_candidate_is_one_by_the_best_of_its_own_time() -> None:
-    """Whether 20 is confirmed depends on 10, whose result takes effect first, however early that of 20 is known."""
+def test_exact_a_candidate_is_judged_by_the_best_model_of_its_time() -> None:
+    """Whether 20 is a candidate depends on 10, whose result takes effect first, even if that of 20 is known earlier."""
     setup = Setup({10: 5.0, 20: 3.0, 30: 1.0}, concurrent=True, reproducible=True, answers=math.inf)
     setup.submit(10, 20, 30)
     assert setup.evaluator.evaluated[:3] == [(10, "regular"), (10, "fresh"), (20, "regular")]
@@ -347,7 +350,7 @@ def test_pending_models_are_evaluated_again_after_a_resume(exact: bool) -> None:
     scores: dict[int, Score] = {10: 1.0, 20: 2.0, 30: 1.5}
     options: Any = {"concurrent": True, "reproducible": exact}
     first = Setup(scores, **options)
-    first.stopping = True  # so that an exact one does not wait for 10
+    first.stopping = True  # so that an exact run does not wait for 10
     first.submit(10, 20)
     state = stored(first.manager).values
     assert state["pending"] == [{"opt_steps": 10, "env_steps": 20}, {"opt_steps": 20, "env_steps": 40}]
@@ -360,7 +363,7 @@ def test_pending_models_are_evaluated_again_after_a_resume(exact: bool) -> None:
     assert second.bests == [(10, 1.0), (20, 2.0)]
 
 
-def test_a_resumed_run_writes_best_as_its_state_has_it_or_as_a_later_best_has_it() -> None:
+def test_a_resumed_run_writes_the_best_of_its_state_or_of_a_later_best() -> None:
     first = Setup({10: 1.0})
     first.submit(10)
     later = (
@@ -374,7 +377,7 @@ def test_a_resumed_run_writes_best_as_its_state_has_it_or_as_a_later_best_has_it
         assert second.bests == expected
 
 
-def test_a_later_best_that_is_still_pending_is_compared_once_more() -> None:
+def test_a_later_best_that_is_pending_is_compared_again() -> None:
     first = Setup({10: 1.0, 20: 2.0}, concurrent=True, answers=2)
     first.submit(10, 20)
     second = Setup({10: 1.0, 20: 2.0})
@@ -385,7 +388,7 @@ def test_a_later_best_that_is_still_pending_is_compared_once_more() -> None:
     assert second.manager.best.opt_steps == 20
 
 
-def test_a_state_without_the_models_that_it_names_is_refused() -> None:
+def test_a_state_without_its_models_is_refused() -> None:
     first = Setup({10: 1.0, 20: 2.0}, concurrent=True, answers=2)
     first.submit(10, 20)
     state = stored(first.manager)

@@ -27,7 +27,7 @@ HUGE = 1e30
 
 
 def targets(buffer: RowReplayBuffer) -> dict[float, tuple[float, float]]:
-    """Observation → (TD target, next observation), where the value of an observation is 100 times itself."""
+    """Return observation → (TD target, next observation). The value of an observation is 100 times itself."""
     batch = buffer.batch(len(buffer))
     value = torch.from_numpy(100.0 * batch.next_obs["obs"])
     columns = (torch.from_numpy(rows) for rows in (batch.reward, batch.discount, batch.terminated))
@@ -37,7 +37,7 @@ def targets(buffer: RowReplayBuffer) -> dict[float, tuple[float, float]]:
 
 
 @pytest.mark.parametrize("n_step", [1, 3])
-def test_e5_episodes_of_one_env_step_bootstrap_if_truncated_and_else_do_not(n_step: int) -> None:
+def test_e5_episodes_of_one_env_step_bootstrap_only_if_truncated(n_step: int) -> None:
     """Observation t leads to t + 1 with reward 2."""
     processor = NStepProcessor(SPEC, 1, n_step, GAMMA)
     buffer = RowReplayBuffer(1000, SPEC, UniformSampler(np.random.default_rng(0)))

@@ -1,4 +1,4 @@
-"""Every fault that is promised to be survived has a test that carries its id, and a line in docs/reliability.md."""
+"""Every row of the fault table in docs/reliability.md has tests with its id in their names."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CAMPAIGN = re.compile(r"`python -m tests\.campaigns (\S+)`")
 
 @functools.cache
 def ids_in(path: Path) -> set[str]:
-    """Ids that the tests of a file carry in their names."""
+    """Return the row ids in the test names of a file."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.FunctionDef) and (row := re.match(r"test((_[a-i]\d+)+)_", node.name)):
@@ -38,7 +38,7 @@ def ids_in(path: Path) -> set[str]:
 
 
 def promises() -> dict[str, tuple[list[str], list[str]]]:
-    """Ids and places of each row of the page, by its first cell."""
+    """Return ids and places of each row of the page, by its first cell."""
     rows = [
         [cell.strip() for cell in line.split("|")[1:-1]]
         for line in PAGE.read_text(encoding="utf-8").splitlines()
@@ -48,24 +48,24 @@ def promises() -> dict[str, tuple[list[str], list[str]]]:
 
 
 def campaigns() -> set[str]:
-    """Names that `python -m tests.campaigns` takes."""
+    """Return the names of the campaigns."""
     tree = ast.parse((TESTS / "campaigns" / "__main__.py").read_text(encoding="utf-8"))
     lists = [node.value for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "choices"]
     return {name for names in lists for name in ast.literal_eval(names)}
 
 
 def file_of(place: str) -> Path:
-    """Without a folder it is one of tests/faults."""
+    """Return the path of a place. Without a folder it is in tests/faults."""
     return TESTS.parent / place if "/" in place else TESTS / "faults" / place
 
 
-def test_every_row_has_a_test_and_a_line_in_the_page_and_no_test_has_another_id() -> None:
+def test_every_row_has_a_test_and_every_id_in_a_test_name_has_a_row() -> None:
     assert {row for path in TESTS.rglob("test_*.py") for row in ids_in(path)} == set(IDS)
     assert {row for rows, _ in promises().values() for row in rows} == {*IDS, "d7", "f5", "g5"}
 
 
 @pytest.mark.parametrize(("rows", "places"), promises().values(), ids=promises())
-def test_a_row_names_where_its_tests_are(rows: list[str], places: list[str]) -> None:
+def test_a_row_names_the_files_of_its_tests(rows: list[str], places: list[str]) -> None:
     shown: set[str] = set()
     for place in places:
         if campaign := CAMPAIGN.fullmatch(place):

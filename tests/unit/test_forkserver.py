@@ -1,4 +1,4 @@
-"""Running a function in a child, and how children end."""
+"""Functions that run in a child process, and the ends of children."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def describe_self(word: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("error", [EOFError(), OSError(errno.EAGAIN, "Resource temporarily unavailable")])
-def test_f4_no_process_left_is_something_that_the_machine_lacks(
+def test_f4_a_process_limit_is_reported_as_a_resource_error(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    """EOFError: the forkserver could not fork, and exited because of that."""
+    """EOFError: the forkserver exited because it could not fork."""
 
     def refuse(*_: object) -> None:
         raise error
@@ -59,10 +59,10 @@ def hang() -> None:
 
 
 @pytest.mark.parametrize("has_forkserver", [True, False])
-def test_the_result_comes_back_and_the_environment_was_the_childs(
+def test_the_result_is_returned_and_the_environment_of_the_parent_is_unchanged(
     monkeypatch: pytest.MonkeyPatch, has_forkserver: bool
 ) -> None:
-    """Where there is no forkserver, children are spawned."""
+    """Without a forkserver children are spawned."""
     monkeypatch.setattr(forkserver, "_has_forkserver", lambda: has_forkserver)
     before = dict(os.environ)
     result = forkserver.run_in_child(describe_self, ("hello",), TIMEOUT_S)
@@ -107,7 +107,7 @@ def test_a_child_without_a_result_is_an_error(
         assert "in fail" in raised.value.details
 
 
-def test_ends_in_words() -> None:
+def test_ends_of_processes_are_described() -> None:
     assert {code: forkserver.describe_exit(code) for code in (0, 3, -9, -35, None)} == {
         0: "exited with code 0",
         3: "exited with code 3",

@@ -24,7 +24,7 @@ NAN, INF = float("nan"), float("inf")
         ([1.0, 0.0, 0.0], 0.25, 1.0, False, [0.75, 0.25, 0.0]),
         ([0.0, 0.0, 1.0], 0.25, 1.0, False, [0.0, 0.0, 1.0]),
         ([0.2, 0.3, 0.5], 0.5, 0.5, False, [0.0, 0.2 + 0.15, 0.15 + 0.5]),
-        # Beyond the edges is at the edges.
+        # Values beyond the edges are clipped to the edges.
         ([0.2, 0.3, 0.5], 100.0, 1.0, False, [0, 0, 1]),
         ([0.2, 0.3, 0.5], -100.0, 1.0, False, [1, 0, 0]),
         # A return that is an atom keeps all its mass.
@@ -44,15 +44,15 @@ def test_clipped_probability_is_measured() -> None:
     logits = T([[0.2, 0.3, 0.5]]).log().expand(5, 3)
     reward, discount = T([0.25, -0.25, 3.0, 0.0, 3.0]), T([1.0, 1.0, 1.0, 1.0, 0.5])
     over = T([False, False, False, False, True])
-    # 1 → 1.25; -1 → -1.25; all → 2 and more; none; a terminal state's return is the reward, whatever comes after
+    # 1 → 1.25; -1 → -1.25; all → 2 and more; none; at a terminal state the return is the reward
     shares = THREE.share_clipped(logits, reward, discount, over)
     assert shares.tolist() == pytest.approx([0.5, 0.2, 1.0, 0.0, 1.0])
     head = CategoricalHead(51, -100.0, 0.0)
     forever = head.share_clipped(torch.zeros(1, 51), T([-1.0]), T([0.99]), T([False]))
-    assert forever.tolist() == [0.0]  # the lowest value there is, but for rounding
+    assert forever.tolist() == [0.0]  # the lowest possible value, except for rounding
 
 
-def test_the_projection_keeps_all_mass_and_the_mean() -> None:
+def test_the_projection_preserves_mass_and_mean() -> None:
     rng = torch.Generator().manual_seed(0)
     head = CategoricalHead(51, -10.0, 10.0)
     logits = 5 * torch.randn(1000, 51, generator=rng)
@@ -62,16 +62,16 @@ def test_the_projection_keeps_all_mass_and_the_mean() -> None:
     assert target.sum(1).tolist() == pytest.approx([1.0] * 1000, abs=1e-5)
     never = torch.zeros(1000, dtype=torch.bool)
     inside = head.target(logits, T(0.1).expand(1000), torch.full((1000,), 0.9), never)
-    wanted = 0.1 + 0.9 * head.values(logits)  # nothing is cut: the mean is that of what was moved
+    wanted = 0.1 + 0.9 * head.values(logits)  # nothing is clipped, so the mean is that of the shifted atoms
     assert head.target_values(inside).tolist() == pytest.approx(wanted.tolist(), abs=1e-4)
 
 
-def test_a_reward_that_is_no_number_is_seen_in_the_loss() -> None:
+def test_a_nan_reward_makes_the_loss_nan() -> None:
     target = THREE.target(torch.zeros(1, 3), T([NAN]), T([1.0]), T([False]))
     assert THREE.loss(torch.zeros(1, 3), target, None).isnan().all()
 
 
-def test_terminated_hides_outputs_that_are_infinite() -> None:
+def test_terminated_rows_ignore_infinite_outputs() -> None:
     for head, k in ((CategoricalHead(2, -1.0, 1.0), 2), (QuantileHead(), 2), (ScalarHead("mse"), 1)):
         outputs = T([[INF] * k])
         target = head.target(outputs, T([1.0]), T([0.9]), T([True]))
@@ -112,9 +112,7 @@ def test_levels_of_fixed_quantiles_are_midpoints() -> None:
 @pytest.mark.parametrize(
     ("v_min", "v_max", "atoms"), [(0.0, 90.0, 51), (0.0, 90.0, 101), (0.0, 0.3, 51), (-7.0, 0.1, 13)]
 )
-def test_what_is_cut_at_the_edge_has_an_error_whatever_is_rounded(
-    v_min: float, v_max: float, atoms: int
-) -> None:
+def test_targets_beyond_the_edges_have_a_finite_error(v_min: float, v_max: float, atoms: int) -> None:
     head = CategoricalHead(atoms, v_min, v_max)
     outputs = torch.zeros(2, atoms)
     target = head.target(outputs, T([1e6, -1e6]), T([1.0, 1.0]), T([False, True]))

@@ -1,4 +1,4 @@
-"""Images of any size and order of channels, and what becomes of them before the network."""
+"""Images of any size and channel order, and their preparation for the network."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def generator() -> torch.Generator:
         (leaf((7, 7, 7)), (7, 7, 7)),
     ],
 )
-def test_the_order_of_channels_is_found(one: ObsLeaf, expected: tuple[int, int, int]) -> None:
+def test_the_order_of_channels_is_detected(one: ObsLeaf, expected: tuple[int, int, int]) -> None:
     assert is_image(one)
     assert image_shape(one) == expected
     height, width, channels = expected
@@ -41,11 +41,11 @@ def test_the_order_of_channels_is_found(one: ObsLeaf, expected: tuple[int, int, 
     [
         (leaf((84, 84)), [8]),
         (leaf((4, 8), stack=4), [8]),
-        (leaf((3, 4, 40)), [8]),  # a strip with three channels has no second side
+        (leaf((3, 4, 40)), [8]),  # one side is too short for an image
         (leaf((84, 84, 3), high=None, dtype="float32"), [8]),
         (leaf((84, 84, 3), high=1e6, dtype="float32"), [8]),
         (leaf((2, 84, 84, 3)), [8]),
-        (leaf((10, 10, 2)), []),  # an image, but without channels there are no convolutions
+        (leaf((10, 10, 2)), []),  # without `channels` an image gets no convolutions
     ],
 )
 def test_everything_else_is_flattened(one: ObsLeaf, channels: list[int]) -> None:
@@ -55,7 +55,7 @@ def test_everything_else_is_flattened(one: ObsLeaf, channels: list[int]) -> None
     assert encoder.features == np.prod(one.shape)
 
 
-def test_channels_are_kept_apart() -> None:
+def test_channels_are_not_mixed() -> None:
     value = torch.arange(2 * 6 * 5 * 3).reshape(2, 6, 5, 3)
     assert (channels_first(leaf((6, 5, 3)), value)[1, 2] == value[1, :, :, 2]).all()
     stacked = torch.arange(4 * 6 * 5 * 3).reshape(1, 4, 6, 5, 3)
@@ -72,7 +72,7 @@ def test_atari_frames_get_ataris_network() -> None:
 
 @pytest.mark.parametrize("side", [5, 6, 7, 35, 36, 37, 84])
 @pytest.mark.parametrize("layers", [1, 3, 5])
-def test_every_size_has_a_network_whose_features_are_as_many_as_it_says(side: int, layers: int) -> None:
+def test_every_size_has_a_network_with_the_stated_number_of_features(side: int, layers: int) -> None:
     one = leaf((side, side + 3, 3))
     made = Convolutions(one, [4] * layers, generator())
     assert made(torch.zeros(2, *one.shape, dtype=torch.uint8)).shape == (2, made.features)

@@ -1,4 +1,4 @@
-"""The ratio limiter: bounds and progress under random operations, and cases computed by hand."""
+"""The ratio limiter: bounds and progress under random operations, and cases by hand."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ INTERVALS = [0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 4.0, 7.3]
 
 
 class Actors:
-    """Actors that use their credit, publish what they took, die, leave and come back. `check` asserts every bound."""
+    """Simulated actors that use credit, publish rows, die, leave and return. `check` asserts every bound."""
 
     def __init__(self, limiter: RatioLimiter, n: int) -> None:
         self.limiter = limiter
@@ -28,7 +28,7 @@ class Actors:
         self.published[actor] = self.taken[actor]
 
     def die(self, actor: int) -> None:
-        """Lose what was not published; the next incarnation continues from what was."""
+        """Lose the unpublished rows. The next incarnation continues from the published ones."""
         self.taken[actor] = self.published[actor]
 
     def leave_or_come_back(self, actor: int) -> None:
@@ -77,7 +77,7 @@ def operate(rng: random.Random, actors: Actors) -> None:
 
 @pytest.mark.parametrize("seed", range(times(150, 1_500)))
 def test_b1_bounds_hold_and_one_willing_actor_is_enough(seed: int) -> None:
-    """In the end all other actors are gone, or late for ever and holding all the credit they can get."""
+    """At the end all other actors are gone, or hold all their credit and never act."""
     rng = seeded(f"limiter {seed}")
     interval, budget = rng.choice([*INTERVALS, None]), rng.choice([None, None, 101, 300])
     warmup, n, envs = rng.randrange(51), rng.randint(1, 8), rng.randint(1, 4)
@@ -111,7 +111,7 @@ def test_b1_bounds_hold_and_one_willing_actor_is_enough(seed: int) -> None:
         assert rounds < 5000, "deadlock"
 
 
-def test_a_fraction_is_the_decimal_that_was_typed() -> None:
+def test_a_fraction_is_computed_from_the_typed_decimal() -> None:
     limiter = RatioLimiter(0.1, 0, 10, None, 1, 1)
     limiter.inserted(0, 3)
     while limiter.may_opt():
@@ -119,8 +119,8 @@ def test_a_fraction_is_the_decimal_that_was_typed() -> None:
     assert limiter.opt_steps == 30  # in binary, 30·0.1 > 3
 
 
-def test_b1_a_warm_up_whose_rows_were_lost_is_that_much_longer() -> None:
-    """All that may precede the first opt step was taken, and two rows of it were lost with an actor."""
+def test_b1_lost_rows_make_the_warm_up_longer() -> None:
+    """All env steps allowed before the first opt step were taken, and two of their rows were lost with an actor."""
     limiter = RatioLimiter(1.0, 4, 3, None, 1, 1)
     while limiter.grant(missing=2 if limiter.env_steps == 8 else 0):
         limiter.inserted(0, limiter.credits[0] - limiter.env_steps)
@@ -131,7 +131,7 @@ def test_b1_a_warm_up_whose_rows_were_lost_is_that_much_longer() -> None:
     assert not limiter.may_opt() and limiter.ratio == 1.0
 
 
-def test_a_batch_that_is_missing_adds_nothing_to_a_budget_or_while_there_is_credit() -> None:
+def test_a_missing_batch_adds_no_env_steps_beyond_the_budget_or_while_credit_is_left() -> None:
     limiter = RatioLimiter(1.0, 4, 3, 8, 1, 1)
     while limiter.grant(missing=2):
         limiter.inserted(0, limiter.credits[0] - limiter.env_steps)
@@ -149,8 +149,8 @@ def test_a_tolerance_that_could_deadlock_is_refused() -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_all_that_may_precede_the_first_opt_step_is_acted(seed: int) -> None:
-    """A batch may need every one of these env steps, as `config.validate` promises."""
+def test_all_env_steps_allowed_before_the_first_opt_step_are_taken(seed: int) -> None:
+    """A batch may need every one of these env steps (see `config.validate`)."""
     rng = seeded(f"warm-up {seed}")
     interval, warmup, n, envs = rng.choice(INTERVALS), rng.randrange(41), rng.randint(1, 8), rng.randint(1, 4)
     tolerance = n * envs + rng.randrange(81)
@@ -161,27 +161,29 @@ def test_all_that_may_precede_the_first_opt_step_is_acted(seed: int) -> None:
     assert limiter.env_steps == int(warmup + interval + tolerance)
 
 
-def test_small_rests_are_held_back_while_the_learner_is_busy() -> None:
+def test_small_amounts_of_credit_are_not_granted_while_the_learner_is_busy() -> None:
     limiter = RatioLimiter(2.0, 0, 64)
     limiter.grant()
     limiter.inserted(0, 64)
     for _ in range(10):
         limiter.count_opt()
         limiter.grant()
-    assert limiter.credits == [64]  # 20 more may be acted, but not in ten hand-overs
+    assert limiter.credits == [64]  # 20 more env steps are allowed, but not in ten small grants
 
 
 @pytest.mark.parametrize(
     ("interval", "tolerance", "n_actors", "opt_steps"),
     [
-        (2.0, 64, 1, 15),  # of 66 at the start 64 are given; half of the one share, 32, is worth giving
+        (2.0, 64, 1, 15),  # 64 of 66 are granted at the start; 32, half of the share, is enough for a grant
         (0.5, 64, 1, 63),
         (100.0, 64, 1, 1),
-        (2.0, 64, 8, 7),  # a quarter of the tolerance, although half of a share is 4
+        (2.0, 64, 8, 7),  # a quarter of the tolerance, although half of the share is 4
         (1.0, 8, 8, 1),
     ],
 )
-def test_when_credit_is_worth_giving(interval: float, tolerance: int, n_actors: int, opt_steps: int) -> None:
+def test_the_amount_that_is_enough_for_a_grant(
+    interval: float, tolerance: int, n_actors: int, opt_steps: int
+) -> None:
     limiter = RatioLimiter(interval, 0, tolerance, None, n_actors, 1)
     assert limiter.grant()
     for actor, credit in enumerate(limiter.credits):
@@ -195,14 +197,14 @@ def test_when_credit_is_worth_giving(interval: float, tolerance: int, n_actors: 
     assert RatioLimiter(1.0, 10, 64, max_env_steps=50).opt_steps_until_grant() > 10**9
 
 
-def test_what_an_absent_actor_held_goes_to_the_others_and_one_that_is_back_gets_credit_again() -> None:
+def test_credit_of_a_lost_actor_goes_to_the_others_and_a_restarted_one_gets_credit_again() -> None:
     limiter = RatioLimiter(1.0, 0, 8, None, 2, 1)
     limiter.grant()
     limiter.inserted(0, 3)
     assert limiter.set_present([False, True])
     assert limiter.credits == [3, 4]
     assert not limiter.set_present([False, True])
-    assert not limiter.grant()  # what the other one holds is all it may
+    assert not limiter.grant()  # the other actor holds all credit that is allowed
     limiter.inserted(1, 4)
     limiter.grant()
     assert limiter.credits == [3, 6]
@@ -214,7 +216,7 @@ def test_what_an_absent_actor_held_goes_to_the_others_and_one_that_is_back_gets_
 
 
 def act_to_the_end(limiter: RatioLimiter, taken: list[int]) -> None:
-    """Actors use all their credit, the learner takes every opt step that the ratio allows."""
+    """Let actors use all their credit and the learner take every allowed opt step, until neither can continue."""
     while not limiter.budget_used(limiter.may_opt()):
         assert sum(limiter.credits) <= limiter.allowed_env_steps
         before = limiter.env_steps
@@ -230,7 +232,7 @@ def act_to_the_end(limiter: RatioLimiter, taken: list[int]) -> None:
 
 
 @pytest.mark.parametrize(("interval", "opt_steps"), [(0.5, 162), (1.0, 81), (3.0, 27), (None, 0)])
-def test_a_budget_is_used_up_and_never_overrun(interval: float | None, opt_steps: int) -> None:
+def test_a_budget_is_used_up_and_never_exceeded(interval: float | None, opt_steps: int) -> None:
     limiter = RatioLimiter(interval, 20, 64, 101, 3, 4)
     taken = [0] * 3
     act_to_the_end(limiter, taken)
@@ -239,8 +241,8 @@ def test_a_budget_is_used_up_and_never_overrun(interval: float | None, opt_steps
 
 
 @pytest.mark.parametrize(("n_actors", "then"), [(1, 3), (2, 2), (1, 1), (2, 4)])
-def test_b1_no_overrun_with_fewer_actors_and_then_more_again(n_actors: int, then: int) -> None:
-    """An actor continues from what it had used, even if a launch in between did not have it."""
+def test_b1_a_budget_is_not_exceeded_when_the_number_of_actors_changes(n_actors: int, then: int) -> None:
+    """An actor continues its count, even if it was missing in a launch in between."""
     taken = [0] * 4
     limiter = RatioLimiter(1.0, 0, 16, 150, 3, 1)
     act_to_the_end(limiter, taken)
@@ -259,7 +261,7 @@ def test_b1_no_overrun_with_fewer_actors_and_then_more_again(n_actors: int, then
         ("base_opt_steps", -1),
     ],
 )
-def test_i4_a_state_that_would_hang_is_refused(name: str, value: object) -> None:
+def test_i4_a_state_that_would_block_for_ever_is_refused(name: str, value: object) -> None:
     state = {"env_steps": 10, "opt_steps": 5, "used": [4, 6], "base_env_steps": 0, "base_opt_steps": 0}
     RatioLimiter(1.0, 0, 16, None, 2, 1).load_state(state)
     with pytest.raises(ValueError, match=r"env steps|ratio"):

@@ -1,4 +1,4 @@
-"""A trained model in two lines of Python."""
+"""`border_cli.load` and bare agents."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def loaded(folder: Path, space: Any = BOX, actions: Any = None, **changes: Any) -> LoadedModel:
-    """A model for these spaces; without action space, one with two actions."""
+    """Save and load a model for these spaces, by default with two actions."""
     spec = env_spec(space, actions or spaces.Discrete(2))
     return border_cli.load(save_model(folder, describe(CARTPOLE, spec, **changes), 1))
 
@@ -58,8 +58,8 @@ def loaded(folder: Path, space: Any = BOX, actions: Any = None, **changes: Any) 
     ],
     ids=str,
 )
-def test_observations_and_actions_are_as_the_environment_has_them(tmp_path: Path, space: Any) -> None:
-    """One by one, and as a batch."""
+def test_observations_and_actions_have_the_types_of_the_environment(tmp_path: Path, space: Any) -> None:
+    """It takes single observations and batches."""
     actions = spaces.Discrete(3, start=5)
     model = loaded(tmp_path, space, actions)
     space.seed(0)
@@ -77,13 +77,13 @@ def test_observations_and_actions_are_as_the_environment_has_them(tmp_path: Path
     assert model.values(each[0]).shape == (3,)
 
 
-def test_a_continuous_action_is_clipped_and_of_the_spaces_type() -> None:
+def test_a_continuous_action_is_clipped_and_has_the_dtype_of_the_space() -> None:
     actions = env_spec(BOX, spaces.Box(-1, 1, (1,), np.float64)).action
     action = decode_action(actions, np.array([3.0], np.float32))
     assert action.dtype == np.float64 and action.tolist() == [1.0]
 
 
-def test_a_checkpoint_of_a_run_and_the_latest_run(
+def test_a_checkpoint_and_the_latest_run_can_be_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -122,7 +122,7 @@ def test_an_observation_outside_of_its_space_is_a_value_error(tmp_path: Path, sp
         model.sample(obs)
 
 
-def test_without_determinism_it_explores_as_at_the_end_of_training(tmp_path: Path) -> None:
+def test_with_deterministic_false_it_explores_as_at_the_end_of_training(tmp_path: Path) -> None:
     model = loaded(tmp_path, epsilon_start=0.0, epsilon_final=1.0, epsilon_env_steps=10_000)
     batch = np.zeros((200, 4), np.float32)
     assert len(set(model.sample(batch).tolist())) == 1
@@ -132,7 +132,7 @@ def test_without_determinism_it_explores_as_at_the_end_of_training(tmp_path: Pat
         model.sample(batch, env_ix=[0, 1, 2])
 
 
-def test_quantiles_of_the_return(tmp_path: Path) -> None:
+def test_quantiles_of_the_return_are_available(tmp_path: Path) -> None:
     from border_cli.agents.dqn.agent import make_policy
 
     config = replace(DQN, type="qrdqn", head="quantile", quantiles=7)
@@ -179,7 +179,7 @@ def test_a_stored_configuration_is_checked(tmp_path: Path, changes: dict[str, An
     assert said in str(caught.value)
 
 
-def test_spaces_that_are_not_for_the_agent(tmp_path: Path) -> None:
+def test_spaces_that_the_agent_does_not_support_are_refused(tmp_path: Path) -> None:
     spec = EnvSpec(
         CARTPOLE_SPEC.obs, ActionSpec("box", shape=(1,), low=(-1.0,), high=(1.0,), dtype="float32")
     )
@@ -188,7 +188,7 @@ def test_spaces_that_are_not_for_the_agent(tmp_path: Path) -> None:
         border_cli.load(path)
 
 
-def test_a_plugin_is_imported_for_a_run_of_ones_own_or_where_it_is_typed(
+def test_a_plugin_is_imported_for_a_trusted_run_or_if_it_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "push_plugin.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w').close()\n")
@@ -207,7 +207,7 @@ def test_a_plugin_is_imported_for_a_run_of_ones_own_or_where_it_is_typed(
     assert border_cli.load(run).opt_steps == 3
 
 
-def test_the_package_itself_is_light_and_loading_builds_no_environment(tmp_path: Path) -> None:
+def test_importing_the_package_is_cheap_and_loading_makes_no_environment(tmp_path: Path) -> None:
     path = save_model(tmp_path, describe(CARTPOLE, CARTPOLE_SPEC), 1)
     script = f"""
 import sys, border_cli
@@ -222,14 +222,14 @@ print(*sys.modules)
     assert "torch" in after_loading and "gymnasium" not in after_loading
 
 
-def test_a_name_that_is_not_there() -> None:
+def test_an_unknown_attribute_of_the_package_raises() -> None:
     with pytest.raises(AttributeError, match="laod"):
         _ = border_cli.laod
     assert {"load", "save_agent", "train_async"} <= set(dir(border_cli))
 
 
 class Noting:
-    """A policy that keeps what it is shown."""
+    """A policy that stores its observations."""
 
     def __init__(self) -> None:
         self.seen: list[Any] = []
@@ -257,9 +257,9 @@ def test_single_frames_are_stacked_as_in_training_the_newest_last() -> None:
     assert policy.seen == [([0], [[[a], [b], [c]]]) for a, b, c in stacks]
     model.begin_episode()
     model.sample(np.array([9]))
-    model.sample(np.array([[5], [6], [7]]))  # a stack already
+    model.sample(np.array([[5], [6], [7]]))  # already a stack
     assert policy.seen[4:] == [([0], [[[9], [9], [9]]]), ([0], [[[5], [6], [7]]])]
-    # each environment of a batch has its own
+    # each environment of a batch has its own stack
     model.sample(np.array([[1], [11]]), env_ix=[2, 4])
     model.begin_episode(4)
     model.sample(np.array([[2], [12]]), env_ix=[2, 4])

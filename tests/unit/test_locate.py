@@ -1,4 +1,4 @@
-"""Which model is meant."""
+"""Finding the model of a path or choice."""
 
 from __future__ import annotations
 
@@ -45,29 +45,29 @@ def run(tmp_path: Path) -> Path:
         (FIRST, None, FIRST),
     ],
 )
-def test_a_model_of_a_run(run: Path, name: str, checkpoint: str | int | None, found: str) -> None:
+def test_a_run_means_its_chosen_model(run: Path, name: str, checkpoint: str | int | None, found: str) -> None:
     assert model_directory(run / name, checkpoint) == Located(run / found, run)
 
 
-def test_without_a_best_the_last_is_taken_and_reported(tmp_path: Path) -> None:
+def test_without_best_the_last_checkpoint_is_used_with_a_note(tmp_path: Path) -> None:
     located = model_directory(make_run(tmp_path / "run", best=False))
     assert located.path.name == "step-000000200"
     assert "no evaluation has found a best model yet" in located.note
 
 
-def test_a_last_one_that_does_not_verify_is_skipped_and_reported(run: Path) -> None:
+def test_a_last_checkpoint_that_does_not_verify_is_skipped_with_a_note(run: Path) -> None:
     break_model(run / SECOND)
     note = "step-000000200 does not verify: this is step-000000100"
     assert model_directory(run, "last") == Located(run / FIRST, run, note)
 
 
-def test_a_model_outside_of_any_run(tmp_path: Path) -> None:
+def test_a_model_without_a_run(tmp_path: Path) -> None:
     (tmp_path / "alone").mkdir()
     path = store.write(tmp_path / "alone", "model", {"model.json": b"{}"}, 3)
     assert model_directory(path) == Located(path, None)
 
 
-def test_without_a_path_it_is_the_latest_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_path_the_latest_run_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert "no run below runs" in str(refused(None))
     make_run(Path("runs/2026-01-01/10-00-00.000_dqn_a"))
@@ -77,7 +77,7 @@ def test_without_a_path_it_is_the_latest_run(tmp_path: Path, monkeypatch: pytest
     assert model_directory().path == Path("runs/2026-01-01/10-00-00.000_dqn_a/best")
 
 
-def test_a_writer_that_was_killed_between_two_renames(run: Path) -> None:
+def test_a_checkpoint_set_aside_by_a_killed_writer_is_found(run: Path) -> None:
     (run / "best").rename(store.aside(run / "best"))
     assert model_directory(run).path == run / "best"
     store.verify(run / "best")
@@ -104,7 +104,7 @@ def refused(
         ("best", "last", "checkpoint=last chooses among those of a run"),
     ],
 )
-def test_mistakes_name_what_is_allowed(
+def test_errors_name_what_is_allowed(
     run: Path, name: str, checkpoint: str | int | None, message: str
 ) -> None:
     (run.parent / "empty").mkdir()
@@ -119,7 +119,7 @@ def test_mistakes_name_what_is_allowed(
         ("done", "has no checkpoint: the run ended before its first opt step"),
     ],
 )
-def test_a_run_without_a_checkpoint(tmp_path: Path, status: str, message: str) -> None:
+def test_a_run_without_a_checkpoint_is_an_error(tmp_path: Path, status: str, message: str) -> None:
     run = make_run(tmp_path / "run", best=False, steps=())
     summary = {"status": status, "counters": {"opt_steps": 0, "env_steps": 88_000}}
     (run / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
@@ -127,7 +127,7 @@ def test_a_run_without_a_checkpoint(tmp_path: Path, status: str, message: str) -
 
 
 @pytest.mark.parametrize(("checkpoint", "allowed"), [(100, "best"), ("last", "checkpoint=best")])
-def test_a_run_that_has_only_a_best(tmp_path: Path, checkpoint: str | int, allowed: str) -> None:
+def test_a_run_with_only_best(tmp_path: Path, checkpoint: str | int, allowed: str) -> None:
     error = refused(make_run(tmp_path / "run", steps=()), checkpoint)
     assert str(error).splitlines()[1] == f"allowed: {allowed}"
 
@@ -135,14 +135,16 @@ def test_a_run_that_has_only_a_best(tmp_path: Path, checkpoint: str | int, allow
 @pytest.mark.parametrize(
     ("broken", "checkpoint", "allowed"), [(FIRST, 100, "best, 200"), ("best", None, "checkpoint=last")]
 )
-def test_one_that_does_not_verify(run: Path, broken: str, checkpoint: int | None, allowed: str) -> None:
+def test_a_checkpoint_that_does_not_verify_is_an_error(
+    run: Path, broken: str, checkpoint: int | None, allowed: str
+) -> None:
     break_model(run / broken)
     error = str(refused(run, checkpoint))
     assert f"{broken.rpartition('/')[2]}/model.json" in error and f"allowed: {allowed}" in error
 
 
 @pytest.mark.parametrize("checkpoint", [None, "best", "last", 100])
-def test_nothing_verifies(run: Path, checkpoint: str | int | None) -> None:
+def test_no_checkpoint_that_verifies_is_an_error(run: Path, checkpoint: str | int | None) -> None:
     for path in (run / "best", *(run / "checkpoints").iterdir()):
         break_model(path)
     assert "model.json" in str(refused(run, checkpoint, NoValidCheckpointError))
@@ -150,11 +152,11 @@ def test_nothing_verifies(run: Path, checkpoint: str | int | None) -> None:
 
 
 @pytest.mark.parametrize(("text", "choice"), [("best", "best"), ("last", "last"), ("0", 0), ("1000", 1000)])
-def test_choices(text: str, choice: str | int) -> None:
+def test_choices_are_parsed(text: str, choice: str | int) -> None:
     assert parse_checkpoint(text) == choice
 
 
 @pytest.mark.parametrize("text", ["bset", "-1", "1.5", "", "²"])
-def test_what_is_no_choice(text: str) -> None:
+def test_invalid_choices_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="allowed: best, last, or an opt step"):
         parse_checkpoint(text)

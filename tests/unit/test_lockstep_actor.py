@@ -1,4 +1,4 @@
-"""The loop of an actor in lockstep, without a process: which model it holds, and what exploration counts from."""
+"""The loop of a lockstep actor in this process: its model in each round, and the env steps for exploration."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class NoRequests:
 
 
 class PublishingClock:
-    """Stands for the clock of a waiting actor: each time it sleeps, the next model is published, then it is stopped."""
+    """A clock that publishes the next model at each sleep of the actor, and finally stops it."""
 
     def __init__(self, models: ModelChannel, status: StatusBlock, publications: int) -> None:
         self._models, self._status, self._left = models, status, publications
@@ -44,7 +44,7 @@ class PublishingClock:
 
 
 def acted(publications: int) -> tuple[NumpyPolicy, list[Any]]:
-    """Actor 1 of three, until it waits for one model more. The policy, and the chunks it handed over."""
+    """Run actor 1 of three until it waits for a model after the last. Returns the policy and the chunks."""
     actor_id, status = ActorId(actor=1, incarnation=0, n_actors=3, n_envs=2, seed=0), StatusBlock(3)
     config = EnvConfig(entry_point="tests.counting:CountingEnv", kwargs={"lengths": [100]})
     env, policy = make_resumable_env(actor_id, config), NumpyPolicy()
@@ -60,9 +60,11 @@ def acted(publications: int) -> tuple[NumpyPolicy, list[Any]]:
 
 
 @pytest.mark.parametrize(("publications", "rounds"), [(1, 3), (2, 4), (3, 5)])
-def test_c8_rounds_wait_for_the_model_of_two_rounds_before(publications: int, rounds: int) -> None:
+def test_c8_each_round_waits_for_the_model_published_after_the_round_before_last(
+    publications: int, rounds: int
+) -> None:
     policy, chunks = acted(publications)
     assert policy.versions == list(range(publications))
     assert [chunk.version for chunk in chunks] == [max(r - 2, 0) for r in range(rounds)]
-    # exploration counts what all actors took before: 4 env steps of each of 6 environments in a round, in turn
+    # exploration counts the earlier env steps of all actors: 4 of each of 6 environments per round
     assert list(policy.env_steps) == [24 * r + 6 * step for r in range(rounds) for step in range(4)]

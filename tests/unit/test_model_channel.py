@@ -1,4 +1,4 @@
-"""The model channel inside one process: what a reader gets, and when it keeps what it has."""
+"""The model channel in one process: what a reader gets and when it keeps its model."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def channel() -> ModelChannel:
     return ModelChannel(model_layout(model(0)))
 
 
-def test_the_newest_publication_counts_and_comes_once(channel: ModelChannel) -> None:
-    """Whatever its version: an evaluator may be given an older model, to compare it with a newer one."""
+def test_a_reader_gets_the_newest_publication_once(channel: ModelChannel) -> None:
+    """The version does not matter: an evaluator may get an older model after a newer one."""
     assert channel.poll() is None
     assert (channel.publications, channel.polls, channel.torn) == (0, 0, 0)
     for version in (0, 10, 20, 5):
@@ -36,7 +36,7 @@ def test_the_newest_publication_counts_and_comes_once(channel: ModelChannel) -> 
     assert channel.poll() is None
     for version in (2, 3, 4):
         channel.publish(model(version))
-    # what was read stays as it is
+    # an earlier read does not change
     np.testing.assert_array_equal(got.arrays["weight"], np.full((2, 3), 5))
     np.testing.assert_array_equal(got.arrays["bias"], [5.0, -5.0])
     assert got.arrays["scale"].shape == ()
@@ -44,10 +44,10 @@ def test_the_newest_publication_counts_and_comes_once(channel: ModelChannel) -> 
     assert dtypes == {"weight": "float32", "bias": "float64", "scale": "int64"}
 
 
-def test_a_publication_under_way_is_torn_and_the_reader_continues(channel: ModelChannel) -> None:
+def test_a_read_during_a_publication_is_torn_and_a_later_one_succeeds(channel: ModelChannel) -> None:
     channel.publish(model(1))
     newest = channel._slots[1]
-    newest.before[0] = 3  # as if the writer had come round to this slot again
+    newest.before[0] = 3  # like a writer that reuses this slot
     assert channel.poll() is None
     assert (channel.polls, channel.torn) == (TRIES, TRIES)
     channel.publish(model(2))

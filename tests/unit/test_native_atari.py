@@ -1,4 +1,4 @@
-"""ALE's own preprocessing gives what gymnasium's does: the same frames, rewards and ends, whatever is done when."""
+"""ALE's preprocessing gives the same frames, rewards and ends as gymnasium's."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def config(game: str = "Breakout", **values: object) -> EnvConfig:
     return EnvConfig(id=f"ALE/{game}-v5", **{"preprocess": "atari"} | given | values)  # type: ignore[arg-type]
 
 
-# with FIRE and without, both with lives
+# with and without FIRE; both have lives
 @pytest.mark.parametrize(("game", "env_steps"), [("Breakout", 300), ("MsPacman", 650)])
-def test_two_games_go_as_gymnasiums_do_to_the_end_and_beyond(game: str, env_steps: int) -> None:
+def test_two_games_equal_those_of_gymnasium_over_several_episodes(game: str, env_steps: int) -> None:
     native, usual = GymEnv(config(game), 2, native=True), GymEnv(config(game), 2)
     assert native.spec == usual.spec
     rng = np.random.default_rng(0)
@@ -32,7 +32,7 @@ def test_two_games_go_as_gymnasiums_do_to_the_end_and_beyond(game: str, env_step
             env.reset(i, seed=i)
     ends = losses = 0
     for time in range(env_steps):
-        # one of the two is left waiting now and then, as where credit is short
+        # sometimes only one of the two steps, as with little credit
         which = [time % 2] if time % 5 == 0 else [0, 1]
         action = rng.integers(0, native.spec.action.n, len(which))
         ours, theirs = native.step(which, action), usual.step(which, action)
@@ -59,7 +59,7 @@ def test_a_time_limit_is_a_truncation() -> None:
 
 
 @pytest.mark.parametrize(("noop_max", "seeds"), [(0, 2), (1, 4), (3, 9)])
-def test_idle_frames_at_the_start_are_as_many_as_asked_for_at_most(noop_max: int, seeds: int) -> None:
+def test_there_are_at_most_noop_max_idle_frames_at_the_start(noop_max: int, seeds: int) -> None:
     game = NativeGame(config("Seaquest", noop_max=noop_max))
     idle = set()
     for seed in range(seeds):
@@ -68,7 +68,7 @@ def test_idle_frames_at_the_start_are_as_many_as_asked_for_at_most(noop_max: int
     assert idle == set(range(noop_max + 1))
 
 
-def test_the_start_follows_the_seed_and_then_the_generator() -> None:
+def test_the_seed_determines_the_first_start_and_the_generator_later_ones() -> None:
     game = make_gym(
         config("Seaquest", noop_max=30, fire_reset=False, frame_stack=1, screen_size=80), native=True
     )
@@ -81,7 +81,7 @@ def test_the_start_follows_the_seed_and_then_the_generator() -> None:
     assert len(following) > 1
 
 
-def test_a_reset_forgets_the_step_under_way() -> None:
+def test_a_reset_discards_the_unfinished_step() -> None:
     one, other = NativeGame(config()), NativeGame(config())
     one.reset(seed=3)
     one.send(np.int64(1))
@@ -91,7 +91,7 @@ def test_a_reset_forgets_the_step_under_way() -> None:
         np.testing.assert_equal(one.step(np.int64(t % 4))[0], other.step(np.int64(t % 4))[0])
 
 
-def test_a_policy_that_never_fires_comes_to_the_end() -> None:
+def test_an_episode_ends_even_if_the_policy_never_fires() -> None:
     env = GymEnv(config())
     env.reset(0, seed=0)
     steps, over = 0, False
@@ -117,7 +117,7 @@ def test_a_policy_that_never_fires_comes_to_the_end() -> None:
         (EnvConfig(entry_point="a:B", preprocess="atari"), 2, TrainerConfig(), False),
     ],
 )
-def test_auto_is_where_an_actor_has_several_games_and_nothing_is_repeated(
+def test_auto_uses_ale_for_several_games_per_actor_in_free_running_runs(
     env: EnvConfig, envs_per_actor: int, trainer: TrainerConfig, expected: bool
 ) -> None:
     manager = ActorManagerConfig(envs_per_actor=envs_per_actor)
@@ -125,7 +125,7 @@ def test_auto_is_where_an_actor_has_several_games_and_nothing_is_repeated(
 
 
 @pytest.mark.parametrize("envs_per_actor", [1, 2])
-def test_an_actor_gets_what_was_decided(envs_per_actor: int) -> None:
+def test_an_actor_gets_the_resolved_value(envs_per_actor: int) -> None:
     manager = ActorManagerConfig(envs_per_actor=envs_per_actor)
     place = ActorId(actor=0, incarnation=0, n_actors=1, n_envs=envs_per_actor, seed=0)
     env = build.actor_env(place, TrainConfig(env=config(), actor_manager=manager))

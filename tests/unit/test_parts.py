@@ -1,4 +1,4 @@
-"""What is typed reaches the parts of an actor and of an evaluation."""
+"""Configured values reach the components of actors and evaluations."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def place(actor: int = 0, n_actors: int = 1) -> ActorId:
 
 
 def random_share(policy: ActingPolicy) -> float:
-    """Of 9 actions the share that is not the greedy one, over 8/9."""
+    """Return the share of non-greedy actions, which is 8/9 ε for 9 actions."""
     actions = policy.sample(OBS, env_steps=10**9)
     return 1 - np.bincount(actions, minlength=9).max() / len(actions)
 
 
 @pytest.fixture(autouse=True)
 def _threads() -> Any:
-    """Parts of an actor set them for their process."""
+    """Restore the number of threads, which components of an actor set."""
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
@@ -57,7 +57,7 @@ def test_the_ladder_reaches_each_actor(actor: int, power: int) -> None:
     assert random_share(policy) == pytest.approx(0.8**power * 8 / 9, abs=0.015)
 
 
-def test_eval_epsilon_reaches_evaluations_and_no_actor() -> None:
+def test_eval_epsilon_reaches_only_evaluations() -> None:
     chosen = config(eval_epsilon=0.5, epsilon_start=0.0, epsilon_final=0.0)
     evaluating = build.evaluation_policy(SPEC, chosen)
     evaluating.eval()

@@ -1,4 +1,4 @@
-"""Lines for anything that is not a terminal."""
+"""The plain output, for anything that is not a terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from border_cli.display.views import SILENCE_S, PlainView
 
 
 class Clock:
-    """Seconds that pass when the test says so."""
+    """A clock that the test advances."""
 
     def __init__(self) -> None:
         self.seconds = 100.0
@@ -27,7 +27,7 @@ def started() -> tuple[PlainView, io.StringIO, Clock]:
     return PlainView(stream, clock), stream, clock
 
 
-def test_one_line_per_record_with_what_is_worth_reading() -> None:
+def test_a_record_is_one_line_with_the_important_metrics() -> None:
     view, stream, _ = started()
     values = {
         "async/actors_blocked": 0.634,
@@ -42,7 +42,7 @@ def test_one_line_per_record_with_what_is_worth_reading() -> None:
     )
 
 
-def test_a_record_of_other_things_is_shown_whole_and_missing_actors_are_counted() -> None:
+def test_a_record_without_important_metrics_is_shown_completely_and_missing_actors_are_counted() -> None:
     view, stream, _ = started()
     view.write(Record({"time/save_ms": 12.5}))
     view.show(Progress(n_actors=4, actors_alive=4))
@@ -54,7 +54,7 @@ def test_a_record_of_other_things_is_shown_whole_and_missing_actors_are_counted(
     assert " actors=3/4 loss=1" in incomplete
 
 
-def test_the_first_show_prints_then_only_silence_does() -> None:
+def test_progress_is_printed_at_first_and_then_after_a_silence() -> None:
     view, stream, clock = started()
     for _ in range(3):
         view.show(Progress(phase="warm-up"))
@@ -66,7 +66,7 @@ def test_the_first_show_prints_then_only_silence_does() -> None:
     view.show(Progress(phase="training"))
     assert stream.getvalue().count("\n") == 2
     assert SILENCE_S < 30
-    # any line breaks the silence
+    # any line restarts the interval
     for line, write in enumerate(
         (lambda: view.note("saved"), lambda: view.write(Record({"agent/loss": 1.0}))), 3
     ):
@@ -80,13 +80,13 @@ def test_the_first_show_prints_then_only_silence_does() -> None:
 @pytest.mark.parametrize(
     "phase", ["starting", "warm-up", "training", "evaluating", "saving", "stopping", "done"]
 )
-def test_every_phase_is_named(phase: str) -> None:
+def test_progress_names_every_phase(phase: str) -> None:
     view, stream, _ = started()
     view.show(Progress(phase=phase))
     assert f" phase={phase} " in stream.getvalue()
 
 
-def test_a_progress_line_as_a_whole() -> None:
+def test_a_complete_progress_line() -> None:
     view, stream, _ = started()
     view.show(
         Progress(
@@ -100,20 +100,20 @@ def test_a_progress_line_as_a_whole() -> None:
     )
 
 
-def test_sync_and_warm_up_have_their_own_words() -> None:
+def test_sync_and_warm_up_have_their_own_fields() -> None:
     view, stream, _ = started()
     view.show(Progress(phase="warm-up", warmup_period=1_000, asynchronous=False))
     assert stream.getvalue() == ("time=0:00:00 opt_steps=0 env_steps=0 phase=warm-up warmup_period=1000\n")
 
 
-def test_a_note_is_one_line_flushed_at_once_in_the_encoding_of_the_stream() -> None:
+def test_a_note_is_one_line_in_the_encoding_of_the_stream_and_flushed() -> None:
     raw = io.BytesIO()
     view = PlainView(io.TextIOWrapper(io.BufferedWriter(raw), encoding="ascii", newline="\n"))
     view.note("größer \x1b[31m" + "x" * 500)
     assert raw.getvalue() == b"gr??er  [31m" + b"x" * 500 + b"\n"
 
 
-def test_a_closed_stream_makes_it_silent_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_closed_stream_stops_the_output_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     view, stream, _ = started()
     stream.close()
     view.note("a")

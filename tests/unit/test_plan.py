@@ -1,4 +1,4 @@
-"""The arithmetic of a plan, by hand."""
+"""The numbers of a plan, by hand."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_budget(trainer: dict[str, object], env_steps: int | None, opt_steps: in
     [(500, 100, 5, 5), (501, 100, 6, 6), (99, 100, 1, 1), (500, None, 0, 1)],
 )
 def test_evaluations_records_and_checkpoints(opts: int, interval: int | None, times: int, saves: int) -> None:
-    """At each interval, and of the last model."""
+    """They happen at each interval and for the last model."""
     intervals = dict.fromkeys(("eval_interval", "record_interval", "save_interval"), interval)
     found = resources.counts(config(max_opts=opts, **intervals))
     assert (found.evaluations, found.records, found.checkpoints) == (times, times, saves)
@@ -68,7 +68,7 @@ def test_evaluations_records_and_checkpoints(opts: int, interval: int | None, ti
     ("trainer", "exact"),
     [({}, True), ({"max_time": 9.0}, False), ({"stop_return": 1.0}, False), ({"opt_interval": None}, False)],
 )
-def test_only_a_budget_that_nothing_precedes_is_exact(trainer: dict[str, object], exact: bool) -> None:
+def test_counts_are_exact_if_nothing_can_end_the_run_earlier(trainer: dict[str, object], exact: bool) -> None:
     assert resources.counts(config(max_opts=500, **trainer)).exact == exact
 
 
@@ -123,8 +123,8 @@ FREE = {"n_actors": 3, "opt_interval": None, "max_opts": 500, "max_env_steps": 6
         ({"max_opts": 500}, (1_000, 100), 16, 0.025 + 500 * 0.01, "learning"),
         ({"max_opts": 500}, (10, 100), 16, 2.5 + 500 * 0.05, "acting"),
         ({"max_opts": 500}, (100, 100), 2, 0.5 + 500 * (0.02 + 0.01) / 2, "CPUs"),
-        (SYNC, (1_000, 100), 16, 0.1 + 500 * (0.002 + 0.01), "learning"),  # both sides take turns
-        # free-running sides share the CPUs until the first budget is used up
+        (SYNC, (1_000, 100), 16, 0.1 + 500 * (0.002 + 0.01), "learning"),  # both sides alternate
+        # free-running sides share the CPUs until one budget is used up
         (FREE, (1_000, 100), 16, 2.0, "acting"),
         (FREE, (1_000, 100), 2, 4.0, "acting"),
         (FREE, (1_000, 1_000), 4, 0.5, "learning"),
@@ -141,7 +141,7 @@ def test_the_estimated_time_and_what_bounds_it(
 
 
 def printed(found: TrainConfig) -> dict[str, str]:
-    """Label and value of each row."""
+    """Return label and value of each row."""
     speeds = Speeds(1_000, 100)
     shown = Plan(
         counts=resources.counts(found),
@@ -166,7 +166,7 @@ def cells(text: str) -> dict[str, str]:
     return {row[0].strip(): row[1].strip() for row in rows}
 
 
-def test_what_is_printed() -> None:
+def test_the_printed_rows() -> None:
     rows = printed(config(max_opts=500))
     assert rows["ends by"] == "max_opts"
     assert (rows["env steps"], rows["opt steps"]) == ("1,100", "500")
@@ -176,7 +176,7 @@ def test_what_is_printed() -> None:
     assert rows["training"] == "0:00:05"
 
 
-def test_what_cannot_be_known_is_shown_as_such() -> None:
+def test_unknown_values_are_marked() -> None:
     rows = printed(config(max_time=90.0))
     assert (rows["ends by"], rows["training"]) == ("max_time", "0:01:30")
     assert {rows[name] for name in ("env steps", "opt steps", "evaluations", "checkpoints written")} == {

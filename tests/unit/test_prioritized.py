@@ -1,4 +1,4 @@
-"""Prioritised draws against values computed by hand, and the trees below them against plain sums."""
+"""Prioritised sampling against values by hand, and its trees against plain sums."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from border_cli.replay.samplers import MinTree, PrioritizedSampler, SumTree
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 700), st.sampled_from([1, 4, 8192]), st.integers(0, 2**32 - 1))
-def test_the_trees_are_sums_and_least_values(n: int, most_on_top: int, seed: int) -> None:
+def test_the_trees_have_sums_and_minima(n: int, most_on_top: int, seed: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("border_cli.replay.samplers._MAX_TOP", most_on_top)
         check_trees(n, seed)
@@ -43,9 +43,9 @@ def check_trees(n: int, seed: int) -> None:
     assert ((edges[found] <= mass + slack) & (mass <= edges[found + 1] + slack)).all()
 
 
-def test_a_tree_depends_on_its_leaves_alone() -> None:
+def test_a_tree_depends_only_on_its_leaves() -> None:
     rng = np.random.default_rng(0)
-    n = 300_000  # two levels, and the top
+    n = 300_000  # two levels and the root
     one, two = SumTree(n), SumTree(n)
     for _ in range(300):
         one.set(rng.integers(0, n, 64), rng.random(64))
@@ -56,7 +56,7 @@ def test_a_tree_depends_on_its_leaves_alone() -> None:
 
 
 def sampler(n: int = 4, **options: Any) -> PrioritizedSampler:
-    """Slots 1 to n can be drawn."""
+    """Return a sampler with slots 1 to n."""
     config = PrioritizedConfig(capacity=n, **{"alpha": 1.0, "priority_eps": 1e-9, **options})
     made = PrioritizedSampler(config, np.random.default_rng(0))
     made.added(np.arange(1, n + 1))
@@ -69,7 +69,9 @@ def sample(made: PrioritizedSampler, size: int, n: int = 4) -> tuple[np.ndarray,
 
 
 @pytest.mark.parametrize(("alpha", "errors"), [(1.0, [1.0, 2.0, 3.0, 4.0]), (0.5, [1.0, 4.0, 9.0, 16.0])])
-def test_draws_are_proportional_to_errors_to_alpha_and_stratified(alpha: float, errors: list[float]) -> None:
+def test_draws_are_stratified_and_proportional_to_error_to_the_alpha(
+    alpha: float, errors: list[float]
+) -> None:
     made = sampler(alpha=alpha)
     made.update(np.array([1, 2, 3, 4]), np.array(errors))
     slots, _ = sample(made, 1000)
@@ -78,9 +80,9 @@ def test_draws_are_proportional_to_errors_to_alpha_and_stratified(alpha: float, 
 
 @pytest.mark.parametrize(("normalizer", "divisor"), [("batch", 2.0**0.5), ("all", 4.0**0.5)])
 def test_weights_by_hand(normalizer: str, divisor: float) -> None:
-    """β = 0.5: of a row with the share p of all mass, (4·p)^-0.5."""
+    """With β = 0.5 and 4 rows, a row with probability p has the weight (4·p)^-0.5."""
     made = sampler(normalizer=normalizer, beta_start=0.5, beta_final=0.5)
-    # Shares 1/16, 1/8, 3/16, 5/8; slot 1 is so rare that two draws, one of each half, never give it here.
+    # Probabilities 1/16, 1/8, 3/16, 5/8. The two stratified draws never give the rare slot 1 with this seed.
     made.update(np.array([1, 2, 3, 4]), np.array([1.0, 2.0, 3.0, 10.0]))
     weight_of = {slot: (4 * share) ** -0.5 for slot, share in enumerate((1 / 16, 1 / 8, 3 / 16, 5 / 8), 1)}
     slots, weights = next(
@@ -92,7 +94,7 @@ def test_weights_by_hand(normalizer: str, divisor: float) -> None:
     assert weights.dtype == np.float32
 
 
-def test_a_new_row_has_the_max_priority_there_ever_was() -> None:
+def test_a_new_row_has_the_largest_priority_so_far() -> None:
     made = sampler()
     assert made.priorities(np.array([1]))["priority"].tolist() == [1.0]
     made.update(np.array([1]), np.array([7.0]))
@@ -102,14 +104,14 @@ def test_a_new_row_has_the_max_priority_there_ever_was() -> None:
     assert made.priorities(np.array([1, 2, 3]))["priority"].tolist() == pytest.approx([0.5, 7.0, 1.0])
 
 
-def test_what_was_removed_is_never_drawn_nor_brought_back_by_an_update() -> None:
+def test_removed_rows_are_never_drawn_even_after_an_update() -> None:
     made = sampler(normalizer="all")
     made.removed(np.array([2, 3]))
     made.update(np.array([2, 4]), np.array([100.0, 1.0]))
     assert set(sample(made, 64)[0]) == {1, 4}
 
 
-def test_huge_and_tiny_errors_together() -> None:
+def test_huge_and_tiny_errors_work_together() -> None:
     made = sampler(alpha=4.0, normalizer="all")
     made.update(np.array([1, 2, 3, 4]), np.array([3e38, 1e-30, 0.0, 1.0], np.float32))
     slots, weights = sample(made, 32)
@@ -117,7 +119,7 @@ def test_huge_and_tiny_errors_together() -> None:
     assert np.isfinite(weights).all()
 
 
-def test_beta_grows_with_the_batches_drawn_and_continues_with_the_max_priority_without_the_rows() -> None:
+def test_beta_grows_with_the_batches_and_is_restored_with_the_max_priority() -> None:
     made = sampler(beta_start=0.4, beta_final=1.0, beta_opt_steps=4)
     made.update(np.array([1]), np.array([7.0]))
     betas, states = [], []

@@ -1,4 +1,4 @@
-"""Where a run came from, and the JSON files of a run."""
+"""provenance.json and the JSON files of a run."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def provenance(run_dir: Path) -> dict[str, Any]:
     return data
 
 
-def git(folder: Path, *words: str) -> str:
+def git(folder: Path, *args: str) -> str:
     identity = ["-c", "user.name=t", "-c", "user.email=t@t", "-c", "commit.gpgsign=false"]
-    answer = subprocess.run(["git", "-C", str(folder), *identity, *words], check=True, capture_output=True)
+    answer = subprocess.run(["git", "-C", str(folder), *identity, *args], check=True, capture_output=True)
     return answer.stdout.decode().strip()
 
 
@@ -38,7 +38,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_what_is_in_it(tmp_path: Path, workplace: Path) -> None:
+def test_provenance_has_versions_host_seeds_and_launches(tmp_path: Path, workplace: Path) -> None:
     run_id = record_launch(tmp_path, ["agent=dqn", "env.kwargs={a: 1}"], seed=7)
     data = provenance(tmp_path)
     assert data.keys() == {"run_id", "versions", "git", "host", "seeds", "launches"}
@@ -55,7 +55,7 @@ def test_what_is_in_it(tmp_path: Path, workplace: Path) -> None:
     assert launch["cwd"] == str(workplace)
 
 
-def test_a_second_launch_is_added_and_another_run_has_another_id(tmp_path: Path) -> None:
+def test_a_second_launch_is_added_and_each_run_has_its_own_id(tmp_path: Path) -> None:
     first = record_launch(tmp_path, ["seed=1"], seed=1)
     before = provenance(tmp_path)
     assert record_launch(tmp_path, ["resume=here"], seed=1) == first
@@ -69,7 +69,9 @@ def test_a_second_launch_is_added_and_another_run_has_another_id(tmp_path: Path)
 
 
 @pytest.mark.parametrize("case", ["outside a repository", "without a commit", "without git"])
-def test_no_commit(tmp_path: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+def test_outside_a_repository_there_is_no_commit(
+    tmp_path: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
     if case == "without a commit":
         git(workplace, "init", "-q")
     if case == "without git":
@@ -79,7 +81,7 @@ def test_no_commit(tmp_path: Path, workplace: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("dirty", [False, True])
-def test_the_commit_and_whether_anything_was_changed(tmp_path: Path, workplace: Path, dirty: bool) -> None:
+def test_the_commit_and_whether_files_were_changed(tmp_path: Path, workplace: Path, dirty: bool) -> None:
     git(workplace, "init", "-q")
     git(workplace, "commit", "-q", "--allow-empty", "-m", "first")
     if dirty:
@@ -89,7 +91,7 @@ def test_the_commit_and_whether_anything_was_changed(tmp_path: Path, workplace: 
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"run_id": 5}'])
-def test_an_id_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> None:
+def test_an_unreadable_id_is_none(tmp_path: Path, text: str) -> None:
     assert read_run_id(tmp_path) is None
     (tmp_path / "provenance.json").write_text(text)
     assert read_run_id(tmp_path) is None
@@ -131,11 +133,11 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("text", REFUSED, ids=lambda text: text[:10])
-def test_text_that_is_refused(text: bytes) -> None:
+def test_invalid_json_is_refused(text: bytes) -> None:
     with pytest.raises(ValueError, match=REFUSED[text]):
         json_text.decode(text)
 
 
 @pytest.mark.parametrize("value", [2**128 - 1, -(2**127), 1e308, -0.5, 0, 10**39, None, [1, {"a": "ü"}]])
-def test_values_that_come_back(value: object) -> None:
+def test_valid_json_round_trips(value: object) -> None:
     assert json_text.decode(json_text.encode(value)) == value

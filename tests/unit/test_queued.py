@@ -1,4 +1,4 @@
-"""Standard output whose reader is slow, stops, or leaves."""
+"""Standard output with a reader that is slow, stops or leaves."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ LINE = "x" * 1023 + "\n"
 
 @pytest.fixture
 def pipe() -> Iterator[tuple[IO[bytes], IO[str]]]:
-    """Its two ends: (to read from, to write to)."""
+    """A pipe: (descriptor to read, descriptor to write)."""
     reader, writer = os.pipe()
     with os.fdopen(reader, "rb") as out, os.fdopen(writer, "w", encoding="utf-8") as target:
         yield out, target
 
 
-def test_everything_arrives_in_order(pipe: tuple[IO[bytes], IO[str]]) -> None:
+def test_all_lines_arrive_in_order(pipe: tuple[IO[bytes], IO[str]]) -> None:
     out, target = pipe
     stream = NonblockingStream(target)
     for i in range(100):
@@ -38,14 +38,16 @@ def test_everything_arrives_in_order(pipe: tuple[IO[bytes], IO[str]]) -> None:
 
 
 @pytest.mark.skipif(not hasattr(fcntl, "F_GETPIPE_SZ"), reason="how much a pipe holds is not known here")
-def test_d9_a_reader_that_stops_costs_lines_and_no_time(pipe: tuple[IO[bytes], IO[str]]) -> None:
-    """Nothing is read until 2000 lines were written, many more than fit; then a line says how many are missing."""
+def test_d9_a_reader_that_stops_costs_lines_but_no_time(pipe: tuple[IO[bytes], IO[str]]) -> None:
+    """Nothing is read until 2,000 lines were written, more than fit. Then a line states how many are missing."""
     out, target = pipe
     stream = NonblockingStream(target)
     for n in range(2000):
         stream.write(LINE)
         stream.flush()
-        if n == 199:  # the pipe is to be full before the queue is: else room appears between dropped lines
+        if (
+            n == 199
+        ):  # the pipe must be full before the queue is, otherwise lines between dropped ones find room
             left = 200 * len(LINE) - fcntl.fcntl(target.fileno(), fcntl.F_GETPIPE_SZ)
             with stream._changed:
                 assert stream._changed.wait_for(lambda: stream._queued <= max(left, 0), 60)  # noqa: B023
@@ -77,7 +79,7 @@ def test_d9_closing_does_not_wait_for_a_reader_that_takes_nothing(
     assert stream.closed and stream._thread.is_alive()
     with pytest.raises(ValueError, match="closed"):
         stream.write("x")
-    assert out.read(200 * 1024) == LINE.encode() * 200  # it was not cut short either
+    assert out.read(200 * 1024) == LINE.encode() * 200  # the line is complete
     stream._thread.join(60)
     os.close(stream._descriptor)
 
@@ -94,7 +96,7 @@ def test_after_the_reader_left_the_next_write_raises(pipe: tuple[IO[bytes], IO[s
     stream.close()
 
 
-def test_what_may_block(pipe: tuple[IO[bytes], IO[str]], tmp_path: object) -> None:
+def test_streams_that_may_block_are_detected(pipe: tuple[IO[bytes], IO[str]], tmp_path: object) -> None:
     assert may_block(pipe[1])
     with open(os.devnull, "w", encoding="utf-8") as nowhere:  # noqa: PTH123
         assert not may_block(nowhere)
@@ -102,13 +104,13 @@ def test_what_may_block(pipe: tuple[IO[bytes], IO[str]], tmp_path: object) -> No
     assert not may_block(nowhere)
 
 
-def test_stdout_is_replaced_where_it_may_block_and_put_back(
+def test_stdout_is_replaced_if_it_may_block_and_restored(
     pipe: tuple[IO[bytes], IO[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, target = pipe
     before = sys.stdout
     with nonblocking_stdout():
-        assert sys.stdout is before  # pytest's, which cannot block
+        assert sys.stdout is before  # the stdout of pytest, which cannot block
     monkeypatch.setattr(sys, "stdout", target)
     with nonblocking_stdout():
         outer = sys.stdout
@@ -122,13 +124,13 @@ def test_stdout_is_replaced_where_it_may_block_and_put_back(
 
 
 def broken_pipe() -> io.TextIOWrapper:
-    """A stream whose reader has left; nothing is buffered."""
+    """An unbuffered stream whose reader has left."""
     reader, writer = os.pipe()
     os.close(reader)
     return os.fdopen(writer, "w", encoding="utf-8")
 
 
-def test_a_broken_pipe_closes_it_for_good_and_closing_the_stream_does_not_fail() -> None:
+def test_after_a_broken_pipe_the_stream_stays_closed_and_close_does_not_fail() -> None:
     with broken_pipe() as stream:
         safe = SafeStream(lambda: stream)
         safe.attempt(lambda: print("x" * 100_000, file=stream, flush=True))
@@ -136,14 +138,14 @@ def test_a_broken_pipe_closes_it_for_good_and_closing_the_stream_does_not_fail()
         safe.attempt(lambda: pytest.fail("written although closed"))
 
 
-def test_a_defect_is_not_mistaken_for_a_closed_stream() -> None:
+def test_another_error_is_not_mistaken_for_a_closed_stream() -> None:
     safe = SafeStream(io.StringIO)
     with pytest.raises(ValueError, match="invalid literal"):
         safe.attempt(lambda: int("x"))
     assert safe.open
 
 
-def test_the_warning_may_come_back_to_the_same_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_warning_may_be_written_to_the_same_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
     stream.close()
     safe = SafeStream(lambda: stream)
@@ -167,5 +169,5 @@ def test_the_warning_may_come_back_to_the_same_stream(monkeypatch: pytest.Monkey
         ("\ud800", "utf-8", " "),
     ],
 )
-def test_printable(text: str, encoding: str, result: str) -> None:
+def test_text_is_made_printable_in_the_encoding(text: str, encoding: str, result: str) -> None:
     assert printable(text, encoding) == result

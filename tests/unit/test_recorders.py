@@ -1,4 +1,4 @@
-"""What each recorder leaves behind."""
+"""The files of each recorder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RECORD = Record({"train/episode_return": 12.5, "eval/return_mean": 20.0}, opt_st
 
 
 class Failing(BufferedRecorder):
-    """Fails at everything, after having noted what it was asked for; if `fails`."""
+    """Records its calls, and then fails if `fails`."""
 
     def __init__(self, fails: bool = True) -> None:
         super().__init__()
@@ -42,11 +42,11 @@ class Failing(BufferedRecorder):
             raise OSError(name)
 
 
-def test_a_line_holds_the_counts_and_the_metrics_and_null_for_what_is_not_finite(tmp_path: Path) -> None:
+def test_a_line_has_the_counts_and_the_metrics_with_null_for_nan(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     recorder = JsonlRecorder(path)
     recorder.write(RECORD)
-    line = path.read_text()  # readable before it is closed
+    line = path.read_text()  # readable before the recorder is closed
     assert line == (
         '{"opt_steps": 3, "env_steps": 40, "time": 1.5, "train/episode_return": 12.5, "eval/return_mean": 20.0}\n'
     )
@@ -57,7 +57,7 @@ def test_a_line_holds_the_counts_and_the_metrics_and_null_for_what_is_not_finite
 
 
 @pytest.mark.parametrize(("whole", "torn"), [('{"opt_steps": 1}\n', "y" * 200_000), ("", '{"opt')])
-def test_opening_cuts_a_torn_tail_off_and_appends(tmp_path: Path, whole: str, torn: str) -> None:
+def test_opening_removes_an_incomplete_last_line_and_appends(tmp_path: Path, whole: str, torn: str) -> None:
     path = tmp_path / "m.jsonl"
     path.write_text(whole + torn)
     recorder = JsonlRecorder(path)
@@ -67,7 +67,7 @@ def test_opening_cuts_a_torn_tail_off_and_appends(tmp_path: Path, whole: str, to
 
 
 @pytest.mark.parametrize("line", ["no json", "[1]"])
-def test_a_bad_line_before_the_end_is_named(tmp_path: Path, line: str) -> None:
+def test_an_invalid_line_before_the_end_is_an_error(tmp_path: Path, line: str) -> None:
     path = tmp_path / "m.jsonl"
     path.write_text(f'{{"opt_steps": 1}}\n{line}\n{{}}\n')
     with pytest.raises(ValueError, match="line 2"):
@@ -93,7 +93,7 @@ def scalars(folder: Path) -> list[tuple[int, dict[str, float]]]:
     return found
 
 
-def test_events_are_at_their_env_steps_or_opt_steps_with_the_other_count_as_a_scalar(tmp_path: Path) -> None:
+def test_events_have_env_steps_or_opt_steps_and_the_other_count_as_a_scalar(tmp_path: Path) -> None:
     later = Record({"train/episode_return": 13.5}, opt_steps=6, env_steps=80)
     for step in ("env_steps", "opt_steps"):
         recorder = TensorBoardRecorder(tmp_path / step, step=step)
@@ -112,7 +112,7 @@ def test_events_are_at_their_env_steps_or_opt_steps_with_the_other_count_as_a_sc
     ]
 
 
-def test_a_late_evaluation_does_not_take_the_counts_back(tmp_path: Path) -> None:
+def test_a_late_evaluation_does_not_decrease_the_counts(tmp_path: Path) -> None:
     recorder = TensorBoardRecorder(tmp_path / "tensorboard")
     recorder.write(Record({"train/episode_return": 12.5}, opt_steps=6, env_steps=80))
     recorder.write(Record({"eval/return_mean": 20.0}, opt_steps=3, env_steps=40))
@@ -123,7 +123,7 @@ def test_a_late_evaluation_does_not_take_the_counts_back(tmp_path: Path) -> None
     ]
 
 
-def test_a_flush_makes_events_readable_by_others(tmp_path: Path) -> None:
+def test_a_flush_makes_events_readable(tmp_path: Path) -> None:
     recorder = TensorBoardRecorder(tmp_path / "tensorboard")
     recorder.write(RECORD)
     recorder.flush()
@@ -131,7 +131,7 @@ def test_a_flush_makes_events_readable_by_others(tmp_path: Path) -> None:
     recorder.close()
 
 
-def test_what_is_kept_does_not_follow_the_record() -> None:
+def test_a_stored_record_does_not_change_with_the_original() -> None:
     recorder, record = BufferedRecorder(), Record({"agent/loss": 1.0}, 1)
     recorder.write(record)
     record.values["agent/loss"] = 2.0
@@ -141,7 +141,7 @@ def test_what_is_kept_does_not_follow_the_record() -> None:
     assert json.dumps(recorder.records[0].values) == '{"agent/loss": 1.0}'
 
 
-def test_an_undeclared_metric_and_an_empty_record_are_not_passed_on() -> None:
+def test_an_undeclared_metric_and_an_empty_record_reach_no_recorder() -> None:
     recorder = BufferedRecorder()
     fan = RecorderGroup([recorder])
     with pytest.raises(ValueError, match="train/episode_retrun"):
@@ -150,7 +150,7 @@ def test_an_undeclared_metric_and_an_empty_record_are_not_passed_on() -> None:
     assert recorder.records == []
 
 
-def test_steps_may_repeat_but_not_go_back_per_metric() -> None:
+def test_the_steps_of_a_metric_may_repeat_but_not_decrease() -> None:
     recorder = BufferedRecorder()
     fan = RecorderGroup([recorder])
     for metric, step in (("eval/return_mean", 5), ("eval/return_mean", 5), ("train/episode_return", 3)):
@@ -160,7 +160,7 @@ def test_steps_may_repeat_but_not_go_back_per_metric() -> None:
     assert len(recorder.records) == 3
 
 
-def test_one_that_fails_keeps_no_other_from_its_turn() -> None:
+def test_a_failing_recorder_does_not_affect_the_others() -> None:
     recorders = [Failing(fails) for fails in (False, True, False)]
     group = RecorderGroup(recorders)
     for name, call in (

@@ -1,4 +1,4 @@
-"""What plugins register: each section's dataclass by the name of its type, and what makes it. See also `test_extending`."""
+"""The registry: dataclasses and factories of each section by type. See also `test_extending`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def config(**sections: object):
     ("group", "kind", "key", "value"),
     [("env", "maze", "width", 5), ("actor_manager", "cluster", "hosts", ["a"])],
 )
-def test_the_dataclass_of_a_registered_type_has_the_keys_of_its_section(group, kind, key, value):
+def test_the_dataclass_of_a_registered_type_defines_the_keys_of_its_section(group, kind, key, value):
     section = getattr(config(**{group: {"type": kind, key: value}}), group)
     assert getattr(section, key) == value
     assert f"{group}.{key}" in known_keys({group: {"type": kind}})
@@ -66,7 +66,7 @@ def test_the_dataclass_of_a_registered_type_has_the_keys_of_its_section(group, k
         config(**{group: {key: value}})
 
 
-def test_a_registered_environment_is_made_with_its_config_and_arguments():
+def test_a_registered_environment_is_made_with_its_config_and_kwargs():
     env = config(env={"type": "maze", "width": 5, "kwargs": {"walls": True}}).env
     assert GymEnv(env).spec.action.n == 2
     assert made == [(env, {"walls": True})]
@@ -80,7 +80,7 @@ def test_a_registered_environment_is_truncated_at_max_episode_steps():
 
 
 @pytest.mark.parametrize("section", ["x", 3, [1], None])
-def test_a_damaged_section_names_no_import_path(section):
+def test_a_damaged_section_has_no_import_path(section):
     assert registry.import_paths({"recorder": section, "evaluator": {"type": PATH}}) == {
         "evaluator.type": PATH
     }
@@ -96,7 +96,7 @@ def test_a_type_may_be_an_import_path(group):
         config(**{group: {"type": "Maze"}})
 
 
-def test_a_name_is_registered_once_and_that_of_an_agent_is_never_an_import_path():
+def test_a_name_is_registered_once_and_an_agent_is_never_an_import_path():
     registry.register("env", *PLUGIN["env"])
     with pytest.raises(ValueError, match="env 'maze' is registered twice"):
         registry.register("env", "maze", EnvConfig, "elsewhere:make")
@@ -113,7 +113,7 @@ def test_a_name_is_registered_once_and_that_of_an_agent_is_never_an_import_path(
         ("lacking_module", BorderError, "key: lacking_module needs a module that is missing: no_such_module"),
     ],
 )
-def test_an_import_path_that_leads_nowhere_is_named(path, error, said, tmp_path, monkeypatch):
+def test_an_import_path_that_does_not_exist_is_refused(path, error, said, tmp_path, monkeypatch):
     (tmp_path / "broken_module.py").write_text("raise RuntimeError('broken')")
     (tmp_path / "lacking_module.py").write_text("import no_such_module")
     monkeypatch.syspath_prepend(tmp_path)

@@ -34,7 +34,7 @@ from border_cli.report import (
     [
         ([5.0], 5.0),
         ([1.0, 3.0], 2.0),
-        ([1.0, 2.0, 9.0], 4.0),  # a quarter of three is none
+        ([1.0, 2.0, 9.0], 4.0),  # a quarter of three runs is none
         ([4.0, 1.0, 3.0, 100.0], 3.5),
         ([1.0, 2.0, 3.0, 4.0, 100.0], 3.0),
         ([0.0, 0.0, 1.0, 2.0, 3.0, 4.0, 50.0, 60.0], 2.5),
@@ -44,16 +44,16 @@ def test_interquartile_mean_by_hand(values: list[float], expected: float) -> Non
     assert interquartile_mean(np.array(values)) == expected
 
 
-def test_the_interval_of_two_runs_is_what_can_be_drawn_from_them_and_one_run_has_none() -> None:
-    """Of two runs 0 and 1 the mean of a resample is 0, 0.5 or 1, with the probabilities 1/4, 1/2, 1/4."""
+def test_the_interval_of_two_runs_spans_their_resamples_and_one_run_has_none() -> None:
+    """The mean of a resample of the runs 0 and 1 is 0, 0.5 or 1, with probabilities 1/4, 1/2, 1/4."""
     two, equal, one = (bootstrap(np.array([runs]))[0] for runs in ([0.0, 1.0], [3.0, 3.0, 3.0], [7.0]))
     assert (two.low, two.value, two.high) == (0.0, 0.5, 1.0)
     assert (one.low, one.value, one.high) == (7.0, 7.0, 7.0)
     assert equal.low == 3.0
 
 
-def test_the_interval_of_many_runs_is_that_of_their_trimmed_mean() -> None:
-    """Of normal values the standard deviation of the interquartile mean is about 1.09/sqrt(n)."""
+def test_the_interval_of_many_runs_is_that_of_the_interquartile_mean() -> None:
+    """For normal values the standard deviation of the interquartile mean is about 1.09/sqrt(n)."""
     values = np.random.default_rng(0).normal(size=(200, 100))
     found = bootstrap(values, resamples=1000)
     assert found == bootstrap(values, resamples=1000)
@@ -82,7 +82,7 @@ def test_the_interval_by_hand() -> None:
     assert mean_interval((500.0,)) is None
 
 
-def test_all_figures_by_hand() -> None:
+def test_all_statistics_by_hand() -> None:
     statistics = summarise(Evaluation(3, (1.0, 5.0, 3.0, 3.0), (10, 20, 30, 40)))
     interval = 3 - 3.1824 * math.sqrt(8 / 3 / 4), 3 + 3.1824 * math.sqrt(8 / 3 / 4)
     assert statistics.interval == pytest.approx(interval)
@@ -92,7 +92,7 @@ def test_all_figures_by_hand() -> None:
 def write_run(
     folder: Path, points: list[tuple[int, float, float]], status: str = "done", **changes: Any
 ) -> None:
-    """points: env steps, seconds and score of each evaluation. changes: lr, seed, and the preset's expectation."""
+    """Write a run. points: env steps, seconds and score of each evaluation. changes: lr, seed and other values."""
     config = TrainConfig(
         agent=DqnConfig(lr=changes.get("lr", 1e-3)),
         env=EnvConfig(id=changes.get("env", "CartPole-v1")),
@@ -125,7 +125,7 @@ def groups_in(folder: Path) -> list[Any]:
     return grouped([run for run in runs if run is not None])
 
 
-def test_runs_are_grouped_by_all_but_their_seed_and_named_by_what_differs(tmp_path: Path) -> None:
+def test_runs_are_grouped_by_everything_but_the_seed_and_named_by_their_differences(tmp_path: Path) -> None:
     for i, (env, lr, seed) in enumerate(
         [
             ("CartPole-v1", 1e-3, 1),
@@ -142,7 +142,7 @@ def test_runs_are_grouped_by_all_but_their_seed_and_named_by_what_differs(tmp_pa
     ]
 
 
-def test_a_run_without_a_configuration_is_a_group_with_a_name_of_its_own(tmp_path: Path) -> None:
+def test_a_run_without_a_configuration_is_its_own_group(tmp_path: Path) -> None:
     for folder in ("one", "a/0", "b/0"):
         write_run(tmp_path / folder, [(10, 1.0, 0.0)])
         path = tmp_path / folder / "summary.json"
@@ -150,7 +150,7 @@ def test_a_run_without_a_configuration_is_a_group_with_a_name_of_its_own(tmp_pat
     assert sorted(group.name for group in groups_in(tmp_path)) == ["0", "0 (2)", "one"]
 
 
-def test_curves_of_unequal_length_go_as_far_as_the_shortest(tmp_path: Path) -> None:
+def test_curves_of_unequal_length_end_with_the_shortest(tmp_path: Path) -> None:
     write_run(tmp_path / "a", [(0, 0.0, 0.0), (100, 10.0, 100.0)], seed=1)
     write_run(tmp_path / "b", [(20, 1.0, 20.0), (40, 2.0, 80.0), (60, 3.0, 80.0)], seed=2)
     (group,) = groups_in(tmp_path)
@@ -164,7 +164,7 @@ def test_curves_of_unequal_length_go_as_far_as_the_shortest(tmp_path: Path) -> N
     assert band(group, "seconds").at[-1] == 3.0
 
 
-def test_the_final_line(tmp_path: Path) -> None:
+def test_the_line_of_a_group(tmp_path: Path) -> None:
     for seed, (best, last) in enumerate([(10.0, 1.0), (20.0, 2.0), (30.0, 3.0), (40.0, 40.0)]):
         points, status = [(50, 1.0, best), (100, 2.0, last)], "done" if seed else "stopped"
         write_run(tmp_path / str(seed), points, seed=seed, expected=25.0, after=100, status=status)
@@ -172,7 +172,7 @@ def test_the_final_line(tmp_path: Path) -> None:
     assert found.best is not None and found.last is not None
     assert (found.best.value, found.last.value, found.expected, found.meets) == (25.0, 2.5, 25.0, True)
     assert (found.runs, found.env_steps, found.unfinished) == (4, 100, 1)
-    # a preset is compared only where every run is long enough
+    # runs are compared with the preset only if all are long enough
     write_run(tmp_path / "short", [(50, 1.0, 40.0)], seed=9, expected=25.0, after=100)
     found = line(groups_in(tmp_path)[0])
     assert (found.expected, found.meets) == (None, None)
@@ -184,7 +184,7 @@ def test_env_steps_and_seconds_are_those_of_the_run_not_of_its_last_record(tmp_p
     assert (found.env_steps, found.seconds) == (70, 3.5)
 
 
-def test_the_table_counts_repeats_of_a_seed_and_runs_without_a_score(tmp_path: Path) -> None:
+def test_the_table_counts_repeated_seeds_and_runs_without_a_score(tmp_path: Path) -> None:
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         write_run(tmp_path / name, [(10, 1.0, 4.0)], seed=seed)
     path = tmp_path / "c" / "summary.json"
@@ -204,7 +204,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return Path("runs")
 
 
-def test_a_page_and_pictures_for_each_environment(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_environment_has_a_page_and_pictures(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib", reason="extra report is not installed")
     write_run(runs / "other", [(10, 1.0, -5.0), (20, 2.0, -4.0)], env="my_envs:Corridor")
     assert main([]) == 0
@@ -220,7 +220,7 @@ def test_a_page_and_pictures_for_each_environment(runs: Path, capsys: pytest.Cap
     assert "written: runs/report/report.md" in capsys.readouterr().out
 
 
-def test_few_runs_are_reported_as_few(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_note_warns_of_few_runs(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for n in (3, 5):
         for seed in range(4, n + 1):
             write_run(runs / f"{seed}", [(10, 1.0, 5.0), (20, 2.0, seed)], seed=seed, expected=9.0, after=20)
@@ -229,7 +229,7 @@ def test_few_runs_are_reported_as_few(runs: Path, capsys: pytest.CaptureFixture[
             assert ("fewer than 5 runs" in text) == (n == 3)
 
 
-def test_json_holds_everything_and_writes_nothing(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_everything_and_writes_no_file(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--json", "runs"]) == 0
     data = json.loads(capsys.readouterr().out)
     (group,) = data["groups"]
@@ -239,7 +239,7 @@ def test_json_holds_everything_and_writes_nothing(runs: Path, capsys: pytest.Cap
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("args", "message"),
     [
         (["nowhere"], "nowhere: there is no such folder"),
         ([".", "metric=eval/mean"], "none of 3 runs has a record of eval/mean"),
@@ -249,14 +249,18 @@ def test_json_holds_everything_and_writes_nothing(runs: Path, capsys: pytest.Cap
         (["out="], "out=: the value is missing"),
     ],
 )
-def test_mistakes(runs: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
-    assert main(words) == 2
+def test_mistakes_are_refused(
+    runs: Path, capsys: pytest.CaptureFixture[str], args: list[str], message: str
+) -> None:
+    assert main(args) == 2
     error = capsys.readouterr().err
-    assert said in error
+    assert message in error
     assert len(error.splitlines()) <= 3
 
 
-def test_a_folder_without_runs_and_a_broken_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_runs_and_a_damaged_run_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "empty").mkdir()
     assert main([str(tmp_path / "empty")]) == 2
     assert "there is no run at or below it" in capsys.readouterr().err

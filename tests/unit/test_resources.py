@@ -1,4 +1,4 @@
-"""What the machine leaves, read from file trees as the kernel shows them; and what is made of it."""
+"""Free resources, read from file trees like those of the kernel, and the checks that use them."""
 
 from __future__ import annotations
 
@@ -80,11 +80,11 @@ for group, limit in (("", 6), ("/user", 2), ("/user/job", 5)):
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
-        ({}, 8 * GIB),  # without control groups: what the kernel calls available
-        # pages of files that were read are given back when needed, so they count as free
+        ({}, 8 * GIB),  # without control groups: MemAvailable
+        # the page cache is released when needed, so it counts as free
         *((V2 | {"proc/self/cgroup": f"0::{path}\n"}, 2 * GIB) for path in ("/", "/user/job", "/not/here")),
         (V1_MEMORY, 2 * GIB),
-        (NESTED, GIB),  # the tightest of the groups around counts
+        (NESTED, GIB),  # the smallest limit of the enclosing groups counts
         (TOP | {"sys/fs/cgroup/memory.max": "max\n"}, 8 * GIB),
         (TOP | {"sys/fs/cgroup/memory.max": "4"}, 0),  # more is used than allowed
     ],
@@ -102,9 +102,9 @@ IMAGES = EnvSpec(
     ("spec", "capacity"), [(COUNTING_SPEC, 10_000), (IMAGES, 300)], ids=["small rows", "images"]
 )
 def test_b5_predicted_replay_bytes_are_what_it_really_takes(spec: EnvSpec, capacity: int) -> None:
-    """Within 5 %, and not by its own account: by what the allocator handed out."""
+    """The prediction is within 5 % of what the allocator returned."""
     small = config(capacity=capacity)
-    build.make_buffer(config(capacity=100), spec)  # what it imports is no part of it
+    build.make_buffer(config(capacity=100), spec)  # imports do not count
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
@@ -118,7 +118,7 @@ def test_b5_predicted_replay_bytes_are_what_it_really_takes(spec: EnvSpec, capac
     assert build.buffer_bytes(small, spec) == pytest.approx(real, rel=0.05)
 
 
-def test_sizes_are_those_of_the_parts() -> None:
+def test_predicted_sizes_equal_those_of_the_components() -> None:
     c = config()
     sizes = build.sizes(c, COUNTING_SPEC)
     agent = build.make_agent(c, COUNTING_SPEC)
@@ -130,7 +130,9 @@ def test_sizes_are_those_of_the_parts() -> None:
     assert sizes.training == sum(a.nbytes for a in agent.state().arrays.values())
 
 
-def test_b5_too_little_memory_names_what_takes_it_and_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_b5_the_error_of_too_little_memory_names_the_largest_part_and_what_fits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     c = config()
     others = sum(resources.memory_need(c, SIZES).values()) - SIZES.replay
     free = (others + SIZES.replay // 2) / 0.9
@@ -141,12 +143,14 @@ def test_b5_too_little_memory_names_what_takes_it_and_what_fits(monkeypatch: pyt
     assert "replay 953.7 MiB" in parts and "rings 1.9 MiB" in parts and "learner" in parts
     assert allowed == "allowed: buffer.capacity up to 500000"
     resources.check_memory(c, replace(SIZES, replay=SIZES.replay // 2))
-    monkeypatch.setattr(resources, "available_memory", lambda: 1_000_000)  # no replay fits
+    monkeypatch.setattr(resources, "available_memory", lambda: 1_000_000)  # too little for any replay
     with pytest.raises(ResourceError, match=r"a smaller n_actors or actor_manager\.ring_rows"):
         resources.check_memory(c, SIZES)
 
 
-def test_too_little_disk_names_both_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_too_little_disk_names_both_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     full, none = config(), config()
     full.checkpoint.replay, none.checkpoint.replay = "full", "none"
     need = sum(resources.disk_need(full, SIZES, True).values())
@@ -161,8 +165,8 @@ def test_too_little_disk_names_both_numbers(tmp_path: Path, monkeypatch: pytest.
     assert "checkpoint.keep=3" in first + parts
 
 
-def test_a_folder_is_written_to_and_nothing_stays(tmp_path: Path) -> None:
-    assert resources.free_disk(tmp_path / "a" / "b") > 0  # of the nearest folder there is
+def test_the_write_check_of_a_folder_leaves_no_file(tmp_path: Path) -> None:
+    assert resources.free_disk(tmp_path / "a" / "b") > 0  # that of the nearest existing folder
     resources.check_folder(tmp_path / "runs")
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").touch()
@@ -170,8 +174,8 @@ def test_a_folder_is_written_to_and_nothing_stays(tmp_path: Path) -> None:
         resources.check_folder(tmp_path / "file" / "runs")
 
 
-def test_f4_the_soft_limit_is_raised_where_it_does_not_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first one is known afterwards."""
+def test_f4_a_soft_limit_that_is_too_low_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first limit is known afterwards."""
     monkeypatch.setattr(resources, "descriptor_limit_before", None)
     need = resources.descriptors_need(config(n_actors=32))
     for soft, raised in ((need + 1, need + 1), (need, need), (need - 10, need)):
@@ -182,7 +186,7 @@ def test_f4_the_soft_limit_is_raised_where_it_does_not_suffice(monkeypatch: pyte
             assert resources.descriptor_limit_before == (None if soft == raised else soft)
 
 
-def test_f4_a_hard_limit_that_is_too_low_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_f4_the_error_names_a_hard_limit_that_is_too_low(monkeypatch: pytest.MonkeyPatch) -> None:
     hard = resources.LEARNER_DESCRIPTORS + 10 * resources.ACTOR_DESCRIPTORS
     monkeypatch.setattr(resource, "getrlimit", lambda which: (32, hard))
     need = resources.descriptors_need(config(n_actors=32))
@@ -208,7 +212,7 @@ def limited(soft: int) -> Iterator[None]:
         ("0::/\n", "", "max\n", "3", None),
     ],
 )
-def test_pids_max_counts_in_both_versions(
+def test_pids_max_is_read_in_both_versions_of_control_groups(
     tmp_path: Path, cgroup: str, folder: str, most: str, now: str, expected: int | None
 ) -> None:
     files = {"proc/self/cgroup": cgroup}
@@ -216,9 +220,11 @@ def test_pids_max_counts_in_both_versions(
     assert resources.free_tasks(write(tmp_path, files)) == expected
 
 
-def test_a_limit_per_user_counts_all_its_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_limit_per_user_counts_all_threads_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     every = [{"uids": SimpleNamespace(real=user), "num_threads": n} for user, n in ((7, 3), (0, 50), (7, 4))]
-    every.append({"uids": None, "num_threads": None})  # one that ended meanwhile
+    every.append({"uids": None, "num_threads": None})  # a process that ended in the meantime
     monkeypatch.setattr("psutil.process_iter", lambda attrs: [SimpleNamespace(info=info) for info in every])
     monkeypatch.setattr(resource, "getrlimit", lambda which: (10, 10))
     monkeypatch.setattr("os.getuid", lambda: 7)
@@ -227,7 +233,7 @@ def test_a_limit_per_user_counts_all_its_threads(tmp_path: Path, monkeypatch: py
     assert resources.free_tasks(tmp_path) is None
 
 
-def test_too_few_processes_are_refused_with_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_few_processes_are_refused_with_a_number_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     c = config(n_actors=8)
     need = resources.tasks_need(c, resources.cpus())
     monkeypatch.setattr(resources, "free_tasks", lambda: need)

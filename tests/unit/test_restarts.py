@@ -1,4 +1,4 @@
-"""When an actor may be restarted, and when a missing heartbeat means that it must be."""
+"""The restart budget of actors, and the heartbeat timeout."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Clock:
 @pytest.mark.parametrize(
     ("restarts", "window_s", "pauses_s", "granted"),
     [
-        # each leaves the window by itself
+        # each restart leaves the window separately
         (2, 10.0, [0, 4, 0, 5.9, 0.1, 0], [True, True, False, False, True, False]),
         (1, math.inf, [0, 1e6], [True, False]),
         (0, 10.0, [0], [False]),
     ],
 )
-def test_a4_so_many_restarts_within_the_window(
+def test_a4_the_number_of_restarts_within_the_window_is_limited(
     restarts: int, window_s: float, pauses_s: list[float], granted: list[bool]
 ) -> None:
     clock = Clock()
@@ -53,7 +53,7 @@ def test_a4_five_restarts_within_ten_minutes_after_1_to_30_s_are_the_default() -
     assert MAX_DELAY_S == 30.0
 
 
-def test_a4_delays_double_up_to_half_a_minute_and_start_again_after_a_quiet_window() -> None:
+def test_a4_delays_double_up_to_30_s_and_reset_after_a_quiet_window() -> None:
     clock = Clock()
     budget = RestartBudget(100, 600.0, clock)
     delays = [budget.delay_s(1.0) for _ in range(7) if budget.spend()]
@@ -63,7 +63,7 @@ def test_a4_delays_double_up_to_half_a_minute_and_start_again_after_a_quiet_wind
     assert budget.delay_s(1.0) == 1.0
 
 
-def test_a4_any_number_of_restarts_has_a_delay() -> None:
+def test_a4_the_delay_is_defined_for_any_number_of_restarts() -> None:
     budget = RestartBudget(2000, math.inf, Clock())
     assert all(budget.spend() for _ in range(2000))
     assert budget.delay_s(0.01) == MAX_DELAY_S
@@ -73,15 +73,15 @@ def test_a4_any_number_of_restarts_has_a_delay() -> None:
     ("beats", "checks_s", "timed_out"),
     [
         ([1] * 11, [0.0] + [0.2] * 10, 10),
-        ([0] * 7 + [1] * 7 + [2] * 7, [0.25] * 21, None),  # each beat restarts the wait
-        ([1] * 5, [0.0] + [1000.0] * 4, 4),  # the learner was stopped itself, or wrote a long checkpoint
+        ([0] * 7 + [1] * 7 + [2] * 7, [0.25] * 21, None),  # each heartbeat restarts the timeout
+        ([1] * 5, [0.0] + [1000.0] * 4, 4),  # the learner itself was stopped, or wrote a long checkpoint
     ],
     ids=["silent", "alive", "not checked"],
 )
-def test_a_count_that_stands_still_for_two_seconds_is_a_missing_heartbeat(
+def test_a_heartbeat_count_that_stays_equal_for_two_seconds_is_a_timeout(
     beats: list[int], checks_s: list[float], timed_out: int | None
 ) -> None:
-    """timed_out: the check that finds it."""
+    """timed_out: index of the check that reports the timeout."""
     clock = Clock()
     monitor = HeartbeatMonitor(clock)
     for check, (count, pause_s) in enumerate(zip(beats, checks_s, strict=True)):

@@ -1,4 +1,4 @@
-"""Tables of the documentation: they are what the program is today, and what the table of results is made of."""
+"""Generated tables of the documentation are up to date, and the parts of the results table."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def test_the_second_half_of_a_curve_has_the_middle_of_an_odd_number() -> None:
     assert second_half([(1, 0.1, 100.0), (2, 0.2, 3.0)]) == 3.0
 
 
-def test_every_row_has_its_preset_and_a_name_of_its_own() -> None:
+def test_every_row_has_a_preset_and_a_unique_name() -> None:
     assert len({row.name for row in ROWS}) == len(ROWS)
     for row in ROWS:
         assert f"{row.agent}_{row.env}" in shipped(), row.name
 
 
-def test_what_makes_no_difference_is_not_in_the_hash() -> None:
+def test_keys_that_do_not_affect_learning_are_not_in_the_hash() -> None:
     args = Cell(ROWS[0], 1).args
     same = config_hash(args)
     assert config_hash([*Cell(ROWS[0], 2).args, "recorder.console=none"]) == same

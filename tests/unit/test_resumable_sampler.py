@@ -1,4 +1,4 @@
-"""A sampler whose environments do not come back as they were: what it keeps of the episodes that broke off."""
+"""A resumed sampler whose environments cannot be restored, and its interrupted episodes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LENGTH = 9
 
 
 class Forgetful(GymEnv):
-    """Environments with the state of which nothing can be done, for those named in `lost`."""
+    """Environments whose state cannot be restored, for those in `lost`."""
 
     def __init__(self, lost: list[int], n_envs: int) -> None:
         super().__init__(
@@ -30,7 +30,7 @@ class Forgetful(GymEnv):
 
     def load_state(self, state: State) -> list[int]:
         for env_ix in range(self.n_envs):
-            self.reset(env_ix, 0)  # stands for where it was
+            self.reset(env_ix, 0)  # stands for the position in the episode
         return self._lost
 
 
@@ -41,7 +41,7 @@ def sampler(lost: list[int], n_envs: int = 2) -> Sampler:
 
 
 def broken_off() -> State:
-    """In the middle of an episode: two env steps of each environment wait for the third."""
+    """Return a sampler in the middle of an episode: two env steps of each environment are pending."""
     first = sampler([])
     first.begin()
     for _ in range(2):
@@ -53,7 +53,7 @@ def spans(items: Items) -> list[tuple[int, int]]:
     return list(zip(items["env"].tolist(), items["n_steps"].tolist(), strict=True))
 
 
-def test_a_state_that_is_taken_before_the_cut_rows_have_left_has_them_too() -> None:
+def test_a_state_saved_before_the_cut_rows_are_sent_contains_them() -> None:
     resumed = sampler([1])
     resumed.begin_from(broken_off())
     kept = resumed.state()
@@ -65,10 +65,10 @@ def test_a_state_that_is_taken_before_the_cut_rows_have_left_has_them_too() -> N
     assert spans(items) == spans(expected)
     assert (items["obs"] == expected["obs"]).all()
     assert again.exact
-    assert len(again.sample([1], 0)["n_steps"]) == 0  # once
+    assert len(again.sample([1], 0)["n_steps"]) == 0  # cut once
 
 
-def test_one_that_is_lost_once_more_is_cut_once() -> None:
+def test_an_environment_that_is_lost_again_is_cut_once() -> None:
     resumed = sampler([1])
     resumed.begin_from(broken_off())
     again = sampler([1])

@@ -1,4 +1,4 @@
-"""The ring: chunks come out as they went in, whatever the place in memory they had."""
+"""The ring: chunks are read as they were written, at any position in memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COLUMNS = (Column("obs", (2,), "float32"), Column("n_steps", (), "int32"))
 
 
 def push(ring: Ring, first: int, n: int, sequence: int = 0, env_steps: int = 0) -> int:
-    """Push one chunk of up to n rows, numbered first, first + 1, … Returns how many rows had room, -1 without any."""
+    """Push a chunk of up to n rows, numbered from `first`. Returns the number of rows that had room, -1 if none had."""
     items = ring.reserve(n)
     if items is None:
         return -1
@@ -23,7 +23,7 @@ def push(ring: Ring, first: int, n: int, sequence: int = 0, env_steps: int = 0) 
     return len(number)
 
 
-def test_a_chunk_comes_out_as_it_went_in_and_once() -> None:
+def test_a_chunk_is_read_once_and_unchanged() -> None:
     ring = Ring(COLUMNS, 8)
     assert push(ring, 10, 3, sequence=9, env_steps=4) == 3
     (chunk,) = ring.pop_all()
@@ -36,7 +36,7 @@ def test_a_chunk_comes_out_as_it_went_in_and_once() -> None:
     assert ring.pop_all() == []
 
 
-def test_a_full_ring_takes_nothing_and_rows_stay_until_the_next_pop() -> None:
+def test_a_full_ring_accepts_no_rows_and_popped_rows_stay_until_the_next_pop() -> None:
     ring = Ring(COLUMNS, 8)
     assert [push(ring, 0, 5), push(ring, 5, 3), push(ring, 8, 1)] == [5, 3, -1]
     chunks = ring.pop_all()
@@ -46,7 +46,7 @@ def test_a_full_ring_takes_nothing_and_rows_stay_until_the_next_pop() -> None:
     assert push(ring, 8, 9) == 8
 
 
-def test_header_slots_bound_the_ring_too() -> None:
+def test_the_number_of_headers_limits_the_ring_too() -> None:
     ring = Ring(COLUMNS, 8, slots=2)
     assert [push(ring, 0, 0, n, env_steps=2 + n) for n in range(3)] == [0, 0, -1]
     assert [(c.sequence, c.env_steps, c.rows) for c in ring.pop_all()] == [(0, 2, 0), (1, 3, 0)]
@@ -56,7 +56,7 @@ def test_header_slots_bound_the_ring_too() -> None:
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.one_of(st.integers(0, 7), st.none()), max_size=60))
 def test_any_interleaving_keeps_every_row_in_order(actions: list[int | None]) -> None:
-    """A number pushes up to so many rows if there is room, None pops everything."""
+    """actions: a number pushes up to that many rows, None pops everything."""
     ring = Ring(COLUMNS, 7, slots=3)
     pushed, popped, sequences, sequence = 0, list[int](), list[int](), 0
     for action in [*actions, None]:

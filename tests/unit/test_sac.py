@@ -1,4 +1,4 @@
-"""The actor-critic family against values computed by hand, and probabilities against integrals."""
+"""The actor-critic agents against values by hand, and densities against integrals."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def bounds(low: tuple[float, ...], high: tuple[float, ...]) -> TanhBijector:
 
 @pytest.mark.parametrize(("low", "high"), [(-1.0, 1.0), (-2.0, 2.0), (0.0, 0.1), (5.0, 25.0)])
 @pytest.mark.parametrize(("mean", "std"), [(0.0, 1.0), (0.7, 0.3), (-1.5, 0.8)])
-def test_densities_integrate_to_what_is_drawn(low: float, high: float, mean: float, std: float) -> None:
-    """Over the whole box to 1, and over its left part to the share of draws that fall there."""
+def test_densities_integrate_to_the_share_of_draws(low: float, high: float, mean: float, std: float) -> None:
+    """The integral is 1 over the box, and the share of draws over its left part."""
     b = bounds((low,), (high,))
     edges = torch.linspace(low, high, 400_001, dtype=torch.float64)[1:-1]
     u = torch.atanh((edges - (low + high) / 2) / ((high - low) / 2)).unsqueeze(1)
@@ -47,7 +47,7 @@ def test_densities_integrate_to_what_is_drawn(low: float, high: float, mean: flo
     assert torch.trapezoid(density[left], edges[left]).item() == pytest.approx(share, abs=5e-3)
 
 
-def test_the_density_far_out_is_finite_and_so_is_its_gradient() -> None:
+def test_density_and_gradient_are_finite_far_from_the_mean() -> None:
     u = T([[50.0], [-50.0]], requires_grad=True)
     density = bounds((-1.0,), (1.0,)).log_prob(u, T([[0.0]]), T([[1.0]]))
     density.sum().backward()
@@ -55,12 +55,12 @@ def test_the_density_far_out_is_finite_and_so_is_its_gradient() -> None:
     assert u.grad is not None and u.grad.isfinite().all()
 
 
-def test_actions_lie_in_their_box_and_come_back() -> None:
+def test_scaled_actions_lie_in_their_box_and_round_trip() -> None:
     b = bounds((-2.0, 0.0), (4.0, 0.5))
     assert b.scale(T([[0.0, 0.0], [1.0, -1.0]])).tolist() == [[1.0, 0.25], [4.0, 0.0]]
     assert b.unscale(b.scale(T([0.3, -0.7]))).tolist() == pytest.approx([0.3, -0.7])
     assert b.log_volume == pytest.approx(math.log(3.0) + math.log(0.25))
-    # bounds as wide as floats, and equal ones
+    # bounds as wide as float32, and equal bounds
     wide = bounds((-3e38, 1.0), (3e38, 1.0))
     assert wide.scale(T([1.0, 1.0])).isfinite().all()
     assert wide.unscale(wide.scale(T([0.5, 0.5]))).tolist() == pytest.approx([0.5, 0.0])
@@ -80,7 +80,11 @@ def test_soft_target_by_hand() -> None:
     [
         ([[[3.0], [1.0]], [[2.0], [5.0]]], 0, [[2.0], [1.0]]),  # two critics, two rows: the minimum
         ([[[1.0, 5.0, 3.0]], [[9.0, 2.0, 4.0]]], 0, [[1.0, 2.0, 3.0, 4.0, 5.0, 9.0]]),
-        ([[[1.0, 5.0, 3.0]], [[9.0, 2.0, 4.0]]], 2, [[1.0, 2.0]]),  # without the largest of all critics
+        (
+            [[[1.0, 5.0, 3.0]], [[9.0, 2.0, 4.0]]],
+            2,
+            [[1.0, 2.0]],
+        ),  # without the largest quantiles of all critics
     ],
 )
 def test_truncation_by_hand(values: Any, drop: int, expected: Any) -> None:
@@ -117,7 +121,7 @@ def tensors(n: int = 1) -> dict[str, torch.Tensor]:
     return {"obs": torch.from_numpy(obs(n)["obs"])}
 
 
-def test_each_critic_is_a_network_of_its_own() -> None:
+def test_each_critic_is_a_separate_network() -> None:
     c, generator = small(TqcConfig, critics=3, quantiles=5), torch.Generator().manual_seed(0)
     critics = Critics(spec(), c, generator)
     out = critics(tensors(6), torch.zeros(6, 1))
@@ -164,10 +168,10 @@ def test_correlated_noise_is_part_of_the_state(kind: str) -> None:
         two.load_generator_state(one.generator_state() | {"noise": {"0": ["x"]}})
 
 
-def test_state_dependent_noise_is_one_function_for_an_episode_or_some_env_steps() -> None:
+def test_state_dependent_noise_is_a_fixed_function_for_an_episode_or_some_env_steps() -> None:
     policy = make_policy(small(exploration="state_dependent"), spec(), 0)
     first = policy.sample(obs(), 10, [0])
-    assert (policy.sample(obs(), 10, [0]) == first).all()  # the same state, the same action
+    assert (policy.sample(obs(), 10, [0]) == first).all()  # same state, same action
     policy.begin_episode(0)
     assert (policy.sample(obs(), 10, [0]) != first).any()
     noise, rng = StateDependentNoise((3, 1), interval=3), np.random.default_rng(0)
@@ -183,7 +187,9 @@ def test_state_dependent_noise_is_one_function_for_an_episode_or_some_env_steps(
 
 
 @pytest.mark.parametrize("cls", [SacConfig, Td3Config, TqcConfig])
-def test_random_at_first_then_the_policy_and_its_mean_in_evaluation(cls: type[SacConfig]) -> None:
+def test_acting_is_random_at_first_then_by_the_policy_and_by_its_mean_in_evaluation(
+    cls: type[SacConfig],
+) -> None:
     policy = make_policy(small(cls, random_env_steps=100), spec((-2.0,), (6.0,)), 0)
     uniform = policy.sample(obs(4000), 99)
     assert (uniform.min(), uniform.max(), uniform.mean()) == pytest.approx((-2.0, 6.0, 2.0), abs=0.1)
@@ -196,7 +202,7 @@ def test_random_at_first_then_the_policy_and_its_mean_in_evaluation(cls: type[Sa
 
 
 def constant_policy(config: SacConfig, out: list[float]) -> Any:
-    """That gives the same in every state, with actions between -4 and 4."""
+    """Return a policy with the same output in every state, and actions between -4 and 4."""
     policy = make_policy(config, spec((-4.0,), (4.0,)), 0)
     arrays = policy.model_info().arrays
     arrays["out.weight"][...] = 0.0
@@ -206,12 +212,12 @@ def constant_policy(config: SacConfig, out: list[float]) -> Any:
 
 def test_the_deviation_of_gaussian_noise_and_of_a_gaussian_policy() -> None:
     noise = constant_policy(small(Td3Config, noise_std=0.1), [0.0]).sample(obs(40_000), 10)
-    assert noise.std() == pytest.approx(0.1 * 4, rel=0.03)  # in half ranges
+    assert noise.std() == pytest.approx(0.1 * 4, rel=0.03)  # in units of half the range
     u = np.arctanh(constant_policy(small(), [0.3, math.log(0.5)]).sample(obs(40_000), 10) / 4)
     assert (u.mean(), u.std()) == (pytest.approx(0.3, abs=0.01), pytest.approx(0.5, rel=0.03))
 
 
-def test_state_dependent_noise_has_the_deviation_that_probabilities_assume() -> None:
+def test_state_dependent_noise_has_the_standard_deviation_of_its_density() -> None:
     config = small(exploration="state_dependent", log_std_start=-1.0)
     policy = constant_policy(config, [0.3])
     drawn = []
@@ -231,7 +237,7 @@ def test_discrete_actions_are_refused() -> None:
         make_agent(small(Td3Config), discrete, 0)
 
 
-def test_a_component_that_cannot_be_chosen_has_no_part_in_probabilities() -> None:
+def test_a_component_with_equal_bounds_has_no_part_in_densities() -> None:
     b, one = bounds((-2.0, 3.0), (2.0, 3.0)), bounds((-2.0,), (2.0,))
     for std in (0.1, 5.0):
         found = b.log_prob(T([[0.3, 0.7]]), T([[0.1, 0.0]]), T([[0.5, std]]))
@@ -241,13 +247,13 @@ def test_a_component_that_cannot_be_chosen_has_no_part_in_probabilities() -> Non
         assert algorithm.constants.target_entropy == target_entropy
 
 
-def test_the_unit_of_the_actions_changes_no_entropy() -> None:
-    """Nothing is taken from each env step for a small box, and nothing added for a large one."""
+def test_the_size_of_the_action_box_does_not_change_the_entropy() -> None:
+    """The log-probability is that of actions scaled to [-1, 1], so the size of the box has no effect."""
     given, noise = ActionParameters(T([[0.3, -0.2]]), T([[0.5, 2.0]]), T([[0.0]])), T([[1.0, -0.4]])
     small_box, large_box = bounds((-0.4, 0.0), (0.4, 0.1)), bounds((-1.0, -1.0), (1.0, 1.0))
     found, wanted = (sample_action(b, given, noise)[1].item() for b in (small_box, large_box))
     assert found == pytest.approx(wanted)
-    # N(0.3, 0.5²) at 0.8 and N(-0.2, 2²) at -1.0, over the derivatives of tanh there
+    # N(0.3, 0.5²) at 0.8 and N(-0.2, 2²) at -1.0, divided by the derivatives of tanh
     by_hand = sum(
         -(z**2) / 2 - math.log(std) - math.log(2 * math.pi) / 2 - math.log(1 - math.tanh(u) ** 2)
         for z, std, u in ((1.0, 0.5, 0.8), (-0.4, 2.0, -1.0))

@@ -1,4 +1,4 @@
-"""Whole opt steps of the actor-critic family, against values computed by hand."""
+"""Complete opt steps of the actor-critic agents against values by hand."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def batch(n: int = 4, weight: torch.Tensor | None = None) -> TensorBatch:
 def linear_algorithm(
     cls: type[SacConfig], policy: list[float], critics: Any, target: Any, **changes: Any
 ) -> Any:
-    """An algorithm whose networks see the action alone.
+    """Return an algorithm whose networks use only the action.
 
-    policy: what its network gives · critics, target: (n, k, 2) constant and slope by the action scaled to [-1, 1].
+    policy: output of the policy network · critics, target: (n, k, 2) constant and slope over the action in [-1, 1].
     """
     algorithm = make_agent(small(cls, hidden=[], **changes), spec(), 0).algorithm
     tensors = algorithm.tensors()
@@ -44,20 +44,20 @@ def linear_algorithm(
 
 
 def one_row() -> TensorBatch:
-    """The action is 0.5 of half the range; the reward is 1 and the discount 0.9."""
+    """Return a batch of one row: action 0.5 in units of half the range, reward 1, discount 0.9."""
     one = {"obs": T([[0.3, -0.2, 0.1]])}
     return TensorBatch(one, T([[1.0]]), T([1.0]), T([0.9]), NO, one)
 
 
 def step_of(algorithm: Any, z: float, next_z: float) -> dict[str, float]:
-    """What an opt step with these normal numbers, for the action and for the next one, yields."""
+    """Run an opt step with these standard normal numbers for the action and the next action."""
     noise = StepNoise(T([[z]]), T([[next_z]]))
     opt_step(algorithm.networks, algorithm.constants, algorithm.state, one_row(), noise)
     return dict(zip(SCALARS, algorithm.stats.sums.tolist(), strict=True))
 
 
 def log_prob(mean: float, std: float, z: float) -> float:
-    """Of an action scaled to [-1, 1]."""
+    """Return the log-density of an action in [-1, 1]."""
     u = mean + std * z
     return -(z**2) / 2 - math.log(std) - math.log(2 * math.pi) / 2 - math.log(1 - math.tanh(u) ** 2)
 
@@ -80,7 +80,7 @@ def test_an_opt_step_of_sac_by_hand() -> None:
 def test_an_opt_step_of_td3_by_hand() -> None:
     algorithm = linear_algorithm(Td3Config, [0.2], ONLINE, TARGET, target_noise_clip=0.1)
     algorithm.tensors()["policy_target.out.bias"].fill_(0.5)
-    # no noise on the policy's own action, and 0.2·3 clipped to 0.1 on the next
+    # no noise on the action of the policy, and 0.2·3 clipped to 0.1 on the next action
     found = step_of(algorithm, 9.0, 3.0)
     y = 1 + 0.9 * (4 + 2 * (math.tanh(0.5) + 0.1))
     assert found["target_mean"] == pytest.approx(y, rel=1e-5)
@@ -102,7 +102,7 @@ def test_an_opt_step_of_tqc_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("beyond", "sign"), [(-0.1, -1), (0.1, 1)])
-def test_a_learnt_coefficient_moves_entropy_to_the_wanted_one(beyond: float, sign: int) -> None:
+def test_a_learned_coefficient_moves_the_entropy_to_its_target(beyond: float, sign: int) -> None:
     wanted = -log_prob(0.3, 0.5, 1.0) + beyond
     changes = {"target_entropy": wanted, "lr": 0.01}
     algorithm = linear_algorithm(SacConfig, [0.3, math.log(0.5)], ONLINE, TARGET, **changes)
@@ -111,9 +111,9 @@ def test_a_learnt_coefficient_moves_entropy_to_the_wanted_one(beyond: float, sig
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_the_policys_means_are_over_the_opt_steps_that_changed_it(number: int) -> None:
+def test_policy_metrics_are_means_over_opt_steps_that_update_the_policy(number: int) -> None:
     algorithm = make_agent(small(Td3Config), spec(), 0).algorithm
-    for n in range(number, number + 3):  # one of three is even, or two
+    for n in range(number, number + 3):  # one or two of three opt steps have an even number
         algorithm.opt_step(batch(), n)
     sums, _ = algorithm.stats.read()
     totals = dict(zip(SCALARS, sums, strict=True))
@@ -142,15 +142,15 @@ def test_the_policy_and_the_targets_of_td3_change_every_second_opt_step() -> Non
     assert torch.allclose(algorithm.state.critics_target - before, moved)
 
 
-def test_a_fixed_coefficient_is_no_weight() -> None:
+def test_a_fixed_coefficient_is_not_a_parameter() -> None:
     agent = make_agent(small(entropy_coef=0.1), spec(), 0)
     assert not any(name.startswith("alpha") for name in agent.state().arrays)
     agent.algorithm.opt_step(batch(), 1)
     assert agent.algorithm.stats.sums[SCALARS.index("entropy_coef")].item() == pytest.approx(0.1)
 
 
-def test_importance_weights_weigh_the_rows() -> None:
-    """A row of weight 0 is as if it were not there, but for the number that is divided by."""
+def test_importance_weights_scale_the_rows() -> None:
+    """A row of weight 0 has no effect except on the divisor of the mean."""
     moments = []
     for weight, n in ((T([2.0, 0.0]), 2), (None, 1)):
         algorithm, whole = make_agent(small(Td3Config), spec(), 0).algorithm, batch(2)
@@ -163,7 +163,7 @@ def test_importance_weights_weigh_the_rows() -> None:
     assert torch.allclose(*moments, atol=1e-7)
 
 
-def test_a_coefficient_that_has_become_nothing_can_grow_again() -> None:
+def test_a_coefficient_near_zero_can_grow_again() -> None:
     algorithm = make_agent(small(target_entropy=100.0, lr=0.01), spec(), 0).algorithm
     algorithm.state.alpha.params.fill_(-150.0)
     algorithm.opt_step(batch(), 1)

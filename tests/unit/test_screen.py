@@ -1,4 +1,4 @@
-"""The live view, as a terminal shows what it writes."""
+"""The live view, as shown by an emulated terminal."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ STATES = {
 
 
 class Terminal:
-    """A console whose output ends up on a screen."""
+    """A console that writes to an emulated screen."""
 
     def __init__(self, width: int = 80, height: int = 24) -> None:
         self.file = io.StringIO()
@@ -69,7 +69,7 @@ def drawn(
     return [line.rstrip() for line in capture.get().splitlines()]
 
 
-def test_a_frame_as_a_whole() -> None:
+def test_a_complete_frame() -> None:
     assert drawn(FULL) == [
         "╭─ dqn on CartPole-v1 ─────────────────────────────────────────────────────────╮",
         "│ phase       training  0:01:23  31,000 env steps  15,000 opt steps            │",
@@ -93,7 +93,7 @@ def test_a_frame_as_a_whole() -> None:
 @pytest.mark.parametrize("name", STATES)
 @pytest.mark.parametrize("width", [200, 80, 40, 20])
 @pytest.mark.parametrize("ascii_only", [False, True])
-def test_every_frame_fits(name: str, width: int, ascii_only: bool) -> None:
+def test_every_frame_fits_the_terminal(name: str, width: int, ascii_only: bool) -> None:
     lines = drawn(STATES[name], width, ascii_only=ascii_only)
     assert {cell_len(line) for line in lines} == {width}
     assert not ascii_only or "".join(lines).isascii()
@@ -105,24 +105,28 @@ def test_every_frame_fits(name: str, width: int, ascii_only: bool) -> None:
         (STATES["sync"], [], ["blocked", "alive", "lag"]),
         (STATES["free"], ["target none"], []),
         (Progress(), ["target -"], []),
-        (dataclasses.replace(FULL, env_steps=49_999), ["99% of 50,000"], []),  # full only at its end
+        (
+            dataclasses.replace(FULL, env_steps=49_999),
+            ["99% of 50,000"],
+            [],
+        ),  # the bar is full only at the end
         (dataclasses.replace(FULL, phase="done", actors_alive=0), ["policy lag 6.30"], ["alive", "ETA"]),
     ],
     ids=["sync", "free", "before the first opt step", "almost done", "done"],
 )
-def test_what_a_frame_shows(progress: Progress, shown: list[str], hidden: list[str]) -> None:
+def test_the_parts_of_a_frame(progress: Progress, shown: list[str], hidden: list[str]) -> None:
     text = "\n".join(drawn(progress))
     assert all(part in text for part in shown)
     assert not any(part in text for part in hidden)
 
 
-def test_lost_actors_and_long_waits_stand_out() -> None:
+def test_lost_actors_and_long_waits_are_highlighted() -> None:
     text = "\n".join(drawn(dataclasses.replace(FULL, actors_alive=7), colour=True))
     assert "\x1b[1;31m7/8\x1b[0m" in text
     assert "\x1b[1;31m63%\x1b[0m" in text
 
 
-def test_it_draws_four_times_a_second_at_most() -> None:
+def test_it_draws_at_most_four_frames_per_second() -> None:
     class Untouchable(Progress):
         def __getattribute__(self, name: str) -> object:
             raise AssertionError(f"{name} was read")
@@ -146,7 +150,7 @@ def test_frames_replace_each_other_and_the_last_one_stays() -> None:
         t.view.show(dataclasses.replace(FULL, env_steps=env_steps))
         t.clock.seconds += 1
     t.view.show(dataclasses.replace(FULL, env_steps=3_333))
-    t.view.show(dataclasses.replace(FULL, env_steps=4_444))  # not due: only close draws it
+    t.view.show(dataclasses.replace(FULL, env_steps=4_444))  # not due yet; close draws it
     assert "3,333" in t.shown()
     t.view.close()
     shown = t.shown()
@@ -157,7 +161,7 @@ def test_frames_replace_each_other_and_the_last_one_stays() -> None:
 
 @pytest.mark.parametrize(("width", "height"), [(20, 24), (80, 5), (20, 5), (7, 3)])
 @pytest.mark.parametrize("name", STATES)
-def test_a_narrow_or_low_terminal_is_not_overrun(name: str, width: int, height: int) -> None:
+def test_frames_fit_narrow_and_low_terminals(name: str, width: int, height: int) -> None:
     t = Terminal(width, height)
     for _ in range(3):
         t.view.show(STATES[name])
@@ -169,7 +173,7 @@ def test_a_narrow_or_low_terminal_is_not_overrun(name: str, width: int, height: 
     assert max(map(cell_len, t.shown().splitlines())) <= width
 
 
-def test_notes_stand_above_in_order() -> None:
+def test_notes_are_printed_above_the_frame_in_order() -> None:
     t = Terminal()
     t.view.note("before the first frame")
     t.view.show(FULL)
@@ -182,7 +186,7 @@ def test_notes_stand_above_in_order() -> None:
     assert lines[0].startswith("╭") and lines[-1].endswith("╯")
 
 
-def test_what_others_print_stands_above_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_output_is_printed_above_the_frame_too(monkeypatch: pytest.MonkeyPatch) -> None:
     t = Terminal()
     monkeypatch.setattr(sys, "stdout", t.file)
     t.view.show(FULL)
@@ -192,7 +196,7 @@ def test_what_others_print_stands_above_too(monkeypatch: pytest.MonkeyPatch) -> 
     assert t.shown().splitlines()[0] == "from an environment"
 
 
-def test_the_cursor_is_never_left_hidden_and_closing_without_a_frame_or_twice_does_nothing() -> None:
+def test_the_cursor_is_shown_at_the_end_and_close_may_be_called_early_or_twice() -> None:
     t = Terminal()
     t.view.close()
     assert t.file.getvalue() == ""
@@ -205,7 +209,7 @@ def test_the_cursor_is_never_left_hidden_and_closing_without_a_frame_or_twice_do
     assert t.file.getvalue() == once
 
 
-def test_an_error_while_drawing_still_gives_the_terminal_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_while_drawing_restores_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     t = Terminal()
     monkeypatch.setattr(sys, "stdout", t.file)
     t.view.show(FULL)
@@ -216,7 +220,9 @@ def test_an_error_while_drawing_still_gives_the_terminal_back(monkeypatch: pytes
     assert t.file.getvalue().endswith("\x1b[?25h")
 
 
-def test_a_closed_file_silences_it(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_stream_stops_the_view(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     t = Terminal()
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     before = sys.stdout, sys.stderr
@@ -231,10 +237,12 @@ def test_a_closed_file_silences_it(caplog: pytest.LogCaptureFixture, monkeypatch
     assert len(caplog.records) == 1
 
 
-def test_a_broken_pipe_silences_it(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_pipe_stops_the_view(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reader, writer = os.pipe()
     with os.fdopen(writer, "w", encoding="utf-8") as pipe:
-        monkeypatch.setattr(sys, "stdout", pipe)  # whose descriptor rich redirects
+        monkeypatch.setattr(sys, "stdout", pipe)  # a stream whose descriptor rich redirects
         console = Console(force_terminal=True, width=80, height=24, _environ={})
         clock = Clock()
         view = ScreenView(console, "title", clock)
@@ -267,6 +275,6 @@ def test_an_ascii_terminal_gets_ascii() -> None:
 @pytest.mark.parametrize(
     ("terminal", "term", "live"), [(True, "xterm", True), (True, "dumb", False), (False, "xterm", False)]
 )
-def test_which_consoles_can_redraw(terminal: bool, term: str, live: bool) -> None:
+def test_consoles_that_can_redraw_are_detected(terminal: bool, term: str, live: bool) -> None:
     console = Console(file=io.StringIO(), force_terminal=terminal, _environ={"TERM": term})
     assert is_live(console) is live

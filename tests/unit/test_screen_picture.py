@@ -1,4 +1,4 @@
-"""Following a terminal's output, and the picture made of it."""
+"""The emulated terminal of the README's picture, and the picture."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bench.screen_picture import HEIGHT, WIDTH, Screen, export, picture, run_in_
 UP_AND_ERASE = "\x1b[1A\x1b[2K"
 
 
-def test_the_last_whole_picture_of_the_training_phase_is_kept() -> None:
+def test_the_last_complete_picture_of_the_training_phase_is_used() -> None:
     def drawn(text: str) -> str:
         return f"╭─╮\r\n{text}\r\n╰─╯"
 
@@ -23,12 +23,12 @@ def test_the_last_whole_picture_of_the_training_phase_is_kept() -> None:
     assert lines == ["training soon", "╭─╮", "training 2", "╰─╯"]
 
 
-def test_a_run_that_draws_nothing_says_what_it_said() -> None:
+def test_the_error_of_a_run_without_a_picture_has_its_output() -> None:
     with pytest.raises(SystemExit, match="no such agent"):
         picture(iter(["error: no such agent\r\n"]))
 
 
-def test_a_command_sees_a_terminal_of_the_size_of_the_picture(tmp_path: Path) -> None:
+def test_the_command_gets_a_terminal_of_the_size_of_the_picture(tmp_path: Path) -> None:
     program = "import os, sys; print(sys.stdout.isatty(), *os.get_terminal_size(), os.getcwd())"
     screen = Screen()
     for output in run_in_terminal([sys.executable, "-c", program], tmp_path):
@@ -36,7 +36,7 @@ def test_a_command_sees_a_terminal_of_the_size_of_the_picture(tmp_path: Path) ->
     assert screen.text().replace("\n", "") == f"True {WIDTH} {HEIGHT} {tmp_path}"
 
 
-def test_the_picture_is_svg_with_the_text_in_it(tmp_path: Path) -> None:
+def test_the_picture_is_svg_that_contains_the_text(tmp_path: Path) -> None:
     written = []
     for _ in range(2):
         export(["above", "\x1b[1;32mtraining\x1b[0m"], tmp_path / "docs" / "screen.svg", "border-train")

@@ -1,4 +1,4 @@
-"""No two streams of random numbers of a run are the same, and nothing draws from another source."""
+"""All random streams of a run are different and follow from its seed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ACTORS, INCARNATIONS, ENVS, EPISODES = 64, 5, 2, 100
 
 
 def numbers(seed: int) -> Iterator[int]:
-    """Seeds of environments, which are numbers that gymnasium takes."""
+    """Return the seeds of environments, which gymnasium accepts."""
     for episode in range(EPISODES):
         yield seeding.evaluation_seed(seed, episode)
         yield seeding.eval_command_seed(seed, episode)
@@ -24,7 +24,7 @@ def numbers(seed: int) -> Iterator[int]:
 
 
 def states(seed: int) -> Iterator[bytes]:
-    """What generators of ours begin with."""
+    """Return the initial states of our generators."""
     keys = [(seeding.AGENT,), (seeding.REPLAY,), (seeding.EVALUATION_POLICY,)]
     keys += [seeding.exploration_key(actor, n) for actor in range(ACTORS) for n in range(INCARNATIONS)]
     for key in keys:
@@ -38,8 +38,8 @@ def test_g4_no_two_streams_are_the_same_and_all_follow_from_the_seed(made) -> No
     assert list(made(1)) == all_of_them[: len(all_of_them) // 2]
 
 
-def test_an_episode_of_its_own_seed_is_none_of_the_first_resets() -> None:
-    """Under sync and lockstep: (actor, environment, episode) lies below the first reset's key."""
+def test_seeds_of_episodes_differ_from_those_of_first_resets() -> None:
+    """With sync and lockstep each episode has a key of (actor, environment, episode), unlike the first resets."""
     episodes = {seeding.episode_seed(1, a, 0, e, k) for a in range(8) for e in range(2) for k in range(50)}
     assert len(episodes) == 8 * 2 * 50
     assert not episodes & set(numbers(1))

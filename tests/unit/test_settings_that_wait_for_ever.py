@@ -1,7 +1,7 @@
-"""Row B2: settings under which learner and actors would wait for each other for ever are refused, and no others pass.
+"""Row B2: settings with which learner and actors would wait for each other for ever are refused, all others learn.
 
-A grid of settings around every bound; each is either refused, or learns with the real limiter, step processors and
-replay, actors using up whatever credit they get.
+The tests use a grid of settings around every limit, with the real limiter, step processors and replay, and with actors that
+use all their credit.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def sampler(c: TrainConfig, actor: int) -> Sampler:
 
 
 def opt_steps_done(c: TrainConfig) -> int:
-    """OPT_STEPS, or fewer if learner and actors come to wait for each other."""
+    """Return OPT_STEPS, or fewer if learner and actors wait for each other."""
     n, group, interval = c.n_actors, c.actor_manager.envs_per_actor, c.trainer.opt_interval
     limiter = RatioLimiter(interval, c.trainer.warmup_period, ratio_tolerance(c), None, n, group)
     buffer = RowReplayBuffer(c.buffer.capacity, COUNTING_SPEC, UniformSampler(np.random.default_rng(0)))
@@ -99,11 +99,11 @@ def test_b2_settings_are_refused_or_learn() -> None:
             assert 2 <= len(str(e).splitlines()) <= 3, values
             continue
         assert opt_steps_done(c) == OPT_STEPS, values
-    assert len(GRID) // 4 < refused < len(GRID) * 3 // 4  # both kinds are well represented
+    assert len(GRID) // 4 < refused < len(GRID) * 3 // 4  # the grid has many of both kinds
 
 
 @pytest.mark.parametrize("values", [(3, 2, 3, 1.0, 0, 6, 20, 100), (1, 1, 1, 0.3, 0, 5, 8, 60)])
-def test_b2_what_is_refused_would_wait_for_ever(values: tuple[float, ...]) -> None:
+def test_b2_refused_settings_would_wait_for_ever(values: tuple[float, ...]) -> None:
     c = config(values)
     with pytest.raises(UsageError, match=r"warmup_period \+ opt_interval \+ ratio_tolerance"):
         validate(c)

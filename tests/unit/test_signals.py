@@ -1,4 +1,4 @@
-"""The stop flag: what the first signal does, and that everything is as before afterwards."""
+"""The stop flag: the first signal sets it, and afterwards handlers are restored."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def handlers() -> list[object]:
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-def test_the_first_signal_sets_the_flag_with_its_code_and_gives_sigint_back(number: signal.Signals) -> None:
+def test_the_first_signal_sets_the_flag_with_its_code_and_restores_sigint(number: signal.Signals) -> None:
     before, code = handlers(), ExitCode[number.name]
     with StopFlag() as stop:
         assert not stop()
@@ -32,7 +32,7 @@ def test_the_first_signal_sets_the_flag_with_its_code_and_gives_sigint_back(numb
     assert handlers() == before
 
 
-def test_another_thread_may_only_request() -> None:
+def test_another_thread_can_only_request_a_stop() -> None:
     before = handlers()
     codes: list[ExitCode | None] = []
 

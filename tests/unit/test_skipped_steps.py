@@ -1,4 +1,4 @@
-"""Opt steps whose loss or gradient is not finite: nothing changes, and they are counted, logged and saved."""
+"""Opt steps with a loss or gradient that is not finite change no weight, and are counted, logged and saved."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def bad_batch(reward: float = NAN, obs: float = 0.0, next_obs: float = 0.0) -> B
 
 
 def overflowing_batch() -> Batch:
-    """Its loss is finite. The last layer's gradient is about as large as the observations, its norm infinite."""
+    """Return a batch with a finite loss, and a gradient of the last layer whose norm is infinite."""
     batch = good_batch()
     batch.obs["obs"][...] = 1e30
     batch.next_obs["obs"][...] = 0.0
@@ -55,7 +55,7 @@ def overflowing_batch() -> Batch:
 
 
 class Batches:
-    """A buffer that gives these batches, in turn."""
+    """A buffer that returns these batches in turn."""
 
     capacity = 1000
 
@@ -84,8 +84,8 @@ def bits(learner: NetworkAgent) -> dict[str, bytes]:
     ("bad", "loss"),
     [
         (bad_batch(reward=NAN), "huber"),
-        (bad_batch(reward=INF), "huber"),  # of which the gradient is finite
-        (bad_batch(reward=1e30), "mse"),  # whose square is infinite in float32
+        (bad_batch(reward=INF), "huber"),  # the gradient is finite
+        (bad_batch(reward=1e30), "mse"),  # its square is infinite in float32
         (bad_batch(reward=0.0, obs=NAN), "huber"),
         (bad_batch(reward=0.0, next_obs=INF), "mse"),
         (overflowing_batch(), "huber"),
@@ -108,7 +108,7 @@ def test_e1_a_bad_step_changes_nothing_bit_for_bit(bad: Batch, loss: str) -> Non
 
 
 class ElsewhereDevice:
-    """The CPU, taken for a device on which reading a number back is slow."""
+    """The CPU, treated like a device on which reading a number is slow."""
 
     type = "cuda"
 
@@ -147,7 +147,7 @@ def values(learner: NetworkAgent) -> dict[str, float]:
     return dict(record.values)
 
 
-def test_e1_means_leave_skipped_steps_out() -> None:
+def test_e1_recorded_means_exclude_skipped_steps() -> None:
     learner, other = agent(), agent()
     learn(learner, good_batch(1), bad_batch(), bad_batch(), good_batch(2))
     learn(other, good_batch(1), good_batch(2))
@@ -159,7 +159,7 @@ def test_e1_means_leave_skipped_steps_out() -> None:
     assert learner.take_record() is None
 
 
-def test_e1_the_counts_belong_to_the_state() -> None:
+def test_e1_the_counts_of_skipped_steps_are_saved() -> None:
     learner, other = agent(), agent()
     learn(learner, good_batch(1), bad_batch(), bad_batch())
     other.load_state(learner.state())
@@ -171,7 +171,7 @@ def test_e1_the_counts_belong_to_the_state() -> None:
     assert found == values(other) and found["agent/skipped_steps"] == 3.0
 
 
-def test_e1_the_batch_of_a_skipped_step_can_be_had() -> None:
+def test_e1_the_batch_of_a_skipped_step_is_available() -> None:
     learner, bad = agent(), bad_batch(reward=INF)
     learn(learner, good_batch(1))
     assert learner.skipped_batch() is None
@@ -181,12 +181,12 @@ def test_e1_the_batch_of_a_skipped_step_can_be_had() -> None:
     assert set(columns) == {"obs", "next_obs", "action", "reward", "discount", "terminated", "ix"}
     assert columns["reward"].tolist() == bad.reward.tolist()
     assert columns["next_obs"].tolist() == bad.next_obs["obs"].tolist()
-    bad.reward[...] = 0.0  # the next batch comes into the same arrays
+    bad.reward[...] = 0.0  # the next batch is written into the same arrays
     assert np.isinf(columns["reward"]).any()
 
 
 class SkippingAgent:
-    """Has skipped so many opt steps in a row."""
+    """An agent that has skipped this many opt steps in a row."""
 
     skipped_in_a_row = 0
 
@@ -230,7 +230,7 @@ def test_e1_a_disk_that_fails_does_not_end_the_run(tmp_path: Path, caplog: pytes
     assert "opt step 1 was skipped" in caplog.text
 
 
-def test_what_lies_in_the_way_of_a_kept_batch_is_replaced_and_not_followed(tmp_path: Path) -> None:
+def test_an_existing_file_or_link_at_the_path_of_a_batch_is_replaced(tmp_path: Path) -> None:
     victim, folder = tmp_path / "victim", tmp_path / "nonfinite"
     victim.write_text("precious")
     folder.mkdir()

@@ -1,4 +1,4 @@
-"""What must stand nowhere in the package, because one careless line would break a promise."""
+"""Patterns that must not occur in the package, because one line would break a contract."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ FORBIDDEN: list[tuple[str, str, set[str]]] = [
             (r"torch\.(seed|initial_seed)\(|(?<!\))\btorch\.manual_seed\(", "torch.manual_seed(0)"),
         ]
     ),
-    # what would execute what is read; multiprocessing pickles between a run's own processes, but no file takes that way
+    # functions that execute what they read; multiprocessing pickles only between processes of one run, never to files
     (r"^\s*(import|from) .*pickle", "import cloudpickle", set()),
     (r"^\s*(import|from) .*(marshal|shelve|dill|joblib)\b", "from joblib import load", set()),
     (r"pickle\.(load|Unpickler)", "pickle.loads(data)", set()),
@@ -57,7 +57,7 @@ FORBIDDEN: list[tuple[str, str, set[str]]] = [
 
 
 @pytest.mark.parametrize(("pattern", "line", "allowed"), FORBIDDEN)
-def test_g4_h4_i1_no_line_breaks_a_promise(pattern: str, line: str, allowed: set[str]) -> None:
+def test_g4_h4_i1_no_line_has_a_forbidden_pattern(pattern: str, line: str, allowed: set[str]) -> None:
     assert set(SOURCES) > WALL_CLOCK and len(SOURCES) > 50
     assert re.search(pattern, line)
     found = {

@@ -1,4 +1,4 @@
-"""Curves of one line."""
+"""Curves drawn in one line of text."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from border_cli.display.format import ASCII, BLOCKS, sparkline
         # more values than characters are averaged in groups: of 2, with means 1, 5, 9; then (0, 0) and (0, 3, 6)
         ([0, 2, 4, 6, 8, 10], 3, "▁▅█"),
         ([0, 0, 0, 3, 6], 2, "▁█"),
-        # equal values run at half height
+        # equal values are drawn at half height
         *(([value] * 3, 10, "▅▅▅") for value in (0.0, -3.5, 1e300)),
-        # what is not finite leaves a gap
+        # values that are not finite leave a gap
         ([math.nan, 0, math.inf, 1], 4, " ▁ █"),
         ([math.nan] * 4, 2, "  "),
         ([math.nan, 1.0, 2.0, 2.0], 2, "▁█"),

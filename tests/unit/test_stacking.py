@@ -1,4 +1,4 @@
-"""Stacked observations, preprocessing and lost lives: from the environment to the batch."""
+"""Frame stacks, preprocessing and lost lives, from the environment to the batch."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def test_the_shapes_follow_from_the_wrappers() -> None:
     assert (leaf.shape, leaf.dtype, leaf.stack, leaf.row_shape) == ((4, 84, 84), "uint8", 4, (84, 84))
 
 
-def test_a_stack_that_the_user_made_is_found_and_another_padding_is_not_one() -> None:
+def test_a_users_frame_stack_is_detected_unless_its_padding_differs() -> None:
     for entry, stack in (("stacked_by_us", 3), ("padded_with_zeros", 1)):
         (leaf,) = GymEnv(EnvConfig(entry_point=f"{__name__}:{entry}", max_episode_steps=9)).spec.obs.leaves
         assert (leaf.shape, leaf.stack) == ((3, 3), stack)
 
 
-def test_what_is_sampled_is_what_the_environment_gave() -> None:
+def test_sampled_stacks_equal_those_of_the_environment() -> None:
     n_step, env = 3, GymEnv(CATCH, 2)
     buffer = make_buffer(BufferConfig(capacity=5000), env.spec, 0)
     processor, rng = NStepProcessor(env.spec, 2, n_step, 0.9), np.random.default_rng(0)
@@ -79,13 +79,13 @@ def test_what_is_sampled_is_what_the_environment_gave() -> None:
         batch = buffer.batch(32)
         for obs, next_obs in zip(batch.obs["obs"], batch.next_obs["obs"], strict=True):
             assert {obs.tobytes(), next_obs.tobytes()} <= all_given
-            if obs.tobytes() in given:  # of an episode that is over
+            if obs.tobytes() in given:  # from an earlier episode
                 assert next_obs.tobytes() in given[obs.tobytes()]
                 checked += 1
     assert checked > 300
 
 
-def test_a_lost_life_ends_what_is_learnt_and_not_the_episode() -> None:
+def test_a_lost_life_ends_the_return_but_not_the_episode() -> None:
     config = EnvConfig(
         entry_point=f"{__name__}:TwoLives", preprocess="atari", frame_stack=4, noop_max=0, life_loss=True
     )
@@ -113,7 +113,7 @@ def test_a_lost_life_ends_what_is_learnt_and_not_the_episode() -> None:
     assert columns["episode_length"].tolist() == [0] * 10 + [10]
 
 
-def test_catch_can_be_won_by_moving_under_the_ball() -> None:
+def test_catch_is_won_by_moving_under_the_ball() -> None:
     env = Catch(balls=20)
     total, over = 0.0, False
     env.reset(seed=0)

@@ -1,4 +1,4 @@
-"""What has to be done in any case."""
+"""`run_all` calls every function, even after errors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from border_cli.runtime.files import run_all
 
 
-def test_all_are_called_in_their_order_and_no_error_is_lost() -> None:
+def test_all_functions_are_called_in_order_and_no_error_is_lost() -> None:
     called: list[str] = []
 
     def stage(name: str, fails: bool = False) -> None:

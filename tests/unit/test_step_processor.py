@@ -16,7 +16,7 @@ SPEC = EnvSpec(ObsSpec((ObsLeaf("obs", (), "box", (1,), "float32"),)), ActionSpe
 
 
 def step(t: int, reward: float, terminated: bool = False, truncated: bool = False, env: int = 0) -> Step:
-    """Env step t: observation t, next observation t + 1, action t."""
+    """Return env step t: observation t, next observation t + 1, action t."""
     return Step(
         [env],
         {"obs": np.array([[t]], np.float32)},
@@ -29,7 +29,7 @@ def step(t: int, reward: float, terminated: bool = False, truncated: bool = Fals
 
 
 def rows(items: Items) -> list[tuple[float, int, float, float, bool, int]]:
-    """(observation, action, reward, discount, terminated, span) of each row."""
+    """Return (observation, action, reward, discount, terminated, n_steps) of each row."""
     names = ("action", "reward", "discount", "terminated", "n_steps")
     return list(zip(items["obs"][:, 0].tolist(), *(items[name].tolist() for name in names), strict=True))
 
@@ -40,7 +40,7 @@ def run(n: int, steps: list[Step], clip: float | None = None) -> Items:
 
 
 @pytest.mark.parametrize("terminated", [True, False])
-def test_three_steps_shorten_at_an_end_and_the_final_observation_comes_last(terminated: bool) -> None:
+def test_n_step_returns_get_shorter_at_an_end_and_the_final_observation_comes_last(terminated: bool) -> None:
     """1 + 2/2 + 4/4 = 3, then 2 + 4/2 + 8/4 = 6; γ³ = 0.125."""
     end = step(3, 8.0, terminated=terminated, truncated=not terminated)
     items = run(3, [step(0, 1.0), step(1, 2.0), step(2, 4.0), end])
@@ -55,14 +55,14 @@ def test_three_steps_shorten_at_an_end_and_the_final_observation_comes_last(term
     assert items["episode_length"].tolist() == [0] * 4 + [4]
 
 
-def test_clipping_is_per_step_and_the_return_stays_raw() -> None:
+def test_rewards_are_clipped_per_step_and_the_episode_return_is_not() -> None:
     items = run(2, [step(0, 10.0), step(1, -10.0, terminated=True)], clip=1.0)
     assert rows(items)[0][2] == 1.0 - 0.5
     assert rows(items)[1][2] == -1.0
     assert items["episode_return"][-1] == 0.0
 
 
-def test_a_cut_stream_drops_the_step_that_led_nowhere() -> None:
+def test_a_cut_stream_drops_the_step_without_a_next_observation() -> None:
     processor = NStepProcessor(SPEC, 1, 3, 0.5)
     processed(processor, step(0, 1.0))
     processed(processor, step(1, 2.0))
@@ -78,7 +78,7 @@ def test_a_cut_stream_drops_the_step_that_led_nowhere() -> None:
     assert not rows(processor.take())
 
 
-def test_a_life_lost_in_the_step_that_is_truncated_is_no_bootstrap() -> None:
+def test_a_life_lost_in_a_truncated_step_prevents_the_bootstrap() -> None:
     steps = [step(t, 1.0) for t in range(3)]
     last = replace(step(3, 1.0, truncated=True), life_lost=np.array([True]))
     processor = NStepProcessor(SPEC, 1, 2, 0.5)

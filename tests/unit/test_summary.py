@@ -1,4 +1,4 @@
-"""How a run ended, in one file."""
+"""summary.json and crash.json."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ AT_START = {
 }
 
 
-def test_it_is_there_from_the_start_and_has_all_of_the_end(tmp_path: Path) -> None:
+def test_the_summary_exists_from_the_start_and_is_complete_at_the_end(tmp_path: Path) -> None:
     result = RunResult(
         "max_env_steps",
         last=Evaluation(900, (20.5,), (1,)),
@@ -76,20 +76,20 @@ def test_it_is_there_from_the_start_and_has_all_of_the_end(tmp_path: Path) -> No
         ("error", "failed"),
     ],
 )
-def test_the_status_follows_from_what_ended_the_run(tmp_path: Path, ended_by: str, status: str) -> None:
+def test_the_status_follows_from_the_reason_of_the_end(tmp_path: Path, ended_by: str, status: str) -> None:
     Summary.start(tmp_path, "id").finish(RunResult(ended_by, ExitCode.DONE))
     assert read(tmp_path)["status"] == status
 
 
-def test_an_unknown_end_is_a_defect(tmp_path: Path) -> None:
+def test_an_unknown_reason_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(KeyError):
         Summary.start(tmp_path, "id").finish(RunResult("boredom", ExitCode.DONE))
     assert read(tmp_path)["status"] == "running"
 
 
-def test_what_is_not_exact_stays_so_however_the_run_ends(tmp_path: Path) -> None:
+def test_a_run_that_is_not_exact_stays_so_after_any_end(tmp_path: Path) -> None:
     summary = Summary.start(tmp_path, "id", exact=False)
-    assert read(tmp_path)["exact"] is False  # also where it is resumed after a kill
+    assert read(tmp_path)["exact"] is False  # also if it is resumed after a kill
     summary.saved(10, 1.0, exact=True)
     summary.finish(RunResult("error", ExitCode.DEFECT))
     assert read(tmp_path)["exact"] is False
@@ -99,7 +99,7 @@ def test_what_is_not_exact_stays_so_however_the_run_ends(tmp_path: Path) -> None
     assert read(tmp_path)["exact"] is False
 
 
-def test_an_early_end_has_no_throughput_and_a_score_that_is_no_number_is_null(tmp_path: Path) -> None:
+def test_an_early_end_has_no_throughput_and_a_nan_score_is_null(tmp_path: Path) -> None:
     score = Evaluation(1, (float("nan"),), (1,))
     Summary.start(tmp_path, "id").finish(
         RunResult("error", ExitCode.NON_FINITE, last=score, error="not finite")
@@ -128,7 +128,7 @@ def test_a_crash_keeps_the_traceback_and_its_causes(tmp_path: Path) -> None:
     assert data["versions"]["python"]
 
 
-def test_a_crash_of_an_actor_is_reported_in_its_own_words(tmp_path: Path) -> None:
+def test_a_crash_of_an_actor_has_the_actors_traceback(tmp_path: Path) -> None:
     context = {"actor": 2, "incarnation": 1, "env": 0, "episode": 3, "step": 17, "action": [0.5]}
     path = write_crash(tmp_path, ActorLostError("actor 2 failed", "Traceback\n  in its env\n", context))
     data = read(tmp_path, path.name)

@@ -1,4 +1,4 @@
-"""The tables at the end."""
+"""The tables at the end of a run."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ def printed(progress: Progress, result: RunResult, width: int | None = None, nex
 
 
 def rows(text: str) -> list[list[str]]:
-    """Cells of every row of a plain table."""
+    """Return the cells of every row of a plain table."""
     lines = [line for line in text.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
 
 
 def figures(progress: Progress, result: RunResult) -> dict[str, str]:
-    """Label and value of each row of the first table."""
+    """Return label and value of each row of the first table."""
     return {row[0]: row[1] for row in rows(printed(progress, result)) if len(row) == 2}
 
 
-def test_both_tables_to_a_file_and_what_stands_below() -> None:
+def test_both_tables_and_the_lines_below_them_in_a_file() -> None:
     result = dataclasses.replace(RESULT, bound="learner-bound", expected="475 expected: reached with 500.0")
     text = printed(PROGRESS, result, next_command="border-train resume='runs/a b'")
     assert rows(text) == [
@@ -83,7 +83,7 @@ def test_output_to_a_file_is_ascii_without_escapes_or_markup_and_never_wrapped()
     assert "[red]no markup[/]" in text
 
 
-def test_before_anything_happened_and_in_sync() -> None:
+def test_tables_of_a_run_without_steps_and_of_sync() -> None:
     found = figures(Progress(), RunResult("sigint"))
     assert found["env steps per opt step"] == "- (target none)"
     unknown = ("opt steps/s", "samples/s", "actors blocked", "learner blocked", "last score", "best score")
@@ -92,7 +92,7 @@ def test_before_anything_happened_and_in_sync() -> None:
 
 
 @pytest.mark.parametrize("width", [80, 40, 20])
-def test_extremes_fit_a_terminal(width: int) -> None:
+def test_extreme_numbers_fit_a_terminal(width: int) -> None:
     progress = Progress(
         seconds=1e12, opt_steps=10**18, env_steps=10**18, ratio_actual=math.nan, best=(10**18, math.inf)
     )
@@ -111,14 +111,14 @@ def test_on_a_terminal_sentences_wrap_at_words_and_a_command_stays_in_one_piece(
     ]
 
 
-def test_a_console_that_is_gone_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_closed_console_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
     file = io.StringIO()
     file.close()
     print_end_tables(Console(file=file, _environ={}), PROGRESS, RunResult("max_opts", actors=ACTORS))
     assert len(caplog.records) == 1
 
 
-def test_samples_per_second_are_those_of_this_launch_and_one_actor_needs_no_sum() -> None:
+def test_samples_per_second_are_of_this_launch_and_one_actor_has_no_total() -> None:
     actor = ActorStat(0, env_steps=1500, env_steps_before=1000, seconds=2.0)
     for n, speeds in ((1, ["250"]), (2, ["250", "250", "500"])):
         actors = [dataclasses.replace(actor, actor=i) for i in range(n)]

@@ -1,4 +1,4 @@
-"""Telemetry: shares of waiting, policy lag."""
+"""Telemetry: shares of waiting time, and policy lag."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def make(seconds_before: float = 0.0, n_actors: int = 1) -> Telemetry:
     return Telemetry(LIMITER, Progress(n_actors=n_actors), seconds_before)
 
 
-def test_the_share_that_the_learner_waited_is_of_this_launch(now: list[float]) -> None:
+def test_the_waiting_share_of_the_learner_is_of_this_launch(now: list[float]) -> None:
     telemetry = make(seconds_before=3600.0)
     telemetry.waited(5.0)
     now[0] += 10.0
@@ -39,7 +39,7 @@ def test_the_share_that_the_learner_waited_is_of_this_launch(now: list[float]) -
 
 
 def test_only_actors_that_are_alive_count_as_waiting(now: list[float]) -> None:
-    """Two of eight are left. In 10 s they wait 3 s for an evaluation and 1 s for credit."""
+    """Two of eight actors are left. In 10 s they wait 3 s for an evaluation and 1 s for credit."""
     telemetry = make(n_actors=8)
     gone = [ActorStat(i, state="killed", seconds=50.0) for i in range(6)]
     two = [ActorStat(i, state="acting", seconds=50.0) for i in (6, 7)]
@@ -52,7 +52,7 @@ def test_only_actors_that_are_alive_count_as_waiting(now: list[float]) -> None:
 
 
 def test_policy_lag_is_over_env_steps() -> None:
-    """64 env steps of a model 0 opt steps old, one of a model 20 old, and a chunk that stands for no env step."""
+    """There are 64 env steps of a model of lag 0, one of lag 20, and a chunk without env steps."""
     telemetry = make()
     telemetry.progress.asynchronous = True
     for version, env_steps in ((20, 64), (0, 1), (10, 0)):

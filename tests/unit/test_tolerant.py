@@ -1,4 +1,4 @@
-"""Recorders on a disk that takes nothing for a while."""
+"""Recorders on a disk that fails for some time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ENOSPC = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 class FailingNow(BufferedRecorder):
-    """Raises `error` from everything while there is one."""
+    """Raises `error` from all methods while it is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,14 +60,14 @@ def record(opt_steps: int) -> Record:
 
 @pytest.fixture
 def limit() -> Iterator[None]:
-    """Whatever the test sets RLIMIT_FSIZE to, it is put back."""
+    """Restore RLIMIT_FSIZE after the test."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     yield
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def lines_of(path: Path) -> list[int]:
-    """Opt steps of a metrics.jsonl."""
+    """Return the opt steps of a metrics.jsonl."""
     return [line["opt_steps"] for line in read_jsonl(path)]
 
 
@@ -83,7 +83,7 @@ def test_h3_a_failing_recorder_costs_records_only(error: Exception, caplog: pyte
     recorder.write(record(2))
     recorder.flush()
     sink.error = None
-    recorder.write(record(3))  # too early for another try
+    recorder.write(record(3))  # too early for another attempt
     clock.seconds += FIRST_RETRY_S
     recorder.write(record(4))
     sink.error = error
@@ -112,7 +112,7 @@ def test_h3_retries_become_rarer_with_one_warning_per_minute(caplog: pytest.LogC
     assert "No space left; 1 records dropped so far, training continues" in caplog.text
 
 
-def test_a_defect_is_raised() -> None:
+def test_another_error_is_raised() -> None:
     recorder, sink, _ = failing()
     sink.error = KeyError("defect")
     for call in (lambda: recorder.write(record(1)), recorder.flush, recorder.close):
@@ -122,7 +122,7 @@ def test_a_defect_is_raised() -> None:
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "tensorboard"])
-def test_h3_a_record_that_fits_in_part_leaves_nothing(tmp_path: Path, limit: None, kind: str) -> None:
+def test_h3_a_partly_written_record_is_removed(tmp_path: Path, limit: None, kind: str) -> None:
     events = kind == "tensorboard"
     folder = tmp_path / kind
     folder.mkdir()
@@ -143,7 +143,7 @@ def test_h3_a_record_that_fits_in_part_leaves_nothing(tmp_path: Path, limit: Non
     assert ([step for step, _ in scalars(folder)] if events else lines_of(path)) == [1, 3]
 
 
-def test_what_could_not_be_cut_at_once_is_cut_by_the_next_piece(
+def test_a_partial_record_that_cannot_be_removed_at_once_is_removed_by_the_next_write(
     tmp_path: Path, limit: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = AppendedFile(tmp_path / "file")
@@ -162,7 +162,7 @@ def test_what_could_not_be_cut_at_once_is_cut_by_the_next_piece(
     assert (tmp_path / "file").read_bytes() == b"whole\nnext\n"
 
 
-def test_h3_a_log_on_a_full_disk_is_silent_and_later_written_again(
+def test_h3_a_log_on_a_full_disk_drops_lines_and_continues_later(
     tmp_path: Path, limit: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, log = tmp_path / "train.log", logging.getLogger("border_cli.test")
@@ -175,7 +175,9 @@ def test_h3_a_log_on_a_full_disk_is_silent_and_later_written_again(
         log.info("fourth")
         allow_bytes(path.stat().st_size)
         log.info("fifth")
-        allow_bytes(resource.RLIM_INFINITY)  # now, not at the teardown: pytest may write to a file in between
+        allow_bytes(
+            resource.RLIM_INFINITY
+        )  # here, not at the teardown, because pytest may write to a file in between
     text = path.read_text()
     assert "first" in text and "fourth" in text
     assert "third" not in text
@@ -199,9 +201,9 @@ for step in itertools.count(1):
 AT_ONCE = 5
 
 
-def test_h1_what_was_written_before_a_kill_is_readable(tmp_path: Path) -> None:
-    """Killed at another step each. All that a writer said it had written is there in both files, in order, and no half
-    line: nothing is lost, as each record is handed to the system before the next one.
+def test_h1_records_written_before_a_kill_are_readable(tmp_path: Path) -> None:
+    """Each writer is killed at another step. All records that it reported are in both files, in order and complete, because
+    each record is passed to the system before the next one.
     """
     kills = times(AT_ONCE, 50)
     for start in range(0, kills, AT_ONCE):
@@ -217,14 +219,14 @@ def test_h1_what_was_written_before_a_kill_is_readable(tmp_path: Path) -> None:
 
 
 def _writing(folder: Path) -> subprocess.Popen[bytes]:
-    """A writer to this folder. It gets ahead of what is read of it by as much as a pipe holds: a small one."""
+    """Start a writer. Its pipe is small, so it cannot get far ahead of the reader."""
     folder.mkdir()
     command = [sys.executable, "-c", WRITER, str(folder)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, pipesize=4096)
 
 
 def _killed_after(process: subprocess.Popen[bytes], steps: int) -> int:
-    """The last step that it said was written; at least `steps`."""
+    """Kill the writer after it reported at least `steps`. Returns the last reported step."""
     assert process.stdout is not None
     with process, process.stdout:
         for _ in range(steps):
@@ -234,7 +236,9 @@ def _killed_after(process: subprocess.Popen[bytes], steps: int) -> int:
     return steps + sum(line.endswith(b"\n") for line in rest)
 
 
-def test_h1_a_torn_tail_is_ignored_by_readers_and_cut_by_the_next_writer(tmp_path: Path) -> None:
+def test_h1_an_incomplete_last_line_is_ignored_by_readers_and_removed_by_the_next_writer(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "metrics.jsonl"
     recorder = JsonlRecorder(path)
     recorder.write(record(1))

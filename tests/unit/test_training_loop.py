@@ -1,4 +1,4 @@
-"""What the training loop does with the experience that it ingests, and when an opt step raises."""
+"""The training loop: ingesting experience, and opt steps that raise."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.fakes import COUNTING_COLUMNS
 
 
 class Components:
-    """The parts of a loop with two actors and an empty replay. calls: what is done to replay and actors, in order."""
+    """The components of a loop with two actors and an empty replay. calls: calls of replay and actors, in order."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
@@ -57,7 +57,7 @@ def chunk(actor: int, incarnation: int = 0, rows: int = 1, env_steps: int = 1) -
     return Chunk(actor, incarnation, 0, env_steps, 0, empty_items(COUNTING_COLUMNS, rows))
 
 
-def test_the_streams_of_an_actor_start_anew_with_each_incarnation() -> None:
+def test_each_incarnation_starts_new_streams() -> None:
     parts = Components()
     parts.arrived = [chunk(0), chunk(1), chunk(1, 1, rows=0), chunk(1, 1), chunk(0), chunk(1, 3)]
     parts.loop().insert()
@@ -67,8 +67,8 @@ def test_the_streams_of_an_actor_start_anew_with_each_incarnation() -> None:
     ]
 
 
-def test_an_actor_that_left_loses_its_credit_and_its_streams_once_its_last_rows_are_in() -> None:
-    """Whether or not it comes back: the streams of one that is given up would stay open for ever."""
+def test_a_lost_actor_loses_credit_and_streams_after_its_last_rows_arrived() -> None:
+    """This happens whether or not it is restarted. Otherwise the streams of an actor that is given up would stay open."""
     parts = Components()
     loop = parts.loop()
     loop.ingest()
@@ -84,8 +84,8 @@ def test_an_actor_that_left_loses_its_credit_and_its_streams_once_its_last_rows_
     assert parts.calls[-1] == ("grant", 5, 4)
 
 
-def test_b1_rows_that_were_lost_before_the_first_opt_step_are_replaced() -> None:
-    """Otherwise learner and actors would wait for each other: all 9 env steps were taken, and no row is left."""
+def test_b1_rows_lost_before_the_first_opt_step_are_replaced() -> None:
+    """Otherwise learner and actors would wait for each other, because all 9 env steps were taken and no row is left."""
     parts = Components()
     parts.batch_size = 5
     loop, taken = parts.loop(), [0, 0]
@@ -101,8 +101,8 @@ def test_b1_rows_that_were_lost_before_the_first_opt_step_are_replaced() -> None
     assert sum(parts.limiter.credits) == 9 + 5
 
 
-def test_what_was_collected_counts_even_if_it_cannot_be_inserted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The source counts it too, and a saved state must have the same counts."""
+def test_collected_experience_counts_even_if_it_cannot_be_inserted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The actors count it too, and a saved state must have the same counts."""
 
     def fail(*_: object) -> None:
         raise MemoryError

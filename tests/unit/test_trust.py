@@ -1,4 +1,4 @@
-"""Whose run it is, and what of it may be imported."""
+"""Trusted runs, and the code that may be imported for a run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "state"
 
 
-def test_a_run_is_own_once_it_is_remembered_in_a_list_of_the_user_alone(state_folder: Path) -> None:
+def test_a_run_is_trusted_after_it_is_in_a_list_that_only_the_user_can_write(state_folder: Path) -> None:
     assert not is_own(MINE)
     remember(MINE, CODE)
     remember(MINE, CODE)
@@ -45,14 +45,14 @@ def test_a_run_is_own_once_it_is_remembered_in_a_list_of_the_user_alone(state_fo
         (["plugin"], {"entry_point": None, "id": "module:Id-v0"}),
     ],
 )
-def test_i2_a_copy_that_names_other_code_is_not_own(plugins: list[str], changes: dict[str, Any]) -> None:
+def test_i2_a_copy_that_names_other_code_is_not_trusted(plugins: list[str], changes: dict[str, Any]) -> None:
     remember(MINE, CODE)
     assert not is_own(MINE, code_of(plugins, asdict(replace(CORRIDOR, **changes))))
     assert is_own(MINE, code_of(["plugin"], asdict(replace(CORRIDOR, out_of_bounds="warn"))))
 
 
 @pytest.mark.parametrize("run_id", [None, "", "\n", MINE[:-1], f"{MINE}\n{OTHER}", MINE.upper() + "X"])
-def test_i2_what_is_no_id_is_not_own(run_id: str | None) -> None:
+def test_i2_an_invalid_id_is_not_trusted(run_id: str | None) -> None:
     remember(MINE, CODE)
     assert not is_own(run_id)
 
@@ -64,7 +64,7 @@ def test_the_default_state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert own_runs_file() == tmp_path / ".local" / "state" / "border-cli" / "runs"
 
 
-def test_a_list_that_cannot_be_written_only_warns(
+def test_a_list_that_cannot_be_written_is_a_warning(
     state_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     state_folder.write_text("a file where the folder should be")
@@ -80,7 +80,7 @@ CLASS = EnvConfig(entry_point="os:system", kwargs={"command": "true"})
 
 
 @pytest.mark.parametrize(
-    ("env", "lacking", "typed", "words"),
+    ("env", "lacking", "typed", "args"),
     [
         (
             IMPORTS,
@@ -97,28 +97,28 @@ CLASS = EnvConfig(entry_point="os:system", kwargs={"command": "true"})
         ),
     ],
 )
-def test_i2_all_code_of_somebody_else_has_to_be_typed(
-    env: EnvConfig, lacking: list[Typed], typed: Typed, words: str
+def test_i2_all_code_of_a_foreign_run_must_be_typed(
+    env: EnvConfig, lacking: list[Typed], typed: Typed, args: str
 ) -> None:
     for too_little in (Typed(), *lacking):
         with pytest.raises(UsageError) as caught:
             check_env(env, too_little, own=False)
-        assert f"env.{words}" in str(caught.value)
+        assert f"env.{args}" in str(caught.value)
         assert len(str(caught.value).splitlines()) == 2
     check_env(env, Typed(), own=True)
     check_env(env, typed, own=False)
-    check_env(PLAIN, Typed(), own=False)  # gymnasium's own
+    check_env(PLAIN, Typed(), own=False)  # an environment of gymnasium
 
 
 @pytest.mark.parametrize("env_id", ["GymV26Environment-v0", "GymV26Environment", "GymV21Environment-v0"])
-def test_i2_an_id_that_imports_what_its_arguments_name_is_never_foreign(env_id: str) -> None:
+def test_i2_a_foreign_id_that_imports_from_its_arguments_is_refused(env_id: str) -> None:
     env = EnvConfig(id=env_id, kwargs={"env_id": "evil:Env-v0"})
     with pytest.raises(UsageError, match="imports whatever"):
         check_env(env, Typed(), own=False)
     check_env(env, Typed(), own=True)
 
 
-def test_i2_plugins_of_somebody_else_have_to_be_typed() -> None:
+def test_i2_plugins_of_a_foreign_run_must_be_typed() -> None:
     with pytest.raises(UsageError, match=r"plugins=\[a,b\]"):
         check_plugins(["a", "b"], Typed(plugins=["a"]), own=False)
     check_plugins(["a", "b"], Typed(plugins=["b", "a"]), own=False)

@@ -22,7 +22,7 @@ def episode(start: int, length: int) -> list[Items]:
     return [processed(processor, step(start + t, 1.0, terminated=t == length - 1)) for t in range(length)]
 
 
-def test_a_row_waits_for_its_next_observation() -> None:
+def test_a_row_is_sampleable_once_its_next_observation_arrived() -> None:
     b, p = buffer(10), NStepProcessor(SPEC, 1, 1, 0.5)
     b.push(processed(p, step(0, 1.0)))
     assert len(b) == 0
@@ -36,7 +36,7 @@ def test_a_row_waits_for_its_next_observation() -> None:
     assert b.batch(2, into=batch) is not batch
 
 
-def test_a_broken_stream_is_not_continued() -> None:
+def test_a_cut_stream_is_not_continued() -> None:
     b = buffer(10)
     b.push(processed(NStepProcessor(SPEC, 1, 1, 0.5), step(0, 1.0)), actor=3)
     b.break_streams(3)
@@ -45,11 +45,11 @@ def test_a_broken_stream_is_not_continued() -> None:
     assert len(b) == 0
 
 
-def test_pending_rows_keep_blocks_open_until_a_break(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pending_rows_keep_blocks_open_until_the_stream_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("border_cli.replay.buffer.rows_per_block", lambda capacity, row_bytes: 4)
     b = buffer(100)
     for actor in (0, 1):
-        b.push(episode(10 * actor, 9)[0], actor)  # each waits for a second row
+        b.push(episode(10 * actor, 9)[0], actor)  # each environment waits for a second row
     for items in episode(20, 20):
         b.push(items, 2)
     assert not any(block.sealed for block in b.state().blocks)

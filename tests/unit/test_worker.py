@@ -1,4 +1,4 @@
-"""A child process as the learner holds it: nothing that the child does or leaves undone keeps the learner waiting."""
+"""A child process of the learner. Nothing that the child does or omits blocks the learner."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def fail(shared: None, setup: SpawnArgs, reporter: Reporter) -> None:
 
 
 def start(main: Main) -> ChildProcess:
-    """A process with a large setup, started in a thread: a start that blocks fails the test."""
+    """Start a process with a large setup in a thread. A start that blocks fails the test."""
     started: list[ChildProcess] = []
     thread = threading.Thread(
         target=lambda: started.append(ChildProcess("worker", main, None, SETUP)), daemon=True
@@ -50,24 +50,26 @@ def start(main: Main) -> ChildProcess:
     return started[0]
 
 
-def test_a_setup_of_any_size_is_given_to_a_child_that_never_reads_it() -> None:
+def test_a_setup_of_any_size_can_be_sent_to_a_child_that_never_reads_it() -> None:
     before = psutil.Process().num_fds()
     worker = start(stop_before_reading)
     pid = worker.pid
     assert pid is not None
     worker.end()
     assert forkserver.pid_gone(pid)
-    assert psutil.Process().num_fds() <= before + 2  # those of the processes, where this was the first child
+    assert (
+        psutil.Process().num_fds() <= before + 2
+    )  # the descriptors of multiprocessing itself, if this is the first child
 
 
-def test_a_setup_of_any_size_arrives_whole() -> None:
+def test_a_setup_of_any_size_arrives_completely() -> None:
     worker, heard = start(read), list[object]()
     wait_until(lambda: heard.extend(worker.receive()) or heard, "the answer")
     worker.end()
     assert heard == [True]
 
 
-def test_an_exception_and_what_is_logged_arrive_clipped(caplog: pytest.LogCaptureFixture) -> None:
+def test_long_exceptions_and_log_lines_arrive_clipped(caplog: pytest.LogCaptureFixture) -> None:
     worker, heard = start(fail), list[object]()
     wait_until(lambda: heard.extend(worker.receive()) or worker.exited(), "its end")
     heard.extend(worker.receive(last=True))
