@@ -33,7 +33,7 @@ KEPT = Path(__file__).parent / "results"
 RUNS = Path("runs/results")
 EPISODES_OF_RISE = 30
 _UNLIKE = ("seed", "plan", "debug", "recorder", "checkpoint", "preset")
-"""What makes no difference to what is learnt, or is named beside it."""
+"""Sections that do not affect learning, or that are part of the name."""
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ CASES = {
 }
 
 NOT_THE_AGENT = ("actors", "evaluation", "replay")
-"""Parts of a checkpoint that hold nothing of what was learnt."""
+"""Parts of a checkpoint without learned values."""
 STATISTICS = ("sums",)
 """Arrays that are only for the next record."""
 

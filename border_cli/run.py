@@ -114,7 +114,7 @@ def train(
 class RunFiles:
     """The files in which a run says what it is and how it ends: provenance.json, summary.json and crash.json.
 
-    On resume, nothing but the log is modified until the saved state has been loaded.
+    On resume, only the log is modified until the saved state has been loaded.
     """
 
     def __init__(self, config: TrainConfig, run_dir: Path, launch: Launch, resumed: Resumed | None) -> None:

@@ -1,4 +1,4 @@
-"""Actors in lockstep, as the learner sees them: rounds of chunks in a fixed order, whatever the timing.
+"""Actors in lockstep, as the learner sees them: rounds of chunks in a fixed order, independent of timing.
 
 Actors wait for the model channel alone: round r needs publication max(r - 1, 1). The number of the newest publication
 therefore tells which rounds may have started, and the actors' saved state is that after the last of these rounds.

@@ -98,7 +98,7 @@ class Sampler:
         return joined({"env": env.state(), "processor": self.processor.state(), "own": self._own_state()})
 
     def next_envs(self, k: int) -> list[int]:
-        """The next k environments, in turn: env steps are spread evenly whatever k is."""
+        """The next k environments, in turn, so that env steps are spread evenly for any k."""
         env_ix = [(self.next_env + i) % self._env.n_envs for i in range(k)]
         self.next_env = (self.next_env + k) % self._env.n_envs
         return env_ix

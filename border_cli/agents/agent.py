@@ -148,7 +148,7 @@ class Algorithm(ABC):
         """Copy the online networks to their targets. Called after parameters were replaced."""
 
     def metrics(self, sums: Sequence[float], opt_steps: int) -> dict[str, float]:
-        """Means over so many opt steps, by the metric's name without "agent/". sums: those of `stats`."""
+        """Means over `opt_steps` opt steps, by the metric's name without "agent/". sums: those of `stats`."""
         return {name: total / opt_steps for name, total in zip(self.scalars, sums, strict=True)}
 
     def batch_metrics(self, batch: TensorBatch) -> dict[str, float]:

@@ -87,7 +87,7 @@ class Linear(nn.Linear):
 class NoisyLinear(Linear):
     """A linear layer with factorised Gaussian noise on its weights (Fortunato et al., 2018).
 
-    The weights are μ + σ·(ε_out ⊗ ε_in) with learnt μ and σ; σ is initially std/√inputs. noise_size: length of its noise.
+    The weights are μ + σ·(ε_out ⊗ ε_in) with learned μ and σ; σ is initially std/√inputs. noise_size: length of its noise.
     """
 
     def __init__(self, n_in: int, n_out: int, generator: torch.Generator, std: float) -> None:

@@ -199,7 +199,7 @@ def _put_file(path: Path, content: Content) -> FileEntry:
         return _write_file(path, content)
     try:
         os.link(content.path, path, follow_symlinks=False)
-    except OSError:  # the file is gone, or the file system has no hard links
+    except OSError:  # the file was removed, or the file system has no hard links
         return _put_file(path, content.content)
     return content.entry
 
@@ -284,7 +284,7 @@ def read(
         except InvalidCheckpointError as e:
             with contextlib.suppress(InvalidCheckpointError):
                 return _read(aside(path), parts, by_size)
-            # A file that is gone may mean that a writer replaced the checkpoint between the two looks.
+            # A missing file may mean that a writer replaced the checkpoint between the two reads.
             if not tries_left or not isinstance(e.__cause__, FileNotFoundError):
                 raise
     raise AssertionError("the last try returns or raises")

@@ -58,7 +58,7 @@ def report(error: Exception | SystemExit, debug: bool = False, job: str = "") ->
     """Print on stderr what went wrong and return the exit code.
 
     An error of ours is its message, at most three lines, with its notes last. A defect keeps its traceback for a bug
-    report, and an error of an environment keeps the environment's. SystemExit from inside a run is a defect, whatever its
+    report, and an error of an environment keeps the environment's. SystemExit from inside a run is a defect with any
     code. debug: print the traceback in any case · job: which job of a sweep it was.
     """
     ours = isinstance(error, BorderError)

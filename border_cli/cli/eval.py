@@ -71,7 +71,7 @@ Settings
   plugins=[package]         modules to import first, where the agent comes from a plugin
   debug=true                show tracebacks
 
-A run that somebody else made may name modules. They are imported only if you name them as well:
+A run of another user may name modules. They are imported only if you name them as well:
   plugins=[package]  env.imports=[package]  env.entry_point=module:name
 
 Flags

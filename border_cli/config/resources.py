@@ -184,7 +184,7 @@ def counts(config: TrainConfig) -> Counts:
             opt_steps, limit = int(by_env_steps), "max_env_steps"
 
     def times(interval: int | None) -> int | None:
-        """How often something is done at an interval and once more at the end, unless both coincide."""
+        """How often something is done at an interval and at the end, unless both coincide."""
         if interval is None:
             return 0
         return None if opt_steps is None else math.ceil(opt_steps / interval)

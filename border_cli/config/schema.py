@@ -202,7 +202,7 @@ class ActorManagerConfig:
     stop_timeout_s: float = option(
         5.0, "kill an actor that has not exited this long after it was asked to stop", unit="s", gt=0.0
     )
-    serial_init: bool = option(False, "start actors one at a time, each after the one before is ready")
+    serial_init: bool = option(False, "start actors one at a time, each when the previous one is ready")
 
 
 @dataclass

@@ -1,1 +1,1 @@
-"""The vocabulary: plain data and protocols. Imports nothing but the standard library and numpy."""
+"""The vocabulary: plain data and protocols. Imports only the standard library and numpy."""

@@ -234,7 +234,7 @@ class ExperienceSource(Protocol):
         """One entry per actor."""
 
     def stop(self) -> list[ActorStat]:
-        """Stop every actor and wait until it is gone."""
+        """Stop every actor and wait until it has ended."""
 
 
 class Evaluator(Protocol):
@@ -260,7 +260,7 @@ class Evaluator(Protocol):
         """
 
     def close(self) -> None:
-        """Release the environments, whatever they are doing."""
+        """Release the environments, even during an evaluation."""
 
 
 class Recorder(Protocol):

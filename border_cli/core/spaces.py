@@ -31,7 +31,7 @@ class ObsLeaf:
     low, high: the least and the greatest bound of a box, None where it has none.
     categories: sizes of the one-hot blocks (discrete kinds only); stored values are counted from 0.
     start: what was subtracted from each component of a discrete kind.
-    stack: so many observations of the environment, the newest last, are one here, along the first dimension of shape.
+    stack: number of observations of the environment, newest last, that are stacked along the first dimension of shape.
     """
 
     name: str

@@ -25,7 +25,7 @@ class SafeStream:
         self.open = True
 
     def attempt(self, write: Callable[[], object]) -> None:
-        """Write, unless the stream is gone. Raises what `write` raises for any other reason than that."""
+        """Write, unless the stream is closed. Other errors of `write` are raised."""
         if not self.open:
             return
         try:

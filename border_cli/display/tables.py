@@ -20,13 +20,13 @@ from border_cli.display import format
 from border_cli.display.stdout import SafeStream, printable
 
 _PLAIN_WIDTH = 1000
-"""Columns where there is no terminal: nothing may be cut or wrapped that somebody wants to search for."""
+"""Columns without a terminal: nothing is cut or wrapped, so that the text can be searched."""
 _LEFT = ("", "state", "settings", "run")
 """Columns of words; figures stand to the right."""
 
 
 def print_sweep_table(console: Console, jobs: Sequence[SweepJob]) -> None:
-    """Print one row per job. A console that is gone is no error."""
+    """Print one row per job. A closed console is no error."""
     table = make_table("sweep", "job", "settings", "best score", "exit code", "run")
     for job in jobs:
         score = format.MISSING if math.isnan(job.score) else format.number(job.score)
@@ -35,7 +35,7 @@ def print_sweep_table(console: Console, jobs: Sequence[SweepJob]) -> None:
 
 
 def print_end_tables(console: Console, progress: Progress, result: RunResult, next_command: str = "") -> None:
-    """Print how a run ended, a row per actor, and a command to continue with. A console that is gone is no error."""
+    """Print how a run ended, a row per actor, and a command to continue with. A closed console is no error."""
     tables = [trainer_table(progress, result)]
     if result.actors:
         tables.append(actor_table(result.actors))
@@ -51,7 +51,7 @@ def print_end_tables(console: Console, progress: Progress, result: RunResult, ne
 
 
 def print_tables(console: Console, tables: Sequence[Table]) -> None:
-    """Print tables with rounded boxes on a terminal, in plain ASCII elsewhere. A console that is gone is no error."""
+    """Print tables with rounded boxes on a terminal, in plain ASCII elsewhere. A closed console is no error."""
     outlet, out = SafeStream(lambda: console.file), console
     if not console.is_terminal:
         out = Console(file=console.file, width=_PLAIN_WIDTH, color_system=None)
@@ -156,7 +156,7 @@ _BOUND = {
 
 
 def print_plan(console: Console, plan: Plan) -> None:
-    """Print what a run would do and take. A console that is gone is no error."""
+    """Print what a run would do and take. A closed console is no error."""
     counts, one = plan.counts, plan.checkpoint
     does = make_table("run", "", "value")
     ends_surely = counts.exact or counts.limit == "max_time"

@@ -143,7 +143,7 @@ def is_live(console: Console) -> bool:
 class ScreenView:
     """A `View` that redraws the frame in place and prints messages above it.
 
-    `close` leaves the last frame where it is. When the terminal is gone, the view is silent and the run continues.
+    `close` leaves the last frame where it is. When the terminal closes, the view is silent and the run continues.
     now: a monotonic clock in seconds · cores: processor cores, for the advice.
     """
 
@@ -201,7 +201,7 @@ class ScreenView:
         self._attempt(put)
 
     def _attempt(self, write: Callable[[], object]) -> None:
-        """Write while there is a terminal; once it is gone, stop the live display silently."""
+        """Write to the terminal. If it was closed, stop the live display silently."""
         was_open = self._stream.open
         self._stream.attempt(write)
         if was_open and not self._stream.open:

@@ -64,7 +64,7 @@ class EnvChecker:
         self.episodes = [0] * n_envs
         self.steps = [0] * n_envs
         self._all = list(range(n_envs))
-        self._shared = False  # whether somebody else holds the arrays of `obs`
+        self._shared = False  # whether a caller holds the arrays of `obs`
         self._leaves = [_LeafChecker(leaf, space) for leaf in spec.obs.leaves]
         floats = {name: bytearray(rows.size) for name, rows in self.obs.items() if rows.dtype.kind == "f"}
         self._finite_flags = {name: (flags, np.frombuffer(flags, bool)) for name, flags in floats.items()}

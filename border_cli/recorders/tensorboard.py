@@ -133,7 +133,7 @@ class TensorBoardRecorder:
 
 
 def _new_file(folder: Path) -> Path:
-    """A name as TensorBoard looks for: the newest file of a folder comes last, whatever the clock says."""
+    """A name as TensorBoard expects it: the newest file of a folder sorts last, independent of the clock."""
     stamps = [int(path.name.split(".")[3]) for path in event_files(folder)]
     stamp = max(int(time.time()), max(stamps, default=0) + 1)
     return folder / f"events.out.tfevents.{stamp:010d}.{socket.gethostname()}.{os.getpid()}"

@@ -126,7 +126,7 @@ _MAX_TOP = 8192
 class _WideTree:
     """A combination, such as the sum, of n float64 leaves of which a few change at a time. leaves: (n,) view.
 
-    A node has sixteen children, because each level costs a few numpy calls whatever the batch size. There is no root: the
+    A node has sixteen children, because each level costs a few numpy calls at any batch size. There is no root: the
     top level is short enough to be searched as a whole. Inner nodes are always computed from their children, never
     adjusted by a difference. So they depend on the leaves alone, bit for bit: only the leaves have to be saved, and no
     error adds up.

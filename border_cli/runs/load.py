@@ -285,13 +285,13 @@ def load_agent(
     """The agent in a directory of `save_agent`, or in a checkpoint of a run.
 
     Args:
-        path: the directory, a run or a checkpoint; of a run the last checkpoint, as best/ has nothing but a model.
+        path: the directory, a run or a checkpoint; of a run the last checkpoint, because best/ has only a model.
         device: where the agent computes, such as "cpu" or "cuda".
         plugins: modules to import first, for an agent that is not one of border-cli's own.
         seed: of the random numbers that the agent draws.
 
     Raises:
-        UsageError: for what is not there, or has nothing but a model.
+        UsageError: the path does not exist, or has only a model.
         NoValidCheckpointError: where nothing verifies.
     """
     path = Path(path)
@@ -299,7 +299,7 @@ def load_agent(
     located = model_directory(path, None if is_single else "last")
     saved, training = read_model(located.path), read_training(located.path)
     if training is None:
-        raise UsageError(f"{located.path} has nothing but a model\nallowed: a checkpoint, or border_cli.load")
+        raise UsageError(f"{located.path} has only a model\nallowed: a checkpoint, or border_cli.load")
     model = saved.description
     import_plugins(model, Typed(plugins=plugins), is_own_code(located, model))
     config = agent_config(model)

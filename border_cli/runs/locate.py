@@ -67,7 +67,7 @@ def model_directory(named: Path | None = None, checkpoint: str | int | None = No
 def weights_directory(named: Path, whole_agent: bool) -> Path:
     """Where a new run reads its first weights: the model to load (see `model_directory`).
 
-    whole_agent: prefer a checkpoint of the same opt step to best/, which has nothing but a model.
+    whole_agent: prefer a checkpoint of the same opt step to best/, which has only a model.
     """
     path = model_directory(named).path
     if whole_agent and path.name == BEST:

@@ -103,7 +103,7 @@ def describe(config: TrainConfig, resumed: Resumed) -> str:
         words.append("without its replay, so there is a warm-up first")
         budget = config.trainer.max_env_steps
         if budget is not None and budget - resumed.env_steps <= config.trainer.warmup_period:
-            words.append("the warm-up takes all that is left of max_env_steps: nothing more is learnt")
+            words.append("the warm-up takes all that is left of max_env_steps: nothing more is learned")
     if is_reproducible(config) and not resumed.exact:
         words.append("the bits will not be those of an uninterrupted run")
     return "; ".join(words)

@@ -3,7 +3,7 @@
 A run's configuration is data, but it names modules: packages that register environments, an environment's class,
 plugins. Importing a module runs its code. That happens only for the user's own runs, and for names that the user typed.
 A file in the user's state folder lists the own runs: the id of each with a checksum of everything in it that names code,
-because a copy of a run has the same id and somebody may have changed it.
+because a copy of a run has the same id and may have been changed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from border_cli.core.errors import UsageError
 _logger = logging.getLogger(__name__)
 _RUN_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _WRAPPERS_OF_ANYTHING = ("GymV21Environment", "GymV26Environment")
-"""Ids of gymnasium, whatever their version, that import what their arguments name."""
+"""Ids of gymnasium, without version, that import what their arguments name."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def remember(run_id: str, code: str) -> None:
         with contextlib.closing(os.fdopen(descriptor, "wb", buffering=0)) as file:
             file.write(f"{run_id} {code}\n".encode("ascii"))
     except OSError as e:
-        _logger.warning("%s: %s; border-eval will treat this run as somebody else's", path, e.strerror)
+        _logger.warning("%s: %s; border-eval will treat this run as that of another user", path, e.strerror)
 
 
 def is_own(run_id: str | None, code: str | None = None) -> bool:

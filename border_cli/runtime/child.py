@@ -81,7 +81,7 @@ def lower_priority() -> None:
     path = Path("/proc/self/oom_score_adj")
     with contextlib.suppress(OSError):
         path.write_text(str(min(_OOM_MAX, int(path.read_text()) + _OOM_MORE)))
-    os.setpgid(0, 0)  # the leader of a process group, with which whatever it starts can be killed
+    os.setpgid(0, 0)  # leads a process group, so that processes it starts can be killed with it
 
 
 def _exit_with_learner() -> None:

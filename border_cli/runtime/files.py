@@ -1,4 +1,4 @@
-"""Replace a small file atomically, open a file that somebody else may have put there, and call every stage of an end."""
+"""Replace a small file atomically, open a file that another user may have made, and call every stage of an end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def replace_file(path: Path, content: bytes) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         temporary.unlink(missing_ok=True)
-        with temporary.open("xb") as file:  # "x": a file that somebody else put there may link to anywhere
+        with temporary.open("xb") as file:  # "x": an existing file could be a link to anywhere
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -28,7 +28,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def open_plain(path: Path | str, folder: int | None = None) -> Iterator[BinaryIO]:
-    """Open a file that somebody else may have made. Raises OSError, or ValueError if it is no plain file.
+    """Open a file that another user may have made. Raises OSError, or ValueError if it is no plain file.
 
     folder: descriptor of the folder that it is in; a link is then refused.
     """

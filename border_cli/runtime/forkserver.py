@@ -101,7 +101,7 @@ def run_in_child(
     timeout_s: float,
     should_stop: StopCheck = lambda: False,
 ) -> Any:
-    """`function(*args)` in a child of its own, which is gone when this returns; its result must be plain data.
+    """Run `function(*args)` in a child process, which has ended when this returns. The result must be plain data.
 
     Raises ChildError if it raised or the child died, TimeoutError after timeout_s, and ChildStopped if should_stop became
     true. The function must be importable by its path.

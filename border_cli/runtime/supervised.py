@@ -179,7 +179,7 @@ class ChildProcess:
         return forkserver.describe_exit(self._process.exitcode)
 
     def kill(self) -> None:
-        """Kill it, whatever it is doing."""
+        """Kill it at once."""
         if not self.exited():
             self._process.kill()
 
@@ -386,7 +386,7 @@ class SupervisedProcess(ABC):
             self._begin_exit(self._limits.stop_timeout_s)  # it may still be closing its environments
 
     def supervise(self) -> Loss | None:
-        """Do what is due. Returns a loss once the process is gone and everything of it was received.
+        """Do what is due. Returns a loss after the process has ended and all its messages were received.
 
         Raises IncompatibleStateError if the process was given a saved state that does not fit.
         """
@@ -409,7 +409,7 @@ class SupervisedProcess(ABC):
         return None
 
     def kill(self) -> None:
-        """Kill the process, whatever it is doing. `end` waits until it is gone."""
+        """Kill the process at once. `end` waits until it has ended."""
         if self._child is not None and not self._child.exited():
             self._killed = True
             self._child.kill()

@@ -174,7 +174,7 @@ class EvalManager:
         check_like(State(saved.arrays), State(expected), owner)
         self._jobs = [EvalJob(models[str(job["opt_steps"])], job["env_steps"]) for job in values["pending"]]
         self._best_model = models.get("best")
-        if later_best is not None and later_best[0].version not in pending:  # else it is compared once more
+        if later_best is not None and later_best[0].version not in pending:  # otherwise it is compared again
             self._best_model, self.selector.best = later_best
             check_like(State(self._best_model.arrays), State(dict(model)), "the best model")
         self.last = None if values["last"] is None else Evaluation.from_json(values["last"])

@@ -228,7 +228,7 @@ class TrainingLoop(ABC):
             "allowed: finite rewards and observations; a smaller agent.lr or agent.max_grad_norm helps most often"
         )
 
-    # -- stages that are due every so many opt steps ------------------------------------------------------------
+    # -- stages that are due at intervals of opt steps ------------------------------------------------------------
 
     def _run_due(self) -> None:
         """Run the stages of this opt step. The checkpoint comes last: it contains how much was recorded before it."""

@@ -68,7 +68,7 @@ class RatioLimiter:
         self._present = [True] * n_actors
 
     def state(self) -> dict[str, Any]:
-        """As JSON values, without unused credit: that is given anew."""
+        """As JSON values, without unused credit, which is granted again."""
         return {
             "env_steps": self.env_steps,
             "opt_steps": self.opt_steps,
@@ -156,7 +156,7 @@ class RatioLimiter:
         Args:
             missing: rows that the replay lacks for a batch. If all env steps that may precede the first opt step were
                 taken and left too few rows, because an actor died with rows of incomplete n-step sums, the warm-up
-                becomes longer by so many env steps.
+                becomes longer by this many env steps.
         """
         allowed = self.allowed_env_steps
         starved = self._starved

@@ -19,7 +19,7 @@ from border_cli.training.metrics import Telemetry
 from border_cli.training.ratio_limiter import RatioLimiter
 
 STAGES = ("publish", "evaluate", "record", "save")
-"""What the loop does every so many opt steps, in this order."""
+"""What the loop does at intervals of opt steps, in this order."""
 
 
 @dataclass

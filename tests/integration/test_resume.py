@@ -538,6 +538,6 @@ def test_a_warm_up_that_uses_the_rest_of_the_budget_is_logged(folder: Path) -> N
     )
     run = run_whole(folder / "no rest", *args)
     resume(run.path, "trainer.max_env_steps=120")
-    assert "nothing more is learnt" in (run.path / "train.log").read_text().replace("\n         ", " ")
+    assert "nothing more is learned" in (run.path / "train.log").read_text().replace("\n         ", " ")
     resume(run.path, "trainer.max_env_steps=200")
     assert (run.path / "train.log").read_text().count("nothing more") == 1

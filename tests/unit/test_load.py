@@ -159,7 +159,7 @@ def test_a_bare_agent_is_saved_and_loaded(tmp_path: Path, steps: int) -> None:
     agent.eval()
     obs = np.random.default_rng(0).uniform(-1, 1, (20, 4)).astype(np.float32)
     assert border_cli.load(path).sample(obs).tolist() == agent.sample({"obs": obs}).tolist()
-    with pytest.raises(UsageError, match="has nothing but a model"):
+    with pytest.raises(UsageError, match="has only a model"):
         border_cli.load_agent(save_model(tmp_path, describe(CARTPOLE, CARTPOLE_SPEC), 1))
 
 

@@ -69,7 +69,7 @@ def test_a_list_that_cannot_be_written_is_a_warning(
 ) -> None:
     state_folder.write_text("a file where the folder should be")
     remember(MINE, CODE)
-    assert "somebody else's" in caplog.text
+    assert "that of another user" in caplog.text
     assert not is_own(MINE)
 
 

@@ -140,7 +140,7 @@ class CategoricalHead(Head):
 
 
 class QuantileHead(Head):
-    """k quantiles of the return, learnt by quantile regression. Without given levels they are (i + 1/2)/k."""
+    """k quantiles of the return, learned by quantile regression. Without given levels they are (i + 1/2)/k."""
 
     def values(self, outputs: Tensor) -> Tensor:
         """The mean of the quantiles."""

@@ -35,7 +35,7 @@ class SacState:
     """Everything that an opt step reads and changes.
 
     policy_target: (n,), None unless the policy is deterministic · alpha: the entropy coefficient, None unless it is
-    learnt · policy_steps: scalar, opt steps since the last record that changed the policy.
+    learned · policy_steps: scalar, opt steps since the last record that changed the policy.
     """
 
     policy: AdamState

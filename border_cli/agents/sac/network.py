@@ -138,7 +138,7 @@ class Critics(nn.Module):
         )
 
     def forward(self, obs: dict[str, Tensor], action: Tensor, first: int | None = None) -> Tensor:
-        """{name: (B, ...)} and actions (B, d) → (n critics, B, quantiles). first: only so many critics.
+        """{name: (B, ...)} and actions (B, d) → (n critics, B, quantiles). first: number of critics to use.
 
         The critics get actions scaled to [-1, 1].
         """
