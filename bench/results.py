@@ -1,10 +1,10 @@
-"""`make results`: the runs of `bench/table_of_runs.py`, judged on new episodes; docs/results.md is written from them.
+"""`make results`: the runs of `bench/table_of_runs.py`, evaluated on new episodes. Writes docs/results.md.
 
     python -m bench.results [--only TEXT] [--page-only] [--list]
 
-Hours, one run after the other. Each is printed with the minutes it should take, and may be interrupted at any moment: the
-same call goes on with it. What a finished run has brought is kept in bench/results/, and is not run again as long as its
-configuration is the same. Ends with 1 where a row falls short of what is promised.
+It takes hours. Runs are trained one after the other, and each is printed with its expected minutes. After an interruption
+the same call continues. The results of finished runs are stored in bench/results/; a run is not repeated while its
+configuration is the same. Ends with 1 if a row misses its bar.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ def main() -> None:
         print(f"{cell.name}: about {_expected(cell):.1f} minutes", flush=True)
         result = run(cell)
         print(
-            f"{cell.name}: {result['judged']['mean']:.1f} after {result['minutes']:.1f} minutes", flush=True
+            f"{cell.name}: {result['evaluation']['mean']:.1f} after {result['minutes']:.1f} minutes",
+            flush=True,
         )
         write_page(_all_kept())
     if not write_page(_all_kept()):
@@ -102,14 +103,12 @@ def run(cell: Cell) -> dict[str, Any]:
         (RUNS / f"{cell.name}.config").write_text(config, encoding="utf-8")
         runs.train(run_dir, cell.args)
     began = time.monotonic()
-    runs.judge(run_dir, [f"episodes={cell.row.episodes}"])
+    runs.evaluate(run_dir, [f"episodes={cell.row.episodes}"])
     result = _result(cell, run_dir, config, time.monotonic() - began)
     KEPT.mkdir(exist_ok=True)
     text = json.dumps(result, indent=1, sort_keys=True)
     (KEPT / f"{cell.name}.json").write_text(f"{text}\n", encoding="utf-8")
-    shutil.rmtree(
-        run_dir / "checkpoints", ignore_errors=True
-    )  # saves disk: the replay is large, and best/ is enough
+    shutil.rmtree(run_dir / "checkpoints", ignore_errors=True)  # the replay is large, and best/ is enough
     return result
 
 
@@ -135,10 +134,10 @@ def config_hash(args: list[str]) -> str:
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _result(cell: Cell, run_dir: Path, config: str, judging_s: float) -> dict[str, Any]:
+def _result(cell: Cell, run_dir: Path, config: str, evaluation_s: float) -> dict[str, Any]:
     summary = _json(run_dir / "summary.json")
-    (judged,) = (run_dir / "eval").glob(f"best-*episodes{cell.row.episodes}.json")
-    evaluation = _json(judged)
+    (file,) = (run_dir / "eval").glob(f"best-*episodes{cell.row.episodes}.json")
+    evaluation = _json(file)
     return {
         "cell": cell.name,
         "row": cell.row.name,
@@ -146,12 +145,12 @@ def _result(cell: Cell, run_dir: Path, config: str, judging_s: float) -> dict[st
         "config": config,
         "commit": _git("rev-parse", "--short", "HEAD"),
         "dirty": bool(_git("status", "--porcelain", "--", "border_cli", "conf")),
-        "minutes": round((summary["seconds"] + judging_s) / 60, 2),  # of all launches of the run
+        "minutes": round((summary["seconds"] + evaluation_s) / 60, 2),  # of all launches of the run
         "env_steps": summary["counters"]["env_steps"],
         "opt_steps": summary["counters"]["opt_steps"],
         "last": summary["last_score"]["mean"],
         "best_opt_steps": evaluation["opt_steps"],
-        "judged": {name: evaluation[name] for name in ("episodes", "mean", "std", "min", "max")},
+        "evaluation": {name: evaluation[name] for name in ("episodes", "mean", "std", "min", "max")},
         "rise": _rise(run_dir),
         "curve": list(_curve(run_dir)),
     }

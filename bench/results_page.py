@@ -38,7 +38,7 @@ def write_page(results: Results) -> bool:
 
 
 def _means(found: list[dict[str, Any]]) -> list[float]:
-    return [one["judged"]["mean"] for one in found]
+    return [one["evaluation"]["mean"] for one in found]
 
 
 def _holds(row: Row, found: list[dict[str, Any]]) -> bool | None:
@@ -115,7 +115,7 @@ def _each(results: Results) -> str:
     lines = [
         [
             one["cell"],
-            f"{one['judged']['mean']:.1f} ± {one['judged']['std']:.1f} ({one['judged']['episodes']:,})",
+            f"{one['evaluation']['mean']:.1f} ± {one['evaluation']['std']:.1f} ({one['evaluation']['episodes']:,})",
             f"{one['best_opt_steps']:,} of {one['opt_steps']:,}",
             f"{one['last']:.1f}",
             f"{one['minutes']:.1f}",

@@ -19,7 +19,7 @@ def train(run_dir: Path, args: Sequence[str], resumes: bool = False) -> None:
     _command("border_cli.cli.train", args if resumes else [*args, f"hydra.run.dir={run_dir}"])
 
 
-def judge(run_dir: Path, args: Sequence[str]) -> None:
+def evaluate(run_dir: Path, args: Sequence[str]) -> None:
     """`border-eval run_dir ARG…`."""
     _command("border_cli.cli.eval", [str(run_dir), *args])
 

@@ -39,7 +39,7 @@ class Row:
     """Runs that differ by their seed alone.
 
     table: "bars" or "parity" · way: how it is trained, for the table · args: of the command, beside agent, env and
-    seed · episodes: new ones that each best model is judged on · minutes: about what one run takes on two cores.
+    seed · episodes: new episodes for each best model · minutes: about what one run takes on two cores.
     """
 
     table: str

@@ -42,7 +42,7 @@ _WORDS = (
 
 
 def make(folder: Path) -> Path:
-    """Train it in `folder` and remove its provenance, so that it is in nobody's list of trusted runs."""
+    """Train it in `folder` and remove its provenance, so that it is in no list of trusted runs."""
     run = folder / "run"
     with in_folder(folder):
         assert main([*_WORDS, f"hydra.run.dir='{run}'"]) == 0

@@ -65,7 +65,7 @@ def full_kills(runs: int, seed: int) -> int:
             Started(alone, args).end_well()
             seconds = time.monotonic() - began
             at = random.Random(f"{seed} {i}").uniform(0.05, 0.85) * seconds
-            _kill(killed, args, at, begun=False)
+            _kill(killed, args, at, may_exist=False)
             Started(killed, args).end_well()
             for name, where in (("left alone", alone), ("killed", killed)):
                 run = only_run(where)
@@ -85,8 +85,8 @@ def _killed_twice(
     folder: Path, args: list[str], at: tuple[float, float], opt_steps: int, whole: Run | None
 ) -> None:
     """Kill a run twice, the second time after it was continued, unless it is done before."""
-    _kill(folder, args, at[0], begun=False)
-    _kill(folder, args, at[1], begun=True)
+    _kill(folder, args, at[0], may_exist=False)
+    _kill(folder, args, at[1], may_exist=True)
     Started(folder, args).end_well()
     run = only_run(folder)
     check_whole(run, opt_steps)
@@ -94,14 +94,14 @@ def _killed_twice(
         _check_same_bits(run, whole)
 
 
-def _kill(folder: Path, args: Sequence[str], at: float, *, begun: bool) -> None:
-    """Kill the process group after `at` seconds, or when the run is done. begun: there may be a run to continue."""
+def _kill(folder: Path, args: Sequence[str], at: float, *, may_exist: bool) -> None:
+    """Kill the process group after `at` seconds, or when the run is done. may_exist: whether a run may already exist."""
     kept = folder.with_name(f"{folder.name}-before")
-    if begun:
+    if may_exist:
         shutil.copytree(folder, kept, symlinks=True)
     while not _killed(folder, args, at):
         shutil.rmtree(folder)
-        if begun:
+        if may_exist:
             shutil.copytree(kept, folder, symlinks=True)
         at *= 0.7
     _check_readable(folder)

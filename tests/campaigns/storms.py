@@ -18,7 +18,7 @@ from tests.faults.processes import processes
 _CODES = (0, 5, 130, 143, -signal.SIGKILL)
 """5: in lockstep an actor was lost."""
 _CODES_BEFORE = (-signal.SIGTERM, -signal.SIGINT, -signal.SIGUSR1)
-"""It came before Python had begun with us; there is no run then."""
+"""The signal came while Python itself was starting, so there is no run."""
 _PROBE_KILLED = "while it made the environment"
 """What is said, with code 2, when the process that looks at the environment is the one that was hit; no run either."""
 _INTERPRETER = "init_import_site"

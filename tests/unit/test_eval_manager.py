@@ -331,7 +331,7 @@ def test_exact_results_take_effect_when_the_next_model_is_submitted(early: bool)
     assert setup.manager.skipped == 0
 
 
-def test_exact_a_candidate_is_judged_by_the_best_model_of_its_time() -> None:
+def test_exact_a_candidate_is_compared_with_the_best_model_of_its_time() -> None:
     """Whether 20 is a candidate depends on 10, whose result takes effect first, even if that of 20 is known earlier."""
     setup = Setup({10: 5.0, 20: 3.0, 30: 1.0}, concurrent=True, reproducible=True, answers=math.inf)
     setup.submit(10, 20, 30)
