@@ -12,13 +12,14 @@ The module of a family offers these functions; see `border_cli.agents.dqn.agent`
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from border_cli.agents.config import NetworkConfig
 from border_cli.agents.nets import to_tensors
 from border_cli.agents.params import BatchLoader, FlatParams, StepStats, TensorBatch, named_tensors
 from border_cli.core.errors import IncompatibleStateError
@@ -117,27 +118,82 @@ class Algorithm(ABC):
     """How an agent learns: one opt step as a function of its state, a batch and random numbers.
 
     Args:
+        config: the learning rate's schedule is read here.
         state: a dataclass of tensors with everything that an opt step reads and changes, including `stats`.
         layouts: layouts of parameter vectors, by the field of the state that contains the vector.
         seed: the run's; it determines `rng`, the random generator of the opt steps.
+
+    Attributes:
+        networks: `bind(state)`.
+        graphs: compiled forms of `step`, by variant; see `border_cli.agents.graph`. Empty: every opt step is eager.
     """
 
     scalars: tuple[str, ...]
     """Names of the scalars that an opt step adds to `stats`, in the order of its sums."""
+    variants: tuple[int, ...] = (0,)
+    """What `variant` can return."""
 
-    def __init__(self, state: Any, layouts: Mapping[str, FlatParams], seed: int) -> None:
+    def __init__(
+        self, config: NetworkConfig, state: Any, layouts: Mapping[str, FlatParams], seed: int
+    ) -> None:
+        self.config = config
         self.state = state
         self.rng = seeding.generator(seed, *seeding.LEARNING)
+        self.graphs: dict[int, Callable[[TensorBatch, Any, float], Tensor | None]] = {}
         self._layouts = layouts
+        self.networks = self.bind(state)
 
     @property
     def stats(self) -> StepStats:
         stats: StepStats = self.state.stats
         return stats
 
-    @abstractmethod
     def opt_step(self, batch: TensorBatch, number: int) -> Tensor | None:
         """Do opt step `number`, from 1, in place. Returns (B,) absolute errors of a batch with weights, else None."""
+        noise, variant, lr_scale = (
+            self.noise(len(batch.reward)), self.variant(number), self.config.lr_scale(number)
+        )  # fmt: skip
+        if variant in self.graphs:
+            return self.graphs[variant](batch, noise, lr_scale)
+        return self.step(self.networks, self.state, batch, noise, lr_scale, variant)
+
+    @abstractmethod
+    def bind(self, state: Any) -> Any:
+        """Networks whose parameters are views of the vectors in a state."""
+
+    def noise(self, rows: int) -> Any:
+        """New random numbers of one opt step for a batch of `rows`: None, or a dataclass of tensors, from `rng`."""
+        del rows
+
+    def variant(self, number: int) -> int:
+        """Which form opt step `number` has: what differs between forms is not decided by tensors."""
+        del number
+        return 0
+
+    @abstractmethod
+    def step(
+        self,
+        networks: Any,
+        state: Any,
+        batch: TensorBatch,
+        noise: Any,
+        lr_scale: float | Tensor,
+        variant: int,
+    ) -> Tensor | None:
+        """Change the state in place by one opt step, without the update of the targets.
+
+        Nothing but these arguments may be read that can change, and no value of a tensor may decide what is done, so that
+        the step can be compiled.
+
+        Args:
+            networks: `bind(state)`.
+            noise: from `noise`.
+            lr_scale: factor of every learning rate; a scalar tensor while the step is compiled.
+            variant: from `variant`.
+
+        Returns:
+            (B,) absolute errors if the batch has weights, else None.
+        """
 
     @abstractmethod
     def update_targets(self, number: int) -> None:

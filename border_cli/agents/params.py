@@ -94,7 +94,7 @@ class AdamState:
         """The state before the first step. `params` is used in place."""
         return AdamState(params, *(params.new_zeros(shape) for shape in (params.shape, params.shape, ())))
 
-    def update(self, gradient: Tensor, lr: float, eps: float, skip: Tensor) -> None:
+    def update(self, gradient: Tensor, lr: float | Tensor, eps: float, skip: Tensor) -> None:
         """One Adam step in place. gradient: (n,) · skip: scalar float32; if it is 1, nothing changes, bit for bit."""
         adam(
             *([self.params], [gradient], [self.exp_avg], [self.exp_avg_sq], [], [self.step]),

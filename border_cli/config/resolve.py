@@ -30,11 +30,13 @@ _SAFE = (
     "env.nonfinite",
     "env.out_of_bounds",
     "env.action_mask",  # decided when the run starts
-    "buffer.beta_opt_steps",  # so is this
+    "agent.lr_opt_steps",  # so are these
+    "buffer.beta_opt_steps",
     *_TIMEOUTS,
     "device",
     "debug",
 )
+_DECIDED_BY_THE_AGENT = ("lr_opt_steps",)
 _SAFE_RUNNING_FREE = ("n_actors", "actor_manager.", "threads", "trainer.ratio_tolerance")
 _KEEP_THE_BITS = (
     *BUDGETS,
@@ -71,7 +73,9 @@ def resolve(
     resolved.env.native = "always" if steps_natively(config) else "never"
     if config.env.action_mask == "auto":
         resolved.env.action_mask = action_mask
-    resolved.buffer = resolved.buffer.resolve(counts(config).opt_steps)
+    opt_steps = counts(config).opt_steps
+    resolved.buffer = resolved.buffer.resolve(opt_steps)
+    resolved.agent = resolved.agent.resolve(opt_steps, is_reproducible(config))
     if config.checkpoint.replay == "auto":
         resolved.checkpoint.replay = "full" if replay_fits else "none"
     if config.recorder.console == "auto":
@@ -107,6 +111,9 @@ def inherit(config: TrainConfig, stored: TrainConfig) -> TrainConfig:
         inherited.trainer.lockstep_steps = stored.trainer.lockstep_steps
     if config.init_from is not None and stored.init_from is not None:  # a path such as runs/latest moves on
         inherited.init_from = stored.init_from
+    for name in _DECIDED_BY_THE_AGENT:
+        if getattr(config.agent, name, "") in (None, "auto") and hasattr(stored.agent, name):
+            setattr(inherited.agent, name, getattr(stored.agent, name))
     if type(config.buffer) is type(stored.buffer):
         left_open = [name for name, value in vars(config.buffer).items() if value is None]
         decided = {name: getattr(stored.buffer, name) for name in left_open}

@@ -62,6 +62,11 @@ class AgentConfig:
     def validate(self) -> None:
         """Raise UsageError for values that are allowed each by itself and wrong together."""
 
+    def resolve(self, opt_steps: int | None, is_reproducible: bool) -> AgentConfig:
+        """A copy with values for what is left open; see `resolve.resolve`. opt_steps: as in `BufferConfig.resolve`."""
+        del opt_steps, is_reproducible
+        return self
+
     def gives_priorities(self) -> bool:
         """Whether its policy knows Q-values when it acts, whose errors have the unit of its opt steps' priorities."""
         return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +193,24 @@ def test_the_same_seed_gives_the_same_agent_and_another_seed_another(agent: str)
         return [one.sample(obs, 10**6).tolist(), {n: a.tolist() for n, a in one.state().arrays.items()}]
 
     assert history(1) == history(1) != history(2)
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_the_schedule_scales_every_learning_rate(agent: str) -> None:
+    config = replace(
+        config_of(agent), lr_schedule="linear", lr_opt_steps=2, lr_final=0.0, target_interval=100
+    )
+    one: Agent = AGENTS[agent].load().make_agent(config, spec_of(agent), 3)
+
+    def weights() -> dict[str, list[float]]:
+        return {name: a.tolist() for name, a in one.state().arrays.items() if ".params." in name}
+
+    before, changed = weights(), []
+    for seed in range(4):  # at opt steps 3 and 4 the learning rates are 0
+        learn(agent, one, [seed])
+        changed.append(weights() != before)
+        before = weights()
+    assert changed == [True, True, False, False]
 
 
 @pytest.mark.parametrize("agent", AGENTS)

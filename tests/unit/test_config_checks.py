@@ -155,7 +155,9 @@ FRESH = {"evaluator__episodes": 4, "evaluator__confirm_episodes": 8}
         ("actor_manager.serial_init", {"n_actors": 1}, ASYNC),
         ("agent.epsilon_ladder", {"n_actors": 1}, ASYNC),
         ("agent.epsilon_ladder", SYNC, LOCKSTEP | ASYNC),
-        ("agent.temperature", {}, {"agent.exploration": "softmax"}),
+        ("agent.temperature", {}, {"agent__exploration": "softmax"}),
+        ("agent.lr_final", {}, {"agent__lr_schedule": "cosine"}),
+        ("agent.lr_opt_steps", {}, {"agent__lr_schedule": "linear"}),
         ("env.noop_max", {}, {"env__preprocess": "atari"}),
         ("evaluator.restarts", {}, {"evaluator__type": "process"}),
         ("actor_manager.restart_delay_s", {"actor_manager__restarts": 0}, {}),
@@ -184,6 +186,7 @@ def resolved(c, *, action_mask="none", replay_fits=True, screen=False, init_from
 
 
 PRIORITIZED, TIMED = {"buffer__type": "prioritized"}, {"trainer__max_time": 9.0}
+LINEAR = {"agent__lr_schedule": "linear"}
 ATARI = {"env__id": "ALE/Pong-v5", "env__preprocess": "atari", "actor_manager__envs_per_actor": 2}
 
 
@@ -202,6 +205,9 @@ ATARI = {"env__id": "ALE/Pong-v5", "env__preprocess": "atari", "actor_manager__e
         (PRIORITIZED | {"trainer__opt_interval": 2.0}, {}, "buffer.beta_opt_steps", 490),
         (PRIORITIZED | {"trainer__max_env_steps": None, **TIMED}, {}, "buffer.beta_opt_steps", 50_000),
         (PRIORITIZED | {"buffer__beta_opt_steps": 7}, {}, "buffer.beta_opt_steps", 7),
+        (LINEAR | {"trainer__opt_interval": 2.0}, {}, "agent.lr_opt_steps", 490),
+        (LINEAR | {"agent__lr_opt_steps": 7}, {}, "agent.lr_opt_steps", 7),
+        ({}, {}, "agent.lr_opt_steps", None),
         ({}, {"action_mask": "info"}, "env.action_mask", "info"),
         ({"env__action_mask": "none"}, {"action_mask": "info"}, "env.action_mask", "none"),
         ({}, {"replay_fits": True}, "checkpoint.replay", "full"),
@@ -235,6 +241,7 @@ def test_auto_values_are_resolved(changes, facts, key, expected):
         {"trainer__ratio_tolerance": 64, "evaluator__confirm_episodes": 3},
         LOCKSTEP | {"evaluator__confirm": False},
         PRIORITIZED,
+        LINEAR,
     ],
 )
 def test_the_same_command_finds_its_run_without_changes(given):
@@ -244,6 +251,11 @@ def test_the_same_command_finds_its_run_without_changes(given):
     assert resolved(again, replay_fits=True) == resolved(
         config(**given), action_mask="info", replay_fits=False
     )
+
+
+def test_a_schedule_over_a_budget_without_opt_steps_is_refused():
+    with pytest.raises(UsageError, match="agent.lr_schedule=linear ends with the budget"):
+        resolved(config(**LINEAR, trainer__max_env_steps=None, **TIMED))
 
 
 def test_derived_values_follow_their_sources_on_resume():

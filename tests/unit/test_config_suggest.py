@@ -37,7 +37,7 @@ def test_nearest(word, expected):
         ("agent.target", None),  # three keys contain it
         ("qqqqqqqq", None),
         # a feature that does not exist gets no hint
-        ("agent.lr_schedule", None),
+        ("agent.weight_decay", None),
         ("agent.dropout", None),
         # keys of other tools
         ("agent.learning_rate", "agent.lr"),

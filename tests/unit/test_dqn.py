@@ -82,6 +82,20 @@ def test_one_opt_step_by_hand() -> None:
     assert state.online.exp_avg.tolist() == pytest.approx([-0.2, 0.0])
 
 
+@pytest.mark.parametrize(
+    ("schedule", "scales"),
+    [
+        ("constant", [1.0, 1.0, 1.0, 1.0]),
+        ("linear", [1.0, 0.8, 0.6, 0.2]),  # from 1 to 0.2 in 4 opt steps, in equal parts
+        ("cosine", [1.0, 0.2 + 0.8 * (1 + math.sqrt(0.5)) / 2, 0.6, 0.2]),
+    ],
+)
+def test_learning_rate_schedules_by_hand(schedule: str, scales: list[float]) -> None:
+    config = DqnConfig(lr_schedule=schedule, lr_final=0.2, lr_opt_steps=4)
+    assert [config.lr_scale(number) for number in (1, 2, 3, 5)] == pytest.approx(scales)
+    assert config.lr_scale(100) == pytest.approx(scales[-1])
+
+
 def test_huber_and_clipping_by_hand() -> None:
     _, (loss, _, _, norm) = one_step(DqnConfig(loss="huber", max_grad_norm=None))
     assert (loss, norm) == pytest.approx((0.5, 1.0))

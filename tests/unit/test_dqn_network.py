@@ -71,7 +71,7 @@ def test_every_combination_learns_a_constant(head: str, dueling: bool, noisy: bo
         torch.ones(16, dtype=torch.bool), observations(16, 1),
     )  # fmt: skip
     for _ in range(300):
-        opt_step(nets, made, c, state, batch, agent.algorithm.step_noise(16))
+        opt_step(nets, made, c, state, batch, agent.algorithm.noise(16))
     values = made.values(nets.online(batch.obs)).gather(1, batch.action.unsqueeze(1))
     assert values.squeeze(1).tolist() == pytest.approx([2.5] * 16, rel=0.05)
 
@@ -114,13 +114,13 @@ def test_noise_by_hand() -> None:
 
 def test_each_opt_step_has_new_noise_and_levels_which_the_seed_determines() -> None:
     one, two = (make_agent(config("implicit_quantile", noisy=True), SPEC, 3).algorithm for _ in range(2))
-    first, second = one.step_noise(4), one.step_noise(4)
+    first, second = one.noise(4), one.noise(4)
     assert first.online.tau.shape == (4, 6)
     assert first.target.tau.shape == (4, 7)
     assert first.select.tau is None
     noises = [first.online.normal, first.target.normal, first.select.normal, second.online.normal]
     assert len({tuple(noise.tolist()) for noise in noises}) == 4
-    assert torch.equal(two.step_noise(4).target.normal, first.target.normal)
+    assert torch.equal(two.noise(4).target.normal, first.target.normal)
 
 
 def test_importance_weights_scale_the_rows() -> None:

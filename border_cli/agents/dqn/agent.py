@@ -192,27 +192,39 @@ class DqnPolicy(NetworkPolicy):
 class DqnAlgorithm(Algorithm):
     """Double DQN (van Hasselt et al., 2016) with the extensions that the configuration selects."""
 
+    config: DqnConfig
     state: loss.DqnState
     scalars = loss.SCALARS
 
     def __init__(
         self, layout: FlatParams, state: loss.DqnState, config: DqnConfig, spec: EnvSpec, seed: int
     ) -> None:
-        super().__init__(state, {"online": layout, "target": layout}, seed)
-        self.networks = loss.DqnNetworks.bind(layout, state)
+        super().__init__(config, state, {"online": layout, "target": layout}, seed)
         self._mask = spec.mask
-        self._config = config
         self._head = loss.make_head(config)
         self._noise_size = cast(QNetwork, self.networks.online).noise_size
         self._warned = False
 
-    def opt_step(self, batch: TensorBatch, number: int) -> Tensor | None:
-        noise = self.step_noise(len(batch.action))
-        return loss.opt_step(self.networks, self._head, self._config, self.state, batch, noise, self._mask)
+    def bind(self, state: loss.DqnState) -> loss.DqnNetworks:
+        return loss.DqnNetworks.bind(self._layouts["online"], state)
+
+    def step(
+        self,
+        networks: loss.DqnNetworks,
+        state: loss.DqnState,
+        batch: TensorBatch,
+        noise: loss.StepNoise,
+        lr_scale: float | Tensor,
+        variant: int,
+    ) -> Tensor | None:
+        del variant
+        return loss.opt_step(
+            networks, self._head, self.config, state, batch, noise, self._mask, lr_scale
+        )  # fmt: skip
 
     def update_targets(self, number: int) -> None:
-        if number % self._config.target_interval == 0:
-            polyak_(self.state.target, self.state.online.params, self._config.target_tau)
+        if number % self.config.target_interval == 0:
+            polyak_(self.state.target, self.state.online.params, self.config.target_tau)
 
     def reset_targets(self) -> None:
         polyak_(self.state.target, self.state.online.params, 1.0)
@@ -221,7 +233,7 @@ class DqnAlgorithm(Algorithm):
         """The share of the targets that a categorical head clips. Logs a warning, once, if it is large."""
         if not isinstance(self._head, loss.CategoricalHead):
             return {}
-        share = loss.mean_share_clipped(self.networks, self._head, self._config, batch, self._mask)
+        share = loss.mean_share_clipped(self.networks, self._head, self.config, batch, self._mask)
         if not math.isfinite(share):  # the opt step of this batch was skipped
             return {}
         if share > _MAX_CLIPPED and not self._warned:
@@ -229,17 +241,14 @@ class DqnAlgorithm(Algorithm):
             _logger.warning(
                 "%.0f%% of the TD targets lie outside agent.v_min=%g … agent.v_max=%g and are clipped; widen the range",
                 100 * share,
-                self._config.v_min,
-                self._config.v_max,
+                self.config.v_min,
+                self.config.v_max,
             )
         return {"agent/target_clipped": share}
 
-    def step_noise(self, rows: int) -> loss.StepNoise:
-        """New random numbers of one opt step: noise for all three passes, quantile levels for the two that are compared.
-
-        rows: of the batch.
-        """
-        config, device = self._config, self.state.target.device
+    def noise(self, rows: int) -> loss.StepNoise:
+        """See `Algorithm`: noise for all three passes, quantile levels for the two that are compared."""
+        config, device = self.config, self.state.target.device
         is_implicit = config.head == "implicit_quantile"
         if not self._noise_size and not is_implicit:
             return loss.NO_STEP_NOISE

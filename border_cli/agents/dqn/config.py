@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from border_cli.config.schema import AgentConfig, option, override_default
+from border_cli.agents.config import NetworkConfig
+from border_cli.config.schema import option, override_default
 from border_cli.core.errors import UsageError
 
 HEADS = ("scalar", "categorical", "quantile", "implicit_quantile")
@@ -26,12 +27,11 @@ _OF_EXPLORATION = {
 
 
 @dataclass
-class DqnConfig(AgentConfig):
+class DqnConfig(NetworkConfig):
     """DQN (Mnih et al., 2015) with double targets (van Hasselt et al., 2016), and its extensions as options."""
 
     type: str = option("dqn", "name of the agent")
-    lr: float = option(1e-3, "Adam's learning rate", unit="rate", gt=0.0, le=1.0)
-    adam_eps: float = option(1e-8, "Adam's epsilon", unit="gradient", gt=0.0)
+    max_grad_norm: float | None = override_default(NetworkConfig, "max_grad_norm", 10.0)
     double: bool = option(True, "double DQN: the online network chooses the target's action")
     dueling: bool = option(False, "dueling network: the state's value plus the advantage of each action")
     noisy: bool = option(False, "noisy linear layers (the last two), for exploration")
@@ -54,16 +54,6 @@ class DqnConfig(AgentConfig):
     )
     cosines: int = option(
         64, "implicit quantile head: cosine features of a quantile's level", unit="features", ge=1
-    )
-    max_grad_norm: float | None = option(
-        10.0, "clip the global gradient norm here; null: no clipping", unit="gradient", gt=0.0
-    )
-    hidden: list[int] = option([256, 256], "units per hidden layer", unit="units", ge=1)
-    channels: list[int] = option(
-        [32, 64, 64],
-        "output channels of each convolution for images; []: images are flattened",
-        unit="channels",
-        ge=1,
     )
     target_interval: int = option(128, "update the target network this often", unit="opt steps", ge=1)
     target_tau: float = option(
@@ -115,6 +105,7 @@ class DqnConfig(AgentConfig):
         return self.head != "categorical"
 
     def unused_options(self) -> Iterator[tuple[str, str]]:
+        yield from super().unused_options()
         for heads, names in _OF_HEADS.items():
             if self.head not in heads:
                 yield from ((name, f"head={' or '.join(heads)}") for name in names)

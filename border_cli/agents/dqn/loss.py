@@ -215,6 +215,7 @@ def opt_step(
     batch: TensorBatch,
     noise: StepNoise = NO_STEP_NOISE,
     mask: str | None = None,
+    lr_scale: float | Tensor = 1.0,
 ) -> Tensor | None:
     """One opt step in place, without the target update: targets, loss, gradient, clipping, Adam.
 
@@ -224,6 +225,7 @@ def opt_step(
     Args:
         batch: its importance weights, if it has any, multiply the losses of the rows.
         mask: name of the observation leaf that marks the allowed actions; None if all are allowed.
+        lr_scale: factor of the learning rate.
 
     Returns:
         (B,) absolute errors if the batch has weights, else None.
@@ -238,7 +240,7 @@ def opt_step(
     with torch.no_grad():
         norm = clip_norm_(gradient, config.max_grad_norm)
         skip = state.stats.add((loss, head.values(outputs).mean(), head.target_values(target).mean(), norm))
-        state.online.update(gradient, config.lr, config.adam_eps, skip)
+        state.online.update(gradient, config.lr * lr_scale, config.adam_eps, skip)
         return None if batch.weight is None else head.error(outputs, target)
 
 

@@ -239,16 +239,21 @@ class SacPolicy(NetworkPolicy):
 class SacAlgorithm(Algorithm):
     """SAC, TD3 or TQC, as the configuration combines their parts."""
 
+    config: SacConfig
     state: loss.SacState
     scalars = loss.SCALARS
 
     def __init__(
         self, layouts: dict[str, FlatParams], state: loss.SacState, constants: loss.SacConstants, seed: int
     ) -> None:
-        super().__init__(state, layouts, seed)
+        super().__init__(constants.config, state, layouts, seed)
         self.constants = constants
+        self.variants = (1,) if self.config.policy_interval == 1 else (0, 1)
+
+    def bind(self, state: loss.SacState) -> loss.SacNetworks:
+        layouts = self._layouts
         policy = layouts["policy"].bind(state.policy.params)
-        self.networks = loss.SacNetworks(
+        return loss.SacNetworks(
             policy,
             policy if state.policy_target is None else layouts["policy"].bind(state.policy_target),
             layouts["critics"].bind(state.critics.params),
@@ -256,15 +261,29 @@ class SacAlgorithm(Algorithm):
             None if state.alpha is None else layouts["alpha"].bind(state.alpha.params),
         )
 
-    def opt_step(self, batch: TensorBatch, number: int) -> Tensor | None:
-        size, device = (len(batch.action), self.constants.bijector.size), self.state.critics_target.device
+    def noise(self, rows: int) -> loss.StepNoise:
+        size, device = (rows, self.constants.bijector.size), self.state.critics_target.device
         normal = [torch.from_numpy(self.rng.standard_normal(size, np.float32)).to(device) for _ in range(2)]
-        due = number % self.constants.config.policy_interval == 0
-        return loss.opt_step(self.networks, self.constants, self.state, batch, loss.StepNoise(*normal), due)
+        return loss.StepNoise(*normal)
+
+    def variant(self, number: int) -> int:
+        """1 where the policy changes too."""
+        return int(number % self.config.policy_interval == 0)
+
+    def step(
+        self,
+        networks: loss.SacNetworks,
+        state: loss.SacState,
+        batch: TensorBatch,
+        noise: loss.StepNoise,
+        lr_scale: float | Tensor,
+        variant: int,
+    ) -> Tensor | None:
+        return loss.opt_step(networks, self.constants, state, batch, noise, variant == 1, lr_scale)
 
     def update_targets(self, number: int) -> None:
-        if number % self.constants.config.target_interval == 0:
-            loss.update_targets(self.state, self.constants.config.target_tau)
+        if number % self.config.target_interval == 0:
+            loss.update_targets(self.state, self.config.target_tau)
 
     def reset_targets(self) -> None:
         loss.update_targets(self.state, 1.0)

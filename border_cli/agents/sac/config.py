@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from border_cli.config.schema import AgentConfig, option, override_default
+from border_cli.agents.config import NetworkConfig
+from border_cli.config.schema import option, override_default
 from border_cli.core.errors import UsageError
 
 POLICIES = ("gaussian", "deterministic")
@@ -21,27 +22,14 @@ _ALL_EXPLORATIONS = tuple(name for names in EXPLORATIONS.values() for name in na
 
 
 @dataclass
-class SacConfig(AgentConfig):
+class SacConfig(NetworkConfig):
     """SAC (Haarnoja et al., 2018) with a learned entropy coefficient, and the parts of TD3 and TQC as options."""
 
     type: str = option("sac", "name of the agent")
-    batch_size: int = override_default(AgentConfig, "batch_size", 256)
-    lr: float = option(3e-4, "Adam's learning rate", unit="rate", gt=0.0, le=1.0)
+    batch_size: int = override_default(NetworkConfig, "batch_size", 256)
+    lr: float = override_default(NetworkConfig, "lr", 3e-4)
     critic_lr: float | None = option(
         None, "learning rate of the critics; null: lr", unit="rate", gt=0.0, le=1.0
-    )
-    adam_eps: float = option(1e-8, "Adam's epsilon", unit="gradient", gt=0.0)
-    max_grad_norm: float | None = option(
-        None, "clip the gradient norm of each network here; null: no clipping", unit="gradient", gt=0.0
-    )
-    hidden: list[int] = option(
-        [256, 256], "units per hidden layer, of the policy and of each critic", unit="units", ge=1
-    )
-    channels: list[int] = option(
-        [32, 64, 64],
-        "output channels of each convolution for images; []: images are flattened",
-        unit="channels",
-        ge=1,
     )
     policy: str = option("gaussian", "a squashed Gaussian, or one action per state", choices=POLICIES)
     policy_interval: int = option(1, "one policy update per this many opt steps", unit="opt steps", ge=1)
@@ -118,6 +106,7 @@ class SacConfig(AgentConfig):
             )
 
     def unused_options(self) -> Iterator[tuple[str, str]]:
+        yield from super().unused_options()
         if self.policy == "deterministic":
             for name in ("entropy_coef", "entropy_coef_start", "target_entropy"):
                 yield name, "policy=gaussian"

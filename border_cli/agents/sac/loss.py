@@ -100,6 +100,7 @@ def opt_step(
     batch: TensorBatch,
     noise: StepNoise,
     change_policy: bool = True,
+    lr_scale: float | Tensor = 1.0,
 ) -> Tensor | None:
     """One opt step in place, without the target update.
 
@@ -108,6 +109,7 @@ def opt_step(
     Args:
         batch: its importance weights, if it has any, multiply the critics' losses of the rows.
         change_policy: whether the policy and the entropy coefficient are updated too.
+        lr_scale: factor of the learning rates.
 
     Returns:
         (B,) absolute errors if the batch has weights, else None.
@@ -141,7 +143,7 @@ def opt_step(
             state.policy_steps.add_(1.0 - skip)
         for name, gradient in gradients.items():
             lr = config.critic_lr if name == "critics" and config.critic_lr is not None else config.lr
-            cast(AdamState, getattr(state, name)).update(gradient, lr, config.adam_eps, skip)
+            cast(AdamState, getattr(state, name)).update(gradient, lr * lr_scale, config.adam_eps, skip)
         return None if batch.weight is None else (values.mean(2) - target.mean(1)).abs().mean(0)
 
 

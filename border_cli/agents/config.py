@@ -1,0 +1,63 @@
+"""What the configurations of all agents with a network share. Does not import torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from border_cli.config.schema import AgentConfig, option
+from border_cli.core.errors import UsageError
+
+
+@dataclass
+class NetworkConfig(AgentConfig):
+    """An agent that trains a network by Adam."""
+
+    lr: float = option(1e-3, "Adam's learning rate", unit="rate", gt=0.0, le=1.0)
+    lr_schedule: str = option(
+        "constant",
+        "how the learning rate falls to its share lr_final over lr_opt_steps",
+        choices=("constant", "linear", "cosine"),
+    )
+    lr_final: float = option(
+        0.0, "schedule: final learning rate, as a share of lr", unit="share", ge=0.0, le=1.0
+    )
+    lr_opt_steps: int | None = option(
+        None, "schedule: its length; null: the whole budget", unit="opt steps", ge=1
+    )
+    adam_eps: float = option(1e-8, "Adam's epsilon", unit="gradient", gt=0.0)
+    max_grad_norm: float | None = option(
+        None, "clip the gradient norm of each network here; null: no clipping", unit="gradient", gt=0.0
+    )
+    hidden: list[int] = option([256, 256], "units per hidden layer of each network", unit="units", ge=1)
+    channels: list[int] = option(
+        [32, 64, 64],
+        "output channels of each convolution for images; []: images are flattened",
+        unit="channels",
+        ge=1,
+    )
+
+    def resolve(self, opt_steps: int | None, is_reproducible: bool) -> NetworkConfig:
+        if self.lr_schedule == "constant" or self.lr_opt_steps is not None:
+            return self
+        if opt_steps is None:
+            raise UsageError(
+                f"agent.lr_schedule={self.lr_schedule} ends with the budget, whose opt steps are not known\n"
+                "allowed: agent.lr_opt_steps=<number>, or a budget of trainer.max_opts"
+            )
+        return replace(self, lr_opt_steps=opt_steps)
+
+    def lr_scale(self, number: int) -> float:
+        """The factor of every learning rate at opt step `number`, from 1: 1 at the first, lr_final after lr_opt_steps."""
+        if self.lr_schedule == "constant" or self.lr_opt_steps is None:
+            return 1.0
+        left = 1.0 - min((number - 1) / self.lr_opt_steps, 1.0)
+        if self.lr_schedule == "cosine":
+            left = 0.5 * (1.0 - math.cos(math.pi * left))
+        return self.lr_final + (1.0 - self.lr_final) * left
+
+    def unused_options(self) -> Iterator[tuple[str, str]]:
+        if self.lr_schedule == "constant":
+            yield "lr_final", "lr_schedule=linear or cosine"
+            yield "lr_opt_steps", "lr_schedule=linear or cosine"
