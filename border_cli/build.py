@@ -17,7 +17,13 @@ from border_cli.actors.spec import LOCKSTEP_SLOTS, ActorId, ActorSpec, Rounds
 from border_cli.checkpoints.contents import read_model, read_training
 from border_cli.checkpoints.manager import CheckpointManager
 from border_cli.config.registry import AGENTS, BUFFERS, find, import_path, import_plugins
-from border_cli.config.resolve import confirm_episodes, lockstep_steps, ratio_tolerance, steps_natively
+from border_cli.config.resolve import (
+    confirm_episodes,
+    is_reproducible,
+    lockstep_steps,
+    ratio_tolerance,
+    steps_natively,
+)
 from border_cli.config.resources import Sizes
 from border_cli.config.schema import AgentConfig, EnvConfig, TrainConfig
 from border_cli.core.errors import IncompatibleStateError, Interrupted, UsageError
@@ -114,6 +120,7 @@ def make_loop(
     if c.init_from is not None and resumed.state is None and (missing := init_weights(agent, c)):
         _logger.warning("init_from: best/ has the policy alone; %s start new", " and ".join(missing))
     agent.train()
+    compile_opt_steps(agent, c, spec, stop, closing)
     buffer = make_buffer(c, spec)
 
     def made() -> None:
@@ -154,6 +161,23 @@ def make_loop(
     if c.trainer.lockstep:
         return LockstepTrainer(c.trainer, parts)
     return SyncTrainer(c.trainer, parts) if c.trainer.type == "sync" else AsyncTrainer(c.trainer, parts)
+
+
+def compile_opt_steps(
+    agent: Agent, c: TrainConfig, spec: EnvSpec, stop: StopFlag, closing: list[Callable[[], None]]
+) -> None:
+    """Have the agent's opt step compiled, as `agent.compile` says. closing: see `make_loop`."""
+    from border_cli.agents.agent import NetworkAgent
+    from border_cli.agents.config import NetworkConfig
+    from border_cli.agents.graph import GraphCompiler
+
+    if not isinstance(agent, NetworkAgent) or not isinstance(c.agent, NetworkConfig):
+        return
+    if c.agent.compile in ("true", "cached"):
+        waits = is_reproducible(c)
+        compiler = GraphCompiler(agent, c.agent, c.plugins, spec, c.threads, waits, stop)
+        agent.compiling = compiler.poll
+        closing.append(compiler.close)
 
 
 def init_weights(agent: Agent, config: TrainConfig) -> list[str]:

@@ -220,13 +220,17 @@ _SKIP_CHECK_INTERVAL = 100
 
 
 class NetworkAgent:
-    """Implements `core.protocols.Agent` by a policy and an algorithm that share the policy's parameters."""
+    """Implements `core.protocols.Agent` by a policy and an algorithm that share the policy's parameters.
+
+    compiling: called with each batch before the opt step until it returns True; it may set `algorithm.graphs`.
+    """
 
     def __init__(self, policy: NetworkPolicy, algorithm: Algorithm, batch_size: int) -> None:
         self.policy = policy
         self.algorithm = algorithm
         self.opt_steps = 0
         self.skipped_in_a_row = 0
+        self.compiling: Callable[[TensorBatch], bool] | None = None
         self._unread = 0  # opt steps since the last record
         self._device = policy.params.device
         self._batches = BatchLoader(batch_size, self._device)
@@ -235,6 +239,8 @@ class NetworkAgent:
 
     def opt(self, buffer: ReplayBuffer, record: bool = False) -> Record | None:
         batch = self._batches.next(buffer)
+        if self.compiling is not None and self.compiling(batch):
+            self.compiling = None
         errors = self.algorithm.opt_step(batch, self.opt_steps + 1)
         self.opt_steps += 1
         self.policy.version = self.opt_steps

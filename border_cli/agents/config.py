@@ -9,6 +9,9 @@ from dataclasses import dataclass, replace
 from border_cli.config.schema import AgentConfig, option
 from border_cli.core.errors import UsageError
 
+COMPILE_FROM = 20_000
+"""Opt steps from which on a run gains more than compiling costs: some 10 to 30 s of one core."""
+
 
 @dataclass
 class NetworkConfig(AgentConfig):
@@ -38,7 +41,18 @@ class NetworkConfig(AgentConfig):
         ge=1,
     )
 
-    def resolve(self, opt_steps: int | None, is_reproducible: bool) -> NetworkConfig:
+    compile: str = option(
+        "auto",
+        "compile the opt step while the run goes on; cached: use it only if an earlier run has compiled it; "
+        "auto: compile in long runs and cached in short ones, never on a GPU or where bits have to repeat",
+        choices=("auto", "true", "cached", "false"),
+    )
+
+    def resolve(self, opt_steps: int | None, may_switch: bool) -> NetworkConfig:
+        if self.compile == "auto":
+            is_long = opt_steps is None or opt_steps >= COMPILE_FROM
+            decided = "false" if not may_switch else "true" if is_long else "cached"
+            return replace(self, compile=decided).resolve(opt_steps, may_switch)
         if self.lr_schedule == "constant" or self.lr_opt_steps is not None:
             return self
         if opt_steps is None:
@@ -56,6 +70,10 @@ class NetworkConfig(AgentConfig):
         if self.lr_schedule == "cosine":
             left = 0.5 * (1.0 - math.cos(math.pi * left))
         return self.lr_final + (1.0 - self.lr_final) * left
+
+    def of_opt_step(self) -> NetworkConfig:
+        """Without the values that an opt step does not read."""
+        return replace(self, compile="auto", lr_schedule="constant", lr_final=0.0, lr_opt_steps=None)
 
     def unused_options(self) -> Iterator[tuple[str, str]]:
         if self.lr_schedule == "constant":

@@ -50,7 +50,8 @@ def _flatten(leaf: ObsLeaf, value: Tensor) -> Tensor:
     """(B, *leaf.shape) → (B, leaf.features) float32: one-hot coded, scaled to [0, 1], or as it is."""
     flat = value.reshape(len(value), -1)
     if leaf.categories:
-        hot = [nn.functional.one_hot(flat[:, i], n) for i, n in enumerate(leaf.categories)]
+        # By comparison, because torch's one_hot reads values, so it cannot be compiled.
+        hot = [flat[:, i, None] == torch.arange(n, device=flat.device) for i, n in enumerate(leaf.categories)]
         return torch.cat(hot, dim=1).float()
     if value.is_floating_point() or leaf.low is None or leaf.high is None:
         return flat.float()

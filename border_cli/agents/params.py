@@ -44,10 +44,12 @@ class FlatParams:
         A change of the vector in place changes the network. Its parameters require gradients, which `flat_gradient`
         returns as one vector.
         """
-        module = copy.deepcopy(self._module)
+        module = copy.deepcopy(self._module, {id(p): p for p in self._module.parameters()})
         for name, part in self.unflatten(vector.detach()).items():
             owner, _, own_name = name.rpartition(".")
-            setattr(module.get_submodule(owner), own_name, nn.Parameter(part))
+            # Not as nn.Parameter, which would hide the tensor from a trace (`border_cli.agents.graph`).
+            parameters: dict[str, Any] = module.get_submodule(owner)._parameters
+            parameters[own_name] = part.detach().requires_grad_()
         return module
 
 

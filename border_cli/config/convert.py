@@ -300,6 +300,8 @@ def _convert(hint: Any, info: OptionInfo, value: Any) -> Any:
         return [_convert(typing.get_args(hint)[0], info, item) for item in value]
     if kind in (int, float):
         return _number(kind, info, value)
+    if isinstance(value, bool) and "true" in info.choices:
+        value = str(value).lower()  # YAML reads true and false as truth values
     if not isinstance(value, kind):
         raise ValueError(_wrong_type(value))
     if info.choices and value not in info.choices:

@@ -36,8 +36,8 @@ _SAFE = (
     "device",
     "debug",
 )
-_DECIDED_BY_THE_AGENT = ("lr_opt_steps",)
-_SAFE_RUNNING_FREE = ("n_actors", "actor_manager.", "threads", "trainer.ratio_tolerance")
+_DECIDED_BY_THE_AGENT = ("lr_opt_steps", "compile")
+_SAFE_RUNNING_FREE = ("agent.compile", "n_actors", "actor_manager.", "threads", "trainer.ratio_tolerance")
 _KEEP_THE_BITS = (
     *BUDGETS,
     "recorder.",
@@ -75,7 +75,7 @@ def resolve(
         resolved.env.action_mask = action_mask
     opt_steps = counts(config).opt_steps
     resolved.buffer = resolved.buffer.resolve(opt_steps)
-    resolved.agent = resolved.agent.resolve(opt_steps, is_reproducible(config))
+    resolved.agent = resolved.agent.resolve(opt_steps, config.device == "cpu" and not is_reproducible(config))
     if config.checkpoint.replay == "auto":
         resolved.checkpoint.replay = "full" if replay_fits else "none"
     if config.recorder.console == "auto":

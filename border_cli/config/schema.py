@@ -62,9 +62,13 @@ class AgentConfig:
     def validate(self) -> None:
         """Raise UsageError for values that are allowed each by itself and wrong together."""
 
-    def resolve(self, opt_steps: int | None, is_reproducible: bool) -> AgentConfig:
-        """A copy with values for what is left open; see `resolve.resolve`. opt_steps: as in `BufferConfig.resolve`."""
-        del opt_steps, is_reproducible
+    def resolve(self, opt_steps: int | None, may_switch: bool) -> AgentConfig:
+        """A copy with values for what is left open.
+
+        opt_steps: as in `BufferConfig.resolve` · may_switch: whether opt steps may become compiled ones in the middle of
+        the run, which changes the rounding.
+        """
+        del opt_steps, may_switch
         return self
 
     def gives_priorities(self) -> bool:

@@ -34,7 +34,7 @@ Checks = Iterator[tuple[bool, str, str]]
 def validate(config: TrainConfig) -> None:
     """Run every cross-check. Raises UsageError for the first one that fails."""
     config.agent.validate()
-    for checks in (_environment, _actors, _replay, _ratio, _evaluation):
+    for checks in (_environment, _compiling, _actors, _replay, _ratio, _evaluation):
         for fails, problem, allowed in checks(config):
             if fails:
                 raise UsageError(f"{problem}\nallowed: {allowed}")
@@ -158,6 +158,20 @@ def _environment(config: TrainConfig) -> Checks:
         preset.env_id not in ("", env.name),
         f"preset={preset.name} was tuned for {preset.env_id}, and the environment is {env.name}",
         f"env=gym env.id=<id> for any other, or preset=none with env.id={env.name}",
+    )
+
+
+def _compiling(config: TrainConfig) -> Checks:
+    compiled = getattr(config.agent, "compile", "auto")
+    yield (
+        compiled == "cached" and is_reproducible(config),
+        "agent.compile=cached: the bits would differ once an earlier run has compiled the opt step",
+        "agent.compile=true, which waits for it, or false",
+    )
+    yield (
+        compiled in ("true", "cached") and config.device != "cpu",
+        f"agent.compile={compiled} is for opt steps on the CPU, and device={config.device}",
+        "agent.compile=auto or false, or device=cpu",
     )
 
 

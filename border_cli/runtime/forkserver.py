@@ -101,32 +101,61 @@ def run_in_child(
     timeout_s: float,
     should_stop: StopCheck = lambda: False,
 ) -> Any:
-    """Run `function(*args)` in a child process, which has ended when this returns. The result must be plain data.
+    """Run `function(*args)` in a child process, which has ended when this returns.
 
     Raises ChildError if it raised or the child died, TimeoutError after timeout_s, and ChildStopped if should_stop became
-    true. The function must be importable by its path.
+    true.
     """
-    ours, theirs = multiprocessing.Pipe(duplex=True)
-    with contextlib.closing(ours):
-        with contextlib.closing(theirs):
-            process = start_process(_call_function, (theirs,), getattr(function, "__name__", "child"))
+    with contextlib.closing(ChildCall(function, args)) as call:
+        deadline = Deadline(timeout_s)
+        while not call.poll(min(_POLL_S, deadline.remaining_s)):
+            if should_stop():
+                raise ChildStopped
+            if deadline.passed:
+                raise TimeoutError(f"no answer within {timeout_s:g} s")
+        return call.result()
+
+
+class ChildCall:
+    """`function(*args)` in a child process while the caller goes on. Close it.
+
+    The function must be importable by its path, and its result plain data.
+    """
+
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self._pipe, theirs = multiprocessing.Pipe(duplex=True)
         try:
-            ours.send((function, args))
-            deadline = Deadline(timeout_s)
-            while not wait([ours], min(_POLL_S, deadline.remaining_s)):
-                if should_stop():
-                    raise ChildStopped
-                if deadline.passed:
-                    raise TimeoutError(f"no answer within {timeout_s:g} s")
-            kind, *content = ours.recv()
-        except (EOFError, BrokenPipeError, ConnectionResetError):
-            process.join(_KILL_TIMEOUT_S)
-            raise ChildError("", f"the process {describe_exit(process.exitcode)}") from None
-        finally:
-            end_process(process)
-    if kind == "error":
-        raise ChildError(*content)
-    return content[0]
+            with contextlib.closing(theirs):
+                name = getattr(function, "__name__", "child")
+                self._process = start_process(_call_function, (theirs,), name)
+        except BaseException:
+            self._pipe.close()
+            raise
+        self._pid = self._process.pid
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # `result` says that the child died
+            self._pipe.send((function, args))
+
+    def poll(self, timeout_s: float = 0.0) -> bool:
+        """Whether there is a result, or the child died; waits for at most timeout_s."""
+        return bool(wait([self._pipe], timeout_s))
+
+    def result(self) -> Any:
+        """Wait for what the function returns. Raises ChildError if it raised or the child died."""
+        try:
+            kind, *content = self._pipe.recv()
+        except (EOFError, ConnectionResetError):
+            self._process.join(_KILL_TIMEOUT_S)
+            raise ChildError("", f"the process {describe_exit(self._process.exitcode)}") from None
+        if kind == "error":
+            raise ChildError(*content)
+        return content[0]
+
+    def close(self) -> None:
+        """End the child, with every process it has started if it leads a group."""
+        self._pipe.close()
+        end_process(self._process)
+        if self._pid is not None:
+            end_group(self._pid)
 
 
 def end_process(process: BaseProcess, grace_s: float = 0.0) -> None:

@@ -53,7 +53,8 @@ class Command:
     ) -> None:
         folder.mkdir(exist_ok=True)
         self.folder = folder
-        settings = {"PYTHONPATH": ROOT, "XDG_STATE_HOME": folder / "state", "FAULTS": faults}
+        settings = {"PYTHONPATH": ROOT, "FAULTS": faults}
+        settings |= {"XDG_STATE_HOME": folder / "state", "XDG_CACHE_HOME": folder / "cache"}
         plugins = ["plugins=[tests.faults.plugin]"] if faults else []
         command = Path(sys.executable).with_name("border-train")
         with (folder / "errors").open("wb") as errors, (folder / "output").open("wb") as output:

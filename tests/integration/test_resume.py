@@ -346,6 +346,7 @@ SAFE_FREE_RUNNING = {
     "actor_manager": None,
     "trainer": SAFE["trainer"] | {"ratio_tolerance"},
     "": {"device", "debug", "n_actors", "threads"},
+    "agent": SAFE["agent"] | {"compile"},
 }
 
 

@@ -87,6 +87,8 @@ def test_values_at_the_limit_are_allowed(changes):
             {"n_actors": 3, "actor_manager__min_actors": 4},
             ["min_actors=4 are more than n_actors=3", "min_actors <= n_actors"],
         ),
+        ({"agent__compile": True, "device": "cuda"}, ["agent.compile=true", "device=cuda", "device=cpu"]),
+        ({"agent__compile": "cached", "trainer__type": "sync"}, ["agent.compile=cached", "bits", "true"]),
         ({"device": "gpu"}, ["no 'gpu'", "cuda"]),
         ({"device": "cuda:"}, ["no 'cuda:'"]),
         ({"env__id": ""}, ["env.id", "env.entry_point=module:name"]),
@@ -208,6 +210,13 @@ ATARI = {"env__id": "ALE/Pong-v5", "env__preprocess": "atari", "actor_manager__e
         (LINEAR | {"trainer__opt_interval": 2.0}, {}, "agent.lr_opt_steps", 490),
         (LINEAR | {"agent__lr_opt_steps": 7}, {}, "agent.lr_opt_steps", 7),
         ({}, {}, "agent.lr_opt_steps", None),
+        ({}, {}, "agent.compile", "cached"),
+        ({"trainer__max_env_steps": 20_019}, {}, "agent.compile", "cached"),
+        ({"trainer__max_env_steps": 20_020}, {}, "agent.compile", "true"),
+        ({"trainer__max_env_steps": 20_020, "device": "cuda"}, {}, "agent.compile", "false"),
+        ({"trainer__max_env_steps": 20_020, "trainer__type": "sync"}, {}, "agent.compile", "false"),
+        ({"agent__compile": True, "trainer__type": "sync"}, {}, "agent.compile", "true"),
+        ({"agent__compile": False, "trainer__max_env_steps": 20_020}, {}, "agent.compile", "false"),
         ({}, {"action_mask": "info"}, "env.action_mask", "info"),
         ({"env__action_mask": "none"}, {"action_mask": "info"}, "env.action_mask", "none"),
         ({}, {"replay_fits": True}, "checkpoint.replay", "full"),
@@ -242,6 +251,7 @@ def test_auto_values_are_resolved(changes, facts, key, expected):
         LOCKSTEP | {"evaluator__confirm": False},
         PRIORITIZED,
         LINEAR,
+        {"agent__compile": True},
     ],
 )
 def test_the_same_command_finds_its_run_without_changes(given):
@@ -254,7 +264,7 @@ def test_the_same_command_finds_its_run_without_changes(given):
 
 
 def test_a_schedule_over_a_budget_without_opt_steps_is_refused():
-    with pytest.raises(UsageError, match="agent.lr_schedule=linear ends with the budget"):
+    with pytest.raises(UsageError, match=r"agent\.lr_schedule=linear ends with the budget"):
         resolved(config(**LINEAR, trainer__max_env_steps=None, **TIMED))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,6 +44,10 @@ class TanhBijector:
         if self.middle.device != device:
             for name in ("middle", "half_range", "_is_free", "_divisor"):
                 setattr(self, name, getattr(self, name).to(device))
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TanhBijector:
+        """Copies of a network share it: copying its tensors could not be traced (`border_cli.agents.graph`)."""
         return self
 
     def scale(self, x: Tensor) -> Tensor:

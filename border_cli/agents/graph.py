@@ -1,0 +1,350 @@
+"""The opt step as one compiled graph, several times as fast for small networks.
+
+`trace` records the tensor operations of `Algorithm.step`, gradients included, as a graph over the tensors of state, batch
+and noise. torch's compiler (AOTInductor) makes a library of it, in a child process while the learner goes on eagerly, and
+keeps it in the user's cache. The results are those of the eager step up to the rounding of float32.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import math
+import os
+import platform
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from border_cli.agents.agent import Algorithm, NetworkAgent
+from border_cli.agents.config import NetworkConfig
+from border_cli.agents.params import AdamState, TensorBatch
+from border_cli.config.registry import AGENTS, import_plugins
+from border_cli.core.errors import Interrupted
+from border_cli.core.spaces import EnvSpec
+from border_cli.runtime import child
+from border_cli.runtime.forkserver import ChildCall, ChildError
+from border_cli.runtime.signals import StopFlag
+
+_logger = logging.getLogger(__name__)
+_KEPT_GRAPHS = 200
+_CALLS_PER_POLL = 32
+_LOG_BETAS = math.log(0.9), math.log(0.999)
+
+
+class TracedAdam(AdamState):
+    """Adam by single operations: torch's fused one cannot be compiled."""
+
+    def update(self, gradient: Tensor, lr: float | Tensor, eps: float, skip: Tensor) -> None:
+        kept = skip != 0.0
+        step = self.step + (1.0 - skip)
+        mean = torch.lerp(self.exp_avg, gradient, 0.1)
+        square = torch.lerp(self.exp_avg_sq, gradient * gradient, 0.001)
+        # 1 - β^t as -expm1(t·log β): in float32 the difference loses digits while t is small.
+        correction_1, correction_2 = (-torch.expm1(step * log_beta) for log_beta in _LOG_BETAS)
+        change = (lr / correction_1) * mean / (square.sqrt() / correction_2.sqrt() + eps)
+        self.params.copy_(torch.where(kept, self.params, self.params - change))
+        self.exp_avg.copy_(torch.where(kept, self.exp_avg, mean))
+        self.exp_avg_sq.copy_(torch.where(kept, self.exp_avg_sq, square))
+        self.step.copy_(step)
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """The tensors, or tensor layouts, in a dataclass or dict of such, in a fixed order."""
+    if isinstance(value, Tensor | TensorLayout):
+        yield value
+    elif is_dataclass(value):
+        for field in fields(value):
+            yield from leaves(getattr(value, field.name))
+    elif isinstance(value, Mapping):
+        for name in sorted(value):
+            yield from leaves(value[name])
+
+
+def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
+    """A copy with function(leaf) in place of each leaf, called in the order of `leaves`."""
+    if isinstance(value, Tensor | TensorLayout):
+        return function(value)
+    if isinstance(value, AdamState):
+        return TracedAdam(**{f.name: map_leaves(function, getattr(value, f.name)) for f in fields(value)})
+    if is_dataclass(value) and not isinstance(value, type):
+        return type(value)(**{f.name: map_leaves(function, getattr(value, f.name)) for f in fields(value)})
+    if isinstance(value, Mapping):
+        return {name: map_leaves(function, value[name]) for name in sorted(value)}
+    return value
+
+
+@dataclass(frozen=True)
+class TensorLayout:
+    """Where a tensor has its numbers: a graph is compiled for it and reads nothing else."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: str
+
+    @staticmethod
+    def of(tensor: Tensor) -> TensorLayout:
+        return TensorLayout(tuple(tensor.shape), tensor.stride(), str(tensor.dtype).removeprefix("torch."))
+
+    def example(self, generator: torch.Generator) -> Tensor:
+        """A tensor of this layout: fractions in [0, 1), or zeros."""
+        made = torch.empty_strided(self.size, self.stride, dtype=getattr(torch, self.dtype))
+        return made.uniform_(generator=generator) if made.is_floating_point() else made.zero_()
+
+
+def trace(
+    algorithm: Algorithm, batch: TensorBatch, noise: Any, variant: int
+) -> tuple[torch.fx.GraphModule, list[Tensor]]:
+    """The graph of an opt step and an example of its arguments: the tensors of state, batch and noise, and `lr_scale`.
+
+    It changes the tensors of the state in place, and returns the errors if there are any.
+    """
+    from torch.fx.experimental.proxy_tensor import (
+        make_fx,
+    )  # takes a second; only the compiling process needs it
+
+    def step(*tensors: Tensor) -> tuple[Tensor, ...]:
+        given = iter(tensors)
+        state, own_batch, own_noise, lr_scale = (
+            map_leaves(lambda _: next(given), part)
+            for part in (algorithm.state, batch, noise, torch.ones(()))
+        )
+        errors = algorithm.step(algorithm.bind(state), state, own_batch, own_noise, lr_scale, variant)
+        return () if errors is None else (errors,)
+
+    example = [*leaves(algorithm.state), *leaves(batch), *leaves(noise), torch.ones(())]
+    return make_fx(step)(*_copies(example)), example
+
+
+def compile_graph(algorithm: Algorithm, batch: TensorBatch, noise: Any, variant: int, path: Path) -> None:
+    """Write the compiled opt step to a file. Raises RuntimeError if its results are not those of the eager one."""
+    import torch._inductor.config as inductor
+
+    graph, example = trace(algorithm, batch, noise, variant)
+    exported = torch.export.export(graph, tuple(_copies(example)), strict=False)
+    inductor.compile_threads = 1
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        made = Path(folder) / "graph.pt2"
+        torch._inductor.aoti_compile_and_package(exported, package_path=str(made))
+        _check(algorithm, batch, noise, variant, made, example)
+        made.replace(path)
+
+
+def _check(
+    algorithm: Algorithm, batch: TensorBatch, noise: Any, variant: int, path: Path, example: Sequence[Tensor]
+) -> None:
+    """Do an opt step with the graph and the same one eagerly. Raises RuntimeError unless both change the state alike."""
+    compiled = _copies(example)
+    _load(path)(compiled)
+    algorithm.step(algorithm.networks, algorithm.state, batch, noise, 1.0, variant)
+    for name, eager, own in zip(algorithm.tensors(), leaves(algorithm.state), compiled, strict=False):
+        # One step of Adam is at most about lr, whatever the gradient, whose sign may be a matter of rounding.
+        allowed = 1e-3 * eager.norm() + 2 * algorithm.config.lr * math.sqrt(eager.numel())
+        if not (own - eager).norm() <= allowed:
+            raise RuntimeError(f"the compiled opt step differs from the eager one in {name}")
+
+
+def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """New tensors with the same values and strides."""
+    return [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype).copy_(t.detach()) for t in tensors]
+
+
+def _load(path: Path) -> Callable[[list[Tensor]], list[Tensor]]:
+    """The function in a compiled file. Raises RuntimeError if it is none."""
+    # Not torch._inductor.aoti_load_package, whose import takes a second and a half.
+    loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", True, 1, -1)
+    run: Callable[[list[Tensor]], list[Tensor]] = loader.boxed_run
+    return run
+
+
+class StepGraph:
+    """A compiled opt step, called in place of `Algorithm.step`. state: the one that it changes."""
+
+    def __init__(self, path: Path, state: Any) -> None:
+        self._run = _load(path)
+        self._state = list(leaves(state))
+        self._batch: TensorBatch | None = None
+        self._noise: Any = None
+        self._given: list[Tensor] = []
+        self._lr_scale = torch.ones(())
+
+    def __call__(self, batch: TensorBatch, noise: Any, lr_scale: float) -> Tensor | None:
+        if (
+            batch is not self._batch or noise is not self._noise
+        ):  # with neither new their tensors are the same
+            self._batch, self._noise = batch, noise
+            self._given = [*self._state, *leaves(batch), *leaves(noise), self._lr_scale]
+        self._lr_scale.fill_(lr_scale)
+        returned = self._run(list(self._given))
+        return returned[0] if returned else None
+
+
+# -- compiling beside the run ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a process needs to know to compile the opt step of an agent. batch: with `TensorLayout` in place of tensors."""
+
+    config: NetworkConfig
+    plugins: Sequence[str]
+    spec: EnvSpec
+    threads: int
+    batch: Any
+
+
+class GraphCompiler:
+    """Gives an agent the compiled forms of its opt step: from the cache, or from a process that compiles them.
+
+    Args:
+        waits: the first opt step waits for them, so that every run of the same configuration has the same bits.
+        stop: ends the waiting with Interrupted.
+    """
+
+    def __init__(
+        self,
+        agent: NetworkAgent,
+        config: NetworkConfig,
+        plugins: Sequence[str],
+        spec: EnvSpec,
+        threads: int,
+        waits: bool,
+        stop: StopFlag,
+    ) -> None:
+        self._algorithm = agent.algorithm
+        self._job = partial(Job, config, plugins, spec, threads)
+        self._only_cached = config.compile == "cached"
+        self._waits = waits
+        self._stop = stop
+        self._paths: dict[int, Path] = {}
+        self._call: ChildCall | None = None
+        self._calls = 0
+
+    def poll(self, batch: TensorBatch) -> bool:
+        """To be called before each opt step, until it returns True: then nothing more will change.
+
+        Raises Interrupted where it waits and the run is asked to stop.
+        """
+        self._calls += 1
+        if self._call is None and self._begin(self._job(map_leaves(TensorLayout.of, batch))):
+            return True
+        call = self._call
+        assert call is not None
+        while self._waits and not call.poll(0.1):
+            if self._stop.code is not None:
+                raise Interrupted(self._stop.code)
+        if self._calls % _CALLS_PER_POLL and not self._waits:
+            return False
+        return call.poll() and self._end(call)
+
+    def close(self) -> None:
+        """End the compiling process, if there is one."""
+        if self._call is not None:
+            self._call.close()
+            self._call = None
+
+    def _begin(self, job: Job) -> bool:
+        """Use what is in the cache, or start compiling. Returns whether nothing more will change."""
+        self._paths = {variant: graph_path(job, variant) for variant in self._algorithm.variants}
+        if all(path.exists() for path in self._paths.values()):
+            return self._use()
+        if self._only_cached:
+            return True
+        compiler = os.environ.get("CXX") or ("clang++" if platform.system() == "Darwin" else "g++")
+        if shutil.which(compiler) is None:
+            _logger.warning("agent.compile: there is no C++ compiler (%s), so opt steps stay eager", compiler)
+            return True
+        if self._waits:
+            _logger.info("compiling the opt step, which takes half a minute the first time")
+        self._call = ChildCall(compile_in_child, (job, self._paths))
+        return False
+
+    def _end(self, call: ChildCall) -> bool:
+        try:
+            call.result()
+        except ChildError as error:
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else error.error_type
+            _logger.warning("agent.compile: opt steps stay eager, compiling failed: %s", reason)
+            return True
+        finally:
+            self.close()
+        return self._use()
+
+    def _use(self) -> bool:
+        """Replace the eager opt steps."""
+        try:
+            graphs = {
+                variant: StepGraph(path, self._algorithm.state) for variant, path in self._paths.items()
+            }
+        except RuntimeError as error:
+            for path in self._paths.values():
+                path.unlink(missing_ok=True)
+            _logger.warning("agent.compile: opt steps stay eager, a compiled one cannot be loaded: %s", error)
+            return True
+        for path in self._paths.values():
+            with contextlib.suppress(OSError):
+                os.utime(path)  # the oldest are removed first
+        self._algorithm.graphs.update(graphs)
+        _logger.info("the opt step is compiled from here on")
+        return True
+
+
+def compile_in_child(job: Job, paths: Mapping[int, Path]) -> None:
+    """Compile the variants that are not in the cache yet."""
+    warnings.simplefilter("ignore")  # of torch's compiler
+    logging.disable(logging.WARNING)
+    child.lower_priority()
+    torch.set_num_threads(job.threads)
+    import_plugins(job.plugins)
+    module = AGENTS[job.config.type].load()
+    for variant, path in paths.items():
+        if path.exists():
+            continue
+        algorithm: Algorithm = module.make_agent(job.config, job.spec, 0).algorithm
+        generator = torch.Generator().manual_seed(0)
+        batch = map_leaves(partial(TensorLayout.example, generator=generator), job.batch)
+        path.parent.mkdir(0o700, parents=True, exist_ok=True)
+        compile_graph(algorithm, batch, algorithm.noise(len(batch.reward)), variant, path)
+        for old in sorted(path.parent.glob("*.pt2"), key=lambda p: p.stat().st_mtime)[:-_KEPT_GRAPHS]:
+            old.unlink(missing_ok=True)
+
+
+def graph_path(job: Job, variant: int) -> Path:
+    """Where the compiled opt step is cached. The name depends on all that the machine code depends on."""
+    code = hashlib.sha256()
+    for file in sorted(
+        {*Path(__file__).parent.rglob("*.py"), Path(str(AGENTS[job.config.type].load().__file__))}
+    ):
+        code.update(file.read_bytes())
+    facts = [
+        asdict(job.config.of_opt_step()), job.spec.to_json(), str(job.batch), job.threads, variant,
+        torch.__version__, _cpu(), code.hexdigest(),
+    ]  # fmt: skip
+    key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+    return cache_folder() / f"{job.config.type}-{key}.pt2"
+
+
+def cache_folder() -> Path:
+    """The user's folder for compiled opt steps."""
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (base if base.is_absolute() else Path.home() / ".cache") / "border-cli" / "graphs"
+
+
+def _cpu() -> str:
+    """The processor with its instructions, for which the code is made."""
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return "".join(
+            dict.fromkeys(line for line in lines if line.startswith(("model name", "flags", "Features")))
+        )
+    return platform.processor()

@@ -1,0 +1,159 @@
+"""A compiled opt step does what the eager one does (contract C14)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from border_cli.agents.agent import NetworkAgent
+from border_cli.agents.graph import GraphCompiler, cache_folder
+from border_cli.cli.train import main
+from border_cli.config.registry import AGENTS
+from border_cli.core.errors import ExitCode, Interrupted
+from border_cli.runtime.signals import StopFlag
+from tests.contract.test_every_agent import OneBatchBuffer, batch, config_of, spec_of
+from tests.faults.amounts import ALL_CASES
+from tests.interrupted import assert_same_bits, resume, run_whole, signal_at
+from tests.real_runs import Run, in_folder, tiny, train
+
+pytestmark = pytest.mark.timeout(300)
+OPT_STEPS = 200
+SETTINGS = {"dqn": {"hidden": [8], "lr_schedule": "linear", "lr_opt_steps": 400}}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def folder(tmp_path_factory: pytest.TempPathFactory, full_forkserver: None) -> Iterator[Path]:
+    with in_folder(tmp_path_factory.mktemp("compiled")) as path:
+        yield path
+
+
+def learner(
+    agent: str, compiled: str, waits: bool = True, plugins: Sequence[str] = (), **settings: Any
+) -> tuple[NetworkAgent, GraphCompiler]:
+    config = replace(config_of(agent), compile=compiled, **SETTINGS.get(agent, {}) | settings)
+    made: NetworkAgent = AGENTS[agent].load().make_agent(config, spec_of(agent), 3)
+    compiler = GraphCompiler(made, config, plugins, spec_of(agent), 1, waits, StopFlag())
+    made.compiling = compiler.poll
+    return made, compiler
+
+
+def learn(agent: str, one: NetworkAgent, weighted: bool, opt_steps: int) -> list[Any]:
+    """Do opt steps with batches in the same memory, as a replay gives them. Returns the errors of each."""
+    given = batch(agent, 0)
+    given.weight = np.ones(16, np.float32) if weighted else None
+    buffer: Any = OneBatchBuffer(given)
+    for number in range(opt_steps):
+        new = batch(agent, number)
+        for rows, fresh in ((given.obs, new.obs), (given.next_obs, new.next_obs)):
+            for name, array in rows.items():
+                array[...] = fresh[name]
+        given.action[...], given.reward[...], given.terminated[...] = new.action, new.reward, new.terminated
+        if given.weight is not None:
+            given.weight[...] = np.random.default_rng(number).random(16)
+        one.opt(buffer)
+    return list(buffer.errors)
+
+
+@pytest.mark.parametrize("agent", AGENTS if ALL_CASES else ["dqn"])
+def test_a_compiled_opt_step_equals_the_eager_one(agent: str) -> None:
+    weighted = agent in ("dqn", "rainbow", "tqc")
+    eager, compiled = learner(agent, "false")[0], learner(agent, "true")[0]
+    eager.compiling = None
+    errors = learn(agent, eager, weighted, OPT_STEPS), learn(agent, compiled, weighted, OPT_STEPS)
+    assert set(compiled.algorithm.graphs) == set(compiled.algorithm.variants)
+    state, other = eager.state(), compiled.state()
+    for name, array in state.arrays.items():
+        error = np.linalg.norm(array - other.arrays[name])
+        assert error <= 1e-2 * np.linalg.norm(array) + 1e-5, name
+    assert eager.generator_state() == compiled.generator_state()
+    np.testing.assert_allclose(*errors, rtol=0.05, atol=0.05)
+
+
+def test_a_later_run_uses_the_cache_and_other_settings_do_not(caplog: pytest.LogCaptureFixture) -> None:
+    learn("dqn", learner("dqn", "true")[0], False, 1)
+    found = set(cache_folder().glob("dqn-*.pt2"))
+    one, _ = learner("dqn", "cached", waits=False, lr_schedule="constant", lr_opt_steps=None)
+    learn("dqn", one, False, 1)
+    assert one.algorithm.graphs, "the schedule of the learning rate is no part of the graph"
+    other, _ = learner("dqn", "cached", waits=False, lr=0.5)
+    learn("dqn", other, False, 1)
+    assert not other.algorithm.graphs and other.compiling is None
+    assert set(cache_folder().glob("dqn-*.pt2")) == found
+
+    for path in found:
+        path.write_bytes(b"no library")
+    damaged, _ = learner("dqn", "true")
+    learn("dqn", damaged, False, 2)
+    assert not damaged.algorithm.graphs and damaged.opt_steps == 2
+    assert "opt steps stay eager, a compiled one cannot be loaded" in caplog.text
+    assert len(set(cache_folder().glob("dqn-*.pt2"))) == len(found) - 1, "the damaged file is removed"
+
+
+def test_a_compiling_process_that_fails_costs_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    one, _ = learner("dqn", "true", plugins=["no_such_module"], lr=0.25)
+    learn("dqn", one, False, 2)
+    assert not one.algorithm.graphs and one.opt_steps == 2
+    assert "agent.compile: opt steps stay eager, compiling failed: plugins: there is no module" in caplog.text
+
+
+def test_the_waiting_ends_when_the_run_is_asked_to_stop() -> None:
+    one, compiler = learner("dqn", "true", lr=0.125)
+    stop = StopFlag()
+    compiler = GraphCompiler(
+        one, replace(config_of("dqn"), compile="true", lr=0.125), [], spec_of("dqn"), 1, True, stop
+    )
+    one.compiling = compiler.poll
+    stop.request(ExitCode.SIGINT)
+    with pytest.raises(Interrupted):
+        learn("dqn", one, False, 1)
+    compiler.close()
+    assert one.opt_steps == 0
+
+
+RUN = (
+    "trainer.max_opts=60",
+    "trainer.max_env_steps=null",
+    "trainer.eval_interval=null",
+    "agent.compile=true",
+)
+
+
+def log(run: Run) -> str:
+    return (run.path / "train.log").read_text(encoding="utf-8")
+
+
+def test_without_a_compiler_the_run_says_so_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "/no/such/compiler")
+    run = train(*RUN)
+    assert run.counts[0] == 60
+    assert (
+        log(run).count("agent.compile: there is no C++ compiler (/no/such/compiler), so opt steps stay eager")
+        == 1
+    )
+
+
+def test_a_run_that_ends_first_leaves_no_process() -> None:
+    run = train(*RUN, "agent.gamma=0.5")
+    assert run.counts[0] == 60 and "the opt step is compiled" not in log(run)
+
+
+@pytest.mark.parametrize(
+    "mode", [("trainer=sync",), ("trainer.lockstep=true", "n_actors=2", "trainer.lockstep_steps=4")]
+)
+def test_sync_and_lockstep_repeat_their_bits_with_compiled_opt_steps(
+    folder: Path, mode: tuple[str, ...]
+) -> None:
+    args = (*mode, *RUN, "trainer.save_interval=14")
+    whole = run_whole(folder / f"{mode[0]}, whole", *args)
+    assert "the opt step is compiled from here on" in log(whole)
+    path = folder / f"{mode[0]}, resumed"
+    with signal_at(30):
+        assert main([*tiny(*args), f"hydra.run.dir='{path}'"]) == 143
+    resume(path)
+    assert log(Run(path)).count("the opt step is compiled from here on") == 2
+    assert_same_bits(Run(path), whole)
