@@ -3,6 +3,8 @@ PY ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
+# what `make same-bits` compares with: the last commit that changed the rounding of acting or learning on purpose
+BASE ?= HEAD
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: install train eval test check unit integration faults test-full test-faults-full learning bench same-bits results readme conf screen clean
@@ -61,9 +63,9 @@ learning: install
 bench: install
 	$(BIN)/python -m bench.speed $(ARGS)
 
-# same-bits: the weights that each agent learns from fixed seeds are those that commit e5e04fd learned
+# same-bits: the weights that each agent learns from fixed seeds are those that the commit BASE learned
 same-bits: install
-	$(BIN)/python -m bench.same_bits e5e04fd . $(ARGS)
+	$(BIN)/python -m bench.same_bits $(BASE) . $(ARGS)
 
 # results: the runs of bench/table_of_runs.py, one after the other, some hours; goes on where it was; writes docs/results.md
 results: install

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from border_cli.agents.config import NetworkConfig
-from border_cli.agents.nets import to_tensors
 from border_cli.agents.params import BatchLoader, FlatParams, StepStats, TensorBatch, named_tensors
 from border_cli.core.errors import IncompatibleStateError
 from border_cli.core.metrics import Record
@@ -53,18 +52,14 @@ class NetworkPolicy(ABC):
         self._exploring = True
 
     def sample(self, obs: Obs, env_steps: int = 0, env_ix: Sequence[int] = ()) -> Array:
-        with torch.inference_mode():
-            tensors = to_tensors(obs, self.params.device)
-            if self._exploring:
-                return self._explore(tensors, env_steps, env_ix)
-            return self._exploit(tensors)
+        return self._explore(obs, env_steps, env_ix) if self._exploring else self._exploit(obs)
 
     @abstractmethod
-    def _explore(self, obs: dict[str, Tensor], env_steps: int, env_ix: Sequence[int]) -> Array:
+    def _explore(self, obs: Obs, env_steps: int, env_ix: Sequence[int]) -> Array:
         """Actions in train mode; random numbers come from `_rng`."""
 
     @abstractmethod
-    def _exploit(self, obs: dict[str, Tensor]) -> Array:
+    def _exploit(self, obs: Obs) -> Array:
         """Actions in eval mode; random numbers, if any, come from `_eval_rng`."""
 
     def extras(self) -> dict[str, Array]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from border_cli.core.spaces import Obs, ObsLeaf, ObsSpec
+from border_cli.core.spaces import Array, Obs, ObsLeaf, ObsSpec
 
 _MAX_SCALED_RANGE = 255
 """Integer boxes with at most this range, such as colours, are scaled to [0, 1]; wider ones, as int64, are not."""
@@ -44,6 +45,61 @@ class Encoder(nn.Module):
         parts = [_flatten(leaf, obs[leaf.name]) for leaf in self._vectors]
         parts += [part(obs[leaf.name]) for leaf, part in zip(self._images, self.convolutions, strict=True)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def arrays(self, obs: Obs) -> Array:
+        """`forward` for arrays, where there are no images."""
+        parts = [_flatten_array(leaf, obs[leaf.name]) for leaf in self._vectors]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+
+def _flatten_array(leaf: ObsLeaf, value: Array) -> Array:
+    """`_flatten` for arrays."""
+    flat = value.reshape(len(value), -1)
+    if leaf.categories:
+        hot = [flat[:, i, None] == np.arange(n) for i, n in enumerate(leaf.categories)]
+        return np.concatenate(hot, axis=1, dtype=np.float32)
+    numbers = flat.astype(np.float32, copy=False)
+    if value.dtype.kind == "f" or leaf.low is None or leaf.high is None:
+        return numbers
+    span = leaf.high - leaf.low
+    return (numbers - np.float32(leaf.low)) / np.float32(span) if 0 < span <= _MAX_SCALED_RANGE else numbers
+
+
+_NO_ARRAYS: Iterator[Array] = iter(())
+
+
+class DenseArrays:
+    """Linear layers with ReLU between them, computed by numpy: for the few rows of an actor in half of torch's time.
+
+    Args:
+        layers: `Linear` and `NoisyLinear` layers on the CPU. Their parameters are used in place.
+        relu_at_end: whether ReLU follows the last layer too.
+    """
+
+    def __init__(self, layers: Sequence[nn.Module], relu_at_end: bool = False) -> None:
+        self._layers = [
+            [p.detach().numpy().T for p in (layer.weight, layer.bias, *_deviations(layer))]
+            for layer in cast(Sequence[Linear], layers)
+        ]
+        self._n_relu = len(layers) if relu_at_end else len(layers) - 1
+
+    def __call__(self, x: Array, noise: Iterator[Array] = _NO_ARRAYS) -> Array:
+        """(B, n_in) → (B, n_out). noise: gives each noisy layer the next part of `scaled_noise`; empty for mean weights."""
+        for i, (weight, bias, *deviations) in enumerate(self._layers):
+            y = x @ weight
+            y += bias
+            if deviations and (part := next(noise, None)) is not None:
+                # x·(σ ⊙ ε_out ⊗ ε_in)ᵀ = ((x ⊙ ε_in)·σᵀ) ⊙ ε_out, without the noisy weights themselves
+                of_inputs, of_outputs = part[: x.shape[1]], part[x.shape[1] :]
+                y += ((x * of_inputs) @ deviations[0] + deviations[1]) * of_outputs
+            if i < self._n_relu:
+                np.maximum(y, 0.0, out=y)
+            x = y
+        return x
+
+
+def _deviations(layer: nn.Module) -> tuple[Tensor, ...]:
+    return (layer.weight_std, layer.bias_std) if isinstance(layer, NoisyLinear) else ()
 
 
 def _flatten(leaf: ObsLeaf, value: Tensor) -> Tensor:

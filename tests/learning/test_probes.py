@@ -141,10 +141,8 @@ def trained(variant: str, env_class: str, n_step: int) -> NetworkAgent:
 
 
 def values(agent: NetworkAgent, observation: float) -> list[float]:
-    obs = {"obs": torch.tensor([[observation]])}
-    with torch.no_grad():
-        policy: Any = agent.policy
-        return [float(v) for v in policy.values(obs)[0]]
+    policy: Any = agent.policy
+    return [float(v) for v in policy.action_values({"obs": np.array([[observation]], np.float32)})[0]]
 
 
 EXPECTED: dict[str, dict[float, tuple[float, float]]] = {

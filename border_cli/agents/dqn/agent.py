@@ -15,7 +15,7 @@ from torch import Tensor
 from border_cli.agents.agent import Algorithm, NetworkAgent, NetworkPolicy
 from border_cli.agents.dqn import loss
 from border_cli.agents.dqn.config import DqnConfig
-from border_cli.agents.dqn.network import NO_NOISE, Noise, QNetwork
+from border_cli.agents.dqn.network import NO_NOISE, Noise, QArrays, QNetwork
 from border_cli.agents.nets import to_tensors
 from border_cli.agents.params import FlatParams, TensorBatch, polyak_
 from border_cli.core.errors import UsageError
@@ -146,31 +146,42 @@ class DqnPolicy(NetworkPolicy):
         self._head = loss.make_head(config)
         self._config = config
         self._epsilon = epsilon_schedule(config, actor, n_actors)
-        self._noise_size = cast(QNetwork, self._network).noise_size
+        network = cast(QNetwork, self._network)
+        self._noise_size = network.noise_size
+        self._arrays = QArrays(network) if QArrays.allowed(network) else None
 
-    def values(self, obs: dict[str, Tensor], noise: Noise = NO_NOISE) -> Tensor:
-        """(B, n) expected returns, -inf for forbidden actions."""
-        return loss.mask_actions(self._head.values(self._network(obs, noise)), obs, self._mask)
-
-    def action_values(self, obs: Obs) -> Array:
+    def action_values(self, obs: Obs, noise: Noise = NO_NOISE) -> Array:
         """(B, n) expected returns, -inf for forbidden actions; without noise in the network."""
-        with torch.inference_mode():
-            values: Array = self.values(to_tensors(obs, self.params.device)).cpu().numpy()
+        outputs = self._outputs(obs, noise)
+        if isinstance(self._head, loss.ScalarHead):
+            values: Array = outputs[:, :, 0]
+        else:
+            with torch.inference_mode():
+                values = self._head.values(torch.from_numpy(outputs)).numpy()
+        if self._mask is not None:
+            values = np.where(obs[self._mask] == 0, np.float32(-np.inf), values)
         return values
+
+    def _outputs(self, obs: Obs, noise: Noise = NO_NOISE) -> Array:
+        """(B, n, k) outputs of the network."""
+        if self._arrays is not None:
+            with np.errstate(over="ignore", invalid="ignore"):  # as torch
+                return self._arrays(obs, None if noise.normal is None else noise.normal.numpy())
+        with torch.inference_mode():
+            outputs: Array = self._network(to_tensors(obs, self.params.device), noise).cpu().numpy()
+        return outputs
 
     def action_quantiles(self, obs: Obs) -> Array:
         """(B, n, k) quantiles of the return. Raises ValueError if the network does not learn quantiles."""
         if not isinstance(self._head, loss.QuantileHead):
             raise ValueError("the network of this agent has no quantiles\nallowed: agent=qrdqn or iqn")
-        with torch.inference_mode():
-            quantiles: Array = self._network(to_tensors(obs, self.params.device)).cpu().numpy()
-        return quantiles
+        return self._outputs(obs)
 
-    def _explore(self, obs: dict[str, Tensor], env_steps: int, env_ix: Sequence[int]) -> Array:
+    def _explore(self, obs: Obs, env_steps: int, env_ix: Sequence[int]) -> Array:
         noise = NO_NOISE
         if self._noise_size:
             noise = Noise(normal=_normal(self._rng, self._noise_size, self.params.device))
-        values = self.values(obs, noise).cpu().numpy()
+        values = self.action_values(obs, noise)
         if self._config.exploration == "softmax":
             actions = sample_softmax(values, self._config.temperature, self._rng)
         else:
@@ -178,8 +189,8 @@ class DqnPolicy(NetworkPolicy):
         self._last = values, actions
         return actions
 
-    def _exploit(self, obs: dict[str, Tensor]) -> Array:
-        return epsilon_greedy(self.values(obs).cpu().numpy(), self._config.eval_epsilon, self._eval_rng)
+    def _exploit(self, obs: Obs) -> Array:
+        return epsilon_greedy(self.action_values(obs), self._config.eval_epsilon, self._eval_rng)
 
     def extras(self) -> dict[str, Array]:
         """(B,) values of the best and of the chosen action, of the last actions in train mode."""

@@ -12,13 +12,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from border_cli.agents.dqn.config import DqnConfig
-from border_cli.agents.nets import Encoder, Linear, NoisyLinear, scaled_noise
+from border_cli.agents.nets import DenseArrays, Encoder, Linear, NoisyLinear, scaled_noise
 from border_cli.agents.quantiles import midpoints
-from border_cli.core.spaces import EnvSpec
+from border_cli.core.spaces import Array, EnvSpec, Obs
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,14 +43,14 @@ class QNetwork(nn.Module):
     def __init__(self, spec: EnvSpec, config: DqnConfig, generator: torch.Generator) -> None:
         super().__init__()
         self.encoder = Encoder(spec.inputs, config.channels, generator)
-        self._n_actions, self._outputs = spec.action.n, config.outputs
-        self._is_implicit = config.head == "implicit_quantile"
+        self.n_actions, self._outputs = spec.action.n, config.outputs
+        self.is_implicit = config.head == "implicit_quantile"
         self._act_quantiles = config.act_quantiles
         self._dueling = config.dueling
         sizes = [self.encoder.features, *config.hidden]
         # All hidden layers but the last are the trunk, and at least one unless there are convolutions.
         depth = max(len(config.hidden) - 1, min(len(config.hidden), 0 if self.encoder.has_images else 1))
-        top, k = sizes[depth:], self._n_actions * self._outputs
+        top, k = sizes[depth:], self.n_actions * self._outputs
 
         def after_trunk(sizes: Sequence[int]) -> list[nn.Module]:
             return [
@@ -61,39 +62,70 @@ class QNetwork(nn.Module):
 
         trunk = [Linear(n_in, n_out, generator) for n_in, n_out in pairwise(sizes[: depth + 1])]
         # Tuples beside the ModuleLists, because slicing a ModuleList takes longer than calling a layer.
-        self._trunk, self._top, self._value = tuple(trunk), tuple(after_trunk([*top, k])), tuple[nn.Module]()
+        self.trunk, self.top, self.value_layers = (
+            tuple(trunk),
+            tuple(after_trunk([*top, k])),
+            tuple[nn.Module](),
+        )
         if config.dueling:
             self.layers = nn.ModuleList(trunk)
-            self.advantage = nn.ModuleList(self._top)
-            self._value = tuple(after_trunk([*top, self._outputs]))
-            self.value = nn.ModuleList(self._value)
+            self.advantage = nn.ModuleList(self.top)
+            self.value_layers = tuple(after_trunk([*top, self._outputs]))
+            self.value = nn.ModuleList(self.value_layers)
         else:
-            self.layers = nn.ModuleList([*trunk, *self._top])
-        if self._is_implicit:
+            self.layers = nn.ModuleList([*trunk, *self.top])
+        if self.is_implicit:
             self.levels = Linear(config.cosines, top[0], generator)
-        self._noise_sizes = [layer.noise_size for layer in self.modules() if isinstance(layer, NoisyLinear)]
-        self.noise_size = sum(self._noise_sizes)
+        self.noise_sizes = [layer.noise_size for layer in self.modules() if isinstance(layer, NoisyLinear)]
+        self.noise_size = sum(self.noise_sizes)
 
     def forward(self, obs: dict[str, Tensor], noise: Noise = NO_NOISE) -> Tensor:
         """{name: (B, ...)} → (B, n, k), k numbers for each of n actions."""
         x = self.encoder(obs)
-        for layer in self._trunk:
+        for layer in self.trunk:
             x = torch.relu(layer(x))
-        if self._is_implicit:
+        if self.is_implicit:
             # Levels τ (B, k) are embedded as (B, k, features): ReLU of a linear layer of cos(π·i·τ), i = 1 … cosines.
             tau = midpoints(self._act_quantiles, x).expand(len(x), -1) if noise.tau is None else noise.tau
             i = torch.arange(1, self.levels.in_features + 1, device=x.device)
             x = x.unsqueeze(1) * torch.relu(self.levels(torch.cos(math.pi * i * tau.unsqueeze(-1))))
         # Each noisy layer takes the next of these parts, in the order of `modules()`.
         normal: Iterator[Tensor] = (
-            iter(()) if noise.normal is None else iter(scaled_noise(noise.normal).split(self._noise_sizes))
+            iter(()) if noise.normal is None else iter(scaled_noise(noise.normal).split(self.noise_sizes))
         )
-        out = _feed(self._top, x, normal)
-        out = out.view(*out.shape[:-1], self._n_actions, self._outputs)
+        out = _feed(self.top, x, normal)
+        out = out.view(*out.shape[:-1], self.n_actions, self._outputs)
         if self._dueling:
-            value = _feed(self._value, x, normal).unsqueeze(-2)
+            value = _feed(self.value_layers, x, normal).unsqueeze(-2)
             out = value + out - out.mean(-2, keepdim=True)  # Q = V + A - mean over the actions of A
-        return out.squeeze(-1).transpose(1, 2) if self._is_implicit else out
+        return out.squeeze(-1).transpose(1, 2) if self.is_implicit else out
+
+
+class QArrays:
+    """`QNetwork.forward` by numpy, with the network's parameters in place."""
+
+    def __init__(self, network: QNetwork) -> None:
+        self._network = network
+        self._ends = np.cumsum(network.noise_sizes)[:-1]
+        self._trunk = DenseArrays(network.trunk, relu_at_end=True)
+        self._top = DenseArrays(network.top)
+        self._value = DenseArrays(network.value_layers) if network.value_layers else None
+
+    @staticmethod
+    def allowed(network: QNetwork) -> bool:
+        """Whether the network has linear layers alone, on the CPU."""
+        plain = not (network.encoder.has_images or network.is_implicit)
+        return plain and network.top[0].weight.device.type == "cpu"
+
+    def __call__(self, obs: Obs, normal: Array | None = None) -> Array:
+        """{name: (B, ...)} → (B, n, k). normal: as that of `Noise`."""
+        x = self._trunk(self._network.encoder.arrays(obs))
+        parts = () if normal is None else np.split(np.sign(normal) * np.sqrt(np.abs(normal)), self._ends)
+        noise = iter(parts)
+        out = self._top(x, noise).reshape(len(x), self._network.n_actions, -1)
+        if self._value is not None:
+            out = self._value(x, noise)[:, None] + out - out.mean(1, keepdims=True)
+        return out
 
 
 def _feed(layers: Sequence[nn.Module], x: Tensor, normal: Iterator[Tensor]) -> Tensor:

@@ -10,13 +10,20 @@ import torch
 from torch import Tensor
 
 from border_cli.agents.agent import Algorithm, NetworkAgent, NetworkPolicy
+from border_cli.agents.nets import to_tensors
 from border_cli.agents.params import FlatParams, TensorBatch
 from border_cli.agents.sac import loss
 from border_cli.agents.sac.config import SacConfig
-from border_cli.agents.sac.network import Critics, EntropyCoefficient, PolicyNetwork, TanhBijector
+from border_cli.agents.sac.network import (
+    Critics,
+    EntropyCoefficient,
+    PolicyArrays,
+    PolicyNetwork,
+    TanhBijector,
+)
 from border_cli.core.errors import UsageError
 from border_cli.core.metrics import declare
-from border_cli.core.spaces import Array, EnvSpec
+from border_cli.core.spaces import Array, EnvSpec, Obs
 from border_cli.core.state import State, check_like
 from border_cli.runtime import seeding
 
@@ -177,14 +184,17 @@ class SacPolicy(NetworkPolicy):
         super().__init__(layout, params, seed, actor, incarnation)
         self._config = config
         self._shape = spec.action.shape
-        self._bijector = TanhBijector(spec.action).to(params.device)
+        bijector = TanhBijector(spec.action)
+        self._size = bijector.size
+        self._middle, self._half_range = bijector.arrays
+        network = cast(PolicyNetwork, self._network)
+        self._arrays = PolicyArrays(network) if PolicyArrays.allowed(network) else None
         self._low, self._high = (np.array(b, np.float32) for b in (spec.action.low, spec.action.high))
         self._noise: CorrelatedNoise | None = None
         if config.exploration == "state_dependent":
-            shape = cast(PolicyNetwork, self._network).log_std.shape
-            self._noise = StateDependentNoise(tuple(shape), config.noise_interval)
+            self._noise = StateDependentNoise(tuple(network.log_std.shape), config.noise_interval)
         elif config.exploration == "ornstein_uhlenbeck":
-            self._noise = OrnsteinUhlenbeck(self._bijector.size, config.noise_std, config.noise_theta)
+            self._noise = OrnsteinUhlenbeck(self._size, config.noise_std, config.noise_theta)
 
     def begin_episode(self, env_ix: int) -> None:
         if self._noise is not None:
@@ -202,38 +212,51 @@ class SacPolicy(NetworkPolicy):
             state = {name: value for name, value in state.items() if name != "noise"}
         super().load_generator_state(state)
 
-    def _explore(self, obs: dict[str, Tensor], env_steps: int, env_ix: Sequence[int]) -> Array:
+    def _explore(self, obs: Obs, env_steps: int, env_ix: Sequence[int]) -> Array:
         rows = len(next(iter(obs.values())))
         if env_steps < self._config.random_env_steps:
-            share = self._rng.random((rows, self._bijector.size), np.float32)
-            return self._stored(self._low * (1 - share) + self._high * share)
-        given = self._network(obs)
+            share = self._rng.random((rows, self._size), np.float32)
+            return self._inside(self._low * (1 - share) + self._high * share)
+        mean, std, features = self._given(obs)
         if isinstance(self._noise, StateDependentNoise):
-            matrices = self._tensor(self._noise.sample(env_ix or range(rows), self._rng))
-            weights = matrices * cast(PolicyNetwork, self._network).noise_std()  # (B, f, d)
-            u = given.mean + torch.bmm(given.features.unsqueeze(1), weights).squeeze(1)
-            return self._stored(self._bijector.squash(u))
+            matrices = self._noise.sample(env_ix or range(rows), self._rng)
+            weights = matrices * cast(PolicyNetwork, self._network).noise_std().detach().cpu().numpy()
+            return self._squashed(mean + np.einsum("bf,bfd->bd", features, weights))
         if isinstance(self._noise, OrnsteinUhlenbeck):
-            noise = self._tensor(self._noise.sample(env_ix or range(rows), self._rng).astype(np.float32))
+            noise = self._noise.sample(env_ix or range(rows), self._rng).astype(np.float32)
         else:
-            normal = self._rng.standard_normal((rows, self._bijector.size), np.float32)
+            normal = self._rng.standard_normal((rows, self._size), np.float32)
             if self._config.policy == "gaussian":
-                return self._stored(self._bijector.squash(given.mean + given.std * self._tensor(normal)))
-            noise = self._tensor(self._config.noise_std * normal)
+                return self._squashed(mean + std * normal)
+            noise = self._config.noise_std * normal
         # a deterministic policy: the noise is added to the action, in half ranges
-        return self._stored(self._bijector.scale((torch.tanh(given.mean) + noise).clamp(-1.0, 1.0)))
+        return self._scaled(np.clip(np.tanh(mean) + noise, -1.0, 1.0))
 
-    def _exploit(self, obs: dict[str, Tensor]) -> Array:
-        return self._stored(self._bijector.squash(self._network(obs).mean))
+    def _exploit(self, obs: Obs) -> Array:
+        return self._squashed(self._given(obs)[0])
 
-    def _stored(self, action: Tensor | Array) -> Array:
+    def _given(self, obs: Obs) -> tuple[Array, Array, Array]:
+        """Mean, std and features of `ActionParameters`, as arrays."""
+        if self._arrays is not None:
+            with np.errstate(over="ignore", invalid="ignore"):  # as torch
+                return self._arrays(obs)
+        with torch.inference_mode():
+            given = self._network(to_tensors(obs, self.params.device))
+        mean, std, features = (part.cpu().numpy() for part in (given.mean, given.std, given.features))
+        return mean, std, features
+
+    def _squashed(self, u: Array) -> Array:
+        """(B, d) unbounded numbers → actions (B, *shape), as `TanhBijector.squash`."""
+        return self._scaled(np.tanh(u))
+
+    def _scaled(self, x: Array) -> Array:
+        """(B, d) numbers in [-1, 1] → actions (B, *shape)."""
+        return self._inside(self._middle + self._half_range * x)
+
+    def _inside(self, action: Array) -> Array:
         """(B, d) actions → (B, *shape) float32, clipped to the bounds after rounding; NaN becomes the lower bound."""
-        rows = action.cpu().numpy() if isinstance(action, Tensor) else action
-        inside = np.fmin(np.fmax(rows, self._low), self._high)
-        return np.asarray(inside, np.float32).reshape(len(rows), *self._shape)
-
-    def _tensor(self, array: Array) -> Tensor:
-        return torch.from_numpy(array).to(self.params.device)
+        inside = np.fmin(np.fmax(action, self._low), self._high)
+        return np.asarray(inside, np.float32).reshape(len(action), *self._shape)
 
 
 class SacAlgorithm(Algorithm):

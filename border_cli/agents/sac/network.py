@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from border_cli.agents.nets import Encoder, Linear
+from border_cli.agents.nets import DenseArrays, Encoder, Linear
 from border_cli.agents.sac.config import SacConfig
-from border_cli.core.spaces import ActionSpec, EnvSpec
+from border_cli.core.spaces import ActionSpec, Array, EnvSpec, Obs
 
 
 class TanhBijector:
@@ -25,6 +25,7 @@ class TanhBijector:
     Attributes:
         n_free: number of components that are not constant.
         log_volume: Σ log half_range of these.
+        arrays: middle and half_range as (d,) float32 arrays.
     """
 
     def __init__(self, spec: ActionSpec) -> None:
@@ -32,8 +33,9 @@ class TanhBijector:
         half = high / 2 - low / 2  # high - low can overflow
         self.size = len(low)
         self.n_free = int(np.count_nonzero(half))
-        self.middle = torch.tensor(low / 2 + high / 2, dtype=torch.float32)
         half_range = half.astype(np.float32)
+        self.arrays = (low / 2 + high / 2).astype(np.float32), half_range
+        self.middle = torch.tensor(self.arrays[0])
         self.half_range = torch.tensor(half_range)
         self.log_volume = float(np.log(half[half > 0]).sum())
         self._is_free = torch.tensor(half_range > 0, dtype=torch.float32)
@@ -100,14 +102,14 @@ class PolicyNetwork(nn.Module):
     def __init__(self, spec: EnvSpec, config: SacConfig, generator: torch.Generator) -> None:
         super().__init__()
         self.encoder = Encoder(spec.obs, config.channels, generator)
-        self._kind = config.policy
+        self.kind = config.policy
         sizes = [self.encoder.features, *config.hidden]
         self.layers = nn.ModuleList(Linear(n_in, n_out, generator) for n_in, n_out in pairwise(sizes))
         n_features, n_actions = sizes[-1], len(spec.action.low)
-        self._state_dependent = config.exploration == "state_dependent"
-        outputs = 2 if config.policy == "gaussian" and not self._state_dependent else 1
+        self.is_state_dependent = config.exploration == "state_dependent"
+        outputs = 2 if config.policy == "gaussian" and not self.is_state_dependent else 1
         self.out = Linear(n_features, outputs * n_actions, generator)
-        if self._state_dependent:
+        if self.is_state_dependent:
             self.log_std = nn.Parameter(torch.full((n_features, n_actions), config.log_std_start))
 
     def forward(self, obs: dict[str, Tensor]) -> ActionParameters:
@@ -116,10 +118,10 @@ class PolicyNetwork(nn.Module):
         for layer in self.layers:
             x = torch.relu(layer(x))
         out = self.out(x)
-        if self._state_dependent:
+        if self.is_state_dependent:
             variance = x.square() @ self.noise_std().square()  # of Σ_f x_f·ε_fd, ε_fd ~ N(0, noise_std²)
             return ActionParameters(out.clamp(*_MEAN_RANGE), (variance + _MIN_STD**2).sqrt(), x)
-        if self._kind == "deterministic":
+        if self.kind == "deterministic":
             return ActionParameters(out, torch.ones_like(out), x)
         mean, log_std = out.chunk(2, -1)
         return ActionParameters(mean, log_std.clamp(*_LOG_STD_RANGE).exp(), x)
@@ -127,6 +129,32 @@ class PolicyNetwork(nn.Module):
     def noise_std(self) -> Tensor:
         """(f, d) standard deviations of the weights of state-dependent noise."""
         return self.log_std.clamp(*_LOG_STD_RANGE).exp()
+
+
+class PolicyArrays:
+    """`PolicyNetwork.forward` by numpy, with the network's parameters in place. Returns mean, std and features."""
+
+    def __init__(self, network: PolicyNetwork) -> None:
+        self._network = network
+        self._hidden = DenseArrays(list(network.layers), relu_at_end=True)
+        self._out = DenseArrays([network.out])
+
+    @staticmethod
+    def allowed(network: PolicyNetwork) -> bool:
+        """Whether the network has linear layers alone, on the CPU."""
+        return not network.encoder.has_images and network.out.weight.device.type == "cpu"
+
+    def __call__(self, obs: Obs) -> tuple[Array, Array, Array]:
+        """{name: (B, ...)} → (B, d) mean and standard deviation before tanh, (B, f) features; see `ActionParameters`."""
+        x = self._hidden(self._network.encoder.arrays(obs))
+        out = self._out(x)
+        if self._network.is_state_dependent:
+            variance = np.square(x) @ np.square(self._network.noise_std().detach().numpy())
+            return np.clip(out, *_MEAN_RANGE), np.sqrt(variance + np.float32(_MIN_STD**2)), x
+        if self._network.kind == "deterministic":
+            return out, np.ones_like(out), x
+        mean, log_std = np.split(out, 2, axis=-1)
+        return mean, np.exp(np.clip(log_std, *_LOG_STD_RANGE)), x
 
 
 class Critics(nn.Module):
