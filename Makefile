@@ -3,7 +3,7 @@ PY ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
-# what `make same-bits` compares with: the last commit that changed the rounding of acting or learning on purpose
+# the commit that `make same-bits` compares the working tree with
 BASE ?= HEAD
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -63,7 +63,7 @@ learning: install
 bench: install
 	$(BIN)/python -m bench.speed $(ARGS)
 
-# same-bits: the weights that each agent learns from fixed seeds are those that the commit BASE learned
+# same-bits: the weights that each agent learns from fixed seeds are those that commit BASE learned
 same-bits: install
 	$(BIN)/python -m bench.same_bits $(BASE) . $(ARGS)
 

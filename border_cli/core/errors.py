@@ -97,6 +97,10 @@ def first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
+class OutOfTime(Exception):
+    """An evaluation may not go on: the run has used up `trainer.max_time`."""
+
+
 class Interrupted(BaseException):
     """A run that stopped cleanly because of SIGINT or SIGTERM.
 

@@ -134,7 +134,7 @@ declare("eval/holdout_std", "reward", "standard deviation over those episodes")
 declare(
     "eval/skipped",
     "evaluations",
-    "models so far that were never evaluated, because a newer one replaced them while they waited",
+    "models so far that were never evaluated: a newer one replaced them, or evaluations take too long",
     "clock",
 )
 declare(

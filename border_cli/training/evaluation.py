@@ -7,6 +7,7 @@ and applies the results in the order of the opt steps.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import monotonic
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from border_cli.config.resolve import confirm_episodes
 from border_cli.config.schema import EvaluatorConfig, TrainerConfig
+from border_cli.core.errors import OutOfTime
 from border_cli.core.metrics import Record
 from border_cli.core.spaces import Array
 from border_cli.core.state import State, check_like, joined, section_arrays
@@ -27,6 +29,10 @@ if TYPE_CHECKING:
 
 _MAX_JOBS = 2
 """One job runs and one waits."""
+_LONG_S = 5.0
+"""Evaluations that take longer than this, and than the training between two of them, are spaced out."""
+_EXTRA_TIME, _LEAST_EXTRA_S = 0.1, 10.0
+"""What the evaluation of the last model may take beyond max_time: a share of it, and at least so many seconds."""
 _logger = logging.getLogger(__name__)
 
 
@@ -74,7 +80,7 @@ class EvalManager:
         selector: chooses the best model.
         last: the newest regular evaluation.
         good_enough: whether the score of the best model reaches `stop_return`.
-        skipped: models that a newer one replaced before their evaluation started.
+        skipped: models that were due and not evaluated, because a newer one replaced them or evaluations take too long.
     """
 
     def __init__(
@@ -92,6 +98,11 @@ class EvalManager:
         self.last: Evaluation | None = None
         self.good_enough = False
         self.skipped = 0
+        self._spaces_out = not reproducible and not parts.evaluator.concurrent
+        self._told = False
+        self._took_s = 0.0  # the last evaluation with its comparison
+        self._ended_at = 0.0  # in seconds of the run
+        self._max_seconds = math.inf if config.max_time is None else config.max_time
 
     @property
     def best(self) -> Evaluation | None:
@@ -112,6 +123,25 @@ class EvalManager:
         self._jobs.append(EvalJob(copy, env_steps))
         self.poll()
 
+    def skip_interval(self) -> bool:
+        """Whether to leave out the evaluation of this interval, because the last one took longer than the training since.
+
+        Only of an inline evaluator in a free-running run, where it would take more than half of the time.
+        """
+        trained_s = self._parts.telemetry.seconds - self._ended_at
+        if not self._spaces_out or self._took_s <= max(_LONG_S, trained_s):
+            return False
+        self.skipped += 1
+        if not self._told:
+            self._told = True
+            _logger.warning(
+                "an evaluation takes %.0f s, longer than the training between two of them, so some are left out; "
+                "evaluator=process evaluates beside the training, evaluator.episodes=%d plays fewer episodes",
+                self._took_s,
+                max(1, len(self._parts.eval_seeds.regular) // 4),
+            )
+        return True
+
     def poll(self) -> None:
         """Apply the results that have arrived. Waits only for those that must have taken effect by now."""
         if not self._jobs:
@@ -123,7 +153,13 @@ class EvalManager:
             self._wait(self._keep_open)
 
     def evaluate_last(self, model: ModelInfo, env_steps: int) -> None:
-        """Evaluate the last model, unless it was submitted before, and wait for all results."""
+        """Evaluate the last model, unless it was submitted before, and wait for all results.
+
+        With `max_time`, this may take a tenth of it more. What is not evaluated by then is left out.
+        """
+        if self._config.max_time is not None:
+            now = max(self._parts.telemetry.seconds, self._config.max_time)
+            self._max_seconds = now + max(_LEAST_EXTRA_S, _EXTRA_TIME * self._config.max_time)
         newest = self._jobs[-1].model.version if self._jobs else self.last and self.last.opt_steps
         if self._config.eval_interval is not None and model.version and newest != model.version:
             self.submit(model, env_steps)
@@ -185,19 +221,39 @@ class EvalManager:
 
     def _advance(self, keep_open: int) -> None:
         """Apply the results of jobs that are done, except of the newest `keep_open`. Never waits."""
-        while self._jobs and self._is_done(self._jobs[0]) and len(self._jobs) > keep_open:
-            self._apply(self._jobs.pop(0))
+        try:
+            while self._jobs and self._is_done(self._jobs[0]) and len(self._jobs) > keep_open:
+                self._apply(self._jobs.pop(0))
+        except OutOfTime:
+            self._give_up()
 
     def _wait(self, keep_open: int) -> None:
         """Wait until at most this many jobs are open, or the run is asked to stop."""
         began, backoff = monotonic(), Backoff()
         self._advance(keep_open)
         while len(self._jobs) > keep_open and not self._parts.should_stop():
-            self._tick()
+            try:
+                self._tick_in_time()
+            except OutOfTime:
+                self._give_up()
+                break
             backoff.sleep()
             self._advance(keep_open)
         if self._parts.evaluator.concurrent:
             self._parts.telemetry.excluded(monotonic() - began)
+
+    def _tick_in_time(self) -> None:
+        """Raises OutOfTime when the run's time is used up."""
+        if self._parts.telemetry.seconds >= self._max_seconds:
+            raise OutOfTime
+        self._tick()
+
+    def _give_up(self) -> None:
+        """Leave out the models that are not evaluated yet."""
+        steps = ", ".join(str(job.model.version) for job in self._jobs)
+        _logger.warning("trainer.max_time ended the evaluation of opt step %s: it does not count", steps)
+        self._jobs.clear()
+        self._started_at = None
 
     def _is_done(self, job: EvalJob) -> bool:
         """Start the next evaluation of this job or take its result. Returns whether no evaluation is missing."""
@@ -210,7 +266,7 @@ class EvalManager:
                     seeds = all_seeds.holdout(job.model.version, needed.episodes)
                     if needed.of_best and self._best_model is not None:
                         model = self._best_model
-                evaluator.begin(model, seeds, self._tick)
+                evaluator.begin(model, seeds, self._tick_in_time)
                 if not evaluator.concurrent:
                     self._parts.telemetry.excluded(monotonic() - self._started_at)
             if (evaluation := evaluator.poll()) is None:
@@ -228,6 +284,7 @@ class EvalManager:
         assert job.comparison is not None  # the job is done
         regular, fresh = job.comparison.regular, job.comparison.fresh
         self.last = regular
+        self._took_s, self._ended_at = job.seconds, self._parts.telemetry.seconds
         values = {
             "eval/return_mean": regular.mean,
             "eval/return_std": regular.std,
@@ -238,7 +295,7 @@ class EvalManager:
         }
         if fresh is not None:
             values |= {"eval/holdout_mean": fresh.mean, "eval/holdout_std": fresh.std}
-        if self._parts.evaluator.concurrent:
+        if self._parts.evaluator.concurrent or self.skipped:
             values["eval/skipped"] = float(self.skipped)
         self._parts.recorder.write(
             Record(values, job.model.version, job.env_steps, self._parts.telemetry.seconds)

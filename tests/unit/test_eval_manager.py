@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,11 +43,16 @@ class Script:
         self.evaluated: list[tuple[int, str]] = []
         self.seeds: list[list[int]] = []
         self.polls = 0
+        self.during: Callable[[], None] | None = None  # what happens while it evaluates
         self._scores = scores
         self._open: Evaluation | None = None
 
-    def begin(self, model: ModelInfo, seeds: Sequence[int], tick: object = None) -> None:
+    def begin(self, model: ModelInfo, seeds: Sequence[int], tick: Callable[[], None] = lambda: None) -> None:
         assert self._open is None
+        if self.during is not None:
+            self.during()
+            if not self.concurrent:
+                tick()
         step, pair = model.version, self._scores[model.version]
         assert model.arrays["weight"].tolist() == [
             step,
@@ -81,6 +86,7 @@ class Setup:
         reproducible: bool = False,
         stop_return: float | None = None,
         answers: float = 0.0,
+        max_time: float | None = None,
         **evaluator: Any,
     ) -> None:
         self.saved: list[tuple[ModelInfo, Evaluation, Evaluation | None]] = []
@@ -104,7 +110,10 @@ class Setup:
             should_stop=lambda: self.stopping,
         )
         self.manager = EvalManager(
-            TrainerConfig(eval_interval=10, stop_return=stop_return), parts, self.tick, reproducible
+            TrainerConfig(eval_interval=10, stop_return=stop_return, max_time=max_time),
+            parts,
+            self.tick,
+            reproducible,
         )
 
     def submit(self, *opt_steps: int) -> None:
@@ -399,3 +408,77 @@ def test_a_state_without_its_models_is_refused() -> None:
     with pytest.raises(IncompatibleStateError, match="pending"):
         values = state.values | {"pending": [{"opt_steps": "20", "env_steps": 0}]}
         Setup({}).manager.load_state(State(state.arrays, values), ARRAYS)
+
+
+class FakeClock:
+    """The time of the run, which only a test moves on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(Telemetry, "seconds", property(lambda _: self.now))
+        monkeypatch.setattr("border_cli.training.evaluation.monotonic", lambda: self.now)
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    return FakeClock(monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("takes", "trained", "skipped"),
+    [
+        (4.0, 1.0, [False]),  # short
+        (6.0, 6.0, [False]),  # no longer than the training
+        (9.0, 4.0, [True, True, False]),  # after 12 s of training it is time
+    ],
+)
+def test_long_evaluations_are_spaced_out(
+    clock: FakeClock, caplog: pytest.LogCaptureFixture, takes: float, trained: float, skipped: list[bool]
+) -> None:
+    setup = Setup({10: 1.0, 20: 2.0}, confirm=False)
+    setup.evaluator.during = lambda: clock.advance(takes)
+    assert not setup.manager.skip_interval()
+    setup.submit(10)
+    for expected in skipped:
+        clock.advance(trained)
+        assert setup.manager.skip_interval() == expected
+    assert caplog.text.count("an evaluation takes 9 s, longer than the training") == (True in skipped)
+    setup.submit(20)
+    assert setup.series("eval/skipped") == ([(20, 2.0)] if True in skipped else [])
+
+
+@pytest.mark.parametrize("options", [{"reproducible": True}, {"concurrent": True, "answers": math.inf}])
+def test_reproducible_runs_and_evaluators_beside_the_learner_evaluate_every_interval(
+    clock: FakeClock, options: dict[str, Any]
+) -> None:
+    setup = Setup({10: 1.0}, confirm=False, **options)
+    setup.evaluator.during = lambda: clock.advance(100.0)
+    setup.submit(10)
+    setup.manager.poll()
+    assert not setup.manager.skip_interval()
+
+
+def test_max_time_ends_an_evaluation(clock: FakeClock, caplog: pytest.LogCaptureFixture) -> None:
+    setup = Setup({10: 1.0, 20: 2.0, 30: 3.0}, max_time=50.0, confirm=False)
+    setup.evaluator.during = lambda: clock.advance(20.0)
+    setup.submit(10, 20, 30)  # the third would end at 60
+    assert setup.series("eval/return_mean") == [(10, 1.0), (20, 2.0)]
+    assert caplog.text.count("trainer.max_time ended the evaluation of opt step 30: it does not count") == 1
+    assert setup.pending == []
+
+
+@both
+@pytest.mark.parametrize(("takes", "counts"), [(9.0, True), (11.0, False)])
+def test_the_last_model_has_some_more_time(
+    clock: FakeClock, takes: float, counts: bool, concurrent: bool
+) -> None:
+    setup = Setup({10: 1.0}, max_time=50.0, confirm=False, concurrent=concurrent)
+    clock.advance(50.0)
+    setup.evaluator.during = lambda: clock.advance(takes)
+    setup.done_after_ticks = 1
+    setup.manager.evaluate_last(setup.model(10), 20)
+    assert (setup.manager.last is not None) == counts
+    assert setup.pending == []
