@@ -152,6 +152,12 @@ class Algorithm(ABC):
             return self.graphs[variant](batch, noise, lr_scale)
         return self.step(self.networks, self.state, batch, noise, lr_scale, variant)
 
+    def adapt(self, batch: TensorBatch, number: int) -> None:  # noqa: B027 - most have nothing to adapt
+        """Called before opt step `number`: change what is learned from the data by other means than gradients.
+
+        It may change the state in place, and depend on nothing but the state, the batch and the number.
+        """
+
     @abstractmethod
     def bind(self, state: Any) -> Any:
         """Networks whose parameters are views of the vectors in a state."""
@@ -236,6 +242,7 @@ class NetworkAgent:
         batch = self._batches.next(buffer)
         if self.compiling is not None and self.compiling(batch):
             self.compiling = None
+        self.algorithm.adapt(batch, self.opt_steps + 1)
         errors = self.algorithm.opt_step(batch, self.opt_steps + 1)
         self.opt_steps += 1
         self.policy.version = self.opt_steps

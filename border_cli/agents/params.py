@@ -54,8 +54,9 @@ class FlatParams:
 
 
 def flat_gradient(loss: Tensor, parameters: Sequence[nn.Parameter]) -> Tensor:
-    """Gradient (n,) of a scalar with respect to the parameters of a bound network."""
-    return torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, tuple(parameters))])
+    """Gradient (n,) of a scalar with respect to the parameters of a bound network, 0 for those that it does not use."""
+    gradients = torch.autograd.grad(loss, tuple(parameters), materialize_grads=True)
+    return torch.cat([g.reshape(-1) for g in gradients])
 
 
 def clip_norm_(gradient: Tensor, max_norm: float | None) -> Tensor:

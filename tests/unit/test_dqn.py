@@ -223,6 +223,39 @@ def test_values_outside_the_atoms_get_one_warning(caplog: pytest.LogCaptureFixtu
     assert "agent/target_clipped" not in agent.opt(buffer, record=True).values
 
 
+def test_the_range_of_a_categorical_head_sets_itself_and_is_widened() -> None:
+    agent, buffer = full_agent(head="categorical", atoms=5)  # every reward is 1 and γ is 0.9
+    algorithm = agent.algorithm
+
+    def support() -> list[float]:
+        online, target = algorithm.networks.online.support, algorithm.networks.target.support
+        assert online.tolist() == target.tolist()
+        assert agent.model_info().arrays["support"].tolist() == online.tolist()
+        return online.tolist()
+
+    agent.opt(buffer)
+    assert support() == pytest.approx([0.0, 10.0], rel=1e-3)  # 0 at the end, 1/(1 - 0.9) for ever
+    for network in (algorithm.networks.online, algorithm.networks.target):
+        with torch.no_grad():
+            network.support.copy_(T([0.0, 0.5]))
+    for _ in range(100):  # at opt step 101 every target is above 0.5
+        assert support() == [0.0, 0.5]
+        record = agent.opt(buffer, record=True)
+    assert support() == [0.0, 1.0]
+    assert record is not None and (record.values["agent/v_min"], record.values["agent/v_max"]) == (0.0, 1.0)
+
+
+def test_a_given_side_of_the_range_stays() -> None:
+    for given, expected in (
+        ({"v_min": -5.0}, [-5.0, 10.0]),
+        ({"v_max": 3.0}, [-1.0, 3.0]),
+        ({"v_max": -8.0}, [-9.0, -8.0]),
+    ):
+        agent, buffer = full_agent(head="categorical", **given)
+        agent.opt(buffer)
+        assert agent.algorithm.networks.online.support.tolist() == pytest.approx(expected, rel=1e-3)
+
+
 def test_encoding_by_hand() -> None:
     spec = ObsSpec(
         (

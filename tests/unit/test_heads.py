@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from border_cli.agents.dqn.loss import CategoricalHead, QuantileHead, ScalarHead
+from border_cli.agents.dqn.loss import CategoricalHead, QuantileHead, ScalarHead, estimated_support
 from border_cli.agents.quantiles import midpoints, quantile_huber
 
 T = torch.tensor
@@ -45,11 +45,32 @@ def test_clipped_probability_is_measured() -> None:
     reward, discount = T([0.25, -0.25, 3.0, 0.0, 3.0]), T([1.0, 1.0, 1.0, 1.0, 0.5])
     over = T([False, False, False, False, True])
     # 1 → 1.25; -1 → -1.25; all → 2 and more; none; at a terminal state the return is the reward
-    shares = THREE.share_clipped(logits, reward, discount, over)
-    assert shares.tolist() == pytest.approx([0.5, 0.2, 1.0, 0.0, 1.0])
+    below, above = THREE.share_clipped(logits, reward, discount, over)
+    assert below.tolist() == pytest.approx([0.0, 0.2, 0.0, 0.0, 0.0])
+    assert above.tolist() == pytest.approx([0.5, 0.0, 1.0, 0.0, 1.0])
     head = CategoricalHead(51, -100.0, 0.0)
-    forever = head.share_clipped(torch.zeros(1, 51), T([-1.0]), T([0.99]), T([False]))
-    assert forever.tolist() == [0.0]  # the lowest possible value, except for rounding
+    forever, above = head.share_clipped(torch.zeros(1, 51), T([-1.0]), T([0.99]), T([False]))
+    assert forever.tolist() == above.tolist() == [0.0]  # the lowest possible value, except for rounding
+
+
+@pytest.mark.parametrize(
+    ("reward", "discount", "expected"),
+    [
+        ([-1.0, -1.0], [0.99, 0.99], (-100.0, 0.0)),  # -1 for ever: -1/(1 - 0.99)
+        ([-2.97, -1.0], [0.97, 0.99], (-99.25, 0.0)),  # sums over three and one env steps: -3.97/0.04
+        (
+            [1.0, 5.0, 0.0],
+            [0.5, 0.5, 0.5],
+            (0.0, 5.0),
+        ),  # the mean is 2, which gives 4, and there is a reward of 5
+        ([0.0, 0.0], [0.99, 0.99], (-1.0, 1.0)),  # nothing is known
+        ([-3.0, 1.0], [0.9, 0.9], (-10.0, 1.0)),
+    ],
+)
+def test_the_range_of_returns_is_estimated_from_rewards(
+    reward: list[float], discount: list[float], expected: tuple[float, float]
+) -> None:
+    assert estimated_support(T(reward), T(discount)) == pytest.approx(expected, rel=1e-4)
 
 
 def test_the_projection_preserves_mass_and_mean() -> None:

@@ -15,7 +15,14 @@ from torch import Tensor
 from border_cli.agents.agent import Algorithm, NetworkAgent, NetworkPolicy
 from border_cli.agents.dqn import loss
 from border_cli.agents.dqn.config import DqnConfig
-from border_cli.agents.dqn.network import NO_NOISE, Noise, QArrays, QNetwork
+from border_cli.agents.dqn.network import (
+    NO_NOISE,
+    UNKNOWN_SUPPORT,
+    Noise,
+    QArrays,
+    QNetwork,
+    initial_support,
+)
 from border_cli.agents.nets import to_tensors
 from border_cli.agents.params import FlatParams, TensorBatch, polyak_
 from border_cli.core.errors import UsageError
@@ -29,9 +36,15 @@ declare("agent/q_mean", "reward", "mean value of the actions in the batches")
 declare("agent/target_mean", "reward", "mean TD target")
 declare("agent/grad_norm", "", "mean gradient norm before clipping")
 declare("agent/target_clipped", "", "share of the last batch's TD targets outside [v_min, v_max]")
+declare("agent/v_min", "reward", "smallest return of a categorical head")
+declare("agent/v_max", "reward", "largest return of a categorical head")
 
 _MAX_CLIPPED = 0.5
 """A larger share of clipped targets is logged: the range of the atoms is too narrow. An untrained network has less."""
+_ADAPT_INTERVAL = 100
+"""Opt steps between two looks at the range of a categorical head."""
+_TOO_MANY = 0.01
+"""A side of the range that clips a larger share of the targets is widened."""
 _logger = logging.getLogger(__name__)
 
 
@@ -157,7 +170,7 @@ class DqnPolicy(NetworkPolicy):
             values: Array = outputs[:, :, 0]
         else:
             with torch.inference_mode():
-                values = self._head.values(torch.from_numpy(outputs)).numpy()
+                values = self._head.of(self._network).values(torch.from_numpy(outputs)).numpy()
         if self._mask is not None:
             values = np.where(obs[self._mask] == 0, np.float32(-np.inf), values)
         return values
@@ -240,22 +253,55 @@ class DqnAlgorithm(Algorithm):
     def reset_targets(self) -> None:
         polyak_(self.state.target, self.state.online.params, 1.0)
 
+    def adapt(self, batch: TensorBatch, number: int) -> None:
+        """Set the open sides of a categorical head's range, and widen one where it clips much of the targets."""
+        if not isinstance(self._head, loss.CategoricalHead) or number % _ADAPT_INTERVAL != 1:
+            return
+        is_open = self.config.v_min is None, self.config.v_max is None
+        low, high = before = self._support
+        if not any(is_open):
+            return
+        if before == initial_support(self.config):
+            wanted = loss.estimated_support(batch.reward, batch.discount)
+            low, high = min(low, wanted[0]), max(high, wanted[1])
+            if before == UNKNOWN_SUPPORT:
+                low, high = wanted
+        else:
+            below, above = loss.mean_share_clipped(self.networks, self._head, self.config, batch, self._mask)
+            width = high - low
+            low, high = low - width * (below > _TOO_MANY), high + width * (above > _TOO_MANY)
+        self._support = (low if is_open[0] else before[0], high if is_open[1] else before[1])
+
+    @property
+    def _support(self) -> tuple[float, float]:
+        """v_min and v_max, the same in both networks."""
+        low, high = cast(Tensor, self.networks.online.support).tolist()
+        return low, high
+
+    @_support.setter
+    def _support(self, support: tuple[float, float]) -> None:
+        with torch.no_grad():
+            for network in (self.networks.online, self.networks.target):
+                cast(Tensor, network.support).copy_(torch.tensor(support))
+
     def batch_metrics(self, batch: TensorBatch) -> dict[str, float]:
-        """The share of the targets that a categorical head clips. Logs a warning, once, if it is large."""
+        """The range of a categorical head, and the share of targets that it clips. Logs a warning, once, if it is large."""
         if not isinstance(self._head, loss.CategoricalHead):
             return {}
-        share = loss.mean_share_clipped(self.networks, self._head, self.config, batch, self._mask)
+        share = sum(loss.mean_share_clipped(self.networks, self._head, self.config, batch, self._mask))
+        low, high = self._support
         if not math.isfinite(share):  # the opt step of this batch was skipped
             return {}
-        if share > _MAX_CLIPPED and not self._warned:
+        fixed = self.config.v_min is not None or self.config.v_max is not None
+        if share > _MAX_CLIPPED and fixed and not self._warned:
             self._warned = True
             _logger.warning(
                 "%.0f%% of the TD targets lie outside agent.v_min=%g … agent.v_max=%g and are clipped; widen the range",
                 100 * share,
-                self.config.v_min,
-                self.config.v_max,
+                low,
+                high,
             )
-        return {"agent/target_clipped": share}
+        return {"agent/target_clipped": share, "agent/v_min": low, "agent/v_max": high}
 
     def noise(self, rows: int) -> loss.StepNoise:
         """See `Algorithm`: noise for all three passes, quantile levels for the two that are compared."""

@@ -43,8 +43,14 @@ class DqnConfig(NetworkConfig):
     atoms: int = option(
         51, "categorical head: number of atoms, the support of the discounted return", unit="atoms", ge=2
     )
-    v_min: float = option(-10.0, "categorical head: smallest discounted return", unit="reward")
-    v_max: float = option(10.0, "categorical head: largest discounted return", unit="reward")
+    v_min: float | None = option(
+        None,
+        "categorical head: smallest discounted return; null: from the rewards of the warm-up, widened when needed",
+        unit="reward",
+    )
+    v_max: float | None = option(
+        None, "categorical head: largest discounted return; null: as for v_min", unit="reward"
+    )
     quantiles: int = option(32, "quantile heads: quantiles learned per opt step", unit="quantiles", ge=1)
     target_quantiles: int = option(
         32, "implicit quantile head: quantiles of the target", unit="quantiles", ge=1
@@ -89,7 +95,12 @@ class DqnConfig(NetworkConfig):
         return {"categorical": self.atoms, "quantile": self.quantiles}.get(self.head, 1)
 
     def validate(self) -> None:
-        if self.head == "categorical" and self.v_min >= self.v_max:
+        if (
+            self.head == "categorical"
+            and self.v_min is not None
+            and self.v_max is not None
+            and self.v_min >= self.v_max
+        ):
             raise UsageError(
                 f"agent.v_min={self.v_min:g} is not below agent.v_max={self.v_max:g}\n"
                 "allowed: v_min < v_max, and returns between them"

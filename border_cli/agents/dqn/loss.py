@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import log_softmax, mse_loss, smooth_l1_loss, softmax
 
 from border_cli.agents.dqn.config import DqnConfig
-from border_cli.agents.dqn.network import NO_NOISE, Noise
+from border_cli.agents.dqn.network import NO_NOISE, UNKNOWN_SUPPORT, Noise, initial_support
 from border_cli.agents.params import AdamState, FlatParams, StepStats, TensorBatch, clip_norm_, flat_gradient
 from border_cli.agents.quantiles import midpoints, quantile_huber
 
@@ -24,6 +24,11 @@ _ROUNDING = 1e-5
 
 class Head(ABC):
     """Values, targets and losses of a network's outputs (..., k), k numbers per action."""
+
+    def of(self, network: nn.Module) -> Head:
+        """The head with what a Q-network says of it, which can change."""
+        del network
+        return self
 
     @abstractmethod
     def values(self, outputs: Tensor) -> Tensor:
@@ -73,10 +78,15 @@ class ScalarHead(Head):
 class CategoricalHead(Head):
     """C51: logits of the probabilities of k = `atoms` returns z_i, evenly spaced from v_min to v_max."""
 
-    def __init__(self, atoms: int, v_min: float, v_max: float) -> None:
+    def __init__(self, atoms: int, v_min: float | Tensor, v_max: float | Tensor) -> None:
         self._n = atoms
-        self._v_min, self._v_max = v_min, v_max
-        self._atoms = torch.linspace(v_min, v_max, atoms)
+        self._v_min, self._v_max = torch.as_tensor(v_min), torch.as_tensor(v_max)
+        share = torch.linspace(0.0, 1.0, atoms, device=self._v_min.device)
+        self._atoms = self._v_min + (self._v_max - self._v_min) * share
+
+    def of(self, network: nn.Module) -> CategoricalHead:
+        low, high = network.support.detach().unbind()  # type: ignore[operator] # the stubs take it for a module
+        return CategoricalHead(self._n, low, high)
 
     def values(self, outputs: Tensor) -> Tensor:
         """Σ p_i·z_i of logits."""
@@ -109,12 +119,17 @@ class CategoricalHead(Head):
         m = torch.zeros_like(p).scatter_add_(1, ix, p * (1 - weight_u))
         return m.scatter_add_(1, ix + 1, p * weight_u)
 
-    def share_clipped(self, outputs: Tensor, reward: Tensor, discount: Tensor, terminated: Tensor) -> Tensor:
-        """(B,) probability of the returns that `project` clips by more than rounding. Arguments: see `target`."""
+    def share_clipped(
+        self, outputs: Tensor, reward: Tensor, discount: Tensor, terminated: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """(B,) probabilities of the returns that `project` clips by more than rounding, below and above the atoms.
+
+        Arguments: see `target`.
+        """
         p, tz = self._shifted(outputs, reward, discount, terminated)
         slack = _ROUNDING * (self._v_max - self._v_min)
-        clipped = (tz < self._v_min - slack) | (tz > self._v_max + slack)
-        return torch.where(clipped, p, 0.0).sum(1)
+        below, above = tz < self._v_min - slack, tz > self._v_max + slack
+        return torch.where(below, p, 0.0).sum(1), torch.where(above, p, 0.0).sum(1)
 
     def loss(self, outputs: Tensor, target: Tensor, tau: Tensor | None) -> Tensor:
         """(B,) cross-entropies."""
@@ -155,7 +170,7 @@ def make_head(config: DqnConfig) -> Head:
     """The head that a configuration describes."""
     match config.head:
         case "categorical":
-            return CategoricalHead(config.atoms, config.v_min, config.v_max)
+            return CategoricalHead(config.atoms, *initial_support(config))
         case "quantile" | "implicit_quantile":
             return QuantileHead()
         case _:
@@ -231,6 +246,7 @@ def opt_step(
         (B,) absolute errors if the batch has weights, else None.
     """
     with torch.no_grad():
+        head = head.of(nets.online)
         next_outputs, q_select = _next_outputs(nets, head, config, batch, noise, mask)
         target = td_target(head, next_outputs, q_select, batch.reward, batch.discount, batch.terminated)
     outputs = gather_action(nets.online(batch.obs, noise.online), batch.action)
@@ -285,8 +301,20 @@ def _next_outputs(
 @torch.no_grad()
 def mean_share_clipped(
     nets: DqnNetworks, head: CategoricalHead, config: DqnConfig, batch: TensorBatch, mask: str | None = None
-) -> float:
-    """Mean probability of this batch's targets outside the range of the atoms; computed without noise."""
+) -> tuple[float, float]:
+    """Mean probabilities of this batch's targets below and above the range of the atoms; computed without noise."""
+    head = head.of(nets.online)
     outputs, q_select = _next_outputs(nets, head, config, batch, NO_STEP_NOISE, mask)
     selected = gather_action(outputs, q_select.argmax(1))
-    return head.share_clipped(selected, batch.reward, batch.discount, batch.terminated).mean().item()
+    below, above = head.share_clipped(selected, batch.reward, batch.discount, batch.terminated)
+    return below.mean().item(), above.mean().item()
+
+
+def estimated_support(reward: Tensor, discount: Tensor) -> tuple[float, float]:
+    """A range of the discounted return, from (B,) n-step rewards r and discounts γ^m of any policy.
+
+    It has 0, each reward, and the return of an endless episode with their mean reward: Σ r / Σ (1 - γ^m).
+    """
+    endless = (reward.sum() / (1.0 - discount).sum().clamp(min=1e-3 * len(reward))).item()
+    low, high = min(0.0, endless, reward.min().item()), max(0.0, endless, reward.max().item())
+    return (low, high) if low < high else UNKNOWN_SUPPORT

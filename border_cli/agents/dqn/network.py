@@ -37,8 +37,25 @@ class Noise:
 NO_NOISE = Noise()
 
 
+UNKNOWN_SUPPORT = -1.0, 1.0
+
+
+def initial_support(config: DqnConfig) -> tuple[float, float]:
+    """v_min and v_max. A side that is left open starts at `UNKNOWN_SUPPORT`, or beyond the given one."""
+    low, high = config.v_min, config.v_max
+    if low is None:
+        low = UNKNOWN_SUPPORT[0] if high is None else min(UNKNOWN_SUPPORT[0], high - 1.0)
+    if high is None:
+        high = max(UNKNOWN_SUPPORT[1], low + 1.0)
+    return low, high
+
+
 class QNetwork(nn.Module):
-    """A ReLU network whose sizes follow from the spaces. noise_size: standard normal numbers that its noisy layers take."""
+    """A ReLU network whose sizes follow from the spaces.
+
+    noise_size: standard normal numbers that its noisy layers take · support: (2,) the smallest and the largest return of a
+    categorical head, without a gradient, so that it is a part of the model wherever that goes.
+    """
 
     def __init__(self, spec: EnvSpec, config: DqnConfig, generator: torch.Generator) -> None:
         super().__init__()
@@ -76,6 +93,8 @@ class QNetwork(nn.Module):
             self.layers = nn.ModuleList([*trunk, *self.top])
         if self.is_implicit:
             self.levels = Linear(config.cosines, top[0], generator)
+        if config.head == "categorical":
+            self.support = nn.Parameter(torch.tensor(initial_support(config)))
         self.noise_sizes = [layer.noise_size for layer in self.modules() if isinstance(layer, NoisyLinear)]
         self.noise_size = sum(self.noise_sizes)
 
