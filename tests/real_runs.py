@@ -23,6 +23,7 @@ TINY = (
     "preset=none",
     "agent.hidden=[16]",
     "agent.batch_size=16",
+    "buffer.n_step=1",
     "trainer.warmup_period=50",
     "evaluator.episodes=2",
     "recorder.console=none",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -81,8 +82,10 @@ class CategoricalHead(Head):
     def __init__(self, atoms: int, v_min: float | Tensor, v_max: float | Tensor) -> None:
         self._n = atoms
         self._v_min, self._v_max = torch.as_tensor(v_min), torch.as_tensor(v_max)
-        share = torch.linspace(0.0, 1.0, atoms, device=self._v_min.device)
-        self._atoms = self._v_min + (self._v_max - self._v_min) * share
+        if isinstance(v_min, Tensor):
+            self._atoms = v_min + (v_max - v_min) * torch.linspace(0.0, 1.0, atoms, device=v_min.device)
+        else:  # arithmetic on the meta device, from which a run's sizes are taken, would import torch's compiler
+            self._atoms = torch.linspace(v_min, cast(float, v_max), atoms)
 
     def of(self, network: nn.Module) -> CategoricalHead:
         low, high = network.support.detach().unbind()  # type: ignore[operator] # the stubs take it for a module
