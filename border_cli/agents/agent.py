@@ -22,12 +22,14 @@ from torch import Tensor
 from border_cli.agents.config import NetworkConfig
 from border_cli.agents.params import BatchLoader, FlatParams, StepStats, TensorBatch, named_tensors
 from border_cli.core.errors import IncompatibleStateError
-from border_cli.core.metrics import Record
+from border_cli.core.metrics import Record, declare
 from border_cli.core.protocols import ReplayBuffer
 from border_cli.core.spaces import Array, Obs
 from border_cli.core.state import State, check_like
 from border_cli.core.types import ModelInfo
 from border_cli.runtime import seeding
+
+declare("agent/lr", "rate", "learning rate of the last opt step, where a schedule lowers it")
 
 
 class NetworkPolicy(ABC):
@@ -269,6 +271,9 @@ class NetworkAgent:
         values = {"agent/skipped_steps": float(skipped)}
         if counted:
             values |= {f"agent/{name}": mean for name, mean in self.algorithm.metrics(sums, counted).items()}
+        config = self.algorithm.config
+        if config.lr_schedule != "constant":
+            values["agent/lr"] = config.lr * config.lr_scale(self.opt_steps)
         return Record(values if batch is None else values | self.algorithm.batch_metrics(batch))
 
     def check_finite(self) -> bool:

@@ -75,6 +75,22 @@ def test_an_environment_of_a_family_has_shared_and_own_values(args, values):
     assert c.preset.environments == {}
 
 
+@pytest.mark.parametrize(
+    ("args", "n_step"),
+    [
+        ("agent=dqn env=gym env.id=Acrobot-v1", 3),
+        ("agent=rainbow env=gym env.id=Acrobot-v1", 3),
+        ("agent=iqn buffer=prioritized env=gym env.id=Acrobot-v1", 3),
+        ("agent=dqn env=gym env.id=Acrobot-v1 buffer.n_step=2", 2),
+        ("agent=dqn env=lunarlander", 1),  # of its preset
+        ("agent=sac env=gym env.id=Pendulum-v1", 1),
+    ],
+)
+def test_value_based_agents_have_three_step_returns_unless_told_otherwise(args, n_step):
+    with Composer(parse_overrides(args.split())) as composer:
+        assert composer.compose().config.buffer.n_step == n_step
+
+
 def test_a_sweep_has_the_preset_of_each_job():
     with Composer(parse_overrides(["agent=dqn,c51", "env=pong"])) as composer:
         names = [

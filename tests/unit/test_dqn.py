@@ -212,6 +212,14 @@ def test_recorded_metrics_are_means_since_the_last_record() -> None:
     assert rare.algorithm.stats.sums.tolist() == [0.0] * 4
 
 
+def test_a_falling_learning_rate_is_recorded() -> None:
+    agent, buffer = full_agent(lr=0.5, lr_schedule="linear", lr_opt_steps=4)
+    records = [agent.opt(buffer, record=True) for _ in range(3)]
+    assert [record.values["agent/lr"] for record in records] == [0.5, 0.375, 0.25]
+    constant, buffer = full_agent()
+    assert "agent/lr" not in constant.opt(buffer, record=True).values
+
+
 def test_values_outside_the_atoms_get_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     for v_max, warnings in ((0.5, 1), (20.0, 0)):  # every reward is 1
         agent, buffer = full_agent(head="categorical", v_min=-0.5, v_max=v_max)

@@ -1,0 +1,101 @@
+"""`python -m bench.compiled`: what compiling brings, for the opt step of every agent.
+
+In each repetition eager and compiled opt steps of one agent take turns, on batches of a replay with real rows. One thread.
+Compiling takes about 10 s per agent where the cache does not have the graph yet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from functools import partial
+
+from bench.report import Figure, markdown
+from border_cli import build, compose
+from border_cli.actors.sampler import Sampler
+from border_cli.agents.agent import NetworkAgent
+from border_cli.agents.graph import GraphCompiler
+from border_cli.runtime import seeding
+from border_cli.runtime.child import keep_freed_memory
+from border_cli.runtime.signals import StopFlag
+
+CARTPOLE, CHEETAH = ("env=cartpole", "preset=none"), ("env=halfcheetah", "preset=none")
+SMALL, LARGE = "agent.hidden=[64,64]", "agent.hidden=[256,256]"
+CASES = {
+    "DQN, CartPole, 64-64": ("agent=dqn", *CARTPOLE, SMALL),
+    "DQN, CartPole, 256-256": ("agent=dqn", *CARTPOLE, LARGE),
+    "C51, CartPole, 64-64": ("agent=c51", *CARTPOLE, SMALL),
+    "QR-DQN, CartPole, 64-64": ("agent=qrdqn", *CARTPOLE, SMALL),
+    "IQN, CartPole, 64-64": ("agent=iqn", *CARTPOLE, SMALL),
+    "Rainbow, CartPole, 64-64": ("agent=rainbow", *CARTPOLE, SMALL),
+    "SAC, HalfCheetah, 256-256": ("agent=sac", *CHEETAH, LARGE),
+    "TD3, HalfCheetah, 256-256": ("agent=td3", *CHEETAH, LARGE),
+    "TQC, HalfCheetah, 256-256": ("agent=tqc", *CHEETAH, LARGE),
+}
+ROWS = 2000
+SECONDS = 0.5
+"""Per measurement."""
+
+
+def compiled_over_eager(overrides: tuple[str, ...], repetitions: int) -> tuple[list[float], list[float]]:
+    """Return the eager and the compiled opt steps/s of each repetition."""
+    config = compose(*overrides, "agent.compile=true")
+    actor = build.actor_spec(config).actor_id(0, 0, 1)
+    env = build.actor_env(actor, config)
+    agent, buffer = build.make_agent(config, env.spec), build.make_buffer(config, env.spec)
+    policy, processor = (
+        build.actor_policy(actor, env.spec, config),
+        build.actor_processor(actor, env.spec, config),
+    )
+    sampler = Sampler(env, policy, processor, partial(seeding.first_seed, 0, 0, 0))
+    sampler.begin()
+    for _ in range(ROWS):
+        buffer.push(sampler.sample([0], 0))
+    env.close()
+    assert isinstance(agent, NetworkAgent)
+    compiler = GraphCompiler(agent, config.agent, [], env.spec, 1, True, StopFlag())  # type: ignore[arg-type]
+    agent.compiling = compiler.poll
+    agent.opt(buffer)
+    compiler.close()
+    graphs = agent.algorithm.graphs
+    assert graphs, "the opt step could not be compiled"
+
+    def rate() -> float:
+        for _ in range(5):
+            agent.opt(buffer)
+        began, n = time.perf_counter(), 0
+        while (passed := time.perf_counter() - began) < SECONDS:
+            agent.opt(buffer)
+            n += 1
+        return n / passed
+
+    eager, compiled = [], []
+    for _ in range(repetitions):
+        agent.algorithm.graphs = {}
+        eager.append(rate())
+        agent.algorithm.graphs = graphs
+        compiled.append(rate())
+    return eager, compiled
+
+
+def main() -> None:
+    """Measure every case and print the table."""
+    import torch
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repetitions", type=int, default=5)
+    repetitions = parser.parse_args().repetitions
+    torch.set_num_threads(1)
+    keep_freed_memory()  # like a run
+    rows = []
+    for name, overrides in CASES.items():
+        eager, compiled = compiled_over_eager(overrides, repetitions)
+        ratio = [fast / slow for fast, slow in zip(compiled, eager, strict=True)]
+        figures = (Figure("", eager, ""), Figure("", compiled, ""), Figure("", ratio, ""))
+        rows.append([name, *(figure.cells()[1] for figure in figures), figures[2].cells()[2]])
+        print(rows[-1], flush=True)
+    print(markdown(["opt step", "eager, per s", "compiled, per s", "ratio", "least to greatest"], rows))
+
+
+if __name__ == "__main__":
+    main()
