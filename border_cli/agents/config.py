@@ -27,7 +27,7 @@ class NetworkConfig(AgentConfig):
         0.0, "schedule: final learning rate, as a share of lr", unit="share", ge=0.0, le=1.0
     )
     lr_opt_steps: int | None = option(
-        None, "schedule: its length; null: the whole budget", unit="opt steps", ge=1
+        None, "schedule: its length; auto: the whole budget", unit="opt steps", ge=1, auto=True
     )
     adam_eps: float = option(1e-8, "Adam's epsilon", unit="gradient", gt=0.0)
     max_grad_norm: float | None = option(
@@ -40,7 +40,6 @@ class NetworkConfig(AgentConfig):
         unit="channels",
         ge=1,
     )
-
     compile: str = option(
         "auto",
         "compile the opt step while the run goes on; cached: use it only if an earlier run has compiled it; "

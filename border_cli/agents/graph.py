@@ -169,17 +169,25 @@ def _load(path: Path) -> Callable[[list[Tensor]], list[Tensor]]:
 
 
 class StepGraph:
-    """A compiled opt step, called in place of `Algorithm.step`. state: the one that it changes."""
+    """A compiled opt step, called in place of `Algorithm.step`.
 
-    def __init__(self, path: Path, state: Any) -> None:
+    Args:
+        state: the one that it changes.
+        layout: of the batch that it was compiled for. The machine code does not check it, and would read other numbers.
+    """
+
+    def __init__(self, path: Path, state: Any, layout: Any) -> None:
         self._run = _load(path)
         self._state = list(leaves(state))
+        self._layout = layout
         self._batch: TensorBatch | None = None
         self._noise: Any = None
         self._given: list[Tensor] = []
         self._lr_scale = torch.ones(())
 
     def __call__(self, batch: TensorBatch, noise: Any, lr_scale: float) -> Tensor | None:
+        if batch is not self._batch and map_leaves(TensorLayout.of, batch) != self._layout:
+            raise ValueError("agent.compile: the replay has changed the layout of its batches")
         # A replay refills the same batch, and most agents have the same empty noise: then the tensors are the same too.
         if batch is not self._batch or noise is not self._noise:
             self._batch, self._noise = batch, noise
@@ -227,6 +235,7 @@ class GraphCompiler:
         self._waits = waits
         self._stop = stop
         self._paths: dict[int, Path] = {}
+        self._layout: Any = None
         self._call: ChildCall | None = None
         self._calls = 0
 
@@ -255,6 +264,7 @@ class GraphCompiler:
 
     def _begin(self, job: Job) -> bool:
         """Use what is in the cache, or start compiling. Returns whether nothing more will change."""
+        self._layout = job.batch
         self._paths = {variant: graph_path(job, variant) for variant in self._algorithm.variants}
         if all(path.exists() for path in self._paths.values()):
             return self._use()
@@ -284,7 +294,8 @@ class GraphCompiler:
         """Replace the eager opt steps."""
         try:
             graphs = {
-                variant: StepGraph(path, self._algorithm.state) for variant, path in self._paths.items()
+                variant: StepGraph(path, self._algorithm.state, self._layout)
+                for variant, path in self._paths.items()
             }
         except RuntimeError as error:
             for path in self._paths.values():

@@ -269,7 +269,7 @@ def _unknown(key: str, siblings: list[str], classes: Mapping[str, type]) -> Conf
 def _value(key: str, hint: Any, info: OptionInfo, value: Any) -> Any:
     """One declared value, of the hint's type and within its bounds."""
     optional = type(None) in typing.get_args(hint)  # the schema's only union: `X | None`
-    if optional and (value is None or (value == "auto" and "null: " in info.help)):
+    if optional and (value is None or (value == "auto" and info.auto)):
         return None
     kind = typing.get_args(hint)[0] if optional else hint
     try:

@@ -22,6 +22,7 @@ class OptionInfo:
         gt, ge, lt, le: Bounds, exclusive and inclusive; None where there is none.
         choices: Allowed strings; empty for any.
         open_map: Whether it is a map whose keys are the user's.
+        auto: Whether null leaves the value to the program, so that `auto` means null.
     """
 
     help: str
@@ -32,6 +33,7 @@ class OptionInfo:
     le: float | None = None
     choices: Sequence[str] = ()
     open_map: bool = False
+    auto: bool = False
 
 
 def option(default: Any, help: str, **info: Any) -> Any:

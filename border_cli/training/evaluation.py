@@ -164,6 +164,8 @@ class EvalManager:
         if self._config.eval_interval is not None and model.version and newest != model.version:
             self.submit(model, env_steps)
         self._wait(0)
+        if self._jobs and self._out_of_time:
+            self._give_up()
 
     def save_best(self) -> None:
         best = self.selector.best
@@ -232,19 +234,21 @@ class EvalManager:
         began, backoff = monotonic(), Backoff()
         self._advance(keep_open)
         while len(self._jobs) > keep_open and not self._parts.should_stop():
-            try:
-                self._tick_in_time()
-            except OutOfTime:
-                self._give_up()
+            if self._out_of_time:
                 break
+            self._tick()
             backoff.sleep()
             self._advance(keep_open)
         if self._parts.evaluator.concurrent:
             self._parts.telemetry.excluded(monotonic() - began)
 
+    @property
+    def _out_of_time(self) -> bool:
+        return self._parts.telemetry.seconds >= self._max_seconds
+
     def _tick_in_time(self) -> None:
         """Raises OutOfTime when the run's time is used up."""
-        if self._parts.telemetry.seconds >= self._max_seconds:
+        if self._out_of_time:
             raise OutOfTime
         self._tick()
 

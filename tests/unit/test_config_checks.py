@@ -263,6 +263,12 @@ def test_the_same_command_finds_its_run_without_changes(given):
     )
 
 
+def test_auto_is_null_only_where_the_program_decides_the_value():
+    assert config(agent__v_min="auto").agent.v_min is None
+    with pytest.raises(UsageError, match=r"agent\.max_grad_norm"):
+        config(agent__max_grad_norm="auto")  # null means no clipping there
+
+
 def test_a_schedule_over_a_budget_without_opt_steps_is_refused():
     with pytest.raises(UsageError, match=r"agent\.lr_schedule=linear ends with the budget"):
         resolved(config(**LINEAR, trainer__max_env_steps=None, **TIMED))

@@ -470,6 +470,17 @@ def test_max_time_ends_an_evaluation(clock: FakeClock, caplog: pytest.LogCapture
     assert setup.pending == []
 
 
+def test_max_time_leaves_an_evaluation_beside_a_reproducible_run_to_the_end(clock: FakeClock) -> None:
+    setup = Setup({10: 1.0, 20: 2.0}, max_time=50.0, confirm=False, concurrent=True, reproducible=True)
+    setup.submit(10)
+    clock.advance(50.0)
+    setup.submit(20)  # it would wait for the result of 10
+    assert setup.pending == [10, 20]
+    setup.done_after_ticks = 1
+    setup.manager.evaluate_last(setup.model(20), 40)
+    assert setup.series("eval/return_mean") == [(10, 1.0), (20, 2.0)]
+
+
 @both
 @pytest.mark.parametrize(("takes", "counts"), [(9.0, True), (11.0, False)])
 def test_the_last_model_has_some_more_time(

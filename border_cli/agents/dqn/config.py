@@ -45,11 +45,12 @@ class DqnConfig(NetworkConfig):
     )
     v_min: float | None = option(
         None,
-        "categorical head: smallest discounted return; null: from the rewards of the warm-up, widened when needed",
+        "categorical head: smallest discounted return; auto: from the first rewards, widened when needed",
         unit="reward",
+        auto=True,
     )
     v_max: float | None = option(
-        None, "categorical head: largest discounted return; null: as for v_min", unit="reward"
+        None, "categorical head: largest discounted return; auto: as for v_min", unit="reward", auto=True
     )
     quantiles: int = option(32, "quantile heads: quantiles learned per opt step", unit="quantiles", ge=1)
     target_quantiles: int = option(
