@@ -42,7 +42,7 @@ class NetworkConfig(AgentConfig):
     )
     compile: str = option(
         "auto",
-        "compile the opt step while the run goes on; cached: use it only if an earlier run has compiled it; "
+        "compile the opt step during the run; cached: use it only if an earlier run has compiled it; "
         "auto: compile in long runs and cached in short ones, never on a GPU or where bits have to repeat",
         choices=("auto", "true", "cached", "false"),
     )

@@ -1,8 +1,8 @@
 """The opt step as one compiled graph, several times as fast for small networks.
 
 `trace` records the tensor operations of `Algorithm.step`, gradients included, as a graph over the tensors of state, batch
-and noise. torch's compiler (AOTInductor) makes a library of it, in a child process while the learner goes on eagerly, and
-keeps it in the user's cache. The results are those of the eager step up to the rounding of float32.
+and noise. torch's compiler (AOTInductor) makes a library of it, in a child process while the learner continues eagerly,
+and keeps it in the user's cache. The results are those of the eager step up to the rounding of float32.
 """
 
 from __future__ import annotations

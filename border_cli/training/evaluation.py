@@ -99,7 +99,7 @@ class EvalManager:
         self.good_enough = False
         self.skipped = 0
         self._spaces_out = not reproducible and not parts.evaluator.concurrent
-        self._told = False
+        self._warned = False
         self._took_s = 0.0  # the last evaluation with its comparison
         self._ended_at = 0.0  # in seconds of the run
         self._max_seconds = math.inf if config.max_time is None else config.max_time
@@ -132,8 +132,8 @@ class EvalManager:
         if not self._spaces_out or self._took_s <= max(_LONG_S, trained_s):
             return False
         self.skipped += 1
-        if not self._told:
-            self._told = True
+        if not self._warned:
+            self._warned = True
             _logger.warning(
                 "an evaluation takes %.0f s, longer than the training between two of them, so some are left out; "
                 "evaluator=process evaluates beside the training, evaluator.episodes=%d plays fewer episodes",
