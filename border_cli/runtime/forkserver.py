@@ -117,7 +117,7 @@ def run_in_child(
 
 
 class ChildCall:
-    """`function(*args)` in a child process while the caller goes on. Close it.
+    """`function(*args)` in a child process while the caller continues. Close it.
 
     The function must be importable by its path, and its result plain data.
     """
