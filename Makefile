@@ -7,7 +7,7 @@ ARGS ?=
 BASE ?= HEAD
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: install train eval test check unit integration faults test-full test-faults-full learning bench same-bits results readme conf screen clean
+.PHONY: install train eval test check unit integration faults test-full test-faults-full learning bench peers same-bits results readme conf screen clean
 
 install: $(VENV)/.stamp
 
@@ -62,6 +62,10 @@ learning: install
 
 bench: install
 	$(BIN)/python -m bench.speed $(ARGS)
+
+# peers: the same tasks with border-train and with other tools, in turn, about an hour; writes docs/performance.md
+peers: install
+	$(BIN)/python -m bench.peers $(ARGS)
 
 # same-bits: the weights that each agent learns from fixed seeds are those that commit BASE learned
 same-bits: install

@@ -59,17 +59,17 @@ def machine() -> str:
     )
 
 
-def write_between_marks(path: Path, text: str) -> None:
-    """Replace the text between the two marks of a document. Raises ValueError if the marks are missing."""
-    before, begin, rest = path.read_text(encoding="utf-8").partition(_BEGIN)
-    _, end, after = rest.partition(_END)
-    if not begin or not end:
-        raise ValueError(f"{path} has no place for figures: {_BEGIN} … {_END}")
+def write_between_marks(path: Path, text: str, name: str = "figures") -> None:
+    """Replace the text between the two marks of a document that have this name.
+
+    Raises ValueError if the marks are missing.
+    """
+    begin, end = f"<!-- {name}: written by the benchmark -->", f"<!-- end of {name} -->"
+    before, found, rest = path.read_text(encoding="utf-8").partition(begin)
+    _, closed, after = rest.partition(end)
+    if not found or not closed:
+        raise ValueError(f"{path} has no place for {name}: {begin} … {end}")
     path.write_text(f"{before}{begin}\n{text}\n{end}{after}", encoding="utf-8")
-
-
-_BEGIN = "<!-- figures: written by the benchmark -->"
-_END = "<!-- end of figures -->"
 
 
 def _processor() -> str:
