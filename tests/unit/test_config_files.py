@@ -82,7 +82,7 @@ def test_an_environment_of_a_family_has_shared_and_own_values(args, values):
         ("agent=rainbow env=gym env.id=Acrobot-v1", 3),
         ("agent=iqn buffer=prioritized env=gym env.id=Acrobot-v1", 3),
         ("agent=dqn env=gym env.id=Acrobot-v1 buffer.n_step=2", 2),
-        ("agent=dqn env=lunarlander", 1),  # of its preset
+        ("agent=iqn env=lunarlander", 1),  # of its preset
         ("agent=sac env=gym env.id=Pendulum-v1", 1),
     ],
 )
