@@ -78,7 +78,7 @@ ZOO_CARTPOLE = (
     "agent.batch_size=64",
     "trainer.opt_interval=2.0",
     "trainer.max_env_steps=51000",
-    "evaluator=null",
+    "trainer.eval_interval=null",
 )
 TASKS = (
     Task(
@@ -112,7 +112,7 @@ TASKS = (
         "HalfCheetah-v5",
         (256, 256),
         12_000,
-        ("agent=sac", "env=halfcheetah", "trainer.max_env_steps=14000", "evaluator=null"),
+        ("agent=sac", "env=halfcheetah", "trainer.max_env_steps=14000", "trainer.eval_interval=null"),
         DQN_PEERS[:1],
     ),
 )
