@@ -88,6 +88,15 @@ def preflight(
                 "agent.channels has no effect on these observations: none of them is an image\n"
                 "allowed: agent.channels with images, agent.hidden for layers on vectors"
             )
+    if "agent.normalize_obs" in overrides:
+        from border_cli.agents.nets import is_normalizable
+
+        if not any(map(is_normalizable, spec.inputs.leaves)):
+            raise UsageError(
+                "agent.normalize_obs has no effect on these observations: images, discrete values and integers of a "
+                "small range are scaled by their bounds\n"
+                "allowed: agent.normalize_obs with boxes of floats, or of integers with a range above 255"
+            )
     _check_device(config.device)
     sizes = _sizes(config, spec)
     with_replay = sum(resources.disk_need(config, sizes, with_replay=True).values())

@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 
 from border_cli.agents.config import NetworkConfig
+from border_cli.agents.nets import Encoder
 from border_cli.agents.params import BatchLoader, FlatParams, StepStats, TensorBatch, named_tensors
-from border_cli.core.errors import IncompatibleStateError
+from border_cli.core.errors import IncompatibleStateError, UsageError
 from border_cli.core.metrics import Record, declare
 from border_cli.core.protocols import ReplayBuffer
 from border_cli.core.spaces import Array, Obs
@@ -111,6 +112,11 @@ def copy_arrays(tensors: Mapping[str, Tensor], arrays: Mapping[str, Array]) -> N
             tensor.copy_(torch.from_numpy(np.array(arrays[name])))
 
 
+_EVERY_OPT_STEP = 1000
+_STATISTICS_INTERVAL = 10
+"""Opt steps between two updates of the statistics of observations after the first `_EVERY_OPT_STEP` opt steps."""
+
+
 class Algorithm(ABC):
     """How an agent learns: one opt step as a function of its state, a batch and random numbers.
 
@@ -139,6 +145,8 @@ class Algorithm(ABC):
         self.graphs: dict[int, Callable[[TensorBatch, Any, float], Tensor | None]] = {}
         self._layouts = layouts
         self.networks = self.bind(state)
+        if config.normalize_obs:
+            self.encoders()  # raises where the agent does not support it
 
     @property
     def stats(self) -> StepStats:
@@ -154,11 +162,37 @@ class Algorithm(ABC):
             return self.graphs[variant](batch, noise, lr_scale)
         return self.step(self.networks, self.state, batch, noise, lr_scale, variant)
 
-    def adapt(self, batch: TensorBatch, number: int) -> None:  # noqa: B027 - most have nothing to adapt
+    def adapt(self, batch: TensorBatch, number: int) -> None:
         """Called before opt step `number`: change what is learned from the data by other means than gradients.
 
-        It may change the state in place, and depend on nothing but the state, the batch and the number.
+        It may change the state in place, and depend on nothing but the state, the batch and the number. Here it updates
+        the statistics that normalise observations: at each of the first 1,000 opt steps, then at every tenth.
         """
+        is_due = number <= _EVERY_OPT_STEP or number % _STATISTICS_INTERVAL == 0
+        if self.config.normalize_obs and is_due:
+            self._update_statistics(batch)
+
+    @torch.no_grad()
+    def _update_statistics(self, batch: TensorBatch) -> None:
+        """Update the statistics of the policy's encoder and copy them to the others, so that all networks have the same.
+
+        A batch with a number that is not finite changes nothing. Nothing is read back from the device.
+        """
+        acting, *others = self.encoders()
+        before, after = acting.statistics(), acting.updated_statistics(batch.obs)
+        numbers = [batch.reward, *(batch.next_obs[name] for name in acting.normalized), *after]
+        is_finite = torch.stack([part.sum().float() for part in numbers]).sum().isfinite()
+        for old, new in zip(before, after, strict=True):
+            old.copy_(torch.where(is_finite, new, old))
+        for other in others:
+            for copied, tensor in zip(other.statistics(), before, strict=True):
+                copied.copy_(tensor)
+
+    def encoders(self) -> Sequence[Encoder]:
+        """The encoders of all networks, that of the network that acts first. Needed where observations are normalised."""
+        raise UsageError(
+            f"agent={self.config.type} does not normalise observations\nallowed: agent.normalize_obs=false"
+        )
 
     @abstractmethod
     def bind(self, state: Any) -> Any:

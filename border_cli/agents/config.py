@@ -40,6 +40,11 @@ class NetworkConfig(AgentConfig):
         unit="channels",
         ge=1,
     )
+    normalize_obs: bool = option(
+        False,
+        "normalise observations by their running mean and standard deviation, clipped to ±10; the statistics are a "
+        "part of the model",
+    )
     compile: str = option(
         "auto",
         "compile the opt step during the run; cached: use it only if an earlier run has compiled it; "

@@ -21,35 +21,121 @@ class Encoder(nn.Module):
     """Encodes an observation as one float32 vector per row.
 
     Images go through convolutions, discrete leaves are one-hot coded, and integer boxes of a small range are scaled to
-    [0, 1]. Everything else is only flattened.
+    [0, 1]. Everything else is only flattened, or normalised by running statistics.
 
     Args:
         channels: of each convolution; images are flattened if there are none.
+        normalize: whether the leaves of which `is_normalizable` is true are normalised.
 
     Attributes:
         features: length of the vector.
+        normalized: names of the leaves that are normalised.
     """
 
-    def __init__(self, spec: ObsSpec, channels: Sequence[int], generator: torch.Generator) -> None:
+    def __init__(
+        self, spec: ObsSpec, channels: Sequence[int], generator: torch.Generator, normalize: bool = False
+    ) -> None:
         super().__init__()
         self._images = [leaf for leaf in spec.leaves if channels and is_image(leaf)]
-        self._vectors = [leaf for leaf in spec.leaves if leaf not in self._images]
+        normalized = [leaf for leaf in spec.leaves if normalize and is_normalizable(leaf)]
+        self._vectors = [leaf for leaf in spec.leaves if leaf not in self._images + normalized]
         self.convolutions = nn.ModuleList(Convolutions(leaf, channels, generator) for leaf in self._images)
+        self.normalizers = nn.ModuleList(map(Normalizer, normalized))
+        self.normalized = [leaf.name for leaf in normalized]
         self.has_images = bool(self._images)
-        self.features = sum(leaf.features for leaf in self._vectors) + sum(
+        self.features = sum(leaf.features for leaf in self._vectors + normalized) + sum(
             cast(Convolutions, part).features for part in self.convolutions
         )
 
     def forward(self, obs: dict[str, Tensor]) -> Tensor:
         """{name: (B, ...)} → (B, features)."""
         parts = [_flatten(leaf, obs[leaf.name]) for leaf in self._vectors]
+        parts += [part(obs[name]) for name, part in zip(self.normalized, self.normalizers, strict=True)]
         parts += [part(obs[leaf.name]) for leaf, part in zip(self._images, self.convolutions, strict=True)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def arrays(self, obs: Obs) -> Array:
         """`forward` for arrays, where there are no images."""
         parts = [_flatten_array(leaf, obs[leaf.name]) for leaf in self._vectors]
+        for name, part in zip(self.normalized, self.normalizers, strict=True):
+            parts.append(cast(Normalizer, part).arrays(obs[name]))
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+    def statistics(self) -> list[Tensor]:
+        """The statistics of all normalised leaves."""
+        return list(self.normalizers.parameters())
+
+    def updated_statistics(self, obs: dict[str, Tensor]) -> list[Tensor]:
+        """What `statistics` is with one more batch."""
+        pairs = zip(self.normalized, self.normalizers, strict=True)
+        return [tensor for name, part in pairs for tensor in cast(Normalizer, part).updated(obs[name])]
+
+
+def is_normalizable(leaf: ObsLeaf) -> bool:
+    """Whether running statistics can normalise a leaf: a box of floats, or of integers too wide to be scaled; no image."""
+    if leaf.kind != "box" or is_image(leaf):
+        return False
+    return np.dtype(leaf.dtype).kind == "f" or not _is_scaled(leaf)
+
+
+def _is_scaled(leaf: ObsLeaf) -> bool:
+    """Whether a leaf of integers is scaled to [0, 1] by its bounds."""
+    return leaf.low is not None and leaf.high is not None and leaf.high - leaf.low <= _MAX_SCALED_RANGE
+
+
+_MAX_NORMALIZED = 10.0
+_MAX_BATCHES = 1000
+_MIN_VARIANCE = 1e-12
+"""Added to the variance: a component that has been constant gets ±10 as soon as it changes, and 0 before."""
+
+
+class Normalizer(nn.Module):
+    """Normalises one leaf by running statistics: (x - mean)/std per component, clipped to ±10.
+
+    The statistics are parameters without a gradient, so that they are a part of the model wherever that goes. The frames of
+    a stack have the same ones, taken from the newest frame alone, because each frame is the newest of some row.
+
+    Attributes:
+        mean, variance: (n,), n components of one frame.
+        count: (), number of batches so far, at most 1,000. Until then each batch has the same weight in the statistics;
+            from then on a new batch has the weight 1/1000, so that old ones fade.
+    """
+
+    def __init__(self, leaf: ObsLeaf) -> None:
+        super().__init__()
+        self._shape = leaf.stack, leaf.features // leaf.stack
+        self.mean = nn.Parameter(torch.zeros(self._shape[1]))
+        self.variance = nn.Parameter(torch.ones(self._shape[1]))
+        self.count = nn.Parameter(torch.zeros(()))
+
+    def forward(self, value: Tensor) -> Tensor:
+        """(B, *leaf.shape) → (B, leaf.features). What is not finite becomes NaN, so that the opt step is skipped."""
+        x = value.reshape(len(value), *self._shape).float()
+        z = (x - self.mean.detach()) / (self.variance.detach() + _MIN_VARIANCE).sqrt()
+        return (z.clamp(-_MAX_NORMALIZED, _MAX_NORMALIZED) + (x - x)).flatten(1)
+
+    def arrays(self, value: Array) -> Array:
+        """`forward` for arrays."""
+        x = value.reshape(len(value), *self._shape).astype(np.float32, copy=False)
+        mean, variance = self.mean.detach().numpy(), self.variance.detach().numpy()
+        z: Array = (x - mean) / np.sqrt(variance + np.float32(_MIN_VARIANCE))
+        z = np.minimum(np.maximum(z, -_MAX_NORMALIZED), _MAX_NORMALIZED) + (x - x)
+        return z.reshape(len(value), -1)
+
+    def updated(self, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean, variance and count with one more batch (B, *leaf.shape).
+
+        With mean m, variance v and weight w of the new batch, and m', v' before (Chan et al., 1979):
+        mean = (1 - w)·m' + w·m, variance = (1 - w)·v' + w·v + w·(1 - w)·(m - m')².
+        """
+        x = value.reshape(len(value), *self._shape)[:, -1].float()
+        # Relative to the first row: in float32 the mean of large numbers that differ little loses the difference.
+        variance, mean = torch.var_mean(x - x[0], 0, correction=0)
+        mean = mean + x[0]
+        count = (self.count + 1.0).clamp(max=_MAX_BATCHES)
+        weight = 1.0 / count
+        between = weight * (1.0 - weight) * (mean - self.mean).square()
+        return self.mean.lerp(mean, weight), self.variance.lerp(variance, weight) + between, count
 
 
 def _flatten_array(leaf: ObsLeaf, value: Array) -> Array:

@@ -23,7 +23,7 @@ from border_cli.agents.dqn.network import (
     QNetwork,
     initial_support,
 )
-from border_cli.agents.nets import to_tensors
+from border_cli.agents.nets import Encoder, to_tensors
 from border_cli.agents.params import FlatParams, TensorBatch, polyak_
 from border_cli.core.errors import UsageError
 from border_cli.core.metrics import declare
@@ -255,6 +255,7 @@ class DqnAlgorithm(Algorithm):
 
     def adapt(self, batch: TensorBatch, number: int) -> None:
         """Set the open sides of a categorical head's range, and widen one where it clips much of the targets."""
+        super().adapt(batch, number)
         if not isinstance(self._head, loss.CategoricalHead) or number % _ADAPT_INTERVAL != 1:
             return
         is_open = self.config.v_min is None, self.config.v_max is None
@@ -271,6 +272,9 @@ class DqnAlgorithm(Algorithm):
             width = high - low
             low, high = low - width * (below > _TOO_MANY), high + width * (above > _TOO_MANY)
         self._support = (low if is_open[0] else before[0], high if is_open[1] else before[1])
+
+    def encoders(self) -> Sequence[Encoder]:
+        return [cast(QNetwork, network).encoder for network in (self.networks.online, self.networks.target)]
 
     @property
     def _support(self) -> tuple[float, float]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from border_cli.agents.agent import Algorithm, NetworkAgent, NetworkPolicy
-from border_cli.agents.nets import to_tensors
+from border_cli.agents.nets import Encoder, to_tensors
 from border_cli.agents.params import FlatParams, TensorBatch
 from border_cli.agents.sac import loss
 from border_cli.agents.sac.config import SacConfig
@@ -283,6 +283,11 @@ class SacAlgorithm(Algorithm):
             layouts["critics"].bind(state.critics_target),
             None if state.alpha is None else layouts["alpha"].bind(state.alpha.params),
         )
+
+    def encoders(self) -> Sequence[Encoder]:
+        nets = self.networks
+        networks = (nets.policy, nets.policy_target, nets.critics, nets.critics_target)
+        return [cast(PolicyNetwork | Critics, network).encoder for network in networks]
 
     def noise(self, rows: int) -> loss.StepNoise:
         size, device = (rows, self.constants.bijector.size), self.state.critics_target.device
