@@ -86,7 +86,7 @@ def _is_scaled(leaf: ObsLeaf) -> bool:
 _MAX_NORMALIZED = 10.0
 _MAX_BATCHES = 1000
 _MIN_VARIANCE = 1e-12
-"""Added to the variance: a component that has been constant gets ±10 as soon as it changes, and 0 before."""
+"""Added to each variance: a component that has been constant is 0, and ±10 as soon as it changes by more than 1e-5."""
 
 
 class Normalizer(nn.Module):
@@ -96,7 +96,7 @@ class Normalizer(nn.Module):
     a stack have the same ones, taken from the newest frame alone, because each frame is the newest of some row.
 
     Attributes:
-        mean, variance: (n,), n components of one frame.
+        mean, std: (n,), n components of one frame.
         count: (), number of batches so far, at most 1,000. Until then each batch has the same weight in the statistics;
             from then on a new batch has the weight 1/1000, so that old ones fade.
     """
@@ -105,25 +105,26 @@ class Normalizer(nn.Module):
         super().__init__()
         self._shape = leaf.stack, leaf.features // leaf.stack
         self.mean = nn.Parameter(torch.zeros(self._shape[1]))
-        self.variance = nn.Parameter(torch.ones(self._shape[1]))
+        self.std = nn.Parameter(torch.ones(self._shape[1]))
         self.count = nn.Parameter(torch.zeros(()))
 
     def forward(self, value: Tensor) -> Tensor:
         """(B, *leaf.shape) → (B, leaf.features). What is not finite becomes NaN, so that the opt step is skipped."""
         x = value.reshape(len(value), *self._shape).float()
-        z = (x - self.mean.detach()) / (self.variance.detach() + _MIN_VARIANCE).sqrt()
-        return (z.clamp(-_MAX_NORMALIZED, _MAX_NORMALIZED) + (x - x)).flatten(1)
+        z = ((x - self.mean.detach()) / self.std.detach()).clamp(-_MAX_NORMALIZED, _MAX_NORMALIZED)
+        return torch.add(z, x, alpha=0).flatten(1)  # plus 0·x, which is NaN for an infinite x
 
     def arrays(self, value: Array) -> Array:
-        """`forward` for arrays."""
-        x = value.reshape(len(value), *self._shape).astype(np.float32, copy=False)
-        mean, variance = self.mean.detach().numpy(), self.variance.detach().numpy()
-        z: Array = (x - mean) / np.sqrt(variance + np.float32(_MIN_VARIANCE))
-        z = np.minimum(np.maximum(z, -_MAX_NORMALIZED), _MAX_NORMALIZED) + (x - x)
+        """`forward` for arrays of finite numbers."""
+        x = value.reshape(len(value), *self._shape)
+        z: Array = x - self.mean.detach().numpy()
+        z /= self.std.detach().numpy()
+        np.minimum(z, _MAX_NORMALIZED, out=z)
+        np.maximum(z, -_MAX_NORMALIZED, out=z)
         return z.reshape(len(value), -1)
 
     def updated(self, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Mean, variance and count with one more batch (B, *leaf.shape).
+        """Mean, std and count with one more batch (B, *leaf.shape).
 
         With mean m, variance v and weight w of the new batch, and m', v' before (Chan et al., 1979):
         mean = (1 - w)·m' + w·m, variance = (1 - w)·v' + w·v + w·(1 - w)·(m - m')².
@@ -135,7 +136,8 @@ class Normalizer(nn.Module):
         count = (self.count + 1.0).clamp(max=_MAX_BATCHES)
         weight = 1.0 / count
         between = weight * (1.0 - weight) * (mean - self.mean).square()
-        return self.mean.lerp(mean, weight), self.variance.lerp(variance, weight) + between, count
+        variance = self.std.square().lerp(variance + _MIN_VARIANCE, weight) + between
+        return self.mean.lerp(mean, weight), variance.sqrt(), count
 
 
 def _flatten_array(leaf: ObsLeaf, value: Array) -> Array:

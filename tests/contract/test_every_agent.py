@@ -173,6 +173,14 @@ def learn(agent: str, one: Agent, seeds: Iterable[int]) -> None:
         one.opt(buffer)
 
 
+@pytest.fixture(params=[False, True], ids=["", "normalized"])
+def normalize_obs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the test without and with `agent.normalize_obs=true`."""
+    for agent in AGENTS:
+        settings = CONFIGS.get(agent, {}) | {"normalize_obs": request.param}
+        monkeypatch.setitem(CONFIGS, agent, settings)
+
+
 @pytest.mark.parametrize("agent", AGENTS)
 def test_evaluation_is_greedy_and_exploration_is_not(agent: str) -> None:
     one, obs = learner(agent), rows(np.random.default_rng(9))
@@ -183,6 +191,7 @@ def test_evaluation_is_greedy_and_exploration_is_not(agent: str) -> None:
     assert any((one.sample(obs, 0) != chosen).any() for _ in range(20))
 
 
+@pytest.mark.usefixtures("normalize_obs")
 @pytest.mark.parametrize("agent", AGENTS)
 def test_the_same_seed_gives_the_same_agent_and_another_seed_another(agent: str) -> None:
     def history(seed: int) -> list[Any]:
@@ -213,6 +222,7 @@ def test_the_schedule_scales_every_learning_rate(agent: str) -> None:
     assert changed == [True, True, False, False]
 
 
+@pytest.mark.usefixtures("normalize_obs")
 @pytest.mark.parametrize("agent", AGENTS)
 def test_an_agent_that_loads_a_state_continues_bit_for_bit(agent: str) -> None:
     one, other = learner(agent), learner(agent, seed=77)
@@ -233,6 +243,7 @@ def test_an_agent_that_loads_a_state_continues_bit_for_bit(agent: str) -> None:
     assert (one.sample(obs) == other.sample(obs)).all()
 
 
+@pytest.mark.usefixtures("normalize_obs")
 @pytest.mark.parametrize("agent", AGENTS)
 def test_a_model_acts_as_the_agent_it_was_taken_from(agent: str) -> None:
     one = learner(agent)
@@ -248,6 +259,7 @@ def test_a_model_acts_as_the_agent_it_was_taken_from(agent: str) -> None:
         assert not np.shares_memory(array, one.model_info().arrays[name])
 
 
+@pytest.mark.usefixtures("normalize_obs")
 @pytest.mark.parametrize("agent", AGENTS)
 @pytest.mark.parametrize("column", ["reward", "obs", "next_obs"])
 def test_a_batch_with_numbers_that_are_not_finite_changes_no_weight(agent: str, column: str) -> None:
@@ -265,6 +277,7 @@ def test_a_batch_with_numbers_that_are_not_finite_changes_no_weight(agent: str, 
     assert one.check_finite()
 
 
+@pytest.mark.usefixtures("normalize_obs")
 @pytest.mark.parametrize("agent", AGENTS)
 def test_a_weighted_batch_updates_the_priorities(agent: str) -> None:
     one, weighted = learner(agent), batch(agent, 1)

@@ -159,6 +159,10 @@ PREFLIGHT = [
         "raised when it was stepped|is 3.0, its space says",
     ),
     Row("env=gym env.id=Pendulum-v1", "Discrete"),
+    Row(
+        "env=gym env.id=FrozenLake-v1 agent.normalize_obs=true",
+        "agent.normalize_obs has no effect|discrete values|boxes of floats",
+    ),
     Row("agent.channels=[8]", "agent.channels has no effect|none of them is an image|agent.hidden"),
     Row("buffer.capacity=1e12", "GiB|buffer.capacity", RESOURCES),
     Row("device=cuda:63", "device|cuda:63"),

@@ -23,7 +23,7 @@ from tests.real_runs import Run, in_folder, tiny, train
 
 pytestmark = pytest.mark.timeout(300)
 OPT_STEPS = 200
-SETTINGS = {"dqn": {"hidden": [8], "lr_schedule": "linear", "lr_opt_steps": 400}}
+SETTINGS = {"dqn": {"hidden": [8], "lr_schedule": "linear", "lr_opt_steps": 400, "normalize_obs": True}}
 
 
 @pytest.fixture(scope="module", autouse=True)

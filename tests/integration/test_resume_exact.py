@@ -33,7 +33,7 @@ MODES = {
         "trainer.opt_interval=2",
         "buffer.n_step=3",
     ),
-    "sync": ("trainer=sync", "actor_manager.envs_per_actor=2"),
+    "sync": ("trainer=sync", "actor_manager.envs_per_actor=2", "agent.normalize_obs=true"),
 }
 if FULL:  # `make test` has a similar case in test_lockstep_everywhere.py
     MODES["one actor"] = (*LOCKSTEP, "n_actors=1", "trainer.opt_interval=0.5")

@@ -57,6 +57,18 @@ class RewardByObservation(Probe):
         return self.observe(), self.sign, True, False, {}
 
 
+class TinySignal(Probe):
+    """Reward is the sign of a component of 0.001 beside a random one of 1,000, one step."""
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+    def observe(self) -> np.ndarray:
+        return np.array([1000.0 * self.np_random.normal(), 0.001 * self.sign], np.float32)
+
+    def step(self, action: int) -> tuple[Any, ...]:
+        return self.observe(), self.sign, True, False, {}
+
+
 class RewardByAction(Probe):
     """Action 1 gives 1, action 0 gives -1."""
 
@@ -103,6 +115,7 @@ RANDOM: dict[str, Any] = {"epsilon_start": 1.0, "epsilon_final": 1.0}
 CATEGORICAL: dict[str, Any] = {"atoms": 51, "v_min": -2.5, "v_max": 2.5}
 VARIANTS: dict[str, DqnConfig] = {
     "dqn": DqnConfig(**SMALL, **RANDOM),
+    "dqn, normalized": DqnConfig(**SMALL, **RANDOM, normalize_obs=True),
     "dqn, single, dueling, softmax": DqnConfig(
         **SMALL, double=False, dueling=True, exploration="softmax", temperature=100.0
     ),
@@ -140,9 +153,9 @@ def trained(variant: str, env_class: str, n_step: int) -> NetworkAgent:
     return agent
 
 
-def values(agent: NetworkAgent, observation: float) -> list[float]:
+def values(agent: NetworkAgent, *observation: float) -> list[float]:
     policy: Any = agent.policy
-    return [float(v) for v in policy.action_values({"obs": np.array([[observation]], np.float32)})[0]]
+    return [float(v) for v in policy.action_values({"obs": np.array([observation], np.float32)})[0]]
 
 
 EXPECTED: dict[str, dict[float, tuple[float, float]]] = {
@@ -163,3 +176,13 @@ def test_values_within_five_percent(variant: str, env_class: str, n_step: int) -
     agent = trained(variant, env_class, n_step)
     for observation, wanted in EXPECTED[env_class].items():
         assert values(agent, observation) == pytest.approx(wanted, rel=0.05), observation
+
+
+@pytest.mark.learning
+def test_only_with_normalised_observations_a_component_of_a_small_scale_is_learned() -> None:
+    errors = {}
+    for variant in ("dqn", "dqn, normalized"):
+        agent = trained(variant, "TinySignal", 1)
+        found = [values(agent, large, 0.001 * sign)[0] for sign in (1, -1) for large in (-500.0, 0.0, 500.0)]
+        errors[variant] = float(np.abs(np.array(found) - ([1.0] * 3 + [-1.0] * 3)).max())
+    assert errors["dqn"] > 0.5 and errors["dqn, normalized"] < 0.1, errors

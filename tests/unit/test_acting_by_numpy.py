@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from border_cli.agents.dqn.config import DqnConfig
 from border_cli.agents.dqn.network import NO_NOISE, Noise, QArrays, QNetwork
-from border_cli.agents.nets import to_tensors
+from border_cli.agents.nets import Encoder, to_tensors
 from border_cli.agents.sac.config import SacConfig, Td3Config
 from border_cli.agents.sac.network import PolicyArrays, PolicyNetwork
 from border_cli.envs.spaces import env_spec
@@ -30,6 +30,7 @@ Q_NETWORKS: list[dict[str, Any]] = [
     {"hidden": [16, 8], "head": "categorical", "dueling": True},
     {"hidden": [16, 8, 4], "head": "quantile", "noisy": True},
     {"hidden": [16, 8], "noisy": True, "dueling": True},
+    {"hidden": [8], "normalize_obs": True},
 ]
 
 
@@ -44,12 +45,19 @@ def observations(rows: int) -> dict[str, Any]:
     }
 
 
+def set_statistics(encoder: Encoder) -> None:
+    """Give the encoder statistics that scale some numbers, and clip others."""
+    for tensor in encoder.statistics():
+        tensor.data.copy_(torch.linspace(0.05, 1.5, max(tensor.numel(), 1)).view_as(tensor))
+
+
 @pytest.mark.parametrize("rows", [1, 7])
 @pytest.mark.parametrize("settings", Q_NETWORKS)
 def test_the_q_network(settings: dict[str, Any], rows: int) -> None:
     spec = env_spec(OBSERVATIONS, spaces.Discrete(3))
     generator = torch.Generator().manual_seed(0)
     network = QNetwork(spec, DqnConfig(**settings), generator)
+    set_statistics(network.encoder)
     assert QArrays.allowed(network)
     arrays, obs = QArrays(network), observations(rows)
     before = {name: rows.copy() for name, rows in obs.items()}
@@ -75,11 +83,16 @@ def test_it_uses_the_newest_parameters() -> None:
 @pytest.mark.parametrize("rows", [1, 7])
 @pytest.mark.parametrize(
     "config",
-    [SacConfig(hidden=[16, 8]), SacConfig(hidden=[8], exploration="state_dependent"), Td3Config(hidden=[8])],
+    [
+        SacConfig(hidden=[16, 8]),
+        SacConfig(hidden=[8], exploration="state_dependent"),
+        Td3Config(hidden=[8], normalize_obs=True),
+    ],
 )
 def test_the_policy_network(config: SacConfig, rows: int) -> None:
     spec = env_spec(OBSERVATIONS, spaces.Box(-1, 1, (2,), np.float32))
     network = PolicyNetwork(spec, config, torch.Generator().manual_seed(0))
+    set_statistics(network.encoder)
     obs = observations(rows)
     with torch.no_grad():
         wanted = network(to_tensors(obs, CPU))
