@@ -116,7 +116,7 @@ class Normalizer(nn.Module):
 
     def arrays(self, value: Array) -> Array:
         """`forward` for arrays of finite numbers."""
-        x = value.reshape(len(value), *self._shape)
+        x = value.reshape(len(value), *self._shape).astype(np.float32, copy=False)
         z: Array = x - self.mean.detach().numpy()
         z /= self.std.detach().numpy()
         np.minimum(z, _MAX_NORMALIZED, out=z)

@@ -132,11 +132,17 @@ def test_only_floats_and_wide_integers_are_normalised() -> None:
     for tensor in encoder.statistics():
         tensor.data.fill_(2.0)
     obs = {leaf.name: torch.ones(1, *leaf.shape) for leaf in spec.leaves}
-    obs |= {"e": T([[51]], dtype=torch.uint8), "c": T([[10]]), "d": T([[1000]]), "f": T([1])}
+    obs |= {
+        "e": T([[51]], dtype=torch.uint8),
+        "c": T([[10]], dtype=torch.int32),
+        "d": T([[1000]]),
+        "f": T([1]),
+    }
     kept = [0.2, 0.0, 1.0, 0.0, 1.0, 1.0, *[1.0] * 25]
     assert encoder(obs)[0].tolist() == pytest.approx([*kept, -0.5, -0.5, -0.5, 4.0, 10.0])
     arrays = {name: tensor.numpy() for name, tensor in obs.items()}
-    assert encoder.arrays(arrays).tolist() == encoder(obs).tolist()
+    found = encoder.arrays(arrays)
+    assert found.dtype == np.float32 and found.tolist() == encoder(obs).tolist()
 
 
 def learners() -> dict[str, NetworkAgent]:
