@@ -29,7 +29,8 @@ class Encoder(nn.Module):
 
     Attributes:
         features: length of the vector.
-        normalized: names of the leaves that are normalised.
+        normalized: names of the leaves that are normalised, by `normalizers`.
+        vectors: leaves that are only one-hot coded, scaled or flattened.
     """
 
     def __init__(
@@ -38,28 +39,21 @@ class Encoder(nn.Module):
         super().__init__()
         self._images = [leaf for leaf in spec.leaves if channels and is_image(leaf)]
         normalized = [leaf for leaf in spec.leaves if normalize and is_normalizable(leaf)]
-        self._vectors = [leaf for leaf in spec.leaves if leaf not in self._images + normalized]
+        self.vectors = [leaf for leaf in spec.leaves if leaf not in self._images + normalized]
         self.convolutions = nn.ModuleList(Convolutions(leaf, channels, generator) for leaf in self._images)
         self.normalizers = nn.ModuleList(map(Normalizer, normalized))
         self.normalized = [leaf.name for leaf in normalized]
         self.has_images = bool(self._images)
-        self.features = sum(leaf.features for leaf in self._vectors + normalized) + sum(
+        self.features = sum(leaf.features for leaf in self.vectors + normalized) + sum(
             cast(Convolutions, part).features for part in self.convolutions
         )
 
     def forward(self, obs: dict[str, Tensor]) -> Tensor:
         """{name: (B, ...)} → (B, features)."""
-        parts = [_flatten(leaf, obs[leaf.name]) for leaf in self._vectors]
+        parts = [_flatten(leaf, obs[leaf.name]) for leaf in self.vectors]
         parts += [part(obs[name]) for name, part in zip(self.normalized, self.normalizers, strict=True)]
         parts += [part(obs[leaf.name]) for leaf, part in zip(self._images, self.convolutions, strict=True)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-
-    def arrays(self, obs: Obs) -> Array:
-        """`forward` for arrays, where there are no images."""
-        parts = [_flatten_array(leaf, obs[leaf.name]) for leaf in self._vectors]
-        for name, part in zip(self.normalized, self.normalizers, strict=True):
-            parts.append(cast(Normalizer, part).arrays(obs[name]))
-        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
     def statistics(self) -> list[Tensor]:
         """The statistics of all normalised leaves."""
@@ -96,32 +90,24 @@ class Normalizer(nn.Module):
     a stack have the same ones, taken from the newest frame alone, because each frame is the newest of some row.
 
     Attributes:
-        mean, std: (n,), n components of one frame.
+        shape: frames, and n components of each.
+        mean, std: (n,).
         count: (), number of batches so far, at most 1,000. Until then each batch has the same weight in the statistics;
             from then on a new batch has the weight 1/1000, so that old ones fade.
     """
 
     def __init__(self, leaf: ObsLeaf) -> None:
         super().__init__()
-        self._shape = leaf.stack, leaf.features // leaf.stack
-        self.mean = nn.Parameter(torch.zeros(self._shape[1]))
-        self.std = nn.Parameter(torch.ones(self._shape[1]))
+        self.shape = leaf.stack, leaf.features // leaf.stack
+        self.mean = nn.Parameter(torch.zeros(self.shape[1]))
+        self.std = nn.Parameter(torch.ones(self.shape[1]))
         self.count = nn.Parameter(torch.zeros(()))
 
     def forward(self, value: Tensor) -> Tensor:
         """(B, *leaf.shape) → (B, leaf.features). What is not finite becomes NaN, so that the opt step is skipped."""
-        x = value.reshape(len(value), *self._shape).float()
+        x = value.reshape(len(value), *self.shape).float()
         z = ((x - self.mean.detach()) / self.std.detach()).clamp(-_MAX_NORMALIZED, _MAX_NORMALIZED)
         return torch.add(z, x, alpha=0).flatten(1)  # plus 0·x, which is NaN for an infinite x
-
-    def arrays(self, value: Array) -> Array:
-        """`forward` for arrays of finite numbers."""
-        x = value.reshape(len(value), *self._shape).astype(np.float32, copy=False)
-        z: Array = x - self.mean.detach().numpy()
-        z /= self.std.detach().numpy()
-        np.minimum(z, _MAX_NORMALIZED, out=z)
-        np.maximum(z, -_MAX_NORMALIZED, out=z)
-        return z.reshape(len(value), -1)
 
     def updated(self, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Mean, std and count with one more batch (B, *leaf.shape).
@@ -129,7 +115,7 @@ class Normalizer(nn.Module):
         With mean m, variance v and weight w of the new batch, and m', v' before (Chan et al., 1979):
         mean = (1 - w)·m' + w·m, variance = (1 - w)·v' + w·v + w·(1 - w)·(m - m')².
         """
-        x = value.reshape(len(value), *self._shape)[:, -1].float()
+        x = value.reshape(len(value), *self.shape)[:, -1].float()
         # Relative to the first row: in float32 the mean of large numbers that differ little loses the difference.
         variance, mean = torch.var_mean(x - x[0], 0, correction=0)
         mean = mean + x[0]
@@ -151,6 +137,30 @@ def _flatten_array(leaf: ObsLeaf, value: Array) -> Array:
         return numbers
     span = leaf.high - leaf.low
     return (numbers - np.float32(leaf.low)) / np.float32(span) if 0 < span <= _MAX_SCALED_RANGE else numbers
+
+
+class EncoderArrays:
+    """`Encoder.forward` by numpy, for an encoder without images on the CPU. Its statistics are used in place."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self._vectors = encoder.vectors
+        self._normalized = [
+            (name, part.shape, part.mean.detach().numpy(), part.std.detach().numpy())
+            for name, part in zip(
+                encoder.normalized, cast(list[Normalizer], encoder.normalizers), strict=True
+            )
+        ]
+
+    def __call__(self, obs: Obs) -> Array:
+        """{name: (B, ...)} of finite numbers → (B, features)."""
+        parts = [_flatten_array(leaf, obs[leaf.name]) for leaf in self._vectors]
+        for name, shape, mean, std in self._normalized:
+            value = obs[name]
+            x = value.reshape(len(value), *shape).astype(np.float32, copy=False)
+            z: Array = (x - mean) / std
+            z.clip(-_MAX_NORMALIZED, _MAX_NORMALIZED, out=z)
+            parts.append(z.reshape(len(z), -1))
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
 
 _NO_ARRAYS: Iterator[Array] = iter(())

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from border_cli.agents.agent import NetworkAgent
 from border_cli.agents.dqn.agent import make_agent as make_dqn
 from border_cli.agents.dqn.config import C51Config, DqnConfig
-from border_cli.agents.nets import Encoder, is_normalizable
+from border_cli.agents.nets import Encoder, EncoderArrays, is_normalizable
 from border_cli.agents.params import TensorBatch
 from border_cli.agents.sac.agent import make_agent as make_sac
 from border_cli.agents.sac.config import SacConfig, Td3Config
@@ -141,7 +141,7 @@ def test_only_floats_and_wide_integers_are_normalised() -> None:
     kept = [0.2, 0.0, 1.0, 0.0, 1.0, 1.0, *[1.0] * 25]
     assert encoder(obs)[0].tolist() == pytest.approx([*kept, -0.5, -0.5, -0.5, 4.0, 10.0])
     arrays = {name: tensor.numpy() for name, tensor in obs.items()}
-    found = encoder.arrays(arrays)
+    found = EncoderArrays(encoder)(arrays)
     assert found.dtype == np.float32 and found.tolist() == encoder(obs).tolist()
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from border_cli.agents.dqn.config import DqnConfig
-from border_cli.agents.nets import DenseArrays, Encoder, Linear, NoisyLinear, scaled_noise
+from border_cli.agents.nets import DenseArrays, Encoder, EncoderArrays, Linear, NoisyLinear, scaled_noise
 from border_cli.agents.quantiles import midpoints
 from border_cli.core.spaces import Array, EnvSpec, Obs
 
@@ -125,6 +125,7 @@ class QArrays:
 
     def __init__(self, network: QNetwork) -> None:
         self._network = network
+        self._encoder = EncoderArrays(network.encoder)
         self._ends = np.cumsum(network.noise_sizes)[:-1]
         self._trunk = DenseArrays(network.trunk, relu_at_end=True)
         self._top = DenseArrays(network.top)
@@ -138,7 +139,7 @@ class QArrays:
 
     def __call__(self, obs: Obs, normal: Array | None = None) -> Array:
         """{name: (B, ...)} → (B, n, k). normal: as that of `Noise`."""
-        x = self._trunk(self._network.encoder.arrays(obs))
+        x = self._trunk(self._encoder(obs))
         parts = () if normal is None else np.split(np.sign(normal) * np.sqrt(np.abs(normal)), self._ends)
         noise = iter(parts)
         out = self._top(x, noise).reshape(len(x), self._network.n_actions, -1)

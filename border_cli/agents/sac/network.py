@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from border_cli.agents.nets import DenseArrays, Encoder, Linear
+from border_cli.agents.nets import DenseArrays, Encoder, EncoderArrays, Linear
 from border_cli.agents.sac.config import SacConfig
 from border_cli.core.spaces import ActionSpec, Array, EnvSpec, Obs
 
@@ -136,6 +136,7 @@ class PolicyArrays:
 
     def __init__(self, network: PolicyNetwork) -> None:
         self._network = network
+        self._encoder = EncoderArrays(network.encoder)
         self._hidden = DenseArrays(list(network.layers), relu_at_end=True)
         self._out = DenseArrays([network.out])
 
@@ -146,7 +147,7 @@ class PolicyArrays:
 
     def __call__(self, obs: Obs) -> tuple[Array, Array, Array]:
         """{name: (B, ...)} → (B, d) mean and standard deviation before tanh, (B, f) features; see `ActionParameters`."""
-        x = self._hidden(self._network.encoder.arrays(obs))
+        x = self._hidden(self._encoder(obs))
         out = self._out(x)
         if self._network.is_state_dependent:
             variance = np.square(x) @ np.square(self._network.noise_std().detach().numpy())
