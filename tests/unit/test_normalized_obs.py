@@ -10,13 +10,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from border_cli.agents.agent import NetworkAgent
+from border_cli.agents.agent import Algorithm, NetworkAgent
+from border_cli.agents.dqn.agent import DqnAlgorithm
 from border_cli.agents.dqn.agent import make_agent as make_dqn
 from border_cli.agents.dqn.config import C51Config, DqnConfig
 from border_cli.agents.nets import Encoder, EncoderArrays, is_normalizable
 from border_cli.agents.params import TensorBatch
 from border_cli.agents.sac.agent import make_agent as make_sac
 from border_cli.agents.sac.config import SacConfig, Td3Config
+from border_cli.core.errors import UsageError
 from border_cli.core.spaces import ActionSpec, EnvSpec, ObsLeaf, ObsSpec
 
 T = torch.tensor
@@ -226,3 +228,15 @@ def test_the_statistics_of_another_agent_are_taken_over_by_all_networks() -> Non
     wanted = one.algorithm.encoders()[0].statistics()
     for encoder in other.algorithm.encoders():
         assert all(map(torch.equal, encoder.statistics(), wanted))
+
+
+def test_an_algorithm_without_encoders_refuses_to_normalise() -> None:
+    class OtherAlgorithm(DqnAlgorithm):
+        encoders = Algorithm.encoders
+
+    given: Any = agent().algorithm
+    spec = EnvSpec(ObsSpec((box(1),)), DISCRETE)
+    with pytest.raises(
+        UsageError, match=r"does not normalise observations\nallowed: agent\.normalize_obs=false"
+    ):
+        OtherAlgorithm(given._layouts["online"], given.state, given.config, spec, 0)
