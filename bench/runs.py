@@ -16,12 +16,12 @@ def train(run_dir: Path, args: Sequence[str], resumes: bool = False) -> None:
 
     Raises SystemExit with its output if it fails.
     """
-    _command("border_cli.cli.train", args if resumes else [*args, f"hydra.run.dir={run_dir}"])
+    _command("train", args if resumes else [*args, f"hydra.run.dir={run_dir}"])
 
 
 def evaluate(run_dir: Path, args: Sequence[str]) -> None:
     """`border-eval run_dir ARG…`."""
-    _command("border_cli.cli.eval", [str(run_dir), *args])
+    _command("evaluate", [str(run_dir), *args])
 
 
 def records(run_dir: Path) -> list[dict[str, Any]]:
@@ -29,8 +29,9 @@ def records(run_dir: Path) -> list[dict[str, Any]]:
     return read_jsonl(run_dir / METRICS_FILE)
 
 
-def _command(module: str, args: Sequence[str]) -> None:
-    command = [sys.executable, "-c", f"import sys; from {module} import main; sys.exit(main())", *args]
+def _command(entry: str, args: Sequence[str]) -> None:
+    program = f"import sys; from border_cli.cli.entry import {entry}; sys.exit({entry}())"
+    command = [sys.executable, "-c", program, *args]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(args)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")

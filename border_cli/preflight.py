@@ -71,7 +71,10 @@ def preflight(
         resources.check_folder(folder)
     except OSError as e:
         raise folder_error(e, folder) from e
-    resources.check_descriptors(config)  # before the forkserver, which inherits the limit
+    limit = resources.descriptor_limit()
+    resources.check_descriptors(config)
+    if resources.descriptor_limit() != limit:
+        forkserver.end_forkserver()  # it has the old limit
     resources.check_tasks(config)
     forkserver.start_early()  # before this process imports torch
     build.agent_module(config)  # imports torch while the forkserver does the same: the probe waits for that

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import gc
 import importlib
 import os
 import signal
+import sys
+from collections.abc import Callable
 
 
 def train() -> int:
     """`border-train`. Returns the exit code."""
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until there is a run to save
-    return _run("border_cli.cli.train")
+    shows = any(arg.startswith("-") for arg in sys.argv[1:])  # flags show something, or start a sweep
+    return _run("border_cli.cli.train", (lambda: None) if shows else _start_early)
 
 
 def evaluate() -> int:
@@ -23,12 +29,36 @@ def report() -> int:
     return _run("border_cli.cli.report")
 
 
-def _run(module: str) -> int:
+def _run(module: str, begin: Callable[[], None] = lambda: None) -> int:
     # A parent process may have had SIGINT ignored, as `nohup` does for SIGHUP: that stays.
     by_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if by_default:  # 130 is core.errors.ExitCode.SIGINT, which is not imported yet
-        signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    if by_default:
+        signal.signal(signal.SIGINT, _exit)
+    begin()
     main = importlib.import_module(module).main
     if by_default:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     return int(main())
+
+
+def _start_early() -> None:
+    """Start the forkserver, which imports torch while this process composes the configuration and imports it too."""
+    gc.disable()  # until all is imported, which takes an eighth less time so
+    atexit.register(_kill_forkserver)  # first, so that it is called last
+    from border_cli.runtime.forkserver import start_early
+
+    with contextlib.suppress(OSError):  # the checks before the run say what the machine lacks
+        start_early()
+
+
+def _exit(*_: object) -> None:
+    _kill_forkserver()
+    os._exit(130)  # core.errors.ExitCode.SIGINT, which is not imported yet
+
+
+def _kill_forkserver() -> None:
+    """End the forkserver, which would first complete its imports. The modules may be imported in part only."""
+    server = getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
+    if (pid := getattr(server, "_forkserver_pid", None)) is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)

@@ -127,6 +127,7 @@ def _train(composed: Composed, launch: Launch) -> int:
 
     with StopFlag() as stop:
         config, spec = preflight(composed.config, stop, composed.run_dir or RUNS, launch.typed)
+        _end_imports()
         run_dir = composed.run_dir or create_run(composed.run_name)
         with exclusive(run_dir.absolute()) as held:  # hydra.job.chdir may change the working folder
             write_config(held, config)
@@ -254,9 +255,16 @@ def _resume(run_dir: Path, stored: TrainConfig, config: TrainConfig, launch: Lau
         check_provenance(run_dir)
         resuming = bool(list_steps(run_dir / CHECKPOINTS))
         config, spec = preflight(config, stop, run_dir, launch.typed, resuming=resuming)
+        _end_imports()
         resumed = read_resumed(run_dir, config, wanted)
         check_spec(resumed, spec)
         return int(train(config, spec, run_dir, launch, stop, resumed).code)
+
+
+def _end_imports() -> None:
+    """Look for garbage again, if the command has stopped that for its imports; what they have made is never garbage."""
+    gc.freeze()
+    gc.enable()
 
 
 def _with_overrides(stored: TrainConfig, overrides: Sequence[Override], typed: dict[str, str]) -> TrainConfig:

@@ -59,6 +59,7 @@ def enter(parent_pid: int) -> None:
     threading.Thread(target=_exit_with_learner, name="learner-watchdog", daemon=True).start()
     keep_freed_memory()
     gc.freeze()  # what the forkserver imported is never garbage, and looking for some would copy its pages
+    gc.enable()
 
 
 def keep_freed_memory() -> bool:

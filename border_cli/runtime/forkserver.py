@@ -1,6 +1,6 @@
 """Start children: from a forkserver that has done the heavy imports, or by spawn where there is none.
 
-`start_early` belongs before the learner's own import of torch: the two imports then run side by side.
+`start_early` belongs before the learner's own imports: both processes then import torch at the same time.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ PRELOAD = (
     "gymnasium",
     "border_cli.build",
     "border_cli.actors.process",
+    "border_cli.agents.dqn.agent",
+    "border_cli.agents.sac.agent",
 )
 """Imported once in the forkserver; importing runs no torch operation, so that forking afterwards is safe."""
 
@@ -68,6 +70,15 @@ def start_early(preload: Sequence[str] = PRELOAD) -> None:
     if _has_forkserver() and forkserver_pid() is None:
         forkserver.set_forkserver_preload(list(preload))
         _ensure_forkserver()
+
+
+def end_forkserver() -> None:
+    """Kill the forkserver, if there is one. The next child starts another one."""
+    if (pid := forkserver_pid()) is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        server: Any = forkserver._forkserver  # this method is private
+        server._stop()
 
 
 def start_process(target: Callable[..., None], args: tuple[Any, ...], name: str) -> BaseProcess:
