@@ -21,7 +21,7 @@ BASES = {
     "buffer": ("uniform", "prioritized"),
     "actor_manager": ("process",),
     "trainer": ("async",),
-    "evaluator": ("inline",),
+    "evaluator": ("auto",),
     "recorder": ("default",),
     "checkpoint": ("default",),
     "preset": ("none",),

@@ -247,7 +247,8 @@ def _make_evaluator(
             max_episodes=_most_episodes(c),
         )
         return ProcessEvaluator(spec_of_process, agent.model_info(), timeout_s, restarts)
-    return make_inline_evaluator(evaluated, spec, stop, made, lazy=c.trainer.eval_interval is None)
+    lazy = c.trainer.eval_interval is None or not is_reproducible(c)
+    return make_inline_evaluator(evaluated, spec, stop, made, lazy)
 
 
 def make_inline_evaluator(

@@ -131,11 +131,13 @@ class Composer:
     def _store_presets(self) -> None:
         """Offer Hydra the presets that share a file. Each takes milliseconds, so only those that may be chosen."""
         typed = override_values(self._overrides)
-        agents, envs = typed.get("agent", ""), typed.get("env", "")
-        every = "preset" in typed or "glob" in agents or "glob" in envs
-        for name, (_, values) in presets.in_families().items():
+        agents, envs, preset = typed.get("agent", ""), typed.get("env", ""), typed.get("preset")
+        families = presets.in_families()
+        every = "glob" in agents or "glob" in envs or preset not in (None, presets.NONE, *families)
+        for name, (_, values) in families.items():
             agent, _, env = name.partition("_")
-            if every or (env in envs and (agent in agents or not agents)):
+            by_default = preset is None and env in envs and (agent in agents or not agents)
+            if every or by_default or name == preset:
                 ConfigStore.instance().store(group="preset", name=name, node=values, package="_global_")
 
     def choices(self, group: str) -> list[str]:

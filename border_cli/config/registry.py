@@ -66,7 +66,7 @@ TABLES: dict[str, dict[str, Entry]] = {
     "env": ENVS,
     "buffer": BUFFERS,
     "actor_manager": ACTOR_MANAGERS,
-    "evaluator": {"inline": Entry(EvaluatorConfig), "process": Entry(EvaluatorConfig)},
+    "evaluator": {name: Entry(EvaluatorConfig) for name in ("auto", "inline", "process")},
     "recorder": {"default": Entry(RecorderConfig)},
 }
 """By the section of the configuration whose `type` they hold."""

@@ -61,13 +61,15 @@ def resolve(
         screen: whether the terminal can show the live view.
         init_from: the model directory that `init_from` means now.
     """
-    from border_cli.config.resources import counts  # not before a run is certain: it imports psutil
+    from border_cli.config.resources import counts, cpus  # not before a run is certain: it imports psutil
 
     resolved = copy.deepcopy(config)
     resolved.init_from = init_from
     resolved.trainer.ratio_tolerance = ratio_tolerance(config)
     if config.trainer.lockstep:
         resolved.trainer.lockstep_steps = lockstep_steps(config)
+    if config.evaluator.type == "auto":
+        resolved.evaluator.type = "process" if may_evaluate_beside(config) and cpus() > 1 else "inline"
     if config.evaluator.confirm:
         resolved.evaluator.confirm_episodes = confirm_episodes(config.evaluator)
     resolved.env.native = "always" if steps_natively(config) else "never"
@@ -107,6 +109,8 @@ def inherit(config: TrainConfig, stored: TrainConfig) -> TrainConfig:
         inherited.env.action_mask = stored.env.action_mask
     if config.checkpoint.replay == "auto":
         inherited.checkpoint.replay = stored.checkpoint.replay
+    if config.evaluator.type == "auto":
+        inherited.evaluator.type = stored.evaluator.type
     if config.trainer.lockstep_steps is None:
         inherited.trainer.lockstep_steps = stored.trainer.lockstep_steps
     if config.init_from is not None and stored.init_from is not None:  # a path such as runs/latest moves on
@@ -153,6 +157,12 @@ def confirm_episodes(config: EvaluatorConfig) -> int:
     if not config.confirm:
         return 0
     return config.episodes if config.confirm_episodes is None else config.confirm_episodes
+
+
+def may_evaluate_beside(config: TrainConfig) -> bool:
+    """Whether evaluations can have a process of their own: by choice, or by `auto` in a free-running run."""
+    free = not is_reproducible(config) and config.trainer.eval_interval is not None
+    return config.evaluator.type == "process" or (config.evaluator.type == "auto" and free)
 
 
 def steps_natively(config: TrainConfig) -> bool:

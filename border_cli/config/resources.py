@@ -124,6 +124,8 @@ def memory_need(config: TrainConfig, sizes: Sizes) -> dict[str, int]:
         need["rings"] = actors * sizes.ring
         need["model channel"] = sizes.channel
         need["actors"] = actors * (ACTOR_BYTES + 3 * sizes.model)
+    if config.evaluator.type == "process":
+        need["evaluator"] = ACTOR_BYTES + 5 * sizes.model  # as an actor, and the two slots of its channel
     return need
 
 

@@ -277,8 +277,9 @@ class EvaluatorConfig:
     """How models are evaluated during training."""
 
     type: str = option(
-        "inline",
-        "where evaluations run: inline, in the learner's thread; process; or `module:name` of an evaluator",
+        "auto",
+        "where evaluations run: inline, in the learner's thread; process; or `module:name` of an evaluator; "
+        "auto: process in a free-running run with more than one CPU, else inline",
     )
     episodes: int = option(20, "episodes per evaluation", unit="episodes", ge=1)
     n_envs: int = option(10, "environments stepped together", unit="environments", ge=1)

@@ -9,7 +9,14 @@ import re
 from collections.abc import Collection, Iterator
 
 from border_cli.config import presets
-from border_cli.config.resolve import confirm_episodes, is_game, is_reproducible, ratio_tolerance, streams
+from border_cli.config.resolve import (
+    confirm_episodes,
+    is_game,
+    is_reproducible,
+    may_evaluate_beside,
+    ratio_tolerance,
+    streams,
+)
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import UsageError
 
@@ -94,8 +101,9 @@ def _effects(
     reason = "with trainer.eval_interval=null"
     yield t.eval_interval is None, keys, reason, "with an eval_interval (opt steps)"
     keys = ["evaluator.heartbeat_timeout_s", "evaluator.restarts"]
-    reason = f"with evaluator={evaluator.type}, which has no process"
-    yield evaluator.type != "process", keys, reason, "with evaluator=process"
+    mode = " in a reproducible run" if evaluator.type == "auto" else ""
+    reason = f"with evaluator={evaluator.type}{mode}, which has no process"
+    yield not may_evaluate_beside(config), keys, reason, "with evaluator=process"
     most = max(evaluator.episodes, confirm_episodes(evaluator))
     key, reason = "evaluator.n_envs", f"above the {most} episodes of an evaluation"
     yield evaluator.n_envs > most, [key], reason, f"up to {most}, or more evaluator.episodes"

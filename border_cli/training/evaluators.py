@@ -108,7 +108,8 @@ class InlineEvaluator:
     Args:
         make_runner: makes the environments; may take long.
         policy: the evaluator's own, so that an evaluation changes nothing of the agent.
-        lazy: make the environments at the first `begin`, as a run with `trainer.eval_interval=null` may never need them.
+        lazy: make the environments at the first `begin` or `poll`, when the actors act already. A run with
+            `trainer.eval_interval=null`, which polls nothing, may never need them.
     """
 
     concurrent = False
@@ -122,18 +123,23 @@ class InlineEvaluator:
         self._evaluation: Evaluation | None = None
 
     def begin(self, model: ModelInfo, seeds: Sequence[int], tick: Callable[[], None] = lambda: None) -> None:
-        if self._runner is None:
-            self._runner = self._make_runner()
+        runner = self._made()
         self._policy.sync_model(model)
-        self._evaluation = self._runner.evaluate(self._policy, model.version, seeds, tick)
+        self._evaluation = runner.evaluate(self._policy, model.version, seeds, tick)
 
     def poll(self) -> Evaluation | None:
+        self._made()
         evaluation, self._evaluation = self._evaluation, None
         return evaluation
 
     def close(self) -> None:
         if self._runner is not None:
             self._runner.close()
+
+    def _made(self) -> EpisodeRunner:
+        if self._runner is None:
+            self._runner = self._make_runner()
+        return self._runner
 
 
 _HEARTBEAT, _ANSWERED, _OPT_STEPS, _EPISODES = range(4)

@@ -364,6 +364,13 @@ class AsyncTrainer(TrainingLoop):
         self._collect_at_s = 0.0  # of the monotonic clock
         self._collect_at_opt_step = 0
 
+    def start(
+        self, resumed: RunState | None = None, later_best: tuple[ModelInfo, Evidence] | None = None
+    ) -> None:
+        """As `TrainingLoop.start`. The actors have credit then, and act while the evaluator is made."""
+        super().start(resumed, later_best)
+        self.ingest()
+
     def tick(self) -> None:
         """Also insert what has arrived, without new credit: an actor that died is noticed at once."""
         self.insert()
