@@ -1,7 +1,9 @@
-"""Seconds from the command to the environments' first steps."""
+"""Seconds from the command to the environments' first steps, beside those of `import torch, gymnasium`."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -15,19 +17,34 @@ OPTIONS = (
 
 
 def measure(folder: Path, repetitions: int) -> list[Figure]:
-    """Measure with 1 and 8 actors in turn."""
+    """Measure the imports and runs with 1 and 8 actors in turn."""
+    imports, beyond = [], dict[int, list[float]]()
     first: dict[int, list[float]] = {1: [], 8: []}
     last: dict[int, list[float]] = {1: [], 8: []}
     for i in range(repetitions):
+        around = [_imports()]
         for n_actors in (1, 8):
             steps = _first_steps(folder / f"startup-{n_actors}-{i}", n_actors)
             first[n_actors].append(min(steps))
             last[n_actors].append(max(steps))
+            around.append(_imports())
+            beyond.setdefault(n_actors, []).append(max(steps) - sum(around[-2:]) / 2)
+        imports += around
     return [
+        Figure("import torch, gymnasium", imports, "s"),
         Figure("command to the first env step, 1 actor", first[1], "s"),
+        Figure("the same beyond the imports before and after it", beyond[1], "s", "at most 0.8"),
         Figure("command to the first env step, 8 actors", first[8], "s"),
         Figure("command to the first env step of every one of 8 actors", last[8], "s"),
+        Figure("the same beyond the imports before and after it", beyond[8], "s", "at most 1.2"),
     ]
+
+
+def _imports() -> float:
+    """Return the seconds that a program takes that only imports torch and gymnasium."""
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import torch, gymnasium"], check=True)
+    return time.monotonic() - began
 
 
 def _first_steps(folder: Path, n_actors: int) -> list[float]:

@@ -38,6 +38,24 @@ def inline(
 lazy = partial(inline, lazy=True)
 
 
+@pytest.mark.parametrize("first", ["poll", "begin"])
+def test_a_lazy_evaluator_makes_its_environments_once(first: str) -> None:
+    made: list[SeededEnv] = []
+
+    def make() -> EpisodeRunner:
+        made.append(SeededEnv(2, False))
+        return EpisodeRunner(made[-1], 100, lambda: False)
+
+    evaluator = InlineEvaluator(make, WeightPolicy(), lazy=True)
+    assert not made
+    if first == "poll":
+        evaluator.poll()
+        assert len(made) == 1
+    evaluator.begin(model(1), SEEDS)
+    evaluator.poll()
+    assert len(made) == 1
+
+
 @contextmanager
 def process(n_envs: int = 2, cap: int = 100, truncating: bool = False) -> Iterator[Evaluator]:
     with beside(spec_of("make_env", n_envs, truncating, cap=cap)) as evaluator:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from border_cli.core.errors import ExitCode
+from tests.faults.processes import TIMEOUT_S, assert_session_ends
 
 PROGRAM = """
 import os, signal, sys
@@ -41,6 +44,36 @@ def test_d4_sigusr1_while_it_is_imported_is_ignored() -> None:
     done = run_with_signal("train", signal.SIG_DFL, signal.SIGUSR1)
     assert done.returncode == 0
     assert done.stdout.startswith("border-cli ")
+
+
+STARTS = """
+import sys
+from multiprocessing import forkserver
+from border_cli.cli import entry
+sys.argv = ["command", *sys.argv[1:]]
+try:
+    sys.exit(entry.train())
+finally:
+    print(forkserver._forkserver._forkserver_pid is not None)
+"""
+
+
+@pytest.mark.parametrize(("arg", "code", "early"), [("--version", 0, "False"), ("agent=nonsense", 2, "True")])
+def test_the_forkserver_starts_with_the_command_and_ends_with_it(
+    tmp_path: Path, arg: str, code: int, early: str
+) -> None:
+    """It never completes its imports here. It is not started where flags only show something."""
+    (tmp_path / "torch.py").write_text("import threading\nthreading.Event().wait()\n")
+    started = subprocess.Popen(
+        [sys.executable, "-c", STARTS, arg],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+    )
+    output = started.communicate(timeout=TIMEOUT_S)[0]
+    assert (started.returncode, output.splitlines()[-1]) == (code, early)
+    assert_session_ends(started.pid)
 
 
 def run_with_signal(

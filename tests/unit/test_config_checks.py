@@ -244,6 +244,27 @@ def test_auto_values_are_resolved(changes, facts, key, expected):
 
 
 @pytest.mark.parametrize(
+    ("cpus", "changes", "expected"),
+    [
+        (2, {}, "process"),
+        (1, {}, "inline"),
+        (8, SYNC, "inline"),
+        (8, LOCKSTEP, "inline"),
+        (8, {"trainer__eval_interval": None}, "inline"),
+        (8, {"evaluator__type": "inline"}, "inline"),
+        (1, LOCKSTEP | {"evaluator__type": "process"}, "process"),
+    ],
+)
+def test_where_evaluations_run(monkeypatch, cpus, changes, expected):
+    monkeypatch.setattr("border_cli.config.resources.cpus", lambda: cpus)
+    stored = resolved(config(**changes))
+    assert stored.evaluator.type == expected
+    # The run keeps it on a machine with another number of CPUs.
+    monkeypatch.setattr("border_cli.config.resources.cpus", lambda: 3 - min(cpus, 2))
+    assert resolved(resolve.inherit(config(**changes), stored)).evaluator.type == expected
+
+
+@pytest.mark.parametrize(
     "given",
     [
         {},

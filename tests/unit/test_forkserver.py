@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
+import resource
 import signal
 import sys
 import threading
@@ -48,6 +50,24 @@ def test_f4_a_process_limit_is_reported_as_a_resource_error(
     monkeypatch.setattr("multiprocessing.forkserver.connect_to_new_process", refuse)
     with pytest.raises(ResourceError, match="Resource temporarily unavailable\nallowed: a smaller n_actors"):
         forkserver.run_in_child(os.getpid, (), TIMEOUT_S)
+
+
+def limits() -> tuple[int, bool]:
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0], gc.isenabled()
+
+
+def test_children_get_the_limit_of_descriptors_that_was_set_before_the_forkserver_was_ended() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert forkserver.run_in_child(limits, (), TIMEOUT_S) == (soft, True)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
+    try:
+        assert forkserver.run_in_child(limits, (), TIMEOUT_S) == (soft, True)
+        forkserver.end_forkserver()
+        assert forkserver.forkserver_pid() is None
+        assert forkserver.run_in_child(limits, (), TIMEOUT_S) == (soft - 1, True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        forkserver.end_forkserver()
 
 
 def fail(message: str) -> None:

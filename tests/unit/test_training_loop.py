@@ -10,7 +10,7 @@ import pytest
 from border_cli.config.schema import EvaluatorConfig, TrainerConfig
 from border_cli.core.types import Chunk, Items, empty_items
 from border_cli.training.evaluation import EvalSeeds
-from border_cli.training.loop import SyncTrainer
+from border_cli.training.loop import AsyncTrainer, SyncTrainer
 from border_cli.training.ratio_limiter import RatioLimiter
 from tests.fakes import COUNTING_COLUMNS
 
@@ -65,6 +65,15 @@ def test_each_incarnation_starts_new_streams() -> None:
         *(("push", 0), ("push", 1), ("break", 1), ("push", 1)),
         *(("push", 0), ("break", 1), ("push", 1)),
     ]
+
+
+def test_actors_have_credit_before_anything_else_is_made() -> None:
+    """`run` first makes the evaluator's environments or starts its process."""
+    parts: Any = Components()
+    parts.agent = SimpleNamespace(model_info=lambda: "model")
+    parts.source.start = lambda model: parts.calls.append(("start", model))
+    AsyncTrainer(TrainerConfig(), parts).start()
+    assert parts.calls == [("start", "model"), ("grant", 4, 4)]
 
 
 def test_a_lost_actor_loses_credit_and_streams_after_its_last_rows_arrived() -> None:
