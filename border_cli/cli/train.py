@@ -263,8 +263,9 @@ def _resume(run_dir: Path, stored: TrainConfig, config: TrainConfig, launch: Lau
 
 def _end_imports() -> None:
     """Look for garbage again, if the command has stopped that for its imports; what they have made is never garbage."""
-    gc.freeze()
-    gc.enable()
+    if not gc.isenabled():
+        gc.freeze()
+        gc.enable()
 
 
 def _with_overrides(stored: TrainConfig, overrides: Sequence[Override], typed: dict[str, str]) -> TrainConfig:

@@ -193,7 +193,7 @@ def test_f1_rings_need_no_shared_memory_folder(tmp_path: Path) -> None:
 def test_f6_every_actor_has_one_torch_thread_and_the_learner_what_it_was_given(
     tmp_path: Path, threads: int
 ) -> None:
-    args = ("env.entry_point=tests.faults.trap:CountThreads", f"threads={threads}")
+    args = ("env.entry_point=tests.faults.trap:CountThreads", f"threads={threads}", "evaluator=inline")
     with border_train(tmp_path, *args, "trainer.max_opts=50", "trainer.eval_interval=50") as command:
         assert command.end() == 0, command.errors
     found = {path.name: path.read_text() for path in (tmp_path / THREADS).iterdir()}

@@ -177,7 +177,7 @@ def test_the_summary_says_running_during_training_and_the_log_names_the_process(
     root, package = logging.getLogger(), logging.getLogger("border_cli")
     before = (list(root.handlers), root.level, list(package.handlers), package.level)
     entry_point = ["env=gym", "env.entry_point=tests.envs:Onlooker", "env.kwargs.summary=run/summary.json"]
-    folder = ["env.kwargs.seen=seen.json", "hydra.run.dir=run"]
+    folder = ["env.kwargs.seen=seen.json", "hydra.run.dir=run", "evaluator=inline"]
     assert main(tiny(*entry_point, *folder, "trainer.max_opts=10", *TRAINERS[trainer])) == 0
     assert (list(root.handlers), root.level, list(package.handlers), package.level) == before
     run = Run(workplace / "run")
