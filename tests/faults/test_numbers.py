@@ -108,7 +108,7 @@ def test_e1_too_many_bad_batches_in_a_row_end_the_run(
         (
             (
                 *("env.kwargs.place=MainProcess", "env.kwargs.what=reward"),
-                *("trainer.eval_interval=10", "evaluator.episodes=10"),
+                *("evaluator=inline", "trainer.eval_interval=10", "evaluator.episodes=10"),
             ),
             r"the evaluation failed while stepping, after \d+ env steps",
             r"environment \d, episode \d+, env step \d+ of it: the reward is nan.*",

@@ -35,6 +35,7 @@ LEARNT = 100
 """An actor that takes its env step of this number proves that there were opt steps: the ratio allows no other way."""
 assert LEARNT > WARMUP + TOLERANCE + 1
 EVALUATED = f"trainer.eval_interval={INTERVAL}"
+INLINE = ("evaluator=inline", EVALUATED)
 ENDLESS = ("env.kwargs.lengths=[1000000000]", "evaluator.max_episode_steps=1000000000")
 ENDLESS_WARMUP = ("trainer.warmup_period=900000", "buffer.capacity=1000000")
 NO_RESTART = ("actor_manager.restarts=0", "actor_manager.min_actors=2")
@@ -71,7 +72,7 @@ PHASES = {
     "warm-up": Phase((*trap("actor", "step", step=50), *ENDLESS_WARMUP), 0),
     "training": Phase(trap("actor", "step", step=LEARNT)),
     "synchronous training": Phase(("trainer=sync", *trap("MainProcess", "step", step=LEARNT))),
-    "evaluation": Phase((*trap("MainProcess", "step", step=50), *ENDLESS, EVALUATED), INTERVAL),
+    "evaluation": Phase((*trap("MainProcess", "step", step=50), *ENDLESS, *INLINE), INTERVAL),
     "evaluation in a process": Phase(EVALUATOR_HANGS),
     "saving": Phase((f"trainer.save_interval={INTERVAL}",), 2 * INTERVAL, "hold_save:2"),
     "back-off of the only actor": Phase(
@@ -184,7 +185,7 @@ SLOW_TO_STOP: list[tuple[Phase, str, list[int]]] = [
         Phase(
             (
                 *trap("MainProcess", "step", "hang"),
-                EVALUATED,
+                *INLINE,
                 f"trainer.save_interval={INTERVAL // 2}",
             )
         ),
@@ -309,11 +310,11 @@ FAILING = {
         "actor 1 failed while stepping, after 499 env steps",
     ),
     "evaluation": (
-        (*trap("MainProcess", "reset", "raise"), EVALUATED),
+        (*trap("MainProcess", "reset", "raise"), *INLINE),
         "the evaluation failed while resetting",
     ),
     "evaluation's make": (
-        (*trap("MainProcess", "make", "raise"), EVALUATED),
+        (*trap("MainProcess", "make", "raise"), *INLINE),
         "the evaluation failed while making the environment",
     ),
     "evaluation in a process": (

@@ -49,7 +49,8 @@ def test_g1_a_run_that_is_not_exact_stays_so_when_it_is_killed(
 def test_the_table_at_the_end_knows_the_best_model_though_the_checkpoint_does_not(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = run_whole(tmp_path / "run", "trainer.max_opts=40", "trainer.eval_interval=30")
+    args = ("evaluator=inline", "trainer.max_opts=40", "trainer.eval_interval=30")
+    run = run_whole(tmp_path / "run", *args)
     best = read_checkpoint(run.path / "best").model
     save_best(run.path, best.info.arrays, best.description, Evaluation(40, (777.0,), (1,)))
     capsys.readouterr()
