@@ -173,6 +173,7 @@ def _until_target(task: Task, target: float, peer: Peer | None, run_dir: Path, s
     if peer is None:
         options = (
             f"trainer.eval_interval={task.eval_interval}",
+            "evaluator=inline",  # the learner waits, so that the time of evaluations can be left out
             f"evaluator.episodes={EPISODES}",
             f"seed={seed}",
         )
