@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import time
 from pathlib import Path
@@ -11,7 +12,7 @@ import gymnasium
 
 
 class ClockedCartPole(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """folder: the first step in each process writes a file with `time.monotonic()` [s] into it.
+    """folder: the first step in each actor's process writes a file with `time.monotonic()` [s] into it.
 
     All processes of a machine share this clock.
     """
@@ -19,7 +20,7 @@ class ClockedCartPole(gymnasium.Wrapper[Any, Any, Any, Any]):
     def __init__(self, folder: str) -> None:
         super().__init__(gymnasium.make("CartPole-v1"))
         self._folder = Path(folder)
-        self._stepped = False
+        self._stepped = not multiprocessing.current_process().name.startswith("actor")
 
     def step(self, action: Any) -> Any:
         """Step CartPole."""
