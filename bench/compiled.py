@@ -1,13 +1,14 @@
 """`python -m bench.compiled`: what compiling brings, for the opt step of every agent.
 
-In each repetition eager and compiled opt steps of one agent take turns, on batches of a replay with real rows. One thread.
-Compiling takes about 10 s per agent where the cache does not have the graph yet.
+In each repetition eager opt steps, always in float32, and compiled ones take turns, on batches of a replay with real rows.
+One thread. Compiling takes about 10 s per agent where the cache does not have the graph yet.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import replace
 from functools import partial
 
 from bench.report import Figure, markdown
@@ -15,12 +16,14 @@ from border_cli import build, compose
 from border_cli.actors.sampler import Sampler
 from border_cli.agents.agent import NetworkAgent
 from border_cli.agents.graph import GraphCompiler
+from border_cli.core.protocols import Agent
 from border_cli.runtime import seeding
 from border_cli.runtime.child import keep_freed_memory
 from border_cli.runtime.signals import StopFlag
 
 CARTPOLE, CHEETAH = ("env=cartpole", "preset=none"), ("env=halfcheetah", "preset=none")
 SMALL, LARGE = "agent.hidden=[64,64]", "agent.hidden=[256,256]"
+BFLOAT16 = "agent.precision=bfloat16"
 CASES = {
     "DQN, CartPole, 64-64": ("agent=dqn", *CARTPOLE, SMALL),
     "DQN, CartPole, 256-256": ("agent=dqn", *CARTPOLE, LARGE),
@@ -31,6 +34,8 @@ CASES = {
     "SAC, HalfCheetah, 256-256": ("agent=sac", *CHEETAH, LARGE),
     "TD3, HalfCheetah, 256-256": ("agent=td3", *CHEETAH, LARGE),
     "TQC, HalfCheetah, 256-256": ("agent=tqc", *CHEETAH, LARGE),
+    "DQN, CartPole, 256-256, bfloat16": ("agent=dqn", *CARTPOLE, LARGE, BFLOAT16),
+    "SAC, HalfCheetah, 256-256, bfloat16": ("agent=sac", *CHEETAH, LARGE, BFLOAT16),
 }
 ROWS = 2000
 SECONDS = 0.5
@@ -42,7 +47,9 @@ def compiled_over_eager(overrides: tuple[str, ...], repetitions: int) -> tuple[l
     config = compose(*overrides, "agent.compile=true")
     actor = build.actor_spec(config).actor_id(0, 0, 1)
     env = build.actor_env(actor, config)
-    agent, buffer = build.make_agent(config, env.spec), build.make_buffer(config, env.spec)
+    plain = replace(config, agent=replace(config.agent, precision="float32"))  # type: ignore[call-arg]
+    agents = [build.make_agent(one, env.spec) for one in (plain, config)]
+    buffer = build.make_buffer(config, env.spec)
     policy, processor = (
         build.actor_policy(actor, env.spec, config),
         build.actor_processor(actor, env.spec, config),
@@ -52,15 +59,15 @@ def compiled_over_eager(overrides: tuple[str, ...], repetitions: int) -> tuple[l
     for _ in range(ROWS):
         buffer.push(sampler.sample([0], 0))
     env.close()
+    agent = agents[1]
     assert isinstance(agent, NetworkAgent)
     compiler = GraphCompiler(agent, config.agent, [], env.spec, 1, True, StopFlag())  # type: ignore[arg-type]
     agent.compiling = compiler.poll
     agent.opt(buffer)
     compiler.close()
-    graphs = agent.algorithm.graphs
-    assert graphs, "the opt step could not be compiled"
+    assert agent.algorithm.graphs, "the opt step could not be compiled"
 
-    def rate() -> float:
+    def rate(agent: Agent) -> float:
         for _ in range(5):
             agent.opt(buffer)
         began, n = time.perf_counter(), 0
@@ -69,13 +76,9 @@ def compiled_over_eager(overrides: tuple[str, ...], repetitions: int) -> tuple[l
             n += 1
         return n / passed
 
-    eager, compiled = [], []
-    for _ in range(repetitions):
-        agent.algorithm.graphs = {}
-        eager.append(rate())
-        agent.algorithm.graphs = graphs
-        compiled.append(rate())
-    return eager, compiled
+    measured = [[rate(one) for one in agents] for _ in range(repetitions)]
+    eager, compiled = zip(*measured, strict=True)
+    return list(eager), list(compiled)
 
 
 def main() -> None:
@@ -84,12 +87,15 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repetitions", type=int, default=5)
-    repetitions = parser.parse_args().repetitions
+    parser.add_argument("--only", default="", help="cases whose names contain this")
+    given = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()  # like a run
     rows = []
     for name, overrides in CASES.items():
-        eager, compiled = compiled_over_eager(overrides, repetitions)
+        if given.only not in name:
+            continue
+        eager, compiled = compiled_over_eager(overrides, given.repetitions)
         ratio = [fast / slow for fast, slow in zip(compiled, eager, strict=True)]
         figures = (Figure("", eager, ""), Figure("", compiled, ""), Figure("", ratio, ""))
         rows.append([name, *(figure.cells()[1] for figure in figures), figures[2].cells()[2]])

@@ -101,6 +101,7 @@ def preflight(
                 "allowed: agent.normalize_obs with boxes of floats, or of integers with a range above 255"
             )
     _check_device(config.device)
+    _check_precision(getattr(config.agent, "precision", "float32"), config.device)
     sizes = _sizes(config, spec)
     with_replay = sum(resources.disk_need(config, sizes, with_replay=True).values())
     resolved = resolve(
@@ -176,6 +177,24 @@ def _check_device(device: str) -> None:
     if int(index or 0) >= there:
         raise UsageError(
             f"device={device}: this machine has {there} {kind} devices\nallowed here: device=cpu"
+        )
+
+
+def _check_precision(precision: str, device: str) -> None:
+    """Raise UsageError where the device, which must exist, cannot compute in this precision."""
+    if precision == "float32":
+        return
+    import torch
+
+    if device.startswith("cuda"):
+        with torch.cuda.device(device):
+            supported = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        supported = device == "cpu" and resources.has_bfloat16()
+    if not supported:
+        raise UsageError(
+            f"agent.precision={precision}: device={device} has no instructions for it on this machine\n"
+            "allowed here: agent.precision=float32"
         )
 
 

@@ -52,6 +52,12 @@ class NetworkConfig(AgentConfig):
         choices=("auto", "true", "cached", "false"),
     )
 
+    precision: str = option(
+        "float32",
+        "numbers of the matrix products of opt steps; output layers, losses and parameters are always float32",
+        choices=("float32", "bfloat16"),
+    )
+
     def resolve(self, opt_steps: int | None, may_switch: bool) -> NetworkConfig:
         if self.compile == "auto":
             is_long = opt_steps is None or opt_steps >= COMPILE_FROM

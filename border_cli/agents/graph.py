@@ -2,7 +2,7 @@
 
 `trace` records the tensor operations of `Algorithm.step`, gradients included, as a graph over the tensors of state, batch
 and noise. torch's compiler (AOTInductor) makes a library of it, in a child process while the learner continues eagerly,
-and keeps it in the user's cache. The results are those of the eager step up to the rounding of float32.
+and keeps it in the user's cache. The results are those of the eager step up to rounding.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ from border_cli.runtime.signals import StopFlag
 _logger = logging.getLogger(__name__)
 _KEPT_GRAPHS = 200
 _CALLS_PER_POLL = 32
+_SHARE_OF_ROUNDING = {"float32": 1e-3, "bfloat16": 2e-2}
+"""By precision: how far results of one opt step may differ, as a share of their norm."""
 _LOG_BETAS = math.log(0.9), math.log(0.999)
 
 
@@ -177,7 +179,7 @@ def _check(
     algorithm.step(algorithm.networks, algorithm.state, batch, noise, 1.0, variant)
     state = named_tensors(algorithm.state, {})
     for (name, eager), own in zip(state.items(), compiled[: len(state)], strict=True):
-        allowed = 1e-3 * eager.norm() + 1e-6
+        allowed = _SHARE_OF_ROUNDING[algorithm.config.precision] * eager.norm() + 1e-6
         if name.endswith(".params"):  # a step of Adam is about lr, and its sign may be a matter of rounding
             allowed += 2 * algorithm.config.lr * math.sqrt(eager.numel())
         if not (own - eager).norm() <= allowed:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import cast
 
@@ -216,6 +216,15 @@ def _flatten(leaf: ObsLeaf, value: Tensor) -> Tensor:
 def to_tensors(obs: Obs, device: torch.device) -> dict[str, Tensor]:
     """Arrays as tensors; on the CPU they share memory."""
     return {name: torch.from_numpy(rows).to(device) for name, rows in obs.items()}
+
+
+def in_float32(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """function(*tensors) in float32, also where `FlatParams.bind` has lowered the precision."""
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return function(*tensors)
+    with torch.autocast(device, enabled=False):
+        return function(*(tensor.float() for tensor in tensors))
 
 
 @torch.no_grad()

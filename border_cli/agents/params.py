@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
@@ -38,11 +38,12 @@ class FlatParams:
         parts = vector.split(self._sizes)
         return {n: p.view(shape) for (n, shape), p in zip(self._shapes.items(), parts, strict=True)}
 
-    def bind(self, vector: Tensor) -> nn.Module:
+    def bind(self, vector: Tensor, precision: str = "float32") -> nn.Module:
         """A copy of the network whose parameters are views of the vector.
 
         A change of the vector in place changes the network. Its parameters require gradients, which `flat_gradient`
-        returns as one vector.
+        returns as one vector. precision: bfloat16 computes the matrix products and convolutions in it, except those
+        in `nets.in_float32`; the gradients are float32.
         """
         module = copy.deepcopy(self._module, {id(p): p for p in self._module.parameters()})
         for name, part in self.unflatten(vector.detach()).items():
@@ -50,7 +51,18 @@ class FlatParams:
             # Not as nn.Parameter, which would hide the tensor from a trace (`border_cli.agents.graph`).
             parameters: dict[str, Any] = module.get_submodule(owner)._parameters
             parameters[own_name] = part.detach().requires_grad_()
+        if precision == "bfloat16":
+            module.forward = _autocast(module.forward, vector.device.type)
         return module
+
+
+def _autocast(forward: Callable[..., Any], device: str) -> Callable[..., Any]:
+    def lowered(*args: Any, **kwargs: Any) -> Any:
+        # Without the cache of lowered weights: one that is filled without gradients would serve calls that need them.
+        with torch.autocast(device, torch.bfloat16, cache_enabled=False):
+            return forward(*args, **kwargs)
+
+    return lowered
 
 
 def flat_gradient(loss: Tensor, parameters: Sequence[nn.Parameter]) -> Tensor:

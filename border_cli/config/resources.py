@@ -291,6 +291,12 @@ def cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def has_bfloat16(root: Path = ROOT) -> bool:
+    """Whether the CPU has instructions for products of bfloat16 numbers; False where the system does not list them."""
+    flags = re.findall(r"^(?:flags|Features)\s*:(.*)$", _text(root / "proc/cpuinfo"), re.MULTILINE)
+    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(flags[0].split() if flags else ())
+
+
 def existing(path: Path) -> Path:
     """The path itself, or the nearest parent that exists."""
     path = path.absolute()

@@ -230,7 +230,7 @@ class DqnAlgorithm(Algorithm):
         self._warned = False
 
     def bind(self, state: loss.DqnState) -> loss.DqnNetworks:
-        return loss.DqnNetworks.bind(self._layouts["online"], state)
+        return loss.DqnNetworks.bind(self._layouts["online"], state, self.config.precision)
 
     def step(
         self,

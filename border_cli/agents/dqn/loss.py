@@ -207,10 +207,10 @@ class DqnNetworks:
     online_params: tuple[nn.Parameter, ...]
 
     @staticmethod
-    def bind(layout: FlatParams, state: DqnState) -> DqnNetworks:
-        """Networks of this layout whose parameters are views of the state's vectors."""
-        online = layout.bind(state.online.params)
-        return DqnNetworks(online, layout.bind(state.target), tuple(online.parameters()))
+    def bind(layout: FlatParams, state: DqnState, precision: str = "float32") -> DqnNetworks:
+        """Networks of this layout whose parameters are views of the state's vectors; see `FlatParams.bind`."""
+        online, target = layout.bind(state.online.params, precision), layout.bind(state.target, precision)
+        return DqnNetworks(online, target, tuple(online.parameters()))
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from border_cli.agents.dqn.config import DqnConfig
-from border_cli.agents.nets import DenseArrays, Encoder, EncoderArrays, Linear, NoisyLinear, scaled_noise
+from border_cli.agents.nets import (
+    DenseArrays,
+    Encoder,
+    EncoderArrays,
+    Linear,
+    NoisyLinear,
+    in_float32,
+    scaled_noise,
+)
 from border_cli.agents.quantiles import midpoints
 from border_cli.core.spaces import Array, EnvSpec, Obs
 
@@ -151,7 +159,7 @@ class QArrays:
 def _feed(layers: Sequence[nn.Module], x: Tensor, normal: Iterator[Tensor]) -> Tensor:
     """Apply layers with ReLU between them. Each noisy layer takes the next noise tensor, if there are any."""
     for i, layer in enumerate(layers):
-        x = layer(x, next(normal, None)) if isinstance(layer, NoisyLinear) else layer(x)
-        if i < len(layers) - 1:
-            x = torch.relu(x)
+        noise = next(normal, None) if isinstance(layer, NoisyLinear) else None
+        given = (x,) if noise is None else (x, noise)
+        x = in_float32(layer, *given) if i == len(layers) - 1 else torch.relu(layer(*given))
     return x

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from border_cli.agents.agent import Algorithm, NetworkAgent, NetworkPolicy
 from border_cli.agents.nets import Encoder, to_tensors
@@ -274,14 +274,16 @@ class SacAlgorithm(Algorithm):
         self.variants = (1,) if self.config.policy_interval == 1 else (0, 1)
 
     def bind(self, state: loss.SacState) -> loss.SacNetworks:
-        layouts = self._layouts
-        policy = layouts["policy"].bind(state.policy.params)
+        def bound(name: str, vector: Tensor) -> nn.Module:
+            return self._layouts[name].bind(vector, self.config.precision)
+
+        policy = bound("policy", state.policy.params)
         return loss.SacNetworks(
             policy,
-            policy if state.policy_target is None else layouts["policy"].bind(state.policy_target),
-            layouts["critics"].bind(state.critics.params),
-            layouts["critics"].bind(state.critics_target),
-            None if state.alpha is None else layouts["alpha"].bind(state.alpha.params),
+            policy if state.policy_target is None else bound("policy", state.policy_target),
+            bound("critics", state.critics.params),
+            bound("critics", state.critics_target),
+            None if state.alpha is None else bound("alpha", state.alpha.params),
         )
 
     def encoders(self) -> Sequence[Encoder]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from border_cli.agents.nets import DenseArrays, Encoder, EncoderArrays, Linear
+from border_cli.agents.nets import DenseArrays, Encoder, EncoderArrays, Linear, in_float32
 from border_cli.agents.sac.config import SacConfig
 from border_cli.core.spaces import ActionSpec, Array, EnvSpec, Obs
 
@@ -117,9 +117,10 @@ class PolicyNetwork(nn.Module):
         x = self.encoder(obs)
         for layer in self.layers:
             x = torch.relu(layer(x))
-        out = self.out(x)
+        out, x = in_float32(self.out, x), x.float()
         if self.is_state_dependent:
-            variance = x.square() @ self.noise_std().square()  # of Σ_f x_f·ε_fd, ε_fd ~ N(0, noise_std²)
+            # of Σ_f x_f·ε_fd, ε_fd ~ N(0, noise_std²)
+            variance = in_float32(torch.matmul, x.square(), self.noise_std().square())
             return ActionParameters(out.clamp(*_MEAN_RANGE), (variance + _MIN_STD**2).sqrt(), x)
         if self.kind == "deterministic":
             return ActionParameters(out, torch.ones_like(out), x)
@@ -182,8 +183,7 @@ class Critics(nn.Module):
         *hidden, last = self.layers
         for layer in hidden:
             x = torch.relu(layer(x))
-        out: Tensor = last(x)
-        return out
+        return in_float32(last, x)
 
 
 class _StackedLinear(nn.Module):
