@@ -166,14 +166,18 @@ def make_loop(
 def compile_opt_steps(
     agent: Agent, c: TrainConfig, spec: EnvSpec, stop: StopFlag, closing: list[Callable[[], None]]
 ) -> None:
-    """Have the agent's opt step compiled, as `agent.compile` says. closing: see `make_loop`."""
+    """Have the agent's opt step compiled, or captured on a GPU, as `agent.compile` says. closing: see `make_loop`."""
     from border_cli.agents.agent import NetworkAgent
+    from border_cli.agents.capture import capture_opt_steps
     from border_cli.agents.config import NetworkConfig
     from border_cli.agents.graph import GraphCompiler
 
     if not isinstance(agent, NetworkAgent) or not isinstance(c.agent, NetworkConfig):
         return
-    if c.agent.compile in ("true", "cached"):
+    if c.device.startswith("cuda"):
+        if c.agent.compile != "false":
+            agent.compiling = partial(capture_opt_steps, agent.algorithm)
+    elif c.agent.compile in ("true", "cached"):
         waits = is_reproducible(c)
         compiler = GraphCompiler(agent, c.agent, c.plugins, spec, c.threads, waits, stop)
         agent.compiling = compiler.poll

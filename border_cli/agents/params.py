@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adam import adam
 
-from border_cli.agents.nets import to_tensors
 from border_cli.core.protocols import ReplayBuffer
 from border_cli.core.spaces import Array
 from border_cli.core.types import Batch
@@ -192,10 +191,70 @@ class TensorBatch:
     extra: dict[str, Tensor] = field(default_factory=dict)
 
 
-def _as_tensors(rows: Any, device: torch.device) -> Any:
-    if isinstance(rows, dict):
-        return to_tensors(rows, device)
-    return None if rows is None else torch.from_numpy(rows).to(device)
+def _mapped(function: Callable[[Any], Tensor], batch: Any) -> TensorBatch:
+    """A batch, of arrays or tensors, with function(column) in place of each."""
+
+    def of(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: function(rows) for name, rows in value.items()}
+        return None if value is None else function(value)
+
+    return TensorBatch(**{column.name: of(getattr(batch, column.name)) for column in fields(TensorBatch)})
+
+
+class _Slot:
+    """Memory for a batch on its way to a device: `host` is pinned, `batch` is on the device.
+
+    copied: event after the newest copy to the device · used: event after the last opt step that reads `batch`.
+    """
+
+    def __init__(self, like: TensorBatch, device: torch.device, events: Any) -> None:
+        pinned = device.type == "cuda"
+        self.host = _mapped(lambda t: torch.empty(t.shape, dtype=t.dtype, pin_memory=pinned), like)
+        self.batch = _mapped(lambda t: torch.empty(t.shape, dtype=t.dtype, device=device), like)
+        self.copied, self.used = events.Event(), events.Event()
+
+
+class Prefetch:
+    """Copies batches to a GPU on a stream of its own, while the GPU may still compute the opt step before.
+
+    Two slots take turns, so the host waits for the copy of the batch before the last one at most. Nothing here changes
+    which rows a batch has: it is sampled when all that happened before is known, priorities included.
+
+    like: a batch with the shapes and dtypes of all later ones.
+    """
+
+    def __init__(self, like: TensorBatch, device: torch.device) -> None:
+        self._device = device
+        self._streams: Any = torch.get_device_module(device)  # those of torch.cpu, for tests, do nothing
+        self._stream = self._streams.Stream(device)
+        self._slots = [_Slot(like, device, self._streams) for _ in range(2)]
+        # Earlier work may still use the memory that the slots were given.
+        self._stream.wait_stream(self._streams.current_stream(device))
+
+    def load(self, batch: TensorBatch) -> TensorBatch:
+        """The batch on the device, for all work that is started on the current stream before the next call."""
+        slot, last = self._slots
+        self._slots = [last, slot]
+        current = self._streams.current_stream(self._device)
+        last.used.record(current)
+        slot.copied.synchronize()
+        for own, given in zip(_columns(slot.host), _columns(batch), strict=True):
+            own.copy_(given)
+        with self._streams.stream(self._stream):
+            self._stream.wait_event(slot.used)
+            for on_device, own in zip(_columns(slot.batch), _columns(slot.host), strict=True):
+                on_device.copy_(own, non_blocking=True)
+            slot.copied.record(self._stream)
+        current.wait_event(slot.copied)
+        return slot.batch
+
+
+def _columns(batch: TensorBatch) -> list[Tensor]:
+    """The tensors of a batch in a fixed order."""
+    values = [getattr(batch, column.name) for column in fields(batch)]
+    parts = [list(value.values()) if isinstance(value, dict) else [value] for value in values]
+    return [tensor for part in parts for tensor in part if tensor is not None]
 
 
 class BatchLoader:
@@ -205,16 +264,20 @@ class BatchLoader:
         self.last: Batch | None = None
         self._size = size
         self._device = device
-        self._tensors: TensorBatch | None = None
+        self._tensors: TensorBatch | None = None  # with the memory of `last`
+        self._prefetch: Prefetch | None = None
 
     def next(self, buffer: ReplayBuffer) -> TensorBatch:
         """The next batch. On the CPU its tensors share the arrays' memory, so that a refilled batch keeps its tensors."""
         batch, device = buffer.batch(self._size, into=self.last), self._device
-        if self._tensors is None or batch is not self.last or device.type != "cpu":
-            columns = {column.name: getattr(batch, column.name) for column in fields(TensorBatch)}
-            self.last = batch
-            self._tensors = TensorBatch(**{name: _as_tensors(rows, device) for name, rows in columns.items()})
-        return self._tensors
+        if self._tensors is None or batch is not self.last:
+            self.last, self._tensors = batch, _mapped(torch.from_numpy, batch)
+        if device.type == "cpu":
+            return self._tensors
+        if device.type != "cuda":
+            return _mapped(lambda tensor: tensor.to(device), self._tensors)
+        self._prefetch = self._prefetch or Prefetch(self._tensors, device)
+        return self._prefetch.load(self._tensors)
 
     def columns(self) -> dict[str, Array]:
         """Copies of the columns of the last batch. There must be one."""

@@ -77,6 +77,9 @@ def resolve(
         resolved.env.action_mask = action_mask
     opt_steps = counts(config).opt_steps
     resolved.buffer = resolved.buffer.resolve(opt_steps)
+    if config.device.startswith("cuda") and getattr(config.agent, "compile", None) == "auto":
+        # Capturing takes no time, and happens before the first opt step.
+        resolved.agent = replace(resolved.agent, compile="true")  # type: ignore[call-arg]
     resolved.agent = resolved.agent.resolve(opt_steps, config.device == "cpu" and not is_reproducible(config))
     if config.checkpoint.replay == "auto":
         resolved.checkpoint.replay = "full" if replay_fits else "none"

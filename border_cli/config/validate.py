@@ -177,8 +177,8 @@ def _compiling(config: TrainConfig) -> Checks:
         "agent.compile=true, which waits for it, or false",
     )
     yield (
-        compiled in ("true", "cached") and config.device != "cpu",
-        f"agent.compile={compiled} is for opt steps on the CPU, and device={config.device}",
+        compiled in ("true", "cached") and config.device == "mps",
+        f"agent.compile={compiled} is for opt steps on the CPU or by CUDA, and device={config.device}",
         "agent.compile=auto or false, or device=cpu",
     )
 

@@ -23,7 +23,7 @@ from border_cli.agents.dqn.network import (
     QNetwork,
     initial_support,
 )
-from border_cli.agents.nets import Encoder, to_tensors
+from border_cli.agents.nets import Encoder, to_device, to_tensors
 from border_cli.agents.params import FlatParams, TensorBatch, polyak_
 from border_cli.core.errors import UsageError
 from border_cli.core.metrics import declare
@@ -316,7 +316,7 @@ class DqnAlgorithm(Algorithm):
         taus: list[Tensor | None] = [None, None, None]
         if is_implicit:
             for i, n in enumerate((config.quantiles, config.target_quantiles)):
-                taus[i] = torch.from_numpy(self.rng.random((rows, n), np.float32)).to(device)
+                taus[i] = to_device(self.rng.random((rows, n), np.float32), device)
         normals: list[Tensor | None] = [None, None, None]
         if self._noise_size:
             normals = list(_normal(self.rng, 3 * self._noise_size, device).split(self._noise_size))
@@ -324,4 +324,4 @@ class DqnAlgorithm(Algorithm):
 
 
 def _normal(rng: np.random.Generator, n: int, device: torch.device) -> Tensor:
-    return torch.from_numpy(rng.standard_normal(n, np.float32)).to(device)
+    return to_device(rng.standard_normal(n, np.float32), device)

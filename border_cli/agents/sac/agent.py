@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from border_cli.agents.agent import Algorithm, NetworkAgent, NetworkPolicy
-from border_cli.agents.nets import Encoder, to_tensors
+from border_cli.agents.nets import Encoder, to_device, to_tensors
 from border_cli.agents.params import FlatParams, TensorBatch
 from border_cli.agents.sac import loss
 from border_cli.agents.sac.config import SacConfig
@@ -293,7 +293,7 @@ class SacAlgorithm(Algorithm):
 
     def noise(self, rows: int) -> loss.StepNoise:
         size, device = (rows, self.constants.bijector.size), self.state.critics_target.device
-        normal = [torch.from_numpy(self.rng.standard_normal(size, np.float32)).to(device) for _ in range(2)]
+        normal = [to_device(self.rng.standard_normal(size, np.float32), device) for _ in range(2)]
         return loss.StepNoise(*normal)
 
     def variant(self, number: int) -> int:
