@@ -218,14 +218,6 @@ def to_tensors(obs: Obs, device: torch.device) -> dict[str, Tensor]:
     return {name: torch.from_numpy(rows).to(device) for name, rows in obs.items()}
 
 
-def to_device(array: Array, device: torch.device) -> Tensor:
-    """An array as a tensor; on the CPU it shares memory. A copy to a GPU does not wait for the work before it."""
-    tensor = torch.from_numpy(array)
-    if device.type == "cuda":  # torch keeps the pinned memory until the copy is done
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)
-
-
 def in_float32(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     """function(*tensors) in float32, also where `FlatParams.bind` has lowered the precision."""
     device = tensors[0].device.type

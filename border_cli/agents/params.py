@@ -15,6 +15,7 @@ from torch.optim.adam import adam
 from border_cli.core.protocols import ReplayBuffer
 from border_cli.core.spaces import Array
 from border_cli.core.types import Batch
+from border_cli.runtime.tensors import to_device
 
 
 class FlatParams:
@@ -270,6 +271,9 @@ class BatchLoader:
     def next(self, buffer: ReplayBuffer) -> TensorBatch:
         """The next batch. On the CPU its tensors share the arrays' memory, so that a refilled batch keeps its tensors."""
         batch, device = buffer.batch(self._size, into=self.last), self._device
+        if isinstance(batch.reward, Tensor):  # rows on the device, with weights that are not
+            self.last = batch
+            return _mapped(lambda rows: rows if isinstance(rows, Tensor) else to_device(rows, device), batch)
         if self._tensors is None or batch is not self.last:
             self.last, self._tensors = batch, _mapped(torch.from_numpy, batch)
         if device.type == "cpu":
@@ -286,4 +290,7 @@ class BatchLoader:
         columns = batch.obs | batch.extra | {f"next_{name}": rows for name, rows in batch.next_obs.items()}
         for name in ("action", "reward", "discount", "terminated", "ix"):
             columns[name] = getattr(batch, name)
-        return {name: rows.copy() for name, rows in columns.items()}
+        arrays = {
+            name: rows.cpu().numpy() if isinstance(rows, Tensor) else rows for name, rows in columns.items()
+        }
+        return {name: rows.copy() for name, rows in arrays.items()}

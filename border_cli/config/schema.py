@@ -165,6 +165,12 @@ class BufferConfig:
     type: str = option("uniform", "name of the buffer")
     capacity: int = option(100_000, "rows kept; the oldest are overwritten", unit="rows", ge=1)
     n_step: int = option(1, "env steps per transition, for n-step returns", unit="env steps", ge=1, le=1000)
+    device: str = option(
+        "auto",
+        "where the rows are: cpu, the main memory; cuda, the GPU that device names; "
+        "auto: there, if they take at most half of its free memory",
+        choices=("auto", "cpu", "cuda"),
+    )
 
     def resolve(self, opt_steps: int | None) -> BufferConfig:
         """A copy with values for what is left open. opt_steps: those of the whole run, None where unknown."""

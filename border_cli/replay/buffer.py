@@ -21,7 +21,7 @@ from border_cli.core.state import Block, State, check_like
 from border_cli.core.types import PRIORITY, UNKNOWN_PRIORITY, Batch, Column, Items, item_columns, stack_depth
 from border_cli.replay.config import PrioritizedConfig
 from border_cli.replay.samplers import EMPTY, PrioritizedSampler, ReplaySampler, UniformSampler
-from border_cli.replay.storage import FRAME_LINK_BYTES, Frames, PackedRows, row_layout
+from border_cli.replay.storage import FRAME_LINK_BYTES, Frames, MakeRows, PackedRows, Rows, row_layout
 from border_cli.runtime.seeding import REPLAY, generator
 
 _STORED = ("action", "reward", "discount", "terminated")
@@ -30,14 +30,24 @@ _LINK = "link"
 
 
 def make_buffer(
-    config: BufferConfig, spec: EnvSpec, seed: int, extra: tuple[Column, ...] = ()
+    config: BufferConfig, spec: EnvSpec, seed: int, extra: tuple[Column, ...] = (), device: str = "cpu"
 ) -> RowReplayBuffer:
-    """The buffer of a configuration. seed: the run's · extra: columns that the agent adds to rows."""
+    """The buffer of a configuration.
+
+    seed: the run's · extra: columns that the agent adds to rows · device: where the rows are, if `config.device` says so.
+    """
     rng = generator(seed, REPLAY)
     sampler = (
         PrioritizedSampler(config, rng) if isinstance(config, PrioritizedConfig) else UniformSampler(rng)
     )
-    return RowReplayBuffer(config.capacity, spec, sampler, config.with_priority(), extra)
+    make_rows: MakeRows = PackedRows
+    if config.device == "cuda":
+        import torch  # not in actors, which import this module too
+
+        from border_cli.replay.device import DeviceRows
+
+        make_rows = functools.partial(DeviceRows, device=torch.device(device))
+    return RowReplayBuffer(config.capacity, spec, sampler, config.with_priority(), extra, make_rows)
 
 
 def buffer_bytes(config: BufferConfig, spec: EnvSpec, extra: tuple[Column, ...] = ()) -> int:
@@ -75,11 +85,11 @@ def rows_per_block(capacity: int, row_bytes: int) -> int:
 class _PackedBatch(Batch):
     """A batch whose arrays are views of whole rows.
 
-    both: the sampled rows, then the rows of their next observations · stacks: (2·size, depth, ...) per stacked leaf.
+    both: the sampled rows, then the rows of their next observations · stacks: their frames, by stacked leaf.
     """
 
-    both: PackedRows = field(repr=False)
-    stacks: dict[str, Array] = field(repr=False, default_factory=dict)
+    both: Rows = field(repr=False)
+    stacks: dict[str, Rows] = field(repr=False, default_factory=dict)
 
 
 class RowReplayBuffer:
@@ -91,6 +101,8 @@ class RowReplayBuffer:
         capacity: rows, those of final observations included.
         with_priority: rows come with a priority from the actor.
         extra: columns of the agent, returned in `Batch.extra`.
+        make_rows: makes the memory of rows and batches. On a device, the columns of a batch are tensors there, except
+            `ix` and `weight`.
     """
 
     def __init__(
@@ -100,18 +112,19 @@ class RowReplayBuffer:
         sampler: ReplaySampler,
         with_priority: bool = False,
         extra: tuple[Column, ...] = (),
+        make_rows: MakeRows = PackedRows,
     ) -> None:
         self.capacity = capacity
         self._packed, frames = _columns(spec, with_priority, extra)
         self._with_priority = with_priority
         self._extra = [column.name for column in extra]
         self._plain_obs = [leaf.name for leaf in spec.obs.leaves if leaf.stack == 1]
-        self._data = PackedRows(self._packed, capacity + 1)
-        self._columns = dict(self._data.columns)  # every stored column by name
+        self._make_rows = make_rows
+        self._data = make_rows(self._packed, capacity + 1)
         self._frames: Frames | None = None
         if stack_depth(spec) > 1:
-            self._frames = Frames([leaf for leaf in spec.obs.leaves if leaf.stack > 1], capacity + 1)
-            self._columns |= self._frames.columns
+            stacked = [leaf for leaf in spec.obs.leaves if leaf.stack > 1]
+            self._frames = Frames(stacked, capacity + 1, make_rows)
         # Slot of each slot's next observation, EMPTY for a row that cannot be sampled.
         self._next = np.zeros(capacity + 1, np.int64)
         # By stream (actor, environment): numbers and n_steps of its newest rows, from the first pending one on.
@@ -145,8 +158,9 @@ class RowReplayBuffer:
             self._sampler.removed(lost)
         # A slice is much cheaper than an index array. It works unless the ring wraps around within these rows.
         where = slice(slots[0], slots[-1] + 1) if slots[0] <= slots[-1] else slots
-        for name, column in self._columns.items():
-            column[where] = items[name]
+        self._data.write(where, items)
+        if self._frames is not None:
+            self._frames.write(where, items)
         self._rows += len(rows)
         env = items["env"]
         if env[env.argmin()] == env[env.argmax()]:  # one environment per actor, or a short chunk
@@ -186,7 +200,7 @@ class RowReplayBuffer:
         self._ready += len(slots)
         self._sampler.added(slots)
         if self._with_priority:
-            priority = self._columns[PRIORITY.name][slots]
+            priority = self._data.read(slots, [PRIORITY.name])[PRIORITY.name]
             known = priority != UNKNOWN_PRIORITY
             self._sampler.update(slots[known], priority[known])
 
@@ -226,9 +240,9 @@ class RowReplayBuffer:
         return batch
 
     def _empty_batch(self, size: int) -> _PackedBatch:
-        both = PackedRows(self._packed, 2 * size)
-        stacks = {} if self._frames is None else self._frames.empty(2 * size)
-        obs = {name: both.columns[name] for name in self._plain_obs} | stacks
+        both = self._make_rows(self._packed, 2 * size)
+        stacks, stacked = ({}, {}) if self._frames is None else self._frames.empty(2 * size)
+        obs = {name: both.columns[name] for name in self._plain_obs} | stacked
         return _PackedBatch(
             obs={name: rows[:size] for name, rows in obs.items()},
             next_obs={name: rows[size:] for name, rows in obs.items()},
@@ -297,9 +311,9 @@ class RowReplayBuffer:
             rows, arrays = np.arange(max(first, self._first), min(last, n_rows)), block.arrays()
             check_like(State(arrays), State(self._read_rows(rows[0], rows[-1] + 1)), "the replay")
             slots = self._slots(rows)
-            for name, column in self._columns.items():
-                column[slots] = arrays[name]
+            self._data.write(slots, arrays)
             if self._frames is not None:
+                self._frames.write(slots, arrays)
                 self._frames.load_links(slots, rows, arrays, self._first)
             links = arrays[_LINK].astype(np.int64)
             self._next[slots] = np.where(links > 0, self._slots(rows + links), EMPTY)
@@ -341,7 +355,8 @@ class RowReplayBuffer:
         slots = self._slots(np.arange(first, last))
         links = (self._next[slots] - slots) % self.capacity
         links[self._next[slots] == EMPTY] = 0
-        rows = {name: column[slots] for name, column in self._columns.items()}
+        rows = self._data.read(slots)
         if self._frames is not None:
+            rows |= self._frames.read(slots)
             rows |= self._frames.links(slots)
         return rows | {_LINK: links.astype(np.uint32)}

@@ -8,7 +8,8 @@ they are the next ones of their stream to be overwritten anyway.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -23,8 +24,27 @@ def row_layout(columns: Sequence[Column]) -> np.dtype[np.void]:
     return np.dtype([(c.name, c.dtype, c.shape) for c in columns], align=True)
 
 
+class Rows(Protocol):
+    """`n` rows with these columns, here or on a device."""
+
+    n: int
+
+    @property
+    def columns(self) -> Mapping[str, Any]:
+        """Name → (n, ...) array, or tensor on a device: a view of the rows."""
+
+    def write(self, where: slice | Array, rows: Items) -> None:
+        """Set the rows `where`. It takes only the own columns of `rows`."""
+
+    def read(self, slots: Array, names: Collection[str] = ()) -> Items:
+        """Copies of these columns of the rows `slots`; of all columns if none is named."""
+
+    def take(self, ix: Array, into: Any) -> None:
+        """Copy the rows `ix`, which must be in range, to the len(ix) rows of `into`, which has the same columns."""
+
+
 class PackedRows:
-    """`n` rows, each contiguous in memory. columns: name → (n, ...) array, a strided view of the rows.
+    """`n` rows in the main memory, each of them contiguous. columns: name → (n, ...) array, a strided view of the rows.
 
     Sampled rows lie far apart in memory, so reading them takes the time of cache misses. Copying each row as a whole takes
     a fraction of the time of copying each column.
@@ -36,9 +56,23 @@ class PackedRows:
         self.columns: Items = {c.name: records[c.name] for c in columns}
         self._whole = records.view(f"V{records.itemsize}")  # numpy copies opaque rows faster
 
+    def write(self, where: slice | Array, rows: Items) -> None:
+        for name, column in self.columns.items():
+            column[where] = rows[name]
+
+    def read(self, slots: Array, names: Collection[str] = ()) -> Items:
+        return {name: self.columns[name][slots] for name in names or self.columns}
+
     def take(self, ix: Array, into: PackedRows) -> None:
-        """Copy the rows `ix`, which must be in range, to the len(ix) rows of `into`, which has the same columns."""
         self._whole.take(ix, out=into._whole, mode="clip")  # "raise" would copy through a buffer
+
+
+MakeRows = Callable[[Sequence[Column], int], Rows]
+
+
+def _frame(leaf: ObsLeaf) -> Column:
+    """The column of the newest frames of a leaf."""
+    return Column(leaf.name, leaf.row_shape, leaf.dtype)
 
 
 BEFORE, STEP_IN_EPISODE = "before", "step_in_episode"
@@ -53,13 +87,13 @@ class Frames:
     Args:
         leaves: the leaves of the observation that are stacks.
         slots: number of slots, the empty slot 0 included.
-
-    columns: name → (slots, ...) frames.
+        make_rows: makes the memory of the frames.
     """
 
-    def __init__(self, leaves: Sequence[ObsLeaf], slots: int) -> None:
-        self.columns: Items = {leaf.name: np.zeros((slots, *leaf.row_shape), leaf.dtype) for leaf in leaves}
+    def __init__(self, leaves: Sequence[ObsLeaf], slots: int, make_rows: MakeRows = PackedRows) -> None:
         self._leaves = list(leaves)
+        self._make_rows = make_rows
+        self._rows = {leaf.name: make_rows([_frame(leaf)], slots) for leaf in leaves}
         self._depth = max(leaf.stack for leaf in leaves) - 1  # frames before the newest
         self._capacity = slots - 1
         self._before = np.zeros(slots, np.int32)
@@ -109,11 +143,24 @@ class Frames:
             whole &= (step_in_episode < distance) | (at != EMPTY)
         return whole
 
-    def empty(self, n: int) -> dict[str, Array]:
-        """Arrays (n, depth, ...) by leaf, for `take`."""
-        return {leaf.name: np.zeros((n, *leaf.shape), leaf.dtype) for leaf in self._leaves}
+    def write(self, where: slice | Array, rows: Items) -> None:
+        """Set the frames of these slots."""
+        for frames in self._rows.values():
+            frames.write(where, rows)
 
-    def take(self, slots: Array, into: dict[str, Array]) -> None:
+    def read(self, slots: Array) -> Items:
+        """Copies of the frames of these slots, by leaf."""
+        return {name: frames.read(slots)[name] for name, frames in self._rows.items()}
+
+    def empty(self, n: int) -> tuple[dict[str, Rows], dict[str, Any]]:
+        """Memory for `take`, and its stacks (n, depth, ...) by leaf."""
+        rows, stacks = dict[str, Rows](), dict[str, Any]()
+        for leaf in self._leaves:
+            rows[leaf.name] = self._make_rows([_frame(leaf)], n * leaf.stack)
+            stacks[leaf.name] = rows[leaf.name].columns[leaf.name].reshape(n, *leaf.shape)
+        return rows, stacks
+
+    def take(self, slots: Array, into: dict[str, Rows]) -> None:
         """Copy the stacks of these slots, which must be complete."""
         step_in_episode = self._step_in_episode[slots]
         stack = np.empty((len(slots), self._depth + 1), np.int64)  # slots of the frames, the oldest first
@@ -122,8 +169,7 @@ class Frames:
             at = np.where(step_in_episode >= distance, self._before[at], at)
             stack[:, self._depth - distance] = at
         for leaf in self._leaves:
-            wanted = stack[:, -leaf.stack :]
-            self.columns[leaf.name].take(wanted, axis=0, out=into[leaf.name], mode="clip")
+            self._rows[leaf.name].take(stack[:, -leaf.stack :].ravel(), into[leaf.name])
 
     def break_streams(self, actor: int | None) -> None:
         """The next rows of this actor, or of all, do not continue their streams."""

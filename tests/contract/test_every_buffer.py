@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,6 +27,7 @@ from tests.rows import processed
 GAMMA = 0.5
 SIZE = 8
 STACKS = {"single": 1, "stacks": 4}
+ON_DEVICE = " on device "
 Key = tuple[int, int, int, int]
 """Actor, environment, episode and env step in the episode: the newest frame of an observation."""
 
@@ -37,9 +39,12 @@ def spec_of(stack: int) -> EnvSpec:
 
 
 def make(kind: str, capacity: int, stack: int, **options: Any) -> RowReplayBuffer:
-    entry = BUFFERS[kind]
+    name, on_device, device = kind.partition(ON_DEVICE)
+    entry = BUFFERS[name]
+    if on_device:  # as with buffer.device=cuda, but for the device itself
+        options |= {"device": "cuda"}
     made: RowReplayBuffer = entry.load().make_buffer(
-        entry.config(type=kind, capacity=capacity, **options), spec_of(stack), 7
+        entry.config(type=name, capacity=capacity, **options), spec_of(stack), 7, device=device
     )
     return made
 
@@ -170,7 +175,7 @@ class World:
     def check_batch(self, batch: Batch) -> set[Key]:
         keys = set()
         for i in range(len(batch.ix)):
-            obs, next_obs = batch.obs["obs"][i], batch.next_obs["obs"][i]
+            obs, next_obs = np.asarray(batch.obs["obs"][i]), np.asarray(batch.next_obs["obs"][i])
             key: Key = tuple(int(v) for v in (obs if self.naive.stack == 1 else obs[-1]))  # type: ignore[assignment]
             then, reward, discount, terminated = self.naive.transitions[key]
             assert (obs == self.naive.observation(key)).all()
@@ -200,7 +205,7 @@ PLANS = st.lists(
     max_size=25,
 )
 stacks = pytest.mark.parametrize("stack", STACKS.values(), ids=STACKS)
-kinds = pytest.mark.parametrize("kind", BUFFERS)
+kinds = pytest.mark.parametrize("kind", [*BUFFERS, *(f"{kind}{ON_DEVICE}cpu" for kind in BUFFERS)])
 
 
 @stacks
@@ -295,7 +300,8 @@ def test_a_batch_that_is_filled_again_keeps_its_arrays(kind: str, stack: int) ->
     world.check_batch(again)
     after = {**again.obs, "next": again.next_obs["obs"]}
     after |= {name: getattr(again, name) for name in ("action", "reward", "discount", "terminated")}
-    assert all(after[name] is array or np.shares_memory(after[name], array) for name, array in arrays.items())
+    for name, array in arrays.items():
+        assert after[name] is array or np.shares_memory(np.asarray(after[name]), np.asarray(array))
     assert again.weight is weight
     if weight is not None:
         assert len(set(weight.tolist())) > 1
@@ -313,7 +319,7 @@ def test_errors_that_are_not_finite_or_too_few_are_refused(kind: str) -> None:
             world.buffer.update_priority(batch.ix, np.array([1, np.nan, 1, 1], np.float32))
 
 
-@kinds
+@pytest.mark.parametrize("kind", BUFFERS)
 def test_buffer_bytes_is_the_memory_of_the_arrays(kind: str) -> None:
     entry, spec = BUFFERS[kind], spec_of(4)
     config = entry.config(type=kind, capacity=5000)
@@ -331,3 +337,38 @@ def test_buffer_bytes_is_the_memory_of_the_arrays(kind: str) -> None:
         return sum(taken(part, seen) for part in vars(value).values()) if hasattr(value, "__dict__") else 0
 
     assert entry.load().buffer_bytes(config, spec) == pytest.approx(taken(buffer, set()), rel=0.02)
+
+
+@stacks
+@pytest.mark.parametrize("kind", BUFFERS)
+def test_a_buffer_on_a_device_has_the_same_rows_batches_and_states(kind: str, stack: int) -> None:
+    here, there = (new_world(name, 40, stack, 2) for name in (kind, f"{kind}{ON_DEVICE}cpu"))
+    rng = np.random.default_rng(0)
+    for number in range(30):
+        steps = int(rng.integers(0, 2)), int(rng.integers(0, 2)), int(rng.integers(1, 9)), "truncated"
+        for world in (here, there):
+            world.episode(*steps)
+        if len(here.buffer) < SIZE:
+            continue
+        mine, other = here.buffer.batch(SIZE), there.buffer.batch(SIZE)
+        assert isinstance(other.reward, torch.Tensor) and isinstance(other.obs["obs"], torch.Tensor)
+        for name in ("ix", "action", "reward", "discount", "terminated"):
+            array, tensor = getattr(mine, name), np.asarray(getattr(other, name))
+            assert (array.dtype, array.tolist()) == (tensor.dtype, tensor.tolist()), name
+        for name in ("obs", "next_obs"):
+            array, tensor = getattr(mine, name)["obs"], np.asarray(getattr(other, name)["obs"])
+            assert (array.dtype, array.tolist()) == (tensor.dtype, tensor.tolist()), name
+        for world in (here, there):
+            world.buffer.update_priority(mine.ix, np.full(SIZE, number, np.float32))
+    states = [world.buffer.state() for world in (here, there)]
+    assert states[0].values == states[1].values and set(states[0].arrays) == set(states[1].arrays)
+    parts = [{f"{b.name}.{n}": a for b in s.blocks for n, a in b.arrays().items()} | s.arrays for s in states]
+    for name, array in parts[0].items():
+        other = parts[1][name]
+        assert (array.dtype, array.shape, array.tobytes()) == (other.dtype, other.shape, other.tobytes()), (
+            name
+        )
+    moved = make(kind, 40, stack)
+    moved.load_state(through_json(states[1]))
+    moved.load_generator_state(there.buffer.generator_state())
+    assert moved.batch(SIZE).ix.tolist() == there.buffer.batch(SIZE).ix.tolist()

@@ -23,13 +23,14 @@ from border_cli.agents.dqn.network import (
     QNetwork,
     initial_support,
 )
-from border_cli.agents.nets import Encoder, to_device, to_tensors
+from border_cli.agents.nets import Encoder, to_tensors
 from border_cli.agents.params import FlatParams, TensorBatch, polyak_
 from border_cli.core.errors import UsageError
 from border_cli.core.metrics import declare
 from border_cli.core.spaces import Array, EnvSpec, Obs
 from border_cli.core.types import Q_ACTION, Q_MAX
 from border_cli.runtime import seeding
+from border_cli.runtime.tensors import to_device
 
 declare("agent/loss", "", "mean loss of the TD error")
 declare("agent/q_mean", "reward", "mean value of the actions in the batches")

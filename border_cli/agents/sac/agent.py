@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from border_cli.agents.agent import Algorithm, NetworkAgent, NetworkPolicy
-from border_cli.agents.nets import Encoder, to_device, to_tensors
+from border_cli.agents.nets import Encoder, to_tensors
 from border_cli.agents.params import FlatParams, TensorBatch
 from border_cli.agents.sac import loss
 from border_cli.agents.sac.config import SacConfig
@@ -26,6 +26,7 @@ from border_cli.core.metrics import declare
 from border_cli.core.spaces import Array, EnvSpec, Obs
 from border_cli.core.state import State, check_like
 from border_cli.runtime import seeding
+from border_cli.runtime.tensors import to_device
 
 declare("agent/critic_loss", "", "loss summed over the critics, mean over the interval")
 declare("agent/policy_loss", "reward", "mean loss of the policy")
