@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -455,8 +456,14 @@ def check_spec(config: TrainConfig, spec: EnvSpec) -> None:
 def make_buffer(config: TrainConfig, spec: EnvSpec) -> ReplayBuffer:
     """The replay buffer."""
     module, extra = BUFFERS[config.buffer.type].load(), extra_columns(config, spec)
-    buffer: ReplayBuffer = module.make_buffer(config.buffer, spec, config.seed, extra)
+    where = {"device": config.device} if config.buffer.device == "cuda" else {}
+    buffer: ReplayBuffer = module.make_buffer(config.buffer, spec, config.seed, extra, **where)
     return buffer
+
+
+def has_rows_on_gpu(config: TrainConfig) -> bool:
+    """Whether the kind of buffer knows `buffer.device=cuda`."""
+    return "device" in inspect.signature(BUFFERS[config.buffer.type].load().make_buffer).parameters
 
 
 def buffer_bytes(config: TrainConfig, spec: EnvSpec) -> int:

@@ -30,6 +30,7 @@ from border_cli.config.validate import least_capacity
 from border_cli.core.errors import BorderError, ExitCode, Interrupted, ResourceError, UsageError, first_line
 from border_cli.core.spaces import EnvSpec
 from border_cli.core.types import Items, empty_items
+from border_cli.display.format import size
 from border_cli.display.views import is_live
 from border_cli.runs.directory import RUNS, folder_error
 from border_cli.runs.locate import weights_directory
@@ -110,6 +111,7 @@ def preflight(
         replay_fits=with_replay <= resources.free_disk(folder),
         screen=is_live(Console()),
         init_from=config.init_from if config.init_from is None or resuming else _init_from(config, spec),
+        replay_on_gpu=_replay_on_gpu(config, sizes.replay),
     )
     resources.check_memory(resolved, sizes)
     resources.check_disk(resolved, sizes, folder)
@@ -196,6 +198,32 @@ def _check_precision(precision: str, device: str) -> None:
             f"agent.precision={precision}: device={device} has no instructions for it on this machine\n"
             "allowed here: agent.precision=float32"
         )
+
+
+def _replay_on_gpu(config: TrainConfig, replay_bytes: int) -> bool:
+    """Whether the replay takes at most half of the free memory of the learner's GPU, if it may be there.
+
+    Raises UsageError or ResourceError where `buffer.device=cuda` is impossible.
+    """
+    wanted = config.buffer.device
+    if wanted == "cpu" or not config.device.startswith("cuda"):
+        return False
+    if not build.has_rows_on_gpu(config):
+        if wanted == "cuda":
+            raise UsageError(
+                f"buffer.device=cuda: buffer={config.buffer.type} has its rows in the main memory\n"
+                "allowed: buffer.device=cpu"
+            )
+        return False
+    import torch
+
+    free = torch.cuda.mem_get_info(config.device)[0]
+    if wanted == "cuda" and replay_bytes > free:
+        raise ResourceError(
+            f"the replay takes {size(replay_bytes)}, and device={config.device} has {size(free)} of free memory\n"
+            "allowed: a smaller buffer.capacity, or buffer.device=cpu"
+        )
+    return replay_bytes <= free // 2
 
 
 def _init_from(config: TrainConfig, spec: EnvSpec) -> str:

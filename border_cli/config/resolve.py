@@ -32,6 +32,7 @@ _SAFE = (
     "env.action_mask",  # decided when the run starts
     "agent.lr_opt_steps",  # so are these
     "buffer.beta_opt_steps",
+    "buffer.device",
     *_TIMEOUTS,
     "device",
     "debug",
@@ -44,13 +45,20 @@ _KEEP_THE_BITS = (
     "checkpoint.",
     "env.out_of_bounds",
     "env.action_mask",
+    "buffer.device",
     *_TIMEOUTS,
     "debug",
 )
 
 
 def resolve(
-    config: TrainConfig, *, action_mask: str, replay_fits: bool, screen: bool, init_from: str | None
+    config: TrainConfig,
+    *,
+    action_mask: str,
+    replay_fits: bool,
+    screen: bool,
+    init_from: str | None,
+    replay_on_gpu: bool = False,
 ) -> TrainConfig:
     """The configuration that runs: with a value for all that was left open.
 
@@ -60,6 +68,7 @@ def resolve(
         replay_fits: whether there is room on the disk for checkpoints with the replay.
         screen: whether the terminal can show the live view.
         init_from: the model directory that `init_from` means now.
+        replay_on_gpu: whether the GPU of the learner has room for the replay.
     """
     from border_cli.config.resources import counts, cpus  # not before a run is certain: it imports psutil
 
@@ -77,6 +86,8 @@ def resolve(
         resolved.env.action_mask = action_mask
     opt_steps = counts(config).opt_steps
     resolved.buffer = resolved.buffer.resolve(opt_steps)
+    if config.buffer.device == "auto":
+        resolved.buffer = replace(resolved.buffer, device="cuda" if replay_on_gpu else "cpu")
     if config.device.startswith("cuda") and getattr(config.agent, "compile", None) == "auto":
         # Capturing takes no time, and happens before the first opt step.
         resolved.agent = replace(resolved.agent, compile="true")  # type: ignore[call-arg]
@@ -122,7 +133,7 @@ def inherit(config: TrainConfig, stored: TrainConfig) -> TrainConfig:
         if getattr(config.agent, name, "") in (None, "auto") and hasattr(stored.agent, name):
             setattr(inherited.agent, name, getattr(stored.agent, name))
     if type(config.buffer) is type(stored.buffer):
-        left_open = [name for name, value in vars(config.buffer).items() if value is None]
+        left_open = [name for name, value in vars(config.buffer).items() if value in (None, "auto")]
         decided = {name: getattr(stored.buffer, name) for name in left_open}
         inherited.buffer = replace(inherited.buffer, **decided)
     return inherited

@@ -119,7 +119,8 @@ def actor_processes(config: TrainConfig) -> int:
 def memory_need(config: TrainConfig, sizes: Sizes) -> dict[str, int]:
     """Bytes of memory by what takes them; what the environments themselves take is unknown and not included."""
     # gradients, and a checkpoint on its way to the disk, are copies of the agent
-    need = {"replay": sizes.replay, "learner": LEARNER_BYTES + 3 * sizes.training}
+    need = {"replay": sizes.replay} if config.buffer.device != "cuda" else {}
+    need["learner"] = LEARNER_BYTES + 3 * sizes.training
     if actors := actor_processes(config):
         need["rings"] = actors * sizes.ring
         need["model channel"] = sizes.channel
@@ -359,7 +360,8 @@ def check_memory(config: TrainConfig, sizes: Sizes) -> None:
     left = math.floor(MEMORY_SHARE * free) - sum(need.values())
     if left >= 0:
         return
-    capacity = math.floor(config.buffer.capacity * (left + sizes.replay) / sizes.replay)
+    replay = need.get("replay", 0)
+    capacity = math.floor(config.buffer.capacity * (left + replay) / replay) if replay else 0
     if capacity >= max(config.agent.batch_size, config.trainer.warmup_period):
         fitting = f"buffer.capacity up to {capacity}"
     else:

@@ -243,6 +243,11 @@ def _replay(config: TrainConfig) -> Checks:
         f"trainer.warmup_period={warmup} env steps do not fit into buffer.capacity={capacity}",
         "warmup_period <= capacity",
     )
+    yield (
+        config.buffer.device == "cuda" and not config.device.startswith("cuda"),
+        f"buffer.device=cuda keeps the rows on the GPU that computes opt steps, and device={config.device}",
+        "buffer.device=cpu, or device=cuda",
+    )
     least = least_capacity(config)
     yield (
         capacity < least,

@@ -89,6 +89,7 @@ def test_values_at_the_limit_are_allowed(changes):
         ),
         ({"agent__compile": True, "device": "mps"}, ["agent.compile=true", "device=mps", "device=cpu"]),
         ({"agent__compile": "cached", "trainer__type": "sync"}, ["agent.compile=cached", "bits", "true"]),
+        ({"buffer__device": "cuda"}, ["buffer.device=cuda", "device=cpu", "buffer.device=cpu"]),
         ({"device": "gpu"}, ["no 'gpu'", "cuda"]),
         ({"device": "cuda:"}, ["no 'cuda:'"]),
         ({"env__id": ""}, ["env.id", "env.entry_point=module:name"]),
@@ -182,9 +183,14 @@ def test_a_typed_key_without_effect_is_refused(key, unused_in, used_in):
 # -- values resolved later ----------------------------------------------------
 
 
-def resolved(c, *, action_mask="none", replay_fits=True, screen=False, init_from=None):
+def resolved(c, *, action_mask="none", replay_fits=True, screen=False, init_from=None, replay_on_gpu=False):
     return resolve.resolve(
-        c, action_mask=action_mask, replay_fits=replay_fits, screen=screen, init_from=init_from
+        c,
+        action_mask=action_mask,
+        replay_fits=replay_fits,
+        screen=screen,
+        init_from=init_from,
+        replay_on_gpu=replay_on_gpu,
     )
 
 
@@ -223,6 +229,10 @@ ATARI = {"env__id": "ALE/Pong-v5", "env__preprocess": "atari", "actor_manager__e
         ({"agent__compile": False, "trainer__max_env_steps": 20_020}, {}, "agent.compile", "false"),
         ({}, {"action_mask": "info"}, "env.action_mask", "info"),
         ({"env__action_mask": "none"}, {"action_mask": "info"}, "env.action_mask", "none"),
+        ({}, {}, "buffer.device", "cpu"),
+        ({"device": "cuda"}, {"replay_on_gpu": True}, "buffer.device", "cuda"),
+        (PRIORITIZED | {"device": "cuda"}, {"replay_on_gpu": True}, "buffer.device", "cuda"),
+        ({"device": "cuda", "buffer__device": "cpu"}, {"replay_on_gpu": True}, "buffer.device", "cpu"),
         ({}, {"replay_fits": True}, "checkpoint.replay", "full"),
         ({}, {"replay_fits": False}, "checkpoint.replay", "none"),
         ({"checkpoint__replay": "full"}, {"replay_fits": False}, "checkpoint.replay", "full"),
