@@ -114,13 +114,15 @@ def _train(config: TrainConfig, run_dir: Path, user: UserParts) -> RunResult:
             "allowed: one of them"
         )
     config, spec = preflight(config, folder=run_dir)
-    if user.evaluation_env is not None:
-        other, action_mask = probe_env(replace(config, env=user.evaluation_env), None)
-        if other != spec:
+    if (env := user.evaluation_env) is not None:
+        if env.categories is None:  # those that its own first env steps show might be others
+            env = replace(env, categories=config.env.categories)
+        probed = probe_env(replace(config, env=env), None)
+        if probed.spec != spec:
             raise UsageError(
-                f"evaluation_env: its spaces are not those of the training: {other.difference(spec)}"
+                f"evaluation_env: its spaces are not those of the training: {probed.spec.difference(spec)}"
             )
-        user = replace(user, evaluation_env=replace(user.evaluation_env, action_mask=action_mask))
+        user = replace(user, evaluation_env=replace(env, action_mask=probed.action_mask))
     with directory.exclusive(run_dir) as path:
         directory.write_config(path, config)
         return run.train(config, spec, path, directory.Launch([], command="train_async"), user=user)

@@ -491,7 +491,7 @@ def sizes(config: TrainConfig, spec: EnvSpec) -> Sizes:
 
 
 def probe_env(config: EnvConfig, plugins: Sequence[str]) -> dict[str, Any]:
-    """Try the environment in a child process. Returns its spaces and the `action_mask` that it needs."""
+    """Try the environment in a child process. Returns a `Probed` as plain data."""
     import_plugins(plugins)
-    spec, action_mask = try_env(config)
-    return {"spec": spec.to_json(), "action_mask": action_mask}
+    found = try_env(config)
+    return vars(found) | {"spec": found.spec.to_json()}

@@ -32,6 +32,7 @@ from border_cli.core.spaces import EnvSpec
 from border_cli.core.types import Items, empty_items
 from border_cli.display.format import size
 from border_cli.display.views import is_live
+from border_cli.envs.group import Probed
 from border_cli.runs.directory import RUNS, folder_error
 from border_cli.runs.locate import weights_directory
 from border_cli.runtime import forkserver, seeding
@@ -82,7 +83,8 @@ def preflight(
     for key, path in import_paths(to_plain(config)).items():
         if not callable(import_path(path, key)):
             raise UsageError(f"{key}={path} is no class or function\nallowed: module:name")
-    spec, action_mask = probe_env(config, stop)
+    probed = probe_env(config, stop)
+    spec = probed.spec
     build.check_spec(config, spec)
     if "agent.channels" in overrides:
         from border_cli.agents.nets import has_images
@@ -107,7 +109,8 @@ def preflight(
     with_replay = sum(resources.disk_need(config, sizes, with_replay=True).values())
     resolved = resolve(
         config,
-        action_mask=action_mask,
+        action_mask=probed.action_mask,
+        categories=probed.categories,
         replay_fits=with_replay <= resources.free_disk(folder),
         screen=is_live(Console()),
         init_from=config.init_from if config.init_from is None or resuming else _init_from(config, spec),
@@ -118,8 +121,8 @@ def preflight(
     return resolved, spec
 
 
-def probe_env(config: TrainConfig, stop: StopFlag | None) -> tuple[EnvSpec, str]:
-    """Make the environment once in a child process; its spaces, and the `action_mask` that it needs: info or none."""
+def probe_env(config: TrainConfig, stop: StopFlag | None) -> Probed:
+    """Make the environment once in a child process, and find out what can be known before the run."""
     with or_new(stop) as flag:
         try:
             found: dict[str, Any] = forkserver.run_in_child(
@@ -131,7 +134,8 @@ def probe_env(config: TrainConfig, stop: StopFlag | None) -> tuple[EnvSpec, str]
             raise UsageError(f"env: making the environment took longer than {_MAKING_S:g} s") from e
         except forkserver.ChildError as e:
             raise _probe_error(e) from e
-    return EnvSpec.from_json(found["spec"]), str(found["action_mask"])
+    spec = replace(EnvSpec.from_json(found["spec"]), left_out=tuple(found["left_out"]))
+    return Probed(**found | {"spec": spec})
 
 
 def _probe_error(error: forkserver.ChildError) -> BorderError:

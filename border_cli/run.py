@@ -310,6 +310,8 @@ def _announce(
         return "\n".join(lines)
 
     _log.info("%s", text(banner.WIDTH))
+    if spec.left_out:
+        _log.warning("left out of the observations, because no agent takes it: %s", ", ".join(spec.left_out))
     before, cpus = resources.descriptor_limit_before, resources.cpus()
     if before is not None:
         _log.info(

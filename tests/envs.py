@@ -108,3 +108,115 @@ class Leaving(Sampled):
         if self._steps == self._leaves_at:
             raise SystemExit(9)
         return super().step(action)  # type: ignore[no-any-return]
+
+
+class Grid(gymnasium.Env[Any, Any]):  # type: ignore[misc] # gymnasium is not checked
+    """A corridor of five cells, seen as an image of categories, with the agent's cell as a number and with a text.
+
+    The observation is a Dict: `image` (5, 5, 3) uint8 between 0 and 255, whose channels have the categories 0 … 9, 0 … 5
+    and 0 at the agent's cell in row 2 and 1, 0, 0 elsewhere; `cell`; and `mission`, which no agent takes. Action 1 moves
+    right, 0 left. The last cell ends the episode with the reward 1.
+    """
+
+    def __init__(self, parts: tuple[str, ...] = ("image", "cell", "mission"), brightest: int = 9) -> None:
+        every: dict[str, spaces.Space[Any]] = {
+            "image": spaces.Box(0, 255, (5, 5, 3), np.uint8),
+            "cell": spaces.Discrete(5),
+            "mission": spaces.Text(20),
+        }
+        self.observation_space = spaces.Dict({name: every[name] for name in parts})
+        self.action_space = spaces.Discrete(2)
+        self._brightest = brightest
+        self._cell = 0
+
+    def _observation(self) -> dict[str, Any]:
+        image = np.zeros((5, 5, 3), np.uint8)
+        image[:, :, 0] = 1
+        image[2, self._cell] = (self._brightest, 5, 0)
+        every = {"image": image, "cell": self._cell, "mission": "go right"}
+        return {name: every[name] for name in self.observation_space.spaces}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._cell = 0
+        return self._observation(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._cell = min(max(self._cell + (1 if action else -1), 0), 4)
+        over = self._cell == 4
+        return self._observation(), float(over), over, False, {}
+
+
+class MaskedGrid(Grid):
+    """The same with a mask in its info that forbids action 0."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        return super().reset(seed=seed)[0], {"action_mask": np.array([0, 1], np.int8)}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert action == 1
+        return *super().step(action)[:4], {"action_mask": np.array([0, 1], np.int8)}
+
+
+class Add(gymnasium.ObservationWrapper[Any, Any, Any]):  # type: ignore[misc] # gymnasium is not checked
+    """Adds a number to each observation of `CountingEnv`."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], number: int) -> None:
+        super().__init__(env)
+        self._number = number
+
+    def observation(self, observation: Any) -> Any:
+        return observation + self._number
+
+
+def twice(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+    """Doubles each observation."""
+    return gymnasium.wrappers.TransformObservation(env, lambda o: 2 * o, env.observation_space)
+
+
+class Scaled(Add):
+    """Multiplies each observation by a number; its space is unbounded."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], number: int) -> None:
+        super().__init__(env, number)
+        shape = env.observation_space.shape
+        self.observation_space = spaces.Box(-np.inf, np.inf, shape, np.float64)
+
+    def observation(self, observation: Any) -> Any:
+        return observation * float(self._number)
+
+
+class RunningMeanStd:
+    """Stands for the statistics of another library."""
+
+
+class Standardized(gymnasium.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc] # gymnasium is not checked
+    """Has statistics of rewards under a name of its own."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self._of_returns = RunningMeanStd()
+
+
+def normalized_cartpole() -> gymnasium.Env[Any, Any]:
+    """Return CartPole that normalises its observations, with two wrappers around that."""
+    env = gymnasium.wrappers.NormalizeObservation(gymnasium.make("CartPole-v1"))
+    return gymnasium.wrappers.TimeLimit(gymnasium.wrappers.ClipReward(env, 0.0, 1.0), 10)
+
+
+def fixed_cartpole() -> gymnasium.Env[Any, Any]:
+    """Return CartPole normalised by statistics that do not change."""
+    env = gymnasium.wrappers.NormalizeObservation(gymnasium.make("CartPole-v1"))
+    env.update_running_mean = False
+    return env
+
+
+def only_image() -> gymnasium.Env[Any, Any]:
+    """Return the image of `Grid` without a Dict."""
+    space = spaces.Box(0, 255, (5, 5, 3), np.uint8)
+    return gymnasium.wrappers.TransformObservation(Grid(), lambda o: o["image"], space)
+
+
+def stacked_grid() -> gymnasium.Env[Any, Any]:
+    """Return `Grid` with two observations stacked, without its text."""
+    return gymnasium.wrappers.FrameStackObservation(Grid(parts=("image", "cell")), 2)

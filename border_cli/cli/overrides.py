@@ -168,8 +168,20 @@ def typed_code(overrides: Sequence[Override]) -> Typed:
     return Typed(
         imports=override_names(overrides, "env.imports"),
         entry_point=override_values(overrides).get("env.entry_point"),
+        wrappers=_wrapper_names(overrides),
         plugins=override_names(overrides, "plugins"),
     )
+
+
+def _wrapper_names(overrides: Sequence[Override]) -> list[str]:
+    """The names in env.wrappers, whose entries are checked later."""
+    found: list[str] = []
+    for override in overrides:
+        if override.key_or_group == "env.wrappers":
+            value = override.value()
+            entries = value if isinstance(value, list) else []
+            found = [str(entry.get("name")) if isinstance(entry, dict) else str(entry) for entry in entries]
+    return found
 
 
 def check_single(overrides: Sequence[Override]) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 import yaml
 
 from border_cli.config.registry import TABLES, find
-from border_cli.config.schema import OptionInfo, TrainConfig
+from border_cli.config.schema import OptionInfo, TrainConfig, WrapperConfig
 from border_cli.core.errors import UsageError, first_line
 
 # -- the nearest match ---------------------------------------------------
@@ -283,9 +283,11 @@ def _value(key: str, hint: Any, info: OptionInfo, value: Any) -> Any:
 
 def _kind_name(hint: Any) -> str:
     if typing.get_origin(hint) is dict:
-        return "keys with values, such as {name: 1}"
+        return f"keys with values, such as {{name: {1 if typing.get_args(hint)[1] is Any else [1, 2]}}}"
     if typing.get_origin(hint) is list:
         return f"a list in brackets, each {_kind_name(typing.get_args(hint)[0])}"
+    if hint is WrapperConfig:
+        return "a name, or {name: …, kwargs: {…}}"
     return {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[hint]
 
 
@@ -293,11 +295,16 @@ def _convert(hint: Any, info: OptionInfo, value: Any) -> Any:
     """The value as the type of the hint. Raises ValueError."""
     kind = typing.get_origin(hint) or hint
     if kind is dict:
-        return _open_map(value)
+        open_map, of_items = _open_map(value), typing.get_args(hint)[1]
+        if of_items is Any:
+            return open_map
+        return {name: _convert(of_items, info, item) for name, item in open_map.items()}
     if kind is list:
         if not isinstance(value, list | tuple):
             raise ValueError(f"{_wrong_type(value)}, not a list")
         return [_convert(typing.get_args(hint)[0], info, item) for item in value]
+    if kind is WrapperConfig:
+        return _wrapper(value)
     if kind in (int, float):
         return _number(kind, info, value)
     if isinstance(value, bool) and "true" in info.choices:
@@ -307,6 +314,17 @@ def _convert(hint: Any, info: OptionInfo, value: Any) -> Any:
     if info.choices and value not in info.choices:
         raise ValueError(f"there is no {value!r}")
     return value
+
+
+def _wrapper(value: Any) -> WrapperConfig:
+    """A wrapper by its name, or by a map of name and arguments. Raises ValueError, ConfigError for what the map holds."""
+    if not isinstance(value, str | Mapping):
+        raise ValueError(_wrong_type(value))
+    data = {"name": value} if isinstance(value, str) else value
+    wrapper: WrapperConfig = _section(WrapperConfig, data, "env.wrappers", {})
+    if not wrapper.name:
+        raise ValueError(f"{_shortened(value)} has no name")
+    return wrapper
 
 
 def _open_map(value: Any) -> dict[str, Any]:
@@ -358,8 +376,12 @@ def _wrong_type(value: Any) -> str:
     """What was given, short enough for one line."""
     if value is None:
         return "null has no meaning here"
+    return f"{_shortened(value)} is of the wrong type"
+
+
+def _shortened(value: Any) -> str:
     text = " ".join(repr(value).split())
-    return f"{text if len(text) <= 60 else text[:57] + '...'} is of the wrong type"
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 @functools.cache

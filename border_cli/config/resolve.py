@@ -55,6 +55,7 @@ def resolve(
     config: TrainConfig,
     *,
     action_mask: str,
+    categories: dict[str, list[int]],
     replay_fits: bool,
     screen: bool,
     init_from: str | None,
@@ -65,6 +66,7 @@ def resolve(
     Args:
         config: checked by `border_cli.config.validate`; it is not changed.
         action_mask: "info" where the environment's info has a mask, else "none".
+        categories: those of the environment's images of categories.
         replay_fits: whether there is room on the disk for checkpoints with the replay.
         screen: whether the terminal can show the live view.
         init_from: the model directory that `init_from` means now.
@@ -84,6 +86,8 @@ def resolve(
     resolved.env.native = "always" if steps_natively(config) else "never"
     if config.env.action_mask == "auto":
         resolved.env.action_mask = action_mask
+    if config.env.categories is None:
+        resolved.env.categories = categories
     opt_steps = counts(config).opt_steps
     resolved.buffer = resolved.buffer.resolve(opt_steps)
     if config.buffer.device == "auto":
@@ -121,6 +125,8 @@ def inherit(config: TrainConfig, stored: TrainConfig) -> TrainConfig:
     inherited = copy.deepcopy(config)
     if config.env.action_mask == "auto":
         inherited.env.action_mask = stored.env.action_mask
+    if config.env.categories is None:
+        inherited.env.categories = stored.env.categories
     if config.checkpoint.replay == "auto":
         inherited.checkpoint.replay = stored.checkpoint.replay
     if config.evaluator.type == "auto":
@@ -188,7 +194,9 @@ def steps_natively(config: TrainConfig) -> bool:
 def is_game(config: TrainConfig) -> bool:
     """Whether the environment is a game that ALE itself can step and preprocess."""
     env = config.env
-    return env.preprocess == "atari" and _GAME.fullmatch(env.id) is not None and not env.kwargs
+    return (
+        env.preprocess == "atari" and _GAME.fullmatch(env.id) is not None and not (env.kwargs or env.wrappers)
+    )
 
 
 def is_reproducible(config: TrainConfig) -> bool:

@@ -83,6 +83,14 @@ class AgentConfig:
 
 
 @dataclass
+class WrapperConfig:
+    """One wrapper around each environment."""
+
+    name: str = option("", "a wrapper of gymnasium by its name, any other as `module:name`")
+    kwargs: dict[str, Any] = option({}, "arguments of the wrapper")
+
+
+@dataclass
 class EnvConfig:
     """One environment, by gymnasium id or by the import path of a class or factory; or one that a plugin registered."""
 
@@ -95,6 +103,23 @@ class EnvConfig:
     )
     max_episode_steps: int | None = option(
         None, "truncate episodes here instead of at the registered limit", unit="env steps", ge=1
+    )
+    wrappers: list[WrapperConfig] = option(
+        [],
+        "around each environment, the first innermost: gymnasium's by name, others as `module:name`; "
+        "with arguments as {name: …, kwargs: {…}}",
+    )
+    obs_keys: list[str] = option(
+        [], "parts of a Dict observation to use, `key` or `key.key`; []: all that an agent takes"
+    )
+    categories: dict[str, list[int]] | None = option(
+        None,
+        "integer images that hold categories, one-hot coded: {key: [categories of each channel]}, obs for an observation "
+        "without parts; {}: none; auto: small images with few values in the first random env steps",
+        unit="categories",
+        ge=1,
+        le=256,
+        auto=True,
     )
     nonfinite: str = option(
         "error",
@@ -151,6 +176,8 @@ class EnvConfig:
         elif self.entry_point is not None:
             yield "sticky_actions", "id=<game of ALE>"
             yield "native", "id=<game of ALE>"
+        elif self.wrappers:
+            yield "native", "wrappers=[]"
 
     @property
     def name(self) -> str:

@@ -154,8 +154,8 @@ def _environment(config: TrainConfig) -> Checks:
     )
     yield (
         env.native == "always" and not is_game(config),
-        "env.native=always: only the games of ALE have it, preprocessed, and without arguments of their own",
-        "ids such as ALE/Pong-v5 with env.preprocess=atari env.kwargs={}, or env.native=auto",
+        "env.native=always: only the games of ALE have it, preprocessed, and without arguments or wrappers of their own",
+        "ids such as ALE/Pong-v5 with env.preprocess=atari env.kwargs={} env.wrappers=[], or env.native=auto",
     )
     yield (
         presets.is_for_another(preset.name, agent),

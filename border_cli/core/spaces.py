@@ -7,7 +7,7 @@ JSON and back. `border_cli.envs.spaces` makes them from gymnasium spaces.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,8 @@ class ObsLeaf:
     path: the keys that lead to it in a Dict or Tuple observation; empty for a plain one.
     shape, dtype: of the stored array, without the batch dimension.
     low, high: the least and the greatest bound of a box, None where it has none.
-    categories: sizes of the one-hot blocks (discrete kinds only); stored values are counted from 0.
+    categories: sizes of the one-hot blocks, one per component of a discrete kind, whose stored values are counted from 0;
+        or one per channel of an integer image that holds categories, where a value beyond them is coded as zeros.
     start: what was subtracted from each component of a discrete kind.
     stack: number of observations of the environment, newest last, that are stacked along the first dimension of shape.
     """
@@ -51,8 +52,19 @@ class ObsLeaf:
         return self.shape if self.stack == 1 else self.shape[1:]
 
     @property
+    def channel_axis(self) -> int:
+        """Axis of an image's channels: the shorter of the first and the last; if they are equal, the last."""
+        return -3 if self.shape[-3] < self.shape[-1] else -1
+
+    def has_channels(self, n: int) -> bool:
+        """Whether it is an image, or a stack of images, with n channels."""
+        return len(self.row_shape) == 3 and self.shape[self.channel_axis] == n
+
+    @property
     def features(self) -> int:
         """Number of values the network sees after one-hot coding and flattening."""
+        if self.categories and self.kind == "box":
+            return math.prod(self.shape) // len(self.categories) * sum(self.categories)
         return sum(self.categories) if self.categories else math.prod(self.shape)
 
 
@@ -90,10 +102,14 @@ class ActionSpec:
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """What the learner knows of an environment it never builds itself."""
+    """What the learner knows of an environment it never builds itself.
+
+    left_out: parts of the observation that no agent takes, for messages; they are not part of a saved spec.
+    """
 
     obs: ObsSpec
     action: ActionSpec
+    left_out: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def mask(self) -> str | None:
@@ -146,6 +162,9 @@ class EnvSpec:
                 raise ValueError(f"there is no space of kind {part.kind!r} and dtype {part.dtype!r}")
             if not all(type(n) is int for n in (*part.shape, *numbers)) or min(part.shape, default=0) < 0:
                 raise ValueError(f"the shape or a count of a {part.kind} space is not made of integers")
+        for leaf in leaves:
+            if leaf.kind == "box" and leaf.categories and not leaf.has_channels(len(leaf.categories)):
+                raise ValueError("the categories of an image are not one number per channel")
         if not all(isinstance(leaf.path, tuple) for leaf in leaves):
             raise ValueError("the path of an observation is not a list")
         if not all(isinstance(bound, int | float) for bound in (*action.low, *action.high)):

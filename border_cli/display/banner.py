@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping
-from operator import attrgetter
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,8 @@ def _differences(config: TrainConfig, typed: Mapping[str, str]) -> tuple[list[st
     followed = _values(reopen(config))  # without what follows from other values
     if followed["env.action_mask"] == "none":
         followed["env.action_mask"] = defaults["env.action_mask"]
+    if not followed["env.categories"]:
+        followed["env.categories"] = defaults["env.categories"]
     by_hand, by_file = [], []
     for key, value in _values(config).items():
         shown = not key.startswith(_NOT_SHOWN)
@@ -135,7 +138,8 @@ def _differences(config: TrainConfig, typed: Mapping[str, str]) -> tuple[list[st
 
 def _values(config: TrainConfig) -> dict[str, Any]:
     """Everything that can be set, by dotted key."""
-    return {key: attrgetter(key)(config) for key in known_keys(to_plain(config))}
+    plain = to_plain(config)
+    return {key: reduce(getitem, key.split("."), plain) for key in known_keys(plain)}
 
 
 def _lines(label: str, text: str, width: int) -> list[str]:

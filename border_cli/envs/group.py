@@ -10,7 +10,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import gymnasium
@@ -22,10 +22,14 @@ from border_cli.core.spaces import ACTION_MASK, Array, EnvSpec, Obs
 from border_cli.core.state import State, check_like, joined, section
 from border_cli.core.types import Step
 from border_cli.envs.checks import ANY_REWARD, EnvChecker, EnvDataError, api_mistake
-from border_cli.envs.make import make_gym, stack_size
-from border_cli.envs.spaces import decode_action, env_spec
+from border_cli.envs.make import SelectedParts, make_gym, own_statistics, stack_size
+from border_cli.envs.spaces import decode_action, env_spec, may_hold_categories, part_name
 
 _SHOWN_ACTION = 100
+_SHOWN_ENV_STEPS, _SHOWN_EPISODE = 500, 50
+"""Random env steps whose images show whether they hold categories, and of one episode at most."""
+_MAX_CATEGORIES = 32
+"""Of a channel; an image with a larger value is a picture."""
 _COLOUR = re.compile(r"\x1b\[\d*m")
 _API = (
     "allowed: gymnasium's API, where reset(seed=...) returns (observation, info) "
@@ -81,7 +85,7 @@ class GymEnv:
             self.close()
             raise
         space = self.envs[0].observation_space
-        self.spec: EnvSpec = env_spec(space, self.envs[0].action_space, stack_size(self.envs[0]))
+        self.spec = _spec(self.envs[0], config)
         self.checker = EnvChecker(
             space,
             self.spec,
@@ -177,10 +181,35 @@ class GymEnv:
             raise ActorLostError(message, "".join(traceback.format_exception(e)), where) from e
 
 
-def try_env(config: EnvConfig) -> tuple[EnvSpec, str]:
-    """Make one environment, reset it and step it once. Its warnings are printed once, here, if it works.
+def _root(config: EnvConfig) -> tuple[str, ...]:
+    """Where `MaskFromInfo` has put the observation."""
+    return ("obs",) if config.action_mask == "info" else ()
 
-    Returns its spaces, and the `action_mask` that it needs, "info" or "none". Raises UsageError if it does not work.
+
+def _spec(env: gymnasium.Env[Any, Any], config: EnvConfig) -> EnvSpec:
+    return env_spec(
+        env.observation_space, env.action_space, stack_size(env), config.categories, _root(config)
+    )
+
+
+@dataclass(frozen=True)
+class Probed:
+    """What a trial has found out about an environment.
+
+    spec: its spaces · action_mask, categories: the values of these keys of `env` that it needs · left_out: the parts of its
+    observation that no agent takes.
+    """
+
+    spec: EnvSpec
+    action_mask: str
+    categories: dict[str, list[int]]
+    left_out: list[str]
+
+
+def try_env(config: EnvConfig) -> Probed:
+    """Make one environment, reset it and step it. Its warnings are printed once, here, if it works.
+
+    Raises UsageError if it does not work.
     """
     with warnings.catch_warnings(record=True) as caught:
         found = _try(config)
@@ -190,31 +219,40 @@ def try_env(config: EnvConfig) -> tuple[EnvSpec, str]:
     return found
 
 
-def _try(config: EnvConfig) -> tuple[EnvSpec, str]:
+def _try(config: EnvConfig) -> Probed:
     env = None
     try:
         env = GymEnv(config)
+        _refuse_own_statistics(env.envs[0])
         env.reset(0, seed=0)
-        spec = env.spec.action
+        action = env.spec.action
         if (
             config.action_mask == "auto"
-            and spec.kind != "box"
+            and action.kind != "box"
             and not env.spec.mask
             and env.info_mask is not None
         ):
-            if env.info_mask != (spec.n,):
+            if env.info_mask != (action.n,):
                 raise UsageError(
-                    f'env: info["{ACTION_MASK}"] has shape {env.info_mask}, and there are {spec.n} actions\n'
-                    f"allowed: a mask of shape {(spec.n,)}, or env.action_mask=none"
+                    f'env: info["{ACTION_MASK}"] has shape {env.info_mask}, and there are {action.n} actions\n'
+                    f"allowed: a mask of shape {(action.n,)}, or env.action_mask=none"
                 )
             return _try(replace(config, action_mask="info"))  # the mask is one of the spaces then
-        if spec.kind == "box":
-            action = np.reshape(np.divide(spec.low, 2) + np.divide(spec.high, 2), (1, *spec.shape))
+        action_mask = "none" if config.action_mask == "auto" else config.action_mask
+        config = replace(config, action_mask=action_mask)
+        if action.kind == "box":
+            chosen = np.reshape(np.divide(action.low, 2) + np.divide(action.high, 2), (1, *action.shape))
         else:
             mask = env.spec.mask
-            action = np.array([0 if mask is None else env.observe([0])[mask][0].argmax()])
-        env.step([0], action.astype(spec.stored_dtype))
-        return env.spec, "none" if config.action_mask == "auto" else config.action_mask
+            chosen = np.array([0 if mask is None else env.observe([0])[mask][0].argmax()])
+        env.step([0], chosen.astype(action.stored_dtype))
+        categories = _find_categories(env, config) if config.categories is None else config.categories
+        layers, left_out = env.envs[0], list[str]()
+        while isinstance(layers, gymnasium.Wrapper):
+            left_out += layers.left_out if isinstance(layers, SelectedParts) else []
+            layers = layers.env
+        spec = _spec(env.envs[0], replace(config, categories=categories))
+        return Probed(spec, action_mask, categories, left_out)
     except ActorLostError as e:
         cause, mistake = e.__cause__, ""
         if env is not None:
@@ -231,6 +269,59 @@ def _try(config: EnvConfig) -> tuple[EnvSpec, str]:
     finally:
         if env is not None:
             env.close()
+
+
+def _find_categories(env: GymEnv, config: EnvConfig) -> dict[str, list[int]]:
+    """The categories of each channel of the images that hold few, small values in the first random env steps."""
+    images = {leaf.name: leaf for leaf in env.spec.obs.leaves if may_hold_categories(leaf)}
+    greatest = {name: np.zeros(leaf.shape[leaf.channel_axis], np.int64) for name, leaf in images.items()}
+    rng, over = np.random.default_rng(0), True
+    for i in range(_SHOWN_ENV_STEPS):
+        if not images:
+            break
+        if over or i % _SHOWN_EPISODE == 0:
+            env.reset(0, seed=i)
+        step = env.step([0], _random_action(env, rng))
+        over = bool(step.over[0]) or step.dropped is not None
+        for name, leaf in list(images.items()):
+            pixels = np.concatenate([step.obs[name], step.next_obs[name]])
+            of_channel = np.moveaxis(pixels, leaf.channel_axis, 0).reshape(len(greatest[name]), -1)
+            greatest[name] = np.maximum(greatest[name], of_channel.max(1))
+            if greatest[name].max() >= _MAX_CATEGORIES:
+                del images[name]  # it is a picture
+    root = _root(config)
+    return {
+        part_name(leaf.path, root): [int(n) + 1 for n in greatest[name]]
+        for name, leaf in images.items()
+        if greatest[name].any()
+    }
+
+
+def _random_action(env: GymEnv, rng: np.random.Generator) -> Array:
+    """(1, ...) an action of one environment, among those that its mask allows."""
+    spec, mask = env.spec.action, env.spec.mask
+    if spec.kind == "box":
+        low, high = (np.reshape(bound, (1, *spec.shape)) for bound in (spec.low, spec.high))
+        action: Array = (low + rng.random(low.shape) * (high - low)).astype(spec.stored_dtype)
+        return action
+    allowed = np.arange(spec.n) if mask is None else np.flatnonzero(env.observe([0])[mask][0])
+    chosen: Array = rng.choice(allowed if len(allowed) else spec.n, 1)
+    return chosen
+
+
+def _refuse_own_statistics(env: gymnasium.Env[Any, Any]) -> None:
+    """Raise UsageError for an environment that normalises by statistics of its own, different in each process."""
+    found = own_statistics(env)
+    if found is None:
+        return
+    layer, of_rewards = found
+    what, instead = "observations", "agent.normalize_obs=true instead of it"
+    if of_rewards:
+        what, instead = "rewards", "agent.reward_clip, or TransformReward with a fixed scale, instead of it"
+    raise UsageError(
+        f"env: {layer} normalises {what} by running statistics of its own, which differ in each actor and evaluation\n"
+        f"allowed: {instead}"
+    )
 
 
 class ReplayedEnv:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import functools
 import importlib.util
 import logging
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import gymnasium
 import numpy as np
 
-from border_cli.config.convert import nearest
+from border_cli.config.convert import as_typed, nearest, nearest_line
 from border_cli.config.registry import ENVS, import_path
-from border_cli.config.schema import EnvConfig
-from border_cli.core.errors import UsageError, first_line
+from border_cli.config.schema import EnvConfig, WrapperConfig
+from border_cli.core.errors import BorderError, UsageError, first_line
 from border_cli.core.spaces import ACTION_MASK
 from border_cli.envs import atari
 from border_cli.envs.atari import NativeGame
+from border_cli.envs.spaces import is_taken, part_name
 
 _EXTRAS = {
     "box2d": ("LunarLander", "BipedalWalker", "CarRacing"),
@@ -38,6 +40,12 @@ _TRANSPARENT = (
 _REGISTERING = (
     "env.imports=[module] imports what registers it, env.imports=[module:function] calls a function that does"
 )
+_STATISTICS = ("obs_rms", "ret_rms", "return_rms", "rew_rms", "reward_rms")
+GYMNASIUM_WRAPPERS: dict[str, Any] = {
+    name: found
+    for name, found in sorted(vars(gymnasium.wrappers).items())
+    if isinstance(found, type) and issubclass(found, gymnasium.Wrapper)
+}
 _logger = logging.getLogger(__name__)
 
 
@@ -57,6 +65,9 @@ def make_gym(
     by_id = not (ENVS[config.type].factory or config.entry_point) and config.preprocess == "none"
     if config.max_episode_steps is not None and not by_id:
         env = gymnasium.wrappers.TimeLimit(env, config.max_episode_steps)
+    for wrapper in config.wrappers:
+        env = _wrapped(env, wrapper)
+    env = _with_parts(env, config.obs_keys)
     if config.frame_stack > 1:
         if ACTION_MASK in getattr(env.observation_space, "spaces", ()):
             raise UsageError(
@@ -81,7 +92,7 @@ def _bare(config: EnvConfig, kwargs: dict[str, Any]) -> gymnasium.Env[Any, Any]:
 
 def stack_size(env: gymnasium.Env[Any, Any]) -> int:
     """How many observations a wrapper stacks, the newest last and the first one repeated at the start; 1 without one."""
-    while isinstance(env, (*_TRANSPARENT, MaskFromInfo)):
+    while isinstance(env, (*_TRANSPARENT, SelectedParts, MaskFromInfo)):
         env = env.env
     if isinstance(env, gymnasium.wrappers.FrameStackObservation) and env.padding_type == "reset":
         return int(env.stack_size)
@@ -119,6 +130,128 @@ class MaskFromInfo(gymnasium.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc]
         mask = info.get(ACTION_MASK)
         given = np.ones(self._n, np.int8) if mask is None else np.asarray(mask).astype(np.int8)
         return {"obs": observation, ACTION_MASK: given}
+
+
+class SelectedParts(gymnasium.ObservationWrapper[Any, Any, Any]):  # type: ignore[misc] # gymnasium is not checked
+    """Keeps some parts of a Dict observation.
+
+    Args:
+        paths: the keys that lead to each part that is kept, through Dicts alone.
+        left_out: names of the other parts, with the kinds of their spaces, if nobody has chosen to leave them out.
+    """
+
+    def __init__(
+        self, env: gymnasium.Env[Any, Any], paths: Sequence[Sequence[str]], left_out: Sequence[str]
+    ) -> None:
+        super().__init__(env)
+        self.left_out = left_out
+        self._kept: dict[str, Any] = {}  # nested as the parts are; None: all below it
+        for path in paths:
+            branch = self._kept
+            for key in path[:-1]:
+                branch = branch.setdefault(key, {})
+            branch[path[-1]] = None
+        self.observation_space = self._space(env.observation_space, self._kept)
+
+    def observation(self, observation: Any) -> dict[str, Any]:
+        """The parts that are kept."""
+        return self._parts(observation, self._kept)
+
+    def _space(self, space: Any, kept: dict[str, Any]) -> gymnasium.spaces.Dict:
+        return gymnasium.spaces.Dict(
+            {
+                key: space[key] if below is None else self._space(space[key], below)
+                for key, below in kept.items()
+            }
+        )
+
+    def _parts(self, observation: Any, kept: dict[str, Any]) -> dict[str, Any]:
+        return {
+            key: observation[key] if below is None else self._parts(observation[key], below)
+            for key, below in kept.items()
+        }
+
+
+def _with_parts(env: gymnasium.Env[Any, Any], keys: Sequence[str]) -> gymnasium.Env[Any, Any]:
+    """The environment with the parts of its observation that `env.obs_keys` names, or with all that an agent takes."""
+    space = env.observation_space
+    if not isinstance(space, gymnasium.spaces.Dict):
+        if keys:
+            raise UsageError(
+                f"env.obs_keys={as_typed(list(keys))}: the observation is a {type(space).__name__}, which has no keys\n"
+                "allowed: env.obs_keys=[] with it, or an environment with a Dict observation"
+            )
+        return env
+    parts = list(_dict_parts(space))
+    taken = [path for path, part in parts if is_taken(part)]
+    allowed = [name for path in taken if (name := part_name(path)) != ACTION_MASK]
+    kept = taken
+    if keys:
+        kept = [path for path in taken if path == (ACTION_MASK,)]
+        for key in keys:
+            found = [(path, part) for path, part in parts if f"{part_name(path)}.".startswith(f"{key}.")]
+            refused = [
+                f"{part_name(path)!r} is a {type(part).__name__}" for path, part in found if path not in taken
+            ]
+            if not found or refused:
+                problem = f"{refused[0]}, which no agent takes" if refused else f"there is no {key!r}"
+                match = "" if refused else nearest_line(nearest(key, allowed))
+                raise UsageError(f"env.obs_keys: {problem}\nallowed: {', '.join(allowed)}{match}")
+            kept += [path for path, _ in found if path not in kept]
+    if len(kept) == len(parts) or not allowed:  # without any part left, `env_spec` says what is allowed
+        return env
+    left_out = [] if keys else [f"{part_name(p)} ({type(s).__name__})" for p, s in parts if p not in kept]
+    return SelectedParts(env, [path for path, _ in parts if path in kept], left_out)
+
+
+def _dict_parts(space: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The spaces in a Dict, and in the Dicts in it, with the keys that lead to them."""
+    for key, part in space.spaces.items():
+        if isinstance(part, gymnasium.spaces.Dict):
+            yield from _dict_parts(part, (*path, key))
+        else:
+            yield (*path, key), part
+
+
+def _wrapped(env: gymnasium.Env[Any, Any], wrapper: WrapperConfig) -> gymnasium.Env[Any, Any]:
+    """The environment in a wrapper of the configuration. Raises UsageError where there is none, or it raises."""
+    name = wrapper.name
+    if ":" in name:
+        make = import_path(name, "env.wrappers")
+    else:
+        make = GYMNASIUM_WRAPPERS.get(name)
+        if make is None:
+            match = nearest_line(nearest(name, GYMNASIUM_WRAPPERS))
+            raise UsageError(
+                f"env.wrappers: gymnasium has no wrapper {name!r}\n"
+                f"allowed: {', '.join(GYMNASIUM_WRAPPERS)}; others as module:name{match}"
+            )
+    try:
+        made = make(env, **wrapper.kwargs)
+    except BorderError:
+        raise
+    except Exception as e:
+        raise UsageError(
+            f"env.wrappers: {name} cannot be made: {type(e).__name__}: {first_line(e)}\n"
+            f"its arguments: {as_typed(wrapper.kwargs)}; they are given as {{name: {name}, kwargs: {{…}}}}"
+        ) from e
+    return _checked(made, f"env.wrappers: {name}")
+
+
+def own_statistics(env: gymnasium.Env[Any, Any]) -> tuple[str, bool] | None:
+    """The layer of an environment that normalises by running statistics of its own, and whether it does so to rewards.
+
+    Such statistics are attributes of a class RunningMeanStd, or called as in gymnasium's and other wrappers. None where
+    there are none, or where they are fixed.
+    """
+    while True:
+        for name, value in vars(env).items():
+            found = name in _STATISTICS or type(value).__name__ == "RunningMeanStd"
+            if found and getattr(env, "update_running_mean", True):
+                return type(env).__name__, "ret" in name or "rew" in name
+        if not isinstance(env, gymnasium.Wrapper):
+            return None
+        env = env.env
 
 
 @functools.cache

@@ -5,22 +5,35 @@ Spaces are recognised by the name of their class, so that `border_cli.load` need
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from border_cli.config.convert import nearest, nearest_line
 from border_cli.core.errors import UsageError
 from border_cli.core.spaces import ActionSpec, Array, EnvSpec, ObsLeaf, ObsSpec
 
 OBSERVATIONS = "Box of any dtype, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these"
 ACTIONS = "Discrete, and Box with finite bounds"
+CAMERA_SIDE = 36
+"""An image whose shorter side has at least so many pixels is one of a camera, not a grid of categories."""
 
 
-def env_spec(observation_space: Any, action_space: Any, stack: int = 1) -> EnvSpec:
+def env_spec(
+    observation_space: Any,
+    action_space: Any,
+    stack: int = 1,
+    categories: Mapping[str, Sequence[int]] | None = None,
+    root: tuple[str, ...] = (),
+) -> EnvSpec:
     """Spec of an environment. Raises UsageError for spaces that no agent takes.
 
-    stack: number of observations that are stacked along the first dimension of each box.
+    Args:
+        stack: number of observations that are stacked along the first dimension of each box.
+        categories: of integer images by `part_name`, one number per channel; see `ObsLeaf`.
+        root: path of the environment's own observation, where a wrapper has put it into a Dict.
     """
     leaves = [
         replace(leaf, stack=stack) if leaf.kind == "box" else leaf for leaf in _leaves(observation_space, ())
@@ -31,7 +44,8 @@ def env_spec(observation_space: Any, action_space: Any, stack: int = 1) -> EnvSp
         raise UsageError(
             f"the observation space {problem}\nallowed: {OBSERVATIONS}, with keys that tell them apart"
         )
-    obs, space, kind = ObsSpec(tuple(leaves)), action_space, type(action_space).__name__
+    obs = ObsSpec(_with_categories(leaves, categories or {}, root))
+    space, kind = action_space, type(action_space).__name__
     if kind == "Discrete":
         return EnvSpec(obs, ActionSpec("discrete", n=int(space.n), start=int(space.start)))
     if kind == "Box" and np.dtype(space.dtype).kind == "f" and np.isfinite([space.low, space.high]).all():
@@ -39,6 +53,49 @@ def env_spec(observation_space: Any, action_space: Any, stack: int = 1) -> EnvSp
         dtype = np.dtype(space.dtype).name
         return EnvSpec(obs, ActionSpec("box", shape=tuple(space.shape), low=low, high=high, dtype=dtype))
     raise UsageError(f"the action space {space} is not one that any agent takes\nallowed: {ACTIONS}")
+
+
+def part_name(path: Sequence[str | int], root: Sequence[str | int] = ()) -> str:
+    """What a user calls a part of an observation: its keys with dots between them, or "obs" for all of it."""
+    inner = path[len(root) :] if tuple(path[: len(root)]) == tuple(root) else path
+    return ".".join(map(str, inner)) or "obs"
+
+
+def is_taken(space: Any) -> bool:
+    """Whether agents take observations of this space."""
+    try:
+        return bool(_leaves(space, ()))
+    except UsageError:
+        return False
+
+
+def may_hold_categories(leaf: ObsLeaf) -> bool:
+    """Whether a leaf is an integer image so small that its values may be categories; larger ones are of a camera."""
+    if leaf.kind != "box" or leaf.dtype != "uint8" or len(leaf.row_shape) != 3 or (leaf.high or 0) <= 1:
+        return False
+    sides = np.delete(leaf.row_shape, leaf.channel_axis)
+    return min(leaf.row_shape) > 0 and int(min(sides)) < CAMERA_SIDE
+
+
+def _with_categories(
+    leaves: Sequence[ObsLeaf], categories: Mapping[str, Sequence[int]], root: tuple[str, ...]
+) -> tuple[ObsLeaf, ...]:
+    images = {part_name(leaf.path, root): leaf for leaf in leaves if may_hold_categories(leaf)}
+    for name, sizes in categories.items():
+        if name not in images:
+            raise UsageError(
+                f"env.categories: the observation has no small integer image {name!r}\n"
+                f"allowed: {', '.join(images) or 'env.categories={} for these observations'}"
+                f"{nearest_line(nearest(name, images))}"
+            )
+        if not images[name].has_channels(len(sizes)):
+            channels = images[name].shape[images[name].channel_axis]
+            raise UsageError(
+                f"env.categories.{name}={list(sizes)}: the image has {channels} channels\n"
+                f"allowed: {channels} numbers of categories"
+            )
+    coded = {images[name].name: tuple(sizes) for name, sizes in categories.items()}
+    return tuple(replace(leaf, categories=coded.get(leaf.name, leaf.categories)) for leaf in leaves)
 
 
 def encode(leaf: ObsLeaf, values: Array) -> Array:

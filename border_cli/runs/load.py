@@ -211,7 +211,7 @@ def _as_stored(leaf: ObsLeaf, rows: Array) -> Array:
         return stored
     low: Any = -np.inf if leaf.low is None else leaf.low
     high: Any = np.inf if leaf.high is None else leaf.high
-    if leaf.categories:
+    if leaf.categories and leaf.kind != "box":
         low, high = 0, np.reshape(leaf.categories, leaf.shape) - 1
     start = np.reshape(leaf.start, leaf.shape) if leaf.start else 0
     if ((stored < low) | (stored > high) | (stored + start != rows)).any():

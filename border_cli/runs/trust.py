@@ -15,10 +15,11 @@ import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from border_cli.config.convert import as_typed
 from border_cli.config.schema import EnvConfig
 from border_cli.core.errors import UsageError
 
@@ -26,6 +27,8 @@ _logger = logging.getLogger(__name__)
 _RUN_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _WRAPPERS_OF_ANYTHING = ("GymV21Environment", "GymV26Environment")
 """Ids of gymnasium, without version, that import what their arguments name."""
+_WRITES_FILES = ("RecordVideo",)
+"""Wrappers of gymnasium that write where their arguments say."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class Typed:
 
     imports: Sequence[str] = ()
     entry_point: str | None = None
+    wrappers: Sequence[str] = ()
     plugins: Sequence[str] = ()
 
 
@@ -54,6 +58,8 @@ def code_of(plugins: Sequence[str], env: Mapping[str, Any], parts: Mapping[str, 
         parts: import paths of an evaluator, a recorder …, by key. Only training imports them.
     """
     named = [list(plugins), *(env.get(name) for name in ("imports", "entry_point", "id", "kwargs"))]
+    if env.get("wrappers"):
+        named.append(env["wrappers"])
     if parts:
         named.append(dict(parts))
     return hashlib.sha256(json.dumps(named, sort_keys=True, default=str).encode()).hexdigest()
@@ -108,6 +114,13 @@ def check_env(env: EnvConfig, typed: Typed, own: bool) -> None:
         raise _refusal(f"imports {', '.join(modules)}", f"env.imports=[{','.join(modules)}]")
     if env.entry_point is not None and env.entry_point != typed.entry_point:
         raise _refusal(f"is made by {env.entry_point}", f"env.entry_point={env.entry_point}")
+    wrappers = [wrapper.name for wrapper in env.wrappers]
+    code = [
+        name for name in wrappers if (":" in name or name in _WRITES_FILES) and name not in typed.wrappers
+    ]
+    if code:
+        shown = as_typed([asdict(wrapper) for wrapper in env.wrappers])
+        raise _refusal(f"uses the wrappers {', '.join(code)}", f"'env.wrappers={shown}'")
     if any(name in env.id for name in _WRAPPERS_OF_ANYTHING):
         raise UsageError(f"this run is not one of yours, and {env.id} imports whatever its arguments name")
 

@@ -80,6 +80,7 @@ NAMED: dict[str, tuple[Config, str]] = {
     ),
     "an id that imports": ({"env": {"id": f"{EVIL}:CartPole-v1"}}, f"env.imports=[{EVIL}]"),
     "an import": (env(imports=["json", EVIL]), f"env.imports=[json,{EVIL}]"),
+    "a wrapper": (env(wrappers=[f"{EVIL}:Wrapper"]), f"env.wrappers=[{{name:{EVIL}:Wrapper,kwargs:{{}}}}]"),
     "a plugin": ({"plugins": [EVIL]}, f"plugins=[{EVIL}]"),
     "an agent of a plugin": ({"agent": {"type": EVIL}}, f"there is no '{EVIL}'"),
     "interpolations": (env(kwargs={"a": "${oc.env:SECRET}", "b": "${hydra:runtime.cwd}"}), "CartPole"),

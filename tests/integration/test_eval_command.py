@@ -18,7 +18,7 @@ import pytest
 
 from border_cli.checkpoints.contents import CHECKPOINTS
 from border_cli.cli.eval import main
-from border_cli.config.schema import EnvConfig
+from border_cli.config.schema import EnvConfig, WrapperConfig
 from border_cli.envs import make
 from border_cli.envs.group import GymEnv
 from border_cli.envs.spaces import env_spec
@@ -299,11 +299,13 @@ FOREIGN = {
     "import": EnvConfig(id="CartPole-v1", imports=["foreign_envs"]),
     "prefix": EnvConfig(id="foreign_envs:CartPole-v1"),
     "class": EnvConfig(entry_point="foreign_envs:make", kwargs={}),
+    "wrapper": EnvConfig(id="CartPole-v1", wrappers=[WrapperConfig("foreign_envs:same", {"number": 1})]),
 }
 TYPED = {
     "import": "env.imports=[foreign_envs]",
     "prefix": "env.imports=[foreign_envs]",
     "class": "env.entry_point=foreign_envs:make",
+    "wrapper": "env.wrappers=[{name:foreign_envs:same,kwargs:{number:1}}]",
 }
 
 
@@ -314,6 +316,7 @@ def foreign_envs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     mark.parent.mkdir()
     (mark.parent / "foreign_envs.py").write_text(
         f"import gymnasium\nopen({str(mark)!r}, 'w').close()\ndef make():\n    return gymnasium.make('CartPole-v1')\n"
+        "def same(env, number):\n    assert number == 1\n    return env\n"
     )
     monkeypatch.syspath_prepend(str(mark.parent))
     monkeypatch.delitem(sys.modules, "foreign_envs", raising=False)

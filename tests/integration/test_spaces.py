@@ -12,10 +12,11 @@ import pytest
 
 import border_cli
 from border_cli.checkpoints.contents import read_scores
+from border_cli.cli.eval import main as evaluate_main
 from border_cli.cli.train import main
 from border_cli.core.state import State
 from border_cli.runtime.seeding import evaluation_seed
-from tests.envs import SPACES, START
+from tests.envs import SPACES, START, Grid
 from tests.real_runs import Run, in_folder, tiny, train
 from tests.trained import read_checkpoint
 
@@ -65,6 +66,44 @@ def test_a_run_trains_on_the_space_and_its_model_acts_in_it(space: str, trainer:
     actions = [model.sample(SPACES[space].sample()) for _ in range(20)]
     assert all(isinstance(action, int) for action in actions)
     assert set(actions) <= {START, START + 1, START + 2}
+
+
+@pytest.mark.parametrize("trainer", [(SYNC,), (*ASYNC, "trainer.lockstep=true")])
+def test_categories_and_parts_are_decided_once_for_a_run(
+    trainer: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Actors, evaluations, the loaded model, border-eval and a resumed run have the same observations."""
+    run = train(
+        "env=gym", "env.entry_point=tests.envs:Grid", *trainer, *SHORT, "evaluator.max_episode_steps=20"
+    )
+    assert_done(run)
+    assert run.config.env.categories == {"image": [10, 6, 1]}
+    log = (run.path / "train.log").read_text(encoding="utf-8")
+    assert log.count("no agent takes it: mission (Text)") == 1
+    model = border_cli.load(run.path)
+    assert [leaf.categories for leaf in model.spec.obs.leaves] == [(5,), (10, 6, 1)]
+    observation, _ = Grid(brightest=200).reset()  # a category that the run has never seen
+    assert model.sample(observation) in (0, 1)
+    assert evaluate_main([str(run.path), "episodes=2", "max_episode_steps=20"]) == 0
+    assert main(["resume=" + str(run.path), "trainer.max_opts=60", "recorder.console=none"]) == 0
+    assert run.counts[0] == 60
+    assert main(["resume=" + str(run.path), "trainer.max_opts=80", "env.categories={}"]) == 2
+    assert "cannot change within a run: env.categories" in capsys.readouterr().err
+
+
+def test_wrappers_are_around_every_environment_of_a_run() -> None:
+    """The time is part of what actors, evaluations and border-eval show, and without it a model is refused."""
+    wrapper = "env.wrappers=[TimeAwareObservation,{name:tests.envs:Scaled,kwargs:{number:2}}]"
+    run = train("env=gym", "env.id=CartPole-v1", wrapper, *ASYNC, *SHORT, "evaluator=process")
+    assert_done(run)
+    assert [wrapper.name for wrapper in run.config.env.wrappers] == [
+        "TimeAwareObservation",
+        "tests.envs:Scaled",
+    ]
+    assert border_cli.load(run.path).spec.obs.leaves[0].shape == (5,)
+    assert evaluate_main([str(run.path), "episodes=2"]) == 0
+    assert evaluate_main([str(run.path), "episodes=2", "env.wrappers=[]"]) == 2
+    assert main(["resume=" + str(run.path), "trainer.max_opts=60", "recorder.console=none"]) == 0
 
 
 def test_an_environment_of_gymnasium_needs_no_config_file() -> None:

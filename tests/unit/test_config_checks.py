@@ -183,15 +183,9 @@ def test_a_typed_key_without_effect_is_refused(key, unused_in, used_in):
 # -- values resolved later ----------------------------------------------------
 
 
-def resolved(c, *, action_mask="none", replay_fits=True, screen=False, init_from=None, replay_on_gpu=False):
-    return resolve.resolve(
-        c,
-        action_mask=action_mask,
-        replay_fits=replay_fits,
-        screen=screen,
-        init_from=init_from,
-        replay_on_gpu=replay_on_gpu,
-    )
+def resolved(c, **facts):
+    usual = {"action_mask": "none", "categories": {}, "replay_fits": True, "screen": False, "init_from": None}
+    return resolve.resolve(c, **usual | facts)
 
 
 PRIORITIZED, TIMED = {"buffer__type": "prioritized"}, {"trainer__max_time": 9.0}
@@ -209,6 +203,8 @@ ATARI = {"env__id": "ALE/Pong-v5", "env__preprocess": "atari", "actor_manager__e
         (LOCKSTEP | {"n_actors": 3}, {}, "trainer.lockstep_steps", 21),
         (LOCKSTEP | {"trainer__lockstep_steps": 5}, {}, "trainer.lockstep_steps", 5),
         ({}, {}, "trainer.lockstep_steps", None),
+        ({}, {"categories": {"image": [3, 2]}}, "env.categories", {"image": [3, 2]}),
+        ({"env__categories": {"a": [4]}}, {"categories": {"image": [3]}}, "env.categories", {"a": [4]}),
         ({"evaluator__episodes": 7}, {}, "evaluator.confirm_episodes", 7),
         ({"evaluator__confirm": False}, {}, "evaluator.confirm_episodes", None),
         (PRIORITIZED | {"trainer__opt_interval": 2.0}, {}, "buffer.beta_opt_steps", 490),
@@ -290,12 +286,11 @@ def test_where_evaluations_run(monkeypatch, cpus, changes, expected):
     ],
 )
 def test_the_same_command_finds_its_run_without_changes(given):
-    stored = resolve.reopen(resolved(config(**given), action_mask="info", replay_fits=False))
+    facts = {"action_mask": "info", "categories": {"obs": [2, 3]}, "replay_fits": False}
+    stored = resolve.reopen(resolved(config(**given), **facts))
     again = resolve.inherit(config(**given), stored)
     assert changes(stored, resolve.reopen(again)) == []
-    assert resolved(again, replay_fits=True) == resolved(
-        config(**given), action_mask="info", replay_fits=False
-    )
+    assert resolved(again) == resolved(config(**given), **facts)
 
 
 def test_auto_is_null_only_where_the_program_decides_the_value():

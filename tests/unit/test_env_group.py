@@ -10,7 +10,7 @@ import pytest
 
 from border_cli.config.schema import EnvConfig
 from border_cli.core.errors import ActorLostError, ExitCode, Interrupted, UsageError
-from border_cli.envs.group import GymEnv, try_env
+from border_cli.envs.group import GymEnv, Probed, try_env
 from tests.counting import CountingEnv
 
 ACTIONS = np.zeros(2, np.int64)
@@ -148,7 +148,7 @@ def test_a6_system_exit_ends_the_actor_and_a_usage_error_stays_one(
 def test_the_trial_returns_the_spaces_and_prints_warnings_once(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert try_env(counting()) == (group().spec, "none")
+    assert try_env(counting()) == Probed(group().spec, "none", {}, [])
     warns = EnvConfig(entry_point="tests.old_envs:Warns")
     try_env(warns)
     assert capsys.readouterr().err == "warning: out of date\nwarning: slow\nwarning: \n"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from border_cli.agents.nets import Convolutions, Encoder, channels_first, image_shape, is_image
-from border_cli.core.spaces import ObsLeaf, ObsSpec
+from border_cli.core.spaces import ActionSpec, EnvSpec, ObsLeaf, ObsSpec
 
 
 def leaf(shape: tuple[int, ...], stack: int = 1, high: float | None = 255.0, dtype: str = "uint8") -> ObsLeaf:
@@ -45,6 +48,7 @@ def test_the_order_of_channels_is_detected(one: ObsLeaf, expected: tuple[int, in
         (leaf((84, 84, 3), high=None, dtype="float32"), [8]),
         (leaf((84, 84, 3), high=1e6, dtype="float32"), [8]),
         (leaf((2, 84, 84, 3)), [8]),
+        (replace(leaf((7, 7, 3)), categories=(1, 1, 1)), [8]),
         (leaf((10, 10, 2)), []),  # without `channels` an image gets no convolutions
     ],
 )
@@ -95,3 +99,42 @@ def test_an_image_beside_a_vector() -> None:
     encoded = encoder({"obs": torch.zeros(5, 10, 10, 2, dtype=torch.uint8), "speed": torch.ones(5, 3)})
     assert encoded.shape == (5, encoder.features) == (5, 3 + 8 * 5 * 5)
     assert encoded[0, :3].tolist() == [1.0, 1.0, 1.0]
+
+
+GRID = ObsLeaf("obs", (), "box", (3, 1, 3), "uint8", 0.0, 255.0, categories=(3, 1, 2))
+
+
+@pytest.mark.parametrize("stack", [1, 2])
+def test_categories_are_one_hot_coded_per_channel_and_unknown_ones_are_zeros(stack: int) -> None:
+    one = replace(GRID, shape=(stack, 3, 1, 3), stack=stack) if stack > 1 else GRID
+    encoder = Encoder(ObsSpec((one,)), [8], generator())
+    assert not encoder.has_images
+    assert encoder.features == one.features == stack * 18
+    pixels = np.array([[2, 0, 1], [0, 0, 0], [3, 1, 255]], np.uint8)
+    values = np.stack([pixels] * stack).reshape(1, *one.shape)
+    expected = [[0, 0, 1, 1, 0, 1, 1, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0] * stack]
+    for found in (encoder({"obs": torch.from_numpy(values)}).numpy(), encoder.arrays({"obs": values})):
+        assert found.dtype == np.float32
+        np.testing.assert_allclose(found, np.array(expected) / np.sqrt(9 * stack), rtol=1e-6)
+
+
+def test_channels_of_categories_may_come_first() -> None:
+    one = replace(GRID, shape=(2, 3, 4), categories=(5, 2))
+    assert one.features == 12 * 7
+    values = np.zeros((1, 2, 3, 4), np.uint8)
+    values[0, 0, 1, 2], values[0, 1, 2, 3] = 4, 1
+    encoder = Encoder(ObsSpec((one,)), [8], generator())
+    for found in (encoder({"obs": torch.from_numpy(values)}).numpy(), encoder.arrays({"obs": values})):
+        hot = np.round(found.reshape(3, 4, 7) * np.sqrt(24), 5)
+        assert hot[1, 2].tolist() == [0, 0, 0, 0, 1, 1, 0]
+        assert hot[2, 3].tolist() == [1, 0, 0, 0, 0, 0, 1]
+        assert hot.sum() == 12 * 2
+
+
+def test_the_categories_of_a_saved_spec_are_those_of_its_channels() -> None:
+    spec = EnvSpec(ObsSpec((GRID,)), ActionSpec("discrete", n=2))
+    assert EnvSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+    wrong = EnvSpec(ObsSpec((replace(GRID, categories=(3, 1)),)), spec.action)
+    with pytest.raises(ValueError, match="one number per channel"):
+        EnvSpec.from_json(wrong.to_json())
+    assert wrong.difference(spec) == "observation obs has categories (3, 1), here (3, 1, 2)"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from border_cli.config.schema import EnvConfig
+from border_cli.config.schema import EnvConfig, WrapperConfig
 from border_cli.core.errors import UsageError
 from border_cli.runs.trust import Typed, check_env, check_plugins, code_of, is_own, own_runs_file, remember
 
@@ -43,6 +43,8 @@ def test_a_run_is_trusted_after_it_is_in_a_list_that_only_the_user_can_write(sta
         (["plugin"], {"kwargs": {"length": "os.system"}}),
         (["plugin"], {"imports": ["os"]}),
         (["plugin"], {"entry_point": None, "id": "module:Id-v0"}),
+        (["plugin"], {"wrappers": [WrapperConfig("my_envs:Wrapper")]}),
+        (["plugin"], {"wrappers": [WrapperConfig("RecordVideo", {"video_folder": "elsewhere"})]}),
     ],
 )
 def test_i2_a_copy_that_names_other_code_is_not_trusted(plugins: list[str], changes: dict[str, Any]) -> None:
@@ -77,6 +79,14 @@ PLAIN = EnvConfig(id="CartPole-v1", kwargs={"sutton_barto_reward": True})
 IMPORTS = EnvConfig(id="Mine-v0", imports=["my_envs", "more"])
 PREFIXED = EnvConfig(id="my_envs.sub:Mine-v0")
 CLASS = EnvConfig(entry_point="os:system", kwargs={"command": "true"})
+WRAPPED = EnvConfig(
+    id="CartPole-v1",
+    wrappers=[
+        WrapperConfig("TimeAwareObservation"),
+        WrapperConfig("my_envs:W", {"a": 1}),
+        WrapperConfig("RecordVideo", {"video_folder": "/home"}),
+    ],
+)
 
 
 @pytest.mark.parametrize(
@@ -95,6 +105,13 @@ CLASS = EnvConfig(entry_point="os:system", kwargs={"command": "true"})
             Typed(entry_point="os:system"),
             "entry_point=os:system",
         ),
+        (
+            WRAPPED,
+            [Typed(wrappers=["RecordVideo"]), Typed(imports=["my_envs"], wrappers=["my_envs:W"])],
+            Typed(wrappers=["my_envs:W", "RecordVideo"]),
+            "wrappers=[{name:TimeAwareObservation,kwargs:{}},{name:my_envs:W,kwargs:{a:1}},"
+            "{name:RecordVideo,kwargs:{video_folder:/home}}]",
+        ),
     ],
 )
 def test_i2_all_code_of_a_foreign_run_must_be_typed(
@@ -108,6 +125,7 @@ def test_i2_all_code_of_a_foreign_run_must_be_typed(
     check_env(env, Typed(), own=True)
     check_env(env, typed, own=False)
     check_env(PLAIN, Typed(), own=False)  # an environment of gymnasium
+    check_env(replace(PLAIN, wrappers=WRAPPED.wrappers[:1]), Typed(), own=False)  # and a wrapper of it
 
 
 @pytest.mark.parametrize("env_id", ["GymV26Environment-v0", "GymV26Environment", "GymV21Environment-v0"])

@@ -1,0 +1,314 @@
+"""The keys of `env` that change what an environment shows: wrappers, parts of a Dict, and statistics of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from border_cli.config.convert import to_config, to_plain
+from border_cli.config.resolve import steps_natively
+from border_cli.config.schema import EnvConfig, WrapperConfig
+from border_cli.config.validate import check_effect, validate
+from border_cli.core.errors import UsageError
+from border_cli.envs.group import GymEnv, try_env
+from border_cli.envs.make import SelectedParts, make_gym
+from tests.envs import SPACES
+
+ONE = np.zeros(1, np.int64)
+COUNTING = "tests.counting:CountingEnv"
+GRID = EnvConfig(entry_point="tests.envs:Grid")
+
+
+def env_config(**env: Any) -> EnvConfig:
+    """Return the section as the command line would give it."""
+    return to_config({"agent": {"type": "dqn"}, "env": env}).env
+
+
+def refused(config: EnvConfig) -> str:
+    """Return the message that the trial of this environment ends with."""
+    with pytest.raises(UsageError) as caught:
+        try_env(config)
+    assert len(str(caught.value).splitlines()) <= 3
+    return str(caught.value)
+
+
+# -- wrappers -----------------------------------------------------------
+
+
+def test_a_wrapper_is_a_name_or_a_map_of_name_and_arguments() -> None:
+    given = ["TimeAwareObservation", {"name": "my:Wrapper", "kwargs": {"a": 1}}]
+    expected = [WrapperConfig("TimeAwareObservation"), WrapperConfig("my:Wrapper", {"a": 1})]
+    config = to_config({"agent": {"type": "dqn"}, "env": {"wrappers": given}})
+    assert config.env.wrappers == expected
+    assert to_config(to_plain(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("TimeAwareObservation", "not a list"),
+        ([3], "3 is of the wrong type\nallowed: a list in brackets, each a name, or {name: …, kwargs: {…}}"),
+        ([{"kwargs": {}}], "has no name"),
+        ([{"name": "A", "kwarg": {}}], "env.wrappers.kwarg: there is no such key"),
+        ([{"name": "A", "kwargs": 1}], "env.wrappers.kwargs: 1 is of the wrong type"),
+    ],
+)
+def test_another_form_of_a_wrapper_is_refused(given: Any, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        env_config(wrappers=given)
+    assert message in str(caught.value)
+
+
+def test_wrappers_are_applied_in_order_with_their_arguments() -> None:
+    add = {"name": "tests.envs:Add", "kwargs": {"number": 3}}
+    shown = []
+    for wrappers in ([add, "tests.envs:twice"], ["tests.envs:twice", add]):
+        env = GymEnv(env_config(entry_point=COUNTING, kwargs={"actor": 5, "env": 0}, wrappers=wrappers))
+        env.reset(0, seed=0)
+        shown.append(env.observe([0])["obs"][0, 0])
+    assert shown == [(5 + 3) * 2, 5 * 2 + 3]
+
+
+def test_spaces_are_those_of_the_wrapped_environment() -> None:
+    """The limit of `env.max_episode_steps` is known to the wrapper, and stacking comes after it."""
+    config = env_config(
+        entry_point=COUNTING, max_episode_steps=7, frame_stack=2, wrappers=["TimeAwareObservation"]
+    )
+    env = GymEnv(config)
+    env.reset(0, seed=0)
+    env.step([0], ONE)
+    (leaf,) = env.spec.obs.leaves
+    assert (leaf.shape, leaf.stack) == ((2, 5), 2)
+    assert env.observe([0])["obs"][0, :, 4].tolist() == [0, 1]  # the time
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "message"),
+    [
+        ("TimeAwareObservations", "has no wrapper 'TimeAwareObservations'\nallowed: AddRenderObservation, "),
+        ("TimeAwareObservations", "others as module:name\nnearest: TimeAwareObservation"),
+        ("JaxToNumpy", "gymnasium has no wrapper 'JaxToNumpy'"),
+        ("TimeAwareObservation", "TimeAwareObservation cannot be made: ValueError: The environment must be"),
+        ("tests.envs:Add", "tests.envs:Add cannot be made: TypeError: "),
+        ("tests.envs:Adds", "the module tests.envs has no 'Adds'"),
+        ("no_such_module:Add", "env.wrappers: there is no module 'no_such_module'"),
+        ("tests.envs:RunningMeanStd", "tests.envs:RunningMeanStd cannot be made: TypeError"),
+        ("tests.envs:Grid", "cannot be made: TypeError"),
+    ],
+)
+def test_a_wrapper_that_is_misspelt_or_raises_is_named(wrapper: str, message: str) -> None:
+    assert message in refused(env_config(entry_point=COUNTING, wrappers=[wrapper]))
+
+
+def test_wrappers_switch_the_native_games_off() -> None:
+    data: dict[str, Any] = {
+        "agent": {"type": "dqn"},
+        "env": {"id": "ALE/Pong-v5", "preprocess": "atari"},
+        "actor_manager": {"envs_per_actor": 2},
+    }
+    assert steps_natively(to_config(data))
+    data["env"]["wrappers"] = ["ClipReward"]
+    assert not steps_natively(to_config(data))
+    with pytest.raises(UsageError, match="native has no effect"):
+        check_effect(to_config(data), {"env.native"})
+    data["env"]["native"] = "always"
+    with pytest.raises(UsageError, match=r"without arguments or wrappers"):
+        validate(to_config(data))
+
+
+# -- statistics of its own ----------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("config", "layer", "instead"),
+    [
+        (
+            env_config(id="Pendulum-v1", wrappers=["NormalizeObservation"]),
+            "NormalizeObservation normalises observations",
+            "allowed: agent.normalize_obs=true",
+        ),
+        (
+            env_config(id="Pendulum-v1", wrappers=["NormalizeReward", "TimeAwareObservation"]),
+            "NormalizeReward normalises rewards",
+            "allowed: agent.reward_clip, or TransformReward with a fixed scale",
+        ),
+        (
+            env_config(entry_point="tests.envs:normalized_cartpole"),
+            "NormalizeObservation normalises observations",
+            "allowed: agent.normalize_obs=true",
+        ),
+        (
+            env_config(id="CartPole-v1", wrappers=["tests.envs:Standardized"]),
+            "Standardized normalises rewards",
+            "allowed: agent.reward_clip",
+        ),
+    ],
+)
+def test_statistics_of_an_environments_own_are_refused(config: EnvConfig, layer: str, instead: str) -> None:
+    message = refused(config)
+    assert layer in message
+    assert instead in message
+
+
+def test_fixed_statistics_are_allowed() -> None:
+    assert try_env(env_config(entry_point="tests.envs:fixed_cartpole")).spec.obs.leaves[0].shape == (4,)
+
+
+# -- parts of a Dict ----------------------------------------------------
+
+
+@pytest.mark.parametrize("stack", [1, 3])
+def test_a_part_that_no_agent_takes_is_left_out(stack: int) -> None:
+    found = try_env(env_config(entry_point="tests.envs:Grid", frame_stack=stack))
+    assert [leaf.name for leaf in found.spec.obs.leaves] == ["obs.cell", "obs.image"]
+    assert found.left_out == ["mission (Text)"]
+    env = GymEnv(env_config(entry_point="tests.envs:Grid", frame_stack=stack))
+    env.reset(0, seed=0)
+    env.step([0], ONE + 1)
+    assert env.observe([0])["obs.image"][0, ..., 2, 1, 0].ravel()[-1] == 9  # the agent is in cell 1
+
+
+def test_only_the_named_parts_are_kept() -> None:
+    found = try_env(env_config(entry_point="tests.envs:Grid", obs_keys=["cell"]))
+    assert [leaf.name for leaf in found.spec.obs.leaves] == ["obs.cell"]
+    assert found.left_out == []
+
+
+FURTHER: dict[str, spaces.Space[Any]] = {
+    "nested": spaces.Dict(
+        {
+            "a": spaces.Dict({"x": spaces.Discrete(2), "text": spaces.Text(3)}),
+            "action_mask": spaces.MultiBinary(3),
+            "b": spaces.Tuple((spaces.Discrete(2), spaces.Discrete(3))),
+        }
+    ),
+    "small": spaces.Box(0, 3, (35, 40, 1), np.uint8),
+    "large": spaces.Box(0, 3, (36, 40, 1), np.uint8),
+    "binary": spaces.Box(0, 1, (4, 4, 2), np.uint8),
+    "fractions": spaces.Box(0, 3, (4, 4, 2), np.float32),
+}
+
+
+@pytest.fixture
+def further_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, space in FURTHER.items():
+        monkeypatch.setitem(SPACES, name, space)
+
+
+def test_stacking_within_the_environment_is_recognised_under_the_selection() -> None:
+    found = try_env(env_config(entry_point="tests.envs:stacked_grid", obs_keys=["image"]))
+    assert [(leaf.shape, leaf.stack, leaf.categories) for leaf in found.spec.obs.leaves] == [
+        ((2, 5, 5, 3), 2, (10, 6, 1))
+    ]
+
+
+@pytest.mark.usefixtures("further_spaces")
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ([], ["obs.a.x", "obs.action_mask", "obs.b.0", "obs.b.1"]),
+        (["a.x"], ["obs.a.x", "obs.action_mask"]),
+        (["b"], ["obs.action_mask", "obs.b.0", "obs.b.1"]),
+    ],
+)
+def test_parts_within_parts_have_dotted_names_and_the_mask_stays(
+    keys: list[str], expected: list[str]
+) -> None:
+    config = env_config(entry_point="tests.envs:Sampled", kwargs={"space": "nested"}, obs_keys=keys)
+    env = make_gym(config)
+    assert isinstance(env, SelectedParts)
+    assert env.observation_space.contains(env.reset(seed=0)[0])
+    assert [leaf.name for leaf in GymEnv(config).spec.obs.leaves] == expected
+    assert env.left_out == ([] if keys else ["a.text (Text)"])
+
+
+NESTED = {"entry_point": "tests.envs:Sampled", "kwargs": {"space": "nested"}}
+CORRIDOR: dict[str, Any] = {"entry_point": "tests.envs:Grid"}
+
+
+@pytest.mark.usefixtures("further_spaces")
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        (CORRIDOR | {"obs_keys": ["images"]}, "no 'images'\nallowed: cell, image\nnearest: image"),
+        (CORRIDOR | {"obs_keys": ["mission"]}, "'mission' is a Text, which no agent takes\nallowed: cell"),
+        (NESTED | {"obs_keys": ["a"]}, "'a.text' is a Text, which no agent takes\nallowed: a.x, b"),
+        ({"id": "CartPole-v1", "obs_keys": ["image"]}, "obs_keys=[image]: the observation is a Box, which"),
+        (CORRIDOR | {"kwargs": {"parts": ["mission"]}}, "at 'mission' is a Text, which no agent takes"),
+    ],
+)
+def test_parts_that_do_not_exist_or_cannot_be_used_are_refused(env: dict[str, Any], message: str) -> None:
+    assert message in refused(env_config(**env))
+
+
+# -- categories ---------------------------------------------------------
+
+
+def categories(**env: Any) -> dict[str, list[int]]:
+    return try_env(env_config(**{"entry_point": "tests.envs:Grid"} | env)).categories
+
+
+def test_small_images_of_few_values_hold_categories() -> None:
+    found = try_env(GRID)
+    assert found.categories == {"image": [10, 6, 1]}
+    assert {leaf.name: leaf.categories for leaf in found.spec.obs.leaves} == {
+        "obs.cell": (5,),
+        "obs.image": (10, 6, 1),
+    }
+    assert found.spec.obs.leaves[1].features == 25 * 17
+
+
+@pytest.mark.usefixtures("further_spaces")
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        *(
+            ({"entry_point": "tests.envs:Sampled", "kwargs": {"space": space}}, expected)
+            for space, expected in [("small", {"obs": [4]}), ("large", {}), ("binary", {}), ("fractions", {})]
+        ),
+        ({"kwargs": {"brightest": 31}}, {"image": [32, 6, 1]}),
+        ({"kwargs": {"brightest": 32}}, {}),  # a picture
+        ({"obs_keys": ["cell"]}, {}),
+        ({"frame_stack": 3}, {"image": [10, 6, 1]}),
+        ({"categories": {}}, {}),
+        ({"categories": {"image": [11, 6, 3]}}, {"image": [11, 6, 3]}),
+        ({"entry_point": "tests.envs:MaskedGrid"}, {"image": [10, 6, 1]}),
+        ({"entry_point": "tests.envs:only_image"}, {"obs": [10, 6, 1]}),
+        ({"entry_point": "border_cli.envs.catch:Catch"}, {}),
+        ({"entry_point": "tests.envs:Sampled", "kwargs": {"space": "image"}}, {}),
+    ],
+)
+def test_which_images_hold_categories(env: dict[str, Any], expected: dict[str, list[int]]) -> None:
+    assert categories(**env) == expected
+
+
+def test_frames_of_atari_stay_as_they_are() -> None:
+    pytest.importorskip("ale_py")
+    assert categories(entry_point=None, id="ALE/Pong-v5", preprocess="atari", frame_stack=4) == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"picture": [2]}, "no small integer image 'picture'\nallowed: image"),
+        ({"image": [2]}, "env.categories.image=[2]: the image has 3 channels\nallowed: 3 numbers"),
+        ({"cell": [5]}, "no small integer image 'cell'"),
+    ],
+)
+def test_categories_of_what_is_no_such_image_are_refused(given: dict[str, list[int]], message: str) -> None:
+    assert message in refused(env_config(entry_point="tests.envs:Grid", categories=given))
+
+
+@pytest.mark.parametrize(
+    "given", ["none", {"image": 3}, {"image": [0]}, {"image": [1.5]}, {"image": [300]}, ["image"]]
+)
+def test_another_form_of_categories_is_refused(given: Any) -> None:
+    with pytest.raises(UsageError, match=r"env\.categories: "):
+        env_config(categories=given)
+
+
+def test_auto_leaves_categories_open() -> None:
+    assert env_config(categories="auto").categories is None
