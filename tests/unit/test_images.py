@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from border_cli.agents.nets import Convolutions, Encoder, channels_first, image_shape, is_image
+from border_cli.agents.nets import Convolutions, Encoder, EncoderArrays, channels_first, image_shape, is_image
 from border_cli.core.spaces import ActionSpec, EnvSpec, ObsLeaf, ObsSpec
 
 
@@ -113,7 +113,10 @@ def test_categories_are_one_hot_coded_per_channel_and_unknown_ones_are_zeros(sta
     pixels = np.array([[2, 0, 1], [0, 0, 0], [3, 1, 255]], np.uint8)
     values = np.stack([pixels] * stack).reshape(1, *one.shape)
     expected = [[0, 0, 1, 1, 0, 1, 1, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0] * stack]
-    for found in (encoder({"obs": torch.from_numpy(values)}).numpy(), encoder.arrays({"obs": values})):
+    for found in (
+        encoder({"obs": torch.from_numpy(values)}).numpy(),
+        EncoderArrays(encoder)({"obs": values}),
+    ):
         assert found.dtype == np.float32
         np.testing.assert_allclose(found, np.array(expected) / np.sqrt(9 * stack), rtol=1e-6)
 
@@ -124,7 +127,10 @@ def test_channels_of_categories_may_come_first() -> None:
     values = np.zeros((1, 2, 3, 4), np.uint8)
     values[0, 0, 1, 2], values[0, 1, 2, 3] = 4, 1
     encoder = Encoder(ObsSpec((one,)), [8], generator())
-    for found in (encoder({"obs": torch.from_numpy(values)}).numpy(), encoder.arrays({"obs": values})):
+    for found in (
+        encoder({"obs": torch.from_numpy(values)}).numpy(),
+        EncoderArrays(encoder)({"obs": values}),
+    ):
         hot = np.round(found.reshape(3, 4, 7) * np.sqrt(24), 5)
         assert hot[1, 2].tolist() == [0, 0, 0, 0, 1, 1, 0]
         assert hot[2, 3].tolist() == [1, 0, 0, 0, 0, 0, 1]
