@@ -101,7 +101,7 @@ def _train(config: TrainConfig, run_dir: Path, user: UserParts) -> RunResult:
         )
     if user.actor_agents and len(user.actor_agents) != config.n_actors:
         raise UsageError(
-            f"actor_agents has {len(user.actor_agents)} configurations for n_actors={config.n_actors}\n"
+            f"actor_agents has {len(user.actor_agents)} configurations for n_actors={config.n_actors or 'auto'}\n"
             "allowed: one for each actor"
         )
     if wrong := [own for own in user.actor_agents if type(own) is not type(config.agent)]:
@@ -113,7 +113,7 @@ def _train(config: TrainConfig, run_dir: Path, user: UserParts) -> RunResult:
             "evaluator and evaluation_env: an evaluator of your own has its own environment\n"
             "allowed: one of them"
         )
-    config, spec = preflight(config, folder=run_dir)
+    config, spec, decided = preflight(config, folder=run_dir)
     if (env := user.evaluation_env) is not None:
         if env.categories is None:  # those that its own first env steps show might be others
             env = replace(env, categories=config.env.categories)
@@ -125,4 +125,5 @@ def _train(config: TrainConfig, run_dir: Path, user: UserParts) -> RunResult:
         user = replace(user, evaluation_env=replace(env, action_mask=probed.action_mask))
     with directory.exclusive(run_dir) as path:
         directory.write_config(path, config)
-        return run.train(config, spec, path, directory.Launch([], command="train_async"), user=user)
+        launch = directory.Launch([], command="train_async")
+        return run.train(config, spec, path, launch, user=user, decided=decided)

@@ -20,10 +20,13 @@ from border_cli.checkpoints.manager import CheckpointManager
 from border_cli.config.registry import AGENTS, BUFFERS, find, import_path, import_plugins
 from border_cli.config.resolve import (
     confirm_episodes,
+    envs_per_actor,
     is_reproducible,
     lockstep_steps,
+    n_actors,
     ratio_tolerance,
     steps_natively,
+    threads,
 )
 from border_cli.config.resources import Sizes
 from border_cli.config.schema import AgentConfig, EnvConfig, TrainConfig
@@ -137,8 +140,8 @@ def make_loop(
         c.trainer.warmup_period,
         ratio_tolerance(c),
         c.trainer.max_env_steps,
-        c.n_actors,
-        c.actor_manager.envs_per_actor,
+        n_actors(c),
+        envs_per_actor(c),
     )
     telemetry = Telemetry(limiter, progress, resumed.seconds)
     parts = Components(
@@ -180,7 +183,7 @@ def compile_opt_steps(
             agent.compiling = partial(capture_opt_steps, agent.algorithm)
     elif c.agent.compile in ("true", "cached"):
         waits = is_reproducible(c)
-        compiler = GraphCompiler(agent, c.agent, c.plugins, spec, c.threads, waits, stop)
+        compiler = GraphCompiler(agent, c.agent, c.plugins, spec, threads(c), waits, stop)
         agent.compiling = compiler.poll
         closing.append(compiler.close)
 
@@ -224,7 +227,7 @@ def _make_source(
         sampler = Sampler(ReplayedEnv(env), agent, processor, seed_of, "actor 0")
         return InThreadSource(sampler, actors.n_envs, env.close)
     source: ExperienceSource = _factory("actor_manager", c.actor_manager.type)(
-        actors, run_columns(c, spec), c.n_actors, c.actor_manager, stop, observer.crashed
+        actors, run_columns(c, spec), n_actors(c), c.actor_manager, stop, observer.crashed
     )
     return source
 
@@ -281,7 +284,7 @@ def _make_progress(config: TrainConfig) -> Progress:
         warmup_period=t.warmup_period,
         ratio_target=t.opt_interval,
         replay_capacity=config.buffer.capacity,
-        n_actors=config.n_actors,
+        n_actors=n_actors(config),
         asynchronous=t.type == "async",
     )
 
@@ -330,13 +333,13 @@ def actor_spec(config: TrainConfig, user: UserParts | None = None) -> ActorSpec:
     """What every actor process of this run is made of."""
     user, lockstep, actors = user or UserParts(), config.trainer.lockstep, config.actor_manager
     rounds = Rounds(
-        config.n_actors, actors.envs_per_actor, lockstep_steps(config), config.trainer.max_env_steps
+        n_actors(config), envs_per_actor(config), lockstep_steps(config), config.trainer.max_env_steps
     )
     return ActorSpec(
         env=Factory(f"border_cli.build:{'resumable_env' if lockstep else 'actor_env'}", (config,)),
         policy=Factory("border_cli.build:actor_policy", (config, tuple(user.actor_agents))),
         processor=Factory("border_cli.build:actor_processor", (config, user.step_processor)),
-        n_envs=actors.envs_per_actor,
+        n_envs=envs_per_actor(config),
         n_buffer=actors.n_buffer,
         seed=config.seed,
         rounds=rounds if lockstep else None,

@@ -5,47 +5,35 @@ For `plan=true` also the plan: arithmetic over the speeds of the two sides of a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from contextlib import closing
+import math
+from collections.abc import Collection
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 
 from border_cli import build
-from border_cli.actors.sampler import Sampler
 from border_cli.checkpoints.contents import BEST, CHECKPOINTS, read_model
 from border_cli.checkpoints.store import newest_valid
 from border_cli.config import resources
 from border_cli.config.convert import to_plain
 from border_cli.config.registry import import_path, import_paths
-from border_cli.config.resolve import resolve
-from border_cli.config.resources import Plan, Sizes, Speeds
+from border_cli.config.resolve import envs_per_actor, resolve, threads, with_env_facts
+from border_cli.config.resources import Decision, Plan, Sizes
 from border_cli.config.schema import TrainConfig
-from border_cli.config.validate import least_capacity
-from border_cli.core.errors import BorderError, ExitCode, Interrupted, ResourceError, UsageError, first_line
+from border_cli.core.errors import BorderError, ExitCode, Interrupted, ResourceError, UsageError
 from border_cli.core.spaces import EnvSpec
-from border_cli.core.types import Items, empty_items
 from border_cli.display.format import size
 from border_cli.display.views import is_live
 from border_cli.envs.group import Probed
 from border_cli.runs.directory import RUNS, folder_error
 from border_cli.runs.locate import weights_directory
-from border_cli.runtime import forkserver, seeding
+from border_cli.runtime import forkserver
 from border_cli.runtime.signals import StopFlag, or_new
 
 _MAKING_S = 120.0
 """Limit of making the environments in a child."""
-PROBE_S = 2.0
-"""How long each side is measured."""
-REPLAY_ROWS = 4096
-"""In the replay that the opt steps sample from; fewer if the configuration has fewer."""
-_WARM_UP = 20
-"""Calls before measuring, as the first ones are slow; no more of them than PROBE_S has time for."""
 
 
 def preflight(
@@ -55,7 +43,7 @@ def preflight(
     overrides: Collection[str] = (),
     *,
     resuming: bool = False,
-) -> tuple[TrainConfig, EnvSpec]:
+) -> tuple[TrainConfig, EnvSpec, str]:
     """Make the environment once in a child process and check everything that needs its spaces or the machine.
 
     Args:
@@ -64,7 +52,8 @@ def preflight(
         resuming: Whether the weights are those of a checkpoint in the folder, so `init_from` has no effect.
 
     Returns:
-        The resolved configuration and the spaces of the environment.
+        The resolved configuration, the spaces of the environment, and for the banner why `auto` became what it is for
+        actors, environments and threads.
 
     Raises:
         UsageError for what the user can correct, ResourceError where the machine is too small, Interrupted.
@@ -73,11 +62,12 @@ def preflight(
         resources.check_folder(folder)
     except OSError as e:
         raise folder_error(e, folder) from e
+    largest = replace(config, n_actors=resources.most_actors(config, resources.cpus()))
     limit = resources.descriptor_limit()
-    resources.check_descriptors(config)
+    resources.check_descriptors(largest)
     if resources.descriptor_limit() != limit:
         forkserver.end_forkserver()  # it has the old limit
-    resources.check_tasks(config)
+    resources.check_tasks(largest)
     forkserver.start_early()  # before this process imports torch
     build.agent_module(config)  # imports torch while the forkserver does the same: the probe waits for that
     for key, path in import_paths(to_plain(config)).items():
@@ -86,29 +76,28 @@ def preflight(
     probed = probe_env(config, stop)
     spec = probed.spec
     build.check_spec(config, spec)
-    if "agent.channels" in overrides:
-        from border_cli.agents.nets import has_images
+    from border_cli.agents.nets import has_images, is_normalizable  # torch is imported by now
 
-        if not has_images(spec.inputs):
-            raise UsageError(
-                "agent.channels has no effect on these observations: none of them is an image\n"
-                "allowed: agent.channels with images, agent.hidden for layers on vectors"
-            )
-    if "agent.normalize_obs" in overrides:
-        from border_cli.agents.nets import is_normalizable
-
-        if not any(map(is_normalizable, spec.inputs.leaves)):
-            raise UsageError(
-                "agent.normalize_obs has no effect on these observations: images, discrete values and integers of a "
-                "small range are scaled by their bounds\n"
-                "allowed: agent.normalize_obs with boxes of floats, or of integers with a range above 255"
-            )
+    images = has_images(spec.inputs)
+    if "agent.channels" in overrides and not images:
+        raise UsageError(
+            "agent.channels has no effect on these observations: none of them is an image\n"
+            "allowed: agent.channels with images, agent.hidden for layers on vectors"
+        )
+    if "agent.normalize_obs" in overrides and not any(map(is_normalizable, spec.inputs.leaves)):
+        raise UsageError(
+            "agent.normalize_obs has no effect on these observations: images, discrete values and integers of a "
+            "small range are scaled by their bounds\n"
+            "allowed: agent.normalize_obs with boxes of floats, or of integers with a range above 255"
+        )
     _check_device(config.device)
     _check_precision(getattr(config.agent, "precision", "float32"), config.device)
     sizes = _sizes(config, spec)
+    work = math.inf if images else sizes.model / 4 * config.agent.batch_size
+    decision = _decide(with_env_facts(config, probed.action_mask, probed.categories), spec, work, stop)
     with_replay = sum(resources.disk_need(config, sizes, with_replay=True).values())
     resolved = resolve(
-        config,
+        resources.with_numbers(config, decision),
         action_mask=probed.action_mask,
         categories=probed.categories,
         replay_fits=with_replay <= resources.free_disk(folder),
@@ -118,7 +107,26 @@ def preflight(
     )
     resources.check_memory(resolved, sizes)
     resources.check_disk(resolved, sizes, folder)
-    return resolved, spec
+    return resolved, spec, decision.reason
+
+
+def _decide(config: TrainConfig, spec: EnvSpec, work: float, stop: StopFlag | None) -> Decision:
+    """What `auto` becomes for actors, environments and threads. Measures only what may and can change something.
+
+    work: see `resources.thread_counts`.
+    """
+    cpus = resources.cpus()
+    counts, why = resources.thread_counts(config, work, cpus)
+    envs = resources.env_counts(config)
+    measured = None
+    if envs or len(counts) > 1:
+        from border_cli import probes
+
+        envs = envs or (envs_per_actor(config),)
+        with or_new(stop) as flag:
+            measured = probes.measure(config, spec, envs, counts, probes.AUTO_S, flag)
+
+    return resources.decide(config, measured, cpus, why)
 
 
 def probe_env(config: TrainConfig, stop: StopFlag | None) -> Probed:
@@ -158,7 +166,7 @@ def _probe_error(error: forkserver.ChildError) -> BorderError:
 def _sizes(config: TrainConfig, spec: EnvSpec) -> Sizes:
     import torch
 
-    torch.set_num_threads(config.threads)  # before the first tensor, which starts them
+    torch.set_num_threads(threads(config))  # before the first tensor, which starts them
     try:
         return build.sizes(config, spec)
     except (MemoryError, RuntimeError) as e:
@@ -261,8 +269,11 @@ def make_plan(config: TrainConfig, spec: EnvSpec, folder: Path, stop: StopFlag) 
 
     Raises UsageError if the environment raises, Interrupted when asked to stop.
     """
+    from border_cli import probes
+
     sizes, cpus = build.sizes(config, spec), resources.cpus()
-    speeds = Speeds(_act(config, stop), _learn(config, spec, stop))
+    envs, own = envs_per_actor(config), threads(config)
+    speeds = probes.measure(config, spec, [envs], [own], probes.PLAN_S, stop).speeds(envs, own)
     return Plan(
         counts=resources.counts(config),
         memory=resources.memory_need(config, sizes),
@@ -276,73 +287,3 @@ def make_plan(config: TrainConfig, spec: EnvSpec, folder: Path, stop: StopFlag) 
         speeds=speeds,
         duration=resources.duration(config, speeds, cpus),
     )
-
-
-def act_alone(config: TrainConfig, seconds: float) -> float:
-    """Env steps/s of one actor over all of its environments, items included. Run in a child."""
-    spec = build.actor_spec(config)
-    actor_id = spec.actor_id(0, 0, config.n_actors)
-    with closing(build.actor_env(actor_id, config)) as env:
-        policy = build.actor_policy(actor_id, env.spec, config)
-        processor = build.actor_processor(actor_id, env.spec, config)
-        sampler = Sampler(env, policy, processor, partial(seeding.first_seed, config.seed, 0, 0))
-        sampler.begin()
-        everyone = list(range(env.n_envs))
-        return env.n_envs * _rate(lambda: sampler.sample(everyone, 0), seconds)
-
-
-def _act(config: TrainConfig, stop: StopFlag) -> float:
-    """Env steps/s of one actor, in a process of its own."""
-    try:
-        rate: float = forkserver.run_in_child(
-            act_alone, (config, PROBE_S), _MAKING_S + 10 * PROBE_S, should_stop=stop
-        )
-    except forkserver.ChildStopped as e:
-        raise Interrupted(stop.code or ExitCode.SIGTERM) from e
-    except (forkserver.ChildError, TimeoutError) as e:
-        raise UsageError(f"plan: an actor cannot be tried: {first_line(e)}") from e
-    return rate
-
-
-def _learn(config: TrainConfig, spec: EnvSpec, stop: StopFlag) -> float:
-    """Opt steps/s on rows made up, sampling included."""
-    rows = min(config.buffer.capacity, max(REPLAY_ROWS, 2 * least_capacity(config)))
-    small = replace(config, buffer=replace(config.buffer, capacity=rows))
-    agent, buffer = build.make_agent(small, spec), build.make_buffer(small, spec)
-    agent.train()
-    buffer.push(_made_up(spec, rows, config))
-
-    def opt_step() -> None:
-        if stop.code is not None:
-            raise Interrupted(stop.code)
-        agent.opt(buffer)
-
-    return _rate(opt_step, PROBE_S, agent.check_finite)  # which cannot answer before the device is done
-
-
-def _made_up(spec: EnvSpec, n: int, config: TrainConfig) -> Items:
-    """N rows of one stream: observations drawn at random where they are fractions, all else 0."""
-    rng = np.random.default_rng(0)
-    items = empty_items(build.run_columns(config, spec), n)
-    for leaf in spec.obs.leaves:
-        if np.dtype(leaf.dtype).kind == "f":
-            items[leaf.name][...] = rng.standard_normal(items[leaf.name].shape)
-    items["n_steps"][:] = 1
-    items["discount"][:] = config.agent.gamma
-    return items
-
-
-def _rate(call: Callable[[], object], seconds: float, finish: Callable[[], object] = lambda: None) -> float:
-    """Calls per second over this time, after calls that are not counted. finish: waits for work that is under way."""
-    began = monotonic()
-    for _ in range(_WARM_UP):
-        call()
-        if monotonic() - began > seconds:
-            break
-    finish()
-    began, n = monotonic(), 0
-    while (passed := monotonic() - began) < seconds or n == 0:
-        call()
-        n += 1
-    finish()
-    return n / max(passed, monotonic() - began)

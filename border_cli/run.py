@@ -20,7 +20,7 @@ from border_cli.checkpoints.store import InvalidCheckpointError
 from border_cli.config import resources
 from border_cli.config.convert import to_plain
 from border_cli.config.registry import import_paths
-from border_cli.config.resolve import is_reproducible
+from border_cli.config.resolve import is_reproducible, threads
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import (
     ActorLostError,
@@ -61,6 +61,7 @@ def train(
     stop: StopFlag | None = None,
     resumed: Resumed | None = None,
     user: build.UserParts | None = None,
+    decided: str = "",
 ) -> RunResult:
     """Train one run in its directory.
 
@@ -68,13 +69,14 @@ def train(
         spec: the environment's spaces, as `preflight` returns them.
         run_dir: a directory that this process holds exclusively and that has the configuration in it.
         launch: the command line, for provenance.json and the banner.
+        decided: why numbers that were `auto` became what they are, for the banner.
 
     Raises:
         BorderError: the run failed. Interrupted: it was asked to stop. Both are in summary.json.
     """
     import torch
 
-    torch.set_num_threads(config.threads)
+    torch.set_num_threads(threads(config))
     keep_freed_memory()
     with or_new(stop) as flag, nonblocking_stdout(), _resource_errors():
         console = Console()
@@ -83,7 +85,7 @@ def train(
         if resumed is None:
             files.start()
         with log_to(run_dir / "train.log", view.note):
-            _announce(config, spec, run_dir, launch, resumed, console)
+            _announce(config, spec, run_dir, launch, resumed, console, decided)
             closing: list[Callable[[], None]] = []
             try:
                 with _resource_errors():
@@ -292,6 +294,7 @@ def _announce(
     launch: Launch,
     resumed: Resumed | None,
     console: Console,
+    decided: str,
 ) -> None:
     """Write the banner to the log and the console, and to the log what is unusual about this machine."""
 
@@ -306,6 +309,7 @@ def _announce(
             directory.shown(run_dir),
             width,
             resumed="" if resumed is None else describe(config, resumed),
+            decided=decided,
         )
         return "\n".join(lines)
 
@@ -317,10 +321,10 @@ def _announce(
         _log.info(
             "the limit of file descriptors was raised from %d to %d", before, resources.descriptor_limit()
         )
-    if config.threads > cpus:
+    if threads(config) > cpus:
         _log.warning(
             "threads=%d, and the learner may use %d CPUs: more threads than CPUs make an opt step slower",
-            config.threads,
+            threads(config),
             cpus,
         )
     if config.recorder.console != "none":

@@ -29,6 +29,11 @@ def report() -> int:
     return _run("border_cli.cli.report")
 
 
+def bench() -> int:
+    """`border-bench`. Returns the exit code."""
+    return _run("border_cli.cli.bench")
+
+
 def _run(module: str, begin: Callable[[], None] = lambda: None) -> int:
     # A parent process may have had SIGINT ignored, as `nohup` does for SIGHUP: that stays.
     by_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -142,9 +142,12 @@ def _wrapped(text: str, indent: int) -> list[str]:
 
 
 def complete_train(request: Sequence[str], hydra: Any, suggestions: Sequence[str]) -> int:
-    """Answer a shell for border-train: Hydra completes groups and keys, we complete flags and paths. The exit code."""
+    """Answer a shell for border-train and border-bench: Hydra completes groups and keys, we flags and paths."""
     action, _, word = _parse_request(request)
-    if action == "query" and word.startswith((*_PATH_KEYS, "-")):
+    own = [
+        name for name in suggestions if name.endswith("=")
+    ]  # settings of the command beside the keys: paths
+    if action == "query" and word.startswith((*_PATH_KEYS, *own, "-")):
         key, equals, path = word.partition("=")
         folders = [f"{key}={folder}" for folder in _folders(path)] if equals else []
         show("\n".join([*folders, *(name for name in suggestions if name.startswith(word))]))

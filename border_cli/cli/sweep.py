@@ -104,8 +104,8 @@ def _train(config: TrainConfig, run_dir: Path, launch: Launch) -> tuple[int, flo
     from border_cli.run import train
 
     with StopFlag() as stop:
-        config, spec = preflight(config, stop, run_dir, launch.typed)
+        config, spec, decided = preflight(config, stop, run_dir, launch.typed)
         with exclusive(run_dir) as held:
             write_config(held, config)
-            result = train(config, spec, held, launch, stop)
+            result = train(config, spec, held, launch, stop, decided=decided)
     return int(result.code), math.nan if result.best is None else result.best.mean

@@ -126,12 +126,15 @@ def _train(composed: Composed, launch: Launch) -> int:
     from border_cli.run import train
 
     with StopFlag() as stop:
-        config, spec = preflight(composed.config, stop, composed.run_dir or RUNS, launch.typed)
+        config, spec, decided = preflight(composed.config, stop, composed.run_dir or RUNS, launch.typed)
         _end_imports()
         run_dir = composed.run_dir or create_run(composed.run_name)
         with exclusive(run_dir.absolute()) as held:  # hydra.job.chdir may change the working folder
             write_config(held, config)
-            return int(composed.run_as_job(held, lambda: train(config, spec, held, launch, stop)).code)
+            result = composed.run_as_job(
+                held, lambda: train(config, spec, held, launch, stop, decided=decided)
+            )
+            return int(result.code)
 
 
 def _plan(composed: Composed, launch: Launch) -> int:
@@ -144,11 +147,12 @@ def _plan(composed: Composed, launch: Launch) -> int:
 
     folder = composed.run_dir or RUNS
     with StopFlag() as stop:
-        config, spec = preflight(composed.config, stop, folder, launch.typed)
+        config, spec, decided = preflight(composed.config, stop, folder, launch.typed)
         plan = make_plan(config, spec, folder, stop)
     replay, note, console = plan.memory["replay"], preset_note(config), Console()
     counts = (replay, plan.processes, plan.threads)
-    show("\n".join(banner(config, launch.typed, *counts, note, None, line_width(console))))
+    lines = banner(config, launch.typed, *counts, note, None, line_width(console), decided=decided)
+    show("\n".join(lines))
     print_plan(console, plan)
     return ExitCode.DONE
 
@@ -210,19 +214,30 @@ def _split_resume(argv: Sequence[str]) -> tuple[str | None, list[str]]:
 def _resume_named(name: str, overrides: Sequence[Override], launch: Launch) -> int:
     """Continue this run. The exit code. Raises BorderError for what is refused; the run is then unchanged."""
     run_dir = run_directory(Path(name))
+    stored, config = stored_config(run_dir, overrides, RESUME)
+    return _resume(run_dir, stored, config, launch)
+
+
+def stored_config(
+    run_dir: Path, overrides: Sequence[Override], command: str
+) -> tuple[TrainConfig, TrainConfig]:
+    """The configuration of a run, and the same with the overrides, checked. command: for messages.
+
+    Modules that the run names are imported only if the user may trust them; see `border_cli.runs.trust`.
+    """
     check_plain(run_dir)
-    data = read_config_data(run_dir)
+    data, typed = read_config_data(run_dir), override_values(overrides)
     plugins, env = data.get("plugins"), data.get("env")
     modules = [name for name in plugins if isinstance(name, str)] if isinstance(plugins, list) else []
     code = trust.code_of(modules, env if isinstance(env, dict) else {}, registry.import_paths(data))
-    own, typed = trust.is_own(read_run_id(run_dir), code), typed_code(overrides)
-    trust.check_plugins(modules, typed, own)
+    own, named = trust.is_own(read_run_id(run_dir), code), typed_code(overrides)
+    trust.check_plugins(modules, named, own)
     registry.import_plugins(modules)
     stored = reopen(to_config(data))
-    config = _with_overrides(stored, overrides, launch.typed)
-    trust.check_env(config.env, typed, own)
-    trust.check_parts(registry.import_paths(to_plain(config)), launch.typed, own)
-    return _resume(run_dir, stored, config, launch)
+    config = _with_overrides(stored, overrides, typed, command)
+    trust.check_env(config.env, named, own)
+    trust.check_parts(registry.import_paths(to_plain(config)), typed, own)
+    return stored, config
 
 
 def _resume_unfinished(composed: Composed, launch: Launch) -> int:
@@ -254,11 +269,11 @@ def _resume(run_dir: Path, stored: TrainConfig, config: TrainConfig, launch: Lau
     with tracebacks(config.debug), StopFlag() as stop, locked(run_dir):
         check_provenance(run_dir)
         resuming = bool(list_steps(run_dir / CHECKPOINTS))
-        config, spec = preflight(config, stop, run_dir, launch.typed, resuming=resuming)
+        config, spec, decided = preflight(config, stop, run_dir, launch.typed, resuming=resuming)
         _end_imports()
         resumed = read_resumed(run_dir, config, wanted)
         check_spec(resumed, spec)
-        return int(train(config, spec, run_dir, launch, stop, resumed).code)
+        return int(train(config, spec, run_dir, launch, stop, resumed, decided=decided).code)
 
 
 def _end_imports() -> None:
@@ -268,7 +283,9 @@ def _end_imports() -> None:
         gc.enable()
 
 
-def _with_overrides(stored: TrainConfig, overrides: Sequence[Override], typed: dict[str, str]) -> TrainConfig:
+def _with_overrides(
+    stored: TrainConfig, overrides: Sequence[Override], typed: dict[str, str], command: str
+) -> TrainConfig:
     check_single(overrides)
     check_overrides(typed)
     changed = to_plain(stored)
@@ -276,10 +293,10 @@ def _with_overrides(stored: TrainConfig, overrides: Sequence[Override], typed: d
         key = override.key_or_group
         if key in GROUPS:
             raise UsageError(
-                f"{RESUME}: {key}={override.value()} chooses a group, and a resumed run keeps its own\n"
+                f"{command}: {key}={override.value()} chooses a group, and a stored run keeps its own\n"
                 f"allowed: single values, such as {key}.<key>=<value>, or a new run with init_from=<run>"
             )
-        set_value(changed, override, command=RESUME)
+        set_value(changed, override, command=command)
     config = with_typed_budget(to_config(changed), typed)
     validate(config)
     check_effect(config, typed)

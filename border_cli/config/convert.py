@@ -276,7 +276,8 @@ def _value(key: str, hint: Any, info: OptionInfo, value: Any) -> Any:
         return _convert(kind, info, value)
     except ValueError as e:
         allowed = ", ".join(info.choices) or f"{_kind_name(kind)} {describe_range(info)}".rstrip()
-        allowed += (", or null" if optional else "") + (f" ({info.unit})" if info.unit else "")
+        allowed += ", or auto" if info.auto else ", or null" if optional else ""
+        allowed += f" ({info.unit})" if info.unit else ""
         match = nearest(value, info.choices) if isinstance(value, str) else None
         raise ConfigError(key, f"{key}: {e}\nallowed: {allowed}; {info.help}{nearest_line(match)}") from None
 

@@ -83,11 +83,8 @@ def resolve(
         resolved.evaluator.type = "process" if may_evaluate_beside(config) and cpus() > 1 else "inline"
     if config.evaluator.confirm:
         resolved.evaluator.confirm_episodes = confirm_episodes(config.evaluator)
+    resolved.env = with_env_facts(config, action_mask, categories).env
     resolved.env.native = "always" if steps_natively(config) else "never"
-    if config.env.action_mask == "auto":
-        resolved.env.action_mask = action_mask
-    if config.env.categories is None:
-        resolved.env.categories = categories
     opt_steps = counts(config).opt_steps
     resolved.buffer = resolved.buffer.resolve(opt_steps)
     if config.buffer.device == "auto":
@@ -95,12 +92,22 @@ def resolve(
     if config.device.startswith("cuda") and getattr(config.agent, "compile", None) == "auto":
         # Capturing takes no time, and happens before the first opt step.
         resolved.agent = replace(resolved.agent, compile="true")  # type: ignore[call-arg]
-    resolved.agent = resolved.agent.resolve(opt_steps, config.device == "cpu" and not is_reproducible(config))
+    resolved.agent = resolved.agent.resolve(opt_steps, may_switch(config))
     if config.checkpoint.replay == "auto":
         resolved.checkpoint.replay = "full" if replay_fits else "none"
     if config.recorder.console == "auto":
         resolved.recorder.console = "screen" if screen else "plain"
     return resolved
+
+
+def with_env_facts(config: TrainConfig, action_mask: str, categories: dict[str, list[int]]) -> TrainConfig:
+    """The configuration with what the environment has shown, where that was left open."""
+    env = replace(config.env)
+    if env.action_mask == "auto":
+        env.action_mask = action_mask
+    if env.categories is None:
+        env.categories = categories
+    return replace(config, env=env)
 
 
 def reopen(stored: TrainConfig) -> TrainConfig:
@@ -131,6 +138,10 @@ def inherit(config: TrainConfig, stored: TrainConfig) -> TrainConfig:
         inherited.checkpoint.replay = stored.checkpoint.replay
     if config.evaluator.type == "auto":
         inherited.evaluator.type = stored.evaluator.type
+    inherited.n_actors = config.n_actors or stored.n_actors
+    inherited.threads = config.threads or stored.threads
+    manager = inherited.actor_manager
+    manager.envs_per_actor = manager.envs_per_actor or stored.actor_manager.envs_per_actor
     if config.trainer.lockstep_steps is None:
         inherited.trainer.lockstep_steps = stored.trainer.lockstep_steps
     if config.init_from is not None and stored.init_from is not None:  # a path such as runs/latest moves on
@@ -155,9 +166,24 @@ def with_typed_budget(config: TrainConfig, overrides: Mapping[str, Any]) -> Trai
     return replace(config, trainer=replace(config.trainer, **other))
 
 
+def n_actors(config: TrainConfig) -> int:
+    """Number of actors; the smallest one that is allowed while it is left open."""
+    return config.actor_manager.min_actors if config.n_actors is None else config.n_actors
+
+
+def envs_per_actor(config: TrainConfig) -> int:
+    """Environments of each actor; 1 while that is left open."""
+    return config.actor_manager.envs_per_actor or 1
+
+
+def threads(config: TrainConfig) -> int:
+    """Threads of the learner; 1 while that is left open."""
+    return config.threads or 1
+
+
 def streams(config: TrainConfig) -> int:
     """Number of environments that are stepped for training; each is one stream of rows."""
-    return config.n_actors * config.actor_manager.envs_per_actor
+    return n_actors(config) * envs_per_actor(config)
 
 
 def ratio_tolerance(config: TrainConfig) -> int:
@@ -187,7 +213,7 @@ def may_evaluate_beside(config: TrainConfig) -> bool:
 
 def steps_natively(config: TrainConfig) -> bool:
     """Whether ALE steps the Atari games of an actor in its own threads."""
-    pays = config.actor_manager.envs_per_actor > 1 and not is_reproducible(config)
+    pays = envs_per_actor(config) > 1 and not is_reproducible(config)
     return config.env.native == "always" or (config.env.native == "auto" and is_game(config) and pays)
 
 
@@ -197,6 +223,11 @@ def is_game(config: TrainConfig) -> bool:
     return (
         env.preprocess == "atari" and _GAME.fullmatch(env.id) is not None and not (env.kwargs or env.wrappers)
     )
+
+
+def may_switch(config: TrainConfig) -> bool:
+    """Whether opt steps may become compiled ones in the middle of the run."""
+    return config.device == "cpu" and not is_reproducible(config)
 
 
 def is_reproducible(config: TrainConfig) -> bool:

@@ -214,7 +214,13 @@ class ActorManagerConfig:
     """How the actors are run."""
 
     type: str = option("process", "where actors run: process, or `module:name` of a manager")
-    envs_per_actor: int = option(1, "environments stepped together by one actor", unit="environments", ge=1)
+    envs_per_actor: int | None = option(
+        1,
+        "environments stepped together by one actor; auto: as many as keep the learner busy",
+        unit="environments",
+        ge=1,
+        auto=True,
+    )
     n_buffer: int = option(
         64, "an actor hands over its rows after this many env steps, or 50 ms", unit="env steps", ge=1
     )
@@ -403,10 +409,21 @@ class TrainConfig:
     preset: PresetConfig = field(default_factory=PresetConfig)
     seed: int = option(0, "seed of all random streams", unit="seed", ge=0, le=2**63 - 1)
     device: str = option("cpu", "where the learner computes: cpu, cuda, cuda:1, mps")
-    n_actors: int = option(
-        1, "number of actors, each in a process of its own", unit="processes", ge=1, le=1024
+    n_actors: int | None = option(
+        1,
+        "number of actors, each in a process of its own; auto: as many as keep the learner busy",
+        unit="processes",
+        ge=1,
+        le=1024,
+        auto=True,
     )
-    threads: int = option(1, "torch threads of the learner", unit="threads", ge=1)
+    threads: int | None = option(
+        1,
+        "torch threads of the learner; auto: as many as make it clearly faster on the cores that the actors leave idle",
+        unit="threads",
+        ge=1,
+        auto=True,
+    )
     init_from: str | None = option(None, "run or checkpoint whose weights the new run starts from")
     init_from_parts: str = option(
         "all", "what to take from init_from: all networks, or the policy alone", choices=("all", "policy")

@@ -11,9 +11,11 @@ from collections.abc import Collection, Iterator
 from border_cli.config import presets
 from border_cli.config.resolve import (
     confirm_episodes,
+    envs_per_actor,
     is_game,
     is_reproducible,
     may_evaluate_beside,
+    n_actors,
     ratio_tolerance,
     streams,
 )
@@ -45,6 +47,15 @@ def validate(config: TrainConfig) -> None:
         for fails, problem, allowed in checks(config):
             if fails:
                 raise UsageError(f"{problem}\nallowed: {allowed}")
+
+
+def is_valid(config: TrainConfig) -> bool:
+    """Whether every cross-check passes."""
+    try:
+        validate(config)
+    except UsageError:
+        return False
+    return True
 
 
 def check_overrides(overrides: Collection[str]) -> None:
@@ -184,7 +195,7 @@ def _compiling(config: TrainConfig) -> Checks:
 
 
 def _actors(config: TrainConfig) -> Checks:
-    t, n_actors, manager = config.trainer, config.n_actors, config.actor_manager
+    t, actors, manager = config.trainer, n_actors(config), config.actor_manager
     sync = t.type == "sync"
     yield (
         not re.fullmatch(r"cpu|mps|cuda(:\d+)?", config.device),
@@ -192,14 +203,19 @@ def _actors(config: TrainConfig) -> Checks:
         "cpu, cuda, cuda:<number>, mps",
     )
     yield (
-        sync and n_actors != 1,
-        f"n_actors={n_actors}: trainer=sync acts in the learner's own thread, as one actor",
+        sync and actors != 1,
+        f"n_actors={actors}: trainer=sync acts in the learner's own thread, as one actor",
         "trainer=async trainer.lockstep=true, where the same seed gives the same bits as well,\n"
         "or more environments with actor_manager.envs_per_actor",
     )
     yield (
-        manager.min_actors > n_actors,
-        f"actor_manager.min_actors={manager.min_actors} are more than n_actors={n_actors}",
+        t.opt_interval is None and None in (config.n_actors, manager.envs_per_actor),
+        "trainer.opt_interval=null enforces no ratio, so no number of actors or environments is enough for `auto`",
+        "a number of n_actors and of actor_manager.envs_per_actor, or of trainer.opt_interval",
+    )
+    yield (
+        manager.min_actors > actors,
+        f"actor_manager.min_actors={manager.min_actors} are more than n_actors={actors}",
         "min_actors <= n_actors",
     )
     yield (
@@ -223,7 +239,7 @@ def _actors(config: TrainConfig) -> Checks:
         "a number > 0 (env steps), or trainer=async",
     )
     # An env step completes up to two rows: its own, and the final observation of the episode it ends.
-    needed = 2 * (manager.n_buffer + manager.envs_per_actor)
+    needed = 2 * (manager.n_buffer + envs_per_actor(config))
     yield (
         not sync and manager.ring_rows < needed,
         f"actor_manager.ring_rows={manager.ring_rows} cannot take what an actor hands over at once",

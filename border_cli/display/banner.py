@@ -14,7 +14,7 @@ from rich.console import Console
 import border_cli
 from border_cli.config import presets
 from border_cli.config.convert import as_typed, known_keys, to_plain
-from border_cli.config.resolve import is_reproducible, reopen
+from border_cli.config.resolve import envs_per_actor, is_reproducible, n_actors, reopen
 from border_cli.config.schema import GROUPS, BufferConfig, TrainConfig
 from border_cli.display import format
 
@@ -37,6 +37,7 @@ def banner(
     run_dir: Path | None,
     width: int = WIDTH,
     resumed: str = "",
+    decided: str = "",
 ) -> list[str]:
     """Lines for a person, none wider than `width` unless a single word is.
 
@@ -47,6 +48,7 @@ def banner(
         preset_note: see `preset_note`.
         run_dir: None for a plan.
         resumed: what the run resumes from; empty for a new run.
+        decided: what `auto` became, and why; empty where nothing was measured or left open.
     """
     by_hand, by_file = _differences(config, typed)
     kept = "not part of checkpoints" if config.checkpoint.replay == "none" else "part of each checkpoint"
@@ -60,6 +62,7 @@ def banner(
         ("typed", "  ".join(by_hand)),
         ("changed", "  ".join(by_file)),
         ("replay", f"{format.size(replay_bytes)} for {rows_of}, {kept}"),
+        ("auto", decided),
         ("machine", f"{n_processes}, {format.counted(threads, 'compute thread')}"),
         ("run", "" if run_dir is None else str(run_dir)),
     )
@@ -90,12 +93,12 @@ def preset_note(config: TrainConfig) -> str:
 
 
 def _what(config: TrainConfig) -> str:
-    envs = config.actor_manager.envs_per_actor
+    envs = envs_per_actor(config)
     if config.trainer.type == "sync":
         acting = f"sync with {format.counted(envs, 'environment')}"
     else:
         each = f" of {format.counted(envs, 'environment')}" if envs > 1 else ""
-        acting = f"{config.trainer.type} with {format.counted(config.n_actors, 'actor')}{each}"
+        acting = f"{config.trainer.type} with {format.counted(n_actors(config), 'actor')}{each}"
     bits = "" if is_reproducible(config) else ", not reproducible"
     return f"{title(config)}, {acting}, device {config.device}, seed {config.seed}{bits}"
 

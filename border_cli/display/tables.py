@@ -13,10 +13,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from border_cli.config.resources import Plan
+from border_cli.config.resolve import n_actors
+from border_cli.config.resources import Bench, Plan, RunSpeeds
+from border_cli.config.schema import TrainConfig
 from border_cli.core.progress import Progress, RunResult, SweepJob
 from border_cli.core.types import ActorStat
 from border_cli.display import format
+from border_cli.display.advice import advice
 from border_cli.display.stdout import SafeStream, printable
 
 _PLAIN_WIDTH = 1000
@@ -40,10 +43,15 @@ def print_end_tables(console: Console, progress: Progress, result: RunResult, ne
     if result.actors:
         tables.append(actor_table(result.actors))
     print_tables(console, tables)
-    for name, text in (("bound", result.bound), ("expected", result.expected), ("next", next_command)):
+    _print_lines(console, ("bound", result.bound), ("expected", result.expected), ("next", next_command))
+
+
+def _print_lines(console: Console, *lines: tuple[str, str]) -> None:
+    """Print each text with its name in front, if there is one."""
+    for name, text in lines:
         if text:
             line = f"{name:<8} {text}"
-            if console.is_terminal and name != "next":  # a command stays in one piece, to be copied
+            if console.is_terminal and name not in ("next", "try"):  # what is to be copied stays in one piece
                 line = textwrap.fill(line, console.width, subsequent_indent=" " * 9, break_on_hyphens=False)
             SafeStream(lambda: console.file).attempt(
                 partial(console.print, line, markup=False, highlight=False, soft_wrap=True)
@@ -190,6 +198,37 @@ def print_plan(console: Console, plan: Plan) -> None:
     add_row(time, "training", format.duration(plan.duration.seconds))
     add_row(time, "not included", "start, evaluations, checkpoints")
     print_tables(console, [does, memory, disk, time])
+
+
+def print_bench(
+    console: Console, config: TrainConfig, found: Bench, cpus: int, run: RunSpeeds | None
+) -> None:
+    """Print what border-bench measured, predicts and recommends. run: to compare with. A closed console is no error."""
+    ceilings = make_table("alone", "", "per second", "")
+    for what, (rate, unit) in found.ceilings.items():
+        add_row(ceilings, what, format.rate(rate), unit)
+    p, compared = found.predicted, () if run is None else ("records of the run", "whole run")
+    predicted = make_table("together", "", "predicted", *compared)
+    for i, (what, rate) in enumerate((("env steps/s", p.env_steps), ("opt steps/s", p.opt_steps))):
+        others = [] if run is None else [format.rate(run.typical[i]), format.rate(run.whole[i])]
+        add_row(predicted, what, format.rate(rate), *others)
+    add_row(predicted, "slower side", _BOUND[p.bound_by], *("" for _ in compared))
+    add_row(predicted, "not included", "start, evaluations, checkpoints", *("" for _ in compared))
+    print_tables(console, [ceilings, predicted])
+    t = config.trainer
+    progress = Progress(
+        phase="training",
+        opt_steps=1,
+        env_steps=t.warmup_period + 1,
+        warmup_period=t.warmup_period,
+        ratio_target=t.opt_interval,
+        ratio_actual=p.env_steps / p.opt_steps,
+        actors_blocked=p.actors_blocked,
+        learner_blocked=p.learner_blocked,
+        n_actors=n_actors(config),
+        asynchronous=t.type == "async",
+    )
+    _print_lines(console, ("bound", advice(progress, cpus)), ("try", " ".join(found.recommended)))
 
 
 def _add_sizes(table: Table, sizes: Mapping[str, int]) -> None:

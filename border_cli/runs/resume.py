@@ -14,6 +14,7 @@ from border_cli.config.resolve import (
     BUDGETS,
     Change,
     changes,
+    envs_per_actor,
     inherit,
     is_reproducible,
     keeps_the_bits,
@@ -181,7 +182,7 @@ def _keeps(config: TrainConfig, state: RunState, change: Change) -> bool:
     if change.key == "trainer.max_env_steps" and change.before is not None:
         rounds = state.actors.values.get("rounds", {})
         started = rounds.get("env_steps") if config.trainer.lockstep else state.loop["limiter"]["env_steps"]
-        group = 1 if config.trainer.lockstep else config.actor_manager.envs_per_actor
+        group = 1 if config.trainer.lockstep else envs_per_actor(config)
         cut = config.trainer.lockstep or change.before % group > 0
         if not isinstance(started, int) or (started >= change.before and cut):
             return False

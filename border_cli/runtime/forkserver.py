@@ -45,7 +45,7 @@ _CHILD_ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "CUDA_VISIBLE_DEVICES": "",
 }
-_COMMANDS = ("border-train", "border-eval")
+_COMMANDS = ("border-train", "border-eval", "border-bench")
 """The scripts that an installer makes of our entry points."""
 _POLL_S = 0.1
 _KILL_TIMEOUT_S = 5.0

@@ -161,6 +161,8 @@ def test_a_run_imports_torch_late_and_not_its_compiler(agent_and_env, tmp_path):
         ("eval", "runs/latest che", "checkpoint= checkpoint=best checkpoint=last"),
         ("eval", "--v", "--version"),
         ("report", "runs/", "runs/2026-01-01/ runs/latest/"),
+        ("bench", "env=lun", "env=lunarlander env=lunarlandercontinuous"),
+        ("bench", "run=runs/l", "run=runs/latest/"),
     ],
 )
 def test_the_shell_completes(command, line, expected, tmp_path, monkeypatch, capsys):
@@ -172,7 +174,7 @@ def test_the_shell_completes(command, line, expected, tmp_path, monkeypatch, cap
     assert capsys.readouterr().out.split() == expected.split()
 
 
-@pytest.mark.parametrize("command", ["border-train", "border-eval", "border-report"])
+@pytest.mark.parametrize("command", ["border-train", "border-eval", "border-report", "border-bench"])
 def test_completion_is_installed_by_hydras_scripts(command, monkeypatch, capsys):
     module = importlib.import_module(f"border_cli.cli.{command.partition('-')[2]}")
     monkeypatch.setattr(sys, "argv", [command])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import border_cli
-from border_cli import preflight
+from border_cli import probes
 from border_cli.agents.dqn.config import DqnConfig
 from border_cli.cli.train import main
 from border_cli.config.resources import available_memory
@@ -21,7 +21,7 @@ SHORT = ("env=cartpole", "trainer.max_opts=40", "trainer.eval_interval=null")
 
 @pytest.fixture
 def short_probe(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "PROBE_S", 0.1)
+    monkeypatch.setattr(probes, "PLAN_S", 0.1)
 
 
 @pytest.mark.parametrize("shape", [("n_actors=3",), ("trainer=sync", "threads=2")])
@@ -87,7 +87,7 @@ def test_an_environment_that_raises_when_stepped_is_named(
         "trainer.max_opts=40",
     )
     assert main(tiny(*args, "plan=true")) == 2
-    assert capsys.readouterr().err.splitlines()[-1].startswith("error: plan: an actor cannot be tried")
+    assert capsys.readouterr().err.splitlines()[-1].startswith("error: an actor cannot be tried")
 
 
 def test_training_from_python_refuses_a_plan(workplace: Path) -> None:

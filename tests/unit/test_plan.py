@@ -112,6 +112,7 @@ def test_processes_threads_and_descriptors() -> None:
     assert resources.descriptors_need(sync) == resources.LEARNER_DESCRIPTORS
 
 
+LOOP = resources.LOOP_S
 SYNC = {"n_actors": 1, "type": "sync", "max_opts": 500}
 FREE = {"n_actors": 3, "opt_interval": None, "max_opts": 500, "max_env_steps": 6_000}
 
@@ -120,17 +121,17 @@ FREE = {"n_actors": 3, "opt_interval": None, "max_opts": 500, "max_env_steps": 6
     ("trainer", "speeds", "cpus", "seconds", "bound_by"),
     [
         # 100 env steps of warm-up by 4 actors, then 500 opt steps, each with 2 env steps
-        ({"max_opts": 500}, (1_000, 100), 16, 0.025 + 500 * 0.01, "learning"),
+        ({"max_opts": 500}, (1_000, 100), 16, 0.025 + 500 * (0.01 + LOOP), "learning"),
         ({"max_opts": 500}, (10, 100), 16, 2.5 + 500 * 0.05, "acting"),
-        ({"max_opts": 500}, (100, 100), 2, 0.5 + 500 * (0.02 + 0.01) / 2, "CPUs"),
-        (SYNC, (1_000, 100), 16, 0.1 + 500 * (0.002 + 0.01), "learning"),  # both sides alternate
+        ({"max_opts": 500}, (100, 100), 2, 0.5 + 500 * (0.02 + 0.01 + LOOP) / 2, "CPUs"),
+        (SYNC, (1_000, 100), 16, 0.1 + 500 * (0.002 + 0.01 + LOOP), "learning"),  # both sides alternate
         # free-running sides share the CPUs until one budget is used up
         (FREE, (1_000, 100), 16, 2.0, "acting"),
         (FREE, (1_000, 100), 2, 4.0, "acting"),
-        (FREE, (1_000, 1_000), 4, 0.5, "learning"),
+        (FREE, (1_000, 1_000), 4, 500 * (0.001 + LOOP), "learning"),
         ({"max_time": 3.0}, (1, 1), 1, 3.0, "max_time"),
         ({"max_time": 3.0, "max_opts": 500}, (1, 1), 1, 3.0, "max_time"),
-        ({"max_time": 1e9, "max_opts": 500}, (1, 1), 1, 100 + 500 * 3.0, "CPUs"),
+        ({"max_time": 1e9, "max_opts": 500}, (1, 1), 1, 100 + 500 * (3.0 + LOOP), "CPUs"),
     ],
 )
 def test_the_estimated_time_and_what_bounds_it(

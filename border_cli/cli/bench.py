@@ -1,0 +1,118 @@
+"""`border-bench`: measure each part of a run on this machine, predict the run's speed, and recommend settings.
+
+It takes the overrides of border-train, composes and checks them alike, and makes no run directory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+
+from border_cli.cli.compose import Composer
+from border_cli.cli.errors import run_command, tracebacks
+from border_cli.cli.help import complete_train
+from border_cli.cli.overrides import Parser, override_names, override_values, parse_overrides, some_text
+from border_cli.cli.train import stored_config
+from border_cli.config import registry
+from border_cli.config.resources import RunSpeeds, cpus
+from border_cli.config.schema import TrainConfig
+from border_cli.core.errors import ExitCode, UsageError
+from border_cli.recorders.jsonl import METRICS_FILE, read_jsonl
+from border_cli.runs.locate import run_directory
+from border_cli.runs.summary import read_summary
+from border_cli.runtime.signals import StopFlag
+
+HELP = """\
+border-bench measures each part of a run alone on this machine, in less than a minute: the environment, acting, the way of
+the rows to the replay, sampling, opt steps, publishing models. From that it predicts how fast the run trains and what
+limits it, and recommends settings. It trains nothing and writes no run; the first time it compiles the opt step, which
+takes up to half a minute more and is kept for runs.
+
+  border-bench [group=option …] [key=value …]     the overrides of border-train (border-train --help)
+  border-bench run=RUN [key=value …]              with the configuration of a run, beside the speed that it had
+
+Flags
+  -cd, --config-dir DIR     as for border-train
+  -sc install=bash          set up completion: eval "$(border-bench -sc install=bash)" (also zsh, fish)
+  -h, --help  --version
+
+Examples
+  border-bench agent=dqn env=cartpole n_actors=4
+  border-bench agent=sac env=halfcheetah threads=2
+  border-bench run=runs/latest
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command. argv: its arguments, by default those of the process. Returns the exit code."""
+    return run_command(_dispatch, argv)
+
+
+def _dispatch(argv: Sequence[str]) -> int:
+    parser = Parser("border-bench")
+    parser.add_argument("--config-dir", "-cd")
+    parser.add_setting("run", some_text)
+    flags, rest = parser.read(argv)
+    if parser.show_page(flags, HELP):
+        return ExitCode.DONE
+    completing = bool(flags.shell_completion)
+    overrides = parse_overrides([] if completing else rest)
+    typed = override_values(overrides)
+    for key in ("plan", "init_from", "resume"):
+        if key in typed:
+            raise UsageError(
+                f"{key} has no effect in border-bench, which trains nothing\nallowed: border-train {key}=…"
+            )
+    registry.import_installed_plugins()
+    registry.import_plugins(override_names(overrides, "plugins"))
+    run_dir = None if flags.run is None else run_directory(Path(flags.run))
+    speeds = None if run_dir is None else _speeds_of(run_dir)
+    if run_dir is not None:
+        _, config = stored_config(run_dir, overrides, "border-bench")
+    else:
+        with Composer(overrides, flags.config_dir) as composer:
+            if completing:
+                return complete_train(rest, composer.hydra, parser.suggestions)
+            config = composer.compose().config
+    with tracebacks(config.debug):
+        _bench(config, typed, speeds)
+    return ExitCode.DONE
+
+
+def _bench(config: TrainConfig, typed: Mapping[str, str], speeds: RunSpeeds | None) -> None:
+    """Measure, and show the tables. speeds: of a run. Raises Interrupted when asked to stop."""
+    from rich.console import Console
+
+    from border_cli.display.tables import print_bench
+    from border_cli.preflight import preflight  # not earlier: they import torch
+    from border_cli.probes import bench
+
+    with StopFlag() as stop:
+        resolved, spec, _ = preflight(config, stop, overrides=typed, resuming=True)
+        found = bench(resolved, spec, stop)
+    print_bench(Console(), resolved, found, cpus(), speeds)
+
+
+def _speeds_of(run_dir: Path) -> RunSpeeds:
+    """What a run has recorded of its speed. Raises UsageError if there is nothing."""
+    summary = read_summary(run_dir)
+    whole = summary.get("throughput") or {}
+    if not whole:
+        raise UsageError(
+            f"run={run_dir}: its summary has no speed: {summary.get('status', 'there is no summary')}\n"
+            "allowed: a run that has ended"
+        )
+    try:
+        records = read_jsonl(run_dir / METRICS_FILE)
+    except (OSError, ValueError):
+        records = []  # recorder.jsonl=false
+
+    def typical(name: str) -> float | None:
+        values = [record[name] for record in records if record["opt_steps"] > 0 and record.get(name)]
+        return median(values) if values else None
+
+    return RunSpeeds(
+        (typical("throughput/samples_per_sec"), typical("throughput/opt_steps_per_sec")),
+        (whole.get("samples_per_sec"), whole.get("opt_steps_per_sec")),
+    )

@@ -1,0 +1,319 @@
+"""Speeds of a run's parts, each measured alone on this machine: for `plan=true`, for what is `auto`, and for border-bench.
+
+The two sides of a run are measured as they run later: an actor in a child process, the learner in this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from statistics import median
+from time import monotonic
+from typing import Any
+
+import numpy as np
+import torch
+
+from border_cli import build
+from border_cli.actors.sampler import Sampler
+from border_cli.agents.agent import NetworkAgent
+from border_cli.agents.config import NetworkConfig
+from border_cli.agents.graph import GraphCompiler
+from border_cli.config import resources
+from border_cli.config.registry import import_plugins
+from border_cli.config.resolve import envs_per_actor, may_switch, n_actors, ratio_tolerance, threads
+from border_cli.config.resources import Bench, Measured
+from border_cli.config.schema import TrainConfig
+from border_cli.config.validate import least_capacity
+from border_cli.core.errors import ExitCode, Interrupted, UsageError, first_line
+from border_cli.core.spaces import EnvSpec
+from border_cli.core.types import Chunk, Items, empty_items
+from border_cli.display.format import counted
+from border_cli.envs.make import make_gym
+from border_cli.runtime import forkserver, seeding
+from border_cli.runtime.signals import StopFlag
+from border_cli.transport import ModelChannel, Ring, model_layout
+
+_MAKING_S = 120.0
+"""Limit of making the environments in a child."""
+PLAN_S = 2.0
+"""How long a plan measures each side."""
+AUTO_S = 0.1
+"""How long each speed is measured that decides what `auto` becomes: it delays the run."""
+BENCH_S = 0.5
+"""How long border-bench measures each part."""
+_SMALL_PART_S = 0.02
+"""How long the small parts of the learner's work are measured elsewhere."""
+REPLAY_ROWS = 4096
+"""In the replay that the opt steps sample from; fewer if the configuration has fewer."""
+_WARM_UP = 20
+"""Calls before measuring, as the first ones are slow; no more of them than the measurement has time for."""
+_ROUNDS = 3
+"""Numbers of threads are measured in turn, so that what else the machine does slows down all of them."""
+
+
+def measure(
+    config: TrainConfig,
+    spec: EnvSpec,
+    envs: Sequence[int],
+    thread_counts: Sequence[int],
+    seconds: float,
+    stop: StopFlag,
+) -> Measured:
+    """The speeds of both sides with these numbers of environments and threads, `seconds` for each.
+
+    Raises UsageError if the environment raises, Interrupted when asked to stop.
+    """
+    acted, learner = acting(config, envs, seconds, stop), Learner(config, spec, stop)
+    learned, compiled = learner.opt_steps(thread_counts, seconds), dict[int, float]()
+    agent = config.agent.resolve(resources.counts(config).opt_steps, may_switch(config))
+    how = getattr(agent, "compile", "false")
+    if how != "false":
+        cached = (learner.compiled_opt_steps(n, seconds, only_cached=True) for n in thread_counts)
+        compiled = {n: rate for n, rate in zip(thread_counts, cached, strict=True) if rate is not None}
+    all_cached = len(compiled) == len(learned)
+    return Measured(
+        acted,
+        compiled if all_cached else learned,
+        learner.insert_s(_SMALL_PART_S)[1],
+        learner.publish_s(_SMALL_PART_S),
+        compiling=how == "true" and not all_cached,
+    )
+
+
+def bench(config: TrainConfig, spec: EnvSpec, stop: StopFlag) -> Bench:
+    """Measure every part of a run, predict the speed of this configuration, and look for the fastest numbers.
+
+    Raises UsageError if the environment raises, Interrupted when asked to stop.
+    """
+    cpus, k, t = resources.cpus(), envs_per_actor(config), threads(config)
+    ceilings = {"environment, random actions": (stepping(config, BENCH_S, stop), "env steps")}
+    acted = acting(config, {resources.ENVS[0], k, resources.ENVS[-1]}, BENCH_S, stop)
+    for n, rate in acted.items():
+        ceilings[f"one actor, {counted(n, 'environment')}"] = rate, "env steps"
+    learner = Learner(config, spec, stop)
+    passed, insert_s = learner.insert_s(BENCH_S)
+    ceilings["ring to the learner"] = passed, "rows"
+    ceilings["ring to the replay"] = 1 / insert_s, "rows"
+    ceilings["sampling"] = learner.batches(BENCH_S), "batches"
+    counts = {t, *resources.up_to(cpus)} if config.device == "cpu" else {t}
+    learned = learner.opt_steps(sorted(counts), BENCH_S)
+    for n, rate in learned.items():
+        ceilings[f"opt step, {counted(n, 'thread')}"] = rate, "opt steps"
+    publish_s = learner.publish_s(BENCH_S)
+
+    measured = Measured(acted, learned, insert_s, publish_s)
+    predicted = resources.throughput(config, measured.speeds(k, t), cpus)
+    interval = config.trainer.opt_interval or float(f"{predicted.env_steps / predicted.opt_steps:.2g}")
+    open_config = resources.open_numbers(config, interval)
+    best = resources.decide(open_config, measured, cpus).threads
+    compiled = learned.copy()
+    if getattr(config.agent, "compile", "false") != "false":
+        for n in sorted({t, best}):
+            if (fast := learner.compiled_opt_steps(n, BENCH_S)) is not None:
+                ceilings[f"opt step, compiled, {counted(n, 'thread')}"] = fast, "opt steps"
+                compiled[n] = fast
+    ceilings["publishing a model"] = 1 / publish_s, "models"
+
+    measured = replace(measured, learning=compiled)
+    predicted = resources.throughput(config, measured.speeds(k, t), cpus)
+    found = resources.decide(open_config, replace(measured, learning={best: compiled[best]}), cpus)
+    recommended = [
+        f"n_actors={found.n_actors}",
+        f"actor_manager.envs_per_actor={found.envs_per_actor}",
+        f"threads={found.threads}",
+        f"trainer.opt_interval={interval:g}",
+    ]
+    if compiled != learned:
+        pays = compiled[best] > learned[best]
+        recommended.insert(3, f"agent.compile={'true' if pays else 'false'}")
+    return Bench(ceilings, predicted, recommended)
+
+
+# -- an actor, in a child process --------------------------------------------------
+
+
+def acting(config: TrainConfig, envs: Iterable[int], seconds: float, stop: StopFlag) -> dict[int, float]:
+    """Env steps/s of one actor, by its number of environments. Raises UsageError if the environment raises."""
+    configs = [
+        replace(config, actor_manager=replace(config.actor_manager, envs_per_actor=n)) for n in sorted(envs)
+    ]
+    rates: list[float] = _in_child(act_alone, (configs, seconds), seconds * len(configs), stop)
+    return dict(zip(sorted(envs), rates, strict=True))
+
+
+def stepping(config: TrainConfig, seconds: float, stop: StopFlag) -> float:
+    """Env steps/s of the environment alone, with random actions. Raises UsageError as `acting` does."""
+    return float(_in_child(step_alone, (config, seconds), seconds, stop))
+
+
+def act_alone(configs: Iterable[TrainConfig], seconds: float) -> list[float]:
+    """Env steps/s of one actor of each configuration over all of its environments, items included."""
+    rates = []
+    for config in configs:
+        actor_id = build.actor_spec(config).actor_id(0, 0, n_actors(config))
+        with closing(build.actor_env(actor_id, config)) as env:
+            policy = build.actor_policy(actor_id, env.spec, config)
+            processor = build.actor_processor(actor_id, env.spec, config)
+            sampler = Sampler(env, policy, processor, partial(seeding.first_seed, config.seed, 0, 0))
+            sampler.begin()
+            everyone = list(range(env.n_envs))
+            rates.append(env.n_envs * _rate(partial(sampler.sample, everyone, 0), seconds))
+    return rates
+
+
+def step_alone(config: TrainConfig, seconds: float) -> float:
+    """Env steps/s with random actions, resets included."""
+    import_plugins(config.plugins)
+    with closing(make_gym(config.env)) as env:
+        env.action_space.seed(config.seed)
+        env.reset(seed=config.seed)
+
+        def step() -> None:
+            _, _, terminated, truncated, _ = env.step(env.action_space.sample())
+            if terminated or truncated:
+                env.reset()
+
+        return _rate(step, seconds)
+
+
+def _in_child(function: Callable[..., Any], args: tuple[Any, ...], seconds: float, stop: StopFlag) -> Any:
+    try:
+        return forkserver.run_in_child(function, args, _MAKING_S + 10 * seconds, should_stop=stop)
+    except forkserver.ChildStopped as e:
+        raise Interrupted(stop.code or ExitCode.SIGTERM) from e
+    except (forkserver.ChildError, TimeoutError) as e:
+        raise UsageError(f"an actor cannot be tried: {first_line(e)}") from e
+
+
+# -- the learner, in this process ---------------------------------------------------
+
+
+class Learner:
+    """An agent that learns, and a small replay of made-up rows. Every method raises Interrupted when asked to stop."""
+
+    def __init__(self, config: TrainConfig, spec: EnvSpec, stop: StopFlag) -> None:
+        rows = min(config.buffer.capacity, max(REPLAY_ROWS, 2 * least_capacity(config)))
+        small = replace(config, buffer=replace(config.buffer, capacity=rows))
+        self._config, self._spec, self._stop = config, spec, stop
+        self._agent, self._buffer = build.make_agent(small, spec), build.make_buffer(small, spec)
+        self._agent.train()
+        self._buffer.push(self._made_up(rows))
+
+    def opt_steps(self, counts: Iterable[int], seconds: float) -> dict[int, float]:
+        """Opt steps/s by the number of threads, sampling included, `seconds` for each."""
+        before = torch.get_num_threads()
+        rates: dict[int, list[float]] = {n: [] for n in counts}
+        try:
+            for _ in range(_ROUNDS):
+                for n, found in rates.items():
+                    if found and found[0] < rates[min(rates)][0]:
+                        continue  # on a busy machine, threads that wait for each other take seconds for an opt step
+                    torch.set_num_threads(n)
+                    found.append(self._rate(lambda: self._agent.opt(self._buffer), seconds / _ROUNDS, 2))
+        finally:
+            torch.set_num_threads(before)
+        return {n: median(found) for n, found in rates.items()}
+
+    def compiled_opt_steps(self, n_threads: int, seconds: float, only_cached: bool = False) -> float | None:
+        """Opt steps/s when compiled, which is done first if the cache lacks it; None if that cannot or may not be."""
+        c, agent = self._config, self._agent
+        if c.device != "cpu" or not isinstance(agent, NetworkAgent) or not isinstance(c.agent, NetworkConfig):
+            return None
+        how = replace(c.agent, compile="cached" if only_cached else "true")
+        compiler = GraphCompiler(agent, how, c.plugins, self._spec, n_threads, True, self._stop)
+        agent.compiling = compiler.poll
+        with closing(compiler):
+            agent.opt(self._buffer)
+        graphs = agent.algorithm.graphs
+        rate = self.opt_steps([n_threads], seconds)[n_threads] if graphs else None
+        graphs.clear()
+        return rate
+
+    def batches(self, seconds: float) -> float:
+        """Batches/s that the replay samples."""
+        return self._rate(lambda: self._buffer.batch(self._config.agent.batch_size), seconds)
+
+    def insert_s(self, seconds: float) -> tuple[float, float]:
+        """Rows/s that one ring can pass on, and the learner's time to take one row from it into the replay [s].
+
+        Chunks are as large as the credit of an actor makes them in a run.
+        """
+        c = self._config
+        rows = c.actor_manager.n_buffer
+        if c.trainer.opt_interval is not None:
+            rows = max(1, min(rows, ratio_tolerance(c) // (2 * n_actors(c))))
+        ring, made_up = Ring(build.run_columns(c, self._spec), 4 * rows), self._made_up(rows)
+        passing_s = inserting_s = 0.0
+        n = 0
+        while passing_s + inserting_s < seconds:
+            self._check_stop()
+            began = monotonic()
+            room = ring.reserve(rows)
+            assert room is not None  # each chunk is taken before the next one is written
+            for name, column in room.items():
+                column[:] = made_up[name]
+            ring.push(Chunk(0, 0, n, rows, 0, room))
+            written = monotonic()
+            (chunk,) = ring.pop_all()
+            taken = monotonic()
+            self._buffer.push(chunk.items)
+            ring.pop_all()  # gives the room back
+            passing_s += taken - began
+            inserting_s += monotonic() - written
+            n += 1
+        ring.close()
+        return n * rows / passing_s, inserting_s / (n * rows)
+
+    def publish_s(self, seconds: float) -> float:
+        """The learner's time to publish its model [s]."""
+        channel = ModelChannel(model_layout(self._agent.model_info()))
+        rate = self._rate(lambda: channel.publish(self._agent.model_info()), seconds)
+        channel.close()
+        return 1 / rate
+
+    def _rate(self, call: Callable[[], object], seconds: float, warm_up: int = _WARM_UP) -> float:
+        def once() -> None:
+            self._check_stop()
+            call()
+
+        # a GPU cannot answer whether the agent is finite before it is done
+        return _rate(once, seconds, warm_up, self._agent.check_finite)
+
+    def _check_stop(self) -> None:
+        if self._stop.code is not None:
+            raise Interrupted(self._stop.code)
+
+    def _made_up(self, n: int) -> Items:
+        """N rows of one stream: observations drawn at random where they are fractions, all else 0."""
+        rng = np.random.default_rng(0)
+        items = empty_items(build.run_columns(self._config, self._spec), n)
+        for leaf in self._spec.obs.leaves:
+            if np.dtype(leaf.dtype).kind == "f":
+                items[leaf.name][...] = rng.standard_normal(items[leaf.name].shape)
+        items["n_steps"][:] = 1
+        items["discount"][:] = self._config.agent.gamma
+        return items
+
+
+def _rate(
+    call: Callable[[], object],
+    seconds: float,
+    warm_up: int = _WARM_UP,
+    finish: Callable[[], object] = lambda: None,
+) -> float:
+    """Calls per second over this time, after calls that are not counted. finish: waits for work that is under way."""
+    began = monotonic()
+    for _ in range(warm_up):
+        call()
+        if monotonic() - began > seconds:
+            break
+    finish()
+    began, n = monotonic(), 0
+    while (passed := monotonic() - began) < seconds or n == 0:
+        call()
+        n += 1
+    finish()
+    return n / max(passed, monotonic() - began)

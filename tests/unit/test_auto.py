@@ -1,0 +1,253 @@
+"""What `auto` becomes for actors, environments and threads, from speeds that are given: by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from border_cli.agents.dqn.config import DqnConfig
+from border_cli.config.convert import to_config, to_plain
+from border_cli.config.resolve import inherit, streams
+from border_cli.config.resources import (
+    LOOP_S,
+    SMALL_OPT_STEP,
+    Decision,
+    Measured,
+    Speeds,
+    decide,
+    env_counts,
+    most_actors,
+    open_numbers,
+    thread_counts,
+    throughput,
+    with_numbers,
+)
+from border_cli.config.schema import ActorManagerConfig, EnvConfig, TrainConfig, TrainerConfig
+from border_cli.config.validate import validate
+from border_cli.core.errors import UsageError
+
+OPT_S = 0.01 + LOOP_S
+FIXED = {"n_actors": 1, "envs": 1, "threads": 1}
+OPEN: dict[str, Any] = dict.fromkeys(FIXED)
+
+
+def config(**given: Any) -> TrainConfig:
+    """Numbers that are not given are 1, keys of the trainer the defaults."""
+    numbers = FIXED | {name: given.pop(name) for name in FIXED if name in given}
+    min_actors = given.pop("min_actors", 1)
+    return TrainConfig(
+        agent=DqnConfig(batch_size=32),
+        env=EnvConfig(id="CartPole-v1"),
+        actor_manager=ActorManagerConfig(envs_per_actor=numbers["envs"], min_actors=min_actors),
+        trainer=TrainerConfig(**given),
+        n_actors=numbers["n_actors"],
+        threads=numbers["threads"],
+        device="cpu",
+    )
+
+
+def numbers(found: Decision) -> tuple[int, int, int]:
+    return found.n_actors, found.envs_per_actor, found.threads
+
+
+@pytest.mark.parametrize(
+    ("given", "acting", "learning", "cpus", "expected"),
+    [
+        # 10 opt steps/s need 10 env steps/s, with 11 in hand: one actor of 20 is enough
+        (OPEN, {1: 20, 16: 320}, {1: 10}, 8, (1, 1, 1)),
+        # 10.5 are not enough in hand, and 10.89 count as 9.9 beside 10, which is not worth another actor
+        (OPEN | {"envs": 1}, {1: 10.5}, {1: 10}, 8, (2, 1, 1)),
+        (OPEN | {"envs": 1}, {1: 10.89}, {1: 10}, 8, (1, 1, 1)),
+        # 9 are too few, and each environment costs the same time, so that two of them are no faster: two actors
+        (OPEN, {1: 9, 16: 9}, {1: 10}, 8, (2, 1, 1)),
+        # a step of one environment takes 1/9 s, of 16 1/8 s: two in one actor are enough
+        (OPEN, {1: 9, 16: 128}, {1: 10}, 8, (1, 2, 1)),
+        # 0.25 opt steps per env step: 44 env steps/s, five actors of 9; the environments are given
+        (OPEN | {"envs": 1, "opt_interval": 4.0}, {1: 9}, {1: 10}, 8, (5, 1, 1)),
+        # the actors are given: 3·r(k) >= 44 with r(k) = k/(1/9 + (k - 1)·(16/128 - 1/9)/15)
+        (OPEN | {"n_actors": 3, "opt_interval": 4.0}, {1: 9, 16: 128}, {1: 10}, 8, (3, 2, 1)),
+        # no number is enough: one CPU stays with the learner
+        (OPEN | {"envs": 1}, {1: 0.1}, {1: 10}, 4, (3, 1, 1)),
+        # with two CPUs there is one actor, and with one CPU as well
+        (OPEN | {"envs": 1}, {1: 0.1}, {1: 10}, 2, (1, 1, 1)),
+        (OPEN | {"envs": 1}, {1: 0.1}, {1: 10}, 1, (1, 1, 1)),
+        # opt steps that will be compiled count as 20/s, which need 22
+        (OPEN | {"envs": 1, "compiling": True}, {1: 16}, {1: 10}, 8, (2, 1, 1)),
+        # not fewer than min_actors
+        (OPEN | {"min_actors": 2}, {1: 90, 16: 90}, {1: 10}, 8, (2, 1, 1)),
+        # a ratio_tolerance of 3 does not give more than 3 environments an env step
+        (OPEN | {"envs": 1, "ratio_tolerance": 3}, {1: 0.1}, {1: 10}, 8, (3, 1, 1)),
+    ],
+)
+def test_actors_and_environments(
+    given: dict[str, Any],
+    acting: dict[int, float],
+    learning: dict[int, float],
+    cpus: int,
+    expected: tuple[int, int, int],
+) -> None:
+    given = dict(given)
+    measured = Measured(acting, learning, compiling=given.pop("compiling", False))
+    assert numbers(decide(config(**given), measured, cpus)) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "acting", "learning", "cpus", "expected"),
+    [
+        # an actor of 10,000 needs a hundredth of a CPU per opt step
+        ({}, {1: 10_000}, {1: 100, 2: 160}, 2, (1, 1, 2)),
+        ({}, {1: 10_000}, {1: 100, 2: 114}, 2, (1, 1, 1)),  # 1.14 times is not clearly faster
+        # 0.01 s of opt step beside 0.0055 s of acting; with two threads (0.0055 + 2·0.00625)/2 = 0.009: 1.11 times
+        ({}, {1: 200}, {1: 100, 2: 160}, 2, (1, 1, 1)),
+        ({}, {1: 200}, {1: 100, 2: 160}, 4, (1, 1, 2)),  # with four CPUs nobody shares
+        ({}, {1: 10_000}, {1: 100, 2: 160, 4: 170}, 4, (1, 1, 2)),  # four are 1.06 times as fast as two
+        ({}, {1: 10_000}, {1: 100, 2: 110, 4: 240}, 4, (1, 1, 4)),
+        # the faster learner needs another actor: 176 env steps/s and 110
+        ({"n_actors": None}, {1: 120}, {1: 100, 2: 160}, 8, (2, 1, 2)),
+        # without a ratio the actor is always busy: three threads on two CPUs get 2/3 of the time
+        ({"opt_interval": None}, {1: 10_000}, {1: 100, 2: 170}, 2, (1, 1, 1)),
+        ({"opt_interval": None}, {1: 10_000}, {1: 100, 2: 175}, 2, (1, 1, 2)),
+    ],
+)
+def test_threads(
+    given: dict[str, Any],
+    acting: dict[int, float],
+    learning: dict[int, float],
+    cpus: int,
+    expected: tuple[int, int, int],
+) -> None:
+    found = decide(config(**({"threads": None} | given)), Measured(acting, learning), cpus)
+    assert numbers(found) == expected
+
+
+def test_speeds_between_two_numbers_of_environments() -> None:
+    measured = Measured({1: 1_000, 16: 8_000}, {1: 50, 2: 70}, 1e-5, 1e-4)
+    assert measured.speeds(1, 2) == Speeds(1_000, 70, 1e-5, 1e-4)
+    # a step takes 1 ms with one environment and 2 ms with 16: 1/15 ms for each further one
+    assert measured.speeds(4, 1).env_steps == pytest.approx(4 / (1e-3 + 3 * 1e-3 / 15))
+
+
+@pytest.mark.parametrize(
+    ("given", "speeds", "cpus", "opt_steps", "bound_by", "waits"),
+    [
+        # 10 ms of opt step, 2·1 ms of inserting, 5 ms / 10 of publishing, beside 2·1 ms of acting
+        (
+            {},
+            Speeds(1_000, 100, 1e-3, 5e-3),
+            16,
+            1 / (0.0125 + LOOP_S),
+            "learning",
+            (1 - 0.002 / (0.0125 + LOOP_S), 0),
+        ),
+        ({}, Speeds(100, 100), 16, 50, "acting", (0, 1 - OPT_S / 0.02)),
+        (
+            {"n_actors": 4},
+            Speeds(100, 100),
+            16,
+            1 / OPT_S,
+            "learning",
+            (1 - 0.005 / OPT_S, 0),
+        ),
+        ({"n_actors": 4}, Speeds(100, 100), 2, 2 / (0.03 + LOOP_S), "CPUs", (1 - 0.005 / OPT_S, 0)),
+        (
+            {"sync_interval": None},
+            Speeds(1_000, 100, 0, 5e-3),
+            16,
+            1 / OPT_S,
+            "learning",
+            (1 - 0.002 / OPT_S, 0),
+        ),
+    ],
+)
+def test_the_predicted_speed(
+    given: dict[str, Any],
+    speeds: Speeds,
+    cpus: int,
+    opt_steps: float,
+    bound_by: str,
+    waits: tuple[float, float],
+) -> None:
+    found = throughput(config(**({"opt_interval": 2.0} | given)), speeds, cpus)
+    assert (found.opt_steps, found.env_steps) == (pytest.approx(opt_steps), pytest.approx(2 * opt_steps))
+    assert (found.bound_by, found.actors_blocked, found.learner_blocked) == (
+        bound_by,
+        *map(pytest.approx, waits),
+    )
+
+
+REPRODUCIBLE = ({"type": "sync"}, {"lockstep": True})
+
+
+@pytest.mark.parametrize("mode", REPRODUCIBLE)
+def test_no_measurement_decides_in_a_reproducible_run(mode: dict[str, Any]) -> None:
+    found = config(**OPEN, **mode)
+    counts, why = thread_counts(found, 1e12, cpus=64)
+    assert (env_counts(found), counts, most_actors(found, 64)) == ((), (1,), 1)
+    decision = decide(found, None, 64, why)
+    assert numbers(decision) == (1, 1, 1)
+    assert decision.reason == (
+        "n_actors=1 envs_per_actor=1: a reproducible run decides nothing by a measurement; "
+        "threads=1: a reproducible run decides nothing by a measurement"
+    )
+
+
+@pytest.mark.parametrize(
+    ("work", "cpus", "device", "expected"),
+    [
+        (SMALL_OPT_STEP - 1, 8, "cpu", ((1,), "its opt steps are too small to be shared among threads")),
+        (SMALL_OPT_STEP, 1, "cpu", ((1,), "there is one CPU")),
+        (SMALL_OPT_STEP, 8, "cuda", ((1,), "opt steps run on cuda")),
+        (SMALL_OPT_STEP, 2, "cpu", ((1, 2), "")),
+        (SMALL_OPT_STEP, 6, "cpu", ((1, 2, 4, 6), "")),
+        (SMALL_OPT_STEP, 8, "cpu", ((1, 2, 4, 8), "")),
+    ],
+)
+def test_threads_are_measured_only_where_they_may_help(
+    work: float, cpus: int, device: str, expected: tuple[tuple[int, ...], str]
+) -> None:
+    found = config(threads=None)
+    found.device = device
+    assert thread_counts(found, work, cpus) == expected
+    assert thread_counts(config(threads=3), work, cpus) == ((3,), "")
+
+
+def test_what_is_measured_of_acting() -> None:
+    assert env_counts(config()) == ()
+    assert env_counts(config(n_actors=None, envs=3)) == (3,)
+    assert env_counts(config(envs=None)) == (1, 16)
+
+
+def test_reasons() -> None:
+    measured = Measured({1: 2_000.0}, {1: 100.0, 2: 160.0})
+    found = decide(config(n_actors=None, threads=None, opt_interval=4.0), measured, 8)
+    assert found.reason == (
+        "n_actors=1 envs_per_actor=1: they can take 2,000 env steps/s, and the learner's 160 opt steps/s need 640; "
+        "threads=2: opt steps/s alone are 100 with 1, 160 with 2"
+    )
+    assert decide(config(), None, 8).reason == ""
+
+
+def test_auto_is_left_open_until_it_is_decided() -> None:
+    given = {"n_actors": "auto", "threads": "auto", "actor_manager": {"envs_per_actor": "auto"}}
+    found = to_config(to_plain(config()) | given)
+    assert (found.n_actors, found.threads, found.actor_manager.envs_per_actor) == (None, None, None)
+    assert found == to_config(to_plain(found)) == with_numbers_open()
+    assert streams(found) == 1
+    validate(found)
+    decided = with_numbers(found, Decision(3, 4, 2))
+    assert streams(decided) == 12
+    stored = with_numbers(config(), Decision(5, 6, 7))
+    assert inherit(found, stored) == stored
+    assert inherit(decided, stored) == decided
+
+
+def with_numbers_open() -> TrainConfig:
+    return open_numbers(config(), 1.0)
+
+
+def test_auto_needs_a_ratio() -> None:
+    for given in ({"n_actors": None}, {"envs": None}):
+        with pytest.raises(UsageError, match="no number of actors or environments is enough for `auto`"):
+            validate(config(**given, opt_interval=None))
+    validate(config(threads=None, opt_interval=None))
