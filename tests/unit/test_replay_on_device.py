@@ -138,12 +138,24 @@ def test_only_a_buffer_whose_maker_takes_a_device_can_be_there(monkeypatch: pyte
         build.has_rows_on_gpu(TrainConfig(buffer=entry.config(type=name))) for name, entry in BUFFERS.items()
     )
 
-    class Module:
+    class Elsewhere:
         @staticmethod
-        def make_buffer(config: Any, spec: Any, seed: int, extra: Any = ()) -> None: ...
+        def make_buffer(config: Any, spec: Any, seed: int, extra: Any = ()) -> str:
+            return "no device"
 
-    monkeypatch.setitem(BUFFERS, "uniform", type("Entry", (), {"load": staticmethod(lambda: Module)})())
-    assert not build.has_rows_on_gpu(TrainConfig())
+    class Here(Elsewhere):
+        @staticmethod
+        def make_buffer(config: Any, spec: Any, seed: int, extra: Any = (), device: str = "cpu") -> str:
+            return device
+
+    def made(module: Any, where: str) -> Any:
+        monkeypatch.setitem(BUFFERS, "uniform", type("Entry", (), {"load": staticmethod(lambda: module)})())
+        config = TrainConfig(agent=config_of("dqn"), buffer=BufferConfig(device=where), device="cuda:1")
+        return build.has_rows_on_gpu(config), build.make_buffer(config, spec_of("dqn"))
+
+    assert made(Elsewhere, "cpu") == (False, "no device")
+    assert made(Here, "cpu") == (True, "cpu")
+    assert made(Here, "cuda") == (True, "cuda:1")
 
 
 def test_a_replay_on_the_gpu_takes_no_main_memory() -> None:
@@ -177,4 +189,7 @@ def test_frames_of_a_stack_are_gathered_on_the_device() -> None:
         mine, other = (getattr(batch, name)["obs"] for batch in batches)
         assert isinstance(other, torch.Tensor) and other.is_contiguous()
         np.testing.assert_array_equal(mine, other.numpy())
-    assert (np.diff(batches[0].obs["obs"][:, :, 0, 0].astype(int), axis=1) <= 1).all()
+    frames = batches[1].obs["obs"][:, :, 0, 0].numpy().astype(int)
+    newest = frames[:, -1:]
+    assert len(set(newest.ravel())) > 5
+    assert np.array_equal(frames, np.maximum(newest + np.arange(-3, 1), 0)), "the first frame fills the stack"
