@@ -1,42 +1,87 @@
-"""Env steps per second of one actor process beside raw stepping of its environment; of Atari games beside ALE's own."""
+"""Env steps per second of one actor process beside raw stepping of the same environments; of Atari games in ALE's threads."""
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
-import gymnasium
 import numpy as np
 
 from bench.report import Figure
-from border_cli import build
+from border_cli import build, compose
 from border_cli.actors.manager import ActorManager
-from border_cli.agents.dqn.config import DqnConfig
-from border_cli.config.schema import ActorManagerConfig, EnvConfig, TrainConfig
-from border_cli.core.types import item_columns
+from border_cli.config.schema import EnvConfig, TrainConfig
 from border_cli.envs.group import GymEnv
+from border_cli.envs.make import make_gym
 
-ENV_STEPS = 50_000
 GAME_STEPS = 400
-_ID = "CartPole-v1"
 
 
-def measure(repetitions: int) -> list[Figure]:
-    """Measure raw stepping, an actor with 1 environment and one with 16, in turn."""
-    raw: list[float] = []
-    acted: dict[int, list[float]] = {1: [], 16: []}
-    for _ in range(repetitions):
-        raw.append(_raw_rate())
-        for n_envs, rates in acted.items():
-            rates.append(_actor_rate(n_envs))
-    ratio = {n: [a / r for a, r in zip(rates, raw, strict=True)] for n, rates in acted.items()}
-    return [
-        Figure("raw stepping with random actions", raw, "env steps/s"),
-        Figure("one actor, 1 environment", acted[1], "env steps/s"),
-        Figure("one actor, 16 environments", acted[16], "env steps/s"),
-        Figure("actor over raw stepping, 1 environment", ratio[1], ""),
-        Figure("actor over raw stepping, 16 environments", ratio[16], ""),
-        *_games(repetitions),
-    ]
+@dataclass(frozen=True)
+class Case:
+    """An agent in an environment. env_steps: of each measurement · targets: least actor over raw, by environments."""
+
+    name: str
+    overrides: str
+    env_steps: int
+    targets: dict[int, float | None]
+
+
+CASES = (
+    # Random actions, so that episodes are as long as in raw stepping; the network computes their values all the same.
+    Case(
+        "CartPole, DQN 256-256",
+        "agent=dqn env=cartpole agent.hidden=[256,256] agent.epsilon_final=1.0",
+        50_000,
+        {1: 0.12, 16: 0.4},
+    ),
+    Case(
+        "HalfCheetah, SAC 256-256",
+        "agent=sac env=halfcheetah agent.hidden=[256,256] agent.random_env_steps=0",
+        16_000,
+        {1: None, 4: None, 8: None, 16: 0.85, 64: None},
+    ),
+    Case(
+        "Pong, DQN with Nature's network",
+        "agent=dqn env=pong agent.epsilon_final=1.0 env.native=never",
+        2_000,
+        {1: None, 8: 0.6},
+    ),
+    Case(
+        "Pong in ALE's threads, DQN with Nature's network",
+        "agent=dqn env=pong agent.epsilon_final=1.0 env.native=always",
+        2_000,
+        {1: None, 8: 0.6},
+    ),
+)
+
+
+def measure(repetitions: int, cases: tuple[Case, ...] = CASES) -> list[Figure]:
+    """Measure raw stepping and an actor with as many environments, in turn."""
+    figures = [figure for case in cases for figure in _ratios(case, repetitions)]
+    return figures + _games(repetitions)
+
+
+def _ratios(case: Case, repetitions: int) -> list[Figure]:
+    figures = []
+    for n_envs, target in case.targets.items():
+        config = compose(*case.overrides.split(), f"actor_manager.envs_per_actor={n_envs}")
+        raw, acted = [], []
+        for _ in range(repetitions):
+            raw.append(_raw_rate(config, case.env_steps))
+            acted.append(_actor_rate(config, case.env_steps))
+        what = f"{case.name}, {n_envs} environment{'s' * (n_envs > 1)}"
+        figures += [
+            Figure(f"{what}: raw stepping", raw, "env steps/s"),
+            Figure(f"{what}: one actor", acted, "env steps/s"),
+            Figure(
+                f"{what}: actor over raw stepping",
+                [a / r for a, r in zip(acted, raw, strict=True)],
+                "",
+                "" if target is None else f"at least {target}",
+            ),
+        ]
+    return figures
 
 
 def _games(repetitions: int) -> list[Figure]:
@@ -68,43 +113,47 @@ def _game_rate(native: bool) -> float:
     return rate
 
 
-def _raw_rate() -> float:
-    env = gymnasium.make(_ID)
-    env.reset(seed=0)
-    env.action_space.seed(0)
+def _raw_rate(config: TrainConfig, env_steps: int) -> float:
+    """Return the env steps/s of the bare environments with random actions, which are drawn before."""
+    n_envs = config.actor_manager.envs_per_actor
+    native = config.env.native == "always"
+    envs = [make_gym(config.env, native=native) for _ in range(n_envs)]
+    for i, env in enumerate(envs):
+        env.reset(seed=i)
+    envs[0].action_space.seed(0)
+    actions = [envs[0].action_space.sample() for _ in range(env_steps // n_envs)]
     began = time.perf_counter()
-    for _ in range(ENV_STEPS):
-        _, _, terminated, truncated, _ = env.step(env.action_space.sample())
-        if terminated or truncated:
-            env.reset()
-    rate = ENV_STEPS / (time.perf_counter() - began)
-    env.close()
+    for action in actions:
+        for env in envs:
+            if native:
+                env.unwrapped.send(action)
+        for env in envs:
+            _, _, terminated, truncated, _ = env.step(action)
+            if terminated or truncated:
+                env.reset()
+    rate = len(actions) * n_envs / (time.perf_counter() - began)
+    for env in envs:
+        env.close()
     return rate
 
 
-def _actor_rate(n_envs: int) -> float:
+def _actor_rate(config: TrainConfig, env_steps: int) -> float:
     """Return the env steps/s of an actor with network, exploration, step processor and ring. The learner only collects."""
-    config = TrainConfig(
-        agent=DqnConfig(
-            hidden=[256, 256], epsilon_final=1.0
-        ),  # random actions, so that episodes are as long as in raw stepping
-        env=EnvConfig(id=_ID),
-        actor_manager=ActorManagerConfig(envs_per_actor=n_envs),
-    )
     spec = GymEnv(config.env).spec
-    manager = ActorManager(build.actor_spec(config), item_columns(spec), 1, config.actor_manager)
+    columns = build.run_columns(config, spec)
+    manager = ActorManager(build.actor_spec(config), columns, 1, config.actor_manager)
     try:
         manager.start(build.make_agent(config, spec).model_info())
-        manager.grant([ENV_STEPS])
-        return _steps_per_second(manager)
+        manager.grant([env_steps])
+        return _steps_per_second(manager, env_steps)
     finally:
         manager.stop()
 
 
-def _steps_per_second(manager: ActorManager) -> float:
+def _steps_per_second(manager: ActorManager, env_steps: int) -> float:
     """Return env steps/s from the first chunk on, without the start of the process."""
     began, arrived, counted = 0.0, 0, 0
-    while arrived < ENV_STEPS:
+    while arrived < env_steps:
         steps = sum(chunk.env_steps for chunk in manager.collect())
         if steps and not arrived:
             began = time.perf_counter()
