@@ -1,4 +1,4 @@
-"""Env steps per second of one actor process beside raw stepping of the same environments; of Atari games in ALE's threads."""
+"""Env steps per second of one actor beside raw stepping of the same environments, and of Atari games in ALE's threads."""
 
 from __future__ import annotations
 

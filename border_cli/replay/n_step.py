@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import sys
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +21,6 @@ from border_cli.core.spaces import Array, EnvSpec, Obs
 from border_cli.core.state import State, check_like
 from border_cli.core.types import (
     MAX_STEP_IN_EPISODE,
-    PRIORITY,
     Q_ACTION,
     Q_MAX,
     UNKNOWN_PRIORITY,
@@ -39,34 +40,30 @@ def reward_limit(n_step: int, gamma: float, reward_clip: float | None = None) ->
     return limit if reward_clip is None or reward_clip > limit else sys.float_info.max
 
 
-@dataclass
-class _Row:
-    """A row.
-
-    kept: values of the columns `_kept`; of a final row those of the observation alone · reward: of the row's own env step
-    while the row is pending, then the n-step sum · q_action: value of its action.
-    """
-
-    kept: tuple[Array, ...]
-    env: int
-    step_in_episode: int
-    reward: float = 0.0
-    q_action: float = 0.0
-    n_steps: int = 0
-    terminated: bool = False
-    episode_return: float = 0.0
-    episode_length: int = 0
-    priority: float = UNKNOWN_PRIORITY
+_ROW = (
+    "env",
+    "step_in_episode",
+    "reward",
+    "n_steps",
+    "terminated",
+    "episode_return",
+    "episode_length",
+    "priority",
+)
 
 
 @dataclass
 class _Stream:
-    """One environment: pending rows, return and length of its episode so far, newest observation (empty before it)."""
+    """One environment.
 
-    pending: deque[_Row] = field(default_factory=deque)
+    pending: position, step_in_episode, reward and value of the action of each env step whose row is not completed yet ·
+    episode_return, length: of its episode so far · last: columns of the newest observations, and which is its own.
+    """
+
+    pending: deque[tuple[int, int, float, float]] = field(default_factory=deque)
     episode_return: float = 0.0
     length: int = 0
-    last_obs: tuple[Array, ...] = ()
+    last: tuple[list[Array], int] | None = None
 
 
 class NStepProcessor:
@@ -95,50 +92,61 @@ class NStepProcessor:
         self.needs_extras = with_priority or bool(extra)
         self._columns = {c.name: c for c in item_columns(spec, with_priority, extra)}
         self._obs_names = [leaf.name for leaf in spec.obs.leaves]
-        self._stacked = [leaf.stack > 1 for leaf in spec.obs.leaves]
+        self._stacked = [(leaf.name, leaf.stack > 1) for leaf in spec.obs.leaves]
         self._extra_names = [c.name for c in extra]
         self._kept = [*self._obs_names, "action", *self._extra_names]
         self._with_priority = with_priority
         self._n = n_step
         self._gamma = gamma
         self._clip = reward_clip
+        blank = self._named([name for name in self._kept if name not in self._obs_names])
+        self._blank = empty_items(blank, 1).values()  # of a final row, which has the observation alone
+        self._discounts = [gamma**m for m in range(n_step + 1)]
         self._streams = [_Stream() for _ in range(n_envs)]
-        self._rows: list[_Row] = []  # completed and not taken yet
+        # Arrays of the columns `_kept`, a block per call of `add`. Blocks lie one after the other at positions that are
+        # counted since the start; `_first` is that of the first row in the first block.
+        self._blocks: deque[list[Array]] = deque()
+        self._first = self._next = 0
+        # Rows that are completed and not taken yet: position, and the values of `_ROW`. Tuples, because making an object
+        # of a row takes longer than everything else that is done for it.
+        self._rows: list[tuple[Any, ...]] = []
 
     def add(self, step: Step) -> None:
+        extras = [step.extras[name] for name in self._extra_names]
+        position = self._store([*self._stored(step.obs), step.action, *extras])
+        newest = self._stored(step.next_obs)
+        # Lists, because reading one element of an array takes longer.
+        rewards, terminated, truncated = (a.tolist() for a in (step.reward, step.terminated, step.truncated))
+        estimates = self._with_priority and Q_MAX in step.extras
+        q_max, q_action = (step.extras[name].tolist() if estimates else None for name in (Q_MAX, Q_ACTION))
+        n, clip, with_priority = self._n, self._clip, self._with_priority
         for k, env in enumerate(step.env_ix):
             if step.dropped is not None and step.dropped[k]:
                 self.cut(env)
                 continue
-            stream = self._streams[env]
-            q_max = q_action = None
-            if self._with_priority and Q_MAX in step.extras:
-                q_max, q_action = float(step.extras[Q_MAX][k]), float(step.extras[Q_ACTION][k])
-            if self._with_priority and len(stream.pending) == self._n:
-                self._complete(env, False, q_max)
-            reward = float(step.reward[k])
+            stream, reward = self._streams[env], rewards[k]
+            next_value = q_max[k] if q_max else None
+            pending = stream.pending
+            if with_priority and len(pending) == n:
+                self._complete(env, False, next_value)
             stream.episode_return += reward
-            stream.last_obs = self._stored(step.next_obs, k)
-            if self._clip is not None:
-                reward = min(max(reward, -self._clip), self._clip)
-            extras = (step.extras[name][k] for name in self._extra_names)
-            kept = (*self._stored(step.obs, k), step.action[k], *extras)
-            stream.pending.append(_Row(kept, env, stream.length, reward, q_action or 0.0))
+            stream.last = newest, k
+            if clip is not None:
+                reward = min(max(reward, -clip), clip)
+            pending.append((position + k, stream.length, reward, q_action[k] if q_action else 0.0))
             stream.length += 1
             life_lost = step.life_lost is not None and bool(step.life_lost[k])
-            terminated = bool(step.terminated[k]) or life_lost
-            if step.terminated[k] or step.truncated[k]:
-                self._end(env, terminated, q_max)
+            if terminated[k] or truncated[k]:
+                self._end(env, terminated[k] or life_lost, next_value)
             elif life_lost:
-                self._complete_all(env, True, q_max)
-            elif not self._with_priority and len(stream.pending) == self._n:
+                self._complete_all(env, True, next_value)
+            elif not with_priority and len(pending) == n:
                 self._complete(env, False)
 
     def cut(self, env_ix: int) -> None:
         """See `StepProcessor`. The episode is not reported."""
         if self._streams[env_ix].length:
-            self._end(env_ix, terminated=False)
-            self._rows[-1].episode_return, self._rows[-1].episode_length = 0.0, 0
+            self._end(env_ix, terminated=False, report=False)
 
     @property
     def n_rows(self) -> int:
@@ -148,25 +156,44 @@ class NStepProcessor:
         items = empty_items(tuple(self._columns.values()), len(self._rows)) if into is None else into
         n = len(items["n_steps"])
         rows, self._rows = self._rows[:n], self._rows[n:]
-        for k, name in enumerate(self._kept):
-            column = items[name]
-            for i, row in enumerate(rows):
-                column[i] = row.kept[k] if k < len(row.kept) else 0  # a final row has the observation alone
-        for name in ("reward", "terminated", "env", "n_steps", "episode_return", "episode_length"):
-            items[name][:] = [getattr(row, name) for row in rows]
-        items["discount"][:] = [self._gamma**row.n_steps for row in rows]
-        if "step_in_episode" in items:
-            items["step_in_episode"][:] = [min(row.step_in_episode, MAX_STEP_IN_EPISODE) for row in rows]
-        if self._with_priority:
-            items[PRIORITY.name][:] = [row.priority for row in rows]
+        if not rows:
+            return items
+        positions, *columns = zip(*rows, strict=True)
+        for name, array in zip(self._kept, self._at(positions), strict=True):
+            items[name][:] = array
+        for name, values in zip(_ROW, columns, strict=True):
+            if name in items:
+                items[name][:] = values
+        items["discount"][:] = [self._discounts[m] for m in columns[_ROW.index("n_steps")]]
+        self._drop_blocks()
         return items
 
-    def _stored(self, obs: Obs, k: int) -> tuple[Array, ...]:
-        """The columns of observation k that a row stores: of a stack the newest frame."""
-        return tuple(
-            obs[name][k][-1] if stacked else obs[name][k]
-            for name, stacked in zip(self._obs_names, self._stacked, strict=True)
-        )
+    def _stored(self, obs: Obs) -> list[Array]:
+        """The columns of observations (k, ...) that rows store: of stacks the newest frames."""
+        return [obs[name][:, -1] if stacked else obs[name] for name, stacked in self._stacked]
+
+    def _named(self, names: Sequence[str]) -> tuple[Column, ...]:
+        return tuple(self._columns[name] for name in names)
+
+    def _store(self, block: list[Array]) -> int:
+        """Keep the columns of new rows. Returns the position of the first."""
+        position = self._next
+        self._blocks.append(block)
+        self._next += len(block[0])
+        return position
+
+    def _at(self, positions: Sequence[int]) -> list[Array]:
+        """The stored columns of the rows at these positions."""
+        ix = np.array(positions, np.int64) - self._first
+        blocks = zip(*self._blocks, strict=True)
+        return [np.concatenate(parts)[ix] if len(parts) > 1 else parts[0][ix] for parts in blocks]
+
+    def _drop_blocks(self) -> None:
+        """Drop the blocks before the first row that is still needed."""
+        needed = [stream.pending[0][0] for stream in self._streams if stream.pending]
+        first = min([*needed, *(row[0] for row in self._rows)], default=self._next)
+        while self._blocks and self._first + len(self._blocks[0][0]) <= first:
+            self._first += len(self._blocks.popleft()[0])
 
     def _complete(self, env: int, terminated: bool, next_value: float | None = None) -> None:
         """Complete the oldest pending row, over the env steps of all pending rows.
@@ -175,44 +202,55 @@ class NStepProcessor:
         """
         pending = self._streams[env].pending
         m = len(pending)
-        reward = 0.0
-        for row in reversed(pending):
-            reward = row.reward + self._gamma * reward
-        row = pending.popleft()
-        row.reward, row.n_steps, row.terminated = reward, m, terminated
+        total = 0.0
+        for _, _, reward, _ in reversed(pending):
+            total = reward + self._gamma * total
+        position, step_in_episode, _, q_action = pending.popleft()
+        priority = UNKNOWN_PRIORITY
         if next_value is not None:
-            priority = abs(reward + (0.0 if terminated else self._gamma**m * next_value) - row.q_action)
-            if priority <= _MAX_PRIORITY:  # not for NaN or inf, as in a state without allowed actions
-                row.priority = priority
-        self._rows.append(row)
+            error = abs(total + (0.0 if terminated else self._discounts[m] * next_value) - q_action)
+            if error <= _MAX_PRIORITY:  # not for NaN or inf, as in a state without allowed actions
+                priority = error
+        self._rows.append(
+            (position, env, min(step_in_episode, MAX_STEP_IN_EPISODE), total, m, terminated, 0.0, 0, priority)
+        )
 
     def _complete_all(self, env: int, terminated: bool, next_value: float | None) -> None:
         """Complete all pending rows, each over the remaining env steps."""
         while self._streams[env].pending:
             self._complete(env, terminated, next_value)
 
-    def _end(self, env: int, terminated: bool, next_value: float | None = None) -> None:
-        """Complete all pending rows and add the final observation. The stream restarts."""
+    def _end(
+        self, env: int, terminated: bool, next_value: float | None = None, *, report: bool = True
+    ) -> None:
+        """Complete all pending rows and add the final observation. The stream restarts. report: the episode counts."""
         self._complete_all(env, terminated, next_value)
         stream, self._streams[env] = self._streams[env], _Stream()
-        final = _Row(stream.last_obs, env, stream.length)
-        final.episode_return, final.episode_length = stream.episode_return, stream.length
-        self._rows.append(final)
+        position = self._store([*self._newest(stream), *self._blank])
+        episode = (stream.episode_return, stream.length) if report else (0.0, 0)
+        length = min(stream.length, MAX_STEP_IN_EPISODE)
+        self._rows.append((position, env, length, 0.0, 0, False, *episode, UNKNOWN_PRIORITY))
+
+    def _newest(self, stream: _Stream) -> list[Array]:
+        """The stored columns (1, ...) of the newest observation of a stream; zeros before it."""
+        if stream.last is None:
+            return list(empty_items(self._named(self._obs_names), 1).values())
+        newest, k = stream.last
+        return [rows[k : k + 1] for rows in newest]
 
     def state(self) -> State:
         """Arrays of the pending rows of all streams, one stream after the other, and arrays with one row per stream."""
         pending = [row for stream in self._streams for row in stream.pending]
-        arrays = empty_items(tuple(self._columns[name] for name in self._kept), len(pending))
-        last = empty_items(tuple(self._columns[name] for name in self._obs_names), len(self._streams))
-        for k, row in enumerate(pending):
-            for name, value in zip(self._kept, row.kept, strict=True):
-                arrays[name][k] = value
-        for i, stream in enumerate(self._streams):
-            for name, value in zip(self._obs_names, stream.last_obs, strict=False):
-                last[name][i] = value
-        arrays |= {f"last/{name}": rows for name, rows in last.items()}
-        arrays["reward"] = np.array([row.reward for row in pending], np.float64)
-        arrays[Q_ACTION] = np.array([row.q_action for row in pending], np.float64)
+        arrays = empty_items(self._named(self._kept), len(pending))
+        if pending:
+            for name, array in zip(self._kept, self._at([row[0] for row in pending]), strict=True):
+                arrays[name][:] = array
+        newest = zip(*map(self._newest, self._streams), strict=True)
+        arrays |= {
+            f"last/{name}": np.concatenate(rows) for name, rows in zip(self._obs_names, newest, strict=True)
+        }
+        arrays["reward"] = np.array([row[2] for row in pending], np.float64)
+        arrays[Q_ACTION] = np.array([row[3] for row in pending], np.float64)
         arrays["stream/pending"] = np.array([len(stream.pending) for stream in self._streams], np.int64)
         arrays["stream/length"] = np.array([stream.length for stream in self._streams], np.int64)
         arrays["stream/return"] = np.array([stream.episode_return for stream in self._streams], np.float64)
@@ -227,13 +265,15 @@ class NStepProcessor:
             raise IncompatibleStateError(
                 "the pending steps of the step processor are not those of its streams"
             )
+        rewards, q_actions = arrays["reward"].tolist(), arrays[Q_ACTION].tolist()
+        last = [arrays[f"last/{name}"] for name in self._obs_names]
+        self._blocks.clear()
+        self._first = self._store([arrays[name] for name in self._kept])
         self._streams, k = [], 0
         for env, (count, length) in enumerate(zip(counts, lengths, strict=True)):
-            last = tuple(arrays[f"last/{name}"][env] for name in self._obs_names) if length else ()
-            stream = _Stream(deque(), float(arrays["stream/return"][env]), length, last)
+            stream = _Stream(episode_return=float(arrays["stream/return"][env]), length=length)
+            stream.last = (last, env) if length else None
             for step in range(length - count, length):
-                kept = tuple(arrays[name][k] for name in self._kept)
-                reward, q_action = float(arrays["reward"][k]), float(arrays[Q_ACTION][k])
-                stream.pending.append(_Row(kept, env, step, reward, q_action))
+                stream.pending.append((self._first + k, step, rewards[k], q_actions[k]))
                 k += 1
             self._streams.append(stream)
