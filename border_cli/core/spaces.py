@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -98,6 +99,12 @@ class ActionSpec:
     def stored_dtype(self) -> str:
         """Dtype of the replay column."""
         return "int64" if self.kind == "discrete" else "float32"
+
+    @cached_property
+    def bounds(self) -> tuple[Array, Array]:
+        """`low` and `high` as float64 arrays of `shape`."""
+        low, high = (np.array(b, np.float64).reshape(self.shape) for b in (self.low, self.high))
+        return low, high
 
 
 @dataclass(frozen=True)

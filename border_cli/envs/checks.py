@@ -66,6 +66,8 @@ class EnvChecker:
         self._all = list(range(n_envs))
         self._shared = False  # whether a caller holds the arrays of `obs`
         self._leaves = [_LeafChecker(leaf, space) for leaf in spec.obs.leaves]
+        first = self._leaves[0]
+        self._plain = first if len(self._leaves) == 1 and not (first.spec.path or first.always) else None
         floats = {name: bytearray(rows.size) for name, rows in self.obs.items() if rows.dtype.kind == "f"}
         self._finite_flags = {name: (flags, np.frombuffer(flags, bool)) for name, flags in floats.items()}
         self._drop = drop
@@ -104,7 +106,18 @@ class EnvChecker:
     def take(self, env_ix: int, observation: Any) -> None:
         """Store the next observation of an episode, after `renew_arrays`. Raises EnvDataError."""
         self.steps[env_ix] += 1
-        self._store(env_ix, observation)
+        n = self._observations[env_ix]
+        # Most are a plain array, and without a check of its bounds there is nothing to do but to convert its dtype.
+        if (
+            (plain := self._plain)
+            and n >= _STRICT_OBSERVATIONS
+            and n % _CHECK_INTERVAL
+            and plain.fits(observation)
+        ):
+            self._observations[env_ix] = n + 1
+            self.obs[plain.spec.name][env_ix] = observation
+        else:
+            self._store(env_ix, observation)
 
     def renew_arrays(self, whole: bool) -> None:
         """Prepare for new observations: arrays that `observe` returned do not change. whole: every row is to be stored."""
@@ -217,7 +230,10 @@ class EnvChecker:
 
 
 class _LeafChecker:
-    """Checks one leaf of the observations. warned: whether of its dtype, and of its bounds."""
+    """Checks one leaf of the observations.
+
+    warned: whether of its dtype, and of its bounds · always: bounds are checked in every observation.
+    """
 
     def __init__(self, spec: ObsLeaf, space: Any) -> None:
         for key in spec.path:
@@ -227,7 +243,7 @@ class _LeafChecker:
         self._declared = np.dtype(space.dtype)
         self._accepted = self._declared
         self._float = np.dtype(spec.dtype).kind == "f"
-        self._always = not self._float and (
+        self.always = not self._float and (
             spec.kind != "box" or not np.can_cast(self._declared, spec.dtype, "safe")
         )
         start = np.reshape(spec.start, spec.shape) if spec.start else np.array(0)
@@ -240,6 +256,10 @@ class _LeafChecker:
         if self._float:
             with np.errstate(over="ignore"):  # a bound beyond float32 is infinite
                 self._low, self._high = self._low.astype(spec.dtype), self._high.astype(spec.dtype)
+
+    def fits(self, value: Any) -> bool:
+        """Whether this is an array of the expected shape and dtype."""
+        return type(value) is np.ndarray and value.dtype == self._accepted and value.shape == self.spec.shape
 
     def stored(self, observation: Any, check_bounds: bool, is_error: bool) -> Array:
         """The value of the leaf in an observation, as stored. Raises EnvDataError.
@@ -262,7 +282,7 @@ class _LeafChecker:
             raise EnvDataError(
                 f"observation {spec.name} has shape {value.shape}, its space says {spec.shape}"
             )
-        if self._always or check_bounds:
+        if self.always or check_bounds:
             self._check_bounds(value, is_error)
         return encode(spec, value)
 
@@ -286,7 +306,7 @@ class _LeafChecker:
         low, high = (np.broadcast_to(bound, value.shape)[index] for bound in (self._low, self._high))
         name = f"{self.spec.name}{_shown(index)}"
         problem = f"observation {name} is {value[index]}, its space says between {low} and {high}"
-        if self._always:
+        if self.always:
             raise EnvDataError(problem)
         if is_error:
             raise EnvDataError(f"{problem}; env.out_of_bounds=warn would only warn of it")

@@ -23,7 +23,7 @@ from border_cli.core.state import State, check_like, joined, section
 from border_cli.core.types import Step
 from border_cli.envs.checks import ANY_REWARD, EnvChecker, EnvDataError, api_mistake
 from border_cli.envs.make import SelectedParts, make_gym, own_statistics, stack_size
-from border_cli.envs.spaces import decode_action, env_spec, may_hold_categories, part_name
+from border_cli.envs.spaces import decode_actions, env_spec, may_hold_categories, part_name
 
 _SHOWN_ACTION = 100
 _SHOWN_ENV_STEPS, _SHOWN_EPISODE = 500, 50
@@ -100,8 +100,7 @@ class GymEnv:
 
     def reset(self, env_ix: int, seed: int | None = None) -> None:
         """Start a new episode in one environment; without a seed its own generator continues."""
-        with self._failures("reset", [env_ix]) as where:
-            where["env"] = env_ix
+        with self._failures("reset", env_ix):
             self.checker.begin(env_ix)
             observation, info = self.envs[env_ix].reset(seed=seed)
             while not self.checker.take_first(env_ix, observation):
@@ -123,15 +122,15 @@ class GymEnv:
         step = Step(
             env_ix, checker.observe(env_ix), action, reward, terminated, truncated, {}, life_lost=lost
         )
-        with self._failures("step", env_ix, action) as where:
+        i = env_ix[0]
+        try:  # not by `_failures`: making a context manager takes as long as stepping CartPole
+            given = decode_actions(self.spec.action, action)
             if self._native:
                 for row, i in enumerate(env_ix):
-                    where["env"] = i
-                    self.envs[i].unwrapped.send(decode_action(self.spec.action, action[row]))
+                    self.envs[i].unwrapped.send(given[row])
             checker.renew_arrays(whole=k == self.n_envs)
             for row, i in enumerate(env_ix):
-                where["env"] = i
-                result = self.envs[i].step(decode_action(self.spec.action, action[row]))
+                result = self.envs[i].step(given[row])
                 observation, reward[row], terminated[row], truncated[row], info = result
                 checker.take(i, observation)
                 if lost is not None:
@@ -139,6 +138,11 @@ class GymEnv:
                     lost[row] = lives < self._lives[i]
                     self._lives[i] = lives
             step.dropped = checker.dropped(env_ix, reward)
+        except BorderError:
+            raise
+        except (Exception, SystemExit) as e:
+            i = e.env_ix if isinstance(e, EnvDataError) else i
+            raise self._lost(e, "step", i, action[list(env_ix).index(i)]) from e
         step.next_obs = checker.observe(env_ix)
         return step
 
@@ -155,30 +159,33 @@ class GymEnv:
                 _logger.exception("closing an environment of %s failed", self._owner)
 
     @contextlib.contextmanager
-    def _failures(
-        self, phase: str, env_ix: Sequence[int] = (), action: Array | None = None
-    ) -> Iterator[dict[str, Any]]:
-        """Turn what an environment raises inside into ActorLostError.
-
-        Yields the error's context, in which the caller keeps the environment that is in use.
-        """
-        where: dict[str, Any] = {"who": self._owner, "phase": phase}
+    def _failures(self, phase: str, env_ix: int | None = None) -> Iterator[None]:
+        """Turn what an environment raises inside into ActorLostError."""
         try:
-            yield where
+            yield
         except BorderError:
             raise
         except (Exception, SystemExit) as e:
-            doing = "making the environment"
-            if env_ix:
-                i = where["env"] = e.env_ix if isinstance(e, EnvDataError) else where["env"]
-                where |= {"episode": self.checker.episodes[i], "step": self.checker.steps[i]}
-                doing = "resetting"
-            if action is not None:
-                doing = f"stepping, after {self.checker.env_steps} env steps"
-                one = action[list(env_ix).index(i)]
-                where["action"] = one.tolist() if one.size <= _SHOWN_ACTION else str(one)[:_SHOWN_ACTION]
-            message = f"{self._owner} failed while {doing}: {type(e).__name__}: {e}".rstrip(": ")
-            raise ActorLostError(message, "".join(traceback.format_exception(e)), where) from e
+            raise self._lost(e, phase, env_ix) from e
+
+    def _lost(
+        self, e: BaseException, phase: str, env_ix: int | None, action: Array | None = None
+    ) -> ActorLostError:
+        """The error of an actor whose environment `env_ix` raised. action: that it was given, in a step."""
+        where: dict[str, Any] = {"who": self._owner, "phase": phase}
+        doing = "making the environment"
+        if env_ix is not None:
+            where |= {
+                "env": env_ix,
+                "episode": self.checker.episodes[env_ix],
+                "step": self.checker.steps[env_ix],
+            }
+            doing = "resetting"
+        if action is not None:
+            doing = f"stepping, after {self.checker.env_steps} env steps"
+            where["action"] = action.tolist() if action.size <= _SHOWN_ACTION else str(action)[:_SHOWN_ACTION]
+        message = f"{self._owner} failed while {doing}: {type(e).__name__}: {e}".rstrip(": ")
+        return ActorLostError(message, "".join(traceback.format_exception(e)), where)
 
 
 def _root(config: EnvConfig) -> tuple[str, ...]:

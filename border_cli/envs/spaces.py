@@ -104,12 +104,11 @@ def encode(leaf: ObsLeaf, values: Array) -> Array:
     return counted.astype(leaf.dtype, copy=False)
 
 
-def decode_action(spec: ActionSpec, action: Array) -> Any:
-    """One stored action as `env.step` takes it."""
+def decode_actions(spec: ActionSpec, actions: Array) -> Sequence[Any]:
+    """Stored actions (k, ...), each as `env.step` takes it."""
     if spec.kind == "discrete":
-        return int(action) + spec.start
-    low, high = (np.asarray(b).reshape(spec.shape) for b in (spec.low, spec.high))
-    return np.clip(action, low, high).astype(spec.dtype)
+        return [action + spec.start for action in actions.tolist()]
+    return list(actions.clip(*spec.bounds).astype(spec.dtype))
 
 
 def _leaves(space: Any, path: tuple[str | int, ...]) -> list[ObsLeaf]:

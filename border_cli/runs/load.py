@@ -29,7 +29,7 @@ from border_cli.config.schema import AgentConfig, EnvConfig, TrainConfig
 from border_cli.core.errors import UsageError, first_line
 from border_cli.core.protocols import ActingPolicy, Agent
 from border_cli.core.spaces import ACTION_MASK, Array, EnvSpec, Obs, ObsLeaf
-from border_cli.envs.spaces import decode_action, encode
+from border_cli.envs.spaces import decode_actions, encode
 from border_cli.runs.locate import Located, model_directory, parse_checkpoint
 from border_cli.runs.summary import read_run_id
 from border_cli.runs.trust import Typed, check_plugins, code_of, is_own
@@ -97,7 +97,7 @@ class LoadedModel:
             self._deterministic = deterministic
             (self._policy.eval if deterministic else self._policy.train)()
         stored = self._policy.sample(batch, 0 if deterministic else _AFTER_TRAINING, envs)
-        actions = [decode_action(self.spec.action, action) for action in stored]
+        actions = decode_actions(self.spec.action, stored)
         return np.array(actions) if is_batch else actions[0]
 
     def values(self, obs: Any, action_mask: Any = _NOT_GIVEN) -> Array:

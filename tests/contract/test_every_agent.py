@@ -20,7 +20,7 @@ from border_cli.core.protocols import ActingPolicy, Agent
 from border_cli.core.spaces import Array, EnvSpec, Obs
 from border_cli.core.state import State
 from border_cli.core.types import Batch, Evaluation, ModelInfo
-from border_cli.envs.spaces import decode_action, env_spec
+from border_cli.envs.spaces import decode_actions, env_spec
 from tests.faults.amounts import times
 from tests.trained import save_best
 
@@ -86,8 +86,7 @@ def test_e4_no_action_is_outside_its_space(agent: str, action: str) -> None:
     for net in range(NETS):
         (acting.train if net % 2 else acting.eval)()
         acting.sync_model(random_model(acting.model_info(), rng))
-        for chosen in acting.sample(observations(rng), env_steps=net * 100):
-            given = decode_action(spec.action, chosen)
+        for given in decode_actions(spec.action, acting.sample(observations(rng), env_steps=net * 100)):
             assert space.contains(given), (given, space)
             seen.add(str(given))
     if isinstance(space, spaces.Discrete):
@@ -112,7 +111,7 @@ def test_e4_no_action_of_a_loaded_model_is_outside_its_space(agent: str, action:
             given = loaded.sample(observation)
             assert space.contains(given), (given, space)
             one = {"obs.x": observation["x"][None], "obs.k": np.array([observation["k"] - 1])}
-            assert np.array_equal(given, decode_action(described.spec.action, acting.sample(one)[0]))
+            assert np.array_equal(given, decode_actions(described.spec.action, acting.sample(one))[0])
 
 
 # -- acting and learning ------------------------------------------------
