@@ -20,7 +20,7 @@ from border_cli.core.errors import UsageError
 from border_cli.core.spaces import ActionSpec, Array, EnvSpec, Obs, ObsLeaf, ObsSpec
 from border_cli.core.state import State
 from border_cli.core.types import Evaluation
-from border_cli.envs.spaces import decode_action, env_spec
+from border_cli.envs.spaces import decode_actions, env_spec
 from border_cli.runs.load import LoadedModel
 from border_cli.runs.trust import code_of, remember
 from tests.trained import DQN, describe, save_best, save_model, save_run
@@ -79,7 +79,7 @@ def test_observations_and_actions_have_the_types_of_the_environment(tmp_path: Pa
 
 def test_a_continuous_action_is_clipped_and_has_the_dtype_of_the_space() -> None:
     actions = env_spec(BOX, spaces.Box(-1, 1, (1,), np.float64)).action
-    action = decode_action(actions, np.array([3.0], np.float32))
+    action = decode_actions(actions, np.array([[3.0]], np.float32))[0]
     assert action.dtype == np.float64 and action.tolist() == [1.0]
 
 
