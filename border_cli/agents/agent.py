@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -33,19 +33,35 @@ from border_cli.runtime import seeding
 declare("agent/lr", "rate", "learning rate of the last opt step, where a schedule lowers it")
 
 
+class NetworkArrays(Protocol):
+    """The network of a policy computed by numpy."""
+
+    def copy_params(self) -> None:
+        """Use a copy of the parameters as they are now."""
+
+
 class NetworkPolicy(ABC):
     """Implements `core.protocols.ActingPolicy` except for the choice of actions.
 
     Args:
         params: (n,) its parameters, used in place: the policy of an agent acts with the parameters that it learns.
+        shared: whether an algorithm changes the parameters too. Otherwise only `sync_model` does.
         actor, incarnation: with the seed they determine the random generator of exploration. Evaluation has its own
             generator, which depends on the seed alone and restarts with each `eval`.
     """
 
     def __init__(
-        self, layout: FlatParams, params: Tensor, seed: int, actor: int = 0, incarnation: int = 0
+        self,
+        layout: FlatParams,
+        params: Tensor,
+        seed: int,
+        actor: int = 0,
+        incarnation: int = 0,
+        shared: bool = False,
     ) -> None:
         self.params = params
+        self._shared = shared
+        self._arrays: NetworkArrays | None = None
         self.version = 0
         self._layout = layout
         self._network = layout.bind(params)
@@ -96,6 +112,8 @@ class NetworkPolicy(ABC):
             copy_arrays(parts, info.arrays)
         else:
             self.params.copy_(torch.from_numpy(info.vector))
+        if self._arrays is not None and not self._shared:
+            self._arrays.copy_params()
         self.version = info.version
 
     def generator_state(self) -> dict[str, Any]:

@@ -180,7 +180,7 @@ class DenseArrays:
     """Linear layers with ReLU between them, computed by numpy: for the few rows of an actor in half of torch's time.
 
     Args:
-        layers: `Linear` and `NoisyLinear` layers on the CPU. Their parameters are used in place.
+        layers: `Linear` and `NoisyLinear` layers on the CPU. Their parameters are used in place, until `copy_params`.
         relu_at_end: whether ReLU follows the last layer too.
     """
 
@@ -189,7 +189,12 @@ class DenseArrays:
             [p.detach().numpy().T for p in (layer.weight, layer.bias, *_deviations(layer))]
             for layer in cast(Sequence[Linear], layers)
         ]
+        self._in_place = self._layers
         self._n_relu = len(layers) if relu_at_end else len(layers) - 1
+
+    def copy_params(self) -> None:
+        """Use a copy of the parameters as they are now, transposed in memory: a quarter of the time for 8 rows of 256."""
+        self._layers = [[np.array(p, order="C") for p in layer] for layer in self._in_place]
 
     def __call__(self, x: Array, noise: Iterator[Array] = _NO_ARRAYS) -> Array:
         """(B, n_in) → (B, n_out). noise: gives each noisy layer the next part of `scaled_noise`; empty for mean weights."""

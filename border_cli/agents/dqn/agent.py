@@ -86,7 +86,7 @@ def epsilon_greedy(values: Array, epsilon: float, rng: np.random.Generator) -> A
         return best
     random = rng.random(len(best)) < epsilon
     if random.any():  # usually not; drawing actions takes a third of the network's time
-        forbidden = np.isneginf(values[random])
+        forbidden = values[random] == -np.inf
         if forbidden.any():
             allowed = ~forbidden | forbidden.all(1, keepdims=True)
             drawn = rng.integers(0, allowed.sum(1))
@@ -129,7 +129,7 @@ def make_agent(config: DqnConfig, spec: EnvSpec, seed: int, device: str = "cpu")
     generator = torch.Generator().manual_seed(seeding.integer(seed, seeding.AGENT))
     layout = FlatParams(QNetwork(spec, config, generator))
     state = loss.DqnState.init(layout.init().to(torch.device(device)))
-    policy = DqnPolicy(layout, state.online.params, config, spec, seed)
+    policy = DqnPolicy(layout, state.online.params, config, spec, seed, shared=True)
     algorithm = DqnAlgorithm(layout, state, config, spec, seed)
     return NetworkAgent(policy, algorithm, config.batch_size)
 
@@ -153,8 +153,9 @@ class DqnPolicy(NetworkPolicy):
         actor: int = 0,
         n_actors: int = 1,
         incarnation: int = 0,
+        shared: bool = False,
     ) -> None:
-        super().__init__(layout, params, seed, actor, incarnation)
+        super().__init__(layout, params, seed, actor, incarnation, shared)
         self._mask = spec.mask
         self._last: tuple[Array, Array] | None = None
         self._head = loss.make_head(config)
@@ -162,7 +163,7 @@ class DqnPolicy(NetworkPolicy):
         self._epsilon = epsilon_schedule(config, actor, n_actors)
         network = cast(QNetwork, self._network)
         self._noise_size = network.noise_size
-        self._arrays = QArrays(network) if QArrays.allowed(network) else None
+        self._arrays: QArrays | None = QArrays(network) if QArrays.allowed(network) else None
 
     def action_values(self, obs: Obs, noise: Noise = NO_NOISE) -> Array:
         """(B, n) expected returns, -inf for forbidden actions; without noise in the network."""

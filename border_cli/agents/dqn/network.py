@@ -129,10 +129,10 @@ class QNetwork(nn.Module):
 
 
 class QArrays:
-    """`QNetwork.forward` by numpy, with the network's parameters in place."""
+    """`QNetwork.forward` by numpy, with the network's parameters in place until `copy_params`."""
 
     def __init__(self, network: QNetwork) -> None:
-        self._network = network
+        self._n_actions = network.n_actions
         self._encoder = EncoderArrays(network.encoder)
         self._ends = np.cumsum(network.noise_sizes)[:-1]
         self._trunk = DenseArrays(network.trunk, relu_at_end=True)
@@ -145,12 +145,18 @@ class QArrays:
         plain = not (network.encoder.has_images or network.is_implicit)
         return plain and network.top[0].weight.device.type == "cpu"
 
+    def copy_params(self) -> None:
+        """See `DenseArrays`."""
+        for part in (self._trunk, self._top, self._value):
+            if part is not None:
+                part.copy_params()
+
     def __call__(self, obs: Obs, normal: Array | None = None) -> Array:
         """{name: (B, ...)} → (B, n, k). normal: as that of `Noise`."""
         x = self._trunk(self._encoder(obs))
         parts = () if normal is None else np.split(np.sign(normal) * np.sqrt(np.abs(normal)), self._ends)
         noise = iter(parts)
-        out = self._top(x, noise).reshape(len(x), self._network.n_actions, -1)
+        out = self._top(x, noise).reshape(len(x), self._n_actions, -1)
         if self._value is not None:
             out = self._value(x, noise)[:, None] + out - out.mean(1, keepdims=True)
         return out

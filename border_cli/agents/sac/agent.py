@@ -72,7 +72,7 @@ def make_agent(config: SacConfig, spec: EnvSpec, seed: int, device: str = "cpu")
     elif config.entropy_coef is None:
         layouts["alpha"] = FlatParams(EntropyCoefficient(config.entropy_coef_start))
     state = loss.SacState.init(layouts, where)
-    policy = SacPolicy(policy_layout, state.policy.params, config, spec, seed)
+    policy = SacPolicy(policy_layout, state.policy.params, config, spec, seed, shared=True)
     bijector = TanhBijector(spec.action).to(where)
     target_entropy = -float(bijector.n_free) if config.target_entropy is None else config.target_entropy
     constants = loss.SacConstants(config, bijector, target_entropy)
@@ -181,15 +181,16 @@ class SacPolicy(NetworkPolicy):
         seed: int,
         actor: int = 0,
         incarnation: int = 0,
+        shared: bool = False,
     ) -> None:
-        super().__init__(layout, params, seed, actor, incarnation)
+        super().__init__(layout, params, seed, actor, incarnation, shared)
         self._config = config
         self._shape = spec.action.shape
         bijector = TanhBijector(spec.action)
         self._size = bijector.size
         self._middle, self._half_range = bijector.arrays
         network = cast(PolicyNetwork, self._network)
-        self._arrays = PolicyArrays(network) if PolicyArrays.allowed(network) else None
+        self._arrays: PolicyArrays | None = PolicyArrays(network) if PolicyArrays.allowed(network) else None
         self._low, self._high = (np.array(b, np.float32) for b in (spec.action.low, spec.action.high))
         self._noise: CorrelatedNoise | None = None
         if config.exploration == "state_dependent":

@@ -133,7 +133,7 @@ class PolicyNetwork(nn.Module):
 
 
 class PolicyArrays:
-    """`PolicyNetwork.forward` by numpy, with the network's parameters in place. Returns mean, std and features."""
+    """`PolicyNetwork.forward` by numpy, with the network's parameters in place until `copy_params`."""
 
     def __init__(self, network: PolicyNetwork) -> None:
         self._network = network
@@ -146,6 +146,11 @@ class PolicyArrays:
         """Whether the network has linear layers alone, on the CPU."""
         return not network.encoder.has_images and network.out.weight.device.type == "cpu"
 
+    def copy_params(self) -> None:
+        """See `DenseArrays`. The noise of state-dependent exploration stays in place."""
+        self._hidden.copy_params()
+        self._out.copy_params()
+
     def __call__(self, obs: Obs) -> tuple[Array, Array, Array]:
         """{name: (B, ...)} → (B, d) mean and standard deviation before tanh, (B, f) features; see `ActionParameters`."""
         x = self._hidden(self._encoder(obs))
@@ -155,8 +160,8 @@ class PolicyArrays:
             return np.clip(out, *_MEAN_RANGE), np.sqrt(variance + np.float32(_MIN_STD**2)), x
         if self._network.kind == "deterministic":
             return out, np.ones_like(out), x
-        mean, log_std = np.split(out, 2, axis=-1)
-        return mean, np.exp(np.clip(log_std, *_LOG_STD_RANGE)), x
+        d = out.shape[1] // 2
+        return out[:, :d], np.exp(out[:, d:].clip(*_LOG_STD_RANGE)), x
 
 
 class Critics(nn.Module):
