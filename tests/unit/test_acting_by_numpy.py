@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
 
+from border_cli.agents.dqn.agent import DqnPolicy, make_agent, make_policy
 from border_cli.agents.dqn.config import DqnConfig
 from border_cli.agents.dqn.network import NO_NOISE, Noise, QArrays, QNetwork
 from border_cli.agents.nets import Encoder, to_tensors
@@ -78,6 +79,23 @@ def test_it_uses_the_newest_parameters() -> None:
         parameter.data.fill_(1.0)
     # four hidden units of 1·1 + 1·2 + 1 = 4, and 4·4 + 1 for each action
     assert arrays({"obs": np.array([[1.0, 2.0]], np.float32)}).tolist() == [[[17.0], [17.0]]]
+
+
+def test_an_actor_uses_the_model_of_the_last_sync_and_an_agent_what_it_has_learned() -> None:
+    spec = env_spec(spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2))
+    config = DqnConfig(hidden=[4])
+    policy = make_policy(config, spec, seed=0)
+    learning = cast(DqnPolicy, make_agent(config, spec, seed=0).policy)
+    for each in (policy, learning):
+        each.params.fill_(1.0)
+        each.sync_model(each.model_info())
+        each.params.fill_(0.0)
+    obs = {"obs": np.array([[1.0, 2.0]], np.float32)}
+    # as above: 17 with the weights of the last sync, 0 with the newest
+    assert policy.action_values(obs).tolist() == [[17.0, 17.0]]
+    assert learning.action_values(obs).tolist() == [[0.0, 0.0]]
+    policy.sync_model(policy.model_info())
+    assert policy.action_values(obs).tolist() == [[0.0, 0.0]]
 
 
 @pytest.mark.parametrize("rows", [1, 7])
