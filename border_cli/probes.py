@@ -200,7 +200,7 @@ class Learner:
         self._config, self._spec, self._stop = config, spec, stop
         self._agent, self._buffer = build.make_agent(small, spec), build.make_buffer(small, spec)
         self._agent.train()
-        self._buffer.push(self._made_up(rows))
+        self._buffer.push(made_up(self._spec, rows, self._config))
 
     def opt_steps(self, counts: Iterable[int], seconds: float) -> dict[int, float]:
         """Opt steps/s by the number of threads, sampling included, `seconds` for each."""
@@ -245,7 +245,7 @@ class Learner:
         rows = c.actor_manager.n_buffer
         if c.trainer.opt_interval is not None:
             rows = max(1, min(rows, ratio_tolerance(c) // (2 * n_actors(c))))
-        ring, made_up = Ring(build.run_columns(c, self._spec), 4 * rows), self._made_up(rows)
+        ring, items = Ring(build.run_columns(c, self._spec), 4 * rows), made_up(self._spec, rows, c)
         passing_s = inserting_s = 0.0
         n = 0
         while passing_s + inserting_s < seconds:
@@ -254,7 +254,7 @@ class Learner:
             room = ring.reserve(rows)
             assert room is not None  # each chunk is taken before the next one is written
             for name, column in room.items():
-                column[:] = made_up[name]
+                column[:] = items[name]
             ring.push(Chunk(0, 0, n, rows, 0, room))
             written = monotonic()
             (chunk,) = ring.pop_all()
@@ -286,16 +286,17 @@ class Learner:
         if self._stop.code is not None:
             raise Interrupted(self._stop.code)
 
-    def _made_up(self, n: int) -> Items:
-        """N rows of one stream: observations drawn at random where they are fractions, all else 0."""
-        rng = np.random.default_rng(0)
-        items = empty_items(build.run_columns(self._config, self._spec), n)
-        for leaf in self._spec.obs.leaves:
-            if np.dtype(leaf.dtype).kind == "f":
-                items[leaf.name][...] = rng.standard_normal(items[leaf.name].shape)
-        items["n_steps"][:] = 1
-        items["discount"][:] = self._config.agent.gamma
-        return items
+
+def made_up(spec: EnvSpec, n: int, config: TrainConfig) -> Items:
+    """N rows of one stream: observations drawn at random where they are fractions, all else 0."""
+    rng = np.random.default_rng(0)
+    items = empty_items(build.run_columns(config, spec), n)
+    for leaf in spec.obs.leaves:
+        if np.dtype(leaf.dtype).kind == "f":
+            items[leaf.name][...] = rng.standard_normal(items[leaf.name].shape)
+    items["n_steps"][:] = 1
+    items["discount"][:] = config.agent.gamma
+    return items
 
 
 def _rate(

@@ -19,6 +19,7 @@ from border_cli.config.schema import BufferConfig, TrainConfig, TrainerConfig
 from border_cli.core.errors import ResourceError, UsageError
 from border_cli.core.spaces import ActionSpec, EnvSpec, ObsLeaf, ObsSpec
 from border_cli.core.types import Column
+from border_cli.probes import made_up
 from border_cli.replay.device import DeviceRows
 from tests.contract.test_every_agent import config_of, spec_of
 from tests.unit.test_capture import record
@@ -71,7 +72,7 @@ def test_an_agent_learns_the_same_from_it(agent: str, buffer: str, captured: boo
         if captured:
             one.compiling = partial(capture_opt_steps, one.algorithm, record=record)
         replay = build.make_buffer(config, spec)
-        replay.push(preflight._made_up(spec, 150, config))
+        replay.push(made_up(spec, 150, config))
         for _ in range(6):
             one.opt(replay)
         assert one._batches.last is not None
@@ -91,7 +92,7 @@ def test_a_skipped_batch_is_saved_as_arrays() -> None:
         config, spec = config_with("dqn", "uniform", on_device), spec_of("dqn")
         one: NetworkAgent = AGENTS["dqn"].load().make_agent(config.agent, spec, 3)
         replay = build.make_buffer(config, spec)
-        items = preflight._made_up(spec, 150, config)
+        items = made_up(spec, 150, config)
         items["reward"][:] = np.nan
         replay.push(items)
         one.opt(replay)
@@ -180,7 +181,7 @@ def test_frames_of_a_stack_are_gathered_on_the_device() -> None:
     for on_device in (False, True):
         config = config_with("dqn", "uniform", on_device)
         replay = build.make_buffer(config, spec)
-        items = preflight._made_up(spec, 40, config)
+        items = made_up(spec, 40, config)
         items["obs"][...] = np.arange(40, dtype=np.uint8)[:, None, None]
         items["step_in_episode"][:] = np.arange(40)
         replay.push(items)
