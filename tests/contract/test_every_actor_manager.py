@@ -99,7 +99,7 @@ def test_a_published_model_is_used(running: Running) -> None:
 
 
 def test_rows_not_delivered_before_the_stop_are_collected_after_it_once(running: Running) -> None:
-    with running(counting_actors(n_buffer=8, lengths=[1000])) as manager:
+    with running(counting_actors(n_buffer=8, lengths=[3000])) as manager:  # no episode ends within the credit
         manager.grant([2000, 2000])
         before: list[Chunk] = []
         wait_until(
