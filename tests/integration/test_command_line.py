@@ -41,10 +41,10 @@ class StandIn:
         self.calls.append(("preflight", config))
         if self.refuse is not None:
             raise self.refuse
-        return config, "spec"
+        return config, "spec", "why"
 
-    def train(self, config, spec, run_dir, launch, stop=None):
-        assert spec == "spec"
+    def train(self, config, spec, run_dir, launch, stop=None, *, decided):
+        assert (spec, decided) == ("spec", "why")
         self.calls.append(("train", config, run_dir, launch))
         if config.seed in self.fail:
             raise self.fail[config.seed]
