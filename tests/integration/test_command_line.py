@@ -188,7 +188,10 @@ def test_completion_is_installed_by_hydras_scripts(command, monkeypatch, capsys)
 def test_one_part_of_the_configuration_can_be_shown(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["--cfg", "job", "-p", "buffer"]) == 0
-    assert capsys.readouterr().out == "# @package buffer\ntype: uniform\ncapacity: 100000\nn_step: 3\n"
+    assert (
+        capsys.readouterr().out
+        == "# @package buffer\ntype: uniform\ncapacity: 100000\nn_step: 3\ndevice: auto\n"
+    )
     assert main(["n_actors=3", "--cfg", "job", "-p", "n_actors"]) == 0
     assert capsys.readouterr().out == "3\n"
 
@@ -253,7 +256,7 @@ def test_a_users_file_takes_missing_keys_from_the_schema(shown, tmp_path):
     assert config["env"]["kwargs"] == {"n": 1, "m": 2}
     assert config["env"]["max_episode_steps"] is None
     assert (config["agent"]["hidden"], config["agent"]["lr"]) == ([4], 1e-3)
-    assert config["buffer"] == {"type": "uniform", "capacity": 2000, "n_step": 1}
+    assert config["buffer"] == {"type": "uniform", "capacity": 2000, "n_step": 1, "device": "auto"}
 
 
 def test_hydras_search_path_works_too(shown, tmp_path):

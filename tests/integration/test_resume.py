@@ -27,6 +27,7 @@ from tests.trained import read_checkpoint, save_best
 
 ARGS = (
     "n_actors=2",
+    "evaluator=inline",  # so that scores are known at fixed opt steps
     "trainer.max_opts=120",
     "trainer.eval_interval=50",
     "trainer.save_interval=40",
@@ -333,7 +334,7 @@ def test_resuming_a_sweep_names_its_newest_unfinished_run(
 SAFE = {
     "env": {"nonfinite", "out_of_bounds", "action_mask"},
     "agent": {"lr_opt_steps"},
-    "buffer": {"beta_opt_steps"},
+    "buffer": {"beta_opt_steps", "device"},
     "trainer": {"max_opts", "max_env_steps", "max_time", "stop_return"}
     | {"eval_interval", "save_interval", "record_interval"},
     "actor_manager": {"start_timeout_s", "heartbeat_timeout_s", "stop_timeout_s"},

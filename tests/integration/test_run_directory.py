@@ -80,7 +80,7 @@ def test_config_yaml_is_the_resolved_configuration(
     composed = yaml.safe_load(capsys.readouterr().out)
     assert composed["checkpoint"]["replay"] == composed["env"]["action_mask"] == "auto"
     resolved = resolve(
-        to_config(composed), action_mask="none", replay_fits=True, screen=False, init_from=None
+        to_config(composed), action_mask="none", categories={}, replay_fits=True, screen=False, init_from=None
     )
     assert to_plain(resolved) == to_plain(run.config)
     assert "auto" not in str(to_plain(run.config))
@@ -226,7 +226,7 @@ def test_all_metrics_of_the_agent_and_the_run_are_recorded(run: Run, trainer: st
 
 
 def test_steps_and_times_of_each_metric_never_decrease(run: Run) -> None:
-    for name in {name for record in run.records for name in record}:
+    for name in {name for record in run.records for name in record} - {"opt_steps", "env_steps", "time"}:
         places = [(r["opt_steps"], r["env_steps"], r["time"]) for r in run.records if name in r]
         for before, after in pairwise(places):
             assert all(a <= b for a, b in zip(before, after, strict=True)), name
@@ -275,4 +275,6 @@ def assert_same_scalars(run: Run, step: str) -> None:
     for tag in tags:
         found = [(event.step, event.value) for event in events.Scalars(tag)]
         expected = [(record[step], float(np.float32(record[tag]))) for record in run.records if tag in record]
+        if tag.endswith("_steps"):  # not of late evaluations, whose steps would go back
+            expected = [one for i, one in enumerate(expected) if one >= max(expected[: i + 1])]
         assert found == expected, tag
