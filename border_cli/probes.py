@@ -200,6 +200,8 @@ class Learner:
         self._config, self._spec, self._stop = config, spec, stop
         self._agent, self._buffer = build.make_agent(small, spec), build.make_buffer(small, spec)
         self._agent.train()
+        if config.device.startswith("cuda"):  # captured before the first opt step, as in a run
+            build.compile_opt_steps(self._agent, config, spec, stop, [])
         self._buffer.push(made_up(self._spec, rows, self._config))
 
     def opt_steps(self, counts: Iterable[int], seconds: float) -> dict[int, float]:
