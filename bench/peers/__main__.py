@@ -4,7 +4,8 @@
 
 Each peer has an environment of its own in .peers/, made by the first call. Every round runs each peer once and
 border-train once, with another seed. A timed task ends at the first evaluation that reaches its target. Its time is
-that from the command to the evaluation, without the time of evaluations. Every program has one torch thread.
+that from the command to the evaluation, without the time of evaluations. Every program has one torch thread. An earlier
+run has compiled the opt step of border-train; a second row of the timed tasks is without that.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ PEERS = (
     Peer("Tianshou", ("tianshou==2.0.1",), "tianshou_dqn.py"),
 )
 OURS = "border-train"
+FIRST = "border-train, nothing compiled yet"
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,7 @@ def main() -> None:
         prog="python -m bench.peers", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("--tasks", nargs="+", choices=[task.name for task in TASKS], metavar="TASK")
-    parser.add_argument("--peers", nargs="+", choices=DQN_PEERS, metavar="PEER")
+    parser.add_argument("--peers", nargs="*", choices=DQN_PEERS, metavar="PEER")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--print-only", action="store_true")
     args = parser.parse_args()
@@ -151,8 +153,10 @@ def main() -> None:
 
 def _compare(task: Task, peers: Sequence[Peer], rounds: int) -> str:
     """Run the task `rounds` times with each tool, in turn, and return its table."""
-    measured: dict[str, list[Timed]] = {name: [] for name in (OURS, *(peer.name for peer in peers))}
+    ours = (OURS,) if task.target is None else (OURS, FIRST)
+    measured: dict[str, list[Timed]] = {name: [] for name in (*ours, *(peer.name for peer in peers))}
     rates: dict[str, list[float]] = {name: [] for name in measured}
+    _compile(task)
     for seed in range(1, rounds + 1):
         for name in measured:
             peer = next((peer for peer in peers if peer.name == name), None)
@@ -162,22 +166,27 @@ def _compare(task: Task, peers: Sequence[Peer], rounds: int) -> str:
                         _peer_rate(task, peer, seed) if peer else _our_rate(task, Path(folder), seed)
                     )
                 else:
-                    measured[name].append(_until_target(task, task.target, peer, Path(folder) / "run", seed))
+                    cache = Path(folder) / "cache" if name == FIRST else None
+                    run_dir = Path(folder) / "run"
+                    measured[name].append(_until_target(task, task.target, peer, run_dir, seed, cache))
             print(task.name, name, seed, (measured[name] or rates[name])[-1], file=sys.stderr, flush=True)
     return _rate_table(task, rates) if task.target is None else _time_table(task, measured)
 
 
-def _until_target(task: Task, target: float, peer: Peer | None, run_dir: Path, seed: int) -> Timed:
-    """Train until an evaluation reaches the target, and end the program there."""
+def _until_target(
+    task: Task, target: float, peer: Peer | None, run_dir: Path, seed: int, cache: Path | None
+) -> Timed:
+    """Train until an evaluation reaches the target, and end the program there. cache: of compiled opt steps."""
     began = time.monotonic()
     if peer is None:
         options = (
             f"trainer.eval_interval={task.eval_interval}",
             "evaluator=inline",  # the learner waits, so that the time of evaluations can be left out
+            "evaluator.confirm=false",
             f"evaluator.episodes={EPISODES}",
             f"seed={seed}",
         )
-        program = _start(_border_train(task, *options, f"hydra.run.dir={run_dir}"))
+        program = _start(_border_train(task, *options, f"hydra.run.dir={run_dir}"), cache)
         evaluations = _our_evaluations(run_dir / METRICS_FILE, program)
     else:
         program = _start(_peer_command(task, peer, seed))
@@ -238,8 +247,23 @@ def _peer_rate(task: Task, peer: Peer, seed: int) -> float:
     return float(json.loads(output.splitlines()[-1])["opt_steps_per_s"])
 
 
-def _start(command: Sequence[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def _start(command: Sequence[str], cache: Path | None = None) -> subprocess.Popen[str]:
+    env = os.environ | ({} if cache is None else {"XDG_CACHE_HOME": str(cache)})
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
+
+
+def _compile(task: Task) -> None:
+    """Compile the opt step of the task, so that later runs of it use it from their start."""
+    with tempfile.TemporaryDirectory() as folder:
+        short = (
+            "trainer=sync",
+            "trainer.max_env_steps=null",
+            "trainer.max_opts=1",
+            "trainer.warmup_period=500",
+        )
+        runs.train(
+            Path(folder) / "run", [*task.options, *short, "agent.compile=true", "trainer.eval_interval=null"]
+        )
 
 
 def _border_train(task: Task, *options: str) -> list[str]:
