@@ -30,12 +30,14 @@ def record_graph(step: Step, device: torch.device) -> tuple[Callable[[], None], 
     """
     stream, graph = torch.cuda.Stream(device), torch.cuda.CUDAGraph()
     stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):  # which is also left when the recording fails
-        for _ in range(_WARM_UP):
-            step()
-        with torch.cuda.graph(graph, stream=stream):
-            result = step()
-    torch.cuda.current_stream(device).wait_stream(stream)
+    try:
+        with torch.cuda.stream(stream):  # which is also left when the recording fails
+            for _ in range(_WARM_UP):
+                step()
+            with torch.cuda.graph(graph, stream=stream):
+                result = step()
+    finally:  # the caller restores what these calls have changed, so it must wait for them, also for failed ones
+        torch.cuda.current_stream(device).wait_stream(stream)
     return graph.replay, result
 
 
@@ -79,7 +81,10 @@ def capture_opt_steps(algorithm: Algorithm, batch: TensorBatch, record: Record =
     try:
         graphs = {v: CapturedStep(algorithm, batch, noise, v, record) for v in algorithm.variants}
     except RuntimeError as error:
-        _logger.warning("agent.compile: opt steps stay eager, recording them failed: %s", first_line(error))
+        cause = (
+            error.__context__ or error
+        )  # the end of a recording raises too, and does not say what has broken it
+        _logger.warning("agent.compile: opt steps stay eager, recording them failed: %s", first_line(cause))
     else:
         algorithm.graphs.update(graphs)
         _logger.info("the opt step is a CUDA graph from here on")

@@ -148,8 +148,9 @@ def _plan(composed: Composed, launch: Launch) -> int:
     folder = composed.run_dir or RUNS
     with StopFlag() as stop:
         config, spec, decided = preflight(composed.config, stop, folder, launch.typed)
+        _end_imports()
         plan = make_plan(config, spec, folder, stop)
-    replay, note, console = plan.memory["replay"], preset_note(config), Console()
+    replay, note, console = plan.checkpoint.replay, preset_note(config), Console()
     counts = (replay, plan.processes, plan.threads)
     lines = banner(config, launch.typed, *counts, note, None, line_width(console), decided=decided)
     show("\n".join(lines))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import border_cli
-from border_cli import probes
+from border_cli import preflight, probes
 from border_cli.agents.dqn.config import DqnConfig
 from border_cli.cli.train import main
-from border_cli.config.resources import available_memory
+from border_cli.config.resources import Measured, available_memory
 from border_cli.config.schema import EnvConfig, TrainConfig
 from border_cli.core.errors import UsageError
 from tests.real_runs import tiny, train
@@ -68,6 +70,23 @@ def test_a_plan_is_refused_if_its_run_would_be(workplace: Path, capsys: pytest.C
     assert main(tiny(*SHORT, "buffer.capacity=1e12", "plan=true")) == 3
     assert "of memory, and" in capsys.readouterr().err
     assert available_memory() is not None
+
+
+def test_a_plan_with_the_replay_on_the_gpu(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check = preflight.preflight
+
+    def as_on_a_gpu(config: TrainConfig, *args: Any, **kwargs: Any) -> Any:
+        resolved, *others = check(config, *args, **kwargs)
+        return replace(resolved, device="cuda", buffer=replace(resolved.buffer, device="cuda")), *others
+
+    monkeypatch.setattr(preflight, "preflight", as_on_a_gpu)
+    monkeypatch.setattr(probes, "measure", lambda *_: Measured({1: 100.0}, {1: 100.0}))
+    assert main(tiny(*SHORT, "plan=true")) == 0
+    text = capsys.readouterr().out
+    assert " rows, part of each checkpoint" in text  # the banner has its size
+    assert "replay" not in cells(text)  # it takes no main memory
 
 
 def test_a_sweep_has_no_plan(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
