@@ -28,8 +28,8 @@ from border_cli.config.resources import Bench, Measured
 from border_cli.config.schema import TrainConfig
 from border_cli.config.validate import least_capacity
 from border_cli.core.errors import ExitCode, Interrupted, UsageError, first_line
-from border_cli.core.spaces import EnvSpec
-from border_cli.core.types import Chunk, Items, empty_items
+from border_cli.core.spaces import ACTION_MASK, EnvSpec
+from border_cli.core.types import AFTER_TRAINING, Chunk, Items, empty_items
 from border_cli.display.format import counted
 from border_cli.envs.make import make_gym
 from border_cli.runtime import forkserver, seeding
@@ -89,7 +89,8 @@ def bench(config: TrainConfig, spec: EnvSpec, stop: StopFlag) -> Bench:
     Raises UsageError if the environment raises, Interrupted when asked to stop.
     """
     cpus, k, t = resources.cpus(), envs_per_actor(config), threads(config)
-    ceilings = {"environment, random actions": (stepping(config, BENCH_S, stop), "env steps")}
+    alone = stepping(config, spec.mask is not None, BENCH_S, stop)
+    ceilings = {"environment, random actions": (alone, "env steps")}
     acted = acting(config, {resources.ENVS[0], k, resources.ENVS[-1]}, BENCH_S, stop)
     for n, rate in acted.items():
         ceilings[f"one actor, {counted(n, 'environment')}"] = rate, "env steps"
@@ -144,37 +145,43 @@ def acting(config: TrainConfig, envs: Iterable[int], seconds: float, stop: StopF
     return dict(zip(sorted(envs), rates, strict=True))
 
 
-def stepping(config: TrainConfig, seconds: float, stop: StopFlag) -> float:
+def stepping(config: TrainConfig, masked: bool, seconds: float, stop: StopFlag) -> float:
     """Env steps/s of the environment alone, with random actions. Raises UsageError as `acting` does."""
-    return float(_in_child(step_alone, (config, seconds), seconds, stop))
+    return float(_in_child(step_alone, (config, masked, seconds), seconds, stop))
 
 
 def act_alone(configs: Iterable[TrainConfig], seconds: float) -> list[float]:
-    """Env steps/s of one actor of each configuration over all of its environments, items included."""
+    """Env steps/s of one actor of each configuration over all of its environments, items included.
+
+    It acts as in most of a run: after random actions at the start, with a model that it was sent.
+    """
     rates = []
     for config in configs:
         actor_id = build.actor_spec(config).actor_id(0, 0, n_actors(config))
         with closing(build.actor_env(actor_id, config)) as env:
             policy = build.actor_policy(actor_id, env.spec, config)
+            policy.sync_model(policy.model_info())
             processor = build.actor_processor(actor_id, env.spec, config)
             sampler = Sampler(env, policy, processor, partial(seeding.first_seed, config.seed, 0, 0))
             sampler.begin()
             everyone = list(range(env.n_envs))
-            rates.append(env.n_envs * _rate(partial(sampler.sample, everyone, 0), seconds))
+            rates.append(env.n_envs * _rate(partial(sampler.sample, everyone, AFTER_TRAINING), seconds))
     return rates
 
 
-def step_alone(config: TrainConfig, seconds: float) -> float:
-    """Env steps/s with random actions, resets included."""
+def step_alone(config: TrainConfig, masked: bool, seconds: float) -> float:
+    """Env steps/s with random actions, resets included. masked: its observations say which actions are allowed."""
     import_plugins(config.plugins)
     with closing(make_gym(config.env)) as env:
         env.action_space.seed(config.seed)
-        env.reset(seed=config.seed)
+        observation, _ = env.reset(seed=config.seed)
 
         def step() -> None:
-            _, _, terminated, truncated, _ = env.step(env.action_space.sample())
+            nonlocal observation
+            mask = np.asarray(observation[ACTION_MASK], np.int8) if masked else None
+            observation, _, terminated, truncated, _ = env.step(env.action_space.sample(mask))
             if terminated or truncated:
-                env.reset()
+                observation, _ = env.reset()
 
         return _rate(step, seconds)
 

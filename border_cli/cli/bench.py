@@ -17,7 +17,7 @@ from border_cli.cli.train import stored_config
 from border_cli.config import registry
 from border_cli.config.resources import RunSpeeds, cpus
 from border_cli.config.schema import TrainConfig
-from border_cli.core.errors import ExitCode, UsageError
+from border_cli.core.errors import ExitCode, UsageError, first_line
 from border_cli.recorders.jsonl import METRICS_FILE, read_jsonl
 from border_cli.runs.locate import run_directory
 from border_cli.runs.summary import read_summary
@@ -66,10 +66,11 @@ def _dispatch(argv: Sequence[str]) -> int:
             )
     registry.import_installed_plugins()
     registry.import_plugins(override_names(overrides, "plugins"))
-    run_dir = None if flags.run is None else run_directory(Path(flags.run))
-    speeds = None if run_dir is None else _speeds_of(run_dir)
-    if run_dir is not None:
+    speeds = None
+    if flags.run is not None:
+        run_dir = run_directory(Path(flags.run))
         _, config = stored_config(run_dir, overrides, "border-bench")
+        speeds = _speeds_of(run_dir)
     else:
         with Composer(overrides, flags.config_dir) as composer:
             if completing:
@@ -105,11 +106,13 @@ def _speeds_of(run_dir: Path) -> RunSpeeds:
         )
     try:
         records = read_jsonl(run_dir / METRICS_FILE)
-    except (OSError, ValueError):
+    except FileNotFoundError:
         records = []  # recorder.jsonl=false
+    except (OSError, ValueError) as e:
+        raise UsageError(f"run={run_dir}: its records cannot be read: {first_line(e)}") from e
 
     def typical(name: str) -> float | None:
-        values = [record[name] for record in records if record["opt_steps"] > 0 and record.get(name)]
+        values = [record[name] for record in records if record.get("opt_steps") and record.get(name)]
         return median(values) if values else None
 
     return RunSpeeds(

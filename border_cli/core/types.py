@@ -68,6 +68,8 @@ PRIORITY = Column("priority", (), "float32")
 UNKNOWN_PRIORITY = -1.0
 Q_MAX, Q_ACTION = "q_max", "q_action"
 """Names in `Policy.extras` of the values of the best and of the chosen action."""
+AFTER_TRAINING = 2**62
+"""Env steps at which every exploration schedule has reached its end."""
 _FIXED = (
     Column("reward", (), "float32"),
     Column("discount", (), "float32"),

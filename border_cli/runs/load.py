@@ -29,6 +29,7 @@ from border_cli.config.schema import AgentConfig, EnvConfig, TrainConfig
 from border_cli.core.errors import UsageError, first_line
 from border_cli.core.protocols import ActingPolicy, Agent
 from border_cli.core.spaces import ACTION_MASK, Array, EnvSpec, Obs, ObsLeaf
+from border_cli.core.types import AFTER_TRAINING
 from border_cli.envs.spaces import decode_actions, encode
 from border_cli.runs.locate import Located, model_directory, parse_checkpoint
 from border_cli.runs.summary import read_run_id
@@ -36,8 +37,6 @@ from border_cli.runs.trust import Typed, check_plugins, code_of, is_own
 
 _logger = logging.getLogger(__name__)
 _NOT_GIVEN = object()
-_AFTER_TRAINING = 2**62
-"""Env steps at which every exploration schedule has reached its end."""
 
 
 class LoadedModel:
@@ -96,7 +95,7 @@ class LoadedModel:
         if deterministic != self._deterministic:
             self._deterministic = deterministic
             (self._policy.eval if deterministic else self._policy.train)()
-        stored = self._policy.sample(batch, 0 if deterministic else _AFTER_TRAINING, envs)
+        stored = self._policy.sample(batch, 0 if deterministic else AFTER_TRAINING, envs)
         actions = decode_actions(self.spec.action, stored)
         return np.array(actions) if is_batch else actions[0]
 

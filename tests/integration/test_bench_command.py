@@ -6,13 +6,17 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from border_cli import probes
+from border_cli import compose, probes
+from border_cli.agents.sac.agent import SacPolicy
+from border_cli.agents.sac.network import PolicyArrays
 from border_cli.cli.bench import main
 from border_cli.cli.compose import Composer
 from border_cli.cli.overrides import parse_overrides
+from border_cli.core.spaces import Obs
 from tests.real_runs import tiny, train
 from tests.unit.test_plan import cells
 
@@ -78,6 +82,32 @@ def test_a_run_is_shown_beside_the_prediction(
     assert "agent=sac chooses a group" in capsys.readouterr().err
 
 
+def test_an_environment_with_masks_and_categories_is_measured(
+    workplace: Path, short: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It raises when it is given an action that its mask forbids."""
+    args = ("env=gym", "env.entry_point=tests.envs:MaskedGrid", "trainer.eval_interval=null")
+    assert main(tiny(*args, "agent.compile=false")) == 0
+    rows = cells(capsys.readouterr().out)
+    assert all(float(rows[part].replace(",", "")) > 0 for part in ALONE)
+
+
+def test_an_actor_is_measured_as_it_acts_in_most_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not with the random actions at the start, and with the copied weights that actors use once they were sent some."""
+    seen: list[bool] = []
+    given = SacPolicy._given
+
+    def noted(self: SacPolicy, obs: Obs) -> Any:
+        assert isinstance(self._arrays, PolicyArrays)
+        seen.append(self._arrays._hidden._layers is not self._arrays._hidden._in_place)
+        return given(self, obs)
+
+    monkeypatch.setattr(SacPolicy, "_given", noted)
+    config = compose("agent=sac", "env=pendulum", "agent.random_env_steps=1000", "agent.hidden=[4]")
+    (rate,) = probes.act_alone([config], 0.0)
+    assert rate > 0 and seen and all(seen)
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -98,12 +128,16 @@ def test_mistakes(workplace: Path, capsys: pytest.CaptureFixture[str], args: lis
     assert message in capsys.readouterr().err
 
 
-def test_a_run_without_an_end_has_no_speed(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_a_speed_that_can_be_read(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = train(*SHORT)
     summary = run.summary | {"throughput": {}, "status": "running"}
     (run.path / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
     assert main(["run=runs/latest"]) == 2
     assert "its summary has no speed: running\nallowed: a run that has ended" in capsys.readouterr().err
+    (run.path / "summary.json").write_text(json.dumps(summary | {"throughput": {"samples_per_sec": 1.0}}))
+    (run.path / "metrics.jsonl").write_text("{\n", encoding="utf-8")
+    assert main(["run=runs/latest"]) == 2
+    assert "metrics.jsonl, line 1: no JSON" in capsys.readouterr().err
 
 
 def test_the_installed_command(workplace: Path) -> None:
