@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from border_cli.config.resolve import envs_per_actor, is_reproducible, n_actors, threads
+from border_cli.config.resolve import envs_per_actor, is_reproducible, n_actors, reopen, threads
 from border_cli.config.schema import TrainConfig
 from border_cli.config.validate import is_valid
 from border_cli.core.errors import ResourceError
@@ -443,13 +443,17 @@ def _reason(config: TrainConfig, chosen: Decision, measured: Measured | None, wh
 
 
 def open_numbers(config: TrainConfig, opt_interval: float) -> TrainConfig:
-    """The configuration with `auto` for actors, environments and threads, and with this ratio."""
+    """The configuration with `auto` for actors, environments and threads, and with this ratio.
+
+    What follows from these numbers, such as the tolerance, is open again. Lockstep, which would fix them, is off.
+    """
+    config = reopen(config)
     return replace(
         config,
         n_actors=None,
         threads=None,
         actor_manager=replace(config.actor_manager, envs_per_actor=None),
-        trainer=replace(config.trainer, opt_interval=opt_interval),
+        trainer=replace(config.trainer, opt_interval=opt_interval, lockstep=False),
     )
 
 

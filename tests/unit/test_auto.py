@@ -246,6 +246,13 @@ def with_numbers_open() -> TrainConfig:
     return open_numbers(config(), 1.0)
 
 
+@pytest.mark.parametrize("given", [{"ratio_tolerance": 64}, {"lockstep": True, "ratio_tolerance": 64}])
+def test_numbers_that_were_decided_do_not_limit_what_is_recommended(given: dict[str, Any]) -> None:
+    """64 is the tolerance of up to 32 environments. 8 actors with 16 environments take 128 env steps/s."""
+    measured = Measured({1: 1.0, 16: 16.0}, {1: 1_000.0})
+    assert numbers(decide(open_numbers(config(**given), 1.0), measured, 9)) == (8, 16, 1)
+
+
 def test_auto_needs_a_ratio() -> None:
     for given in ({"n_actors": None}, {"envs": None}):
         with pytest.raises(UsageError, match="no number of actors or environments is enough for `auto`"):
