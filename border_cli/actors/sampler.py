@@ -110,8 +110,8 @@ class Sampler:
         """
         while self._to_cut:
             self.processor.cut(self._to_cut.pop(0))
-        action = self._policy.sample(self._env.observe(env_ix), env_steps, env_ix)
         # Copies: rows keep them until they are taken, and the policy may change its own arrays.
+        action = np.array(self._policy.sample(self._env.observe(env_ix), env_steps, env_ix))
         extras = self._policy.extras() if self.processor.needs_extras else {}
         extras = {name: np.array(rows) for name, rows in extras.items()}
         step = self._env.step(env_ix, action)

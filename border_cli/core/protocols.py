@@ -115,7 +115,7 @@ class Agent(ActingPolicy, Protocol):
     """Learns and acts.
 
     skipped_in_a_row: opt steps until now that changed nothing because their loss or gradient was not finite. On a GPU
-    it is updated only at opt steps with a record, because reading it costs time.
+    it is updated only at every 100th opt step and those with a record, because reading it costs time.
     """
 
     opt_steps: int
