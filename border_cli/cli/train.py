@@ -255,7 +255,9 @@ def _resume_unfinished(composed: Composed, launch: Launch) -> int:
         return _train(composed, launch)
     check_plain(run_dir)
     stored = reopen(read_config(run_dir))
-    return _resume(run_dir, stored, inherit(composed.config, stored), launch)
+    config = inherit(composed.config, stored)
+    validate(config)
+    return _resume(run_dir, stored, config, launch)
 
 
 def _resume(run_dir: Path, stored: TrainConfig, config: TrainConfig, launch: Launch) -> int:

@@ -14,7 +14,7 @@ from border_cli.agents.agent import NetworkAgent
 from border_cli.agents.capture import capture_opt_steps
 from border_cli.config import resources
 from border_cli.config.registry import AGENTS, BUFFERS
-from border_cli.config.resolve import Change, check_changes, keeps_the_bits
+from border_cli.config.resolve import Change, check_changes, inherit, keeps_the_bits
 from border_cli.config.schema import BufferConfig, TrainConfig, TrainerConfig
 from border_cli.core.errors import ResourceError, UsageError
 from border_cli.core.spaces import ActionSpec, EnvSpec, ObsLeaf, ObsSpec
@@ -172,6 +172,16 @@ def test_it_may_change_on_resume_and_keeps_the_bits() -> None:
     change = Change("buffer.device", "cuda", "cpu")
     check_changes(TrainConfig(trainer=TrainerConfig(type="sync")), [change])
     assert keeps_the_bits(change)
+
+
+@pytest.mark.parametrize(("device", "expected"), [("cuda:1", "cuda"), ("cpu", "auto"), ("mps", "auto")])
+def test_resume_auto_without_the_gpu_decides_anew(device: str, expected: str) -> None:
+    stored = TrainConfig(buffer=BufferConfig(device="cuda"), device="cuda")
+    inherited = inherit(TrainConfig(device=device), stored)
+    assert inherited.buffer.device == expected
+    assert (
+        inherit(TrainConfig(buffer=BufferConfig(device="cpu"), device=device), stored).buffer.device == "cpu"
+    )
 
 
 def test_frames_of_a_stack_are_gathered_on_the_device() -> None:
