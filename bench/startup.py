@@ -26,7 +26,7 @@ def measure(folder: Path, repetitions: int) -> list[Figure]:
     for i in range(repetitions):
         around = [_imports()]
         for n_actors in (1, 8):
-            steps = _first_steps(folder / f"startup-{n_actors}-{i}", n_actors)
+            steps = first_steps(folder / f"startup-{n_actors}-{i}", n_actors)
             first[n_actors].append(min(steps))
             last[n_actors].append(max(steps))
             around.append(_imports())
@@ -53,7 +53,7 @@ def _imports() -> float:
     return time.monotonic() - began
 
 
-def _first_steps(folder: Path, n_actors: int) -> list[float]:
+def first_steps(folder: Path, n_actors: int) -> list[float]:
     """Return the seconds from the command to each actor's first step."""
     marks = folder / "marks"
     marks.mkdir(parents=True)
