@@ -151,9 +151,9 @@ def inherit(config: TrainConfig, stored: TrainConfig) -> TrainConfig:
             setattr(inherited.agent, name, getattr(stored.agent, name))
     if type(config.buffer) is type(stored.buffer):
         left_open = [name for name, value in vars(config.buffer).items() if value in (None, "auto")]
-        # Without a GPU, the rows cannot stay on that of an earlier launch.
-        kept = [name for name in left_open if name != "device" or config.device.startswith("cuda")]
-        decided = {name: getattr(stored.buffer, name) for name in kept}
+        decided = {name: getattr(stored.buffer, name) for name in left_open}
+        if "device" in decided and not config.device.startswith("cuda"):
+            decided["device"] = "cpu"  # the rows cannot stay on the GPU of an earlier launch
         inherited.buffer = replace(inherited.buffer, **decided)
     return inherited
 
