@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from border_cli import probes
 from border_cli.agents.dqn.config import DqnConfig
 from border_cli.config.convert import to_config, to_plain
 from border_cli.config.resolve import inherit, streams
@@ -251,6 +253,24 @@ def test_numbers_that_were_decided_do_not_limit_what_is_recommended(given: dict[
     """64 is the tolerance of up to 32 environments. 8 actors with 16 environments take 128 env steps/s."""
     measured = Measured({1: 1.0, 16: 16.0}, {1: 1_000.0})
     assert numbers(decide(open_numbers(config(**given), 1.0), measured, 9)) == (8, 16, 1)
+
+
+@pytest.mark.parametrize(("device", "compiling"), [("cpu", True), ("cuda", False)])
+def test_captured_opt_steps_are_not_counted_as_faster_than_measured(
+    monkeypatch: pytest.MonkeyPatch, device: str, compiling: bool
+) -> None:
+    class Learner:
+        def __init__(self, *_: Any) -> None:
+            self.publish_s = lambda seconds: 0.0
+            self.insert_s = lambda seconds: (0.0, 0.0)
+            self.opt_steps = lambda counts, seconds: dict.fromkeys(counts, 10.0)
+            self.compiled_opt_steps = lambda *_, only_cached: None
+
+    monkeypatch.setattr(probes, "Learner", Learner)
+    monkeypatch.setattr(probes, "acting", lambda *_: {1: 10.0})
+    given: Any = replace(config(), device=device, agent=DqnConfig(compile="true"))
+    stop: Any = None
+    assert probes.measure(given, stop, [1], [1], 0.0, stop).compiling is compiling
 
 
 def test_auto_needs_a_ratio() -> None:
