@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -74,6 +75,31 @@ def test_a_compiled_opt_step_equals_the_eager_one(agent: str, precision: str) ->
         assert error <= share * np.linalg.norm(array) + 1e-5, name
     assert eager.generator_state() == compiled.generator_state()
     np.testing.assert_allclose(*errors, rtol=0.05, atol=0.05)
+
+
+NOT_FINITE = np.inf, -np.inf, np.nan
+
+
+def test_a_compiled_opt_step_skips_numbers_that_are_not_finite() -> None:
+    """Compilers may take x - x and 0·x for 0, which is how such numbers are found."""
+    one, _ = learner("dqn", "true")
+    learn("dqn", one, False, 1)
+    assert one.algorithm.graphs
+    before = {name: array.copy() for name, array in one.state().arrays.items()}
+    cases = itertools.product(("obs", "next_obs", "reward"), NOT_FINITE)
+    for number, (column, bad) in enumerate(cases, 1):
+        given = batch("dqn", 1)
+        given.weight = None
+        if column == "reward":
+            given.reward[3] = bad
+        else:
+            rows = getattr(given, column)
+            next(array for array in rows.values() if array.dtype.kind == "f")[3, 0] = bad
+        buffer: Any = OneBatchBuffer(given)
+        one.opt(buffer)
+        assert one.skipped_in_a_row == number, (column, bad)
+    for name, array in one.state().arrays.items():
+        assert name.startswith("stats") or np.array_equal(array, before[name]), name
 
 
 def test_a_later_run_uses_the_cache_and_other_settings_do_not(caplog: pytest.LogCaptureFixture) -> None:
