@@ -23,7 +23,7 @@ from border_cli.agents.config import NetworkConfig
 from border_cli.agents.graph import GraphCompiler
 from border_cli.config import resources
 from border_cli.config.registry import import_plugins
-from border_cli.config.resolve import envs_per_actor, may_switch, n_actors, ratio_tolerance, threads
+from border_cli.config.resolve import envs_per_actor, may_switch, n_actors, ratio_tolerance, reopen, threads
 from border_cli.config.resources import Bench, Measured
 from border_cli.config.schema import TrainConfig
 from border_cli.config.validate import least_capacity
@@ -140,6 +140,7 @@ def bench(config: TrainConfig, spec: EnvSpec, stop: StopFlag) -> Bench:
 
 def acting(config: TrainConfig, envs: Iterable[int], seconds: float, stop: StopFlag) -> dict[int, float]:
     """Env steps/s of one actor, by its number of environments. Raises UsageError if the environment raises."""
+    config = reopen(config)  # the number of environments decides whether ALE's threads step them
     configs = [
         replace(config, actor_manager=replace(config.actor_manager, envs_per_actor=n)) for n in sorted(envs)
     ]

@@ -205,9 +205,9 @@ def memory_need(config: TrainConfig, sizes: Sizes) -> dict[str, int]:
     if actors := actor_processes(config):
         need["rings"] = actors * sizes.ring
         need["model channel"] = sizes.channel
-        need["actors"] = actors * (ACTOR_BYTES + 3 * sizes.model)
+        need["actors"] = actors * (ACTOR_BYTES + 4 * sizes.model)  # one of them transposed, for numpy
     if config.evaluator.type == "process":
-        need["evaluator"] = ACTOR_BYTES + 5 * sizes.model  # as an actor, and the two slots of its channel
+        need["evaluator"] = ACTOR_BYTES + 6 * sizes.model  # as an actor, and the two slots of its channel
     return need
 
 

@@ -10,7 +10,7 @@ import pytest
 from border_cli import probes
 from border_cli.agents.dqn.config import DqnConfig
 from border_cli.config.convert import to_config, to_plain
-from border_cli.config.resolve import inherit, streams
+from border_cli.config.resolve import inherit, steps_natively, streams
 from border_cli.config.resources import (
     LOOP_S,
     SMALL_OPT_STEP,
@@ -271,6 +271,21 @@ def test_captured_opt_steps_are_not_counted_as_faster_than_measured(
     given: Any = replace(config(), device=device, agent=DqnConfig(compile="true"))
     stop: Any = None
     assert probes.measure(given, stop, [1], [1], 0.0, stop).compiling is compiling
+
+
+def test_games_are_measured_as_a_run_with_their_number_steps_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of one game has stored that ALE's threads do not step it; 16 games are stepped by them."""
+    game = EnvConfig(id="ALE/Pong-v5", preprocess="atari", native="never")
+    tried: list[TrainConfig] = []
+
+    def in_child(function: Any, args: tuple[list[TrainConfig], float], *_: Any) -> list[float]:
+        tried.extend(args[0])
+        return [1.0] * len(args[0])
+
+    monkeypatch.setattr(probes, "_in_child", in_child)
+    stop: Any = None
+    assert probes.acting(replace(config(), env=game), [16, 1], 0.0, stop) == {1: 1.0, 16: 1.0}
+    assert [(streams(one), steps_natively(one)) for one in tried] == [(1, False), (16, True)]
 
 
 def test_auto_needs_a_ratio() -> None:

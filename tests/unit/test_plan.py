@@ -79,7 +79,7 @@ def test_memory() -> None:
         "learner": resources.LEARNER_BYTES + 4_800,
         "rings": 8_000,
         "model channel": 300,
-        "actors": 4 * resources.ACTOR_BYTES + 4_800,
+        "actors": 4 * resources.ACTOR_BYTES + 6_400,
     }
     assert set(resources.memory_need(config(n_actors=1, type="sync"), SIZES)) == {"replay", "learner"}
 
