@@ -248,8 +248,11 @@ def _init_from(config: TrainConfig, spec: EnvSpec) -> str:
     path = weights_directory(named, whole_agent=config.init_from_parts == "all")
     saved = read_model(path).description.spec
     if saved != spec:
+        problem = saved.difference(spec)
+        # `auto` knows those that the first env steps show, which may be fewer in an environment of the same kind.
+        hint = "\nallowed: env.categories as in its config.yaml" if "categories" in problem else ""
         raise UsageError(
-            f"init_from={config.init_from}: its spaces are not those of this environment: {saved.difference(spec)}"
+            f"init_from={config.init_from}: its spaces are not those of this environment: {problem}{hint}"
         )
     agent = build.make_agent(config, spec)
     missing = build.init_weights(agent, replace(config, init_from=str(path)))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from gymnasium import spaces
 
+from border_cli import preflight
 from border_cli.config.convert import to_config, to_plain
 from border_cli.config.resolve import steps_natively
-from border_cli.config.schema import EnvConfig, WrapperConfig
+from border_cli.config.schema import EnvConfig, TrainConfig, WrapperConfig
 from border_cli.config.validate import check_effect, validate
 from border_cli.core.errors import UsageError
 from border_cli.envs.group import GymEnv, try_env
@@ -308,6 +312,20 @@ def test_categories_of_what_is_no_such_image_are_refused(given: dict[str, list[i
 def test_another_form_of_categories_is_refused(given: Any) -> None:
     with pytest.raises(UsageError, match=r"env\.categories: "):
         env_config(categories=given)
+
+
+def test_other_categories_than_those_of_the_weights_can_be_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    saved, here = (try_env(replace(GRID, categories={"image": [n, 6, 1]})).spec for n in (11, 10))
+    model: Any = SimpleNamespace(description=SimpleNamespace(spec=saved))
+    monkeypatch.setattr(preflight, "weights_directory", lambda *_, **__: Path("best"))
+    monkeypatch.setattr(preflight, "read_model", lambda path: model)
+    with pytest.raises(UsageError) as caught:
+        preflight._init_from(TrainConfig(init_from="runs/latest"), here)
+    assert str(caught.value).splitlines() == [
+        "init_from=runs/latest: its spaces are not those of this environment: observation obs.image has categories "
+        "(11, 6, 1), here (10, 6, 1)",
+        "allowed: env.categories as in its config.yaml",
+    ]
 
 
 def test_auto_leaves_categories_open() -> None:
