@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from border_cli.config.convert import as_typed, dotted, to_plain
-from border_cli.config.schema import EvaluatorConfig, TrainConfig
+from border_cli.config.schema import BufferConfig, EvaluatorConfig, TrainConfig
 from border_cli.core.errors import UsageError
 
 _GAME = re.compile(r"(\w+:)?ALE/[\w-]+")
@@ -150,12 +150,16 @@ def inherit(config: TrainConfig, stored: TrainConfig) -> TrainConfig:
         if getattr(config.agent, name, "") in (None, "auto") and hasattr(stored.agent, name):
             setattr(inherited.agent, name, getattr(stored.agent, name))
     if type(config.buffer) is type(stored.buffer):
-        left_open = [name for name, value in vars(config.buffer).items() if value in (None, "auto")]
-        decided = {name: getattr(stored.buffer, name) for name in left_open}
-        if "device" in decided and not config.device.startswith("cuda"):
-            decided["device"] = "cpu"  # the rows cannot stay on the GPU of an earlier launch
-        inherited.buffer = replace(inherited.buffer, **decided)
+        inherited.buffer = _inherited_buffer(config, stored.buffer)
     return inherited
+
+
+def _inherited_buffer(config: TrainConfig, stored: BufferConfig) -> BufferConfig:
+    left_open = [name for name, value in vars(config.buffer).items() if value in (None, "auto")]
+    decided = {name: getattr(stored, name) for name in left_open}
+    if decided.get("device") == "cuda" and not config.device.startswith("cuda"):
+        decided["device"] = "cpu"  # the rows cannot stay on the GPU of an earlier launch
+    return replace(config.buffer, **decided)
 
 
 def with_typed_budget(config: TrainConfig, overrides: Mapping[str, Any]) -> TrainConfig:
