@@ -31,6 +31,7 @@ from border_cli.core.errors import (
     ResourceError,
     UsageError,
     add_note,
+    first_line,
 )
 from border_cli.core.progress import AsyncTrainStat, RunResult
 from border_cli.core.spaces import EnvSpec
@@ -347,9 +348,15 @@ def _typed(run_dir: Path) -> str:
 
 @contextmanager
 def _resource_errors() -> Iterator[None]:
-    """Turn an OSError that says what the machine lacks into a ResourceError."""
+    """Turn an error that says what the machine or its GPU lacks into a ResourceError."""
+    import torch
+
     try:
         yield
+    except torch.OutOfMemoryError as e:
+        raise ResourceError(
+            f"{first_line(e)}\nallowed: buffer.device=cpu, a smaller batch or network, or device=cpu"
+        ) from e
     except OSError as e:
         if e.errno not in _LACKS:
             raise

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from border_cli import build, preflight
+from border_cli import build, preflight, run
 from border_cli.agents.agent import NetworkAgent
 from border_cli.agents.capture import capture_opt_steps
 from border_cli.config import resources
@@ -204,3 +204,12 @@ def test_frames_of_a_stack_are_gathered_on_the_device() -> None:
     newest = frames[:, -1:]
     assert len(set(newest.ravel())) > 5
     assert np.array_equal(frames, np.maximum(newest + np.arange(-3, 1), 0)), "the first frame fills the stack"
+
+
+def test_a_gpu_without_enough_memory_is_no_defect() -> None:
+    with pytest.raises(ResourceError) as caught, run._resource_errors():
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore of it")
+    assert str(caught.value) == (
+        "CUDA out of memory. Tried to allocate 2 GiB.\n"
+        "allowed: buffer.device=cpu, a smaller batch or network, or device=cpu"
+    )
