@@ -32,7 +32,7 @@ from border_cli.runs.locate import weights_directory
 from border_cli.runtime import forkserver
 from border_cli.runtime.signals import StopFlag, or_new
 
-_MAKING_S = 120.0
+MAKING_S = 120.0
 """Limit of making the environments in a child."""
 
 
@@ -134,12 +134,12 @@ def probe_env(config: TrainConfig, stop: StopFlag | None) -> Probed:
     with or_new(stop) as flag:
         try:
             found: dict[str, Any] = forkserver.run_in_child(
-                build.probe_env, (config.env, tuple(config.plugins)), _MAKING_S, flag
+                build.probe_env, (config.env, tuple(config.plugins)), MAKING_S, flag
             )
         except forkserver.ChildStopped as e:
             raise Interrupted(flag.code or ExitCode.SIGTERM) from e
         except TimeoutError as e:
-            raise UsageError(f"env: making the environment took longer than {_MAKING_S:g} s") from e
+            raise UsageError(f"env: making the environment took longer than {MAKING_S:g} s") from e
         except forkserver.ChildError as e:
             raise _probe_error(e) from e
     spec = replace(EnvSpec.from_json(found["spec"]), left_out=tuple(found["left_out"]))

@@ -32,12 +32,11 @@ from border_cli.core.spaces import ACTION_MASK, EnvSpec
 from border_cli.core.types import AFTER_TRAINING, Chunk, Items, empty_items
 from border_cli.display.format import counted
 from border_cli.envs.make import make_gym
+from border_cli.preflight import MAKING_S
 from border_cli.runtime import forkserver, seeding
 from border_cli.runtime.signals import StopFlag
 from border_cli.transport import ModelChannel, Ring, model_layout
 
-_MAKING_S = 120.0
-"""Limit of making the environments in a child."""
 PLAN_S = 2.0
 """How long a plan measures each side."""
 AUTO_S = 0.1
@@ -191,7 +190,7 @@ def step_alone(config: TrainConfig, masked: bool, seconds: float) -> float:
 
 def _in_child(function: Callable[..., Any], args: tuple[Any, ...], seconds: float, stop: StopFlag) -> Any:
     try:
-        return forkserver.run_in_child(function, args, _MAKING_S + 10 * seconds, should_stop=stop)
+        return forkserver.run_in_child(function, args, MAKING_S + 10 * seconds, should_stop=stop)
     except forkserver.ChildStopped as e:
         raise Interrupted(stop.code or ExitCode.SIGTERM) from e
     except (forkserver.ChildError, TimeoutError) as e:
