@@ -214,7 +214,7 @@ def _split_resume(argv: Sequence[str]) -> tuple[str | None, list[str]]:
 
 def _resume_named(name: str, overrides: Sequence[Override], launch: Launch) -> int:
     """Continue this run. The exit code. Raises BorderError for what is refused; the run is then unchanged."""
-    run_dir = run_directory(Path(name))
+    run_dir = run_directory(Path(name), "a run, or resume=auto for the unfinished run of these words")
     stored, config = stored_config(run_dir, overrides, RESUME)
     return _resume(run_dir, stored, config, launch)
 

@@ -232,7 +232,7 @@ class EnvChecker:
 class _LeafChecker:
     """Checks one leaf of the observations.
 
-    warned: whether of its dtype, and of its bounds · always: bounds are checked in every observation.
+    warned: whether of its dtype, and of its bounds or categories · always: bounds are checked in every observation.
     """
 
     def __init__(self, spec: ObsLeaf, space: Any) -> None:
@@ -296,6 +296,8 @@ class _LeafChecker:
         self._accepted = given
 
     def _check_bounds(self, value: Array, is_error: bool) -> None:
+        if self.spec.kind == "box" and self.spec.categories and not self.warned[1]:
+            self._check_categories(value)
         if self._float:
             value = value.astype(self.spec.dtype, copy=False)  # rounded as the bounds are
         outside = (value < self._low) | (value > self._high)
@@ -312,6 +314,22 @@ class _LeafChecker:
             raise EnvDataError(f"{problem}; env.out_of_bounds=warn would only warn of it")
         if not self.warned[1]:
             _logger.warning("%s; later ones are not reported", problem)
+            self.warned[1] = True
+
+    def _check_categories(self, value: Array) -> None:
+        """Warn once of a value that the coding by categories (`env.categories`) does not know."""
+        by_channel = np.moveaxis(value, self.spec.channel_axis, -1)
+        unknown = np.argwhere(by_channel >= np.array(self.spec.categories))
+        if len(unknown):
+            *_, channel = index = tuple(unknown[0])
+            _logger.warning(
+                "observation %s has %d in channel %d, which has %d categories (env.categories): it is coded as zeros; "
+                "later ones are not reported",
+                self.spec.name,
+                by_channel[index],
+                channel,
+                self.spec.categories[channel],
+            )
             self.warned[1] = True
 
 

@@ -327,7 +327,10 @@ def _refuse_own_statistics(env: gymnasium.Env[Any, Any]) -> None:
     layer, of_rewards = found
     what, instead = "observations", "agent.normalize_obs=true instead of it"
     if of_rewards:
-        what, instead = "rewards", "agent.reward_clip, or TransformReward with a fixed scale, instead of it"
+        what, instead = (
+            "rewards",
+            "agent.reward_clip, or a wrapper of your own with a fixed scale (env.wrappers=[module:name]), instead",
+        )
     raise UsageError(
         f"env: {layer} normalises {what} by running statistics of its own, which differ in each actor and evaluation\n"
         f"allowed: {instead}"

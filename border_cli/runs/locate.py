@@ -77,10 +77,10 @@ def weights_directory(named: Path, whole_agent: bool) -> Path:
     return path
 
 
-def run_directory(named: Path) -> Path:
-    """The run that the user named, with links resolved. Raises UsageError for anything else."""
+def run_directory(named: Path, allowed: str = "a run") -> Path:
+    """The run that the user named, with links resolved. Raises UsageError, with what is allowed, for anything else."""
     if not named.is_dir():
-        raise _no_such_path(named, "a run, or resume=auto for the unfinished run of these words")
+        raise _no_such_path(named, allowed)
     if (named / CONFIG_FILE).is_file():
         return named.resolve()
     runs = _runs_in(named)

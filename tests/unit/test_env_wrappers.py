@@ -137,7 +137,7 @@ def test_wrappers_switch_the_native_games_off() -> None:
         (
             env_config(id="Pendulum-v1", wrappers=["NormalizeReward", "TimeAwareObservation"]),
             "NormalizeReward normalises rewards",
-            "allowed: agent.reward_clip, or TransformReward with a fixed scale",
+            "allowed: agent.reward_clip, or a wrapper of your own with a fixed scale",
         ),
         (
             env_config(entry_point="tests.envs:normalized_cartpole"),
@@ -287,6 +287,17 @@ def test_small_images_of_few_values_hold_categories() -> None:
 )
 def test_which_images_hold_categories(env: dict[str, Any], expected: dict[str, list[int]]) -> None:
     assert categories(**env) == expected
+
+
+def test_a_value_beyond_the_typed_categories_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    group = GymEnv(replace(GRID, categories={"image": [2, 6, 1]}))
+    for seed in range(3):
+        group.reset(0, seed)
+    group.close()
+    assert [record.message for record in caplog.records] == [
+        "observation obs.image has 9 in channel 0, which has 2 categories (env.categories): it is coded as zeros; "
+        "later ones are not reported"
+    ]
 
 
 def test_frames_of_atari_stay_as_they_are() -> None:
