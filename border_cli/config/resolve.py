@@ -193,9 +193,13 @@ def streams(config: TrainConfig) -> int:
 
 
 def ratio_tolerance(config: TrainConfig) -> int:
-    """Env steps by which acting may run ahead of opt_interval."""
+    """Env steps by which acting may run ahead of opt_interval.
+
+    By default two chunks of one actor, so that it fills the second while the learner uses the first. With one chunk they
+    would take turns.
+    """
     given = config.trainer.ratio_tolerance
-    return max(64, 2 * streams(config)) if given is None else given
+    return max(128, 2 * streams(config)) if given is None else given
 
 
 def lockstep_steps(config: TrainConfig) -> int:

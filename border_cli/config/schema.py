@@ -282,7 +282,7 @@ class TrainerConfig:
     )
     ratio_tolerance: int | None = option(
         None,
-        "how far acting may run ahead of the ratio; null: max(64, 2·n_actors·envs_per_actor)",
+        "how far acting may run ahead of the ratio; null: max(128, 2·n_actors·envs_per_actor)",
         unit="env steps",
         ge=1,
     )
