@@ -109,9 +109,9 @@ def test_a_free_running_run_resumes_with_its_replay_ratio_and_scores(copy: Run) 
     assert again.steps("eval/return_mean") == [50, 100, 120]
     totals = dict(again.series("throughput/samples_total"))
     assert totals[120] >= 50 + 120
-    assert all(
-        1 <= ratio <= 2.2 for step, ratio in again.series("throughput/samples_per_opt_step") if step > 60
-    )
+    for step, ratio in again.series("throughput/samples_per_opt_step"):
+        if step > 60:  # the tolerance is 128 env steps
+            assert 1 <= ratio <= 1 + (1 + 128) / step
 
 
 def test_a_resume_prints_the_changes_of_its_configuration(

@@ -248,11 +248,11 @@ def with_numbers_open() -> TrainConfig:
     return open_numbers(config(), 1.0)
 
 
-@pytest.mark.parametrize("given", [{"ratio_tolerance": 64}, {"lockstep": True, "ratio_tolerance": 64}])
+@pytest.mark.parametrize("given", [{"ratio_tolerance": 128}, {"lockstep": True, "ratio_tolerance": 128}])
 def test_numbers_that_were_decided_do_not_limit_what_is_recommended(given: dict[str, Any]) -> None:
-    """64 is the tolerance of up to 32 environments. 8 actors with 16 environments take 128 env steps/s."""
+    """128 is the tolerance of up to 64 environments by default. 9 actors with 16 environments take 144 env steps/s."""
     measured = Measured({1: 1.0, 16: 16.0}, {1: 1_000.0})
-    assert numbers(decide(open_numbers(config(**given), 1.0), measured, 9)) == (8, 16, 1)
+    assert numbers(decide(open_numbers(config(**given), 1.0), measured, 10)) == (9, 16, 1)
 
 
 @pytest.mark.parametrize(("device", "compiling"), [("cpu", True), ("cuda", False)])

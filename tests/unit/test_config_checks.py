@@ -197,7 +197,7 @@ ATARI = {"env__id": "ALE/Pong-v5", "env__preprocess": "atari", "actor_manager__e
     ("changes", "facts", "key", "expected"),
     [
         ({}, {}, "trainer.ratio_tolerance", 128),
-        ({"n_actors": 33}, {}, "trainer.ratio_tolerance", 66),
+        ({"n_actors": 65}, {}, "trainer.ratio_tolerance", 130),
         ({"n_actors": 8, "actor_manager__envs_per_actor": 16}, {}, "trainer.ratio_tolerance", 256),
         ({"trainer__ratio_tolerance": 130}, {}, "trainer.ratio_tolerance", 130),
         (LOCKSTEP | {"n_actors": 3}, {}, "trainer.lockstep_steps", 21),
