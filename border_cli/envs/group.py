@@ -128,13 +128,11 @@ class GymEnv:
             if self._native:
                 for row, i in enumerate(env_ix):
                     self.envs[i].unwrapped.send(given[row])
-            results = []
-            for row, i in enumerate(env_ix):
-                results.append(self.envs[i].step(given[row]))
-            # In a loop of its own, because code and data are in the caches then: a physics engine uses all of them.
             checker.renew_arrays(whole=k == self.n_envs)
             for row, i in enumerate(env_ix):
-                observation, reward[row], terminated[row], truncated[row], info = results[row]
+                observation, reward[row], terminated[row], truncated[row], info = self.envs[i].step(
+                    given[row]
+                )
                 checker.take(i, observation)
                 if lost is not None:
                     lives = info.get("lives", 0)

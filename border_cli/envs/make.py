@@ -137,7 +137,7 @@ class SelectedParts(gymnasium.ObservationWrapper[Any, Any, Any]):  # type: ignor
 
     Args:
         paths: the keys that lead to each part that is kept, through Dicts alone.
-        left_out: names of the other parts, with the kinds of their spaces, if nobody has chosen to leave them out.
+        left_out: names of the other parts, with the kinds of their spaces, unless the user has left them out.
     """
 
     def __init__(

@@ -102,7 +102,7 @@ def test_actors_and_environments(
         ({}, {1: 10_000}, {1: 100, 2: 114}, 2, (1, 1, 1)),  # 1.14 times is not clearly faster
         # 0.01 s of opt step beside 0.0055 s of acting; with two threads (0.0055 + 2·0.00625)/2 = 0.009: 1.11 times
         ({}, {1: 200}, {1: 100, 2: 160}, 2, (1, 1, 1)),
-        ({}, {1: 200}, {1: 100, 2: 160}, 4, (1, 1, 2)),  # with four CPUs nobody shares
+        ({}, {1: 200}, {1: 100, 2: 160}, 4, (1, 1, 2)),  # with four CPUs no process shares one
         ({}, {1: 10_000}, {1: 100, 2: 160, 4: 170}, 4, (1, 1, 2)),  # four are 1.06 times as fast as two
         ({}, {1: 10_000}, {1: 100, 2: 110, 4: 240}, 4, (1, 1, 4)),
         # the faster learner needs another actor: 176 env steps/s and 110

@@ -49,14 +49,14 @@ def learner(agent: str, **settings: Any) -> NetworkAgent:
 
 
 def learn(agent: str, one: NetworkAgent, weighted: bool, opt_steps: int = 7) -> list[Any]:
-    """Opt steps on a new batch each. Returns the errors that the replay was told."""
+    """Opt steps on a new batch each. Returns the errors that the replay got."""
     errors = []
     for number in range(opt_steps):
         given = batch(agent, number)
         given.weight = np.random.default_rng(number).random(16).astype(np.float32) if weighted else None
         buffer: Any = OneBatchBuffer(given)
         one.opt(buffer)
-        errors += [told.copy() for told in buffer.errors]
+        errors += [each.copy() for each in buffer.errors]
     return errors
 
 

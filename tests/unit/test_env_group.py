@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -155,3 +157,32 @@ def test_the_trial_returns_the_spaces_and_prints_warnings_once(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         GymEnv(warns, 2, quiet=True).close()
+
+
+class SharedArray(gymnasium.Env[Any, Any]):
+    """Environments that all return the same array: the number of the one that was stepped last."""
+
+    observation_space = gymnasium.spaces.Box(0, 9, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    array = np.zeros(1, np.float32)
+    made = itertools.count()
+
+    def __init__(self) -> None:
+        self._number = next(self.made)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.array[0] = self._number
+        return self.array, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.array[0] = self._number
+        return self.array, 0.0, False, False, {}
+
+
+def test_an_array_that_environments_share_is_stored_before_the_next_one_is_stepped() -> None:
+    env = GymEnv(EnvConfig(entry_point=f"{__name__}:SharedArray"), 3)
+    for i in range(3):
+        env.reset(i)
+    step = env.step([0, 1, 2], np.zeros(3, np.int64))
+    np.testing.assert_array_equal(np.diff(step.next_obs["obs"][:, 0]), [1, 1])
+    env.close()

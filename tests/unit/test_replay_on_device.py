@@ -65,7 +65,7 @@ def test_rows_of_any_dtype_come_back_as_they_were_written() -> None:
 )
 @pytest.mark.parametrize("captured", [False, True])
 def test_an_agent_learns_the_same_from_it(agent: str, buffer: str, captured: bool) -> None:
-    agents, told = [], []
+    agents, states = [], []
     for on_device in (False, True):
         config, spec = config_with(agent, buffer, on_device), spec_of(agent)
         one: NetworkAgent = AGENTS[agent].load().make_agent(config.agent, spec, 3)
@@ -78,12 +78,12 @@ def test_an_agent_learns_the_same_from_it(agent: str, buffer: str, captured: boo
         assert one._batches.last is not None
         assert isinstance(one._batches.last.reward, torch.Tensor) is on_device
         agents.append(one)
-        told.append(replay.state().arrays)
+        states.append(replay.state().arrays)
     mine, other = (one.state().arrays for one in agents)
     for name, array in mine.items():
         np.testing.assert_array_equal(array, other[name], err_msg=name)
-    for name, array in told[0].items():
-        np.testing.assert_array_equal(array, told[1][name], err_msg=name)
+    for name, array in states[0].items():
+        np.testing.assert_array_equal(array, states[1][name], err_msg=name)
 
 
 def test_a_skipped_batch_is_saved_as_arrays() -> None:
