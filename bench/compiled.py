@@ -7,16 +7,15 @@ One thread. Compiling takes about 10 s per agent where the cache does not have t
 from __future__ import annotations
 
 import argparse
-import time
 from dataclasses import replace
 from functools import partial
 
+from bench.learning import opt_rate
 from bench.report import Figure, markdown
 from border_cli import build, compose
 from border_cli.actors.sampler import Sampler
 from border_cli.agents.agent import NetworkAgent
 from border_cli.agents.graph import GraphCompiler
-from border_cli.core.protocols import Agent
 from border_cli.runtime import seeding
 from border_cli.runtime.child import keep_freed_memory
 from border_cli.runtime.signals import StopFlag
@@ -67,16 +66,7 @@ def compiled_over_eager(overrides: tuple[str, ...], repetitions: int) -> tuple[l
     compiler.close()
     assert agent.algorithm.graphs, "the opt step could not be compiled"
 
-    def rate(agent: Agent) -> float:
-        for _ in range(5):
-            agent.opt(buffer)
-        began, n = time.perf_counter(), 0
-        while (passed := time.perf_counter() - began) < SECONDS:
-            agent.opt(buffer)
-            n += 1
-        return n / passed
-
-    measured = [[rate(one) for one in agents] for _ in range(repetitions)]
+    measured = [[opt_rate(one, buffer, SECONDS) for one in agents] for _ in range(repetitions)]
     eager, compiled = zip(*measured, strict=True)
     return list(eager), list(compiled)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from bench import runs
 from bench.report import Figure
+from border_cli.core.protocols import Agent, ReplayBuffer
 
 OPT_STEPS = 20_000
 BATCH, HIDDEN, WARMUP = 64, (256, 256), 1_000
@@ -93,6 +94,17 @@ def _bare_in_its_own_process() -> float:
     code = "import json; from bench.learning import bare_update_rate; print(json.dumps(bare_update_rate()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return float(json.loads(done.stdout))
+
+
+def opt_rate(agent: Agent, buffer: ReplayBuffer, seconds: float) -> float:
+    """Return opt steps/s, sampling included, after some that are not counted."""
+    for _ in range(5):
+        agent.opt(buffer)
+    began, n = time.perf_counter(), 0
+    while (passed := time.perf_counter() - began) < seconds:
+        agent.opt(buffer)
+        n += 1
+    return n / passed
 
 
 def _whole_run(run_dir: Path, n_actors: int) -> float:

@@ -20,13 +20,14 @@ from pathlib import Path
 import psutil
 
 from bench import runs
+from bench.learning import opt_rate
 from bench.report import Figure, machine, markdown, write_between_marks
 from bench.speed import HEAD, PAGE
 from bench.startup import first_steps
 from border_cli import build, compose
 from border_cli.config.schema import EnvConfig
-from border_cli.core.types import empty_items
 from border_cli.envs.group import GymEnv
+from border_cli.probes import made_up
 from border_cli.recorders.jsonl import METRICS_FILE
 
 PICTURE = Path(__file__).parents[1] / "docs" / "curves" / "scaling.png"
@@ -98,18 +99,11 @@ def _opt_rate(rows: int, folder: Path) -> float:
     config = compose(*COMMON, "agent.compile=false", f"buffer.capacity={rows}")
     spec = GymEnv(EnvConfig(id="CartPole-v1")).spec
     agent, buffer = build.make_agent(config, spec), build.make_buffer(config, spec)
-    items = empty_items(build.run_columns(config, spec), min(rows, CHUNK))
-    items["n_steps"][:] = 1
-    items["discount"][:] = config.agent.gamma
-    for _ in range(0, rows, CHUNK):
+    rows_at_once = min(rows, CHUNK)
+    items = made_up(spec, rows_at_once, config)
+    for _ in range(0, rows, rows_at_once):
         buffer.push(items)
-    for _ in range(50):
-        agent.opt(buffer)
-    began, n = time.perf_counter(), 0
-    while (passed := time.perf_counter() - began) < OPT_SECONDS:
-        agent.opt(buffer)
-        n += 1
-    return n / passed
+    return opt_rate(agent, buffer, OPT_SECONDS)
 
 
 def _env_rate(n_actors: int, folder: Path) -> float:
