@@ -16,12 +16,13 @@ from rich.console import Console
 from border_cli import build
 from border_cli.checkpoints.contents import BEST, CHECKPOINTS, read_model
 from border_cli.checkpoints.store import newest_valid
-from border_cli.config import resources
+from border_cli.config import resources, throughput
 from border_cli.config.convert import to_plain
 from border_cli.config.registry import import_path, import_paths
 from border_cli.config.resolve import envs_per_actor, resolve, threads, with_env_facts
-from border_cli.config.resources import Decision, Plan, Sizes
+from border_cli.config.resources import Sizes
 from border_cli.config.schema import TrainConfig
+from border_cli.config.throughput import Decision, Plan
 from border_cli.core.errors import BorderError, ExitCode, Interrupted, ResourceError, UsageError
 from border_cli.core.spaces import EnvSpec
 from border_cli.display.format import size
@@ -62,7 +63,7 @@ def preflight(
         resources.check_folder(folder)
     except OSError as e:
         raise folder_error(e, folder) from e
-    largest = replace(config, n_actors=resources.most_actors(config, resources.cpus()))
+    largest = replace(config, n_actors=throughput.most_actors(config, resources.cpus()))
     limit = resources.descriptor_limit()
     resources.check_descriptors(largest)
     if resources.descriptor_limit() != limit:
@@ -97,7 +98,7 @@ def preflight(
     decision = _decide(with_env_facts(config, probed.action_mask, probed.categories), spec, work, stop)
     with_replay = sum(resources.disk_need(config, sizes, with_replay=True).values())
     resolved = resolve(
-        resources.with_numbers(config, decision),
+        throughput.with_numbers(config, decision),
         action_mask=probed.action_mask,
         categories=probed.categories,
         replay_fits=with_replay <= resources.free_disk(folder),
@@ -113,11 +114,11 @@ def preflight(
 def _decide(config: TrainConfig, spec: EnvSpec, work: float, stop: StopFlag | None) -> Decision:
     """What `auto` becomes for actors, environments and threads. Measures only what may and can change something.
 
-    work: see `resources.thread_counts`.
+    work: see `throughput.thread_counts`.
     """
     cpus = resources.cpus()
-    counts, why = resources.thread_counts(config, work, cpus)
-    envs = resources.env_counts(config)
+    counts, why = throughput.thread_counts(config, work, cpus)
+    envs = throughput.env_counts(config)
     measured = None
     if envs or len(counts) > 1:
         from border_cli import probes
@@ -126,7 +127,7 @@ def _decide(config: TrainConfig, spec: EnvSpec, work: float, stop: StopFlag | No
         with or_new(stop) as flag:
             measured = probes.measure(config, spec, envs, counts, probes.AUTO_S, flag)
 
-    return resources.decide(config, measured, cpus, why)
+    return throughput.decide(config, measured, cpus, why)
 
 
 def probe_env(config: TrainConfig, stop: StopFlag | None) -> Probed:
@@ -288,5 +289,5 @@ def make_plan(config: TrainConfig, spec: EnvSpec, folder: Path, stop: StopFlag) 
         threads=resources.compute_threads(config),
         cpus=cpus,
         speeds=speeds,
-        duration=resources.duration(config, speeds, cpus),
+        duration=throughput.duration(config, speeds, cpus),
     )

@@ -21,11 +21,11 @@ from border_cli.actors.sampler import Sampler
 from border_cli.agents.agent import NetworkAgent
 from border_cli.agents.config import NetworkConfig
 from border_cli.agents.graph import GraphCompiler
-from border_cli.config import resources
+from border_cli.config import resources, throughput
 from border_cli.config.registry import import_plugins
 from border_cli.config.resolve import envs_per_actor, may_switch, n_actors, ratio_tolerance, reopen, threads
-from border_cli.config.resources import Bench, Measured
 from border_cli.config.schema import TrainConfig
+from border_cli.config.throughput import Bench, Measured
 from border_cli.config.validate import least_capacity
 from border_cli.core.errors import ExitCode, Interrupted, UsageError, first_line
 from border_cli.core.spaces import ACTION_MASK, EnvSpec
@@ -92,7 +92,7 @@ def bench(config: TrainConfig, spec: EnvSpec, stop: StopFlag) -> Bench:
     cpus, k, t = resources.cpus(), envs_per_actor(config), threads(config)
     alone = stepping(config, spec.mask is not None, BENCH_S, stop)
     ceilings = {"environment, random actions": (alone, "env steps")}
-    acted = acting(config, {resources.ENVS[0], k, resources.ENVS[-1]}, BENCH_S, stop)
+    acted = acting(config, {throughput.ENVS[0], k, throughput.ENVS[-1]}, BENCH_S, stop)
     for n, rate in acted.items():
         ceilings[f"one actor, {counted(n, 'environment')}"] = rate, "env steps"
     learner = Learner(config, spec, stop)
@@ -100,17 +100,17 @@ def bench(config: TrainConfig, spec: EnvSpec, stop: StopFlag) -> Bench:
     ceilings["ring to the learner"] = passed, "rows"
     ceilings["ring to the replay"] = 1 / insert_s, "rows"
     ceilings["sampling"] = learner.batches(BENCH_S), "batches"
-    counts = {t, *resources.up_to(cpus)} if config.device == "cpu" else {t}
+    counts = {t, *throughput.up_to(cpus)} if config.device == "cpu" else {t}
     learned = learner.opt_steps(sorted(counts), BENCH_S)
     for n, rate in learned.items():
         ceilings[f"opt step, {counted(n, 'thread')}"] = rate, "opt steps"
     publish_s = learner.publish_s(BENCH_S)
 
     measured = Measured(acted, learned, insert_s, publish_s)
-    predicted = resources.throughput(config, measured.speeds(k, t), cpus)
+    predicted = throughput.predict(config, measured.speeds(k, t), cpus)
     interval = config.trainer.opt_interval or float(f"{predicted.env_steps / predicted.opt_steps:.2g}")
-    open_config = resources.open_numbers(config, interval)
-    best = resources.decide(open_config, measured, cpus).threads
+    open_config = throughput.open_numbers(config, interval)
+    best = throughput.decide(open_config, measured, cpus).threads
     compiled = learned.copy()
     if getattr(config.agent, "compile", "false") != "false":
         for n in sorted({t, best}):
@@ -120,8 +120,8 @@ def bench(config: TrainConfig, spec: EnvSpec, stop: StopFlag) -> Bench:
     ceilings["publishing a model"] = 1 / publish_s, "models"
 
     measured = replace(measured, learning=compiled)
-    predicted = resources.throughput(config, measured.speeds(k, t), cpus)
-    found = resources.decide(open_config, replace(measured, learning={best: compiled[best]}), cpus)
+    predicted = throughput.predict(config, measured.speeds(k, t), cpus)
+    found = throughput.decide(open_config, replace(measured, learning={best: compiled[best]}), cpus)
     recommended = [
         f"n_actors={found.n_actors}",
         f"actor_manager.envs_per_actor={found.envs_per_actor}",

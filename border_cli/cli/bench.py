@@ -15,8 +15,9 @@ from border_cli.cli.help import complete_train
 from border_cli.cli.overrides import Parser, override_names, override_values, parse_overrides, some_text
 from border_cli.cli.train import stored_config
 from border_cli.config import registry
-from border_cli.config.resources import RunSpeeds, cpus
+from border_cli.config.resources import cpus
 from border_cli.config.schema import TrainConfig
+from border_cli.config.throughput import RunSpeeds
 from border_cli.core.errors import ExitCode, UsageError, first_line
 from border_cli.recorders.jsonl import METRICS_FILE, read_jsonl
 from border_cli.runs.locate import run_directory

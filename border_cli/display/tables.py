@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from border_cli.config.resolve import n_actors
-from border_cli.config.resources import Bench, Plan, RunSpeeds
 from border_cli.config.schema import TrainConfig
+from border_cli.config.throughput import Bench, Plan, RunSpeeds
 from border_cli.core.progress import Progress, RunResult, SweepJob
 from border_cli.core.types import ActorStat
 from border_cli.display import format

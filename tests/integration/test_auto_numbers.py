@@ -10,8 +10,8 @@ import pytest
 
 from border_cli import probes
 from border_cli.cli.train import main
-from border_cli.config import resources
-from border_cli.config.resources import Measured
+from border_cli.config import resources, throughput
+from border_cli.config.throughput import Measured
 from tests.real_runs import Run, tiny, train
 
 AUTO = ("n_actors=auto", "actor_manager.envs_per_actor=auto", "threads=auto")
@@ -41,7 +41,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 def test_a_run_stores_what_was_decided_and_says_why(
     workplace: Path, asked: list[Any], monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(resources, "SMALL_OPT_STEP", 1)
+    monkeypatch.setattr(throughput, "SMALL_OPT_STEP", 1)
     run = train(*SHORT, *AUTO)
     assert asked == [((1, 16), (1, 2, 4))]
     # 1,500 opt steps/s need 1,500·1.1 env steps/s; an actor takes 1,000 with any number of environments
@@ -77,7 +77,7 @@ def test_small_networks_and_fixed_numbers_are_not_measured(workplace: Path, aske
 def test_reproducible_runs_measure_nothing_and_repeat_their_bits(
     workplace: Path, asked: list[Any], monkeypatch: pytest.MonkeyPatch, mode: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr(resources, "SMALL_OPT_STEP", 1)
+    monkeypatch.setattr(throughput, "SMALL_OPT_STEP", 1)
     run = train(*SHORT, *AUTO, *mode)
     plain = train(*SHORT, *mode)
     assert (asked, numbers(run)) == ([], (1, 1, 1))
@@ -85,7 +85,7 @@ def test_reproducible_runs_measure_nothing_and_repeat_their_bits(
 
 
 def test_what_is_really_measured(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resources, "SMALL_OPT_STEP", 1)
+    monkeypatch.setattr(throughput, "SMALL_OPT_STEP", 1)
     monkeypatch.setattr(probes, "AUTO_S", 0.01)
     found: list[Measured] = []
     measure = probes.measure
@@ -98,7 +98,7 @@ def test_what_is_really_measured(workplace: Path, monkeypatch: pytest.MonkeyPatc
     run = train(*SHORT, *AUTO)
     (measured,) = found
     assert set(measured.acting) == {1, 16}
-    assert set(measured.learning) == set(resources.up_to(resources.cpus()))
+    assert set(measured.learning) == set(throughput.up_to(resources.cpus()))
     speeds = [*measured.acting.values(), *measured.learning.values(), measured.insert_s, measured.publish_s]
     assert min(speeds) > 0
     assert None not in numbers(run)

@@ -11,7 +11,8 @@ from border_cli import probes
 from border_cli.agents.dqn.config import DqnConfig
 from border_cli.config.convert import to_config, to_plain
 from border_cli.config.resolve import inherit, steps_natively, streams
-from border_cli.config.resources import (
+from border_cli.config.schema import ActorManagerConfig, EnvConfig, TrainConfig, TrainerConfig
+from border_cli.config.throughput import (
     LOOP_S,
     SMALL_OPT_STEP,
     Decision,
@@ -21,11 +22,10 @@ from border_cli.config.resources import (
     env_counts,
     most_actors,
     open_numbers,
+    predict,
     thread_counts,
-    throughput,
     with_numbers,
 )
-from border_cli.config.schema import ActorManagerConfig, EnvConfig, TrainConfig, TrainerConfig
 from border_cli.config.validate import validate
 from border_cli.core.errors import UsageError
 
@@ -170,7 +170,7 @@ def test_the_predicted_speed(
     bound_by: str,
     waits: tuple[float, float],
 ) -> None:
-    found = throughput(config(**({"opt_interval": 2.0} | given)), speeds, cpus)
+    found = predict(config(**({"opt_interval": 2.0} | given)), speeds, cpus)
     assert (found.opt_steps, found.env_steps) == (pytest.approx(opt_steps), pytest.approx(2 * opt_steps))
     assert (found.bound_by, found.actors_blocked, found.learner_blocked) == (
         bound_by,

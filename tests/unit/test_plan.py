@@ -9,9 +9,10 @@ import pytest
 from rich.console import Console
 
 from border_cli.agents.dqn.config import DqnConfig
-from border_cli.config import resources
-from border_cli.config.resources import Plan, Sizes, Speeds
+from border_cli.config import resources, throughput
+from border_cli.config.resources import Sizes
 from border_cli.config.schema import CheckpointConfig, EnvConfig, TrainConfig, TrainerConfig
+from border_cli.config.throughput import Plan, Speeds
 from border_cli.display.tables import print_plan
 
 SIZES = Sizes(replay=1_000_000, ring=2_000, channel=300, model=400, training=1_600)
@@ -112,7 +113,7 @@ def test_processes_threads_and_descriptors() -> None:
     assert resources.descriptors_need(sync) == resources.LEARNER_DESCRIPTORS
 
 
-LOOP = resources.LOOP_S
+LOOP = throughput.LOOP_S
 SYNC = {"n_actors": 1, "type": "sync", "max_opts": 500}
 FREE = {"n_actors": 3, "opt_interval": None, "max_opts": 500, "max_env_steps": 6_000}
 
@@ -137,8 +138,8 @@ FREE = {"n_actors": 3, "opt_interval": None, "max_opts": 500, "max_env_steps": 6
 def test_the_estimated_time_and_what_bounds_it(
     trainer: dict[str, Any], speeds: tuple[float, float], cpus: int, seconds: float, bound_by: str
 ) -> None:
-    found = resources.duration(config(**trainer), Speeds(*speeds), cpus)
-    assert found == resources.Duration(pytest.approx(seconds), bound_by)
+    found = throughput.duration(config(**trainer), Speeds(*speeds), cpus)
+    assert found == throughput.Duration(pytest.approx(seconds), bound_by)
 
 
 def printed(found: TrainConfig) -> dict[str, str]:
@@ -155,7 +156,7 @@ def printed(found: TrainConfig) -> dict[str, str]:
         threads=resources.compute_threads(found),
         cpus=2,
         speeds=speeds,
-        duration=resources.duration(found, speeds, 2),
+        duration=throughput.duration(found, speeds, 2),
     )
     out = io.StringIO()
     print_plan(Console(file=out), shown)

@@ -1,0 +1,307 @@
+"""How fast a run trains by arithmetic over measured speeds, and what `auto` becomes for actors, environments and threads.
+
+`border_cli.probes` measures the speeds; `plan=true` and border-bench show what follows from them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from border_cli.config.resolve import envs_per_actor, is_reproducible, n_actors, reopen, threads
+from border_cli.config.resources import Counts, Sizes, actor_processes, counts
+from border_cli.config.schema import TrainConfig
+from border_cli.config.validate import is_valid
+
+LOOP_S = 35e-6
+"""The learner's time per opt step for collecting, granting credit and records [s], beside what is measured. Measured."""
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """Measured alone on this machine.
+
+    env_steps: per second, of one actor over all its environments · opt_steps: per second, sampling included ·
+    insert_s: the learner's time to take the rows of one env step from a ring into the replay [s] · publish_s: its time to
+    publish a model [s].
+    """
+
+    env_steps: float
+    opt_steps: float
+    insert_s: float = 0.0
+    publish_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """Predicted speed of training, which part limits it, and the share of time that each side waits."""
+
+    env_steps: float
+    opt_steps: float
+    bound_by: str
+    actors_blocked: float
+    learner_blocked: float
+
+
+@dataclass(frozen=True)
+class Duration:
+    """Estimated seconds without evaluations and checkpoints, and which part limits them."""
+
+    seconds: float
+    bound_by: str
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Speeds by what `auto` may choose.
+
+    acting: env steps/s of one actor, by its number of environments · learning: opt steps/s, by the number of threads ·
+    insert_s, publish_s: see `Speeds` · compiling: whether the run will compile its opt steps, and these are eager.
+    """
+
+    acting: Mapping[int, float]
+    learning: Mapping[int, float]
+    insert_s: float = 0.0
+    publish_s: float = 0.0
+    compiling: bool = False
+
+    def speeds(self, envs: int, threads: int) -> Speeds:
+        """With this number of environments per actor, which need not have been measured, and threads, which must."""
+        return Speeds(self._acting(envs), self.learning[threads], self.insert_s, self.publish_s)
+
+    def _acting(self, envs: int) -> float:
+        """The time of a step grows linearly with the environments: a fixed part is spent once, on the policy."""
+        if envs in self.acting:
+            return self.acting[envs]
+        few, many = min(self.acting), max(self.acting)
+        first_s, last_s = few / self.acting[few], many / self.acting[many]
+        return envs / (first_s + (last_s - first_s) * (envs - few) / (many - few))
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What `auto` becomes, and why, in one line; the reason is empty where nothing was `auto`."""
+
+    n_actors: int
+    envs_per_actor: int
+    threads: int
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `plan=true` shows. memory, disk: bytes by what takes them; checkpoint: `fixed` and `replay` of one."""
+
+    counts: Counts
+    memory: dict[str, int]
+    free_memory: int | None
+    checkpoint: Sizes
+    disk: dict[str, int]
+    free_disk: int
+    processes: int
+    threads: int
+    cpus: int
+    speeds: Speeds
+    duration: Duration
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What border-bench shows.
+
+    ceilings: what each part can do alone, by its name: a rate [1/s] and what it counts · predicted: for the given
+    configuration · recommended: overrides that are predicted to train fastest, for the same ratio.
+    """
+
+    ceilings: Mapping[str, tuple[float, str]]
+    predicted: Throughput
+    recommended: Sequence[str]
+
+
+@dataclass(frozen=True)
+class RunSpeeds:
+    """Env steps/s and opt steps/s of a run: the median of its records, and over all of its time; None where not known."""
+
+    typical: tuple[float | None, float | None]
+    whole: tuple[float | None, float | None]
+
+
+def predict(config: TrainConfig, speeds: Speeds, cpus: int) -> Throughput:
+    """Predicted speed of training: that of the slower side of the ratio, or what the CPUs allow."""
+    t, n, own = config.trainer, n_actors(config), threads(config)
+    act_s, opt_s = 1 / speeds.env_steps, 1 / speeds.opt_steps + LOOP_S
+    if actor_processes(config) and t.sync_interval is not None:
+        opt_s += speeds.publish_s / t.sync_interval
+    if t.opt_interval is None:  # each side at its own speed, or at its share of the CPUs
+        share = min(1.0, cpus / (n + own))
+        env_steps = n * share * speeds.env_steps
+        opt_steps = max(share / 100, share - env_steps * speeds.insert_s) / opt_s  # never 0
+        return Throughput(env_steps, opt_steps, "CPUs" if share < 1 else "learning", 0.0, 0.0)
+    acting_s = t.opt_interval * act_s  # per opt step, by one actor
+    opt_s += t.opt_interval * speeds.insert_s
+    sides = {"acting": acting_s / n, "learning": opt_s}
+    slower_s = max(sides.values())
+    waits = {side: 1 - each_s / slower_s for side, each_s in sides.items()}
+    if actor_processes(config):
+        sides["CPUs"] = (acting_s + opt_s * min(own, cpus)) / cpus
+    bound_by = max(sides, key=lambda side: sides[side])
+    each_s = sides[bound_by] if actor_processes(config) else acting_s + opt_s
+    return Throughput(t.opt_interval / each_s, 1 / each_s, bound_by, waits["acting"], waits["learning"])
+
+
+def duration(config: TrainConfig, speeds: Speeds, cpus: int) -> Duration:
+    """Estimated time of training at the predicted speed; never more than max_time."""
+    t, rates = config.trainer, predict(config, speeds, cpus)
+    ends = [] if t.max_time is None else [Duration(t.max_time, "max_time")]
+    opt_steps = counts(config).opt_steps
+    if t.opt_interval is None:
+        if t.max_env_steps is not None:
+            ends.append(Duration(t.max_env_steps / rates.env_steps, "acting"))
+        if t.max_opts is not None:
+            ends.append(Duration(t.max_opts / rates.opt_steps, "learning"))
+    elif opt_steps is not None:
+        warmup_s = t.warmup_period / (speeds.env_steps * min(n_actors(config), cpus))
+        ends.append(Duration(warmup_s + opt_steps / rates.opt_steps, rates.bound_by))
+    return min(ends, key=lambda end: end.seconds)
+
+
+ENVS = (1, 2, 4, 8, 16)
+"""What `envs_per_actor=auto` may choose. The first and the last are measured."""
+ACTORS_AHEAD = 1.1
+"""Actors are never equally fast: as in the advice of the live view, they are to carry this much more than the mean."""
+CLEARLY_FASTER = 1.15
+"""More threads must make the run at least this much faster: they also cost the other processes of the machine."""
+SMALL_OPT_STEP = 2_000_000
+"""Weights of the policy's network times rows of a batch: below this, a second thread costs about what it saves."""
+COMPILED = 2.0
+"""Opt steps that the run will compile count as this much faster: measured are 1.3 to 5.9 times."""
+_SAME = 0.98
+"""More actors or environments must predict a faster run than this share of the fastest."""
+
+
+def most_actors(config: TrainConfig, cpus: int) -> int:
+    """The largest number of actors that `auto` may choose; the given number where it is not `auto`."""
+    is_fixed = config.n_actors is not None or is_reproducible(config)
+    return n_actors(config) if is_fixed else max(n_actors(config), cpus - 1)
+
+
+def env_counts(config: TrainConfig) -> tuple[int, ...]:
+    """Numbers of environments per actor with which acting is to be measured; empty where it decides nothing."""
+    if is_reproducible(config):
+        return ()
+    if config.actor_manager.envs_per_actor is None:
+        return ENVS[0], ENVS[-1]
+    return () if config.n_actors is not None else (envs_per_actor(config),)
+
+
+def thread_counts(config: TrainConfig, work: float, cpus: int) -> tuple[tuple[int, ...], str]:
+    """Numbers of threads among which a measurement is to decide, and if there is only one, why, where it was left open.
+
+    work: weights of the policy's network times rows of a batch.
+    """
+    if config.threads is not None:
+        return (config.threads,), ""
+    if is_reproducible(config):
+        return (1,), "a reproducible run decides nothing by a measurement"
+    if config.device != "cpu":
+        return (1,), f"opt steps run on {config.device}"
+    if cpus == 1:
+        return (1,), "there is one CPU"
+    if work < SMALL_OPT_STEP:
+        return (1,), "its opt steps are too small to be shared among threads"
+    return up_to(cpus), ""
+
+
+def up_to(cpus: int) -> tuple[int, ...]:
+    """Numbers of threads worth a measurement: 1, 2, 4, … and one per CPU."""
+    return (*(2**i for i in range(cpus.bit_length()) if 2**i < cpus), cpus)
+
+
+def decide(
+    config: TrainConfig,
+    measured: Measured | None,
+    cpus: int,
+    why_one_thread: str = "",
+) -> Decision:
+    """Choose the numbers that are `auto`.
+
+    The fewest actors, with the fewest environments, such that the learner does not wait for them, or else the fastest that
+    the CPUs allow: one stays with the learner. Then the fewest threads that no larger number makes clearly faster.
+
+    Args:
+        measured: None where no measurement may or need decide: then the smallest numbers are chosen.
+        why_one_thread: as `thread_counts` has it.
+    """
+    chosen, rate = Decision(n_actors(config), envs_per_actor(config), threads(config)), 0.0
+    if measured is None:
+        return replace(chosen, reason=_reason(config, chosen, None, why_one_thread))
+    actors = range(chosen.n_actors, most_actors(config, cpus) + 1)
+    envs = ENVS if config.actor_manager.envs_per_actor is None else (chosen.envs_per_actor,)
+    for n_threads in sorted(measured.learning):
+        found: dict[Decision, float] = {}
+        for n, k in itertools.product(actors, envs):
+            one = Decision(n, k, n_threads)
+            if is_valid(tried := with_numbers(config, one)):
+                speeds = measured.speeds(k, n_threads)
+                ahead = replace(
+                    speeds,
+                    env_steps=speeds.env_steps / ACTORS_AHEAD,
+                    opt_steps=speeds.opt_steps * (COMPILED if measured.compiling else 1),
+                )
+                found[one] = predict(tried, ahead, cpus).opt_steps
+        fastest = max(found.values(), default=0.0)
+        if fastest > CLEARLY_FASTER * rate:
+            chosen = next(one for one, each in found.items() if each >= _SAME * fastest)
+            rate = found[chosen]
+    return replace(chosen, reason=_reason(config, chosen, measured, why_one_thread))
+
+
+def _reason(config: TrainConfig, chosen: Decision, measured: Measured | None, why_one_thread: str) -> str:
+    """What was chosen, and why, in one line; empty where nothing was `auto`."""
+    parts = []
+    n, k, t = chosen.n_actors, chosen.envs_per_actor, chosen.threads
+    if config.n_actors is None or config.actor_manager.envs_per_actor is None:
+        numbers = f"n_actors={n} envs_per_actor={k}"
+        if measured is None:
+            parts.append(f"{numbers}: a reproducible run decides nothing by a measurement")
+        else:
+            speeds = measured.speeds(k, t)
+            opt_steps = speeds.opt_steps * (COMPILED if measured.compiling else 1)
+            parts.append(
+                f"{numbers}: they can take {n * speeds.env_steps:,.0f} env steps/s, and the learner's {opt_steps:,.0f} "
+                f"{'compiled ' if measured.compiling else ''}opt steps/s need "
+                f"{(config.trainer.opt_interval or 0) * opt_steps:,.0f}"
+            )
+    if config.threads is None:
+        why = why_one_thread
+        if not why and measured is not None:
+            rates = (f"{rate:,.0f} with {count}" for count, rate in sorted(measured.learning.items()))
+            why = f"opt steps/s alone are {', '.join(rates)}"
+        parts.append(f"threads={t}: {why}")
+    return "; ".join(parts)
+
+
+def open_numbers(config: TrainConfig, opt_interval: float) -> TrainConfig:
+    """The configuration with `auto` for actors, environments and threads, and with this ratio.
+
+    What follows from these numbers, such as the tolerance, is open again. Lockstep, which would fix them, is off.
+    """
+    config = reopen(config)
+    return replace(
+        config,
+        n_actors=None,
+        threads=None,
+        actor_manager=replace(config.actor_manager, envs_per_actor=None),
+        trainer=replace(config.trainer, opt_interval=opt_interval, lockstep=False),
+    )
+
+
+def with_numbers(config: TrainConfig, decision: Decision) -> TrainConfig:
+    """The configuration with these numbers of actors, environments and threads."""
+    return replace(
+        config,
+        n_actors=decision.n_actors,
+        threads=decision.threads,
+        actor_manager=replace(config.actor_manager, envs_per_actor=decision.envs_per_actor),
+    )
