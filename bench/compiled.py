@@ -10,15 +10,13 @@ import argparse
 from dataclasses import replace
 from functools import partial
 
-from bench.learning import opt_rate
+from bench.learning import compile_steps, opt_rate
 from bench.report import Figure, markdown
 from border_cli import build, compose
 from border_cli.actors.sampler import Sampler
 from border_cli.agents.agent import NetworkAgent
-from border_cli.agents.graph import GraphCompiler
 from border_cli.runtime import seeding
 from border_cli.runtime.child import keep_freed_memory
-from border_cli.runtime.signals import StopFlag
 
 CARTPOLE, CHEETAH = ("env=cartpole", "preset=none"), ("env=halfcheetah", "preset=none")
 SMALL, LARGE = "agent.hidden=[64,64]", "agent.hidden=[256,256]"
@@ -60,11 +58,7 @@ def compiled_over_eager(overrides: tuple[str, ...], repetitions: int) -> tuple[l
     env.close()
     agent = agents[1]
     assert isinstance(agent, NetworkAgent)
-    compiler = GraphCompiler(agent, config.agent, [], env.spec, 1, True, StopFlag())  # type: ignore[arg-type]
-    agent.compiling = compiler.poll
-    agent.opt(buffer)
-    compiler.close()
-    assert agent.algorithm.graphs, "the opt step could not be compiled"
+    compile_steps(agent, buffer, config, env.spec)
 
     measured = [[opt_rate(one, buffer, SECONDS) for one in agents] for _ in range(repetitions)]
     eager, compiled = zip(*measured, strict=True)
