@@ -14,7 +14,7 @@ from hydra._internal.hydra import Hydra
 from border_cli.cli.compose import PRIMARY, Composer, plain_data, translated
 from border_cli.cli.errors import show
 from border_cli.config.convert import RESUME, describe_range, dotted, known_keys, to_config, to_plain
-from border_cli.config.presets import NONE, conf_dir, shipped, tuned_for
+from border_cli.config.presets import NONE, conf_dir, shipped, tuned_for, variants
 from border_cli.config.schema import OptionInfo
 from border_cli.core.errors import ExitCode, UsageError
 
@@ -112,7 +112,7 @@ def _preset_lines(options: Sequence[str]) -> list[str]:
     lines += ["preset=none uses none of them"]
     for those, envs in together.items():
         lines += _wrapped(f"  {those}: {', '.join(envs)}", 4)
-    return lines
+    return [*lines, f"  only when typed: {', '.join(f'preset={name}' for name in variants())}"]
 
 
 def _key_lines(

@@ -1,7 +1,8 @@
 """The shipped config files: where they are, and which preset is for which agent and environment.
 
-A preset is named `<agent>_<env>`, by the options of these groups. One file may hold those of a family of environments:
-the values that they share, and under `preset.environments` what is special to each.
+A preset is named `<agent>_<env>`, by the options of these groups; a variant, which is only used when it is typed,
+`<agent>_<env>_<variant>`. One file may hold those of a family of environments: the values that they share, and under
+`preset.environments` what is special to each.
 """
 
 from __future__ import annotations
@@ -53,10 +54,15 @@ def tuned_for() -> dict[str, list[str]]:
     """The agents with a preset by the option of their environment, for the help; not those of whole families."""
     found: dict[str, list[str]] = {}
     for name, values in shipped().items():
-        if values["preset"].get("env_id"):
-            agent, _, env = name.partition("_")
+        agent, env, *variant = name.split("_")
+        if values["preset"].get("env_id") and not variant:
             found.setdefault(env, []).append(agent)
     return dict(sorted(found.items()))
+
+
+def variants() -> list[str]:
+    """Names of the shipped presets that are used only when they are typed."""
+    return sorted(name for name in shipped() if name.count("_") == 2)
 
 
 def file_of(preset: str) -> str:

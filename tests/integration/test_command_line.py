@@ -102,6 +102,7 @@ def test_help_lists_options_keys_and_presets(tmp_path, capsys):
     ):
         assert text in page
     assert "dqn: catch\n" in page and "dqn_catch" not in page
+    assert "\n  only when typed: preset=sac_halfcheetah_fast\n" in page
     assert "sac, td3, tqc: ant, halfcheetah, hopper, lunarlandercontinuous" in page
     assert page.index("Presets:") + 800 > page.index("Most used keys")
 
@@ -190,7 +191,7 @@ def test_one_part_of_the_configuration_can_be_shown(tmp_path, monkeypatch, capsy
     assert main(["--cfg", "job", "-p", "buffer"]) == 0
     assert (
         capsys.readouterr().out
-        == "# @package buffer\ntype: uniform\ncapacity: 100000\nn_step: 3\ndevice: auto\n"
+        == "# @package buffer\ntype: uniform\ncapacity: 100000\nn_step: 10\ndevice: auto\n"
     )
     assert main(["n_actors=3", "--cfg", "job", "-p", "n_actors"]) == 0
     assert capsys.readouterr().out == "3\n"
@@ -203,7 +204,7 @@ def test_a_preset_is_chosen_automatically_and_typed_values_replace_its_values(sh
     automatic = shown()
     assert automatic["preset"]["name"] == "dqn_cartpole"
     assert automatic["agent"]["hidden"] == [128, 128]
-    assert automatic["trainer"]["max_env_steps"] == 50_000
+    assert automatic["trainer"]["max_env_steps"] == 100_000
     typed = shown("agent.lr=0.5", "trainer.opt_interval=4", "trainer.max_opts=7")
     assert typed["preset"]["name"] == "dqn_cartpole"
     assert (typed["agent"]["lr"], typed["trainer"]["opt_interval"]) == (0.5, 4.0)

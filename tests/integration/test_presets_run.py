@@ -22,10 +22,11 @@ SHORT = [preset for preset in PRESETS if FULL or not preset.endswith(SLOW)]
 def test_i6_a_preset_composes_validates_and_runs_20_opt_steps(
     workplace: Path, capsys: pytest.CaptureFixture[str], preset: str
 ) -> None:
-    agent, _, env = preset.partition("_")
+    agent, env, *variant = preset.split("_")
     args = [
         f"agent={agent}",
         f"env={env}",
+        *([f"preset={preset}"] if variant else []),
         *(["env.id=ALE/Freeway-v5"] if env == "atari" else []),
         "trainer=sync",
         "trainer.max_opts=20",

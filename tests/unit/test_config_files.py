@@ -48,7 +48,7 @@ def test_every_number_has_a_unit():
 
 def test_every_preset_has_a_description_and_known_keys():
     for name, values in presets.shipped().items():
-        agent, _, env = name.partition("_")
+        agent, env, *_ = name.split("_")
         config = to_config(values | {"agent": values["agent"] | {"type": agent}})
         assert config.preset.name == name
         assert config.preset.expect and config.preset.source
