@@ -93,7 +93,7 @@ def _all_cells() -> list[Cell]:
 
 
 def run(cell: Cell) -> dict[str, Any]:
-    """Train or resume a cell, evaluate its best model, and store the result."""
+    """Train or resume a cell, evaluate its best and its last model, and store the result."""
     run_dir, config = RUNS / cell.name, row_hash(cell.row)
     if _is_unfinished(run_dir, config):
         runs.train(run_dir, [f"resume={run_dir}"], resumes=True)
@@ -103,7 +103,8 @@ def run(cell: Cell) -> dict[str, Any]:
         (RUNS / f"{cell.name}.config").write_text(config, encoding="utf-8")
         runs.train(run_dir, cell.args)
     began = time.monotonic()
-    runs.evaluate(run_dir, [f"episodes={cell.row.episodes}"])
+    for model in ("best", "last"):
+        runs.evaluate(run_dir, [f"checkpoint={model}", f"episodes={cell.row.episodes}"])
     result = _result(cell, run_dir, config, time.monotonic() - began)
     KEPT.mkdir(exist_ok=True)
     text = json.dumps(result, indent=1, sort_keys=True)
@@ -136,8 +137,10 @@ def config_hash(args: list[str]) -> str:
 
 def _result(cell: Cell, run_dir: Path, config: str, evaluation_s: float) -> dict[str, Any]:
     summary = _json(run_dir / "summary.json")
-    (file,) = (run_dir / "eval").glob(f"best-*episodes{cell.row.episodes}.json")
-    evaluation = _json(file)
+    (best,), (last,) = (
+        (run_dir / "eval").glob(f"{model}-*episodes{cell.row.episodes}.json") for model in ("best", "step")
+    )
+    evaluation = _json(best)
     return {
         "cell": cell.name,
         "row": cell.row.name,
@@ -148,7 +151,8 @@ def _result(cell: Cell, run_dir: Path, config: str, evaluation_s: float) -> dict
         "minutes": round((summary["seconds"] + evaluation_s) / 60, 2),  # of all launches of the run
         "env_steps": summary["counters"]["env_steps"],
         "opt_steps": summary["counters"]["opt_steps"],
-        "last": summary["last_score"]["mean"],
+        "last": _json(last)["mean"],
+        "last_episodes": cell.row.episodes,
         "best_opt_steps": evaluation["opt_steps"],
         "evaluation": {name: evaluation[name] for name in ("episodes", "mean", "std", "min", "max")},
         "rise": _rise(run_dir),

@@ -111,13 +111,13 @@ def second_half(curve: Sequence[tuple[float, float, float]]) -> float:
 
 
 def _each(results: Results) -> str:
-    head = ["run", "best over new episodes", "at opt step", "last evaluation", "minutes", "commit"]
+    head = ["run", "best over new episodes", "at opt step", "last", "minutes", "commit"]
     lines = [
         [
             one["cell"],
             f"{one['evaluation']['mean']:.1f} ± {one['evaluation']['std']:.1f} ({one['evaluation']['episodes']:,})",
             f"{one['best_opt_steps']:,} of {one['opt_steps']:,}",
-            f"{one['last']:.1f}",
+            f"{one['last']:.1f}" + (f" ({one['last_episodes']:,})" if "last_episodes" in one else ""),
             f"{one['minutes']:.1f}",
             one["commit"] + ("+" if one["dirty"] else ""),
         ]

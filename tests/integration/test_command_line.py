@@ -203,7 +203,7 @@ def test_one_part_of_the_configuration_can_be_shown(tmp_path, monkeypatch, capsy
 def test_a_preset_is_chosen_automatically_and_typed_values_replace_its_values(shown):
     automatic = shown()
     assert automatic["preset"]["name"] == "dqn_cartpole"
-    assert automatic["agent"]["hidden"] == [128, 128]
+    assert automatic["agent"]["hidden"] == [128, 64]
     assert automatic["trainer"]["max_env_steps"] == 100_000
     typed = shown("agent.lr=0.5", "trainer.opt_interval=4", "trainer.max_opts=7")
     assert typed["preset"]["name"] == "dqn_cartpole"
@@ -217,7 +217,7 @@ def test_without_a_preset_the_defaults_are_used(shown):
     by_id = shown("env=gym", "env.id=CartPole-v1")
     assert (by_id["preset"]["name"], by_id["agent"]["hidden"]) == ("none", [256, 256])
     named = shown("env=gym", "env.id=CartPole-v1", "preset=dqn_cartpole")
-    assert (named["preset"]["name"], named["agent"]["hidden"]) == ("dqn_cartpole", [128, 128])
+    assert (named["preset"]["name"], named["agent"]["hidden"]) == ("dqn_cartpole", [128, 64])
 
 
 def test_options_of_several_groups_compose(shown):
