@@ -94,6 +94,7 @@ def test_spaces_are_those_of_the_wrapped_environment() -> None:
     [
         ("TimeAwareObservations", "has no wrapper 'TimeAwareObservations'\nallowed: AddRenderObservation, "),
         ("TimeAwareObservations", "others as module:name\nnearest: TimeAwareObservation"),
+        ("tests.envs.Add", "others as module:name\nnearest: tests.envs:Add"),
         ("JaxToNumpy", "gymnasium has no wrapper 'JaxToNumpy'"),
         ("TimeAwareObservation", "TimeAwareObservation cannot be made: ValueError: The environment must be"),
         ("tests.envs:Add", "tests.envs:Add cannot be made: TypeError: "),
@@ -105,6 +106,11 @@ def test_spaces_are_those_of_the_wrapped_environment() -> None:
 )
 def test_a_wrapper_that_is_misspelt_or_raises_is_named(wrapper: str, message: str) -> None:
     assert message in refused(env_config(entry_point=COUNTING, wrappers=[wrapper]))
+
+
+def test_a_path_with_a_dot_for_its_colon_is_recognised() -> None:
+    dotted = COUNTING.replace(":", ".")
+    assert f"form: module:name\nnearest: {COUNTING}" in refused(env_config(entry_point=dotted))
 
 
 def test_wrappers_switch_the_native_games_off() -> None:
