@@ -69,14 +69,24 @@ def print_tables(console: Console, tables: Sequence[Table]) -> None:
 
 
 def table_text(rows: Sequence[Sequence[str]], head: Sequence[str] = ()) -> str:
-    """A table as text for stdout, without colours; its first column stands to the left, figures to the right."""
+    """A table as text for stdout, without colours; its first column stands to the left, figures to the right.
+
+    Where the terminal is too narrow, no word is broken that is at most a quarter as wide.
+    """
     console = Console()
+    width = console.width if console.is_terminal else _PLAIN_WIDTH
     table = Table(show_header=bool(head), box=_box(console))
-    for i in range(len(rows[0])):
+    for i, cells in enumerate(zip(*rows, strict=True)):
+        longest = max(len(word) for cell in cells for word in cell.split())
         table.add_column(head[i] if head else "", justify="right" if i else "left", overflow="fold")
+        table.columns[i].no_wrap = longest <= width // 4 and not any(" " in cell for cell in cells)
     for row in rows:
         table.add_row(*map(Text, row))
-    width = console.width if console.is_terminal else _PLAIN_WIDTH
+    excess = Console(width=_PLAIN_WIDTH).measure(table).maximum - width
+    if excess > 0:
+        labels = [row[0] for row in rows]
+        longest = max(len(word) for label in labels for word in label.split())
+        table.columns[0].width = max(max(map(len, labels)) - excess, min(longest, width // 4))
     text = StringIO()
     Console(file=text, width=width, color_system=None).print(table)
     return text.getvalue()
