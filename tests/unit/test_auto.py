@@ -32,6 +32,7 @@ from border_cli.core.errors import UsageError
 OPT_S = 0.01 + LOOP_S
 FIXED = {"n_actors": 1, "envs": 1, "threads": 1}
 OPEN: dict[str, Any] = dict.fromkeys(FIXED)
+ANY_THREADS: dict[str, Any] = {"threads": None}
 
 
 def config(**given: Any) -> TrainConfig:
@@ -80,9 +81,28 @@ def numbers(found: Decision) -> tuple[int, int, int]:
         (OPEN | {"min_actors": 2}, {1: 90, 16: 90}, {1: 10}, 8, (2, 1, 1)),
         # a ratio_tolerance of 3 does not give more than 3 environments an env step
         (OPEN | {"envs": 1, "ratio_tolerance": 3}, {1: 0.1}, {1: 10}, 8, (3, 1, 1)),
+        # an actor of 10,000 needs a hundredth of a CPU per opt step
+        (ANY_THREADS, {1: 10_000}, {1: 100, 2: 160}, 2, (1, 1, 2)),
+        (ANY_THREADS, {1: 10_000}, {1: 100, 2: 114}, 2, (1, 1, 1)),  # 1.14 times is not clearly faster
+        # 0.01 s of opt step beside 0.0055 s of acting; with two threads (0.0055 + 2·0.00625)/2 = 0.009: 1.11 times
+        (ANY_THREADS, {1: 200}, {1: 100, 2: 160}, 2, (1, 1, 1)),
+        (ANY_THREADS, {1: 200}, {1: 100, 2: 160}, 4, (1, 1, 2)),  # with four CPUs no process shares one
+        (
+            ANY_THREADS,
+            {1: 10_000},
+            {1: 100, 2: 160, 4: 170},
+            4,
+            (1, 1, 2),
+        ),  # four are 1.06 times as fast as two
+        (ANY_THREADS, {1: 10_000}, {1: 100, 2: 110, 4: 240}, 4, (1, 1, 4)),
+        # the faster learner needs another actor: 176 env steps/s and 110
+        (ANY_THREADS | {"n_actors": None}, {1: 120}, {1: 100, 2: 160}, 8, (2, 1, 2)),
+        # without a ratio the actor is always busy: three threads on two CPUs get 2/3 of the time
+        (ANY_THREADS | {"opt_interval": None}, {1: 10_000}, {1: 100, 2: 170}, 2, (1, 1, 1)),
+        (ANY_THREADS | {"opt_interval": None}, {1: 10_000}, {1: 100, 2: 175}, 2, (1, 1, 2)),
     ],
 )
-def test_actors_and_environments(
+def test_what_is_chosen(
     given: dict[str, Any],
     acting: dict[int, float],
     learning: dict[int, float],
@@ -92,35 +112,6 @@ def test_actors_and_environments(
     given = dict(given)
     measured = Measured(acting, learning, compiling=given.pop("compiling", False))
     assert numbers(decide(config(**given), measured, cpus)) == expected
-
-
-@pytest.mark.parametrize(
-    ("given", "acting", "learning", "cpus", "expected"),
-    [
-        # an actor of 10,000 needs a hundredth of a CPU per opt step
-        ({}, {1: 10_000}, {1: 100, 2: 160}, 2, (1, 1, 2)),
-        ({}, {1: 10_000}, {1: 100, 2: 114}, 2, (1, 1, 1)),  # 1.14 times is not clearly faster
-        # 0.01 s of opt step beside 0.0055 s of acting; with two threads (0.0055 + 2·0.00625)/2 = 0.009: 1.11 times
-        ({}, {1: 200}, {1: 100, 2: 160}, 2, (1, 1, 1)),
-        ({}, {1: 200}, {1: 100, 2: 160}, 4, (1, 1, 2)),  # with four CPUs no process shares one
-        ({}, {1: 10_000}, {1: 100, 2: 160, 4: 170}, 4, (1, 1, 2)),  # four are 1.06 times as fast as two
-        ({}, {1: 10_000}, {1: 100, 2: 110, 4: 240}, 4, (1, 1, 4)),
-        # the faster learner needs another actor: 176 env steps/s and 110
-        ({"n_actors": None}, {1: 120}, {1: 100, 2: 160}, 8, (2, 1, 2)),
-        # without a ratio the actor is always busy: three threads on two CPUs get 2/3 of the time
-        ({"opt_interval": None}, {1: 10_000}, {1: 100, 2: 170}, 2, (1, 1, 1)),
-        ({"opt_interval": None}, {1: 10_000}, {1: 100, 2: 175}, 2, (1, 1, 2)),
-    ],
-)
-def test_threads(
-    given: dict[str, Any],
-    acting: dict[int, float],
-    learning: dict[int, float],
-    cpus: int,
-    expected: tuple[int, int, int],
-) -> None:
-    found = decide(config(**({"threads": None} | given)), Measured(acting, learning), cpus)
-    assert numbers(found) == expected
 
 
 def test_speeds_between_two_numbers_of_environments() -> None:
