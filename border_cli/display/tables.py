@@ -219,7 +219,8 @@ def print_bench(
         add_row(ceilings, what, format.rate(rate), unit)
     p, compared = found.predicted, () if run is None else ("records of the run", "whole run")
     predicted = make_table("together", "", "predicted", *compared)
-    for i, (what, rate) in enumerate((("env steps/s", p.env_steps), ("opt steps/s", p.opt_steps))):
+    opt_steps = f"{found.opt_steps_are} opt steps/s"
+    for i, (what, rate) in enumerate((("env steps/s", p.env_steps), (opt_steps, p.opt_steps))):
         others = [] if run is None else [format.rate(run.typical[i]), format.rate(run.whole[i])]
         add_row(predicted, what, format.rate(rate), *others)
     add_row(predicted, "slower side", _BOUND[p.bound_by], *("" for _ in compared))
