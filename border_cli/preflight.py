@@ -209,7 +209,7 @@ def _check_precision(precision: str, device: str) -> None:
     if not supported:
         raise UsageError(
             f"agent.precision={precision}: device={device} has no instructions for it on this machine\n"
-            "allowed here: agent.precision=float32"
+            "allowed here: agent.precision=float32 in a new run, which init_from=<run> starts from the weights of another"
         )
 
 
