@@ -141,7 +141,9 @@ def test_it_is_refused_where_the_device_has_no_instructions_for_it(
         with pytest.raises(UsageError, match=f"device={device} has no instructions") as raised:
             preflight._check_precision("bfloat16", device)
         # a run that is resumed keeps its precision
-        assert "allowed here: agent.precision=float32 in a new run, which init_from=<run>" in str(raised.value)
+        assert "allowed here: agent.precision=float32 in a new run, which init_from=<run>" in str(
+            raised.value
+        )
 
 
 def test_it_cannot_change_within_a_run() -> None:
