@@ -52,7 +52,7 @@ def train_async(
             line has them: `["agent=dqn", "env=cartpole", "n_actors=4"]`.
         run_dir: the run directory; it must not hold a run yet.
         recorder: gets every record beside the files, such as a `border_cli.BufferedRecorder`.
-        evaluator: evaluates models in place of the configured evaluator.
+        evaluator: evaluates models in place of the configured evaluator; the run stores `evaluator.type=inline`.
         step_processor: (spec, n_envs, config) -> StepProcessor, a function that can be imported by name.
         evaluation_env: the environment of evaluations, where it is not that of training.
         actor_agents: the agent's configuration of each actor, such as other exploration; all of the same class.
@@ -113,6 +113,8 @@ def _train(config: TrainConfig, run_dir: Path, user: UserParts) -> RunResult:
             "evaluator and evaluation_env: an evaluator of your own has its own environment\n"
             "allowed: one of them"
         )
+    if user.evaluator is not None:  # it is called in this thread, and there is no process for it
+        config = replace(config, evaluator=replace(config.evaluator, type="inline"))
     config, spec, decided = preflight(config, folder=run_dir)
     if (env := user.evaluation_env) is not None:
         if env.categories is None:  # those that its own first env steps show might be others

@@ -24,10 +24,11 @@ from border_cli.config.resources import Sizes
 from border_cli.config.schema import TrainConfig
 from border_cli.config.throughput import Decision, Plan
 from border_cli.core.errors import BorderError, ExitCode, Interrupted, ResourceError, UsageError
-from border_cli.core.spaces import EnvSpec
+from border_cli.core.spaces import EnvSpec, ObsSpec
 from border_cli.display.format import size
 from border_cli.display.views import is_live
 from border_cli.envs.group import Probed
+from border_cli.envs.spaces import part_name
 from border_cli.runs.directory import RUNS, folder_error
 from border_cli.runs.locate import weights_directory
 from border_cli.runtime import forkserver
@@ -74,7 +75,11 @@ def preflight(
     for key, path in import_paths(to_plain(config)).items():
         if not callable(import_path(path, key)):
             raise UsageError(f"{key}={path} is no class or function\nallowed: module:name")
-    probed = probe_env(config, stop)
+    probed, weights = probe_env(config, stop), None
+    if config.init_from is not None and not resuming:
+        whole = config.init_from_parts == "all"
+        weights = weights_directory(Path(config.init_from), whole_agent=whole)
+        probed = _with_spec_of(weights, config, probed)
     spec = probed.spec
     build.check_spec(config, spec)
     from border_cli.agents.nets import has_images, is_normalizable  # torch is imported by now
@@ -103,7 +108,7 @@ def preflight(
         categories=probed.categories,
         replay_fits=with_replay <= resources.free_disk(folder),
         screen=is_live(Console()),
-        init_from=config.init_from if config.init_from is None or resuming else _init_from(config, spec),
+        init_from=config.init_from if weights is None else _init_from(config, spec, weights),
         replay_on_gpu=_replay_on_gpu(config, sizes.replay),
     )
     resources.check_memory(resolved, sizes)
@@ -209,7 +214,7 @@ def _check_precision(precision: str, device: str) -> None:
     if not supported:
         raise UsageError(
             f"agent.precision={precision}: device={device} has no instructions for it on this machine\n"
-            "allowed here: agent.precision=float32"
+            "allowed here: agent.precision=float32 in a new run, which init_from=<run> starts from the weights of another"
         )
 
 
@@ -239,23 +244,39 @@ def _replay_on_gpu(config: TrainConfig, replay_bytes: int) -> bool:
     return replay_bytes <= free // 2
 
 
-def _init_from(config: TrainConfig, spec: EnvSpec) -> str:
+def _with_spec_of(weights: Path, config: TrainConfig, probed: Probed) -> Probed:
+    """The same with the saved categories, if `env.categories` is `auto`: the first env steps may show others.
+
+    Raises UsageError where the spaces of the weights are not those of the environment.
+    """
+    saved, spec = read_model(weights).description.spec, probed.spec
+    if config.env.categories is None and _without_categories(saved) == _without_categories(spec):
+        root = ("obs",) if probed.action_mask == "info" else ()
+        images = [leaf for leaf in saved.obs.leaves if leaf.kind == "box" and leaf.categories]
+        categories = {part_name(leaf.path, root): list(leaf.categories) for leaf in images}
+        return replace(probed, spec=replace(spec, obs=saved.obs), categories=categories)
+    if saved != spec:
+        problem = saved.difference(spec)
+        typed = config.env.categories is not None and "categories" in problem
+        hint = "\nallowed: env.categories=auto, which takes those of the weights" if typed else ""
+        raise UsageError(
+            f"init_from={config.init_from}: its spaces are not those of this environment: {problem}{hint}"
+        )
+    return probed
+
+
+def _without_categories(spec: EnvSpec) -> EnvSpec:
+    leaves = (replace(leaf, categories=()) if leaf.kind == "box" else leaf for leaf in spec.obs.leaves)
+    return replace(spec, obs=ObsSpec(tuple(leaves)))
+
+
+def _init_from(config: TrainConfig, spec: EnvSpec, path: Path) -> str:
     """The directory whose weights a new run takes; a name such as runs/latest may mean another one later.
 
     For a run it is the best model, with the other networks from the checkpoint of its opt step. Where that checkpoint is
     gone, best/ lacks the critics, and the newest checkpoint is taken instead.
     """
-    named = Path(str(config.init_from))
-    path = weights_directory(named, whole_agent=config.init_from_parts == "all")
-    saved = read_model(path).description.spec
-    if saved != spec:
-        problem = saved.difference(spec)
-        # `auto` knows those that the first env steps show, which may be fewer in an environment of the same kind.
-        hint = "\nallowed: env.categories as in its config.yaml" if "categories" in problem else ""
-        raise UsageError(
-            f"init_from={config.init_from}: its spaces are not those of this environment: {problem}{hint}"
-        )
-    agent = build.make_agent(config, spec)
+    named, agent = Path(str(config.init_from)), build.make_agent(config, spec)
     missing = build.init_weights(agent, replace(config, init_from=str(path)))
     if missing and path.name == BEST and named.resolve() != path.resolve():
         newest = newest_valid(path.parent / CHECKPOINTS)

@@ -111,27 +111,30 @@ def bench(config: TrainConfig, spec: EnvSpec, stop: StopFlag) -> Bench:
     interval = config.trainer.opt_interval or float(f"{predicted.env_steps / predicted.opt_steps:.2g}")
     open_config = throughput.open_numbers(config, interval)
     best = throughput.decide(open_config, measured, cpus).threads
-    compiled = learned.copy()
-    if getattr(config.agent, "compile", "false") != "false":
+    compiled, may_compile = dict[int, float](), getattr(config.agent, "compile", "false") != "false"
+    if may_compile:
         for n in sorted({t, best}):
             if (fast := learner.compiled_opt_steps(n, BENCH_S)) is not None:
                 ceilings[f"opt step, compiled, {counted(n, 'thread')}"] = fast, "opt steps"
                 compiled[n] = fast
     ceilings["publishing a model"] = 1 / publish_s, "models"
 
-    measured = replace(measured, learning=compiled)
+    learning = learned | compiled
+    measured = replace(measured, learning=learning)
     predicted = throughput.predict(config, measured.speeds(k, t), cpus)
-    found = throughput.decide(open_config, replace(measured, learning={best: compiled[best]}), cpus)
+    found = throughput.decide(open_config, replace(measured, learning={best: learning[best]}), cpus)
     recommended = [
         f"n_actors={found.n_actors}",
         f"actor_manager.envs_per_actor={found.envs_per_actor}",
         f"threads={found.threads}",
         f"trainer.opt_interval={interval:g}",
     ]
-    if compiled != learned:
-        pays = compiled[best] > learned[best]
+    if compiled:
+        pays = learning[best] > learned[best]
         recommended.insert(3, f"agent.compile={'true' if pays else 'false'}")
-    return Bench(ceilings, predicted, recommended)
+    captured = may_compile and config.device.startswith("cuda")
+    how = "compiled" if t in compiled else "captured" if captured else "eager"
+    return Bench(ceilings, predicted, how, recommended)
 
 
 # -- an actor, in a child process --------------------------------------------------

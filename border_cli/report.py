@@ -1,22 +1,24 @@
-"""Finished runs, read from their summary.json and metrics.jsonl alone, and statistics over episodes and over runs."""
+"""Finished runs, read from their summary.json, metrics.jsonl and provenance.json; statistics over episodes and runs."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from border_cli.config.convert import dotted
+from border_cli.config.convert import as_typed, dotted
+from border_cli.config.presets import NONE
+from border_cli.config.schema import GROUPS
 from border_cli.core.errors import UsageError
 from border_cli.core.metrics import mean_interval
 from border_cli.core.spaces import Array
 from border_cli.core.types import Evaluation
 from border_cli.recorders.jsonl import METRICS_FILE, read_jsonl
-from border_cli.runs.summary import SUMMARY_FILE, read_json
+from border_cli.runs.summary import SUMMARY_FILE, launch_words, read_json
 
 RESAMPLES = 10_000
 LEVEL = 0.95
@@ -26,6 +28,8 @@ INTERVAL = "95% interval of the mean, Student's t"
 """What `Statistics.interval` is, in words."""
 _SEED = 20210830
 _ROWS_AT_ONCE = 64
+_NAME_WIDTH = 100
+"""Columns after which the name of a group is cut."""
 _NOT_COMPARED = ("seed", "plan", "debug", "recorder", "checkpoint", "plugins", "resume", "preset")
 """Parts of a configuration in which runs of one group may differ."""
 
@@ -41,12 +45,16 @@ class Curve:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What is known of one run. config: by dotted keys; empty where summary.json has none."""
+    """What is known of one run.
+
+    config: by dotted keys; empty where summary.json has none · typed: the keys and groups that its commands named.
+    """
 
     path: Path
     config: Mapping[str, Any]
     summary: Mapping[str, Any]
     curve: Curve
+    typed: frozenset[str] = frozenset()
 
     @property
     def seed(self) -> int | None:
@@ -82,7 +90,7 @@ class RunRecord:
 
 @dataclass
 class Group:
-    """Runs that differ only in their seed. name: agent, environment, and the values that other groups do not share."""
+    """Runs that differ only in their seed. name: agent, environment, and typed values that other groups do not share."""
 
     name: str
     runs: list[RunRecord]
@@ -117,7 +125,10 @@ def read_run(path: Path, metric: str) -> RunRecord | None:
     if not points:
         return None
     env_steps, seconds, values = (np.array(column, np.float64) for column in zip(*points, strict=True))
-    return RunRecord(path, dotted(summary.get("config") or {}), summary, Curve(env_steps, seconds, values))
+    typed = frozenset(word.partition("=")[0].lstrip("+") for word in launch_words(path) if "=" in word)
+    return RunRecord(
+        path, dotted(summary.get("config") or {}), summary, Curve(env_steps, seconds, values), typed
+    )
 
 
 def grouped(runs: Sequence[RunRecord]) -> list[Group]:
@@ -129,17 +140,46 @@ def grouped(runs: Sequence[RunRecord]) -> list[Group]:
     for run in runs:
         settings = tuple(sorted((key, repr(value)) for key, value in run.compared.items()))
         groups.setdefault(settings or run.path, []).append(run)
+    members = list(groups.values())
     made, used = [], dict[str, int]()
-    for members in groups.values():
-        run = members[0]
-        others = [other[0].compared for other in groups.values() if other[0].title == run.title]
-        shared = set.intersection(*(set(map(repr, other.items())) for other in others))
-        differing = [key for key, value in run.compared.items() if repr((key, value)) not in shared]
-        differing.sort(key=lambda key: (len(key), key))
-        name = " ".join([run.title, *(f"{key}={run.compared[key]}" for key in differing)])
+    for name, runs_of in zip(_names(members), members, strict=True):
+        name = name if len(name) <= _NAME_WIDTH else f"{name[: _NAME_WIDTH - 1]}…"
         used[name] = used.get(name, 0) + 1
-        made.append(Group(name if used[name] == 1 else f"{name} ({used[name]})", members))
+        made.append(Group(name if used[name] == 1 else f"{name} ({used[name]})", runs_of))
     return made
+
+
+def _names(groups: Sequence[Sequence[RunRecord]]) -> list[str]:
+    """The title of each group, with its typed values that others of the same title do not have.
+
+    Values that were not typed are shown only where groups do not differ in those.
+    """
+    names = [members[0].title for members in groups]
+    for typed_only in (True, False):
+        parts = []
+        for name, members in zip(names, groups, strict=True):
+            others = [other for each, other in zip(names, groups, strict=True) if each == name]
+            parts.append(" ".join([name, *_differing(members, others, typed_only)]))
+        names = parts
+    return names
+
+
+def _differing(
+    group: Sequence[RunRecord], groups: Sequence[Sequence[RunRecord]], typed_only: bool
+) -> Iterator[str]:
+    """`key=value` as typed, short keys first, where the value is not that of all these groups."""
+    typed = frozenset[str]().union(*(run.typed for run in group))
+    others = [_settings(members[0]) for members in groups]
+    for key, value in sorted(_settings(group[0]).items(), key=lambda item: (len(item[0]), item[0])):
+        name = key.removesuffix(".type")  # buffer.type is typed as buffer
+        was_typed = name in typed or any(key.startswith(f"{t}.") for t in typed.difference(GROUPS))
+        if (was_typed or not typed_only) and any(repr(other.get(key)) != repr(value) for other in others):
+            yield f"{name}={as_typed(value)}"
+
+
+def _settings(run: RunRecord) -> dict[str, Any]:
+    """What may distinguish a run: the values that are compared, and its preset."""
+    return run.compared | {"preset": run.config.get("preset.name") or NONE}
 
 
 def metrics_of(paths: Sequence[Path]) -> list[str]:

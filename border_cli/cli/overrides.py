@@ -130,7 +130,7 @@ def parse_overrides(argv: Sequence[str]) -> list[Override]:
     """Read overrides. Raises UsageError for one that is not `key=value`, or whose value cannot be read."""
     found = []
     for arg in argv:
-        key, equals, _ = arg.partition("=")
+        key, equals, value = arg.partition("=")
         if not arg.startswith("~") and not (key and equals):
             match = nearest_key(arg, [*GROUPS, *all_keys()])
             raise UsageError(
@@ -139,8 +139,12 @@ def parse_overrides(argv: Sequence[str]) -> list[Override]:
         try:
             found += OverridesParser.create().parse_overrides([arg])
         except OverrideParseException as e:
+            uneven = any(value.count(left) != value.count(right) for left, right in ("[]", "{}"))
+            split = uneven or sum(other.startswith(f"{key}=") for other in argv) > 1
+            hint = f"\na shell splits words at spaces and braces; quote it: '{key}=…'" if split else ""
             raise UsageError(
-                f"{arg!r} cannot be read as key=value\nallowed: n_actors=8, hidden=[64,64], \"key='any text'\""
+                f"{arg!r} cannot be read as key=value\n"
+                f"allowed: n_actors=8, hidden=[64,64], \"key='any text'\"{hint}"
             ) from e
     return found
 

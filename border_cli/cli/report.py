@@ -28,8 +28,8 @@ border-report compares runs: a table with intervals over their seeds, and learni
   border-report [PATH …] [key=value …]
 
 PATH is a run, a sweep, or any folder that contains runs; without one, ./runs. Runs that differ only
-in their seed, or in settings that do not affect learning, are one group. Only metrics.jsonl and
-summary.json are read. report.md and its pictures are written to a folder.
+in their seed, or in settings that do not affect learning, are one group. Only metrics.jsonl,
+summary.json and provenance.json are read. report.md and its pictures are written to a folder.
 
 Settings
   out=FOLDER                where to write; by default report/ in the folder of all the runs

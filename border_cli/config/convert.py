@@ -284,7 +284,8 @@ def _value(key: str, hint: Any, info: OptionInfo, value: Any) -> Any:
 
 def _kind_name(hint: Any) -> str:
     if typing.get_origin(hint) is dict:
-        return f"keys with values, such as {{name: {1 if typing.get_args(hint)[1] is Any else [1, 2]}}}"
+        example = f"{{name: {1 if typing.get_args(hint)[1] is Any else [1, 2]}}}"
+        return f"keys with values, such as {example}, which a shell needs in quotes"
     if typing.get_origin(hint) is list:
         return f"a list in brackets, each {_kind_name(typing.get_args(hint)[0])}"
     if hint is WrapperConfig:
@@ -322,6 +323,8 @@ def _wrapper(value: Any) -> WrapperConfig:
     if not isinstance(value, str | Mapping):
         raise ValueError(_wrong_type(value))
     data = {"name": value} if isinstance(value, str) else value
+    if str(data.get("name")).startswith("kwargs:"):
+        raise ValueError(f"{_shortened(value)} is a part of a wrapper that a shell has split: quote it")
     wrapper: WrapperConfig = _section(WrapperConfig, data, "env.wrappers", {})
     if not wrapper.name:
         raise ValueError(f"{_shortened(value)} has no name")

@@ -123,6 +123,12 @@ def import_plugins(modules: Iterable[str]) -> None:
         import_path(module, "plugins")
 
 
+def nearest_path(path: str) -> str | None:
+    """The import path `module:name` that was probably meant by `module.name`; None without a dot or with a colon."""
+    module, dot, name = path.rpartition(".")
+    return f"{module}:{name}" if dot and ":" not in path else None
+
+
 def import_path(path: str, key: str = "") -> Any:
     """The module `module`, or the object `module:name` in it. key: where the path comes from, for messages.
 

@@ -111,11 +111,13 @@ class Bench:
     """What border-bench shows.
 
     ceilings: what each part can do alone, by its name: a rate [1/s] and what it counts · predicted: for the given
-    configuration · recommended: overrides that are predicted to train fastest, for the same ratio.
+    configuration · opt_steps_are: compiled, captured or eager in the prediction · recommended: overrides that are
+    predicted to train fastest, for the same ratio.
     """
 
     ceilings: Mapping[str, tuple[float, str]]
     predicted: Throughput
+    opt_steps_are: str
     recommended: Sequence[str]
 
 

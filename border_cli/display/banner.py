@@ -119,7 +119,7 @@ def _budget(config: TrainConfig) -> str:
 
 
 def _differences(config: TrainConfig, typed: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """`key=value` of all typed keys, and of the others that differ from the schema's defaults."""
+    """All typed keys with their values as typed, and `key=value` of the others that differ from the schema's defaults."""
     sections: dict[str, Any] = {name: type(getattr(config, name))() for name in GROUPS}
     defaults = _values(TrainConfig(**sections)) | {"buffer.type": BufferConfig().type}
     followed = _values(reopen(config))  # without what follows from other values
@@ -131,11 +131,12 @@ def _differences(config: TrainConfig, typed: Mapping[str, str]) -> tuple[list[st
     for key, value in _values(config).items():
         shown = not key.startswith(_NOT_SHOWN)
         name = key.removesuffix(".type")  # buffer.type is typed as buffer
-        text = f"{name}={as_typed(value)}"
-        if any(f"{t}.".startswith(f"{key}.") for t in typed) or (shown and name in typed):
-            by_hand.append(text)  # typed: env.kwargs or env.kwargs.gravity
+        # env.kwargs is typed as env.kwargs or env.kwargs.gravity
+        names = [t for t in typed if f"{t}.".startswith(f"{key}.") or (shown and t == name)]
+        if names:
+            by_hand += [f"{t}={typed[t]}" for t in names]
         elif shown and followed[key] != defaults[key]:
-            by_file.append(text)
+            by_file.append(f"{name}={as_typed(value)}")
     return by_hand, by_file
 
 

@@ -69,14 +69,24 @@ def print_tables(console: Console, tables: Sequence[Table]) -> None:
 
 
 def table_text(rows: Sequence[Sequence[str]], head: Sequence[str] = ()) -> str:
-    """A table as text for stdout, without colours; its first column stands to the left, figures to the right."""
+    """A table as text for stdout, without colours; its first column stands to the left, figures to the right.
+
+    Where the terminal is too narrow, no word is broken that is at most a quarter as wide.
+    """
     console = Console()
+    width = console.width if console.is_terminal else _PLAIN_WIDTH
     table = Table(show_header=bool(head), box=_box(console))
-    for i in range(len(rows[0])):
+    for i, cells in enumerate(zip(*rows, strict=True)):
+        longest = max(len(word) for cell in cells for word in cell.split())
         table.add_column(head[i] if head else "", justify="right" if i else "left", overflow="fold")
+        table.columns[i].no_wrap = longest <= width // 4 and not any(" " in cell for cell in cells)
     for row in rows:
         table.add_row(*map(Text, row))
-    width = console.width if console.is_terminal else _PLAIN_WIDTH
+    excess = Console(width=_PLAIN_WIDTH).measure(table).maximum - width
+    if excess > 0:
+        labels = [row[0] for row in rows]
+        longest = max(len(word) for label in labels for word in label.split())
+        table.columns[0].width = max(max(map(len, labels)) - excess, min(longest, width // 4))
     text = StringIO()
     Console(file=text, width=width, color_system=None).print(table)
     return text.getvalue()
@@ -209,7 +219,8 @@ def print_bench(
         add_row(ceilings, what, format.rate(rate), unit)
     p, compared = found.predicted, () if run is None else ("records of the run", "whole run")
     predicted = make_table("together", "", "predicted", *compared)
-    for i, (what, rate) in enumerate((("env steps/s", p.env_steps), ("opt steps/s", p.opt_steps))):
+    opt_steps = f"{found.opt_steps_are} opt steps/s"
+    for i, (what, rate) in enumerate((("env steps/s", p.env_steps), (opt_steps, p.opt_steps))):
         others = [] if run is None else [format.rate(run.typical[i]), format.rate(run.whole[i])]
         add_row(predicted, what, format.rate(rate), *others)
     add_row(predicted, "slower side", _BOUND[p.bound_by], *("" for _ in compared))

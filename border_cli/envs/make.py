@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 
 from border_cli.config.convert import as_typed, nearest, nearest_line
-from border_cli.config.registry import ENVS, import_path
+from border_cli.config.registry import ENVS, import_path, nearest_path
 from border_cli.config.schema import EnvConfig, WrapperConfig
 from border_cli.core.errors import BorderError, UsageError, first_line
 from border_cli.core.spaces import ACTION_MASK
@@ -221,7 +221,7 @@ def _wrapped(env: gymnasium.Env[Any, Any], wrapper: WrapperConfig) -> gymnasium.
     else:
         make = GYMNASIUM_WRAPPERS.get(name)
         if make is None:
-            match = nearest_line(nearest(name, GYMNASIUM_WRAPPERS))
+            match = nearest_line(nearest_path(name) or nearest(name, GYMNASIUM_WRAPPERS))
             raise UsageError(
                 f"env.wrappers: gymnasium has no wrapper {name!r}\n"
                 f"allowed: {', '.join(GYMNASIUM_WRAPPERS)}; others as module:name{match}"
@@ -312,11 +312,13 @@ def _log_mujoco_warnings() -> None:
 
 
 def _from_entry_point(config: EnvConfig, kwargs: dict[str, Any]) -> gymnasium.Env[Any, Any]:
-    module, _, name = str(config.entry_point).partition(":")
+    path = str(config.entry_point)
+    module, _, name = path.partition(":")
     maker = getattr(import_path(module, "env.entry_point"), name, None) if name else None
     if maker is None:
         raise UsageError(
-            f"env.entry_point: {config.entry_point!r} has no such class or function\nform: module:name"
+            f"env.entry_point: {path!r} has no such class or function\n"
+            f"form: module:name{nearest_line(nearest_path(path))}"
         )
     return _checked(maker(**kwargs), f"env.entry_point: {config.entry_point!r}")
 

@@ -95,6 +95,15 @@ def read_run_id(run_dir: Path) -> str | None:
     return run_id if isinstance(run_id, str) else None
 
 
+def launch_words(run_dir: Path) -> list[str]:
+    """The words of all commands that launched a run; empty where they cannot be read."""
+    try:
+        launches = read_json(run_dir / PROVENANCE_FILE)["launches"]
+        return [word for launch in launches for word in shlex.split(launch["command"])]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return []
+
+
 def versions() -> dict[str, str]:
     """Versions of Python, border-cli and the packages that matter."""
     own = {"python": platform.python_version(), "border_cli": border_cli.__version__}

@@ -40,7 +40,7 @@ def test_every_part_is_measured_and_the_recommendation_can_be_typed(
     rows = cells(text)
     assert all(float(rows[part].replace(",", "")) > 0 for part in (*ALONE, "one actor, 3 environments"))
     assert "opt step, compiled, 1 thread" not in rows
-    rates = [float(rows[f"{side} steps/s"].replace(",", "")) for side in ("env", "opt")]
+    rates = [float(rows[f"{side} steps/s"].replace(",", "")) for side in ("env", "eager opt")]
     assert rates[0] == pytest.approx(rates[1], rel=0.01)  # opt_interval=1
     bound, recommended = text.splitlines()[-2:]
     assert bound.startswith(("bound    learner-bound: ", "bound    actor-bound: ", "bound    balanced: "))
@@ -74,7 +74,7 @@ def test_a_run_is_shown_beside_the_prediction(
     }
     assert table[""] == ["predicted", "records of the run", "whole run"]
     assert table["env steps/s"][1:] == ["-", "111"]
-    assert table["opt steps/s"][1:] == ["4.00", "222"]  # the median of the records after the warm-up
+    assert table["eager opt steps/s"][1:] == ["4.00", "222"]  # the median of the records after the warm-up
     changed = {"summary.json", "metrics.jsonl"}
     assert {name for name, data in run.files(".").items() if before[name] != data} == changed
     assert len(run.files(".")) == len(before)

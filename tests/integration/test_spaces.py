@@ -253,3 +253,10 @@ def test_actors_act_with_the_given_weights_before_the_first_opt_step(first: Run)
         run = train(f"init_from={first.path}", *args)
         returns.append((run.records[0]["env_steps"], run.records[0]["train/episode_return"]))
     assert returns[0] == returns[1]
+
+
+def test_weights_of_another_level_bring_their_categories(workplace: Path) -> None:
+    grid = ("env=gym", "env.entry_point=tests.envs:Grid", "env.kwargs.parts=[image]", SYNC, *ONE_OPT_STEP)
+    first = train(*grid)
+    second = train(*grid, "env.kwargs.brightest=12", f"init_from={first.path}")
+    assert first.config.env.categories == second.config.env.categories == {"image": [10, 6, 1]}

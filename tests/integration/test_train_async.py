@@ -12,6 +12,7 @@ import border_cli
 from border_cli import build
 from border_cli.actors.spec import ActorId
 from border_cli.agents.dqn.config import C51Config, DqnConfig
+from border_cli.config import resources
 from border_cli.config.schema import (
     ActorManagerConfig,
     EnvConfig,
@@ -102,6 +103,14 @@ class FixedEvaluator:
 
     def close(self) -> None:
         self.closed = True
+
+
+def test_a_run_with_a_custom_evaluator_records_no_process_for_it(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resources, "cpus", lambda: 2)  # `auto` would mean a process
+    border_cli.train_async(small(), workplace / "run", evaluator=FixedEvaluator())
+    assert Run(workplace / "run").config.evaluator.type == "inline"
 
 
 def one_step(spec: EnvSpec, n_envs: int, config: TrainConfig) -> NStepProcessor:

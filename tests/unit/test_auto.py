@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,6 +33,7 @@ from border_cli.core.errors import UsageError
 OPT_S = 0.01 + LOOP_S
 FIXED = {"n_actors": 1, "envs": 1, "threads": 1}
 OPEN: dict[str, Any] = dict.fromkeys(FIXED)
+ANY_THREADS: dict[str, Any] = {"threads": None}
 
 
 def config(**given: Any) -> TrainConfig:
@@ -80,9 +82,23 @@ def numbers(found: Decision) -> tuple[int, int, int]:
         (OPEN | {"min_actors": 2}, {1: 90, 16: 90}, {1: 10}, 8, (2, 1, 1)),
         # a ratio_tolerance of 3 does not give more than 3 environments an env step
         (OPEN | {"envs": 1, "ratio_tolerance": 3}, {1: 0.1}, {1: 10}, 8, (3, 1, 1)),
+        # an actor of 10,000 needs a hundredth of a CPU per opt step
+        (ANY_THREADS, {1: 10_000}, {1: 100, 2: 160}, 2, (1, 1, 2)),
+        (ANY_THREADS, {1: 10_000}, {1: 100, 2: 114}, 2, (1, 1, 1)),  # 1.14 times is not clearly faster
+        # 0.01 s of opt step beside 0.0055 s of acting; with two threads (0.0055 + 2·0.00625)/2 = 0.009: 1.11 times
+        (ANY_THREADS, {1: 200}, {1: 100, 2: 160}, 2, (1, 1, 1)),
+        (ANY_THREADS, {1: 200}, {1: 100, 2: 160}, 4, (1, 1, 2)),  # with four CPUs no process shares one
+        # four are 1.06 times as fast as two
+        (ANY_THREADS, {1: 10_000}, {1: 100, 2: 160, 4: 170}, 4, (1, 1, 2)),
+        (ANY_THREADS, {1: 10_000}, {1: 100, 2: 110, 4: 240}, 4, (1, 1, 4)),
+        # the faster learner needs another actor: 176 env steps/s and 110
+        (ANY_THREADS | {"n_actors": None}, {1: 120}, {1: 100, 2: 160}, 8, (2, 1, 2)),
+        # without a ratio the actor is always busy: three threads on two CPUs get 2/3 of the time
+        (ANY_THREADS | {"opt_interval": None}, {1: 10_000}, {1: 100, 2: 170}, 2, (1, 1, 1)),
+        (ANY_THREADS | {"opt_interval": None}, {1: 10_000}, {1: 100, 2: 175}, 2, (1, 1, 2)),
     ],
 )
-def test_actors_and_environments(
+def test_what_is_chosen(
     given: dict[str, Any],
     acting: dict[int, float],
     learning: dict[int, float],
@@ -92,35 +108,6 @@ def test_actors_and_environments(
     given = dict(given)
     measured = Measured(acting, learning, compiling=given.pop("compiling", False))
     assert numbers(decide(config(**given), measured, cpus)) == expected
-
-
-@pytest.mark.parametrize(
-    ("given", "acting", "learning", "cpus", "expected"),
-    [
-        # an actor of 10,000 needs a hundredth of a CPU per opt step
-        ({}, {1: 10_000}, {1: 100, 2: 160}, 2, (1, 1, 2)),
-        ({}, {1: 10_000}, {1: 100, 2: 114}, 2, (1, 1, 1)),  # 1.14 times is not clearly faster
-        # 0.01 s of opt step beside 0.0055 s of acting; with two threads (0.0055 + 2·0.00625)/2 = 0.009: 1.11 times
-        ({}, {1: 200}, {1: 100, 2: 160}, 2, (1, 1, 1)),
-        ({}, {1: 200}, {1: 100, 2: 160}, 4, (1, 1, 2)),  # with four CPUs no process shares one
-        ({}, {1: 10_000}, {1: 100, 2: 160, 4: 170}, 4, (1, 1, 2)),  # four are 1.06 times as fast as two
-        ({}, {1: 10_000}, {1: 100, 2: 110, 4: 240}, 4, (1, 1, 4)),
-        # the faster learner needs another actor: 176 env steps/s and 110
-        ({"n_actors": None}, {1: 120}, {1: 100, 2: 160}, 8, (2, 1, 2)),
-        # without a ratio the actor is always busy: three threads on two CPUs get 2/3 of the time
-        ({"opt_interval": None}, {1: 10_000}, {1: 100, 2: 170}, 2, (1, 1, 1)),
-        ({"opt_interval": None}, {1: 10_000}, {1: 100, 2: 175}, 2, (1, 1, 2)),
-    ],
-)
-def test_threads(
-    given: dict[str, Any],
-    acting: dict[int, float],
-    learning: dict[int, float],
-    cpus: int,
-    expected: tuple[int, int, int],
-) -> None:
-    found = decide(config(**({"threads": None} | given)), Measured(acting, learning), cpus)
-    assert numbers(found) == expected
 
 
 def test_speeds_between_two_numbers_of_environments() -> None:
@@ -255,22 +242,53 @@ def test_numbers_that_were_decided_do_not_limit_what_is_recommended(given: dict[
     assert numbers(decide(open_numbers(config(**given), 1.0), measured, 10)) == (9, 16, 1)
 
 
+class FakeLearner:
+    """10 opt steps/s, and 30 compiled ones with one thread; nothing is in the cache."""
+
+    def __init__(self, config: TrainConfig, *_: Any) -> None:
+        on_cpu = config.device == "cpu"
+        self.publish_s = self.batches = lambda seconds: 1.0
+        self.insert_s = lambda seconds: (1.0, 1.0)
+        self.opt_steps = lambda counts, seconds: dict.fromkeys(counts, 10.0)
+        self.compiled_opt_steps = lambda n, seconds, only_cached=False: (
+            30.0 if on_cpu and n == 1 and not only_cached else None
+        )
+
+
+@pytest.fixture
+def fake_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes, "Learner", FakeLearner)
+    monkeypatch.setattr(probes, "acting", lambda _, envs, *rest: dict.fromkeys(envs, 10.0))
+    monkeypatch.setattr(probes, "stepping", lambda *_: 10.0)
+    monkeypatch.setattr(probes.resources, "cpus", lambda: 1)
+
+
 @pytest.mark.parametrize(("device", "compiling"), [("cpu", True), ("cuda", False)])
 def test_captured_opt_steps_are_not_counted_as_faster_than_measured(
-    monkeypatch: pytest.MonkeyPatch, device: str, compiling: bool
+    fake_parts: None, device: str, compiling: bool
 ) -> None:
-    class Learner:
-        def __init__(self, *_: Any) -> None:
-            self.publish_s = lambda seconds: 0.0
-            self.insert_s = lambda seconds: (0.0, 0.0)
-            self.opt_steps = lambda counts, seconds: dict.fromkeys(counts, 10.0)
-            self.compiled_opt_steps = lambda *_, only_cached: None
-
-    monkeypatch.setattr(probes, "Learner", Learner)
-    monkeypatch.setattr(probes, "acting", lambda *_: {1: 10.0})
     given: Any = replace(config(), device=device, agent=DqnConfig(compile="true"))
     stop: Any = None
     assert probes.measure(given, stop, [1], [1], 0.0, stop).compiling is compiling
+
+
+@pytest.mark.parametrize(
+    ("device", "how", "threads", "expected"),
+    [
+        ("cpu", "cached", 1, "compiled"),
+        ("cpu", "cached", 2, "eager"),  # the fake has no compiled opt step for two threads
+        ("cpu", "false", 1, "eager"),
+        ("cuda", "true", 1, "captured"),
+        ("cuda", "false", 1, "eager"),
+    ],
+)
+def test_a_prediction_says_of_which_opt_steps_it_is(
+    fake_parts: None, device: str, how: str, threads: int, expected: str
+) -> None:
+    given: Any = replace(config(threads=threads), device=device, agent=DqnConfig(compile=how))
+    spec: Any = SimpleNamespace(mask=None)
+    stop: Any = None
+    assert probes.bench(given, spec, stop).opt_steps_are == expected
 
 
 def test_games_are_measured_as_a_run_with_their_number_steps_them(monkeypatch: pytest.MonkeyPatch) -> None:

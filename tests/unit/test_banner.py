@@ -54,13 +54,18 @@ def test_typed_values_are_shown_once_even_if_they_are_defaults() -> None:
     assert differences(config()) == (None, None)
     c = config(agent=DqnConfig(lr=1e-3, double=False))
     typed = {"agent.lr": "1e-3", "agent.double": "false"}
-    assert differences(c, typed) == ("agent.lr=0.001  agent.double=false", None)
+    assert differences(c, typed) == ("agent.lr=1e-3  agent.double=false", None)
     c = config(plugins=["a", "b"])
     c.env.kwargs = {"sutton_barto_reward": True}
     c.trainer.eval_interval = None
     assert differences(c, {"env.kwargs.sutton_barto_reward": "true"}) == (
-        "env.kwargs={sutton_barto_reward:true}",
+        "env.kwargs.sutton_barto_reward=true",
         "trainer.eval_interval=null  plugins=[a,b]",
+    )
+    typed = {"n_actors": "auto", "actor_manager.envs_per_actor": "auto", "evaluator": "auto"}
+    assert differences(config(n_actors=4), typed) == (
+        "actor_manager.envs_per_actor=auto  evaluator=auto  n_actors=auto",
+        None,
     )
     assert differences(config(seed=3), {"seeded.by": "me"}) == (None, "seed=3")
     c = config(buffer=PrioritizedConfig())

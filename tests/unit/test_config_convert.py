@@ -64,6 +64,13 @@ def test_numbers_in_other_notations_are_converted(key, value, expected):
         ("agent", "hidden", [256, 0], ["0 is out of range", "a list in brackets"]),
         ("agent", "hidden", [256, "a"], ["'a' is of the wrong type"]),
         ("env", "kwargs", [1], ["not keys with values"]),
+        (
+            "env",
+            "kwargs",
+            "b:2",
+            ["not keys with values", "such as {name: 1}, which a shell needs in quotes"],
+        ),
+        ("env", "wrappers", ["kwargs:b:2"], ["a part of a wrapper that a shell has split: quote it"]),
         ("env", "imports", "mine", ["not a list"]),
         ("env", "id", 5, ["5 is of the wrong type", "text"]),
         ("trainer", "eval_interval", 0, ["0 is out of range", "or null", "opt steps"]),

@@ -39,6 +39,22 @@ def test_overrides_are_passed_to_hydra(override, expected):
     assert for_hydra(override) == [expected]
 
 
+@pytest.mark.parametrize(
+    ("argv", "hint"),
+    [
+        (["agent.foo=a:[1", "agent.foo=2]"], "; quote it: 'agent.foo=…'"),  # agent.foo={a:[1,2]}
+        (["env.wrappers=[name:X]", "env.wrappers=[kwargs:{a:1}]"], "; quote it: 'env.wrappers=…'"),
+        (["agent.hidden=[64,", "64]"], "; quote it: 'agent.hidden=…'"),
+        (["env.id=a b(", "seed=1"], ""),
+    ],
+)
+def test_a_word_that_a_shell_has_split_is_to_be_quoted(argv, hint):
+    with pytest.raises(UsageError, match="cannot be read as key=value") as refusal:
+        overrides.parse_overrides(argv)
+    last = str(refusal.value).splitlines()[-1]
+    assert last.endswith(hint) if hint else "quote" not in last
+
+
 def test_every_choice_of_a_sweep_is_checked():
     with pytest.raises(UsageError, match="there is no 'iqm'"):
         for_hydra("agent=dqn,iqm")

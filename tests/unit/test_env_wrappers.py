@@ -17,7 +17,8 @@ from border_cli.config.resolve import steps_natively
 from border_cli.config.schema import EnvConfig, TrainConfig, WrapperConfig
 from border_cli.config.validate import check_effect, validate
 from border_cli.core.errors import UsageError
-from border_cli.envs.group import GymEnv, try_env
+from border_cli.core.spaces import EnvSpec
+from border_cli.envs.group import GymEnv, Probed, try_env
 from border_cli.envs.make import SelectedParts, make_gym
 from tests.envs import SPACES
 
@@ -94,6 +95,7 @@ def test_spaces_are_those_of_the_wrapped_environment() -> None:
     [
         ("TimeAwareObservations", "has no wrapper 'TimeAwareObservations'\nallowed: AddRenderObservation, "),
         ("TimeAwareObservations", "others as module:name\nnearest: TimeAwareObservation"),
+        ("tests.envs.Add", "others as module:name\nnearest: tests.envs:Add"),
         ("JaxToNumpy", "gymnasium has no wrapper 'JaxToNumpy'"),
         ("TimeAwareObservation", "TimeAwareObservation cannot be made: ValueError: The environment must be"),
         ("tests.envs:Add", "tests.envs:Add cannot be made: TypeError: "),
@@ -105,6 +107,11 @@ def test_spaces_are_those_of_the_wrapped_environment() -> None:
 )
 def test_a_wrapper_that_is_misspelt_or_raises_is_named(wrapper: str, message: str) -> None:
     assert message in refused(env_config(entry_point=COUNTING, wrappers=[wrapper]))
+
+
+def test_a_path_with_a_dot_for_its_colon_is_recognised() -> None:
+    dotted = COUNTING.replace(":", ".")
+    assert f"form: module:name\nnearest: {COUNTING}" in refused(env_config(entry_point=dotted))
 
 
 def test_wrappers_switch_the_native_games_off() -> None:
@@ -325,18 +332,41 @@ def test_another_form_of_categories_is_refused(given: Any) -> None:
         env_config(categories=given)
 
 
-def test_other_categories_than_those_of_the_weights_can_be_typed(monkeypatch: pytest.MonkeyPatch) -> None:
-    saved, here = (try_env(replace(GRID, categories={"image": [n, 6, 1]})).spec for n in (11, 10))
-    model: Any = SimpleNamespace(description=SimpleNamespace(spec=saved))
-    monkeypatch.setattr(preflight, "weights_directory", lambda *_, **__: Path("best"))
+def probed_for_weights(
+    monkeypatch: pytest.MonkeyPatch, saved: EnvConfig, here: EnvConfig
+) -> tuple[EnvSpec, Probed]:
+    """The spaces of saved weights, and what is known of another environment for a run that starts from them."""
+    spec = try_env(saved).spec
+    model: Any = SimpleNamespace(description=SimpleNamespace(spec=spec))
     monkeypatch.setattr(preflight, "read_model", lambda path: model)
+    config = TrainConfig(env=here, init_from="runs/latest")
+    return spec, preflight._with_spec_of(Path("best"), config, try_env(here))
+
+
+@pytest.mark.parametrize("grid", ["tests.envs:Grid", "tests.envs:MaskedGrid"])
+@pytest.mark.parametrize("typed", [{"image": [12, 7, 1]}, {}])
+def test_the_categories_of_the_weights_are_taken_over(
+    monkeypatch: pytest.MonkeyPatch, grid: str, typed: dict[str, list[int]]
+) -> None:
+    here = EnvConfig(entry_point=grid)
+    assert try_env(here).categories == {"image": [10, 6, 1]}
+    spec, found = probed_for_weights(monkeypatch, replace(here, categories=typed), here)
+    assert (found.spec, found.categories) == (spec, typed)
+    assert try_env(replace(here, categories=found.categories)).spec == spec
+    assert found.left_out == ["mission (Text)"]
+
+
+def test_other_spaces_than_those_of_the_weights_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    saved, here = (replace(GRID, categories={"image": [n, 6, 1]}) for n in (11, 10))
     with pytest.raises(UsageError) as caught:
-        preflight._init_from(TrainConfig(init_from="runs/latest"), here)
+        probed_for_weights(monkeypatch, saved, here)
     assert str(caught.value).splitlines() == [
         "init_from=runs/latest: its spaces are not those of this environment: observation obs.image has categories "
         "(11, 6, 1), here (10, 6, 1)",
-        "allowed: env.categories as in its config.yaml",
+        "allowed: env.categories=auto, which takes those of the weights",
     ]
+    with pytest.raises(UsageError, match=r"observation obs\.cell is missing here$"):
+        probed_for_weights(monkeypatch, GRID, replace(GRID, obs_keys=["image"]))
 
 
 def test_auto_leaves_categories_open() -> None:

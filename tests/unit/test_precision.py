@@ -140,7 +140,10 @@ def test_it_is_refused_where_the_device_has_no_instructions_for_it(
             continue
         with pytest.raises(UsageError, match=f"device={device} has no instructions") as raised:
             preflight._check_precision("bfloat16", device)
-        assert "allowed here: agent.precision=float32" in str(raised.value)
+        # a run that is resumed keeps its precision
+        assert "allowed here: agent.precision=float32 in a new run, which init_from=<run>" in str(
+            raised.value
+        )
 
 
 def test_it_cannot_change_within_a_run() -> None:

@@ -27,6 +27,7 @@ from border_cli.report import (
     read_run,
     summarise,
 )
+from border_cli.runs.summary import record_launch
 
 
 @pytest.mark.parametrize(
@@ -94,7 +95,7 @@ def write_run(
 ) -> None:
     """Write a run. points: env steps, seconds and score of each evaluation. changes: lr, seed and other values."""
     config = TrainConfig(
-        agent=DqnConfig(lr=changes.get("lr", 1e-3)),
+        agent=DqnConfig(lr=changes.get("lr", 1e-3), **changes.get("agent", {})),
         env=EnvConfig(id=changes.get("env", "CartPole-v1")),
         preset=PresetConfig(
             "p", expect_return=changes.get("expected"), expect_env_steps=changes.get("after")
@@ -112,6 +113,8 @@ def write_run(
         "config": to_plain(config),
     }
     (folder / "summary.json").write_text(json.dumps(summary))
+    if "command" in changes:
+        record_launch(folder, changes["command"].split(), config.seed)
     lines = [
         json.dumps({"opt_steps": n, "env_steps": n, "time": t, "eval/return_mean": value})
         for n, t, value in points
@@ -140,6 +143,37 @@ def test_runs_are_grouped_by_everything_but_the_seed_and_named_by_their_differen
         ("dqn on CartPole-v1 agent.lr=0.0005", "CartPole-v1", 1),
         ("dqn on Acrobot-v1", "Acrobot-v1", 1),
     ]
+
+
+def test_a_group_is_named_by_what_was_typed_and_by_other_values_only_where_that_is_the_same(
+    tmp_path: Path,
+) -> None:
+    for i, (command, agent) in enumerate(
+        [
+            (
+                "-m env=cartpole agent.lr=5e-4,1e-3 agent.reward_clip=null",
+                {"reward_clip": None, "loss": "mse"},
+            ),
+            ("env=cartpole +agent.double=false agent.lr=5e-4", {"double": False}),
+            ("", {"lr_schedule": "linear"}),
+            ("", {"lr_schedule": "cosine"}),
+        ]
+    ):
+        write_run(tmp_path / f"{i}", [(10, 1.0, 0.0)], agent={"reward_clip": 1.0} | agent, command=command)
+    assert [group.name for group in groups_in(tmp_path)] == [
+        "dqn on CartPole-v1 agent.reward_clip=null",
+        "dqn on CartPole-v1 agent.double=false",
+        "dqn on CartPole-v1 agent.lr_schedule=linear",
+        "dqn on CartPole-v1 agent.lr_schedule=cosine",
+    ]
+
+
+def test_a_long_name_is_cut(tmp_path: Path) -> None:
+    for i in (1, 2):
+        write_run(tmp_path / f"{i}", [(10, 1.0, 0.0)], agent={"hidden": [64] * 40 + [i]})
+    first, second = (group.name for group in groups_in(tmp_path))
+    assert first == f"dqn on CartPole-v1 agent.hidden=[{'64,' * 22}…" and len(first) == 100
+    assert second == f"{first} (2)"
 
 
 def test_a_run_without_a_configuration_is_its_own_group(tmp_path: Path) -> None:

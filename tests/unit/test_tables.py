@@ -130,3 +130,13 @@ def test_a_table_for_stdout_has_no_colour_codes_in_a_terminal(monkeypatch: pytes
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
     assert "\x1b" not in table_text([["cartpole", "3"]], ["runs of", "runs"])
+
+
+def test_a_narrow_terminal_breaks_no_word_of_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Console, "is_terminal", True)
+    monkeypatch.setenv("COLUMNS", "80")
+    label = "dqn on CartPole-v1 agent.lr=0.0003 buffer=prioritized"
+    score = "15.5 (9.25 to 20.0)"
+    text = table_text([[label, "1", "1,000,000", score, score, "7.62", "475: met"]])
+    assert all(word in text for word in (*label.split(), "1,000,000"))
+    assert max(map(len, text.splitlines())) <= 80
