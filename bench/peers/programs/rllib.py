@@ -114,7 +114,9 @@ def main() -> None:
     while env_steps < task.max_env_steps:
         result = algorithm.train()
         env_steps = int(result["num_env_steps_sampled_lifetime"])
-        print(env_steps, result.get("learners"))
+        if "learners" in result:
+            rows = result["learners"]["__all_modules__"]["num_module_steps_trained_lifetime"]
+            opt_steps = int(rows) // algorithm.config.total_train_batch_size
         evaluator.after_training(opt_steps, env_steps)
     algorithm.stop()
     evaluator.end(opt_steps)
