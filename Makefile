@@ -63,7 +63,7 @@ learning: install
 bench: install
 	$(BIN)/python -m bench.speed $(ARGS)
 
-# peers: the same tasks with border-train and with other tools, in turn, about an hour; writes docs/performance.md
+# peers: the same tasks with border-train and with other tools, in turn, up to two hours; writes docs/performance.md
 peers: install
 	$(BIN)/python -m bench.peers $(ARGS)
 

@@ -31,24 +31,26 @@ from border_cli.recorders.jsonl import METRICS_FILE
 PROGRAMS = Path(__file__).parent / "programs"
 ENVIRONMENTS = Path(".peers")
 PAGE = Path("docs/performance.md")
-COMMON = ("torch==2.13.0", "gymnasium[classic-control,box2d,mujoco]==1.4.0")
 EPISODES = 20
 POLL_S = 0.02
 
 
 @dataclass(frozen=True)
 class Peer:
-    """Another tool: its pinned packages, and its program under programs/."""
+    """Another tool: its pinned packages, its program under programs/, and its gymnasium."""
 
     name: str
     packages: Sequence[str]
     program: str
+    gymnasium: str = "gymnasium[classic-control,box2d,mujoco]==1.4.0"
 
 
 PEERS = (
     Peer("stable-baselines3", ("stable-baselines3==2.9.2",), "sb3.py"),
     Peer("PFRL", ("pfrl==0.4.0", "packaging>=24"), "pfrl_dqn.py"),
     Peer("Tianshou", ("tianshou==2.0.1",), "tianshou_dqn.py"),
+    Peer("RLlib", ("ray[rllib]==2.60.0",), "rllib.py", gymnasium="gymnasium[classic-control,mujoco]==1.2.2"),
+    Peer("sheeprl", ("sheeprl==0.8.4",), "sheeprl_sac.py"),
 )
 OURS = "border-train"
 FIRST = "border-train, nothing compiled yet"
@@ -71,7 +73,8 @@ class Task:
     eval_interval: int = 500
 
 
-DQN_PEERS = tuple(peer.name for peer in PEERS)
+DQN_PEERS = ("stable-baselines3", "PFRL", "Tianshou", "RLlib")
+SAC_PEERS = ("stable-baselines3", "RLlib", "sheeprl")
 ZOO_CARTPOLE = (
     "agent=dqn",
     "env=cartpole",
@@ -115,7 +118,7 @@ TASKS = (
         (256, 256),
         12_000,
         ("agent=sac", "env=halfcheetah", "trainer.max_env_steps=14000", "trainer.eval_interval=null"),
-        DQN_PEERS[:1],
+        SAC_PEERS,
     ),
 )
 
@@ -134,7 +137,7 @@ def main() -> None:
         prog="python -m bench.peers", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("--tasks", nargs="+", choices=[task.name for task in TASKS], metavar="TASK")
-    parser.add_argument("--peers", nargs="*", choices=DQN_PEERS, metavar="PEER")
+    parser.add_argument("--peers", nargs="*", choices=[peer.name for peer in PEERS], metavar="PEER")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--print-only", action="store_true")
     args = parser.parse_args()
@@ -289,7 +292,7 @@ def _python(peer: Peer) -> Path:
 def _install(peer: Peer) -> None:
     """Make the peer's environment unless it is there and complete."""
     folder = ENVIRONMENTS / peer.name
-    packages = [*COMMON, *peer.packages]
+    packages = ["torch==2.13.0", peer.gymnasium, *peer.packages]
     stamp = folder / "packages.json"
     if stamp.exists() and json.loads(stamp.read_text()) == packages:
         return
