@@ -109,6 +109,16 @@ TASKS = (
         2_500,
     ),
     Task(
+        "HalfCheetah to 5,000, border-train in bfloat16",
+        "HalfCheetah-v5",
+        (256, 256),
+        300_000,
+        ("agent=sac", "env=halfcheetah", "preset=sac_halfcheetah_fast", "agent.precision=bfloat16"),
+        SAC_PEERS[:1],
+        5_000.0,
+        2_500,
+    ),
+    Task(
         "DQN 256-256", "CartPole-v1", (256, 256), 20_000, (*ZOO_CARTPOLE, "agent.hidden=[256,256]"), DQN_PEERS
     ),
     Task("DQN 64-64", "CartPole-v1", (64, 64), 20_000, (*ZOO_CARTPOLE, "agent.hidden=[64,64]"), DQN_PEERS),
