@@ -68,7 +68,7 @@ def main() -> None:
     chosen = parser.parse_args()
     wanted = [word for word in chosen.only.split(",") if word] or [""]
     cells = [cell for cell in _all_cells() if any(word in cell.name for word in wanted)]
-    missing = [cell for cell in cells if _kept(cell) is None]
+    missing = [cell for cell in cells if _is_missing(cell)]
     print(
         f"{len(cells) - len(missing)} of {len(cells)} runs are there; about {_minutes(missing):.0f} minutes left"
     )
@@ -83,8 +83,8 @@ def main() -> None:
             f"{cell.name}: {result['evaluation']['mean']:.1f} after {result['minutes']:.1f} minutes",
             flush=True,
         )
-        write_page(_all_kept())
-    if not write_page(_all_kept()):
+        write_page(_all_stored())
+    if not write_page(_all_stored()):
         raise SystemExit(1)
 
 
@@ -193,19 +193,28 @@ def _is_unfinished(run_dir: Path, config: str) -> bool:
     return same and any((run_dir / "checkpoints").glob("step-*/manifest.json"))
 
 
-def _kept(cell: Cell) -> dict[str, Any] | None:
-    """Return the stored result, or None if there is none of this configuration."""
+def _stored(cell: Cell) -> dict[str, Any] | None:
+    """Return the stored result with "older", whether its configuration was another one; None if there is no result."""
     path = KEPT / f"{cell.name}.json"
     if not path.exists():
         return None
     result = _json(path)
-    return result if result["config"] == row_hash(cell.row) else None
+    return result | {"older": result["config"] != row_hash(cell.row)}
 
 
-def _all_kept() -> dict[str, list[dict[str, Any]]]:
-    """Return all stored results by row, in the order of the seeds."""
-    found = {row.name: [_kept(Cell(row, seed)) for seed in row.seeds] for row in ROWS}
-    return {name: [result for result in results if result is not None] for name, results in found.items()}
+def _is_missing(cell: Cell) -> bool:
+    """Whether there is no result of the present configuration."""
+    result = _stored(cell)
+    return result is None or result["older"]
+
+
+def _all_stored() -> dict[str, list[dict[str, Any]]]:
+    """Return the stored results by row, in the order of the seeds: older ones where a row has no others."""
+    results = {}
+    for row in ROWS:
+        stored = [result for seed in row.seeds if (result := _stored(Cell(row, seed))) is not None]
+        results[row.name] = [result for result in stored if not result["older"]] or stored
+    return results
 
 
 def _minutes(cells: list[Cell]) -> float:

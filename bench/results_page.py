@@ -37,6 +37,11 @@ def write_page(results: Results) -> bool:
     return all(_holds(row, results[row.name]) is not False for row in bars)
 
 
+def _env(row: Row, found: list[dict[str, Any]]) -> str:
+    """Return the environment, marked where the results are of an older configuration."""
+    return f"{row.env} †" if any(one["older"] for one in found) else row.env
+
+
 def _means(found: list[dict[str, Any]]) -> list[float]:
     return [one["evaluation"]["mean"] for one in found]
 
@@ -73,7 +78,15 @@ def _bars(rows: list[Row], results: Results) -> str:
         ]
         seeds = f"{len(found)} of {len(row.seeds)}"
         lines.append(
-            [row.env, row.agent, seeds, *cells, str(row.bar), verdict, row.bar.published if row.bar else ""]
+            [
+                _env(row, found),
+                row.agent,
+                seeds,
+                *cells,
+                str(row.bar),
+                verdict,
+                row.bar.published if row.bar else "",
+            ]
         )
     return markdown(head, lines)
 
@@ -101,7 +114,7 @@ def _parity(results: Results) -> str:
                 _with_interval([one["last"] for one in found]),
                 f"{minutes:.1f}",
             ]
-        lines.append([row.env, row.agent, row.way, f"{len(found)} of {len(row.seeds)}", *cells])
+        lines.append([_env(row, found), row.agent, row.way, f"{len(found)} of {len(row.seeds)}", *cells])
     return markdown(head, lines)
 
 
