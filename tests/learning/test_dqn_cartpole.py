@@ -12,7 +12,7 @@ from tests.real_runs import Run
 from tests.trained import read_checkpoint
 
 SOLVED = 475.0
-BUDGET = 50_000
+WITHIN = 50_000  # [env steps] half of the preset's budget
 ARGS = (
     "agent=dqn",
     "env=cartpole",
@@ -30,10 +30,10 @@ def train(workplace: Path, *args: str) -> Run:
 
 
 def assert_solved(run: Run) -> None:
-    """Check that the best model's score on fresh episodes ended the run within the preset's budget."""
+    """Check that the best model's score on fresh episodes ended the run within half of the preset's budget."""
     assert run.config.preset.name == "dqn_cartpole"
-    assert run.config.trainer.max_env_steps == BUDGET
-    assert run.counts[1] <= BUDGET
+    assert run.config.trainer.max_env_steps == 2 * WITHIN
+    assert run.counts[1] <= WITHIN
     summary = run.summary
     assert summary["ended_by"] == "stop_return", run.series("eval/return_mean")
     assert summary["best_score"]["mean"] >= SOLVED
