@@ -62,6 +62,7 @@ class NetworkPolicy(ABC):
         self.params = params
         self._shared = shared
         self._arrays: NetworkArrays | None = None
+        self._views: tuple[dict[str, Array], Array] | None = None  # of parameters on the CPU
         self.version = 0
         self._layout = layout
         self._network = layout.bind(params)
@@ -97,9 +98,11 @@ class NetworkPolicy(ABC):
         self._eval_rng = seeding.generator(self._seed, seeding.EVALUATION_POLICY)
 
     def model_info(self) -> ModelInfo:
-        params = self.params.detach().cpu()
-        parts = self._layout.unflatten(params)
-        return ModelInfo(self.version, {name: part.numpy() for name, part in parts.items()}, params.numpy())
+        if self._views is None or self.params.device.type != "cpu":
+            params = self.params.detach().cpu()
+            parts = self._layout.unflatten(params)
+            self._views = {name: part.numpy() for name, part in parts.items()}, params.numpy()
+        return ModelInfo(self.version, *self._views)
 
     def sync_model(self, info: ModelInfo) -> None:
         """Copy the parameters. Raises ValueError if names or shapes differ."""
@@ -128,11 +131,6 @@ def copy_arrays(tensors: Mapping[str, Tensor], arrays: Mapping[str, Array]) -> N
     with torch.no_grad():
         for name, tensor in tensors.items():
             tensor.copy_(torch.from_numpy(np.array(arrays[name])))
-
-
-_EVERY_OPT_STEP = 1000
-_STATISTICS_INTERVAL = 10
-"""Opt steps between two updates of the statistics of observations after the first `_EVERY_OPT_STEP` opt steps."""
 
 
 class Algorithm(ABC):
@@ -164,7 +162,7 @@ class Algorithm(ABC):
         self._layouts = layouts
         self.networks = self.bind(state)
         if config.normalize_obs:
-            self.encoders()  # raises where the agent does not support it
+            self.encoders(self.networks)  # raises where the agent does not support it
 
     @property
     def stats(self) -> StepStats:
@@ -180,52 +178,12 @@ class Algorithm(ABC):
             return self.graphs[variant](batch, noise, lr_scale)
         return self.step(self.networks, self.state, batch, noise, lr_scale, variant)
 
-    def adapt(self, batch: TensorBatch, number: int) -> None:
-        """Called before opt step `number`: change what is learned from the data by other means than gradients.
+    def adapt(self, batch: TensorBatch, number: int) -> None:  # noqa: B027
+        """Called before opt step `number`: change what is learned from the data and cannot be a part of `step`.
 
-        It may change the state in place, and depend on nothing but the state, the batch and the number. Here it updates
-        the statistics that normalise observations: at each of the first 1,000 opt steps, then at every tenth.
+        It may change the state in place, and depend on nothing but the state, the batch and the number.
         """
-        is_due = number <= _EVERY_OPT_STEP or number % _STATISTICS_INTERVAL == 0
-        if self.config.normalize_obs and is_due:
-            self._update_statistics(batch)
 
-    @torch.no_grad()
-    def _update_statistics(self, batch: TensorBatch) -> None:
-        """Update the statistics of the policy's encoder and copy them to the others, so that all networks have the same.
-
-        A batch with a number that is not finite changes nothing. Nothing is read back from the device.
-        """
-        acting, *others = self.encoders()
-        before, after = acting.statistics(), acting.updated_statistics(batch.obs)
-        numbers = [batch.reward, *(batch.next_obs[name] for name in acting.normalized), *after]
-        is_finite = torch.stack([part.sum().float() for part in numbers]).sum().isfinite()
-        for old, new in zip(before, after, strict=True):
-            old.copy_(torch.where(is_finite, new, old))
-        for other in others:
-            for copied, tensor in zip(other.statistics(), before, strict=True):
-                copied.copy_(tensor)
-
-    def encoders(self) -> Sequence[Encoder]:
-        """The encoders of all networks, that of the network that acts first. Needed where observations are normalised."""
-        raise UsageError(
-            f"agent={self.config.type} does not normalise observations\nallowed: agent.normalize_obs=false"
-        )
-
-    @abstractmethod
-    def bind(self, state: Any) -> Any:
-        """Networks whose parameters are views of the vectors in a state."""
-
-    def noise(self, rows: int) -> Any:
-        """New random numbers of one opt step for a batch of `rows`: None, or a dataclass of tensors, from `rng`."""
-        del rows
-
-    def variant(self, number: int) -> int:
-        """Which form opt step `number` has: what differs between forms is not decided by tensors."""
-        del number
-        return 0
-
-    @abstractmethod
     def step(
         self,
         networks: Any,
@@ -249,6 +207,41 @@ class Algorithm(ABC):
         Returns:
             (B,) absolute errors if the batch has weights, else None.
         """
+        if self.config.normalize_obs:
+            update_statistics(self.encoders(networks), batch)
+        return self.learn(networks, state, batch, noise, lr_scale, variant)
+
+    def encoders(self, networks: Any) -> Sequence[Encoder]:
+        """The encoders of all networks, that of the network that acts first. Needed where observations are normalised."""
+        del networks
+        raise UsageError(
+            f"agent={self.config.type} does not normalise observations\nallowed: agent.normalize_obs=false"
+        )
+
+    @abstractmethod
+    def bind(self, state: Any) -> Any:
+        """Networks whose parameters are views of the vectors in a state."""
+
+    def noise(self, rows: int) -> Any:
+        """New random numbers of one opt step for a batch of `rows`: None, or a dataclass of tensors, from `rng`."""
+        del rows
+
+    def variant(self, number: int) -> int:
+        """Which form opt step `number` has: what differs between forms is not decided by tensors."""
+        del number
+        return 0
+
+    @abstractmethod
+    def learn(
+        self,
+        networks: Any,
+        state: Any,
+        batch: TensorBatch,
+        noise: Any,
+        lr_scale: float | Tensor,
+        variant: int,
+    ) -> Tensor | None:
+        """The part of `step` that differs between algorithms: losses, gradients and Adam. The same rules hold."""
 
     @abstractmethod
     def update_targets(self, number: int) -> None:
@@ -268,6 +261,23 @@ class Algorithm(ABC):
 
     def tensors(self) -> dict[str, Tensor]:
         return named_tensors(self.state, self._layouts)
+
+
+@torch.no_grad()
+def update_statistics(encoders: Sequence[Encoder], batch: TensorBatch) -> None:
+    """Update the statistics of observations of the first encoder and copy them to the others, so that all have the same.
+
+    A batch with a number that is not finite changes nothing. Nothing is read back from the device.
+    """
+    acting, *others = encoders
+    before, after = acting.statistics(), acting.updated_statistics(batch.obs)
+    numbers = [batch.reward, *(batch.next_obs[name] for name in acting.normalized), *after]
+    is_finite = torch.stack([part.sum().float() for part in numbers]).sum().isfinite()
+    for old, new in zip(before, after, strict=True):
+        old.copy_(torch.where(is_finite, new, old))
+    for other in others:
+        for copied, tensor in zip(other.statistics(), before, strict=True):
+            copied.copy_(tensor)
 
 
 _SKIP_CHECK_INTERVAL = 100

@@ -78,7 +78,7 @@ def _is_scaled(leaf: ObsLeaf) -> bool:
 
 
 _MAX_NORMALIZED = 10.0
-_MAX_BATCHES = 1000
+_MAX_BATCHES = 10_000
 _MIN_VARIANCE = 1e-12
 """Added to each variance: a component that has been constant is 0, and ±10 as soon as it changes by more than 1e-5."""
 
@@ -92,8 +92,8 @@ class Normalizer(nn.Module):
     Attributes:
         shape: frames, and n components of each.
         mean, std: (n,).
-        count: (), number of batches so far, at most 1,000. Until then each batch has the same weight in the statistics;
-            from then on a new batch has the weight 1/1000, so that old ones fade.
+        count: (), number of batches so far, at most 10,000. Until then each batch has the same weight in the statistics;
+            from then on a new batch has the weight 1/10,000, so that old ones fade.
     """
 
     def __init__(self, leaf: ObsLeaf) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from border_cli.agents.graph import GraphCompiler, cache_folder
 from border_cli.cli.train import main
 from border_cli.config.registry import AGENTS
 from border_cli.core.errors import ExitCode, Interrupted
+from border_cli.core.spaces import Array
 from border_cli.runtime.signals import StopFlag
 from tests.contract.test_every_agent import OneBatchBuffer, batch, config_of, spec_of
 from tests.faults.amounts import ALL_CASES
@@ -24,7 +25,10 @@ from tests.real_runs import Run, in_folder, tiny, train
 
 pytestmark = pytest.mark.timeout(300)
 OPT_STEPS = 200
-SETTINGS = {"dqn": {"hidden": [8], "lr_schedule": "linear", "lr_opt_steps": 400, "normalize_obs": True}}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "dqn": {"hidden": [8], "lr_schedule": "linear", "lr_opt_steps": 400, "normalize_obs": True},
+    "sac": {"normalize_obs": True},
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -60,21 +64,46 @@ def learn(agent: str, one: NetworkAgent, weighted: bool, opt_steps: int) -> list
     return list(buffer.errors)
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@dataclass
+class Learned:
+    """What 200 opt steps have changed."""
+
+    state: Mapping[str, Array]
+    generators: Mapping[str, Any]
+    errors: Sequence[Any]
+
+
+def after_opt_steps(agent: str, compiled: str, **settings: Any) -> Learned:
+    one, _ = learner(agent, compiled, **settings)
+    if compiled == "false":
+        one.compiling = None
+    errors = learn(agent, one, agent in ("dqn", "rainbow", "tqc"), OPT_STEPS)
+    assert set(one.algorithm.graphs) == (set(one.algorithm.variants) if compiled == "true" else set())
+    return Learned(one.state().arrays, one.generator_state(), errors)
+
+
+def norm(array: Array) -> float:
+    return float(np.linalg.norm(array))
+
+
 @pytest.mark.parametrize("agent", AGENTS if ALL_CASES else ["dqn"])
-def test_a_compiled_opt_step_equals_the_eager_one(agent: str, precision: str) -> None:
-    weighted = agent in ("dqn", "rainbow", "tqc")
-    eager, compiled = (learner(agent, how, precision=precision)[0] for how in ("false", "true"))
-    share = 1e-2 if precision == "float32" else 5e-2
-    eager.compiling = None
-    errors = learn(agent, eager, weighted, OPT_STEPS), learn(agent, compiled, weighted, OPT_STEPS)
-    assert set(compiled.algorithm.graphs) == set(compiled.algorithm.variants)
-    state, other = eager.state(), compiled.state()
-    for name, array in state.arrays.items():
-        error = np.linalg.norm(array - other.arrays[name])
-        assert error <= share * np.linalg.norm(array) + 1e-5, name
-    assert eager.generator_state() == compiled.generator_state()
-    np.testing.assert_allclose(*errors, rtol=0.05, atol=0.05)
+def test_a_compiled_opt_step_equals_the_eager_one(agent: str) -> None:
+    eager, compiled = after_opt_steps(agent, "false"), after_opt_steps(agent, "true")
+    for name, array in eager.state.items():
+        assert norm(array - compiled.state[name]) <= 1e-2 * norm(array) + 1e-5, name
+    assert eager.generators == compiled.generators
+    np.testing.assert_allclose(eager.errors, compiled.errors, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("agent", AGENTS if ALL_CASES else ["dqn"])
+def test_compiled_opt_steps_in_bfloat16_round_no_more_than_eager_ones(agent: str) -> None:
+    """Both differ from float32 by rounding alone, each in another order of operations."""
+    full = after_opt_steps(agent, "false")
+    eager, compiled = (after_opt_steps(agent, how, precision="bfloat16") for how in ("false", "true"))
+    for name, array in full.state.items():
+        rounding = norm(array - eager.state[name])
+        assert norm(array - compiled.state[name]) <= 2 * rounding + 1e-2 * norm(array) + 1e-5, name
+    assert eager.generators == compiled.generators
 
 
 NOT_FINITE = np.inf, -np.inf, np.nan

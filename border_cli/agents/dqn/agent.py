@@ -234,7 +234,7 @@ class DqnAlgorithm(Algorithm):
     def bind(self, state: loss.DqnState) -> loss.DqnNetworks:
         return loss.DqnNetworks.bind(self._layouts["online"], state, self.config.precision)
 
-    def step(
+    def learn(
         self,
         networks: loss.DqnNetworks,
         state: loss.DqnState,
@@ -257,7 +257,6 @@ class DqnAlgorithm(Algorithm):
 
     def adapt(self, batch: TensorBatch, number: int) -> None:
         """Set the open sides of a categorical head's range, and widen one where it clips much of the targets."""
-        super().adapt(batch, number)
         if not isinstance(self._head, loss.CategoricalHead) or number % _ADAPT_INTERVAL != 1:
             return
         is_open = self.config.v_min is None, self.config.v_max is None
@@ -275,8 +274,8 @@ class DqnAlgorithm(Algorithm):
             low, high = low - width * (below > _TOO_MANY), high + width * (above > _TOO_MANY)
         self._support = (low if is_open[0] else before[0], high if is_open[1] else before[1])
 
-    def encoders(self) -> Sequence[Encoder]:
-        return [cast(QNetwork, network).encoder for network in (self.networks.online, self.networks.target)]
+    def encoders(self, networks: loss.DqnNetworks) -> Sequence[Encoder]:
+        return [cast(QNetwork, network).encoder for network in (networks.online, networks.target)]
 
     @property
     def _support(self) -> tuple[float, float]:

@@ -288,10 +288,9 @@ class SacAlgorithm(Algorithm):
             None if state.alpha is None else bound("alpha", state.alpha.params),
         )
 
-    def encoders(self) -> Sequence[Encoder]:
-        nets = self.networks
-        networks = (nets.policy, nets.policy_target, nets.critics, nets.critics_target)
-        return [cast(PolicyNetwork | Critics, network).encoder for network in networks]
+    def encoders(self, networks: loss.SacNetworks) -> Sequence[Encoder]:
+        every = (networks.policy, networks.policy_target, networks.critics, networks.critics_target)
+        return [cast(PolicyNetwork | Critics, network).encoder for network in every]
 
     def noise(self, rows: int) -> loss.StepNoise:
         size, device = (rows, self.constants.bijector.size), self.state.critics_target.device
@@ -302,7 +301,7 @@ class SacAlgorithm(Algorithm):
         """1 where the policy changes too."""
         return int(number % self.config.policy_interval == 0)
 
-    def step(
+    def learn(
         self,
         networks: loss.SacNetworks,
         state: loss.SacState,
