@@ -4,8 +4,9 @@
 
 Each peer has an environment of its own in .peers/, made by the first call. Every round runs each peer once and
 border-train once, with another seed. A timed task ends at the first evaluation that reaches its target. Its time is
-that from the command to the evaluation, without the time of evaluations. Every program has one torch thread. An earlier
-run has compiled the opt step of border-train; a second row of the timed tasks is without that.
+that from the command to the evaluation, without the time of evaluations. Every program has one torch thread, unless the
+task says otherwise. An earlier run has compiled the opt step of border-train; a second row of the timed tasks is without
+that.
 """
 
 from __future__ import annotations
@@ -46,7 +47,16 @@ class Peer:
 
 
 PEERS = (
-    Peer("stable-baselines3", ("stable-baselines3==2.9.2",), "sb3.py"),
+    Peer(
+        "stable-baselines3",
+        (
+            "stable-baselines3==2.9.2",
+            "sb3-contrib==2.9.2",
+            "ale-py==0.12.0",
+            "opencv-python-headless==4.13.0.92",
+        ),
+        "sb3.py",
+    ),
     Peer("PFRL", ("pfrl==0.4.0", "packaging>=24"), "pfrl_dqn.py"),
     Peer("Tianshou", ("tianshou==2.0.1",), "tianshou_dqn.py"),
     Peer("RLlib", ("ray[rllib]==2.60.0",), "rllib.py", gymnasium="gymnasium[classic-control,mujoco]==1.2.2"),
@@ -60,7 +70,8 @@ FIRST = "border-train, nothing compiled yet"
 class Task:
     """A run of each tool. target: the greedy mean return that ends it; None measures opt steps per second.
 
-    options: arguments of `border-train`. peers: names of those that have the agent.
+    options: arguments of `border-train` beside agent and threads. peers: names of those that have the agent. threads: of
+    torch in each program that learns.
     """
 
     name: str
@@ -71,66 +82,86 @@ class Task:
     peers: Sequence[str]
     target: float | None = None
     eval_interval: int = 500
+    agent: str = "dqn"
+    threads: int = 1
 
 
 DQN_PEERS = ("stable-baselines3", "PFRL", "Tianshou", "RLlib")
 SAC_PEERS = ("stable-baselines3", "RLlib", "sheeprl")
+SB3 = DQN_PEERS[:1]
 ZOO_CARTPOLE = (
-    "agent=dqn",
     "env=cartpole",
     "buffer.n_step=1",
     "agent.double=false",
     "agent.batch_size=64",
+    "agent.normalize_obs=false",
+    "agent.dueling=false",
     "trainer.opt_interval=2.0",
     "trainer.max_env_steps=51000",
     "trainer.eval_interval=null",
 )
+CHEETAH = "env=halfcheetah", "trainer.max_env_steps=14000", "trainer.eval_interval=null"
+PONG = (
+    "env=pong",
+    "agent.double=false",
+    "buffer.capacity=20000",
+    "trainer.warmup_period=2000",
+    "trainer.max_env_steps=8000",
+    "trainer.eval_interval=null",
+    "trainer.record_interval=250",
+)
+
+
+def _rate(
+    name: str, env_id: str, hidden: Sequence[int], max_env_steps: int, options: Sequence[str],
+    peers: Sequence[str] = SB3, agent: str = "dqn", threads: int = 1,
+) -> Task:  # fmt: skip
+    """A task that measures opt steps per second, with these networks in both tools."""
+    sizes = f"agent.hidden={list(hidden)}".replace(" ", "")
+    return Task(name, env_id, hidden, max_env_steps, (*options, sizes), peers, agent=agent, threads=threads)
+
+
 TASKS = (
-    Task(
-        "CartPole to 475", "CartPole-v1", (256, 256), 50_000, ("agent=dqn", "env=cartpole"), DQN_PEERS, 475.0
-    ),
-    Task(
-        "Acrobot to -85",
-        "Acrobot-v1",
-        (256, 256),
-        100_000,
-        ("agent=dqn", "env=acrobot"),
-        DQN_PEERS[:1],
-        -85.0,
-    ),
-    Task(
-        "LunarLander to 200",
-        "LunarLander-v3",
-        (256, 256),
-        100_000,
-        ("agent=dqn", "env=lunarlander"),
-        DQN_PEERS[:1],
-        200.0,
-        2_500,
-    ),
+    Task("CartPole to 475", "CartPole-v1", (256, 256), 50_000, ("env=cartpole",), DQN_PEERS, 475.0),
+    Task("Acrobot to -85", "Acrobot-v1", (256, 256), 100_000, ("env=acrobot",), SB3, -85.0),
+    Task("LunarLander to 200", "LunarLander-v3", (256, 256), 100_000, ("env=lunarlander",), SB3, 200.0, 2_500),
     Task(
         "HalfCheetah to 5,000, border-train in bfloat16",
         "HalfCheetah-v5",
         (256, 256),
         300_000,
-        ("agent=sac", "env=halfcheetah", "preset=sac_halfcheetah_fast", "agent.precision=bfloat16"),
-        SAC_PEERS[:1],
+        ("env=halfcheetah", "preset=sac_halfcheetah_fast", "agent.precision=bfloat16"),
+        SB3,
         5_000.0,
         2_500,
+        agent="sac",
     ),
-    Task(
-        "DQN 256-256", "CartPole-v1", (256, 256), 20_000, (*ZOO_CARTPOLE, "agent.hidden=[256,256]"), DQN_PEERS
-    ),
-    Task("DQN 64-64", "CartPole-v1", (64, 64), 20_000, (*ZOO_CARTPOLE, "agent.hidden=[64,64]"), DQN_PEERS),
-    Task(
-        "SAC 256-256, HalfCheetah",
-        "HalfCheetah-v5",
+    _rate("DQN 256-256", "CartPole-v1", (256, 256), 20_000, ZOO_CARTPOLE, DQN_PEERS),
+    _rate("DQN 64-64", "CartPole-v1", (64, 64), 20_000, ZOO_CARTPOLE, DQN_PEERS),
+    _rate(
+        "QR-DQN 256-256, 200 quantiles",
+        "CartPole-v1",
         (256, 256),
         12_000,
-        ("agent=sac", "env=halfcheetah", "trainer.max_env_steps=14000", "trainer.eval_interval=null"),
-        SAC_PEERS,
+        (*ZOO_CARTPOLE, "agent.quantiles=200"),
+        agent="qrdqn",
     ),
-)
+    _rate(
+        "SAC 256-256, HalfCheetah", "HalfCheetah-v5", (256, 256), 12_000, CHEETAH, SAC_PEERS, agent="sac"
+    ),
+    _rate(
+        "SAC 256-256, HalfCheetah, two threads", "HalfCheetah-v5", (256, 256), 12_000, CHEETAH,
+        agent="sac", threads=2,
+    ),
+    _rate(
+        "SAC 256-256, HalfCheetah, border-train in bfloat16", "HalfCheetah-v5", (256, 256), 12_000,
+        (*CHEETAH, "agent.precision=bfloat16"), agent="sac",
+    ),
+    _rate("TD3 400-300, HalfCheetah", "HalfCheetah-v5", (400, 300), 12_000, CHEETAH, agent="td3"),
+    _rate("TQC 256-256, HalfCheetah", "HalfCheetah-v5", (256, 256), 11_500, CHEETAH, agent="tqc"),
+    _rate("DQN, Pong", "ALE/Pong-v5", (512,), 8_000, PONG),
+    _rate("DQN, Pong, two threads", "ALE/Pong-v5", (512,), 8_000, PONG, threads=2),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -151,7 +182,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--print-only", action="store_true")
     args = parser.parse_args()
-    os.environ["OMP_NUM_THREADS"] = "1"
     peers = [peer for peer in PEERS if args.peers is None or peer.name in args.peers]
     for peer in peers:
         _install(peer)
@@ -199,10 +229,10 @@ def _until_target(
             f"evaluator.episodes={EPISODES}",
             f"seed={seed}",
         )
-        program = _start(_border_train(task, *options, f"hydra.run.dir={run_dir}"), cache)
+        program = _start(_border_train(task, *options, f"hydra.run.dir={run_dir}"), task.threads, cache)
         evaluations = _our_evaluations(run_dir / METRICS_FILE, program)
     else:
-        program = _start(_peer_command(task, peer, seed))
+        program = _start(_peer_command(task, peer, seed), task.threads)
         evaluations = _peer_evaluations(program)
     reached = None
     eval_s = 0.0
@@ -248,20 +278,21 @@ def _peer_evaluations(program: subprocess.Popen[str]) -> Iterator[dict[str, Any]
 
 
 def _our_rate(task: Task, folder: Path, seed: int) -> float:
-    runs.train(folder / "run", [*task.options, f"seed={seed}"])
+    runs.train(folder / "run", [*_arguments(task), f"seed={seed}"])
     return opt_steps_per_s(folder / "run")
 
 
 def _peer_rate(task: Task, peer: Peer, seed: int) -> float:
-    program = _start(_peer_command(task, peer, seed))
+    program = _start(_peer_command(task, peer, seed), task.threads)
     output, _ = program.communicate()
     if program.returncode:
         raise SystemExit(f"{peer.name} ended with {program.returncode}:\n{output}")
     return float(json.loads(output.splitlines()[-1])["opt_steps_per_s"])
 
 
-def _start(command: Sequence[str], cache: Path | None = None) -> subprocess.Popen[str]:
-    env = os.environ | ({} if cache is None else {"XDG_CACHE_HOME": str(cache)})
+def _start(command: Sequence[str], threads: int, cache: Path | None = None) -> subprocess.Popen[str]:
+    env = os.environ | {"OMP_NUM_THREADS": str(threads)}
+    env |= {} if cache is None else {"XDG_CACHE_HOME": str(cache)}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
 
 
@@ -275,16 +306,22 @@ def _compile(task: Task) -> None:
             "trainer.warmup_period=500",
         )
         runs.train(
-            Path(folder) / "run", [*task.options, *short, "agent.compile=true", "trainer.eval_interval=null"]
+            Path(folder) / "run",
+            [*_arguments(task), *short, "agent.compile=true", "trainer.eval_interval=null"],
         )
 
 
 def _border_train(task: Task, *options: str) -> list[str]:
-    return [sys.executable, "-m", "border_cli", *task.options, *options]
+    return [sys.executable, "-m", "border_cli", *_arguments(task), *options]
+
+
+def _arguments(task: Task) -> list[str]:
+    return [f"agent={task.agent}", *task.options, f"threads={task.threads}"]
 
 
 def _peer_command(task: Task, peer: Peer, seed: int) -> list[str]:
     asked = {
+        "agent": task.agent,
         "env_id": task.env_id,
         "seed": seed,
         "hidden": list(task.hidden),

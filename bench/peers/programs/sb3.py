@@ -1,12 +1,16 @@
-"""stable-baselines3: DQN for discrete actions, SAC for continuous ones, with RL Baselines3 Zoo's values."""
+"""stable-baselines3 and sb3-contrib, with RL Baselines3 Zoo's values."""
 
 from __future__ import annotations
 
+import ale_py
 import gymnasium as gym
 from evaluator import ZOO_DQN, Evaluator, Task, task_from_command_line
-from stable_baselines3 import DQN, SAC
+from sb3_contrib import QRDQN, TQC
+from stable_baselines3 import DQN, SAC, TD3
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_atari_env
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.vec_env import VecFrameStack
 
 
 class EvaluatorCallback(BaseCallback):
@@ -22,18 +26,33 @@ class EvaluatorCallback(BaseCallback):
         return True
 
 
+gym.register_envs(ale_py)
+ALGORITHMS = {"dqn": DQN, "qrdqn": QRDQN, "sac": SAC, "td3": TD3, "tqc": TQC}
+
+
 def make_model(task: Task) -> OffPolicyAlgorithm:
     """Return the untrained model."""
-    env = gym.make(task.env_id)
+    algorithm = ALGORITHMS[task.agent]
     policy = {"net_arch": task.hidden}
-    if isinstance(env.action_space, gym.spaces.Box):
-        return SAC(
-            "MlpPolicy", env, learning_starts=10_000, policy_kwargs=policy, seed=task.seed, device="cpu"
+    if algorithm in (SAC, TD3, TQC):
+        return algorithm(
+            "MlpPolicy",
+            gym.make(task.env_id),
+            learning_starts=10_000,
+            policy_kwargs=policy,
+            seed=task.seed,
+            device="cpu",
         )
     values = ZOO_DQN[task.env_id]
-    return DQN(
-        "MlpPolicy",
-        env,
+    is_atari = task.env_id.startswith("ALE/")
+    if is_atari:  # the network for images has a layer of 512 units of its own
+        assert task.hidden == [512]
+        policy = {"net_arch": []}
+    return algorithm(
+        "CnnPolicy" if is_atari else "MlpPolicy",
+        VecFrameStack(make_atari_env(task.env_id, seed=task.seed, env_kwargs={"frameskip": 1}), 4)
+        if is_atari
+        else gym.make(task.env_id),
         learning_rate=values.lr,
         batch_size=values.batch_size,
         buffer_size=values.capacity,
