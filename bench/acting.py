@@ -31,7 +31,7 @@ CASES = (
     # Random actions, so that episodes are as long as in raw stepping; the network computes their values all the same.
     Case(
         "CartPole, DQN 256-256",
-        "agent=dqn env=cartpole agent.hidden=[256,256] agent.epsilon_final=1.0",
+        "agent=dqn env=cartpole preset=none agent.hidden=[256,256] agent.epsilon_final=1.0",
         50_000,
         {1: 0.12, 16: 0.4},
     ),
