@@ -124,7 +124,9 @@ def _rate(
 TASKS = (
     Task("CartPole to 475", "CartPole-v1", (256, 256), 50_000, ("env=cartpole",), DQN_PEERS, 475.0),
     Task("Acrobot to -85", "Acrobot-v1", (256, 256), 100_000, ("env=acrobot",), SB3, -85.0),
-    Task("LunarLander to 200", "LunarLander-v3", (256, 256), 100_000, ("env=lunarlander",), SB3, 200.0, 2_500),
+    Task(
+        "LunarLander to 200", "LunarLander-v3", (256, 256), 100_000, ("env=lunarlander",), SB3, 200.0, 2_500
+    ),
     Task(
         "HalfCheetah to 5,000, border-train in bfloat16",
         "HalfCheetah-v5",
@@ -146,22 +148,29 @@ TASKS = (
         (*ZOO_CARTPOLE, "agent.quantiles=200"),
         agent="qrdqn",
     ),
+    _rate("SAC 256-256, HalfCheetah", "HalfCheetah-v5", (256, 256), 12_000, CHEETAH, SAC_PEERS, agent="sac"),
     _rate(
-        "SAC 256-256, HalfCheetah", "HalfCheetah-v5", (256, 256), 12_000, CHEETAH, SAC_PEERS, agent="sac"
+        "SAC 256-256, HalfCheetah, two threads",
+        "HalfCheetah-v5",
+        (256, 256),
+        12_000,
+        CHEETAH,
+        agent="sac",
+        threads=2,
     ),
     _rate(
-        "SAC 256-256, HalfCheetah, two threads", "HalfCheetah-v5", (256, 256), 12_000, CHEETAH,
-        agent="sac", threads=2,
-    ),
-    _rate(
-        "SAC 256-256, HalfCheetah, border-train in bfloat16", "HalfCheetah-v5", (256, 256), 12_000,
-        (*CHEETAH, "agent.precision=bfloat16"), agent="sac",
+        "SAC 256-256, HalfCheetah, border-train in bfloat16",
+        "HalfCheetah-v5",
+        (256, 256),
+        12_000,
+        (*CHEETAH, "agent.precision=bfloat16"),
+        agent="sac",
     ),
     _rate("TD3 400-300, HalfCheetah", "HalfCheetah-v5", (400, 300), 12_000, CHEETAH, agent="td3"),
     _rate("TQC 256-256, HalfCheetah", "HalfCheetah-v5", (256, 256), 11_500, CHEETAH, agent="tqc"),
     _rate("DQN, Pong", "ALE/Pong-v5", (512,), 8_000, PONG),
     _rate("DQN, Pong, two threads", "ALE/Pong-v5", (512,), 8_000, PONG, threads=2),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
