@@ -201,9 +201,14 @@ class _StackedLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(n, 1, n_out).uniform_(-bound, bound, generator=generator))
 
     def forward(self, x: Tensor) -> Tensor:
-        if len(x) == len(self.weight):
-            return torch.baddbmm(self.bias, x, self.weight)
-        return torch.baddbmm(self.bias[: len(x)], x, self.weight[: len(x)])
+        weight: Tensor = self.weight
+        bias: Tensor = self.bias
+        if len(x) < len(weight):
+            weight, bias = weight[: len(x)], bias[: len(x)]
+        if weight.shape[2] == 1:
+            # For one column, MKL's product of stacked matrices takes 8 times as long.
+            return (x * weight.transpose(1, 2)).sum(2, keepdim=True) + bias
+        return torch.baddbmm(bias, x, weight)
 
 
 class EntropyCoefficient(nn.Module):
