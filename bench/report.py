@@ -64,12 +64,23 @@ def write_between_marks(path: Path, text: str, name: str = "figures") -> None:
 
     Raises ValueError if the marks are missing.
     """
+    before, _, after = _around_marks(path, name)
+    path.write_text(f"{before}\n{text}\n{after}", encoding="utf-8")
+
+
+def read_between_marks(path: Path, name: str = "figures") -> str:
+    """Return the text between the two marks of a document that have this name. Raises ValueError if they are missing."""
+    return _around_marks(path, name)[1].strip("\n")
+
+
+def _around_marks(path: Path, name: str) -> tuple[str, str, str]:
+    """The text up to the end of the first mark, the text between both, and that from the second mark on."""
     begin, end = f"<!-- {name}: written by the benchmark -->", f"<!-- end of {name} -->"
     before, found, rest = path.read_text(encoding="utf-8").partition(begin)
-    _, closed, after = rest.partition(end)
+    between, closed, after = rest.partition(end)
     if not found or not closed:
         raise ValueError(f"{path} has no place for {name}: {begin} … {end}")
-    path.write_text(f"{before}{begin}\n{text}\n{end}{after}", encoding="utf-8")
+    return before + begin, between, end + after
 
 
 def _processor() -> str:

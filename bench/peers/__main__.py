@@ -1,12 +1,13 @@
-"""Compare whole runs with those of other tools, in turn on this machine. Writes docs/performance.md.
+"""Compare whole runs with those of other tools, in turn on this machine. Writes their tables in docs/performance.md.
 
     python -m bench.peers [--tasks TASK …] [--peers PEER …] [--rounds N] [--print-only]
 
 Each peer has an environment of its own in .peers/, made by the first call. Every round runs each peer once and
-border-train once, with another seed. A timed task ends at the first evaluation that reaches its target. Its time is
-that from the command to the evaluation, without the time of evaluations. Every program has one torch thread, unless the
-task says otherwise. An earlier run has compiled the opt step of border-train; a second row of the timed tasks is without
-that.
+border-train once, with another seed. Tables of tasks that were not run stay as they are.
+
+A timed task ends at the first evaluation that reaches its target. Its time is that from the command to the evaluation,
+without the time of evaluations. Every program has one torch thread, unless the task says otherwise. An earlier run has
+compiled the opt step of border-train; a second row of the timed tasks is without that.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Any
 
 from bench import runs
 from bench.learning import opt_steps_per_s
-from bench.report import machine, markdown, number, write_between_marks
+from bench.report import machine, markdown, number, read_between_marks, write_between_marks
 from border_cli.recorders.jsonl import METRICS_FILE
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -194,13 +195,23 @@ def main() -> None:
     peers = [peer for peer in PEERS if args.peers is None or peer.name in args.peers]
     for peer in peers:
         _install(peer)
-    tables = []
     for task in TASKS:
         if args.tasks is None or task.name in args.tasks:
-            tables.append(_compare(task, [peer for peer in peers if peer.name in task.peers], args.rounds))
-            print(tables[-1], flush=True)
-    if not args.print_only:
-        write_between_marks(PAGE, f"{machine()}.\n\n" + "\n\n".join(tables), "peers")
+            table = _compare(task, [peer for peer in peers if peer.name in task.peers], args.rounds)
+            print(table, flush=True)
+            if not args.print_only:
+                write_between_marks(PAGE, _with_table(read_between_marks(PAGE, "peers"), table), "peers")
+
+
+def _with_table(section: str, table: str) -> str:
+    """The section of the page with this table, in the order of the tasks and in place of an older one of its task."""
+    older = [part for part in section.split("\n\n") if part.startswith("|")]
+    tables = {_task_name(one): one for one in (*older, table)}
+    return "\n\n".join([f"{machine()}.", *(tables[task.name] for task in TASKS if task.name in tables)])
+
+
+def _task_name(table: str) -> str:
+    return table.split("|")[1].strip()
 
 
 def _compare(task: Task, peers: Sequence[Peer], rounds: int) -> str:
