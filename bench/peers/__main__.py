@@ -194,7 +194,7 @@ def main() -> None:
     args = parser.parse_args()
     peers = [peer for peer in PEERS if args.peers is None or peer.name in args.peers]
     for peer in peers:
-        _install(peer)
+        install(peer)
     for task in TASKS:
         if args.tasks is None or task.name in args.tasks:
             table = _compare(task, [peer for peer in peers if peer.name in task.peers], args.rounds)
@@ -219,7 +219,7 @@ def _compare(task: Task, peers: Sequence[Peer], rounds: int) -> str:
     ours = (OURS,) if task.target is None else (OURS, FIRST)
     measured: dict[str, list[Timed]] = {name: [] for name in (*ours, *(peer.name for peer in peers))}
     rates: dict[str, list[float]] = {name: [] for name in measured}
-    _compile(task)
+    compile_opt_step(task)
     for seed in range(1, rounds + 1):
         for name in measured:
             peer = next((peer for peer in peers if peer.name == name), None)
@@ -241,19 +241,7 @@ def _until_target(
 ) -> Timed:
     """Train until an evaluation reaches the target, and end the program there. cache: of compiled opt steps."""
     began = time.monotonic()
-    if peer is None:
-        options = (
-            f"trainer.eval_interval={task.eval_interval}",
-            "evaluator=inline",  # the learner waits, so that the time of evaluations can be left out
-            "evaluator.confirm=false",
-            f"evaluator.episodes={EPISODES}",
-            f"seed={seed}",
-        )
-        program = _start(_border_train(task, *options, f"hydra.run.dir={run_dir}"), task.threads, cache)
-        evaluations = _our_evaluations(run_dir / METRICS_FILE, program)
-    else:
-        program = _start(_peer_command(task, peer, seed), task.threads)
-        evaluations = _peer_evaluations(program)
+    program, evaluations = start_evaluated(task, peer, run_dir, seed, cache)
     reached = None
     eval_s = 0.0
     for record in evaluations:
@@ -267,6 +255,29 @@ def _until_target(
     if reached is None and program.returncode:
         raise SystemExit(f"{program.args!r} ended with {program.returncode}:\n{output}")
     return Timed(seconds, reached)
+
+
+def start_evaluated(
+    task: Task, peer: Peer | None, run_dir: Path, seed: int, cache: Path | None = None
+) -> tuple[subprocess.Popen[str], Iterator[dict[str, Any]]]:
+    """Start a run, of border-train without a peer. Returns its program and its evaluations, as they happen.
+
+    Each has at least `env_steps`, `return_mean`, and `eval_s`, the seconds that evaluations have taken so far.
+    """
+    if peer is None:
+        options = (
+            f"trainer.eval_interval={task.eval_interval}",
+            "evaluator=inline",  # the learner waits, so that the time of evaluations can be left out
+            "evaluator.confirm=false",
+            f"evaluator.episodes={EPISODES}",
+            f"seed={seed}",
+        )
+        program = _start(_border_train(task, *options, f"hydra.run.dir={run_dir}"), task.threads, cache)
+        evaluations = _our_evaluations(run_dir / METRICS_FILE, program)
+    else:
+        program = _start(_peer_command(task, peer, seed), task.threads)
+        evaluations = _peer_evaluations(program)
+    return program, evaluations
 
 
 def _our_evaluations(metrics: Path, program: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
@@ -316,7 +327,7 @@ def _start(command: Sequence[str], threads: int, cache: Path | None = None) -> s
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
 
 
-def _compile(task: Task) -> None:
+def compile_opt_step(task: Task) -> None:
     """Compile the opt step of the task, so that later runs of it use it from their start."""
     with tempfile.TemporaryDirectory() as folder:
         short = (
@@ -356,7 +367,7 @@ def _python(peer: Peer) -> Path:
     return ENVIRONMENTS / peer.name / "bin" / "python"
 
 
-def _install(peer: Peer) -> None:
+def install(peer: Peer) -> None:
     """Make the peer's environment unless it is there and complete."""
     folder = ENVIRONMENTS / peer.name
     packages = ["torch==2.13.0", peer.gymnasium, *peer.packages]
