@@ -13,165 +13,22 @@ compiled the opt step of border-train; a second row of the timed tasks is withou
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench import runs
-from bench.learning import opt_steps_per_s
+from bench.peers.tasks import PEERS, TASKS, Peer, Task
+from bench.peers.tool_runs import compile_opt_step, install, our_rate, peer_rate, start_evaluated
 from bench.report import machine, markdown, number, read_between_marks, write_between_marks
-from border_cli.recorders.jsonl import METRICS_FILE
 
-PROGRAMS = Path(__file__).parent / "programs"
-ENVIRONMENTS = Path(".peers")
 PAGE = Path("docs/performance.md")
-EPISODES = 20
-POLL_S = 0.02
-
-
-@dataclass(frozen=True)
-class Peer:
-    """Another tool: its pinned packages, its program under programs/, and its gymnasium."""
-
-    name: str
-    packages: Sequence[str]
-    program: str
-    gymnasium: str = "gymnasium[classic-control,box2d,mujoco]==1.4.0"
-
-
-PEERS = (
-    Peer(
-        "stable-baselines3",
-        (
-            "stable-baselines3==2.9.2",
-            "sb3-contrib==2.9.2",
-            "ale-py==0.12.0",
-            "opencv-python-headless==4.13.0.92",
-        ),
-        "sb3.py",
-    ),
-    Peer("PFRL", ("pfrl==0.4.0", "packaging>=24"), "pfrl_dqn.py"),
-    Peer("Tianshou", ("tianshou==2.0.1",), "tianshou_dqn.py"),
-    Peer("RLlib", ("ray[rllib]==2.60.0",), "rllib.py", gymnasium="gymnasium[classic-control,mujoco]==1.2.2"),
-    Peer("sheeprl", ("sheeprl==0.8.4",), "sheeprl_sac.py"),
-)
 OURS = "border-train"
 FIRST = "border-train, nothing compiled yet"
-
-
-@dataclass(frozen=True)
-class Task:
-    """A run of each tool. target: the greedy mean return that ends it; None measures opt steps per second.
-
-    options: arguments of `border-train` beside agent and threads. peers: names of those that have the agent. threads: of
-    torch in each program that learns.
-    """
-
-    name: str
-    env_id: str
-    hidden: Sequence[int]
-    max_env_steps: int
-    options: Sequence[str]
-    peers: Sequence[str]
-    target: float | None = None
-    eval_interval: int = 500
-    agent: str = "dqn"
-    threads: int = 1
-
-
-DQN_PEERS = ("stable-baselines3", "PFRL", "Tianshou", "RLlib")
-SAC_PEERS = ("stable-baselines3", "RLlib", "sheeprl")
-SB3 = DQN_PEERS[:1]
-ZOO_CARTPOLE = (
-    "env=cartpole",
-    "buffer.n_step=1",
-    "agent.double=false",
-    "agent.batch_size=64",
-    "agent.normalize_obs=false",
-    "agent.dueling=false",
-    "trainer.opt_interval=2.0",
-    "trainer.max_env_steps=51000",
-    "trainer.eval_interval=null",
-)
-CHEETAH = "env=halfcheetah", "trainer.max_env_steps=14000", "trainer.eval_interval=null"
-PONG = (
-    "env=pong",
-    "agent.double=false",
-    "buffer.capacity=20000",
-    "trainer.warmup_period=2000",
-    "trainer.max_env_steps=8000",
-    "trainer.eval_interval=null",
-    "trainer.record_interval=250",
-)
-
-
-def _rate(
-    name: str, env_id: str, hidden: Sequence[int], max_env_steps: int, options: Sequence[str],
-    peers: Sequence[str] = SB3, agent: str = "dqn", threads: int = 1,
-) -> Task:  # fmt: skip
-    """A task that measures opt steps per second, with these networks in both tools."""
-    sizes = f"agent.hidden={list(hidden)}".replace(" ", "")
-    return Task(name, env_id, hidden, max_env_steps, (*options, sizes), peers, agent=agent, threads=threads)
-
-
-TASKS = (
-    Task("CartPole to 475", "CartPole-v1", (256, 256), 50_000, ("env=cartpole",), DQN_PEERS, 475.0),
-    Task("Acrobot to -85", "Acrobot-v1", (256, 256), 100_000, ("env=acrobot",), SB3, -85.0),
-    Task(
-        "LunarLander to 200", "LunarLander-v3", (256, 256), 100_000, ("env=lunarlander",), SB3, 200.0, 2_500
-    ),
-    Task(
-        "HalfCheetah to 5,000, border-train in bfloat16",
-        "HalfCheetah-v5",
-        (256, 256),
-        300_000,
-        ("env=halfcheetah", "preset=sac_halfcheetah_fast", "agent.precision=bfloat16"),
-        SB3,
-        5_000.0,
-        2_500,
-        agent="sac",
-    ),
-    _rate("DQN 256-256", "CartPole-v1", (256, 256), 20_000, ZOO_CARTPOLE, DQN_PEERS),
-    _rate("DQN 64-64", "CartPole-v1", (64, 64), 20_000, ZOO_CARTPOLE, DQN_PEERS),
-    _rate(
-        "QR-DQN 256-256, 200 quantiles",
-        "CartPole-v1",
-        (256, 256),
-        12_000,
-        (*ZOO_CARTPOLE, "agent.quantiles=200"),
-        agent="qrdqn",
-    ),
-    _rate("SAC 256-256, HalfCheetah", "HalfCheetah-v5", (256, 256), 12_000, CHEETAH, SAC_PEERS, agent="sac"),
-    _rate(
-        "SAC 256-256, HalfCheetah, two threads",
-        "HalfCheetah-v5",
-        (256, 256),
-        12_000,
-        CHEETAH,
-        agent="sac",
-        threads=2,
-    ),
-    _rate(
-        "SAC 256-256, HalfCheetah, border-train in bfloat16",
-        "HalfCheetah-v5",
-        (256, 256),
-        12_000,
-        (*CHEETAH, "agent.precision=bfloat16"),
-        agent="sac",
-    ),
-    _rate("TD3 400-300, HalfCheetah", "HalfCheetah-v5", (400, 300), 12_000, CHEETAH, agent="td3"),
-    _rate("TQC 256-256, HalfCheetah", "HalfCheetah-v5", (256, 256), 11_500, CHEETAH, agent="tqc"),
-    _rate("DQN, Pong", "ALE/Pong-v5", (512,), 8_000, PONG),
-    _rate("DQN, Pong, two threads", "ALE/Pong-v5", (512,), 8_000, PONG, threads=2),
-)
 
 
 @dataclass(frozen=True)
@@ -226,7 +83,7 @@ def _compare(task: Task, peers: Sequence[Peer], rounds: int) -> str:
             with tempfile.TemporaryDirectory() as folder:
                 if task.target is None:
                     rates[name].append(
-                        _peer_rate(task, peer, seed) if peer else _our_rate(task, Path(folder), seed)
+                        peer_rate(task, peer, seed) if peer else our_rate(task, Path(folder), seed)
                     )
                 else:
                     cache = Path(folder) / "cache" if name == FIRST else None
@@ -255,131 +112,6 @@ def _until_target(
     if reached is None and program.returncode:
         raise SystemExit(f"{program.args!r} ended with {program.returncode}:\n{output}")
     return Timed(seconds, reached)
-
-
-def start_evaluated(
-    task: Task, peer: Peer | None, run_dir: Path, seed: int, cache: Path | None = None
-) -> tuple[subprocess.Popen[str], Iterator[dict[str, Any]]]:
-    """Start a run, of border-train without a peer. Returns its program and its evaluations, as they happen.
-
-    Each has at least `env_steps`, `return_mean`, and `eval_s`, the seconds that evaluations have taken so far.
-    """
-    if peer is None:
-        options = (
-            f"trainer.eval_interval={task.eval_interval}",
-            "evaluator=inline",  # the learner waits, so that the time of evaluations can be left out
-            "evaluator.confirm=false",
-            f"evaluator.episodes={EPISODES}",
-            f"seed={seed}",
-        )
-        program = _start(_border_train(task, *options, f"hydra.run.dir={run_dir}"), task.threads, cache)
-        evaluations = _our_evaluations(run_dir / METRICS_FILE, program)
-    else:
-        program = _start(_peer_command(task, peer, seed), task.threads)
-        evaluations = _peer_evaluations(program)
-    return program, evaluations
-
-
-def _our_evaluations(metrics: Path, program: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
-    """Yield the evaluations of a run as they appear in metrics.jsonl, until it ends."""
-    offset, eval_s = 0, 0.0
-    while True:
-        ended = program.poll() is not None
-        if metrics.exists():
-            with metrics.open() as file:
-                file.seek(offset)
-                text = file.read()
-            complete = text[: text.rfind("\n") + 1]
-            offset += len(complete.encode())
-            for line in complete.splitlines():
-                record = json.loads(line)
-                if "eval/return_mean" in record:
-                    eval_s += record["time/eval_ms"] / 1000
-                    yield {**record, "return_mean": record["eval/return_mean"], "eval_s": eval_s}
-        if ended:
-            return
-        time.sleep(POLL_S)
-
-
-def _peer_evaluations(program: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
-    assert program.stdout is not None
-    for line in program.stdout:
-        if line.startswith("{") and "return_mean" in (record := json.loads(line)):
-            yield record
-
-
-def _our_rate(task: Task, folder: Path, seed: int) -> float:
-    runs.train(folder / "run", [*_arguments(task), f"seed={seed}"])
-    return opt_steps_per_s(folder / "run")
-
-
-def _peer_rate(task: Task, peer: Peer, seed: int) -> float:
-    program = _start(_peer_command(task, peer, seed), task.threads)
-    output, _ = program.communicate()
-    if program.returncode:
-        raise SystemExit(f"{peer.name} ended with {program.returncode}:\n{output}")
-    return float(json.loads(output.splitlines()[-1])["opt_steps_per_s"])
-
-
-def _start(command: Sequence[str], threads: int, cache: Path | None = None) -> subprocess.Popen[str]:
-    env = os.environ | {"OMP_NUM_THREADS": str(threads)}
-    env |= {} if cache is None else {"XDG_CACHE_HOME": str(cache)}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
-
-
-def compile_opt_step(task: Task) -> None:
-    """Compile the opt step of the task, so that later runs of it use it from their start."""
-    with tempfile.TemporaryDirectory() as folder:
-        short = (
-            "trainer=sync",
-            "trainer.max_env_steps=null",
-            "trainer.max_opts=1",
-            "trainer.warmup_period=500",
-        )
-        runs.train(
-            Path(folder) / "run",
-            [*_arguments(task), *short, "agent.compile=true", "trainer.eval_interval=null"],
-        )
-
-
-def _border_train(task: Task, *options: str) -> list[str]:
-    return [sys.executable, "-m", "border_cli", *_arguments(task), *options]
-
-
-def _arguments(task: Task) -> list[str]:
-    return [f"agent={task.agent}", *task.options, f"threads={task.threads}"]
-
-
-def _peer_command(task: Task, peer: Peer, seed: int) -> list[str]:
-    asked = {
-        "agent": task.agent,
-        "env_id": task.env_id,
-        "seed": seed,
-        "hidden": list(task.hidden),
-        "max_env_steps": task.max_env_steps,
-        "eval_interval": 0 if task.target is None else task.eval_interval,
-        "episodes": EPISODES,
-    }
-    return [str(_python(peer)), "-u", str(PROGRAMS / peer.program), json.dumps(asked)]
-
-
-def _python(peer: Peer) -> Path:
-    return ENVIRONMENTS / peer.name / "bin" / "python"
-
-
-def install(peer: Peer) -> None:
-    """Make the peer's environment unless it is there and complete."""
-    folder = ENVIRONMENTS / peer.name
-    packages = ["torch==2.13.0", peer.gymnasium, *peer.packages]
-    stamp = folder / "packages.json"
-    if stamp.exists() and json.loads(stamp.read_text()) == packages:
-        return
-    print(f"installing {peer.name} into {folder}", file=sys.stderr)
-    subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
-    subprocess.run(
-        [_python(peer), "-m", "pip", "install", "-q", "-c", "constraints.txt", *packages], check=True
-    )
-    stamp.write_text(json.dumps(packages))
 
 
 def _time_table(task: Task, measured: Mapping[str, Sequence[Timed]]) -> str:

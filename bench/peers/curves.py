@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from bench.peers.__main__ import PEERS, Peer, Task, compile_opt_step, install, start_evaluated
+from bench.peers.tasks import PEERS, Peer, Task
+from bench.peers.tool_runs import compile_opt_step, install, start_evaluated
 
 STORED = Path(__file__).with_name("curves.jsonl")
 PICTURE = Path(__file__).parents[2] / "docs" / "curves" / "halfcheetah_time.png"
