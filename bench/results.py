@@ -52,7 +52,13 @@ class Cell:
     def args(self) -> list[str]:
         """Arguments of `border-train`."""
         row = self.row
-        return [f"agent={row.agent}", f"env={row.env}", f"seed={self.seed}", *row.args, "checkpoint.keep=1"]
+        return [
+            f"agent={row.agent}",
+            *f"env={row.env}".split(),
+            f"seed={self.seed}",
+            *row.args,
+            "checkpoint.keep=1",
+        ]
 
 
 def main() -> None:

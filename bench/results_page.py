@@ -21,11 +21,13 @@ Results = dict[str, list[dict[str, Any]]]
 
 def write_page(results: Results) -> bool:
     """Write the tables between the marks of the page. Returns whether every finished row meets its bar."""
-    bars = [row for row in ROWS if row.table == "bars"]
+    bars, defaults = ([row for row in ROWS if row.table == table] for table in ("bars", "defaults"))
     parts = [
         f"{machine()}.",
         "### Targets",
         _bars(bars, results),
+        "### Without a preset",
+        _bars(defaults, results),
         "### Training modes compared",
         _parity(results),
         "### Curves",
@@ -34,7 +36,7 @@ def write_page(results: Results) -> bool:
         _each(results),
     ]
     write_between_marks(PAGE, "\n" + "\n\n".join(parts) + "\n")
-    return all(_holds(row, results[row.name]) is not False for row in bars)
+    return all(_holds(row, results[row.name]) is not False for row in bars + defaults)
 
 
 def _env(row: Row, found: list[dict[str, Any]]) -> str:

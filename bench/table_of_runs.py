@@ -38,8 +38,9 @@ class Bar:
 class Row:
     """Runs that differ by their seed alone.
 
-    table: "bars" or "parity" · way: how it is trained, for the table · args: of the command, beside agent, env and
-    seed · episodes: new episodes for each best model · minutes: about what one run takes on two cores.
+    table: "bars", "defaults" or "parity" · env: further arguments may follow it, as in "gym env.id=Acrobot-v1" · way: how
+    it is trained, for the table · args: of the command, beside agent, env and seed · episodes: new episodes for each best
+    model · minutes: about what one run takes on two cores.
     """
 
     table: str
@@ -55,7 +56,7 @@ class Row:
     @property
     def name(self) -> str:
         """Name of the row, usable as a file name."""
-        return f"{self.env}_{self.agent}_{self.way.replace('=', '').replace(' ', '_')}"
+        return f"{self.env}_{self.agent}_{self.way}".replace("=", "").replace(" ", "_")
 
 
 def _row(
@@ -80,6 +81,12 @@ def _parity(
 ) -> list[Row]:
     seeds = tuple(range(1, n_seeds + 1))
     return [Row("parity", agent, env, seeds, _WAYS[way] + args, way=way, minutes=minutes) for way in ways]
+
+
+def _defaults(agent: str, env_id: str, mean: float) -> Row:
+    args = ("n_actors=2", "trainer.max_env_steps=100000")
+    bar = Bar("none", mean=mean)
+    return Row("defaults", agent, f"gym env.id={env_id}", (1, 2, 3), args, bar, minutes=3.0)
 
 
 _ZOO = "RL Baselines3 Zoo"
@@ -133,6 +140,11 @@ ROWS: tuple[Row, ...] = (
         Bar("20 at 10,000,000 env steps", rise=1.0),
         episodes=10,
         minutes=60,
+    ),
+    *(
+        _defaults(agent, env_id, mean)
+        for env_id, mean in (("Acrobot-v1", -110), ("MountainCar-v0", -140))
+        for agent in ("c51", "rainbow")
     ),
     # Where bits have to repeat, compiling is left out by default.
     *_parity("dqn", "cartpole", 10, ("trainer=sync", "lockstep"), 0.5, ("agent.compile=true",)),
