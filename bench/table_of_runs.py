@@ -114,12 +114,12 @@ ROWS: tuple[Row, ...] = (
         _row(
             agent,
             "lunarlander",
-            3,
+            n_seeds,
             200_000,
             Bar(f"154 at 100,000 env steps (DQN, {_ZOO})", mean=220),
             minutes,
         )
-        for agent, minutes in (("dqn", 10), ("rainbow", 12))
+        for agent, n_seeds, minutes in (("dqn", 3, 10), ("rainbow", 10, 8))
     ),
     *(
         _row(agent, "mountaincarcontinuous", 3, 50_000, Bar(f"94.7 ({_ZOO}, SAC)", mean=93), minutes)
