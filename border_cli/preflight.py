@@ -298,7 +298,8 @@ def make_plan(config: TrainConfig, spec: EnvSpec, folder: Path, stop: StopFlag) 
 
     sizes, cpus = build.sizes(config, spec), resources.cpus()
     envs, own = envs_per_actor(config), threads(config)
-    speeds = probes.measure(config, spec, [envs], [own], probes.PLAN_S, stop).speeds(envs, own)
+    measured = probes.measure(config, spec, [envs], [own], probes.PLAN_S, stop)
+    speeds = measured.speeds(envs, own)
     return Plan(
         counts=resources.counts(config),
         memory=resources.memory_need(config, sizes),
@@ -310,5 +311,6 @@ def make_plan(config: TrainConfig, spec: EnvSpec, folder: Path, stop: StopFlag) 
         threads=resources.compute_threads(config),
         cpus=cpus,
         speeds=speeds,
+        compiling=measured.compiling,
         duration=throughput.duration(config, speeds, cpus),
     )

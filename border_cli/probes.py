@@ -5,6 +5,7 @@ The two sides of a run are measured as they run later: an actor in a child proce
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -37,6 +38,7 @@ from border_cli.runtime import forkserver, seeding
 from border_cli.runtime.signals import StopFlag
 from border_cli.transport import ModelChannel, Ring, model_layout
 
+_logger = logging.getLogger(__name__)
 PLAN_S = 2.0
 """How long a plan measures each side."""
 AUTO_S = 0.1
@@ -239,8 +241,12 @@ class Learner:
         how = replace(c.agent, compile="cached" if only_cached else "true")
         compiler = GraphCompiler(agent, how, c.plugins, self._spec, n_threads, True, self._stop)
         agent.compiling = compiler.poll
-        with closing(compiler):
-            agent.opt(self._buffer)
+        try:
+            with closing(compiler):
+                agent.opt(self._buffer)
+        except UsageError as error:
+            _logger.warning("%s", first_line(error))
+            agent.compiling = None
         graphs = agent.algorithm.graphs
         rate = self.opt_steps([n_threads], seconds)[n_threads] if graphs else None
         graphs.clear()

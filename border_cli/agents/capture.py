@@ -18,11 +18,11 @@ _logger = logging.getLogger(__name__)
 _WARM_UP = 3
 """Calls before the recording, in which torch's libraries allocate what they keep."""
 
-Step = Callable[[], Tensor | None]
-Record = Callable[[Step, torch.device], tuple[Callable[[], None], Tensor | None]]
+StepCall = Callable[[], Tensor | None]
+RecordGraph = Callable[[StepCall, torch.device], tuple[Callable[[], None], Tensor | None]]
 
 
-def record_graph(step: Step, device: torch.device) -> tuple[Callable[[], None], Tensor | None]:
+def record_graph(step: StepCall, device: torch.device) -> tuple[Callable[[], None], Tensor | None]:
     """Record the kernels of a step. Returns what starts them all, and the tensor that they return their result in.
 
     The step is called several times first, on a stream of its own as the recording demands. Raises RuntimeError for a
@@ -48,7 +48,7 @@ class CapturedStep:
     """
 
     def __init__(
-        self, algorithm: Algorithm, batch: TensorBatch, noise: Any, variant: int, record: Record
+        self, algorithm: Algorithm, batch: TensorBatch, noise: Any, variant: int, record: RecordGraph
     ) -> None:
         own_batch, own_noise = map_leaves(torch.clone, batch), map_leaves(torch.clone, noise)
         self._inputs = [*leaves(own_batch), *leaves(own_noise)]
@@ -68,7 +68,7 @@ class CapturedStep:
         return self._errors
 
 
-def capture_opt_steps(algorithm: Algorithm, batch: TensorBatch, record: Record = record_graph) -> bool:
+def capture_opt_steps(algorithm: Algorithm, batch: TensorBatch, record: RecordGraph = record_graph) -> bool:
     """Replace the opt steps by recorded ones. State and random generator stay as they are.
 
     To be called before the first opt step of a launch, so that the bits of a run do not depend on when it was resumed.

@@ -15,7 +15,9 @@ import math
 import os
 import platform
 import shutil
+import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
@@ -30,15 +32,18 @@ from border_cli.agents.agent import Algorithm, NetworkAgent
 from border_cli.agents.config import NetworkConfig
 from border_cli.agents.params import AdamState, TensorBatch, named_tensors
 from border_cli.config.registry import AGENTS, import_plugins
-from border_cli.core.errors import Interrupted
+from border_cli.core.errors import Interrupted, ResourceError, UsageError, first_line
 from border_cli.core.spaces import EnvSpec
 from border_cli.runtime import child
+from border_cli.runtime.clock import Deadline
 from border_cli.runtime.forkserver import ChildCall, ChildError
 from border_cli.runtime.signals import StopFlag
 
 _logger = logging.getLogger(__name__)
 _KEPT_GRAPHS = 200
 _CALLS_PER_POLL = 32
+_COMPILING_S = 600.0
+"""How long a run waits for its compiled opt step, which takes 10 to 30 s."""
 _SHARE_OF_ROUNDING = {"float32": 1e-3, "bfloat16": 2e-2}
 """By precision: how far results of one opt step may differ, as a share of their norm."""
 _LOG_BETAS = math.log(0.9), math.log(0.999)
@@ -236,7 +241,7 @@ class StepGraph:
 
 
 @dataclass(frozen=True)
-class Job:
+class CompileJob:
     """What a process needs to know to compile the opt step of an agent. batch: with `TensorLayout` in place of tensors."""
 
     config: NetworkConfig
@@ -250,7 +255,8 @@ class GraphCompiler:
     """Gives an agent the compiled forms of its opt step: from the cache, or from a process that compiles them.
 
     Args:
-        waits: the first opt step waits for them, so that every run of the same configuration has the same bits.
+        waits: the first opt step waits for them, so that every run of the same configuration has the same bits. Where they
+            cannot be had, that is an error; without waiting, opt steps stay eager, with a warning.
         stop: ends the waiting with Interrupted.
     """
 
@@ -265,7 +271,7 @@ class GraphCompiler:
         stop: StopFlag,
     ) -> None:
         self._algorithm = agent.algorithm
-        self._job = partial(Job, config, plugins, spec, threads)
+        self._job = partial(CompileJob, config, plugins, spec, threads)
         self._only_cached = config.compile == "cached"
         self._waits = waits
         self._stop = stop
@@ -277,16 +283,19 @@ class GraphCompiler:
     def poll(self, batch: TensorBatch) -> bool:
         """To be called before each opt step, until it returns True: then nothing more will change.
 
-        Raises Interrupted where it waits and the run is asked to stop.
+        Where it waits, it raises Interrupted when the run is asked to stop, and UsageError if compiling fails.
         """
         self._calls += 1
         if self._call is None and self._begin(self._job(map_leaves(TensorLayout.of, batch))):
             return True
         call = self._call
         assert call is not None
+        deadline = Deadline(_COMPILING_S)
         while self._waits and not call.poll(0.1):
             if self._stop.code is not None:
                 raise Interrupted(self._stop.code)
+            if deadline.passed:
+                return self._stay_eager(f"compiling took longer than {_COMPILING_S:g} s")
         if self._calls % _CALLS_PER_POLL and not self._waits:
             return False
         return call.poll() and self._end(call)
@@ -297,7 +306,7 @@ class GraphCompiler:
             self._call.close()
             self._call = None
 
-    def _begin(self, job: Job) -> bool:
+    def _begin(self, job: CompileJob) -> bool:
         """Use what is in the cache, or start compiling. Returns whether nothing more will change."""
         self._layout = job.batch
         self._paths = {variant: graph_path(job, variant) for variant in self._algorithm.variants}
@@ -307,20 +316,21 @@ class GraphCompiler:
             return True
         compiler = os.environ.get("CXX") or ("clang++" if platform.system() == "Darwin" else "g++")
         if shutil.which(compiler) is None:
-            _logger.warning("agent.compile: there is no C++ compiler (%s), so opt steps stay eager", compiler)
-            return True
+            return self._stay_eager(f"there is no C++ compiler ({compiler})")
         if self._waits:
             _logger.info("compiling the opt step, which takes half a minute the first time")
-        self._call = ChildCall(compile_in_child, (job, self._paths))
+        try:
+            self._call = ChildCall(compile_in_child, (job, self._paths))
+        except ResourceError as error:
+            return self._stay_eager(first_line(error))
         return False
 
     def _end(self, call: ChildCall) -> bool:
         try:
             call.result()
         except ChildError as error:
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else error.error_type
-            _logger.warning("agent.compile: opt steps stay eager, compiling failed: %s", reason)
-            return True
+            reason = first_line(error) if str(error).strip() else error.error_type
+            return self._stay_eager(f"compiling failed: {reason}")
         finally:
             self.close()
         return self._use()
@@ -335,8 +345,7 @@ class GraphCompiler:
         except RuntimeError as error:
             for path in self._paths.values():
                 path.unlink(missing_ok=True)
-            _logger.warning("agent.compile: opt steps stay eager, a compiled one cannot be loaded: %s", error)
-            return True
+            return self._stay_eager(f"a compiled one cannot be loaded: {first_line(error)}")
         for path in self._paths.values():
             with contextlib.suppress(OSError):
                 os.utime(path)  # the oldest are removed first
@@ -344,8 +353,14 @@ class GraphCompiler:
         _logger.info("the opt step is compiled from here on")
         return True
 
+    def _stay_eager(self, reason: str) -> bool:
+        if self._waits:  # eager opt steps would have other bits
+            raise UsageError(f"agent.compile=true: {reason}\nallowed: agent.compile=false")
+        _logger.warning("agent.compile: opt steps stay eager, %s", reason)
+        return True
 
-def compile_in_child(job: Job, paths: Mapping[int, Path]) -> None:
+
+def compile_in_child(job: CompileJob, paths: Mapping[int, Path]) -> None:
     """Compile the variants that are not in the cache yet."""
     warnings.simplefilter("ignore")  # of torch's compiler
     logging.disable(logging.WARNING)
@@ -361,16 +376,23 @@ def compile_in_child(job: Job, paths: Mapping[int, Path]) -> None:
         batch = map_leaves(partial(TensorLayout.example, generator=generator), job.batch)
         path.parent.mkdir(0o700, parents=True, exist_ok=True)
         compile_graph(algorithm, batch, algorithm.noise(len(batch.reward)), variant, path)
-        for old in sorted(path.parent.glob("*.pt2"), key=lambda p: p.stat().st_mtime)[:-_KEPT_GRAPHS]:
-            old.unlink(missing_ok=True)
+    _remove_old(cache_folder())
 
 
-def graph_path(job: Job, variant: int) -> Path:
+def _remove_old(folder: Path) -> None:
+    """Keep the newest compiled opt steps, and no folder of a process that was killed while it compiled."""
+    for old in sorted(folder.glob("*.pt2"), key=lambda path: path.stat().st_mtime)[:-_KEPT_GRAPHS]:
+        old.unlink(missing_ok=True)
+    for unfinished in folder.glob("tmp*"):
+        with contextlib.suppress(OSError):  # another process may remove it too
+            if time.time() - unfinished.stat().st_mtime > 2 * _COMPILING_S:
+                shutil.rmtree(unfinished)
+
+
+def graph_path(job: CompileJob, variant: int) -> Path:
     """Where the compiled opt step is cached. The name depends on all that the machine code depends on."""
     code = hashlib.sha256()
-    for file in sorted(
-        {*Path(__file__).parent.rglob("*.py"), Path(str(AGENTS[job.config.type].load().__file__))}
-    ):
+    for file in _code_files(Path(str(AGENTS[job.config.type].load().__file__)).parent):
         code.update(file.read_bytes())
     facts = [
         asdict(job.config.of_opt_step()), job.spec.to_json(), str(job.batch), job.threads, variant,
@@ -378,6 +400,18 @@ def graph_path(job: Job, variant: int) -> Path:
     ]  # fmt: skip
     key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
     return cache_folder() / f"{job.config.type}-{key}.pt2"
+
+
+def _code_files(folder: Path) -> list[Path]:
+    """The files of this package, and those from which modules below the folder, that of an agent, were loaded."""
+    files = (getattr(module, "__file__", None) or "" for module in list(sys.modules.values()))
+    loaded = {Path(file) for file in files if file.endswith(".py")}
+    own = {
+        path
+        for path in loaded
+        if path.is_relative_to(folder) and "site-packages" not in path.relative_to(folder).parts
+    }
+    return sorted({*Path(__file__).parent.rglob("*.py"), *own})
 
 
 def cache_folder() -> Path:

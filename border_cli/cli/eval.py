@@ -72,7 +72,7 @@ Settings
   debug=true                show tracebacks
 
 A run of another user may name modules. They are imported only if you name them as well:
-  plugins=[package]  env.imports=[package]  env.entry_point=module:name
+  plugins=[package]  env.imports=[package]  env.entry_point=module:name  env.wrappers=[module:name]
 
 Flags
   -sc install=bash          set up completion: eval "$(border-eval -sc install=bash)"
@@ -89,9 +89,9 @@ Examples
 MAX_FRAMES = 1000
 """Of a film. A frame is at most 320 pixels wide and high."""
 _ENVS = 10
+"""Episodes stepped together."""
 MAX_EPISODE_STEPS = 30_000
 """By default."""
-"""Episodes stepped together."""
 _COMPLETED = (
     *("checkpoint=best", "checkpoint=last", "render=human", "render=rgb_array"),
     *("env.kwargs.", "plugins="),

@@ -30,7 +30,8 @@ _SAFE = (
     "env.nonfinite",
     "env.out_of_bounds",
     "env.action_mask",  # decided when the run starts
-    "agent.lr_opt_steps",  # so are these
+    "agent.compile",
+    "agent.lr_opt_steps",  # decided when the run starts too
     "buffer.beta_opt_steps",
     "buffer.device",
     *_TIMEOUTS,
@@ -38,7 +39,7 @@ _SAFE = (
     "debug",
 )
 _DECIDED_BY_THE_AGENT = ("lr_opt_steps", "compile")
-_SAFE_RUNNING_FREE = ("agent.compile", "n_actors", "actor_manager.", "threads", "trainer.ratio_tolerance")
+_SAFE_RUNNING_FREE = ("n_actors", "actor_manager.", "threads", "trainer.ratio_tolerance")
 _KEEP_THE_BITS = (
     *BUDGETS,
     "recorder.",

@@ -57,7 +57,8 @@ class Measured:
     """Speeds by what `auto` may choose.
 
     acting: env steps/s of one actor, by its number of environments · learning: opt steps/s, by the number of threads ·
-    insert_s, publish_s: see `Speeds` · compiling: whether the run will compile its opt steps, and these are eager.
+    insert_s, publish_s: see `Speeds` · compiling: whether the run will compile its opt steps, and these are eager; then
+    `speeds` counts them as faster.
     """
 
     acting: Mapping[int, float]
@@ -68,7 +69,8 @@ class Measured:
 
     def speeds(self, envs: int, threads: int) -> Speeds:
         """With this number of environments per actor, which need not have been measured, and threads, which must."""
-        return Speeds(self._acting(envs), self.learning[threads], self.insert_s, self.publish_s)
+        opt_steps = self.learning[threads] * (COMPILED if self.compiling else 1)
+        return Speeds(self._acting(envs), opt_steps, self.insert_s, self.publish_s)
 
     def _acting(self, envs: int) -> float:
         """The time of a step grows linearly with the environments: a fixed part is spent once, on the policy."""
@@ -103,6 +105,7 @@ class Plan:
     threads: int
     cpus: int
     speeds: Speeds
+    compiling: bool
     duration: Duration
 
 
@@ -246,11 +249,7 @@ def decide(
             one = Decision(n, k, n_threads)
             if is_valid(tried := with_numbers(config, one)):
                 speeds = measured.speeds(k, n_threads)
-                ahead = replace(
-                    speeds,
-                    env_steps=speeds.env_steps / ACTORS_AHEAD,
-                    opt_steps=speeds.opt_steps * (COMPILED if measured.compiling else 1),
-                )
+                ahead = replace(speeds, env_steps=speeds.env_steps / ACTORS_AHEAD)
                 found[one] = predict(tried, ahead, cpus).opt_steps
         fastest = max(found.values(), default=0.0)
         if fastest > CLEARLY_FASTER * rate:
@@ -269,11 +268,10 @@ def _reason(config: TrainConfig, chosen: Decision, measured: Measured | None, wh
             parts.append(f"{numbers}: a reproducible run decides nothing by a measurement")
         else:
             speeds = measured.speeds(k, t)
-            opt_steps = speeds.opt_steps * (COMPILED if measured.compiling else 1)
             parts.append(
-                f"{numbers}: they can take {n * speeds.env_steps:,.0f} env steps/s, and the learner's {opt_steps:,.0f} "
-                f"{'compiled ' if measured.compiling else ''}opt steps/s need "
-                f"{(config.trainer.opt_interval or 0) * opt_steps:,.0f}"
+                f"{numbers}: they can take {n * speeds.env_steps:,.0f} env steps/s, "
+                f"and the learner's {speeds.opt_steps:,.0f} {'compiled ' if measured.compiling else ''}opt steps/s need "
+                f"{(config.trainer.opt_interval or 0) * speeds.opt_steps:,.0f}"
             )
     if config.threads is None:
         why = why_one_thread

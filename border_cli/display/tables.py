@@ -15,7 +15,7 @@ from rich.text import Text
 
 from border_cli.config.resolve import n_actors
 from border_cli.config.schema import TrainConfig
-from border_cli.config.throughput import Bench, Plan, RunSpeeds
+from border_cli.config.throughput import COMPILED, Bench, Plan, RunSpeeds
 from border_cli.core.progress import Progress, RunResult, SweepJob
 from border_cli.core.types import ActorStat
 from border_cli.display import format
@@ -203,7 +203,8 @@ def print_plan(console: Console, plan: Plan) -> None:
 
     time = make_table("time (estimate)", "", "value")
     add_row(time, "env steps/s of one actor alone", format.rate(plan.speeds.env_steps))
-    add_row(time, "opt steps/s of the learner alone", format.rate(plan.speeds.opt_steps))
+    compiled = f", compiled: {COMPILED:g} times the eager ones" if plan.compiling else ""
+    add_row(time, f"opt steps/s of the learner alone{compiled}", format.rate(plan.speeds.opt_steps))
     add_row(time, "slower side", _BOUND[plan.duration.bound_by])
     add_row(time, "training", format.duration(plan.duration.seconds))
     add_row(time, "not included", "start, evaluations, checkpoints")

@@ -24,10 +24,13 @@ from border_cli.core.types import Step
 from border_cli.envs.checks import ANY_REWARD, EnvChecker, EnvDataError, api_mistake
 from border_cli.envs.make import SelectedParts, make_gym, own_statistics, stack_size
 from border_cli.envs.spaces import decode_actions, env_spec, may_hold_categories, part_name
+from border_cli.runtime.clock import Deadline
 
 _SHOWN_ACTION = 100
 _SHOWN_ENV_STEPS, _SHOWN_EPISODE = 500, 50
 """Random env steps whose images show whether they hold categories, and of one episode at most."""
+_SHOWN_S = 60.0
+"""Time for them; a slow environment shows fewer."""
 _MAX_CATEGORIES = 32
 """Of a channel; an image with a larger value is a picture."""
 _COLOUR = re.compile(r"\x1b\[\d*m")
@@ -280,23 +283,28 @@ def _try(config: EnvConfig) -> Probed:
 
 
 def _find_categories(env: GymEnv, config: EnvConfig) -> dict[str, list[int]]:
-    """The categories of each channel of the images that hold few, small values in the first random env steps."""
+    """The categories of each channel of the images that hold few, small values in the first random env steps.
+
+    An environment that raises in one of them is not refused: a run restarts it. Then the env steps before are what counts.
+    """
     images = {leaf.name: leaf for leaf in env.spec.obs.leaves if may_hold_categories(leaf)}
     greatest = {name: np.zeros(leaf.shape[leaf.channel_axis], np.int64) for name, leaf in images.items()}
     rng, over = np.random.default_rng(0), True
-    for i in range(_SHOWN_ENV_STEPS):
-        if not images:
-            break
-        if over or i % _SHOWN_EPISODE == 0:
-            env.reset(0, seed=i)
-        step = env.step([0], _random_action(env, rng))
-        over = bool(step.over[0]) or step.dropped is not None
-        for name, leaf in list(images.items()):
-            pixels = np.concatenate([step.obs[name], step.next_obs[name]])
-            of_channel = np.moveaxis(pixels, leaf.channel_axis, 0).reshape(len(greatest[name]), -1)
-            greatest[name] = np.maximum(greatest[name], of_channel.max(1))
-            if greatest[name].max() >= _MAX_CATEGORIES:
-                del images[name]  # it is a picture
+    deadline = Deadline(_SHOWN_S)
+    with contextlib.suppress(ActorLostError):
+        for i in range(_SHOWN_ENV_STEPS):
+            if not images or deadline.passed:
+                break
+            if over or i % _SHOWN_EPISODE == 0:
+                env.reset(0, seed=i)
+            step = env.step([0], _random_action(env, rng))
+            over = bool(step.over[0]) or step.dropped is not None
+            for name, leaf in list(images.items()):
+                pixels = np.concatenate([step.obs[name], step.next_obs[name]])
+                of_channel = np.moveaxis(pixels, leaf.channel_axis, 0).reshape(len(greatest[name]), -1)
+                greatest[name] = np.maximum(greatest[name], of_channel.max(1))
+                if greatest[name].max() >= _MAX_CATEGORIES:
+                    del images[name]  # it is a picture
     root = _root(config)
     return {
         part_name(leaf.path, root): [int(n) + 1 for n in greatest[name]]

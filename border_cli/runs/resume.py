@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from border_cli.agents.config import NetworkConfig
 from border_cli.checkpoints import store
 from border_cli.checkpoints.contents import BEST, CHECKPOINTS, REPLAY, read_model, read_run_state, read_scores
 from border_cli.config.resolve import (
@@ -21,6 +22,7 @@ from border_cli.config.resolve import (
     reopen,
     safe,
 )
+from border_cli.config.resources import counts
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import (
     BorderError,
@@ -84,6 +86,7 @@ def read_resumed(run_dir: Path, config: TrainConfig, wanted: Sequence[Change]) -
         raise unfit(path, e) from e
     exact = summary.get("exact") is not False and state.replay is not None and whole
     exact = exact and all(_keeps(config, state, change) for change in wanted)
+    exact = exact and not _had_schedules_of_the_budget(config, wanted)
     best = None if is_reproducible(config) else _best(run_dir)
     saved = summary.get("saved")
     seconds = saved.get("seconds") if isinstance(saved, dict) else None
@@ -100,6 +103,14 @@ def describe(config: TrainConfig, resumed: Resumed) -> str:
         return "from the beginning: there is no checkpoint yet"
     words = [f"{resumed.path.name}: {resumed.opt_steps:,} opt steps, {resumed.env_steps:,} env steps"]
     words += [str(change) for change in resumed.changes]
+    agent, length = config.agent, _lr_opt_steps(config)
+    if (
+        isinstance(agent, NetworkConfig)
+        and length is not None
+        and length < (counts(config).opt_steps or math.inf)
+    ):
+        last = agent.lr * agent.lr_final
+        words.append(f"the learning rate is {last:g} from opt step {length:,} on (agent.lr_opt_steps)")
     if resumed.state is not None and resumed.state.replay is None:
         words.append("without its replay, so there is a warm-up first")
         budget = config.trainer.max_env_steps
@@ -189,6 +200,19 @@ def _keeps(config: TrainConfig, state: RunState, change: Change) -> bool:
     return keeps_the_bits(change)
 
 
+def _had_schedules_of_the_budget(config: TrainConfig, wanted: Sequence[Change]) -> bool:
+    """Whether a schedule ends with the budget before these changes: with the new one from the start it would be longer."""
+    before = {c.key.removeprefix("trainer."): c.before for c in wanted if c.key in BUDGETS}
+    opt_steps = counts(replace(config, trainer=replace(config.trainer, **before))).opt_steps
+    lengths = _lr_opt_steps(config), getattr(config.buffer, "beta_opt_steps", None)
+    return bool(before) and opt_steps is not None and opt_steps in lengths
+
+
+def _lr_opt_steps(config: TrainConfig) -> int | None:
+    """Length of the schedule of the learning rate, None where there is none."""
+    return config.agent.lr_opt_steps if isinstance(config.agent, NetworkConfig) else None
+
+
 def _best(run_dir: Path) -> tuple[ModelInfo, Evidence] | None:
     """The model of best/ and its evaluations, if that verifies."""
     try:
@@ -214,7 +238,9 @@ def _check_something_left(run_dir: Path, config: TrainConfig, resumed: Resumed) 
     used = [(name, count) for name, count, limit in budgets if limit is not None and count >= limit]
     if used or not any(change.key in BUDGETS for change in resumed.changes):
         name, count = used[0] if used else ("max_env_steps", resumed.env_steps)
+        length = _lr_opt_steps(config)
+        longer = "" if length is None else f" agent.lr_opt_steps={2 * length}"
         raise UsageError(
             f"{run_dir} is done: {resumed.opt_steps:,} opt steps, {resumed.env_steps:,} env steps\n"
-            f"allowed: a larger budget beside resume, such as trainer.{name}={2 * max(count, 1)}"
+            f"allowed: a larger budget beside resume, such as trainer.{name}={2 * max(count, 1)}{longer}"
         )

@@ -98,8 +98,8 @@ class EvalManager:
         self.last: Evaluation | None = None
         self.good_enough = False
         self.skipped = 0
-        self._spaces_out = not reproducible and not parts.evaluator.concurrent
-        self._warned = False
+        self._spaces_out = not reproducible
+        self._noted = False  # that evaluations take longer than the training between them
         self._took_s = 0.0  # the last evaluation with its comparison
         self._ended_at = 0.0  # in seconds of the run
         self._max_seconds = math.inf if config.max_time is None else config.max_time
@@ -120,27 +120,36 @@ class EvalManager:
         if not self._keep_open and len(self._jobs) >= _MAX_JOBS:
             self._jobs.pop()
             self.skipped += 1
+            self._note_once(
+                logging.INFO,
+                "evaluations take longer than the training between two of them, so some models are left out",
+            )
         self._jobs.append(EvalJob(copy, env_steps))
         self.poll()
 
     def skip_interval(self) -> bool:
         """Whether to leave out the evaluation of this interval, because the last one took longer than the training since.
 
-        Only of an inline evaluator in a free-running run, where it would take more than half of the time.
+        Only of an inline evaluator, whose evaluations would take more than half of the time; a reproducible run, which may
+        not decide by time, only says so.
         """
         trained_s = self._parts.telemetry.seconds - self._ended_at
-        if not self._spaces_out or self._took_s <= max(_LONG_S, trained_s):
+        if self._parts.evaluator.concurrent or self._took_s <= max(_LONG_S, trained_s):
             return False
-        self.skipped += 1
-        if not self._warned:
-            self._warned = True
-            _logger.warning(
-                "an evaluation takes %.0f s, longer than the training between two of them, so some are left out; "
-                "evaluator=process evaluates beside the training, evaluator.episodes=%d plays fewer episodes",
-                self._took_s,
-                max(1, len(self._parts.eval_seeds.regular) // 4),
-            )
-        return True
+        left_out = ", so some are left out" if self._spaces_out else ""
+        self._note_once(
+            logging.WARNING,
+            f"an evaluation takes {self._took_s:.0f} s, longer than the training between two of them{left_out}; "
+            "evaluator=process evaluates beside the training, "
+            f"evaluator.episodes={max(1, len(self._parts.eval_seeds.regular) // 4)} plays fewer episodes",
+        )
+        self.skipped += self._spaces_out
+        return self._spaces_out
+
+    def _note_once(self, level: int, note: str) -> None:
+        if not self._noted:
+            _logger.log(level, "%s", note)
+        self._noted = True
 
     def poll(self) -> None:
         """Apply the results that have arrived. Waits only for those that must have taken effect by now."""

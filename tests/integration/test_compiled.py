@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,14 +13,15 @@ import numpy as np
 import pytest
 
 from border_cli.agents.agent import NetworkAgent
-from border_cli.agents.graph import GraphCompiler, cache_folder
+from border_cli.agents.graph import CompileJob, GraphCompiler, cache_folder, graph_path
 from border_cli.cli.train import main
 from border_cli.config.registry import AGENTS
-from border_cli.core.errors import ExitCode, Interrupted
+from border_cli.core.errors import ExitCode, Interrupted, UsageError
 from border_cli.core.spaces import Array
 from border_cli.runtime.signals import StopFlag
 from tests.contract.test_every_agent import OneBatchBuffer, batch, config_of, spec_of
 from tests.faults.amounts import ALL_CASES
+from tests.faults.processes import nothing_left
 from tests.interrupted import assert_same_bits, resume, run_whole, signal_at
 from tests.real_runs import Run, in_folder, tiny, train
 
@@ -131,6 +133,20 @@ def test_a_compiled_opt_step_skips_numbers_that_are_not_finite() -> None:
         assert name.startswith("stats") or np.array_equal(array, before[name]), name
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"target_interval": 7, "target_tau": 0.5, "gamma": 0.9, "reward_clip": 1.0, "lr_final": 0.5},
+        {"exploration": "softmax", "temperature": 2.0, "epsilon_final": 0.3, "eval_epsilon": 0.1},
+    ],
+)
+def test_values_that_an_opt_step_does_not_read_use_the_same_graph(settings: dict[str, Any]) -> None:
+    learn("dqn", learner("dqn", "true")[0], False, 1)
+    one, _ = learner("dqn", "cached", waits=False, **settings)
+    learn("dqn", one, False, 1)
+    assert one.algorithm.graphs
+
+
 def test_a_later_run_uses_the_cache_and_other_settings_do_not(caplog: pytest.LogCaptureFixture) -> None:
     learn("dqn", learner("dqn", "true")[0], False, 1)
     found = set(cache_folder().glob("dqn-*.pt2"))
@@ -144,18 +160,64 @@ def test_a_later_run_uses_the_cache_and_other_settings_do_not(caplog: pytest.Log
 
     for path in found:
         path.write_bytes(b"no library")
-    damaged, _ = learner("dqn", "true")
+    damaged, _ = learner("dqn", "true", waits=False)
     learn("dqn", damaged, False, 2)
     assert not damaged.algorithm.graphs and damaged.opt_steps == 2
     assert "opt steps stay eager, a compiled one cannot be loaded" in caplog.text
     assert len(set(cache_folder().glob("dqn-*.pt2"))) == len(found) - 1, "the damaged file is removed"
 
 
+def test_a_changed_module_beside_that_of_the_agent_is_compiled_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_loss.py").write_text("SCALE = 1.0\n")
+    (tmp_path / "own_agent.py").write_text("import own_loss\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.import_module("own_agent")
+    monkeypatch.setitem(AGENTS, "dqn", replace(AGENTS["dqn"], factory="own_agent"))
+    job = CompileJob(config_of("dqn"), [], spec_of("dqn"), 1, None)  # type: ignore[arg-type]
+    before = graph_path(job, 0)
+    assert graph_path(job, 0) == before
+    (tmp_path / "own_loss.py").write_text("SCALE = 2.0\n")
+    assert graph_path(job, 0) != before
+
+
+def failing(waits: bool) -> NetworkAgent:
+    return learner("dqn", "true", waits, plugins=["no_such_module"], lr=0.25)[0]
+
+
 def test_a_compiling_process_that_fails_costs_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    one, _ = learner("dqn", "true", plugins=["no_such_module"], lr=0.25)
-    learn("dqn", one, False, 2)
-    assert not one.algorithm.graphs and one.opt_steps == 2
+    one = failing(waits=False)
+    while one.compiling is not None:
+        learn("dqn", one, False, 32)
+    assert not one.algorithm.graphs
     assert "agent.compile: opt steps stay eager, compiling failed: plugins: there is no module" in caplog.text
+
+
+def test_where_bits_have_to_repeat_it_is_an_error() -> None:
+    """Eager opt steps would round in another way than the compiled ones of the same run elsewhere."""
+    with pytest.raises(
+        UsageError, match=r"(?s)agent.compile=true: compiling failed: .*allowed: agent.compile=false"
+    ):
+        learn("dqn", failing(waits=True), False, 1)
+
+
+def test_a_free_running_learner_goes_on_eagerly_until_the_opt_step_is_compiled() -> None:
+    one, _ = learner("dqn", "true", waits=False, adam_eps=1e-7)
+    learn("dqn", one, False, 32)
+    assert not one.algorithm.graphs and one.compiling is not None
+    calls = 1
+    while one.compiling is not None:
+        learn("dqn", one, False, 32)
+        calls += 1
+    assert set(one.algorithm.graphs) == {0}
+    learn("dqn", one, False, 32)
+    eager, _ = learner("dqn", "false", adam_eps=1e-7)
+    eager.compiling = None
+    for _ in range(calls + 1):
+        learn("dqn", eager, False, 32)
+    for name, array in eager.state().arrays.items():
+        assert norm(array - one.state().arrays[name]) <= 1e-2 * norm(array) + 1e-5, name
 
 
 def test_the_waiting_ends_when_the_run_is_asked_to_stop() -> None:
@@ -189,13 +251,14 @@ def test_without_a_compiler_the_run_says_so_and_goes_on(monkeypatch: pytest.Monk
     run = train(*RUN)
     assert run.counts[0] == 60
     assert (
-        log(run).count("agent.compile: there is no C++ compiler (/no/such/compiler), so opt steps stay eager")
+        log(run).count("agent.compile: opt steps stay eager, there is no C++ compiler (/no/such/compiler)")
         == 1
     )
 
 
 def test_a_run_that_ends_first_leaves_no_process() -> None:
-    run = train(*RUN, "agent.gamma=0.5")
+    with nothing_left():
+        run = train(*RUN, "agent.lr=0.0625")
     assert run.counts[0] == 60 and "the opt step is compiled" not in log(run)
 
 

@@ -333,7 +333,7 @@ def test_resuming_a_sweep_names_its_newest_unfinished_run(
 
 SAFE = {
     "env": {"nonfinite", "out_of_bounds", "action_mask"},
-    "agent": {"lr_opt_steps"},
+    "agent": {"compile", "lr_opt_steps"},
     "buffer": {"beta_opt_steps", "device"},
     "trainer": {"max_opts", "max_env_steps", "max_time", "stop_return"}
     | {"eval_interval", "save_interval", "record_interval"},
@@ -347,7 +347,6 @@ SAFE_FREE_RUNNING = {
     "actor_manager": None,
     "trainer": SAFE["trainer"] | {"ratio_tolerance"},
     "": {"device", "debug", "n_actors", "threads"},
-    "agent": SAFE["agent"] | {"compile"},
 }
 
 

@@ -125,6 +125,19 @@ def test_a_run_resumed_with_a_larger_budget_equals_one_with_that_budget_from_the
     assert Run(run.path).summary["exact"] is True
 
 
+@pytest.mark.parametrize("length", [None, 1_000])
+def test_a_schedule_that_ends_with_the_old_budget_is_another_one(folder: Path, length: int | None) -> None:
+    """A run that had the larger budget from the start would have a longer schedule, unless its length is given."""
+    given = () if length is None else (f"agent.lr_opt_steps={length}",)
+    args = (*COMMON, *MODES["sync"], "agent.lr_schedule=linear", *given)
+    run = run_whole(folder / f"schedule of {length}", *args, "trainer.max_opts=40")
+    resume(run.path, BUDGET)
+    assert Run(run.path).summary["exact"] is (length is not None)
+    log = " ".join((run.path / "train.log").read_text().split())
+    told = "the learning rate is 0 from opt step 40 on (agent.lr_opt_steps)" in log
+    assert told is (length is None)
+
+
 def test_lockstep_resumes_with_a_larger_budget_of_env_steps(folder: Path) -> None:
     """The old budget shortened the last rounds, so the result is not that of the larger budget and is not exact."""
     args = (*COMMON, *MODES["three actors"], "trainer.max_env_steps=121")

@@ -113,6 +113,7 @@ def test_what_is_chosen(
 def test_speeds_between_two_numbers_of_environments() -> None:
     measured = Measured({1: 1_000, 16: 8_000}, {1: 50, 2: 70}, 1e-5, 1e-4)
     assert measured.speeds(1, 2) == Speeds(1_000, 70, 1e-5, 1e-4)
+    assert replace(measured, compiling=True).speeds(1, 2) == Speeds(1_000, 140, 1e-5, 1e-4)
     # a step takes 1 ms with one environment and 2 ms with 16: 1/15 ms for each further one
     assert measured.speeds(4, 1).env_steps == pytest.approx(4 / (1e-3 + 3 * 1e-3 / 15))
 

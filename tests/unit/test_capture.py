@@ -16,7 +16,7 @@ from torch import Tensor
 
 from border_cli import build
 from border_cli.agents.agent import NetworkAgent
-from border_cli.agents.capture import CapturedStep, Step, capture_opt_steps, record_graph
+from border_cli.agents.capture import CapturedStep, StepCall, capture_opt_steps, record_graph
 from border_cli.agents.params import BatchLoader, Prefetch
 from border_cli.config.registry import AGENTS
 from border_cli.config.schema import TrainConfig
@@ -28,7 +28,9 @@ LR = 2.0**-8
 """Exact in float32, the dtype of a captured step's learning rate."""
 
 
-def record(step: Step, device: torch.device, warm_up: int = 3) -> tuple[Callable[[], None], Tensor | None]:
+def record(
+    step: StepCall, device: torch.device, warm_up: int = 3
+) -> tuple[Callable[[], None], Tensor | None]:
     """As `record_graph`, but the step itself is called in each replay. Its result is kept in one tensor too."""
     for _ in range(warm_up):
         step()
@@ -84,7 +86,7 @@ def test_a_captured_step_reads_its_copies_of_the_arguments_it_gets() -> None:
     first, second = (BatchLoader(16, CPU).next(buffer(number)) for number in (0, 1))
     seen: list[tuple[float, float]] = []
 
-    def watched(step: Step, device: torch.device) -> tuple[Callable[[], None], Tensor | None]:
+    def watched(step: StepCall, device: torch.device) -> tuple[Callable[[], None], Tensor | None]:
         inner = [cell.cell_contents for cell in step.__closure__ or ()]
         own = next(value for value in inner if hasattr(value, "reward"))
         captured = next(value for value in inner if isinstance(value, CapturedStep))
@@ -99,7 +101,7 @@ def test_a_captured_step_reads_its_copies_of_the_arguments_it_gets() -> None:
 
 
 def test_a_recording_that_fails_leaves_the_opt_steps_eager(caplog: pytest.LogCaptureFixture) -> None:
-    def fails(step: Step, device: torch.device) -> tuple[Callable[[], None], Tensor | None]:
+    def fails(step: StepCall, device: torch.device) -> tuple[Callable[[], None], Tensor | None]:
         step()
         raise RuntimeError("operation not permitted when stream is capturing\nmore of it")
 
@@ -217,7 +219,7 @@ def test_a_failed_recording_is_waited_for_and_its_cause_is_named(
     monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
     monkeypatch.setattr(torch.cuda, "graph", graph)
 
-    def record_broken(step: Step, device: torch.device) -> tuple[Callable[[], None], Tensor | None]:
+    def record_broken(step: StepCall, device: torch.device) -> tuple[Callable[[], None], Tensor | None]:
         def broken() -> Tensor | None:
             calls.append(step())
             if len(calls) == 4:

@@ -258,6 +258,7 @@ def test_a_given_side_of_the_range_stays() -> None:
         ({"v_min": -5.0}, [-5.0, 10.0]),
         ({"v_max": 3.0}, [-1.0, 3.0]),
         ({"v_max": -8.0}, [-9.0, -8.0]),
+        ({"v_min": -0.1}, [-0.1, 10.0]),  # not exact in float32
     ):
         agent, buffer = full_agent(head="categorical", **given)
         agent.opt(buffer)

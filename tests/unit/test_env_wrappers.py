@@ -20,7 +20,7 @@ from border_cli.core.errors import UsageError
 from border_cli.core.spaces import EnvSpec
 from border_cli.envs.group import GymEnv, Probed, try_env
 from border_cli.envs.make import SelectedParts, make_gym
-from tests.envs import SPACES
+from tests.envs import SPACES, Grid
 
 ONE = np.zeros(1, np.int64)
 COUNTING = "tests.counting:CountingEnv"
@@ -294,6 +294,22 @@ def test_small_images_of_few_values_hold_categories() -> None:
 )
 def test_which_images_hold_categories(env: dict[str, Any], expected: dict[str, list[int]]) -> None:
     assert categories(**env) == expected
+
+
+class FailingGrid(Grid):
+    """Raises in its fourth env step, before the agent has been in the last cell."""
+
+    steps = 0
+
+    def step(self, action: int) -> Any:
+        self.steps += 1
+        if self.steps == 4:
+            raise RuntimeError("it fails now and then")
+        return super().step(action)
+
+
+def test_an_environment_that_fails_now_and_then_is_not_refused() -> None:
+    assert categories(entry_point=f"{__name__}:FailingGrid") == {"image": [10, 6, 1]}
 
 
 def test_a_value_beyond_the_typed_categories_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:

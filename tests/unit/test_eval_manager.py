@@ -7,6 +7,7 @@ model of each opt step its regular and its fresh score, when the test lets it.
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
@@ -450,15 +451,29 @@ def test_long_evaluations_are_spaced_out(
     assert setup.series("eval/skipped") == ([(20, 2.0)] if True in skipped else [])
 
 
-@pytest.mark.parametrize("options", [{"reproducible": True}, {"concurrent": True, "answers": math.inf}])
+@pytest.mark.parametrize(
+    ("options", "warned"), [({"reproducible": True}, 1), ({"concurrent": True, "answers": math.inf}, 0)]
+)
 def test_reproducible_runs_and_evaluators_beside_the_learner_evaluate_every_interval(
-    clock: FakeClock, options: dict[str, Any]
+    clock: FakeClock, caplog: pytest.LogCaptureFixture, options: dict[str, Any], warned: int
 ) -> None:
     setup = Setup({10: 1.0}, confirm=False, **options)
     setup.evaluator.during = lambda: clock.advance(100.0)
     setup.submit(10)
     setup.manager.poll()
-    assert not setup.manager.skip_interval()
+    assert not setup.manager.skip_interval() and not setup.manager.skip_interval()
+    assert setup.manager.skipped == 0
+    assert caplog.text.count("longer than the training between two of them; evaluator=process") == warned
+
+
+def test_models_that_an_evaluator_beside_the_learner_leaves_out_are_noted_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    setup = Setup({10 * i: 1.0 for i in range(1, 6)}, concurrent=True, confirm=False)
+    setup.submit(10, 20, 30, 40, 50)
+    assert setup.manager.skipped == 3
+    assert caplog.text.count("so some models are left out") == 1
 
 
 def test_max_time_ends_an_evaluation(clock: FakeClock, caplog: pytest.LogCaptureFixture) -> None:

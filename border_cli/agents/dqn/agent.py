@@ -264,7 +264,7 @@ class DqnAlgorithm(Algorithm):
         low, high = before = self._support
         if not any(is_open):
             return
-        if before == initial_support(self.config):
+        if before == tuple(torch.tensor(initial_support(self.config)).tolist()):  # rounded to float32
             wanted = loss.estimated_support(batch.reward, batch.discount)
             low, high = min(low, wanted[0]), max(high, wanted[1])
             if before == UNKNOWN_SUPPORT:

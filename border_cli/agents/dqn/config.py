@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from border_cli.agents.config import NetworkConfig
 from border_cli.config.schema import option, override_default
@@ -29,6 +30,12 @@ _OF_EXPLORATION = {
 @dataclass
 class DqnConfig(NetworkConfig):
     """DQN (Mnih et al., 2015) with double targets (van Hasselt et al., 2016), and its extensions as options."""
+
+    not_in_opt_step: ClassVar[tuple[str, ...]] = (
+        *NetworkConfig.not_in_opt_step,
+        *("exploration", "epsilon_start", "epsilon_final", "epsilon_env_steps", "epsilon_ladder"),
+        *("temperature", "eval_epsilon"),
+    )
 
     type: str = option("dqn", "name of the agent")
     max_grad_norm: float | None = override_default(NetworkConfig, "max_grad_norm", 10.0)

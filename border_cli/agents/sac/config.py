@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from border_cli.agents.config import NetworkConfig
 from border_cli.config.schema import option, override_default
@@ -24,6 +25,11 @@ _ALL_EXPLORATIONS = tuple(name for names in EXPLORATIONS.values() for name in na
 @dataclass
 class SacConfig(NetworkConfig):
     """SAC (Haarnoja et al., 2018) with a learned entropy coefficient, and the parts of TD3 and TQC as options."""
+
+    not_in_opt_step: ClassVar[tuple[str, ...]] = (
+        *NetworkConfig.not_in_opt_step,
+        *("noise_std", "noise_theta", "noise_interval", "random_env_steps"),
+    )
 
     type: str = option("sac", "name of the agent")
     batch_size: int = override_default(NetworkConfig, "batch_size", 256)
