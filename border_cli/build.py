@@ -124,7 +124,6 @@ def make_loop(
     if c.init_from is not None and resumed.state is None and (missing := init_weights(agent, c)):
         _logger.warning("init_from: best/ has the policy alone; %s start new", " and ".join(missing))
     agent.train()
-    compile_opt_steps(agent, c, spec, stop, closing)
     buffer = make_buffer(c, spec)
 
     def made() -> None:
@@ -144,6 +143,12 @@ def make_loop(
         envs_per_actor(c),
     )
     telemetry = Telemetry(limiter, progress, resumed.seconds)
+
+    def compiling() -> None:
+        progress.phase, progress.env_steps = "compiling", limiter.env_steps
+        view.show(progress)
+
+    compile_opt_steps(agent, c, spec, stop, closing, view.note, compiling)
     parts = Components(
         agent=agent,
         buffer=buffer,
@@ -168,9 +173,18 @@ def make_loop(
 
 
 def compile_opt_steps(
-    agent: Agent, c: TrainConfig, spec: EnvSpec, stop: StopFlag, closing: list[Callable[[], None]]
+    agent: Agent,
+    c: TrainConfig,
+    spec: EnvSpec,
+    stop: StopFlag,
+    closing: list[Callable[[], None]],
+    note: Callable[[str], None] = lambda _: None,
+    waiting: Callable[[], None] = lambda: None,
 ) -> None:
-    """Have the agent's opt step compiled, or captured on a GPU, as `agent.compile` says. closing: see `make_loop`."""
+    """Have the agent's opt step compiled, or captured on a GPU, as `agent.compile` says.
+
+    closing: see `make_loop` · note, waiting: see `GraphCompiler`.
+    """
     from border_cli.agents.agent import NetworkAgent
     from border_cli.agents.capture import capture_opt_steps
     from border_cli.agents.config import NetworkConfig
@@ -183,7 +197,7 @@ def compile_opt_steps(
             agent.compiling = partial(capture_opt_steps, agent.algorithm)
     elif c.agent.compile in ("true", "cached"):
         waits = is_reproducible(c)
-        compiler = GraphCompiler(agent, c.agent, c.plugins, spec, threads(c), waits, stop)
+        compiler = GraphCompiler(agent, c.agent, c.plugins, spec, threads(c), waits, stop, note, waiting)
         agent.compiling = compiler.poll
         closing.append(compiler.close)
 

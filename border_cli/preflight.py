@@ -311,6 +311,6 @@ def make_plan(config: TrainConfig, spec: EnvSpec, folder: Path, stop: StopFlag) 
         threads=resources.compute_threads(config),
         cpus=cpus,
         speeds=speeds,
-        compiling=measured.compiling,
+        opt_steps_are=measured.opt_steps_are,
         duration=throughput.duration(config, speeds, cpus),
     )

@@ -82,6 +82,7 @@ def measure(
         compiled if all_cached else learned,
         learner.insert_s(_SMALL_PART_S)[1],
         learner.publish_s(_SMALL_PART_S),
+        compiled=all_cached,
         compiling=how == "true" and not all_cached,
     )
 
@@ -136,7 +137,10 @@ def bench(config: TrainConfig, spec: EnvSpec, stop: StopFlag) -> Bench:
         recommended.insert(3, f"agent.compile={'true' if pays else 'false'}")
     captured = may_compile and config.device.startswith("cuda")
     how = "compiled" if t in compiled else "captured" if captured else "eager"
-    return Bench(ceilings, predicted, how, recommended)
+    fastest = throughput.predict(
+        throughput.with_numbers(open_config, found), measured.speeds(found.envs_per_actor, best), cpus
+    )
+    return Bench(ceilings, predicted, how, recommended, fastest.opt_steps)
 
 
 # -- an actor, in a child process --------------------------------------------------

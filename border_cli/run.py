@@ -189,7 +189,7 @@ class RunFiles:
         except OSError as e:  # such as the full disk that ended the run; the first error counts
             _log.error("%s: %s", e.filename or self.run_dir, e.strerror)
         if interrupted:
-            _log.info("stopped by %s before training started", code.name)
+            _log.info("stopped by %s before the first opt step: nothing is saved", code.name)
             return
         reported = not isinstance(error, ActorLostError) or not error.details or error.logged
         if isinstance(error, Exception) and (code == ExitCode.DEFECT or not reported):

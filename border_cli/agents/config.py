@@ -10,7 +10,7 @@ from typing import ClassVar
 from border_cli.config.schema import AgentConfig, option
 from border_cli.core.errors import UsageError
 
-COMPILE_FROM = 10_000
+COMPILE_FROM = 15_000
 """Opt steps from which on compiling pays. It costs 10 to 30 s of one core, and serves later runs too."""
 
 

@@ -168,11 +168,8 @@ def compile_graph(algorithm: Algorithm, batch: TensorBatch, noise: Any, variant:
     graph, example = trace(algorithm, batch, noise, variant)
     exported = torch.export.export(graph, tuple(_copies(example)), strict=False)
     inductor.compile_threads = 1
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        made = Path(folder) / "graph.pt2"
-        torch._inductor.aoti_compile_and_package(exported, package_path=str(made))
-        _check(algorithm, batch, noise, variant, made, example)
-        made.replace(path)
+    torch._inductor.aoti_compile_and_package(exported, package_path=str(path))
+    _check(algorithm, batch, noise, variant, path, example)
 
 
 def _check(
@@ -258,6 +255,7 @@ class GraphCompiler:
         waits: the first opt step waits for them, so that every run of the same configuration has the same bits. Where they
             cannot be had, that is an error; without waiting, opt steps stay eager, with a warning.
         stop: ends the waiting with Interrupted.
+        note: what is to be shown to the user · waiting: called again and again while it waits.
     """
 
     def __init__(
@@ -269,15 +267,22 @@ class GraphCompiler:
         threads: int,
         waits: bool,
         stop: StopFlag,
+        note: Callable[[str], None] = lambda _: None,
+        waiting: Callable[[], None] = lambda: None,
     ) -> None:
         self._algorithm = agent.algorithm
         self._job = partial(CompileJob, config, plugins, spec, threads)
         self._only_cached = config.compile == "cached"
         self._waits = waits
         self._stop = stop
+        self._note = note
+        self._waiting = waiting
         self._paths: dict[int, Path] = {}
         self._layout: Any = None
         self._call: ChildCall | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = (
+            None  # of the process, which is killed if the run ends
+        )
         self._calls = 0
 
     def poll(self, batch: TensorBatch) -> bool:
@@ -292,6 +297,7 @@ class GraphCompiler:
         assert call is not None
         deadline = Deadline(_COMPILING_S)
         while self._waits and not call.poll(0.1):
+            self._waiting()
             if self._stop.code is not None:
                 raise Interrupted(self._stop.code)
             if deadline.passed:
@@ -303,8 +309,22 @@ class GraphCompiler:
     def close(self) -> None:
         """End the compiling process, if there is one."""
         if self._call is not None:
+            self._tell(
+                "the run ended before its opt step was compiled; border-bench would leave it to later runs"
+            )
+        self._end_process()
+
+    def _end_process(self) -> None:
+        if self._call is not None:
             self._call.close()
             self._call = None
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
+    def _tell(self, what: str) -> None:
+        _logger.info("%s", what)
+        self._note(what)
 
     def _begin(self, job: CompileJob) -> bool:
         """Use what is in the cache, or start compiling. Returns whether nothing more will change."""
@@ -316,11 +336,15 @@ class GraphCompiler:
             return True
         compiler = os.environ.get("CXX") or ("clang++" if platform.system() == "Darwin" else "g++")
         if shutil.which(compiler) is None:
-            return self._stay_eager(f"there is no C++ compiler ({compiler})")
+            return self._stay_eager(
+                f"there is no C++ compiler ({compiler}): g++, or another one by CXX, is needed"
+            )
         if self._waits:
-            _logger.info("compiling the opt step, which takes half a minute the first time")
+            self._tell("compiling the opt step, which takes half a minute the first time")
+        cache_folder().mkdir(0o700, parents=True, exist_ok=True)
+        self._folder = tempfile.TemporaryDirectory(dir=cache_folder())
         try:
-            self._call = ChildCall(compile_in_child, (job, self._paths))
+            self._call = ChildCall(compile_in_child, (job, self._paths, Path(self._folder.name)))
         except ResourceError as error:
             return self._stay_eager(first_line(error))
         return False
@@ -332,7 +356,7 @@ class GraphCompiler:
             reason = first_line(error) if str(error).strip() else error.error_type
             return self._stay_eager(f"compiling failed: {reason}")
         finally:
-            self.close()
+            self._end_process()
         return self._use()
 
     def _use(self) -> bool:
@@ -350,7 +374,7 @@ class GraphCompiler:
             with contextlib.suppress(OSError):
                 os.utime(path)  # the oldest are removed first
         self._algorithm.graphs.update(graphs)
-        _logger.info("the opt step is compiled from here on")
+        self._tell("the opt step is compiled from here on")
         return True
 
     def _stay_eager(self, reason: str) -> bool:
@@ -360,8 +384,8 @@ class GraphCompiler:
         return True
 
 
-def compile_in_child(job: CompileJob, paths: Mapping[int, Path]) -> None:
-    """Compile the variants that are not in the cache yet."""
+def compile_in_child(job: CompileJob, paths: Mapping[int, Path], folder: Path) -> None:
+    """Compile the variants that are not in the cache yet. folder: for files that are not complete."""
     warnings.simplefilter("ignore")  # of torch's compiler
     logging.disable(logging.WARNING)
     child.lower_priority()
@@ -374,13 +398,14 @@ def compile_in_child(job: CompileJob, paths: Mapping[int, Path]) -> None:
         algorithm: Algorithm = module.make_agent(job.config, job.spec, 0).algorithm
         generator = torch.Generator().manual_seed(0)
         batch = map_leaves(partial(TensorLayout.example, generator=generator), job.batch)
-        path.parent.mkdir(0o700, parents=True, exist_ok=True)
-        compile_graph(algorithm, batch, algorithm.noise(len(batch.reward)), variant, path)
+        made = folder / path.name
+        compile_graph(algorithm, batch, algorithm.noise(len(batch.reward)), variant, made)
+        made.replace(path)
     _remove_old(cache_folder())
 
 
 def _remove_old(folder: Path) -> None:
-    """Keep the newest compiled opt steps, and no folder of a process that was killed while it compiled."""
+    """Keep the newest compiled opt steps, and no folder of a run that was killed while it compiled."""
     for old in sorted(folder.glob("*.pt2"), key=lambda path: path.stat().st_mtime)[:-_KEPT_GRAPHS]:
         old.unlink(missing_ok=True)
     for unfinished in folder.glob("tmp*"):

@@ -90,7 +90,11 @@ def _bench(config: TrainConfig, typed: Mapping[str, str], speeds: RunSpeeds | No
     from border_cli.preflight import preflight  # not earlier: they import torch
     from border_cli.probes import bench
 
-    with StopFlag() as stop:
+    # The status is drawn on a terminal alone.
+    doing = Console(stderr=True).status(
+        "measuring each part, and compiling the opt step if no run has: a minute at most"
+    )
+    with StopFlag() as stop, doing:
         resolved, spec, _ = preflight(config, stop, overrides=typed, resuming=True)
         found = bench(resolved, spec, stop)
     print_bench(Console(), resolved, found, cpus(), speeds)

@@ -57,15 +57,23 @@ class Measured:
     """Speeds by what `auto` may choose.
 
     acting: env steps/s of one actor, by its number of environments · learning: opt steps/s, by the number of threads ·
-    insert_s, publish_s: see `Speeds` · compiling: whether the run will compile its opt steps, and these are eager; then
-    `speeds` counts them as faster.
+    insert_s, publish_s: see `Speeds` · compiled: whether these opt steps are compiled · compiling: whether they are eager
+    and the run will compile them; then `speeds` counts them as faster.
     """
 
     acting: Mapping[int, float]
     learning: Mapping[int, float]
     insert_s: float = 0.0
     publish_s: float = 0.0
+    compiled: bool = False
     compiling: bool = False
+
+    @property
+    def opt_steps_are(self) -> str:
+        """What the opt steps are: measured as eager or compiled ones, or a guess about compiled ones."""
+        return (
+            f"compiled: {COMPILED:g} × eager" if self.compiling else "compiled" if self.compiled else "eager"
+        )
 
     def speeds(self, envs: int, threads: int) -> Speeds:
         """With this number of environments per actor, which need not have been measured, and threads, which must."""
@@ -93,7 +101,11 @@ class Decision:
 
 @dataclass(frozen=True)
 class Plan:
-    """What `plan=true` shows. memory, disk: bytes by what takes them; checkpoint: `fixed` and `replay` of one."""
+    """What `plan=true` shows.
+
+    memory, disk: bytes by what takes them · checkpoint: `fixed` and `replay` of one · opt_steps_are: what the opt steps in
+    `speeds` are, as `Measured.opt_steps_are` has it.
+    """
 
     counts: Counts
     memory: dict[str, int]
@@ -105,7 +117,7 @@ class Plan:
     threads: int
     cpus: int
     speeds: Speeds
-    compiling: bool
+    opt_steps_are: str
     duration: Duration
 
 
@@ -115,13 +127,14 @@ class Bench:
 
     ceilings: what each part can do alone, by its name: a rate [1/s] and what it counts · predicted: for the given
     configuration · opt_steps_are: compiled, captured or eager in the prediction · recommended: overrides that are
-    predicted to train fastest, for the same ratio.
+    predicted to train fastest, for the same ratio · recommended_opt_steps: per second with them.
     """
 
     ceilings: Mapping[str, tuple[float, str]]
     predicted: Throughput
     opt_steps_are: str
     recommended: Sequence[str]
+    recommended_opt_steps: float
 
 
 @dataclass(frozen=True)

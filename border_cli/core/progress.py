@@ -17,10 +17,10 @@ ENDED = ("done", "stopped", "failed")
 class Progress:
     """The state of a run at one moment.
 
-    phase: "starting", "warm-up", "training", "evaluating", "saving", "stopping"; at the end "done", "stopped" (by a
-    signal) or "failed". Rates, shares and the lag are over the recent past (about ten seconds), None before there is
-    any. recent_returns: the last 100 training episodes, oldest first. evaluations: (opt steps, mean return) of each
-    so far. best: the best of them.
+    phase: "starting", "warm-up", "compiling" (while the first opt step waits for it), "training", "evaluating", "saving",
+    "stopping"; at the end "done", "stopped" (by a signal) or "failed". Rates, shares and the lag are over the recent past
+    (about ten seconds), None before there is any. recent_returns: the last 100 training episodes, oldest first.
+    evaluations: (opt steps, mean return) of each so far. best: the best of them.
     ratio_target, ratio_actual: env steps per opt step; None when free or before the first opt step.
     """
 

@@ -61,6 +61,8 @@ def advice(p: Progress, cores: int | None = None) -> str:
         return "starting: the actors make their environments and load the first model"
     if p.phase == "starting":
         return "starting: making the environments"
+    if p.phase == "compiling":
+        return "compiling: the first opt step waits for its machine code, so that the same seed gives the same bits"
     if p.phase == "stopping":
         return "stopping: writing the last records and a checkpoint"
     if p.phase == "warm-up":

@@ -134,7 +134,8 @@ def _differences(config: TrainConfig, typed: Mapping[str, str]) -> tuple[list[st
         # env.kwargs is typed as env.kwargs or env.kwargs.gravity
         names = [t for t in typed if f"{t}.".startswith(f"{key}.") or (shown and t == name)]
         if names:
-            by_hand += [f"{t}={typed[t]}" for t in names]
+            decided = f" ({as_typed(value)})" if typed.get(name) == "auto" and value != "auto" else ""
+            by_hand += [f"{t}={typed[t]}{decided}" for t in names]
         elif shown and followed[key] != defaults[key]:
             by_file.append(f"{name}={as_typed(value)}")
     return by_hand, by_file

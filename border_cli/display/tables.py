@@ -15,7 +15,7 @@ from rich.text import Text
 
 from border_cli.config.resolve import n_actors
 from border_cli.config.schema import TrainConfig
-from border_cli.config.throughput import COMPILED, Bench, Plan, RunSpeeds
+from border_cli.config.throughput import Bench, Plan, RunSpeeds
 from border_cli.core.progress import Progress, RunResult, SweepJob
 from border_cli.core.types import ActorStat
 from border_cli.display import format
@@ -203,8 +203,8 @@ def print_plan(console: Console, plan: Plan) -> None:
 
     time = make_table("time (estimate)", "", "value")
     add_row(time, "env steps/s of one actor alone", format.rate(plan.speeds.env_steps))
-    compiled = f", compiled: {COMPILED:g} times the eager ones" if plan.compiling else ""
-    add_row(time, f"opt steps/s of the learner alone{compiled}", format.rate(plan.speeds.opt_steps))
+    what = f"opt steps/s of the learner alone ({plan.opt_steps_are})"
+    add_row(time, what, format.rate(plan.speeds.opt_steps))
     add_row(time, "slower side", _BOUND[plan.duration.bound_by])
     add_row(time, "training", format.duration(plan.duration.seconds))
     add_row(time, "not included", "start, evaluations, checkpoints")
@@ -224,6 +224,8 @@ def print_bench(
     for i, (what, rate) in enumerate((("env steps/s", p.env_steps), (opt_steps, p.opt_steps))):
         others = [] if run is None else [format.rate(run.typical[i]), format.rate(run.whole[i])]
         add_row(predicted, what, format.rate(rate), *others)
+    fastest = format.rate(found.recommended_opt_steps)
+    add_row(predicted, "opt steps/s with what is recommended", fastest, *("" for _ in compared))
     add_row(predicted, "slower side", _BOUND[p.bound_by], *("" for _ in compared))
     add_row(predicted, "not included", "start, evaluations, checkpoints", *("" for _ in compared))
     print_tables(console, [ceilings, predicted])
@@ -240,7 +242,10 @@ def print_bench(
         n_actors=n_actors(config),
         asynchronous=t.type == "async",
     )
-    _print_lines(console, ("bound", advice(progress, cpus)), ("try", " ".join(found.recommended)))
+    bound = advice(progress, cpus)
+    if p.bound_by == "CPUs":
+        bound = "CPU-bound: actors and learner share the CPUs; a larger trainer.opt_interval needs fewer opt steps"
+    _print_lines(console, ("bound", bound), ("try", " ".join(found.recommended)))
 
 
 def _add_sizes(table: Table, sizes: Mapping[str, int]) -> None:

@@ -110,7 +110,9 @@ def describe(config: TrainConfig, resumed: Resumed) -> str:
         and length < (counts(config).opt_steps or math.inf)
     ):
         last = agent.lr * agent.lr_final
-        words.append(f"the learning rate is {last:g} from opt step {length:,} on (agent.lr_opt_steps)")
+        words.append(
+            f"the learning rate is {last:g} from opt step {length:,} on: agent.lr_opt_steps=<number> changes that"
+        )
     if resumed.state is not None and resumed.state.replay is None:
         words.append("without its replay, so there is a warm-up first")
         budget = config.trainer.max_env_steps

@@ -16,7 +16,7 @@ from typing import Protocol, cast
 
 from border_cli.checkpoints.manager import CheckpointManager
 from border_cli.config.schema import TrainerConfig
-from border_cli.core.errors import CheckpointIOError, NonFiniteError
+from border_cli.core.errors import CheckpointIOError, Interrupted, NonFiniteError
 from border_cli.core.metrics import Record
 from border_cli.core.protocols import Agent, ExperienceSource
 from border_cli.core.state import RunState
@@ -66,6 +66,8 @@ class TrainingLoop(ABC):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # A failed save happens between two opt steps: the state is whole.
         self._failed = kind is not None and not issubclass(kind, CheckpointIOError)
+        if kind is not None and issubclass(kind, Interrupted):
+            self._final_phase = "stopped"
         telemetry = self.parts.telemetry
         run_all(
             [

@@ -47,8 +47,10 @@ def test_every_part_is_measured_and_the_recommendation_can_be_typed(
     assert "opt step, compiled, 1 thread" not in rows
     rates = [rate(rows[f"{side} steps/s"]) for side in ("env", "eager opt")]
     assert rates[0] == pytest.approx(rates[1], rel=0.01)  # opt_interval=1
+    assert rate(rows["opt steps/s with what is recommended"]) > 0
     bound, recommended = text.splitlines()[-2:]
-    assert bound.startswith(("bound    learner-bound: ", "bound    actor-bound: ", "bound    balanced: "))
+    sides = "learner-bound", "actor-bound", "balanced", "CPU-bound"
+    assert bound.startswith(tuple(f"bound    {side}: " for side in sides))
     keys = [word.partition("=")[0] for word in recommended.split()[1:]]
     assert keys == ["n_actors", "actor_manager.envs_per_actor", "threads", "trainer.opt_interval"]
     with Composer(parse_overrides(["env=cartpole", *recommended.split()[1:]])) as composer:

@@ -221,17 +221,20 @@ def test_a_free_running_learner_goes_on_eagerly_until_the_opt_step_is_compiled()
 
 
 def test_the_waiting_ends_when_the_run_is_asked_to_stop() -> None:
-    one, compiler = learner("dqn", "true", lr=0.125)
-    stop = StopFlag()
+    one, _ = learner("dqn", "true")
+    stop, notes = StopFlag(), list[str]()
+    config = replace(config_of("dqn"), compile="true", lr=0.125)
     compiler = GraphCompiler(
-        one, replace(config_of("dqn"), compile="true", lr=0.125), [], spec_of("dqn"), 1, True, stop
+        *(one, config, [], spec_of("dqn"), 1, True, stop),
+        note=notes.append,
+        waiting=lambda: stop.request(ExitCode.SIGINT),
     )
     one.compiling = compiler.poll
-    stop.request(ExitCode.SIGINT)
     with pytest.raises(Interrupted):
         learn("dqn", one, False, 1)
     compiler.close()
     assert one.opt_steps == 0
+    assert [note.partition(" ")[0] for note in notes] == ["compiling", "the"]
 
 
 RUN = (
@@ -260,6 +263,8 @@ def test_a_run_that_ends_first_leaves_no_process() -> None:
     with nothing_left():
         run = train(*RUN, "agent.lr=0.0625")
     assert run.counts[0] == 60 and "the opt step is compiled" not in log(run)
+    assert log(run).count("the run ended before its opt step was compiled") == 1
+    assert list(cache_folder().glob("tmp*")) == []
 
 
 @pytest.mark.parametrize(

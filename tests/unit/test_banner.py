@@ -64,7 +64,7 @@ def test_typed_values_are_shown_once_even_if_they_are_defaults() -> None:
     )
     typed = {"n_actors": "auto", "actor_manager.envs_per_actor": "auto", "evaluator": "auto"}
     assert differences(config(n_actors=4), typed) == (
-        "actor_manager.envs_per_actor=auto  evaluator=auto  n_actors=auto",
+        "actor_manager.envs_per_actor=auto (1)  evaluator=auto  n_actors=auto (4)",
         None,
     )
     assert differences(config(seed=3), {"seeded.by": "me"}) == (None, "seed=3")
