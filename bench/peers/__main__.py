@@ -1,13 +1,13 @@
 """Compare whole runs with those of other tools, in turn on this machine. Writes their tables in docs/performance.md.
 
-    python -m bench.peers [--tasks TASK …] [--peers PEER …] [--rounds N] [--print-only]
+    python -m bench.peers [--tasks TASK …] [--peers PEER …] [--rounds N] [--compiled-only] [--print-only]
 
 Each peer has an environment of its own in .peers/, made by the first call. Every round runs each peer once and
 border-train once, with another seed. Tables of tasks that were not run stay as they are.
 
 A timed task ends at the first evaluation that reaches its target. Its time is that from the command to the evaluation,
 without the time of evaluations. Every program has one torch thread, unless the task says otherwise. An earlier run has
-compiled the opt step of border-train; a second row of the timed tasks is without that.
+compiled the opt step of border-train; a second row of the timed tasks is without that, unless `--compiled-only`.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", choices=[task.name for task in TASKS], metavar="TASK")
     parser.add_argument("--peers", nargs="*", choices=[peer.name for peer in PEERS], metavar="PEER")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--compiled-only", action="store_true")
     parser.add_argument("--print-only", action="store_true")
     args = parser.parse_args()
     peers = [peer for peer in PEERS if args.peers is None or peer.name in args.peers]
@@ -54,7 +55,8 @@ def main() -> None:
         install(peer)
     for task in TASKS:
         if args.tasks is None or task.name in args.tasks:
-            table = _compare(task, [peer for peer in peers if peer.name in task.peers], args.rounds)
+            ours = (OURS,) if args.compiled_only or task.target is None else (OURS, FIRST)
+            table = _compare(task, ours, [peer for peer in peers if peer.name in task.peers], args.rounds)
             print(table, flush=True)
             if not args.print_only:
                 write_between_marks(PAGE, _with_table(read_between_marks(PAGE, "peers"), table), "peers")
@@ -71,9 +73,8 @@ def _task_name(table: str) -> str:
     return table.split("|")[1].strip()
 
 
-def _compare(task: Task, peers: Sequence[Peer], rounds: int) -> str:
-    """Run the task `rounds` times with each tool, in turn, and return its table."""
-    ours = (OURS,) if task.target is None else (OURS, FIRST)
+def _compare(task: Task, ours: Sequence[str], peers: Sequence[Peer], rounds: int) -> str:
+    """Run the task `rounds` times with each tool, in turn, and return its table. ours: rows of border-train."""
     measured: dict[str, list[Timed]] = {name: [] for name in (*ours, *(peer.name for peer in peers))}
     rates: dict[str, list[float]] = {name: [] for name in measured}
     compile_opt_step(task)
