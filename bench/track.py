@@ -6,6 +6,7 @@ import json
 import re
 import statistics
 import subprocess
+import textwrap
 from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
@@ -57,7 +58,7 @@ def draw(track: Path = TRACK, picture: Path = PICTURE) -> None:
         plot.errorbar(x, medians, yerr=spread, marker="o", capsize=3)
         if promised := re.search(r"[\d.]+$", found[-1][1]["promised"]):
             plot.axhline(float(promised[0]), linestyle="--", color="grey")
-        plot.set_title(name, fontsize="small")
+        plot.set_title(textwrap.fill(name, 44), fontsize="small")
         plot.set_ylim(bottom=0)
         plot.grid(alpha=0.3)
         plot.set_xticks(
