@@ -17,7 +17,6 @@ import platform
 import shutil
 import sys
 import tempfile
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
@@ -401,16 +400,17 @@ def compile_in_child(job: CompileJob, paths: Mapping[int, Path], folder: Path) -
         made = folder / path.name
         compile_graph(algorithm, batch, algorithm.noise(len(batch.reward)), variant, made)
         made.replace(path)
-    _remove_old(cache_folder())
+    remove_old_files(cache_folder())
 
 
-def _remove_old(folder: Path) -> None:
+def remove_old_files(folder: Path) -> None:
     """Keep the newest compiled opt steps, and no folder of a run that was killed while it compiled."""
     for old in sorted(folder.glob("*.pt2"), key=lambda path: path.stat().st_mtime)[:-_KEPT_GRAPHS]:
         old.unlink(missing_ok=True)
+    now = folder.stat().st_mtime  # when the last file was added to it
     for unfinished in folder.glob("tmp*"):
         with contextlib.suppress(OSError):  # another process may remove it too
-            if time.time() - unfinished.stat().st_mtime > 2 * _COMPILING_S:
+            if now - unfinished.stat().st_mtime > 2 * _COMPILING_S:
                 shutil.rmtree(unfinished)
 
 

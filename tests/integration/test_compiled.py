@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +15,7 @@ import numpy as np
 import pytest
 
 from border_cli.agents.agent import NetworkAgent
-from border_cli.agents.graph import CompileJob, GraphCompiler, cache_folder, graph_path
+from border_cli.agents.graph import CompileJob, GraphCompiler, cache_folder, graph_path, remove_old_files
 from border_cli.cli.train import main
 from border_cli.config.registry import AGENTS
 from border_cli.core.errors import ExitCode, Interrupted, UsageError
@@ -282,3 +284,15 @@ def test_sync_and_lockstep_repeat_their_bits_with_compiled_opt_steps(
     resume(path)
     assert log(Run(path)).count("the opt step is compiled from here on") == 2
     assert_same_bits(Run(path), whole)
+
+
+def test_what_a_killed_run_left_in_the_cache_is_removed_by_a_later_one() -> None:
+    learn("dqn", learner("dqn", "true")[0], False, 1)
+    old, new = cache_folder() / "tmpold", cache_folder() / "tmpnew"
+    for folder in (old, new):
+        folder.mkdir()
+        (folder / "graph.pt2").touch()
+    os.utime(old, (0, 0))
+    remove_old_files(cache_folder())
+    assert not old.exists() and new.exists()
+    shutil.rmtree(new)
