@@ -203,8 +203,8 @@ def print_plan(console: Console, plan: Plan) -> None:
 
     time = make_table("time (estimate)", "", "value")
     add_row(time, "env steps/s of one actor alone", format.rate(plan.speeds.env_steps))
-    what = f"opt steps/s of the learner alone ({plan.opt_steps_are})"
-    add_row(time, what, format.rate(plan.speeds.opt_steps))
+    add_row(time, "opt steps/s of the learner alone", format.rate(plan.speeds.opt_steps))
+    add_row(time, "opt steps are", plan.opt_steps_are)
     add_row(time, "slower side", _BOUND[plan.duration.bound_by])
     add_row(time, "training", format.duration(plan.duration.seconds))
     add_row(time, "not included", "start, evaluations, checkpoints")
