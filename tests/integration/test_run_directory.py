@@ -34,7 +34,14 @@ ARGS = (
     "recorder.tensorboard=true",
     "seed=3",
 )
-TRAINERS = {"sync": ("trainer=sync",), "async": ("trainer=async", "n_actors=2")}
+TRAINERS = {
+    "sync": ("trainer=sync",),
+    "async": (
+        "trainer=async",
+        "n_actors=2",
+        "evaluator=inline",
+    ),  # so that each score is known at the next checkpoint
+}
 EVALUATED = [40, 80, 100]
 SAVED = [30, 60, 90, 100]
 RECORDED = [0, 20, 40, 60, 80, 100]
