@@ -145,7 +145,11 @@ def make_loop(
     telemetry = Telemetry(limiter, progress, resumed.seconds)
 
     def compiling() -> None:
-        progress.phase, progress.env_steps = "compiling", limiter.env_steps
+        progress.phase, progress.seconds, progress.env_steps = (
+            "compiling",
+            telemetry.seconds,
+            limiter.env_steps,
+        )
         view.show(progress)
 
     compile_opt_steps(agent, c, spec, stop, closing, view.note, compiling)
