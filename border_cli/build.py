@@ -145,11 +145,8 @@ def make_loop(
     telemetry = Telemetry(limiter, progress, resumed.seconds)
 
     def compiling() -> None:
-        progress.phase, progress.seconds, progress.env_steps = (
-            "compiling",
-            telemetry.seconds,
-            limiter.env_steps,
-        )
+        progress.phase = "compiling"
+        progress.seconds, progress.env_steps = telemetry.seconds, limiter.env_steps
         view.show(progress)
 
     compile_opt_steps(agent, c, spec, stop, closing, view.note, compiling)

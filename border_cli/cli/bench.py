@@ -92,7 +92,7 @@ def _bench(config: TrainConfig, typed: Mapping[str, str], speeds: RunSpeeds | No
 
     # The status is drawn on a terminal alone.
     doing = Console(stderr=True).status(
-        "measuring each part, and compiling the opt step if no run has: a minute at most"
+        "measuring each part, and compiling the opt step if no run has: about a minute"
     )
     with StopFlag() as stop, doing:
         resolved, spec, _ = preflight(config, stop, overrides=typed, resuming=True)

@@ -29,9 +29,9 @@ _SAFE = (
     "checkpoint.",
     "env.nonfinite",
     "env.out_of_bounds",
-    "env.action_mask",  # decided when the run starts
     "agent.compile",
-    "agent.lr_opt_steps",  # decided when the run starts too
+    "env.action_mask",  # decided when the run starts
+    "agent.lr_opt_steps",  # so are these
     "buffer.beta_opt_steps",
     "buffer.device",
     *_TIMEOUTS,
