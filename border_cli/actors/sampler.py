@@ -63,6 +63,7 @@ class Sampler:
         self._policy = policy
         self._seed_of = seed_of
         self._owner = owner
+        self._all = list(range(env.n_envs))
         self._episodes = np.zeros(env.n_envs, np.int64)
         # Environments that started a new episode on resume; the rows of the episode before are cut at the next step.
         self._to_cut: list[int] = []
@@ -99,6 +100,8 @@ class Sampler:
 
     def next_envs(self, k: int) -> list[int]:
         """The next k environments, in turn, so that env steps are spread evenly for any k."""
+        if k == self._env.n_envs and self.next_env == 0:  # as usual
+            return self._all
         env_ix = [(self.next_env + i) % self._env.n_envs for i in range(k)]
         self.next_env = (self.next_env + k) % self._env.n_envs
         return env_ix

@@ -154,7 +154,7 @@ def test_softmax_exploration_has_the_right_probabilities_and_no_overflow() -> No
 def test_exploration_never_chooses_a_forbidden_action() -> None:
     rows = np.array([[5.0, -np.inf, 1.0], [-np.inf, 3.0, 2.0]], np.float32)
     values, rng = np.tile(rows, (20_000, 1)), np.random.default_rng(0)
-    actions = epsilon_greedy(values, 0.4, rng)
+    actions = epsilon_greedy(values, 0.4, rng, masked=True)
     assert np.bincount(actions[::2], minlength=3) / 20_000 == pytest.approx([0.8, 0, 0.2], abs=0.02)
     assert np.bincount(actions[1::2], minlength=3) / 20_000 == pytest.approx([0, 0.8, 0.2], abs=0.02)
     actions = sample_softmax(values, 10.0, rng)

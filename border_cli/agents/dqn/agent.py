@@ -76,10 +76,12 @@ def epsilon_schedule(config: DqnConfig, actor: int, n_actors: int) -> EpsilonSch
     return EpsilonSchedule(config.epsilon_start, config.epsilon_final, config.epsilon_env_steps, power)
 
 
-def epsilon_greedy(values: Array, epsilon: float, rng: np.random.Generator) -> Array:
+def epsilon_greedy(values: Array, epsilon: float, rng: np.random.Generator, masked: bool = False) -> Array:
     """(B,) the best action of each row, or with probability ε a random allowed one; without ε nothing is drawn.
 
-    values: (B, n), -inf for forbidden actions. Rows in which every action is forbidden count as free.
+    Args:
+        values: (B, n), -inf for forbidden actions. Rows in which every action is forbidden count as free.
+        masked: whether there may be forbidden actions.
     """
     best: Array = values.argmax(1)
     if epsilon == 0.0:
@@ -87,8 +89,8 @@ def epsilon_greedy(values: Array, epsilon: float, rng: np.random.Generator) -> A
     random = (rng.random(len(best)) < epsilon).nonzero()[0]
     if len(random):  # usually none
         share = rng.random(len(random))  # `integers` takes five times as long
-        forbidden = values[random] == -np.inf
-        if forbidden.any():
+        if masked:
+            forbidden = values[random] == -np.inf
             allowed = ~forbidden | forbidden.all(1, keepdims=True)
             drawn = (share * allowed.sum(1)).astype(np.int64)
             best[random] = (allowed.cumsum(1) > drawn[:, None]).argmax(1)  # the drawn-th allowed one, from 0
@@ -201,12 +203,13 @@ class DqnPolicy(NetworkPolicy):
         if self._config.exploration == "softmax":
             actions = sample_softmax(values, self._config.temperature, self._rng)
         else:
-            actions = epsilon_greedy(values, self._epsilon(env_steps), self._rng)
+            actions = epsilon_greedy(values, self._epsilon(env_steps), self._rng, self._mask is not None)
         self._last = values, actions
         return actions
 
     def _exploit(self, obs: Obs) -> Array:
-        return epsilon_greedy(self.action_values(obs), self._config.eval_epsilon, self._eval_rng)
+        values = self.action_values(obs)
+        return epsilon_greedy(values, self._config.eval_epsilon, self._eval_rng, self._mask is not None)
 
     def extras(self) -> dict[str, Array]:
         """(B,) values of the best and of the chosen action, of the last actions in train mode."""
