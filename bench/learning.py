@@ -91,7 +91,7 @@ def bare_update_rate() -> float:
 
 def compile_steps(agent: NetworkAgent, buffer: ReplayBuffer, config: TrainConfig, spec: EnvSpec) -> None:
     """Do one opt step, compiled, so that all later ones are. Ends the program where that is not possible."""
-    from border_cli.agents.graph import GraphCompiler
+    from border_cli.agents.compiler import GraphCompiler
     from border_cli.runtime.signals import StopFlag
 
     compiler = GraphCompiler(agent, config.agent, [], spec, 1, True, StopFlag())  # type: ignore[arg-type]

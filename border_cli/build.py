@@ -188,8 +188,8 @@ def compile_opt_steps(
     """
     from border_cli.agents.agent import NetworkAgent
     from border_cli.agents.capture import capture_opt_steps
+    from border_cli.agents.compiler import GraphCompiler
     from border_cli.agents.config import NetworkConfig
-    from border_cli.agents.graph import GraphCompiler
 
     if not isinstance(agent, NetworkAgent) or not isinstance(c.agent, NetworkConfig):
         return

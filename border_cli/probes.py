@@ -20,8 +20,8 @@ import torch
 from border_cli import build
 from border_cli.actors.sampler import Sampler
 from border_cli.agents.agent import NetworkAgent
+from border_cli.agents.compiler import GraphCompiler
 from border_cli.agents.config import NetworkConfig
-from border_cli.agents.graph import GraphCompiler
 from border_cli.config import resources, throughput
 from border_cli.config.registry import import_plugins
 from border_cli.config.resolve import envs_per_actor, may_switch, n_actors, ratio_tolerance, reopen, threads

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from border_cli.agents.agent import NetworkAgent
-from border_cli.agents.graph import CompileJob, GraphCompiler, cache_folder, graph_path, remove_old_files
+from border_cli.agents.compiler import CompileJob, GraphCompiler, cache_folder, graph_path, remove_old_files
 from border_cli.cli.train import main
 from border_cli.config.registry import AGENTS
 from border_cli.core.errors import ExitCode, Interrupted, UsageError
