@@ -189,7 +189,9 @@ class RunFiles:
         except OSError as e:  # such as the full disk that ended the run; the first error counts
             _log.error("%s: %s", e.filename or self.run_dir, e.strerror)
         if interrupted:
-            _log.info("stopped by %s before the first opt step: nothing is saved", code.name)
+            before = self._resumed
+            kept = f"opt step {before.opt_steps} is kept" if before and before.path else "nothing is saved"
+            _log.info("stopped by %s before the first opt step: %s", code.name, kept)
             return
         reported = not isinstance(error, ActorLostError) or not error.details or error.logged
         if isinstance(error, Exception) and (code == ExitCode.DEFECT or not reported):

@@ -96,22 +96,23 @@ class GraphCompiler:
             return True
         call = self._call
         assert call is not None
+        if not self._waits:
+            return self._calls % _CALLS_PER_POLL == 0 and call.poll() and self._end(call)
         deadline = Deadline(_COMPILING_S)
-        while self._waits and not call.poll(0.1):
+        while not call.poll(0.1):
             self._waiting()
             if self._stop.code is not None:
                 raise Interrupted(self._stop.code)
             if deadline.passed:
                 return self._stay_eager(f"compiling took longer than {_COMPILING_S:g} s")
-        if self._calls % _CALLS_PER_POLL and not self._waits:
-            return False
-        return call.poll() and self._end(call)
+        return self._end(call)
 
     def close(self) -> None:
         """End the compiling process, if there is one."""
         if self._call is not None:
             self._tell(
-                "the run ended before its opt step was compiled; border-bench would leave it to later runs"
+                "the run ended before its opt step was compiled; "
+                "border-bench with the same arguments compiles it for later runs"
             )
         self._end_process()
 
@@ -131,8 +132,8 @@ class GraphCompiler:
         """Use what is in the cache, or start compiling. Returns whether nothing more will change."""
         self._layout = job.batch
         self._paths = {variant: graph_path(job, variant) for variant in self._algorithm.variants}
-        if all(path.exists() for path in self._paths.values()):
-            return self._use()
+        if all(path.exists() for path in self._paths.values()) and self._use():
+            return True
         if self._only_cached:
             return True
         compiler = os.environ.get("CXX") or ("clang++" if platform.system() == "Darwin" else "g++")
@@ -158,10 +159,10 @@ class GraphCompiler:
             return self._stay_eager(f"compiling failed: {reason}")
         finally:
             self._end_process()
-        return self._use()
+        return self._use() or self._stay_eager("the compiled one cannot be loaded")
 
     def _use(self) -> bool:
-        """Replace the eager opt steps."""
+        """Replace the eager opt steps. False if the compiled ones cannot be loaded: then they are removed."""
         try:
             graphs = {
                 variant: StepGraph(path, self._algorithm.state, self._layout)
@@ -170,7 +171,8 @@ class GraphCompiler:
         except RuntimeError as error:
             for path in self._paths.values():
                 path.unlink(missing_ok=True)
-            return self._stay_eager(f"a compiled one cannot be loaded: {first_line(error)}")
+            _logger.warning("a compiled opt step cannot be loaded and was removed: %s", first_line(error))
+            return False
         for path in self._paths.values():
             with contextlib.suppress(OSError):
                 os.utime(path)  # the oldest are removed first
@@ -207,11 +209,15 @@ def compile_in_child(job: CompileJob, paths: Mapping[int, Path], folder: Path) -
 
 def remove_old_files(folder: Path) -> None:
     """Keep the newest compiled opt steps, and no folder of a run that was killed while it compiled."""
-    for old in sorted(folder.glob("*.pt2"), key=lambda path: path.stat().st_mtime)[:-_KEPT_GRAPHS]:
-        old.unlink(missing_ok=True)
+    graphs = []
+    for path in folder.glob("*.pt2"):
+        with contextlib.suppress(FileNotFoundError):  # another process may remove old files too
+            graphs.append((path.stat().st_mtime, path))
+    for _, path in sorted(graphs)[:-_KEPT_GRAPHS]:
+        path.unlink(missing_ok=True)
     now = folder.stat().st_mtime  # when the last file was added to it
     for unfinished in folder.glob("tmp*"):
-        with contextlib.suppress(OSError):  # another process may remove it too
+        with contextlib.suppress(OSError):
             if now - unfinished.stat().st_mtime > 2 * _COMPILING_S:
                 shutil.rmtree(unfinished)
 

@@ -8,7 +8,10 @@ eager step up to rounding. `border_cli.agents.compiler` decides when this is don
 from __future__ import annotations
 
 import math
+import os
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -170,10 +173,27 @@ def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 def _load(path: Path) -> Callable[[list[Tensor]], list[Tensor]]:
     """The function in a compiled file. Raises RuntimeError if it is none."""
-    # Not torch._inductor.aoti_load_package, whose import takes a second and a half.
-    loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", True, 1, -1)
+    # The loader unpacks the file into a temporary folder and removes it only with itself, which a program that ends does
+    # not do. Once the code is loaded, its file is no longer needed.
+    with tempfile.TemporaryDirectory() as folder, _temporary_folder(folder):
+        # Not torch._inductor.aoti_load_package, whose import takes a second and a half.
+        loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", True, 1, -1)
     run: Callable[[list[Tensor]], list[Tensor]] = loader.boxed_run
     return run
+
+
+@contextmanager
+def _temporary_folder(folder: str) -> Iterator[None]:
+    """Inside, C++ code puts temporary files into this folder."""
+    before = os.environ.get("TMPDIR")
+    os.environ["TMPDIR"] = folder
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["TMPDIR"]
+        else:
+            os.environ["TMPDIR"] = before
 
 
 class StepGraph:

@@ -162,11 +162,31 @@ def test_a_later_run_uses_the_cache_and_other_settings_do_not(caplog: pytest.Log
 
     for path in found:
         path.write_bytes(b"no library")
-    damaged, _ = learner("dqn", "true", waits=False)
+    damaged, _ = learner("dqn", "cached", waits=False)
     learn("dqn", damaged, False, 2)
     assert not damaged.algorithm.graphs and damaged.opt_steps == 2
-    assert "opt steps stay eager, a compiled one cannot be loaded" in caplog.text
-    assert len(set(cache_folder().glob("dqn-*.pt2"))) == len(found) - 1, "the damaged file is removed"
+    assert "a compiled opt step cannot be loaded and was removed" in caplog.text
+    assert len(set(cache_folder().glob("dqn-*.pt2"))) == len(found) - 1
+
+
+def test_a_damaged_file_is_compiled_again() -> None:
+    learn("dqn", learner("dqn", "true")[0], False, 1)
+    for path in cache_folder().glob("dqn-*.pt2"):
+        path.write_bytes(b"no library")
+    one, compiler = learner("dqn", "true", waits=False)
+    learn("dqn", one, False, 1)
+    assert one.compiling is not None, "it is being compiled"
+    compiler.close()
+
+
+def test_a_loaded_graph_leaves_nothing_in_the_temporary_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    one, _ = learner("dqn", "true")
+    learn("dqn", one, False, 1)
+    assert one.algorithm.graphs and not list(tmp_path.glob("aotinductor*"))
+    assert os.environ["TMPDIR"] == str(tmp_path)
 
 
 def test_a_changed_module_beside_that_of_the_agent_is_compiled_again(
