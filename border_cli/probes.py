@@ -70,9 +70,8 @@ def measure(
     acted, learner = acting(config, envs, seconds, stop), Learner(config, spec, stop)
     learned, compiled = learner.opt_steps(thread_counts, seconds), dict[int, float]()
     agent = config.agent.resolve(resources.counts(config).opt_steps, may_switch(config))
-    how = (
-        getattr(agent, "compile", "false") if config.device == "cpu" else "false"
-    )  # captured ones are measured
+    # On a GPU the opt steps that were measured are the captured ones already.
+    how = getattr(agent, "compile", "false") if config.device == "cpu" else "false"
     if how != "false":
         cached = (learner.compiled_opt_steps(n, seconds, only_cached=True) for n in thread_counts)
         compiled = {n: rate for n, rate in zip(thread_counts, cached, strict=True) if rate is not None}

@@ -47,7 +47,12 @@ class Variant:
         """What to train."""
         options = (*self.options, f"trainer.max_env_steps={self.env_steps}")
         return Task(
-            *(self.name, "HalfCheetah-v5", (256, 256), self.env_steps, options, ()),
+            name=self.name,
+            env_id="HalfCheetah-v5",
+            hidden=(256, 256),
+            max_env_steps=self.env_steps,
+            options=options,
+            peers=(),
             eval_interval=EVAL_INTERVAL,
             target=float("inf"),  # with none, a peer would not evaluate
             agent="sac",

@@ -81,9 +81,8 @@ def capture_opt_steps(algorithm: Algorithm, batch: TensorBatch, record: RecordGr
     try:
         graphs = {v: CapturedStep(algorithm, batch, noise, v, record) for v in algorithm.variants}
     except RuntimeError as error:
-        cause = (
-            error.__context__ or error
-        )  # the end of a recording raises too, and does not say what has broken it
+        # The end of a recording raises too, and does not say what has broken it.
+        cause = error.__context__ or error
         _logger.warning("agent.compile: opt steps stay eager, recording them failed: %s", first_line(cause))
     else:
         algorithm.graphs.update(graphs)

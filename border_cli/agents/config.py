@@ -58,7 +58,7 @@ class NetworkConfig(AgentConfig):
     compile: str = option(
         "auto",
         "compile the opt step during the run; cached: use it only if an earlier run has compiled it; "
-        "auto: compile in long runs and cached in short ones, but not where bits have to repeat; "
+        "auto: true in long runs, cached in short ones, false where bits have to repeat; "
         "with device=cuda all but false capture it as a CUDA graph",
         choices=("auto", "true", "cached", "false"),
     )

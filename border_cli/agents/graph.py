@@ -118,7 +118,7 @@ def trace(
 
     These are the tensors of state, batch and noise, `lr_scale`, and `bias_corrections` as one tensor (n, 2).
 
-    It changes the tensors of the state in place, and returns the errors if there are any.
+    The graph changes the tensors of the state in place, and returns the errors if there are any.
     """
     # Imported here, because it takes a second and only the compiling process needs it.
     from torch.fx.experimental.proxy_tensor import make_fx

@@ -28,7 +28,7 @@ HELP = """\
 border-bench measures each part of a run alone on this machine, in less than a minute: the environment, acting, the way of
 the rows to the replay, sampling, opt steps, publishing models. From that it predicts how fast the run trains and what
 limits it, and recommends settings. It trains nothing and writes no run; the first time it compiles the opt step, which
-takes up to half a minute more and is kept for runs.
+takes up to a minute more and is kept for runs.
 
   border-bench [group=option …] [key=value …]     the overrides of border-train (border-train --help)
   border-bench run=RUN [key=value …]              with the configuration of a run, beside the speed that it had

@@ -71,9 +71,9 @@ class Measured:
     @property
     def opt_steps_are(self) -> str:
         """What the opt steps are: measured as eager or compiled ones, or a guess about compiled ones."""
-        return (
-            f"compiled: {COMPILED:g} × eager" if self.compiling else "compiled" if self.compiled else "eager"
-        )
+        if self.compiling:
+            return f"compiled: {COMPILED:g} × eager"
+        return "compiled" if self.compiled else "eager"
 
     def speeds(self, envs: int, threads: int) -> Speeds:
         """With this number of environments per actor, which need not have been measured, and threads, which must."""

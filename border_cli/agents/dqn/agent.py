@@ -248,9 +248,7 @@ class DqnAlgorithm(Algorithm):
         variant: int,
     ) -> Tensor | None:
         del variant
-        return loss.opt_step(
-            networks, self._head, self.config, state, batch, noise, self._mask, lr_scale
-        )  # fmt: skip
+        return loss.opt_step(networks, self._head, self.config, state, batch, noise, self._mask, lr_scale)
 
     def update_targets(self, number: int) -> None:
         if number % self.config.target_interval == 0:
