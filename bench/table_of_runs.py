@@ -115,11 +115,11 @@ ROWS: tuple[Row, ...] = (
             agent,
             "lunarlander",
             n_seeds,
-            200_000,
-            Bar(f"154 at 100,000 env steps (DQN, {_ZOO})", mean=220),
+            env_steps,
+            Bar(f"154 at 100,000 env steps (DQN, {_ZOO})", mean=230),
             minutes,
         )
-        for agent, n_seeds, minutes in (("dqn", 3, 10), ("rainbow", 10, 8))
+        for agent, n_seeds, env_steps, minutes in (("dqn", 10, 300_000, 3), ("rainbow", 10, 200_000, 6))
     ),
     *(
         _row(agent, "mountaincarcontinuous", 3, 50_000, Bar(f"94.7 ({_ZOO}, SAC)", mean=93), minutes)
