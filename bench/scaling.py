@@ -167,8 +167,8 @@ def _draw(measured: dict[Case, dict[int, list[float]]]) -> None:
         ]
         plot.errorbar(list(values), medians, yerr=spread, marker="o", capsize=3)
         plot.set(title=case.title, xlabel=case.size, ylabel=case.unit, xscale="log")
-        plot.set_xticks(list(values), [f"{size:,}" for size in values])
-        plot.set_ylim(bottom=0)
+        plot.set_xticks(list(values), [f"{size:,}" for size in values], fontsize="small")
+        plot.set_ylim(0, 1.1 * plot.get_ylim()[1])
         plot.minorticks_off()
         plot.grid(alpha=0.3)
     figure.savefig(PICTURE, dpi=80, metadata={"Software": None})

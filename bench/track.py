@@ -59,7 +59,7 @@ def draw(track: Path = TRACK, picture: Path = PICTURE) -> None:
         if promised := re.search(r"[\d.]+$", found[-1][1]["promised"]):
             plot.axhline(float(promised[0]), linestyle="--", color="grey")
         plot.set_title(textwrap.fill(name, 44), fontsize="small")
-        plot.set_ylim(bottom=0)
+        plot.set_ylim(0, 1.1 * plot.get_ylim()[1])
         plot.grid(alpha=0.3)
         plot.set_xticks(
             range(len(entries)), [entry["commit"] for entry in entries], rotation=60, fontsize="x-small"

@@ -68,8 +68,9 @@ class RunRecord:
 
     @property
     def env(self) -> str:
-        """The environment's id or import path; empty where it is not known."""
-        return str(self.config.get("env.id") or self.config.get("env.entry_point") or "")
+        """The environment's id, import path or name in a plugin; empty where it is not known."""
+        named = (self.config.get(f"env.{key}") for key in ("id", "entry_point", "type"))
+        return str(next(filter(None, named), ""))
 
     @property
     def env_steps(self) -> int:

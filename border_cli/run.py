@@ -191,7 +191,7 @@ class RunFiles:
         if interrupted:
             before = self._resumed
             kept = f"opt step {before.opt_steps} is kept" if before and before.path else "nothing is saved"
-            _log.info("stopped by %s before the first opt step: %s", code.name, kept)
+            _log.warning("stopped by %s before the first opt step: %s", code.name, kept)
             return
         reported = not isinstance(error, ActorLostError) or not error.details or error.logged
         if isinstance(error, Exception) and (code == ExitCode.DEFECT or not reported):

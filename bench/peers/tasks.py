@@ -71,7 +71,12 @@ ZOO_CARTPOLE = (
     "trainer.max_env_steps=51000",
     "trainer.eval_interval=null",
 )
-CHEETAH = "env=halfcheetah", "trainer.max_env_steps=14000", "trainer.eval_interval=null"
+CHEETAH = (
+    "env=halfcheetah",
+    "agent.normalize_obs=false",
+    "trainer.max_env_steps=14000",
+    "trainer.eval_interval=null",
+)
 PONG = (
     "env=pong",
     "agent.double=false",

@@ -141,10 +141,13 @@ class GraphCompiler:
             return self._stay_eager(
                 f"there is no C++ compiler ({compiler}): g++, or another one by CXX, is needed"
             )
+        try:
+            cache_folder().mkdir(0o700, parents=True, exist_ok=True)
+            self._folder = tempfile.TemporaryDirectory(dir=cache_folder())
+        except OSError as error:
+            return self._stay_eager(f"{error.filename or cache_folder()}: {error.strerror}")
         if self._waits:
             self._tell("compiling the opt step, which takes half a minute the first time")
-        cache_folder().mkdir(0o700, parents=True, exist_ok=True)
-        self._folder = tempfile.TemporaryDirectory(dir=cache_folder())
         try:
             self._call = ChildCall(compile_in_child, (job, self._paths, Path(self._folder.name)))
         except ResourceError as error:
@@ -192,6 +195,8 @@ def compile_in_child(job: CompileJob, paths: Mapping[int, Path], folder: Path) -
     warnings.simplefilter("ignore")  # of torch's compiler
     logging.disable(logging.WARNING)
     child.lower_priority()
+    tempfile.gettempdir()  # is remembered: torch's own cache stays where it is
+    os.environ["TMPDIR"] = str(folder)  # for the C++ compiler, which leaves its files there when it is killed
     torch.set_num_threads(job.threads)
     import_plugins(job.plugins)
     module = AGENTS[job.config.type].load()

@@ -134,6 +134,8 @@ def _why_none(run_dir: Path) -> str:
     summary = read_summary(run_dir)
     if summary.get("status") not in ("done", "stopped", "failed"):
         return " yet: the first one comes after trainer.save_interval opt steps"
+    if summary.get("saved"):
+        return ": those that it saved are gone"
     counters = summary.get("counters")
     learned = isinstance(counters, dict) and counters.get("opt_steps")
     return f": the run ended before its first {'checkpoint' if learned else 'opt step'}"

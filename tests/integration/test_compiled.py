@@ -281,6 +281,13 @@ def test_without_a_compiler_the_run_says_so_and_goes_on(monkeypatch: pytest.Monk
     )
 
 
+def test_a_cache_that_cannot_be_written_to_leaves_opt_steps_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/cache")
+    run = train(*RUN)
+    assert run.counts[0] == 60
+    assert log(run).count("agent.compile: opt steps stay eager, /proc/cache: No such file or directory") == 1
+
+
 def test_a_run_that_ends_first_leaves_no_process() -> None:
     with nothing_left():
         run = train(*RUN, "agent.lr=0.0625")
