@@ -113,15 +113,18 @@ def test_errors_name_what_is_allowed(
 
 
 @pytest.mark.parametrize(
-    ("status", "message"),
+    ("status", "saved", "message"),
     [
-        ("running", "has no checkpoint yet: the first one comes after trainer.save_interval opt steps"),
-        ("done", "has no checkpoint: the run ended before its first opt step"),
+        ("running", None, "has no checkpoint yet: the first one comes after trainer.save_interval opt steps"),
+        ("done", None, "has no checkpoint: the run ended before its first opt step"),
+        ("stopped", {"opt_steps": 100}, "has no checkpoint: those that it saved are gone"),
     ],
 )
-def test_a_run_without_a_checkpoint_is_an_error(tmp_path: Path, status: str, message: str) -> None:
+def test_a_run_without_a_checkpoint_is_an_error(
+    tmp_path: Path, status: str, saved: dict[str, int] | None, message: str
+) -> None:
     run = make_run(tmp_path / "run", best=False, steps=())
-    summary = {"status": status, "counters": {"opt_steps": 0, "env_steps": 88_000}}
+    summary = {"status": status, "saved": saved, "counters": {"opt_steps": 0, "env_steps": 88_000}}
     (run / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
     assert message in str(refused(run))
 
