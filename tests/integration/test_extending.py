@@ -17,6 +17,7 @@ import border_cli
 from border_cli.cli.eval import main as evaluate
 from border_cli.cli.train import main
 from border_cli.config import registry
+from border_cli.report import read_run
 from tests.faults.amounts import sampled
 from tests.real_runs import Run, tiny
 from tests.trained import read_checkpoint
@@ -76,6 +77,8 @@ def test_its_command_trains(modules: Path, args: list[str], mode: list[str]) -> 
         }  # no episode is solved within 40 opt steps
     if name == "my_corridor":
         assert run.config.env.length == 8  # type: ignore[attr-defined]
+        reported = read_run(run.path, "eval/return_mean")
+        assert reported is not None and reported.title == "dqn on corridor"
         forget_modules()
         assert evaluate(["run", "episodes=2"]) == 0
         forget_modules()
