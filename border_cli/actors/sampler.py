@@ -100,7 +100,7 @@ class Sampler:
 
     def next_envs(self, k: int) -> list[int]:
         """The next k environments, in turn, so that env steps are spread evenly for any k."""
-        if k == self._env.n_envs and self.next_env == 0:  # as usual
+        if k == self._env.n_envs and self.next_env == 0:  # usually so
             return self._all
         env_ix = [(self.next_env + i) % self._env.n_envs for i in range(k)]
         self.next_env = (self.next_env + k) % self._env.n_envs

@@ -36,11 +36,8 @@ ARGS = (
 )
 TRAINERS = {
     "sync": ("trainer=sync",),
-    "async": (
-        "trainer=async",
-        "n_actors=2",
-        "evaluator=inline",
-    ),  # so that each score is known at the next checkpoint
+    # Evaluated inline, so that each score is known at the next checkpoint.
+    "async": ("trainer=async", "n_actors=2", "evaluator=inline"),
 }
 EVALUATED = [40, 80, 100]
 SAVED = [30, 60, 90, 100]

@@ -173,9 +173,11 @@ def test_the_epsilon_ladder_of_ape_x(alpha: float | None, actor: int, n_actors: 
 
 def test_exploration_rate_and_stream() -> None:
     values = np.tile([1.0, 0.0], (100_000, 1))
-    assert np.mean(epsilon_greedy(values, 0.3, np.random.default_rng(0))) == pytest.approx(0.15, abs=0.01)
+    assert np.mean(epsilon_greedy(values, 0.3, np.random.default_rng(0), masked=False)) == pytest.approx(
+        0.15, abs=0.01
+    )
     rng = np.random.default_rng(0)
-    epsilon_greedy(values, 0.0, rng)
+    epsilon_greedy(values, 0.0, rng, masked=False)
     assert rng.random() == np.random.default_rng(0).random()  # greedy acting draws no random number
 
 

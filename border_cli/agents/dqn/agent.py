@@ -76,7 +76,7 @@ def epsilon_schedule(config: DqnConfig, actor: int, n_actors: int) -> EpsilonSch
     return EpsilonSchedule(config.epsilon_start, config.epsilon_final, config.epsilon_env_steps, power)
 
 
-def epsilon_greedy(values: Array, epsilon: float, rng: np.random.Generator, masked: bool = False) -> Array:
+def epsilon_greedy(values: Array, epsilon: float, rng: np.random.Generator, masked: bool) -> Array:
     """(B,) the best action of each row, or with probability ε a random allowed one; without ε nothing is drawn.
 
     Args:
