@@ -33,7 +33,7 @@ from border_cli.core.errors import (
     add_note,
     first_line,
 )
-from border_cli.core.progress import AsyncTrainStat, RunResult
+from border_cli.core.progress import AsyncTrainStat, RunResult, View
 from border_cli.core.spaces import EnvSpec
 from border_cli.display import banner
 from border_cli.display.advice import advice
@@ -63,6 +63,7 @@ def train(
     resumed: Resumed | None = None,
     user: build.UserParts | None = None,
     decided: str = "",
+    view: View | None = None,
 ) -> RunResult:
     """Train one run in its directory.
 
@@ -71,6 +72,7 @@ def train(
         run_dir: a directory that this process holds exclusively and that has the configuration in it.
         launch: the command line, for provenance.json and the banner.
         decided: why numbers that were `auto` became what they are, for the banner.
+        view: shows the run, in the place of the console. None: banner, view and tables as `recorder.console` has them.
 
     Raises:
         BorderError: the run failed. Interrupted: it was asked to stop. Both are in summary.json.
@@ -80,13 +82,13 @@ def train(
     torch.set_num_threads(threads(config))
     keep_freed_memory()
     with or_new(stop) as flag, nonblocking_stdout(), _resource_errors():
-        console = Console()
-        view = build.make_view(config, console, banner.title(config))
+        console, on_console = Console(), view is None and config.recorder.console != "none"
+        view = view or build.make_view(config, console, banner.title(config))
         files = RunFiles(config, run_dir, launch, resumed)
         if resumed is None:
             files.start()
         with log_to(run_dir / "train.log", view.note):
-            _announce(config, spec, run_dir, launch, resumed, console, decided)
+            _announce(config, spec, run_dir, launch, resumed, console if on_console else None, decided)
             closing: list[Callable[[], None]] = []
             try:
                 with _resource_errors():
@@ -106,7 +108,7 @@ def train(
                 raise
             view.close()
             result = files.finished(flag)
-        if config.recorder.console != "none":
+        if on_console:
             following = "" if user not in (None, build.UserParts()) else _next_command(result, run_dir)
             print_end_tables(console, loop.parts.telemetry.progress, result, following)
     if result.code:
@@ -296,10 +298,10 @@ def _announce(
     run_dir: Path,
     launch: Launch,
     resumed: Resumed | None,
-    console: Console,
+    console: Console | None,
     decided: str,
 ) -> None:
-    """Write the banner to the log and the console, and to the log what is unusual about this machine."""
+    """Write the banner to the log and to a console, and to the log what is unusual about this machine."""
 
     def text(width: int) -> str:
         lines = banner.banner(
@@ -330,7 +332,7 @@ def _announce(
             threads(config),
             cpus,
         )
-    if config.recorder.console != "none":
+    if console is not None:
         shown = text(banner.line_width(console))
         SafeStream(lambda: console.file).attempt(
             lambda: console.print(shown, markup=False, emoji=False, highlight=False, soft_wrap=True)

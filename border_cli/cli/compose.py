@@ -14,11 +14,12 @@ from hydra import compose, initialize_config_dir
 from hydra._internal.callbacks import Callbacks
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.types import Override
 from hydra.core.utils import JobStatus, run_job
 from hydra.errors import HydraException, MissingConfigException
-from hydra.types import HydraContext
+from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
@@ -36,6 +37,7 @@ from border_cli.config.convert import (
     ConfigError,
     describe,
     dotted,
+    load,
     nearest,
     nearest_line,
     to_config,
@@ -74,19 +76,42 @@ class Composed:
 
     config: TrainConfig
     hydra_config: DictConfig
-    context: HydraContext
+    context: HydraContext | None
+    """None where Hydra calls the job already."""
     run_dir: Path | None
-    """What `hydra.run.dir` was set to on the command line."""
+    """What `hydra.run.dir` was set to on the command line; of a job of a sweep its directory."""
+
+    @property
+    def choices(self) -> Mapping[str, str]:
+        """The chosen option of each group, those of Hydra included."""
+        chosen: Mapping[str, str] = self.hydra_config.hydra.runtime.choices
+        return chosen
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """The overrides that this was composed from, without those of Hydra's own section."""
+        return tuple(self.hydra_config.hydra.overrides.task)
 
     @property
     def run_name(self) -> str:
         """Name of the run directory, without its date and time."""
-        choices = self.hydra_config.hydra.runtime.choices
-        return run_name(str(choices["agent"]), str(choices["env"]), self.config.env.name)
+        return run_name(self.choices["agent"], self.choices["env"], self.config.env.name)
+
+    def place_in_sweep(self, folder: Path, number: int) -> Path:
+        """Make this a job of a sweep. Returns its directory."""
+        hydra = self.hydra_config.hydra
+        with read_write(hydra), open_dict(hydra):
+            hydra.mode, hydra.sweep.dir = RunMode.MULTIRUN, str(folder)
+            hydra.job.num, hydra.job.id = number, str(number)
+        HydraConfig.instance().set_config(self.hydra_config)  # for interpolations such as ${hydra:job.num}
+        with translated():
+            return folder / str(OmegaConf.select(self.hydra_config, "hydra.sweep.subdir"))
 
     def run_as_job(self, run_dir: Path, job: Callable[[], T]) -> T:
         """Call `job` as Hydra calls one: `.hydra/` is written to run_dir, callbacks and `hydra.job.chdir` apply."""
-        with read_write(self.hydra_config), open_dict(self.hydra_config):
+        if self.context is None:
+            return job()
+        with read_write(self.hydra_config.hydra):
             self.hydra_config.hydra.run.dir = str(run_dir)
         done = run_job(lambda _: job(), self.hydra_config, "hydra.run.dir", None, self.context)
         result: Any = done._return_value  # the property `return_value` would print an error, too
@@ -108,7 +133,8 @@ class Composer:
                 raise UsageError(f"--config-dir: no folder {config_dir}\nallowed: a folder with group files")
             folders.insert(0, f"file://{Path(config_dir).resolve()}")
         self._search = [f"{_SEARCH}=[{','.join(map(quoted, folders))}]"] if folders else []
-        self._overrides = [o for o in overrides if o.key_or_group != _SEARCH]
+        self._preset_files: dict[str, Path] = {}
+        self._overrides = [self._with_preset_name(o) for o in overrides if o.key_or_group != _SEARCH]
         self._options: dict[str, list[str]] = {}
         self._files: Any = None
 
@@ -128,8 +154,32 @@ class Composer:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
+    def _with_preset_name(self, override: Override) -> Override:
+        """The override itself, or for `preset=<file>.yaml` one with a name for that file."""
+        value = override.value()
+        if override.key_or_group != "preset" or not str(value).endswith(".yaml"):
+            return override
+        path = Path(str(value))
+        if not path.is_file():
+            raise UsageError(
+                f"preset={value}: there is no such file\nallowed: a preset's name, or a file of one"
+            )
+        name = f"file_{path.stem}"
+        self._preset_files[name] = path
+        return parse_overrides([f"preset={quoted(name)}"])[0]
+
     def _store_presets(self) -> None:
         """Offer Hydra the presets that share a file. Each takes milliseconds, so only those that may be chosen."""
+        for name, path in self._preset_files.items():
+            try:
+                values = load(path)
+            except OSError as e:
+                raise UsageError(f"preset={path} cannot be read: {e.strerror}") from e
+            if not isinstance(values, dict):
+                raise UsageError(
+                    f"preset={path} holds no values\nallowed: a file such as those in {conf_dir()}/preset"
+                )
+            ConfigStore.instance().store(group="preset", name=name, node=values, package="_global_")
         typed = override_values(self._overrides)
         agents, envs, preset = typed.get("agent", ""), typed.get("env", ""), typed.get("preset")
         families = presets.in_families()

@@ -71,6 +71,12 @@ Flags
   --hydra-help            Hydra's own flags and groups
   -h, --help  --version
 
+With -m
+  sweep.slots=N           jobs at a time; auto (the default): as many as CPUs and memory allow
+  sweep.retry=true        run failed jobs again; jobs that are done are skipped, others are resumed
+  sweep.new=true          start a new sweep; without it, the same command continues its newest one
+  resume=SWEEP            continue this sweep
+
 The files below {folder} describe every key.
 """
 _PATH_KEYS = (f"{RESUME}=", "init_from=", "hydra.run.dir=", "hydra.sweep.dir=")

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import atexit
 import gc
+import shlex
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -25,34 +26,28 @@ from border_cli.cli.help import complete_train, help_page
 from border_cli.cli.overrides import (
     Parser,
     check_single,
+    one_of,
     override_names,
     override_values,
     parse_overrides,
     set_value,
     typed_code,
+    whole_number,
 )
-from border_cli.cli.sweep import run_sweep
+from border_cli.cli.start import end_imports, resume_run, start_run
+from border_cli.cli.sweep import SWEEP_SETTINGS, SweepSettings, run_sweep
 from border_cli.config import registry
 from border_cli.config.convert import RESUME, dump, nearest, nearest_line, to_config, to_plain
-from border_cli.config.resolve import changes, check_changes, inherit, reopen, with_typed_budget
+from border_cli.config.resolve import inherit, reopen, with_typed_budget
 from border_cli.config.schema import GROUPS, TrainConfig
 from border_cli.config.validate import check_effect, check_overrides, validate
 from border_cli.core.errors import ExitCode, UsageError
 from border_cli.runs import trust
-from border_cli.runs.directory import (
-    RUNS,
-    Launch,
-    check_plain,
-    create_run,
-    exclusive,
-    locked,
-    read_config,
-    read_config_data,
-    write_config,
-)
+from border_cli.runs.directory import RUNS, Launch, check_plain, read_config, read_config_data
 from border_cli.runs.locate import run_directory
-from border_cli.runs.summary import check_provenance, read_run_id
+from border_cli.runs.summary import read_run_id
 from border_cli.runtime.signals import StopFlag
+from border_cli.sweeps.jobs import Sweep, words_of
 
 _AUTO = "auto"
 
@@ -64,11 +59,15 @@ def main(argv: list[str] | None = None) -> int:
     return run_command(_dispatch, argv)
 
 
-def _dispatch(argv: Sequence[str]) -> int:
+def _dispatch(argv: Sequence[str], sweep: Path | None = None) -> int:
+    """sweep: the folder of the sweep that is to be continued, if `argv` are its words."""
     parser = Parser("border-train")
     parser.add_argument("--config-dir", "-cd")
     parser.add_argument("--resolve", action="store_true")
     parser.add_argument("--package", "-p")
+    parser.add_setting("sweep.slots", _number_or_auto)
+    parser.add_setting("sweep.retry", one_of("true", "false"))
+    parser.add_setting("sweep.new", one_of("true", "false"))
     modes = parser.add_mutually_exclusive_group()
     modes.add_argument("--multirun", "-m", action="store_true")
     modes.add_argument("--cfg", "-c", choices=["job", "hydra", "all"])
@@ -79,7 +78,14 @@ def _dispatch(argv: Sequence[str]) -> int:
         show(f"border-cli {border_cli.__version__}")
         return ExitCode.DONE
     resumed, rest = _split_resume(rest)
-    _check_flags(parser, flags, resumed)
+    settings = {
+        name: value for name in SWEEP_SETTINGS if (value := getattr(flags, f"sweep.{name}")) is not None
+    }
+    _check_flags(parser, flags, resumed, settings)
+    if flags.multirun and resumed is not None and sweep is None:
+        return _resume_sweep(
+            Path(resumed), [arg for arg in argv if not arg.lstrip("+").startswith(f"{RESUME}=")]
+        )
     groups = [arg for arg in rest if arg in GROUPS] if flags.help else []
     completing = rest if flags.shell_completion else []
     overrides = parse_overrides([arg for arg in rest if arg not in (*groups, *completing)])
@@ -94,47 +100,55 @@ def _dispatch(argv: Sequence[str]) -> int:
         if flags.help or flags.hydra_help or flags.info or flags.cfg:
             return _show(composer, flags, groups)
         if flags.multirun:
-            return run_sweep(composer, launch)
+            return run_sweep(composer, launch, SweepSettings.read(settings, sweep))
         composed = composer.compose()
     with tracebacks(composed.config.debug):
         if composed.config.plan:
             return _plan(composed, launch)
-        return _resume_unfinished(composed, launch) if resumed else _train(composed, launch)
+        return _resume_unfinished(composed, launch) if resumed else int(start_run(composed, launch).code)
 
 
-def _check_flags(parser: Parser, flags: Namespace, resumed: str | None) -> None:
-    """Refuse flags that do not go together, or not with `resume`."""
+def _resume_sweep(folder: Path, argv: Sequence[str]) -> int:
+    """`-m resume=<sweep>`: continue a sweep with the words that started it. The exit code."""
+    sweep = Sweep.read(folder)
+    added = [arg for arg in argv if words_of([arg])]
+    if added:
+        raise UsageError(
+            f"{added[0]}: a sweep that is continued keeps its words\n"
+            f"allowed: -m resume={folder} alone, or with sweep.…, recorder.console and debug"
+        )
+    if not trust.is_own(sweep.sweep_id, sweep.code):
+        raise UsageError(
+            f"{folder} is not one of your sweeps, and its words may name code\n"
+            f"if you trust them, type them: border-train -m {shlex.join(sweep.words)} hydra.sweep.dir={folder}"
+        )
+    return _dispatch([*argv, *sweep.words], folder)
+
+
+def _number_or_auto(text: str) -> int | None:
+    return None if text == _AUTO else whole_number(1)(text)
+
+
+def _check_flags(parser: Parser, flags: Namespace, resumed: str | None, settings: Collection[str]) -> None:
+    """Refuse flags and settings of sweeps that do not go together, or not with `resume`."""
+    if settings and not flags.multirun:
+        raise UsageError(
+            f"sweep.{next(iter(settings))} has no effect without -m\nallowed: -m, which starts a sweep"
+        )
     if flags.cfg is None and (flags.package or flags.resolve):
         parser.error("--package and --resolve are for --cfg")
-    if resumed is not None and flags.multirun:
-        raise UsageError(f"resume={resumed} resumes one run, and -m starts several\nallowed: one at a time")
+    if resumed == _AUTO and flags.multirun:
+        raise UsageError(
+            f"resume={_AUTO} looks for one run, and -m starts several\n"
+            "allowed: the same command again, which continues its sweep, or -m resume=<sweep>"
+        )
     names = ("cfg", "info", "hydra_help", "config_dir")
     given = [f"--{name.replace('_', '-')}" for name in names if getattr(flags, name)]
-    if given and resumed not in (None, _AUTO):
+    if given and resumed not in (None, _AUTO) and not flags.multirun:
         raise UsageError(
             f"{given[0]} is about composing, and resume={resumed} uses the configuration stored with the run\n"
             f"allowed: {given[0]} without resume; the run's config.yaml shows its values"
         )
-
-
-def _train(composed: Composed, launch: Launch) -> int:
-    """Check environment and machine, make the run directory, train. The exit code.
-
-    What is refused before training raises BorderError and leaves no run directory.
-    """
-    from border_cli.preflight import preflight  # not earlier: they import torch
-    from border_cli.run import train
-
-    with StopFlag() as stop:
-        config, spec, decided = preflight(composed.config, stop, composed.run_dir or RUNS, launch.typed)
-        _end_imports()
-        run_dir = composed.run_dir or create_run(composed.run_name)
-        with exclusive(run_dir.absolute()) as held:  # hydra.job.chdir may change the working folder
-            write_config(held, config)
-            result = composed.run_as_job(
-                held, lambda: train(config, spec, held, launch, stop, decided=decided)
-            )
-            return int(result.code)
 
 
 def _plan(composed: Composed, launch: Launch) -> int:
@@ -148,7 +162,7 @@ def _plan(composed: Composed, launch: Launch) -> int:
     folder = composed.run_dir or RUNS
     with StopFlag() as stop:
         config, spec, decided = preflight(composed.config, stop, folder, launch.typed)
-        _end_imports()
+        end_imports()
         plan = make_plan(config, spec, folder, stop)
     replay, note, console = plan.checkpoint.replay, preset_note(config), Console()
     counts = (replay, plan.processes, plan.threads)
@@ -216,7 +230,7 @@ def _resume_named(name: str, overrides: Sequence[Override], launch: Launch) -> i
     """Continue this run. The exit code. Raises BorderError for what is refused; the run is then unchanged."""
     run_dir = run_directory(Path(name), "a run, or resume=auto for the unfinished run of these words")
     stored, config = stored_config(run_dir, overrides, RESUME)
-    return _resume(run_dir, stored, config, launch)
+    return int(resume_run(run_dir, stored, config, launch).code)
 
 
 def stored_config(
@@ -252,38 +266,12 @@ def _resume_unfinished(composed: Composed, launch: Launch) -> int:
         )
     run_dir = newest_unfinished(RUNS, composed.config)
     if run_dir is None:
-        return _train(composed, launch)
+        return int(start_run(composed, launch).code)
     check_plain(run_dir)
     stored = reopen(read_config(run_dir))
     config = inherit(composed.config, stored)
     validate(config)
-    return _resume(run_dir, stored, config, launch)
-
-
-def _resume(run_dir: Path, stored: TrainConfig, config: TrainConfig, launch: Launch) -> int:
-    from border_cli.checkpoints.contents import CHECKPOINTS
-    from border_cli.checkpoints.store import list_steps
-    from border_cli.preflight import preflight
-    from border_cli.run import train
-    from border_cli.runs.resume import check_spec, read_resumed
-
-    wanted = changes(stored, reopen(config))
-    check_changes(stored, wanted)
-    with tracebacks(config.debug), StopFlag() as stop, locked(run_dir):
-        check_provenance(run_dir)
-        resuming = bool(list_steps(run_dir / CHECKPOINTS))
-        config, spec, decided = preflight(config, stop, run_dir, launch.typed, resuming=resuming)
-        _end_imports()
-        resumed = read_resumed(run_dir, config, wanted)
-        check_spec(resumed, spec)
-        return int(train(config, spec, run_dir, launch, stop, resumed, decided=decided).code)
-
-
-def _end_imports() -> None:
-    """Look for garbage again, if the command has stopped that for its imports; what they have made is never garbage."""
-    if not gc.isenabled():
-        gc.freeze()
-        gc.enable()
+    return int(resume_run(run_dir, stored, config, launch).code)
 
 
 def _with_overrides(

@@ -231,9 +231,27 @@ def _text(path: Path) -> str:
         return ""
 
 
+_cpu_share: int | None = None
+
+
+def limit_cpus(share: int) -> None:
+    """Let `cpus` return at most this: other runs of a sweep use the rest."""
+    global _cpu_share
+    _cpu_share = share
+
+
 def cpus() -> int:
     """CPUs that this process may use, at least 1."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    every = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return every if _cpu_share is None else min(every, _cpu_share)
+
+
+def gpus() -> list[str]:
+    """Names of the GPUs by which CUDA_VISIBLE_DEVICES can choose among those that this process may use."""
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return [name for name in visible.split(",") if name]
+    folder = Path("/proc/driver/nvidia/gpus")
+    return [str(i) for i in range(len(list(folder.iterdir())))] if folder.is_dir() else []
 
 
 def has_bfloat16(root: Path = ROOT) -> bool:

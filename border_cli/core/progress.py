@@ -99,14 +99,23 @@ class RunResult:
 
 
 @dataclass(frozen=True)
-class SweepJob:
-    """One job of a sweep. settings: what was typed for it alone · score: of its best model, NaN if there is none."""
+class JobProgress:
+    """How far one run of a sweep is.
 
-    number: int
-    settings: str
-    score: float
-    exit_code: int
-    run_dir: str
+    Attributes:
+        phase: as in `Progress`; before the run has begun and after it has ended, the state of the job.
+        seconds: duration of the run so far; None before it has begun.
+        fraction, eta_s: share of the budget that ends the run first, and the seconds until then; None while unknown.
+        last, best: scores of the last and of the best model; None before there is one.
+    """
+
+    phase: str
+    seconds: float | None = None
+    fraction: float | None = None
+    eta_s: float | None = None
+    last: float | None = None
+    best: float | None = None
+    opt_steps_per_sec: float | None = None
 
 
 class View(Protocol):

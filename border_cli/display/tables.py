@@ -1,8 +1,7 @@
-"""Tables: how a run or a sweep ended, and what a plan says."""
+"""Tables: how a run ended, and what a plan says."""
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -16,7 +15,7 @@ from rich.text import Text
 from border_cli.config.resolve import n_actors
 from border_cli.config.schema import TrainConfig
 from border_cli.config.throughput import Bench, Plan, RunSpeeds
-from border_cli.core.progress import Progress, RunResult, SweepJob
+from border_cli.core.progress import Progress, RunResult
 from border_cli.core.types import ActorStat
 from border_cli.display import format
 from border_cli.display.advice import advice
@@ -28,30 +27,25 @@ _LEFT = ("", "state", "settings", "run")
 """Columns of words; figures stand to the right."""
 
 
-def print_sweep_table(console: Console, jobs: Sequence[SweepJob]) -> None:
-    """Print one row per job. A closed console is no error."""
-    table = make_table("sweep", "job", "settings", "best score", "exit code", "run")
-    for job in jobs:
-        score = format.MISSING if math.isnan(job.score) else format.number(job.score)
-        add_row(table, str(job.number), job.settings, score, str(job.exit_code), job.run_dir)
-    print_tables(console, [table])
-
-
 def print_end_tables(console: Console, progress: Progress, result: RunResult, next_command: str = "") -> None:
     """Print how a run ended, a row per actor, and a command to continue with. A closed console is no error."""
     tables = [trainer_table(progress, result)]
     if result.actors:
         tables.append(actor_table(result.actors))
     print_tables(console, tables)
-    _print_lines(console, ("bound", result.bound), ("expected", result.expected), ("next", next_command))
+    print_lines(console, ("bound", result.bound), ("expected", result.expected), ("next", next_command))
 
 
-def _print_lines(console: Console, *lines: tuple[str, str]) -> None:
+def print_lines(console: Console, *lines: tuple[str, str]) -> None:
     """Print each text with its name in front, if there is one."""
     for name, text in lines:
         if text:
-            line = f"{name:<8} {text}"
-            if console.is_terminal and name not in ("next", "try"):  # what is to be copied stays in one piece
+            line = f"{name:<8} {text}" if name else text
+            if console.is_terminal and name not in (
+                "next",
+                "try",
+                "best",
+            ):  # what is to be copied stays in one piece
                 line = textwrap.fill(line, console.width, subsequent_indent=" " * 9, break_on_hyphens=False)
             SafeStream(lambda: console.file).attempt(
                 partial(console.print, line, markup=False, highlight=False, soft_wrap=True)
@@ -245,7 +239,7 @@ def print_bench(
     bound = advice(progress, cpus)
     if p.bound_by == "CPUs":
         bound = "CPU-bound: actors and learner share the CPUs; a larger trainer.opt_interval needs fewer opt steps"
-    _print_lines(console, ("bound", bound), ("try", " ".join(found.recommended)))
+    print_lines(console, ("bound", bound), ("try", " ".join(found.recommended)))
 
 
 def _add_sizes(table: Table, sizes: Mapping[str, int]) -> None:

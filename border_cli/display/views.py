@@ -24,7 +24,7 @@ from border_cli.display.stdout import SafeStream, printable
 
 REDRAW_S = 0.25
 """Least time between two frames [s]."""
-_ECHO = 2
+ECHO = 2
 """Columns left free at the right: a terminal writes ^C there, and a line that wraps would break the frame."""
 _CURVE_WIDTH = 32
 _PHASE_STYLES = {"training": "bold green", "done": "bold green", "stopping": "bold red", "failed": "bold red"}
@@ -189,7 +189,7 @@ class ScreenView:
     def _draw(self, progress: Progress) -> None:
         ascii_only = not self._console.encoding.startswith("utf")
         panel = frame(progress, self._title, self._cores, ascii_only=ascii_only)
-        panel.width = max(1, self._console.width - _ECHO)
+        panel.width = max(1, self._console.width - ECHO)
 
         def put() -> None:
             if not self._live.is_started:

@@ -28,6 +28,8 @@ SWEEPS = "sweeps"
 LATEST = "latest"
 LOCK_FILE = ".lock"
 CONFIG_FILE = "config.yaml"
+SWEEP_FILE = "sweep.json"
+"""Lists the jobs of a sweep, in the folder that holds them."""
 _WRITTEN_TO = ("checkpoints", "eval", "nonfinite", "tensorboard")
 _OWN_FILES = (CONFIG_FILE, "metrics.jsonl", "summary.json", "checkpoints")
 """A folder with any of these already contains a run."""
@@ -105,7 +107,7 @@ def exclusive(path: Path) -> Iterator[Path]:
     Raises UsageError if it contains a run, if another process starts one in it, or if it cannot be written to.
     """
     _check_no_run(path)
-    _make_folder(path)
+    make_folder(path)
     if not os.access(path, os.W_OK | os.X_OK):
         raise UsageError(f"{path} cannot be written to\nallowed: a folder you may write to")
     with locked(path):
@@ -177,7 +179,7 @@ def _stamp(now: datetime | None) -> tuple[str, str]:
 
 def _make_exclusively(path: Path) -> Path:
     """Create `path`, or if it exists path-2, path-3 and so on."""
-    _make_folder(path.parent)
+    make_folder(path.parent)
     n, candidate = 1, path
     while True:
         try:
@@ -190,7 +192,7 @@ def _make_exclusively(path: Path) -> Path:
             raise folder_error(e, candidate) from e
 
 
-def _make_folder(path: Path) -> None:
+def make_folder(path: Path) -> None:
     """Create a folder and its parents; remove what was created if one of them fails."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     made: list[Path] = []

@@ -12,7 +12,7 @@ from border_cli.checkpoints.contents import BEST, CHECKPOINTS, REPLAY
 from border_cli.checkpoints.store import MANIFEST_FILE
 from border_cli.config.convert import nearest, nearest_line
 from border_cli.core.errors import NoValidCheckpointError, UsageError
-from border_cli.runs.directory import CONFIG_FILE, LATEST, RUNS
+from border_cli.runs.directory import CONFIG_FILE, LATEST, RUNS, SWEEP_FILE
 from border_cli.runs.summary import PROVENANCE_FILE, read_summary
 
 LAST = "last"
@@ -83,6 +83,8 @@ def run_directory(named: Path, allowed: str = "a run") -> Path:
         raise _no_such_path(named, allowed)
     if (named / CONFIG_FILE).is_file():
         return named.resolve()
+    if (named / SWEEP_FILE).is_file():
+        raise UsageError(f"{named} is a sweep\nallowed: border-train -m resume={named}, or one of its runs")
     runs = _runs_in(named)
     unfinished = [run for run in runs if read_summary(run).get("status") != "done"]
     if unfinished:

@@ -47,19 +47,22 @@ def enter(parent_pid: int) -> None:
     server._forkserver_alive_fd = None
     server._forkserver_address = None
 
+    end_with_parent(parent_pid)
+    for number in LEFT_TO_LEARNER:  # no SIG_IGN, which programs that an environment starts would inherit
+        signal.signal(number, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, LEFT_TO_LEARNER)
+    keep_freed_memory()
+    gc.freeze()  # what the forkserver imported is never garbage, and looking for some would copy its pages
+    gc.enable()
+
+
+def end_with_parent(parent_pid: int) -> None:
+    """Let this process end with the one that started it, and with `parent_pid`, which forked it."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent_pid:  # it died before the line above
         os._exit(1)
-
-    for number in LEFT_TO_LEARNER:  # no SIG_IGN, which programs that an environment starts would inherit
-        signal.signal(number, lambda *_: None)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, LEFT_TO_LEARNER)
-
-    threading.Thread(target=_exit_with_learner, name="learner-watchdog", daemon=True).start()
-    keep_freed_memory()
-    gc.freeze()  # what the forkserver imported is never garbage, and looking for some would copy its pages
-    gc.enable()
+    threading.Thread(target=_exit_with_parent, name="parent-watchdog", daemon=True).start()
 
 
 def keep_freed_memory() -> bool:
@@ -85,10 +88,10 @@ def lower_priority() -> None:
     os.setpgid(0, 0)  # leads a process group, so that processes it starts can be killed with it
 
 
-def _exit_with_learner() -> None:
-    learner = multiprocessing.parent_process()
-    if learner is not None:
-        connection.wait([learner.sentinel])
+def _exit_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
         if os.getpgrp() == os.getpid():
             os.killpg(0, signal.SIGKILL)
         os._exit(1)

@@ -95,7 +95,7 @@ def start_process(target: Callable[..., None], args: tuple[Any, ...], name: str)
         parent_pid = forkserver_pid() if method == "forkserver" else os.getpid()
         context: Any = multiprocessing.get_context(method)
         process: BaseProcess = context.Process(target=_entry, args=(parent_pid, target, args), name=name)
-        with _child_environment(), _signals_blocked(), _without_own_script():
+        with _child_environment(), signals_blocked(), without_own_script():
             process.start()
     except OSError as error:
         raise resource_error(error, f"starting {name}") from error
@@ -223,9 +223,9 @@ def _has_forkserver() -> bool:
 def _ensure_forkserver() -> None:
     # The tracker first: starting it unblocks signals, which must stay blocked until the forkserver ignores them. The
     # tracker handles SIGINT and SIGTERM itself; SIGUSR1, which would end it, stays blocked there.
-    with _signals_blocked():
+    with signals_blocked():
         resource_tracker.ensure_running()
-    with _child_environment(), _signals_blocked():
+    with _child_environment(), signals_blocked():
         forkserver.ensure_running()
 
 
@@ -245,7 +245,7 @@ def _child_environment() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _signals_blocked() -> Iterator[None]:
+def signals_blocked() -> Iterator[None]:
     """A process started inside blocks the learner's signals until it has set its own handlers."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, child.LEFT_TO_LEARNER)
     try:
@@ -255,7 +255,7 @@ def _signals_blocked() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _without_own_script() -> Iterator[None]:
+def without_own_script() -> Iterator[None]:
     """Keep a child started inside from running the script of one of our commands again, as its main module.
 
     Its imports take a third of a second. Other scripts are run as usual: a child may need what they define or register.

@@ -174,6 +174,11 @@ def run_here(code: int, *args: str) -> Run:
     return Run(Path("runs/latest").resolve())
 
 
+def trap(place: str, at: str, then: str = "pass", step: int = 1) -> tuple[str, ...]:
+    args = {"place": place, "at": at, "then": then, "step": step}
+    return tuple(f"env.kwargs.{key}={value}" for key, value in args.items())
+
+
 def endless(*args: str) -> list[str]:
     typed = {arg.partition("=")[0] for arg in args}
     if "trainer.lockstep=true" in args:

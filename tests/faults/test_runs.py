@@ -18,7 +18,7 @@ import pytest
 from border_cli.cli.train import main
 from tests.faults import trap as trap_module
 from tests.faults.amounts import sampled
-from tests.faults.commands import TOLERANCE, WARMUP, border_train, resume_hint, run_here, saved_steps
+from tests.faults.commands import TOLERANCE, WARMUP, border_train, resume_hint, run_here, saved_steps, trap
 from tests.real_runs import Run, in_folder
 
 SIGNALS = {SIGINT: 130, SIGTERM: 143}
@@ -40,11 +40,6 @@ ENDLESS = ("env.kwargs.lengths=[1000000000]", "evaluator.max_episode_steps=10000
 ENDLESS_WARMUP = ("trainer.warmup_period=900000", "buffer.capacity=1000000")
 NO_RESTART = ("actor_manager.restarts=0", "actor_manager.min_actors=2")
 TRAP_FILE = str(trap_module.__file__)
-
-
-def trap(place: str, at: str, then: str = "pass", step: int = 1) -> tuple[str, ...]:
-    args = {"place": place, "at": at, "then": then, "step": step}
-    return tuple(f"env.kwargs.{key}={value}" for key, value in args.items())
 
 
 @dataclass(frozen=True)
@@ -163,7 +158,9 @@ def test_d3_a_frozen_actor_does_not_prevent_the_end_of_a_run(tmp_path: Path) -> 
 
 
 def test_d1_d3_a_signal_ends_the_whole_sweep(tmp_path: Path) -> None:
-    with border_train(tmp_path, "-m", *trap("actor", "step", step=LEARNT), "seed=1,2") as command:
+    with border_train(
+        tmp_path, "-m", *trap("actor", "step", step=LEARNT), "seed=1,2", "sweep.slots=1"
+    ) as command:
         command.wait_for_trap()
         command.send(SIGTERM, "all")
         assert command.end(WITHIN_S[SIGTERM]) == 143
@@ -350,7 +347,7 @@ def test_a4_a_job_that_loses_an_actor_does_not_stop_the_next_job(
     workplace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The trap works only once, so the second job does not fail."""
-    args = [*trap("actor-1", "make", "kill"), "trainer.max_opts=30", "seed=1,2", *NO_RESTART]
+    args = [*trap("actor-1", "make", "kill"), "trainer.max_opts=30", "seed=1,2", "sweep.slots=1", *NO_RESTART]
     run_here(5, "-m", *args)
     lost, well = jobs(workplace)
     assert assert_failed(lost, r"actor 1 was killed by SIGKILL \(it was making environment\)") == 0

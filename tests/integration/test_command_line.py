@@ -25,8 +25,13 @@ import border_cli
 from border_cli.cli.compose import Composer
 from border_cli.cli.train import main
 from border_cli.core.errors import ActorLostError, ExitCode, Interrupted, NonFiniteError, UsageError
+from border_cli.runs.summary import write_json
 
 HEAVY = ("torch", "gymnasium", "tensorboard")
+
+
+HERE = "hydra/launcher=basic"
+"""The jobs of a sweep one after the other, in this process."""
 
 
 @dataclass
@@ -43,11 +48,12 @@ class StandIn:
             raise self.refuse
         return config, "spec", "why"
 
-    def train(self, config, spec, run_dir, launch, stop=None, *, decided):
+    def train(self, config, spec, run_dir, launch, stop=None, *, decided, view=None):
         assert (spec, decided) == ("spec", "why")
         self.calls.append(("train", config, run_dir, launch))
         if config.seed in self.fail:
             raise self.fail[config.seed]
+        write_json(run_dir / "summary.json", {"status": "done", "best_score": {"mean": config.seed}})
         return types.SimpleNamespace(code=ExitCode.DONE, best=types.SimpleNamespace(mean=float(config.seed)))
 
     @property
@@ -413,7 +419,7 @@ def test_debug_in_a_file_shows_tracebacks(build, tmp_path, capsys):
     assert main(args) == 2
     assert "Traceback" in capsys.readouterr().err
     build.refuse, build.fail = None, {0: NonFiniteError("loss is nan")}
-    for argv in (args, ["-m", *args]):
+    for argv in (args, ["-m", HERE, *args]):
         assert main(argv) == 4
         assert "Traceback" in capsys.readouterr().err
 
@@ -424,7 +430,7 @@ def test_debug_in_a_file_shows_tracebacks(build, tmp_path, capsys):
 def test_a_sweep_runs_every_combination_in_a_folder_of_its_own(build, tmp_path, capsys):
     write(tmp_path / "c" / "env" / "mine.yaml", "id: Acrobot-v1\n")
     args = ["env=cartpole,mine", "seed=1,2", "agent.lr=0.5", "recorder.console=none"]
-    assert main(["-m", "--config-dir", "c", *args]) == 0
+    assert main(["-m", HERE, "--config-dir", "c", *args]) == 0
     jobs = build.trained
     assert [(c.env.id, c.seed, c.agent.lr) for c, _, _ in jobs] == [
         ("CartPole-v1", 1, 0.5),
@@ -443,7 +449,7 @@ def test_a_sweep_runs_every_combination_in_a_folder_of_its_own(build, tmp_path, 
 
 
 def test_a_sweep_over_an_id_names_its_folders_by_it(build):
-    assert main(["-m", "env=gym", "env.id=CartPole-v1,Acrobot-v1"]) == 0
+    assert main(["-m", HERE, "env=gym", "env.id=CartPole-v1,Acrobot-v1"]) == 0
     assert [run_dir.name for _, run_dir, _ in build.trained] == ["0_dqn_CartPole-v1", "1_dqn_Acrobot-v1"]
 
 
@@ -456,21 +462,21 @@ def test_every_job_is_checked_before_the_first_starts(build, tmp_path, capsys):
 
 def test_a_failed_job_is_reported_the_sweep_continues_and_ends_with_a_table(build, capsys):
     build.fail = {2: NonFiniteError("loss is nan"), 3: UsageError("no")}
-    assert main(["-m", "seed=1,2,3,4"]) == 4
+    assert main(["-m", HERE, "seed=1,2,3,4"]) == 4
     assert [config.seed for config, _, _ in build.trained] == [1, 2, 3, 4]
     out, err = capsys.readouterr()
     assert err.splitlines() == ["job 1 (seed=2): error: loss is nan", "job 2 (seed=3): error: no"]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in out.splitlines()]
     header, first, second, *_ = (row for row in rows if row)
-    assert header == ["job", "settings", "best score", "exit code", "run"]
-    assert first[:4] == ["0", "seed=1", "1.00", "0"]
-    assert second[:4] == ["1", "seed=2", "-", "4"]
-    assert first[4].startswith("runs/sweeps/")
+    assert header == ["job", "settings", "state", "exit code", "best", "last", "time", "run"]
+    assert first[:5] == ["0", "seed=1", "done", "0", "1.00"]
+    assert second[:5] == ["1", "seed=2", "failed", "4", "-"]
+    assert first[7].startswith("runs/sweeps/")
 
 
 def test_an_interruption_ends_the_whole_sweep(build):
     build.fail = {1: Interrupted(ExitCode.SIGINT)}
-    assert main(["-m", "seed=1,2"]) == 130
+    assert main(["-m", HERE, "seed=1,2"]) == 130
     assert [config.seed for config, _, _ in build.trained] == [1]
 
 
@@ -506,7 +512,7 @@ def test_jobs_that_a_launcher_pickles_are_in_exit_code_and_table(build, capsys, 
     assert main(["-m", "hydra/launcher=elsewhere", "seed=1,2", "agent.lr=0.5"]) == 4
     assert [(config.seed, config.agent.lr) for config, _, _ in build.trained] == [(1, 0.5), (2, 0.5)]
     rows = [line.split("|") for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
-    assert [(row[3].strip(), row[4].strip()) for row in rows[1:]] == [("1.00", "0"), ("-", "4")]
+    assert [(row[4].strip(), row[5].strip()) for row in rows[1:]] == [("0", "1.00"), ("4", "-")]
 
 
 def test_a_page_with_a_closed_stdout_is_no_error() -> None:

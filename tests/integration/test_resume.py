@@ -296,7 +296,7 @@ def test_a_run_that_is_done_needs_a_larger_budget(done: Run, capsys: pytest.Capt
         (["trainer.max_opts=1,2"], "has several values"),
         (["trainer.max_opts=-1"], "trainer.max_opts"),
         (["resume=other"], "are two runs"),
-        (["-m"], "resumes one run"),
+        (["-m"], "is not a sweep"),
         (["--cfg", "job"], "--cfg is about composing"),
         (["--info"], "--info is about composing"),
         (["--hydra-help"], "--hydra-help is about composing"),

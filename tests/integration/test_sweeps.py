@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import io
+import json
 import logging
 import multiprocessing
 import os
@@ -19,6 +20,8 @@ from omegaconf import DictConfig
 from border_cli.cli.sweep import SweepTask
 from border_cli.cli.train import main
 from border_cli.runtime import forkserver
+from border_cli.sweeps.jobs import Sweep
+from tests.faults.commands import Command, endless, trap
 from tests.faults.processes import processes
 from tests.real_runs import Run, tiny, train
 
@@ -66,7 +69,8 @@ def test_failing_jobs_are_reported_at_once_and_the_others_run(
 ) -> None:
     """Job 0 loses an actor in env step 30, job 1 cannot make its environment, and job 2 finishes.
 
-    Processes, descriptors, signal and log handlers and threads must be the same before each job and after the sweep.
+    The jobs run in this process. Processes, descriptors, signal and log handlers and threads must be the same before each
+    job, and the same before and after the sweep.
     """
     found: list[dict[str, object]] = []
 
@@ -96,6 +100,7 @@ def test_failing_jobs_are_reported_at_once_and_the_others_run(
     forkserver.run_in_child(os.getpid, (), 60.0)  # starts the forkserver before the first look
     monkeypatch.setattr(SweepTask, "__call__", start)
     faults = ["env.kwargs.fault=raise", "env.kwargs.fault_at=step,make,never", "env.kwargs.fault_step=30"]
+    look()
     output = io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         code = sweep(
@@ -103,6 +108,7 @@ def test_failing_jobs_are_reported_at_once_and_the_others_run(
             *faults,
             NO_RESTARTS,
             "trainer.eval_interval=null",
+            "hydra/launcher=basic",
             "recorder.console=plain",
             "recorder.tensorboard=true",
         )
@@ -129,7 +135,111 @@ def test_failing_jobs_are_reported_at_once_and_the_others_run(
     assert {entry.name for entry in refused.path.iterdir()} <= {".hydra"}
     assert (finished.summary["status"], finished.summary["ended_by"]) == ("done", "max_opts")
     look()
-    assert len(found) == 4
-    assert found[0]["actors"] == []
-    for later in found[1:]:
-        assert later == found[0]
+    before, first, second, third, after = found
+    assert before["actors"] == []
+    assert after == before
+    assert first == second == third
+
+
+def test_a_killed_sweep_continues_and_its_runs_equal_those_of_one_that_was_not_killed(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The sweep is killed while one of two jobs hangs after its first checkpoints, and the other one has not started."""
+    trapped = "{name: 'tests.faults.trap:Trapped', kwargs: {at: step, then: hang, step: 55}}"
+    words = endless(
+        *(
+            "env=cartpole",
+            "env.entry_point=null",
+            f"env.wrappers=[{trapped}]",
+            "trainer=sync",
+            "trainer.max_opts=60",
+        ),
+        *(
+            "trainer.save_interval=20",
+            "trainer.eval_interval=30",
+            "checkpoint.keep=10",
+            "seed=1,2",
+            "sweep.slots=1",
+        ),
+    )
+    with Command(workplace, "-m", *words) as command:
+        command.wait_for_trap()
+        command.send(signal.SIGKILL)
+        assert command.end() == 137  # no process of its session is left
+    (sweep,) = Path("runs/sweeps").glob("*/*")
+    assert [job.state for job in Sweep.read(sweep).jobs] == ["running", "waiting"]
+    assert Run(sweep / "0_dqn_cartpole").checkpoints == ["step-000000020"]
+
+    assert main(["-m", *words, "recorder.console=plain"]) == 0
+    first, second = job_runs()
+    assert [run.summary["status"] for run in (first, second)] == ["done", "done"]
+    assert [run.summary["exact"] for run in (first, second)] == [True, True]
+    assert [len(run.json("provenance.json")["launches"]) for run in (first, second)] == [2, 1]
+    assert f"continuing {sweep}" in capsys.readouterr().out
+    alone = train(*(word for word in words if not word.startswith(("seed=", "sweep."))), "seed=1")
+    assert first.files("checkpoints", "best") == alone.files("checkpoints", "best")
+
+    before = [run.files(".") for run in (first, second)]
+    assert main(["-m", f"resume={sweep}", "recorder.console=plain"]) == 0
+    assert "2 jobs of 2 ended in an earlier launch" in capsys.readouterr().out
+    assert [run.files(".") for run in (first, second)] == before
+
+
+def test_failed_jobs_run_again_when_asked_for_and_a_new_sweep_when_asked_for(workplace: Path) -> None:
+    words = endless(*trap("job", "step", "raise", step=30), "trainer=sync", "trainer.max_opts=20", "seed=1")
+    assert main(["-m", *words]) == 5
+    assert main(["-m", *words]) == 0  # nothing is left to do
+    assert [run.summary["status"] for run in job_runs()] == ["failed"]
+    assert main(["-m", *words, "sweep.retry=true"]) == 0
+    assert [run.summary["status"] for run in job_runs()] == ["done"]
+    assert main(["-m", *words, "sweep.new=true", "hydra/launcher=basic"]) == 0
+    assert len(list(Path("runs/sweeps").glob("*/*"))) == 2
+
+
+def test_a_sweep_of_somebody_else_is_not_continued_by_its_own_words(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Sweep(workplace, ["plugins=[os]", "seed=1,2"]).save()
+    assert main(["-m", f"resume={workplace}"]) == 2
+    assert (
+        f"type them: border-train -m 'plugins=[os]' seed=1,2 hydra.sweep.dir={workplace}"
+        in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["sweep.slots=2"], "sweep.slots has no effect without -m"),
+        (["-m", "sweep.slots=0"], "sweep.slots=0: not allowed"),
+        (["-m", "sweep.retry=yes"], "allowed: true, false"),
+        (["-m", "resume=auto"], "the same command again"),
+        (["-m", "resume=."], ". is not a sweep: it has no sweep.json"),
+        (["-m", "seed=1,2", "hydra.sweep.dir=/proc/sweeps"], "/proc/sweeps cannot be made"),
+        (["-m", "seed=1,2", "hydra.sweep.dir=other"], "other holds another sweep"),
+        (["resume=other"], "allowed: border-train -m resume=other"),
+    ],
+)
+def test_mistakes_about_sweeps_are_named(
+    workplace: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    (workplace / "other").mkdir()
+    Sweep(workplace / "other", ["seed=3"]).save()
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.splitlines()) <= 3
+
+
+def test_the_best_configuration_is_a_preset_for_other_runs(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sweep("agent.gamma=0.5,0.6", "trainer=sync", "hydra/launcher=basic", "recorder.console=plain") == 0
+    (preset,) = Path("runs/sweeps").glob("*/*/best_cartpole.yaml")
+    found = json.loads(preset.with_name("sweep.json").read_text())
+    best = max(found["jobs"], key=lambda job: job["best"])
+    assert found["configurations"][0]["jobs"] == [best["number"]]
+    assert f"best     border-train preset={preset}" in capsys.readouterr().out
+    with_preset, alone = train(f"preset={preset}", *SHORT, "trainer=sync"), job_runs()[best["number"]]
+    assert with_preset.config.agent == alone.config.agent
+    assert with_preset.files("best") == alone.files("best")

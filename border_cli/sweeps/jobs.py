@@ -1,0 +1,201 @@
+"""The jobs of a sweep, and sweep.json, which lists them: where a sweep continues."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from border_cli.core.errors import UsageError
+from border_cli.runs.directory import CONFIG_FILE, RUNS, SWEEP_FILE, SWEEPS
+from border_cli.runs.summary import read_json, read_summary, write_json
+from border_cli.runs.trust import code_of
+
+WAITING, RUNNING, DONE, STOPPED, FAILED = "waiting", "running", "done", "stopped", "failed"
+STATES = (WAITING, RUNNING, DONE, STOPPED, FAILED)
+"""Stopped: the run has begun and can be resumed."""
+
+
+@dataclass
+class Job:
+    """One run of a sweep.
+
+    Attributes:
+        overrides: what was typed for the sweep, with the values of this job.
+        run_dir: its run directory, which may not exist yet.
+        exit_code: of its last process; None before one has ended.
+        error: what a failed job said, one line.
+        summary: the run's summary.json, empty where there is none.
+    """
+
+    number: int
+    overrides: tuple[str, ...]
+    run_dir: Path
+    state: str = WAITING
+    exit_code: int | None = None
+    error: str = ""
+    summary: dict[str, Any] = field(default_factory=dict)
+
+    def refresh(self) -> None:
+        """Read how far the run is from its directory, after its process has ended."""
+        self.summary = read_summary(self.run_dir)
+        status = self.summary.get("status")
+        if status == DONE:
+            self.state, self.exit_code, self.error = DONE, 0, ""
+        elif status == FAILED or self.state == FAILED:
+            self.state = FAILED
+        elif self.has_begun:
+            self.state = STOPPED
+        else:
+            self.state = WAITING
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is a run to resume."""
+        return (self.run_dir / CONFIG_FILE).exists()
+
+    @property
+    def best(self) -> float | None:
+        """Score of the best model."""
+        return self._score("best_score")
+
+    @property
+    def last(self) -> float | None:
+        """Score of the last model that was evaluated."""
+        return self._score("last_score")
+
+    @property
+    def seconds(self) -> float | None:
+        """Duration of the run."""
+        seconds = self.summary.get("seconds")
+        return float(seconds) if isinstance(seconds, int | float) else None
+
+    def _score(self, key: str) -> float | None:
+        mean = (self.summary.get(key) or {}).get("mean")
+        return float(mean) if isinstance(mean, int | float) else None
+
+    def to_json(self, folder: Path) -> dict[str, Any]:
+        """The entry in sweep.json."""
+        counters = self.summary.get("counters") or {}
+        return {
+            "number": self.number,
+            "overrides": list(self.overrides),
+            "run": _relative(self.run_dir, folder),
+            "state": self.state,
+            "exit_code": self.exit_code,
+            "error": self.error or None,
+            "seed": (self.summary.get("config") or {}).get("seed"),
+            "best": self.best,
+            "last": self.last,
+            "opt_steps": counters.get("opt_steps"),
+            "env_steps": counters.get("env_steps"),
+            "seconds": self.seconds,
+        }
+
+
+@dataclass
+class Sweep:
+    """A sweep in its folder.
+
+    words: the command line, without what does not change the jobs (see `words_of`) · configurations: what the finished
+    ones have found, as JSON values.
+    """
+
+    folder: Path
+    words: list[str]
+    sweep_id: str = field(default_factory=lambda: str(uuid.uuid4()))
+    jobs: list[Job] = field(default_factory=list)
+    configurations: Sequence[Mapping[str, Any]] = ()
+
+    @classmethod
+    def read(cls, folder: Path) -> Sweep:
+        """The sweep that a folder holds. Raises UsageError where there is none that can be read."""
+        path = folder / SWEEP_FILE
+        try:
+            data = read_json(path)
+            jobs = [
+                Job(
+                    int(entry["number"]),
+                    tuple(map(str, entry["overrides"])),
+                    folder / str(entry["run"]),
+                    state=str(entry["state"]),
+                    exit_code=entry["exit_code"],
+                    error=entry["error"] or "",
+                )
+                for entry in data["jobs"]
+            ]
+            words = [str(word) for word in data["words"]]
+            return cls(folder, words, str(data["sweep_id"]), jobs)
+        except FileNotFoundError as e:
+            raise UsageError(
+                f"{folder} is not a sweep: it has no {SWEEP_FILE}\nallowed: a folder such as {RUNS / SWEEPS}/<date>/<time>"
+            ) from e
+        except (OSError, ValueError, KeyError, TypeError) as e:
+            raise UsageError(f"{path} cannot be read: {type(e).__name__}: {e}") from e
+
+    @property
+    def code(self) -> str:
+        """A checksum of the words, which may name code (see `border_cli.runs.trust`)."""
+        return code_of([], {}, {"words": "\n".join(self.words)})
+
+    def add(self, number: int, overrides: Sequence[str], run_dir: Path) -> Job:
+        """The job with this number and these overrides: that of an earlier launch with its results, or a new one."""
+        for job in self.jobs:
+            if (job.number, job.overrides) == (number, tuple(overrides)):
+                job.refresh()
+                return job
+        job = Job(number, tuple(overrides), run_dir)
+        job.refresh()
+        self.jobs = sorted(
+            [*(one for one in self.jobs if one.number != number), job], key=lambda one: one.number
+        )
+        return job
+
+    def save(self) -> None:
+        """Write sweep.json. Raises OSError."""
+        entries = [job.to_json(self.folder) for job in self.jobs]
+        counts = {state: n for state in STATES if (n := sum(job.state == state for job in self.jobs))}
+        head = {"sweep_id": self.sweep_id, "words": self.words, "states": counts}
+        write_json(
+            self.folder / SWEEP_FILE, head | {"configurations": list(self.configurations), "jobs": entries}
+        )
+
+    def settings(self, job: Job) -> str:
+        """The overrides of a job that not all jobs have; all of them where there is one job."""
+        every = [set(one.overrides) for one in self.jobs]
+        shared = set.intersection(*every) if len(every) > 1 else set()
+        return " ".join(word.lstrip("+") for word in job.overrides if word not in shared)
+
+
+_OWN_WORDS = ("sweep.", "recorder.console=", "debug=", "hydra.sweep.dir=")
+"""Beginnings of words that do not change what the jobs learn."""
+
+
+def words_of(argv: Iterable[str]) -> list[str]:
+    """What identifies a sweep among those of other commands: its words without those that do not change its jobs."""
+    return [
+        word
+        for word in argv
+        if word not in ("-m", "--multirun") and not word.lstrip("+").startswith(_OWN_WORDS)
+    ]
+
+
+def newest_sweep(words: Sequence[str], root: Path = RUNS) -> Path | None:
+    """The newest sweep of this command, None where there is none."""
+    for path in sorted((root / SWEEPS).glob(f"*/*/{SWEEP_FILE}"), reverse=True):
+        if _stored_words(path) == list(words):
+            return path.parent
+    return None
+
+
+def _stored_words(path: Path) -> Any:
+    try:
+        return read_json(path).get("words")
+    except (OSError, ValueError):
+        return None
+
+
+def _relative(path: Path, folder: Path) -> str:
+    return str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)

@@ -1,0 +1,183 @@
+"""One job's process: it trains one run, tells the sweep how far it is, and never outlives the sweep."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Protocol
+
+from border_cli.config import resources
+from border_cli.core.progress import JobProgress, Progress
+from border_cli.display.advice import first_to_end
+from border_cli.runtime import child
+from border_cli.runtime.child import Reporter, clipped
+from border_cli.runtime.forkserver import signals_blocked, without_own_script
+
+OUTPUT_FILE = "output.log"
+"""What a job and its libraries print, in its run directory."""
+_SENT_S = 0.25
+"""Least time between two messages about the progress [s]."""
+_END_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True)
+class JobError:
+    """Message of a job that failed. text: what the command would have printed · cause: one line of it."""
+
+    text: str
+    cause: str
+
+
+class JobView:
+    """The `View` of a run in a job's process: it sends how far the run is to the sweep."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+        self._due = 0.0
+
+    def show(self, progress: Progress) -> None:
+        """Send the progress, unless the last message is young or the sweep does not read."""
+        if time.monotonic() < self._due or not select.select([], [self._reporter.pipe], [], 0)[1]:
+            return
+        self._due = time.monotonic() + _SENT_S
+        budget = first_to_end(progress)
+        last = progress.evaluations[-1][1] if progress.evaluations else None
+        best = progress.best[1] if progress.best is not None else None
+        self._reporter.send(
+            JobProgress(
+                phase=progress.phase,
+                seconds=progress.seconds,
+                fraction=None if budget is None else budget.fraction,
+                eta_s=None if budget is None else budget.eta_s,
+                last=last,
+                best=best,
+                opt_steps_per_sec=progress.opt_steps_per_sec,
+            )
+        )
+
+    def note(self, message: str) -> None:
+        """Nothing: train.log has it."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+    def fail(self, text: str) -> None:
+        """Send what went wrong, as the command prints it."""
+        lines = text.splitlines()
+        cause = next((line for line in lines if "error: " in line), lines[0])
+        self._reporter.send(JobError(clipped(text), cause.partition("error: ")[2] or cause))
+
+    def send(self, result: object) -> None:
+        """Send what the task has found out."""
+        self._reporter.send(result)
+
+
+class Task(Protocol):
+    """What a job's process does. It is pickled."""
+
+    def __call__(self, view: JobView) -> int:
+        """Train or resume the run. Returns the exit code; `view.fail` is told of an error."""
+
+
+class JobProcess:
+    """A process that runs a task. Raises OSError where it cannot be started.
+
+    Args:
+        run_dir: created if necessary; what the process prints is written there. None: it is dropped.
+        cpus: CPUs that the run is to use.
+        gpu: name of the only GPU that the run sees; None for all.
+    """
+
+    def __init__(self, task: Task, run_dir: Path | None, cpus: int, gpu: str | None = None) -> None:
+        self.pipe, theirs = multiprocessing.Pipe(duplex=False)
+        context: Any = multiprocessing.get_context("spawn")
+        args = (os.getpid(), task, run_dir, cpus, theirs)
+        self._process = context.Process(target=_run_job, args=args, name="job")
+        with contextlib.closing(theirs), without_own_script(), signals_blocked(), _visible_gpu(gpu):
+            self._process.start()
+        self.latest: JobProgress | None = None
+        self.error = JobError("", "")
+        self.result: Any = None
+
+    def receive(self) -> None:
+        """Take what the job has sent."""
+        with contextlib.suppress(EOFError, OSError):
+            while self.pipe.poll():
+                message = self.pipe.recv()
+                if isinstance(message, JobProgress):
+                    self.latest = message
+                elif isinstance(message, JobError):
+                    self.error = message
+                else:
+                    self.result = message
+
+    @property
+    def sentinel(self) -> int:
+        """Becomes readable when the process has ended."""
+        return int(self._process.sentinel)
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative for a signal that killed it."""
+        code: int | None = self._process.exitcode
+        return code
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal, if the process still runs."""
+        if self.exit_code is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, number)
+
+    def close(self) -> None:
+        """Kill the process if it still runs, and release its resources."""
+        self.signal(signal.SIGKILL)
+        self._process.join(_END_TIMEOUT_S)
+        self.pipe.close()
+        if self.exit_code is not None:
+            self._process.close()
+
+
+@contextlib.contextmanager
+def _visible_gpu(name: str | None) -> Iterator[None]:
+    """Let a process that is started inside see this GPU alone; None for all."""
+    before = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if name is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = name
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = before
+        elif name is not None:
+            del os.environ["CUDA_VISIBLE_DEVICES"]
+
+
+def _run_job(parent_pid: int, task: Task, run_dir: Path | None, cpus: int, pipe: Connection) -> None:
+    """Entry point of the process."""
+    child.end_with_parent(parent_pid)
+    os.setpgid(0, 0)  # a Ctrl-C in the terminal reaches the sweep alone, which then stops its jobs
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, child.LEFT_TO_LEARNER)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until there is a run to save
+    output = Path(os.devnull)
+    if run_dir is not None:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        output = run_dir / OUTPUT_FILE
+    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (1, 2):
+        os.dup2(descriptor, stream)
+    resources.limit_cpus(cpus)
+    code = task(JobView(Reporter(pipe)))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if run_dir is not None and os.fstat(descriptor).st_size == 0:
+        output.unlink()
+    sys.exit(code)

@@ -1,0 +1,111 @@
+"""What a sweep found: its runs grouped by configuration, and the best configuration of each environment as a preset."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from border_cli import report
+from border_cli.config.convert import dotted, dump, to_plain
+from border_cli.config.schema import TrainConfig
+from border_cli.core.errors import UsageError
+from border_cli.display.format import number
+from border_cli.report import Interval
+from border_cli.runs.summary import SUMMARY_FILE
+from border_cli.sweeps.jobs import Job, Sweep
+
+METRIC = "eval/return_mean"
+_IN_PRESETS = ("agent", "env", "buffer", "actor_manager", "trainer", "evaluator", "n_actors")
+_NOT_IN_PRESETS = (
+    "agent.type",
+    "env.type",
+    "env.id",
+    "env.entry_point",
+    "trainer.type",
+    "trainer.lockstep",
+    "trainer.lockstep_steps",
+)
+"""What a person chooses beside a preset: the groups, and how reproducible a run is."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """The finished runs of one configuration, without the seed: interquartile means over runs, with 95% intervals."""
+
+    name: str
+    env: str
+    jobs: Sequence[Job]
+    best: Interval
+    last: Interval
+    seconds: float
+
+
+def results(sweep: Sweep) -> list[Result]:
+    """One for each configuration that has a run with scores, the best first within each environment."""
+    by_path = {job.run_dir.resolve(): job for job in sweep.jobs}
+    records = []
+    for path in by_path:
+        if (path / SUMMARY_FILE).exists():
+            try:
+                record = report.read_run(path, METRIC)
+            except UsageError:  # a file that cannot be read; the table of jobs has the run
+                continue
+            if record is not None and record.summary.get("best_score") and record.summary.get("last_score"):
+                records.append(record)
+    found = []
+    for group in report.grouped(records):
+        line = report.line(group)
+        if line.best is not None and line.last is not None:
+            jobs = [by_path[run.path] for run in group.runs]
+            found.append(Result(group.name, group.env, jobs, line.best, line.last, line.seconds))
+    first = {result.env: i for i, result in reversed(list(enumerate(found)))}
+    return sorted(found, key=lambda result: (first[result.env], -result.best.value))
+
+
+def winners(found: Sequence[Result]) -> list[Result]:
+    """The configuration with the best mean score of each environment."""
+    return list({result.env: result for result in reversed(found)}.values())[::-1]
+
+
+def write_preset(path: Path, config: TrainConfig, base: TrainConfig, winner: Result, source: str) -> None:
+    """Write what a configuration has and `base`, the same groups without a preset, has not. Raises OSError."""
+    values, usual = dotted(to_plain(config)), dotted(to_plain(base))
+    n = len(winner.jobs)
+    preset: dict[str, Any] = {
+        "preset": {
+            "env_id": config.env.name,
+            "expect": f"mean return of {number(winner.best.value)} with the best models of {n} seed{'s' if n > 1 else ''}",
+            "source": source,
+        }
+    }
+    for key, value in values.items():
+        section = key.partition(".")[0]
+        if section in _IN_PRESETS and key not in _NOT_IN_PRESETS and usual.get(key, _MISSING) != value:
+            _set(preset, key.split("."), value)
+    path.write_text(f"# @package _global_\n{dump(preset)}", encoding="utf-8")
+
+
+_MISSING = object()
+
+
+def _set(data: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    *sections, name = path
+    for section in sections:
+        data = data.setdefault(section, {})
+    data[name] = value
+
+
+def to_json(found: Sequence[Result]) -> list[Mapping[str, Any]]:
+    """The results as JSON values, for sweep.json."""
+    return [
+        {
+            "name": result.name,
+            "env": result.env,
+            "jobs": [job.number for job in result.jobs],
+            "best": [result.best.value, result.best.low, result.best.high],
+            "last": [result.last.value, result.last.low, result.last.high],
+        }
+        for result in found
+    ]

@@ -1,0 +1,178 @@
+"""The loop of a sweep: it starts jobs in free slots, follows them, and stops them when asked to."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from typing import Protocol
+
+from border_cli.core.errors import ExitCode
+from border_cli.core.progress import JobProgress
+from border_cli.runtime.forkserver import describe_exit
+from border_cli.runtime.signals import StopFlag
+from border_cli.sweeps.jobs import DONE, FAILED, RUNNING, STOPPED, WAITING, Job, Sweep
+from border_cli.sweeps.process import OUTPUT_FILE, JobProcess, Task
+from border_cli.sweeps.slots import Slots
+
+_POLL_S = 0.25
+_KILLED = -signal.SIGKILL
+
+
+class SweepView(Protocol):
+    """Shows a sweep to a person."""
+
+    def show(self, rows: Sequence[tuple[Job, JobProgress]], eta_s: float | None) -> None:
+        """All jobs with their progress, and the estimated seconds until the last one ends. Cheap to call at any time."""
+
+    def changed(self, job: Job) -> None:
+        """A job has another state."""
+
+    def note(self, message: str) -> None:
+        """Lines that stay, such as an error."""
+
+    def close(self) -> None:
+        """Leave the terminal as it was found."""
+
+
+@dataclass
+class _Slot:
+    """What occupies a slot. gpu: the name of its GPU, None without one."""
+
+    job: Job
+    process: JobProcess
+    gpu: str | None
+
+
+class Scheduler:
+    """Runs jobs of a sweep in slots.
+
+    A job that fails for lack of memory or processes while others run goes back into the queue, and there is one slot less
+    from then on: alone it may fit.
+
+    Args:
+        task_of: what a job's process is to do.
+    """
+
+    def __init__(
+        self, sweep: Sweep, slots: Slots, task_of: Callable[[Job], Task], view: SweepView, stop: StopFlag
+    ) -> None:
+        self._sweep = sweep
+        self._slots = slots
+        self._count = slots.count
+        self._task_of = task_of
+        self._view = view
+        self._stop = stop
+        self._running: list[_Slot] = []
+
+    def run(self, jobs: Sequence[Job]) -> None:
+        """Run these jobs to their end, or until asked to stop. Raises OSError if sweep.json cannot be written."""
+        waiting = list(jobs)
+        try:
+            while waiting or self._running:
+                if self._stop():
+                    waiting.clear()
+                    self._stop_jobs()
+                while waiting and len(self._running) < self._count:
+                    self._start(waiting.pop(0))
+                self._pass_on_save_request()
+                wait(
+                    [end for slot in self._running for end in (slot.process.pipe, slot.process.sentinel)],
+                    _POLL_S,
+                )
+                for slot in list(self._running):
+                    slot.process.receive()
+                    if slot.process.exit_code is not None:
+                        waiting += self._end(slot)
+                self._view.show(self._rows(), self._eta_s(len(waiting)))
+        finally:
+            for slot in self._running:
+                slot.process.close()
+
+    def _start(self, job: Job) -> None:
+        taken = [slot.gpu for slot in self._running]
+        gpu = min(self._slots.gpus, key=taken.count, default=None)
+        job.state = RUNNING
+        self._sweep.save()
+        self._running.append(
+            _Slot(job, JobProcess(self._task_of(job), job.run_dir, self._slots.cpus, gpu), gpu)
+        )
+        self._view.changed(job)
+
+    def _end(self, slot: _Slot) -> list[Job]:
+        """Note how a job ended. Returns it if it is to run again."""
+        job, process = slot.job, slot.process
+        process.receive()
+        exit_code = process.exit_code or 0
+        self._running.remove(slot)
+        process.close()
+        if exit_code in (ExitCode.RESOURCES, _KILLED) and self._running and not self._stop():
+            self._count = max(1, len(self._running))
+            why = process.error.cause or "it was killed, probably for lack of memory"
+            self._view.note(f"job {job.number} will run again later, with {self._count} at once: {why}")
+            job.state = WAITING
+            self._sweep.save()
+            return [job]
+        job.exit_code = exit_code if exit_code >= 0 else 128 - exit_code  # as a shell has it
+        job.state = STOPPED if job.exit_code in (ExitCode.SIGINT, ExitCode.SIGTERM) else FAILED
+        job.error = process.error.cause
+        if exit_code < 0:
+            job.error = f"the job's process {describe_exit(exit_code)}"
+        job.refresh()
+        if job.state == FAILED:
+            where = f"\n{job.run_dir / OUTPUT_FILE} has what it printed" if exit_code < 0 else ""
+            self._view.note(
+                process.error.text
+                or f"job {job.number} ({self._sweep.settings(job)}): error: {job.error}{where}"
+            )
+        self._sweep.save()
+        self._view.changed(job)
+        return []
+
+    def _stop_jobs(self) -> None:
+        """Ask the jobs to stop, once: they save a checkpoint first."""
+        for slot in self._running:
+            if slot.job.state == RUNNING:
+                slot.process.signal(signal.SIGTERM)
+                slot.job.state = STOPPED
+
+    def _pass_on_save_request(self) -> None:
+        if self._stop.take_save_request():
+            for slot in self._running:
+                slot.process.signal(signal.SIGUSR1)
+
+    def _rows(self) -> list[tuple[Job, JobProgress]]:
+        return [(job, self._progress(job)) for job in self._sweep.jobs]
+
+    def _progress(self, job: Job) -> JobProgress:
+        """That of its process, and the stored results while it does not run."""
+        for slot in self._running:
+            if slot.job is job:
+                return slot.process.latest or JobProgress(
+                    "starting", job.seconds, last=job.last, best=job.best
+                )
+        return JobProgress(
+            job.state,
+            job.seconds,
+            fraction=1.0 if job.state == DONE else None,
+            last=job.last,
+            best=job.best,
+        )
+
+    def _eta_s(self, n_waiting: int) -> float | None:
+        """Seconds until all jobs have ended, if the waiting ones take as long as the others do; None while unknown."""
+        left = [slot.process.latest.eta_s if slot.process.latest else None for slot in self._running]
+        known = [one for one in left if one is not None]
+        if len(known) < len(left):
+            return None
+        whole = [job.seconds for job in self._sweep.jobs if job.state == DONE and job.seconds]
+        whole += [
+            slot.process.latest.seconds + (slot.process.latest.eta_s or 0.0)
+            for slot in self._running
+            if slot.process.latest and slot.process.latest.seconds is not None
+        ]
+        if not whole:
+            return None
+        todo = sum(known) + n_waiting * sum(whole) / len(whole)
+        return max([todo / self._count, *known])

@@ -1,0 +1,96 @@
+"""How many jobs of a sweep run at once, and what each of them may use."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from border_cli.config import resources, throughput
+from border_cli.config.resolve import n_actors, threads
+from border_cli.config.resources import MEMORY_SHARE
+from border_cli.config.schema import TrainConfig
+from border_cli.display.format import counted, number, size
+
+IMPORT_BYTES = 640 << 20
+"""Memory of one job beside what its plan lists: Python and torch, twice. Measured: 610 MiB, shared pages counted once."""
+
+_WORTH = 0.15
+"""The last job must find at least this share of the CPUs that it would use: less is not worth the memory."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """What one job takes. cpus: CPUs that it would keep busy if it had the machine alone · memory: bytes."""
+
+    cpus: float
+    memory: int
+    on_gpu: bool
+
+
+@dataclass(frozen=True)
+class Slots:
+    """How many jobs run at once.
+
+    cpus: CPUs that each of them is to use · gpus: names of the GPUs among which they are divided; empty for none ·
+    reason: for the user, one line.
+    """
+
+    count: int
+    cpus: int
+    gpus: tuple[str, ...]
+    reason: str
+
+
+def measure_need(config: TrainConfig, folder: Path, overrides: Collection[str]) -> Need:
+    """What a run needs on the CPUs that this process may use. Takes a few seconds. Raises what `preflight` raises."""
+    from border_cli import build, probes
+    from border_cli.config.resolve import envs_per_actor
+    from border_cli.preflight import preflight
+    from border_cli.runtime.signals import StopFlag
+
+    with StopFlag() as stop:
+        config, spec, _ = preflight(config, stop, folder, overrides)
+        measured = probes.measure(
+            config, spec, [envs_per_actor(config)], [threads(config)], probes.AUTO_S, stop
+        )
+    speeds = measured.speeds(envs_per_actor(config), threads(config))
+    memory = sum(resources.memory_need(config, build.sizes(config, spec)).values()) + IMPORT_BYTES
+    return Need(_busy_cpus(config, speeds), memory, config.device.startswith("cuda"))
+
+
+def _busy_cpus(config: TrainConfig, speeds: throughput.Speeds) -> float:
+    """CPUs that acting and learning keep busy together. Evaluations are not counted: between them nothing waits."""
+    if config.trainer.type == "sync":
+        return float(threads(config))
+    rates = throughput.predict(config, speeds, cpus=n_actors(config) + threads(config))
+    learning = threads(config) * (1 - rates.learner_blocked)
+    return learning + n_actors(config) * (1 - rates.actors_blocked)
+
+
+def divide(need: Need, n_jobs: int) -> Slots:
+    """As many jobs at once as keep the CPUs busy and fit into the memory; of jobs on a GPU, one per GPU."""
+    cpus, free, gpus = resources.cpus(), resources.available_memory(), tuple(resources.gpus())
+    limits = {
+        f"a job keeps {number(need.cpus)} of {counted(cpus, 'CPU')} busy": math.ceil(
+            cpus / need.cpus - _WORTH
+        ),
+        f"a job takes {size(need.memory)} of {size(free)} memory": math.floor(
+            MEMORY_SHARE * free / need.memory
+        ),
+        f"there are {counted(n_jobs, 'job')}": n_jobs,
+    }
+    if need.on_gpu:
+        limits[f"there are {counted(len(gpus), 'GPU')}"] = len(gpus)
+    reason = min(limits, key=lambda one: limits[one])
+    return _slots(max(1, limits[reason]), cpus, gpus if need.on_gpu else (), reason)
+
+
+def given(count: int, n_jobs: int, on_gpu: bool) -> Slots:
+    """The number of slots that was typed."""
+    return _slots(min(count, n_jobs), resources.cpus(), tuple(resources.gpus()) if on_gpu else (), "")
+
+
+def _slots(count: int, cpus: int, gpus: tuple[str, ...], reason: str) -> Slots:
+    return Slots(count, max(1, cpus // count), gpus, reason)

@@ -1,0 +1,231 @@
+"""Views of a sweep: a table of its jobs redrawn in place; a line per change; nothing."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from border_cli.core.progress import JobProgress
+from border_cli.display import format
+from border_cli.display.stdout import SafeStream, printable
+from border_cli.display.tables import add_row, make_table, print_tables
+from border_cli.display.views import ECHO, REDRAW_S, SILENCE_S, is_live
+from border_cli.report import Interval
+from border_cli.runs.directory import shown
+from border_cli.sweeps.jobs import DONE, FAILED, RUNNING, STATES, STOPPED, WAITING, Job, Sweep
+from border_cli.sweeps.results import Result
+from border_cli.sweeps.scheduler import SweepView
+
+_STYLES = {DONE: "green", FAILED: "bold red", STOPPED: "yellow", WAITING: "dim"}
+_MARGIN = 8
+"""Lines of the terminal that the jobs do not take."""
+_BAR = 12
+_ORDER = (RUNNING, FAILED, STOPPED, DONE, WAITING)
+"""Which jobs are shown first where there is no room for all."""
+
+
+def make_sweep_view(sweep: Sweep, title: str, console_mode: str) -> SweepView:
+    """The view for a value of `recorder.console`."""
+    console = Console()
+    if console_mode == "none":
+        return SilentSweepView()
+    if console_mode == "screen" or (console_mode == "auto" and is_live(console)):
+        return ScreenSweepView(sweep, title, console)
+    return PlainSweepView(sweep)
+
+
+Rows = Sequence[tuple[Job, JobProgress]]
+
+
+class ScreenSweepView:
+    """A table of the jobs that is redrawn in place, below the notes."""
+
+    def __init__(self, sweep: Sweep, title: str, console: Console) -> None:
+        self._settings = {job.number: sweep.settings(job) for job in sweep.jobs}
+        self._sweep = sweep
+        self._title = title
+        self._console = console
+        self._stream = SafeStream(lambda: console.file)
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+        self._due = 0.0
+        self._began = time.monotonic()
+
+    def show(self, rows: Rows, eta_s: float | None) -> None:
+        if time.monotonic() >= self._due:
+            self._draw(rows, eta_s)
+            self._due = time.monotonic() + REDRAW_S
+
+    def changed(self, job: Job) -> None:
+        self._settings.setdefault(job.number, self._sweep.settings(job))
+
+    def note(self, message: str) -> None:
+        text = Text(printable(message, self._console.encoding))
+        self._stream.attempt(lambda: self._console.print(text, highlight=False))
+
+    def close(self) -> None:
+        self._stream.attempt(self._live.stop)
+
+    def _draw(self, rows: Rows, eta_s: float | None) -> None:
+        table = self._table(rows, eta_s)
+
+        def put() -> None:
+            if not self._live.is_started:
+                self._live.start()
+                self._console.show_cursor(True)  # a SIGKILL leaves no chance to show it again
+            self._live.update(table, refresh=True)
+
+        self._stream.attempt(put)
+
+    def _table(self, rows: Rows, eta_s: float | None) -> Group:
+        ascii_only = not self._console.encoding.startswith("utf")
+        table = Table(
+            title=Text(printable(self._title, self._console.encoding), "bold"),
+            title_justify="left",
+            box=box.ASCII if ascii_only else box.ROUNDED,
+            border_style="dim",
+            width=max(1, min(self._console.width - ECHO, 140)),
+        )
+        for name in ("job", "settings", "state", "progress", "ETA", "last", "best", "opt steps/s"):
+            left = name in ("settings", "state", "progress")
+            wide = {"ratio": 1, "overflow": "ellipsis"} if name == "settings" else {}
+            table.add_column(name, justify="left" if left else "right", no_wrap=True, **wide)  # type: ignore[arg-type]
+        shown = self._shown(rows)
+        for job, p in shown:
+            style = _STYLES.get(job.state, "bold green" if p.phase == "training" else "bold yellow")
+            fraction = ProgressBar(total=1.0, completed=p.fraction or 0.0, width=_BAR, complete_style="green")
+            table.add_row(
+                str(job.number),
+                Text(printable(self._settings.get(job.number, ""), self._console.encoding)),
+                Text(p.phase if job.state == RUNNING else job.state, style),
+                fraction if p.fraction is not None else "",
+                "" if p.eta_s is None else format.duration(p.eta_s),
+                "" if p.last is None else format.number(p.last),
+                "" if p.best is None else format.number(p.best),
+                "" if p.opt_steps_per_sec is None else format.rate(p.opt_steps_per_sec),
+            )
+        states = Counter(job.state for job, _ in rows)
+        counts = ", ".join(f"{states[state]} {state}" for state in STATES if states[state])
+        seconds = time.monotonic() - self._began
+        eta = "unknown" if eta_s is None else format.duration(eta_s)
+        hidden = len(rows) - len(shown)
+        more = f", {hidden} of them not shown" if hidden else ""
+        line = f"{format.counted(len(rows), 'job')}: {counts}{more}   {format.duration(seconds)}   ETA {eta}"
+        return Group(table, Text(line))
+
+    def _shown(self, rows: Rows) -> Rows:
+        room = max(3, self._console.height - _MARGIN)
+        if len(rows) <= room:
+            return rows
+        by_interest = sorted(rows, key=lambda row: (_ORDER.index(row[0].state), _newest_first(row[0])))
+        return sorted(by_interest[:room], key=lambda row: row[0].number)
+
+
+def _newest_first(job: Job) -> int:
+    return -job.number if job.state == DONE else job.number
+
+
+def write_error(message: str) -> None:
+    """Write to stderr, if it is open."""
+
+    def write() -> None:
+        sys.stderr.write(f"{message}\n")
+        sys.stderr.flush()
+
+    SafeStream(lambda: sys.stderr).attempt(write)
+
+
+class PlainSweepView:
+    """A line of text per change, and one about the whole sweep after a long silence."""
+
+    def __init__(self, sweep: Sweep) -> None:
+        self._sweep = sweep
+        self._outlet = SafeStream(lambda: sys.stdout)
+        self._due = time.monotonic() + SILENCE_S
+
+    def show(self, rows: Rows, eta_s: float | None) -> None:
+        if time.monotonic() < self._due:
+            return
+        states = Counter(job.state for job, _ in rows)
+        parts = [p.fraction or 0.0 for _, p in rows]
+        words = [f"{state}={states[state]}" for state in STATES if states[state]]
+        words.append(f"progress={format.share(math.fsum(parts) / len(parts))}")
+        if eta_s is not None:
+            words.append(f"eta={format.duration(eta_s)}")
+        self._line(f"sweep: {' '.join(words)}")
+
+    def changed(self, job: Job) -> None:
+        words = [f"job {job.number} ({self._sweep.settings(job)}): {job.state}"]
+        for name, value in (("best", job.best), ("last", job.last)):
+            if value is not None:
+                words.append(f"{name}={format.number(value)}")
+        if job.state in (DONE, STOPPED) and job.seconds is not None:
+            words.append(f"time={format.duration(job.seconds)}")
+        self._line(" ".join(words))
+
+    def note(self, message: str) -> None:
+        write_error(message)
+
+    def _line(self, message: str) -> None:
+        self._due = time.monotonic() + SILENCE_S
+        text = printable(message, getattr(sys.stdout, "encoding", None) or "utf-8")
+
+        def write() -> None:
+            sys.stdout.write(f"{text}\n")
+            sys.stdout.flush()
+
+        self._outlet.attempt(write)
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+class SilentSweepView:
+    """For `recorder.console=none`: errors alone are shown, on stderr."""
+
+    def show(self, rows: Rows, eta_s: float | None) -> None:
+        """Nothing."""
+
+    def changed(self, job: Job) -> None:
+        """Nothing."""
+
+    def note(self, message: str) -> None:
+        write_error(message)
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+def print_sweep_tables(console: Console, sweep: Sweep, found: Sequence[Result]) -> None:
+    """Print a row per job, and a row per configuration. A closed console is no error."""
+    jobs = make_table("jobs", "job", "settings", "state", "exit code", "best", "last", "time", "run")
+    for job in sweep.jobs:
+        best, last = (format.MISSING if one is None else format.number(one) for one in (job.best, job.last))
+        seconds = format.MISSING if job.seconds is None else format.duration(job.seconds)
+        code = format.MISSING if job.exit_code is None else str(job.exit_code)
+        run_dir = str(shown(job.run_dir))
+        add_row(jobs, str(job.number), sweep.settings(job), job.state, code, best, last, seconds, run_dir)
+    tables = [jobs]
+    if found:
+        title = "configurations: interquartile means over runs, with 95% intervals"
+        groups = make_table(title, "settings", "runs", "best", "last", "time")
+        for one in found:
+            scores = (_with_interval(one.best), _with_interval(one.last))
+            add_row(groups, one.name, str(len(one.jobs)), *scores, format.duration(one.seconds))
+        tables.append(groups)
+    print_tables(console, tables)
+
+
+def _with_interval(score: Interval) -> str:
+    if score.low == score.high:
+        return format.number(score.value)
+    return f"{format.number(score.value)} [{format.number(score.low)}, {format.number(score.high)}]"

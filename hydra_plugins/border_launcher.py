@@ -1,0 +1,33 @@
+"""Hydra's launcher `border`: sweepers of other plugins run their jobs in the slots of `border-train -m` with it.
+
+Hydra finds launchers in packages named `hydra_plugins` alone, and imports them in every command: nothing heavy is here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
+
+
+class BorderLauncher(Launcher):
+    """Runs each batch of jobs that a sweeper asks for. The task is a `border_cli.cli.sweep.SweepRun`."""
+
+    def __init__(self) -> None:
+        self._run: Any = None
+        self._context: Any = None
+        self._config: Any = None
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        self._context, self._run, self._config = hydra_context, task_function, config
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        jobs = self._run.launch(job_overrides, initial_job_idx)
+        return [
+            JobReturn(overrides=list(job.overrides), status=JobStatus.COMPLETED, _return_value=score)
+            for job, score in jobs
+        ]

@@ -1,0 +1,159 @@
+"""The slots of a sweep with real, light processes as jobs: each writes the summary of a run and exits as it is told to."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from border_cli.core.errors import ExitCode
+from border_cli.core.progress import Progress
+from border_cli.runtime.signals import StopFlag
+from border_cli.sweeps.jobs import Job, Sweep
+from border_cli.sweeps.process import JobView
+from border_cli.sweeps.scheduler import Scheduler
+from border_cli.sweeps.slots import Slots
+from tests.faults.processes import nothing_left, wait_until
+
+
+@dataclass(frozen=True)
+class Light:
+    """A job. codes: exit codes of its first and second start, a negative one for a signal · meet: another job to wait for ·
+    waits_for_retry: whether to wait until the sweep has put that job back into the queue.
+    """
+
+    run_dir: Path
+    codes: tuple[int, ...] = (0,)
+    meet: int | None = None
+    waits_for_retry: bool = False
+
+    def __call__(self, view: JobView) -> int:
+        starts = self.run_dir / "starts"
+        n = len(starts.read_text()) if starts.exists() else 0
+        starts.write_text("x" * (n + 1))
+        (self.run_dir / "config.yaml").write_text("{}\n")
+        view.show(Progress(phase="training", seconds=1.0, opt_steps=1, max_opts=4, opt_steps_per_sec=1.0))
+        if n == 0 and self.meet is not None:
+            wait_until(self._met, "the other job")
+        code = self.codes[min(n, len(self.codes) - 1)]
+        if code < 0:
+            os.kill(os.getpid(), -code)
+        if code:
+            view.fail(f"job: error: code {code}\nallowed: 0")
+        (self.run_dir / "summary.json").write_text(json.dumps({"status": "failed" if code else "done"}))
+        return code
+
+    def _met(self) -> bool:
+        if not (self.run_dir.parent / str(self.meet) / "starts").exists():
+            return False
+        jobs = json.loads((self.run_dir.parent / "sweep.json").read_text())["jobs"]
+        return not self.waits_for_retry or jobs[self.meet]["state"] == "waiting"
+
+
+@dataclass
+class Seen:
+    """A view that keeps what it is shown."""
+
+    changes: list[tuple[int, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    most: int = 0
+
+    def show(self, rows, eta_s) -> None:
+        self.most = max(self.most, sum(job.state == "running" for job, _ in rows))
+
+    def changed(self, job: Job) -> None:
+        self.changes.append((job.number, job.state))
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+    def close(self) -> None: ...
+
+
+def run(folder: Path, jobs: list[Light], slots: int, stop: StopFlag | None = None) -> tuple[Sweep, Seen]:
+    sweep, seen = Sweep(folder, []), Seen()
+    tasks = dict(enumerate(jobs))
+    added = [sweep.add(n, [f"n={n}"], job.run_dir) for n, job in tasks.items()]
+    with nothing_left():
+        Scheduler(
+            sweep, Slots(slots, 1, (), ""), lambda job: tasks[job.number], seen, stop or StopFlag()
+        ).run(added)
+    assert Sweep.read(folder).jobs == [
+        Job(job.number, job.overrides, job.run_dir, job.state, job.exit_code, job.error) for job in added
+    ]
+    return sweep, seen
+
+
+def starts(sweep: Sweep) -> list[int]:
+    return [
+        len((job.run_dir / "starts").read_text()) if (job.run_dir / "starts").exists() else 0
+        for job in sweep.jobs
+    ]
+
+
+def test_each_job_runs_once_as_many_at_a_time_as_there_are_slots(tmp_path: Path) -> None:
+    jobs = [Light(tmp_path / "0", meet=1), Light(tmp_path / "1", meet=0), Light(tmp_path / "2")]
+    sweep, seen = run(tmp_path, jobs, slots=2)
+    assert [job.state for job in sweep.jobs] == ["done"] * 3
+    assert (starts(sweep), seen.most, seen.notes) == ([1, 1, 1], 2, [])
+    assert seen.changes[:2] == [(0, "running"), (1, "running")]
+
+
+def test_a_job_that_fails_is_reported_and_the_others_run(tmp_path: Path) -> None:
+    jobs = [
+        Light(tmp_path / "0", codes=(5,)),
+        Light(tmp_path / "1", codes=(-signal.SIGSEGV,)),
+        Light(tmp_path / "2"),
+    ]
+    sweep, seen = run(tmp_path, jobs, slots=1)
+    assert [(job.state, job.exit_code) for job in sweep.jobs] == [("failed", 5), ("failed", 139), ("done", 0)]
+    assert seen.notes[0] == "job: error: code 5\nallowed: 0"
+    assert "job 1 (n=1): error: the job's process was killed by SIGSEGV" in seen.notes[1]
+    assert sweep.jobs[0].error == "code 5"
+
+
+@pytest.mark.parametrize("code", [ExitCode.RESOURCES, -signal.SIGKILL])
+def test_a_job_for_which_there_was_no_memory_beside_others_runs_again_when_they_have_ended(
+    tmp_path: Path, code: int
+) -> None:
+    jobs = [
+        Light(tmp_path / "0", meet=1, waits_for_retry=True),
+        Light(tmp_path / "1", codes=(code, 0), meet=0),
+    ]
+    sweep, seen = run(tmp_path, [*jobs, Light(tmp_path / "2")], slots=2)
+    assert [job.state for job in sweep.jobs] == ["done"] * 3
+    assert starts(sweep) == [1, 2, 1]
+    assert "job 1 will run again later, with 1 at once" in seen.notes[0]
+
+
+def test_a_job_for_which_there_is_no_memory_alone_has_failed(tmp_path: Path) -> None:
+    sweep, _ = run(tmp_path, [Light(tmp_path / "0", codes=(ExitCode.RESOURCES,))], slots=2)
+    assert [(job.state, job.exit_code) for job in sweep.jobs] == [("failed", 3)]
+    assert starts(sweep) == [1]
+
+
+@dataclass(frozen=True)
+class Patient:
+    """A job that runs until it is asked to stop, and asks its sweep to stop when it has begun."""
+
+    run_dir: Path
+
+    def __call__(self, view: JobView) -> int:
+        with StopFlag() as stop:
+            (self.run_dir / "config.yaml").write_text("{}\n")
+            os.kill(os.getppid(), signal.SIGINT)
+            while not stop():
+                time.sleep(0.01)
+            return int(stop.code or 0)
+
+
+def test_a_stop_reaches_every_job_and_no_further_job_starts(tmp_path: Path) -> None:
+    with StopFlag() as stop:
+        sweep, _ = run(tmp_path, [Patient(tmp_path / "0"), Light(tmp_path / "1")], slots=1, stop=stop)  # type: ignore[list-item]
+        assert stop.code == ExitCode.SIGINT
+    assert [(job.state, job.exit_code) for job in sweep.jobs] == [("stopped", 143), ("waiting", None)]

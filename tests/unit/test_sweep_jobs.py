@@ -1,0 +1,186 @@
+"""A sweep's list of jobs, how many run at once, and what its finished runs say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from border_cli.agents.dqn.config import DqnConfig
+from border_cli.config import resources
+from border_cli.config.convert import load
+from border_cli.config.schema import BufferConfig, EnvConfig, TrainConfig
+from border_cli.core.errors import UsageError
+from border_cli.report import Interval
+from border_cli.runs.directory import create_sweep
+from border_cli.sweeps.jobs import Job, Sweep, newest_sweep, words_of
+from border_cli.sweeps.results import Result, results, winners, write_preset
+from border_cli.sweeps.slots import Need, divide, given
+from border_cli.sweeps.views import make_sweep_view
+
+GIB = 1 << 30
+
+
+def ended(
+    run_dir: Path, seed: int, score: float, status: str = "done", env: str = "CartPole-v1", lr: float = 0.1
+) -> None:
+    """Write what a run leaves that the results read."""
+    run_dir.mkdir(parents=True)
+    (run_dir / "config.yaml").write_text("{}\n")
+    config = {"agent": {"type": "dqn", "lr": lr}, "env": {"id": env}, "seed": seed}
+    summary = {
+        "status": status,
+        "best_score": {"mean": score},
+        "last_score": {"mean": score / 2},
+        "seconds": 3.0,
+    }
+    (run_dir / "summary.json").write_text(
+        json.dumps(summary | {"config": config, "counters": {"env_steps": 10}})
+    )
+    (run_dir / "metrics.jsonl").write_text(
+        '{"env_steps": 1, "opt_steps": 1, "time": 1.0, "eval/return_mean": 1.0}\n'
+    )
+
+
+def test_the_state_of_a_job_follows_from_its_directory(tmp_path: Path) -> None:
+    job = Job(0, ("seed=1",), tmp_path / "run")
+    job.refresh()
+    assert (job.state, job.best, job.seconds) == ("waiting", None, None)
+    job.run_dir.mkdir()
+    (job.run_dir / "config.yaml").write_text("{}\n")
+    job.refresh()
+    assert job.state == "stopped"
+    for status, state in (
+        ("running", "stopped"),
+        ("stopped", "stopped"),
+        ("failed", "failed"),
+        ("done", "done"),
+    ):
+        (job.run_dir / "summary.json").write_text(f'{{"status": "{status}"}}')
+        job.refresh()
+        assert job.state == state
+    assert job.exit_code == 0
+
+
+def test_a_sweep_is_read_as_it_was_saved_and_keeps_what_its_jobs_have_reached(tmp_path: Path) -> None:
+    sweep = Sweep(tmp_path, ["seed=1,2"])
+    ended(tmp_path / "0", 1, 8.0)
+    sweep.add(0, ["seed=1", "+a=1"], tmp_path / "0")
+    refused = sweep.add(1, ["seed=2", "+a=1"], tmp_path / "1")
+    refused.state, refused.exit_code, refused.error = "failed", 2, "no such thing"
+    sweep.save()
+    again = Sweep.read(tmp_path)
+    assert (again.sweep_id, again.words, again.code) == (sweep.sweep_id, ["seed=1,2"], sweep.code)
+    done = again.add(0, ["seed=1", "+a=1"], tmp_path / "elsewhere")
+    assert (done.state, done.best, done.last, done.run_dir) == ("done", 8.0, 4.0, tmp_path / "0")
+    failed = again.add(1, ["seed=2", "+a=1"], tmp_path / "1")
+    assert (failed.state, failed.exit_code, failed.error) == ("failed", 2, "no such thing")
+    assert again.settings(done) == "seed=1"
+    entry = json.loads((tmp_path / "sweep.json").read_text())["jobs"][0]
+    assert (entry["seed"], entry["best"], entry["env_steps"], entry["run"]) == (1, 8.0, 10, "0")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"words": [], "sweep_id": "1", "jobs": [{}]}'])
+def test_a_sweep_file_that_cannot_be_read_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(UsageError, match="is not a sweep"):
+        Sweep.read(tmp_path)
+    (tmp_path / "sweep.json").write_text(text)
+    with pytest.raises(UsageError, match="cannot be read"):
+        Sweep.read(tmp_path)
+
+
+def test_the_newest_sweep_of_a_command_is_found_by_its_words(tmp_path: Path) -> None:
+    words = words_of(["-m", "agent=dqn", "seed=1,2", "sweep.slots=2", "recorder.console=plain", "debug=true"])
+    assert words == ["agent=dqn", "seed=1,2"]
+    older, newer, other = (create_sweep(tmp_path) for _ in range(3))
+    for folder, typed in ((older, words), (newer, words), (other, ["seed=1,2"])):
+        Sweep(folder, typed).save()
+    assert newest_sweep(words, tmp_path) == newer
+    assert newest_sweep(["seed=1"], tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("cpus", "free", "n_jobs", "busy", "count", "each"),
+    [
+        (2, 64, 12, 1.2, 2, 1),  # 2 / 1.2 = 1.67: the second job finds two thirds of what it would use
+        (2, 64, 12, 1.9, 1, 2),  # 2 / 1.9 = 1.05: the second would find a twentieth
+        (16, 64, 12, 1.0, 12, 1),  # there are no more jobs
+        (16, 64, 3, 4.0, 3, 5),
+        (16, 4, 12, 1.0, 3, 5),  # 0.9 · 4 GiB / 1 GiB
+        (1, 64, 12, 3.0, 1, 1),
+    ],
+)
+def test_jobs_share_cpus_and_memory(
+    monkeypatch: pytest.MonkeyPatch, cpus: int, free: int, n_jobs: int, busy: float, count: int, each: int
+) -> None:
+    monkeypatch.setattr(resources, "cpus", lambda: cpus)
+    monkeypatch.setattr(resources, "available_memory", lambda: free * GIB)
+    slots = divide(Need(busy, GIB, on_gpu=False), n_jobs)
+    assert (slots.count, slots.cpus, slots.gpus) == (count, each, ())
+
+
+def test_jobs_on_gpus_have_one_each_unless_more_are_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,3")
+    monkeypatch.setattr(resources, "cpus", lambda: 16)
+    assert divide(Need(1.0, GIB, on_gpu=True), 12).count == 2
+    assert given(6, 12, on_gpu=True).gpus == ("0", "3")
+    assert given(6, 4, on_gpu=False) == given(4, 4, on_gpu=False)
+
+
+def test_results_group_runs_without_their_seed_and_the_best_of_each_environment_wins(tmp_path: Path) -> None:
+    sweep = Sweep(tmp_path, [])
+    runs = [
+        (1, 10.0, "A", 0.1),
+        (2, 30.0, "A", 0.1),
+        (1, 40.0, "A", 0.2),
+        (1, 5.0, "B", 0.1),
+        (1, 6.0, "B", 0.2),
+    ]
+    for n, (seed, score, env, lr) in enumerate(runs):
+        ended(tmp_path / str(n), seed, score, env=env, lr=lr)
+        sweep.add(n, [f"n={n}"], tmp_path / str(n))
+    sweep.add(5, ["n=5"], tmp_path / "never started")
+    found = results(sweep)
+    assert [(one.env, [job.number for job in one.jobs], one.best.value) for one in found] == [
+        ("A", [2], 40.0),
+        ("A", [0, 1], 20.0),
+        ("B", [4], 6.0),
+        ("B", [3], 5.0),
+    ]
+    assert [one.jobs[0].number for one in winners(found)] == [2, 4]
+
+
+def test_a_preset_has_what_differs_from_the_groups_alone(tmp_path: Path) -> None:
+    base = TrainConfig(agent=DqnConfig(type="dqn"), env=EnvConfig(id="A"))
+    config = TrainConfig(
+        agent=DqnConfig(type="dqn", lr=0.5, hidden=[8]), env=EnvConfig(id="A"), buffer=BufferConfig(n_step=3)
+    )
+    config.seed, config.trainer.lockstep, config.n_actors = 7, True, 4
+    result = Result(
+        "lr=0.5", "A", [Job(0, (), tmp_path)], Interval(9.0, 9.0, 9.0), Interval(1.0, 1.0, 1.0), 1.0
+    )
+    write_preset(tmp_path / "best.yaml", config, base, result, "a sweep")
+    assert load(tmp_path / "best.yaml") == {
+        "preset": {
+            "env_id": "A",
+            "expect": "mean return of 9.00 with the best models of 1 seed",
+            "source": "a sweep",
+        },
+        "agent": {"lr": 0.5, "hidden": [8]},
+        "buffer": {"n_step": 3},
+        "n_actors": 4,
+    }
+
+
+def test_without_a_terminal_a_change_is_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = Sweep(tmp_path, [])
+    ended(tmp_path / "0", 1, 8.0)
+    job = sweep.add(0, ["+a=1"], tmp_path / "0")
+    view = make_sweep_view(sweep, "title", "auto")
+    view.changed(job)
+    view.note("job 0: error: no")
+    view.close()
+    captured = capsys.readouterr()
+    assert captured.out == "job 0 (a=1): done best=8.00 last=4.00 time=0:00:03\n"
+    assert captured.err == "job 0: error: no\n"
