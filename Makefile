@@ -7,7 +7,7 @@ ARGS ?=
 BASE ?= HEAD
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: install train eval test check unit integration faults test-full test-faults-full learning bench peers same-bits results readme conf screen clean
+.PHONY: install train eval test check unit integration faults test-full test-faults-full test-extras learning bench peers same-bits results readme conf screen clean
 
 install: $(VENV)/.stamp
 
@@ -56,6 +56,11 @@ test-faults-full: install
 	$(BIN)/python -m tests.campaigns kills-full --runs 10
 	$(BIN)/python -m tests.campaigns storms --runs 200
 	$(BIN)/python -m tests.campaigns soak
+
+# test-extras: with the real libraries of extras that `make install` leaves out
+test-extras: install
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,wandb,trackio,mlflow]'
+	$(BIN)/python -m pytest tests/extras $(ARGS)
 
 learning: install
 	$(BIN)/python -m pytest tests/learning -n 2 $(ARGS)

@@ -1,8 +1,9 @@
 """A sweep of twelve CartPole runs: in slots beside one after the other, and killed three times beside never.
 
-    python -m bench.sweep [--env-steps 25000]
+    python -m bench.sweep [--env-steps 30000]
 
-Prints both durations with their ratio, and whether the killed sweep ended with the scores of the other one.
+Prints the durations with their ratio, for trainer=sync and for lockstep, and whether the killed sweep, in lockstep, ended
+with the scores of the other one.
 """
 
 from __future__ import annotations
@@ -17,14 +18,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-WORDS = (
-    "-m",
-    "agent=dqn,qrdqn",
-    "env=cartpole",
-    "seed=1,2,3,4,5,6",
-    "trainer.lockstep=true",
-    "recorder.console=plain",
-)
+WORDS = ("-m", "agent=dqn,qrdqn", "env=cartpole", "seed=1,2,3,4,5,6", "recorder.console=plain")
+LOCKSTEP = "trainer.lockstep=true"
 KILLS = 3
 
 
@@ -45,10 +40,10 @@ def killed(folder: Path, env_steps: int, whole_s: float) -> list[float]:
     """Kill a sweep at random moments, and let it end. Returns the moments [s]."""
     moments = [random.Random(i).uniform(0.1, 0.3) * whole_s for i in range(KILLS)]
     for moment in moments:
-        with subprocess.Popen(command(folder, env_steps), stdout=subprocess.DEVNULL) as process:
+        with subprocess.Popen(command(folder, env_steps, LOCKSTEP), stdout=subprocess.DEVNULL) as process:
             time.sleep(moment)
             process.kill()
-    timed(folder, env_steps)
+    timed(folder, env_steps, LOCKSTEP)
     return moments
 
 
@@ -63,24 +58,27 @@ def scores(folder: Path) -> list[Any]:
 
 
 def main() -> None:
-    """Run all three, and print what came of them."""
+    """Run all, and print what came of them."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--env-steps", type=int, default=25_000)
+    parser.add_argument("--env-steps", type=int, default=30_000)
     env_steps = parser.parse_args().env_steps
-    with tempfile.TemporaryDirectory() as folder:
-        one, slots, often = (Path(folder) / name for name in ("one", "slots", "killed"))
-        one_s = timed(one, env_steps, "sweep.slots=1")
-        slots_s = timed(slots, env_steps)
-        print(f"one after the other {one_s:.0f} s, in slots {slots_s:.0f} s: ratio {slots_s / one_s:.3f}")
-        moments = killed(often, env_steps, slots_s)
+    with tempfile.TemporaryDirectory() as name:
+        folder, slots_s = Path(name), 0.0
+        for trainer in ("trainer=sync", LOCKSTEP):
+            one_s = timed(folder / f"{trainer} one", env_steps, trainer, "sweep.slots=1")
+            slots_s = timed(folder / f"{trainer} slots", env_steps, trainer)
+            print(
+                f"{trainer}: one after the other {one_s:.0f} s, in slots {slots_s:.0f} s: {slots_s / one_s:.3f}",
+                flush=True,
+            )
+        moments = killed(folder / "killed", env_steps, slots_s)
         print("killed after", ", ".join(f"{moment:.0f} s" for moment in moments))
-        same = [a[0] == b[0] for a, b in zip(scores(slots), scores(often), strict=True)]
-        ends = [end for _, end in scores(often)]
-        print(
-            f"{sum(same)} of {len(same)} jobs have the scores of the sweep that was not killed; ended {ends} times"
-        )
+        whole, often = scores(folder / f"{LOCKSTEP} slots"), scores(folder / "killed")
+        same = sum(a[0] == b[0] for a, b in zip(whole, often, strict=True))
+        print(f"{same} of {len(whole)} jobs have the scores of the sweep that was not killed; they ended")
+        print(", ".join(str(ends) for _, ends in often), "times")
 
 
 if __name__ == "__main__":

@@ -17,8 +17,10 @@ from border_cli.actors.sampler import InThreadSource, Sampler
 from border_cli.actors.spec import LOCKSTEP_SLOTS, ActorId, ActorSpec, Rounds
 from border_cli.checkpoints.contents import read_model, read_training
 from border_cli.checkpoints.manager import CheckpointManager
+from border_cli.config.convert import dotted, to_plain
 from border_cli.config.registry import AGENTS, BUFFERS, find, import_path, import_plugins
 from border_cli.config.resolve import (
+    TRACKERS,
     confirm_episodes,
     envs_per_actor,
     is_reproducible,
@@ -27,6 +29,7 @@ from border_cli.config.resolve import (
     ratio_tolerance,
     steps_natively,
     threads,
+    trackers,
 )
 from border_cli.config.resources import Sizes
 from border_cli.config.schema import AgentConfig, EnvConfig, TrainConfig
@@ -48,9 +51,13 @@ from border_cli.core.types import Column, item_columns
 from border_cli.display.views import PlainView, ScreenView, SilentView
 from border_cli.envs.group import GymEnv, ReplayedEnv, try_env
 from border_cli.recorders import NullRecorder, RecorderGroup, TolerantRecorder
+from border_cli.recorders.csv_file import CSV_FILE, CsvRecorder
 from border_cli.recorders.jsonl import METRICS_FILE, JsonlRecorder
+from border_cli.recorders.remote import RemoteRecorder
 from border_cli.replay.n_step import NStepProcessor, reward_limit
+from border_cli.runs.directory import SWEEP_FILE
 from border_cli.runs.resume import Resumed
+from border_cli.runs.summary import read_run_id
 from border_cli.runtime import seeding
 from border_cli.runtime.signals import StopFlag
 from border_cli.runtime.supervised import Factory
@@ -115,10 +122,8 @@ def make_loop(
     c, resumed, user = config, resumed or Resumed(), user or UserParts()
     progress = _make_progress(c)
     files = _make_files(c, observer.run_dir, resumed)
-    own = user.recorder
-    if own is None and (make_own := _factory("recorder", c.recorder.type)) is not None:
-        own = make_own(c, observer.run_dir)
-    recorder = _make_recorder(files, view, own)
+    remote = _make_remote(c, observer.run_dir)
+    recorder = _make_recorder([*files, *remote], view, user.recorder)
     closing.append(recorder.close)
     agent = make_agent(c, spec)
     if c.init_from is not None and resumed.state is None and (missing := init_weights(agent, c)):
@@ -142,7 +147,7 @@ def make_loop(
         n_actors(c),
         envs_per_actor(c),
     )
-    telemetry = Telemetry(limiter, progress, resumed.seconds)
+    telemetry = Telemetry(limiter, progress, resumed.seconds, c.env.info_keys)
 
     def compiling() -> None:
         progress.phase = "compiling"
@@ -158,7 +163,7 @@ def make_loop(
         evaluator=evaluator,
         eval_seeds=EvalSeeds(c.seed, c.evaluator),
         recorder=recorder,
-        recorder_files=files,
+        recorder_files=[*files, *remote],
         checkpoints=CheckpointManager(
             observer.run_dir, c, spec, agent, telemetry, observer.saved, resumed.path
         ),
@@ -330,11 +335,40 @@ def _make_files(config: TrainConfig, folder: Path, resumed: Resumed) -> list[Tol
             folder / EVENTS, int(written.get("tensorboard", 0)), wanted.tensorboard_step
         )
         files.append(TolerantRecorder(events, EVENTS))
+    if wanted.csv:
+        table = CsvRecorder(folder / CSV_FILE, int(written.get("csv", 0)))
+        files.append(TolerantRecorder(table, CSV_FILE))
     return files
 
 
-def _make_recorder(files: list[TolerantRecorder], view: View, own: Recorder | None = None) -> Recorder:
-    """One recorder for the files, for the user's own, and for a view that shows records too."""
+def _make_remote(config: TrainConfig, folder: Path) -> list[RemoteRecorder]:
+    """The recorders with a process of their own: experiment trackers, and the user's own by its import path or name."""
+    kinds = trackers(config.recorder)
+    if config.recorder.type != "default":
+        kinds.append(config.recorder.type)
+    return [
+        RemoteRecorder(kind, partial(remote_recorder, kind, config, folder), config.recorder.finish_s)
+        for kind in kinds
+    ]
+
+
+def remote_recorder(kind: str, config: TrainConfig, folder: Path) -> Any:
+    """A recorder in its own process. kind: an experiment tracker, or the type of the recorder."""
+    from border_cli.recorders.trackers import RunInfo, make_tracker
+
+    import_plugins(config.plugins)
+    if kind not in TRACKERS:
+        return _factory("recorder", kind)(config, folder)
+    group = folder.parent.name if (folder.parent / SWEEP_FILE).exists() else None
+    values = dotted(to_plain(config))
+    run_id = read_run_id(folder) or folder.name
+    return make_tracker(
+        kind, RunInfo(run_id, folder.name, group, config.recorder.project, values, folder), config.recorder
+    )
+
+
+def _make_recorder(files: Sequence[Recorder], view: View, own: Recorder | None = None) -> Recorder:
+    """One recorder for the files and processes, for one given from Python, and for a view that shows records too."""
     recorders: list[Recorder] = [*files, *filter(None, [own])]
     if isinstance(view, PlainView):
         recorders.append(view)
@@ -417,6 +451,7 @@ def actor_processor(
         agent.reward_clip,
         buffer.with_priority(),
         extra_columns(config, spec),
+        len(config.env.info_keys),
     )
 
 
@@ -428,7 +463,8 @@ def extra_columns(config: TrainConfig, spec: EnvSpec) -> tuple[Column, ...]:
 
 def run_columns(config: TrainConfig, spec: EnvSpec) -> tuple[Column, ...]:
     """All columns of the rows that cross from actors to the replay."""
-    return item_columns(spec, config.buffer.with_priority(), extra_columns(config, spec))
+    extra, n_info = extra_columns(config, spec), len(config.env.info_keys)
+    return item_columns(spec, config.buffer.with_priority(), extra, n_info)
 
 
 def evaluation_env(made: Callable[[], None], config: TrainConfig) -> GymEnv:
@@ -438,7 +474,7 @@ def evaluation_env(made: Callable[[], None], config: TrainConfig) -> GymEnv:
     passed long ago would otherwise end the run.
     """
     import_plugins(config.plugins)
-    env = replace(config.env, out_of_bounds="warn")
+    env = replace(config.env, out_of_bounds="warn", info_keys=[])
     n_envs = min(config.evaluator.n_envs, _most_episodes(config))
     return GymEnv(env, n_envs, "the evaluation", made=made, quiet=True)
 

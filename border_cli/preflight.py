@@ -5,6 +5,7 @@ For `plan=true` also the plan: arithmetic over the speeds of the two sides of a 
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Collection
 from dataclasses import replace
@@ -19,7 +20,7 @@ from border_cli.checkpoints.store import newest_valid
 from border_cli.config import resources, throughput
 from border_cli.config.convert import to_plain
 from border_cli.config.registry import import_path, import_paths
-from border_cli.config.resolve import envs_per_actor, resolve, threads, with_env_facts
+from border_cli.config.resolve import envs_per_actor, resolve, threads, trackers, with_env_facts
 from border_cli.config.resources import Sizes
 from border_cli.config.schema import TrainConfig
 from border_cli.config.throughput import Decision, Plan
@@ -75,6 +76,7 @@ def preflight(
     for key, path in import_paths(to_plain(config)).items():
         if not callable(import_path(path, key)):
             raise UsageError(f"{key}={path} is no class or function\nallowed: module:name")
+    _check_trackers(config)
     probed, weights = probe_env(config, stop), None
     if config.init_from is not None and not resuming:
         whole = config.init_from_parts == "all"
@@ -182,6 +184,14 @@ def _sizes(config: TrainConfig, spec: EnvSpec) -> Sizes:
             f"agent={config.agent.type}: the network alone takes more memory than there is\n"
             "allowed: a smaller network"
         ) from e
+
+
+def _check_trackers(config: TrainConfig) -> None:
+    for name in trackers(config.recorder):
+        if importlib.util.find_spec(name) is None:
+            raise UsageError(
+                f"recorder.{name}: the package {name} is not installed\nallowed: pip install 'border-cli[{name}]'"
+            )
 
 
 def _check_device(device: str) -> None:

@@ -41,6 +41,7 @@ from border_cli.display.format import number
 from border_cli.display.stdout import SafeStream, nonblocking_stdout
 from border_cli.display.tables import print_end_tables
 from border_cli.recorders import TolerantRecorder
+from border_cli.recorders.remote import RemoteRecorder
 from border_cli.runs import directory, summary, trust
 from border_cli.runs.directory import REPORTED, Launch, log_to
 from border_cli.runs.resume import Resumed, describe, unfit
@@ -223,7 +224,11 @@ class RunFiles:
             actors_blocked=actors_blocked,
             learner_blocked=learner_blocked,
         )
-        files = [file for file in parts.recorder_files if isinstance(file, TolerantRecorder) and file.dropped]
+        files = [
+            file
+            for file in parts.recorder_files
+            if isinstance(file, TolerantRecorder | RemoteRecorder) and file.dropped
+        ]
         return RunResult(
             ended_by,
             code,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from border_cli.config.convert import as_typed, dotted, to_plain
-from border_cli.config.schema import BufferConfig, EvaluatorConfig, TrainConfig
+from border_cli.config.schema import BufferConfig, EvaluatorConfig, RecorderConfig, TrainConfig
 from border_cli.core.errors import UsageError
 
 _GAME = re.compile(r"(\w+:)?ALE/[\w-]+")
@@ -109,6 +109,20 @@ def with_env_facts(config: TrainConfig, action_mask: str, categories: dict[str, 
     if env.categories is None:
         env.categories = categories
     return replace(config, env=env)
+
+
+TRACKERS = ("wandb", "trackio", "mlflow")
+"""Experiment trackers: options under `recorder`, which are also the names of the packages and of the extras."""
+
+
+def trackers(recorder: RecorderConfig) -> list[str]:
+    """The experiment trackers that are turned on."""
+    on = {
+        "wandb": recorder.wandb != "none",
+        "trackio": recorder.trackio,
+        "mlflow": recorder.mlflow is not None,
+    }
+    return [name for name in TRACKERS if on[name]]
 
 
 def reopen(stored: TrainConfig) -> TrainConfig:

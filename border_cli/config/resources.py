@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from border_cli.config.resolve import n_actors, threads
+from border_cli.config.resolve import n_actors, threads, trackers
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import ResourceError
 from border_cli.display.format import size
@@ -28,6 +28,8 @@ LEARNER_BYTES = 96 * _MIB
 """Allowed for what the learner takes beside replay, rings and agent, once torch is imported: kernels, records."""
 ACTOR_BYTES = 24 * _MIB
 """Private memory of one actor beside its environments. Measured: 14 MiB with CartPole; torch is shared with all others."""
+RECORDER_BYTES = 128 * _MIB
+"""Memory of a recorder with its own process. Measured: 90 MiB with Weights & Biases, its service included."""
 RECORD_BYTES = 4096
 """One record in metrics.jsonl and in tensorboard/ together, and its line in the log. Measured: 1.1 KiB."""
 JSON_BYTES = 64 * 1024
@@ -95,6 +97,8 @@ def memory_need(config: TrainConfig, sizes: Sizes) -> dict[str, int]:
         need["actors"] = actors * (ACTOR_BYTES + 4 * sizes.model)  # one of them transposed, for numpy
     if config.evaluator.type == "process":
         need["evaluator"] = ACTOR_BYTES + 6 * sizes.model  # as an actor, and the two slots of its channel
+    if remote := recorder_processes(config):
+        need["recorders"] = remote * RECORDER_BYTES
     return need
 
 
@@ -115,14 +119,19 @@ def disk_need(config: TrainConfig, sizes: Sizes, with_replay: bool) -> dict[str,
     return need
 
 
+def recorder_processes(config: TrainConfig) -> int:
+    """Recorders with their own process: experiment trackers, and one of the user's own."""
+    return len(trackers(config.recorder)) + (config.recorder.type != "default")
+
+
 def processes(config: TrainConfig) -> int:
     """All processes of a run while it trains, without helpers."""
-    return 1 + actor_processes(config) + (config.evaluator.type == "process")
+    return 1 + actor_processes(config) + (config.evaluator.type == "process") + recorder_processes(config)
 
 
 def compute_threads(config: TrainConfig) -> int:
-    """Threads that compute: those of the learner and one of each other process."""
-    return threads(config) + processes(config) - 1
+    """Threads that compute: those of the learner and one of each other process that does not only record."""
+    return threads(config) + processes(config) - 1 - recorder_processes(config)
 
 
 def tasks_need(config: TrainConfig, cpus: int) -> int:

@@ -137,6 +137,9 @@ class EnvConfig:
         'whether info["action_mask"] is used; auto: if the first reset has one; a mask in a Dict observation always is',
         choices=("auto", "info", "none"),
     )
+    info_keys: list[str] = option(
+        [], "numbers in the `info` at the end of an episode to record as env/<key>, such as is_success"
+    )
     frame_stack: int = option(
         1,
         "number of newest observations stacked into one; the replay stores each of them once",
@@ -353,6 +356,16 @@ class RecorderConfig:
     tensorboard: bool = option(True, "tensorboard/")
     tensorboard_step: str = option(
         "env_steps", "what TensorBoard shows as the step", choices=("env_steps", "opt_steps")
+    )
+    csv: bool = option(False, "metrics.csv, a line for each value")
+    wandb: str = option(
+        "none", "Weights & Biases; offline: files for `wandb sync`", choices=("none", "online", "offline")
+    )
+    trackio: bool = option(False, "trackio, in its own folder (TRACKIO_DIR)")
+    mlflow: str | None = option(None, "MLflow: URI of its tracking store, such as sqlite:///mlflow.db")
+    project: str = option("border-cli", "project of Weights & Biases and trackio, experiment of MLflow")
+    finish_s: float = option(
+        60.0, "wait this long at the end of a run for trackers and recorders of your own", unit="s", ge=0.0
     )
     console: str = option(
         "auto",

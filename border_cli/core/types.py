@@ -37,7 +37,7 @@ class Column:
 
 
 def item_columns(
-    spec: EnvSpec, with_priority: bool = False, extra: tuple[Column, ...] = ()
+    spec: EnvSpec, with_priority: bool = False, extra: tuple[Column, ...] = (), n_info: int = 0
 ) -> tuple[Column, ...]:
     """Columns of an item, in order: one per observation leaf, then those below.
 
@@ -47,6 +47,7 @@ def item_columns(
     episode_return, episode_length: float64 and int32, raw, on final rows only (elsewhere 0) ·
     step_in_episode: only where observations are stacks: uint8, rows of its episode before it, at most 255.
     priority: only if asked for: float32, the absolute TD error as the actor knows it, -1 where it does not ·
+    episode_info: only if asked for: (n_info,) float64, values of `info` at the end of an episode, on final rows only ·
     extra: the columns that the agent adds, 0 on final rows.
     Of a stack a row holds the newest observation; the others are those of the rows before it.
     """
@@ -54,7 +55,8 @@ def item_columns(
     action = Column("action", spec.action.shape, spec.action.stored_dtype)
     step_in_episode = () if stack_depth(spec) == 1 else (STEP_IN_EPISODE,)
     priority = (PRIORITY,) if with_priority else ()
-    return (*observations, action, *_FIXED, *step_in_episode, *priority, *extra)
+    info = (Column(EPISODE_INFO, (n_info,), "float64"),) if n_info else ()
+    return (*observations, action, *_FIXED, *step_in_episode, *priority, *info, *extra)
 
 
 def stack_depth(spec: EnvSpec) -> int:
@@ -64,6 +66,7 @@ def stack_depth(spec: EnvSpec) -> int:
 
 MAX_STEP_IN_EPISODE = 255
 STEP_IN_EPISODE = Column("step_in_episode", (), "uint8")
+EPISODE_INFO = "episode_info"
 PRIORITY = Column("priority", (), "float32")
 UNKNOWN_PRIORITY = -1.0
 Q_MAX, Q_ACTION = "q_max", "q_action"
@@ -134,6 +137,12 @@ def finished_episodes(items: Items) -> list[tuple[float, int]]:
     return [(float(items["episode_return"][i]), int(items["episode_length"][i])) for i in ended]
 
 
+def episode_infos(items: Items) -> Array | None:
+    """(episodes, n_info): `episode_info` of the episodes that end in these rows; None without that column."""
+    infos = items.get(EPISODE_INFO)
+    return None if infos is None else infos[np.flatnonzero(items["episode_length"])]
+
+
 @dataclass
 class Step:
     """One env step of k environments of an actor.
@@ -143,6 +152,7 @@ class Step:
     reward: (k,) float64, raw · terminated, truncated: (k,) bool, gymnasium's meaning · dropped: (k,) bool, or None if
     none are: env steps with numbers that are not finite. They are not counted, and their episode ended before them ·
     life_lost: (k,) bool, or None if none are: the episode continues, but the learner treats the step as terminated ·
+    infos: (k, n_info) float64, values of `info` where an episode ends, NaN elsewhere; None if none are asked for ·
     extras: (k, ...) what the policy adds to each step, if the step processor needs it (see `Policy.extras`).
     """
 
@@ -155,6 +165,7 @@ class Step:
     next_obs: Obs
     dropped: Array | None = None
     life_lost: Array | None = None
+    infos: Array | None = None
     extras: dict[str, Array] = field(default_factory=dict)
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import math
 import re
 import sys
 import traceback
@@ -100,6 +101,8 @@ class GymEnv:
         self.info_mask: tuple[int, ...] | None = None
         self._life_loss = config.preprocess == "atari" and config.life_loss
         self._lives = [0] * n_envs
+        self._info_keys = config.info_keys
+        self._missing_keys = set[str]()
 
     def reset(self, env_ix: int, seed: int | None = None) -> None:
         """Start a new episode in one environment; without a seed its own generator continues."""
@@ -122,8 +125,17 @@ class GymEnv:
         k, checker = len(env_ix), self.checker
         reward, terminated, truncated = np.empty(k), np.empty(k, bool), np.empty(k, bool)
         lost = np.zeros(k, bool) if self._life_loss else None
+        infos = np.full((k, len(self._info_keys)), np.nan) if self._info_keys else None
         step = Step(
-            env_ix, checker.observe(env_ix), action, reward, terminated, truncated, {}, life_lost=lost
+            env_ix,
+            checker.observe(env_ix),
+            action,
+            reward,
+            terminated,
+            truncated,
+            {},
+            life_lost=lost,
+            infos=infos,
         )
         i = env_ix[0]
         try:  # not by `_failures`: making a context manager takes as long as stepping CartPole
@@ -141,6 +153,8 @@ class GymEnv:
                     lives = info.get("lives", 0)
                     lost[row] = lives < self._lives[i]
                     self._lives[i] = lives
+                if infos is not None and (terminated[row] or truncated[row]):
+                    infos[row] = self._values(info)
             step.dropped = checker.dropped(env_ix, reward)
         except BorderError:
             raise
@@ -149,6 +163,19 @@ class GymEnv:
             raise self._lost(e, "step", i, action[list(env_ix).index(i)]) from e
         step.next_obs = checker.observe(env_ix)
         return step
+
+    def _values(self, info: dict[str, Any]) -> list[float]:
+        """The numbers of `env.info_keys` in an episode's last info, NaN where there is none, with one warning per key."""
+        values = []
+        for key in self._info_keys:
+            value: Any = info.get(key)
+            is_number = np.ndim(value) == 0 and isinstance(value, int | float | np.bool_ | np.number)
+            if not is_number and key not in self._missing_keys:
+                self._missing_keys.add(key)
+                has = "no number" if key in info else f"none; it has {', '.join(map(str, info)) or 'nothing'}"
+                _logger.warning("env.info_keys: %s: the info at the end of an episode has %s", key, has)
+            values.append(float(value) if is_number else math.nan)
+        return values
 
     def render(self, env_ix: int = 0) -> Any:
         """What the environment draws (see gymnasium's render modes)."""

@@ -92,7 +92,7 @@ class JsonlRecorder:
     """
 
     def __init__(self, path: Path, keep: int | None = None) -> None:
-        self._written, end = _whole_lines(path, keep)
+        self._written, end = whole_lines(path, keep)
         if keep is None and path.exists():
             os.truncate(path, end)
         self._file = AppendedFile(path, end)
@@ -139,7 +139,7 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-def _whole_lines(path: Path, most: int | None) -> tuple[int, int]:
+def whole_lines(path: Path, most: int | None) -> tuple[int, int]:
     """The number of whole lines at the start of a file, at most `most`, and where the last one ends. No file: (0, 0)."""
     lines, end = 0, 0
     if path.exists():

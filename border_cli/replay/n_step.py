@@ -20,6 +20,7 @@ from border_cli.core.errors import IncompatibleStateError
 from border_cli.core.spaces import Array, EnvSpec, Obs
 from border_cli.core.state import State, check_like
 from border_cli.core.types import (
+    EPISODE_INFO,
     MAX_STEP_IN_EPISODE,
     Q_ACTION,
     Q_MAX,
@@ -49,6 +50,7 @@ _ROW = (
     "episode_return",
     "episode_length",
     "priority",
+    EPISODE_INFO,
 )
 
 
@@ -77,6 +79,7 @@ class NStepProcessor:
             come one env step later, when the value of the next observation is known. At a truncated end the value of the
             last observation that was acted on is used instead.
         extra: columns of the agent. A row has those of its first env step.
+        n_info: values of an episode's info that its final row has.
     """
 
     def __init__(
@@ -88,9 +91,10 @@ class NStepProcessor:
         reward_clip: float | None = None,
         with_priority: bool = False,
         extra: tuple[Column, ...] = (),
+        n_info: int = 0,
     ) -> None:
         self.needs_extras = with_priority or bool(extra)
-        self._columns = {c.name: c for c in item_columns(spec, with_priority, extra)}
+        self._columns = {c.name: c for c in item_columns(spec, with_priority, extra, n_info)}
         self._obs_names = [leaf.name for leaf in spec.obs.leaves]
         self._stacked = [(leaf.name, leaf.stack > 1) for leaf in spec.obs.leaves]
         self._extra_names = [c.name for c in extra]
@@ -99,6 +103,7 @@ class NStepProcessor:
         self._n = n_step
         self._gamma = gamma
         self._clip = reward_clip
+        self._no_info = (0.0,) * n_info
         blank = self._named([name for name in self._kept if name not in self._obs_names])
         self._blank = empty_items(blank, 1).values()  # of a final row, which has the observation alone
         self._discounts = [gamma**m for m in range(n_step + 1)]
@@ -137,7 +142,8 @@ class NStepProcessor:
             stream.length += 1
             life_lost = step.life_lost is not None and bool(step.life_lost[k])
             if terminated[k] or truncated[k]:
-                self._end(env, terminated[k] or life_lost, next_value)
+                info = self._no_info if step.infos is None else tuple(step.infos[k].tolist())
+                self._end(env, terminated[k] or life_lost, next_value, info)
             elif life_lost:
                 self._complete_all(env, True, next_value)
             elif not with_priority and len(pending) == n:
@@ -212,7 +218,10 @@ class NStepProcessor:
             if error <= _MAX_PRIORITY:  # not for NaN or inf, as in a state without allowed actions
                 priority = error
         self._rows.append(
-            (position, env, min(step_in_episode, MAX_STEP_IN_EPISODE), total, m, terminated, 0.0, 0, priority)
+            (
+                *(position, env, min(step_in_episode, MAX_STEP_IN_EPISODE), total, m, terminated, 0.0, 0),
+                *(priority, self._no_info),
+            )
         )
 
     def _complete_all(self, env: int, terminated: bool, next_value: float | None) -> None:
@@ -221,7 +230,13 @@ class NStepProcessor:
             self._complete(env, terminated, next_value)
 
     def _end(
-        self, env: int, terminated: bool, next_value: float | None = None, *, report: bool = True
+        self,
+        env: int,
+        terminated: bool,
+        next_value: float | None = None,
+        info: tuple[float, ...] | None = None,
+        *,
+        report: bool = True,
     ) -> None:
         """Complete all pending rows and add the final observation. The stream restarts. report: the episode counts."""
         self._complete_all(env, terminated, next_value)
@@ -229,7 +244,8 @@ class NStepProcessor:
         position = self._store([*self._newest(stream), *self._blank])
         episode = (stream.episode_return, stream.length) if report else (0.0, 0)
         length = min(stream.length, MAX_STEP_IN_EPISODE)
-        self._rows.append((position, env, length, 0.0, 0, False, *episode, UNKNOWN_PRIORITY))
+        info = self._no_info if info is None else info
+        self._rows.append((position, env, length, 0.0, 0, False, *episode, UNKNOWN_PRIORITY, info))
 
     def _newest(self, stream: _Stream) -> list[Array]:
         """The stored columns (1, ...) of the newest observation of a stream; zeros before it."""

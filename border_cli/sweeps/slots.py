@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from border_cli.config import resources, throughput
-from border_cli.config.resolve import n_actors, threads
+from border_cli.config.resolve import envs_per_actor, n_actors, threads
 from border_cli.config.resources import MEMORY_SHARE
 from border_cli.config.schema import TrainConfig
+from border_cli.core.spaces import EnvSpec
 from border_cli.display.format import counted, number, size
+from border_cli.runtime.signals import StopFlag
 
 IMPORT_BYTES = 640 << 20
 """Memory of one job beside what its plan lists: Python and torch, twice. Measured: 610 MiB, shared pages counted once."""
@@ -45,28 +47,26 @@ class Slots:
 
 def measure_need(config: TrainConfig, folder: Path, overrides: Collection[str]) -> Need:
     """What a run needs on the CPUs that this process may use. Takes a few seconds. Raises what `preflight` raises."""
-    from border_cli import build, probes
-    from border_cli.config.resolve import envs_per_actor
+    from border_cli import build
     from border_cli.preflight import preflight
-    from border_cli.runtime.signals import StopFlag
 
     with StopFlag() as stop:
         config, spec, _ = preflight(config, stop, folder, overrides)
-        measured = probes.measure(
-            config, spec, [envs_per_actor(config)], [threads(config)], probes.AUTO_S, stop
-        )
-    speeds = measured.speeds(envs_per_actor(config), threads(config))
+        busy = float(threads(config))
+        if config.trainer.type == "async":
+            busy = _busy_cpus(config, spec, stop)
     memory = sum(resources.memory_need(config, build.sizes(config, spec)).values()) + IMPORT_BYTES
-    return Need(_busy_cpus(config, speeds), memory, config.device.startswith("cuda"))
+    return Need(busy, memory, config.device.startswith("cuda"))
 
 
-def _busy_cpus(config: TrainConfig, speeds: throughput.Speeds) -> float:
+def _busy_cpus(config: TrainConfig, spec: EnvSpec, stop: StopFlag) -> float:
     """CPUs that acting and learning keep busy together. Evaluations are not counted: between them nothing waits."""
-    if config.trainer.type == "sync":
-        return float(threads(config))
-    rates = throughput.predict(config, speeds, cpus=n_actors(config) + threads(config))
-    learning = threads(config) * (1 - rates.learner_blocked)
-    return learning + n_actors(config) * (1 - rates.actors_blocked)
+    from border_cli import probes
+
+    envs, own = envs_per_actor(config), threads(config)
+    speeds = probes.measure(config, spec, [envs], [own], probes.AUTO_S, stop).speeds(envs, own)
+    rates = throughput.predict(config, speeds, cpus=n_actors(config) + own)
+    return own * (1 - rates.learner_blocked) + n_actors(config) * (1 - rates.actors_blocked)
 
 
 def divide(need: Need, n_jobs: int) -> Slots:

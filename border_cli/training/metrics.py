@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
-from border_cli.core.metrics import Mean, percentile
+from border_cli.core.metrics import Mean, declare, percentile
 from border_cli.core.progress import ENDED, Progress
 from border_cli.core.state import State, check_like, number
-from border_cli.core.types import ActorStat, Chunk, Evaluation, finished_episodes
+from border_cli.core.types import ActorStat, Chunk, Evaluation, episode_infos, finished_episodes
 from border_cli.training.ratio_limiter import RatioLimiter
 
 _WINDOW_S = 10.0
@@ -41,12 +42,19 @@ class Telemetry:
 
     Args:
         seconds_before: duration of the earlier launches of a resumed run [s].
+        info_keys: names of the values in the episodes' info, as the columns of `episode_info` have them.
 
     Attributes:
         blocked_s: time that the learner has waited for experience in this launch [s].
     """
 
-    def __init__(self, limiter: RatioLimiter, progress: Progress, seconds_before: float = 0.0) -> None:
+    def __init__(
+        self,
+        limiter: RatioLimiter,
+        progress: Progress,
+        seconds_before: float = 0.0,
+        info_keys: Sequence[str] = (),
+    ) -> None:
         self.progress = progress
         self.blocked_s = 0.0
         self.episodes = 0
@@ -54,7 +62,10 @@ class Telemetry:
         self._launched = monotonic()
         self._began = self._launched - seconds_before
         self._excluded_s = 0.0
-        self._means = {name: Mean() for name in _MEANS}
+        self._infos = [f"env/{key}" for key in info_keys]
+        for name in self._infos:
+            declare(name, "", f"mean of info[{name[4:]!r}] at the end of the episodes of the interval")
+        self._means = {name: Mean() for name in (*_MEANS, *self._infos)}
         self._interval_episodes = 0
         self._failed_saves = 0
         self._lags: deque[tuple[int, int]] = deque(maxlen=_MAX_LAGS)  # (lag, env steps) per chunk
@@ -84,6 +95,7 @@ class Telemetry:
             "interval_episodes": self._interval_episodes,
             "returns": self._means["train/episode_return"].state(),
             "lengths": self._means["train/episode_length"].state(),
+            "infos": [self._means[name].state() for name in self._infos],
             "lags": [list(lag) for lag in self._lags] if reproducible else [],
             "recent_returns": list(self._recent_returns),
             "evaluations": [list(evaluation) for evaluation in self.progress.evaluations],
@@ -96,6 +108,8 @@ class Telemetry:
         self._interval_episodes = state["interval_episodes"]
         self._means["train/episode_return"].load_state(state["returns"])
         self._means["train/episode_length"].load_state(state["lengths"])
+        for name, mean in zip(self._infos, state["infos"], strict=True):
+            self._means[name].load_state(mean)
         self._lags.extend((lag, env_steps) for lag, env_steps in state["lags"])
         self._recent_returns.extend(number(value) for value in state["recent_returns"])
         self.progress.evaluations = [(step, number(mean)) for step, mean in state["evaluations"]]
@@ -112,6 +126,11 @@ class Telemetry:
             self._means["train/episode_return"].add(episode_return)
             self._means["train/episode_length"].add(length)
             self._recent_returns.append(episode_return)
+        infos = episode_infos(chunk.items)
+        for row in () if infos is None else infos.tolist():
+            for name, value in zip(self._infos, row, strict=True):
+                if not math.isnan(value):
+                    self._means[name].add(value)
 
     def opt_took(self, seconds: float) -> None:
         self._means["time/opt_ms"].add(1e3 * seconds)

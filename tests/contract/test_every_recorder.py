@@ -13,17 +13,23 @@ from border_cli.core.metrics import METRICS, Record
 from border_cli.core.protocols import Recorder
 from border_cli.display.views import PlainView
 from border_cli.recorders import BufferedRecorder, NullRecorder, RecorderGroup
+from border_cli.recorders.csv_file import CsvRecorder
 from border_cli.recorders.jsonl import JsonlRecorder
+from border_cli.recorders.remote import RemoteRecorder
 from border_cli.recorders.tensorboard import TensorBoardRecorder
 
 MAKERS: dict[str, Callable[[Path], Recorder]] = {
     "jsonl": lambda folder: JsonlRecorder(folder / "metrics.jsonl"),
     "tensorboard": lambda folder: TensorBoardRecorder(folder / "tensorboard"),
+    "csv": lambda folder: CsvRecorder(folder / "metrics.csv"),
+    "remote": lambda folder: RemoteRecorder("buffered", BufferedRecorder, 30.0),
     "buffered": lambda folder: BufferedRecorder(),
     "null": lambda folder: NullRecorder(),
     "plain": lambda folder: PlainView(io.StringIO()),
     "fanout": lambda folder: RecorderGroup([BufferedRecorder(), JsonlRecorder(folder / "metrics.jsonl")]),
 }
+
+pytestmark = pytest.mark.usefixtures("light_forkserver")
 
 
 @pytest.fixture(params=MAKERS)

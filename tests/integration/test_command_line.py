@@ -236,6 +236,12 @@ def test_options_of_several_groups_compose(shown):
         "jsonl": False,
         "tensorboard": False,
         "tensorboard_step": "env_steps",
+        "csv": False,
+        "wandb": "none",
+        "trackio": False,
+        "mlflow": None,
+        "project": "border-cli",
+        "finish_s": 60.0,
         "console": "none",
     }
 

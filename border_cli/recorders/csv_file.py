@@ -1,0 +1,46 @@
+"""metrics.csv: one line per value, `opt_steps,env_steps,time,metric,value`, for spreadsheets and data frames."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from border_cli.core.metrics import Record
+from border_cli.recorders.jsonl import AppendedFile, whole_lines, writing
+
+CSV_FILE = "metrics.csv"
+_HEAD = b"opt_steps,env_steps,time,metric,value\n"
+_KEY = "recorder.csv"
+
+
+class CsvRecorder:
+    """Appends the lines of a record at once. keep: lines that stay, the head included; None for all."""
+
+    def __init__(self, path: Path, keep: int | None = None) -> None:
+        self._lines, end = whole_lines(path, keep)
+        self._file = AppendedFile(path, end)
+
+    def write(self, record: Record) -> None:
+        """Append a line for each value. Raises ResourceError when the disk takes no more; then the file is as it was."""
+        at = f"{record.opt_steps},{record.env_steps},{record.time!r}"
+        lines = [f"{at},{name},{value!r}\n".encode("ascii") for name, value in record.values.items()]
+        if not self._lines:
+            lines.insert(0, _HEAD)
+        with writing(self._file.path, _KEY):
+            self._file.append(b"".join(lines))
+        self._lines += len(lines)
+
+    def positions(self) -> dict[str, int]:
+        """Lines in the file."""
+        return {"csv": self._lines}
+
+    def flush(self) -> None:
+        """Bring what was written to the disk itself. Raises ResourceError as `write` does."""
+        with writing(self._file.path, _KEY):
+            self._file.sync()
+
+    def close(self) -> None:
+        """Flush and close; closing twice is no error."""
+        if not self._file.closed:
+            with contextlib.closing(self._file):
+                self.flush()

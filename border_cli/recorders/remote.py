@@ -1,0 +1,137 @@
+"""A recorder in a process of its own: one that raises, blocks or loses its network costs its records and nothing else."""
+
+from __future__ import annotations
+
+import logging
+import select
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from typing import Any
+
+from border_cli.core.errors import BorderError, first_line
+from border_cli.core.metrics import Record
+from border_cli.runtime.child import Reporter
+from border_cli.runtime.supervised import ChildProcess, Failed, SpawnArgs
+
+MAX_QUEUE = 10_000
+"""Records that wait for a recorder that blocks; the oldest are dropped."""
+WARN_S = 60.0
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Written:
+    """Message of the process: it has written this many more records."""
+
+    records: int
+
+
+@dataclass(frozen=True)
+class End:
+    """Message to the process: there are no more records; its answer, when it has closed its recorder."""
+
+
+class RemoteRecorder:
+    """Passes records on to a recorder in its own process, and never waits for it before the end.
+
+    Args:
+        name: for messages.
+        maker: makes the recorder, in the process. Imported there.
+        finish_s: how long `close` waits for the records that are left [s].
+
+    Attributes:
+        dropped: records that were not written, known after `close`.
+    """
+
+    def __init__(self, name: str, maker: Callable[[], Any], finish_s: float) -> None:
+        self.name = name
+        self.dropped = 0
+        self._finish_s = finish_s
+        self._accepted = self._written = 0
+        self._queue: deque[Record] = deque(maxlen=MAX_QUEUE)
+        self._failed = self._ended = False
+        self._process: ChildProcess | None = ChildProcess(f"recorder {name}", _main, None, maker)
+
+    def write(self, record: Record) -> None:
+        """Pass the record on, or keep it until the process takes it."""
+        self._accepted += 1
+        if self._process is not None and not self._failed:
+            self._queue.append(record)
+            self._pass_on(self._process)
+
+    def positions(self) -> dict[str, int]:
+        """What another program has stored cannot be cut off, so a resumed run may repeat records there."""
+        return {}
+
+    def flush(self) -> None:
+        """Nothing that could be waited for."""
+
+    def close(self) -> None:
+        """Give the process `finish_s` for what is left, and end it. Closing again does nothing."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        deadline, is_told = time.monotonic() + self._finish_s, False
+        try:
+            while not self._failed and not process.exited() and (left := deadline - time.monotonic()) > 0:
+                self._pass_on(process)
+                if not self._queue and not is_told and _takes_more(process):
+                    process.send(End())
+                    is_told = True
+                wait(process.descriptors, min(left, 0.1))
+            self._receive(process, last=True)
+            if not self._failed and not process.exited():
+                _logger.warning("%s has not ended after %g s and is killed", self.name, self._finish_s)
+        finally:
+            process.end()
+        self.dropped = self._accepted - self._written
+        if self.dropped:
+            _logger.warning("%s lacks %d records", self.name, self.dropped)
+
+    def _pass_on(self, process: ChildProcess) -> None:
+        self._receive(process)
+        while self._queue and not self._failed and _takes_more(process):
+            process.send(self._queue.popleft())
+
+    def _receive(self, process: ChildProcess, last: bool = False) -> None:
+        """Take messages. A process that has failed, or exited, gets no more records."""
+        has_exited = process.exited()
+        for message in process.receive(last or has_exited):
+            if isinstance(message, Written):
+                self._written += message.records
+            elif isinstance(message, Failed):
+                self._fail(message.error)
+            elif isinstance(message, End):
+                self._ended = True
+        if has_exited and not self._ended and not self._failed:
+            self._fail(f"recorder {self.name} {process.exit_reason}")
+
+    def _fail(self, why: str) -> None:
+        self._failed = True
+        self._queue.clear()
+        _logger.warning("%s; its records are lost, training continues", why)
+
+
+def _takes_more(process: ChildProcess) -> bool:
+    """Whether a message can be sent without waiting: the buffer of the pipe is then nearly empty."""
+    return bool(select.select([], [process.descriptors[0]], [], 0)[1])
+
+
+def _main(_: None, setup: SpawnArgs, reporter: Reporter) -> None:
+    """What the process runs."""
+    recorder, warn_at = setup.open()(), 0.0
+    while not isinstance(record := reporter.pipe.recv(), End):
+        try:
+            recorder.write(record)
+        except Exception as e:  # noqa: BLE001 - anything may go wrong in another program; the record is lost
+            if time.monotonic() >= warn_at:
+                warn_at = time.monotonic() + WARN_S
+                what = first_line(e) if isinstance(e, BorderError) else f"{type(e).__name__}: {first_line(e)}"
+                _logger.warning("%s; a record is lost, training continues", what)
+        else:
+            reporter.send(Written(1))
+    recorder.close()
+    reporter.send(End())

@@ -1,0 +1,191 @@
+"""Experiment trackers: Weights & Biases, trackio and MLflow. Each runs in the process of a `RemoteRecorder`.
+
+A resumed run continues the tracker's run of the same id, without the records that were sent before.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from border_cli.config.schema import RecorderConfig
+from border_cli.core.metrics import Record
+from border_cli.runtime.files import replace_file
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """What a tracker is told of a run.
+
+    Attributes:
+        run_id: the same after a resume.
+        group: name of the sweep, None outside of one.
+        config: by dotted keys.
+    """
+
+    run_id: str
+    name: str
+    group: str | None
+    project: str
+    config: Mapping[str, Any]
+    run_dir: Path
+
+    @property
+    def best(self) -> dict[str, float]:
+        """Score of the best model and its opt step, for the summary; empty where there is none."""
+        try:
+            score = json.loads((self.run_dir / "best" / "score.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return {"best/return_mean": score["mean"], "best/opt_steps": score["opt_steps"]}
+
+
+def record_values(record: Record) -> dict[str, float]:
+    """The values with the counts of the record."""
+    counts = {"env_steps": record.env_steps, "opt_steps": record.opt_steps, "time": record.time}
+    return record.values | counts
+
+
+def start_wandb(info: RunInfo, mode: str) -> Any:
+    """A run of Weights & Biases; its files are in `wandb/` of the run directory. mode: online or offline."""
+    wandb: Any = importlib.import_module("wandb")
+    run = wandb.init(
+        project=info.project,
+        name=info.name,
+        id=info.run_id.replace("-", ""),
+        group=info.group,
+        config=dict(info.config),
+        dir=str(info.run_dir),
+        mode=mode,
+        resume="allow",
+        settings=wandb.Settings(console="off", silent=True, x_disable_stats=True),
+    )
+    run.define_metric("*", step_metric="env_steps")  # the axis of all charts
+    return run
+
+
+def start_trackio(info: RunInfo) -> Any:
+    """A run of trackio, whose interface is that of Weights & Biases; its files are where TRACKIO_DIR says."""
+    trackio: Any = importlib.import_module("trackio")
+    return trackio.init(
+        project=info.project, name=info.name, group=info.group, config=dict(info.config), resume="allow"
+    )
+
+
+class RunRecorder:
+    """Passes records to a run of Weights & Biases or trackio."""
+
+    def __init__(self, info: RunInfo, run: Any) -> None:
+        self._info = info
+        self._run = run
+
+    def write(self, record: Record) -> None:
+        """Log the values."""
+        self._run.log(record_values(record))
+
+    def close(self) -> None:
+        """Write the best score into the summary, and send what is left."""
+        best = self._info.best
+        if hasattr(self._run, "summary"):
+            self._run.summary.update(best)
+        elif best:
+            self._run.log(best)
+        self._run.finish()
+
+
+class MlflowRecorder:
+    """MLflow; uri: of the tracking store. The best model and the configuration are artifacts."""
+
+    def __init__(self, info: RunInfo, uri: str) -> None:
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        mlflow: Any = importlib.import_module("mlflow")
+        self._entities: Any = importlib.import_module("mlflow.entities")
+        self._info = info
+        self._client = mlflow.MlflowClient(tracking_uri=uri)
+        experiment = self._client.get_experiment_by_name(info.project)
+        experiment_id = (
+            self._client.create_experiment(info.project) if experiment is None else experiment.experiment_id
+        )
+        tag = "border.run_id"
+        found = self._client.search_runs([experiment_id], f"tags.`{tag}` = '{info.run_id}'")
+        if found:
+            self._run_id = found[0].info.run_id
+            self._client.set_terminated(self._run_id, status="RUNNING")
+        else:
+            tags = {tag: info.run_id} | ({"border.sweep": info.group} if info.group else {})
+            run = self._client.create_run(experiment_id, run_name=info.name, tags=tags)
+            self._run_id = run.info.run_id
+            params = [self._entities.Param(key, str(value)[:500]) for key, value in info.config.items()]
+            for start in range(0, len(params), 100):  # the most that one call takes
+                self._client.log_batch(self._run_id, params=params[start : start + 100])
+
+    def write(self, record: Record) -> None:
+        """Log the finite values at the record's env step."""
+        stamp = int(1000 * time.time())
+        self._client.log_batch(
+            self._run_id,
+            metrics=[
+                self._entities.Metric(name, value, stamp, record.env_steps)
+                for name, value in record_values(record).items()
+                if math.isfinite(value)
+            ],
+        )
+
+    def close(self) -> None:
+        """Store the artifacts and the best score, and end the run."""
+        for name, value in self._info.best.items():
+            self._client.log_metric(self._run_id, name.replace("/", "_"), value)
+        self._client.log_artifact(self._run_id, str(self._info.run_dir / "config.yaml"))
+        if (self._info.run_dir / "best").exists():
+            self._client.log_artifacts(self._run_id, str(self._info.run_dir / "best"), "best")
+        self._client.set_terminated(self._run_id)
+
+
+class OnceRecorder:
+    """Passes on what a tracker has not got yet: a resumed run repeats the records after its checkpoint.
+
+    path: a file with the newest opt step of each metric that was passed on.
+    """
+
+    def __init__(self, recorder: RunRecorder | MlflowRecorder, path: Path) -> None:
+        self._recorder = recorder
+        self._path = path
+        self._newest: dict[str, int] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        self._before = dict(self._newest)
+
+    def write(self, record: Record) -> None:
+        """Pass on the values that are newer than those of earlier launches."""
+        at = record.opt_steps
+        values = {name: value for name, value in record.values.items() if at > self._before.get(name, -1)}
+        if values:
+            self._recorder.write(replace(record, values=values))
+            self._newest |= dict.fromkeys(values, at)
+            replace_file(self._path, json.dumps(self._newest).encode("ascii"))
+
+    def close(self) -> None:
+        """Close the recorder."""
+        self._recorder.close()
+
+
+def make_tracker(kind: str, info: RunInfo, recorder: RecorderConfig) -> OnceRecorder:
+    """The recorder for one of `border_cli.config.resolve.TRACKERS`. Raises what the tracker's package raises.
+
+    What the package prints goes to `<kind>.log` in the run directory: a live view may own the terminal.
+    """
+    log = os.open(info.run_dir / f"{kind}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    made: RunRecorder | MlflowRecorder
+    if kind == "mlflow":
+        made = MlflowRecorder(info, str(recorder.mlflow))
+    else:
+        run = start_wandb(info, recorder.wandb) if kind == "wandb" else start_trackio(info)
+        made = RunRecorder(info, run)
+    return OnceRecorder(made, info.run_dir / f".{kind}.json")

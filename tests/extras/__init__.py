@@ -1,0 +1,1 @@
+"""Tests with real libraries that only extras install: `make test-extras`."""

@@ -1,0 +1,192 @@
+"""Experiment trackers, written offline by real runs and read back by their own libraries."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sqlite3
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from border_cli.cli.train import main
+from tests.real_runs import Run, tiny, train
+
+SHORT = (
+    "trainer.max_opts=40",
+    "trainer.eval_interval=20",
+    "trainer.record_interval=10",
+    "trainer.save_interval=20",
+)
+
+pytestmark = pytest.mark.usefixtures("workplace")
+
+
+def evaluations(run: Run) -> list[tuple[int, float]]:
+    """Env steps and scores in metrics.jsonl."""
+    return [
+        (record["env_steps"], record["eval/return_mean"])
+        for record in run.records
+        if "eval/return_mean" in record
+    ]
+
+
+def resumed(run: Run, *args: str) -> Run:
+    """Let the run do twice as many opt steps."""
+    assert main([f"resume={run.path}", "trainer.max_opts=80", *args]) == 0
+    return Run(run.path)
+
+
+# -- Weights & Biases -------------------------------------------------------
+
+
+def wandb_items(run: Run) -> list[Any]:
+    """The records of all offline files of a run, decoded by the messages of Weights & Biases."""
+    pb = pytest.importorskip("wandb.proto.wandb_internal_pb2")
+    items = []
+    for path in sorted(run.path.glob("wandb/offline-run-*/*.wandb")):
+        for data in leveldb_records(path.read_bytes()):
+            item = pb.Record()
+            item.ParseFromString(data)
+            items.append(item)
+    return items
+
+
+def leveldb_records(data: bytes) -> Iterator[bytes]:
+    """The records of a log of LevelDB: blocks of 32 KiB with fragments, each behind checksum, length and type.
+
+    The package has no reader in Python since 0.20; `wandb sync` reads the file in Go. The first 7 bytes are a header.
+    """
+    block, at, whole = 32 * 1024, 7, b""
+    while at + 7 <= len(data):
+        if block - at % block < 7:  # no room for a header: the rest of the block is empty
+            at += block - at % block
+            continue
+        length, kind = struct.unpack_from("<HB", data, at + 4)
+        whole += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # a whole record, or its last fragment
+            yield whole
+            whole = b""
+
+
+def wandb_history(items: list[Any]) -> list[tuple[int, float]]:
+    found = []
+    for item in items:
+        values = {
+            one.key or "/".join(one.nested_key): json.loads(one.value_json) for one in item.history.item
+        }
+        if "eval/return_mean" in values:
+            found.append((values["env_steps"], values["eval/return_mean"]))
+    return found
+
+
+def test_weights_and_biases_has_the_records_the_configuration_and_the_best_score(workplace: Path) -> None:
+    pytest.importorskip("wandb")
+    run = train(*SHORT, "trainer=sync", "recorder.wandb=offline", "recorder.project=mine")
+    items = wandb_items(run)
+    assert wandb_history(items) == evaluations(run)
+    (start,) = [item.run for item in items if item.HasField("run") and item.run.project]
+    assert (start.project, start.display_name) == ("mine", run.path.name)
+    config = {one.key: json.loads(one.value_json) for one in start.config.update}
+    assert (config["agent.lr"], config["seed"]) == (run.config.agent.lr, 0)
+    summary = {one.key: one.value_json for item in items for one in item.summary.update}
+    assert json.loads(summary["best/return_mean"]) == run.summary["best_score"]["mean"]
+
+    again = resumed(run)
+    items = wandb_items(again)
+    assert {item.run.run_id for item in items if item.HasField("run")} == {start.run_id}
+    assert wandb_history(items) == evaluations(again)
+    assert again.summary["records_dropped"] == {}
+
+
+def test_the_runs_of_a_sweep_are_a_group(workplace: Path) -> None:
+    pytest.importorskip("wandb")
+    assert (
+        main(
+            [
+                "-m",
+                *tiny(*SHORT, "trainer=sync", "seed=1,2", "recorder.wandb=offline", "hydra/launcher=basic"),
+            ]
+        )
+        == 0
+    )
+    runs = [Run(path.parent) for path in sorted(workplace.glob("runs/sweeps/*/*/*/summary.json"))]
+    starts = [
+        item.run for run in runs for item in wandb_items(run) if item.HasField("run") and item.run.project
+    ]
+    assert len({start.run_id for start in starts}) == 2
+    assert {start.run_group for start in starts} == {runs[0].path.parent.name}
+
+
+# -- trackio ------------------------------------------------------------------
+
+
+def test_trackio_has_the_records(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("trackio")
+    monkeypatch.setenv("TRACKIO_DIR", str(workplace / "trackio"))
+    # The forkserver has the environment of its start, so the runs are processes of their own.
+    command(workplace, "recorder.trackio=true", "recorder.project=mine")
+    (run,) = (Run(path.parent) for path in workplace.glob("runs/2*/*/summary.json"))
+    with sqlite3.connect(workplace / "trackio" / "mine.db") as database:
+        rows = [json.loads(row[0]) for row in database.execute("select metrics from metrics order by id")]
+    found = [(row["env_steps"], row["eval/return_mean"]) for row in rows if "eval/return_mean" in row]
+    assert found == evaluations(run)
+    assert [row["best/return_mean"] for row in rows if "best/return_mean" in row] == [
+        run.summary["best_score"]["mean"]
+    ]
+
+
+def command(folder: Path, *args: str) -> None:
+    """Run `border-train` as a process."""
+    words = tiny(*SHORT, "trainer=sync", *args)
+    subprocess.run(
+        [str(Path(sys.executable).with_name("border-train")), *words], cwd=folder, check=True, env=os.environ
+    )
+
+
+# -- MLflow -------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore")  # of sqlalchemy, by the reader
+def test_mlflow_has_the_records_the_parameters_and_the_best_model(workplace: Path) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    uri = f"sqlite:///{workplace}/mlflow.db"
+    run = train(*SHORT, "trainer=sync", f"recorder.mlflow={uri}", "recorder.project=mine")
+    client = mlflow.MlflowClient(tracking_uri=uri)
+
+    def stored() -> Any:
+        experiment = client.get_experiment_by_name("mine")
+        (found,) = client.search_runs([experiment.experiment_id])
+        return found
+
+    def history(run_id: str) -> list[tuple[int, float]]:
+        points = client.get_metric_history(run_id, "eval/return_mean")
+        return sorted((point.step, point.value) for point in points)
+
+    found = stored()
+    assert (found.info.run_name, found.info.status) == (run.path.name, "FINISHED")
+    assert history(found.info.run_id) == evaluations(run)
+    assert found.data.params["agent.lr"] == str(run.config.agent.lr)
+    assert found.data.metrics["best_return_mean"] == run.summary["best_score"]["mean"]
+    artifacts = {one.path for one in client.list_artifacts(found.info.run_id)}
+    assert artifacts >= {"best", "config.yaml"}
+    again = resumed(run)
+    assert stored().info.run_id == found.info.run_id
+    assert history(found.info.run_id) == evaluations(again)
+
+
+def test_a_tracker_that_is_not_installed_is_named_before_the_run(
+    workplace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "wandb" else original(name))
+    assert main(tiny("recorder.wandb=offline")) == 2
+    assert "allowed: pip install 'border-cli[wandb]'" in capsys.readouterr().err
+    assert not (workplace / "runs").exists()

@@ -1,0 +1,119 @@
+"""A recorder in its own process: whatever it does costs its own records alone, and `write` never waits."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from border_cli.core.metrics import Record
+from border_cli.recorders import remote
+from border_cli.recorders.remote import RemoteRecorder
+from tests.faults.processes import nothing_left, wait_until
+
+pytestmark = pytest.mark.usefixtures("light_forkserver")
+
+
+class Lines:
+    """Appends the opt step of each record to a file. fault: what else it does, at this opt step."""
+
+    def __init__(self, path: Path, fault: str = "", at: int = 2) -> None:
+        if fault == "make":
+            raise RuntimeError("no network")
+        self._path, self._fault, self._at = path, fault, at
+
+    def write(self, record: Record) -> None:
+        if record.opt_steps == self._at:
+            if self._fault == "raise":
+                raise ConnectionError("no network")
+            if self._fault == "exit":
+                os._exit(3)
+            if self._fault == "block":
+                time.sleep(600)
+        with self._path.open("a") as file:
+            file.write(f"{record.opt_steps}\n")
+
+    def close(self) -> None:
+        if self._fault == "close":
+            raise RuntimeError("no network")
+
+
+def written(path: Path, fault: str = "", n: int = 4, finish_s: float = 30.0) -> RemoteRecorder:
+    """Write the records 0 to n - 1 and close."""
+    path.touch()
+    with nothing_left():
+        recorder = RemoteRecorder("mine", partial(Lines, path, fault), finish_s)
+        for i in range(n):
+            recorder.write(Record({"eval/return_mean": 1.0}, opt_steps=i))
+        recorder.close()
+        recorder.close()
+    return recorder
+
+
+def test_every_record_is_written_in_order_before_the_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder = written(tmp_path / "lines", n=3000)
+    assert [int(line) for line in (tmp_path / "lines").read_text().split()] == list(range(3000))
+    assert (recorder.dropped, caplog.text) == (0, "")
+    assert recorder.positions() == {}
+
+
+@pytest.mark.parametrize(
+    ("fault", "lines", "message"),
+    [
+        (
+            "raise",
+            [0, 1, 3],
+            "recorder mine: ConnectionError: no network; a record is lost, training continues",
+        ),
+        ("exit", [0, 1], "recorder mine exited with code 3; its records are lost, training continues"),
+        (
+            "make",
+            [],
+            "recorder mine failed: RuntimeError: no network; its records are lost, training continues",
+        ),
+        ("close", [0, 1, 2, 3], "recorder mine failed: RuntimeError: no network"),
+    ],
+)
+def test_a_fault_costs_the_records_that_it_meets(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, fault: str, lines: list[int], message: str
+) -> None:
+    recorder = written(tmp_path / "lines", fault)
+    assert [int(line) for line in (tmp_path / "lines").read_text().split()] == lines
+    assert recorder.dropped == 4 - len(lines)
+    assert message in caplog.text
+    assert caplog.text.count("training continues") <= 1
+    assert (f"mine lacks {recorder.dropped} records" in caplog.text) == bool(recorder.dropped)
+
+
+def test_a_recorder_that_blocks_is_not_waited_for_and_is_killed_at_the_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The queue of the learner holds the newest records; those in the pipe and in the queue are lost."""
+    monkeypatch.setattr(remote, "MAX_QUEUE", 100)
+    with caplog.at_level(logging.WARNING):
+        recorder = written(tmp_path / "lines", "block", n=20_000, finish_s=0.5)
+    assert (tmp_path / "lines").read_text() == "0\n1\n"
+    assert recorder.dropped == 19_998
+    assert "mine has not ended after 0.5 s and is killed" in caplog.text
+
+
+def test_it_continues_when_the_other_side_reads_again(tmp_path: Path) -> None:
+    """A process that is stopped takes no records, and gets all of them later."""
+    recorder = RemoteRecorder("mine", partial(Lines, tmp_path / "lines"), 30.0)
+    recorder.write(Record({"eval/return_mean": 1.0}))
+    wait_until((tmp_path / "lines").exists, "the first record")
+    process = recorder._process
+    assert process is not None and process.pid is not None
+    os.kill(process.pid, 19)  # SIGSTOP
+    for i in range(1, 3000):
+        recorder.write(Record({"eval/return_mean": 1.0}, opt_steps=i))
+    os.kill(process.pid, 18)  # SIGCONT
+    recorder.close()
+    assert recorder.dropped == 0
+    assert len((tmp_path / "lines").read_text().split()) == 3000
