@@ -66,16 +66,16 @@ def main() -> None:
     env_steps = parser.parse_args().env_steps
     with tempfile.TemporaryDirectory() as name:
         folder, slots_s = Path(name), 0.0
-        for trainer in ("trainer=sync", LOCKSTEP):
-            one_s = timed(folder / f"{trainer} one", env_steps, trainer, "sweep.slots=1")
-            slots_s = timed(folder / f"{trainer} slots", env_steps, trainer)
+        for label, trainer in (("sync", "trainer=sync"), ("lockstep", LOCKSTEP)):
+            one_s = timed(folder / f"{label}_one", env_steps, trainer, "sweep.slots=1")
+            slots_s = timed(folder / f"{label}_slots", env_steps, trainer)
             print(
                 f"{trainer}: one after the other {one_s:.0f} s, in slots {slots_s:.0f} s: {slots_s / one_s:.3f}",
                 flush=True,
             )
         moments = killed(folder / "killed", env_steps, slots_s)
         print("killed after", ", ".join(f"{moment:.0f} s" for moment in moments))
-        whole, often = scores(folder / f"{LOCKSTEP} slots"), scores(folder / "killed")
+        whole, often = scores(folder / "lockstep_slots"), scores(folder / "killed")
         same = sum(a[0] == b[0] for a, b in zip(whole, often, strict=True))
         print(f"{same} of {len(whole)} jobs have the scores of the sweep that was not killed; they ended")
         print(", ".join(str(ends) for _, ends in often), "times")
