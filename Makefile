@@ -59,7 +59,7 @@ test-faults-full: install
 
 # test-extras: with the real libraries of extras that `make install` leaves out
 test-extras: install
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,wandb,trackio,mlflow]'
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,tune,export,wandb,trackio,mlflow]' optuna-dashboard
 	$(BIN)/python -m pytest tests/extras $(ARGS)
 
 learning: install

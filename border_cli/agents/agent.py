@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from border_cli.agents.config import NetworkConfig
 from border_cli.agents.nets import Encoder
@@ -81,6 +81,15 @@ class NetworkPolicy(ABC):
     @abstractmethod
     def _exploit(self, obs: Obs) -> Array:
         """Actions in eval mode; random numbers, if any, come from `_eval_rng`."""
+
+    @property
+    def network(self) -> nn.Module:
+        """The network that it acts with."""
+        return self._network
+
+    def decide(self, obs: dict[str, Tensor]) -> Tensor:
+        """The greedy action of each row as a function of tensors, for exports: {name: (B, ...)} as stored → (B, ...)."""
+        raise NotImplementedError
 
     def extras(self) -> dict[str, Array]:
         """Nothing, unless a subclass adds columns to the rows."""

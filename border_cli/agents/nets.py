@@ -99,13 +99,14 @@ class Normalizer(nn.Module):
     def __init__(self, leaf: ObsLeaf) -> None:
         super().__init__()
         self.shape = leaf.stack, leaf.features // leaf.stack
+        self.limit = _MAX_NORMALIZED
         self.mean = nn.Parameter(torch.zeros(self.shape[1]))
         self.std = nn.Parameter(torch.ones(self.shape[1]))
         self.count = nn.Parameter(torch.zeros(()))
 
     def forward(self, value: Tensor) -> Tensor:
         """(B, *leaf.shape) → (B, leaf.features). What is not finite becomes NaN, so that the opt step is skipped."""
-        x = value.reshape(len(value), *self.shape).float()
+        x = value.reshape(value.shape[0], *self.shape).float()
         z = ((x - self.mean.detach()) / self.std.detach()).clamp(-_MAX_NORMALIZED, _MAX_NORMALIZED)
         return torch.add(z, x, alpha=0).flatten(1)  # plus 0·x, which is NaN for an infinite x
 
@@ -133,15 +134,13 @@ def _flatten_array(leaf: ObsLeaf, value: Array) -> Array:
         coded = np.moveaxis(value, leaf.channel_axis, -1) if leaf.kind == "box" else flat
         hot = [coded[..., i, None] == np.arange(n) for i, n in enumerate(leaf.categories)]
         ones = np.concatenate(hot, axis=-1, dtype=np.float32).reshape(len(value), -1)
-        return ones * np.float32(_one_hot_scale(leaf)) if leaf.kind == "box" else ones
+        return ones * np.float32(one_hot_scale(leaf)) if leaf.kind == "box" else ones
     numbers = flat.astype(np.float32, copy=False)
-    if value.dtype.kind == "f" or leaf.low is None or leaf.high is None:
-        return numbers
-    span = leaf.high - leaf.low
-    return (numbers - np.float32(leaf.low)) / np.float32(span) if 0 < span <= _MAX_SCALED_RANGE else numbers
+    low, span = scaled_span(leaf)
+    return numbers if (low, span) == (0.0, 1.0) else (numbers - np.float32(low)) / np.float32(span)
 
 
-def _one_hot_scale(leaf: ObsLeaf) -> float:
+def one_hot_scale(leaf: ObsLeaf) -> float:
     """What replaces the ones of an image of n categories: 1/√n, so that their vector has length 1.
 
     With ones, an opt step changes the first layer's outputs by about n times the learning rate, and the values stay noisy.
@@ -217,19 +216,25 @@ def _deviations(layer: nn.Module) -> tuple[Tensor, ...]:
 
 def _flatten(leaf: ObsLeaf, value: Tensor) -> Tensor:
     """(B, *leaf.shape) → (B, leaf.features) float32: one-hot coded, scaled to [0, 1], or as it is."""
-    flat = value.reshape(len(value), -1)
+    flat = value.reshape(value.shape[0], -1)
     if leaf.categories:
         # By comparison, because torch's one_hot reads values, so it cannot be compiled. It codes other values as zeros.
-        coded = value.movedim(leaf.channel_axis, -1) if leaf.kind == "box" else flat
+        coded = value.movedim(leaf.channel_axis % value.ndim, value.ndim - 1) if leaf.kind == "box" else flat
         hot = [
             coded[..., i, None] == torch.arange(n, device=value.device) for i, n in enumerate(leaf.categories)
         ]
         ones = torch.cat(hot, dim=-1).flatten(1).float()
-        return ones * _one_hot_scale(leaf) if leaf.kind == "box" else ones
-    if value.is_floating_point() or leaf.low is None or leaf.high is None:
-        return flat.float()
+        return ones * one_hot_scale(leaf) if leaf.kind == "box" else ones
+    low, span = scaled_span(leaf)
+    return flat.float() if (low, span) == (0.0, 1.0) else (flat.float() - low) / span
+
+
+def scaled_span(leaf: ObsLeaf) -> tuple[float, float]:
+    """What the network subtracts from a leaf, and what it divides the result by: 0 and 1 where it is not scaled."""
+    if np.dtype(leaf.dtype).kind == "f" or leaf.low is None or leaf.high is None:
+        return 0.0, 1.0
     span = leaf.high - leaf.low
-    return (flat.float() - leaf.low) / span if 0 < span <= _MAX_SCALED_RANGE else flat.float()
+    return (leaf.low, span) if 0 < span <= _MAX_SCALED_RANGE else (0.0, 1.0)
 
 
 def to_tensors(obs: Obs, device: torch.device) -> dict[str, Tensor]:
@@ -334,7 +339,7 @@ def channels_first(leaf: ObsLeaf, value: Tensor) -> Tensor:
     """(B, *leaf.shape) → (B, channels, height, width)."""
     if len(leaf.shape) == 3 and leaf.stack > 1:
         return value
-    value = value.movedim(leaf.channel_axis, -3)
+    value = value.movedim(leaf.channel_axis % value.ndim, value.ndim - 3)  # ONNX knows no negative axes
     return value.flatten(1, 2) if len(leaf.shape) == 4 else value
 
 
@@ -347,7 +352,7 @@ class Convolutions(nn.Module):
 
     def __init__(self, leaf: ObsLeaf, channels: Sequence[int], generator: torch.Generator) -> None:
         super().__init__()
-        self._leaf = leaf
+        self.leaf = leaf
         height, width, n_in = image_shape(leaf)
         is_large = min(height, width) >= _LARGE
         layers = []
@@ -363,7 +368,7 @@ class Convolutions(nn.Module):
 
     def forward(self, value: Tensor) -> Tensor:
         """(B, *leaf.shape) → (B, features)."""
-        leaf = self._leaf
+        leaf = self.leaf
         assert leaf.low is not None and leaf.high is not None
         x = channels_first(leaf, value).float()
         if leaf.low:

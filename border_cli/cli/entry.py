@@ -29,6 +29,11 @@ def report() -> int:
     return _run("border_cli.cli.report")
 
 
+def export() -> int:
+    """`border-export`. Returns the exit code."""
+    return _run("border_cli.cli.export")
+
+
 def bench() -> int:
     """`border-bench`. Returns the exit code."""
     return _run("border_cli.cli.bench")

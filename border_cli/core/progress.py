@@ -107,6 +107,7 @@ class JobProgress:
         seconds: duration of the run so far; None before it has begun.
         fraction, eta_s: share of the budget that ends the run first, and the seconds until then; None while unknown.
         last, best: scores of the last and of the best model; None before there is one.
+        last_at: opt step of the last model that was evaluated.
     """
 
     phase: str
@@ -114,6 +115,7 @@ class JobProgress:
     fraction: float | None = None
     eta_s: float | None = None
     last: float | None = None
+    last_at: int | None = None
     best: float | None = None
     opt_steps_per_sec: float | None = None
 

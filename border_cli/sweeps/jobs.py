@@ -28,6 +28,7 @@ class Job:
         exit_code: of its last process; None before one has ended.
         error: what a failed job said, one line.
         summary: the run's summary.json, empty where there is none.
+        label: what the job is called in tables and messages, in the place of its overrides.
     """
 
     number: int
@@ -37,6 +38,7 @@ class Job:
     exit_code: int | None = None
     error: str = ""
     summary: dict[str, Any] = field(default_factory=dict)
+    label: str = ""
 
     def refresh(self) -> None:
         """Read how far the run is from its directory, after its process has ended."""
@@ -83,6 +85,7 @@ class Job:
             "number": self.number,
             "overrides": list(self.overrides),
             "run": _relative(self.run_dir, folder),
+            "label": self.label or None,
             "state": self.state,
             "exit_code": self.exit_code,
             "error": self.error or None,
@@ -123,6 +126,7 @@ class Sweep:
                     state=str(entry["state"]),
                     exit_code=entry["exit_code"],
                     error=entry["error"] or "",
+                    label=entry["label"] or "",
                 )
                 for entry in data["jobs"]
             ]
@@ -163,7 +167,9 @@ class Sweep:
         )
 
     def settings(self, job: Job) -> str:
-        """The overrides of a job that not all jobs have; all of them where there is one job."""
+        """Its label, or the overrides of a job that not all jobs have; all of them where there is one job."""
+        if job.label:
+            return job.label
         every = [set(one.overrides) for one in self.jobs]
         shared = set.intersection(*every) if len(every) > 1 else set()
         return " ".join(word.lstrip("+") for word in job.overrides if word not in shared)

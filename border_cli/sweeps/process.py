@@ -43,14 +43,22 @@ class JobView:
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
         self._due = 0.0
+        self.pause_at: int | None = None  # opt step after whose evaluation the run stops with a checkpoint
 
     def show(self, progress: Progress) -> None:
-        """Send the progress, unless the last message is young or the sweep does not read."""
+        """Send the progress, unless the last message is young or the sweep does not read. Pause the run if it is time."""
+        if (
+            self.pause_at is not None
+            and progress.evaluations
+            and progress.evaluations[-1][0] >= self.pause_at
+        ):
+            self.pause_at = None
+            os.kill(os.getpid(), signal.SIGTERM)
         if time.monotonic() < self._due or not select.select([], [self._reporter.pipe], [], 0)[1]:
             return
         self._due = time.monotonic() + _SENT_S
         budget = first_to_end(progress)
-        last = progress.evaluations[-1][1] if progress.evaluations else None
+        last_at, last = progress.evaluations[-1] if progress.evaluations else (None, None)
         best = progress.best[1] if progress.best is not None else None
         self._reporter.send(
             JobProgress(
@@ -59,6 +67,7 @@ class JobView:
                 fraction=None if budget is None else budget.fraction,
                 eta_s=None if budget is None else budget.eta_s,
                 last=last,
+                last_at=last_at,
                 best=best,
                 opt_steps_per_sec=progress.opt_steps_per_sec,
             )

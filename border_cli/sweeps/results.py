@@ -11,7 +11,7 @@ from border_cli import report
 from border_cli.config.convert import dotted, dump, to_plain
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import UsageError
-from border_cli.display.format import number
+from border_cli.display.format import counted, number
 from border_cli.report import Interval
 from border_cli.runs.summary import SUMMARY_FILE
 from border_cli.sweeps.jobs import Job, Sweep
@@ -41,6 +41,11 @@ class Result:
     last: Interval
     seconds: float
 
+    @property
+    def expect(self) -> str:
+        """What a run of this configuration should reach, for its preset."""
+        return f"mean return of {number(self.best.value)} with the best models of {counted(len(self.jobs), 'run')}"
+
 
 def results(sweep: Sweep) -> list[Result]:
     """One for each configuration that has a run with scores, the best first within each environment."""
@@ -69,17 +74,13 @@ def winners(found: Sequence[Result]) -> list[Result]:
     return list({result.env: result for result in reversed(found)}.values())[::-1]
 
 
-def write_preset(path: Path, config: TrainConfig, base: TrainConfig, winner: Result, source: str) -> None:
-    """Write what a configuration has and `base`, the same groups without a preset, has not. Raises OSError."""
+def write_preset(path: Path, config: TrainConfig, base: TrainConfig, expect: str, source: str) -> None:
+    """Write what a configuration has and `base`, the same groups without a preset, has not. Raises OSError.
+
+    expect, source: what a run with the preset should reach, and where its values come from.
+    """
     values, usual = dotted(to_plain(config)), dotted(to_plain(base))
-    n = len(winner.jobs)
-    preset: dict[str, Any] = {
-        "preset": {
-            "env_id": config.env.name,
-            "expect": f"mean return of {number(winner.best.value)} with the best models of {n} seed{'s' if n > 1 else ''}",
-            "source": source,
-        }
-    }
+    preset: dict[str, Any] = {"preset": {"env_id": config.env.name, "expect": expect, "source": source}}
     for key, value in values.items():
         section = key.partition(".")[0]
         if section in _IN_PRESETS and key not in _NOT_IN_PRESETS and usual.get(key, _MISSING) != value:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import wait
@@ -36,6 +37,43 @@ class SweepView(Protocol):
         """Leave the terminal as it was found."""
 
 
+class JobSource(Protocol):
+    """Where the jobs of a sweep come from."""
+
+    @property
+    def left(self) -> int:
+        """How many jobs are known that have not started yet."""
+
+    def next(self) -> Job | None:
+        """The next job to run; None if there is none now. With no job running either, the sweep ends."""
+
+    def goes_on(self, job: Job, progress: JobProgress) -> bool:
+        """Whether a running job is to continue. One that is not stops with a checkpoint."""
+
+    def ended(self, job: Job) -> None:
+        """The process of a job has ended; its state says how."""
+
+
+class JobQueue:
+    """Jobs that are all known from the beginning."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self._jobs = deque(jobs)
+
+    @property
+    def left(self) -> int:
+        return len(self._jobs)
+
+    def next(self) -> Job | None:
+        return self._jobs.popleft() if self._jobs else None
+
+    def goes_on(self, job: Job, progress: JobProgress) -> bool:
+        return True
+
+    def ended(self, job: Job) -> None:
+        """Nothing follows from it."""
+
+
 @dataclass
 class _Slot:
     """What occupies a slot. gpu: the name of its GPU, None without one."""
@@ -65,17 +103,22 @@ class Scheduler:
         self._view = view
         self._stop = stop
         self._running: list[_Slot] = []
+        self._again: list[Job] = []  # for which there was no room beside others
 
-    def run(self, jobs: Sequence[Job]) -> None:
-        """Run these jobs to their end, or until asked to stop. Raises OSError if sweep.json cannot be written."""
-        waiting = list(jobs)
+    def run(self, source: JobSource) -> None:
+        """Run the jobs of a source until it has no more, or until asked to stop.
+
+        Raises OSError if sweep.json cannot be written.
+        """
         try:
-            while waiting or self._running:
+            while True:
                 if self._stop():
-                    waiting.clear()
-                    self._stop_jobs()
-                while waiting and len(self._running) < self._count:
-                    self._start(waiting.pop(0))
+                    for slot in self._running:
+                        self._stop_job(slot)
+                else:
+                    self._fill_slots(source)
+                if not self._running:
+                    return
                 self._pass_on_save_request()
                 wait(
                     [end for slot in self._running for end in (slot.process.pipe, slot.process.sentinel)],
@@ -84,11 +127,21 @@ class Scheduler:
                 for slot in list(self._running):
                     slot.process.receive()
                     if slot.process.exit_code is not None:
-                        waiting += self._end(slot)
-                self._view.show(self._rows(), self._eta_s(len(waiting)))
+                        self._end(slot, source)
+                    elif slot.process.latest and not source.goes_on(slot.job, slot.process.latest):
+                        self._stop_job(slot)
+                self._view.show(self._rows(), self._eta_s(len(self._again) + source.left))
         finally:
             for slot in self._running:
                 slot.process.close()
+
+    def _fill_slots(self, source: JobSource) -> None:
+        while len(self._running) < self._count:
+            # Jobs that run again wait until the others have ended: then they have the memory that they lacked.
+            job = self._again.pop(0) if self._again and not self._running else source.next()
+            if job is None:
+                return
+            self._start(job)
 
     def _start(self, job: Job) -> None:
         taken = [slot.gpu for slot in self._running]
@@ -100,8 +153,8 @@ class Scheduler:
         )
         self._view.changed(job)
 
-    def _end(self, slot: _Slot) -> list[Job]:
-        """Note how a job ended. Returns it if it is to run again."""
+    def _end(self, slot: _Slot, source: JobSource) -> None:
+        """Note how a job ended."""
         job, process = slot.job, slot.process
         process.receive()
         exit_code = process.exit_code or 0
@@ -113,7 +166,8 @@ class Scheduler:
             self._view.note(f"job {job.number} will run again later, with {self._count} at once: {why}")
             job.state = WAITING
             self._sweep.save()
-            return [job]
+            self._again.append(job)
+            return
         job.exit_code = exit_code if exit_code >= 0 else 128 - exit_code  # as a shell has it
         job.state = STOPPED if job.exit_code in (ExitCode.SIGINT, ExitCode.SIGTERM) else FAILED
         job.error = process.error.cause
@@ -128,14 +182,13 @@ class Scheduler:
             )
         self._sweep.save()
         self._view.changed(job)
-        return []
+        source.ended(job)
 
-    def _stop_jobs(self) -> None:
-        """Ask the jobs to stop, once: they save a checkpoint first."""
-        for slot in self._running:
-            if slot.job.state == RUNNING:
-                slot.process.signal(signal.SIGTERM)
-                slot.job.state = STOPPED
+    def _stop_job(self, slot: _Slot) -> None:
+        """Ask a job to stop, once: it saves a checkpoint first."""
+        if slot.job.state == RUNNING:
+            slot.process.signal(signal.SIGTERM)
+            slot.job.state = STOPPED
 
     def _pass_on_save_request(self) -> None:
         if self._stop.take_save_request():

@@ -25,11 +25,13 @@ from border_cli.runs.directory import shown
 from border_cli.sweeps.jobs import DONE, FAILED, RUNNING, STATES, STOPPED, WAITING, Job, Sweep
 from border_cli.sweeps.results import Result
 from border_cli.sweeps.scheduler import SweepView
+from border_cli.sweeps.tuning import Tuner
 
 _STYLES = {DONE: "green", FAILED: "bold red", STOPPED: "yellow", WAITING: "dim"}
 _MARGIN = 8
 """Lines of the terminal that the jobs do not take."""
 _BAR = 12
+_SHOWN_TRIALS = 10
 _ORDER = (RUNNING, FAILED, STOPPED, DONE, WAITING)
 """Which jobs are shown first where there is no room for all."""
 
@@ -222,6 +224,29 @@ def print_sweep_tables(console: Console, sweep: Sweep, found: Sequence[Result]) 
             scores = (_with_interval(one.best), _with_interval(one.last))
             add_row(groups, one.name, str(len(one.jobs)), *scores, format.duration(one.seconds))
         tables.append(groups)
+    print_tables(console, tables)
+
+
+def print_tuning_tables(console: Console, tuner: Tuner) -> None:
+    """Print the best trials, and what those that were judged reach on fresh seeds. A closed console is no error."""
+    states = Counter(trial.state for trial in tuner.trials)
+    title = f"best of {format.counted(len(tuner.trials), 'trial')}: " + ", ".join(
+        f"{n} {s}" for s, n in states.items()
+    )
+    trials = make_table(title, "trial", "settings", "rung", "score", "state")
+    for trial in tuner.ranking[:_SHOWN_TRIALS]:
+        values = " ".join(f"{key}={value}" for key, value in trial.params.items())
+        rung = f"{len(trial.scores)} of {len(trial.targets)}"
+        add_row(trials, str(trial.number), values, rung, format.number(trial.scores[-1]), trial.state)
+    tables = [trials]
+    if any(one.scores for one in tuner.judged):
+        judged = make_table("judged on fresh seeds", "trial", "runs", "score", "lowest", "highest")
+        for one in tuner.judged:
+            if one.scores:
+                mean = math.fsum(one.scores) / len(one.scores)
+                figures = (format.number(value) for value in (mean, min(one.scores), max(one.scores)))
+                add_row(judged, str(one.trial), str(len(one.scores)), *figures)
+        tables.append(judged)
     print_tables(console, tables)
 
 

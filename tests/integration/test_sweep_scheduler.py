@@ -16,7 +16,7 @@ from border_cli.core.progress import Progress
 from border_cli.runtime.signals import StopFlag
 from border_cli.sweeps.jobs import Job, Sweep
 from border_cli.sweeps.process import JobView
-from border_cli.sweeps.scheduler import Scheduler
+from border_cli.sweeps.scheduler import JobQueue, Scheduler
 from border_cli.sweeps.slots import Slots
 from tests.faults.processes import nothing_left, wait_until
 
@@ -82,7 +82,7 @@ def run(folder: Path, jobs: list[Light], slots: int, stop: StopFlag | None = Non
     with nothing_left():
         Scheduler(
             sweep, Slots(slots, 1, (), ""), lambda job: tasks[job.number], seen, stop or StopFlag()
-        ).run(added)
+        ).run(JobQueue(added))
     assert Sweep.read(folder).jobs == [
         Job(job.number, job.overrides, job.run_dir, job.state, job.exit_code, job.error) for job in added
     ]

@@ -20,7 +20,7 @@ from border_cli.core.errors import UsageError
 
 
 def test_files_that_list_every_key_are_up_to_date_with_make_conf():
-    assert {folder.name for folder in conf_dir().iterdir() if folder.is_dir()} == {*GROUPS, "hydra"}
+    assert {folder.name for folder in conf_dir().iterdir() if folder.is_dir()} == {*GROUPS, "hydra", "space"}
     for path, text in conf_files.files():
         assert path.read_text(encoding="utf-8") == text, path
 

@@ -160,11 +160,11 @@ def test_a_preset_has_what_differs_from_the_groups_alone(tmp_path: Path) -> None
     result = Result(
         "lr=0.5", "A", [Job(0, (), tmp_path)], Interval(9.0, 9.0, 9.0), Interval(1.0, 1.0, 1.0), 1.0
     )
-    write_preset(tmp_path / "best.yaml", config, base, result, "a sweep")
+    write_preset(tmp_path / "best.yaml", config, base, result.expect, "a sweep")
     assert load(tmp_path / "best.yaml") == {
         "preset": {
             "env_id": "A",
-            "expect": "mean return of 9.00 with the best models of 1 seed",
+            "expect": "mean return of 9.00 with the best models of 1 run",
             "source": "a sweep",
         },
         "agent": {"lr": 0.5, "hidden": [8]},

@@ -189,6 +189,20 @@ class DqnPolicy(NetworkPolicy):
             outputs: Array = self._network(to_tensors(obs, self.params.device), noise).cpu().numpy()
         return outputs
 
+    def decide(self, obs: dict[str, Tensor]) -> Tensor:
+        """(B,) int64, the best allowed action; without noise in the network."""
+        values = self._head.of(self._network).values(self._network(obs))
+        if self._mask is not None:
+            values = torch.where(obs[self._mask] == 0, -torch.inf, values)
+        return values.argmax(1)
+
+    @property
+    def atoms(self) -> Array:
+        """(k,) the returns of a categorical head."""
+        head = cast(loss.CategoricalHead, self._head.of(self._network))
+        atoms: Array = head.atoms.numpy()
+        return atoms
+
     def action_quantiles(self, obs: Obs) -> Array:
         """(B, n, k) quantiles of the return. Raises ValueError if the network does not learn quantiles."""
         if not isinstance(self._head, loss.QuantileHead):

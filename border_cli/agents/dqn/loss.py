@@ -83,9 +83,9 @@ class CategoricalHead(Head):
         self._n = atoms
         self._v_min, self._v_max = torch.as_tensor(v_min), torch.as_tensor(v_max)
         if isinstance(v_min, Tensor):
-            self._atoms = v_min + (v_max - v_min) * torch.linspace(0.0, 1.0, atoms, device=v_min.device)
+            self.atoms = v_min + (v_max - v_min) * torch.linspace(0.0, 1.0, atoms, device=v_min.device)
         else:  # arithmetic on the meta device, from which a run's sizes are taken, would import torch's compiler
-            self._atoms = torch.linspace(v_min, cast(float, v_max), atoms)
+            self.atoms = torch.linspace(v_min, cast(float, v_max), atoms)
 
     def of(self, network: nn.Module) -> CategoricalHead:
         low, high = network.support.detach().unbind()  # type: ignore[operator] # the stubs take it for a module
@@ -152,9 +152,9 @@ class CategoricalHead(Head):
         return p, _returns(z, reward, discount, terminated)
 
     def _support(self, like: Tensor) -> Tensor:
-        if self._atoms.device != like.device:
-            self._atoms = self._atoms.to(like.device)
-        return self._atoms
+        if self.atoms.device != like.device:
+            self.atoms = self.atoms.to(like.device)
+        return self.atoms
 
 
 class QuantileHead(Head):

@@ -70,7 +70,7 @@ class QNetwork(nn.Module):
         self.encoder = Encoder(spec.inputs, config.channels, generator, config.normalize_obs)
         self.n_actions, self._outputs = spec.action.n, config.outputs
         self.is_implicit = config.head == "implicit_quantile"
-        self._act_quantiles = config.act_quantiles
+        self.act_quantiles = config.act_quantiles
         self._dueling = config.dueling
         sizes = [self.encoder.features, *config.hidden]
         # All hidden layers but the last are the trunk, and at least one unless there are convolutions.
@@ -113,7 +113,7 @@ class QNetwork(nn.Module):
             x = torch.relu(layer(x))
         if self.is_implicit:
             # Levels τ (B, k) are embedded as (B, k, features): ReLU of a linear layer of cos(π·i·τ), i = 1 … cosines.
-            tau = midpoints(self._act_quantiles, x).expand(len(x), -1) if noise.tau is None else noise.tau
+            tau = midpoints(self.act_quantiles, x).expand(x.shape[0], -1) if noise.tau is None else noise.tau
             i = torch.arange(1, self.levels.in_features + 1, device=x.device)
             x = x.unsqueeze(1) * torch.relu(self.levels(torch.cos(math.pi * i * tau.unsqueeze(-1))))
         # Each noisy layer takes the next of these parts, in the order of `modules()`.

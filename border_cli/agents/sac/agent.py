@@ -187,6 +187,7 @@ class SacPolicy(NetworkPolicy):
         self._config = config
         self._shape = spec.action.shape
         bijector = TanhBijector(spec.action)
+        self._bijector = bijector
         self._size = bijector.size
         self._middle, self._half_range = bijector.arrays
         network = cast(PolicyNetwork, self._network)
@@ -236,6 +237,11 @@ class SacPolicy(NetworkPolicy):
 
     def _exploit(self, obs: Obs) -> Array:
         return self._squashed(self._given(obs)[0])
+
+    def decide(self, obs: dict[str, Tensor]) -> Tensor:
+        """(B, d) float32, the mean of the policy."""
+        mean: Tensor = self._network(obs).mean
+        return self._bijector.squash(mean)
 
     def _given(self, obs: Obs) -> tuple[Array, Array, Array]:
         """Mean, std and features of `ActionParameters`, as arrays."""

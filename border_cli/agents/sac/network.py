@@ -78,7 +78,7 @@ class TanhBijector:
 
 
 _LOG_STD_RANGE = (-20.0, 2.0)
-_MEAN_RANGE = (-2.0, 2.0)
+MEAN_RANGE = (-2.0, 2.0)
 """Limits of the mean with state-dependent noise, which would otherwise drive it far out (Raffin et al., 2021)."""
 _MIN_STD = 1e-6
 
@@ -121,7 +121,7 @@ class PolicyNetwork(nn.Module):
         if self.is_state_dependent:
             # of Σ_f x_f·ε_fd, ε_fd ~ N(0, noise_std²)
             variance = in_float32(torch.matmul, x.square(), self.noise_std().square())
-            return ActionParameters(out.clamp(*_MEAN_RANGE), (variance + _MIN_STD**2).sqrt(), x)
+            return ActionParameters(out.clamp(*MEAN_RANGE), (variance + _MIN_STD**2).sqrt(), x)
         if self.kind == "deterministic":
             return ActionParameters(out, torch.ones_like(out), x)
         mean, log_std = out.chunk(2, -1)
@@ -157,7 +157,7 @@ class PolicyArrays:
         out = self._out(x)
         if self._network.is_state_dependent:
             variance = np.square(x) @ np.square(self._network.noise_std().detach().numpy())
-            return np.clip(out, *_MEAN_RANGE), np.sqrt(variance + np.float32(_MIN_STD**2)), x
+            return np.clip(out, *MEAN_RANGE), np.sqrt(variance + np.float32(_MIN_STD**2)), x
         if self._network.kind == "deterministic":
             return out, np.ones_like(out), x
         d = out.shape[1] // 2

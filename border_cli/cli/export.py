@@ -1,0 +1,87 @@
+"""`border-export`: write the policy of a run for other programs, with the preprocessing of its observations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from border_cli.checkpoints.contents import read_model
+from border_cli.cli.errors import run_command, show
+from border_cli.cli.help import complete_command
+from border_cli.cli.overrides import Parser, one_of, override_names, parse_overrides, some_text, typed_code
+from border_cli.core.errors import ExitCode, ResourceError, UsageError
+from border_cli.runs import load
+from border_cli.runs.directory import shown
+from border_cli.runs.locate import model_directory, parse_checkpoint
+
+HELP = """\
+border-export writes the policy of a trained model for programs without border-cli.
+
+  border-export [RUN] [format=FORMAT] [key=value …]
+
+RUN is a run directory, one of its checkpoints, or best/; without it, the run that runs/latest points
+to. The files take observations as the environment gives them, and give actions as it takes them. A
+README beside them lists inputs and outputs.
+
+Settings
+  format=numpy              onnx: one file for ONNX runtimes (needs the extra export)
+                            torchscript: one file for torch, also from C++
+                            numpy: weights and a Python file that needs numpy alone
+  out=FOLDER                where to write; by default export/<format>/ in the run directory
+  checkpoint=best           best, last, or an opt step of the run
+  plugins=[package]         modules to import first, where the agent comes from a plugin
+  debug=true                show tracebacks
+
+Flags
+  -sc install=bash          set up completion: eval "$(border-export -sc install=bash)"
+                            (also zsh, fish)
+  -h, --help  --version
+
+Examples
+  border-export
+  border-export runs/latest format=onnx
+  border-export runs/latest checkpoint=last out=policies/cartpole
+"""
+_FORMATS = ("onnx", "torchscript", "numpy")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command. argv: its arguments, by default those of the process. Returns the exit code."""
+    return run_command(_dispatch, argv)
+
+
+def _dispatch(argv: Sequence[str]) -> int:
+    parser = Parser("border-export")
+    parser.add_setting("format", one_of(*_FORMATS), "numpy")
+    parser.add_setting("out", some_text)
+    parser.add_setting("checkpoint", parse_checkpoint)
+    parser.add_setting("debug", one_of("true", "false"))
+    plugins = [arg for arg in argv if arg.startswith("plugins=")]
+    flags, paths = parser.read_paths([arg for arg in argv if arg not in plugins], ("plugins",))
+    if parser.show_page(flags, HELP):
+        return ExitCode.DONE
+    if flags.shell_completion:
+        formats = [f"format={name}" for name in _FORMATS]
+        return complete_command([*map(str, paths)], [*parser.suggestions, *formats, "plugins="])
+    if len(paths) > 1:
+        raise UsageError(f"{paths[0]} and {paths[1]} are two models\nallowed: one at a time")
+    overrides = parse_overrides(plugins)
+    override_names(overrides, "plugins")
+    located = model_directory(paths[0] if paths else None, flags.checkpoint)
+    if located.note:
+        show(f"note: {located.note}")
+    saved = read_model(located.path)
+    model = saved.description
+    load.import_plugins(model, typed_code(overrides), load.is_own_code(located, model))
+    policy = load.make_policy(saved, 0)
+    from border_cli.export.write import write_policy
+
+    folder = Path(flags.out) if flags.out else (located.run_dir or located.path) / "export" / flags.format
+    env = load.env_config(model).name
+    title = f"{model.agent['type']} on {env}, opt step {saved.info.version:,}"
+    try:
+        files = write_policy(policy, model.spec, folder, flags.format, title)
+    except OSError as e:
+        raise ResourceError(f"{folder} cannot be written: {e.strerror}\nallowed: out=<another folder>") from e
+    show("\n".join(["written", *(f"  {shown(path.absolute())}" for path in files)]))
+    return ExitCode.DONE

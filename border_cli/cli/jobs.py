@@ -1,0 +1,164 @@
+"""What runs a job of a sweep: in its own process, or wherever a launcher of Hydra's plugins calls it.
+
+A job resumes the run that its directory holds.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import sys
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hydra._internal.callbacks import Callbacks
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import HydraContext
+from omegaconf import DictConfig
+
+from border_cli.cli.compose import Composed, check_composed
+from border_cli.cli.errors import report
+from border_cli.cli.overrides import override_values, parse_overrides
+from border_cli.cli.start import resume_run, start_run
+from border_cli.config import registry
+from border_cli.config.resolve import inherit, reopen
+from border_cli.config.schema import TrainConfig
+from border_cli.config.validate import validate
+from border_cli.core.errors import ExitCode, Interrupted, UsageError
+from border_cli.core.progress import View
+from border_cli.runs.directory import CONFIG_FILE, Launch, read_config
+from border_cli.runs.resume import DONE
+from border_cli.runs.summary import read_summary
+from border_cli.sweeps import slots
+from border_cli.sweeps.process import JobView
+
+
+@dataclass(frozen=True)
+class SlotTask:
+    """What the process of a job does. config: checked · hydra_config: what it came from · label: for messages ·
+    pause_at: opt step after whose evaluation the run stops with a checkpoint.
+    """
+
+    config: TrainConfig
+    hydra_config: DictConfig
+    run_dir: Path
+    launch: Launch
+    label: str
+    pause_at: int | None = None
+
+    def __call__(self, view: JobView) -> int:
+        view.pause_at = self.pause_at
+        registry.import_installed_plugins()
+        context = HydraContext(None, Callbacks(self.hydra_config))
+        composed = Composed(self.config, self.hydra_config, context, self.run_dir)
+        with _errors_to(view.fail, self.label) as ended:
+            ended.debug = self.config.debug
+            _train_or_resume(composed, self.launch, view)
+        return ended.code
+
+
+@dataclass(frozen=True)
+class NeedTask:
+    """Finds out what one job needs. overrides: the keys that were typed."""
+
+    config: TrainConfig
+    folder: Path
+    overrides: Collection[str]
+
+    def __call__(self, view: JobView) -> int:
+        registry.import_installed_plugins()
+        with _errors_to(view.fail, "") as ended:
+            view.send(slots.measure_need(self.config, self.folder, self.overrides))
+        return ended.code
+
+
+class JobScore(float):
+    """The best score of a job as a number for a sweeper, NaN where there is none, with what became of the job."""
+
+    number: int
+    overrides: tuple[str, ...]
+    run_dir: Path
+    exit_code: int
+    error: str
+
+
+@dataclass
+class SweepTask:
+    """What another launcher calls with each composed job, in this process or, pickled, in another one.
+
+    argv: the command line of the sweep · presets: those that exist · scores: of the jobs that ran in this process.
+    """
+
+    argv: list[str]
+    presets: list[str]
+    scores: list[JobScore] = field(default_factory=list)
+
+    def __call__(self, composed: DictConfig) -> float:
+        """Train, or resume the run in the job's directory. Raises no Exception, so that the sweep continues."""
+        registry.import_installed_plugins()
+        state = HydraConfig.get()
+        overrides = tuple(state.overrides.task)
+        run_dir = Path(state.runtime.output_dir)
+        label = f"job {state.job.num} ({' '.join(word.lstrip('+') for word in overrides)}): "
+        with _errors_to(lambda _: None, label) as ended:
+            typed = override_values(parse_overrides(overrides))
+            config = check_composed(composed, state.runtime.choices, typed, self.presets)
+            refuse_plan(config)
+            ended.debug = config.debug
+            _train_or_resume(Composed(config, composed, None, run_dir), Launch(self.argv, typed))
+        if ended.code in (ExitCode.SIGINT, ExitCode.SIGTERM):
+            raise Interrupted(ExitCode(ended.code))
+        mean = (read_summary(run_dir).get("best_score") or {}).get("mean")
+        score = JobScore(math.nan if mean is None else mean)
+        score.number, score.overrides, score.run_dir = state.job.num, overrides, run_dir
+        score.exit_code, score.error = ended.code, ended.text.partition("\n")[0]
+        self.scores.append(score)
+        return score
+
+
+def _train_or_resume(composed: Composed, launch: Launch, view: View | None = None) -> None:
+    """Do what is left of the run in the directory of a job. Raises BorderError or Interrupted."""
+    run_dir = composed.run_dir
+    if run_dir is None or not (run_dir / CONFIG_FILE).exists():
+        start_run(composed, launch, view)
+    elif read_summary(run_dir).get("status") != DONE:
+        stored = reopen(read_config(run_dir))
+        config = inherit(composed.config, stored)
+        validate(config)
+        resume_run(run_dir, stored, config, launch, view)
+
+
+@dataclass
+class _End:
+    """How a job ended: its exit code, and what an error had printed. debug: whether that has a traceback."""
+
+    code: int = int(ExitCode.DONE)
+    text: str = ""
+    debug: bool = False
+
+
+@contextmanager
+def _errors_to(tell: Callable[[str], None], label: str) -> Iterator[_End]:
+    """Turn what a job raises into an exit code; print errors on stderr, and tell them too."""
+    end, text = _End(), io.StringIO()
+    try:
+        yield end
+    except Interrupted as e:
+        end.code = int(e.code)
+    except KeyboardInterrupt:
+        end.code = int(ExitCode.SIGINT)
+    except (Exception, SystemExit) as e:  # noqa: BLE001 - a failed job must not end the sweep
+        with redirect_stderr(text):
+            end.code = report(e, end.debug, label)
+        end.text = text.getvalue().rstrip()
+        sys.stderr.write(f"{end.text}\n")
+        sys.stderr.flush()
+        tell(end.text)
+
+
+def refuse_plan(config: TrainConfig) -> None:
+    """Raise UsageError for `plan=true`."""
+    if config.plan:
+        raise UsageError("plan=true shows one run, and --multirun starts several\nallowed: one of them")

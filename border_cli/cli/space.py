@@ -1,0 +1,111 @@
+"""Search spaces in Hydra's words, such as `agent.lr='tag(log,interval(1e-4,3e-3))'`, as distributions of Optuna."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.types import FloatRange, IntervalSweep, Override, RangeSweep, Transformer
+
+from border_cli.cli.overrides import parse_overrides
+from border_cli.config.convert import load, nearest, nearest_line
+from border_cli.config.presets import conf_dir
+from border_cli.core.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Space:
+    """What is tuned, and what is not.
+
+    fixed: overrides with one value, as they are typed, without the seed · seed: that of the first run ·
+    distributions: by key · elements: the key as it is typed, with `++` where Hydra needs it.
+    """
+
+    fixed: list[str]
+    seed: int
+    distributions: dict[str, Any]
+    elements: dict[str, str]
+
+    @property
+    def first(self) -> dict[str, str]:
+        """One value of each key: the lowest, or the first."""
+        return {
+            key: str(one.choices[0] if hasattr(one, "choices") else one.low)
+            for key, one in self.distributions.items()
+        }
+
+    def overrides(self, params: Mapping[str, str], more_seed: int) -> list[str]:
+        """The overrides of one run."""
+        tuned = [f"{self.elements[key]}={value}" for key, value in params.items()]
+        return [*self.fixed, *tuned, f"++seed={self.seed + more_seed}"]
+
+
+def read_space(arguments: Sequence[str], defaults: Mapping[str, str], optuna: Any) -> Space:
+    """The search space among overrides. Raises UsageError for one that cannot be one.
+
+    defaults: a search space for keys that are not typed; used as a whole if no typed value is a search space.
+    """
+    typed = parse_overrides(arguments)
+    names = {one.key_or_group for one in typed}
+    has_own = any(one.is_sweep_override() for one in typed)
+    added = [] if has_own else [f"++{key}={value}" for key, value in defaults.items() if key not in names]
+    space = Space([], 0, {}, {})
+    seed = 0
+    for override in [*typed, *parse_overrides(added)]:
+        key, element = override.key_or_group, override.get_key_element()
+        if key == "seed":
+            if override.is_sweep_override():
+                raise UsageError(
+                    "seed has several values, and a tuning has its own\n"
+                    "allowed: hydra.sweeper.seeds=<runs of each trial>, and seed=<first one>"
+                )
+            seed = int(override.value())
+        elif override.is_sweep_override():
+            space.distributions[key] = _distribution(override, optuna.distributions)
+            space.elements[key] = element
+        else:
+            space.fixed.append(str(override.input_line))
+    if not space.distributions:
+        raise UsageError(
+            "there is nothing to tune\nallowed: agent.lr='tag(log,interval(1e-4,3e-3))', agent.batch_size='choice(64,128)'"
+        )
+    return Space(space.fixed, seed, space.distributions, space.elements)
+
+
+def default_space(name: str, agent: str) -> dict[str, str]:
+    """The search space of an agent, or of a file. Raises UsageError where there is none."""
+    path = Path(name) if name.endswith(".yaml") else conf_dir() / "space" / f"{name}.yaml"
+    if not path.is_file():
+        options = sorted(file.stem for file in (conf_dir() / "space").glob("*.yaml"))
+        raise UsageError(
+            f"hydra.sweeper.space: there is no {name!r}\nallowed: {', '.join(options)}, or a file"
+            f"{nearest_line(nearest(name, options))}"
+        )
+    values = load(path)
+    if not isinstance(values, dict):
+        raise UsageError(
+            f"{path} holds no search space\nallowed: a line for each key, as {agent}.yaml has them"
+        )
+    return {str(key): str(value) for key, value in values.items()}
+
+
+def _distribution(override: Override, distributions: Any) -> Any:
+    value: Any = override.value()
+    is_log = "log" in getattr(value, "tags", ())
+    try:
+        if isinstance(value, IntervalSweep):
+            if isinstance(value.start, int) and isinstance(value.end, int):
+                return distributions.IntDistribution(value.start, value.end, log=is_log)
+            return distributions.FloatDistribution(value.start, value.end, log=is_log)
+        if isinstance(value, RangeSweep):
+            points = value.range()
+            if isinstance(points, FloatRange):
+                return distributions.FloatDistribution(value.start, max(points), step=value.step)
+            return distributions.IntDistribution(points.start, points[-1], step=points.step)
+        return distributions.CategoricalDistribution(list(override.sweep_iterator(Transformer.str)))
+    except ValueError as e:
+        raise UsageError(
+            f"{override.input_line}: {str(e).splitlines()[0]}\nallowed: see hydra.cc, Extended Override syntax"
+        ) from e

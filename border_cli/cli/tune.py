@@ -1,0 +1,93 @@
+"""Hydra's sweeper `border_optuna`: tuning in the slots of a sweep."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from border_cli.cli.space import Space, default_space, read_space
+from border_cli.config.schema import TrainConfig
+from border_cli.core.errors import ExitCode, UsageError
+from border_cli.display.tables import print_lines
+from border_cli.runs.directory import shown
+from border_cli.sweeps.jobs import Job
+from border_cli.sweeps.tuning import Tuner, TuningSettings, import_optuna, rungs_of
+from border_cli.sweeps.views import print_tuning_tables
+
+if TYPE_CHECKING:
+    from border_cli.cli.sweep import SweepRun
+
+
+def check_tuning(composer: Any, argv: Sequence[str]) -> None:
+    """Raise UsageError for a tuning that cannot begin, before there is a folder for it."""
+    arguments = [word for word in argv if not word.startswith("hydra")]
+    hydra = [word for word in argv if word.startswith("hydra") and not word.startswith("hydra.sweep.")]
+    section = composer.merge([*_single(arguments), *hydra]).hydra
+    settings = _settings({key: value for key, value in section.sweeper.items() if key != "_target_"})
+    space = _space(arguments, settings)
+    rungs_of(composer.compose([*space.overrides(space.first, 0), *hydra]).config, settings)
+
+
+def tune(run: SweepRun, arguments: Sequence[str], settings: Mapping[str, Any]) -> int:
+    """Run the trials, or those that are left. Prints what came of them and returns the exit code."""
+    checked = _settings(settings)
+    space = _space(arguments, checked)
+
+    def make_job(params: Mapping[str, str], more_seed: int, label: str) -> tuple[Job, TrainConfig]:
+        composed = run.composer.compose(space.overrides(params, more_seed))
+        number = next((job.number for job in run.sweep.jobs if job.overrides == composed.overrides), None)
+        (job,) = run.add([(len(run.sweep.jobs) if number is None else number, composed)])
+        values = " ".join(f"{key}={value}" for key, value in params.items())
+        job.label = f"{label} seed={space.seed + more_seed} {values}"
+        return job, composed.config
+
+    tuner = Tuner(run.sweep.folder, checked, space.distributions, make_job, run.say)
+    n_jobs = checked.n_trials * checked.seeds
+    run.find_slots(run.composer.compose(space.overrides(space.first, 0)).config, n_jobs)
+    run.drive(tuner, tuner.pause_at)
+    return _finish(run, tuner)
+
+
+def _finish(run: SweepRun, tuner: Tuner) -> int:
+    winner, lines = tuner.winner, list[tuple[str, str]]()
+    folder = shlex.quote(str(shown(run.sweep.folder)))
+    if winner is not None and tuner.has_ended:
+        job = next(job for job in run.sweep.jobs if job.number == winner.jobs[0])
+        values = " ".join(f"{key}={value}" for key, value in winner.params.items())
+        lines.append(("best", run.write_preset(job, tuner.expect, f"trial {winner.number}: {values}")))
+        lines.append(("study", f"optuna-dashboard {shown(run.sweep.folder / 'study.log')}"))
+    elif not tuner.has_ended:
+        lines.append(("next", f"border-train -m resume={folder}"))
+    if run.console != "none":
+        done, anew = tuner.opt_steps
+        print_tuning_tables(Console(), tuner)
+        if done and anew > done:
+            share = (
+                f"{done / anew:.0%} of the {anew:,} that they would have been had each promotion started over"
+            )
+            lines.insert(0, ("", f"opt steps of all trials: {done:,}, {share}"))
+        print_lines(Console(), *lines)
+    return int(ExitCode.DONE if winner is not None or not tuner.has_ended else ExitCode.DEFECT)
+
+
+def _settings(settings: Mapping[str, Any]) -> TuningSettings:
+    try:
+        return TuningSettings(**settings)
+    except TypeError as e:
+        raise UsageError(f"hydra.sweeper: {e}\nallowed: {', '.join(TuningSettings.__annotations__)}") from e
+
+
+def _space(arguments: Sequence[str], settings: TuningSettings) -> Space:
+    agents = [word.partition("=")[2] for word in arguments if word.startswith("agent=")]
+    agent = agents[-1] if agents else "dqn"
+    return read_space(arguments, default_space(settings.space or agent, agent), import_optuna())
+
+
+def _single(arguments: Sequence[str]) -> list[str]:
+    """The overrides that are no search space."""
+    from border_cli.cli.overrides import parse_overrides
+
+    return [str(one.input_line) for one in parse_overrides(arguments) if not one.is_sweep_override()]

@@ -1,0 +1,1 @@
+"""Trained policies for other programs: ONNX, TorchScript, and plain numpy."""

@@ -1,0 +1,131 @@
+"""A trained policy that acts with numpy alone. `border-export` copies this file beside the weights as policy.py.
+
+    from policy import load
+    act = load("folder of policy.json and policy.npz")
+    action = act(observation)
+
+It uses nothing but numpy and the standard library, so it can be copied to any machine.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+def load(folder: str | Path = Path(__file__).parent) -> Policy:
+    """The policy in a folder."""
+    folder = Path(folder)
+    description = json.loads((folder / "policy.json").read_text(encoding="utf-8"))
+    with np.load(folder / "policy.npz", allow_pickle=False) as arrays:
+        return Policy(description, dict(arrays))
+
+
+class Policy:
+    """Maps a batch of observations to actions.
+
+    Attributes:
+        inputs: name, shape and dtype of each part of an observation, without the batch dimension.
+    """
+
+    def __init__(self, description: dict[str, Any], arrays: dict[str, Any]) -> None:
+        self.inputs = description["inputs"]
+        self._description = description
+        self._arrays = arrays
+
+    def __call__(self, *parts: Any) -> Any:
+        """(B, ...) for each part of an observation, in the order of `inputs` → (B, ...) actions."""
+        given = {}
+        for part, value in zip(self.inputs, parts, strict=True):
+            rows = np.asarray(value)
+            if rows.shape[1:] != tuple(part["shape"]):
+                raise ValueError(
+                    f"{part['name']} has shape {rows.shape}, and (B, {part['shape']}) is expected"
+                )
+            given[part["name"]] = rows.astype(part["dtype"])
+        outputs = self._network(given)
+        action = self._description["action"]
+        if self._description["kind"] == "values":
+            values = self._values(outputs)
+            if (mask := self._description["mask"]) is not None:
+                values = np.where(given[mask] == 0, np.float32(-np.inf), values)
+            return values.argmax(1) + action["start"]
+        scaled = self._arrays["action/middle"] + self._arrays["action/half_range"] * np.tanh(outputs)
+        low, high = self._arrays["action/low"], self._arrays["action/high"]
+        return np.clip(scaled, low, high).reshape(-1, *action["shape"]).astype(np.float32)
+
+    def _network(self, obs: dict[str, Any]) -> Any:
+        d = self._description
+        x = np.concatenate([self._encoded(part, obs[part["name"]]) for part in d["encoder"]], axis=1)
+        x = self._feed("trunk", x, relu_at_end=True)
+        if d["kind"] == "action":
+            return self._feed("out", x)[:, : d["action_size"]].clip(*d["clip"])
+        if d["levels"]:
+            # Quantile levels (i + 1/2)/k, embedded as ReLU of a linear layer of cos(π·j·τ), j = 1 … (IQN)
+            tau = (np.arange(d["levels"], dtype=np.float32) + np.float32(0.5)) / np.float32(d["levels"])
+            j = np.arange(1, self._arrays["levels/0/weight"].shape[0] + 1)
+            x = x[:, None] * self._feed(
+                "levels", np.cos(np.float32(np.pi) * j * tau[:, None]).astype(np.float32), True
+            )
+        out = self._feed("top", x)
+        out = out.reshape(*out.shape[:-1], d["actions"], -1)
+        if "value/0/weight" in self._arrays:  # dueling: Q = V + A - mean of A
+            out = self._feed("value", x)[..., None, :] + out - out.mean(-2, keepdims=True)
+        return out[..., 0].swapaxes(1, 2) if d["levels"] else out
+
+    def _values(self, outputs: Any) -> Any:
+        """(B, n, k) outputs → (B, n) expected returns."""
+        if self._description["head"] == "categorical":
+            p = np.exp(outputs - outputs.max(-1, keepdims=True))
+            return (p / p.sum(-1, keepdims=True)) @ self._arrays["atoms"]
+        return outputs.mean(-1)
+
+    def _feed(self, name: str, x: Any, relu_at_end: bool = False) -> Any:
+        i = 0
+        while f"{name}/{i}/weight" in self._arrays:
+            x = x @ self._arrays[f"{name}/{i}/weight"] + self._arrays[f"{name}/{i}/bias"]
+            i += 1
+            if relu_at_end or f"{name}/{i}/weight" in self._arrays:
+                x = np.maximum(x, 0.0)
+        return x
+
+    def _encoded(self, part: dict[str, Any], value: Any) -> Any:
+        """(B, ...) one part of an observation → (B, features) as the network sees it."""
+        n, name = len(value), part["name"]
+        if part["as"] == "one-hot":
+            value = value - np.reshape(part["start"], value.shape[1:]) if part["start"] else value
+            columns = (
+                np.moveaxis(value, part["axis"], -1) if part["axis"] is not None else value.reshape(n, -1)
+            )
+            hot = [columns[..., i, None] == np.arange(size) for i, size in enumerate(part["categories"])]
+            return np.concatenate(hot, axis=-1).reshape(n, -1).astype(np.float32) * np.float32(part["scale"])
+        if part["as"] == "image":
+            return self._convolved(part, value)
+        numbers = value.reshape(n, -1).astype(np.float32)
+        if part["as"] == "normalized":
+            mean, std = self._arrays[f"{name}/mean"], self._arrays[f"{name}/std"]
+            framed = numbers.reshape(n, part["stack"], -1)
+            return ((framed - mean) / std).clip(-part["limit"], part["limit"]).reshape(n, -1)
+        return (numbers - np.float32(part["low"])) / np.float32(part["span"])
+
+    def _convolved(self, part: dict[str, Any], value: Any) -> Any:
+        """ReLU convolutions of (B, ...) images, flattened."""
+        x = value
+        if part["channels"] == "stack":
+            pass  # (B, frames, height, width): the frames are the channels
+        else:
+            x = np.moveaxis(x, part["axis"], -3)
+            x = x.reshape(len(x), -1, *x.shape[-2:])
+        x = (x.astype(np.float32) - np.float32(part["low"])) * np.float32(part["scale"])
+        for i, (kernel, stride, padding) in enumerate(part["layers"]):
+            weight = self._arrays[f"{part['name']}/{i}/weight"]
+            bias = self._arrays[f"{part['name']}/{i}/bias"]
+            x = np.pad(x, ((0, 0), (0, 0), (padding, padding), (padding, padding)))
+            windows = np.lib.stride_tricks.sliding_window_view(x, (kernel, kernel), axis=(2, 3))
+            windows = windows[:, :, ::stride, ::stride]  # (B, channels, height, width, kernel, kernel)
+            x = np.einsum("bchwij,ocij->bohw", windows, weight, optimize=True) + bias[:, None, None]
+            x = np.maximum(x, 0.0)
+        return x.reshape(len(x), -1)

@@ -1,0 +1,254 @@
+"""Writes the policy of a model in one of the formats, with a README of its inputs and outputs."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import nn
+
+from border_cli.agents.dqn.agent import DqnPolicy
+from border_cli.agents.dqn.network import QNetwork
+from border_cli.agents.nets import Convolutions, Encoder, Normalizer, one_hot_scale, scaled_span
+from border_cli.agents.sac.agent import SacPolicy
+from border_cli.agents.sac.network import MEAN_RANGE, PolicyNetwork, TanhBijector
+from border_cli.core.errors import UsageError
+from border_cli.core.protocols import ActingPolicy
+from border_cli.core.spaces import Array, EnvSpec, ObsLeaf
+from border_cli.export import numpy_policy
+from border_cli.export.policy import ExportedPolicy, example
+
+FORMATS = ("onnx", "torchscript", "numpy")
+OPSET = 17
+
+
+def write_policy(policy: ActingPolicy, spec: EnvSpec, folder: Path, format: str, title: str) -> list[Path]:
+    """Write the files of a format to a folder, which is created. Returns them.
+
+    Raises UsageError where the agent cannot be exported or a package is missing, OSError.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    module = ExportedPolicy(policy, spec).eval().requires_grad_(False)
+    names = {
+        "onnx": ["policy.onnx"],
+        "torchscript": ["policy.pt"],
+        "numpy": ["policy.py", "policy.json", "policy.npz"],
+    }
+    with torch.no_grad():
+        if format == "onnx":
+            _write_onnx(module, spec, folder / "policy.onnx")
+        elif format == "torchscript":
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # tracing is deprecated, and its file needs nothing of ours
+                torch.jit.trace(module, example(spec), check_trace=False).save(str(folder / "policy.pt"))
+        else:
+            _write_numpy(policy, spec, folder)
+    (folder / "README.md").write_text(_readme(spec, format, title), encoding="utf-8")
+    return [folder / name for name in (*names[format], "README.md")]
+
+
+def _write_onnx(module: ExportedPolicy, spec: EnvSpec, path: Path) -> None:
+    try:
+        importlib.import_module("onnx")
+    except ImportError as e:
+        raise UsageError(
+            "format=onnx: the package onnx is not installed\nallowed: pip install 'border-cli[export]'"
+        ) from e
+    names = [leaf.name for leaf in spec.obs.leaves]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the other exporter needs a package more, and writes two files
+        torch.onnx.export(
+            module,
+            example(spec),
+            str(path),
+            input_names=names,
+            output_names=["action"],
+            dynamic_axes={name: {0: "batch"} for name in (*names, "action")},
+            opset_version=OPSET,
+            dynamo=False,
+        )
+
+
+# -- numpy -------------------------------------------------------------------
+
+
+def _write_numpy(policy: ActingPolicy, spec: EnvSpec, folder: Path) -> None:
+    arrays: dict[str, Array] = {}
+    if isinstance(policy, DqnPolicy):
+        description = _described_values(policy, arrays)
+    elif isinstance(policy, SacPolicy):
+        description = _described_actions(policy, spec, arrays)
+    else:
+        raise UsageError("format=numpy is for border-cli's own agents\nallowed: format=onnx or torchscript")
+    described = description | {
+        "inputs": _inputs(spec),
+        "action": {"start": spec.action.start, "shape": spec.action.shape},
+    }
+    described["mask"] = spec.mask
+    (folder / "policy.json").write_text(json.dumps(described, indent=2), encoding="utf-8")
+    np.savez(folder / "policy.npz", **arrays)  # type: ignore[arg-type]
+    shutil.copyfile(str(numpy_policy.__file__), folder / "policy.py")
+
+
+def _described_values(policy: DqnPolicy, arrays: dict[str, Array]) -> dict[str, Any]:
+    network = cast(QNetwork, policy.network)
+    for name, layers in (("trunk", network.trunk), ("top", network.top), ("value", network.value_layers)):
+        _add_layers(arrays, name, layers)
+    if network.is_implicit:
+        _add_layers(arrays, "levels", [network.levels])
+    is_categorical = hasattr(network, "support")
+    if is_categorical:
+        arrays["atoms"] = policy.atoms
+    return {
+        "kind": "values",
+        "head": "categorical" if is_categorical else "mean",
+        "levels": network.act_quantiles if network.is_implicit else 0,
+        "actions": network.n_actions,
+        "encoder": _described_encoder(network.encoder, arrays),
+    }
+
+
+def _described_actions(policy: SacPolicy, spec: EnvSpec, arrays: dict[str, Array]) -> dict[str, Any]:
+    network = cast(PolicyNetwork, policy.network)
+    _add_layers(arrays, "trunk", list(network.layers))
+    _add_layers(arrays, "out", [network.out])
+    middle, half_range = TanhBijector(spec.action).arrays
+    low, high = (np.array(bound, np.float32) for bound in (spec.action.low, spec.action.high))
+    arrays |= {
+        "action/middle": middle,
+        "action/half_range": half_range,
+        "action/low": low,
+        "action/high": high,
+    }
+    unlimited = -np.finfo(np.float32).max.item(), np.finfo(np.float32).max.item()
+    return {
+        "kind": "action",
+        "action_size": len(low),
+        "clip": MEAN_RANGE if network.is_state_dependent else unlimited,
+        "encoder": _described_encoder(network.encoder, arrays),
+    }
+
+
+def _add_layers(arrays: dict[str, Array], name: str, layers: Any) -> None:
+    for i, layer in enumerate(layers):
+        arrays[f"{name}/{i}/weight"] = layer.weight.detach().numpy().T.copy()
+        arrays[f"{name}/{i}/bias"] = layer.bias.detach().numpy().copy()
+
+
+def _described_encoder(encoder: Encoder, arrays: dict[str, Array]) -> list[dict[str, Any]]:
+    """The parts of the vector that the network sees, in order."""
+    parts = [_described_vector(leaf) for leaf in encoder.vectors]
+    for name, part in zip(encoder.normalized, encoder.normalizers, strict=True):
+        normalizer = cast(Normalizer, part)
+        arrays[f"{name}/mean"] = normalizer.mean.detach().numpy().copy()
+        arrays[f"{name}/std"] = normalizer.std.detach().numpy().copy()
+        parts.append(
+            {"name": name, "as": "normalized", "stack": normalizer.shape[0], "limit": normalizer.limit}
+        )
+    for convolutions in cast(list[Convolutions], list(encoder.convolutions)):
+        parts.append(_described_image(convolutions, arrays))
+    return parts
+
+
+def _described_vector(leaf: ObsLeaf) -> dict[str, Any]:
+    if leaf.categories:
+        is_image = leaf.kind == "box"
+        return {
+            "name": leaf.name,
+            "as": "one-hot",
+            "categories": leaf.categories,
+            "start": leaf.start,
+            "axis": leaf.channel_axis if is_image else None,
+            "scale": one_hot_scale(leaf) if is_image else 1.0,
+        }
+    low, span = scaled_span(leaf)
+    return {"name": leaf.name, "as": "numbers", "low": low, "span": span}
+
+
+def _described_image(convolutions: Convolutions, arrays: dict[str, Array]) -> dict[str, Any]:
+    leaf, layers = convolutions.leaf, cast(list[nn.Conv2d], list(convolutions.layers))
+    for i, layer in enumerate(layers):
+        arrays[f"{leaf.name}/{i}/weight"] = layer.weight.detach().numpy().copy()
+        assert layer.bias is not None
+        arrays[f"{leaf.name}/{i}/bias"] = layer.bias.detach().numpy().copy()
+    assert leaf.low is not None and leaf.high is not None
+    return {
+        "name": leaf.name,
+        "as": "image",
+        "channels": "stack" if len(leaf.shape) == 3 and leaf.stack > 1 else "axis",
+        "axis": leaf.channel_axis,
+        "low": leaf.low,
+        "scale": 1.0 / (leaf.high - leaf.low),
+        "layers": [(layer.kernel_size[0], layer.stride[0], int(layer.padding[0])) for layer in layers],
+    }
+
+
+# -- README ------------------------------------------------------------------
+
+
+def _inputs(spec: EnvSpec) -> list[dict[str, Any]]:
+    return [{"name": leaf.name, "shape": leaf.shape, "dtype": leaf.dtype} for leaf in spec.obs.leaves]
+
+
+_USE = {
+    "onnx": """\
+    import onnxruntime
+    session = onnxruntime.InferenceSession("policy.onnx")
+    (actions,) = session.run(None, {{{inputs}}})
+""",
+    "torchscript": """\
+    import torch
+    policy = torch.jit.load("policy.pt")
+    actions = policy({tensors})
+""",
+    "numpy": """\
+    from policy import load          # policy.py needs numpy alone
+    policy = load()                  # policy.json and policy.npz beside it
+    actions = policy({names})
+""",
+}
+
+
+def _readme(spec: EnvSpec, format: str, title: str) -> str:
+    names = [leaf.name.replace(".", "_") for leaf in spec.obs.leaves]
+    inputs = ", ".join(f'"{leaf.name}": {name}' for leaf, name in zip(spec.obs.leaves, names, strict=True))
+    use = _USE[format].format(
+        inputs=inputs, names=", ".join(names), tensors=", ".join(f"torch.as_tensor({n})" for n in names)
+    )
+    lines = [f"# {title}", "", "A trained policy, with the preprocessing of its observations.", "", use]
+    lines += ["Each input is a batch of B observations, as the environment gives them:", ""]
+    lines += ["| input | shape | dtype | what it is |", "| --- | --- | --- | --- |"]
+    for leaf in spec.obs.leaves:
+        shape = ", ".join(map(str, ("B", *leaf.shape)))
+        lines.append(f"| `{leaf.name}` | ({shape}) | {leaf.dtype} | {_about(leaf, spec)} |")
+    lines += [
+        "",
+        _about_action(spec),
+        "",
+        "The actions are those of an evaluation: greedy, without exploration.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _about(leaf: ObsLeaf, spec: EnvSpec) -> str:
+    if leaf.name == spec.mask:
+        return "1 for an allowed action, 0 for another"
+    where = "the observation" if not leaf.path else f"its part {'.'.join(map(str, leaf.path))}"
+    kind = {"discrete": "an integer", "multi_discrete": "integers", "multi_binary": "zeros and ones"}
+    stacked = f"; the newest {leaf.stack} observations, the newest last" if leaf.stack > 1 else ""
+    return f"{where}: {kind.get(leaf.kind, 'numbers')}{stacked}"
+
+
+def _about_action(spec: EnvSpec) -> str:
+    action = spec.action
+    if action.kind == "discrete":
+        return f"The output `action` is (B,) int64, from {action.start} to {action.start + action.n - 1}."
+    shape = ", ".join(map(str, ("B", *action.shape)))
+    low, high = min(action.low), max(action.high)
+    return f"The output `action` is ({shape}) float32, within the bounds of the action space ({low:g} to {high:g})."

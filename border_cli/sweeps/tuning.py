@@ -1,0 +1,551 @@
+"""Tuning: trials of hyperparameters, chosen by Optuna and promoted by successive halving.
+
+With `pruner=halving` a trial runs to the first of several rungs and pauses there with a checkpoint. When its score is
+among the best `1 / reduction` of the trials that have reached the same rung, it is promoted: it continues from its
+checkpoint to the next rung, the last of which is the whole budget. Nothing waits for a rung to be full (ASHA, Li et al.,
+2020, "A System for Massively Parallel Hyperparameter Tuning"). At the end the best trials are judged on fresh seeds.
+
+For Optuna each rung that a trial reaches is a finished trial, pruned below the last rung: so the sampler learns from it
+at once. The study is in `study.log`, Optuna's journal; `tuning.json` has the trials with their jobs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from border_cli.config.resources import counts
+from border_cli.config.schema import TrainConfig
+from border_cli.core.errors import BorderError, UsageError
+from border_cli.core.progress import JobProgress
+from border_cli.display.format import counted, number
+from border_cli.recorders.jsonl import METRICS_FILE, read_jsonl
+from border_cli.runs.summary import read_json, write_json
+from border_cli.sweeps.jobs import DONE, FAILED, STOPPED, Job
+
+STUDY_FILE, TUNING_FILE = "study.log", "tuning.json"
+STUDY_NAME = "border-cli"
+SAMPLERS = ("tpe", "random", "gp", "cmaes")
+PRUNERS = ("halving", "median", "none")
+OBJECTIVES = ("best", "last", "area")
+FRESH_SEEDS = 1_000_000
+"""What is added to the seed of a run where the best trials are judged again."""
+_RUNNING, _PAUSED, _PRUNED, _DONE, _FAILED = "running", "paused", "pruned", "done", "failed"
+
+
+@dataclass(frozen=True)
+class TuningSettings:
+    """The keys of `hydra.sweeper`.
+
+    Attributes:
+        n_trials: configurations to try.
+        seeds: runs of each trial, with seeds from `seed` of the run on; scores are means over them.
+        objective: what is maximised: "best", the score of the best model; "last", the score of the last one; "area", the
+            mean height of the evaluation curve.
+        reduction, rungs: of successive halving: one of `reduction` trials is promoted, `rungs - 1` times at most.
+        top, top_seeds: this many trials are judged at the end, each by this many runs on fresh seeds.
+        seed: of the sampler.
+        space: file or agent whose default search space is used where no value was typed as one.
+    """
+
+    n_trials: int = 40
+    sampler: str = "tpe"
+    pruner: str = "halving"
+    seeds: int = 1
+    objective: str = "best"
+    reduction: int = 3
+    rungs: int = 3
+    top: int = 3
+    top_seeds: int = 5
+    seed: int = 0
+    space: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("sampler", SAMPLERS), ("pruner", PRUNERS), ("objective", OBJECTIVES)):
+            if getattr(self, name) not in allowed:
+                raise UsageError(
+                    f"hydra.sweeper.{name}={getattr(self, name)}: not allowed\nallowed: {', '.join(allowed)}"
+                )
+        for name, least in (
+            ("n_trials", 1),
+            ("seeds", 1),
+            ("reduction", 2),
+            ("rungs", 1),
+            ("top", 0),
+            ("top_seeds", 1),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < least:
+                raise UsageError(
+                    f"hydra.sweeper.{name}={value}: not allowed\nallowed: a whole number >= {least}"
+                )
+
+
+@dataclass
+class Trial:
+    """One configuration.
+
+    Attributes:
+        number: counted from 0. in_study: its number in the study, where each rung that it reaches has one.
+        params: value of each tuned key, as it is typed.
+        jobs: numbers of its runs.
+        rung: the one that its runs go to, or have reached. targets: opt step of each rung; None for the whole budget.
+        scores: at the rungs that it has reached.
+        reports: of median pruning: opt step → scores of the runs that have been evaluated there.
+    """
+
+    number: int
+    in_study: int
+    params: dict[str, str]
+    jobs: list[int] = field(default_factory=list)
+    targets: list[int | None] = field(default_factory=lambda: [None])
+    rung: int = 0
+    state: str = _RUNNING
+    scores: list[float] = field(default_factory=list)
+    reports: dict[int, dict[int, float]] = field(default_factory=dict)
+
+    @property
+    def target(self) -> int | None:
+        """The opt step whose evaluation ends the present rung; None for the end of the budget."""
+        return self.targets[self.rung]
+
+
+@dataclass
+class Judged:
+    """A trial on fresh seeds. scores: of its runs that have ended."""
+
+    trial: int
+    jobs: list[int]
+    scores: list[float] = field(default_factory=list)
+
+
+MakeJob = Callable[[Mapping[str, str], int, str], tuple[Job, TrainConfig]]
+"""(values of keys, what is added to the seed, label) → the job of such a run and its configuration."""
+
+
+def rungs_of(config: TrainConfig, settings: TuningSettings) -> list[int | None]:
+    """The opt step of each rung: a multiple of eval_interval, and None for the last, the end of the budget.
+
+    Raises UsageError for a run that has no rungs.
+    """
+    interval, whole = config.trainer.eval_interval, counts(config).opt_steps
+    if interval is None:
+        raise UsageError("tuning needs evaluations\nallowed: trainer.eval_interval=<opt steps>")
+    if settings.pruner != "halving":
+        return [None]
+    if whole is None:
+        raise UsageError(
+            "hydra.sweeper.pruner=halving divides a budget of opt steps, and this run has none\n"
+            "allowed: trainer.max_opts or trainer.max_env_steps with an opt_interval, or pruner=median"
+        )
+    shares = (settings.reduction**-k for k in range(settings.rungs - 1, 0, -1))
+    steps = {max(interval, round(whole * share / interval) * interval) for share in shares}
+    return [*sorted(step for step in steps if step < whole), None]
+
+
+class Tuner:
+    """The `JobSource` of a tuning sweep."""
+
+    def __init__(
+        self,
+        folder: Path,
+        settings: TuningSettings,
+        space: Mapping[str, Any],
+        make_job: MakeJob,
+        note: Callable[[str], None],
+    ) -> None:
+        self._path = folder / TUNING_FILE
+        self._settings = settings
+        self._space = dict(space)
+        self._make_job = make_job
+        self._note = note
+        self._optuna = import_optuna()
+        self._study = open_study(self._optuna, folder / STUDY_FILE, settings)
+        self.trials: list[Trial] = []
+        self.judged: list[Judged] = []
+        self._jobs: dict[int, Job] = {}
+        self._todo: deque[Job] = deque()
+        if self._path.exists():
+            self._continue()
+
+    # -- what the scheduler asks ---------------------------------------------
+
+    @property
+    def left(self) -> int:
+        return len(self._todo)
+
+    def next(self) -> Job | None:
+        while not self._todo:
+            if not (self._promote() or self._ask() or self._judge()):
+                return None
+        return self._todo.popleft()
+
+    def goes_on(self, job: Job, progress: JobProgress) -> bool:
+        trial = self._trial_of(job)
+        if trial is None or progress.last_at is None or progress.last is None:
+            return True
+        if trial.target is not None:
+            return progress.last_at < trial.target
+        if self._settings.pruner == "median" and trial.state == _RUNNING:
+            self._report(trial, job, progress.last_at, progress.last)
+        return trial.state != _PRUNED
+
+    def ended(self, job: Job) -> None:
+        trial = self._trial_of(job)
+        if trial is None:
+            self._ended_judging(job)
+        elif job.state == FAILED:
+            self._fail(trial)
+        elif trial.state == _RUNNING and all(self._has_arrived(trial, one) for one in trial.jobs):
+            self._arrived(trial)
+        elif trial.state == _PRUNED and all(self._jobs[one].state in (DONE, STOPPED) for one in trial.jobs):
+            self._tell(trial, "PRUNED", self._score(trial))
+        self._save()
+
+    def pause_at(self, job: Job) -> int | None:
+        """The opt step after whose evaluation this job pauses; None if it runs to the end."""
+        trial = self._trial_of(job)
+        return None if trial is None else trial.target
+
+    # -- trials --------------------------------------------------------------
+
+    def _ask(self) -> bool:
+        """Begin another trial, if there are any left."""
+        if len(self.trials) >= self._settings.n_trials:
+            return False
+        with quiet_optuna():
+            asked = self._study.ask(self._space)
+        params = {key: _typed(value) for key, value in asked.params.items()}
+        trial = Trial(len(self.trials), asked.number, params)
+        self.trials.append(trial)
+        try:
+            self._add_jobs(trial)
+        except BorderError as e:
+            self._note(f"trial {trial.number}: error: {str(e).splitlines()[0]}")
+            self._fail(trial)
+        self._save()
+        return True
+
+    def _add_jobs(self, trial: Trial) -> None:
+        for i in range(self._settings.seeds):
+            job, config = self._make_job(trial.params, i, f"trial {trial.number}")
+            trial.targets = rungs_of(config, self._settings)
+            trial.jobs.append(job.number)
+            self._jobs[job.number] = job
+            self._todo.append(job)
+
+    def _promote(self) -> bool:
+        """Let a paused trial continue to its next rung, if it is among the best of its rung."""
+        for rung in range(self._settings.rungs - 2, -1, -1):
+            reached = [one for one in self.trials if len(one.scores) > rung]
+            best = sorted(reached, key=lambda one: -one.scores[rung])[
+                : len(reached) // self._settings.reduction
+            ]
+            for trial in best:
+                if trial.state == _PAUSED and trial.rung == rung:
+                    trial.rung, trial.state = rung + 1, _RUNNING
+                    self._todo.extend(self._jobs[number] for number in trial.jobs)
+                    self._save()
+                    return True
+        return False
+
+    def _has_arrived(self, trial: Trial, number: int) -> bool:
+        job = self._jobs[number]
+        if job.state == DONE:
+            return True
+        evaluations = evaluations_of(job)
+        return trial.target is not None and bool(evaluations) and evaluations[-1][0] >= trial.target
+
+    def _arrived(self, trial: Trial) -> None:
+        """All runs of a trial are at their rung."""
+        is_last = trial.target is None
+        trial.scores.append(self._score(trial))
+        trial.state = _DONE if is_last else _PAUSED
+        self._tell(trial, "COMPLETE" if is_last else "PRUNED", trial.scores[-1])
+
+    def _score(self, trial: Trial) -> float:
+        found = [
+            objective(self._jobs[number], self._settings.objective, trial.target) for number in trial.jobs
+        ]
+        return float(np.mean(found))
+
+    def _tell(self, trial: Trial, state: str, score: float) -> None:
+        """Have the study know a score; the rungs after the first are trials of their own there."""
+        states, create = self._optuna.trial.TrialState, self._optuna.trial.create_trial
+        asked = self._study.trials[trial.in_study]
+        steps = [step if step is not None else -1 for step in trial.targets[: len(trial.scores)]]
+        if not asked.state.is_finished() and trial.rung == 0:
+            if state == "PRUNED" and steps:  # the median's trials have reported their steps already
+                self._handle(trial).report(score, steps[-1])
+            self._study.tell(trial.in_study, score if state == "COMPLETE" else None, states[state])
+            return
+        key = {"trial": trial.number, "rung": trial.rung}
+        if any(one.user_attrs == key for one in self._study.trials):
+            return
+        reported = {step: value for step, value in zip(steps, trial.scores, strict=True) if step >= 0}
+        self._study.add_trial(
+            create(
+                state=states[state],
+                value=score if state == "COMPLETE" else None,
+                params=asked.params,
+                distributions=asked.distributions,
+                intermediate_values=reported,
+                user_attrs=key,
+            )
+        )
+
+    def _handle(self, trial: Trial) -> Any:
+        """Optuna's object for a trial that it was asked for in this launch or an earlier one."""
+        return self._optuna.trial.Trial(self._study, self._study.trials[trial.in_study]._trial_id)
+
+    def _report(self, trial: Trial, job: Job, step: int, score: float) -> None:
+        """Report a step once all runs have been evaluated there, and prune the trial if Optuna's pruner says so."""
+        at = trial.reports.setdefault(step, {})
+        if job.number in at:
+            return
+        at[job.number] = score
+        if len(at) == len(trial.jobs):
+            handle = self._handle(trial)
+            handle.report(float(np.mean(list(at.values()))), step)
+            if handle.should_prune():
+                trial.state = _PRUNED
+
+    def _fail(self, trial: Trial) -> None:
+        if trial.state == _FAILED:
+            return
+        trial.state = _FAILED
+        self._todo = deque(job for job in self._todo if job.number not in trial.jobs)
+        if not self._study.trials[trial.in_study].state.is_finished():
+            self._study.tell(trial.in_study, state=self._optuna.trial.TrialState.FAIL)
+
+    def _trial_of(self, job: Job) -> Trial | None:
+        """The trial of a job; None for one that judges a trial."""
+        return next((trial for trial in self.trials if job.number in trial.jobs), None)
+
+    # -- judging -------------------------------------------------------------
+
+    @property
+    def ranking(self) -> list[Trial]:
+        """The trials with a score, those that have come furthest first, and the best first among them."""
+        return sorted(
+            (one for one in self.trials if one.scores), key=lambda one: (-len(one.scores), -one.scores[-1])
+        )
+
+    def _judge(self) -> bool:
+        """Begin to judge the best trials, once all trials have ended."""
+        if self.judged or any(trial.state == _RUNNING for trial in self.trials):
+            return False
+        for trial in self.ranking[: self._settings.top]:
+            judged = Judged(trial.number, [])
+            for i in range(self._settings.top_seeds):
+                job, _ = self._make_job(trial.params, FRESH_SEEDS + i, f"judging trial {trial.number}")
+                judged.jobs.append(job.number)
+                self._jobs[job.number] = job
+                self._todo.append(job)
+            self.judged.append(judged)
+        self._save()
+        return bool(self._todo)
+
+    def _ended_judging(self, job: Job) -> None:
+        for judged in self.judged:
+            if job.number in judged.jobs and job.state == DONE:
+                judged.scores.append(objective(job, self._settings.objective, None))
+
+    @property
+    def winner(self) -> Trial | None:
+        """The trial with the best mean on fresh seeds, or without any, the best trial; None without a score."""
+        scored = [one for one in self.judged if one.scores]
+        if not scored:
+            return next(iter(self.ranking), None)
+        number = max(scored, key=lambda one: np.mean(one.scores)).trial
+        return next(trial for trial in self.trials if trial.number == number)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all trials have ended, and the best of them are judged."""
+        asked = len(self.trials) >= self._settings.n_trials and all(
+            one.state != _RUNNING for one in self.trials
+        )
+        return asked and not self._todo and (bool(self.judged) or not self._settings.top or not self.ranking)
+
+    @property
+    def expect(self) -> str:
+        """What a run of the winner should reach, for its preset."""
+        winner = self.winner
+        fresh = [
+            one.scores
+            for one in self.judged
+            if winner is not None and one.trial == winner.number and one.scores
+        ]
+        kind = {"best": "of the best model", "last": "of the last model", "area": "over the evaluation curve"}
+        if fresh:
+            runs = f"{counted(len(fresh[0]), 'fresh seed')}"
+            return (
+                f"mean return {kind[self._settings.objective]} of {number(float(np.mean(fresh[0])))}, {runs}"
+            )
+        return (
+            f"mean return {kind[self._settings.objective]} of {number(winner.scores[-1])}" if winner else ""
+        )
+
+    @property
+    def opt_steps(self) -> tuple[int, int]:
+        """Opt steps that the trials have done, and those that they would have done if each promotion had started over."""
+        done = [
+            [(self._jobs[n].summary.get("counters") or {}).get("opt_steps") or 0 for n in one.jobs]
+            for one in self.trials
+        ]
+        anew = [
+            sum(steps) + len(steps) * sum(step or 0 for step in trial.targets[: trial.rung])
+            for trial, steps in zip(self.trials, done, strict=True)
+        ]
+        return sum(map(sum, done)), sum(anew)
+
+    # -- continuing ----------------------------------------------------------
+
+    def _save(self) -> None:
+        write_json(
+            self._path,
+            {
+                "settings": asdict(self._settings),
+                "trials": [asdict(one) | {"reports": {}} for one in self.trials],
+                "judged": [asdict(one) for one in self.judged],
+            },
+        )
+
+    def _continue(self) -> None:
+        """Take up the trials of earlier launches: those that run are queued again, with the same jobs."""
+        try:
+            data = read_json(self._path)
+            self.trials = [Trial(**entry) for entry in data["trials"]]
+            self.judged = [Judged(**entry) for entry in data["judged"]]
+        except (OSError, ValueError, KeyError, TypeError) as e:
+            raise UsageError(f"{self._path} cannot be read: {type(e).__name__}: {e}") from e
+        for trial in self.trials:
+            self._take_up(trial)
+        for judged in self.judged:
+            self._take_up_judging(judged)
+        known = {trial.in_study for trial in self.trials}
+        for asked in self._study.trials:  # asked for, and killed before its jobs were written down
+            if asked.state.name == "RUNNING" and asked.number not in known:
+                self._study.tell(asked.number, state=self._optuna.trial.TrialState.FAIL)
+        self._save()
+
+    def _take_up(self, trial: Trial) -> None:
+        for i in range(len(trial.jobs)):
+            job, _ = self._make_job(trial.params, i, f"trial {trial.number}")
+            self._jobs[job.number] = job
+        if trial.state != _RUNNING:
+            return
+        jobs = [self._jobs[number] for number in trial.jobs]
+        left = [job for job in jobs if not self._has_arrived(trial, job.number)]
+        if any(job.state == FAILED for job in jobs):
+            self._fail(trial)
+        elif left:
+            self._todo.extend(left)
+        else:
+            self._arrived(trial)
+
+    def _take_up_judging(self, judged: Judged) -> None:
+        params, judged.scores = next(one.params for one in self.trials if one.number == judged.trial), []
+        for i in range(len(judged.jobs)):
+            job, _ = self._make_job(params, FRESH_SEEDS + i, f"judging trial {judged.trial}")
+            self._jobs[job.number] = job
+            if job.state == DONE:
+                self._ended_judging(job)
+            elif job.state != FAILED:
+                self._todo.append(job)
+
+
+def _typed(value: Any) -> str:
+    """A value as it is typed, with four significant digits: more say nothing."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def evaluations_of(job: Job) -> list[tuple[int, float]]:
+    """(opt step, mean return) of each regular evaluation of a run, in order."""
+    path = job.run_dir / METRICS_FILE
+    records = read_jsonl(path) if path.exists() else []
+    found = {
+        one["opt_steps"]: one["eval/return_mean"]
+        for one in records
+        if one.get("eval/return_mean") is not None
+    }
+    return sorted(found.items())
+
+
+def objective(job: Job, kind: str, until: int | None) -> float:
+    """What is maximised, of one run. until: the opt step up to which evaluations count; None for all.
+
+    "best" is the confirmed score of the best model so far, with `until` among those found until the run has paused.
+    """
+    evaluations = [one for one in evaluations_of(job) if until is None or one[0] <= until]
+    if not evaluations:
+        raise BorderError(f"job {job.number} has no evaluation")
+    if kind == "best" and job.best is not None:
+        return job.best
+    steps, means = np.array(evaluations, np.float64).T
+    if kind == "last" or len(means) == 1:
+        return float(means[-1])
+    if kind == "best":
+        return float(means.max())
+    return float(np.trapezoid(means, steps) / (steps[-1] - steps[0]))
+
+
+def import_optuna() -> Any:
+    """The package. Raises UsageError where it is not installed."""
+    try:
+        optuna: Any = importlib.import_module("optuna")
+    except ModuleNotFoundError as e:
+        raise UsageError(
+            f"hydra/sweeper=border_optuna: the package {e.name} is not installed\nallowed: pip install 'border-cli[tune]'"
+        ) from e
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna
+
+
+class quiet_optuna(warnings.catch_warnings):
+    """Without the warnings of Optuna about experimental arguments."""
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        warnings.simplefilter("ignore")
+
+
+def open_study(optuna: Any, path: Path, settings: TuningSettings) -> Any:
+    """The study in the folder of a sweep, a new one or that of earlier launches."""
+    backend: Any = importlib.import_module("optuna.storages.journal")
+    storage = optuna.storages.JournalStorage(backend.JournalFileBackend(str(path)))
+    existing = [one.study_name for one in optuna.get_all_study_summaries(storage)]
+    n_before = len(optuna.load_study(study_name=STUDY_NAME, storage=storage).trials) if existing else 0
+    seed = settings.seed + n_before  # a launch that continues must not draw the same values again
+    samplers = optuna.samplers
+    with quiet_optuna():
+        make: dict[str, Callable[[], Any]] = {
+            "tpe": lambda: samplers.TPESampler(multivariate=True, constant_liar=True, seed=seed),
+            "random": lambda: samplers.RandomSampler(seed=seed),
+            "gp": lambda: samplers.GPSampler(seed=seed),
+            "cmaes": lambda: samplers.CmaEsSampler(seed=seed),
+        }
+        try:
+            sampler = make[settings.sampler]()
+        except ImportError as e:
+            raise UsageError(
+                f"hydra.sweeper.sampler={settings.sampler}: {str(e).splitlines()[0]}\n"
+                "allowed: pip install 'border-cli[tune]'"
+            ) from e
+        median = optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=0)
+        return optuna.create_study(
+            study_name=STUDY_NAME,
+            storage=storage,
+            direction="maximize",
+            sampler=sampler,
+            pruner=median if settings.pruner == "median" else optuna.pruners.NopPruner(),
+            load_if_exists=True,
+        )

@@ -1,0 +1,31 @@
+"""ONNX files, run by onnxruntime, act as border-cli's own policies on 1,000 observations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from border_cli.export.write import write_policy
+from tests.exported import OBSERVATIONS, VARIANTS, assert_same, observations, spec_of, various
+
+onnxruntime = pytest.importorskip("onnxruntime")
+CASES = [
+    (agent, name)
+    for agent in VARIANTS
+    for name in OBSERVATIONS
+    if name != "mask" or agent not in ("sac", "td3", "tqc")
+]
+
+
+@pytest.mark.parametrize(("agent", "name"), CASES)
+def test_onnx_policies_act_as_ours(tmp_path: Path, agent: str, name: str) -> None:
+    spec = spec_of(name, agent)
+    given, stored = observations(name, spec)
+    policy, own = various(agent, spec, stored)
+    write_policy(policy, spec, tmp_path, "onnx", "title")
+    session = onnxruntime.InferenceSession(str(tmp_path / "policy.onnx"))
+    inputs = {leaf.name: rows.astype(leaf.dtype) for leaf, rows in zip(spec.obs.leaves, given, strict=True)}
+    used = {one.name for one in session.get_inputs()}
+    (actions,) = session.run(None, {key: rows for key, rows in inputs.items() if key in used})
+    assert_same(spec, actions, own)

@@ -1,0 +1,316 @@
+"""Tuning: promotions by hand over made-up curves, a real study that is killed and continues, and its journal."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from wsgiref.util import setup_testing_defaults
+
+import pytest
+
+from border_cli.cli.overrides import parse_overrides
+from border_cli.cli.space import default_space, read_space
+from border_cli.cli.train import main
+from border_cli.config.convert import load
+from border_cli.config.schema import TrainConfig
+from border_cli.core.errors import UsageError
+from border_cli.core.progress import JobProgress
+from border_cli.sweeps.jobs import Job
+from border_cli.sweeps.tuning import Tuner, TuningSettings, evaluations_of, objective
+from tests.faults.commands import Command
+from tests.faults.processes import wait_until
+from tests.real_runs import Run, tiny
+
+optuna = pytest.importorskip("optuna")
+
+CURVE = [1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0]
+"""What a run with quality 1 reaches in its evaluations after 10, 20 … 90 opt steps."""
+
+
+class Jobs:
+    """Makes jobs, and runs them by writing the files of a run. The score of a job is its parameter x times CURVE."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.made: dict[tuple[str, int], Job] = {}
+        self.opt_steps: list[tuple[int, int]] = []  # job, opt steps that this piece did
+        self.config = TrainConfig()
+        self.config.trainer.eval_interval = 10
+        self.config.trainer.max_opts, self.config.trainer.max_env_steps = 90, None
+
+    def make(self, params: Mapping[str, str], more_seed: int, label: str) -> tuple[Job, TrainConfig]:
+        key = params["x"], more_seed
+        if key not in self.made:
+            self.made[key] = Job(
+                len(self.made), (f"x={key[0]}", f"seed={more_seed}"), self.folder / str(len(self.made))
+            )
+        self.made[key].refresh()
+        return self.made[key], self.config
+
+    def run(self, job: Job, until: int | None) -> None:
+        """Run to the evaluation at this opt step, or to the end of the budget."""
+        x, before = float(job.overrides[0][2:]), len(evaluations_of(job))
+        n = len(CURVE) if until is None else until // 10
+        job.run_dir.mkdir(exist_ok=True)
+        (job.run_dir / "config.yaml").write_text("{}\n")
+        with (job.run_dir / "metrics.jsonl").open("a") as file:
+            for i in range(before, n):
+                file.write(json.dumps({"opt_steps": 10 * (i + 1), "eval/return_mean": x * CURVE[i]}) + "\n")
+        status = "done" if until is None else "stopped"
+        score = {"mean": x * CURVE[n - 1]}
+        summary = {
+            "status": status,
+            "best_score": score,
+            "last_score": score,
+            "counters": {"opt_steps": 10 * n},
+        }
+        (job.run_dir / "summary.json").write_text(json.dumps(summary))
+        self.opt_steps.append((job.number, 10 * (n - before)))
+        job.refresh()
+
+
+def tuner_of(jobs: Jobs, **settings: Any) -> Tuner:
+    """A tuner whose first trials are 0.9, 0.8 … 0.1."""
+    space, notes = {"x": optuna.distributions.FloatDistribution(0.0, 1.0)}, list[str]()
+    checked = TuningSettings(**{"sampler": "random", **settings})
+    tuner = Tuner(jobs.folder, checked, space, jobs.make, notes.append)
+    if not tuner._study.trials:
+        for n in range(9, 0, -1):
+            tuner._study.enqueue_trial({"x": n / 10})
+    return tuner
+
+
+def run_all(tuner: Tuner, jobs: Jobs, most: int = 1000) -> None:
+    """One job after the other."""
+    for _ in range(most):
+        job = tuner.next()
+        if job is None:
+            return
+        jobs.run(job, tuner.pause_at(job))
+        tuner.ended(job)
+
+
+def test_one_of_three_trials_is_promoted_twice_and_continues_where_it_paused(tmp_path: Path) -> None:
+    """Rungs at 10, 30, 90 opt steps: 0.9 is promoted when 0.7 has come, 0.8 with 0.4, and 0.7 with 0.1; then 0.9 again."""
+    jobs = Jobs(tmp_path)
+    tuner = tuner_of(jobs, n_trials=9, top=0)
+    run_all(tuner, jobs)
+    reached = sorted(len(trial.scores) for trial in tuner.trials)
+    assert reached == [1] * 6 + [2] * 2 + [3]
+    best, x = tuner.trials[0], 0.9
+    assert (tuner.winner, best.params, best.state, len(best.scores)) == (best, {"x": "0.9"}, "done", 3)
+    assert best.scores == pytest.approx([x * 1.0, x * 2.0, x * 5.0])
+    assert [steps for number, steps in jobs.opt_steps if number == best.jobs[0]] == [10, 20, 60]
+    # 6·10 + 2·30 + 90 opt steps, and had each promotion started over, 2·10 + (10 + 30) more
+    assert tuner.opt_steps == (210, 270)
+    assert tuner.has_ended
+    states = [trial.state.name for trial in tuner._study.trials]
+    assert states.count("COMPLETE") == 1
+    assert states.count("PRUNED") == len(states) - 1 == 9 + 3
+    complete = tuner._study.best_trial
+    assert complete.value == pytest.approx(x * 5.0)
+    assert complete.intermediate_values == pytest.approx({10: x * 1.0, 30: x * 2.0})
+
+
+def test_a_tuning_that_stops_anywhere_continues_with_the_same_trials(tmp_path: Path) -> None:
+    jobs = Jobs(tmp_path)
+    for most in (1, 2, 3, 2, 1, 1000):
+        tuner = tuner_of(jobs, n_trials=9, top=1, top_seeds=2)
+        run_all(tuner, jobs, most)
+    assert [len(trial.jobs) for trial in tuner.trials] == [1] * 9
+    assert sorted(len(trial.scores) for trial in tuner.trials) == [1] * 6 + [2] * 2 + [3]
+    assert len(tuner._study.trials) == 9 + 3 + 1
+    assert [len(judged.scores) for judged in tuner.judged] == [2]
+    done: dict[int, int] = {}
+    for number, steps in jobs.opt_steps:
+        done[number] = done.get(number, 0) + steps
+    assert max(done.values()) == 90  # nothing was done twice
+
+
+def test_a_job_that_was_killed_after_it_had_begun_is_queued_again(tmp_path: Path) -> None:
+    jobs = Jobs(tmp_path)
+    job = tuner_of(jobs, n_trials=2, seeds=2).next()
+    assert job is not None  # killed before it has done anything
+    tuner = tuner_of(jobs, n_trials=2, seeds=2)
+    assert tuner.left == 2
+    run_all(tuner, jobs)
+    assert [trial.state for trial in tuner.trials].count("running") == 0
+
+
+def test_the_median_stops_bad_trials_and_they_keep_a_checkpoint(tmp_path: Path) -> None:
+    jobs = Jobs(tmp_path)
+    tuner = tuner_of(jobs, n_trials=12, pruner="median", top=0)
+    pruned = []
+    while (job := tuner.next()) is not None:
+        assert tuner.pause_at(job) is None
+        x, n = float(job.overrides[0][2:]), 0
+        goes_on = True
+        while goes_on and n < len(CURVE):
+            n += 1
+            goes_on = tuner.goes_on(job, JobProgress("training", last=x * CURVE[n - 1], last_at=10 * n))
+        jobs.run(job, None if goes_on else 10 * n)
+        if not goes_on:
+            pruned.append(x)
+        tuner.ended(job)
+    whole = [float(trial.params["x"]) for trial in tuner.trials if trial.state == "done"]
+    assert pruned and max(pruned) < max(whole)
+    states = [trial.state.name for trial in tuner._study.trials]
+    assert (states.count("PRUNED"), states.count("COMPLETE")) == (len(pruned), len(whole))
+
+
+def test_a_failed_job_fails_its_trial_alone(tmp_path: Path) -> None:
+    jobs = Jobs(tmp_path)
+    tuner = tuner_of(jobs, n_trials=2, seeds=2, pruner="none", top=0)
+    job = tuner.next()
+    assert job is not None
+    job.state = "failed"
+    tuner.ended(job)
+    run_all(tuner, jobs)
+    assert [trial.state for trial in tuner.trials] == ["failed", "done"]
+    assert [trial.state.name for trial in tuner._study.trials[:2]] == ["FAIL", "COMPLETE"]
+
+
+def test_objectives_by_hand(tmp_path: Path) -> None:
+    jobs = Jobs(tmp_path)
+    job, _ = jobs.make({"x": "1"}, 0, "")
+    jobs.run(job, 30)  # evaluations of 1, 1.5 and 2 after 10, 20 and 30 opt steps
+    assert objective(job, "last", None) == 2.0
+    assert objective(job, "last", 20) == 1.5
+    assert objective(job, "area", None) == 1.5  # (1.25·10 + 1.75·10) / 20
+    assert objective(job, "best", None) == 2.0
+
+
+def test_search_spaces_in_words_of_hydra() -> None:
+    words = [
+        "agent=dqn",
+        "++agent.lr=tag(log,interval(1e-4,3e-3))",
+        "++agent.batch_size=choice(32,64)",
+        "++agent.hidden=choice([64,64],[128])",
+        "++buffer.n_step=range(1,6,2)",
+        "++agent.target_interval=int(interval(1,9))",
+        "++seed=5",
+    ]
+    space = read_space(words, {"agent.gamma": "choice(0.9,0.99)"}, optuna)
+    d = optuna.distributions
+    assert space.distributions == {
+        "agent.lr": d.FloatDistribution(1e-4, 3e-3, log=True),
+        "agent.batch_size": d.CategoricalDistribution(["32", "64"]),
+        "agent.hidden": d.CategoricalDistribution(["[64,64]", "[128]"]),
+        "buffer.n_step": d.IntDistribution(1, 5, step=2),
+        "agent.target_interval": d.IntDistribution(1, 9),
+    }
+    assert space.overrides({"agent.lr": "0.001"}, 2) == ["agent=dqn", "++agent.lr=0.001", "++seed=7"]
+    own = read_space(
+        ["agent=dqn", "++agent.lr=0.5"],
+        {"agent.lr": "choice(1,2)", "agent.gamma": "choice(0.9,0.99)"},
+        optuna,
+    )
+    assert list(own.distributions) == ["agent.gamma"]
+    with pytest.raises(UsageError, match=r"hydra\.sweeper\.seeds"):
+        read_space(["++seed=1,2", *words[1:-1]], {}, optuna)
+
+
+@pytest.mark.parametrize("agent", ["dqn", "sac"])
+def test_default_spaces_are_search_spaces_of_keys_that_there_are(agent: str) -> None:
+    space = default_space(agent, agent)
+    assert read_space([f"agent={agent}"], space, optuna).distributions
+    assert all(parse_overrides([f"{key}={value}"]) for key, value in space.items())
+    with pytest.raises(UsageError, match="nearest: dqn"):
+        default_space("dqnn", agent)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("sampler", "tpee"), ("pruner", "x"), ("objective", "y"), ("n_trials", 0)]
+)
+def test_settings_out_of_range_are_named(name: str, value: Any) -> None:
+    with pytest.raises(UsageError, match=rf"hydra\.sweeper\.{name}="):
+        TuningSettings(**{name: value})
+
+
+# -- with real runs -----------------------------------------------------------
+
+TUNED = (
+    "hydra/sweeper=border_optuna",
+    "agent.lr=tag(log,interval(1e-4,1e-2))",
+    "hydra.sweeper.n_trials=4",
+    "hydra.sweeper.rungs=2",
+    "hydra.sweeper.top=1",
+    "hydra.sweeper.top_seeds=2",
+    "trainer=sync",
+    "trainer.max_opts=60",
+    "trainer.eval_interval=10",
+    "trainer.save_interval=null",
+)
+
+
+def test_a_killed_tuning_continues_and_the_winner_is_a_preset(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = tiny(*TUNED, "sweep.slots=1", "recorder.console=plain")
+    with Command(workplace, "-m", *words) as command:
+        wait_until(lambda: len(list(workplace.glob("runs/sweeps/*/*/*/summary.json"))) >= 2, "two runs")
+        command.send(signal.SIGKILL)
+        assert command.end() == 137
+    assert main(["-m", *words]) == 0
+    (sweep,) = workplace.glob("runs/sweeps/*/*")
+    tuning = json.loads((sweep / "tuning.json").read_text())
+    assert len(tuning["trials"]) == 4
+    assert {trial["state"] for trial in tuning["trials"]} == {"paused", "done"}
+    paused = next(trial for trial in tuning["trials"] if trial["state"] == "paused")
+    run = Run(sweep / f"{paused['jobs'][0]}_dqn_cartpole")
+    assert (run.summary["status"], run.checkpoints) == ("stopped", ["step-000000020"])
+    done = next(trial for trial in tuning["trials"] if trial["state"] == "done")
+    whole = Run(sweep / f"{done['jobs'][0]}_dqn_cartpole")
+    assert (whole.counts[0], whole.steps("eval/return_mean")) == (60, [10, 20, 30, 40, 50, 60])
+    assert len(whole.json("provenance.json")["launches"]) >= 2  # paused, and continued
+    preset = load(sweep / "best_cartpole.yaml")
+    assert preset["agent"]["lr"] == float(done["params"]["agent.lr"])
+    out = capsys.readouterr().out
+    assert "of the" in out and "had each promotion started over" in out
+
+    study = optuna.load_study(
+        study_name="border-cli",
+        storage=optuna.storages.JournalStorage(
+            optuna.storages.journal.JournalFileBackend(str(sweep / "study.log"))
+        ),
+    )
+    assert study.best_trial.params["agent.lr"] == pytest.approx(float(done["params"]["agent.lr"]), rel=1e-3)
+
+
+def test_optuna_dashboard_reads_the_journal(tmp_path: Path) -> None:
+    dashboard = pytest.importorskip("optuna_dashboard")
+    jobs = Jobs(tmp_path)
+    run_all(tuner_of(jobs, n_trials=3, top=0), jobs)
+    storage = optuna.storages.JournalStorage(
+        optuna.storages.journal.JournalFileBackend(str(tmp_path / "study.log"))
+    )
+    app = dashboard.wsgi(storage)
+    answer: dict[str, Any] = {}
+    environ: dict[str, Any] = {"PATH_INFO": "/api/studies"}
+    setup_testing_defaults(environ)
+    body = b"".join(app(environ, lambda status, headers, error=None: answer.update(status=status)))
+    assert answer["status"].startswith("200")
+    assert json.loads(body)["study_summaries"][0]["study_name"] == "border-cli"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["seed=1,2", "agent.lr=interval(0.1,0.2)"], "hydra.sweeper.seeds"),
+        (["hydra.sweeper.sampler=tp"], "allowed: tpe, random, gp, cmaes"),
+        (["agent.lr=interval(0.1,0.2)", "trainer.eval_interval=null"], "tuning needs evaluations"),
+        (["hydra.sweeper.space=nowhere"], "there is no 'nowhere'"),
+        (["agent.lr=0.1", "agent.lrr=interval(0.1,0.2)"], "agent.lrr: there is no such key"),
+    ],
+)
+def test_mistakes_are_named_before_there_is_a_folder(
+    workplace: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    assert main(["-m", "hydra/sweeper=border_optuna", *words]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.splitlines()) <= 3
+    assert not (workplace / "runs").exists()

@@ -1,0 +1,87 @@
+"""Exported policies act as border-cli's own on 1,000 observations, for every agent and kind of space."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from border_cli.core.errors import UsageError
+from border_cli.export import numpy_policy
+from border_cli.export.write import write_policy
+from tests.exported import (
+    OBSERVATIONS,
+    VARIANTS,
+    assert_same,
+    observations,
+    own_actions,
+    policy_of,
+    spec_of,
+    various,
+)
+from tests.fakes import NumpyPolicy
+
+CASES = [
+    (agent, name)
+    for agent in VARIANTS
+    for name in OBSERVATIONS
+    if name != "mask" or agent not in ("sac", "td3", "tqc")
+]
+
+
+@pytest.mark.parametrize(("agent", "name"), CASES)
+def test_numpy_and_torchscript_policies_act_as_ours(tmp_path: Path, agent: str, name: str) -> None:
+    spec = spec_of(name, agent)
+    given, stored = observations(name, spec)
+    policy, own = various(agent, spec, stored)
+    write_policy(policy, spec, tmp_path / "numpy", "numpy", "title")
+    assert_same(spec, numpy_policy.load(tmp_path / "numpy")(*given), own)
+    write_policy(policy, spec, tmp_path / "script", "torchscript", "title")
+    with pytest.warns(DeprecationWarning, match="torch.jit.load"):
+        script = torch.jit.load(str(tmp_path / "script" / "policy.pt"))
+    tensors = [
+        torch.from_numpy(rows.astype(leaf.dtype)) for leaf, rows in zip(spec.obs.leaves, given, strict=True)
+    ]
+    assert_same(spec, script(*tensors).numpy(), own)
+
+
+def test_the_copied_policy_needs_neither_torch_nor_border_cli(tmp_path: Path) -> None:
+    spec = spec_of("dict", "iqn")
+    policy = policy_of("iqn", spec)
+    given, stored = observations("dict", spec)
+    write_policy(policy, spec, tmp_path, "numpy", "title")
+    np.savez(tmp_path / "given.npz", *given)
+    (tmp_path / "use.py").write_text(
+        "import sys\n"
+        "for name in ('torch', 'border_cli', 'gymnasium'):\n"
+        "    sys.modules[name] = None\n"  # importing it raises
+        "import numpy as np\n"
+        "from policy import load\n"
+        "np.save('actions.npy', load()(*np.load('given.npz').values()))\n"
+    )
+    subprocess.run([sys.executable, "use.py"], cwd=tmp_path, check=True)
+    assert_same(spec, np.load(tmp_path / "actions.npy"), own_actions(policy, spec, stored))
+
+
+def test_the_readme_has_every_input_and_the_output(tmp_path: Path) -> None:
+    spec = spec_of("dict", "sac")
+    files = write_policy(policy_of("sac", spec), spec, tmp_path, "numpy", "sac on Car-v0")
+    assert sorted(files) == sorted(path for path in tmp_path.iterdir())
+    page = (tmp_path / "README.md").read_text()
+    assert page.startswith("# sac on Car-v0\n")
+    for line in (
+        "| `obs.gear` | (B) | int64 | its part gear: an integer |",
+        "| `obs.view` | (B, 6, 6, 2) | float32 | its part view: numbers |",
+        "actions = policy(obs_gear, obs_speed, obs_view)",
+        "(B, 3) float32, within the bounds of the action space (-1 to 3)",
+    ):
+        assert line in page
+
+
+def test_an_agent_without_a_function_of_tensors_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be exported"):
+        write_policy(NumpyPolicy(), spec_of("vector", "dqn"), tmp_path, "numpy", "title")  # type: ignore[arg-type]
