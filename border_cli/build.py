@@ -6,6 +6,7 @@ import inspect
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing as closing_at_end
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -47,7 +48,7 @@ from border_cli.core.protocols import (
 )
 from border_cli.core.spaces import EnvSpec
 from border_cli.core.state import State, check_like
-from border_cli.core.types import Column, item_columns
+from border_cli.core.types import Column, ModelInfo, item_columns
 from border_cli.display.views import PlainView, ScreenView, SilentView
 from border_cli.envs.group import GymEnv, ReplayedEnv, try_env
 from border_cli.recorders import NullRecorder, RecorderGroup, TolerantRecorder
@@ -63,6 +64,7 @@ from border_cli.runtime.signals import StopFlag
 from border_cli.runtime.supervised import Factory
 from border_cli.training.evaluation import EvalSeeds
 from border_cli.training.evaluators import EpisodeRunner, EvaluatorSpec, InlineEvaluator, ProcessEvaluator
+from border_cli.training.films import Films
 from border_cli.training.loop import AsyncTrainer, LockstepTrainer, SyncTrainer, TrainingLoop
 from border_cli.training.metrics import Telemetry
 from border_cli.training.ratio_limiter import RatioLimiter
@@ -125,6 +127,9 @@ def make_loop(
     remote = _make_remote(c, observer.run_dir)
     recorder = _make_recorder([*files, *remote], view, user.recorder)
     closing.append(recorder.close)
+    films = _make_films(c, spec, observer.run_dir, [*files, *remote])
+    if films is not None:
+        closing.append(films.close)
     agent = make_agent(c, spec)
     if c.init_from is not None and resumed.state is None and (missing := init_weights(agent, c)):
         _logger.warning("init_from: best/ has the policy alone; %s start new", " and ".join(missing))
@@ -172,6 +177,7 @@ def make_loop(
         should_stop=stop,
         batch_size=c.agent.batch_size,
         save_request=stop.take_save_request,
+        films=films,
     )
     if c.trainer.lockstep:
         return LockstepTrainer(c.trainer, parts)
@@ -365,6 +371,27 @@ def remote_recorder(kind: str, config: TrainConfig, folder: Path) -> Any:
     return make_tracker(
         kind, RunInfo(run_id, folder.name, group, config.recorder.project, values, folder), config.recorder
     )
+
+
+def _make_films(c: TrainConfig, spec: EnvSpec, folder: Path, recorders: Sequence[Recorder]) -> Films | None:
+    if c.evaluator.video_interval is None:
+        return None
+    sinks = [one for one in recorders if isinstance(one, TolerantRecorder | RemoteRecorder)]
+    return Films(c.evaluator.video_interval, folder / "videos", film_model, (c, spec), list(sinks))
+
+
+def film_model(c: TrainConfig, spec: EnvSpec, model: ModelInfo, path: Path) -> tuple[bytes, tuple[int, int]]:
+    """Film an episode of a model, in a process of its own. Returns a GIF and its size."""
+    from border_cli.video import Thumbnails, film
+
+    import_plugins(c.plugins)
+    policy, small = evaluation_policy(spec, c), Thumbnails()
+    policy.sync_model(model)
+    env_config = replace(c.env, out_of_bounds="warn", info_keys=[])
+    with closing_at_end(GymEnv(env_config, 1, "the film", render_mode="rgb_array", quiet=True)) as env:
+        seed = seeding.evaluation_seed(c.seed, 0)
+        film(env, policy, model.version, seed, path, c.evaluator.max_episode_steps, takers=[small.add])
+    return small.gif(), small.size
 
 
 def _make_recorder(files: Sequence[Recorder], view: View, own: Recorder | None = None) -> Recorder:

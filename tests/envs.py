@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import multiprocessing
 from pathlib import Path
 from typing import Any
@@ -227,3 +228,26 @@ def only_image() -> gymnasium.Env[Any, Any]:
 def stacked_grid() -> gymnasium.Env[Any, Any]:
     """Return `Grid` with two observations stacked, without its text."""
     return gymnasium.wrappers.FrameStackObservation(Grid(parts=("image", "cell")), 2)
+
+
+class Reporting(gymnasium.Env[np.ndarray, int]):
+    """Episodes of five env steps. At their end, info has the number of the episode, which is even or not."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self._episode = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self._episode += 1
+        self._steps = 0
+        return np.zeros(2, np.float32), {"is_even": "unknown"}
+
+    def step(self, action: int) -> Any:
+        self._steps += 1
+        info = (
+            {"is_even": self._episode % 2 == 0, "label": "x"} if self._steps == 5 else {"is_even": math.nan}
+        )
+        return np.zeros(2, np.float32), 1.0, self._steps == 5, False, info

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -49,8 +49,6 @@ from border_cli.runtime.signals import StopFlag
 from border_cli.training.evaluators import EpisodeRunner
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
-
     from border_cli.envs.group import GymEnv
 
 HELP = """\
@@ -66,7 +64,8 @@ Settings
   checkpoint=best           best, last, or an opt step of the run
   seed=0                    seed of the episodes: the same for every model, new to training
   max_episode_steps=30000   [env steps] a longer episode is cut, and its return so far counts
-  render=human              human: a window with the episodes; rgb_array: a GIF of one of them
+  render=human              a window with the episodes
+  video=true                an mp4 file of the first episode; video=3: of the first three
   env.kwargs.NAME=VALUE     change an argument of the environment; other env keys work too
   plugins=[package]         modules to import first, where the agent comes from a plugin
   debug=true                show tracebacks
@@ -86,14 +85,12 @@ Examples
   border-eval somebody/best env.imports=[their_package]
 """
 
-MAX_FRAMES = 1000
-"""Of a film. A frame is at most 320 pixels wide and high."""
 _ENVS = 10
 """Episodes stepped together."""
 MAX_EPISODE_STEPS = 30_000
 """By default."""
 _COMPLETED = (
-    *("checkpoint=best", "checkpoint=last", "render=human", "render=rgb_array"),
+    *("checkpoint=best", "checkpoint=last", "render=human", "video=true"),
     *("env.kwargs.", "plugins="),
 )
 
@@ -109,7 +106,8 @@ def _dispatch(argv: Sequence[str]) -> int:
     parser.add_setting("checkpoint", parse_checkpoint)
     parser.add_setting("seed", whole_number(0), 0)
     parser.add_setting("max_episode_steps", whole_number(1), MAX_EPISODE_STEPS)
-    parser.add_setting("render", one_of("human", "rgb_array"))
+    parser.add_setting("render", one_of("human"))
+    parser.add_setting("video", _episodes_or_bool, 0)
     parser.add_setting("debug", one_of("true", "false"))
     given = [arg for arg in argv if re.match(r"(plugins|env\.[\w.]+)=", arg) and not Path(arg).exists()]
     flags, paths = parser.read_paths([arg for arg in argv if arg not in given], ("plugins", "env.<key>"))
@@ -138,8 +136,7 @@ def _evaluate(flags: Namespace, run: Path | None, overrides: Sequence[Override])
 
     torch.set_num_threads(1)  # batches of ten observations are too small to share among threads
     policy = load.make_policy(saved, flags.seed)
-    frames: list[Image] = []
-    evaluation = _run_episodes(flags, saved, env, policy, frames)
+    evaluation = _run_episodes(flags, saved, env, policy)
     statistics = summarise(evaluation)
     for key in ("plugins", "env.imports"):
         changed.pop(key, None)
@@ -160,7 +157,10 @@ def _evaluate(flags: Namespace, run: Path | None, overrides: Sequence[Override])
         "returns": evaluation.returns,
         "lengths": evaluation.lengths,
     }
-    written = _write(_result_path(flags, located, evaluation.opt_steps, changed), located, data, frames)
+    path = _result_path(flags, located, evaluation.opt_steps, changed)
+    written = _write(path, located, data)
+    if flags.video:
+        written += _film(flags, saved, env, policy, path)
     show("\n".join([_table(facts, statistics).rstrip(), *written]))
 
 
@@ -185,24 +185,13 @@ def _env_config(stored: EnvConfig, overrides: Sequence[Override]) -> EnvConfig:
     return config.env
 
 
-def _run_episodes(
-    flags: Namespace, saved: SavedModel, config: EnvConfig, policy: ActingPolicy, frames: list[Image]
-) -> Evaluation:
-    """Run the episodes; frames: receives those of a film. Raises Interrupted when asked to stop meanwhile."""
+def _run_episodes(flags: Namespace, saved: SavedModel, config: EnvConfig, policy: ActingPolicy) -> Evaluation:
+    """Run the episodes. Raises Interrupted when asked to stop meanwhile."""
     from gymnasium.error import DependencyNotInstalled
 
-    from border_cli.envs.group import GymEnv
-
     n_envs = 1 if flags.render == "human" else min(_ENVS, flags.episodes)  # a person watches one window
-    shoot = _camera(frames) if flags.render == "rgb_array" else lambda _: None
     seeds = [eval_command_seed(flags.seed, episode) for episode in range(flags.episodes)]
-    try:
-        env = GymEnv(config, n_envs, "the evaluation", render_mode=flags.render)
-    except ActorLostError as e:
-        raise UsageError(
-            f"the environment cannot be made: {type(e.__cause__).__name__}: {e.__cause__}"
-        ) from e
-    with StopFlag() as stop, closing(env):
+    with StopFlag() as stop, closing(_make_env(config, n_envs, flags.render)) as env:
         if env.spec != saved.description.spec:
             raise UsageError(
                 "the environment's spaces are not those that the model was trained with\n"
@@ -210,7 +199,7 @@ def _run_episodes(
             )
         runner = EpisodeRunner(env, flags.max_episode_steps, stop)
         try:
-            evaluation = runner.evaluate(policy, saved.info.version, seeds, lambda: shoot(env))
+            evaluation = runner.evaluate(policy, saved.info.version, seeds)
         except (ActorLostError, DependencyNotInstalled) as e:  # which shows at the first frame
             cause = e.__cause__ if isinstance(e, ActorLostError) else e
             if isinstance(cause, DependencyNotInstalled):
@@ -221,36 +210,41 @@ def _run_episodes(
     return evaluation
 
 
+def _make_env(config: EnvConfig, n_envs: int, render_mode: str | None) -> GymEnv:
+    from border_cli.envs.group import GymEnv
+
+    try:
+        return GymEnv(config, n_envs, "the evaluation", render_mode=render_mode)
+    except ActorLostError as e:
+        raise UsageError(
+            f"the environment cannot be made: {type(e.__cause__).__name__}: {e.__cause__}"
+        ) from e
+
+
+def _film(
+    flags: Namespace, saved: SavedModel, config: EnvConfig, policy: ActingPolicy, path: Path
+) -> list[str]:
+    """Film the first episodes of the evaluation, each to a file beside its results. Returns lines that say where."""
+    from border_cli.video import film
+
+    lines = []
+    with StopFlag() as stop, closing(_make_env(config, 1, "rgb_array")) as env:
+        for episode in range(min(flags.video, flags.episodes)):
+            target = path.with_name(f"{path.stem}-episode{episode}.mp4")
+            seed = eval_command_seed(flags.seed, episode)
+            if film(env, policy, saved.info.version, seed, target, flags.max_episode_steps, stop) is None:
+                raise Interrupted(stop.code or ExitCode.SIGINT)
+            lines.append(f"written: {target}")
+    return lines
+
+
+def _episodes_or_bool(text: str) -> int:
+    """`true` is one episode, `false` none."""
+    return int(text == "true") if text in ("true", "false") else whole_number(1)(text)
+
+
 def _missing_package(problem: str) -> UsageError:
     return UsageError(f"{problem}\ninstall it with: pip install 'border-cli[render]'")
-
-
-def _camera(frames: list[Image]) -> Callable[[GymEnv], None]:
-    """A function that adds a frame to a film; small and with 256 colours, because there are many."""
-    try:
-        from PIL.Image import fromarray
-    except ImportError as e:
-        raise _missing_package("render=rgb_array needs Pillow") from e
-    from gymnasium.error import DependencyNotInstalled, ResetNeeded
-
-    def shoot(env: GymEnv) -> None:
-        if len(frames) >= MAX_FRAMES:
-            return
-        try:
-            frame = fromarray(env.render())
-        except ResetNeeded:
-            return  # the first reset comes after the first call
-        except DependencyNotInstalled:
-            raise
-        except Exception as e:
-            raise UsageError(
-                f"render=rgb_array: the environment cannot draw: {type(e).__name__}: {first_line(e)}\n"
-                "without a display, MuJoCo draws with MUJOCO_GL=egl (or osmesa) in front of the command"
-            ) from e
-        frame.thumbnail((320, 320))
-        frames.append(frame.quantize())
-
-    return shoot
 
 
 def _table(facts: Mapping[str, str], s: Statistics) -> str:
@@ -283,21 +277,15 @@ def _result_path(flags: Namespace, located: Located, opt_steps: int, changed: Ma
     return located.run_dir / "eval" / file
 
 
-def _write(path: Path, located: Located, data: Mapping[str, Any], frames: Sequence[Image]) -> list[str]:
-    """Write the statistics and the film. Returns lines that say where; a folder that cannot be written to is no error."""
-    lines = []
+def _write(path: Path, located: Located, data: Mapping[str, Any]) -> list[str]:
+    """Write the statistics. Returns lines that say where; a folder that cannot be written to is no error."""
     try:
         if located.run_dir is not None:
             check_plain(located.run_dir)
         path.parent.mkdir(exist_ok=True)
         write_json(path, data)
-        lines.append(f"written: {path}")
-        if frames:
-            film, frame_ms = path.with_suffix(".gif"), 33
-            frames[0].save(film, save_all=True, append_images=frames[1:], duration=frame_ms, loop=0)
-            lines.append(f"written: {film}")
+        return [f"written: {path}"]
     except OSError as e:
-        lines.append(f"not written: {path}: {e.strerror or e}")
+        return [f"not written: {path}: {e.strerror or e}"]
     except UsageError as e:
-        lines.append(f"not written: {first_line(e)}")
-    return lines
+        return [f"not written: {first_line(e)}"]

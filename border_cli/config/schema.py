@@ -336,6 +336,9 @@ class EvaluatorConfig:
         unit="episodes",
         ge=1,
     )
+    video_interval: int | None = option(
+        None, "film one episode this often, to videos/; null: never", unit="opt steps", ge=1
+    )
     heartbeat_timeout_s: float = option(
         60.0, "process: restart the evaluator's process after this long without a heartbeat", unit="s", gt=0.0
     )

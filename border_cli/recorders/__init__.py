@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from border_cli.core.errors import ResourceError, first_line
 from border_cli.core.metrics import METRICS, Record
@@ -123,6 +124,14 @@ class TolerantRecorder:
             if self._retry_s:
                 self._retry_s = 0.0
                 _logger.info("%s is written again; it lacks %d records", self.name, self.dropped)
+
+    def video(self, path: Path, gif: bytes, size: tuple[int, int], opt_steps: int, env_steps: int) -> None:
+        """Pass a film on to a recorder that takes films."""
+        if (take := getattr(self._recorder, "video", None)) is not None and not self._retry_s:
+            try:
+                take(path, gif, size, opt_steps, env_steps)
+            except _LACKS as e:
+                self._failed(e)
 
     def positions(self) -> dict[str, int]:
         """Of what was written: what was dropped is in no file."""

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Any
 
 from border_cli.core.errors import BorderError, first_line
@@ -20,6 +21,15 @@ MAX_QUEUE = 10_000
 """Records that wait for a recorder that blocks; the oldest are dropped."""
 WARN_S = 60.0
 _logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Video:
+    """Message to the process: a film."""
+
+    path: Path
+    opt_steps: int
+    env_steps: int
 
 
 @dataclass(frozen=True)
@@ -51,15 +61,23 @@ class RemoteRecorder:
         self.dropped = 0
         self._finish_s = finish_s
         self._accepted = self._written = 0
-        self._queue: deque[Record] = deque(maxlen=MAX_QUEUE)
+        self._queue: deque[Record | Video] = deque(maxlen=MAX_QUEUE)
         self._failed = self._ended = False
         self._process: ChildProcess | None = ChildProcess(f"recorder {name}", _main, None, maker)
 
     def write(self, record: Record) -> None:
         """Pass the record on, or keep it until the process takes it."""
         self._accepted += 1
+        self._take(record)
+
+    def video(self, path: Path, gif: bytes, size: tuple[int, int], opt_steps: int, env_steps: int) -> None:
+        """The same with a film."""
+        self._accepted += 1
+        self._take(Video(path, opt_steps, env_steps))
+
+    def _take(self, message: Record | Video) -> None:
         if self._process is not None and not self._failed:
-            self._queue.append(record)
+            self._queue.append(message)
             self._pass_on(self._process)
 
     def positions(self) -> dict[str, int]:
@@ -123,9 +141,12 @@ def _takes_more(process: ChildProcess) -> bool:
 def _main(_: None, setup: SpawnArgs, reporter: Reporter) -> None:
     """What the process runs."""
     recorder, warn_at = setup.open()(), 0.0
-    while not isinstance(record := reporter.pipe.recv(), End):
+    while not isinstance(message := reporter.pipe.recv(), End):
         try:
-            recorder.write(record)
+            if not isinstance(message, Video):
+                recorder.write(message)
+            elif hasattr(recorder, "video"):
+                recorder.video(message.path, message.opt_steps, message.env_steps)
         except Exception as e:  # noqa: BLE001 - anything may go wrong in another program; the record is lost
             if time.monotonic() >= warn_at:
                 warn_at = time.monotonic() + WARN_S

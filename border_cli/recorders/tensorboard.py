@@ -64,7 +64,7 @@ def _frames(file: BinaryIO) -> Iterator[tuple[int, bool]]:
         except DecodeError:
             return
         file.read(_CHECKSUM_BYTES)
-        yield end, bool(event.summary.value)
+        yield end, any(not value.HasField("image") for value in event.summary.value)
 
 
 EVENTS = "tensorboard"
@@ -113,6 +113,16 @@ class TensorBoardRecorder:
         with writing(self._folder, _KEY):
             file.append(_framed(event))
         self._written += 1
+
+    def video(self, path: Path, gif: bytes, size: tuple[int, int], opt_steps: int, env_steps: int) -> None:
+        """Append a film as an animated image. It does not count as a record."""
+        image = Summary.Image(height=size[0], width=size[1], colorspace=3, encoded_image_string=gif)
+        step = env_steps if self._step == "env_steps" else opt_steps
+        value = Summary.Value(tag="video/episode", image=image)
+        event = Event(wall_time=time.time(), step=step, summary=Summary(value=[value]))
+        file = self._file or self._begin()
+        with writing(self._folder, _KEY):
+            file.append(_framed(event))
 
     def positions(self) -> dict[str, int]:
         """Records in all event files of the folder."""

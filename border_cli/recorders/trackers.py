@@ -82,13 +82,22 @@ def start_trackio(info: RunInfo) -> Any:
 class RunRecorder:
     """Passes records to a run of Weights & Biases or trackio."""
 
-    def __init__(self, info: RunInfo, run: Any) -> None:
+    def __init__(self, info: RunInfo, run: Any, takes_videos: bool) -> None:
         self._info = info
         self._run = run
+        self._takes_videos = takes_videos
 
     def write(self, record: Record) -> None:
         """Log the values."""
         self._run.log(record_values(record))
+
+    def video(self, path: Path, opt_steps: int, env_steps: int) -> None:
+        """Log a film; of trackio nothing: it converts films with a program that need not be there."""
+        if self._takes_videos:
+            wandb: Any = importlib.import_module("wandb")
+            self._run.log(
+                {"video/episode": wandb.Video(str(path)), "env_steps": env_steps, "opt_steps": opt_steps}
+            )
 
     def close(self) -> None:
         """Write the best score into the summary, and send what is left."""
@@ -138,6 +147,10 @@ class MlflowRecorder:
             ],
         )
 
+    def video(self, path: Path, opt_steps: int, env_steps: int) -> None:
+        """Store the film as an artifact."""
+        self._client.log_artifact(self._run_id, str(path), "videos")
+
     def close(self) -> None:
         """Store the artifacts and the best score, and end the run."""
         for name, value in self._info.best.items():
@@ -169,6 +182,12 @@ class OnceRecorder:
             self._newest |= dict.fromkeys(values, at)
             replace_file(self._path, json.dumps(self._newest).encode("ascii"))
 
+    def video(self, path: Path, opt_steps: int, env_steps: int) -> None:
+        """Pass on a film of a new opt step."""
+        if opt_steps > self._before.get("video/episode", -1):
+            self._recorder.video(path, opt_steps, env_steps)
+            self._newest["video/episode"] = opt_steps
+
     def close(self) -> None:
         """Close the recorder."""
         self._recorder.close()
@@ -187,5 +206,5 @@ def make_tracker(kind: str, info: RunInfo, recorder: RecorderConfig) -> OnceReco
         made = MlflowRecorder(info, str(recorder.mlflow))
     else:
         run = start_wandb(info, recorder.wandb) if kind == "wandb" else start_trackio(info)
-        made = RunRecorder(info, run)
+        made = RunRecorder(info, run, kind == "wandb")
     return OnceRecorder(made, info.run_dir / f".{kind}.json")

@@ -238,6 +238,7 @@ class TrainingLoop(ABC):
         intervals = {
             "publish": None if self.publishes_by_round else c.sync_interval,
             "evaluate": c.eval_interval,
+            "film": None if self.parts.films is None else self.parts.films.interval,
             "record": c.record_interval,
             "save": c.save_interval,
         }
@@ -258,15 +259,23 @@ class TrainingLoop(ABC):
                     self._require_finite()
                     with self._in_phase("evaluating"):
                         self.eval_manager.submit(p.agent.model_info(), p.limiter.env_steps)
+                case "film":
+                    self._film()
                 case "record":
                     self._record()
                 case "save":
                     if not p.checkpoints.skip_interval():
                         self._save()
 
+    def _film(self) -> None:
+        if (films := self.parts.films) is not None:
+            films.film(self.parts.agent.model_info(), self.parts.limiter.env_steps)
+
     def _record(self) -> None:
         """Write the metrics since the last record, at most once per opt step."""
         p, state = self.parts, self._state
+        if p.films is not None:
+            p.films.poll()
         if p.limiter.opt_steps == state.recorded_at or self.config.record_interval is None:
             return
         state.recorded_at = p.limiter.opt_steps

@@ -90,12 +90,11 @@ class Telemetry:
 
         reproducible: policy lag is the same in every run of this seed, so it is included.
         """
-        return {
+        return {name: self._means[name].state() for name in self._infos} | {
             "episodes": self.episodes,
             "interval_episodes": self._interval_episodes,
             "returns": self._means["train/episode_return"].state(),
             "lengths": self._means["train/episode_length"].state(),
-            "infos": [self._means[name].state() for name in self._infos],
             "lags": [list(lag) for lag in self._lags] if reproducible else [],
             "recent_returns": list(self._recent_returns),
             "evaluations": [list(evaluation) for evaluation in self.progress.evaluations],
@@ -108,8 +107,8 @@ class Telemetry:
         self._interval_episodes = state["interval_episodes"]
         self._means["train/episode_return"].load_state(state["returns"])
         self._means["train/episode_length"].load_state(state["lengths"])
-        for name, mean in zip(self._infos, state["infos"], strict=True):
-            self._means[name].load_state(mean)
+        for name in self._infos:
+            self._means[name].load_state(state[name])
         self._lags.extend((lag, env_steps) for lag, env_steps in state["lags"])
         self._recent_returns.extend(number(value) for value in state["recent_returns"])
         self.progress.evaluations = [(step, number(mean)) for step, mean in state["evaluations"]]

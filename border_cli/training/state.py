@@ -15,10 +15,11 @@ from border_cli.core.state import RunState, State, check_like, number
 from border_cli.core.types import ModelInfo
 from border_cli.training.best_model import Evidence
 from border_cli.training.evaluation import EvalManager, EvalSeeds
+from border_cli.training.films import Films
 from border_cli.training.metrics import Telemetry
 from border_cli.training.ratio_limiter import RatioLimiter
 
-STAGES = ("publish", "evaluate", "record", "save")
+STAGES = ("publish", "evaluate", "film", "record", "save")
 """What the loop does at intervals of opt steps, in this order."""
 
 
@@ -43,6 +44,7 @@ class Components:
     should_stop: StopCheck
     batch_size: int
     save_request: Callable[[], bool] = lambda: False
+    films: Films | None = None
 
 
 @dataclass

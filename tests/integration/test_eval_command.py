@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
 
+import av
 import gymnasium
 import numpy as np
 import pytest
@@ -171,7 +172,7 @@ def test_help_and_refused_arguments_import_neither_torch_nor_gymnasium(workplace
         (["run", "episode=5"], "nearest: episodes="),
         (
             ["run", "env_id=5"],
-            "allowed: episodes, checkpoint, seed, max_episode_steps, render, debug, plugins, env.<key>",
+            "allowed: episodes, checkpoint, seed, max_episode_steps, render, video, debug, plugins, env.<key>",
         ),
         (["run", "episodes=0"], "a whole number >= 1"),
         (["run", "seed=-1"], "a whole number >= 0"),
@@ -411,14 +412,31 @@ def test_render_human_opens_one_window(drawing_env: list[DrawingEnv]) -> None:
     assert [env.render_mode for env in drawing_env] == ["human"]
 
 
-def test_render_rgb_array_writes_a_gif_beside_the_result(drawing_env: list[DrawingEnv]) -> None:
-    from PIL import Image
+def frames_of(path: str) -> list[np.ndarray]:
+    """The frames of an mp4 file, as PyAV reads them."""
+    with av.open(path) as container:
+        return [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
 
+
+def test_a_video_has_a_frame_before_each_env_step_and_one_at_the_end(drawing_env: list[DrawingEnv]) -> None:
+    """Frames have levels of grey that are 40 apart; what the codec changes is less than 5."""
     save_drawing()
-    assert main(["run", "episodes=2", "render=rgb_array"]) == 0
-    assert [env.render_mode for env in drawing_env] == ["rgb_array"] * 2
-    with Image.open("run/eval/best-000000020-seed0-episodes2.gif") as gif:
-        assert (gif.size, getattr(gif, "n_frames", 1)) == ((40, 30), 3)
+    assert main(["run", "episodes=3", "video=2"]) == 0
+    assert [env.render_mode for env in drawing_env] == [None] * 3 + ["rgb_array"]
+    for episode in (0, 1):
+        frames = frames_of(f"run/eval/best-000000020-seed0-episodes3-episode{episode}.mp4")
+        assert [frame.shape for frame in frames] == [(30, 40, 3)] * 4
+        assert [round(float(frame.mean())) for frame in frames] == pytest.approx([0, 40, 80, 120], abs=5)
+    assert not Path("run/eval/best-000000020-seed0-episodes3-episode2.mp4").exists()
+    assert not list(Path("run/eval").glob(".*"))
+
+
+def test_a_video_without_its_package_names_the_extra(
+    capsys: pytest.CaptureFixture[str], drawing_env: list[DrawingEnv], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "av", None)
+    save_drawing()
+    assert "pip install 'border-cli[video]'" in refused(capsys, "run", "episodes=1", "video=true")
 
 
 def test_rendering_without_its_package_names_the_extra(
@@ -436,7 +454,7 @@ def test_rendering_without_opengl_names_mujoco_gl(
 
     monkeypatch.setattr(DrawingEnv, "render", render)
     save_drawing()
-    error = refused(capsys, "run", "episodes=1", "render=rgb_array")
+    error = refused(capsys, "run", "episodes=1", "video=true")
     assert "cannot draw: RuntimeError: an OpenGL platform" in error and "MUJOCO_GL=egl" in error
 
 

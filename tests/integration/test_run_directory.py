@@ -282,3 +282,34 @@ def assert_same_scalars(run: Run, step: str) -> None:
         if tag.endswith("_steps"):  # not of late evaluations, whose steps would go back
             expected = [one for i, one in enumerate(expected) if one >= max(expected[: i + 1])]
         assert found == expected, tag
+
+
+def test_numbers_of_the_info_at_the_end_of_episodes_are_recorded(workplace: Path) -> None:
+    """Every second of the episodes is even: 10 of the 20 that end in 100 env steps. A resumed run continues the mean."""
+    args = ("env=gym", "env.entry_point=tests.envs:Reporting", "trainer=sync")
+    keys = "env.info_keys=[is_even,label,missing]"
+    intervals = (
+        "trainer.max_opts=50",
+        "trainer.record_interval=50",
+        "trainer.warmup_period=50",
+        "trainer.eval_interval=null",
+    )
+    run = train(*args, keys, *intervals)
+    assert run.series("env/is_even")[-1][1] == 0.5
+    assert {name for record in run.records for name in record if name.startswith("env/")} == {"env/is_even"}
+    log = (run.path / "train.log").read_text()
+    assert log.count("env.info_keys: label: the info at the end of an episode has no number") == 1
+    assert (
+        log.count("env.info_keys: missing: the info at the end of an episode has none; it has is_even, label")
+        == 1
+    )
+
+
+def test_a_csv_file_has_a_line_for_each_value(workplace: Path) -> None:
+    run = train("trainer=sync", "trainer.max_opts=20", "trainer.eval_interval=10", "recorder.csv=true")
+    assert main([f"resume={run.path}", "trainer.max_opts=30"]) == 0
+    head, *lines = (run.path / "metrics.csv").read_text().splitlines()
+    assert head == "opt_steps,env_steps,time,metric,value"
+    rows = [line.split(",") for line in lines]
+    found = [(int(row[0]), float(row[4])) for row in rows if row[3] == "eval/return_mean"]
+    assert found == Run(run.path).series("eval/return_mean")

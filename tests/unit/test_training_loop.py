@@ -24,7 +24,7 @@ class Components:
         self.there = [True, True]
         self.batch_size = 0
         self.limiter = RatioLimiter(1.0, 0, 8, None, 2, 1)
-        self.checkpoints = self.view = self.should_stop = None
+        self.checkpoints = self.view = self.should_stop = self.films = None
         self.eval_seeds = EvalSeeds(0, EvaluatorConfig())
         self.evaluator = SimpleNamespace(concurrent=False)
         self.recorder = SimpleNamespace(write=None)

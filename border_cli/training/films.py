@@ -1,0 +1,80 @@
+"""Films of episodes while a run trains, made in a process of their own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from border_cli.core.types import ModelInfo
+from border_cli.runtime.forkserver import ChildCall, ChildError
+
+END_S = 60.0
+"""How long the end of a run waits for a film that is being made [s]."""
+_logger = logging.getLogger(__name__)
+
+
+class VideoSink(Protocol):
+    """A recorder that takes films."""
+
+    def video(self, path: Path, gif: bytes, size: tuple[int, int], opt_steps: int, env_steps: int) -> None:
+        """path: the mp4 file · gif: a small version · size: its height and width."""
+
+
+class Films:
+    """Films one episode every `interval` opt steps, with the model of that step. One that would still be busy is left out.
+
+    Args:
+        make: importable by its path: make(*args, model, path) films and returns (gif, size) as plain data.
+        sinks: recorders that take films.
+    """
+
+    def __init__(
+        self,
+        interval: int,
+        folder: Path,
+        make: Callable[..., Any],
+        args: tuple[Any, ...],
+        sinks: list[VideoSink],
+    ) -> None:
+        self.interval = interval
+        self._folder = folder
+        self._make, self._args = make, args
+        self._sinks = sinks
+        self._call: tuple[ChildCall, Path, int, int] | None = None
+
+    def film(self, model: ModelInfo, env_steps: int) -> None:
+        """Begin a film of this model."""
+        self.poll()
+        if self._call is not None:
+            _logger.info("the film of opt step %d is left out: the one before is not ready", model.version)
+            return
+        path = self._folder / f"step-{model.version:09d}.mp4"
+        copy = ModelInfo(model.version, {name: array.copy() for name, array in model.arrays.items()})
+        call = ChildCall(self._make, (*self._args, copy, path))
+        self._call = call, path, model.version, env_steps
+
+    def poll(self, timeout_s: float = 0.0) -> None:
+        """Pass on a film that is ready."""
+        if self._call is None or not self._call[0].poll(timeout_s):
+            return
+        call, path, opt_steps, env_steps = self._call
+        self._call = None
+        try:
+            gif, size = call.result()
+            for sink in self._sinks:
+                sink.video(path, gif, size, opt_steps, env_steps)
+        except ChildError as e:
+            _logger.warning("no film of opt step %d: %s", opt_steps, str(e).partition("\n")[0])
+        finally:
+            call.close()
+
+    def close(self) -> None:
+        """Wait for the film that is being made, END_S at most."""
+        if self._call is not None:
+            self.poll(END_S)
+        if self._call is not None:
+            self._call[0].close()
+            self._call = None
+            _logger.warning("the last film was not ready after %g s", END_S)

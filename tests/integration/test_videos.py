@@ -1,0 +1,67 @@
+"""`evaluator.video_interval`: films of a run, made beside it, and what the recorders get of them."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import av
+from PIL import Image
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+from tests.real_runs import Run, train
+
+SMALL = (
+    "env=catch",
+    "agent.channels=[4]",
+    "env.kwargs.balls=1",
+    "trainer=sync",
+)
+
+
+def frames(path: Path) -> int:
+    with av.open(str(path)) as container:
+        return sum(1 for _ in container.decode(video=0))
+
+
+def images(run: Run) -> list[tuple[int, bytes]]:
+    """Step and content of the images among TensorBoard's events."""
+    (file,) = (run.path / "tensorboard").iterdir()
+    values = [
+        (event.step, value) for event in EventFileLoader(str(file)).Load() for value in event.summary.value
+    ]
+    return [(step, value.tensor.string_val[2]) for step, value in values if value.tag == "video/episode"]
+
+
+def test_films_have_whole_episodes_and_tensorboard_has_them_too(workplace: Path) -> None:
+    run = train(
+        *SMALL,
+        "trainer.max_opts=30",
+        "trainer.eval_interval=20",
+        "evaluator.video_interval=20",
+        "recorder.tensorboard=true",
+    )
+    (film,) = (run.path / "videos").iterdir()
+    assert film.name == "step-000000020.mp4"
+    length = frames(film) - 1
+    assert length == run.series("eval/length_mean")[0][1]  # with one ball all episodes are as long
+    ((step, gif),) = images(run)
+    assert step == run.counts[1] - 10  # env steps at opt step 20
+    with Image.open(io.BytesIO(gif)) as image:
+        assert image.format == "GIF"
+        assert getattr(image, "n_frames", 1) == min(length + 1, 100)
+    assert run.summary["records_dropped"] == {}
+
+
+def test_a_film_that_cannot_be_made_is_a_warning(workplace: Path) -> None:
+    run = train(
+        *(
+            "env=gym",
+            "env.entry_point=tests.counting:CountingEnv",
+            "trainer=sync",
+        ),
+        *("trainer.max_opts=20", "evaluator.video_interval=10"),
+    )
+    assert not list(run.path.glob("videos/*"))
+    assert "no film of opt step 10: " in (run.path / "train.log").read_text()
+    assert run.summary["status"] == "done"
