@@ -12,7 +12,8 @@ import numpy as np
 from bench.report import machine, markdown, write_between_marks
 from bench.table_of_runs import ROWS, Row
 from border_cli.core.metrics import mean_interval
-from border_cli.report import Curve, Group, RunRecord, band
+from border_cli.report.runs import Curve, Group, RunRecord
+from border_cli.report.stats import band
 
 PAGE = Path(__file__).parents[1] / "docs" / "results.md"
 CURVES = PAGE.parent / "curves"

@@ -38,7 +38,7 @@ from border_cli.core.types import Evaluation
 from border_cli.display.format import number
 from border_cli.display.stdout import printable
 from border_cli.display.tables import table_text
-from border_cli.report import INTERVAL, Statistics, summarise
+from border_cli.report.stats import INTERVAL, Statistics, summarise
 from border_cli.runs import load
 from border_cli.runs.directory import check_plain
 from border_cli.runs.locate import Located, model_directory, parse_checkpoint

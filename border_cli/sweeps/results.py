@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from border_cli import report
 from border_cli.config.convert import dotted, dump, to_plain
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import UsageError
 from border_cli.display.format import counted, number
-from border_cli.report import Interval
+from border_cli.report.runs import grouped, read_run
+from border_cli.report.stats import Interval, line
 from border_cli.runs.summary import SUMMARY_FILE
 from border_cli.sweeps.jobs import Job, Sweep
 
@@ -54,17 +54,19 @@ def results(sweep: Sweep) -> list[Result]:
     for path in by_path:
         if (path / SUMMARY_FILE).exists():
             try:
-                record = report.read_run(path, METRIC)
+                record = read_run(path, METRIC)
             except UsageError:  # a file that cannot be read; the table of jobs has the run
                 continue
             if record is not None and record.summary.get("best_score") and record.summary.get("last_score"):
                 records.append(record)
     found = []
-    for group in report.grouped(records):
-        line = report.line(group)
-        if line.best is not None and line.last is not None:
+    for group in grouped(records):
+        found_line = line(group)
+        if found_line.best is not None and found_line.last is not None:
             jobs = [by_path[run.path] for run in group.runs]
-            found.append(Result(group.name, group.env, jobs, line.best, line.last, line.seconds))
+            found.append(
+                Result(group.name, group.env, jobs, found_line.best, found_line.last, found_line.seconds)
+            )
     first = {result.env: i for i, result in reversed(list(enumerate(found)))}
     return sorted(found, key=lambda result: (first[result.env], -result.best.value))
 

@@ -20,7 +20,7 @@ from border_cli.display import format
 from border_cli.display.stdout import SafeStream, printable
 from border_cli.display.tables import add_row, make_table, print_tables
 from border_cli.display.views import ECHO, REDRAW_S, SILENCE_S, is_live
-from border_cli.report import Interval
+from border_cli.report.stats import Interval
 from border_cli.runs.directory import shown
 from border_cli.sweeps.jobs import DONE, FAILED, RUNNING, STATES, STOPPED, WAITING, Job, Sweep
 from border_cli.sweeps.results import Result

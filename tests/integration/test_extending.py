@@ -17,7 +17,7 @@ import border_cli
 from border_cli.cli.eval import main as evaluate
 from border_cli.cli.train import main
 from border_cli.config import registry
-from border_cli.report import read_run
+from border_cli.report.runs import read_run
 from tests.faults.amounts import sampled
 from tests.real_runs import Run, tiny
 from tests.trained import read_checkpoint

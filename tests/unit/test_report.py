@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +12,26 @@ import numpy as np
 import pytest
 
 from border_cli.agents.dqn.config import DqnConfig
-from border_cli.cli.report import main, table
+from border_cli.cli.report import main
 from border_cli.config.convert import to_plain
 from border_cli.config.schema import EnvConfig, PresetConfig, TrainConfig
 from border_cli.core.metrics import mean_interval, t975
 from border_cli.core.types import Evaluation
-from border_cli.report import (
+from border_cli.report.page import table
+from border_cli.report.runs import find_runs, grouped, read_run
+from border_cli.report.stats import (
     Statistics,
     band,
     bootstrap,
-    find_runs,
-    grouped,
     interquartile_mean,
     line,
-    read_run,
+    normalised,
+    probability_of_improvement,
+    profiles,
     summarise,
 )
 from border_cli.runs.summary import record_launch
+from border_cli.sweeps.jobs import Sweep
 
 
 @pytest.mark.parametrize(
@@ -247,7 +251,8 @@ def test_each_environment_has_a_page_and_pictures(runs: Path, capsys: pytest.Cap
     assert "9.00: not met" in page
     ends = ("env_steps.png", "seconds.png")
     pictures = {f"{env}_{end}" for env in ("CartPole-v1", "my_envs-Corridor") for end in ends}
-    assert {path.name for path in Path("runs/report").iterdir()} == {"report.md"} | pictures
+    pages = {"report.md", "report.html", "curves.csv"}
+    assert {path.name for path in Path("runs/report").iterdir()} == pages | pictures
     for name in pictures:
         assert (Path("runs/report") / name).read_bytes().startswith(b"\x89PNG")
         assert f"({name})" in page
@@ -302,3 +307,91 @@ def test_a_folder_without_runs_and_a_damaged_run_are_refused(
     (tmp_path / "broken" / "summary.json").write_text("{")
     assert main([str(tmp_path / "broken")]) == 2
     assert "cannot be read" in capsys.readouterr().err
+
+
+def test_the_probability_of_improvement_by_hand() -> None:
+    """1 and 2 beside 0 and 1.5: three of four pairs; 5 beside 5: a half. Runs that are all higher: 1, without doubt."""
+    x, y = [np.array([1.0, 2.0]), np.array([5.0])], [np.array([0.0, 1.5]), np.array([5.0])]
+    found = probability_of_improvement(x, y)
+    assert found.value == (3 / 4 + 1 / 2) / 2
+    assert 0.25 <= found.low < found.value < found.high <= 0.75
+    assert probability_of_improvement(y, x).value == 1 - found.value
+    sure = probability_of_improvement([np.array([3.0, 4.0])], [np.array([1.0, 2.0])])
+    assert (sure.low, sure.value, sure.high) == (1.0, 1.0, 1.0)
+
+
+def test_profiles_are_shares_of_runs_above_a_threshold() -> None:
+    scores = {"a": [np.array([0.0, 0.5, 1.0, 1.0])], "b": [np.array([0.2]), np.array([0.8])]}
+    found = profiles(scores, np.array([0.1, 0.5, 0.9]))
+    assert found["a"].shares.tolist() == [0.75, 0.5, 0.5]
+    assert found["b"].shares.tolist() == [1.0, 0.5, 0.0]
+    assert (found["a"].low <= found["a"].shares).all() and (found["a"].shares <= found["a"].high).all()
+
+
+def test_scores_are_normalised_by_the_lowest_and_highest_of_an_environment(tmp_path: Path) -> None:
+    for i, (env, lr, score) in enumerate(
+        [("A", 1e-3, 10.0), ("A", 5e-4, 30.0), ("A", 5e-4, 20.0), ("B", 1e-3, 7.0)]
+    ):
+        write_run(tmp_path / f"{i}", [(10, 1.0, score)], env=env, lr=lr, seed=i)
+    found = {
+        name: {env: s.tolist() for env, s in envs.items()}
+        for name, envs in normalised(groups_in(tmp_path)).items()
+    }
+    assert found == {
+        "dqn agent.lr=0.001": {"A": [0.0]},
+        "dqn agent.lr=0.0005": {"A": [1.0, 0.5]},
+        "dqn": {"B": [0.0]},
+    }
+
+
+def test_curves_of_others_are_drawn_beside_ours(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What we write can be read again as the curves of somebody else."""
+    assert main([]) == 0
+    tidy = Path("runs/report/curves.csv").read_text()
+    head, first, *rest = tidy.splitlines()
+    assert head == "exp_name,env_name,seed,metric,env_step,value"
+    assert first.startswith("dqn,CartPole-v1,1,eval/return_mean,10,")
+    assert len(rest) == 5
+    Path("others.csv").write_text(
+        tidy.replace("\ndqn,", "\nPPO,") + "PPO,Elsewhere-v0,1,eval/return_mean,1,1.0\n"
+    )
+    capsys.readouterr()
+    assert main(["with=others.csv", "out=both"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"\| dqn +\| +PPO \| +0\.50", out)
+    assert "Elsewhere" not in out
+    page = Path("both/report.html").read_text()
+    assert "PPO" in page and "Probability of improvement" in page
+    assert Path("both/profiles.png").exists()
+    for text, message in (("a,b\n", "has no column exp_name"), (head + "\n", "has no eval/return_mean")):
+        Path("others.csv").write_text(text)
+        assert main(["with=others.csv"]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_the_page_needs_no_other_file(runs: Path) -> None:
+    write_run(
+        runs / "other",
+        [(10, 1.0, 5.0), (20, 2.0, 9.0)],
+        lr=5e-4,
+        agent={"double": False},
+        command="agent.lr=<b>",
+    )
+    assert main(["runs"]) == 0
+    page = Path("runs/report/report.html").read_text()
+    assert "http" not in page.replace("http-equiv", "")
+    assert page.count("src=") == page.count('src="data:image/png;base64,') >= 2
+    assert "<td>agent.double</td><td>true</td><td>false</td>" in page
+    assert page.count("<td>done</td>") == 4
+    assert "agent.lr=<b>" not in page
+
+
+def test_a_sweep_says_which_of_its_jobs_have_no_result(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = Sweep(runs, ["seed=1,2"])
+    job = sweep.add(7, ["seed=9"], runs / "7_dqn_cartpole")
+    job.state, job.error = "failed", "no memory"
+    sweep.save()
+    assert main(["runs"]) == 0
+    assert "note: job 7 (seed=9) is failed: no memory" in capsys.readouterr().out

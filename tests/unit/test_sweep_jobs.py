@@ -12,7 +12,7 @@ from border_cli.config import resources
 from border_cli.config.convert import load
 from border_cli.config.schema import BufferConfig, EnvConfig, TrainConfig
 from border_cli.core.errors import UsageError
-from border_cli.report import Interval
+from border_cli.report.stats import Interval
 from border_cli.runs.directory import create_sweep
 from border_cli.sweeps.jobs import Job, Sweep, newest_sweep, words_of
 from border_cli.sweeps.results import Result, results, winners, write_preset

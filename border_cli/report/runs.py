@@ -1,4 +1,4 @@
-"""Finished runs, read from their summary.json, metrics.jsonl and provenance.json; statistics over episodes and runs."""
+"""Finished runs, read from their summary.json, metrics.jsonl and provenance.json, and grouped by configuration."""
 
 from __future__ import annotations
 
@@ -14,20 +14,10 @@ from border_cli.config.convert import as_typed, dotted
 from border_cli.config.presets import NONE
 from border_cli.config.schema import GROUPS
 from border_cli.core.errors import UsageError
-from border_cli.core.metrics import mean_interval
 from border_cli.core.spaces import Array
-from border_cli.core.types import Evaluation
 from border_cli.recorders.jsonl import METRICS_FILE, read_jsonl
 from border_cli.runs.summary import SUMMARY_FILE, launch_words, read_json
 
-RESAMPLES = 10_000
-LEVEL = 0.95
-POINTS = 100
-"""Places at which the curves of several runs are compared."""
-INTERVAL = "95% interval of the mean, Student's t"
-"""What `Statistics.interval` is, in words."""
-_SEED = 20210830
-_ROWS_AT_ONCE = 64
 _NAME_WIDTH = 100
 """Columns after which the name of a group is cut."""
 _NOT_COMPARED = ("seed", "plan", "debug", "recorder", "checkpoint", "plugins", "resume", "preset")
@@ -100,6 +90,11 @@ class Group:
     def env(self) -> str:
         """The environment's id or import path; empty where it is not known."""
         return self.runs[0].env
+
+    @property
+    def algorithm(self) -> str:
+        """The name without the environment: what groups of several environments have in common."""
+        return self.name.replace(f" on {self.env}", "", 1)
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
@@ -190,146 +185,3 @@ def metrics_of(paths: Sequence[Path]) -> list[str]:
 
 def _records(path: Path) -> list[dict[str, Any]]:
     return read_jsonl(path / METRICS_FILE) if (path / METRICS_FILE).exists() else []
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """Over the episodes of one evaluation; lengths in env steps.
-
-    std: population standard deviation of the returns · interval: of the mean, with 95%; None for a single episode.
-    """
-
-    episodes: int
-    mean: float
-    std: float
-    interval: tuple[float, float] | None
-    min: float
-    max: float
-    length_mean: float
-    length_min: int
-    length_max: int
-
-
-def summarise(evaluation: Evaluation) -> Statistics:
-    """Statistics of an evaluation of at least one episode."""
-    returns, lengths = evaluation.returns, evaluation.lengths
-    return Statistics(
-        episodes=len(returns),
-        mean=evaluation.mean,
-        std=evaluation.std,
-        interval=mean_interval(returns),
-        min=min(returns),
-        max=max(returns),
-        length_mean=float(np.mean(lengths)),
-        length_min=min(lengths),
-        length_max=max(lengths),
-    )
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A value and the ends of its interval, which are equal to the value for a single run."""
-
-    value: float
-    low: float
-    high: float
-
-
-def interquartile_mean(values: Array) -> Array:
-    """Mean over the last dimension without the lowest and the highest quarter, each rounded down to whole values."""
-    n = values.shape[-1]
-    cut = n // 4
-    mean: Array = np.sort(values, axis=-1)[..., cut : n - cut].mean(-1)
-    return mean
-
-
-def bootstrap(values: Array, resamples: int = RESAMPLES) -> list[Interval]:
-    """Interquartile mean of each row (m, n) of values of n runs, with its 95% percentile bootstrap interval over runs."""
-    rows, n = values.shape
-    drawn = np.random.default_rng(_SEED).integers(0, n, (resamples, n))
-    ends = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
-    found: list[Interval] = []
-    for start in range(0, rows, _ROWS_AT_ONCE):  # bounds the memory for long curves
-        part = values[start : start + _ROWS_AT_ONCE]
-        low, high = np.quantile(interquartile_mean(part[:, drawn]), ends, axis=1)
-        found += map(Interval, interquartile_mean(part).tolist(), low.tolist(), high.tolist())
-    return found
-
-
-@dataclass(frozen=True)
-class Band:
-    """A learning curve: (m,) places, the interquartile mean with its interval at each, and each run's own curve."""
-
-    at: Array
-    intervals: Sequence[Interval]
-    runs: Sequence[tuple[Array, Array]]
-
-
-def band(group: Group, axis: str) -> Band:
-    """The curve against "env_steps" or "seconds": a single run's own points, or several runs interpolated at POINTS places.
-
-    It ends where the shortest run does.
-    """
-    own = [(getattr(run.curve, axis), run.curve.values) for run in group.runs]
-    if len(own) == 1:
-        at, values = own[0][0], own[0][1][:, np.newaxis]
-    else:
-        end = min(float(places[-1]) for places, _ in own)
-        begin = min(max(float(places[0]) for places, _ in own), end)
-        at = np.linspace(begin, end, POINTS)
-        values = np.stack([np.interp(at, places, curve) for places, curve in own], axis=1)
-    return Band(at, bootstrap(values, resamples=2_000), own)
-
-
-@dataclass(frozen=True)
-class Line:
-    """A group in the final table.
-
-    Attributes:
-        seeds: number of different ones; fewer than the runs where some are repeats.
-        scored: number of runs with both scores.
-        best, last: scores over these runs, None without any.
-        expected: what the preset expects, None without a preset or where a run is shorter than that takes.
-    """
-
-    name: str
-    runs: int
-    seeds: int
-    scored: int
-    env_steps: int
-    best: Interval | None
-    last: Interval | None
-    seconds: float
-    unfinished: int
-    expected: float | None
-
-    @property
-    def meets(self) -> bool | None:
-        """Whether the best models reach what the preset expects; None where that is not known."""
-        if self.expected is None or self.best is None:
-            return None
-        return self.best.value >= self.expected
-
-
-def line(group: Group) -> Line:
-    """The results of a group."""
-    runs = group.runs
-    scores = [
-        [(run.summary.get(key) or {}).get("mean") for key in ("best_score", "last_score")] for run in runs
-    ]
-    scored = np.array([both for both in scores if None not in both], np.float64)
-    best, last = bootstrap(scored.T) if len(scored) else (None, None)
-    expected, after = (runs[0].config.get(f"preset.expect_{name}") for name in ("return", "env_steps"))
-    shortest = min(run.env_steps for run in runs)
-    return Line(
-        name=group.name,
-        runs=len(runs),
-        seeds=len({run.path if run.seed is None else run.seed for run in runs}),
-        scored=len(scored),
-        env_steps=max(run.env_steps for run in runs),
-        best=best,
-        last=last,
-        seconds=float(np.median([run.seconds for run in runs])),
-        unfinished=sum(run.summary.get("status") != "done" for run in runs),
-        expected=None if expected is None or (after is not None and shortest < after) else float(expected),
-    )

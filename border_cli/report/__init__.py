@@ -1,0 +1,1 @@
+"""Comparing finished runs: what `border-report` reads, computes and writes."""

@@ -1,0 +1,79 @@
+"""The pictures of a report, by matplotlib."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from border_cli.report.runs import Group
+from border_cli.report.stats import Band, normalised, profiles
+
+AXES = {"env_steps": "env steps", "seconds": "seconds"}
+FEW = 5
+"""With fewer runs an interval means little, and a picture shows the runs themselves."""
+Curves = dict[str, dict[str, Band]]
+"""By axis, then by the group's name."""
+
+
+def draw(curves: Curves, envs: Mapping[str, str], metric: str, folder: Path) -> list[Path]:
+    """One picture per environment and axis: of each group its mean with a band, or with the curves of its few runs.
+
+    envs: by the group's name. Raises ModuleNotFoundError where matplotlib is not installed.
+    """
+    from matplotlib.figure import Figure
+
+    written = []
+    several = len(set(envs.values())) > 1
+    for axis, bands in curves.items():
+        for env in dict.fromkeys(envs[name] for name in bands):
+            prefix = re.sub(r"\W+", "-", env).strip("-") + "_" if several else ""
+            written.append(folder / f"{prefix}{axis}.png")
+            own = {name: band for name, band in bands.items() if envs[name] == env}
+            figure = Figure(figsize=(8, 5 + 0.2 * len(own)), layout="constrained")
+            plot = figure.subplots()
+            for name, band in own.items():
+                (drawn,) = plot.plot(band.at, [one.value for one in band.intervals], label=name)
+                color = drawn.get_color()
+                if len(band.runs) >= FEW:
+                    low, high = ([getattr(one, end) for one in band.intervals] for end in ("low", "high"))
+                    plot.fill_between(band.at, low, high, color=color, alpha=0.2)
+                elif len(band.runs) > 1:
+                    for at, values in band.runs:
+                        plot.plot(at, values, color=color, alpha=0.3, linewidth=0.8)
+            plot.set(xlabel=AXES[axis], ylabel=metric, title=env)
+            plot.grid(alpha=0.3)
+            figure.legend(loc="outside lower center", ncols=1, fontsize="small")
+            written[-1].unlink(missing_ok=True)  # a link there is not followed
+            figure.savefig(written[-1], dpi=120)
+    return written
+
+
+def draw_profiles(groups: Sequence[Group], folder: Path) -> list[Path]:
+    """The performance profiles of all algorithms, if there are several. Raises ModuleNotFoundError as `draw` does."""
+    from matplotlib.figure import Figure
+
+    scores = normalised(groups)
+    if len(scores) < 2:
+        return []
+    thresholds = np.linspace(0.0, 1.0, 101)
+    figure = Figure(figsize=(8, 5 + 0.2 * len(scores)), layout="constrained")
+    plot: Any = figure.subplots()
+    found = profiles({name: list(envs.values()) for name, envs in scores.items()}, thresholds)
+    for name, profile in found.items():
+        (drawn,) = plot.plot(thresholds, profile.shares, label=name)
+        plot.fill_between(thresholds, profile.low, profile.high, color=drawn.get_color(), alpha=0.2)
+    plot.set(
+        xlabel="normalised last score τ",
+        ylabel="share of runs with a score > τ",
+        title="performance profiles",
+    )
+    plot.grid(alpha=0.3)
+    figure.legend(loc="outside lower center", ncols=1, fontsize="small")
+    path = folder / "profiles.png"
+    path.unlink(missing_ok=True)  # a link there is not followed
+    figure.savefig(path, dpi=120)
+    return [path]

@@ -1,0 +1,196 @@
+"""The pages of a report: report.md, and report.html, which has its pictures inside."""
+
+from __future__ import annotations
+
+import base64
+import html
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from border_cli.config.convert import as_typed
+from border_cli.display.format import number, share
+from border_cli.report.draw import FEW
+from border_cli.report.runs import Group
+from border_cli.report.stats import LEVEL, RESAMPLES, Interval, Line, last_scores, probability_of_improvement
+
+
+def table(lines: Sequence[Line]) -> list[list[str]]:
+    """Header and rows of the final table, as text."""
+    rows = [["runs of", "runs", "env steps", "best score", "last score", "seconds", "expected"]]
+    for one in lines:
+        remarks = {
+            f"{one.seeds} seeds" if one.seeds > 1 else "one seed": one.seeds < one.runs,
+            f"{one.unfinished} unfinished": one.unfinished > 0,
+            f"{one.runs - one.scored} without a score": one.scored < one.runs,
+        }
+        remark = ", ".join(text for text, holds in remarks.items() if holds)
+        runs = f"{one.runs} ({remark})" if remark else f"{one.runs}"
+        verdict = {True: "met", False: "not met", None: "no score"}[one.meets]
+        expected = "-" if one.expected is None else f"{number(one.expected)}: {verdict}"
+        scores = (_shown(one.best), _shown(one.last))
+        rows.append([one.name, runs, f"{one.env_steps:,}", *scores, number(one.seconds), expected])
+    return rows
+
+
+def markdown(
+    lines: Sequence[Line], metric: str, pictures: Sequence[Path], pairs: Sequence[Sequence[str]] = ()
+) -> str:
+    """The page report.md. pairs: rows of `improvements`."""
+    parts = [
+        "# Report",
+        _grid(table(lines)),
+        about(metric),
+        few_runs(lines),
+        *(f"![{path.stem}]({path.name})" for path in pictures),
+        *([_grid(pairs)] if len(pairs) > 1 else []),
+    ]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _grid(rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    grid = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
+    return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in grid)
+
+
+def about(metric: str) -> str:
+    """What the scores and the curves are."""
+    return (
+        f"Scores are interquartile means over runs with {LEVEL:.0%} bootstrap intervals ({RESAMPLES:,} resamples of "
+        "runs; Agarwal et al., 2021). *Best* is the score of the model that each run kept as its best, on the episodes "
+        "that confirmed it. It is the largest mean of several candidates and therefore a little too high; `border-eval` "
+        "evaluates the model on episodes that had no part in choosing it. *Last* is the last evaluation of each run. "
+        f"Curves show `{metric}`, up to the end of the shortest run of a group."
+    )
+
+
+def few_runs(lines: Sequence[Line]) -> str:
+    """A warning about the intervals of few runs; empty where all groups have enough."""
+    if all(one.runs >= FEW for one in lines):
+        return ""
+    return (
+        f"An interval over fewer than {FEW} runs hardly reaches beyond their smallest and largest value, "
+        "and contains the true mean in clearly less than 95% of cases."
+    )
+
+
+def _shown(score: Interval | None) -> str:
+    if score is None:
+        return "-"
+    if score.low == score.high:
+        return number(score.value)
+    return f"{number(score.value)} ({number(score.low)} to {number(score.high)})"
+
+
+def improvements(groups: Sequence[Group]) -> list[list[str]]:
+    """Header and rows: P(row > column) of last scores for each pair of algorithms with runs in the same environments."""
+    scores: dict[str, dict[str, Any]] = {}
+    for group in groups:
+        if len(values := last_scores(group)):
+            scores.setdefault(group.algorithm, {})[group.env] = values
+    rows = [["algorithm", "higher than", "probability", "environments"]]
+    for x, y in itertools.combinations(scores, 2):
+        envs = [env for env in scores[x] if env in scores[y]]
+        if envs:
+            p = probability_of_improvement([scores[x][env] for env in envs], [scores[y][env] for env in envs])
+            rows.append([x, y, _shown(p), str(len(envs))])
+    return rows
+
+
+def differences(groups: Sequence[Group]) -> list[list[str]]:
+    """Header and rows: the values of the configuration that are not the same in all groups."""
+    configs = [group.runs[0].compared for group in groups]
+    keys = dict.fromkeys(key for config in configs for key in config)
+    rows = [["key", *(group.name for group in groups)]]
+    for key in keys:
+        values = [as_typed(config[key]) if key in config else "" for config in configs]
+        if len(set(values)) > 1:
+            rows.append([key, *values])
+    return rows
+
+
+def health(groups: Sequence[Group]) -> list[list[str]]:
+    """Header and rows: how each run ended, and whether its actors and recorders were well."""
+    rows = [
+        [
+            "run",
+            "group",
+            "status",
+            "ended by",
+            "actor restarts",
+            "actors blocked",
+            "learner blocked",
+            "records lost",
+        ]
+    ]
+    for group in groups:
+        for run in group.runs:
+            summary = run.summary
+            actors = [actor for actor in summary.get("actors") or [] if isinstance(actor, Mapping)]
+            lost = sum((summary.get("records_dropped") or {}).values())
+            blocked = (share(summary.get(f"{side}_blocked")) for side in ("actors", "learner"))
+            restarts = sum(int(actor.get("restarts") or 0) for actor in actors)
+            ended = str(summary.get("ended_by") or "-")
+            rows.append(
+                [
+                    run.path.name,
+                    group.name,
+                    str(summary.get("status")),
+                    ended,
+                    str(restarts),
+                    *blocked,
+                    str(lost),
+                ]
+            )
+    return rows
+
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
+table { border-collapse: collapse; margin: 1rem 0; display: block; overflow-x: auto; font-size: 14px; }
+th, td { border: 1px solid #ddd; padding: .3rem .6rem; text-align: right; white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; white-space: normal; }
+th { background: #f5f5f5; }
+img { max-width: 100%; }
+p.note { color: #555; }
+"""
+
+
+def html_page(
+    groups: Sequence[Group],
+    lines: Sequence[Line],
+    metric: str,
+    pictures: Sequence[Path],
+    pairs: Sequence[Sequence[str]],
+) -> str:
+    """The page report.html. It needs no other file and no network."""
+    parts = [
+        "<h1>Report</h1>",
+        _html_table(table(lines)),
+        f'<p class="note">{html.escape(about(metric))}</p>',
+    ]
+    if warning := few_runs(lines):
+        parts.append(f'<p class="note">{html.escape(warning)}</p>')
+    for path in pictures:
+        encoded = base64.b64encode(path.read_bytes()).decode("ascii")
+        parts.append(
+            f'<h2>{html.escape(path.stem)}</h2><img alt="{html.escape(path.stem)}" src="data:image/png;base64,{encoded}">'
+        )
+    for title, rows in (
+        ("Probability of improvement, by last scores", pairs),
+        ("Differences of the configurations", differences(groups)),
+        ("Health of the runs", health(groups)),
+    ):
+        if len(rows) > 1:
+            parts += [f"<h2>{title}</h2>", _html_table(rows)]
+    head = f'<meta charset="utf-8"><title>border-cli report</title><style>{_STYLE}</style>'
+    return f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(parts)}</body></html>\n'
+
+
+def _html_table(rows: Sequence[Sequence[str]]) -> str:
+    def line(tag: str, cells: Sequence[str]) -> str:
+        return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+
+    return "<table>" + line("th", rows[0]) + "".join(line("td", row) for row in rows[1:]) + "</table>"

@@ -1,0 +1,237 @@
+"""Statistics over episodes and over runs: means with intervals, curves, probability of improvement, profiles.
+
+As recommended by Agarwal et al., 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from border_cli.core.metrics import mean_interval
+from border_cli.core.spaces import Array
+from border_cli.core.types import Evaluation
+from border_cli.report.runs import Group
+
+RESAMPLES = 10_000
+LEVEL = 0.95
+POINTS = 100
+"""Places at which the curves of several runs are compared."""
+INTERVAL = "95% interval of the mean, Student's t"
+"""What `Statistics.interval` is, in words."""
+_SEED = 20210830
+_ROWS_AT_ONCE = 64
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Over the episodes of one evaluation; lengths in env steps.
+
+    std: population standard deviation of the returns · interval: of the mean, with 95%; None for a single episode.
+    """
+
+    episodes: int
+    mean: float
+    std: float
+    interval: tuple[float, float] | None
+    min: float
+    max: float
+    length_mean: float
+    length_min: int
+    length_max: int
+
+
+def summarise(evaluation: Evaluation) -> Statistics:
+    """Statistics of an evaluation of at least one episode."""
+    returns, lengths = evaluation.returns, evaluation.lengths
+    return Statistics(
+        episodes=len(returns),
+        mean=evaluation.mean,
+        std=evaluation.std,
+        interval=mean_interval(returns),
+        min=min(returns),
+        max=max(returns),
+        length_mean=float(np.mean(lengths)),
+        length_min=min(lengths),
+        length_max=max(lengths),
+    )
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A value and the ends of its interval, which are equal to the value for a single run."""
+
+    value: float
+    low: float
+    high: float
+
+
+def interquartile_mean(values: Array) -> Array:
+    """Mean over the last dimension without the lowest and the highest quarter, each rounded down to whole values."""
+    n = values.shape[-1]
+    cut = n // 4
+    mean: Array = np.sort(values, axis=-1)[..., cut : n - cut].mean(-1)
+    return mean
+
+
+def bootstrap(values: Array, resamples: int = RESAMPLES) -> list[Interval]:
+    """Interquartile mean of each row (m, n) of values of n runs, with its 95% percentile bootstrap interval over runs."""
+    rows, n = values.shape
+    drawn = np.random.default_rng(_SEED).integers(0, n, (resamples, n))
+    ends = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
+    found: list[Interval] = []
+    for start in range(0, rows, _ROWS_AT_ONCE):  # bounds the memory for long curves
+        part = values[start : start + _ROWS_AT_ONCE]
+        low, high = np.quantile(interquartile_mean(part[:, drawn]), ends, axis=1)
+        found += map(Interval, interquartile_mean(part).tolist(), low.tolist(), high.tolist())
+    return found
+
+
+@dataclass(frozen=True)
+class Band:
+    """A learning curve: (m,) places, the interquartile mean with its interval at each, and each run's own curve."""
+
+    at: Array
+    intervals: Sequence[Interval]
+    runs: Sequence[tuple[Array, Array]]
+
+
+def band(group: Group, axis: str) -> Band:
+    """The curve against "env_steps" or "seconds": a single run's own points, or several runs interpolated at POINTS places.
+
+    It ends where the shortest run does.
+    """
+    own = [(getattr(run.curve, axis), run.curve.values) for run in group.runs]
+    if len(own) == 1:
+        at, values = own[0][0], own[0][1][:, np.newaxis]
+    else:
+        end = min(float(places[-1]) for places, _ in own)
+        begin = min(max(float(places[0]) for places, _ in own), end)
+        at = np.linspace(begin, end, POINTS)
+        values = np.stack([np.interp(at, places, curve) for places, curve in own], axis=1)
+    return Band(at, bootstrap(values, resamples=2_000), own)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A group in the final table.
+
+    Attributes:
+        seeds: number of different ones; fewer than the runs where some are repeats.
+        scored: number of runs with both scores.
+        best, last: scores over these runs, None without any.
+        expected: what the preset expects, None without a preset or where a run is shorter than that takes.
+    """
+
+    name: str
+    runs: int
+    seeds: int
+    scored: int
+    env_steps: int
+    best: Interval | None
+    last: Interval | None
+    seconds: float
+    unfinished: int
+    expected: float | None
+
+    @property
+    def meets(self) -> bool | None:
+        """Whether the best models reach what the preset expects; None where that is not known."""
+        if self.expected is None or self.best is None:
+            return None
+        return self.best.value >= self.expected
+
+
+def line(group: Group) -> Line:
+    """The results of a group."""
+    runs = group.runs
+    scores = [
+        [(run.summary.get(key) or {}).get("mean") for key in ("best_score", "last_score")] for run in runs
+    ]
+    scored = np.array([both for both in scores if None not in both], np.float64)
+    best, last = bootstrap(scored.T) if len(scored) else (None, None)
+    expected, after = (runs[0].config.get(f"preset.expect_{name}") for name in ("return", "env_steps"))
+    shortest = min(run.env_steps for run in runs)
+    return Line(
+        name=group.name,
+        runs=len(runs),
+        seeds=len({run.path if run.seed is None else run.seed for run in runs}),
+        scored=len(scored),
+        env_steps=max(run.env_steps for run in runs),
+        best=best,
+        last=last,
+        seconds=float(np.median([run.seconds for run in runs])),
+        unfinished=sum(run.summary.get("status") != "done" for run in runs),
+        expected=None if expected is None or (after is not None and shortest < after) else float(expected),
+    )
+
+
+def last_scores(group: Group) -> Array:
+    """(n,) scores of the last models of those runs that have one."""
+    means = [(run.summary.get("last_score") or {}).get("mean") for run in group.runs]
+    return np.array([mean for mean in means if mean is not None], np.float64)
+
+
+def probability_of_improvement(x: Sequence[Array], y: Sequence[Array], resamples: int = 2_000) -> Interval:
+    """P(X > Y): how likely a run of X has a higher score than one of Y, mean over environments, ties counting half.
+
+    x, y: scores of the runs in each environment. The interval is a bootstrap over the runs of each environment.
+    """
+    rng = np.random.default_rng(_SEED)
+
+    def share(a: Array, b: Array) -> Array:
+        above, equal = a[..., :, None] > b[..., None, :], a[..., :, None] == b[..., None, :]
+        mean: Array = (above + 0.5 * equal).mean((-2, -1))
+        return mean
+
+    drawn = np.zeros(resamples)
+    for a, b in zip(x, y, strict=True):
+        drawn += share(
+            a[rng.integers(0, len(a), (resamples, len(a)))], b[rng.integers(0, len(b), (resamples, len(b)))]
+        )
+    value = float(np.mean([share(a, b) for a, b in zip(x, y, strict=True)]))
+    low, high = np.quantile(drawn / len(x), ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
+    return Interval(value, float(low), float(high))
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A performance profile: (m,) shares of an algorithm's runs with a score above each threshold, and their band."""
+
+    shares: Array
+    low: Array
+    high: Array
+
+
+def profiles(
+    scores: Mapping[str, Sequence[Array]], thresholds: Array, resamples: int = 2_000
+) -> dict[str, Profile]:
+    """The profile of each algorithm. scores: of its runs in each environment, normalised · thresholds: (m,)."""
+    rng, found = np.random.default_rng(_SEED), {}
+    for name, envs in scores.items():
+        drawn = np.zeros((resamples, len(thresholds)))
+        own = np.zeros(len(thresholds))
+        for values in envs:
+            resampled = values[rng.integers(0, len(values), (resamples, len(values)))]
+            drawn += (resampled[:, :, None] > thresholds).mean(1) / len(envs)
+            own += (values[:, None] > thresholds).mean(0) / len(envs)
+        low, high = np.quantile(drawn, ((1 - LEVEL) / 2, (1 + LEVEL) / 2), axis=0)
+        found[name] = Profile(own, low, high)
+    return found
+
+
+def normalised(groups: Sequence[Group]) -> dict[str, dict[str, Array]]:
+    """Last scores by algorithm and environment, with 0 for the lowest and 1 for the highest of an environment's groups."""
+    found: dict[str, dict[str, Array]] = {}
+    for env in dict.fromkeys(group.env for group in groups):
+        own = {group.algorithm: last_scores(group) for group in groups if group.env == env}
+        own = {name: scores for name, scores in own.items() if len(scores)}
+        if not own:
+            continue
+        every = np.concatenate(list(own.values()))
+        span = (every.max() - every.min()) or 1.0
+        for name, scores in own.items():
+            found.setdefault(name, {})[env] = (scores - every.min()) / span
+    return found
