@@ -19,7 +19,7 @@ BASES = {
     "agent": ("dqn", "sac"),
     "env": ("gym",),
     "buffer": ("uniform", "prioritized"),
-    "actor_manager": ("process",),
+    "actor_manager": ("process", "ray"),
     "trainer": ("async",),
     "evaluator": ("auto",),
     "recorder": ("default",),

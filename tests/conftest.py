@@ -64,3 +64,12 @@ def workplace(tmp_path: Path, full_forkserver: None) -> Iterator[Path]:
     """An empty working directory, and an empty list of trusted runs."""
     with in_folder(tmp_path) as folder:
         yield folder
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[None]:
+    """A Ray cluster that all runs of this process use. Skips the test where Ray is not installed."""
+    ray = pytest.importorskip("ray")
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=200 << 20)
+    yield
+    ray.shutdown()

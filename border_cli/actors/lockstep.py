@@ -123,6 +123,9 @@ class LockstepManager(ActorManager):
 
     def _make_channel(self, model: ModelInfo, state: State | None) -> ModelChannel:
         published = 0 if state is None else self._load(state)
+        return self._new_channel(model, published)
+
+    def _new_channel(self, model: ModelInfo, published: int) -> ModelChannel:
         return ModelChannel(model_layout(model), LOCKSTEP_SLOTS, published)
 
     def _resumed(self, actor: int, state: State | None) -> tuple[ActorStat, State | None]:

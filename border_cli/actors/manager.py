@@ -96,13 +96,13 @@ class ActorManager:
             self._former = {key: state.values[key] for key in numbers if int(key) >= n}
         limits = Limits(**{field.name: getattr(c, field.name) for field in fields(Limits)})
         shared = Shared(self._spec, self._columns, c.ring_rows, n, self._status, self._models)
-        self._actors = [ActorHandle(i, shared, limits, *self._resumed(i, state)) for i in range(n)]
+        self._actors = [self._make_handle(i, shared, limits, *self._resumed(i, state)) for i in range(n)]
         try:
             for group in [[actor] for actor in self._actors] if c.serial_init else [self._actors]:
                 for actor in group:
                     if not self._should_stop():
                         actor.start()
-                while not (all(a.was_ready or a.losses for a in group) or self._should_stop()):
+                while not (self._enough_started(group) or self._should_stop()):
                     self._poll(_START_POLL_S)
                     if self._lost is not None:
                         raise self._lost
@@ -167,6 +167,15 @@ class ActorManager:
             ends = [actor.end for actor in self._actors]
             run_all([self._wait_for_exits, *ends, self._report_late_failures, self._release])
         return self.stats()
+
+    def _make_handle(
+        self, actor: int, shared: Shared, limits: Limits, counts: ActorStat, state: State | None
+    ) -> ActorHandle:
+        return ActorHandle(actor, shared, limits, counts, state)
+
+    def _enough_started(self, group: Sequence[ActorHandle]) -> bool:
+        """Whether `start` need not wait longer for these actors."""
+        return all(actor.was_ready or actor.losses for actor in group)
 
     def _make_channel(self, model: ModelInfo, state: State | None) -> ModelChannel:
         return ModelChannel(model_layout(model))

@@ -138,13 +138,20 @@ class ActorHandle(SupervisedProcess):
         self._status.state = ActorState.STARTING
         # No credit beyond what was used: the rest of the last incarnation's may have been given to others.
         shared.status.limit(self.actor, counts.env_steps)
-        actor_id = shared.spec.actor_id(self.actor, counts.incarnation, shared.n_actors, counts.env_steps)
-        setup = (shared.spec, actor_id, self._state)
-        self._ring, self._sequence = Ring(shared.columns, shared.ring_rows), 0
+        self._sequence = 0
+        return self._make(
+            shared.spec.actor_id(self.actor, counts.incarnation, shared.n_actors, counts.env_steps)
+        )
+
+    def _make(self, actor_id: ActorId) -> ChildProcess:
+        """Start what runs this incarnation. Raises ResourceError."""
+        shared = self._shared
+        self._ring = ring = Ring(shared.columns, shared.ring_rows)
         try:
-            return ChildProcess(self.name, actor_main, (self._ring, shared.models, shared.status), setup)
+            setup = (shared.spec, actor_id, self._state)
+            return ChildProcess(self.name, actor_main, (ring, shared.models, shared.status), setup)
         finally:
-            self._ring.close()
+            ring.close()
 
     @property
     def _heartbeat(self) -> int:

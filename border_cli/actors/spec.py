@@ -170,6 +170,11 @@ class ActorStatus:
     def first_step_ns(self, at: int) -> None:
         self._own[_FIRST_STEP] = at
 
+    def mirror(self, state: ActorState, heartbeat: int, blocked_ns: int, first_step_ns: int) -> None:
+        """Take over what an actor elsewhere has reported."""
+        self._own[_STATE], self._own[_HEARTBEAT] = state, heartbeat
+        self._own[_BLOCKED], self._own[_FIRST_STEP] = blocked_ns, first_step_ns
+
 
 class StatusBlock:
     """The status of all actors, made by the learner and passed to each process. Raises ResourceError.

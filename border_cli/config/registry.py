@@ -20,6 +20,7 @@ from border_cli.config.schema import (
     BufferConfig,
     EnvConfig,
     EvaluatorConfig,
+    RayConfig,
     RecorderConfig,
 )
 from border_cli.core.errors import BorderError, UsageError
@@ -59,7 +60,8 @@ BUFFERS: dict[str, Entry] = {
 }
 ENVS: dict[str, Entry] = {"gym": Entry(EnvConfig)}
 ACTOR_MANAGERS: dict[str, Entry] = {
-    "process": Entry(ActorManagerConfig, "border_cli.actors.manager:make_manager")
+    "process": Entry(ActorManagerConfig, "border_cli.actors.manager:make_manager"),
+    "ray": Entry(RayConfig, "border_cli.actors.ray:make_manager"),
 }
 TABLES: dict[str, dict[str, Entry]] = {
     "agent": AGENTS,

@@ -211,10 +211,12 @@ def ratio_tolerance(config: TrainConfig) -> int:
     """Env steps by which acting may run ahead of opt_interval.
 
     By default two chunks of one actor, so that it fills the second while the learner uses the first. With one chunk they
-    would take turns.
+    would take turns. On a cluster each actor has credit for one whole chunk, because its way there and back takes longer.
     """
-    given = config.trainer.ratio_tolerance
-    return max(128, 2 * streams(config)) if given is None else given
+    given, chunks = config.trainer.ratio_tolerance, 0
+    if config.actor_manager.type == "ray":
+        chunks = n_actors(config) * config.actor_manager.n_buffer
+    return max(128, 2 * streams(config), chunks) if given is None else given
 
 
 def lockstep_steps(config: TrainConfig) -> int:

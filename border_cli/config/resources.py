@@ -82,8 +82,8 @@ class Counts:
 
 
 def actor_processes(config: TrainConfig) -> int:
-    """Actors with their own process: all, or none."""
-    return n_actors(config) if config.trainer.type == "async" else 0
+    """Actors with their own process beside the learner: all, or none. Those on a cluster are Ray's to place."""
+    return n_actors(config) if config.trainer.type == "async" and config.actor_manager.type != "ray" else 0
 
 
 def memory_need(config: TrainConfig, sizes: Sizes) -> dict[str, int]:

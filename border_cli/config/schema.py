@@ -259,6 +259,23 @@ class ActorManagerConfig:
 
 
 @dataclass
+class RayConfig(ActorManagerConfig):
+    """Actors on a Ray cluster."""
+
+    type: str = override_default(ActorManagerConfig, "type", "ray")
+    n_buffer: int = override_default(ActorManagerConfig, "n_buffer", 256)
+    address: str = option(
+        "local",
+        "the cluster: local, one of this run alone; auto, one that runs on this machine or that RAY_ADDRESS names; "
+        "ray://<host>:10001",
+    )
+    cpus_per_actor: float = option(
+        1.0, "CPUs that Ray reserves for each actor; fractions share a CPU", unit="CPUs", gt=0.0
+    )
+    resources: dict[str, Any] = option({}, "other resources that Ray reserves for each actor, by their name")
+
+
+@dataclass
 class TrainerConfig:
     """Ratio, intervals and budgets, the same in both trainers."""
 

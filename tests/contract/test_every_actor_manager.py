@@ -31,6 +31,8 @@ N_ACTORS = 2
 @pytest.fixture(params=ACTOR_MANAGERS)
 def running(request: pytest.FixtureRequest) -> Running:
     forkserver.start_early(LIGHT_PRELOAD)
+    if request.param == "ray":
+        request.getfixturevalue("ray_cluster")
     entry = ACTOR_MANAGERS[request.param]
 
     @contextlib.contextmanager
@@ -155,7 +157,11 @@ def test_a6_an_environment_that_raises_is_reported_after_the_earlier_chunks(
 
 
 @pytest.mark.parametrize("manager", ACTOR_MANAGERS)
-def test_a_run_trains_with_each_manager(workplace: Path, manager: str) -> None:
+def test_a_run_trains_with_each_manager(
+    workplace: Path, manager: str, request: pytest.FixtureRequest
+) -> None:
+    if manager == "ray":
+        request.getfixturevalue("ray_cluster")
     args = ["plugins=[tests.thread_actors]", f"actor_manager={manager}", "n_actors=2", "trainer.max_opts=60"]
     assert main(tiny(*args)) == 0
     run = Run(Path("runs/latest").resolve())

@@ -1,0 +1,410 @@
+"""Actors on a Ray cluster (https://www.ray.io): `actor_manager=ray`.
+
+The learner stays in its own process, and each actor is a Ray actor that runs the ordinary loop (`actors.remote`). The
+learner pulls: one or two calls per actor are under way, which carry credit and models there and chunks back. A version of
+the model is put into Ray's object store once, from where all actors of a node read the same copy. Ray places the actors;
+their supervision, with restarts and back-off, is that of actors in processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import re
+import signal
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from border_cli.actors.lockstep import LockstepManager
+from border_cli.actors.manager import ActorManager
+from border_cli.actors.process import ActorHandle, SendState, Shared
+from border_cli.actors.remote import Command, RemoteActor, RemoteSetup, Reply, unpack
+from border_cli.actors.spec import ActorId, ActorSpec, ActorStatus
+from border_cli.config.schema import ActorManagerConfig, RayConfig
+from border_cli.core.errors import ActorLostError, UsageError
+from border_cli.core.protocols import StopCheck
+from border_cli.core.state import State
+from border_cli.core.types import ActorStat, Chunk, Column, ModelInfo
+from border_cli.runtime.supervised import ChildProcess, Condition, Limits
+from border_cli.transport import ModelChannel, Ring
+
+_CALLS = 2
+"""Calls under way per actor at most."""
+_POLL_S = 0.001
+"""Least time between two looks at the calls: each costs the learner a tenth of a millisecond."""
+_HANDLED = (signal.SIGINT, signal.SIGTERM)
+_OBJECT_STORE_BYTES = 512 << 20
+"""Of a cluster that a run starts for itself: some versions of a model, and chunks on their way."""
+_logger = logging.getLogger(__name__)
+
+
+def make_manager(
+    spec: ActorSpec,
+    columns: tuple[Column, ...],
+    n_actors: int,
+    config: ActorManagerConfig,
+    should_stop: StopCheck,
+    on_exception: Callable[[ActorLostError], None],
+) -> ActorManager:
+    """The manager for `actor_manager.type=ray`, in lockstep if the actors have rounds. Raises UsageError."""
+    kind = RayManager if spec.rounds is None else RayLockstepManager
+    return kind(spec, columns, n_actors, config, should_stop, on_exception)
+
+
+# -- the cluster ---------------------------------------------------------------
+
+
+def import_ray() -> Any:
+    """The package. Raises UsageError where it is not installed."""
+    try:
+        return importlib.import_module("ray")
+    except ModuleNotFoundError as e:
+        raise UsageError(
+            "actor_manager=ray: the package ray is not installed\nallowed: pip install 'border-cli[ray]'"
+        ) from e
+
+
+class Cluster:
+    """The connection to a cluster, or a cluster of this run's own. Raises UsageError if there is none at the address."""
+
+    def __init__(self, config: RayConfig, n_actors: int) -> None:
+        self.ray = import_ray()
+        self._ours = not self.ray.is_initialized()
+        if not self._ours:  # the program that uses us has connected already
+            return
+        local = config.address == "local"
+        own: dict[str, Any] = {}
+        if local:  # Ray would start one worker per CPU, and actors mostly wait
+            own = {
+                "num_cpus": max(1, round(n_actors * config.cpus_per_actor)),
+                "object_store_memory": _OBJECT_STORE_BYTES,
+                "include_dashboard": False,
+            }
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        with _own_signal_handlers(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what matters of them is in the error
+            try:
+                self.ray.init(
+                    address=config.address,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    configure_logging=False,
+                    **own,
+                )
+            except Exception as e:
+                raise UsageError(
+                    f"actor_manager.address={config.address}: no Ray cluster is reachable: {_brief(e)}\n"
+                    "allowed: auto (one that runs on this machine), ray://<host>:10001, or local (one of this run alone)"
+                ) from e
+
+    def close(self) -> None:
+        """Disconnect; a cluster of this run's own ends."""
+        if self._ours and self.ray.is_initialized():
+            with _own_signal_handlers():
+                self.ray.shutdown()
+
+
+@contextlib.contextmanager
+def _own_signal_handlers() -> Iterator[None]:
+    """Put the handlers back that Ray replaces: it would end the run at once, without a checkpoint."""
+    before = {number: signal.getsignal(number) for number in _HANDLED}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            with contextlib.suppress(ValueError):  # not in the main thread, where Ray replaces none
+                signal.signal(number, handler)
+
+
+def _brief(error: BaseException) -> str:
+    """The line of an error of Ray that says what happened: the last one with an exception, or the first of all."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    raised = [line for line in lines if re.match(r"[\w.]*(Error|Exception): ", line)]
+    return [*raised[-1:], *lines, type(error).__name__][0]
+
+
+# -- models --------------------------------------------------------------------
+
+
+class RayModels:
+    """Publications of the model. Each is copied at once, and put into the object store when an actor first needs it."""
+
+    def __init__(self, ray: Any, kept: int, published: int = 0) -> None:
+        self._ray = ray
+        self._kept = kept
+        self._models: dict[int, ModelInfo] = {}
+        self._refs: dict[int, Any] = {}
+        self.publications = published
+
+    def publish(self, model: ModelInfo) -> None:
+        """Make this model the newest."""
+        self.publications += 1
+        arrays = {name: array.copy() for name, array in model.arrays.items()}
+        self._models[self.publications] = ModelInfo(model.version, arrays)
+        for kept in (self._models, self._refs):
+            kept.pop(self.publications - self._kept, None)
+
+    def since(self, number: int) -> dict[int, Any]:
+        """References to the publications after this one that are kept, by their number."""
+        for new in self._models:
+            if new > number and new not in self._refs:
+                self._refs[new] = self._ray.put(self._models[new])
+        return {new: ref for new, ref in self._refs.items() if new > number}
+
+    def close(self) -> None:
+        """Forget the models."""
+        self._models.clear()
+        self._refs.clear()
+
+
+# -- one actor -----------------------------------------------------------------
+
+
+class ArrivedChunks:
+    """In the place of a `Ring`: chunks of two calls, which may come in another order, in the order of their numbers."""
+
+    def __init__(self) -> None:
+        self._chunks: dict[int, Chunk] = {}
+        self._next = 0
+
+    def add(self, chunk: Chunk) -> None:
+        """Take a chunk that has arrived."""
+        self._chunks[chunk.sequence] = chunk
+
+    def pop_all(self) -> list[Chunk]:
+        """The chunks of which no earlier one is missing."""
+        chunks = []
+        while (chunk := self._chunks.pop(self._next, None)) is not None:
+            chunks.append(chunk)
+            self._next += 1
+        return chunks
+
+
+@dataclass
+class RayLink:
+    """What all actors of a run have in common. options: of the Ray actors."""
+
+    ray: Any
+    models: RayModels
+    options: dict[str, Any]
+
+
+class RayChild:
+    """A Ray actor in the place of a child process: implements what `SupervisedProcess` needs of a `ChildProcess`."""
+
+    pid = None
+    descriptors = ()
+
+    def __init__(
+        self, link: RayLink, setup: RemoteSetup, status: ActorStatus, chunks: ArrivedChunks, first: int
+    ) -> None:
+        self._link = link
+        self._columns = setup.columns
+        self._status = status
+        self._chunks = chunks
+        self._name = f"actor {setup.actor_id.actor}"
+        self._sent = first - 1  # number of the last publication that was sent
+        self._told = (-1, -1, False)  # credit, env steps and stop
+        self._wants_state = False
+        self._calls: deque[Any] = deque()
+        self._ended = ""  # how it ended; empty while it runs
+        remote: Any = link.ray.remote(RemoteActor)
+        self._actor = remote.options(max_restarts=0, max_concurrency=_CALLS, **link.options).remote(setup)
+        self._call()
+
+    @property
+    def calls(self) -> Sequence[Any]:
+        """References to the answers that are awaited."""
+        return self._calls
+
+    def send(self, message: object) -> None:
+        """Ask for the actor's state, which is the only message that there is."""
+        self._wants_state = isinstance(message, SendState)
+        self._call()
+
+    def receive(self, last: bool = False) -> Iterator[object]:
+        """Messages that have arrived. Tells the actor what is new."""
+        del last
+        if self._calls and not self._ended:
+            ready, _ = self._link.ray.wait(list(self._calls), num_returns=len(self._calls), timeout=0)
+            for ref in ready:
+                self._calls.remove(ref)
+                yield from self._take(ref)
+        if not self._ended:
+            self._call()
+
+    def _take(self, ref: Any) -> Iterator[object]:
+        try:
+            reply: Reply = self._link.ray.get(ref)
+        except Exception as e:  # noqa: BLE001 - whatever Ray raises: the actor is not there any more
+            self._ended = f"was lost: {_brief(e)}"
+            return
+        for packed in reply.chunks:
+            self._chunks.add(unpack(packed, self._columns))
+        status = self._status
+        first = status.first_step_ns
+        if reply.seconds and not first:
+            first = time.monotonic_ns() - int(1e9 * reply.seconds)
+        status.mirror(reply.state, reply.heartbeat, reply.blocked_ns, first)
+        for level, logger, text in reply.logs:
+            logging.getLogger(logger).log(level, "%s: %s", self._name, text)
+        for message in reply.messages:
+            if type(message).__name__ in ("Finished", "Failed"):
+                self._ended = "has ended"
+            yield message
+
+    def _call(self) -> None:
+        """Call the actor, if no call is under way, or if there is something new to tell and room for another one."""
+        status, models = self._status, self._link.models
+        now = status.credit, status.global_env_steps, status.stop_requested
+        news = now[0] != self._told[0] or now[2] != self._told[2] or self._wants_state
+        news = news or models.publications > self._sent
+        if len(self._calls) >= _CALLS or (self._calls and not news):
+            return
+        new = models.since(self._sent)
+        command = Command(*now, numbers=tuple(new), wants_state=self._wants_state)
+        self._calls.append(self._actor.collect.remote(command, *new.values()))
+        self._told, self._wants_state = now, False
+        self._sent = max([self._sent, *new])
+
+    def exited(self) -> bool:
+        """Whether the actor has ended, or is lost."""
+        return bool(self._ended)
+
+    @property
+    def exit_reason(self) -> str:
+        """How it ended."""
+        return self._ended
+
+    def kill(self) -> None:
+        """Kill it at once."""
+        self._ended = self._ended or "was killed"
+        with contextlib.suppress(Exception):  # it may be gone, or its node
+            self._link.ray.kill(self._actor, no_restart=True)
+
+    def end(self, grace_s: float = 0.0) -> None:
+        """Kill it, and forget the answers."""
+        del grace_s
+        self.kill()
+        self._calls.clear()
+
+
+class RayHandle(ActorHandle):
+    """The learner's handle of one actor on a cluster. first: number of the first publication that it may need."""
+
+    start_hint = "allowed: a higher actor_manager.start_timeout_s, fewer actors, or a cluster with more CPUs"
+
+    def __init__(
+        self,
+        actor: int,
+        shared: Shared,
+        limits: Limits,
+        counts: ActorStat | None,
+        state: State | None,
+        link: RayLink,
+        level: int,
+    ) -> None:
+        super().__init__(actor, shared, limits, counts, state)
+        self._link = link
+        self._level = level
+        self.needed = True  # whether the run waits for it; else it may wait for a place on the cluster
+        self._absent = True  # until it is ready
+
+    @property
+    def calls(self) -> Sequence[Any]:
+        """Answers that are awaited."""
+        return () if self._child is None else cast("RayChild", self._child).calls
+
+    @property
+    def _watched(self) -> bool:
+        return self.needed or self._is_ready
+
+    def _make(self, actor_id: ActorId) -> ChildProcess:
+        shared, arrived = self._shared, ArrivedChunks()
+        self._ring = cast("Ring", arrived)
+        setup = RemoteSetup(shared.spec, actor_id, shared.columns, shared.ring_rows, self._level, self._state)
+        models = self._link.models
+        first = models.publications if self._state is None and shared.spec.rounds is None else 1
+        return cast("ChildProcess", RayChild(self._link, setup, self._status, arrived, first))
+
+
+# -- all actors ----------------------------------------------------------------
+
+
+class _OnRay(ActorManager):
+    """What differs from actors in processes. Raises UsageError if no cluster is reachable."""
+
+    _kept_models = 1
+
+    def __init__(
+        self,
+        spec: ActorSpec,
+        columns: tuple[Column, ...],
+        n_actors: int,
+        config: ActorManagerConfig,
+        should_stop: StopCheck = lambda: False,
+        on_exception: Callable[[ActorLostError], None] = lambda _: None,
+    ) -> None:
+        super().__init__(spec, columns, n_actors, config, should_stop, on_exception)
+        ray_config = cast("RayConfig", config)
+        self._cluster = Cluster(ray_config, n_actors)
+        options: dict[str, Any] = {"num_cpus": ray_config.cpus_per_actor}
+        if ray_config.resources:
+            options["resources"] = dict(ray_config.resources)
+        self._link = RayLink(self._cluster.ray, RayModels(self._cluster.ray, self._kept_models), options)
+        self._looked = 0.0
+
+    def _make_handle(
+        self, actor: int, shared: Shared, limits: Limits, counts: ActorStat, state: State | None
+    ) -> ActorHandle:
+        level = logging.getLogger().getEffectiveLevel()
+        return RayHandle(actor, shared, limits, counts, state, self._link, level)
+
+    def _listen(self, actors: Sequence[ActorHandle], timeout_s: float) -> None:
+        if timeout_s > 0 and (calls := [ref for actor in actors for ref in cast("RayHandle", actor).calls]):
+            self._cluster.ray.wait(calls, num_returns=1, timeout=timeout_s)
+        ready = sum(actor.condition is Condition.READY for actor in self._actors)
+        for actor in actors:
+            cast("RayHandle", actor).needed = ready < self._config.min_actors
+            actor.receive()
+
+    def collect(self) -> list[Chunk]:
+        """As of actors in processes, with a look at the calls at most every millisecond."""
+        now = time.monotonic()
+        if not self._stopped and now - self._looked >= _POLL_S:
+            self._looked = now
+            self._listen(self._actors, 0.0)
+        return super().collect()
+
+    def _release(self) -> None:
+        try:
+            super()._release()
+        finally:
+            self._cluster.close()
+
+
+class RayManager(_OnRay):
+    """Actors on credit. A run begins with min_actors of them; the others join when the cluster has room."""
+
+    def _make_channel(self, model: ModelInfo, state: State | None) -> ModelChannel:
+        return cast("ModelChannel", self._link.models)
+
+    def _enough_started(self, group: Sequence[ActorHandle]) -> bool:
+        ready = sum(actor.was_ready for actor in self._actors)
+        return ready >= min(self._config.min_actors, self._n_actors) or super()._enough_started(group)
+
+
+class RayLockstepManager(_OnRay, LockstepManager):
+    """Actors in rounds: all of them have to be there."""
+
+    _kept_models = 3
+
+    def _new_channel(self, model: ModelInfo, published: int) -> ModelChannel:
+        self._link.models.publications = published
+        return cast("ModelChannel", self._link.models)

@@ -1,0 +1,302 @@
+"""An actor on another machine: what runs there, and what goes to it and comes back, each in one call.
+
+`RemoteActor` runs the ordinary loop of an actor in a thread. The learner calls `collect` with new credit and models, and
+gets the chunks that the actor has handed over. A new call makes an older one that still waits return at once, so the
+learner can always tell something new. This module does not know what carries the calls; see `border_cli.actors.ray`.
+"""
+
+from __future__ import annotations
+
+import logging
+import platform
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing import reduction
+from typing import Any
+
+import numpy as np
+
+from border_cli.actors.loop import run_actor
+from border_cli.actors.process import Finished, StatePiece
+from border_cli.actors.spec import ActorId, ActorSpec, ActorState
+from border_cli.core.errors import ActorLostError, IncompatibleStateError
+from border_cli.core.spaces import Array
+from border_cli.core.state import State
+from border_cli.core.types import Chunk, Column, Items, ModelInfo, empty_items
+from border_cli.runtime import child
+from border_cli.runtime.supervised import Failed, Ready
+
+WAIT_S = 0.2
+"""How long a call waits for chunks at most [s]."""
+_MAX_LOGS = 1000
+
+
+@dataclass(frozen=True)
+class Command:
+    """What the learner tells an actor.
+
+    credit, env_steps: see `actors.loop.Status` · numbers: of the publications that come with the call, in their order ·
+    wants_state: whether it asks for the actor's state.
+    """
+
+    credit: int
+    env_steps: int
+    stop: bool = False
+    numbers: tuple[int, ...] = ()
+    wants_state: bool = False
+
+
+@dataclass(frozen=True)
+class PackedChunk:
+    """A chunk whose columns lie one after the other in one array of bytes."""
+
+    chunk: Chunk
+    rows: int
+    data: Array
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What an actor tells the learner.
+
+    messages: Ready, Finished, Failed or StatePiece · seconds: since its first env step, 0 before it ·
+    logs: level, logger and text of what it has logged.
+    """
+
+    chunks: list[PackedChunk]
+    messages: list[object]
+    logs: list[tuple[int, str, str]]
+    state: ActorState
+    heartbeat: int
+    seconds: float
+    blocked_ns: int
+
+
+def pack(chunk: Chunk, columns: Sequence[Column]) -> PackedChunk:
+    """Put the columns of a chunk into one array."""
+    parts = [np.ascontiguousarray(chunk.items[column.name]).view(np.uint8).reshape(-1) for column in columns]
+    rows, data = chunk.rows, np.concatenate(parts)
+    return PackedChunk(
+        Chunk(chunk.actor, chunk.incarnation, chunk.sequence, chunk.env_steps, chunk.version, {}), rows, data
+    )
+
+
+def unpack(packed: PackedChunk, columns: Sequence[Column]) -> Chunk:
+    """The chunk again; its arrays are views of the packed one."""
+    items, start = {}, 0
+    for column in columns:
+        end = start + packed.rows * column.row_bytes
+        flat = packed.data[start:end].view(np.dtype(column.dtype))
+        items[column.name] = flat.reshape(packed.rows, *column.shape)
+        start = end
+    c = packed.chunk
+    return Chunk(c.actor, c.incarnation, c.sequence, c.env_steps, c.version, items)
+
+
+@dataclass
+class LocalStatus:
+    """Implements `actors.loop.Status` between two threads."""
+
+    credit: int
+    global_env_steps: int = 0
+    stop_requested: bool = False
+    state: ActorState = ActorState.STARTING
+    first_step_ns: int = 0
+    blocked_ns: int = 0
+    heartbeat: int = 0
+
+    def beat(self) -> None:
+        self.heartbeat += 1
+
+    def add_blocked(self, nanoseconds: int) -> None:
+        self.blocked_ns += nanoseconds
+
+
+class PackingSink:
+    """Implements `actors.loop.ChunkSink`: packs chunks and queues them. capacity: rows; a full queue is waited for."""
+
+    def __init__(self, columns: Sequence[Column], capacity: int, changed: threading.Condition) -> None:
+        self._columns = columns
+        self._capacity = capacity
+        self._changed = changed
+        self._queue: list[PackedChunk] = []
+
+    def reserve(self, rows: int) -> Items | None:
+        queued = sum(packed.rows for packed in self._queue)
+        return empty_items(tuple(self._columns), rows) if queued < self._capacity else None
+
+    def push(self, chunk: Chunk) -> None:
+        packed = pack(chunk, self._columns)
+        with self._changed:
+            self._queue.append(packed)
+            self._changed.notify_all()
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def take(self) -> list[PackedChunk]:
+        """What is queued, in order. Call it with the lock held."""
+        queued, self._queue = self._queue, []
+        return queued
+
+
+class ReceivedModels:
+    """Implements `actors.loop.ModelSource`, and what lockstep needs of a `ModelChannel`."""
+
+    def __init__(self) -> None:
+        self._models: dict[int, ModelInfo] = {}
+        self._seen = 0
+        self.publications = 0
+
+    def add(self, number: int, model: ModelInfo) -> None:
+        """Keep this publication; those before the last two are not needed any more."""
+        self._models[number] = model
+        self._models.pop(number - 3, None)
+        self.publications = number
+
+    def poll(self) -> ModelInfo | None:
+        newest = self.publications
+        if newest == self._seen:
+            return None
+        self._seen = newest
+        return self._models[newest]
+
+    def take(self, number: int) -> ModelInfo:
+        """The publication with this number."""
+        return self._models[number]
+
+
+@dataclass
+class FlagRequests:
+    """Implements `actors.loop.StateRequests`. send: sends a message to the learner."""
+
+    send: Callable[[object], None]
+    flag: bool = False
+
+    def wanted(self) -> bool:
+        wanted, self.flag = self.flag, False
+        return wanted
+
+    def answer(self, state: State) -> None:
+        self.send(StatePiece(bytes(reduction.ForkingPickler.dumps(state)), last=True))
+
+
+@dataclass(frozen=True)
+class RemoteSetup:
+    """What an actor is made of. capacity: rows that may wait for the learner · state: what lockstep continues from."""
+
+    spec: ActorSpec
+    actor_id: ActorId
+    columns: tuple[Column, ...]
+    capacity: int
+    level: int
+    state: State | None = None
+
+
+class _LogHandler(logging.Handler):
+    def __init__(self, logs: deque[tuple[int, str, str]]) -> None:
+        super().__init__()
+        self._logs = logs
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._logs.append((record.levelno, record.name, record.getMessage()))
+
+
+class RemoteActor:
+    """One incarnation of an actor. Its methods may be called by several threads at a time."""
+
+    def __init__(self, setup: RemoteSetup) -> None:
+        self._changed = threading.Condition()
+        self._entered = 0
+        self._ended = False
+        self._messages: list[object] = []
+        self._logs: deque[tuple[int, str, str]] = deque(maxlen=_MAX_LOGS)
+        self._status = LocalStatus(setup.actor_id.env_steps)
+        self._sink = PackingSink(setup.columns, setup.capacity, self._changed)
+        self._models = ReceivedModels()
+        self._requests = FlagRequests(self._send)
+        logging.basicConfig(level=setup.level, handlers=[_LogHandler(self._logs)], force=True)
+        logging.captureWarnings(True)
+        self._thread = threading.Thread(target=self._run, args=(setup,), name="actor", daemon=True)
+        self._thread.start()
+
+    def collect(self, command: Command, *models: ModelInfo) -> Reply:
+        """Take what the learner tells, and wait for chunks: WAIT_S at most, and until the next call."""
+        status, until = self._status, time.monotonic() + WAIT_S
+        with self._changed:
+            self._entered += 1
+            mine = self._entered
+            status.global_env_steps, status.credit = command.env_steps, command.credit
+            status.stop_requested = command.stop
+            for number, model in zip(command.numbers, models, strict=True):
+                self._models.add(number, model)
+            self._requests.flag |= command.wants_state
+            self._changed.notify_all()
+            while not (len(self._sink) or self._messages or self._ended or self._entered > mine):
+                if (left := until - time.monotonic()) <= 0:
+                    break
+                self._changed.wait(left)
+            messages = list(self._messages)
+            self._messages.clear()
+            logs = [self._logs.popleft() for _ in range(len(self._logs))]
+            first = status.first_step_ns
+            return Reply(
+                self._sink.take(),
+                messages,
+                logs,
+                status.state,
+                status.heartbeat,
+                (time.monotonic_ns() - first) / 1e9 if first else 0.0,
+                status.blocked_ns,
+            )
+
+    def _run(self, setup: RemoteSetup) -> None:
+        spec, actor_id = setup.spec, setup.actor_id
+        child.one_torch_thread()
+        try:
+            stat = run_actor(
+                spec,
+                actor_id,
+                self._models,
+                self._sink,
+                self._status,
+                self._ready,
+                self._requests,
+                setup.state,
+            )
+            self._status.state = ActorState.DONE
+            self._send(Finished(stat))
+        except BaseException as error:  # noqa: BLE001 - also SystemExit, which user code may raise
+            self._send(failed(error, f"actor {actor_id.actor}"))
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def _ready(self, exact: bool) -> None:
+        child.one_torch_thread()  # of the policy, which has imported torch by now
+        self._send(Ready(exact))
+
+    def _send(self, message: object) -> None:
+        with self._changed:
+            self._messages.append(message)
+            self._changed.notify_all()
+
+
+def failed(error: BaseException, who: str) -> Failed:
+    """The message for an exception that ended the actor, with the name of the machine."""
+    message, details, context = (
+        f"{who} failed: {type(error).__name__}: {error}".rstrip(": "),
+        "",
+        dict[str, Any](),
+    )
+    details = "".join(traceback.format_exception(error))
+    if isinstance(error, ActorLostError):  # an environment raised
+        message, details, context = str(error), error.details, dict(error.context)
+    first, _, rest = message.partition("\n")
+    where: Mapping[str, Any] = context | {"node": platform.node()}
+    text = f"{first} (on node {platform.node()})" + (f"\n{rest}" if rest else "")
+    return Failed(text, details, where, isinstance(error, IncompatibleStateError))

@@ -1,0 +1,158 @@
+"""Actors on a cluster without a cluster: packing, the order of chunks, models, and a cluster that is not there."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from border_cli.actors import ray as on_ray
+from border_cli.actors.ray import ArrivedChunks, Cluster, RayModels
+from border_cli.actors.remote import (
+    Command,
+    PackingSink,
+    ReceivedModels,
+    RemoteActor,
+    RemoteSetup,
+    pack,
+    unpack,
+)
+from border_cli.config.resolve import ratio_tolerance
+from border_cli.config.schema import RayConfig, TrainConfig
+from border_cli.core.errors import UsageError
+from border_cli.core.types import Chunk, Column, empty_items
+from border_cli.runtime.supervised import Failed, Ready
+from tests.fakes import COUNTING_COLUMNS, counting_actors, model
+
+COLUMNS = (Column("obs", (2,), "float32"), Column("n_steps", (), "int32"), Column("done", (), "bool"))
+
+
+def chunk(sequence: int, rows: int = 3) -> Chunk:
+    items = empty_items(COLUMNS, rows)
+    items["obs"][:] = np.arange(2 * rows).reshape(rows, 2) + 10 * sequence
+    items["n_steps"][:] = 1
+    items["done"][-1:] = True
+    return Chunk(1, 2, sequence, rows, 7, items)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3])
+def test_an_unpacked_chunk_is_the_packed_one(rows: int) -> None:
+    packed = pack(chunk(4, rows), COLUMNS)
+    assert packed.data.nbytes == rows * (8 + 4 + 1)
+    found = unpack(packed, COLUMNS)
+    expected = chunk(4, rows)
+    assert (found.actor, found.incarnation, found.sequence, found.env_steps, found.version) == (
+        1,
+        2,
+        4,
+        rows,
+        7,
+    )
+    for name, array in expected.items.items():
+        np.testing.assert_array_equal(found.items[name], array)
+        assert found.items[name].dtype == array.dtype
+
+
+def test_chunks_of_two_calls_come_in_the_order_of_their_numbers() -> None:
+    arrived = ArrivedChunks()
+    arrived.add(chunk(1))
+    assert arrived.pop_all() == []
+    arrived.add(chunk(0))
+    arrived.add(chunk(3))
+    assert [one.sequence for one in arrived.pop_all()] == [0, 1]
+    assert arrived.pop_all() == []  # the second one is lost, if its actor is
+
+
+def test_a_full_sink_takes_no_rows_until_it_is_emptied() -> None:
+    changed = threading.Condition()
+    sink = PackingSink(COLUMNS, 4, changed)
+    sink.push(chunk(0))
+    assert sink.reserve(2) is not None
+    sink.push(chunk(1))
+    assert sink.reserve(2) is None
+    with changed:
+        assert [one.chunk.sequence for one in sink.take()] == [0, 1]
+    assert sink.reserve(2) is not None
+
+
+def test_a_model_is_put_into_the_store_once_and_only_if_an_actor_needs_it() -> None:
+    put: list[int] = []
+    store = SimpleNamespace(put=lambda info: put.append(info.version) or f"ref {info.version}")
+    models = RayModels(store, kept=1)
+    current = model(1)
+    models.publish(current)
+    current.arrays["weight"][:] = 99.0  # the learner goes on
+    models.publish(model(2))
+    assert models.since(0) == {2: "ref 2"}
+    assert models.since(0) == {2: "ref 2"}
+    assert (put, models.since(2), models.publications) == ([2], {}, 2)
+    lockstep = RayModels(store, kept=3, published=5)
+    for version in (6, 7, 8, 9):
+        lockstep.publish(model(version))
+    assert list(lockstep.since(6)) == [7, 8, 9]
+
+
+def test_an_actor_has_the_newest_model_and_in_lockstep_the_two_before() -> None:
+    received = ReceivedModels()
+    for number in (1, 2, 3):
+        received.add(number, model(number))
+    assert received.poll() is not None and received.poll() is None
+    assert [received.take(number).version for number in (1, 2, 3)] == [1, 2, 3]
+
+
+def test_a_call_returns_with_chunks_and_at_once_when_a_newer_one_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("border_cli.actors.remote.WAIT_S", 60.0)
+    spec = counting_actors(n_buffer=4, lengths=[7])
+    actor = RemoteActor(RemoteSetup(spec, spec.actor_id(0, 0, 1), COUNTING_COLUMNS, 64, 30))
+    first = actor.collect(Command(0, 0, numbers=(1,)), model())
+    assert first.messages == [Ready(True)]
+    answers: list[Any] = []
+    waiting = threading.Thread(target=lambda: answers.append(actor.collect(Command(0, 0))))
+    waiting.start()
+    while actor._entered < 2:
+        pass
+    reply = actor.collect(Command(8, 100))
+    waiting.join(30)
+    assert not waiting.is_alive()
+    chunks = [*answers[0].chunks, *reply.chunks]
+    while sum(one.chunk.env_steps for one in chunks) < 8:
+        chunks += actor.collect(Command(8, 100)).chunks
+    assert [one.chunk.sequence for one in chunks] == list(range(len(chunks)))
+    end = actor.collect(Command(8, 100, stop=True))
+    assert [type(message).__name__ for message in end.messages] == ["Finished"]
+
+
+def test_an_exception_of_an_environment_comes_with_the_name_of_the_machine() -> None:
+    spec = counting_actors(fault="raise", fault_at="make", lengths=[7])
+    actor = RemoteActor(RemoteSetup(spec, spec.actor_id(0, 0, 1), COUNTING_COLUMNS, 64, 30))
+    (message,) = actor.collect(Command(0, 0)).messages
+    assert isinstance(message, Failed)
+    assert " (on node " in message.error.splitlines()[0]
+    assert "CountingEnv raises" in message.traceback
+
+
+@pytest.mark.parametrize("address", ["auto", "ray://nowhere:10001"])
+def test_a_cluster_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    def init(**_: Any) -> None:
+        raise ConnectionError(
+            "Could not find any running Ray instance.\nPlease specify the one to connect to"
+        )
+
+    monkeypatch.setattr(
+        on_ray, "import_ray", lambda: SimpleNamespace(is_initialized=lambda: False, init=init)
+    )
+    with pytest.raises(
+        UsageError, match="no Ray cluster is reachable: Could not find any running Ray instance"
+    ) as error:
+        Cluster(RayConfig(address=address), 2)
+    assert len(str(error.value).splitlines()) == 2
+
+
+def test_on_a_cluster_each_actor_has_credit_for_a_whole_chunk() -> None:
+    config = TrainConfig(actor_manager=RayConfig(n_buffer=256), n_actors=8)
+    assert ratio_tolerance(config) == 8 * 256
