@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-WORDS = ("-m", "agent=dqn,qrdqn", "env=cartpole", "seed=1,2,3,4,5,6", "recorder.console=plain")
+WORDS = ("-m", "agent=dqn,c51", "env=cartpole", "seed=1,2,3,4,5,6", "recorder.console=plain")
 LOCKSTEP = "trainer.lockstep=true"
 KILLS = 3
 
