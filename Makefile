@@ -59,8 +59,8 @@ test-faults-full: install
 
 # test-extras: with the real libraries of extras that `make install` leaves out
 test-extras: install
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,tune,export,wandb,trackio,mlflow]' optuna-dashboard
-	$(BIN)/python -m pytest tests/extras $(ARGS)
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,tune,export,wandb,trackio,mlflow,ray]' optuna-dashboard hydra-submitit-launcher hydra-joblib-launcher
+	$(BIN)/python -m pytest tests/extras tests/contract/test_every_actor_manager.py $(ARGS)
 
 learning: install
 	$(BIN)/python -m pytest tests/learning -n 2 $(ARGS)

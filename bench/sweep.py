@@ -1,9 +1,9 @@
 """A sweep of twelve CartPole runs: in slots beside one after the other, and killed three times beside never.
 
-    python -m bench.sweep [--env-steps 30000]
+    python -m bench.sweep [--env-steps 15000] [--rounds 3]
 
-Prints the durations with their ratio, for trainer=sync and for lockstep, and whether the killed sweep, in lockstep, ended
-with the scores of the other one.
+Prints the durations with their ratio, and the median of the rounds, for trainer=sync, whose jobs use one CPU each. Then
+whether a killed sweep, in lockstep, ended with the scores of one that was not killed.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -62,18 +63,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--env-steps", type=int, default=30_000)
-    env_steps = parser.parse_args().env_steps
+    parser.add_argument("--env-steps", type=int, default=15_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    args = parser.parse_args()
+    env_steps, ratios = args.env_steps, []
     with tempfile.TemporaryDirectory() as name:
-        folder, slots_s = Path(name), 0.0
-        for label, trainer in (("sync", "trainer=sync"), ("lockstep", LOCKSTEP)):
-            one_s = timed(folder / f"{label}_one", env_steps, trainer, "sweep.slots=1")
-            slots_s = timed(folder / f"{label}_slots", env_steps, trainer)
+        folder = Path(name)
+        for i in range(args.rounds):
+            one_s = timed(folder / f"one_{i}", env_steps, "trainer=sync", "sweep.slots=1")
+            slots_s = timed(folder / f"slots_{i}", env_steps, "trainer=sync")
+            ratios.append(slots_s / one_s)
             print(
-                f"{trainer}: one after the other {one_s:.0f} s, in slots {slots_s:.0f} s: {slots_s / one_s:.3f}",
-                flush=True,
+                f"one after the other {one_s:.0f} s, in slots {slots_s:.0f} s: {ratios[-1]:.3f}", flush=True
             )
-        moments = killed(folder / "killed", env_steps, slots_s)
+        print(f"median of {args.rounds} rounds: {statistics.median(ratios):.3f}", flush=True)
+        moments = killed(folder / "killed", env_steps, timed(folder / "lockstep_slots", env_steps, LOCKSTEP))
         print("killed after", ", ".join(f"{moment:.0f} s" for moment in moments))
         whole, often = scores(folder / "lockstep_slots"), scores(folder / "killed")
         same = sum(a[0] == b[0] for a, b in zip(whole, often, strict=True))

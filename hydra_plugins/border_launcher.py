@@ -1,4 +1,4 @@
-"""Hydra's launcher `border`: sweepers of other plugins run their jobs in the slots of `border-train -m` with it.
+"""Hydra's launchers `border` and `border_ray`, with which other sweepers run their jobs as `border-train -m` does.
 
 Hydra finds launchers in packages named `hydra_plugins` alone, and imports them in every command: nothing heavy is here.
 """
@@ -15,9 +15,11 @@ from omegaconf import DictConfig
 
 
 class BorderLauncher(Launcher):
-    """Runs each batch of jobs that a sweeper asks for. The task is a `border_cli.cli.sweep.SweepRun`."""
+    """Runs each batch of jobs that a sweeper asks for. The task is a `border_cli.cli.sweep.SweepRun`, which reads the
+    settings of the launcher itself.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, **_settings: Any) -> None:
         self._run: Any = None
         self._context: Any = None
         self._config: Any = None

@@ -66,10 +66,11 @@ def workplace(tmp_path: Path, full_forkserver: None) -> Iterator[Path]:
         yield folder
 
 
-@pytest.fixture(scope="session")
-def ray_cluster() -> Iterator[None]:
-    """A Ray cluster that all runs of this process use. Skips the test where Ray is not installed."""
+@pytest.fixture
+def ray_cluster() -> None:
+    """A Ray cluster that all runs of this process use, until it ends. Skips the test where Ray is not installed."""
     ray = pytest.importorskip("ray")
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=200 << 20)
-    yield
-    ray.shutdown()
+    if not ray.is_initialized():
+        ray.init(
+            "local", num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=200 << 20
+        )

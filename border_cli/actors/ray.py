@@ -9,13 +9,8 @@ their supervision, with restarts and back-off, is that of actors in processes.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
-import os
-import re
-import signal
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,10 +22,11 @@ from border_cli.actors.process import ActorHandle, SendState, Shared
 from border_cli.actors.remote import Command, RemoteActor, RemoteSetup, Reply, unpack
 from border_cli.actors.spec import ActorId, ActorSpec, ActorStatus
 from border_cli.config.schema import ActorManagerConfig, RayConfig
-from border_cli.core.errors import ActorLostError, UsageError
+from border_cli.core.errors import ActorLostError
 from border_cli.core.protocols import StopCheck
 from border_cli.core.state import State
 from border_cli.core.types import ActorStat, Chunk, Column, ModelInfo
+from border_cli.runtime.ray_cluster import Cluster, brief
 from border_cli.runtime.supervised import ChildProcess, Condition, Limits
 from border_cli.transport import ModelChannel, Ring
 
@@ -38,9 +34,6 @@ _CALLS = 2
 """Calls under way per actor at most."""
 _POLL_S = 0.001
 """Least time between two looks at the calls: each costs the learner a tenth of a millisecond."""
-_HANDLED = (signal.SIGINT, signal.SIGTERM)
-_OBJECT_STORE_BYTES = 512 << 20
-"""Of a cluster that a run starts for itself: some versions of a model, and chunks on their way."""
 _logger = logging.getLogger(__name__)
 
 
@@ -55,78 +48,6 @@ def make_manager(
     """The manager for `actor_manager.type=ray`, in lockstep if the actors have rounds. Raises UsageError."""
     kind = RayManager if spec.rounds is None else RayLockstepManager
     return kind(spec, columns, n_actors, config, should_stop, on_exception)
-
-
-# -- the cluster ---------------------------------------------------------------
-
-
-def import_ray() -> Any:
-    """The package. Raises UsageError where it is not installed."""
-    try:
-        return importlib.import_module("ray")
-    except ModuleNotFoundError as e:
-        raise UsageError(
-            "actor_manager=ray: the package ray is not installed\nallowed: pip install 'border-cli[ray]'"
-        ) from e
-
-
-class Cluster:
-    """The connection to a cluster, or a cluster of this run's own. Raises UsageError if there is none at the address."""
-
-    def __init__(self, config: RayConfig, n_actors: int) -> None:
-        self.ray = import_ray()
-        self._ours = not self.ray.is_initialized()
-        if not self._ours:  # the program that uses us has connected already
-            return
-        local = config.address == "local"
-        own: dict[str, Any] = {}
-        if local:  # Ray would start one worker per CPU, and actors mostly wait
-            own = {
-                "num_cpus": max(1, round(n_actors * config.cpus_per_actor)),
-                "object_store_memory": _OBJECT_STORE_BYTES,
-                "include_dashboard": False,
-            }
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        with _own_signal_handlers(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what matters of them is in the error
-            try:
-                self.ray.init(
-                    address=config.address,
-                    log_to_driver=False,
-                    logging_level=logging.ERROR,
-                    configure_logging=False,
-                    **own,
-                )
-            except Exception as e:
-                raise UsageError(
-                    f"actor_manager.address={config.address}: no Ray cluster is reachable: {_brief(e)}\n"
-                    "allowed: auto (one that runs on this machine), ray://<host>:10001, or local (one of this run alone)"
-                ) from e
-
-    def close(self) -> None:
-        """Disconnect; a cluster of this run's own ends."""
-        if self._ours and self.ray.is_initialized():
-            with _own_signal_handlers():
-                self.ray.shutdown()
-
-
-@contextlib.contextmanager
-def _own_signal_handlers() -> Iterator[None]:
-    """Put the handlers back that Ray replaces: it would end the run at once, without a checkpoint."""
-    before = {number: signal.getsignal(number) for number in _HANDLED}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            with contextlib.suppress(ValueError):  # not in the main thread, where Ray replaces none
-                signal.signal(number, handler)
-
-
-def _brief(error: BaseException) -> str:
-    """The line of an error of Ray that says what happened: the last one with an exception, or the first of all."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    raised = [line for line in lines if re.match(r"[\w.]*(Error|Exception): ", line)]
-    return [*raised[-1:], *lines, type(error).__name__][0]
 
 
 # -- models --------------------------------------------------------------------
@@ -243,7 +164,7 @@ class RayChild:
         try:
             reply: Reply = self._link.ray.get(ref)
         except Exception as e:  # noqa: BLE001 - whatever Ray raises: the actor is not there any more
-            self._ended = f"was lost: {_brief(e)}"
+            self._ended = f"was lost: {brief(e)}"
             return
         for packed in reply.chunks:
             self._chunks.add(unpack(packed, self._columns))
@@ -353,12 +274,18 @@ class _OnRay(ActorManager):
     ) -> None:
         super().__init__(spec, columns, n_actors, config, should_stop, on_exception)
         ray_config = cast("RayConfig", config)
-        self._cluster = Cluster(ray_config, n_actors)
+        cpus = max(1, round(n_actors * ray_config.cpus_per_actor))  # actors mostly wait
+        self._cluster = Cluster("actor_manager.address", ray_config.address, cpus)
         options: dict[str, Any] = {"num_cpus": ray_config.cpus_per_actor}
         if ray_config.resources:
             options["resources"] = dict(ray_config.resources)
         self._link = RayLink(self._cluster.ray, RayModels(self._cluster.ray, self._kept_models), options)
         self._looked = 0.0
+        room = self._cluster.places({"CPU": ray_config.cpus_per_actor, **ray_config.resources})
+        if room < n_actors:
+            _logger.warning(
+                "the cluster has room for %d of %d actors; the others wait for nodes", room, n_actors
+            )
 
     def _make_handle(
         self, actor: int, shared: Shared, limits: Limits, counts: ActorStat, state: State | None

@@ -10,7 +10,7 @@ import math
 import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, redirect_stderr
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hydra._internal.callbacks import Callbacks
@@ -57,6 +57,9 @@ class SlotTask:
             ended.debug = self.config.debug
             _train_or_resume(composed, self.launch, view)
         return ended.code
+
+    def moved(self, run_dir: Path) -> SlotTask:
+        return replace(self, run_dir=run_dir)
 
 
 @dataclass(frozen=True)

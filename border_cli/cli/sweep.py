@@ -17,7 +17,7 @@ from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from border_cli.cli.compose import PRIMARY, Composed, Composer, translated
@@ -43,9 +43,9 @@ from border_cli.runs.resume import DONE
 from border_cli.runtime.signals import StopFlag
 from border_cli.sweeps import slots
 from border_cli.sweeps.jobs import FAILED, Job, Sweep, newest_sweep, words_of
-from border_cli.sweeps.process import JobProcess
+from border_cli.sweeps.process import JobProcess, LocalExecutor
 from border_cli.sweeps.results import results, to_json, winners, write_preset
-from border_cli.sweeps.scheduler import JobQueue, JobSource, Scheduler, SweepView
+from border_cli.sweeps.scheduler import Executor, JobQueue, JobSource, Scheduler, SweepView
 from border_cli.sweeps.slots import Slots
 from border_cli.sweeps.views import make_sweep_view, print_sweep_tables
 
@@ -74,6 +74,8 @@ class SweepSettings:
 
 
 SWEEP_SETTINGS = ("slots", "retry", "new")
+OWN_LAUNCHERS = ("border", "border_ray")
+"""Of Hydra's launchers, those that run jobs with a `SweepRun`."""
 
 
 def run_sweep(composer: Composer, launch: Launch, settings: SweepSettings) -> int:
@@ -89,9 +91,10 @@ def run_sweep(composer: Composer, launch: Launch, settings: SweepSettings) -> in
         check_tuning(composer, argv)
     words = words_of(launch.argv)
     folder, continued = _folder(launch, settings, words)
-    with locked(folder), StopFlag() as stop, nonblocking_stdout():
+    with locked(folder), StopFlag() as stop, nonblocking_stdout(), contextlib.ExitStack() as held:
         sweep = Sweep.read(folder) if continued else Sweep(folder, words)
         run = SweepRun(sweep, composer, launch, settings, stop)
+        held.callback(run.close)
         run.announce(continued)
         launcher = (
             composed[0].choices["hydra/launcher"]
@@ -99,7 +102,7 @@ def run_sweep(composer: Composer, launch: Launch, settings: SweepSettings) -> in
             else launch.typed.get("hydra/launcher", "border")
         )
         try:
-            if own_sweeper and launcher == "border":
+            if own_sweeper and launcher in OWN_LAUNCHERS:
                 run.run(list(enumerate(composed)))
             else:
                 _multirun(composer, run, argv, composed, launcher)
@@ -140,7 +143,7 @@ def _multirun(
     """Let Hydra run the sweep with a sweeper or a launcher of a plugin."""
     run.add(list(enumerate(composed)))
     task: SweepRun | SweepTask = run
-    if launcher != "border":
+    if launcher not in OWN_LAUNCHERS:
         task = SweepTask(run.argv, composer.choices("preset"))
     folder = f"hydra.sweep.dir={quoted(str(run.sweep.folder))}"
     argv = [
@@ -179,7 +182,7 @@ class SweepRun:
         self.configs: dict[int, Composed] = {}
         self._begun: list[Job] = []  # in this launch
         self._tuned: int | None = None  # exit code of a tuning
-        self._slots: Slots | None = None
+        self._executor: Executor | None = None
         self.view: SweepView | None = None
         quiet = launch.typed.get("recorder") == "none"
         self.console = launch.typed.get("recorder.console", "none" if quiet else "auto")
@@ -210,15 +213,15 @@ class SweepRun:
             again = f", {failed} of them failed (sweep.retry=true runs those again)" if failed else ""
             self.say(f"{counted(kept, 'job')} of {len(added)} ended in an earlier launch{again}")
         if left and not self._stop():
-            self.find_slots(self.configs[left[0].number].config, len(left))
+            self.find_slots(self.configs[left[0].number], len(left))
             self._begun += left
             self.drive(JobQueue(left))
         return added
 
     def drive(self, source: JobSource, pause_at: Callable[[Job], int | None] = lambda _: None) -> None:
         """Run the jobs of a source. pause_at: opt step after whose evaluation a job stops with a checkpoint."""
-        if self._slots is None:
-            raise AssertionError("the number of slots is known before jobs run")
+        if self._executor is None:
+            raise AssertionError("it is known where jobs run before they do")
         self.view = make_sweep_view(self.sweep, f"sweep {shown(self.sweep.folder)}", self.console)
 
         def task_of(job: Job) -> SlotTask:
@@ -228,7 +231,7 @@ class SweepRun:
             return SlotTask(composed.config, composed.hydra_config, job.run_dir, launch, label, pause_at(job))
 
         try:
-            Scheduler(self.sweep, self._slots, task_of, self.view, self._stop).run(source)
+            Scheduler(self.sweep, self._executor, task_of, self.view, self._stop).run(source)
         finally:
             self.view.close()
 
@@ -290,14 +293,29 @@ class SweepRun:
             print_lines(Console(), *lines)
         return next((job.exit_code for job in self._begun if job.exit_code), int(ExitCode.DONE))
 
-    def find_slots(self, config: TrainConfig, n_jobs: int) -> None:
-        """Decide, once, how many jobs run at a time, by what one of this configuration needs."""
-        if self._slots is not None:
+    def find_slots(self, composed: Composed, n_jobs: int) -> None:
+        """Decide, once, where jobs run and how many at a time, by what one of this configuration needs."""
+        if self._executor is not None:
             return
-        self._slots = self._divided(config, n_jobs)
-        count, each = counted(self._slots.count, "job"), counted(self._slots.cpus, "CPU")
-        why = f": {self._slots.reason}" if self._slots.reason else ""
-        self.say(f"{count} at a time, with {each} each{why}")
+        if composed.choices["hydra/launcher"] == "border_ray":
+            from border_cli.sweeps.ray import RayExecutor, RaySettings, check_device
+
+            section: Any = OmegaConf.to_container(composed.hydra_config.hydra.launcher)
+            settings = RaySettings.read({key: section[key] for key in section if key != "_target_"})
+            check_device(composed.config.device, settings)
+            limit = None if self._settings.slots is None else min(self._settings.slots, n_jobs)
+            self._executor = RayExecutor(settings, limit, self.sweep.folder, self.sweep.sweep_id)
+            self.say(self._executor.description)
+            return
+        found = self._divided(composed.config, n_jobs)
+        self._executor = LocalExecutor(found.count, found.cpus, found.gpus)
+        why = f": {found.reason}" if found.reason else ""
+        self.say(f"{counted(found.count, 'job')} at a time, with {counted(found.cpus, 'CPU')} each{why}")
+
+    def close(self) -> None:
+        """Leave where the jobs ran."""
+        if self._executor is not None:
+            self._executor.close()
 
     def _divided(self, config: TrainConfig, n_jobs: int) -> Slots:
         if self._settings.slots is not None or n_jobs == 1:

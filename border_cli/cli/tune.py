@@ -46,7 +46,7 @@ def tune(run: SweepRun, arguments: Sequence[str], settings: Mapping[str, Any]) -
 
     tuner = Tuner(run.sweep.folder, checked, space.distributions, make_job, run.say)
     n_jobs = checked.n_trials * checked.seeds
-    run.find_slots(run.composer.compose(space.overrides(space.first, 0)).config, n_jobs)
+    run.find_slots(run.composer.compose(space.overrides(space.first, 0)), n_jobs)
     run.drive(tuner, tuner.pause_at)
     return _finish(run, tuner)
 

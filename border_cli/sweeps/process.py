@@ -9,9 +9,9 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -96,6 +96,9 @@ class Task(Protocol):
     def __call__(self, view: JobView) -> int:
         """Train or resume the run. Returns the exit code; `view.fail` is told of an error."""
 
+    def moved(self, run_dir: Path) -> Task:
+        """The same for this run directory."""
+
 
 class JobProcess:
     """A process that runs a task. Raises OSError where it cannot be started.
@@ -106,7 +109,11 @@ class JobProcess:
         gpu: name of the only GPU that the run sees; None for all.
     """
 
-    def __init__(self, task: Task, run_dir: Path | None, cpus: int, gpu: str | None = None) -> None:
+    lost = ""  # a process on this machine always has an exit code
+
+    def __init__(
+        self, task: Callable[[JobView], int], run_dir: Path | None, cpus: int, gpu: str | None = None
+    ) -> None:
         self.pipe, theirs = multiprocessing.Pipe(duplex=False)
         context: Any = multiprocessing.get_context("spawn")
         args = (os.getpid(), task, run_dir, cpus, theirs)
@@ -116,6 +123,7 @@ class JobProcess:
         self.latest: JobProgress | None = None
         self.error = JobError("", "")
         self.result: Any = None
+        self.closed = False
 
     def receive(self) -> None:
         """Take what the job has sent."""
@@ -148,11 +156,38 @@ class JobProcess:
 
     def close(self) -> None:
         """Kill the process if it still runs, and release its resources."""
+        self.closed = True
         self.signal(signal.SIGKILL)
         self._process.join(_END_TIMEOUT_S)
         self.pipe.close()
         if self.exit_code is not None:
             self._process.close()
+
+
+class LocalExecutor:
+    """Runs jobs in processes on this machine. gpus: names of the GPUs among which they are divided."""
+
+    def __init__(self, count: int, cpus: int, gpus: Sequence[str] = ()) -> None:
+        self.count = count
+        self._cpus = cpus
+        self._gpus = gpus
+        self._running: list[tuple[JobProcess, str | None]] = []
+
+    def start(self, task: Task, run_dir: Path) -> JobProcess:
+        """Start a process. Raises OSError where that fails."""
+        taken = [gpu for _, gpu in self._running]
+        gpu = min(self._gpus, key=taken.count, default=None)
+        process = JobProcess(task, run_dir, self._cpus, gpu)
+        self._running.append((process, gpu))
+        return process
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until a process has sent something, or has ended."""
+        self._running = [one for one in self._running if not one[0].closed]
+        wait([end for process, _ in self._running for end in (process.pipe, process.sentinel)], timeout_s)
+
+    def close(self) -> None:
+        """Nothing: the scheduler closes the processes."""
 
 
 @contextlib.contextmanager
@@ -170,7 +205,9 @@ def _visible_gpu(name: str | None) -> Iterator[None]:
             del os.environ["CUDA_VISIBLE_DEVICES"]
 
 
-def _run_job(parent_pid: int, task: Task, run_dir: Path | None, cpus: int, pipe: Connection) -> None:
+def _run_job(
+    parent_pid: int, task: Callable[[JobView], int], run_dir: Path | None, cpus: int, pipe: Connection
+) -> None:
     """Entry point of the process."""
     child.end_with_parent(parent_pid)
     os.setpgid(0, 0)  # a Ctrl-C in the terminal reaches the sweep alone, which then stops its jobs

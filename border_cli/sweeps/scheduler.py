@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import signal
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Protocol
 
 from border_cli.core.errors import ExitCode
@@ -14,11 +15,12 @@ from border_cli.core.progress import JobProgress
 from border_cli.runtime.forkserver import describe_exit
 from border_cli.runtime.signals import StopFlag
 from border_cli.sweeps.jobs import DONE, FAILED, RUNNING, STOPPED, WAITING, Job, Sweep
-from border_cli.sweeps.process import OUTPUT_FILE, JobProcess, Task
-from border_cli.sweeps.slots import Slots
+from border_cli.sweeps.process import OUTPUT_FILE, JobError, Task
 
 _POLL_S = 0.25
 _KILLED = -signal.SIGKILL
+_LOSSES = 3
+"""How often a job runs again after its node was lost."""
 
 
 class SweepView(Protocol):
@@ -54,6 +56,49 @@ class JobSource(Protocol):
         """The process of a job has ended; its state says how."""
 
 
+class RunningJob(Protocol):
+    """A job that has been started.
+
+    latest: how far it is, None before it has told · error: what went wrong, if it failed · exit_code: None while it runs,
+    negative for a signal that killed it · lost: why nothing more will be heard of it, empty otherwise.
+    """
+
+    latest: JobProgress | None
+    error: JobError
+
+    @property
+    def exit_code(self) -> int | None: ...
+
+    @property
+    def lost(self) -> str: ...
+
+    def receive(self) -> None:
+        """Take what it has sent."""
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal, if it still runs."""
+
+    def close(self) -> None:
+        """Kill it if it still runs."""
+
+
+class Executor(Protocol):
+    """Where jobs run."""
+
+    @property
+    def count(self) -> int:
+        """How many jobs may run at a time, at least 1."""
+
+    def start(self, task: Task, run_dir: Path) -> RunningJob:
+        """Start a job."""
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until a job has sent something or has ended."""
+
+    def close(self) -> None:
+        """No more jobs will be started."""
+
+
 class JobQueue:
     """Jobs that are all known from the beginning."""
 
@@ -76,34 +121,40 @@ class JobQueue:
 
 @dataclass
 class _Slot:
-    """What occupies a slot. gpu: the name of its GPU, None without one."""
+    """What occupies a slot."""
 
     job: Job
-    process: JobProcess
-    gpu: str | None
+    process: RunningJob
 
 
 class Scheduler:
-    """Runs jobs of a sweep in slots.
+    """Runs jobs of a sweep in the slots of an executor.
 
     A job that fails for lack of memory or processes while others run goes back into the queue, and there is one slot less
-    from then on: alone it may fit.
+    from then on: alone it may fit. A job whose node is lost starts again, or resumes from what its run directory holds.
 
     Args:
         task_of: what a job's process is to do.
     """
 
     def __init__(
-        self, sweep: Sweep, slots: Slots, task_of: Callable[[Job], Task], view: SweepView, stop: StopFlag
+        self,
+        sweep: Sweep,
+        executor: Executor,
+        task_of: Callable[[Job], Task],
+        view: SweepView,
+        stop: StopFlag,
     ) -> None:
         self._sweep = sweep
-        self._slots = slots
-        self._count = slots.count
+        self._executor = executor
+        self._limit = math.inf
         self._task_of = task_of
         self._view = view
         self._stop = stop
         self._running: list[_Slot] = []
         self._again: list[Job] = []  # for which there was no room beside others
+        self._lost: list[Job] = []
+        self._losses: Counter[int] = Counter()
 
     def run(self, source: JobSource) -> None:
         """Run the jobs of a source until it has no more, or until asked to stop.
@@ -120,17 +171,14 @@ class Scheduler:
                 if not self._running:
                     return
                 self._pass_on_save_request()
-                wait(
-                    [end for slot in self._running for end in (slot.process.pipe, slot.process.sentinel)],
-                    _POLL_S,
-                )
+                self._executor.wait(_POLL_S)
                 for slot in list(self._running):
                     slot.process.receive()
-                    if slot.process.exit_code is not None:
+                    if slot.process.exit_code is not None or slot.process.lost:
                         self._end(slot, source)
                     elif slot.process.latest and not source.goes_on(slot.job, slot.process.latest):
                         self._stop_job(slot)
-                self._view.show(self._rows(), self._eta_s(len(self._again) + source.left))
+                self._view.show(self._rows(), self._eta_s(len(self._again) + len(self._lost) + source.left))
         finally:
             for slot in self._running:
                 slot.process.close()
@@ -138,39 +186,37 @@ class Scheduler:
     def _fill_slots(self, source: JobSource) -> None:
         while len(self._running) < self._count:
             # Jobs that run again wait until the others have ended: then they have the memory that they lacked.
-            job = self._again.pop(0) if self._again and not self._running else source.next()
+            now = self._lost or ([] if self._running else self._again)
+            job = now.pop(0) if now else source.next()
             if job is None:
                 return
             self._start(job)
 
     def _start(self, job: Job) -> None:
-        taken = [slot.gpu for slot in self._running]
-        gpu = min(self._slots.gpus, key=taken.count, default=None)
         job.state = RUNNING
         self._sweep.save()
-        self._running.append(
-            _Slot(job, JobProcess(self._task_of(job), job.run_dir, self._slots.cpus, gpu), gpu)
-        )
+        self._running.append(_Slot(job, self._executor.start(self._task_of(job), job.run_dir)))
         self._view.changed(job)
 
     def _end(self, slot: _Slot, source: JobSource) -> None:
         """Note how a job ended."""
         job, process = slot.job, slot.process
         process.receive()
-        exit_code = process.exit_code or 0
+        exit_code = ExitCode.DEFECT if process.lost else process.exit_code or 0
         self._running.remove(slot)
         process.close()
+        if process.lost and self._losses[job.number] < _LOSSES and not self._stop():
+            self._losses[job.number] += 1
+            self._run_again(slot, self._lost, "as soon as there is room", process.lost)
+            return
         if exit_code in (ExitCode.RESOURCES, _KILLED) and self._running and not self._stop():
-            self._count = max(1, len(self._running))
+            self._limit = max(1, len(self._running))
             why = process.error.cause or "it was killed, probably for lack of memory"
-            self._view.note(f"job {job.number} will run again later, with {self._count} at once: {why}")
-            job.state = WAITING
-            self._sweep.save()
-            self._again.append(job)
+            self._run_again(slot, self._again, f"later, with {self._limit} at once", why)
             return
         job.exit_code = exit_code if exit_code >= 0 else 128 - exit_code  # as a shell has it
         job.state = STOPPED if job.exit_code in (ExitCode.SIGINT, ExitCode.SIGTERM) else FAILED
-        job.error = process.error.cause
+        job.error = process.error.cause or process.lost
         if exit_code < 0:
             job.error = f"the job's process {describe_exit(exit_code)}"
         job.refresh()
@@ -183,6 +229,12 @@ class Scheduler:
         self._sweep.save()
         self._view.changed(job)
         source.ended(job)
+
+    def _run_again(self, slot: _Slot, queue: list[Job], when: str, why: str) -> None:
+        self._view.note(f"job {slot.job.number} will run again {when}: {why}")
+        slot.job.state = WAITING
+        self._sweep.save()
+        queue.append(slot.job)
 
     def _stop_job(self, slot: _Slot) -> None:
         """Ask a job to stop, once: it saves a checkpoint first."""
@@ -229,3 +281,8 @@ class Scheduler:
             return None
         todo = sum(known) + n_waiting * sum(whole) / len(whole)
         return max([todo / self._count, *known])
+
+    @property
+    def _count(self) -> int:
+        """Jobs at a time."""
+        return int(min(self._executor.count, self._limit))

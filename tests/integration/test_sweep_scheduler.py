@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -15,9 +15,8 @@ from border_cli.core.errors import ExitCode
 from border_cli.core.progress import Progress
 from border_cli.runtime.signals import StopFlag
 from border_cli.sweeps.jobs import Job, Sweep
-from border_cli.sweeps.process import JobView
+from border_cli.sweeps.process import JobView, LocalExecutor
 from border_cli.sweeps.scheduler import JobQueue, Scheduler
-from border_cli.sweeps.slots import Slots
 from tests.faults.processes import nothing_left, wait_until
 
 
@@ -47,6 +46,9 @@ class Light:
             view.fail(f"job: error: code {code}\nallowed: 0")
         (self.run_dir / "summary.json").write_text(json.dumps({"status": "failed" if code else "done"}))
         return code
+
+    def moved(self, run_dir: Path) -> Light:
+        return replace(self, run_dir=run_dir)
 
     def _met(self) -> bool:
         if not (self.run_dir.parent / str(self.meet) / "starts").exists():
@@ -81,7 +83,7 @@ def run(folder: Path, jobs: list[Light], slots: int, stop: StopFlag | None = Non
     added = [sweep.add(n, [f"n={n}"], job.run_dir) for n, job in tasks.items()]
     with nothing_left():
         Scheduler(
-            sweep, Slots(slots, 1, (), ""), lambda job: tasks[job.number], seen, stop or StopFlag()
+            sweep, LocalExecutor(slots, 1), lambda job: tasks[job.number], seen, stop or StopFlag()
         ).run(JobQueue(added))
     assert Sweep.read(folder).jobs == [
         Job(job.number, job.overrides, job.run_dir, job.state, job.exit_code, job.error) for job in added

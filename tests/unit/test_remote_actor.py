@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from border_cli.actors import ray as on_ray
-from border_cli.actors.ray import ArrivedChunks, Cluster, RayModels
+from border_cli.actors.ray import ArrivedChunks, RayModels
 from border_cli.actors.remote import (
     Command,
     PackingSink,
@@ -24,6 +23,7 @@ from border_cli.config.resolve import ratio_tolerance
 from border_cli.config.schema import RayConfig, TrainConfig
 from border_cli.core.errors import UsageError
 from border_cli.core.types import Chunk, Column, empty_items
+from border_cli.runtime import ray_cluster
 from border_cli.runtime.supervised import Failed, Ready
 from tests.fakes import COUNTING_COLUMNS, counting_actors, model
 
@@ -144,12 +144,12 @@ def test_a_cluster_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, a
         )
 
     monkeypatch.setattr(
-        on_ray, "import_ray", lambda: SimpleNamespace(is_initialized=lambda: False, init=init)
+        ray_cluster, "import_ray", lambda _: SimpleNamespace(is_initialized=lambda: False, init=init)
     )
     with pytest.raises(
         UsageError, match="no Ray cluster is reachable: Could not find any running Ray instance"
     ) as error:
-        Cluster(RayConfig(address=address), 2)
+        ray_cluster.Cluster("actor_manager.address", address, 2)
     assert len(str(error.value).splitlines()) == 2
 
 

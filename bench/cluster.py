@@ -1,0 +1,174 @@
+"""Actors on Ray beside actors in processes, and what follows for many actors.
+
+    python -m bench.cluster [--repetitions 3] [--print-only]
+
+Two actors in CartPole on a cluster of this machine, chunks of 16 to 1,024 env steps, both managers in turn. Writes two
+tables into docs/cluster.md. About five minutes on two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.report import machine, markdown, number, write_between_marks
+from border_cli import build, compose
+from border_cli.actors.remote import Reply, pack, unpack
+from border_cli.actors.spec import ActorState
+from border_cli.config.registry import ACTOR_MANAGERS
+from border_cli.core.types import Chunk, Column
+from border_cli.envs.group import GymEnv
+from border_cli.probes import made_up
+from border_cli.runtime.ray_cluster import Cluster
+
+PAGE = Path(__file__).parents[1] / "docs" / "cluster.md"
+OVERRIDES = ("agent=dqn", "env=cartpole", "preset=none", "agent.hidden=[64,64]")
+SIZES = (16, 64, 256, 1024)
+MANY = (10, 100, 1000)
+N_ACTORS = 2
+SECONDS = 4.0
+WARM_UP_CHUNKS = 20
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One run of actors. env_steps: per second · rows: mean of a chunk · busy: share of its time that the learner used to
+    collect, nothing else being done · per_chunk: seconds of it for a chunk.
+    """
+
+    env_steps: float
+    rows: float
+    busy: float
+    per_chunk: float
+
+
+def acted(kind: str, size: int) -> Measured:
+    """Let actors act on unlimited credit, with a learner that only collects."""
+    config = compose(*OVERRIDES, f"actor_manager={kind}", f"actor_manager.n_buffer={size}")
+    spec = GymEnv(config.env).spec
+    entry: Any = ACTOR_MANAGERS[kind]
+    columns = build.run_columns(config, spec)
+    manager = entry.load()(
+        build.actor_spec(config), columns, N_ACTORS, config.actor_manager, lambda: False, lambda _: None
+    )
+    try:
+        manager.start(build.make_agent(config, spec).model_info())
+        manager.grant([10**9] * N_ACTORS)
+        arrived = 0
+        while arrived < WARM_UP_CHUNKS:
+            arrived += len(manager.collect())
+            time.sleep(0.001)
+        chunks, steps, used, began = 0, 0, 0.0, time.perf_counter()
+        while (now := time.perf_counter()) - began < SECONDS:
+            found = manager.collect()
+            used += time.perf_counter() - now
+            chunks += len(found)
+            steps += sum(chunk.env_steps for chunk in found)
+            time.sleep(0.001)  # the learner is busy in between
+        seconds = time.perf_counter() - began
+        return Measured(steps / seconds, steps / chunks, used / seconds, used / chunks)
+    finally:
+        manager.stop()
+
+
+def serialisation(ray: Any, columns: tuple[Column, ...], items: Any, rows: int) -> tuple[float, float, int]:
+    """Seconds that an actor and the learner need to write and to read the reply with one chunk, and its bytes."""
+    chunk = Chunk(0, 0, 0, rows, 0, {name: array[:rows] for name, array in items.items()})
+    write, read, size = [], [], 0
+    for _ in range(200):
+        began = time.perf_counter()
+        reply = Reply([pack(chunk, columns)], [], [], ActorState.ACTING, 0, 0.0, 0)
+        data = ray.cloudpickle.dumps(reply, protocol=5)
+        middle = time.perf_counter()
+        unpack(ray.cloudpickle.loads(data).chunks[0], columns)
+        read.append(time.perf_counter() - middle)
+        write.append(middle - began)
+        size = len(data)
+    return statistics.median(write), statistics.median(read), size
+
+
+def main() -> None:
+    """Measure, and write both tables."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.cluster", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--print-only", action="store_true")
+    args = parser.parse_args()
+    cluster = Cluster("address", "local", N_ACTORS)
+    ray = cluster.ray
+    config = compose(*OVERRIDES)
+    spec = GymEnv(config.env).spec
+    columns, items = build.run_columns(config, spec), made_up(spec, max(SIZES), config)
+    lines, parts = [], {}
+    for size in SIZES:
+        ratios, here, there = [], [], []
+        for _ in range(args.repetitions):
+            here.append(acted("process", size))
+            there.append(acted("ray", size))
+            ratios.append(there[-1].env_steps / here[-1].env_steps)
+            print(size, here[-1], there[-1], file=sys.stderr, flush=True)
+        middle = statistics.median([one.env_steps for one in there])
+        rows = statistics.median([one.rows for one in there])
+        write, read, data = serialisation(ray, columns, items, min(size, round(rows)))
+        per_second = middle / rows
+        per_chunk = statistics.median([one.per_chunk for one in there])
+        parts[size] = (per_chunk, data / min(size, round(rows)), middle / N_ACTORS)
+        lines.append(
+            [
+                f"{size:,}",
+                number(statistics.median([one.env_steps for one in here])),
+                number(middle),
+                f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
+                number(rows),
+                f"{write * per_second / N_ACTORS:.1%}",
+                f"{read * per_second:.1%}",
+                f"{statistics.median([one.busy for one in there]):.1%}",
+                f"{1e3 * per_chunk:.2f} ms",
+                number(data / min(size, round(rows))),
+            ]
+        )
+    cluster.close()
+    table = markdown(
+        (
+            "chunk",
+            "processes, env steps/s",
+            "Ray, env steps/s",
+            "ratio",
+            "env steps in a chunk",
+            "serialisation, of an actor's time",
+            "serialisation, of the learner's time",
+            "collecting, of the learner's time",
+            "collecting a chunk",
+            "bytes per env step",
+        ),
+        lines,
+    )
+    text = f"\n{args.repetitions} repetitions with {N_ACTORS} actors on {machine()}.\n\n{table}\n"
+    per_chunk, data, rate = parts[256]
+    ceiling = markdown(
+        ("actors", "env steps/s at most", "chunks/s", "MB/s", "collecting, of the learner's time"),
+        [
+            [
+                f"{n:,}",
+                number(n * rate),
+                number(n * rate / 256),
+                number(n * rate * data / 1e6),
+                f"{n * rate / 256 * per_chunk:.0%}",
+            ]
+            for n in MANY
+        ],
+    )
+    print(text, ceiling, sep="\n")
+    if not args.print_only:
+        write_between_marks(PAGE, text)
+        write_between_marks(PAGE, f"\n{ceiling}\n", "ceiling")
+
+
+if __name__ == "__main__":
+    main()

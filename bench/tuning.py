@@ -1,0 +1,156 @@
+"""Tuning with border_optuna beside a random search that spends as many opt steps.
+
+    python -m bench.tuning [--repetitions 5] [--trials 40] [--env cartpole acrobot]
+
+Each repetition tunes DQN over its default search space, with TPE and halving, and searches the same space at random
+without pruning, with as many trials as the opt steps of the tuning suffice for. The best configuration of each then runs
+on the same fresh seeds. What is compared is the mean height of the evaluation curve. Results go to
+bench/results/tuning.jsonl; repetitions that are there are not run again. Prints each repetition, and the mean difference
+with its 95% bootstrap interval.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from border_cli.recorders.jsonl import METRICS_FILE, read_jsonl
+from border_cli.sweeps.jobs import Sweep
+from border_cli.sweeps.tuning import TUNING_FILE
+
+RESULTS = Path(__file__).parent / "results" / "tuning.jsonl"
+BUDGETS = {
+    "cartpole": ("trainer.max_env_steps=15000", "trainer.opt_interval=3"),
+    "acrobot": ("trainer.max_env_steps=15000", "trainer.opt_interval=3"),
+}
+FULL_OPT_STEPS = 4_667
+"""15,000 env steps less 1,000 of warm-up, one opt step per three."""
+COMMON = (
+    *("agent=dqn", "preset=none", "agent.lr_schedule=linear", "trainer=sync", "agent.epsilon_env_steps=3000"),
+    *(
+        "trainer.warmup_period=1000",
+        "trainer.eval_interval=250",
+        "trainer.save_interval=null",
+        "evaluator.episodes=10",
+    ),
+    *("recorder.tensorboard=false", "recorder.console=none", "sweep.slots=2", "threads=1"),
+)
+JUDGES = 10
+RESAMPLES = 10_000
+
+
+def sweep(folder: Path, words: Sequence[str]) -> Sweep:
+    """Run a sweep. Raises CalledProcessError if one of its jobs fails."""
+    train = str(Path(sys.executable).with_name("border-train"))
+    subprocess.run([train, "-m", *COMMON, *words, f"hydra.sweep.dir={folder}"], check=True)
+    return Sweep.read(folder)
+
+
+def tuned(folder: Path, env: str, trials: int, seed: int, *words: str) -> tuple[dict[str, str], int, int]:
+    """Tune. Returns the values of the best trial, the opt steps of all, and those had each promotion started over."""
+    hydra = ("hydra/sweeper=border_optuna", f"hydra.sweeper.n_trials={trials}", "hydra.sweeper.top=0")
+    settings = ("hydra.sweeper.objective=area", f"hydra.sweeper.seed={seed}", f"seed={1000 * seed}")
+    sweep(folder, [f"env={env}", *BUDGETS[env], *hydra, *settings, *words])
+    every = json.loads((folder / TUNING_FILE).read_text())["trials"]
+    best = min(
+        (one for one in every if one["scores"]), key=lambda one: (-len(one["scores"]), -one["scores"][-1])
+    )
+    steps = {
+        job["number"]: job["opt_steps"] or 0
+        for job in json.loads((folder / "sweep.json").read_text())["jobs"]
+    }
+    anew = sum(
+        steps[job] + sum(step or 0 for step in one["targets"][: one["rung"]])
+        for one in every
+        for job in one["jobs"]
+    )
+    return best["params"], sum(steps.values()), anew
+
+
+def judged(folder: Path, env: str, params: dict[str, str]) -> list[float]:
+    """The mean height of the evaluation curve of each run on a fresh seed."""
+    seeds = ",".join(str(10**6 + i) for i in range(JUDGES))
+    values = [f"{key}={value}" for key, value in params.items()]
+    done = sweep(folder, [f"env={env}", *BUDGETS[env], *values, f"seed={seeds}"])
+    curves = [read_jsonl(job.run_dir / METRICS_FILE) for job in done.jobs]
+    return [
+        float(np.mean([one["eval/return_mean"] for one in curve if "eval/return_mean" in one]))
+        for curve in curves
+    ]
+
+
+def repetition(env: str, trials: int, seed: int) -> dict[str, Any]:
+    """Both searches, and the judgement of their best configurations."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        ours, spent, anew = tuned(folder / "tuned", env, trials, seed)
+        n_random = math.ceil(spent / FULL_OPT_STEPS)
+        words = ("hydra.sweeper.sampler=random", "hydra.sweeper.pruner=none")
+        theirs, spent_at_random, _ = tuned(folder / "random", env, n_random, seed, *words)
+        return {
+            "env": env,
+            "trials": trials,
+            "seed": seed,
+            "tuned": judged(folder / "judged_tuned", env, ours),
+            "random": judged(folder / "judged_random", env, theirs),
+            "tuned_params": ours,
+            "random_params": theirs,
+            "opt_steps": {"tuned": spent, "had_promotions_started_over": anew, "random": spent_at_random},
+        }
+
+
+def interval(differences: Sequence[float]) -> tuple[float, float]:
+    """95% percentile bootstrap interval of the mean."""
+    rng = np.random.default_rng(0)
+    means = rng.choice(np.asarray(differences), (RESAMPLES, len(differences))).mean(axis=1)
+    low, high = np.percentile(means, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def main() -> None:
+    """Run what is missing, and print all."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.tuning", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--trials", type=int, default=40)
+    parser.add_argument("--env", nargs="+", default=list(BUDGETS), choices=list(BUDGETS))
+    args = parser.parse_args()
+    for seed in range(1, args.repetitions + 1):
+        for env in args.env:
+            known = (
+                [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+            )
+            key = (env, args.trials, seed)
+            if any((one["env"], one["trials"], one["seed"]) == key for one in known):
+                continue
+            found = repetition(env, args.trials, seed)
+            with RESULTS.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(found) + "\n")
+    rows = [json.loads(line) for line in RESULTS.read_text().splitlines()]
+    for env in args.env:
+        chosen = [one for one in rows if one["env"] == env and one["trials"] == args.trials]
+        for one in chosen:
+            steps = one["opt_steps"]
+            share = steps["tuned"] / steps["had_promotions_started_over"]
+            print(
+                f"{env}, repetition {one['seed']}: tuned {np.mean(one['tuned']):.1f}, random "
+                f"{np.mean(one['random']):.1f}; opt steps {steps['tuned']:,} and {steps['random']:,}; "
+                f"{share:.0%} of {steps['had_promotions_started_over']:,} had each promotion started over"
+            )
+        differences = [float(np.mean(one["tuned"]) - np.mean(one["random"])) for one in chosen]
+        low, high = interval(differences)
+        print(f"{env}: tuned less random {np.mean(differences):+.1f} ({low:+.1f} to {high:+.1f})")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""The connection to a Ray cluster (https://www.ray.io), for what runs there. The only module that imports Ray."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import re
+import signal
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from border_cli.core.errors import UsageError
+
+_HANDLED = (signal.SIGINT, signal.SIGTERM)
+_OBJECT_STORE_BYTES = 512 << 20
+"""Of a cluster that a run starts for itself: some versions of a model, and chunks on their way."""
+
+
+def import_ray(wanted_by: str) -> Any:
+    """The package. wanted_by: for the message. Raises UsageError where it is not installed."""
+    try:
+        return importlib.import_module("ray")
+    except ModuleNotFoundError as e:
+        raise UsageError(
+            f"{wanted_by} needs the package ray, which is not installed\nallowed: pip install 'border-cli[ray]'"
+        ) from e
+
+
+class Cluster:
+    """The connection to a cluster, or a cluster of this command's own.
+
+    Args:
+        key: the option that holds the address, for messages.
+        address: "local", a cluster of this command's own, which ends with it · "auto", one that runs on this machine or
+            that RAY_ADDRESS names · "ray://<host>:<port>".
+        cpus: of a cluster of this command's own. Ray starts a worker for each at once.
+
+    Raises UsageError if there is no cluster at the address.
+    """
+
+    def __init__(self, key: str, address: str, cpus: int) -> None:
+        self.ray = import_ray(f"{key}={address}")
+        self._ours = not self.ray.is_initialized()
+        if not self._ours:  # the program that uses us has connected already
+            return
+        own: dict[str, Any] = {}
+        if address == "local":
+            own = {
+                "num_cpus": cpus,
+                "object_store_memory": _OBJECT_STORE_BYTES,
+                "include_dashboard": False,
+            }
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        with _own_signal_handlers(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what matters of them is in the error
+            try:
+                self.ray.init(
+                    address=address,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    configure_logging=False,
+                    **own,
+                )
+            except Exception as e:
+                raise UsageError(
+                    f"{key}={address}: no Ray cluster is reachable: {brief(e)}\n"
+                    "allowed: auto (one that runs on this machine), ray://<host>:10001, or local (a new one)"
+                ) from e
+
+    def places(self, need: dict[str, float]) -> int:
+        """How many times these resources ("CPU", "GPU", …) fit into the nodes, if nothing else used them."""
+        return sum(
+            min(int(node["Resources"].get(name, 0) // amount) for name, amount in need.items())
+            for node in self.ray.nodes()
+            if node["Alive"]
+        )
+
+    def close(self) -> None:
+        """Disconnect; a cluster of this command's own ends."""
+        if self._ours and self.ray.is_initialized():
+            with _own_signal_handlers():
+                self.ray.shutdown()
+
+
+@contextlib.contextmanager
+def _own_signal_handlers() -> Iterator[None]:
+    """Put the handlers back that Ray replaces: it would end the command at once, without a checkpoint."""
+    before = {number: signal.getsignal(number) for number in _HANDLED}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            with contextlib.suppress(ValueError):  # not in the main thread, where Ray replaces none
+                signal.signal(number, handler)
+
+
+def brief(error: BaseException) -> str:
+    """The line of an error of Ray that says what happened: the last one with an exception, or the first of all."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    raised = [line for line in lines if re.match(r"[\w.]*(Error|Exception): ", line)]
+    return [*raised[-1:], *lines, type(error).__name__][0]

@@ -1,0 +1,300 @@
+"""Jobs of a sweep on a Ray cluster: `hydra/launcher=border_ray`.
+
+Each job is an ordinary `JobProcess` on the node where Ray places its `JobHost`, a Ray actor that follows the process for
+the sweep. Where the node sees the sweep's folder, the job works in its run directory there. Elsewhere it works in a
+temporary directory, which is brought back when the job has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import os
+import shutil
+import signal
+import tarfile
+import tempfile
+import time
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+from border_cli.core.errors import ExitCode, UsageError
+from border_cli.core.progress import JobProgress
+from border_cli.display.format import counted
+from border_cli.runs.directory import SWEEP_FILE
+from border_cli.runs.summary import read_json
+from border_cli.runtime.ray_cluster import Cluster, brief
+from border_cli.sweeps.process import JobError, JobProcess, Task
+
+_POLL_S = 0.5
+"""How long a host waits for news of its job [s]. A signal may have to wait as long."""
+_LOOK_S = 2.0
+"""Time between two looks at the nodes of the cluster [s]."""
+
+
+@dataclass(frozen=True)
+class RaySettings:
+    """The keys of `hydra.launcher`.
+
+    address: of the cluster, see `Cluster` · cpus_per_job, gpus_per_job, resources: what Ray reserves for each job.
+    """
+
+    address: str = "local"
+    cpus_per_job: float = 2
+    gpus_per_job: float = 0
+    resources: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, settings: Mapping[str, Any]) -> RaySettings:
+        """From the configuration. Raises UsageError."""
+        try:
+            read = cls(**settings)
+        except TypeError as e:
+            raise UsageError(f"hydra.launcher: {e}\nallowed: {', '.join(cls.__annotations__)}") from e
+        amounts = {"cpus_per_job": read.cpus_per_job, "gpus_per_job": read.gpus_per_job}
+        amounts |= {f"resources.{name}": amount for name, amount in read.resources.items()}
+        for name, amount in amounts.items():
+            if not isinstance(amount, int | float) or amount < 0 or (name == "cpus_per_job" and amount == 0):
+                least = "> 0" if name == "cpus_per_job" else ">= 0"
+                raise UsageError(f"hydra.launcher.{name}={amount}: not allowed\nallowed: a number {least}")
+        return read
+
+    @property
+    def need(self) -> dict[str, float]:
+        """What one job takes of a node."""
+        every = {"CPU": self.cpus_per_job, "GPU": self.gpus_per_job, **self.resources}
+        return {name: amount for name, amount in every.items() if amount}
+
+
+# -- on the node ---------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Report:
+    """News of a job. exit_code: None while it runs."""
+
+    latest: JobProgress | None
+    error: JobError
+    exit_code: int | None
+
+
+class JobHost:
+    """Runs one job on a node. A Ray actor, whose methods are called one after the other."""
+
+    def __init__(self, task: Task, run_dir: Path, cpus: int, cwd: Path, folder: Path, sweep_id: str) -> None:
+        self._task = task
+        self._run_dir = run_dir
+        self._cpus = cpus
+        self._cwd = cwd
+        self._folder = folder
+        self._sweep_id = sweep_id
+        self._temporary: Path | None = None
+        self._process: JobProcess
+
+    def sees_folder(self) -> bool:
+        """Whether this node sees the folder of the sweep."""
+        try:
+            found = read_json(self._cwd / self._folder / SWEEP_FILE).get("sweep_id")
+        except (OSError, ValueError):
+            return False
+        return bool(found == self._sweep_id)
+
+    def start(self, packed: bytes | None) -> None:
+        """Start the job. packed: its run directory as far as it is, empty for a new one; None: it is in place."""
+        task, run_dir = self._task, self._cwd / self._run_dir
+        if packed is None:
+            os.chdir(self._cwd)
+        else:
+            self._temporary = Path(tempfile.mkdtemp(prefix="border-job-"))
+            os.chdir(self._temporary)
+            run_dir = self._temporary / run_dir.name
+            if packed:
+                unpack_directory(packed, run_dir)
+            task = task.moved(run_dir)
+        self._process = JobProcess(task, run_dir, self._cpus)
+
+    def report(self) -> Report:
+        """How far the job is. Waits a moment for something new."""
+        process = self._process
+        wait([process.pipe, process.sentinel], _POLL_S)
+        ended = process.exit_code
+        process.receive()
+        return Report(process.latest, process.error, ended)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the job."""
+        self._process.signal(signal.Signals(number))
+
+    def fetch(self) -> bytes:
+        """The run directory, if this node does not see the sweep's folder."""
+        if self._temporary is None:
+            raise AssertionError("the job works in the sweep's folder")
+        return pack_directory(self._temporary / self._run_dir.name)
+
+    def end(self) -> None:
+        """Remove what only this node has."""
+        self._process.close()
+        if self._temporary is not None:
+            os.chdir(tempfile.gettempdir())
+            shutil.rmtree(self._temporary)
+
+
+def pack_directory(folder: Path) -> bytes:
+    """A directory as a tar archive; empty where there is none."""
+    if not folder.is_dir():
+        return b""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        archive.add(folder, arcname=".")
+    return packed.getvalue()
+
+
+def unpack_directory(packed: bytes, folder: Path) -> None:
+    """Put the content of an archive in the place of a directory, as a whole."""
+    new, old = (folder.with_name(f".{folder.name}.{word}") for word in ("new", "old"))
+    for left in (new, old):
+        shutil.rmtree(left, ignore_errors=True)
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        archive.extractall(new, filter="data")
+    if folder.exists():
+        folder.rename(old)
+    new.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+# -- in the sweep --------------------------------------------------------------
+
+
+class RayJob:
+    """A job on the cluster: what the scheduler needs of a `JobProcess`."""
+
+    def __init__(self, ray: Any, host: Any, run_dir: Path) -> None:
+        self._ray = ray
+        self._host = host
+        self._run_dir = run_dir
+        self.latest: JobProgress | None = None
+        self.error = JobError("", "")
+        self.exit_code: int | None = None
+        self.lost = ""
+        self.placed = False
+        self._steps = self._follow()
+        self.awaited: Any = next(self._steps)
+
+    def _follow(self) -> Generator[Any, Any, int]:
+        """The calls of the host. Yields references to answers, takes the answers, returns the job's exit code."""
+        sees_folder = yield self._host.sees_folder.remote()
+        self.placed = True
+        yield self._host.start.remote(None if sees_folder else self._ray.put(pack_directory(self._run_dir)))
+        report = yield self._host.report.remote()
+        while report.exit_code is None:
+            self.latest, self.error = report.latest, report.error
+            report = yield self._host.report.remote()
+        self.latest, self.error = report.latest, report.error
+        if not sees_folder and (packed := (yield self._host.fetch.remote())):
+            unpack_directory(packed, self._run_dir)
+        yield self._host.end.remote()
+        return int(report.exit_code)
+
+    def receive(self) -> None:
+        """Take the answer of the host, if it has come."""
+        while self.exit_code is None and not self.lost and self._ray.wait([self.awaited], timeout=0)[0]:
+            try:
+                self.awaited = self._steps.send(self._ray.get(self.awaited))
+            except StopIteration as end:
+                self.exit_code = end.value
+            except self._ray.exceptions.RayError as e:
+                # The host has raised, or a node lacks a module that the job needs. Everything else is a loss.
+                if isinstance(e, self._ray.exceptions.RayTaskError) or getattr(e, "actor_init_failed", False):
+                    self.error = JobError("", brief(e))
+                    self.exit_code = int(ExitCode.DEFECT)
+                else:
+                    self.lost = brief(e)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the job. One that waits for its place does not begin when it is told to stop."""
+        if self.placed:
+            self._host.signal.remote(int(number))
+        elif number != signal.SIGUSR1:
+            self.exit_code = 128 + int(number)
+
+    def close(self) -> None:
+        """Kill the job if it still runs."""
+        with contextlib.suppress(self._ray.exceptions.RayError):  # it may be gone, or its node
+            self._ray.kill(self._host, no_restart=True)
+
+
+class RayExecutor:
+    """Places for jobs on a cluster. Raises UsageError where none is reachable.
+
+    Args:
+        limit: jobs at a time at most; None: as many as the nodes have room for, which may come and go.
+        folder, sweep_id: of the sweep. A node that finds the id in its sweep.json sees the folder.
+    """
+
+    def __init__(self, settings: RaySettings, limit: int | None, folder: Path, sweep_id: str) -> None:
+        self._settings = settings
+        self._limit = limit
+        self._sweep = folder, sweep_id
+        self._cluster = Cluster("hydra.launcher.address", settings.address, os.cpu_count() or 1)
+        ray: Any = self._cluster.ray
+        self._ray = ray
+        options: dict[str, Any] = {"num_cpus": settings.cpus_per_job, "num_gpus": settings.gpus_per_job}
+        options |= {"resources": dict(settings.resources), "max_restarts": 0}
+        self._host_class = ray.remote(JobHost).options(**options)
+        self._jobs: list[RayJob] = []
+        self._looked, self._room = 0.0, 0
+
+    @property
+    def count(self) -> int:
+        """Jobs at a time."""
+        if self._limit is not None:
+            return self._limit
+        now = time.monotonic()
+        if now - self._looked >= _LOOK_S:
+            self._looked = now
+            self._room = self._cluster.places(self._settings.need)
+        return max(1, self._room)
+
+    @property
+    def description(self) -> str:
+        """For the user, one line."""
+        need = " ".join(f"{name}={amount:g}" for name, amount in self._settings.need.items())
+        nodes = counted(sum(bool(node["Alive"]) for node in self._ray.nodes()), "node")
+        room = self._cluster.places(self._settings.need)
+        if not room:
+            return f"{nodes} on Ray, none of which has room for a job with {need}: jobs wait for one"
+        return (
+            f"{counted(self.count, 'job')} at a time on Ray: {nodes} with room for {room}, each with {need}"
+        )
+
+    def start(self, task: Task, run_dir: Path) -> RayJob:
+        """Give a job to the cluster."""
+        cpus = max(1, math.ceil(self._settings.cpus_per_job))
+        host = self._host_class.remote(task, run_dir, cpus, Path.cwd(), *self._sweep)
+        job = RayJob(self._ray, host, run_dir)
+        self._jobs.append(job)
+        return job
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until a job has something new."""
+        self._jobs = [job for job in self._jobs if job.exit_code is None and not job.lost]
+        awaited = [job.awaited for job in self._jobs]
+        if awaited:
+            self._ray.wait(awaited, num_returns=1, timeout=timeout_s)
+
+    def close(self) -> None:
+        """Leave the cluster."""
+        self._cluster.close()
+
+
+def check_device(device: str, settings: RaySettings) -> None:
+    """Raise UsageError for jobs on a GPU for which none is reserved."""
+    if device.startswith("cuda") and not settings.gpus_per_job:
+        raise UsageError(
+            f"device={device} with hydra.launcher.gpus_per_job=0: Ray would hide the GPUs from the jobs\n"
+            "allowed: hydra.launcher.gpus_per_job=1, or a fraction of one, or device=cpu"
+        )

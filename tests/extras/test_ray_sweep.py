@@ -1,0 +1,149 @@
+"""Sweeps on Ray: the results of this machine, stopped and killed sweeps, lost nodes, folders that nodes do not see."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from border_cli.runtime.signals import StopFlag
+from border_cli.sweeps.jobs import Sweep
+from border_cli.sweeps.scheduler import JobQueue, Scheduler
+from tests.faults.processes import wait_until
+from tests.integration.test_sweep_scheduler import Light, Seen, starts
+from tests.real_runs import Run, tiny, train
+
+pytest.importorskip("ray")
+pytestmark = [pytest.mark.usefixtures("workplace"), pytest.mark.timeout(300)]
+LOCKSTEP = ("trainer.lockstep=true", "n_actors=1", "trainer.eval_interval=20", "trainer.save_interval=20")
+
+
+def command(*args: str) -> list[str]:
+    """The sweep as a process of its own, with its own cluster."""
+    words = tiny("hydra/launcher=border_ray", "hydra.launcher.cpus_per_job=1", *LOCKSTEP, *args)
+    words = [word for word in words if not word.startswith("recorder.console")]
+    return [str(Path(sys.executable).with_name("border-train")), "-m", *words]
+
+
+def jobs() -> list[Run]:
+    (folder,) = Path("runs/sweeps").glob("*/*")
+    return [Run(folder / job.run_dir.name) for job in Sweep.read(folder).jobs]
+
+
+def checkpointed() -> set[Path]:
+    """The run directories that have a checkpoint."""
+    return {path.parents[1] for path in Path("runs/sweeps").glob("*/*/?_*/checkpoints/step-*")}
+
+
+def test_jobs_have_the_results_of_runs_on_this_machine_and_are_skipped_the_next_time() -> None:
+    args = command("seed=1,2", "trainer.max_opts=40")
+    first = subprocess.run(args, capture_output=True, text=True, timeout=200)
+    assert first.returncode == 0, first.stderr
+    assert "on Ray: 1 node with room for" in first.stdout
+    for seed, run in enumerate(jobs(), 1):
+        here = train(*LOCKSTEP, "trainer.max_opts=40", f"seed={seed}")
+        assert run.files("best") == here.files("best")
+        assert run.summary["status"] == "done"
+    again = subprocess.run(args, capture_output=True, text=True, timeout=200)
+    assert again.returncode == 0
+    assert "2 jobs of 2 ended in an earlier launch" in again.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_sweep_that_is_stopped_or_killed_leaves_nothing_and_continues(number: signal.Signals) -> None:
+    args = command("seed=1,2", "trainer.max_opts=600", "sweep.slots=2")
+    before = {one.pid for one in psutil.process_iter()}
+    with subprocess.Popen(args, stdout=subprocess.DEVNULL) as process:
+        wait_until(lambda: len(checkpointed()) == 2, "checkpoints of both jobs", 120)
+        process.send_signal(number)
+        assert process.wait(60) == (143 if number == signal.SIGTERM else -9)
+
+    def left() -> list[str]:
+        every = (one for one in psutil.process_iter(["name", "status"]) if one.pid not in before)
+        names = [one.info["name"] for one in every if one.info["status"] != psutil.STATUS_ZOMBIE]
+        return [name for name in names if any(word in name for word in ("ray", "gcs", "python"))]
+
+    wait_until(lambda: not left(), "the end of the cluster", 120)
+    assert subprocess.run(args, stdout=subprocess.DEVNULL, timeout=200).returncode == 0
+    for seed, run in enumerate(jobs(), 1):
+        assert run.counts[0] == 600
+        assert (run.path / "train.log").read_text().count("ended by max_opts") == 1
+        assert run.files("best") == train(*LOCKSTEP, "trainer.max_opts=600", f"seed={seed}").files("best")
+
+
+def drive(folder: Path, sweep_id: str, tasks: list[Any], config: dict[str, Any]) -> tuple[Sweep, Seen]:
+    """Run tasks as the jobs of a sweep in `folder`, on the cluster to which this process is connected."""
+    from border_cli.sweeps.ray import RayExecutor, RaySettings
+
+    sweep, seen = Sweep(folder, [], sweep_id="of this sweep"), Seen()
+    added = [sweep.add(n, [f"n={n}"], task.run_dir) for n, task in enumerate(tasks)]
+    sweep.save()
+    executor = RayExecutor(RaySettings(cpus_per_job=1, **config), None, folder, sweep_id)
+    with StopFlag() as stop:
+        Scheduler(sweep, executor, lambda job: tasks[job.number], seen, stop).run(JobQueue(added))
+    executor.close()
+    return sweep, seen
+
+
+def test_a_node_that_does_not_see_the_folder_sends_the_directory_back(
+    ray_cluster: None, tmp_path: Path
+) -> None:
+    tasks = [Light(tmp_path / "0"), Light(tmp_path / "1", codes=(5,))]
+    sweep, seen = drive(tmp_path, "of another sweep", tasks, {})
+    assert [(job.state, job.exit_code) for job in sweep.jobs] == [("done", 0), ("failed", 5)]
+    assert seen.notes == ["job: error: code 5\nallowed: 0"]
+    assert starts(sweep) == [1, 1]
+    sweep, _ = drive(tmp_path, "of another sweep", tasks, {})
+    assert starts(sweep) == [2, 2]  # the second time, the directory went to the node first
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
+
+
+def test_a_job_whose_node_leaves_continues_on_another_one() -> None:
+    from ray.cluster_utils import Cluster
+
+    cluster: Any = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        node = cluster.add_node(num_cpus=1)
+        args = command("seed=1,2", "trainer.max_opts=2500", "hydra.launcher.address=auto")
+        env = os.environ | {"RAY_ADDRESS": cluster.address}
+        with subprocess.Popen(
+            args, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
+        ) as process:
+            wait_until(lambda: len(checkpointed()) == 2, "checkpoints of both jobs", 120)
+            cluster.remove_node(node)
+            out, _ = process.communicate(timeout=200)
+        assert process.returncode == 0, out
+        assert "2 jobs at a time on Ray: 2 nodes with room for 2, each with CPU=1" in out
+        assert out.count("will run again as soon as there is room") == 1
+        for seed, run in enumerate(jobs(), 1):
+            assert run.files("best") == train(*LOCKSTEP, "trainer.max_opts=2500", f"seed={seed}").files(
+                "best"
+            )
+    finally:
+        cluster.shutdown()
+
+
+def test_a_job_that_waits_for_a_place_ends_when_the_sweep_is_stopped(
+    ray_cluster: None, tmp_path: Path
+) -> None:
+    timer = threading.Timer(3.0, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    sweep, _ = drive(tmp_path, "of this sweep", [Light(tmp_path / "0")], {"resources": {"nowhere": 1}})
+    assert [(job.state, job.exit_code) for job in sweep.jobs] == [("waiting", 143)]
+
+
+class OnlyHere(Light):
+    """A job whose module the nodes do not have: pytest imports this file by another name."""
+
+
+def test_a_module_that_a_node_lacks_is_an_error_at_once(ray_cluster: None, tmp_path: Path) -> None:
+    sweep, seen = drive(tmp_path, "of this sweep", [OnlyHere(tmp_path / "0")], {})
+    assert [(job.state, job.exit_code) for job in sweep.jobs] == [("failed", 1)]
+    assert seen.notes == ["job 0 (n=0): error: ModuleNotFoundError: No module named 'extras'"]
