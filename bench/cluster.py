@@ -37,8 +37,8 @@ WARM_UP_CHUNKS = 20
 
 @dataclass(frozen=True)
 class Measured:
-    """One run of actors. env_steps: per second · rows: mean of a chunk · busy: share of its time that the learner used to
-    collect, nothing else being done · per_chunk: seconds of it for a chunk.
+    """One run of actors. env_steps: per second · rows: mean of a chunk · busy: CPU time of the learner's thread for
+    collecting, as a share of the duration · per_chunk: that of looks that brought chunks, for a chunk [s].
     """
 
     env_steps: float
@@ -63,15 +63,21 @@ def acted(kind: str, size: int) -> Measured:
         while arrived < WARM_UP_CHUNKS:
             arrived += len(manager.collect())
             time.sleep(0.001)
-        chunks, steps, used, began = 0, 0, 0.0, time.perf_counter()
-        while (now := time.perf_counter()) - began < SECONDS:
+        chunks, steps, used, in_vain, began = 0, 0, 0.0, 0.0, time.perf_counter()
+        while time.perf_counter() - began < SECONDS:
+            before = (
+                time.thread_time()
+            )  # actors compete for the cores, so that a clock would count their time, too
             found = manager.collect()
-            used += time.perf_counter() - now
+            if found:
+                used += time.thread_time() - before
+            else:
+                in_vain += time.thread_time() - before
             chunks += len(found)
             steps += sum(chunk.env_steps for chunk in found)
             time.sleep(0.001)  # the learner is busy in between
         seconds = time.perf_counter() - began
-        return Measured(steps / seconds, steps / chunks, used / seconds, used / chunks)
+        return Measured(steps / seconds, steps / chunks, (used + in_vain) / seconds, used / chunks)
     finally:
         manager.stop()
 

@@ -32,8 +32,10 @@ from border_cli.transport import ModelChannel, Ring
 
 _CALLS = 2
 """Calls under way per actor at most."""
-_POLL_S = 0.001
-"""Least time between two looks at the calls: each costs the learner a tenth of a millisecond."""
+_LOOK_INTERVAL_S = 0.001
+"""Least time between two looks at the calls [s]."""
+_LOOK_SHARE = 0.1
+"""Share of the learner's time that looks take at most: one costs 0.1 ms with few actors, and some ms with a thousand."""
 _logger = logging.getLogger(__name__)
 
 
@@ -137,7 +139,7 @@ class RayChild:
         self._ended = ""  # how it ended; empty while it runs
         remote: Any = link.ray.remote(RemoteActor)
         self._actor = remote.options(max_restarts=0, max_concurrency=_CALLS, **link.options).remote(setup)
-        self._call()
+        self.tell()
 
     @property
     def calls(self) -> Sequence[Any]:
@@ -147,7 +149,7 @@ class RayChild:
     def send(self, message: object) -> None:
         """Ask for the actor's state, which is the only message that there is."""
         self._wants_state = isinstance(message, SendState)
-        self._call()
+        self.tell()
 
     def receive(self, last: bool = False) -> Iterator[object]:
         """Messages that have arrived. Tells the actor what is new."""
@@ -157,8 +159,7 @@ class RayChild:
             for ref in ready:
                 self._calls.remove(ref)
                 yield from self._take(ref)
-        if not self._ended:
-            self._call()
+        self.tell()
 
     def _take(self, ref: Any) -> Iterator[object]:
         try:
@@ -180,8 +181,10 @@ class RayChild:
                 self._ended = "has ended"
             yield message
 
-    def _call(self) -> None:
+    def tell(self) -> None:
         """Call the actor, if no call is under way, or if there is something new to tell and room for another one."""
+        if self._ended:
+            return
         status, models = self._status, self._link.models
         now = status.credit, status.global_env_steps, status.stop_requested
         news = now[0] != self._told[0] or now[2] != self._told[2] or self._wants_state
@@ -242,6 +245,11 @@ class RayHandle(ActorHandle):
         """Answers that are awaited."""
         return () if self._child is None else cast("RayChild", self._child).calls
 
+    def tell(self) -> None:
+        """Tell the actor what is new."""
+        if self._child is not None:
+            cast("RayChild", self._child).tell()
+
     @property
     def _watched(self) -> bool:
         return self.needed or self._is_ready
@@ -280,7 +288,7 @@ class _OnRay(ActorManager):
         if ray_config.resources:
             options["resources"] = dict(ray_config.resources)
         self._link = RayLink(self._cluster.ray, RayModels(self._cluster.ray, self._kept_models), options)
-        self._looked = 0.0
+        self._look_due = 0.0
         room = self._cluster.places({"CPU": ray_config.cpus_per_actor, **ray_config.resources})
         if room < n_actors:
             _logger.warning(
@@ -294,18 +302,30 @@ class _OnRay(ActorManager):
         return RayHandle(actor, shared, limits, counts, state, self._link, level)
 
     def _listen(self, actors: Sequence[ActorHandle], timeout_s: float) -> None:
-        if timeout_s > 0 and (calls := [ref for actor in actors for ref in cast("RayHandle", actor).calls]):
-            self._cluster.ray.wait(calls, num_returns=1, timeout=timeout_s)
-        ready = sum(actor.condition is Condition.READY for actor in self._actors)
-        for actor in actors:
-            cast("RayHandle", actor).needed = ready < self._config.min_actors
-            actor.receive()
+        handles = [cast("RayHandle", actor) for actor in actors]
+        callers = {ref: handle for handle in handles for ref in handle.calls}
+        if timeout_s > 0 and callers:
+            self._cluster.ray.wait(list(callers), num_returns=1, timeout=timeout_s)
+        began = time.monotonic()
+        n_ready = sum(actor.condition is Condition.READY for actor in self._actors)
+        for handle in handles:
+            handle.needed = n_ready < self._config.min_actors
+            handle.tell()
+        # One question for all calls: Ray needs as long for it as for a single call.
+        ready = (
+            self._cluster.ray.wait(list(callers), num_returns=len(callers), timeout=0)[0] if callers else []
+        )
+        now = time.monotonic()
+        self._look_due = now + max(_LOOK_INTERVAL_S, (now - began) / _LOOK_SHARE)
+        for handle in dict.fromkeys([callers[ref] for ref in ready]):
+            handle.receive()
+        for handle in handles:
+            if handle.exited():
+                handle.receive()
 
     def collect(self) -> list[Chunk]:
-        """As of actors in processes, with a look at the calls at most every millisecond."""
-        now = time.monotonic()
-        if not self._stopped and now - self._looked >= _POLL_S:
-            self._looked = now
+        """As of actors in processes, with a look at the calls when the last one is old enough."""
+        if not self._stopped and time.monotonic() >= self._look_due:
             self._listen(self._actors, 0.0)
         return super().collect()
 

@@ -54,13 +54,13 @@ class Cluster:
                 "include_dashboard": False,
             }
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        logging.getLogger("ray").setLevel(logging.ERROR)
         with _own_signal_handlers(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what matters of them is in the error
             try:
                 self.ray.init(
                     address=address,
                     log_to_driver=False,
-                    logging_level=logging.ERROR,
                     configure_logging=False,
                     **own,
                 )
