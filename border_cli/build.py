@@ -489,7 +489,14 @@ def extra_columns(config: TrainConfig, spec: EnvSpec) -> tuple[Column, ...]:
 
 
 def run_columns(config: TrainConfig, spec: EnvSpec) -> tuple[Column, ...]:
-    """All columns of the rows that cross from actors to the replay."""
+    """All columns of the rows that cross from actors to the replay. Raises UsageError."""
+    if config.env.info_keys and (
+        config.step_processor or hasattr(agent_module(config), "make_step_processor")
+    ):
+        raise UsageError(
+            "env.info_keys needs the step processor of border-cli, and this run has another one\n"
+            "allowed: env.info_keys=[], or no step_processor"
+        )
     extra, n_info = extra_columns(config, spec), len(config.env.info_keys)
     return item_columns(spec, config.buffer.with_priority(), extra, n_info)
 

@@ -21,11 +21,9 @@ class BorderLauncher(Launcher):
 
     def __init__(self, **_settings: Any) -> None:
         self._run: Any = None
-        self._context: Any = None
-        self._config: Any = None
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        self._context, self._run, self._config = hydra_context, task_function, config
+        self._run = task_function
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         jobs = self._run.launch(job_overrides, initial_job_idx)

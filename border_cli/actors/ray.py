@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +19,7 @@ from typing import Any, cast
 
 from border_cli.actors.lockstep import LockstepManager
 from border_cli.actors.manager import ActorManager
-from border_cli.actors.process import ActorHandle, SendState, Shared
+from border_cli.actors.process import ActorHandle, Finished, SendState, Shared
 from border_cli.actors.remote import Command, RemoteActor, RemoteSetup, Reply, unpack
 from border_cli.actors.spec import ActorId, ActorSpec, ActorStatus
 from border_cli.config.schema import ActorManagerConfig, RayConfig
@@ -27,7 +28,7 @@ from border_cli.core.protocols import StopCheck
 from border_cli.core.state import State
 from border_cli.core.types import ActorStat, Chunk, Column, ModelInfo
 from border_cli.runtime.ray_cluster import Cluster, brief
-from border_cli.runtime.supervised import ChildProcess, Condition, Limits
+from border_cli.runtime.supervised import ChildProcess, Condition, Failed, Limits
 from border_cli.transport import ModelChannel, Ring
 
 _CALLS = 2
@@ -133,7 +134,8 @@ class RayChild:
         self._chunks = chunks
         self._name = f"actor {setup.actor_id.actor}"
         self._sent = first - 1  # number of the last publication that was sent
-        self._told = (-1, -1, False)  # credit, env steps and stop
+        self._known = (-1, -1, False)  # credit, env steps and stop of the last command
+        self._n_commands = 0
         self._wants_state = False
         self._calls: deque[Any] = deque()
         self._ended = ""  # how it ended; empty while it runs
@@ -154,11 +156,12 @@ class RayChild:
     def receive(self, last: bool = False) -> Iterator[object]:
         """Messages that have arrived. Tells the actor what is new."""
         del last
-        if self._calls and not self._ended:
+        if self._calls:
             ready, _ = self._link.ray.wait(list(self._calls), num_returns=len(self._calls), timeout=0)
             for ref in ready:
-                self._calls.remove(ref)
-                yield from self._take(ref)
+                if ref in self._calls:  # they are forgotten when the actor is lost
+                    self._calls.remove(ref)
+                    yield from self._take(ref)
         self.tell()
 
     def _take(self, ref: Any) -> Iterator[object]:
@@ -166,6 +169,7 @@ class RayChild:
             reply: Reply = self._link.ray.get(ref)
         except Exception as e:  # noqa: BLE001 - whatever Ray raises: the actor is not there any more
             self._ended = f"was lost: {brief(e)}"
+            self._calls.clear()
             return
         for packed in reply.chunks:
             self._chunks.add(unpack(packed, self._columns))
@@ -177,7 +181,7 @@ class RayChild:
         for level, logger, text in reply.logs:
             logging.getLogger(logger).log(level, "%s: %s", self._name, text)
         for message in reply.messages:
-            if type(message).__name__ in ("Finished", "Failed"):
+            if isinstance(message, Finished | Failed):
                 self._ended = "has ended"
             yield message
 
@@ -187,19 +191,20 @@ class RayChild:
             return
         status, models = self._status, self._link.models
         now = status.credit, status.global_env_steps, status.stop_requested
-        news = now[0] != self._told[0] or now[2] != self._told[2] or self._wants_state
-        news = news or models.publications > self._sent
-        if len(self._calls) >= _CALLS or (self._calls and not news):
+        is_new = now[0] != self._known[0] or now[2] != self._known[2] or self._wants_state
+        is_new = is_new or models.publications > self._sent
+        if len(self._calls) >= _CALLS or (self._calls and not is_new):
             return
         new = models.since(self._sent)
-        command = Command(*now, numbers=tuple(new), wants_state=self._wants_state)
+        command = Command(self._n_commands, *now, publications=tuple(new), wants_state=self._wants_state)
         self._calls.append(self._actor.collect.remote(command, *new.values()))
-        self._told, self._wants_state = now, False
+        self._n_commands += 1
+        self._known, self._wants_state = now, False
         self._sent = max([self._sent, *new])
 
     def exited(self) -> bool:
-        """Whether the actor has ended, or is lost."""
-        return bool(self._ended)
+        """Whether the actor has ended and all that it has sent is here, or whether it is lost."""
+        return bool(self._ended) and not self._calls
 
     @property
     def exit_reason(self) -> str:
@@ -209,6 +214,7 @@ class RayChild:
     def kill(self) -> None:
         """Kill it at once."""
         self._ended = self._ended or "was killed"
+        self._calls.clear()
         with contextlib.suppress(Exception):  # it may be gone, or its node
             self._link.ray.kill(self._actor, no_restart=True)
 
@@ -216,7 +222,6 @@ class RayChild:
         """Kill it, and forget the answers."""
         del grace_s
         self.kill()
-        self._calls.clear()
 
 
 class RayHandle(ActorHandle):
@@ -282,7 +287,7 @@ class _OnRay(ActorManager):
     ) -> None:
         super().__init__(spec, columns, n_actors, config, should_stop, on_exception)
         ray_config = cast("RayConfig", config)
-        cpus = max(1, round(n_actors * ray_config.cpus_per_actor))  # actors mostly wait
+        cpus = math.ceil(n_actors * ray_config.cpus_per_actor)  # actors mostly wait
         self._cluster = Cluster("actor_manager.address", ray_config.address, cpus)
         options: dict[str, Any] = {"num_cpus": ray_config.cpus_per_actor}
         if ray_config.resources:

@@ -39,14 +39,16 @@ _MAX_LOGS = 1000
 class Command:
     """What the learner tells an actor.
 
-    credit, env_steps: see `actors.loop.Status` · numbers: of the publications that come with the call, in their order ·
-    wants_state: whether it asks for the actor's state.
+    number: of the call, because a call with a model may arrive after a later one · credit, env_steps: see
+    `actors.loop.Status` · publications: numbers of those that come with the call, in their order · wants_state: whether it
+    asks for the actor's state.
     """
 
+    number: int
     credit: int
     env_steps: int
     stop: bool = False
-    numbers: tuple[int, ...] = ()
+    publications: tuple[int, ...] = ()
     wants_state: bool = False
 
 
@@ -156,7 +158,7 @@ class ReceivedModels:
         """Keep this publication; those before the last two are not needed any more."""
         self._models[number] = model
         self._models.pop(number - 3, None)
-        self.publications = number
+        self.publications = max(self.publications, number)
 
     def poll(self) -> ModelInfo | None:
         newest = self.publications
@@ -212,6 +214,7 @@ class RemoteActor:
     def __init__(self, setup: RemoteSetup) -> None:
         self._changed = threading.Condition()
         self._entered = 0
+        self._newest = -1  # number of the newest command
         self._ended = False
         self._messages: list[object] = []
         self._logs: deque[tuple[int, str, str]] = deque(maxlen=_MAX_LOGS)
@@ -230,9 +233,11 @@ class RemoteActor:
         with self._changed:
             self._entered += 1
             mine = self._entered
-            status.global_env_steps, status.credit = command.env_steps, command.credit
-            status.stop_requested = command.stop
-            for number, model in zip(command.numbers, models, strict=True):
+            if command.number > self._newest:
+                self._newest = command.number
+                status.global_env_steps, status.credit = command.env_steps, command.credit
+                status.stop_requested = command.stop
+            for number, model in zip(command.publications, models, strict=True):
                 self._models.add(number, model)
             self._requests.flag |= command.wants_state
             self._changed.notify_all()

@@ -123,7 +123,8 @@ class Composed:
 class Composer:
     """Hydra over conf/ and the user's folders. A context manager, because Hydra's state is global.
 
-    All methods raise UsageError for a mistake of the user. config_dir: the folder of --config-dir.
+    All methods raise UsageError for a mistake of the user. config_dir: the folder of --config-dir. `search` is the override
+    with the user's folders, where there are any.
     """
 
     def __init__(self, overrides: Sequence[Override], config_dir: str | None = None) -> None:
@@ -132,7 +133,7 @@ class Composer:
             if not Path(config_dir).is_dir():
                 raise UsageError(f"--config-dir: no folder {config_dir}\nallowed: a folder with group files")
             folders.insert(0, f"file://{Path(config_dir).resolve()}")
-        self._search = [f"{_SEARCH}=[{','.join(map(quoted, folders))}]"] if folders else []
+        self.search = [f"{_SEARCH}=[{','.join(map(quoted, folders))}]"] if folders else []
         self._preset_files: dict[str, Path] = {}
         self._overrides = [self._with_preset_name(o) for o in overrides if o.key_or_group != _SEARCH]
         self._options: dict[str, list[str]] = {}
@@ -196,19 +197,26 @@ class Composer:
             if self._files is None:  # one copy for all groups: get_group_options makes one per call, in 50 ms
                 loader = self.hydra.config_loader
                 with translated(), _strict_search_path():
-                    _, self._files = loader._parse_overrides_and_create_caching_repo(None, self._search)
+                    _, self._files = loader._parse_overrides_and_create_caching_repo(None, self.search)
             self._options[group] = sorted(self._files.get_group_options(group, ObjectType.CONFIG))
         return self._options[group]
 
     def argv(self) -> list[str]:
         """The overrides as Hydra takes them, with the search path."""
-        return [*self._search, *(for_hydra(override, self.choices) for override in self._overrides)]
+        return [*self.search, *(for_hydra(override, self.choices) for override in self._overrides)]
 
     def merge(self, argv: Sequence[str]) -> DictConfig:
-        """What Hydra composes for one job's overrides, its own section included; nothing is checked."""
+        """What Hydra composes for one job's overrides, its own section included; nothing is checked.
+
+        Overrides of Hydra's section that were typed are added: sweepers hand on those of the job alone.
+        """
         check_single(parse_overrides(argv))
+        typed = [for_hydra(one, self.choices) for one in self._overrides if not one.is_sweep_override()]
+        own = [word for word in [*self.search, *typed] if word.lstrip("+~").startswith("hydra")]
         with translated(), _strict_search_path():
-            merged: DictConfig = compose(PRIMARY, list(argv), return_hydra_config=True)
+            merged: DictConfig = compose(
+                PRIMARY, [*(word for word in own if word not in argv), *argv], return_hydra_config=True
+            )
         return merged
 
     def compose(self, argv: Sequence[str] | None = None) -> Composed:

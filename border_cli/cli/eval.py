@@ -159,9 +159,9 @@ def _evaluate(flags: Namespace, run: Path | None, overrides: Sequence[Override])
     }
     path = _result_path(flags, located, evaluation.opt_steps, changed)
     written = _write(path, located, data)
-    if flags.video:
-        written += _film(flags, saved, env, policy, path)
     show("\n".join([_table(facts, statistics).rstrip(), *written]))
+    if flags.video:
+        _film(flags, saved, located, env, policy, path)
 
 
 def _env_config(stored: EnvConfig, overrides: Sequence[Override]) -> EnvConfig:
@@ -222,20 +222,25 @@ def _make_env(config: EnvConfig, n_envs: int, render_mode: str | None) -> GymEnv
 
 
 def _film(
-    flags: Namespace, saved: SavedModel, config: EnvConfig, policy: ActingPolicy, path: Path
-) -> list[str]:
-    """Film the first episodes of the evaluation, each to a file beside its results. Returns lines that say where."""
+    flags: Namespace,
+    saved: SavedModel,
+    located: Located,
+    config: EnvConfig,
+    policy: ActingPolicy,
+    path: Path,
+) -> None:
+    """Film the first episodes of the evaluation, each to a file beside its results, and say where."""
     from border_cli.video import film
 
-    lines = []
+    if located.run_dir is not None:
+        check_plain(located.run_dir)
     with StopFlag() as stop, closing(_make_env(config, 1, "rgb_array")) as env:
         for episode in range(min(flags.video, flags.episodes)):
             target = path.with_name(f"{path.stem}-episode{episode}.mp4")
             seed = eval_command_seed(flags.seed, episode)
             if film(env, policy, saved.info.version, seed, target, flags.max_episode_steps, stop) is None:
                 raise Interrupted(stop.code or ExitCode.SIGINT)
-            lines.append(f"written: {target}")
-    return lines
+            show(f"written: {target}")
 
 
 def _episodes_or_bool(text: str) -> int:

@@ -11,7 +11,7 @@ from border_cli.cli.help import complete_command
 from border_cli.cli.overrides import Parser, one_of, override_names, parse_overrides, some_text, typed_code
 from border_cli.core.errors import ExitCode, ResourceError, UsageError
 from border_cli.runs import load
-from border_cli.runs.directory import shown
+from border_cli.runs.directory import check_plain, shown
 from border_cli.runs.locate import model_directory, parse_checkpoint
 
 HELP = """\
@@ -76,7 +76,14 @@ def _dispatch(argv: Sequence[str]) -> int:
     policy = load.make_policy(saved, 0)
     from border_cli.export.write import write_policy
 
-    folder = Path(flags.out) if flags.out else (located.run_dir or located.path) / "export" / flags.format
+    if flags.out:
+        folder = Path(flags.out)
+        if (folder / "README.md").exists() and not list(folder.glob("policy.*")):
+            raise UsageError(f"out={folder} has a README.md of something else\nallowed: out=<a new folder>")
+    else:
+        if located.run_dir is not None:
+            check_plain(located.run_dir)
+        folder = (located.run_dir or located.path) / "export" / flags.format
     env = load.env_config(model).name
     title = f"{model.agent['type']} on {env}, opt step {saved.info.version:,}"
     try:

@@ -96,7 +96,7 @@ def _report(flags: Namespace, paths: Sequence[Path]) -> None:
     groups = grouped(read)
     lines = [line(group) for group in groups]
     given = getattr(flags, "with")
-    others = read_tidy(Path(given), flags.metric, [group.env for group in groups]) if given else []
+    others = read_tidy(Path(given), flags.metric, groups) if given else []
     curves = _curves([*groups, *others])
     if flags.json:
         show(json.dumps(as_json(lines, curves, flags.metric), indent=1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,15 +42,16 @@ class Space:
         return [*self.fixed, *tuned, f"++seed={self.seed + more_seed}"]
 
 
-def read_space(arguments: Sequence[str], defaults: Mapping[str, str], optuna: Any) -> Space:
+def read_space(arguments: Sequence[str], defaults: Callable[[], Mapping[str, str]], optuna: Any) -> Space:
     """The search space among overrides. Raises UsageError for one that cannot be one.
 
-    defaults: a search space for keys that are not typed; used as a whole if no typed value is a search space.
+    defaults: reads the search space that is used, without keys that were typed, if no typed value is a search space.
     """
     typed = parse_overrides(arguments)
     names = {one.key_or_group for one in typed}
-    has_own = any(one.is_sweep_override() for one in typed)
-    added = [] if has_own else [f"++{key}={value}" for key, value in defaults.items() if key not in names]
+    added = []
+    if not any(one.is_sweep_override() and one.key_or_group != "seed" for one in typed):
+        added = [f"++{key}={value}" for key, value in defaults().items() if key not in names]
     space = Space([], 0, {}, {})
     seed = 0
     for override in [*typed, *parse_overrides(added)]:
@@ -74,21 +75,23 @@ def read_space(arguments: Sequence[str], defaults: Mapping[str, str], optuna: An
     return Space(space.fixed, seed, space.distributions, space.elements)
 
 
-def default_space(name: str, agent: str) -> dict[str, str]:
-    """The search space of an agent, or of a file. Raises UsageError where there is none."""
+def default_space(name: str) -> dict[str, str]:
+    """The search space of an agent, or of a file; `base` names one that it adds to. Raises UsageError for none."""
     path = Path(name) if name.endswith(".yaml") else conf_dir() / "space" / f"{name}.yaml"
     if not path.is_file():
         options = sorted(file.stem for file in (conf_dir() / "space").glob("*.yaml"))
         raise UsageError(
-            f"hydra.sweeper.space: there is no {name!r}\nallowed: {', '.join(options)}, or a file"
-            f"{nearest_line(nearest(name, options))}"
+            f"there is no search space for {name!r}, and none was typed\nallowed: agent.lr='interval(1e-4,1e-3)', or "
+            f"hydra.sweeper.space={'|'.join(options)}|<file>.yaml{nearest_line(nearest(name, options))}"
         )
     values = load(path)
     if not isinstance(values, dict):
         raise UsageError(
-            f"{path} holds no search space\nallowed: a line for each key, as {agent}.yaml has them"
+            f"{path} holds no search space\nallowed: a line for each key, as {conf_dir()}/space/dqn.yaml has them"
         )
-    return {str(key): str(value) for key, value in values.items()}
+    base = values.pop("base", None)
+    own = {str(key): str(value) for key, value in values.items()}
+    return own if base is None else default_space(str(base)) | own
 
 
 def _distribution(override: Override, distributions: Any) -> Any:

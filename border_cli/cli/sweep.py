@@ -39,10 +39,9 @@ from border_cli.runs.directory import (
     make_folder,
     shown,
 )
-from border_cli.runs.resume import DONE
 from border_cli.runtime.signals import StopFlag
 from border_cli.sweeps import slots
-from border_cli.sweeps.jobs import FAILED, Job, Sweep, newest_sweep, words_of
+from border_cli.sweeps.jobs import DONE, FAILED, Job, Sweep, newest_sweep, words_of
 from border_cli.sweeps.process import JobProcess, LocalExecutor
 from border_cli.sweeps.results import results, to_json, winners, write_preset
 from border_cli.sweeps.scheduler import Executor, JobQueue, JobSource, Scheduler, SweepView
@@ -187,8 +186,15 @@ class SweepRun:
         quiet = launch.typed.get("recorder") == "none"
         self.console = launch.typed.get("recorder.console", "none" if quiet else "auto")
 
+    @property
+    def retries_failed(self) -> bool:
+        """Whether jobs that failed in an earlier launch run again."""
+        return self._settings.retry
+
     def announce(self, continued: bool) -> None:
-        """Say where the sweep is, and write sweep.json."""
+        """Say where the sweep is, and write sweep.json with what the runs have reached."""
+        for job in self.sweep.jobs:
+            job.refresh()
         self._save()
         trust.remember(self.sweep.sweep_id, self.sweep.code)
         self.say(f"{'continuing' if continued else 'sweep in'} {shown(self.sweep.folder)}")
@@ -344,7 +350,7 @@ class SweepRun:
             write_preset(path, composed.config, base, expect, f"{shown(self.sweep.folder)}, {name}")
         except OSError as e:
             raise folder_error(e, path) from e
-        typed = [shlex.quote(word.lstrip("+")) for word in words]
+        typed = [shlex.quote(word.lstrip("+")) for word in (*self.composer.search, *words)]
         return " ".join(["border-train", *typed, f"preset={shlex.quote(str(shown(path)))}"])
 
     def _save(self) -> None:

@@ -24,11 +24,13 @@ if TYPE_CHECKING:
 def check_tuning(composer: Any, argv: Sequence[str]) -> None:
     """Raise UsageError for a tuning that cannot begin, before there is a folder for it."""
     arguments = [word for word in argv if not word.startswith("hydra")]
-    hydra = [word for word in argv if word.startswith("hydra") and not word.startswith("hydra.sweep.")]
-    section = composer.merge([*_single(arguments), *hydra]).hydra
+    section = composer.merge(_single(arguments)).hydra
     settings = _settings({key: value for key, value in section.sweeper.items() if key != "_target_"})
     space = _space(arguments, settings)
-    rungs_of(composer.compose([*space.overrides(space.first, 0), *hydra]).config, settings)
+    config = composer.compose(space.overrides(space.first, 0)).config
+    rungs_of(config, settings)
+    if not config.recorder.jsonl:
+        raise UsageError("tuning reads the evaluations of its runs\nallowed: recorder.jsonl=true")
 
 
 def tune(run: SweepRun, arguments: Sequence[str], settings: Mapping[str, Any]) -> int:
@@ -44,7 +46,7 @@ def tune(run: SweepRun, arguments: Sequence[str], settings: Mapping[str, Any]) -
         job.label = f"{label} seed={space.seed + more_seed} {values}"
         return job, composed.config
 
-    tuner = Tuner(run.sweep.folder, checked, space.distributions, make_job, run.say)
+    tuner = Tuner(run.sweep.folder, checked, space.distributions, make_job, run.say, run.retries_failed)
     n_jobs = checked.n_trials * checked.seeds
     run.find_slots(run.composer.compose(space.overrides(space.first, 0)), n_jobs)
     run.drive(tuner, tuner.pause_at)
@@ -82,8 +84,8 @@ def _settings(settings: Mapping[str, Any]) -> TuningSettings:
 
 def _space(arguments: Sequence[str], settings: TuningSettings) -> Space:
     agents = [word.partition("=")[2] for word in arguments if word.startswith("agent=")]
-    agent = agents[-1] if agents else "dqn"
-    return read_space(arguments, default_space(settings.space or agent, agent), import_optuna())
+    name = settings.space or (agents[-1] if agents else "dqn")
+    return read_space(arguments, lambda: default_space(name), import_optuna())
 
 
 def _single(arguments: Sequence[str]) -> list[str]:

@@ -114,9 +114,7 @@ class Policy:
     def _convolved(self, part: dict[str, Any], value: Any) -> Any:
         """ReLU convolutions of (B, ...) images, flattened."""
         x = value
-        if part["channels"] == "stack":
-            pass  # (B, frames, height, width): the frames are the channels
-        else:
+        if part["channels"] != "stack":  # of a stack (B, frames, height, width), the frames are the channels
             x = np.moveaxis(x, part["axis"], -3)
             x = x.reshape(len(x), -1, *x.shape[-2:])
         x = (x.astype(np.float32) - np.float32(part["low"])) * np.float32(part["scale"])

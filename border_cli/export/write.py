@@ -24,7 +24,6 @@ from border_cli.core.spaces import Array, EnvSpec, ObsLeaf
 from border_cli.export import numpy_policy
 from border_cli.export.policy import ExportedPolicy, example
 
-FORMATS = ("onnx", "torchscript", "numpy")
 OPSET = 17
 
 

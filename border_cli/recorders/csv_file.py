@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import csv
+import io
 from pathlib import Path
 
 from border_cli.core.metrics import Record
 from border_cli.recorders.jsonl import AppendedFile, whole_lines, writing
 
 CSV_FILE = "metrics.csv"
-_HEAD = b"opt_steps,env_steps,time,metric,value\n"
+_HEAD = ("opt_steps", "env_steps", "time", "metric", "value")
 _KEY = "recorder.csv"
 
 
@@ -22,13 +24,16 @@ class CsvRecorder:
 
     def write(self, record: Record) -> None:
         """Append a line for each value. Raises ResourceError when the disk takes no more; then the file is as it was."""
-        at = f"{record.opt_steps},{record.env_steps},{record.time!r}"
-        lines = [f"{at},{name},{value!r}\n".encode("ascii") for name, value in record.values.items()]
+        text = io.StringIO()
+        rows = csv.writer(text, lineterminator="\n")  # quotes the names of an environment's own metrics
         if not self._lines:
-            lines.insert(0, _HEAD)
+            rows.writerow(_HEAD)
+        at = record.opt_steps, record.env_steps, record.time
+        rows.writerows((*at, name, float(value)) for name, value in record.values.items())
+        data = text.getvalue().encode("utf-8")
         with writing(self._file.path, _KEY):
-            self._file.append(b"".join(lines))
-        self._lines += len(lines)
+            self._file.append(data)
+        self._lines += data.count(b"\n")
 
     def positions(self) -> dict[str, int]:
         """Lines in the file."""

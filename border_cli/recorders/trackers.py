@@ -72,10 +72,14 @@ def start_wandb(info: RunInfo, mode: str) -> Any:
 
 
 def start_trackio(info: RunInfo) -> Any:
-    """A run of trackio, whose interface is that of Weights & Biases; its files are where TRACKIO_DIR says."""
+    """A run of trackio, whose interface is that of Weights & Biases; its files are where TRACKIO_DIR says.
+
+    trackio knows runs by their name alone, and continues one that it has.
+    """
     trackio: Any = importlib.import_module("trackio")
+    name = f"{info.name}-{info.run_id[:8]}"
     return trackio.init(
-        project=info.project, name=info.name, group=info.group, config=dict(info.config), resume="allow"
+        project=info.project, name=name, group=info.group, config=dict(info.config), resume="allow"
     )
 
 

@@ -121,7 +121,6 @@ def health(groups: Sequence[Group]) -> list[list[str]]:
             "ended by",
             "actor restarts",
             "actors blocked",
-            "learner blocked",
             "records lost",
         ]
     ]
@@ -130,7 +129,8 @@ def health(groups: Sequence[Group]) -> list[list[str]]:
             summary = run.summary
             actors = [actor for actor in summary.get("actors") or [] if isinstance(actor, Mapping)]
             lost = sum((summary.get("records_dropped") or {}).values())
-            blocked = (share(summary.get(f"{side}_blocked")) for side in ("actors", "learner"))
+            seconds = sum(float(actor.get("seconds") or 0.0) for actor in actors)
+            blocked = sum(float(actor.get("blocked_seconds") or 0.0) for actor in actors)
             restarts = sum(int(actor.get("restarts") or 0) for actor in actors)
             ended = str(summary.get("ended_by") or "-")
             rows.append(
@@ -140,7 +140,7 @@ def health(groups: Sequence[Group]) -> list[list[str]]:
                     str(summary.get("status")),
                     ended,
                     str(restarts),
-                    *blocked,
+                    share(blocked / seconds if seconds else None),
                     str(lost),
                 ]
             )

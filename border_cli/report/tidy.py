@@ -27,9 +27,10 @@ def write_tidy(path: Path, groups: Iterable[Group], metric: str) -> None:
                     rows.writerow([group.algorithm, group.env, seed, metric, int(step), repr(value)])
 
 
-def read_tidy(path: Path, metric: str, envs: Sequence[str]) -> list[Group]:
-    """The curves of others in a file, those of one metric, and of these environments if there are any in common.
+def read_tidy(path: Path, metric: str, own: Sequence[Group]) -> list[Group]:
+    """The curves of others in a file, those of one metric, and of the environments of our own groups if any are there.
 
+    Names that our own groups have, too, are marked.
     Raises UsageError for a file without the columns, or without the metric.
     """
     curves: dict[tuple[str, str, str], list[tuple[float, float]]] = {}
@@ -57,11 +58,15 @@ def read_tidy(path: Path, metric: str, envs: Sequence[str]) -> list[Group]:
             f"{path} has no {metric}\nallowed: metric=<one of {', '.join(sorted(others)) or 'its metrics'}>"
         )
     groups: dict[tuple[str, str], list[RunRecord]] = {}
-    shared = {env for _, env, _ in curves} & set(envs)
+    shared = {env for _, env, _ in curves} & {group.env for group in own}
+    names = {group.algorithm for group in own}
     for (name, env, seed), points in curves.items():
         if not shared or env in shared:
             groups.setdefault((name, env), []).append(_run(path, env, seed, points))
-    return [Group(f"{name} on {env}", runs) for (name, env), runs in groups.items()]
+    return [
+        Group(f"{name} (published) on {env}" if name in names else f"{name} on {env}", runs)
+        for (name, env), runs in groups.items()
+    ]
 
 
 def _run(path: Path, env: str, seed: str, points: Sequence[tuple[float, float]]) -> RunRecord:

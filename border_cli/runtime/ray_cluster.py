@@ -73,7 +73,7 @@ class Cluster:
     def places(self, need: dict[str, float]) -> int:
         """How many times these resources ("CPU", "GPU", …) fit into the nodes, if nothing else used them."""
         return sum(
-            min(int(node["Resources"].get(name, 0) // amount) for name, amount in need.items())
+            min(int(node["Resources"].get(name, 0) // amount) for name, amount in need.items() if amount)
             for node in self.ray.nodes()
             if node["Alive"]
         )

@@ -131,7 +131,7 @@ class Sweep:
                 for entry in data["jobs"]
             ]
             words = [str(word) for word in data["words"]]
-            return cls(folder, words, str(data["sweep_id"]), jobs)
+            return cls(folder, words, str(data["sweep_id"]), jobs, list(data["configurations"]))
         except FileNotFoundError as e:
             raise UsageError(
                 f"{folder} is not a sweep: it has no {SWEEP_FILE}\nallowed: a folder such as {RUNS / SWEEPS}/<date>/<time>"

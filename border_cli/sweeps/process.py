@@ -175,6 +175,7 @@ class LocalExecutor:
 
     def start(self, task: Task, run_dir: Path) -> JobProcess:
         """Start a process. Raises OSError where that fails."""
+        self._running = [one for one in self._running if not one[0].closed]
         taken = [gpu for _, gpu in self._running]
         gpu = min(self._gpus, key=taken.count, default=None)
         process = JobProcess(task, run_dir, self._cpus, gpu)
@@ -211,8 +212,8 @@ def _run_job(
     """Entry point of the process."""
     child.end_with_parent(parent_pid)
     os.setpgid(0, 0)  # a Ctrl-C in the terminal reaches the sweep alone, which then stops its jobs
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, child.LEFT_TO_LEARNER)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until there is a run to save
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, child.LEFT_TO_LEARNER)
     output = Path(os.devnull)
     if run_dir is not None:
         run_dir.mkdir(parents=True, exist_ok=True)

@@ -22,6 +22,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+from border_cli.config.resources import cpus
 from border_cli.core.errors import ExitCode, UsageError
 from border_cli.core.progress import JobProgress
 from border_cli.display.format import counted
@@ -213,6 +214,9 @@ class RayJob:
                     self.exit_code = int(ExitCode.DEFECT)
                 else:
                     self.lost = brief(e)
+            except OSError as e:  # its run directory, brought back, cannot be written
+                self.error = JobError("", str(e))
+                self.exit_code = int(ExitCode.DEFECT)
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the job. One that waits for its place does not begin when it is told to stop."""
@@ -239,7 +243,9 @@ class RayExecutor:
         self._settings = settings
         self._limit = limit
         self._sweep = folder, sweep_id
-        self._cluster = Cluster("hydra.launcher.address", settings.address, os.cpu_count() or 1)
+        self._cluster = Cluster(
+            "hydra.launcher.address", settings.address, max(cpus(), math.ceil(settings.cpus_per_job))
+        )
         ray: Any = self._cluster.ray
         self._ray = ray
         options: dict[str, Any] = {"num_cpus": settings.cpus_per_job, "num_gpus": settings.gpus_per_job}
@@ -273,8 +279,8 @@ class RayExecutor:
 
     def start(self, task: Task, run_dir: Path) -> RayJob:
         """Give a job to the cluster."""
-        cpus = max(1, math.ceil(self._settings.cpus_per_job))
-        host = self._host_class.remote(task, run_dir, cpus, Path.cwd(), *self._sweep)
+        job_cpus = max(1, math.ceil(self._settings.cpus_per_job))
+        host = self._host_class.remote(task, run_dir, job_cpus, Path.cwd(), *self._sweep)
         job = RayJob(self._ray, host, run_dir)
         self._jobs.append(job)
         return job

@@ -13,8 +13,7 @@ from border_cli.core.errors import UsageError
 from border_cli.display.format import counted, number
 from border_cli.report.runs import grouped, read_run
 from border_cli.report.stats import Interval, line
-from border_cli.runs.summary import SUMMARY_FILE
-from border_cli.sweeps.jobs import Job, Sweep
+from border_cli.sweeps.jobs import DONE, Job, Sweep
 
 METRIC = "eval/return_mean"
 _IN_PRESETS = ("agent", "env", "buffer", "actor_manager", "trainer", "evaluator", "n_actors")
@@ -28,6 +27,7 @@ _NOT_IN_PRESETS = (
     "trainer.lockstep_steps",
 )
 """What a person chooses beside a preset: the groups, and how reproducible a run is."""
+_MISSING = object()
 
 
 @dataclass(frozen=True)
@@ -49,16 +49,15 @@ class Result:
 
 def results(sweep: Sweep) -> list[Result]:
     """One for each configuration that has a run with scores, the best first within each environment."""
-    by_path = {job.run_dir.resolve(): job for job in sweep.jobs}
+    by_path = {job.run_dir.resolve(): job for job in sweep.jobs if job.state == DONE}
     records = []
     for path in by_path:
-        if (path / SUMMARY_FILE).exists():
-            try:
-                record = read_run(path, METRIC)
-            except UsageError:  # a file that cannot be read; the table of jobs has the run
-                continue
-            if record is not None and record.summary.get("best_score") and record.summary.get("last_score"):
-                records.append(record)
+        try:
+            record = read_run(path, METRIC)
+        except UsageError:  # a file that cannot be read; the table of jobs has the run
+            continue
+        if record is not None and record.summary.get("best_score") and record.summary.get("last_score"):
+            records.append(record)
     found = []
     for group in grouped(records):
         found_line = line(group)
@@ -88,9 +87,6 @@ def write_preset(path: Path, config: TrainConfig, base: TrainConfig, expect: str
         if section in _IN_PRESETS and key not in _NOT_IN_PRESETS and usual.get(key, _MISSING) != value:
             _set(preset, key.split("."), value)
     path.write_text(f"# @package _global_\n{dump(preset)}", encoding="utf-8")
-
-
-_MISSING = object()
 
 
 def _set(data: dict[str, Any], path: Sequence[str], value: Any) -> None:

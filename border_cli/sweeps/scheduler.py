@@ -12,6 +12,7 @@ from typing import Protocol
 
 from border_cli.core.errors import ExitCode
 from border_cli.core.progress import JobProgress
+from border_cli.runs.directory import SWEEP_FILE
 from border_cli.runtime.forkserver import describe_exit
 from border_cli.runtime.signals import StopFlag
 from border_cli.sweeps.jobs import DONE, FAILED, RUNNING, STOPPED, WAITING, Job, Sweep
@@ -49,8 +50,8 @@ class JobSource(Protocol):
     def next(self) -> Job | None:
         """The next job to run; None if there is none now. With no job running either, the sweep ends."""
 
-    def goes_on(self, job: Job, progress: JobProgress) -> bool:
-        """Whether a running job is to continue. One that is not stops with a checkpoint."""
+    def may_continue(self, job: Job, progress: JobProgress) -> bool:
+        """Whether a running job continues. One that does not is stopped with a checkpoint."""
 
     def ended(self, job: Job) -> None:
         """The process of a job has ended; its state says how."""
@@ -90,7 +91,7 @@ class Executor(Protocol):
         """How many jobs may run at a time, at least 1."""
 
     def start(self, task: Task, run_dir: Path) -> RunningJob:
-        """Start a job."""
+        """Start a job. Raises OSError where memory or processes are too few."""
 
     def wait(self, timeout_s: float) -> None:
         """Wait until a job has sent something or has ended."""
@@ -112,7 +113,7 @@ class JobQueue:
     def next(self) -> Job | None:
         return self._jobs.popleft() if self._jobs else None
 
-    def goes_on(self, job: Job, progress: JobProgress) -> bool:
+    def may_continue(self, job: Job, progress: JobProgress) -> bool:
         return True
 
     def ended(self, job: Job) -> None:
@@ -155,12 +156,10 @@ class Scheduler:
         self._again: list[Job] = []  # for which there was no room beside others
         self._lost: list[Job] = []
         self._losses: Counter[int] = Counter()
+        self._is_saved = True
 
     def run(self, source: JobSource) -> None:
-        """Run the jobs of a source until it has no more, or until asked to stop.
-
-        Raises OSError if sweep.json cannot be written.
-        """
+        """Run the jobs of a source until it has no more, or until asked to stop."""
         try:
             while True:
                 if self._stop():
@@ -176,7 +175,7 @@ class Scheduler:
                     slot.process.receive()
                     if slot.process.exit_code is not None or slot.process.lost:
                         self._end(slot, source)
-                    elif slot.process.latest and not source.goes_on(slot.job, slot.process.latest):
+                    elif slot.process.latest and not source.may_continue(slot.job, slot.process.latest):
                         self._stop_job(slot)
                 self._view.show(self._rows(), self._eta_s(len(self._again) + len(self._lost) + source.left))
         finally:
@@ -190,12 +189,22 @@ class Scheduler:
             job = now.pop(0) if now else source.next()
             if job is None:
                 return
-            self._start(job)
+            self._start(job, source)
 
-    def _start(self, job: Job) -> None:
-        job.state = RUNNING
-        self._sweep.save()
-        self._running.append(_Slot(job, self._executor.start(self._task_of(job), job.run_dir)))
+    def _start(self, job: Job, source: JobSource) -> None:
+        try:
+            process = self._executor.start(self._task_of(job), job.run_dir)
+        except OSError as e:
+            if self._running:
+                self._run_beside_fewer(job, f"it could not be started: {e}")
+                return
+            job.state, job.exit_code, job.error = FAILED, int(ExitCode.RESOURCES), str(e)
+            self._view.note(f"job {job.number} ({self._sweep.settings(job)}): error: {e}")
+            source.ended(job)
+        else:
+            job.state = RUNNING
+            self._running.append(_Slot(job, process))
+        self._save()
         self._view.changed(job)
 
     def _end(self, slot: _Slot, source: JobSource) -> None:
@@ -207,12 +216,10 @@ class Scheduler:
         process.close()
         if process.lost and self._losses[job.number] < _LOSSES and not self._stop():
             self._losses[job.number] += 1
-            self._run_again(slot, self._lost, "as soon as there is room", process.lost)
+            self._run_again(job, self._lost, "as soon as there is room", process.lost)
             return
         if exit_code in (ExitCode.RESOURCES, _KILLED) and self._running and not self._stop():
-            self._limit = max(1, len(self._running))
-            why = process.error.cause or "it was killed, probably for lack of memory"
-            self._run_again(slot, self._again, f"later, with {self._limit} at once", why)
+            self._run_beside_fewer(job, process.error.cause or "it was killed, probably for lack of memory")
             return
         job.exit_code = exit_code if exit_code >= 0 else 128 - exit_code  # as a shell has it
         job.state = STOPPED if job.exit_code in (ExitCode.SIGINT, ExitCode.SIGTERM) else FAILED
@@ -226,15 +233,31 @@ class Scheduler:
                 process.error.text
                 or f"job {job.number} ({self._sweep.settings(job)}): error: {job.error}{where}"
             )
-        self._sweep.save()
+        self._save()
         self._view.changed(job)
         source.ended(job)
 
-    def _run_again(self, slot: _Slot, queue: list[Job], when: str, why: str) -> None:
-        self._view.note(f"job {slot.job.number} will run again {when}: {why}")
-        slot.job.state = WAITING
-        self._sweep.save()
-        queue.append(slot.job)
+    def _run_beside_fewer(self, job: Job, why: str) -> None:
+        """Put a job back for which there was no room beside the others, and use fewer slots from now on."""
+        self._limit = len(self._running)
+        self._run_again(job, self._again, f"later, with {self._limit} at once", why)
+
+    def _run_again(self, job: Job, queue: list[Job], when: str, why: str) -> None:
+        self._view.note(f"job {job.number} will run again {when}: {why}")
+        job.state = WAITING
+        self._save()
+        queue.append(job)
+
+    def _save(self) -> None:
+        """Write sweep.json. A full disk must not end the jobs; the next change is written again."""
+        try:
+            self._sweep.save()
+        except OSError as e:
+            if self._is_saved:
+                self._view.note(f"{SWEEP_FILE} cannot be written, which is tried again: {e}")
+            self._is_saved = False
+        else:
+            self._is_saved = True
 
     def _stop_job(self, slot: _Slot) -> None:
         """Ask a job to stop, once: it saves a checkpoint first."""

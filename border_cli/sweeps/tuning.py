@@ -11,10 +11,11 @@ at once. The study is in `study.log`, Optuna's journal; `tuning.json` has the tr
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from border_cli.core.progress import JobProgress
 from border_cli.display.format import counted, number
 from border_cli.recorders.jsonl import METRICS_FILE, read_jsonl
 from border_cli.runs.summary import read_json, write_json
-from border_cli.sweeps.jobs import DONE, FAILED, STOPPED, Job
+from border_cli.sweeps.jobs import DONE, FAILED, STOPPED, WAITING, Job
 
 STUDY_FILE, TUNING_FILE = "study.log", "tuning.json"
 STUDY_NAME = "border-cli"
@@ -38,6 +39,9 @@ OBJECTIVES = ("best", "last", "area")
 FRESH_SEEDS = 1_000_000
 """What is added to the seed of a run where the best trials are judged again."""
 _RUNNING, _PAUSED, _PRUNED, _DONE, _FAILED = "running", "paused", "pruned", "done", "failed"
+_DRAWS, _RANDOM_DRAWS = 5, 100
+"""How often values are drawn that an earlier trial has: first by the sampler, which may insist on what it has found best,
+and then at random. After them the search space counts as exhausted."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,11 @@ class TuningSettings:
                 raise UsageError(
                     f"hydra.sweeper.{name}={value}: not allowed\nallowed: a whole number >= {least}"
                 )
+        if (self.sampler, self.pruner) == ("gp", "halving"):
+            raise UsageError(
+                "hydra.sweeper.sampler=gp learns from whole runs alone, and pruner=halving leaves few of them\n"
+                "allowed: hydra.sweeper.pruner=none, or another sampler"
+            )
 
 
 @dataclass
@@ -151,7 +160,7 @@ def rungs_of(config: TrainConfig, settings: TuningSettings) -> list[int | None]:
 
 
 class Tuner:
-    """The `JobSource` of a tuning sweep."""
+    """The `JobSource` of a tuning sweep. retry: run what failed in an earlier launch again."""
 
     def __init__(
         self,
@@ -160,12 +169,15 @@ class Tuner:
         space: Mapping[str, Any],
         make_job: MakeJob,
         note: Callable[[str], None],
+        retry: bool = False,
     ) -> None:
         self._path = folder / TUNING_FILE
         self._settings = settings
         self._space = dict(space)
         self._make_job = make_job
         self._note = note
+        self._retry = retry
+        self._is_exhausted = False
         self._optuna = import_optuna()
         self._study = open_study(self._optuna, folder / STUDY_FILE, settings)
         self.trials: list[Trial] = []
@@ -187,26 +199,32 @@ class Tuner:
                 return None
         return self._todo.popleft()
 
-    def goes_on(self, job: Job, progress: JobProgress) -> bool:
+    def may_continue(self, job: Job, progress: JobProgress) -> bool:
         trial = self._trial_of(job)
-        if trial is None or progress.last_at is None or progress.last is None:
+        if trial is None:
             return True
-        if trial.target is not None:
-            return progress.last_at < trial.target
-        if self._settings.pruner == "median" and trial.state == _RUNNING:
-            self._report(trial, job, progress.last_at, progress.last)
-        return trial.state != _PRUNED
+        if progress.last_at is not None and progress.last is not None:
+            if trial.target is not None and progress.last_at >= trial.target:
+                return False
+            if self._settings.pruner == "median" and trial.state == _RUNNING:
+                self._report(trial, job, progress.last_at, progress.last)
+        return trial.state not in (_PRUNED, _FAILED)
 
     def ended(self, job: Job) -> None:
         trial = self._trial_of(job)
-        if trial is None:
-            self._ended_judging(job)
-        elif job.state == FAILED:
-            self._fail(trial)
-        elif trial.state == _RUNNING and all(self._has_arrived(trial, one) for one in trial.jobs):
-            self._arrived(trial)
-        elif trial.state == _PRUNED and all(self._jobs[one].state in (DONE, STOPPED) for one in trial.jobs):
-            self._tell(trial, "PRUNED", self._score(trial))
+        try:
+            if trial is None:
+                self._ended_judging(job)
+            elif job.state == FAILED:
+                self._fail(trial)
+            elif trial.state == _RUNNING and all(self._has_arrived(trial, one) for one in trial.jobs):
+                self._arrived(trial)
+            elif trial.state == _PRUNED:
+                self._tell_pruned(trial)
+        except BorderError as e:  # a run without the evaluations that it should have
+            self._note(f"job {job.number}: error: {e}")
+            if trial is not None:
+                self._fail(trial)
         self._save()
 
     def pause_at(self, job: Job) -> int | None:
@@ -218,12 +236,14 @@ class Tuner:
 
     def _ask(self) -> bool:
         """Begin another trial, if there are any left."""
-        if len(self.trials) >= self._settings.n_trials:
+        if len(self.trials) >= self._settings.n_trials or self._is_exhausted:
             return False
-        with quiet_optuna():
-            asked = self._study.ask(self._space)
-        params = {key: _typed(value) for key, value in asked.params.items()}
-        trial = Trial(len(self.trials), asked.number, params)
+        asked = self._draw()
+        if asked is None:
+            self._is_exhausted = True
+            self._note(f"the search space has no values left to try after {len(self.trials)} trials")
+            return False
+        trial = Trial(len(self.trials), *asked)
         self.trials.append(trial)
         try:
             self._add_jobs(trial)
@@ -232,6 +252,23 @@ class Tuner:
             self._fail(trial)
         self._save()
         return True
+
+    def _draw(self) -> tuple[int, dict[str, str]] | None:
+        """Number in the study and values of a new trial; None if all that is drawn has been tried."""
+        sampler = self._study.sampler
+        try:
+            for i in range(_DRAWS + _RANDOM_DRAWS):
+                if i == _DRAWS:
+                    self._study.sampler = self._optuna.samplers.RandomSampler(seed=len(self._study.trials))
+                with quiet_optuna():
+                    asked = self._study.ask(self._space)
+                params = {key: _typed(value) for key, value in asked.params.items()}
+                if all(one.params != params for one in self.trials):
+                    return asked.number, params
+                self._study.tell(asked.number, state=self._optuna.trial.TrialState.FAIL)
+            return None
+        finally:
+            self._study.sampler = sampler
 
     def _add_jobs(self, trial: Trial) -> None:
         for i in range(self._settings.seeds):
@@ -281,7 +318,9 @@ class Tuner:
         states, create = self._optuna.trial.TrialState, self._optuna.trial.create_trial
         asked = self._study.trials[trial.in_study]
         steps = [step if step is not None else -1 for step in trial.targets[: len(trial.scores)]]
-        if not asked.state.is_finished() and trial.rung == 0:
+        if trial.rung == 0 and asked.state.name != "FAIL":  # a failed one may have run again
+            if asked.state.is_finished():
+                return
             if state == "PRUNED" and steps:  # the median's trials have reported their steps already
                 self._handle(trial).report(score, steps[-1])
             self._study.tell(trial.in_study, score if state == "COMPLETE" else None, states[state])
@@ -300,6 +339,11 @@ class Tuner:
                 user_attrs=key,
             )
         )
+
+    def _tell_pruned(self, trial: Trial) -> None:
+        """Have the study know a trial that the median has pruned, when all its runs have stopped."""
+        if all(self._jobs[one].state in (DONE, STOPPED) for one in trial.jobs):
+            self._tell(trial, "PRUNED", self._score(trial))
 
     def _handle(self, trial: Trial) -> Any:
         """Optuna's object for a trial that it was asked for in this launch or an earlier one."""
@@ -370,10 +414,12 @@ class Tuner:
     @property
     def has_ended(self) -> bool:
         """Whether all trials have ended, and the best of them are judged."""
-        asked = len(self.trials) >= self._settings.n_trials and all(
-            one.state != _RUNNING for one in self.trials
-        )
-        return asked and not self._todo and (bool(self.judged) or not self._settings.top or not self.ranking)
+        every = len(self.trials) >= self._settings.n_trials or self._is_exhausted
+        if not every or self._todo or any(one.state == _RUNNING for one in self.trials):
+            return False
+        judging = [self._jobs[number] for judged in self.judged for number in judged.jobs]
+        is_judged = bool(self.judged) or not self._settings.top or not self.ranking
+        return is_judged and all(job.state in (DONE, FAILED) for job in judging)
 
     @property
     def expect(self) -> str:
@@ -441,9 +487,15 @@ class Tuner:
         for i in range(len(trial.jobs)):
             job, _ = self._make_job(trial.params, i, f"trial {trial.number}")
             self._jobs[job.number] = job
+        jobs = [self._jobs[number] for number in trial.jobs]
+        if self._retry and jobs and trial.state in (_RUNNING, _FAILED):
+            trial.state = _RUNNING
+            for job in jobs:
+                job.state = WAITING if job.state == FAILED else job.state
+        if trial.state == _PRUNED:
+            self._tell_pruned(trial)
         if trial.state != _RUNNING:
             return
-        jobs = [self._jobs[number] for number in trial.jobs]
         left = [job for job in jobs if not self._has_arrived(trial, job.number)]
         if any(job.state == FAILED for job in jobs):
             self._fail(trial)
@@ -459,7 +511,7 @@ class Tuner:
             self._jobs[job.number] = job
             if job.state == DONE:
                 self._ended_judging(job)
-            elif job.state != FAILED:
+            elif job.state != FAILED or self._retry:
                 self._todo.append(job)
 
 
@@ -510,12 +562,12 @@ def import_optuna() -> Any:
     return optuna
 
 
-class quiet_optuna(warnings.catch_warnings):
-    """Without the warnings of Optuna about experimental arguments."""
-
-    def __enter__(self) -> None:
-        super().__enter__()
+@contextlib.contextmanager
+def quiet_optuna() -> Iterator[None]:
+    """Drop Optuna's warnings about experimental arguments."""
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        yield
 
 
 def open_study(optuna: Any, path: Path, settings: TuningSettings) -> Any:
@@ -531,7 +583,7 @@ def open_study(optuna: Any, path: Path, settings: TuningSettings) -> Any:
             "tpe": lambda: samplers.TPESampler(multivariate=True, constant_liar=True, seed=seed),
             "random": lambda: samplers.RandomSampler(seed=seed),
             "gp": lambda: samplers.GPSampler(seed=seed),
-            "cmaes": lambda: samplers.CmaEsSampler(seed=seed),
+            "cmaes": lambda: samplers.CmaEsSampler(seed=seed, consider_pruned_trials=True),
         }
         try:
             sampler = make[settings.sampler]()

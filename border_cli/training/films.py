@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+from border_cli.core.errors import ResourceError, first_line
 from border_cli.core.types import ModelInfo
 from border_cli.runtime.forkserver import ChildCall, ChildError
 
@@ -52,7 +53,11 @@ class Films:
             return
         path = self._folder / f"step-{model.version:09d}.mp4"
         copy = ModelInfo(model.version, {name: array.copy() for name, array in model.arrays.items()})
-        call = ChildCall(self._make, (*self._args, copy, path))
+        try:
+            call = ChildCall(self._make, (*self._args, copy, path))
+        except ResourceError as e:
+            _logger.warning("no film of opt step %d: %s", model.version, first_line(e))
+            return
         self._call = call, path, model.version, env_steps
 
     def poll(self, timeout_s: float = 0.0) -> None:

@@ -45,6 +45,14 @@ def test_it_accepts_every_metric_and_does_not_change_the_record(recorder: Record
     assert record == Record(dict.fromkeys(METRICS, 1.0), opt_steps=1, env_steps=2, time=0.5)
 
 
+def test_it_accepts_every_name_of_an_environments_metric(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(METRICS, 'env/größe, "x"', METRICS["eval/return_mean"])
+    recorder.write(Record({'env/größe, "x"': 1.0}))
+    recorder.close()
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e300, -0.0])
 def test_it_accepts_every_number(recorder: Recorder, value: float) -> None:
     recorder.write(Record({"eval/return_mean": value}))

@@ -147,3 +147,13 @@ def test_a_module_that_a_node_lacks_is_an_error_at_once(ray_cluster: None, tmp_p
     sweep, seen = drive(tmp_path, "of this sweep", [OnlyHere(tmp_path / "0")], {})
     assert [(job.state, job.exit_code) for job in sweep.jobs] == [("failed", 1)]
     assert seen.notes == ["job 0 (n=0): error: ModuleNotFoundError: No module named 'extras'"]
+
+
+def test_a_tuning_runs_its_trials_on_the_cluster() -> None:
+    pytest.importorskip("optuna")
+    sweeper = ("hydra/sweeper=border_optuna", "hydra.sweeper.n_trials=2", "hydra.sweeper.pruner=none")
+    args = command(*sweeper, "hydra.sweeper.top=0", "trainer.max_opts=40", "agent.gamma=choice(0.9,0.99)")
+    tuning = subprocess.run(args, capture_output=True, text=True, timeout=200)
+    assert tuning.returncode == 0, tuning.stderr
+    assert "on Ray: 1 node with room for" in tuning.stdout
+    assert [run.summary["status"] for run in jobs()] == ["done", "done"]

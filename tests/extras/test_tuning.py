@@ -11,10 +11,12 @@ from wsgiref.util import setup_testing_defaults
 
 import pytest
 
-from border_cli.cli.overrides import parse_overrides
+from border_cli import compose
+from border_cli.agents.dqn.config import DqnConfig
 from border_cli.cli.space import default_space, read_space
 from border_cli.cli.train import main
-from border_cli.config.convert import load
+from border_cli.config.convert import dotted, load, to_plain
+from border_cli.config.registry import AGENTS
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import UsageError
 from border_cli.core.progress import JobProgress
@@ -72,11 +74,11 @@ class Jobs:
         job.refresh()
 
 
-def tuner_of(jobs: Jobs, **settings: Any) -> Tuner:
+def tuner_of(jobs: Jobs, retry: bool = False, **settings: Any) -> Tuner:
     """A tuner whose first trials are 0.9, 0.8 … 0.1."""
     space, notes = {"x": optuna.distributions.FloatDistribution(0.0, 1.0)}, list[str]()
     checked = TuningSettings(**{"sampler": "random", **settings})
-    tuner = Tuner(jobs.folder, checked, space, jobs.make, notes.append)
+    tuner = Tuner(jobs.folder, checked, space, jobs.make, notes.append, retry)
     if not tuner._study.trials:
         for n in range(9, 0, -1):
             tuner._study.enqueue_trial({"x": n / 10})
@@ -147,12 +149,13 @@ def test_the_median_stops_bad_trials_and_they_keep_a_checkpoint(tmp_path: Path) 
     while (job := tuner.next()) is not None:
         assert tuner.pause_at(job) is None
         x, n = float(job.overrides[0][2:]), 0
-        goes_on = True
-        while goes_on and n < len(CURVE):
+        continues = True
+        while continues and n < len(CURVE):
             n += 1
-            goes_on = tuner.goes_on(job, JobProgress("training", last=x * CURVE[n - 1], last_at=10 * n))
-        jobs.run(job, None if goes_on else 10 * n)
-        if not goes_on:
+            progress = JobProgress("training", last=x * CURVE[n - 1], last_at=10 * n)
+            continues = tuner.may_continue(job, progress)
+        jobs.run(job, None if continues else 10 * n)
+        if not continues:
             pruned.append(x)
         tuner.ended(job)
     whole = [float(trial.params["x"]) for trial in tuner.trials if trial.state == "done"]
@@ -164,13 +167,87 @@ def test_the_median_stops_bad_trials_and_they_keep_a_checkpoint(tmp_path: Path) 
 def test_a_failed_job_fails_its_trial_alone(tmp_path: Path) -> None:
     jobs = Jobs(tmp_path)
     tuner = tuner_of(jobs, n_trials=2, seeds=2, pruner="none", top=0)
+    job, other = tuner.next(), tuner.next()
+    assert job is not None and other is not None
+    training = JobProgress("training")
+    assert tuner.may_continue(other, training)
+    job.state = "failed"
+    tuner.ended(job)
+    assert not tuner.may_continue(other, training)  # its score would count for nothing
+    run_all(tuner, jobs)
+    assert [trial.state for trial in tuner.trials] == ["failed", "done"]
+    assert [trial.state.name for trial in tuner._study.trials[:2]] == ["FAIL", "COMPLETE"]
+
+
+def test_what_failed_runs_again_if_it_is_asked_for(tmp_path: Path) -> None:
+    jobs = Jobs(tmp_path)
+    tuner = tuner_of(jobs, n_trials=2, pruner="none", top=0)
     job = tuner.next()
     assert job is not None
     job.state = "failed"
     tuner.ended(job)
     run_all(tuner, jobs)
-    assert [trial.state for trial in tuner.trials] == ["failed", "done"]
-    assert [trial.state.name for trial in tuner._study.trials[:2]] == ["FAIL", "COMPLETE"]
+    job.state = "failed"  # as sweep.json has it
+    assert (tuner_of(jobs, n_trials=2, pruner="none", top=0).next(), job.state) == (None, "failed")
+    again = tuner_of(jobs, retry=True, n_trials=2, pruner="none", top=0)
+    run_all(again, jobs)
+    assert [trial.state for trial in again.trials] == ["done", "done"]
+    assert again._study.best_trial.value == pytest.approx(0.9 * 5.0)
+
+
+def test_a_run_without_the_evaluations_that_it_should_have_fails_its_trial(tmp_path: Path) -> None:
+    jobs = Jobs(tmp_path)
+    tuner = tuner_of(jobs, n_trials=1, top=0)
+    job = tuner.next()
+    assert job is not None
+    job.run_dir.mkdir()
+    job.state = "done"
+    tuner.ended(job)
+    assert (tuner.trials[0].state, tuner.next(), tuner.has_ended) == ("failed", None, True)
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random", "cmaes"])
+def test_values_that_an_earlier_trial_has_are_not_tried_again(tmp_path: Path, sampler: str) -> None:
+    jobs, notes = Jobs(tmp_path), list[str]()
+    space = {"x": optuna.distributions.CategoricalDistribution(["0.5", "0.9"])}
+    settings = TuningSettings(n_trials=5, top=2, top_seeds=2, sampler=sampler)
+    tuner = Tuner(jobs.folder, settings, space, jobs.make, notes.append)
+    run_all(tuner, jobs)
+    assert sorted(trial.params["x"] for trial in tuner.trials) == ["0.5", "0.9"]
+    assert (tuner.has_ended, len(notes), len(jobs.made)) == (True, 1, 2 + 2 * 2)
+
+
+def sampled(folder: Path, sampler: str, pruner: str) -> list[float]:
+    """The values of x in 40 trials; the score is x times CURVE."""
+    jobs = Jobs(folder)
+    settings = TuningSettings(n_trials=40, top=0, sampler=sampler, pruner=pruner)
+    space = {name: optuna.distributions.FloatDistribution(0.0, 1.0) for name in ("x", "y")}
+    tuner = Tuner(jobs.folder, settings, space, jobs.make, print)
+    run_all(tuner, jobs)
+    return [float(trial.params["x"]) for trial in tuner.trials]
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "cmaes"])
+def test_samplers_learn_from_trials_that_are_not_promoted(tmp_path: Path, sampler: str) -> None:
+    later = sampled(tmp_path, sampler, "halving")[20:]
+    assert sum(later) / len(later) > 0.65  # half of it at random
+
+
+def test_the_gaussian_process_finds_the_best_value(tmp_path: Path) -> None:
+    assert max(sampled(tmp_path, "gp", "none")) > 0.999
+    with pytest.raises(UsageError, match=r"allowed: hydra\.sweeper\.pruner=none"):
+        TuningSettings(sampler="gp")
+
+
+def test_a_tuning_that_is_stopped_while_it_judges_has_not_ended(tmp_path: Path) -> None:
+    jobs = Jobs(tmp_path)
+    tuner = tuner_of(jobs, n_trials=1, pruner="none", top=1, top_seeds=2)
+    run_all(tuner, jobs, 1)
+    for job in (tuner.next(), tuner.next()):
+        assert job is not None
+        job.state = "stopped"
+        tuner.ended(job)
+    assert (tuner.left, tuner.has_ended) == (0, False)
 
 
 def test_objectives_by_hand(tmp_path: Path) -> None:
@@ -193,7 +270,7 @@ def test_search_spaces_in_words_of_hydra() -> None:
         "++agent.target_interval=int(interval(1,9))",
         "++seed=5",
     ]
-    space = read_space(words, {"agent.gamma": "choice(0.9,0.99)"}, optuna)
+    space = read_space(words, lambda: {"agent.gamma": "choice(0.9,0.99)"}, optuna)
     d = optuna.distributions
     assert space.distributions == {
         "agent.lr": d.FloatDistribution(1e-4, 3e-3, log=True),
@@ -205,21 +282,35 @@ def test_search_spaces_in_words_of_hydra() -> None:
     assert space.overrides({"agent.lr": "0.001"}, 2) == ["agent=dqn", "++agent.lr=0.001", "++seed=7"]
     own = read_space(
         ["agent=dqn", "++agent.lr=0.5"],
-        {"agent.lr": "choice(1,2)", "agent.gamma": "choice(0.9,0.99)"},
+        lambda: {"agent.lr": "choice(1,2)", "agent.gamma": "choice(0.9,0.99)"},
         optuna,
     )
     assert list(own.distributions) == ["agent.gamma"]
     with pytest.raises(UsageError, match=r"hydra\.sweeper\.seeds"):
-        read_space(["++seed=1,2", *words[1:-1]], {}, optuna)
+        read_space(["++seed=1,2", *words[1:-1]], dict, optuna)
 
 
-@pytest.mark.parametrize("agent", ["dqn", "sac"])
-def test_default_spaces_are_search_spaces_of_keys_that_there_are(agent: str) -> None:
-    space = default_space(agent, agent)
-    assert read_space([f"agent={agent}"], space, optuna).distributions
-    assert all(parse_overrides([f"{key}={value}"]) for key, value in space.items())
+@pytest.mark.parametrize("agent", list(AGENTS))
+def test_each_agent_has_a_search_space_whose_values_are_allowed(agent: str) -> None:
+    env = "cartpole" if issubclass(AGENTS[agent].config, DqnConfig) else "pendulum"
+    typed = [f"agent={agent}", f"env={env}", "preset=none"]
+    space = read_space(typed, lambda: default_space(agent), optuna)
+    every = [
+        {
+            key: str(one.choices[i % len(one.choices)] if hasattr(one, "choices") else one.low)
+            for key, one in space.distributions.items()
+        }
+        for i in range(4)
+    ]
+    for params in every:
+        config = dotted(to_plain(compose(*space.overrides(params, 0))))
+        for key, value in params.items():
+            assert str(config[key]).replace(" ", "") == value
+
+
+def test_an_agent_without_a_search_space_is_named() -> None:
     with pytest.raises(UsageError, match="nearest: dqn"):
-        default_space("dqnn", agent)
+        default_space("dqnn")
 
 
 @pytest.mark.parametrize(
@@ -302,7 +393,7 @@ def test_optuna_dashboard_reads_the_journal(tmp_path: Path) -> None:
         (["seed=1,2", "agent.lr=interval(0.1,0.2)"], "hydra.sweeper.seeds"),
         (["hydra.sweeper.sampler=tp"], "allowed: tpe, random, gp, cmaes"),
         (["agent.lr=interval(0.1,0.2)", "trainer.eval_interval=null"], "tuning needs evaluations"),
-        (["hydra.sweeper.space=nowhere"], "there is no 'nowhere'"),
+        (["hydra.sweeper.space=nowhere"], "no search space for 'nowhere'"),
         (["agent.lr=0.1", "agent.lrr=interval(0.1,0.2)"], "agent.lrr: there is no such key"),
     ],
 )

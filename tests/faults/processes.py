@@ -82,7 +82,7 @@ def nothing_left() -> Iterator[None]:
     def gone() -> bool:
         nonlocal left
         held, now = _held()
-        left = f"{sorted(held - before)}, {now - descriptors} descriptors"
+        left = f"{sorted(map(str, held - before))}, {now - descriptors} descriptors"
         return held <= before and now <= descriptors
 
     deadline, backoff = Deadline(GONE_S), Backoff()

@@ -39,6 +39,15 @@ def test_another_folder_and_format(stored_run: Path, tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == ["README.md", "policy.pt"]
 
 
+def test_the_readme_of_something_else_stays(
+    stored_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "README.md").write_text("mine")
+    assert main([str(stored_run), f"out={tmp_path}"]) == 2
+    assert "README.md of something else" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [

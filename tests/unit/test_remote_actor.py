@@ -9,20 +9,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from border_cli.actors.ray import ArrivedChunks, RayModels
+from border_cli.actors.process import Finished
+from border_cli.actors.ray import ArrivedChunks, RayChild, RayLink, RayModels
 from border_cli.actors.remote import (
     Command,
     PackingSink,
     ReceivedModels,
     RemoteActor,
     RemoteSetup,
+    Reply,
     pack,
     unpack,
 )
+from border_cli.actors.spec import ActorState, StatusBlock
 from border_cli.config.resolve import ratio_tolerance
 from border_cli.config.schema import RayConfig, TrainConfig
 from border_cli.core.errors import UsageError
-from border_cli.core.types import Chunk, Column, empty_items
+from border_cli.core.types import ActorStat, Chunk, Column, empty_items
 from border_cli.runtime import ray_cluster
 from border_cli.runtime.supervised import Failed, Ready
 from tests.fakes import COUNTING_COLUMNS, counting_actors, model
@@ -103,34 +106,107 @@ def test_an_actor_has_the_newest_model_and_in_lockstep_the_two_before() -> None:
     assert [received.take(number).version for number in (1, 2, 3)] == [1, 2, 3]
 
 
+def test_a_command_that_a_later_one_has_overtaken_changes_nothing_back() -> None:
+    spec = counting_actors(lengths=[7])
+    actor = RemoteActor(RemoteSetup(spec, spec.actor_id(0, 0, 1), COUNTING_COLUMNS, 64, 30))
+    actor.collect(Command(1, 8, 100, publications=(2,)), model(2))
+    actor.collect(Command(0, 3, 50, publications=(1,)), model(1))
+    assert (actor._status.credit, actor._status.global_env_steps, actor._models.publications) == (8, 100, 2)
+    actor.collect(Command(2, 8, 100, stop=True))
+
+
+class Store:
+    """In the place of Ray: calls of one actor, whose answers arrive when the test says so."""
+
+    def __init__(self) -> None:
+        self.n_calls = 0
+        self.answers: dict[int, Any] = {}
+
+    def remote(self, _: type) -> Any:
+        collect = SimpleNamespace(remote=self._call)
+        return SimpleNamespace(
+            options=lambda **_: SimpleNamespace(remote=lambda _: SimpleNamespace(collect=collect))
+        )
+
+    def _call(self, *_: Any) -> int:
+        self.n_calls += 1
+        return self.n_calls
+
+    def wait(self, calls: list[int], **_: Any) -> tuple[list[int], list[int]]:
+        return [one for one in calls if one in self.answers], []
+
+    def get(self, call: int) -> Any:
+        answer = self.answers[call]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def kill(self, *_: Any, **__: Any) -> None: ...
+
+
+def two_calls(store: Store) -> tuple[RayChild, ArrivedChunks]:
+    """An actor with two calls under way."""
+    spec, arrived, block = counting_actors(lengths=[7]), ArrivedChunks(), StatusBlock(1)
+    setup = RemoteSetup(spec, spec.actor_id(0, 0, 1), COLUMNS, 64, 30)
+    child = RayChild(RayLink(store, RayModels(store, 1), {}), setup, block[0], arrived, 1)
+    block.grant([5])
+    child.tell()
+    assert list(child.calls) == [1, 2]
+    return child, arrived
+
+
+def answer(messages: list[object], *chunks: Chunk) -> Reply:
+    return Reply([pack(one, COLUMNS) for one in chunks], messages, [], ActorState.DONE, 1, 0.0, 0)
+
+
+def test_an_actor_has_ended_when_the_answers_of_all_calls_are_here() -> None:
+    store = Store()
+    child, arrived = two_calls(store)
+    store.answers[2] = answer([Finished(ActorStat(0))], chunk(1))
+    assert [type(one) for one in child.receive()] == [Finished]
+    assert (child.exited(), arrived.pop_all()) == (False, [])
+    store.answers[1] = answer([], chunk(0))
+    assert list(child.receive()) == []
+    assert [one.sequence for one in arrived.pop_all()] == [0, 1]
+    assert child.exited() and store.n_calls == 2
+
+
+def test_a_lost_actor_has_ended_at_once() -> None:
+    store = Store()
+    child, _ = two_calls(store)
+    store.answers |= {1: RuntimeError("the node left"), 2: RuntimeError("the node left")}
+    assert list(child.receive()) == []
+    assert child.exited() and child.exit_reason == "was lost: the node left"
+
+
 def test_a_call_returns_with_chunks_and_at_once_when_a_newer_one_comes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("border_cli.actors.remote.WAIT_S", 60.0)
     spec = counting_actors(n_buffer=4, lengths=[7])
     actor = RemoteActor(RemoteSetup(spec, spec.actor_id(0, 0, 1), COUNTING_COLUMNS, 64, 30))
-    first = actor.collect(Command(0, 0, numbers=(1,)), model())
+    first = actor.collect(Command(0, 0, 0, publications=(1,)), model())
     assert first.messages == [Ready(True)]
     answers: list[Any] = []
-    waiting = threading.Thread(target=lambda: answers.append(actor.collect(Command(0, 0))))
+    waiting = threading.Thread(target=lambda: answers.append(actor.collect(Command(1, 0, 0))))
     waiting.start()
     while actor._entered < 2:
         pass
-    reply = actor.collect(Command(8, 100))
+    reply = actor.collect(Command(2, 8, 100))
     waiting.join(30)
     assert not waiting.is_alive()
     chunks = [*answers[0].chunks, *reply.chunks]
     while sum(one.chunk.env_steps for one in chunks) < 8:
-        chunks += actor.collect(Command(8, 100)).chunks
+        chunks += actor.collect(Command(3, 8, 100)).chunks
     assert [one.chunk.sequence for one in chunks] == list(range(len(chunks)))
-    end = actor.collect(Command(8, 100, stop=True))
+    end = actor.collect(Command(4, 8, 100, stop=True))
     assert [type(message).__name__ for message in end.messages] == ["Finished"]
 
 
 def test_an_exception_of_an_environment_comes_with_the_name_of_the_machine() -> None:
     spec = counting_actors(fault="raise", fault_at="make", lengths=[7])
     actor = RemoteActor(RemoteSetup(spec, spec.actor_id(0, 0, 1), COUNTING_COLUMNS, 64, 30))
-    (message,) = actor.collect(Command(0, 0)).messages
+    (message,) = actor.collect(Command(0, 0, 0)).messages
     assert isinstance(message, Failed)
     assert " (on node " in message.error.splitlines()[0]
     assert "CountingEnv raises" in message.traceback

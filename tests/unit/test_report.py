@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -367,6 +368,16 @@ def test_curves_of_others_are_drawn_beside_ours(runs: Path, capsys: pytest.Captu
         Path("others.csv").write_text(text)
         assert main(["with=others.csv"]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_others_of_the_same_name_do_not_take_our_place(runs: Path) -> None:
+    assert main([]) == 0
+    shutil.copy("runs/report/curves.csv", "published.csv")
+    assert main(["with=published.csv", "out=both"]) == 0
+    names = {line.split(",")[0] for line in Path("both/curves.csv").read_text().splitlines()[1:]}
+    assert names == {"dqn"}
+    page = Path("both/report.html").read_text()
+    assert "dqn (published)" in page
 
 
 def test_the_page_needs_no_other_file(runs: Path) -> None:
