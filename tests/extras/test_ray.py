@@ -160,3 +160,19 @@ def test_a_node_that_leaves_costs_its_actors_and_one_that_joins_takes_them() -> 
         assert sum(actor["restarts"] for actor in run.summary["actors"]) >= 1
     finally:
         cluster.shutdown()
+
+
+def test_cartpole_is_solved_with_eight_actors() -> None:
+    args = [
+        "agent=dqn",
+        "env=cartpole",
+        "n_actors=8",
+        "actor_manager=ray",
+        "actor_manager.cpus_per_actor=0.25",
+    ]
+    train_command = [command()[0], *args, "trainer.stop_return=475", "seed=1", "recorder.console=plain"]
+    assert subprocess.run(train_command, stdout=subprocess.DEVNULL, timeout=280).returncode == 0
+    run = Run(Path("runs/latest").resolve())
+    assert run.summary["ended_by"] == "stop_return"
+    assert run.summary["best_score"]["mean"] >= 475
+    assert len(run.summary["actors"]) == 8
