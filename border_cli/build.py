@@ -124,10 +124,10 @@ def make_loop(
     c, resumed, user = config, resumed or Resumed(), user or UserParts()
     progress = _make_progress(c)
     files = _make_files(c, observer.run_dir, resumed)
-    remote = _make_remote(c, observer.run_dir)
+    remote = _make_remote(c, observer.run_dir, stop)
     recorder = _make_recorder([*files, *remote], view, user.recorder)
     closing.append(recorder.close)
-    films = _make_films(c, spec, observer.run_dir, [*files, *remote])
+    films = _make_films(c, spec, observer.run_dir, [*files, *remote], stop)
     if films is not None:
         closing.append(films.close)
     agent = make_agent(c, spec)
@@ -347,13 +347,13 @@ def _make_files(config: TrainConfig, folder: Path, resumed: Resumed) -> list[Tol
     return files
 
 
-def _make_remote(config: TrainConfig, folder: Path) -> list[RemoteRecorder]:
+def _make_remote(config: TrainConfig, folder: Path, stop: StopFlag) -> list[RemoteRecorder]:
     """The recorders with a process of their own: experiment trackers, and the user's own by its import path or name."""
     kinds = trackers(config.recorder)
     if config.recorder.type != "default":
         kinds.append(config.recorder.type)
     return [
-        RemoteRecorder(kind, partial(remote_recorder, kind, config, folder), config.recorder.finish_s)
+        RemoteRecorder(kind, partial(remote_recorder, kind, config, folder), config.recorder.finish_s, stop)
         for kind in kinds
     ]
 
@@ -373,11 +373,13 @@ def remote_recorder(kind: str, config: TrainConfig, folder: Path) -> Any:
     )
 
 
-def _make_films(c: TrainConfig, spec: EnvSpec, folder: Path, recorders: Sequence[Recorder]) -> Films | None:
+def _make_films(
+    c: TrainConfig, spec: EnvSpec, folder: Path, recorders: Sequence[Recorder], stop: StopFlag
+) -> Films | None:
     if c.evaluator.video_interval is None:
         return None
     sinks = [one for one in recorders if isinstance(one, TolerantRecorder | RemoteRecorder)]
-    return Films(c.evaluator.video_interval, folder / "videos", film_model, (c, spec), list(sinks))
+    return Films(c.evaluator.video_interval, folder / "videos", film_model, (c, spec), list(sinks), stop)
 
 
 def film_model(c: TrainConfig, spec: EnvSpec, model: ModelInfo, path: Path) -> tuple[bytes, tuple[int, int]]:

@@ -385,7 +385,10 @@ class RecorderConfig:
     mlflow: str | None = option(None, "MLflow: URI of its tracking store, such as sqlite:///mlflow.db")
     project: str = option("border-cli", "project of Weights & Biases and trackio, experiment of MLflow")
     finish_s: float = option(
-        60.0, "wait this long at the end of a run for trackers and recorders of your own", unit="s", ge=0.0
+        60.0,
+        "wait this long at the end of a run for trackers and recorders of your own; 15 s at most if it was stopped",
+        unit="s",
+        ge=0.0,
     )
     console: str = option(
         "auto",

@@ -14,12 +14,15 @@ from typing import Any
 
 from border_cli.core.errors import BorderError, first_line
 from border_cli.core.metrics import Record
+from border_cli.core.protocols import StopCheck
 from border_cli.runtime.child import Reporter
 from border_cli.runtime.supervised import ChildProcess, Failed, SpawnArgs
 
 MAX_QUEUE = 10_000
 """Records that wait for a recorder that blocks; the oldest are dropped."""
 WARN_S = 60.0
+STOPPED_S = 15.0
+"""How long the end of a run that was asked to stop waits at most [s]: who asks may soon kill it."""
 _logger = logging.getLogger(__name__)
 
 
@@ -51,15 +54,19 @@ class RemoteRecorder:
         name: for messages.
         maker: makes the recorder, in the process. Imported there.
         finish_s: how long `close` waits for the records that are left [s].
+        should_stop: whether the run was asked to stop; then `close` waits for STOPPED_S at most.
 
     Attributes:
         dropped: records that were not written, known after `close`.
     """
 
-    def __init__(self, name: str, maker: Callable[[], Any], finish_s: float) -> None:
+    def __init__(
+        self, name: str, maker: Callable[[], Any], finish_s: float, should_stop: StopCheck = lambda: False
+    ) -> None:
         self.name = name
         self.dropped = 0
         self._finish_s = finish_s
+        self._should_stop = should_stop
         self._accepted = self._written = 0
         self._queue: deque[Record | Video] = deque(maxlen=MAX_QUEUE)
         self._failed = self._ended = False
@@ -88,26 +95,30 @@ class RemoteRecorder:
         """Nothing that could be waited for."""
 
     def close(self) -> None:
-        """Give the process `finish_s` for what is left, and end it. Closing again does nothing."""
+        """Give the process some time for what is left, and end it. Closing again does nothing."""
         process, self._process = self._process, None
         if process is None:
             return
-        deadline, is_told = time.monotonic() + self._finish_s, False
+        began, is_told = time.monotonic(), False
         try:
-            while not self._failed and not process.exited() and (left := deadline - time.monotonic()) > 0:
+            while not self._failed and not process.exited() and time.monotonic() - began < self._most_s:
                 self._pass_on(process)
                 if not self._queue and not is_told and _takes_more(process):
                     process.send(End())
                     is_told = True
-                wait(process.descriptors, min(left, 0.1))
+                wait(process.descriptors, min(self._most_s, 0.1))
             self._receive(process, last=True)
             if not self._failed and not process.exited():
-                _logger.warning("%s has not ended after %g s and is killed", self.name, self._finish_s)
+                _logger.warning("%s has not ended after %g s and is killed", self.name, self._most_s)
         finally:
             process.end()
         self.dropped = self._accepted - self._written
         if self.dropped:
             _logger.warning("%s lacks %d records", self.name, self.dropped)
+
+    @property
+    def _most_s(self) -> float:
+        return min(self._finish_s, STOPPED_S) if self._should_stop() else self._finish_s
 
     def _pass_on(self, process: ChildProcess) -> None:
         self._receive(process)

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from border_cli.core.errors import ResourceError, first_line
+from border_cli.core.protocols import StopCheck
 from border_cli.core.types import ModelInfo
+from border_cli.runtime.clock import Deadline
 from border_cli.runtime.forkserver import ChildCall, ChildError
 
 END_S = 60.0
@@ -29,6 +31,7 @@ class Films:
     Args:
         make: importable by its path: make(*args, model, path) films and returns (gif, size) as plain data.
         sinks: recorders that take films.
+        should_stop: whether the run was asked to stop; then its end does not wait for a film.
     """
 
     def __init__(
@@ -38,11 +41,13 @@ class Films:
         make: Callable[..., Any],
         args: tuple[Any, ...],
         sinks: list[VideoSink],
+        should_stop: StopCheck = lambda: False,
     ) -> None:
         self.interval = interval
         self._folder = folder
         self._make, self._args = make, args
         self._sinks = sinks
+        self._should_stop = should_stop
         self._call: tuple[ChildCall, Path, int, int] | None = None
 
     def film(self, model: ModelInfo, env_steps: int) -> None:
@@ -77,9 +82,10 @@ class Films:
 
     def close(self) -> None:
         """Wait for the film that is being made, END_S at most."""
+        deadline = Deadline(END_S)
+        while self._call is not None and not deadline.passed and not self._should_stop():
+            self.poll(0.1)
         if self._call is not None:
-            self.poll(END_S)
-        if self._call is not None:
+            _logger.warning("the film of opt step %d is left out: it was not ready at the end", self._call[2])
             self._call[0].close()
             self._call = None
-            _logger.warning("the last film was not ready after %g s", END_S)

@@ -103,6 +103,18 @@ def test_a_recorder_that_blocks_is_not_waited_for_and_is_killed_at_the_end(
     assert "mine has not ended after 0.5 s and is killed" in caplog.text
 
 
+def test_the_end_of_a_run_that_was_stopped_waits_less(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "STOPPED_S", 0.5)
+    recorder = RemoteRecorder("mine", partial(Lines, tmp_path / "lines", "block"), 1000.0, lambda: True)
+    for i in range(10):
+        recorder.write(Record({"eval/return_mean": 1.0}, opt_steps=i))
+    with caplog.at_level(logging.WARNING):
+        recorder.close()
+    assert "mine has not ended after 0.5 s and is killed" in caplog.text
+
+
 def test_it_continues_when_the_other_side_reads_again(tmp_path: Path) -> None:
     """A process that is stopped takes no records, and gets all of them later."""
     recorder = RemoteRecorder("mine", partial(Lines, tmp_path / "lines"), 30.0)
