@@ -59,7 +59,7 @@ def scores(folder: Path) -> list[Any]:
 
 
 def main() -> None:
-    """Run all, and print what came of them."""
+    """Run all, and print the results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

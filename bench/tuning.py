@@ -145,7 +145,7 @@ def main() -> None:
             print(
                 f"{env}, repetition {one['seed']}: tuned {np.mean(one['tuned']):.1f}, random "
                 f"{np.mean(one['random']):.1f}; opt steps {steps['tuned']:,} and {steps['random']:,}; "
-                f"{share:.0%} of {steps['had_promotions_started_over']:,} had each promotion started over"
+                f"{share:.0%} of {steps['had_promotions_started_over']:,} if each promotion had started over"
             )
         differences = [float(np.mean(one["tuned"]) - np.mean(one["random"])) for one in chosen]
         low, high = interval(differences)

@@ -294,10 +294,10 @@ class _OnRay(ActorManager):
             options["resources"] = dict(ray_config.resources)
         self._link = RayLink(self._cluster.ray, RayModels(self._cluster.ray, self._kept_models), options)
         self._look_due = 0.0
-        room = self._cluster.places({"CPU": ray_config.cpus_per_actor, **ray_config.resources})
-        if room < n_actors:
+        capacity = self._cluster.places({"CPU": ray_config.cpus_per_actor, **ray_config.resources})
+        if capacity < n_actors:
             _logger.warning(
-                "the cluster has room for %d of %d actors; the others wait for nodes", room, n_actors
+                "the cluster has room for %d of %d actors; the others wait for nodes", capacity, n_actors
             )
 
     def _make_handle(

@@ -1,4 +1,4 @@
-"""Search spaces in Hydra's words, such as `agent.lr='tag(log,interval(1e-4,3e-3))'`, as distributions of Optuna."""
+"""Search spaces in Hydra's syntax, such as `agent.lr='tag(log,interval(1e-4,3e-3))'`, as distributions of Optuna."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ from border_cli.runs.directory import (
 )
 from border_cli.runtime.signals import StopFlag
 from border_cli.sweeps import slots
-from border_cli.sweeps.jobs import DONE, FAILED, Job, Sweep, newest_sweep, words_of
+from border_cli.sweeps.jobs import DONE, FAILED, Job, Sweep, job_argv, newest_sweep
 from border_cli.sweeps.process import JobProcess, LocalExecutor
 from border_cli.sweeps.results import results, to_json, winners, write_preset
 from border_cli.sweeps.scheduler import Executor, JobQueue, JobSource, Scheduler, SweepView
@@ -78,7 +78,7 @@ OWN_LAUNCHERS = ("border", "border_ray")
 
 
 def run_sweep(composer: Composer, launch: Launch, settings: SweepSettings) -> int:
-    """Run the jobs of a sweep, or those that are left of it. The first exit code but 0, or 0."""
+    """Run the jobs of a sweep, or continue it. Returns the first exit code that is not 0, or 0."""
     argv = composer.argv()
     own_sweeper = launch.typed.get("hydra/sweeper", "basic") == "basic"
     composed = [composer.compose(job) for job in _split(composer, argv)] if own_sweeper else []
@@ -88,10 +88,10 @@ def run_sweep(composer: Composer, launch: Launch, settings: SweepSettings) -> in
         from border_cli.cli.tune import check_tuning
 
         check_tuning(composer, argv)
-    words = words_of(launch.argv)
-    folder, continued = _folder(launch, settings, words)
+    wanted = job_argv(launch.argv)
+    folder, continued = _folder(launch, settings, wanted)
     with locked(folder), StopFlag() as stop, nonblocking_stdout(), contextlib.ExitStack() as held:
-        sweep = Sweep.read(folder) if continued else Sweep(folder, words)
+        sweep = Sweep.read(folder) if continued else Sweep(folder, wanted)
         run = SweepRun(sweep, composer, launch, settings, stop)
         held.callback(run.close)
         run.announce(continued)
@@ -119,20 +119,22 @@ def _split(composer: Composer, argv: Sequence[str]) -> list[list[str]]:
     return list(jobs)
 
 
-def _folder(launch: Launch, settings: SweepSettings, words: Sequence[str]) -> tuple[Path, bool]:
-    """The folder of the sweep, and whether it is there already: that of the newest sweep of these words, or a new one."""
+def _folder(launch: Launch, settings: SweepSettings, argv: Sequence[str]) -> tuple[Path, bool]:
+    """The folder of the sweep, and whether it is there already: that of the newest sweep with these arguments, or a new
+    one.
+    """
     if settings.folder is not None:
         return settings.folder, True
     typed = launch.typed.get("hydra.sweep.dir")
     if typed is not None:
         folder = Path(typed.strip("'\""))
         if (folder / SWEEP_FILE).exists():
-            if settings.new or Sweep.read(folder).words != list(words):
+            if settings.new or Sweep.read(folder).argv != list(argv):
                 raise UsageError(f"{folder} holds another sweep\nallowed: a folder without one")
             return folder, True
         make_folder(folder)
         return folder, False
-    newest = None if settings.new else newest_sweep(words)
+    newest = None if settings.new else newest_sweep(argv)
     return (create_sweep(), False) if newest is None else (newest, True)
 
 
@@ -292,7 +294,7 @@ class SweepRun:
                 lines.append(
                     (
                         "",
-                        "all jobs of this sweep have ended; sweep.new=true starts a new one of the same words",
+                        "all jobs of this sweep have ended; sweep.new=true starts a new one",
                     )
                 )
             print_sweep_tables(Console(), self.sweep, found)
@@ -325,7 +327,7 @@ class SweepRun:
 
     def _divided(self, config: TrainConfig, n_jobs: int) -> Slots:
         if self._settings.slots is not None or n_jobs == 1:
-            return slots.given(self._settings.slots or 1, n_jobs, config.device.startswith("cuda"))
+            return slots.fixed(self._settings.slots or 1, n_jobs, config.device.startswith("cuda"))
         task = NeedTask(config, self.sweep.folder, set(self._typed))
         process = JobProcess(task, None, max(1, cpus() // n_jobs))
         with contextlib.closing(process):

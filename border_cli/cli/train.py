@@ -47,7 +47,7 @@ from border_cli.runs.directory import RUNS, Launch, check_plain, read_config, re
 from border_cli.runs.locate import run_directory
 from border_cli.runs.summary import read_run_id
 from border_cli.runtime.signals import StopFlag
-from border_cli.sweeps.jobs import Sweep, words_of
+from border_cli.sweeps.jobs import Sweep, job_argv
 
 _AUTO = "auto"
 
@@ -60,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _dispatch(argv: Sequence[str], sweep: Path | None = None) -> int:
-    """sweep: the folder of the sweep that is to be continued, if `argv` are its words."""
+    """sweep: the folder of the sweep that is to be continued, if `argv` are its arguments."""
     parser = Parser("border-train")
     parser.add_argument("--config-dir", "-cd")
     parser.add_argument("--resolve", action="store_true")
@@ -109,20 +109,20 @@ def _dispatch(argv: Sequence[str], sweep: Path | None = None) -> int:
 
 
 def _resume_sweep(folder: Path, argv: Sequence[str]) -> int:
-    """`-m resume=<sweep>`: continue a sweep with the words that started it. The exit code."""
+    """`-m resume=<sweep>`: continue a sweep with the arguments that started it. Returns the exit code."""
     sweep = Sweep.read(folder)
-    added = [arg for arg in argv if words_of([arg])]
+    added = [arg for arg in argv if job_argv([arg])]
     if added:
         raise UsageError(
-            f"{added[0]}: a sweep that is continued keeps its words\n"
+            f"{added[0]}: a sweep that is continued keeps its arguments\n"
             f"allowed: -m resume={folder} alone, or with sweep.…, recorder.console and debug"
         )
     if not trust.is_own(sweep.sweep_id, sweep.code):
         raise UsageError(
-            f"{folder} is not one of your sweeps, and its words may name code\n"
-            f"if you trust them, type them: border-train -m {shlex.join(sweep.words)} hydra.sweep.dir={folder}"
+            f"{folder} is not one of your sweeps, and its arguments may name code\n"
+            f"if you trust them, type them: border-train -m {shlex.join(sweep.argv)} hydra.sweep.dir={folder}"
         )
-    return _dispatch([*argv, *sweep.words], folder)
+    return _dispatch([*argv, *sweep.argv], folder)
 
 
 def _number_or_auto(text: str) -> int | None:
@@ -228,7 +228,7 @@ def _split_resume(argv: Sequence[str]) -> tuple[str | None, list[str]]:
 
 def _resume_named(name: str, overrides: Sequence[Override], launch: Launch) -> int:
     """Continue this run. The exit code. Raises BorderError for what is refused; the run is then unchanged."""
-    run_dir = run_directory(Path(name), "a run, or resume=auto for the unfinished run of these words")
+    run_dir = run_directory(Path(name), "a run, or resume=auto for the unfinished run with these arguments")
     stored, config = stored_config(run_dir, overrides, RESUME)
     return int(resume_run(run_dir, stored, config, launch).code)
 

@@ -34,7 +34,7 @@ def check_tuning(composer: Any, argv: Sequence[str]) -> None:
 
 
 def tune(run: SweepRun, arguments: Sequence[str], settings: Mapping[str, Any]) -> int:
-    """Run the trials, or those that are left. Prints what came of them and returns the exit code."""
+    """Run the trials, or those that are left. Prints the results and returns the exit code."""
     checked = _settings(settings)
     space = _space(arguments, checked)
 
@@ -64,12 +64,10 @@ def _finish(run: SweepRun, tuner: Tuner) -> int:
     elif not tuner.has_ended:
         lines.append(("next", f"border-train -m resume={folder}"))
     if run.console != "none":
-        done, anew = tuner.opt_steps
+        done, from_scratch = tuner.opt_steps
         print_tuning_tables(Console(), tuner)
-        if done and anew > done:
-            share = (
-                f"{done / anew:.0%} of the {anew:,} that they would have been had each promotion started over"
-            )
+        if done and from_scratch > done:
+            share = f"{done / from_scratch:.0%} of the {from_scratch:,} if each promotion had started over"
             lines.insert(0, ("", f"opt steps of all trials: {done:,}, {share}"))
         print_lines(Console(), *lines)
     return int(ExitCode.DONE if winner is not None or not tuner.has_ended else ExitCode.DEFECT)

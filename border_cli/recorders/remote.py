@@ -99,13 +99,13 @@ class RemoteRecorder:
         process, self._process = self._process, None
         if process is None:
             return
-        began, is_told = time.monotonic(), False
+        began, is_notified = time.monotonic(), False
         try:
             while not self._failed and not process.exited() and time.monotonic() - began < self._most_s:
                 self._pass_on(process)
-                if not self._queue and not is_told and _takes_more(process):
+                if not self._queue and not is_notified and _takes_more(process):
                     process.send(End())
-                    is_told = True
+                    is_notified = True
                 wait(process.descriptors, min(self._most_s, 0.1))
             self._receive(process, last=True)
             if not self._failed and not process.exited():

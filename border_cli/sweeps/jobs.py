@@ -102,12 +102,12 @@ class Job:
 class Sweep:
     """A sweep in its folder.
 
-    words: the command line, without what does not change the jobs (see `words_of`) · configurations: what the finished
-    ones have found, as JSON values.
+    argv: the arguments that determine the jobs (see `job_argv`) · configurations: what the finished jobs have found, as
+    JSON values.
     """
 
     folder: Path
-    words: list[str]
+    argv: list[str]
     sweep_id: str = field(default_factory=lambda: str(uuid.uuid4()))
     jobs: list[Job] = field(default_factory=list)
     configurations: Sequence[Mapping[str, Any]] = ()
@@ -130,8 +130,8 @@ class Sweep:
                 )
                 for entry in data["jobs"]
             ]
-            words = [str(word) for word in data["words"]]
-            return cls(folder, words, str(data["sweep_id"]), jobs, list(data["configurations"]))
+            argv = [str(word) for word in data["argv"]]
+            return cls(folder, argv, str(data["sweep_id"]), jobs, list(data["configurations"]))
         except FileNotFoundError as e:
             raise UsageError(
                 f"{folder} is not a sweep: it has no {SWEEP_FILE}\nallowed: a folder such as {RUNS / SWEEPS}/<date>/<time>"
@@ -141,8 +141,8 @@ class Sweep:
 
     @property
     def code(self) -> str:
-        """A checksum of the words, which may name code (see `border_cli.runs.trust`)."""
-        return code_of([], {}, {"words": "\n".join(self.words)})
+        """A checksum of the arguments, which may name code (see `border_cli.runs.trust`)."""
+        return code_of([], {}, {"argv": "\n".join(self.argv)})
 
     def add(self, number: int, overrides: Sequence[str], run_dir: Path) -> Job:
         """The job with this number and these overrides: that of an earlier launch with its results, or a new one."""
@@ -161,7 +161,7 @@ class Sweep:
         """Write sweep.json. Raises OSError."""
         entries = [job.to_json(self.folder) for job in self.jobs]
         counts = {state: n for state in STATES if (n := sum(job.state == state for job in self.jobs))}
-        head = {"sweep_id": self.sweep_id, "words": self.words, "states": counts}
+        head = {"sweep_id": self.sweep_id, "argv": self.argv, "states": counts}
         write_json(
             self.folder / SWEEP_FILE, head | {"configurations": list(self.configurations), "jobs": entries}
         )
@@ -175,30 +175,30 @@ class Sweep:
         return " ".join(word.lstrip("+") for word in job.overrides if word not in shared)
 
 
-_OWN_WORDS = ("sweep.", "recorder.console=", "debug=", "hydra.sweep.dir=")
-"""Beginnings of words that do not change what the jobs learn."""
+_NOT_OF_JOBS = ("sweep.", "recorder.console=", "debug=", "hydra.sweep.dir=")
+"""Beginnings of arguments that do not change what the jobs learn."""
 
 
-def words_of(argv: Iterable[str]) -> list[str]:
-    """What identifies a sweep among those of other commands: its words without those that do not change its jobs."""
+def job_argv(argv: Iterable[str]) -> list[str]:
+    """The arguments that determine the jobs of a sweep. A command with the same ones continues it."""
     return [
         word
         for word in argv
-        if word not in ("-m", "--multirun") and not word.lstrip("+").startswith(_OWN_WORDS)
+        if word not in ("-m", "--multirun") and not word.lstrip("+").startswith(_NOT_OF_JOBS)
     ]
 
 
-def newest_sweep(words: Sequence[str], root: Path = RUNS) -> Path | None:
-    """The newest sweep of this command, None where there is none."""
+def newest_sweep(argv: Sequence[str], root: Path = RUNS) -> Path | None:
+    """The newest sweep with these arguments, None where there is none."""
     for path in sorted((root / SWEEPS).glob(f"*/*/{SWEEP_FILE}"), reverse=True):
-        if _stored_words(path) == list(words):
+        if _stored_argv(path) == list(argv):
             return path.parent
     return None
 
 
-def _stored_words(path: Path) -> Any:
+def _stored_argv(path: Path) -> Any:
     try:
-        return read_json(path).get("words")
+        return read_json(path).get("argv")
     except (OSError, ValueError):
         return None
 

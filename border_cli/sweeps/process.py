@@ -94,7 +94,7 @@ class Task(Protocol):
     """What a job's process does. It is pickled."""
 
     def __call__(self, view: JobView) -> int:
-        """Train or resume the run. Returns the exit code; `view.fail` is told of an error."""
+        """Train or resume the run. Returns the exit code; `view.fail` is called with an error."""
 
     def moved(self, run_dir: Path) -> Task:
         """The same for this run directory."""

@@ -219,7 +219,7 @@ class RayJob:
                 self.exit_code = int(ExitCode.DEFECT)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the job. One that waits for its place does not begin when it is told to stop."""
+        """Send a signal to the job. One that waits for its place does not begin when it is asked to stop."""
         if self.placed:
             self._host.signal.remote(int(number))
         elif number != signal.SIGUSR1:
@@ -252,7 +252,7 @@ class RayExecutor:
         options |= {"resources": dict(settings.resources), "max_restarts": 0}
         self._host_class = ray.remote(JobHost).options(**options)
         self._jobs: list[RayJob] = []
-        self._looked, self._room = 0.0, 0
+        self._looked, self._capacity = 0.0, 0
 
     @property
     def count(self) -> int:
@@ -262,20 +262,18 @@ class RayExecutor:
         now = time.monotonic()
         if now - self._looked >= _LOOK_S:
             self._looked = now
-            self._room = self._cluster.places(self._settings.need)
-        return max(1, self._room)
+            self._capacity = self._cluster.places(self._settings.need)
+        return max(1, self._capacity)
 
     @property
     def description(self) -> str:
         """For the user, one line."""
         need = " ".join(f"{name}={amount:g}" for name, amount in self._settings.need.items())
         nodes = counted(sum(bool(node["Alive"]) for node in self._ray.nodes()), "node")
-        room = self._cluster.places(self._settings.need)
-        if not room:
+        capacity = self._cluster.places(self._settings.need)
+        if not capacity:
             return f"{nodes} on Ray, none of which has room for a job with {need}: jobs wait for one"
-        return (
-            f"{counted(self.count, 'job')} at a time on Ray: {nodes} with room for {room}, each with {need}"
-        )
+        return f"{counted(self.count, 'job')} at a time on Ray: {nodes} with room for {capacity}, each with {need}"
 
     def start(self, task: Task, run_dir: Path) -> RayJob:
         """Give a job to the cluster."""

@@ -60,8 +60,8 @@ class JobSource(Protocol):
 class RunningJob(Protocol):
     """A job that has been started.
 
-    latest: how far it is, None before it has told · error: what went wrong, if it failed · exit_code: None while it runs,
-    negative for a signal that killed it · lost: why nothing more will be heard of it, empty otherwise.
+    latest: its progress, None at first · error: what went wrong, if it failed · exit_code: None while it runs, negative for
+    a signal that killed it · lost: why there will be no more messages, empty otherwise.
     """
 
     latest: JobProgress | None

@@ -87,7 +87,7 @@ def divide(need: Need, n_jobs: int) -> Slots:
     return _slots(max(1, limits[reason]), cpus, gpus if need.on_gpu else (), reason)
 
 
-def given(count: int, n_jobs: int, on_gpu: bool) -> Slots:
+def fixed(count: int, n_jobs: int, on_gpu: bool) -> Slots:
     """The number of slots that was typed."""
     return _slots(min(count, n_jobs), resources.cpus(), tuple(resources.gpus()) if on_gpu else (), "")
 

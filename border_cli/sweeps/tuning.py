@@ -447,11 +447,11 @@ class Tuner:
             [(self._jobs[n].summary.get("counters") or {}).get("opt_steps") or 0 for n in one.jobs]
             for one in self.trials
         ]
-        anew = [
+        from_scratch = [
             sum(steps) + len(steps) * sum(step or 0 for step in trial.targets[: trial.rung])
             for trial, steps in zip(self.trials, done, strict=True)
         ]
-        return sum(map(sum, done)), sum(anew)
+        return sum(map(sum, done)), sum(from_scratch)
 
     # -- continuing ----------------------------------------------------------
 
@@ -474,16 +474,16 @@ class Tuner:
         except (OSError, ValueError, KeyError, TypeError) as e:
             raise UsageError(f"{self._path} cannot be read: {type(e).__name__}: {e}") from e
         for trial in self.trials:
-            self._take_up(trial)
+            self._resume_trial(trial)
         for judged in self.judged:
-            self._take_up_judging(judged)
+            self._resume_judging(judged)
         known = {trial.in_study for trial in self.trials}
         for asked in self._study.trials:  # asked for, and killed before its jobs were written down
             if asked.state.name == "RUNNING" and asked.number not in known:
                 self._study.tell(asked.number, state=self._optuna.trial.TrialState.FAIL)
         self._save()
 
-    def _take_up(self, trial: Trial) -> None:
+    def _resume_trial(self, trial: Trial) -> None:
         for i in range(len(trial.jobs)):
             job, _ = self._make_job(trial.params, i, f"trial {trial.number}")
             self._jobs[job.number] = job
@@ -504,7 +504,7 @@ class Tuner:
         else:
             self._arrived(trial)
 
-    def _take_up_judging(self, judged: Judged) -> None:
+    def _resume_judging(self, judged: Judged) -> None:
         params, judged.scores = next(one.params for one in self.trials if one.number == judged.trial), []
         for i in range(len(judged.jobs)):
             job, _ = self._make_job(params, FRESH_SEEDS + i, f"judging trial {judged.trial}")

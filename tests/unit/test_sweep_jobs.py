@@ -14,9 +14,9 @@ from border_cli.config.schema import BufferConfig, EnvConfig, TrainConfig
 from border_cli.core.errors import UsageError
 from border_cli.report.stats import Interval
 from border_cli.runs.directory import create_sweep
-from border_cli.sweeps.jobs import Job, Sweep, newest_sweep, words_of
+from border_cli.sweeps.jobs import Job, Sweep, job_argv, newest_sweep
 from border_cli.sweeps.results import Result, results, winners, write_preset
-from border_cli.sweeps.slots import Need, divide, given
+from border_cli.sweeps.slots import Need, divide, fixed
 from border_cli.sweeps.views import make_sweep_view
 
 GIB = 1 << 30
@@ -71,7 +71,7 @@ def test_a_sweep_is_read_as_it_was_saved_and_keeps_what_its_jobs_have_reached(tm
     refused.state, refused.exit_code, refused.error = "failed", 2, "no such thing"
     sweep.save()
     again = Sweep.read(tmp_path)
-    assert (again.sweep_id, again.words, again.code) == (sweep.sweep_id, ["seed=1,2"], sweep.code)
+    assert (again.sweep_id, again.argv, again.code) == (sweep.sweep_id, ["seed=1,2"], sweep.code)
     done = again.add(0, ["seed=1", "+a=1"], tmp_path / "elsewhere")
     assert (done.state, done.best, done.last, done.run_dir) == ("done", 8.0, 4.0, tmp_path / "0")
     failed = again.add(1, ["seed=2", "+a=1"], tmp_path / "1")
@@ -81,7 +81,7 @@ def test_a_sweep_is_read_as_it_was_saved_and_keeps_what_its_jobs_have_reached(tm
     assert (entry["seed"], entry["best"], entry["env_steps"], entry["run"]) == (1, 8.0, 10, "0")
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"words": [], "sweep_id": "1", "jobs": [{}]}'])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"argv": [], "sweep_id": "1", "jobs": [{}]}'])
 def test_a_sweep_file_that_cannot_be_read_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(UsageError, match="is not a sweep"):
         Sweep.read(tmp_path)
@@ -90,13 +90,13 @@ def test_a_sweep_file_that_cannot_be_read_is_refused(tmp_path: Path, text: str) 
         Sweep.read(tmp_path)
 
 
-def test_the_newest_sweep_of_a_command_is_found_by_its_words(tmp_path: Path) -> None:
-    words = words_of(["-m", "agent=dqn", "seed=1,2", "sweep.slots=2", "recorder.console=plain", "debug=true"])
-    assert words == ["agent=dqn", "seed=1,2"]
+def test_the_newest_sweep_of_a_command_is_found_by_its_arguments(tmp_path: Path) -> None:
+    argv = job_argv(["-m", "agent=dqn", "seed=1,2", "sweep.slots=2", "recorder.console=plain", "debug=true"])
+    assert argv == ["agent=dqn", "seed=1,2"]
     older, newer, other = (create_sweep(tmp_path) for _ in range(3))
-    for folder, typed in ((older, words), (newer, words), (other, ["seed=1,2"])):
+    for folder, typed in ((older, argv), (newer, argv), (other, ["seed=1,2"])):
         Sweep(folder, typed).save()
-    assert newest_sweep(words, tmp_path) == newer
+    assert newest_sweep(argv, tmp_path) == newer
     assert newest_sweep(["seed=1"], tmp_path) is None
 
 
@@ -124,8 +124,8 @@ def test_jobs_on_gpus_have_one_each_unless_more_are_typed(monkeypatch: pytest.Mo
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,3")
     monkeypatch.setattr(resources, "cpus", lambda: 16)
     assert divide(Need(1.0, GIB, on_gpu=True), 12).count == 2
-    assert given(6, 12, on_gpu=True).gpus == ("0", "3")
-    assert given(6, 4, on_gpu=False) == given(4, 4, on_gpu=False)
+    assert fixed(6, 12, on_gpu=True).gpus == ("0", "3")
+    assert fixed(6, 4, on_gpu=False) == fixed(4, 4, on_gpu=False)
 
 
 def test_results_group_runs_without_their_seed_and_the_best_of_each_environment_wins(tmp_path: Path) -> None:
