@@ -209,13 +209,14 @@ class SilentSweepView:
 
 def print_sweep_tables(console: Console, sweep: Sweep, found: Sequence[Result]) -> None:
     """Print a row per job, and a row per configuration. A closed console is no error."""
-    jobs = make_table("jobs", "job", "settings", "state", "exit code", "best", "last", "time", "run")
+    title = f"jobs, in {shown(sweep.folder)}"
+    jobs = make_table(title, "job", "settings", "state", "exit code", "best", "last", "time", "run")
     for job in sweep.jobs:
         best, last = (format.MISSING if one is None else format.number(one) for one in (job.best, job.last))
         seconds = format.MISSING if job.seconds is None else format.duration(job.seconds)
         code = format.MISSING if job.exit_code is None else str(job.exit_code)
-        run_dir = str(shown(job.run_dir))
-        add_row(jobs, str(job.number), sweep.settings(job), job.state, code, best, last, seconds, run_dir)
+        name = job.run_dir.name
+        add_row(jobs, str(job.number), sweep.settings(job), job.state, code, best, last, seconds, name)
     tables = [jobs]
     if found:
         title = "configurations: interquartile means over runs, with 95% intervals"

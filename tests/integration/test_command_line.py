@@ -477,7 +477,8 @@ def test_a_failed_job_is_reported_the_sweep_continues_and_ends_with_a_table(buil
     assert header == ["job", "settings", "state", "exit code", "best", "last", "time", "run"]
     assert first[:5] == ["0", "seed=1", "done", "0", "1.00"]
     assert second[:5] == ["1", "seed=2", "failed", "4", "-"]
-    assert first[7].startswith("runs/sweeps/")
+    assert first[7] == "0_dqn_cartpole"
+    assert "jobs, in runs/sweeps/" in out
 
 
 def test_an_interruption_ends_the_whole_sweep(build):
