@@ -180,6 +180,9 @@ class Composer:
                 raise UsageError(
                     f"preset={path} holds no values\nallowed: a file such as those in {conf_dir()}/preset"
                 )
+            section = values.setdefault("preset", {})
+            if isinstance(section, dict):
+                section.setdefault("name", str(path))
             ConfigStore.instance().store(group="preset", name=name, node=values, package="_global_")
         typed = override_values(self._overrides)
         agents, envs, preset = typed.get("agent", ""), typed.get("env", ""), typed.get("preset")

@@ -66,7 +66,9 @@ def variants() -> list[str]:
 
 
 def file_of(preset: str) -> str:
-    """The file, below the folder of configurations, that has the values of a preset."""
+    """The file, below the folder of configurations if it is not the user's own, that has the values of a preset."""
+    if preset.endswith(".yaml"):
+        return preset
     return f"preset/{in_families()[preset][0] if preset in in_families() else preset}.yaml"
 
 

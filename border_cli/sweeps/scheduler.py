@@ -289,21 +289,19 @@ class Scheduler:
         )
 
     def _eta_s(self, n_waiting: int) -> float | None:
-        """Seconds until all jobs have ended, if the waiting ones take as long as the others do; None while unknown."""
-        left = [slot.process.latest.eta_s if slot.process.latest else None for slot in self._running]
-        known = [one for one in left if one is not None]
-        if len(known) < len(left):
-            return None
+        """Seconds until all jobs have ended; None while unknown. A job without an ETA is taken to be an average one."""
+        latest = [slot.process.latest for slot in self._running]
         whole = [job.seconds for job in self._sweep.jobs if job.state == DONE and job.seconds]
         whole += [
-            slot.process.latest.seconds + (slot.process.latest.eta_s or 0.0)
-            for slot in self._running
-            if slot.process.latest and slot.process.latest.seconds is not None
+            one.seconds + one.eta_s
+            for one in latest
+            if one and one.seconds is not None and one.eta_s is not None
         ]
         if not whole:
             return None
-        todo = sum(known) + n_waiting * sum(whole) / len(whole)
-        return max([todo / self._count, *known])
+        mean = sum(whole) / len(whole)
+        left = [mean if one is None or one.eta_s is None else one.eta_s for one in latest]
+        return max([(sum(left) + n_waiting * mean) / self._count, *left])
 
     @property
     def _count(self) -> int:

@@ -8,15 +8,16 @@ import signal
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from border_cli.core.errors import ExitCode
-from border_cli.core.progress import Progress
+from border_cli.core.progress import JobProgress, Progress
 from border_cli.runtime.signals import StopFlag
 from border_cli.sweeps.jobs import Job, Sweep
 from border_cli.sweeps.process import JobView, LocalExecutor
-from border_cli.sweeps.scheduler import JobQueue, Scheduler
+from border_cli.sweeps.scheduler import JobQueue, Scheduler, _Slot
 from tests.faults.processes import nothing_left, wait_until
 
 
@@ -137,6 +138,22 @@ def test_a_job_for_which_there_is_no_memory_alone_has_failed(tmp_path: Path) -> 
     sweep, _ = run(tmp_path, [Light(tmp_path / "0", codes=(ExitCode.RESOURCES,))], slots=2)
     assert [(job.state, job.exit_code) for job in sweep.jobs] == [("failed", 3)]
     assert starts(sweep) == [1]
+
+
+def test_the_time_that_a_sweep_needs_by_hand(tmp_path: Path) -> None:
+    """Two slots: one job done in 10 s, one that has 4 of its 20 s left, one that is starting, and three that wait."""
+    sweep = Sweep(tmp_path, [])
+    jobs = [Job(n, (f"n={n}",), tmp_path / str(n)) for n in range(6)]
+    sweep.jobs = jobs
+    scheduler = Scheduler(sweep, LocalExecutor(2, 1), lambda job: None, Seen(), StopFlag())  # type: ignore[arg-type, return-value]
+    starting = SimpleNamespace(latest=None)
+    scheduler._running = [_Slot(jobs[1], starting)]  # type: ignore[arg-type]
+    assert scheduler._eta_s(4) is None
+    jobs[0].state, jobs[0].summary = "done", {"seconds": 10.0}
+    almost = SimpleNamespace(latest=JobProgress("training", 16.0, eta_s=4.0))
+    scheduler._running = [_Slot(jobs[1], almost), _Slot(jobs[2], starting)]  # type: ignore[arg-type]
+    assert scheduler._eta_s(3) == (4.0 + 15.0 + 3 * 15.0) / 2
+    assert scheduler._eta_s(0) == 15.0
 
 
 @dataclass(frozen=True)

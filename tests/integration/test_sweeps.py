@@ -263,5 +263,6 @@ def test_the_best_configuration_is_a_preset_for_other_runs(
     assert found["configurations"][0]["jobs"] == [best["number"]]
     assert f"best     border-train preset={preset}" in capsys.readouterr().out
     with_preset, alone = train(f"preset={preset}", *SHORT, "trainer=sync"), job_runs()[best["number"]]
+    assert with_preset.config.preset.name == str(preset)
     assert with_preset.config.agent == alone.config.agent
     assert with_preset.files("best") == alone.files("best")
