@@ -44,7 +44,7 @@ COMMON = (
     ),
     *("recorder.tensorboard=false", "recorder.console=none", "sweep.slots=2", "threads=1"),
 )
-JUDGES = 10
+JUDGES = 5
 RESAMPLES = 10_000
 
 
