@@ -2,8 +2,9 @@
 
     python -m bench.sweep [--env-steps 15000] [--rounds 3]
 
-Prints the durations with their ratio, and the median of the rounds, for trainer=sync, whose jobs use one CPU each. Then
-whether a killed sweep, in lockstep, ended with the scores of one that was not killed.
+Prints the durations with their ratio, and the median of the rounds, for jobs that use one CPU each. (A job that has two to
+itself evaluates on the second one, unless evaluator=inline.) Then whether a killed sweep, in lockstep, ended with the
+scores of one that was not killed.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 WORDS = ("-m", "agent=dqn,c51", "env=cartpole", "seed=1,2,3,4,5,6", "recorder.console=plain")
+ONE_CPU = ("trainer=sync", "evaluator=inline")
 LOCKSTEP = "trainer.lockstep=true"
 KILLS = 3
 
@@ -70,8 +72,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for i in range(args.rounds):
-            one_s = timed(folder / f"one_{i}", env_steps, "trainer=sync", "sweep.slots=1")
-            slots_s = timed(folder / f"slots_{i}", env_steps, "trainer=sync")
+            one_s = timed(folder / f"one_{i}", env_steps, *ONE_CPU, "sweep.slots=1")
+            slots_s = timed(folder / f"slots_{i}", env_steps, *ONE_CPU)
             ratios.append(slots_s / one_s)
             print(
                 f"one after the other {one_s:.0f} s, in slots {slots_s:.0f} s: {ratios[-1]:.3f}", flush=True
