@@ -16,7 +16,7 @@ from border_cli.core.errors import ExitCode
 from border_cli.core.progress import JobProgress, Progress
 from border_cli.runtime.signals import StopFlag
 from border_cli.sweeps.jobs import Job, Sweep
-from border_cli.sweeps.process import JobView, LocalExecutor
+from border_cli.sweeps.process import JobProcess, JobView, LocalExecutor
 from border_cli.sweeps.scheduler import JobQueue, Scheduler, _Slot
 from tests.faults.processes import nothing_left, wait_until
 
@@ -78,14 +78,19 @@ class Seen:
     def close(self) -> None: ...
 
 
-def run(folder: Path, jobs: list[Light], slots: int, stop: StopFlag | None = None) -> tuple[Sweep, Seen]:
+def run(
+    folder: Path,
+    jobs: list[Light],
+    slots: int,
+    stop: StopFlag | None = None,
+    executor: LocalExecutor | None = None,
+) -> tuple[Sweep, Seen]:
     sweep, seen = Sweep(folder, []), Seen()
     tasks = dict(enumerate(jobs))
     added = [sweep.add(n, [f"n={n}"], job.run_dir) for n, job in tasks.items()]
     with nothing_left():
-        Scheduler(
-            sweep, LocalExecutor(slots, 1), lambda job: tasks[job.number], seen, stop or StopFlag()
-        ).run(JobQueue(added))
+        where = executor or LocalExecutor(slots, 1)
+        Scheduler(sweep, where, lambda job: tasks[job.number], seen, stop or StopFlag()).run(JobQueue(added))
     assert Sweep.read(folder).jobs == [
         Job(job.number, job.overrides, job.run_dir, job.state, job.exit_code, job.error) for job in added
     ]
@@ -138,6 +143,60 @@ def test_a_job_for_which_there_is_no_memory_alone_has_failed(tmp_path: Path) -> 
     sweep, _ = run(tmp_path, [Light(tmp_path / "0", codes=(ExitCode.RESOURCES,))], slots=2)
     assert [(job.state, job.exit_code) for job in sweep.jobs] == [("failed", 3)]
     assert starts(sweep) == [1]
+
+
+class Refusing(LocalExecutor):
+    """Cannot start a job the first time."""
+
+    def __init__(self, count: int, job: str) -> None:
+        super().__init__(count, 1)
+        self._job: str | None = job
+
+    def start(self, task, run_dir: Path) -> JobProcess:
+        if run_dir.name == self._job:
+            self._job = None
+            raise OSError(11, "Resource temporarily unavailable")
+        return super().start(task, run_dir)
+
+
+@pytest.mark.parametrize(("slots", "state"), [(2, "done"), (1, "failed")])
+def test_a_job_that_cannot_be_started_waits_for_the_others_and_fails_if_there_are_none(
+    tmp_path: Path, slots: int, state: str
+) -> None:
+    jobs = [Light(tmp_path / str(n)) for n in range(3)]
+    sweep, seen = run(tmp_path, jobs, slots, executor=Refusing(slots, "1"))
+    assert [job.state for job in sweep.jobs] == ["done", state, "done"]
+    assert starts(sweep) == [1, int(state == "done"), 1]
+    assert len(seen.notes) == 1 and "Resource temporarily unavailable" in seen.notes[0]
+
+
+def test_a_sweep_file_that_cannot_be_written_does_not_end_the_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, full = Sweep.save, [OSError(28, "No space left on device")] * 3
+
+    def save(sweep: Sweep) -> None:
+        if full:
+            raise full.pop()
+        original(sweep)
+
+    monkeypatch.setattr(Sweep, "save", save)
+    sweep, seen = run(tmp_path, [Light(tmp_path / str(n)) for n in range(3)], slots=1)
+    assert [job.state for job in sweep.jobs] == ["done"] * 3
+    assert (len(seen.notes), full) == (1, [])
+    assert "sweep.json cannot be written" in seen.notes[0]
+
+
+def test_jobs_are_divided_among_the_gpus_that_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    def process(task: object, run_dir: Path, cpus: int, gpu: str | None) -> SimpleNamespace:
+        return SimpleNamespace(gpu=gpu, closed=False)
+
+    monkeypatch.setattr("border_cli.sweeps.process.JobProcess", process)
+    executor, task = LocalExecutor(2, 1, ("0", "3")), Light(Path("0"))
+    first, second = executor.start(task, Path("0")), executor.start(task, Path("1"))
+    assert [one.gpu for one in (first, second)] == ["0", "3"]  # type: ignore[attr-defined]
+    second.closed = True
+    assert executor.start(task, Path("2")).gpu == "3"  # type: ignore[attr-defined]
 
 
 def test_the_time_that_a_sweep_needs_by_hand(tmp_path: Path) -> None:
