@@ -20,7 +20,14 @@ from border_cli.checkpoints.store import newest_valid
 from border_cli.config import resources, throughput
 from border_cli.config.convert import to_plain
 from border_cli.config.registry import import_path, import_paths
-from border_cli.config.resolve import envs_per_actor, resolve, threads, trackers, with_env_facts
+from border_cli.config.resolve import (
+    envs_per_actor,
+    may_evaluate_beside,
+    resolve,
+    threads,
+    trackers,
+    with_env_facts,
+)
 from border_cli.config.resources import Sizes
 from border_cli.config.schema import TrainConfig
 from border_cli.config.throughput import Decision, Plan
@@ -71,7 +78,8 @@ def preflight(
     if resources.descriptor_limit() != limit:
         forkserver.end_forkserver()  # it has the old limit
     resources.check_tasks(largest)
-    forkserver.start_early()  # before this process imports torch
+    policies = config.trainer.type == "async" or may_evaluate_beside(config)  # in children
+    forkserver.start_early(forkserver.PRELOAD if policies else forkserver.LIGHT_PRELOAD)
     build.agent_module(config)  # imports torch while the forkserver does the same: the probe waits for that
     for key, path in import_paths(to_plain(config)).items():
         if not callable(import_path(path, key)):

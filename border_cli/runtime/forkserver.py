@@ -28,16 +28,15 @@ from border_cli.runtime import child
 from border_cli.runtime.clock import Deadline
 from border_cli.transport import resource_error
 
-PRELOAD = (
+LIGHT_PRELOAD = (
     "border_cli.runtime.preload",
-    "torch",
     "gymnasium",
     "border_cli.build",
     "border_cli.actors.process",
-    "border_cli.agents.dqn.agent",
-    "border_cli.agents.sac.agent",
 )
-"""Imported once in the forkserver; importing runs no torch operation, so that forking afterwards is safe."""
+"""Imported once in the forkserver of a run whose only child makes the environment for a look at its spaces."""
+PRELOAD = (*LIGHT_PRELOAD, "torch", "border_cli.agents.dqn.agent", "border_cli.agents.sac.agent")
+"""Imported once for children with a policy; importing runs no torch operation, so that forking afterwards is safe."""
 
 _CHILD_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
