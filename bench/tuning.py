@@ -34,12 +34,12 @@ SPACE = (
     *("agent.gamma=choice(0.8,0.9,0.95,0.98,0.99,0.999)", "agent.target_tau=tag(log,interval(1e-3,1))"),
     *("buffer.n_step=int(interval(1,10))", "agent.epsilon_final=tag(log,interval(0.005,0.5))"),
 )
-FULL_OPT_STEPS = 3_750
-"""8,000 env steps less 500 of warm-up, one opt step per two."""
+FULL_OPT_STEPS = 4_667
+"""15,000 env steps less 1,000 of warm-up, one opt step per three."""
 COMMON = (
     *("agent=dqn", "preset=none", "agent.hidden=[64,64]", "agent.target_interval=1", "trainer=sync"),
-    *("trainer.max_env_steps=8000", "trainer.opt_interval=2", "trainer.warmup_period=500"),
-    *("agent.epsilon_env_steps=2000", "trainer.eval_interval=250", "trainer.save_interval=null"),
+    *("trainer.max_env_steps=15000", "trainer.opt_interval=3", "trainer.warmup_period=1000"),
+    *("agent.epsilon_env_steps=3000", "trainer.eval_interval=500", "trainer.save_interval=null"),
     *("evaluator=inline", "evaluator.episodes=5", "threads=1", "sweep.slots=2"),
     *("recorder.tensorboard=false", "recorder.console=none"),
 )
@@ -57,8 +57,8 @@ def sweep(folder: Path, words: Sequence[str]) -> Sweep:
 def tuned(folder: Path, env: str, trials: int, seed: int, *words: str) -> tuple[dict[str, str], int, int]:
     """Tune. Returns the values of the best trial, the opt steps of all, and those had each promotion started over."""
     hydra = ("hydra/sweeper=border_optuna", f"hydra.sweeper.n_trials={trials}", "hydra.sweeper.top=0")
-    settings = ("hydra.sweeper.objective=area", f"hydra.sweeper.seed={seed}", f"seed={1000 * seed}")
-    sweep(folder, [f"env={env}", *SPACE, *hydra, *settings, *words])
+    settings = ("hydra.sweeper.objective=area", "hydra.sweeper.rungs=2", f"hydra.sweeper.seed={seed}")
+    sweep(folder, [f"env={env}", f"seed={1000 * seed}", *SPACE, *hydra, *settings, *words])
     every = json.loads((folder / TUNING_FILE).read_text())["trials"]
     best = min(
         (one for one in every if one["scores"]), key=lambda one: (-len(one["scores"]), -one["scores"][-1])

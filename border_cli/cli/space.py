@@ -37,8 +37,8 @@ class Space:
         }
 
     def overrides(self, params: Mapping[str, str], more_seed: int) -> list[str]:
-        """The overrides of one run."""
-        tuned = [f"{self.elements[key]}={value}" for key, value in params.items()]
+        """The overrides of one run, in the order of the search space: jobs are known by their overrides."""
+        tuned = [f"{element}={params[key]}" for key, element in self.elements.items() if key in params]
         return [*self.fixed, *tuned, f"++seed={self.seed + more_seed}"]
 
 

@@ -195,7 +195,7 @@ class Tuner:
 
     def next(self) -> Job | None:
         while not self._todo:
-            if not (self._promote() or self._ask() or self._judge()):
+            if not (self._promote(only_better=True) or self._ask() or self._promote() or self._judge()):
                 return None
         return self._todo.popleft()
 
@@ -278,14 +278,21 @@ class Tuner:
             self._jobs[job.number] = job
             self._todo.append(job)
 
-    def _promote(self) -> bool:
-        """Let a paused trial continue to its next rung, if it is among the best of its rung."""
+    def _promote(self, only_better: bool = False) -> bool:
+        """Let a paused trial continue to its next rung, if it is among the best of its rung.
+
+        only_better: not with the lowest score of the rung. Where no trial has learned anything yet, going on with any of
+        them would tell the sampler that its values are good.
+        """
         for rung in range(self._settings.rungs - 2, -1, -1):
             reached = [one for one in self.trials if len(one.scores) > rung]
             best = sorted(reached, key=lambda one: -one.scores[rung])[
                 : len(reached) // self._settings.reduction
             ]
+            lowest = min((one.scores[rung] for one in reached), default=0.0)
             for trial in best:
+                if only_better and trial.scores[rung] <= lowest:
+                    break
                 if trial.state == _PAUSED and trial.rung == rung:
                     trial.rung, trial.state = rung + 1, _RUNNING
                     self._todo.extend(self._jobs[number] for number in trial.jobs)

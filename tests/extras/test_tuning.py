@@ -52,9 +52,10 @@ class Jobs:
         self.made[key].refresh()
         return self.made[key], self.config
 
-    def run(self, job: Job, until: int | None) -> None:
-        """Run to the evaluation at this opt step, or to the end of the budget."""
-        x, before = float(job.overrides[0][2:]), len(evaluations_of(job))
+    def run(self, job: Job, until: int | None, quality: float | None = None) -> None:
+        """Run to the evaluation at this opt step, or to the end of the budget. quality: in the place of x."""
+        x = float(job.overrides[0][2:]) if quality is None else quality
+        before = len(evaluations_of(job))
         n = len(CURVE) if until is None else until // 10
         job.run_dir.mkdir(exist_ok=True)
         (job.run_dir / "config.yaml").write_text("{}\n")
@@ -115,6 +116,18 @@ def test_one_of_three_trials_is_promoted_twice_and_continues_where_it_paused(tmp
     complete = tuner._study.best_trial
     assert complete.value == pytest.approx(x * 5.0)
     assert complete.intermediate_values == pytest.approx({10: x * 1.0, 30: x * 2.0})
+
+
+def test_trials_that_have_all_learned_nothing_are_promoted_when_there_are_no_others(tmp_path: Path) -> None:
+    jobs = Jobs(tmp_path)
+    tuner = tuner_of(jobs, n_trials=9, rungs=2, top=0)
+    for n in range(9):
+        job = tuner.next()
+        assert job is not None and job.number == n
+        jobs.run(job, tuner.pause_at(job), quality=0.0)
+        tuner.ended(job)
+    run_all(tuner, jobs)
+    assert [len(trial.scores) for trial in tuner.trials] == [2, 2, 2] + [1] * 6
 
 
 def test_a_tuning_that_stops_anywhere_continues_with_the_same_trials(tmp_path: Path) -> None:
@@ -326,6 +339,7 @@ def test_settings_out_of_range_are_named(name: str, value: Any) -> None:
 TUNED = (
     "hydra/sweeper=border_optuna",
     "agent.lr=tag(log,interval(1e-4,1e-2))",
+    "agent.gamma=choice(0.9,0.95,0.99)",  # before agent.lr in the alphabet, as tuning.json has them
     "hydra.sweeper.n_trials=4",
     "hydra.sweeper.rungs=2",
     "hydra.sweeper.top=1",
@@ -349,6 +363,7 @@ def test_a_killed_tuning_continues_and_the_winner_is_a_preset(
     (sweep,) = workplace.glob("runs/sweeps/*/*")
     tuning = json.loads((sweep / "tuning.json").read_text())
     assert len(tuning["trials"]) == 4
+    assert len(list(sweep.glob("*_dqn_cartpole"))) == 4 + 2  # no run began anew
     assert {trial["state"] for trial in tuning["trials"]} == {"paused", "done"}
     paused = next(trial for trial in tuning["trials"] if trial["state"] == "paused")
     run = Run(sweep / f"{paused['jobs'][0]}_dqn_cartpole")
