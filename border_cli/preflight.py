@@ -84,7 +84,7 @@ def preflight(
     for key, path in import_paths(to_plain(config)).items():
         if not callable(import_path(path, key)):
             raise UsageError(f"{key}={path} is no class or function\nallowed: module:name")
-    _check_trackers(config)
+    _check_packages(config)
     probed, weights = probe_env(config, stop), None
     if config.init_from is not None and not resuming:
         whole = config.init_from_parts == "all"
@@ -194,11 +194,17 @@ def _sizes(config: TrainConfig, spec: EnvSpec) -> Sizes:
         ) from e
 
 
-def _check_trackers(config: TrainConfig) -> None:
-    for name in trackers(config.recorder):
-        if importlib.util.find_spec(name) is None:
+def _check_packages(config: TrainConfig) -> None:
+    """Raise UsageError for an option whose package is not installed."""
+    needed = [(f"recorder.{name}", name, name) for name in trackers(config.recorder)]
+    if config.actor_manager.type == "ray":
+        needed.append(("actor_manager=ray", "ray", "ray"))
+    if config.evaluator.video_interval is not None:
+        needed.append(("evaluator.video_interval", "av", "video"))
+    for option, package, extra in needed:
+        if importlib.util.find_spec(package) is None:
             raise UsageError(
-                f"recorder.{name}: the package {name} is not installed\nallowed: pip install 'border-cli[{name}]'"
+                f"{option}: the package {package} is not installed\nallowed: pip install 'border-cli[{extra}]'"
             )
 
 

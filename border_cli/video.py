@@ -28,7 +28,7 @@ class Mp4Writer:
     """Writes frames to an mp4 file, which is there when `close` returns. Raises UsageError without PyAV."""
 
     def __init__(self, path: Path, fps: float) -> None:
-        av = _import_av()
+        av = import_av()
         self._path = path
         self._temporary = path.with_name(f".{path.name}")
         self._container = av.open(str(self._temporary), "w", format="mp4")
@@ -74,7 +74,7 @@ class Thumbnails:
 
     def gif(self) -> bytes:
         """The frames as a GIF."""
-        av, file = _import_av(), io.BytesIO()
+        av, file = import_av(), io.BytesIO()
         height, width = self._frames[0].shape[:2]
         rate = max(1, round(len(self._frames) / GIF_S), min(10, len(self._frames)))
         with av.open(file, "w", format="gif") as container:
@@ -153,7 +153,8 @@ def _drawn(env: GymEnv) -> Array:
     return frame.astype(np.uint8, copy=False)
 
 
-def _import_av() -> Any:
+def import_av() -> Any:
+    """The package PyAV. Raises UsageError where it is not installed."""
     try:
         import av
     except ImportError as e:

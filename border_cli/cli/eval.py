@@ -126,6 +126,10 @@ def _evaluate(flags: Namespace, run: Path | None, overrides: Sequence[Override])
     if located.note:
         show(f"note: {located.note}")
     saved = read_model(located.path)
+    if flags.video:
+        from border_cli.video import import_av
+
+        import_av()  # its absence should not be noticed after the episodes
     own = load.is_own_code(located, saved.description)
     changed = override_values(overrides)
     named = typed_code(overrides)

@@ -24,7 +24,8 @@ from border_cli.report.runs import Group, find_runs, grouped, metrics_of, read_r
 from border_cli.report.stats import LEVEL, Line, band, line
 from border_cli.report.tidy import read_tidy, write_tidy
 from border_cli.runs.directory import RUNS, SWEEP_FILE, shown
-from border_cli.sweeps.jobs import DONE, Sweep
+from border_cli.sweeps.jobs import DONE, STOPPED, Sweep
+from border_cli.sweeps.tuning import TUNING_FILE
 
 HELP = """\
 border-report compares runs: a table with intervals over their seeds, and learning curves.
@@ -55,6 +56,9 @@ Examples
   border-report --json runs > report.json
   border-report runs with=published.csv
 """
+
+_SHOWN_PAIRS = 10
+"""Pairs of algorithms in the terminal at most."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -103,9 +107,11 @@ def _report(flags: Namespace, paths: Sequence[Path]) -> None:
         return
     head, *rows = table(lines)
     show(table_text(rows, head))
-    pairs = improvements([*groups, *others])
-    if len(pairs) > 1:
-        show(table_text(pairs[1:], pairs[0]))
+    head, *pairs = improvements([*groups, *others])
+    if pairs:
+        show(table_text(pairs[:_SHOWN_PAIRS], head))
+    if len(pairs) > _SHOWN_PAIRS:
+        show(f"note: {len(pairs) - _SHOWN_PAIRS} more pairs are in report.html")
     if len(read) < len(found):
         show(f"note: {len(found) - len(read)} of {len(found)} runs have no record of {flags.metric}")
     for note in _notes_on_sweeps(paths or [RUNS]):
@@ -132,7 +138,8 @@ def _notes_on_sweeps(paths: Sequence[Path]) -> Iterator[str]:
     for path in paths:
         if (path / SWEEP_FILE).is_file():
             sweep = Sweep.read(path)
-            left = [job for job in sweep.jobs if job.state != DONE]
+            paused = (STOPPED,) if (path / TUNING_FILE).exists() else ()  # trials that were not promoted
+            left = [job for job in sweep.jobs if job.state not in (DONE, *paused)]
             for job in left[:3]:
                 yield f"job {job.number} ({sweep.settings(job)}) is {job.state}{f': {job.error}' if job.error else ''}"
             if len(left) > 3:

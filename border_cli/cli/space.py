@@ -28,13 +28,16 @@ class Space:
     distributions: dict[str, Any]
     elements: dict[str, str]
 
-    @property
-    def first(self) -> dict[str, str]:
-        """One value of each key: the lowest, or the first."""
-        return {
-            key: str(one.choices[0] if hasattr(one, "choices") else one.low)
-            for key, one in self.distributions.items()
-        }
+    def values(self, share: float) -> dict[str, str]:
+        """One value of each key: the lowest or the first for 0, the highest or the last for 1, or one in between."""
+        found = {}
+        for key, one in self.distributions.items():
+            if hasattr(one, "choices"):
+                found[key] = str(one.choices[round(share * (len(one.choices) - 1))])
+            else:
+                value = one.low + share * (one.high - one.low)
+                found[key] = f"{value:.4g}" if isinstance(one.low, float) else str(round(value))
+        return found
 
     def overrides(self, params: Mapping[str, str], more_seed: int) -> list[str]:
         """The overrides of one run, in the order of the search space: jobs are known by their overrides."""

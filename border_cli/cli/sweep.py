@@ -48,7 +48,10 @@ from border_cli.sweeps.scheduler import Executor, JobQueue, JobSource, Scheduler
 from border_cli.sweeps.slots import Slots
 from border_cli.sweeps.views import make_sweep_view, print_sweep_tables
 
-_CHOICES = ("agent", "env", "env.id", "env.entry_point", "env.imports", "env.kwargs", "plugins")
+_CHOICES = (
+    *("agent", "env", "env.id", "env.entry_point", "env.imports", "env.kwargs", "plugins"),
+    *("trainer", "trainer.lockstep"),
+)
 """What a person types beside the preset of a sweep's best configuration."""
 
 
@@ -84,6 +87,12 @@ def run_sweep(composer: Composer, launch: Launch, settings: SweepSettings) -> in
     composed = [composer.compose(job) for job in _split(composer, argv)] if own_sweeper else []
     for one in composed:
         refuse_plan(one.config)
+    choices = composed[0].choices if composed else composer.merge([]).hydra.runtime.choices
+    launcher = choices["hydra/launcher"]
+    if launcher == "border_ray":
+        from border_cli.runtime.ray_cluster import import_ray
+
+        import_ray("hydra/launcher=border_ray")
     if launch.typed.get("hydra/sweeper") == "border_optuna":
         from border_cli.cli.tune import check_tuning
 
@@ -95,11 +104,6 @@ def run_sweep(composer: Composer, launch: Launch, settings: SweepSettings) -> in
         run = SweepRun(sweep, composer, launch, settings, stop)
         held.callback(run.close)
         run.announce(continued)
-        launcher = (
-            composed[0].choices["hydra/launcher"]
-            if composed
-            else launch.typed.get("hydra/launcher", "border")
-        )
         try:
             if own_sweeper and launcher in OWN_LAUNCHERS:
                 run.run(list(enumerate(composed)))
@@ -286,17 +290,14 @@ class SweepRun:
         if self.console != "none":
             folder = shlex.quote(str(shown(self.sweep.folder)))
             unfinished = any(job.state not in (DONE, FAILED) for job in self.sweep.jobs)
-            lines = [("best", preset) for preset in presets]
+            lines = [("best so far" if unfinished else "best", preset) for preset in presets]
             lines.append(
                 ("next", f"border-train -m resume={folder}" if unfinished else f"border-report {folder}")
             )
+            if any(job.state == FAILED for job in self.sweep.jobs):
+                lines.append(("", "sweep.retry=true with the same command runs failed jobs again"))
             if not self._begun and not unfinished:
-                lines.append(
-                    (
-                        "",
-                        "all jobs of this sweep have ended; sweep.new=true starts a new one",
-                    )
-                )
+                lines.append(("", "all jobs of this sweep have ended; sweep.new=true starts a new one"))
             print_sweep_tables(Console(), self.sweep, found)
             print_lines(Console(), *lines)
         return next((job.exit_code for job in self._begun if job.exit_code), int(ExitCode.DONE))

@@ -92,6 +92,11 @@ def _dispatch(argv: Sequence[str], sweep: Path | None = None) -> int:
     registry.import_installed_plugins()
     registry.import_plugins(override_names(overrides, "plugins"))
     launch = Launch(list(argv), override_values(overrides))
+    for key in launch.typed:
+        if key.startswith(("hydra/launcher", "hydra/sweeper", "hydra.launcher.", "hydra.sweeper.")) and not (
+            flags.multirun or flags.cfg or flags.info or flags.help or flags.shell_completion
+        ):
+            raise UsageError(f"{key} has no effect without -m\nallowed: -m, which starts a sweep")
     if resumed not in (None, _AUTO):
         return _resume_named(resumed, overrides, launch)
     with Composer(overrides, flags.config_dir) as composer:

@@ -11,6 +11,7 @@ from rich.console import Console
 from border_cli.cli.space import Space, default_space, read_space
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import ExitCode, UsageError
+from border_cli.display.format import counted
 from border_cli.display.tables import print_lines
 from border_cli.runs.directory import shown
 from border_cli.sweeps.jobs import Job
@@ -27,7 +28,8 @@ def check_tuning(composer: Any, argv: Sequence[str]) -> None:
     section = composer.merge(_single(arguments)).hydra
     settings = _settings({key: value for key, value in section.sweeper.items() if key != "_target_"})
     space = _space(arguments, settings)
-    config = composer.compose(space.overrides(space.first, 0)).config
+    for share in (0.0, 1.0, 0.37):  # the ends, and a number that is not whole
+        config = composer.compose(space.overrides(space.values(share), 0)).config
     rungs_of(config, settings)
     if not config.recorder.jsonl:
         raise UsageError("tuning reads the evaluations of its runs\nallowed: recorder.jsonl=true")
@@ -42,15 +44,33 @@ def tune(run: SweepRun, arguments: Sequence[str], settings: Mapping[str, Any]) -
         composed = run.composer.compose(space.overrides(params, more_seed))
         number = next((job.number for job in run.sweep.jobs if job.overrides == composed.overrides), None)
         (job,) = run.add([(len(run.sweep.jobs) if number is None else number, composed)])
-        values = " ".join(f"{key}={value}" for key, value in params.items())
-        job.label = f"{label} seed={space.seed + more_seed} {values}"
+        values = " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in params.items())
+        job.label = f"{label}: {values}" + (f" seed={space.seed + more_seed}" if more_seed else "")
         return job, composed.config
 
     tuner = Tuner(run.sweep.folder, checked, space.distributions, make_job, run.say, run.retries_failed)
     n_jobs = checked.n_trials * checked.seeds
-    run.find_slots(run.composer.compose(space.overrides(space.first, 0)), n_jobs)
+    first = run.composer.compose(space.overrides(space.values(0.0), 0))
+    run.say(_announcement(checked, rungs_of(first.config, checked)))
+    run.find_slots(first, n_jobs)
     run.drive(tuner, tuner.pause_at)
     return _finish(run, tuner)
+
+
+def _announcement(settings: TuningSettings, rungs: Sequence[int | None]) -> str:
+    """What a tuning is going to do, one line."""
+    runs = f" of {counted(settings.seeds, 'run')} each" if settings.seeds > 1 else ""
+    parts = [f"{counted(settings.n_trials, 'trial')}{runs}"]
+    if len(rungs) > 1:
+        steps = ", ".join(f"{step:,}" for step in rungs if step is not None)
+        parts.append(f"promoted after {steps} opt steps")
+    elif settings.pruner == "halving":
+        parts.append("each to the end: the budget has too few evaluations for rungs")
+    if settings.top:
+        parts.append(
+            f"the best {settings.top} judged by {counted(settings.top_seeds, 'run')} each on fresh seeds"
+        )
+    return "; ".join(parts)
 
 
 def _finish(run: SweepRun, tuner: Tuner) -> int:

@@ -223,9 +223,22 @@ def _ensure_forkserver() -> None:
     # The tracker first: starting it unblocks signals, which must stay blocked until the forkserver ignores them. The
     # tracker handles SIGINT and SIGTERM itself; SIGUSR1, which would end it, stays blocked there.
     with signals_blocked():
-        resource_tracker.ensure_running()
+        start_tracker()
     with _child_environment(), signals_blocked():
         forkserver.ensure_running()
+
+
+def start_tracker() -> None:
+    """Start the resource tracker of multiprocessing, if it does not run yet.
+
+    It would warn, after the command has returned, of the semaphores of a process that was killed, such as a compiler.
+    """
+    option = "ignore:resource_tracker:UserWarning"
+    sys.warnoptions.append(option)
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        sys.warnoptions.remove(option)
 
 
 @contextlib.contextmanager

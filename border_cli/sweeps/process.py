@@ -20,7 +20,7 @@ from border_cli.core.progress import JobProgress, Progress
 from border_cli.display.advice import first_to_end
 from border_cli.runtime import child
 from border_cli.runtime.child import Reporter, clipped
-from border_cli.runtime.forkserver import signals_blocked, without_own_script
+from border_cli.runtime.forkserver import signals_blocked, start_tracker, without_own_script
 
 OUTPUT_FILE = "output.log"
 """What a job and its libraries print, in its run directory."""
@@ -119,6 +119,7 @@ class JobProcess:
         args = (os.getpid(), task, run_dir, cpus, theirs)
         self._process = context.Process(target=_run_job, args=args, name="job")
         with contextlib.closing(theirs), without_own_script(), signals_blocked(), _visible_gpu(gpu):
+            start_tracker()
             self._process.start()
         self.latest: JobProgress | None = None
         self.error = JobError("", "")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import signal
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -45,7 +46,7 @@ class JobSource(Protocol):
 
     @property
     def left(self) -> int:
-        """How many jobs are known that have not started yet."""
+        """How many jobs are still to be started, as far as that is known."""
 
     def next(self) -> Job | None:
         """The next job to run; None if there is none now. With no job running either, the sweep ends."""
@@ -126,6 +127,12 @@ class _Slot:
 
     job: Job
     process: RunningJob
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def seconds(self) -> float:
+        """Since the job was started."""
+        return time.monotonic() - self.began
 
 
 class Scheduler:
@@ -157,6 +164,7 @@ class Scheduler:
         self._lost: list[Job] = []
         self._losses: Counter[int] = Counter()
         self._is_saved = True
+        self._durations: list[float] = []  # of the jobs that this launch has done, from their start [s]
 
     def run(self, source: JobSource) -> None:
         """Run the jobs of a source until it has no more, or until asked to stop."""
@@ -227,6 +235,8 @@ class Scheduler:
         if exit_code < 0:
             job.error = f"the job's process {describe_exit(exit_code)}"
         job.refresh()
+        if job.state == DONE:
+            self._durations.append(slot.seconds)
         if job.state == FAILED:
             where = f"\n{job.run_dir / OUTPUT_FILE} has what it printed" if exit_code < 0 else ""
             self._view.note(
@@ -290,17 +300,13 @@ class Scheduler:
 
     def _eta_s(self, n_waiting: int) -> float | None:
         """Seconds until all jobs have ended; None while unknown. A job without an ETA is taken to be an average one."""
-        latest = [slot.process.latest for slot in self._running]
-        whole = [job.seconds for job in self._sweep.jobs if job.state == DONE and job.seconds]
-        whole += [
-            one.seconds + one.eta_s
-            for one in latest
-            if one and one.seconds is not None and one.eta_s is not None
-        ]
+        etas = [slot.process.latest.eta_s if slot.process.latest else None for slot in self._running]
+        slots = list(zip(self._running, etas, strict=True))
+        whole = self._durations + [slot.seconds + eta for slot, eta in slots if eta is not None]
         if not whole:
             return None
         mean = sum(whole) / len(whole)
-        left = [mean if one is None or one.eta_s is None else one.eta_s for one in latest]
+        left = [max(0.0, mean - slot.seconds) if eta is None else eta for slot, eta in slots]
         return max([(sum(left) + n_waiting * mean) / self._count, *left])
 
     @property

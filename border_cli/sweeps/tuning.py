@@ -191,7 +191,9 @@ class Tuner:
 
     @property
     def left(self) -> int:
-        return len(self._todo)
+        s = self._settings
+        to_ask = 0 if self._is_exhausted else max(0, s.n_trials - len(self.trials)) * s.seeds
+        return len(self._todo) + to_ask + (0 if self.judged else s.top * s.top_seeds)
 
     def next(self) -> Job | None:
         while not self._todo:

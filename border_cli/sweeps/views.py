@@ -53,7 +53,7 @@ class ScreenSweepView:
     """A table of the jobs that is redrawn in place, below the notes."""
 
     def __init__(self, sweep: Sweep, title: str, console: Console) -> None:
-        self._settings = {job.number: sweep.settings(job) for job in sweep.jobs}
+        self._settings: dict[int, str] = {}
         self._sweep = sweep
         self._title = title
         self._console = console
@@ -68,7 +68,7 @@ class ScreenSweepView:
             self._due = time.monotonic() + REDRAW_S
 
     def changed(self, job: Job) -> None:
-        self._settings.setdefault(job.number, self._sweep.settings(job))
+        """Nothing: `show` shows it."""
 
     def note(self, message: str) -> None:
         text = Text(printable(message, self._console.encoding))
@@ -102,12 +102,15 @@ class ScreenSweepView:
             wide = {"ratio": 1, "overflow": "ellipsis"} if name == "settings" else {}
             table.add_column(name, justify="left" if left else "right", no_wrap=True, **wide)  # type: ignore[arg-type]
         shown = self._shown(rows)
+        for job, _ in rows:  # a tuning adds jobs
+            if job.number not in self._settings:
+                self._settings[job.number] = self._sweep.settings(job)
         for job, p in shown:
             style = _STYLES.get(job.state, "bold green" if p.phase == "training" else "bold yellow")
             fraction = ProgressBar(total=1.0, completed=p.fraction or 0.0, width=_BAR, complete_style="green")
             table.add_row(
                 str(job.number),
-                Text(printable(self._settings.get(job.number, ""), self._console.encoding)),
+                Text(printable(self._settings[job.number], self._console.encoding)),
                 Text(p.phase if job.state == RUNNING else job.state, style),
                 fraction if p.fraction is not None else "",
                 "" if p.eta_s is None else format.duration(p.eta_s),
@@ -231,18 +234,19 @@ def print_sweep_tables(console: Console, sweep: Sweep, found: Sequence[Result]) 
 def print_tuning_tables(console: Console, tuner: Tuner) -> None:
     """Print the best trials, and what those that were judged reach on fresh seeds. A closed console is no error."""
     states = Counter(trial.state for trial in tuner.trials)
-    title = f"best of {format.counted(len(tuner.trials), 'trial')}: " + ", ".join(
+    ranking = tuner.ranking[:_SHOWN_TRIALS]
+    title = f"best {len(ranking)} of {format.counted(len(tuner.trials), 'trial')}: " + ", ".join(
         f"{n} {s}" for s, n in states.items()
     )
     trials = make_table(title, "trial", "settings", "rung", "score", "state")
-    for trial in tuner.ranking[:_SHOWN_TRIALS]:
+    for trial in ranking:
         values = " ".join(f"{key}={value}" for key, value in trial.params.items())
         rung = f"{len(trial.scores)} of {len(trial.targets)}"
         add_row(trials, str(trial.number), values, rung, format.number(trial.scores[-1]), trial.state)
     tables = [trials]
     if any(one.scores for one in tuner.judged):
         judged = make_table("judged on fresh seeds", "trial", "runs", "score", "lowest", "highest")
-        for one in tuner.judged:
+        for one in sorted(tuner.judged, key=lambda one: -math.fsum(one.scores)):
             if one.scores:
                 mean = math.fsum(one.scores) / len(one.scores)
                 figures = (format.number(value) for value in (mean, min(one.scores), max(one.scores)))

@@ -150,7 +150,7 @@ def test_a_job_that_was_killed_after_it_had_begun_is_queued_again(tmp_path: Path
     job = tuner_of(jobs, n_trials=2, seeds=2).next()
     assert job is not None  # killed before it has done anything
     tuner = tuner_of(jobs, n_trials=2, seeds=2)
-    assert tuner.left == 2
+    assert len(tuner._todo) == 2
     run_all(tuner, jobs)
     assert [trial.state for trial in tuner.trials].count("running") == 0
 
@@ -260,7 +260,7 @@ def test_a_tuning_that_is_stopped_while_it_judges_has_not_ended(tmp_path: Path) 
         assert job is not None
         job.state = "stopped"
         tuner.ended(job)
-    assert (tuner.left, tuner.has_ended) == (0, False)
+    assert (len(tuner._todo), tuner.has_ended) == (0, False)
 
 
 def test_objectives_by_hand(tmp_path: Path) -> None:
@@ -410,6 +410,8 @@ def test_optuna_dashboard_reads_the_journal(tmp_path: Path) -> None:
         (["agent.lr=interval(0.1,0.2)", "trainer.eval_interval=null"], "tuning needs evaluations"),
         (["hydra.sweeper.space=nowhere"], "no search space for 'nowhere'"),
         (["agent.lr=0.1", "agent.lrr=interval(0.1,0.2)"], "agent.lrr: there is no such key"),
+        (["agent.lr=interval(0.1,5)"], "agent.lr: 5 is out of range"),
+        (["agent.batch_size=interval(32,64)"], "agent.batch_size: 43.84 is not a whole number"),
     ],
 )
 def test_mistakes_are_named_before_there_is_a_folder(

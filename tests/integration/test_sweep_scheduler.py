@@ -199,20 +199,22 @@ def test_jobs_are_divided_among_the_gpus_that_are_free(monkeypatch: pytest.Monke
     assert executor.start(task, Path("2")).gpu == "3"  # type: ignore[attr-defined]
 
 
-def test_the_time_that_a_sweep_needs_by_hand(tmp_path: Path) -> None:
-    """Two slots: one job done in 10 s, one that has 4 of its 20 s left, one that is starting, and three that wait."""
+def test_the_time_that_a_sweep_needs_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two slots: one job done in 10 s, one that has 4 of its 20 s left, one that has just been started, three that wait."""
     sweep = Sweep(tmp_path, [])
     jobs = [Job(n, (f"n={n}",), tmp_path / str(n)) for n in range(6)]
     sweep.jobs = jobs
     scheduler = Scheduler(sweep, LocalExecutor(2, 1), lambda job: None, Seen(), StopFlag())  # type: ignore[arg-type, return-value]
     starting = SimpleNamespace(latest=None)
-    scheduler._running = [_Slot(jobs[1], starting)]  # type: ignore[arg-type]
+    now = 1000.0
+    monkeypatch.setattr("border_cli.sweeps.scheduler.time.monotonic", lambda: now)
+    scheduler._running = [_Slot(jobs[1], starting, now)]  # type: ignore[arg-type]
     assert scheduler._eta_s(4) is None
-    jobs[0].state, jobs[0].summary = "done", {"seconds": 10.0}
-    almost = SimpleNamespace(latest=JobProgress("training", 16.0, eta_s=4.0))
-    scheduler._running = [_Slot(jobs[1], almost), _Slot(jobs[2], starting)]  # type: ignore[arg-type]
-    assert scheduler._eta_s(3) == (4.0 + 15.0 + 3 * 15.0) / 2
-    assert scheduler._eta_s(0) == 15.0
+    scheduler._durations = [10.0]
+    almost = SimpleNamespace(latest=JobProgress("training", 14.0, eta_s=4.0))
+    scheduler._running = [_Slot(jobs[1], almost, now - 16.0), _Slot(jobs[2], starting, now - 5.0)]  # type: ignore[arg-type]
+    assert scheduler._eta_s(3) == (4.0 + (15.0 - 5.0) + 3 * 15.0) / 2
+    assert scheduler._eta_s(0) == 10.0
 
 
 @dataclass(frozen=True)

@@ -220,6 +220,8 @@ def test_a_sweep_of_somebody_else_is_not_continued_by_its_own_words(
         (["-m", "seed=1,2", "hydra.sweep.dir=/proc/sweeps"], "/proc/sweeps cannot be made"),
         (["-m", "seed=1,2", "hydra.sweep.dir=other"], "other holds another sweep"),
         (["resume=other"], "allowed: border-train -m resume=other"),
+        (["hydra/sweeper=border_optuna"], "hydra/sweeper has no effect without -m"),
+        (["-m", "hydra/sweeper=optunaa"], "there is no 'optunaa'"),
     ],
 )
 def test_mistakes_about_sweeps_are_named(
@@ -261,7 +263,7 @@ def test_the_best_configuration_is_a_preset_for_other_runs(
     found = json.loads(preset.with_name("sweep.json").read_text())
     best = max(found["jobs"], key=lambda job: job["best"])
     assert found["configurations"][0]["jobs"] == [best["number"]]
-    assert f"best     border-train preset={preset}" in capsys.readouterr().out
+    assert f"best     border-train trainer=sync preset={preset}" in capsys.readouterr().out
     with_preset, alone = train(f"preset={preset}", *SHORT, "trainer=sync"), job_runs()[best["number"]]
     assert with_preset.config.preset.name == str(preset)
     assert with_preset.config.agent == alone.config.agent
