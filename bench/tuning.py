@@ -2,9 +2,10 @@
 
     python -m bench.tuning [--repetitions 5] [--trials 40] [--env cartpole acrobot]
 
-Each repetition tunes DQN over a wide search space, with TPE and halving, and searches the same space at random without
-pruning, with as many trials as the opt steps of the tuning suffice for. The best configuration of each then runs on the
-same fresh seeds. What is compared is the mean height of the evaluation curve. Results go to
+Each repetition tunes DQN over a wide search space, with TPE, halving and judging on fresh seeds, and searches the same
+space at random, with as many whole runs as the opt steps of the tuning suffice for, those of judging included. The best
+configuration of each then runs on the same seeds, which neither has seen. What is compared is the mean height of the
+evaluation curve. Results go to
 bench/results/tuning.jsonl; repetitions that are there are not run again. Prints each repetition, and the mean difference
 with its 95% bootstrap interval.
 """
@@ -34,13 +35,13 @@ SPACE = (
     *("agent.gamma=choice(0.8,0.9,0.95,0.98,0.99,0.999)", "agent.target_tau=tag(log,interval(1e-3,1))"),
     *("buffer.n_step=int(interval(1,10))", "agent.epsilon_final=tag(log,interval(0.005,0.5))"),
 )
-FULL_OPT_STEPS = 4_667
-"""15,000 env steps less 1,000 of warm-up, one opt step per three."""
+FULL_OPT_STEPS = 4_200
+"""43,000 env steps less 1,000 of warm-up, one opt step per ten."""
 COMMON = (
     *("agent=dqn", "preset=none", "agent.hidden=[64,64]", "agent.target_interval=1", "trainer=sync"),
-    *("trainer.max_env_steps=15000", "trainer.opt_interval=3", "trainer.warmup_period=1000"),
-    *("agent.epsilon_env_steps=3000", "trainer.eval_interval=500", "trainer.save_interval=null"),
-    *("evaluator=inline", "evaluator.episodes=5", "threads=1", "sweep.slots=2"),
+    *("trainer.max_env_steps=43000", "trainer.opt_interval=10", "trainer.warmup_period=1000"),
+    *("agent.epsilon_env_steps=5000", "trainer.eval_interval=467", "trainer.save_interval=null"),
+    *("evaluator=inline", "evaluator.episodes=10", "threads=1", "sweep.slots=2"),
     *("recorder.tensorboard=false", "recorder.console=none"),
 )
 JUDGES = 5
@@ -55,29 +56,25 @@ def sweep(folder: Path, words: Sequence[str]) -> Sweep:
 
 
 def tuned(folder: Path, env: str, trials: int, seed: int, *words: str) -> tuple[dict[str, str], int, int]:
-    """Tune. Returns the values of the best trial, the opt steps of all, and those had each promotion started over."""
-    hydra = ("hydra/sweeper=border_optuna", f"hydra.sweeper.n_trials={trials}", "hydra.sweeper.top=0")
-    settings = ("hydra.sweeper.objective=area", "hydra.sweeper.rungs=2", f"hydra.sweeper.seed={seed}")
+    """Tune. Returns the values of the best trial, the opt steps of all, and those if each promotion had started over."""
+    hydra = ("hydra/sweeper=border_optuna", f"hydra.sweeper.n_trials={trials}", "hydra.sweeper.top_seeds=3")
+    settings = ("hydra.sweeper.objective=area", f"hydra.sweeper.seed={seed}")
     sweep(folder, [f"env={env}", f"seed={1000 * seed}", *SPACE, *hydra, *settings, *words])
-    every = json.loads((folder / TUNING_FILE).read_text())["trials"]
-    best = min(
-        (one for one in every if one["scores"]), key=lambda one: (-len(one["scores"]), -one["scores"][-1])
-    )
-    steps = {
-        job["number"]: job["opt_steps"] or 0
-        for job in json.loads((folder / "sweep.json").read_text())["jobs"]
-    }
-    anew = sum(
-        steps[job] + sum(step or 0 for step in one["targets"][: one["rung"]])
-        for one in every
-        for job in one["jobs"]
-    )
-    return best["params"], sum(steps.values()), anew
+    found = json.loads((folder / TUNING_FILE).read_text())
+    every = found["trials"]
+    if found["judged"]:
+        number = max(found["judged"], key=lambda one: np.mean(one["scores"]))["trial"]
+        best = next(one for one in every if one["number"] == number)
+    else:
+        best = max((one for one in every if one["scores"]), key=lambda one: one["scores"][-1])
+    spent = sum(job["opt_steps"] or 0 for job in json.loads((folder / "sweep.json").read_text())["jobs"])
+    repeated = sum(len(one["jobs"]) * sum(one["targets"][: one["rung"]]) for one in every)
+    return best["params"], spent, spent + repeated
 
 
 def judged(folder: Path, env: str, params: dict[str, str]) -> list[float]:
     """The mean height of the evaluation curve of each run on a fresh seed."""
-    seeds = ",".join(str(10**6 + i) for i in range(JUDGES))
+    seeds = ",".join(str(10**7 + i) for i in range(JUDGES))
     values = [f"{key}={value}" for key, value in params.items()]
     done = sweep(folder, [f"env={env}", *values, f"seed={seeds}"])
     curves = [read_jsonl(job.run_dir / METRICS_FILE) for job in done.jobs]
@@ -91,9 +88,9 @@ def repetition(env: str, trials: int, seed: int) -> dict[str, Any]:
     """Both searches, and the judgement of their best configurations."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        ours, spent, anew = tuned(folder / "tuned", env, trials, seed)
+        ours, spent, started_over = tuned(folder / "tuned", env, trials, seed)
         n_random = math.ceil(spent / FULL_OPT_STEPS)
-        words = ("hydra.sweeper.sampler=random", "hydra.sweeper.pruner=none")
+        words = ("hydra.sweeper.sampler=random", "hydra.sweeper.pruner=none", "hydra.sweeper.top=0")
         theirs, spent_at_random, _ = tuned(folder / "random", env, n_random, seed, *words)
         return {
             "env": env,
@@ -103,7 +100,11 @@ def repetition(env: str, trials: int, seed: int) -> dict[str, Any]:
             "random": judged(folder / "judged_random", env, theirs),
             "tuned_params": ours,
             "random_params": theirs,
-            "opt_steps": {"tuned": spent, "had_promotions_started_over": anew, "random": spent_at_random},
+            "opt_steps": {
+                "tuned": spent,
+                "if_promotions_started_over": started_over,
+                "random": spent_at_random,
+            },
         }
 
 
@@ -140,11 +141,11 @@ def main() -> None:
         chosen = [one for one in rows if one["env"] == env and one["trials"] == args.trials]
         for one in chosen:
             steps = one["opt_steps"]
-            share = steps["tuned"] / steps["had_promotions_started_over"]
+            share = steps["tuned"] / steps["if_promotions_started_over"]
             print(
                 f"{env}, repetition {one['seed']}: tuned {np.mean(one['tuned']):.1f}, random "
                 f"{np.mean(one['random']):.1f}; opt steps {steps['tuned']:,} and {steps['random']:,}; "
-                f"{share:.0%} of {steps['had_promotions_started_over']:,} if each promotion had started over"
+                f"{share:.0%} of {steps['if_promotions_started_over']:,} if each promotion had started over"
             )
         differences = [float(np.mean(one["tuned"]) - np.mean(one["random"])) for one in chosen]
         low, high = interval(differences)
