@@ -1,6 +1,6 @@
 """A sweep of twelve CartPole runs: in slots beside one after the other, and killed three times beside never.
 
-    python -m bench.sweep [--env-steps 15000] [--rounds 3]
+    python -m bench.sweep [--env-steps 8000] [--rounds 3]
 
 Prints the durations with their ratio, and the median of the rounds, for jobs that use one CPU each. (A job that has two to
 itself evaluates on the second one, unless evaluator=inline.) Then whether a killed sweep, in lockstep, ended with the
@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-WORDS = ("-m", "agent=dqn,c51", "env=cartpole", "seed=1,2,3,4,5,6", "recorder.console=plain")
+WORDS = ("-m", "agent=dqn,iqn", "env=cartpole", "seed=1,2,3,4,5,6", "recorder.console=plain")
 ONE_CPU = ("trainer=sync", "evaluator=inline")
 LOCKSTEP = "trainer.lockstep=true"
 KILLS = 3
@@ -65,7 +65,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--env-steps", type=int, default=15_000)
+    parser.add_argument("--env-steps", type=int, default=8_000)
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
     env_steps, ratios = args.env_steps, []
