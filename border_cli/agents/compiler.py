@@ -191,7 +191,10 @@ class GraphCompiler:
 
 
 def compile_in_child(job: CompileJob, paths: Mapping[int, Path], folder: Path) -> None:
-    """Compile the variants that are not in the cache yet. folder: for files that are not complete."""
+    """Compile the variants that are not in the cache yet.
+
+    paths: in the cache of the run, whose folder an older forkserver need not know · folder: for incomplete files.
+    """
     warnings.simplefilter("ignore")  # of torch's compiler
     logging.disable(logging.WARNING)
     child.lower_priority()
@@ -209,7 +212,7 @@ def compile_in_child(job: CompileJob, paths: Mapping[int, Path], folder: Path) -
         made = folder / path.name
         compile_graph(algorithm, batch, algorithm.noise(len(batch.reward)), variant, made)
         made.replace(path)
-    remove_old_files(cache_folder())
+    remove_old_files(path.parent)
 
 
 def remove_old_files(folder: Path) -> None:
