@@ -241,18 +241,11 @@ def test_the_preset_of_a_sweep_with_files_of_the_user_is_used_with_them(
     (workplace / "c" / "env").mkdir(parents=True)
     (workplace / "c" / "env" / "mine.yaml").write_text("id: Acrobot-v1\n")
     words = ("env=mine", "agent.gamma=0.5,0.6", "trainer=sync", "trainer.max_env_steps=200")
-    assert main(["--config-dir", "c", *_plain("-m", *words)]) == 0
+    words += ("trainer.eval_interval=20", "trainer.save_interval=null", "recorder.console=plain")
+    assert main(["--config-dir", "c", "-m", *tiny(*words)]) == 0
     (best,) = re.findall("best +(border-train .*)", capsys.readouterr().out)
     with_preset = train(*shlex.split(best)[1:], "trainer=sync", "trainer.max_env_steps=200")
     assert with_preset.config.agent.gamma in (0.5, 0.6)
-
-
-def _plain(first: str, *args: str) -> list[str]:
-    """A command with short runs whose lines are printed."""
-    return [
-        first,
-        *tiny("trainer.eval_interval=20", "trainer.save_interval=null", "recorder.console=plain", *args),
-    ]
 
 
 def test_the_best_configuration_is_a_preset_for_other_runs(
