@@ -36,7 +36,7 @@ unit: install
 	$(BIN)/python -m pytest tests/unit tests/contract -n 2 $(ARGS)
 
 integration: install
-	$(BIN)/python -m pytest tests/integration -n 2 $(ARGS)
+	$(BIN)/python -m pytest tests/integration -n 2 --dist loadgroup $(ARGS)
 
 faults: install
 	$(BIN)/python -m pytest tests/faults -n 3 $(ARGS)

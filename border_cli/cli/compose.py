@@ -294,6 +294,7 @@ def translated() -> Iterator[None]:
     except (OmegaConfBaseException, HydraException) as e:
         # The cause names the key and the mistake, where Hydra has wrapped it.
         cause = e.__cause__ if isinstance(e.__cause__, OmegaConfBaseException) else e
+        _raise_for_unknown_key(cause)
         lines = [_first_line(one) for one in (e, cause) if str(one).strip()]
         key = getattr(cause, "full_key", None)
         if key and lines and not any(key in line for line in lines):
@@ -302,6 +303,18 @@ def translated() -> Iterator[None]:
         raise UsageError(f"the configuration cannot be composed\n{shown}") from e
     except (UserWarning, UnicodeDecodeError, OSError, RecursionError, ValueError) as e:
         raise UsageError(f"the configuration cannot be composed\n{_first_line(e)}") from e
+
+
+def _raise_for_unknown_key(error: Exception) -> None:
+    """Raise UsageError if this is what OmegaConf says of a key of Hydra's section that does not exist."""
+    section, key = getattr(error, "parent_node", None), getattr(error, "key", None)
+    if not isinstance(section, DictConfig) or not isinstance(key, str) or key in section:
+        return
+    known = [str(name) for name in section if name != "_target_"]
+    raise UsageError(
+        f"{getattr(error, 'full_key', None) or key}: there is no such key\nallowed: {', '.join(known)}"
+        f"{nearest_line(nearest(key, known))}"
+    ) from error
 
 
 @contextlib.contextmanager

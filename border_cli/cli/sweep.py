@@ -348,13 +348,15 @@ class SweepRun:
         composed = self.configs[job.number]
         words = [word for word in composed.overrides if _is_choice(word)]
         path = self.sweep.folder / f"best_{composed.run_name.partition('_')[2]}.yaml"
+        typed = [shlex.quote(word.lstrip("+")) for word in (*self.composer.search, *words)]
+        command = " ".join(["border-train", *typed, f"preset={shlex.quote(str(shown(path)))}"])
         base = self.composer.compose([*words, "preset=none"]).config
         try:
-            write_preset(path, composed.config, base, expect, f"{shown(self.sweep.folder)}, {name}")
+            source = f"{shown(self.sweep.folder)}, {name}"
+            write_preset(path, composed.config, base, expect, source, command)
         except OSError as e:
             raise folder_error(e, path) from e
-        typed = [shlex.quote(word.lstrip("+")) for word in (*self.composer.search, *words)]
-        return " ".join(["border-train", *typed, f"preset={shlex.quote(str(shown(path)))}"])
+        return command
 
     def _save(self) -> None:
         try:

@@ -34,22 +34,33 @@ def draw(curves: Curves, envs: Mapping[str, str], metric: str, folder: Path) -> 
             written.append(folder / f"{prefix}{axis}.png")
             own = {name: band for name, band in bands.items() if envs[name] == env}
             figure = Figure(figsize=(8, 5 + 0.2 * len(own)), layout="constrained")
-            plot = figure.subplots()
+            plot = _axes(figure, len(own))
             for name, band in own.items():
                 (drawn,) = plot.plot(band.at, [one.value for one in band.intervals], label=name)
-                color = drawn.get_color()
+                color, style = drawn.get_color(), drawn.get_linestyle()
                 if len(band.runs) >= FEW:
                     low, high = ([getattr(one, end) for one in band.intervals] for end in ("low", "high"))
                     plot.fill_between(band.at, low, high, color=color, alpha=0.2)
                 elif len(band.runs) > 1:
                     for at, values in band.runs:
-                        plot.plot(at, values, color=color, alpha=0.3, linewidth=0.8)
+                        plot.plot(at, values, color=color, linestyle=style, alpha=0.3, linewidth=0.8)
             plot.set(xlabel=AXES[axis], ylabel=metric, title=env)
             plot.grid(alpha=0.3)
             figure.legend(loc="outside lower center", ncols=1, fontsize="small")
             written[-1].unlink(missing_ok=True)  # a link there is not followed
             figure.savefig(written[-1], dpi=120)
     return written
+
+
+def _axes(figure: Any, n_groups: int) -> Any:
+    """The axes of a picture. More groups than there are colours get other line styles too."""
+    from cycler import cycler
+    from matplotlib import rcParams
+
+    plot, colors = figure.subplots(), rcParams["axes.prop_cycle"]
+    if n_groups > len(colors):
+        plot.set_prop_cycle(cycler(linestyle=["-", "--", "-.", ":"]) * colors)
+    return plot
 
 
 def draw_profiles(groups: Sequence[Group], folder: Path) -> list[Path]:
@@ -61,7 +72,7 @@ def draw_profiles(groups: Sequence[Group], folder: Path) -> list[Path]:
         return []
     thresholds = np.linspace(0.0, 1.0, 101)
     figure = Figure(figsize=(8, 5 + 0.2 * len(scores)), layout="constrained")
-    plot: Any = figure.subplots()
+    plot = _axes(figure, len(scores))
     found = profiles({name: list(envs.values()) for name, envs in scores.items()}, thresholds)
     for name, profile in found.items():
         (drawn,) = plot.plot(thresholds, profile.shares, label=name)

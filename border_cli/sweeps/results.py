@@ -75,10 +75,12 @@ def winners(found: Sequence[Result]) -> list[Result]:
     return list({result.env: result for result in reversed(found)}.values())[::-1]
 
 
-def write_preset(path: Path, config: TrainConfig, base: TrainConfig, expect: str, source: str) -> None:
+def write_preset(
+    path: Path, config: TrainConfig, base: TrainConfig, expect: str, source: str, command: str
+) -> None:
     """Write what a configuration has and `base`, the same groups without a preset, has not. Raises OSError.
 
-    expect, source: what a run with the preset should reach, and where its values come from.
+    expect, source: what a run with the preset should reach, and where its values come from · command: that uses it.
     """
     values, usual = dotted(to_plain(config)), dotted(to_plain(base))
     preset: dict[str, Any] = {"preset": {"env_id": config.env.name, "expect": expect, "source": source}}
@@ -86,7 +88,8 @@ def write_preset(path: Path, config: TrainConfig, base: TrainConfig, expect: str
         section = key.partition(".")[0]
         if section in _IN_PRESETS and key not in _NOT_IN_PRESETS and usual.get(key, _MISSING) != value:
             _set(preset, key.split("."), value)
-    path.write_text(f"# @package _global_\n{dump(preset)}", encoding="utf-8")
+    head = "\n# ".join(["# @package _global_", *command.splitlines()])
+    path.write_text(f"{head}\n{dump(preset)}", encoding="utf-8")
 
 
 def _set(data: dict[str, Any], path: Sequence[str], value: Any) -> None:

@@ -28,8 +28,10 @@ _LOSSES = 3
 class SweepView(Protocol):
     """Shows a sweep to a person."""
 
-    def show(self, rows: Sequence[tuple[Job, JobProgress]], eta_s: float | None) -> None:
-        """All jobs with their progress, and the estimated seconds until the last one ends. Cheap to call at any time."""
+    def show(self, rows: Sequence[tuple[Job, JobProgress]], eta_s: float | None, stage: str) -> None:
+        """All jobs with their progress, the estimated seconds until the last one ends, and what the source says of itself.
+        Cheap to call at any time.
+        """
 
     def changed(self, job: Job) -> None:
         """A job has another state."""
@@ -47,6 +49,10 @@ class JobSource(Protocol):
     @property
     def left(self) -> int:
         """How many jobs are still to be started, as far as that is known."""
+
+    @property
+    def stage(self) -> str:
+        """How far it is, in words; empty where the states of the jobs say all."""
 
     def next(self) -> Job | None:
         """The next job to run; None if there is none now. With no job running either, the sweep ends."""
@@ -110,6 +116,10 @@ class JobQueue:
     @property
     def left(self) -> int:
         return len(self._jobs)
+
+    @property
+    def stage(self) -> str:
+        return ""
 
     def next(self) -> Job | None:
         return self._jobs.popleft() if self._jobs else None
@@ -185,7 +195,8 @@ class Scheduler:
                         self._end(slot, source)
                     elif slot.process.latest and not source.may_continue(slot.job, slot.process.latest):
                         self._stop_job(slot)
-                self._view.show(self._rows(), self._eta_s(len(self._again) + len(self._lost) + source.left))
+                n_waiting = len(self._again) + len(self._lost) + source.left
+                self._view.show(self._rows(), self._eta_s(n_waiting), source.stage)
         finally:
             for slot in self._running:
                 slot.process.close()

@@ -195,6 +195,12 @@ class Tuner:
         to_ask = 0 if self._is_exhausted else max(0, s.n_trials - len(self.trials)) * s.seeds
         return len(self._todo) + to_ask + (0 if self.judged else s.top * s.top_seeds)
 
+    @property
+    def stage(self) -> str:
+        if self.judged:
+            return f"judging the best {len(self.judged)}"
+        return f"trial {len(self.trials)} of {self._settings.n_trials}"
+
     def next(self) -> Job | None:
         while not self._todo:
             if not (self._promote(only_better=True) or self._ask() or self._promote() or self._judge()):

@@ -62,9 +62,9 @@ class ScreenSweepView:
         self._due = 0.0
         self._began = time.monotonic()
 
-    def show(self, rows: Rows, eta_s: float | None) -> None:
+    def show(self, rows: Rows, eta_s: float | None, stage: str) -> None:
         if time.monotonic() >= self._due:
-            self._draw(rows, eta_s)
+            self._draw(self._table(rows, eta_s, stage))
             self._due = time.monotonic() + REDRAW_S
 
     def changed(self, job: Job) -> None:
@@ -77,9 +77,7 @@ class ScreenSweepView:
     def close(self) -> None:
         self._stream.attempt(self._live.stop)
 
-    def _draw(self, rows: Rows, eta_s: float | None) -> None:
-        table = self._table(rows, eta_s)
-
+    def _draw(self, table: Group) -> None:
         def put() -> None:
             if not self._live.is_started:
                 self._live.start()
@@ -88,7 +86,7 @@ class ScreenSweepView:
 
         self._stream.attempt(put)
 
-    def _table(self, rows: Rows, eta_s: float | None) -> Group:
+    def _table(self, rows: Rows, eta_s: float | None, stage: str) -> Group:
         ascii_only = not self._console.encoding.startswith("utf")
         table = Table(
             title=Text(printable(self._title, self._console.encoding), "bold"),
@@ -124,7 +122,8 @@ class ScreenSweepView:
         eta = "unknown" if eta_s is None else format.duration(eta_s)
         hidden = len(rows) - len(shown)
         more = f", {hidden} of them not shown" if hidden else ""
-        line = f"{format.counted(len(rows), 'job')}: {counts}{more}   {format.duration(seconds)}   ETA {eta}"
+        jobs = f"{format.counted(len(rows), 'job')}: {counts}{more}"
+        line = "   ".join([*([stage] if stage else []), jobs, format.duration(seconds), f"ETA {eta}"])
         return Group(table, Text(line))
 
     def _shown(self, rows: Rows) -> Rows:
@@ -157,12 +156,14 @@ class PlainSweepView:
         self._outlet = SafeStream(lambda: sys.stdout)
         self._due = time.monotonic() + SILENCE_S
 
-    def show(self, rows: Rows, eta_s: float | None) -> None:
+    def show(self, rows: Rows, eta_s: float | None, stage: str) -> None:
         if time.monotonic() < self._due:
             return
         states = Counter(job.state for job, _ in rows)
         parts = [p.fraction or 0.0 for _, p in rows]
         words = [f"{state}={states[state]}" for state in STATES if states[state]]
+        if stage:
+            words.insert(0, f"{stage},")
         words.append(f"progress={format.share(math.fsum(parts) / len(parts))}")
         if eta_s is not None:
             words.append(f"eta={format.duration(eta_s)}")
@@ -197,7 +198,7 @@ class PlainSweepView:
 class SilentSweepView:
     """For `recorder.console=none`: errors alone are shown, on stderr."""
 
-    def show(self, rows: Rows, eta_s: float | None) -> None:
+    def show(self, rows: Rows, eta_s: float | None, stage: str) -> None:
         """Nothing."""
 
     def changed(self, job: Job) -> None:

@@ -110,6 +110,7 @@ def test_one_of_three_trials_is_promoted_twice_and_continues_where_it_paused(tmp
     # 6·10 + 2·30 + 90 opt steps, and had each promotion started over, 2·10 + (10 + 30) more
     assert tuner.opt_steps == (210, 270)
     assert tuner.has_ended
+    assert tuner.stage == "trial 9 of 9"
     states = [trial.state.name for trial in tuner._study.trials]
     assert states.count("COMPLETE") == 1
     assert states.count("PRUNED") == len(states) - 1 == 9 + 3
@@ -139,6 +140,7 @@ def test_a_tuning_that_stops_anywhere_continues_with_the_same_trials(tmp_path: P
     assert sorted(len(trial.scores) for trial in tuner.trials) == [1] * 6 + [2] * 2 + [3]
     assert len(tuner._study.trials) == 9 + 3 + 1
     assert [len(judged.scores) for judged in tuner.judged] == [2]
+    assert tuner.stage == "judging the best 1"
     done: dict[int, int] = {}
     for number, steps in jobs.opt_steps:
         done[number] = done.get(number, 0) + steps

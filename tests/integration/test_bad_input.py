@@ -53,7 +53,11 @@ COMPOSITION = [
     Row("--resolve", "--package and --resolve are for --cfg"),
     Row("--cfg job -p trainr", "no part 'trainr'|nearest: trainer"),
     Row("hydra.searchpath=[nowhere]", "nowhere is not available"),
-    Row("hydra.nothing=1", "hydra.nothing"),
+    Row("hydra.swepeer.dir=x", "hydra.swepeer: there is no such key|nearest: sweep"),
+    Row(
+        "-m hydra.sweeper.max_batch=1",
+        "hydra.sweeper.max_batch: there is no such key|nearest: max_batch_size",
+    ),
     Row("hydra.mode=MULTIRUN", "hydra.mode|-m sweeps"),
     # keys
     Row("agent.lrr=0.1", "agent.lrr: there is no such key|nearest: agent.lr"),

@@ -27,12 +27,15 @@ from tests.faults.processes import nothing_left
 from tests.interrupted import assert_same_bits, resume, run_whole, signal_at
 from tests.real_runs import Run, in_folder, tiny, train
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("compiled")]  # they share what is compiled
 OPT_STEPS = 200
 SETTINGS: dict[str, dict[str, Any]] = {
     "dqn": {"hidden": [8], "lr_schedule": "linear", "lr_opt_steps": 400, "normalize_obs": True},
     "sac": {"normalize_obs": True},
 }
+
+WEIGHTED = "dqn", "rainbow", "tqc"
+"""The agents whose batches have weights, as prioritized replay gives them."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -51,10 +54,10 @@ def learner(
     return made, compiler
 
 
-def learn(agent: str, one: NetworkAgent, weighted: bool, opt_steps: int) -> list[Any]:
+def learn(agent: str, one: NetworkAgent, opt_steps: int) -> list[Any]:
     """Do opt steps with batches in the same memory, as a replay gives them. Returns the errors of each."""
     given = batch(agent, 0)
-    given.weight = np.ones(16, np.float32) if weighted else None
+    given.weight = np.ones(16, np.float32) if agent in WEIGHTED else None
     buffer: Any = OneBatchBuffer(given)
     for number in range(opt_steps):
         new = batch(agent, number)
@@ -81,7 +84,7 @@ def after_opt_steps(agent: str, compiled: str, **settings: Any) -> Learned:
     one, _ = learner(agent, compiled, **settings)
     if compiled == "false":
         one.compiling = None
-    errors = learn(agent, one, agent in ("dqn", "rainbow", "tqc"), OPT_STEPS)
+    errors = learn(agent, one, OPT_STEPS)
     assert set(one.algorithm.graphs) == (set(one.algorithm.variants) if compiled == "true" else set())
     return Learned(one.state().arrays, one.generator_state(), errors)
 
@@ -116,13 +119,13 @@ NOT_FINITE = np.inf, -np.inf, np.nan
 def test_a_compiled_opt_step_skips_numbers_that_are_not_finite() -> None:
     """Compilers may take x - x and 0·x for 0, which is how such numbers are found."""
     one, _ = learner("dqn", "true")
-    learn("dqn", one, False, 1)
+    learn("dqn", one, 1)
     assert one.algorithm.graphs
     before = {name: array.copy() for name, array in one.state().arrays.items()}
     cases = itertools.product(("obs", "next_obs", "reward"), NOT_FINITE)
     for number, (column, bad) in enumerate(cases, 1):
         given = batch("dqn", 1)
-        given.weight = None
+        given.weight = np.ones(16, np.float32)
         if column == "reward":
             given.reward[3] = bad
         else:
@@ -143,38 +146,47 @@ def test_a_compiled_opt_step_skips_numbers_that_are_not_finite() -> None:
     ],
 )
 def test_values_that_an_opt_step_does_not_read_use_the_same_graph(settings: dict[str, Any]) -> None:
-    learn("dqn", learner("dqn", "true")[0], False, 1)
+    learn("dqn", learner("dqn", "true")[0], 1)
     one, _ = learner("dqn", "cached", waits=False, **settings)
-    learn("dqn", one, False, 1)
+    learn("dqn", one, 1)
     assert one.algorithm.graphs
 
 
-def test_a_later_run_uses_the_cache_and_other_settings_do_not(caplog: pytest.LogCaptureFixture) -> None:
-    learn("dqn", learner("dqn", "true")[0], False, 1)
+def test_a_later_run_uses_the_cache_and_other_settings_do_not() -> None:
+    learn("dqn", learner("dqn", "true")[0], 1)
     found = set(cache_folder().glob("dqn-*.pt2"))
     one, _ = learner("dqn", "cached", waits=False, lr_schedule="constant", lr_opt_steps=None)
-    learn("dqn", one, False, 1)
+    learn("dqn", one, 1)
     assert one.algorithm.graphs, "the schedule of the learning rate is no part of the graph"
     other, _ = learner("dqn", "cached", waits=False, lr=0.5)
-    learn("dqn", other, False, 1)
+    learn("dqn", other, 1)
     assert not other.algorithm.graphs and other.compiling is None
     assert set(cache_folder().glob("dqn-*.pt2")) == found
 
-    for path in found:
+
+@pytest.fixture
+def damaged() -> Iterator[int]:
+    """How many files the cache has, all of them damaged; they are whole again after the test."""
+    learn("dqn", learner("dqn", "true")[0], 1)
+    whole = {path: path.read_bytes() for path in cache_folder().glob("dqn-*.pt2")}
+    for path in whole:
         path.write_bytes(b"no library")
-    damaged, _ = learner("dqn", "cached", waits=False)
-    learn("dqn", damaged, False, 2)
-    assert not damaged.algorithm.graphs and damaged.opt_steps == 2
+    yield len(whole)
+    for path, content in whole.items():
+        path.write_bytes(content)
+
+
+def test_a_damaged_file_is_removed(damaged: int, caplog: pytest.LogCaptureFixture) -> None:
+    one, _ = learner("dqn", "cached", waits=False)
+    learn("dqn", one, 2)
+    assert not one.algorithm.graphs and one.opt_steps == 2
     assert "a compiled opt step cannot be loaded and was removed" in caplog.text
-    assert len(set(cache_folder().glob("dqn-*.pt2"))) == len(found) - 1
+    assert len(set(cache_folder().glob("dqn-*.pt2"))) == damaged - 1
 
 
-def test_a_damaged_file_is_compiled_again() -> None:
-    learn("dqn", learner("dqn", "true")[0], False, 1)
-    for path in cache_folder().glob("dqn-*.pt2"):
-        path.write_bytes(b"no library")
+def test_a_damaged_file_is_compiled_again(damaged: int) -> None:
     one, compiler = learner("dqn", "true", waits=False)
-    learn("dqn", one, False, 1)
+    learn("dqn", one, 1)
     assert one.compiling is not None, "it is being compiled"
     compiler.close()
 
@@ -184,7 +196,7 @@ def test_a_loaded_graph_leaves_nothing_in_the_temporary_folder(
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     one, _ = learner("dqn", "true")
-    learn("dqn", one, False, 1)
+    learn("dqn", one, 1)
     assert one.algorithm.graphs and not list(tmp_path.glob("aotinductor*"))
     assert os.environ["TMPDIR"] == str(tmp_path)
 
@@ -211,7 +223,7 @@ def failing(waits: bool) -> NetworkAgent:
 def test_a_compiling_process_that_fails_costs_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     one = failing(waits=False)
     while one.compiling is not None:
-        learn("dqn", one, False, 32)
+        learn("dqn", one, 32)
     assert not one.algorithm.graphs
     assert "agent.compile: opt steps stay eager, compiling failed: plugins: there is no module" in caplog.text
 
@@ -221,23 +233,23 @@ def test_where_bits_have_to_repeat_it_is_an_error() -> None:
     with pytest.raises(
         UsageError, match=r"(?s)agent.compile=true: compiling failed: .*allowed: agent.compile=false"
     ):
-        learn("dqn", failing(waits=True), False, 1)
+        learn("dqn", failing(waits=True), 1)
 
 
 def test_a_free_running_learner_goes_on_eagerly_until_the_opt_step_is_compiled() -> None:
     one, _ = learner("dqn", "true", waits=False, adam_eps=1e-7)
-    learn("dqn", one, False, 32)
+    learn("dqn", one, 32)
     assert not one.algorithm.graphs and one.compiling is not None
     calls = 1
     while one.compiling is not None:
-        learn("dqn", one, False, 32)
+        learn("dqn", one, 32)
         calls += 1
     assert set(one.algorithm.graphs) == {0}
-    learn("dqn", one, False, 32)
+    learn("dqn", one, 32)
     eager, _ = learner("dqn", "false", adam_eps=1e-7)
     eager.compiling = None
     for _ in range(calls + 1):
-        learn("dqn", eager, False, 32)
+        learn("dqn", eager, 32)
     for name, array in eager.state().arrays.items():
         assert norm(array - one.state().arrays[name]) <= 1e-2 * norm(array) + 1e-5, name
 
@@ -253,7 +265,7 @@ def test_the_waiting_ends_when_the_run_is_asked_to_stop() -> None:
     )
     one.compiling = compiler.poll
     with pytest.raises(Interrupted):
-        learn("dqn", one, False, 1)
+        learn("dqn", one, 1)
     compiler.close()
     assert one.opt_steps == 0
     assert [note.partition(" ")[0] for note in notes] == ["compiling", "the"]
@@ -314,7 +326,7 @@ def test_sync_and_lockstep_repeat_their_bits_with_compiled_opt_steps(
 
 
 def test_what_a_killed_run_left_in_the_cache_is_removed_by_a_later_one() -> None:
-    learn("dqn", learner("dqn", "true")[0], False, 1)
+    learn("dqn", learner("dqn", "true")[0], 1)
     old, new = cache_folder() / "tmpold", cache_folder() / "tmpnew"
     for folder in (old, new):
         folder.mkdir()

@@ -66,7 +66,7 @@ class Seen:
     notes: list[str] = field(default_factory=list)
     most: int = 0
 
-    def show(self, rows, eta_s) -> None:
+    def show(self, rows, eta_s, stage) -> None:
         self.most = max(self.most, sum(job.state == "running" for job, _ in rows))
 
     def changed(self, job: Job) -> None:

@@ -370,6 +370,17 @@ def test_curves_of_others_are_drawn_beside_ours(runs: Path, capsys: pytest.Captu
         assert message in capsys.readouterr().err
 
 
+def test_more_groups_than_colours_can_be_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figure = pytest.importorskip("matplotlib.figure", reason="extra report is not installed").Figure
+    figures, save = list[Any](), figure.savefig
+    monkeypatch.setattr(figure, "savefig", lambda self, *a, **k: (figures.append(self), save(self, *a, **k)))
+    for i in range(25):
+        write_run(tmp_path / f"{i}", [(10, 1.0, 1.0), (20, 2.0, float(i))], lr=0.001 * (i + 1), seed=i)
+    assert main([str(tmp_path)]) == 0
+    lines = figures[0].axes[0].get_lines()
+    assert len({(one.get_color(), one.get_linestyle()) for one in lines}) == len(lines) == 25
+
+
 def test_others_of_the_same_name_do_not_take_our_place(runs: Path) -> None:
     assert main([]) == 0
     shutil.copy("runs/report/curves.csv", "published.csv")

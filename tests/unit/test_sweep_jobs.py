@@ -12,6 +12,7 @@ from border_cli.config import resources
 from border_cli.config.convert import load
 from border_cli.config.schema import BufferConfig, EnvConfig, TrainConfig
 from border_cli.core.errors import UsageError
+from border_cli.core.progress import JobProgress
 from border_cli.report.stats import Interval
 from border_cli.runs.directory import create_sweep
 from border_cli.sweeps.jobs import Job, Sweep, job_argv, newest_sweep
@@ -160,7 +161,7 @@ def test_a_preset_has_what_differs_from_the_groups_alone(tmp_path: Path) -> None
     result = Result(
         "lr=0.5", "A", [Job(0, (), tmp_path)], Interval(9.0, 9.0, 9.0), Interval(1.0, 1.0, 1.0), 1.0
     )
-    write_preset(tmp_path / "best.yaml", config, base, result.expect, "a sweep")
+    write_preset(tmp_path / "best.yaml", config, base, result.expect, "a sweep", "border-train env=x")
     assert load(tmp_path / "best.yaml") == {
         "preset": {
             "env_id": "A",
@@ -171,6 +172,7 @@ def test_a_preset_has_what_differs_from_the_groups_alone(tmp_path: Path) -> None
         "buffer": {"n_step": 3},
         "n_actors": 4,
     }
+    assert "\n# border-train env=x\n" in (tmp_path / "best.yaml").read_text()
 
 
 def test_without_a_terminal_a_change_is_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -184,3 +186,15 @@ def test_without_a_terminal_a_change_is_a_line(tmp_path: Path, capsys: pytest.Ca
     captured = capsys.readouterr()
     assert captured.out == "job 0 (a=1): done best=8.00 last=4.00 time=0:00:03\n"
     assert captured.err == "job 0: error: no\n"
+
+
+def test_the_table_of_a_tuning_says_at_which_trial_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    sweep = Sweep(tmp_path, [])
+    job = sweep.add(0, ["+a=1"], tmp_path / "0")
+    view = make_sweep_view(sweep, "title", "screen")
+    view.show([(job, JobProgress("waiting", None))], 60.0, "trial 1 of 4")
+    view.close()
+    assert "trial 1 of 4   1 job: 1 waiting" in capsys.readouterr().out
