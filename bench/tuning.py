@@ -31,8 +31,8 @@ from border_cli.sweeps.tuning import TUNING_FILE
 RESULTS = Path(__file__).parent / "results" / "tuning.jsonl"
 ENVS = ("cartpole", "acrobot")
 SPACE = (
-    *("agent.lr=tag(log,interval(1e-5,1e-1))", "agent.batch_size=choice(16,32,64,128,256)"),
-    *("agent.gamma=choice(0.8,0.9,0.95,0.98,0.99,0.999)", "agent.target_tau=tag(log,interval(1e-3,1))"),
+    *("agent.lr=tag(log,interval(1e-7,1))", "agent.batch_size=choice(16,32,64,128,256)"),
+    *("agent.gamma=choice(0.8,0.9,0.95,0.98,0.99,0.999)", "agent.target_tau=tag(log,interval(1e-4,1))"),
     *("buffer.n_step=int(interval(1,10))", "agent.epsilon_final=tag(log,interval(0.005,0.5))"),
 )
 FULL_OPT_STEPS = 4_200
@@ -57,8 +57,8 @@ def sweep(folder: Path, words: Sequence[str]) -> Sweep:
 
 def tuned(folder: Path, env: str, trials: int, seed: int, *words: str) -> tuple[dict[str, str], int, int]:
     """Tune. Returns the values of the best trial, the opt steps of all, and those if each promotion had started over."""
-    hydra = ("hydra/sweeper=border_optuna", f"hydra.sweeper.n_trials={trials}", "hydra.sweeper.top_seeds=3")
-    settings = ("hydra.sweeper.objective=area", f"hydra.sweeper.seed={seed}")
+    hydra = ("hydra/sweeper=border_optuna", f"hydra.sweeper.n_trials={trials}", "hydra.sweeper.rungs=2")
+    settings = ("hydra.sweeper.top_seeds=3", "hydra.sweeper.objective=area", f"hydra.sweeper.seed={seed}")
     sweep(folder, [f"env={env}", f"seed={1000 * seed}", *SPACE, *hydra, *settings, *words])
     found = json.loads((folder / TUNING_FILE).read_text())
     every = found["trials"]

@@ -595,7 +595,7 @@ def open_study(optuna: Any, path: Path, settings: TuningSettings) -> Any:
     samplers = optuna.samplers
     with quiet_optuna():
         make: dict[str, Callable[[], Any]] = {
-            "tpe": lambda: samplers.TPESampler(multivariate=True, constant_liar=True, seed=seed),
+            "tpe": lambda: samplers.TPESampler(constant_liar=True, seed=seed),
             "random": lambda: samplers.RandomSampler(seed=seed),
             "gp": lambda: samplers.GPSampler(seed=seed),
             "cmaes": lambda: samplers.CmaEsSampler(seed=seed, consider_pruned_trials=True),
