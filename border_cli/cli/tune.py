@@ -15,7 +15,8 @@ from border_cli.display.format import counted
 from border_cli.display.tables import print_lines
 from border_cli.runs.directory import shown
 from border_cli.sweeps.jobs import Job
-from border_cli.sweeps.tuning import Tuner, TuningSettings, import_optuna, rungs_of
+from border_cli.sweeps.study import STUDY_FILE, import_optuna
+from border_cli.sweeps.tuning import Tuner, TuningSettings, rungs_of
 from border_cli.sweeps.views import print_tuning_tables
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def _finish(run: SweepRun, tuner: Tuner) -> int:
         job = next(job for job in run.sweep.jobs if job.number == winner.jobs[0])
         values = " ".join(f"{key}={value}" for key, value in winner.params.items())
         lines.append(("best", run.write_preset(job, tuner.expect, f"trial {winner.number}: {values}")))
-        lines.append(("study", f"optuna-dashboard {shown(run.sweep.folder / 'study.log')}"))
+        lines.append(("study", f"optuna-dashboard {shown(run.sweep.folder / STUDY_FILE)}"))
     elif not tuner.has_ended:
         lines.append(("next", f"border-train -m resume={folder}"))
     if run.console != "none":

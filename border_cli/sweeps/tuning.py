@@ -5,17 +5,13 @@ among the best `1 / reduction` of the trials that have reached the same rung, it
 checkpoint to the next rung, the last of which is the whole budget. Nothing waits for a rung to be full (ASHA, Li et al.,
 2020, "A System for Massively Parallel Hyperparameter Tuning"). At the end the best trials are judged on fresh seeds.
 
-For Optuna each rung that a trial reaches is a finished trial, pruned below the last rung: so the sampler learns from it
-at once. The study is in `study.log`, Optuna's journal; `tuning.json` has the trials with their jobs.
+`tuning.json` has the trials with their jobs.
 """
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,18 +26,14 @@ from border_cli.display.format import counted, number
 from border_cli.recorders.jsonl import METRICS_FILE, read_jsonl
 from border_cli.runs.summary import read_json, write_json
 from border_cli.sweeps.jobs import DONE, FAILED, STOPPED, WAITING, Job
+from border_cli.sweeps.study import SAMPLERS, Study
 
-STUDY_FILE, TUNING_FILE = "study.log", "tuning.json"
-STUDY_NAME = "border-cli"
-SAMPLERS = ("tpe", "random", "gp", "cmaes")
+TUNING_FILE = "tuning.json"
 PRUNERS = ("halving", "median", "none")
 OBJECTIVES = ("best", "last", "area")
 FRESH_SEEDS = 1_000_000
 """What is added to the seed of a run where the best trials are judged again."""
 _RUNNING, _PAUSED, _PRUNED, _DONE, _FAILED = "running", "paused", "pruned", "done", "failed"
-_DRAWS, _RANDOM_DRAWS = 5, 100
-"""How often values are drawn that an earlier trial has: first by the sampler, which may insist on what it has found best,
-and then at random. After them the search space counts as exhausted."""
 
 
 @dataclass(frozen=True)
@@ -173,13 +165,11 @@ class Tuner:
     ) -> None:
         self._path = folder / TUNING_FILE
         self._settings = settings
-        self._space = dict(space)
         self._make_job = make_job
         self._note = note
         self._retry = retry
         self._is_exhausted = False
-        self._optuna = import_optuna()
-        self._study = open_study(self._optuna, folder / STUDY_FILE, settings)
+        self.study = Study(folder, space, settings.sampler, settings.seed, settings.pruner == "median")
         self.trials: list[Trial] = []
         self.judged: list[Judged] = []
         self._jobs: dict[int, Job] = {}
@@ -246,7 +236,7 @@ class Tuner:
         """Begin another trial, if there are any left."""
         if len(self.trials) >= self._settings.n_trials or self._is_exhausted:
             return False
-        asked = self._draw()
+        asked = self.study.draw([one.params for one in self.trials])
         if asked is None:
             self._is_exhausted = True
             self._note(f"the search space has no values left to try after {len(self.trials)} trials")
@@ -260,23 +250,6 @@ class Tuner:
             self._fail(trial)
         self._save()
         return True
-
-    def _draw(self) -> tuple[int, dict[str, str]] | None:
-        """Number in the study and values of a new trial; None if all that is drawn has been tried."""
-        sampler = self._study.sampler
-        try:
-            for i in range(_DRAWS + _RANDOM_DRAWS):
-                if i == _DRAWS:
-                    self._study.sampler = self._optuna.samplers.RandomSampler(seed=len(self._study.trials))
-                with quiet_optuna():
-                    asked = self._study.ask(self._space)
-                params = {key: _typed(value) for key, value in asked.params.items()}
-                if all(one.params != params for one in self.trials):
-                    return asked.number, params
-                self._study.tell(asked.number, state=self._optuna.trial.TrialState.FAIL)
-            return None
-        finally:
-            self._study.sampler = sampler
 
     def _add_jobs(self, trial: Trial) -> None:
         for i in range(self._settings.seeds):
@@ -317,52 +290,22 @@ class Tuner:
 
     def _arrived(self, trial: Trial) -> None:
         """All runs of a trial are at their rung."""
-        is_last = trial.target is None
-        trial.scores.append(self._score(trial))
+        is_last, kind = trial.target is None, self._settings.objective
+        found = [objective(self._jobs[number], kind, trial.target) for number in trial.jobs]
+        trial.scores.append(float(np.mean(found)))
         trial.state = _DONE if is_last else _PAUSED
-        self._tell(trial, "COMPLETE" if is_last else "PRUNED", trial.scores[-1])
+        self._tell(trial, trial.scores[-1] if is_last else None)
 
-    def _score(self, trial: Trial) -> float:
-        found = [
-            objective(self._jobs[number], self._settings.objective, trial.target) for number in trial.jobs
-        ]
-        return float(np.mean(found))
-
-    def _tell(self, trial: Trial, state: str, score: float) -> None:
-        """Have the study know a score; the rungs after the first are trials of their own there."""
-        states, create = self._optuna.trial.TrialState, self._optuna.trial.create_trial
-        asked = self._study.trials[trial.in_study]
-        steps = [step if step is not None else -1 for step in trial.targets[: len(trial.scores)]]
-        if trial.rung == 0 and asked.state.name != "FAIL":  # a failed one may have run again
-            if asked.state.is_finished():
-                return
-            if state == "PRUNED" and steps:  # the median's trials have reported their steps already
-                self._handle(trial).report(score, steps[-1])
-            self._study.tell(trial.in_study, score if state == "COMPLETE" else None, states[state])
-            return
-        key = {"trial": trial.number, "rung": trial.rung}
-        if any(one.user_attrs == key for one in self._study.trials):
-            return
-        reported = {step: value for step, value in zip(steps, trial.scores, strict=True) if step >= 0}
-        self._study.add_trial(
-            create(
-                state=states[state],
-                value=score if state == "COMPLETE" else None,
-                params=asked.params,
-                distributions=asked.distributions,
-                intermediate_values=reported,
-                user_attrs=key,
-            )
-        )
+    def _tell(self, trial: Trial, final: float | None) -> None:
+        """Have the study know the scores of a trial so far. final: that of the whole budget, if it has reached that."""
+        steps = zip(trial.targets, trial.scores, strict=False)
+        scores = {step: score for step, score in steps if step is not None}
+        self.study.tell(trial.in_study, trial.rung, scores, final)
 
     def _tell_pruned(self, trial: Trial) -> None:
         """Have the study know a trial that the median has pruned, when all its runs have stopped."""
         if all(self._jobs[one].state in (DONE, STOPPED) for one in trial.jobs):
-            self._tell(trial, "PRUNED", self._score(trial))
-
-    def _handle(self, trial: Trial) -> Any:
-        """Optuna's object for a trial that it was asked for in this launch or an earlier one."""
-        return self._optuna.trial.Trial(self._study, self._study.trials[trial.in_study]._trial_id)
+            self._tell(trial, None)
 
     def _report(self, trial: Trial, job: Job, step: int, score: float) -> None:
         """Report a step once all runs have been evaluated there, and prune the trial if Optuna's pruner says so."""
@@ -370,19 +313,17 @@ class Tuner:
         if job.number in at:
             return
         at[job.number] = score
-        if len(at) == len(trial.jobs):
-            handle = self._handle(trial)
-            handle.report(float(np.mean(list(at.values()))), step)
-            if handle.should_prune():
-                trial.state = _PRUNED
+        if len(at) == len(trial.jobs) and self.study.report(
+            trial.in_study, step, float(np.mean(list(at.values())))
+        ):
+            trial.state = _PRUNED
 
     def _fail(self, trial: Trial) -> None:
         if trial.state == _FAILED:
             return
         trial.state = _FAILED
         self._todo = deque(job for job in self._todo if job.number not in trial.jobs)
-        if not self._study.trials[trial.in_study].state.is_finished():
-            self._study.tell(trial.in_study, state=self._optuna.trial.TrialState.FAIL)
+        self.study.fail(trial.in_study)
 
     def _trial_of(self, job: Job) -> Trial | None:
         """The trial of a job; None for one that judges a trial."""
@@ -492,10 +433,7 @@ class Tuner:
             self._resume_trial(trial)
         for judged in self.judged:
             self._resume_judging(judged)
-        known = {trial.in_study for trial in self.trials}
-        for asked in self._study.trials:  # asked for, and killed before its jobs were written down
-            if asked.state.name == "RUNNING" and asked.number not in known:
-                self._study.tell(asked.number, state=self._optuna.trial.TrialState.FAIL)
+        self.study.fail_others({trial.in_study for trial in self.trials})
         self._save()
 
     def _resume_trial(self, trial: Trial) -> None:
@@ -530,11 +468,6 @@ class Tuner:
                 self._todo.append(job)
 
 
-def _typed(value: Any) -> str:
-    """A value as it is typed, with four significant digits: more say nothing."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
 def evaluations_of(job: Job) -> list[tuple[int, float]]:
     """(opt step, mean return) of each regular evaluation of a run, in order."""
     path = job.run_dir / METRICS_FILE
@@ -563,56 +496,3 @@ def objective(job: Job, kind: str, until: int | None) -> float:
     if kind == "best":
         return float(means.max())
     return float(np.trapezoid(means, steps) / (steps[-1] - steps[0]))
-
-
-def import_optuna() -> Any:
-    """The package. Raises UsageError where it is not installed."""
-    try:
-        optuna: Any = importlib.import_module("optuna")
-    except ModuleNotFoundError as e:
-        raise UsageError(
-            f"hydra/sweeper=border_optuna: the package {e.name} is not installed\nallowed: pip install 'border-cli[tune]'"
-        ) from e
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    return optuna
-
-
-@contextlib.contextmanager
-def quiet_optuna() -> Iterator[None]:
-    """Drop Optuna's warnings about experimental arguments."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
-def open_study(optuna: Any, path: Path, settings: TuningSettings) -> Any:
-    """The study in the folder of a sweep, a new one or that of earlier launches."""
-    backend: Any = importlib.import_module("optuna.storages.journal")
-    storage = optuna.storages.JournalStorage(backend.JournalFileBackend(str(path)))
-    existing = [one.study_name for one in optuna.get_all_study_summaries(storage)]
-    n_before = len(optuna.load_study(study_name=STUDY_NAME, storage=storage).trials) if existing else 0
-    seed = settings.seed + n_before  # a launch that continues must not draw the same values again
-    samplers = optuna.samplers
-    with quiet_optuna():
-        make: dict[str, Callable[[], Any]] = {
-            "tpe": lambda: samplers.TPESampler(constant_liar=True, seed=seed),
-            "random": lambda: samplers.RandomSampler(seed=seed),
-            "gp": lambda: samplers.GPSampler(seed=seed),
-            "cmaes": lambda: samplers.CmaEsSampler(seed=seed, consider_pruned_trials=True),
-        }
-        try:
-            sampler = make[settings.sampler]()
-        except ImportError as e:
-            raise UsageError(
-                f"hydra.sweeper.sampler={settings.sampler}: {str(e).splitlines()[0]}\n"
-                "allowed: pip install 'border-cli[tune]'"
-            ) from e
-        median = optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=0)
-        return optuna.create_study(
-            study_name=STUDY_NAME,
-            storage=storage,
-            direction="maximize",
-            sampler=sampler,
-            pruner=median if settings.pruner == "median" else optuna.pruners.NopPruner(),
-            load_if_exists=True,
-        )

@@ -80,9 +80,9 @@ def tuner_of(jobs: Jobs, retry: bool = False, **settings: Any) -> Tuner:
     space, notes = {"x": optuna.distributions.FloatDistribution(0.0, 1.0)}, list[str]()
     checked = TuningSettings(**{"sampler": "random", **settings})
     tuner = Tuner(jobs.folder, checked, space, jobs.make, notes.append, retry)
-    if not tuner._study.trials:
+    if not tuner.study.trials:
         for n in range(9, 0, -1):
-            tuner._study.enqueue_trial({"x": n / 10})
+            tuner.study._study.enqueue_trial({"x": n / 10})
     return tuner
 
 
@@ -111,10 +111,10 @@ def test_one_of_three_trials_is_promoted_twice_and_continues_where_it_paused(tmp
     assert tuner.opt_steps == (210, 270)
     assert tuner.has_ended
     assert tuner.stage == "trial 9 of 9"
-    states = [trial.state.name for trial in tuner._study.trials]
+    states = [trial.state.name for trial in tuner.study.trials]
     assert states.count("COMPLETE") == 1
     assert states.count("PRUNED") == len(states) - 1 == 9 + 3
-    complete = tuner._study.best_trial
+    complete = tuner.study._study.best_trial
     assert complete.value == pytest.approx(x * 5.0)
     assert complete.intermediate_values == pytest.approx({10: x * 1.0, 30: x * 2.0})
 
@@ -138,7 +138,7 @@ def test_a_tuning_that_stops_anywhere_continues_with_the_same_trials(tmp_path: P
         run_all(tuner, jobs, most)
     assert [len(trial.jobs) for trial in tuner.trials] == [1] * 9
     assert sorted(len(trial.scores) for trial in tuner.trials) == [1] * 6 + [2] * 2 + [3]
-    assert len(tuner._study.trials) == 9 + 3 + 1
+    assert len(tuner.study.trials) == 9 + 3 + 1
     assert [len(judged.scores) for judged in tuner.judged] == [2]
     assert tuner.stage == "judging the best 1"
     done: dict[int, int] = {}
@@ -175,7 +175,7 @@ def test_the_median_stops_bad_trials_and_they_keep_a_checkpoint(tmp_path: Path) 
         tuner.ended(job)
     whole = [float(trial.params["x"]) for trial in tuner.trials if trial.state == "done"]
     assert pruned and max(pruned) < max(whole)
-    states = [trial.state.name for trial in tuner._study.trials]
+    states = [trial.state.name for trial in tuner.study.trials]
     assert (states.count("PRUNED"), states.count("COMPLETE")) == (len(pruned), len(whole))
 
 
@@ -191,7 +191,7 @@ def test_a_failed_job_fails_its_trial_alone(tmp_path: Path) -> None:
     assert not tuner.may_continue(other, training)  # its score would count for nothing
     run_all(tuner, jobs)
     assert [trial.state for trial in tuner.trials] == ["failed", "done"]
-    assert [trial.state.name for trial in tuner._study.trials[:2]] == ["FAIL", "COMPLETE"]
+    assert [trial.state.name for trial in tuner.study.trials[:2]] == ["FAIL", "COMPLETE"]
 
 
 def test_what_failed_runs_again_if_it_is_asked_for(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_what_failed_runs_again_if_it_is_asked_for(tmp_path: Path) -> None:
     again = tuner_of(jobs, retry=True, n_trials=2, pruner="none", top=0)
     run_all(again, jobs)
     assert [trial.state for trial in again.trials] == ["done", "done"]
-    assert again._study.best_trial.value == pytest.approx(0.9 * 5.0)
+    assert again.study._study.best_trial.value == pytest.approx(0.9 * 5.0)
 
 
 def test_a_run_without_the_evaluations_that_it_should_have_fails_its_trial(tmp_path: Path) -> None:

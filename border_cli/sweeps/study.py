@@ -1,0 +1,168 @@
+"""Optuna's study of a tuning: it draws the values of trials, and learns from what they reach.
+
+The study is in the sweep's folder, in Optuna's journal. Each rung that a trial reaches is a finished trial there, pruned
+below the last rung: so the sampler learns from it at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from border_cli.core.errors import UsageError
+
+STUDY_FILE = "study.log"
+STUDY_NAME = "border-cli"
+SAMPLERS = ("tpe", "random", "gp", "cmaes")
+_DRAWS, _RANDOM_DRAWS = 5, 100
+"""How often values are drawn that an earlier trial has: first by the sampler, which may insist on what it has found best,
+and then at random. After them the search space counts as exhausted."""
+
+
+class Study:
+    """A new study in this folder, or that of earlier launches.
+
+    Args:
+        space: Optuna's distribution of each key.
+        sampler: one of `SAMPLERS`. seed: of the sampler.
+        median: whether `report` asks Optuna's median pruner.
+    """
+
+    def __init__(self, folder: Path, space: Mapping[str, Any], sampler: str, seed: int, median: bool) -> None:
+        self._optuna = import_optuna()
+        self._space = dict(space)
+        self._states = self._optuna.trial.TrialState
+        self._study = _open(self._optuna, folder / STUDY_FILE, sampler, seed, median)
+
+    @property
+    def trials(self) -> list[Any]:
+        """All trials as Optuna has them."""
+        found: list[Any] = self._study.trials
+        return found
+
+    def draw(self, tried: Collection[Mapping[str, str]]) -> tuple[int, dict[str, str]] | None:
+        """Number in the study and values of a new trial, as they are typed; None if all that is drawn has been tried."""
+        sampler = self._study.sampler
+        try:
+            for i in range(_DRAWS + _RANDOM_DRAWS):
+                if i == _DRAWS:
+                    self._study.sampler = self._optuna.samplers.RandomSampler(seed=len(self.trials))
+                with _quiet():
+                    asked = self._study.ask(self._space)
+                params = {key: _typed(value) for key, value in asked.params.items()}
+                if params not in tried:
+                    return asked.number, params
+                self._study.tell(asked.number, state=self._states.FAIL)
+            return None
+        finally:
+            self._study.sampler = sampler
+
+    def report(self, number: int, opt_step: int, score: float) -> bool:
+        """Note a score of a running trial. Returns whether the pruner would stop it."""
+        handle = self._handle(number)
+        handle.report(score, opt_step)
+        return bool(handle.should_prune())
+
+    def tell(self, number: int, rung: int, scores: Mapping[int, float], final: float | None) -> None:
+        """Note what a trial has reached; a second time is no error.
+
+        scores: at the opt steps of its rungs so far · final: that of the whole budget; None for a trial that has paused or
+        was pruned.
+        """
+        state = self._states.PRUNED if final is None else self._states.COMPLETE
+        asked = self.trials[number]
+        if rung == 0 and asked.state is not self._states.FAIL:  # a failed one may have run again
+            if not asked.state.is_finished():
+                for opt_step, score in scores.items():
+                    self._handle(number).report(score, opt_step)
+                self._study.tell(number, final, state)
+            return
+        key = {"trial": number, "rung": rung}
+        if any(one.user_attrs == key for one in self.trials):
+            return
+        self._study.add_trial(
+            self._optuna.trial.create_trial(
+                state=state,
+                value=final,
+                params=asked.params,
+                distributions=asked.distributions,
+                intermediate_values=dict(scores),
+                user_attrs=key,
+            )
+        )
+
+    def fail(self, number: int) -> None:
+        """Note that a trial has failed, if it has not ended."""
+        if not self.trials[number].state.is_finished():
+            self._study.tell(number, state=self._states.FAIL)
+
+    def fail_others(self, known: Collection[int]) -> None:
+        """Note as failed what runs and is not among these: it was drawn before a kill, and nothing else knows of it."""
+        for one in self.trials:
+            if one.state is self._states.RUNNING and one.number not in known:
+                self.fail(one.number)
+
+    def _handle(self, number: int) -> Any:
+        """Optuna's object for a trial that was drawn in this launch or an earlier one."""
+        return self._optuna.trial.Trial(self._study, self.trials[number]._trial_id)
+
+
+def _typed(value: Any) -> str:
+    """A value as it is typed, with four significant digits: more say nothing."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def import_optuna() -> Any:
+    """The package. Raises UsageError where it is not installed."""
+    try:
+        optuna: Any = importlib.import_module("optuna")
+    except ModuleNotFoundError as e:
+        raise UsageError(
+            f"hydra/sweeper=border_optuna: the package {e.name} is not installed\nallowed: pip install 'border-cli[tune]'"
+        ) from e
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Drop Optuna's warnings about experimental arguments."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _open(optuna: Any, path: Path, sampler: str, seed: int, median: bool) -> Any:
+    backend: Any = importlib.import_module("optuna.storages.journal")
+    storage = optuna.storages.JournalStorage(backend.JournalFileBackend(str(path)))
+    existing = [one.study_name for one in optuna.get_all_study_summaries(storage)]
+    if existing:  # a launch that continues must not draw the same values again
+        seed += len(optuna.load_study(study_name=STUDY_NAME, storage=storage).trials)
+    samplers, pruners = optuna.samplers, optuna.pruners
+    # TPE takes each value on its own: with few trials it learns less from the joint density of all values.
+    make: dict[str, Callable[[], Any]] = {
+        "tpe": lambda: samplers.TPESampler(constant_liar=True, seed=seed),
+        "random": lambda: samplers.RandomSampler(seed=seed),
+        "gp": lambda: samplers.GPSampler(seed=seed),
+        "cmaes": lambda: samplers.CmaEsSampler(seed=seed, consider_pruned_trials=True),
+    }
+    with _quiet():
+        try:
+            made = make[sampler]()
+        except ImportError as e:
+            raise UsageError(
+                f"hydra.sweeper.sampler={sampler}: {str(e).splitlines()[0]}\n"
+                "allowed: pip install 'border-cli[tune]'"
+            ) from e
+        return optuna.create_study(
+            study_name=STUDY_NAME,
+            storage=storage,
+            direction="maximize",
+            sampler=made,
+            pruner=pruners.MedianPruner(n_startup_trials=5) if median else pruners.NopPruner(),
+            load_if_exists=True,
+        )
