@@ -12,6 +12,7 @@ import argparse
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,82 @@ def serialisation(ray: Any, columns: tuple[Column, ...], items: Any, rows: int) 
     return statistics.median(write), statistics.median(read), size
 
 
+@dataclass(frozen=True)
+class Row:
+    """Medians for one size of chunks. write, read: seconds for one chunk, of an actor and of the learner."""
+
+    size: int
+    here: float
+    there: float
+    ratios: Sequence[float]
+    rows: float
+    write: float
+    read: float
+    busy: float
+    per_chunk: float
+    bytes_per_step: float
+
+    @property
+    def cells(self) -> list[str]:
+        """The row as it is printed."""
+        chunks_per_second = self.there / self.rows
+        return [
+            f"{self.size:,}",
+            number(self.here),
+            number(self.there),
+            f"{statistics.median(self.ratios):.2f} ({min(self.ratios):.2f} to {max(self.ratios):.2f})",
+            number(self.rows),
+            f"{self.write * chunks_per_second / N_ACTORS:.1%}",
+            f"{self.read * chunks_per_second:.1%}",
+            f"{self.busy:.1%}",
+            f"{1e3 * self.per_chunk:.2f} ms",
+            number(self.bytes_per_step),
+        ]
+
+
+HEAD = (
+    *("chunk", "processes, env steps/s", "Ray, env steps/s", "ratio", "env steps in a chunk"),
+    *("serialisation, of an actor's time", "serialisation, of the learner's time"),
+    *("collecting, of the learner's time", "collecting a chunk", "bytes per env step"),
+)
+CEILING_HEAD = ("actors", "env steps/s at most", "chunks/s", "MB/s", "collecting, of the learner's time")
+
+
+def measured(ray: Any, columns: tuple[Column, ...], items: Any, size: int, repetitions: int) -> Row:
+    """Both managers in turn, with chunks of this size."""
+    here, there = [], []
+    for _ in range(repetitions):
+        here.append(acted("process", size))
+        there.append(acted("ray", size))
+        print(size, here[-1], there[-1], file=sys.stderr, flush=True)
+    rows = statistics.median([one.rows for one in there])
+    whole = min(size, round(rows))
+    write, read, data = serialisation(ray, columns, items, whole)
+    return Row(
+        size,
+        here=statistics.median([one.env_steps for one in here]),
+        there=statistics.median([one.env_steps for one in there]),
+        ratios=[ours.env_steps / theirs.env_steps for theirs, ours in zip(here, there, strict=True)],
+        rows=rows,
+        write=write,
+        read=read,
+        busy=statistics.median([one.busy for one in there]),
+        per_chunk=statistics.median([one.per_chunk for one in there]),
+        bytes_per_step=data / whole,
+    )
+
+
+def ceiling(row: Row) -> list[list[str]]:
+    """What follows for many actors with chunks of this size."""
+    lines = []
+    for n in MANY:
+        env_steps = n * row.there / N_ACTORS
+        chunks = env_steps / row.size
+        megabytes, share = env_steps * row.bytes_per_step / 1e6, chunks * row.per_chunk
+        lines.append([f"{n:,}", number(env_steps), number(chunks), number(megabytes), f"{share:.0%}"])
+    return lines
+
+
 def main() -> None:
     """Measure, and write both tables."""
     parser = argparse.ArgumentParser(
@@ -107,73 +184,18 @@ def main() -> None:
     parser.add_argument("--print-only", action="store_true")
     args = parser.parse_args()
     cluster = Cluster("address", "local", N_ACTORS)
-    ray = cluster.ray
     config = compose(*OVERRIDES)
     spec = GymEnv(config.env).spec
     columns, items = build.run_columns(config, spec), made_up(spec, max(SIZES), config)
-    lines, parts = [], {}
-    for size in SIZES:
-        ratios, here, there = [], [], []
-        for _ in range(args.repetitions):
-            here.append(acted("process", size))
-            there.append(acted("ray", size))
-            ratios.append(there[-1].env_steps / here[-1].env_steps)
-            print(size, here[-1], there[-1], file=sys.stderr, flush=True)
-        middle = statistics.median([one.env_steps for one in there])
-        rows = statistics.median([one.rows for one in there])
-        write, read, data = serialisation(ray, columns, items, min(size, round(rows)))
-        per_second = middle / rows
-        per_chunk = statistics.median([one.per_chunk for one in there])
-        parts[size] = (per_chunk, data / min(size, round(rows)), middle / N_ACTORS)
-        lines.append(
-            [
-                f"{size:,}",
-                number(statistics.median([one.env_steps for one in here])),
-                number(middle),
-                f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
-                number(rows),
-                f"{write * per_second / N_ACTORS:.1%}",
-                f"{read * per_second:.1%}",
-                f"{statistics.median([one.busy for one in there]):.1%}",
-                f"{1e3 * per_chunk:.2f} ms",
-                number(data / min(size, round(rows))),
-            ]
-        )
+    found = {size: measured(cluster.ray, columns, items, size, args.repetitions) for size in SIZES}
     cluster.close()
-    table = markdown(
-        (
-            "chunk",
-            "processes, env steps/s",
-            "Ray, env steps/s",
-            "ratio",
-            "env steps in a chunk",
-            "serialisation, of an actor's time",
-            "serialisation, of the learner's time",
-            "collecting, of the learner's time",
-            "collecting a chunk",
-            "bytes per env step",
-        ),
-        lines,
-    )
+    table = markdown(HEAD, [row.cells for row in found.values()])
     text = f"\n{args.repetitions} repetitions with {N_ACTORS} actors on {machine()}.\n\n{table}\n"
-    per_chunk, data, rate = parts[256]
-    ceiling = markdown(
-        ("actors", "env steps/s at most", "chunks/s", "MB/s", "collecting, of the learner's time"),
-        [
-            [
-                f"{n:,}",
-                number(n * rate),
-                number(n * rate / 256),
-                number(n * rate * data / 1e6),
-                f"{n * rate / 256 * per_chunk:.0%}",
-            ]
-            for n in MANY
-        ],
-    )
-    print(text, ceiling, sep="\n")
+    many = markdown(CEILING_HEAD, ceiling(found[256]))
+    print(text, many, sep="\n")
     if not args.print_only:
         write_between_marks(PAGE, text)
-        write_between_marks(PAGE, f"\n{ceiling}\n", "ceiling")
+        write_between_marks(PAGE, f"\n{many}\n", "ceiling")
 
 
 if __name__ == "__main__":

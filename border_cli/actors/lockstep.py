@@ -14,6 +14,7 @@ from typing import cast
 import numpy as np
 
 from border_cli.actors.manager import ActorManager, resumed_stat
+from border_cli.actors.process import ModelSink
 from border_cli.actors.spec import LOCKSTEP_SLOTS, ActorSpec, ActorState, Rounds, model_number
 from border_cli.config.schema import ActorManagerConfig
 from border_cli.core.errors import ActorLostError, IncompatibleStateError
@@ -121,11 +122,11 @@ class LockstepManager(ActorManager):
         values = {"next": self._next, "publications": self._publications, "env_steps": env_steps}
         return State(arrays, values)
 
-    def _make_channel(self, model: ModelInfo, state: State | None) -> ModelChannel:
+    def _make_model_sink(self, model: ModelInfo, state: State | None) -> ModelSink:
         published = 0 if state is None else self._load(state)
-        return self._new_channel(model, published)
+        return self._sink_after(model, published)
 
-    def _new_channel(self, model: ModelInfo, published: int) -> ModelChannel:
+    def _sink_after(self, model: ModelInfo, published: int) -> ModelSink:
         return ModelChannel(model_layout(model), LOCKSTEP_SLOTS, published)
 
     def _resumed(self, actor: int, state: State | None) -> tuple[ActorStat, State | None]:

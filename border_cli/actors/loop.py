@@ -18,7 +18,6 @@ from border_cli.core.state import State, check_like, joined, section
 from border_cli.core.types import ActorStat, Chunk, Items, ModelInfo, count_episodes, count_transitions
 from border_cli.runtime import seeding
 from border_cli.runtime.clock import SYSTEM_CLOCK, Backoff, Clock
-from border_cli.transport import ModelChannel
 
 MAX_AGE_NS = 50_000_000
 """A chunk leaves after 50 ms at the latest, so that the steps of a slow environment are not held back."""
@@ -70,6 +69,17 @@ class ModelSource(Protocol):
 
     def poll(self) -> ModelInfo | None:
         """The newest model if there is a new one. Never waits."""
+
+
+class RoundModels(ModelSource, Protocol):
+    """Where the models of rounds come from."""
+
+    @property
+    def publications(self) -> int:
+        """Number of the newest model, 0 before the first."""
+
+    def take(self, number: int) -> ModelInfo:
+        """The model of this publication. Raises RuntimeError if it is not there any more."""
 
 
 class StateRequests(Protocol):
@@ -226,14 +236,14 @@ class LockstepActor(Actor):
     """Acts in rounds, each with the model that is due in it."""
 
     _policy: ActingPolicy
-    _models: ModelChannel
+    _models: RoundModels
 
     def __init__(
         self,
         actor_id: ActorId,
         sampler: Sampler,
         policy: ActingPolicy,
-        models: ModelChannel,
+        models: RoundModels,
         sink: ChunkSink,
         status: Status,
         rounds: Rounds,
@@ -323,7 +333,7 @@ def run_actor(
     """One incarnation of an actor, from making its environments to its last env step. Returns what it did.
 
     Args:
-        models: where it gets models from; in lockstep a ModelChannel.
+        models: where it gets models from; in lockstep `RoundModels`.
         ready: called with `Actor.exact` once the environments are reset and the first model is held.
         requests: in lockstep, how the learner asks for the actor's state.
         state: in lockstep, the saved state to continue from.
@@ -354,7 +364,7 @@ def run_actor(
             sampler.begin()
             actor = Actor(actor_id, sampler, policy, models, sink, status, spec.n_buffer, model.version)
         else:
-            rounds = cast("ModelChannel", models), sink, status, spec.rounds, cast("StateRequests", requests)
+            rounds = cast("RoundModels", models), sink, status, spec.rounds, cast("StateRequests", requests)
             actor = LockstepActor(actor_id, sampler, policy, *rounds)
             actor.begin(state)
         ready(actor.exact)

@@ -12,7 +12,7 @@ from dataclasses import fields
 from multiprocessing.connection import wait
 from typing import Any
 
-from border_cli.actors.process import ActorHandle, Shared
+from border_cli.actors.process import ActorHandle, ModelSink, Shared
 from border_cli.actors.spec import ActorSpec, StatusBlock
 from border_cli.config.schema import ActorManagerConfig
 from border_cli.core.errors import ActorLostError, first_line
@@ -72,7 +72,7 @@ class ActorManager:
         self._should_stop = should_stop
         self._on_exception = on_exception
         self._status = StatusBlock(n_actors)
-        self._models: ModelChannel | None = None
+        self._models: ModelSink | None = None
         self._actors: list[ActorHandle] = []
         self._poll_due = Deadline(0.0)
         self._known_exceptions: set[int] = set()
@@ -88,7 +88,7 @@ class ActorManager:
         Returns when each actor holds the model or has been lost once, or when the run was asked to stop. Raises
         ActorLostError if none starts or too few are left, ResourceError; no process is left then.
         """
-        self._models = self._make_channel(model, state)
+        self._models = self._make_model_sink(model, state)
         self._models.publish(model)
         c, n = self._config, self._n_actors
         if state is not None:  # actor numbers; other keys are those of lockstep
@@ -177,7 +177,7 @@ class ActorManager:
         """Whether `start` need not wait longer for these actors."""
         return all(actor.was_ready or actor.losses for actor in group)
 
-    def _make_channel(self, model: ModelInfo, state: State | None) -> ModelChannel:
+    def _make_model_sink(self, model: ModelInfo, state: State | None) -> ModelSink:
         return ModelChannel(model_layout(model))
 
     def _resumed(self, actor: int, state: State | None) -> tuple[ActorStat, State | None]:

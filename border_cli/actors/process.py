@@ -5,14 +5,16 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 from multiprocessing import reduction
+from typing import Protocol
 
 from border_cli.actors.loop import run_actor
 from border_cli.actors.spec import ActorId, ActorSpec, ActorState, StatusBlock
 from border_cli.core.errors import ActorLostError
 from border_cli.core.state import State
-from border_cli.core.types import ActorStat, Chunk, Column, count_episodes
+from border_cli.core.types import ActorStat, Chunk, Column, ModelInfo, count_episodes
 from border_cli.runtime.child import MESSAGE_BYTES, Reporter
 from border_cli.runtime.supervised import (
+    Child,
     ChildProcess,
     Condition,
     Limits,
@@ -80,6 +82,27 @@ def actor_main(shared: tuple[Ring, ModelChannel, StatusBlock], setup: SpawnArgs,
     reporter.send(Finished(stat))
 
 
+class ModelSink(Protocol):
+    """Where the learner publishes models for its actors."""
+
+    @property
+    def publications(self) -> int:
+        """Number of the last publication, 0 before the first."""
+
+    def publish(self, model: ModelInfo) -> None:
+        """Make this model the newest."""
+
+    def close(self) -> None:
+        """Release what the models are held in."""
+
+
+class ChunkSource(Protocol):
+    """Where the chunks of one actor come out."""
+
+    def pop_all(self) -> list[Chunk]:
+        """All new chunks, oldest first. Their arrays are valid until the next call."""
+
+
 @dataclass(frozen=True)
 class Shared:
     """What all actors of a run have in common."""
@@ -89,7 +112,7 @@ class Shared:
     ring_rows: int
     n_actors: int
     status: StatusBlock
-    models: ModelChannel
+    models: ModelSink
 
 
 class ActorHandle(SupervisedProcess):
@@ -120,14 +143,14 @@ class ActorHandle(SupervisedProcess):
         self._counts = counts or ActorStat(actor)
         self._state = state
         self._earlier_episodes = 0
-        self._ring: Ring | None = None
+        self._arriving: ChunkSource | None = None
         self._last_chunks: list[Chunk] = []  # of a process that has ended, not collected yet
         self._sequence = 0  # of the next chunk
         self._final: ActorStat | None = None
         self._pieces: list[bytes] = []
         self._absent = self._absence_reported = False
 
-    def _spawn(self) -> ChildProcess:
+    def _spawn(self) -> Child:
         shared, counts = self._shared, self._counts
         if self.losses:
             counts.incarnation += 1
@@ -143,10 +166,10 @@ class ActorHandle(SupervisedProcess):
             shared.spec.actor_id(self.actor, counts.incarnation, shared.n_actors, counts.env_steps)
         )
 
-    def _make(self, actor_id: ActorId) -> ChildProcess:
+    def _make(self, actor_id: ActorId) -> Child:
         """Start what runs this incarnation. Raises ResourceError."""
         shared = self._shared
-        self._ring = ring = Ring(shared.columns, shared.ring_rows)
+        self._arriving = ring = Ring(shared.columns, shared.ring_rows)
         try:
             setup = (shared.spec, actor_id, self._state)
             return ChildProcess(self.name, actor_main, (ring, shared.models, shared.status), setup)
@@ -193,7 +216,7 @@ class ActorHandle(SupervisedProcess):
         Raises RuntimeError if a chunk is missing or comes twice.
         """
         chunks, self._last_chunks = self._last_chunks, []
-        for chunk in [] if self._ring is None else self._ring.pop_all():
+        for chunk in [] if self._arriving is None else self._arriving.pop_all():
             if chunk.sequence != self._sequence:
                 raise RuntimeError(f"actor {self.actor}: chunk {chunk.sequence} came, not {self._sequence}")
             self._sequence += 1
@@ -230,7 +253,7 @@ class ActorHandle(SupervisedProcess):
             self._last_chunks = self.collect()  # their arrays keep the ring's memory
         finally:
             self._final = self.stat()
-            self._ring = None
+            self._arriving = None
 
     def _handle(self, message: object) -> None:
         match message:
@@ -250,7 +273,7 @@ class ActorHandle(SupervisedProcess):
                     self.sent_state = reduction.ForkingPickler.loads(b"".join(self._pieces))
                     self._pieces = []
 
-    def _exit_cause(self, process: ChildProcess) -> ActorLostError:
+    def _exit_cause(self, process: Child) -> ActorLostError:
         cause = super()._exit_cause(process)
         if cause.details:  # an exception, and not a process that just ended
             cause.context = {"actor": self.actor, "incarnation": self._counts.incarnation, **cause.context}

@@ -19,17 +19,16 @@ from typing import Any, cast
 
 from border_cli.actors.lockstep import LockstepManager
 from border_cli.actors.manager import ActorManager
-from border_cli.actors.process import ActorHandle, Finished, SendState, Shared
+from border_cli.actors.process import ActorHandle, Finished, ModelSink, SendState, Shared
 from border_cli.actors.remote import Command, RemoteActor, RemoteSetup, Reply, unpack
 from border_cli.actors.spec import ActorId, ActorSpec, ActorStatus
-from border_cli.config.schema import ActorManagerConfig, RayConfig
+from border_cli.config.schema import RayConfig
 from border_cli.core.errors import ActorLostError
 from border_cli.core.protocols import StopCheck
 from border_cli.core.state import State
 from border_cli.core.types import ActorStat, Chunk, Column, ModelInfo
 from border_cli.runtime.ray_cluster import Cluster, brief
-from border_cli.runtime.supervised import ChildProcess, Condition, Failed, Limits
-from border_cli.transport import ModelChannel, Ring
+from border_cli.runtime.supervised import Child, Condition, Failed, Limits
 
 _CALLS = 2
 """Calls under way per actor at most."""
@@ -44,7 +43,7 @@ def make_manager(
     spec: ActorSpec,
     columns: tuple[Column, ...],
     n_actors: int,
-    config: ActorManagerConfig,
+    config: RayConfig,
     should_stop: StopCheck,
     on_exception: Callable[[ActorLostError], None],
 ) -> ActorManager:
@@ -57,7 +56,10 @@ def make_manager(
 
 
 class RayModels:
-    """Publications of the model. Each is copied at once, and put into the object store when an actor first needs it."""
+    """Publications of the model. Each is copied at once, and put into the object store when an actor first needs it.
+
+    Implements `ModelSink`.
+    """
 
     def __init__(self, ray: Any, kept: int, published: int = 0) -> None:
         self._ray = ray
@@ -91,7 +93,7 @@ class RayModels:
 
 
 class ArrivedChunks:
-    """In the place of a `Ring`: chunks of two calls, which may come in another order, in the order of their numbers."""
+    """Chunks of two calls, which may come in another order, in the order of their numbers. Implements `ChunkSource`."""
 
     def __init__(self) -> None:
         self._chunks: dict[int, Chunk] = {}
@@ -120,7 +122,7 @@ class RayLink:
 
 
 class RayChild:
-    """A Ray actor in the place of a child process: implements what `SupervisedProcess` needs of a `ChildProcess`."""
+    """A Ray actor in the place of a child process. Implements `Child`."""
 
     pid = None
     descriptors = ()
@@ -244,28 +246,30 @@ class RayHandle(ActorHandle):
         self._level = level
         self.needed = True  # whether the run waits for it; else it may wait for a place on the cluster
         self._absent = True  # until it is ready
+        self._remote: RayChild | None = None  # the last one
 
     @property
     def calls(self) -> Sequence[Any]:
         """Answers that are awaited."""
-        return () if self._child is None else cast("RayChild", self._child).calls
+        return () if self._remote is None else self._remote.calls
 
     def tell(self) -> None:
         """Tell the actor what is new."""
-        if self._child is not None:
-            cast("RayChild", self._child).tell()
+        if self._remote is not None:
+            self._remote.tell()
 
     @property
     def _watched(self) -> bool:
         return self.needed or self._is_ready
 
-    def _make(self, actor_id: ActorId) -> ChildProcess:
-        shared, arrived = self._shared, ArrivedChunks()
-        self._ring = cast("Ring", arrived)
+    def _make(self, actor_id: ActorId) -> Child:
+        shared = self._shared
+        self._arriving = arrived = ArrivedChunks()
         setup = RemoteSetup(shared.spec, actor_id, shared.columns, shared.ring_rows, self._level, self._state)
-        models = self._link.models
-        first = models.publications if self._state is None and shared.spec.rounds is None else 1
-        return cast("ChildProcess", RayChild(self._link, setup, self._status, arrived, first))
+        newest = self._link.models.publications
+        first = newest if self._state is None and shared.spec.rounds is None else 1
+        self._remote = RayChild(self._link, setup, self._status, arrived, first)
+        return self._remote
 
 
 # -- all actors ----------------------------------------------------------------
@@ -281,20 +285,19 @@ class _OnRay(ActorManager):
         spec: ActorSpec,
         columns: tuple[Column, ...],
         n_actors: int,
-        config: ActorManagerConfig,
+        config: RayConfig,
         should_stop: StopCheck = lambda: False,
         on_exception: Callable[[ActorLostError], None] = lambda _: None,
     ) -> None:
         super().__init__(spec, columns, n_actors, config, should_stop, on_exception)
-        ray_config = cast("RayConfig", config)
-        cpus = math.ceil(n_actors * ray_config.cpus_per_actor)  # actors mostly wait
-        self._cluster = Cluster("actor_manager.address", ray_config.address, cpus)
-        options: dict[str, Any] = {"num_cpus": ray_config.cpus_per_actor}
-        if ray_config.resources:
-            options["resources"] = dict(ray_config.resources)
+        cpus = math.ceil(n_actors * config.cpus_per_actor)  # actors mostly wait
+        self._cluster = Cluster("actor_manager.address", config.address, cpus)
+        options: dict[str, Any] = {"num_cpus": config.cpus_per_actor}
+        if config.resources:
+            options["resources"] = dict(config.resources)
         self._link = RayLink(self._cluster.ray, RayModels(self._cluster.ray, self._kept_models), options)
         self._look_due = 0.0
-        capacity = self._cluster.places({"CPU": ray_config.cpus_per_actor, **ray_config.resources})
+        capacity = self._cluster.places({"CPU": config.cpus_per_actor, **config.resources})
         if capacity < n_actors:
             _logger.warning(
                 "the cluster has room for %d of %d actors; the others wait for nodes", capacity, n_actors
@@ -344,8 +347,8 @@ class _OnRay(ActorManager):
 class RayManager(_OnRay):
     """Actors on credit. A run begins with min_actors of them; the others join when the cluster has room."""
 
-    def _make_channel(self, model: ModelInfo, state: State | None) -> ModelChannel:
-        return cast("ModelChannel", self._link.models)
+    def _make_model_sink(self, model: ModelInfo, state: State | None) -> ModelSink:
+        return self._link.models
 
     def _enough_started(self, group: Sequence[ActorHandle]) -> bool:
         ready = sum(actor.was_ready for actor in self._actors)
@@ -357,6 +360,6 @@ class RayLockstepManager(_OnRay, LockstepManager):
 
     _kept_models = 3
 
-    def _new_channel(self, model: ModelInfo, published: int) -> ModelChannel:
+    def _sink_after(self, model: ModelInfo, published: int) -> ModelSink:
         self._link.models.publications = published
-        return cast("ModelChannel", self._link.models)
+        return self._link.models

@@ -147,7 +147,7 @@ class PackingSink:
 
 
 class ReceivedModels:
-    """Implements `actors.loop.ModelSource`, and what lockstep needs of a `ModelChannel`."""
+    """Implements `RoundModels`."""
 
     def __init__(self) -> None:
         self._models: dict[int, ModelInfo] = {}

@@ -12,11 +12,11 @@ import logging
 import traceback
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from border_cli.core.errors import ActorLostError, IncompatibleStateError, ResourceError, first_line
 from border_cli.runtime import child, forkserver
@@ -113,8 +113,42 @@ def _run_child(main: Main, name: str, level: int, shared: Any, setup: SpawnArgs,
         raise SystemExit(1) from error
 
 
+class Child(Protocol):
+    """What is supervised: a `ChildProcess`, or what stands for a process elsewhere."""
+
+    @property
+    def pid(self) -> int | None:
+        """Process id, if it runs on this machine."""
+
+    @property
+    def descriptors(self) -> Sequence[int]:
+        """What becomes readable when it has sent a message or has exited."""
+
+    @property
+    def exit_reason(self) -> str:
+        """How it ended, such as "was killed by SIGKILL"."""
+
+    def send(self, message: object) -> None:
+        """Send a short message. Does nothing if it has died, which `exited` shows."""
+
+    def receive(self, last: bool = False) -> Iterator[object]:
+        """Messages that have arrived, without waiting; log records are logged.
+
+        last: read everything, because it has exited or is about to be ended.
+        """
+
+    def exited(self) -> bool:
+        """Whether it has ended and nothing more will come."""
+
+    def kill(self) -> None:
+        """Kill it at once."""
+
+    def end(self, grace_s: float = 0.0) -> None:
+        """Release it; kill it unless it exits within grace_s [s]."""
+
+
 class ChildProcess:
-    """A process that runs `main`, and the parent's end of its pipe. Raises ResourceError.
+    """A process that runs `main`, and the parent's end of its pipe. Implements `Child`. Raises ResourceError.
 
     Args:
         name: of the process, and the prefix of what it logs.
@@ -139,24 +173,17 @@ class ChildProcess:
 
     @property
     def pid(self) -> int | None:
-        """Process id."""
         return self._process.pid
 
     @property
     def descriptors(self) -> tuple[int, int]:
-        """What becomes readable when the process has sent a message or has exited."""
         return self._pipe.fileno(), self._process.sentinel
 
     def send(self, message: object) -> None:
-        """Send a short message. Does nothing if the process has died, which `exited` shows."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._pipe.send(message)
 
     def receive(self, last: bool = False) -> Iterator[object]:
-        """Messages that have arrived, without waiting; log records are logged.
-
-        last: read everything, because the process has exited or is about to be ended.
-        """
         with contextlib.suppress(EOFError, ConnectionResetError, BrokenPipeError):
             for _ in range(_LAST_MESSAGES if last else _MESSAGES_AT_ONCE):
                 if not self._pipe.poll():
@@ -168,18 +195,15 @@ class ChildProcess:
                     yield message
 
     def exited(self) -> bool:
-        """Whether there is no process any more."""
         pid = self._process.pid
         # If the forkserver died, an exit code is reported although the process itself may still run.
         return self._process.exitcode is not None and (pid is None or forkserver.pid_gone(pid))
 
     @property
     def exit_reason(self) -> str:
-        """How it ended, such as "was killed by SIGKILL"."""
         return forkserver.describe_exit(self._process.exitcode)
 
     def kill(self) -> None:
-        """Kill it at once."""
         if not self.exited():
             self._process.kill()
 
@@ -311,14 +335,14 @@ class SupervisedProcess(ABC):
         self._clock = clock
         self._budget = RestartBudget(limits.restarts, limits.restart_window_s, clock)
         self._monitor = HeartbeatMonitor(clock)
-        self._child: ChildProcess | None = None
+        self._child: Child | None = None
         self._failed: Failed | None = None
         self._killed = False
         self._cause: ActorLostError | None = None
         self._due = Deadline(0.0, clock)
 
     @abstractmethod
-    def _spawn(self) -> ChildProcess:
+    def _spawn(self) -> Child:
         """Start the process. Raises ResourceError."""
 
     @property
@@ -348,7 +372,7 @@ class SupervisedProcess(ABC):
         return None if self._child is None else self._child.pid
 
     @property
-    def descriptors(self) -> tuple[int, ...]:
+    def descriptors(self) -> Sequence[int]:
         """When one of these becomes readable, `receive` has something to do."""
         return () if self._child is None else self._child.descriptors
 
@@ -369,7 +393,7 @@ class SupervisedProcess(ABC):
             self._child.send(message)
 
     def receive(self, last: bool = False) -> None:
-        """Handle the messages that have arrived, and notice if the process has exited. last: see `ChildProcess.receive`."""
+        """Handle the messages that have arrived, and notice if the process has exited. last: see `Child.receive`."""
         if self._child is None:
             return
         exited = self._child.exited()
@@ -425,7 +449,7 @@ class SupervisedProcess(ABC):
             self._child.end(grace_s)
             self._child = None
 
-    def _exit_cause(self, process: ChildProcess) -> ActorLostError:
+    def _exit_cause(self, process: Child) -> ActorLostError:
         if self._failed is not None:
             return ActorLostError(self._failed.error, self._failed.traceback, self._failed.context)
         return ActorLostError(f"{self.name} {process.exit_reason} (it was {self.doing})")

@@ -20,7 +20,7 @@ def handle(*sequences: int) -> ActorHandle:
     limits = Limits(1.0, 1.0, 1.0, 0, 1.0, 1.0)
     actor, ring = ActorHandle(0, shared, limits), SimpleNamespace()
     ring.pop_all = lambda: [Chunk(0, 0, n, 4, 0, empty_items(COUNTING_COLUMNS, 4)) for n in sequences]
-    actor._ring = ring
+    actor._arriving = ring
     return actor
 
 
