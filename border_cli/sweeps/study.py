@@ -29,14 +29,17 @@ class Study:
     Args:
         space: Optuna's distribution of each key.
         sampler: one of `SAMPLERS`. seed: of the sampler.
-        median: whether `report` asks Optuna's median pruner.
+        pruner: "halving", "median" for Optuna's own, which `report` asks, or "none".
     """
 
-    def __init__(self, folder: Path, space: Mapping[str, Any], sampler: str, seed: int, median: bool) -> None:
+    def __init__(self, folder: Path, space: Mapping[str, Any], sampler: str, seed: int, pruner: str) -> None:
         self._optuna = import_optuna()
         self._space = dict(space)
+        self._seed = seed
         self._states = self._optuna.trial.TrialState
-        self._study = _open(self._optuna, folder / STUDY_FILE, sampler, seed, median)
+        self._study = _open(self._optuna, folder / STUDY_FILE, sampler, seed, pruner == "median")
+        # A Gaussian process learns from finished trials alone, of which halving leaves few.
+        self._has_model = (sampler, pruner) == ("gp", "halving")
 
     @property
     def trials(self) -> list[Any]:
@@ -52,6 +55,8 @@ class Study:
                 if i == _DRAWS:
                     self._study.sampler = self._optuna.samplers.RandomSampler(seed=len(self.trials))
                 with _quiet():
+                    if self._has_model and i < _DRAWS:
+                        self._study.enqueue_trial(self._modelled())
                     asked = self._study.ask(self._space)
                 params = {key: _typed(value) for key, value in asked.params.items()}
                 if params not in tried:
@@ -60,6 +65,25 @@ class Study:
             return None
         finally:
             self._study.sampler = sampler
+
+    def _modelled(self) -> dict[str, Any]:
+        """Values by a Gaussian process of the scores at the first rung, which all trials have."""
+        states, optuna = self._states, self._optuna
+        model = optuna.create_study(
+            direction="maximize", sampler=optuna.samplers.GPSampler(seed=self._seed + len(self.trials))
+        )
+        for one in self.trials:
+            is_later_rung = one.user_attrs.get("rung", 0) > 0
+            if is_later_rung or one.state is states.FAIL:
+                continue
+            reached = [one.intermediate_values[step] for step in sorted(one.intermediate_values)]
+            score = next(iter(reached), one.value)
+            state = states.COMPLETE if one.state.is_finished() else states.RUNNING
+            value = score if state is states.COMPLETE else None
+            values = {"params": one.params, "distributions": one.distributions}
+            model.add_trial(optuna.trial.create_trial(state=state, value=value, **values))
+        params: dict[str, Any] = model.ask(self._space).params
+        return params
 
     def report(self, number: int, opt_step: int, score: float) -> bool:
         """Note a score of a running trial. Returns whether the pruner would stop it."""

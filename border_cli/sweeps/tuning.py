@@ -82,11 +82,6 @@ class TuningSettings:
                 raise UsageError(
                     f"hydra.sweeper.{name}={value}: not allowed\nallowed: a whole number >= {least}"
                 )
-        if (self.sampler, self.pruner) == ("gp", "halving"):
-            raise UsageError(
-                "hydra.sweeper.sampler=gp learns from whole runs alone, and pruner=halving leaves few of them\n"
-                "allowed: hydra.sweeper.pruner=none, or another sampler"
-            )
 
 
 @dataclass
@@ -169,7 +164,7 @@ class Tuner:
         self._note = note
         self._retry = retry
         self._is_exhausted = False
-        self.study = Study(folder, space, settings.sampler, settings.seed, settings.pruner == "median")
+        self.study = Study(folder, space, settings.sampler, settings.seed, settings.pruner)
         self.trials: list[Trial] = []
         self.judged: list[Judged] = []
         self._jobs: dict[int, Job] = {}
