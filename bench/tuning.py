@@ -13,6 +13,7 @@ repetition takes about eight minutes on two cores.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
 import subprocess
@@ -46,9 +47,15 @@ COMMON = (
     *("evaluator=inline", "evaluator.episodes=10", "threads=1", "sweep.slots=2"),
     *("recorder.tensorboard=false", "recorder.console=none"),
 )
+TUNING = (
+    *("hydra/sweeper=border_optuna", "hydra.sweeper.sampler=gp", "hydra.sweeper.rungs=2"),
+    *("hydra.sweeper.objective=area", "hydra.sweeper.top=3", "hydra.sweeper.top_seeds=3"),
+)
+DESIGN = hashlib.sha256(repr((SPACE, COMMON, TUNING)).encode()).hexdigest()[:8]
+"""Repetitions of another design do not count."""
 HEAD = (
     *("environment", "repetition", "tuned", "random", "difference", "opt steps, tuned"),
-    *("of those if promotions started over", "opt steps, random"),
+    *("share of them without continued promotions", "opt steps, random"),
 )
 JUDGES = 5
 RESAMPLES = 10_000
@@ -63,14 +70,8 @@ def sweep(folder: Path, words: Sequence[str]) -> Sweep:
 
 def tuned(folder: Path, env: str, trials: int, seed: int, *words: str) -> tuple[dict[str, str], int, int]:
     """Tune. Returns the values of the best trial, the opt steps of all, and those if each promotion had started over."""
-    hydra = ("hydra/sweeper=border_optuna", f"hydra.sweeper.n_trials={trials}", "hydra.sweeper.rungs=2")
-    settings = (
-        "hydra.sweeper.sampler=gp",
-        "hydra.sweeper.top_seeds=3",
-        "hydra.sweeper.objective=area",
-        f"hydra.sweeper.seed={seed}",
-    )
-    sweep(folder, [f"env={env}", f"seed={1000 * seed}", *SPACE, *hydra, *settings, *words])
+    counted = (f"hydra.sweeper.n_trials={trials}", f"hydra.sweeper.seed={seed}")
+    sweep(folder, [f"env={env}", f"seed={1000 * seed}", *SPACE, *TUNING, *counted, *words])
     found = json.loads((folder / TUNING_FILE).read_text())
     every = found["trials"]
     if found["judged"]:
@@ -104,6 +105,7 @@ def repetition(env: str, trials: int, seed: int) -> dict[str, Any]:
         words = ("hydra.sweeper.sampler=random", "hydra.sweeper.pruner=none", "hydra.sweeper.top=0")
         theirs, spent_at_random, _ = tuned(folder / "random", env, n_random, seed, *words)
         return {
+            "design": DESIGN,
             "env": env,
             "trials": trials,
             "seed": seed,
@@ -128,8 +130,9 @@ def interval(differences: Sequence[float]) -> tuple[float, float]:
 
 
 def known() -> list[dict[str, Any]]:
-    """The repetitions so far."""
-    return [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+    """The repetitions of this design so far."""
+    rows = [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+    return [row for row in rows if row["design"] == DESIGN]
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:

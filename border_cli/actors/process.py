@@ -97,7 +97,7 @@ class ModelSink(Protocol):
 
 
 class ChunkSource(Protocol):
-    """Where the chunks of one actor come out."""
+    """The learner's end of one actor's chunks."""
 
     def pop_all(self) -> list[Chunk]:
         """All new chunks, oldest first. Their arrays are valid until the next call."""

@@ -262,6 +262,11 @@ class RayHandle(ActorHandle):
     def _watched(self) -> bool:
         return self.needed or self._is_ready
 
+    def end(self, grace_s: float = 0.0) -> None:
+        """As of a process; Ray's handle is given up with it."""
+        super().end(grace_s)
+        self._remote = None
+
     def _make(self, actor_id: ActorId) -> Child:
         shared = self._shared
         self._arriving = arrived = ArrivedChunks()

@@ -21,7 +21,7 @@ from hydra.core.utils import JobStatus, run_job
 from hydra.errors import HydraException, MissingConfigException
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError
 
 from border_cli.cli.overrides import (
@@ -294,7 +294,8 @@ def translated() -> Iterator[None]:
     except (OmegaConfBaseException, HydraException) as e:
         # The cause names the key and the mistake, where Hydra has wrapped it.
         cause = e.__cause__ if isinstance(e.__cause__, OmegaConfBaseException) else e
-        _raise_for_unknown_key(cause)
+        if isinstance(cause, ConfigAttributeError | ConfigKeyError):
+            _raise_for_unknown_key(cause)
         lines = [_first_line(one) for one in (e, cause) if str(one).strip()]
         key = getattr(cause, "full_key", None)
         if key and lines and not any(key in line for line in lines):
@@ -305,14 +306,14 @@ def translated() -> Iterator[None]:
         raise UsageError(f"the configuration cannot be composed\n{_first_line(e)}") from e
 
 
-def _raise_for_unknown_key(error: Exception) -> None:
-    """Raise UsageError if this is what OmegaConf says of a key of Hydra's section that does not exist."""
-    section, key = getattr(error, "parent_node", None), getattr(error, "key", None)
-    if not isinstance(section, DictConfig) or not isinstance(key, str) or key in section:
+def _raise_for_unknown_key(error: OmegaConfBaseException) -> None:
+    """Raise UsageError with the keys that exist, if there are any beside the one of this error."""
+    section, key = error.parent_node, str(error.key)
+    known = [str(name) for name in section if name != "_target_"] if isinstance(section, DictConfig) else []
+    if not known or key in known:
         return
-    known = [str(name) for name in section if name != "_target_"]
     raise UsageError(
-        f"{getattr(error, 'full_key', None) or key}: there is no such key\nallowed: {', '.join(known)}"
+        f"{error.full_key or key}: there is no such key\nallowed: {', '.join(known)}"
         f"{nearest_line(nearest(key, known))}"
     ) from error
 

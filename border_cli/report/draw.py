@@ -57,9 +57,9 @@ def _axes(figure: Any, n_groups: int) -> Any:
     from cycler import cycler
     from matplotlib import rcParams
 
-    plot, colors = figure.subplots(), rcParams["axes.prop_cycle"]
+    plot, colors = figure.subplots(), rcParams["axes.prop_cycle"].by_key()["color"]
     if n_groups > len(colors):
-        plot.set_prop_cycle(cycler(linestyle=["-", "--", "-.", ":"]) * colors)
+        plot.set_prop_cycle(cycler(linestyle=["-", "--", "-.", ":"]) * cycler(color=colors))
     return plot
 
 

@@ -114,7 +114,7 @@ def _run_child(main: Main, name: str, level: int, shared: Any, setup: SpawnArgs,
 
 
 class Child(Protocol):
-    """What is supervised: a `ChildProcess`, or what stands for a process elsewhere."""
+    """What is supervised: a `ChildProcess`, or a process on another machine."""
 
     @property
     def pid(self) -> int | None:

@@ -80,7 +80,7 @@ def write_preset(
 ) -> None:
     """Write what a configuration has and `base`, the same groups without a preset, has not. Raises OSError.
 
-    expect, source: what a run with the preset should reach, and where its values come from · command: that uses it.
+    expect, source: what a run with the preset should reach, and where its values come from · command: one that uses it.
     """
     values, usual = dotted(to_plain(config)), dotted(to_plain(base))
     preset: dict[str, Any] = {"preset": {"env_id": config.env.name, "expect": expect, "source": source}}

@@ -29,8 +29,9 @@ class SweepView(Protocol):
     """Shows a sweep to a person."""
 
     def show(self, rows: Sequence[tuple[Job, JobProgress]], eta_s: float | None, stage: str) -> None:
-        """All jobs with their progress, the estimated seconds until the last one ends, and what the source says of itself.
-        Cheap to call at any time.
+        """All jobs with their progress, and the estimated seconds until the last one ends. Cheap to call at any time.
+
+        stage: see `JobSource.stage`.
         """
 
     def changed(self, job: Job) -> None:
@@ -52,7 +53,7 @@ class JobSource(Protocol):
 
     @property
     def stage(self) -> str:
-        """How far it is, in words; empty where the states of the jobs say all."""
+        """How far it is, in words; empty if the states of the jobs say enough."""
 
     def next(self) -> Job | None:
         """The next job to run; None if there is none now. With no job running either, the sweep ends."""

@@ -13,14 +13,18 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from border_cli.core.errors import UsageError
 
 STUDY_FILE = "study.log"
-STUDY_NAME = "border-cli"
+_STUDY_NAME = "border-cli"
 SAMPLERS = ("tpe", "random", "gp", "cmaes")
 _DRAWS, _RANDOM_DRAWS = 5, 100
-"""How often values are drawn that an earlier trial has: first by the sampler, which may insist on what it has found best,
-and then at random. After them the search space counts as exhausted."""
+"""How many draws in a row may repeat an earlier trial: first those of the sampler, which may insist on what it has found
+best, and then random ones. After them the search space counts as exhausted."""
+_STARTUP = 10
+"""Trials at random before a Gaussian process is fitted."""
 
 
 class Study:
@@ -52,11 +56,11 @@ class Study:
         sampler = self._study.sampler
         try:
             for i in range(_DRAWS + _RANDOM_DRAWS):
-                if i == _DRAWS:
-                    self._study.sampler = self._optuna.samplers.RandomSampler(seed=len(self.trials))
                 with _quiet():
-                    if self._has_model and i < _DRAWS:
-                        self._study.enqueue_trial(self._modelled())
+                    if i >= _DRAWS:
+                        self._study.sampler = self._optuna.samplers.RandomSampler(seed=self._new_seed())
+                    elif self._has_model and (values := self._modelled()) is not None:
+                        self._study.sampler = self._optuna.samplers.PartialFixedSampler(values, sampler)
                     asked = self._study.ask(self._space)
                 params = {key: _typed(value) for key, value in asked.params.items()}
                 if params not in tried:
@@ -66,27 +70,40 @@ class Study:
         finally:
             self._study.sampler = sampler
 
-    def _modelled(self) -> dict[str, Any]:
-        """Values by a Gaussian process of the scores at the first rung, which all trials have."""
+    def _modelled(self) -> dict[str, Any] | None:
+        """Values by a Gaussian process of the scores at the first rung, which all trials have. None for early trials."""
         states, optuna = self._states, self._optuna
-        model = optuna.create_study(
-            direction="maximize", sampler=optuna.samplers.GPSampler(seed=self._seed + len(self.trials))
-        )
+        known = []
         for one in self.trials:
             is_later_rung = one.user_attrs.get("rung", 0) > 0
             if is_later_rung or one.state is states.FAIL:
                 continue
-            reached = [one.intermediate_values[step] for step in sorted(one.intermediate_values)]
-            score = next(iter(reached), one.value)
-            state = states.COMPLETE if one.state.is_finished() else states.RUNNING
-            value = score if state is states.COMPLETE else None
             values = {"params": one.params, "distributions": one.distributions}
-            model.add_trial(optuna.trial.create_trial(state=state, value=value, **values))
+            if one.state.is_finished():
+                at_rungs = one.intermediate_values
+                values["value"] = at_rungs[min(at_rungs)] if at_rungs else one.value
+            state = states.COMPLETE if "value" in values else states.RUNNING
+            known.append(optuna.trial.create_trial(state=state, **values))
+        if sum(one.state is states.COMPLETE for one in known) < _STARTUP:
+            return None
+        model = optuna.create_study(
+            direction="maximize", sampler=optuna.samplers.GPSampler(seed=self._new_seed())
+        )
+        model.add_trials(known)
         params: dict[str, Any] = model.ask(self._space).params
         return params
 
+    def _new_seed(self) -> int:
+        """Another seed for each trial, and for each seed of the sampler."""
+        return _seed_after(self._seed, len(self.trials))
+
     def report(self, number: int, opt_step: int, score: float) -> bool:
-        """Note a score of a running trial. Returns whether the pruner would stop it."""
+        """Note a score of a running trial. Returns whether the pruner would stop it.
+
+        A trial that failed and runs again has ended here already, and the pruner lets it run.
+        """
+        if self.trials[number].state.is_finished():
+            return False
         handle = self._handle(number)
         handle.report(score, opt_step)
         return bool(handle.should_prune())
@@ -125,14 +142,18 @@ class Study:
             self._study.tell(number, state=self._states.FAIL)
 
     def fail_others(self, known: Collection[int]) -> None:
-        """Note as failed what runs and is not among these: it was drawn before a kill, and nothing else knows of it."""
+        """Mark running trials that are not in `known` as failed: they were drawn just before a kill, and have no jobs."""
         for one in self.trials:
             if one.state is self._states.RUNNING and one.number not in known:
-                self.fail(one.number)
+                self._study.tell(one.number, state=self._states.FAIL)
 
     def _handle(self, number: int) -> Any:
         """Optuna's object for a trial that was drawn in this launch or an earlier one."""
         return self._optuna.trial.Trial(self._study, self.trials[number]._trial_id)
+
+
+def _seed_after(seed: int, n_trials: int) -> int:
+    return int(np.random.SeedSequence((seed, n_trials)).generate_state(1)[0])
 
 
 def _typed(value: Any) -> str:
@@ -165,7 +186,7 @@ def _open(optuna: Any, path: Path, sampler: str, seed: int, median: bool) -> Any
     storage = optuna.storages.JournalStorage(backend.JournalFileBackend(str(path)))
     existing = [one.study_name for one in optuna.get_all_study_summaries(storage)]
     if existing:  # a launch that continues must not draw the same values again
-        seed += len(optuna.load_study(study_name=STUDY_NAME, storage=storage).trials)
+        seed = _seed_after(seed, len(optuna.load_study(study_name=_STUDY_NAME, storage=storage).trials))
     samplers, pruners = optuna.samplers, optuna.pruners
     # TPE takes each value on its own: with few trials it learns less from the joint density of all values.
     make: dict[str, Callable[[], Any]] = {
@@ -183,7 +204,7 @@ def _open(optuna: Any, path: Path, sampler: str, seed: int, median: bool) -> Any
                 "allowed: pip install 'border-cli[tune]'"
             ) from e
         return optuna.create_study(
-            study_name=STUDY_NAME,
+            study_name=_STUDY_NAME,
             storage=storage,
             direction="maximize",
             sampler=made,

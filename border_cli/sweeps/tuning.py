@@ -184,7 +184,8 @@ class Tuner:
     def stage(self) -> str:
         if self.judged:
             return f"judging the best {len(self.judged)}"
-        return f"trial {len(self.trials)} of {self._settings.n_trials}"
+        n = len(self.trials) if self._is_exhausted else self._settings.n_trials
+        return f"trial {len(self.trials)} of {n}"
 
     def next(self) -> Job | None:
         while not self._todo:

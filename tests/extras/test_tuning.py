@@ -210,6 +210,22 @@ def test_what_failed_runs_again_if_it_is_asked_for(tmp_path: Path) -> None:
     assert again.study._study.best_trial.value == pytest.approx(0.9 * 5.0)
 
 
+def test_a_trial_that_runs_again_is_not_pruned_by_the_median(tmp_path: Path) -> None:
+    """For Optuna it has failed, and takes no more reports."""
+    jobs = Jobs(tmp_path)
+    tuner = tuner_of(jobs, n_trials=1, pruner="median", top=0)
+    job = tuner.next()
+    assert job is not None
+    job.state = "failed"
+    tuner.ended(job)
+    again = tuner_of(jobs, retry=True, n_trials=1, pruner="median", top=0)
+    job = again.next()
+    assert job is not None and again.may_continue(job, JobProgress("training", last=1.0, last_at=10))
+    jobs.run(job, None)
+    again.ended(job)
+    assert [trial.state for trial in again.trials] == ["done"]
+
+
 def test_a_run_without_the_evaluations_that_it_should_have_fails_its_trial(tmp_path: Path) -> None:
     jobs = Jobs(tmp_path)
     tuner = tuner_of(jobs, n_trials=1, top=0)
@@ -221,7 +237,7 @@ def test_a_run_without_the_evaluations_that_it_should_have_fails_its_trial(tmp_p
     assert (tuner.trials[0].state, tuner.next(), tuner.has_ended) == ("failed", None, True)
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "random", "cmaes"])
+@pytest.mark.parametrize("sampler", ["tpe", "random", "cmaes", "gp"])
 def test_values_that_an_earlier_trial_has_are_not_tried_again(tmp_path: Path, sampler: str) -> None:
     jobs, notes = Jobs(tmp_path), list[str]()
     space = {"x": optuna.distributions.CategoricalDistribution(["0.5", "0.9"])}
@@ -232,24 +248,33 @@ def test_values_that_an_earlier_trial_has_are_not_tried_again(tmp_path: Path, sa
     assert (tuner.has_ended, len(notes), len(jobs.made)) == (True, 1, 2 + 2 * 2)
 
 
-def sampled(folder: Path, sampler: str, pruner: str) -> list[float]:
-    """The values of x in 40 trials; the score is x times CURVE."""
+def sampled(folder: Path, sampler: str, pruner: str, n_trials: int = 40, seed: int = 0) -> list[float]:
+    """The values of x in all trials; the score is x times CURVE. The tuning is killed after 15 jobs and continues."""
     jobs = Jobs(folder)
-    settings = TuningSettings(n_trials=40, top=0, sampler=sampler, pruner=pruner)
+    settings = TuningSettings(n_trials=n_trials, top=0, sampler=sampler, pruner=pruner, seed=seed)
     space = {name: optuna.distributions.FloatDistribution(0.0, 1.0) for name in ("x", "y")}
-    tuner = Tuner(jobs.folder, settings, space, jobs.make, print)
-    run_all(tuner, jobs)
+    for most in (15, 1000):
+        tuner = Tuner(jobs.folder, settings, space, jobs.make, print)
+        run_all(tuner, jobs, most)
     return [float(trial.params["x"]) for trial in tuner.trials]
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "cmaes", "gp"])
+@pytest.mark.parametrize("sampler", ["tpe", "cmaes"])
 def test_samplers_learn_from_trials_that_are_not_promoted(tmp_path: Path, sampler: str) -> None:
     later = sampled(tmp_path, sampler, "halving")[20:]
     assert sum(later) / len(later) > 0.65  # half of it at random
 
 
-def test_the_gaussian_process_finds_the_best_value(tmp_path: Path) -> None:
-    assert max(sampled(tmp_path, "gp", "none")) > 0.999
+@pytest.mark.parametrize("pruner", ["none", "halving"])
+def test_the_gaussian_process_finds_the_best_value(tmp_path: Path, pruner: str) -> None:
+    assert max(sampled(tmp_path, "gp", pruner)) > 0.999
+
+
+def test_the_first_trials_of_another_seed_are_others(tmp_path: Path) -> None:
+    for name in ("0", "1"):
+        (tmp_path / name).mkdir()
+    first, second = (sampled(tmp_path / str(seed), "gp", "halving", 9, seed) for seed in (0, 1))
+    assert not set(first) & set(second)
 
 
 def test_a_tuning_that_is_stopped_while_it_judges_has_not_ended(tmp_path: Path) -> None:

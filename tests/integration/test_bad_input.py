@@ -53,6 +53,8 @@ COMPOSITION = [
     Row("--resolve", "--package and --resolve are for --cfg"),
     Row("--cfg job -p trainr", "no part 'trainr'|nearest: trainer"),
     Row("hydra.searchpath=[nowhere]", "nowhere is not available"),
+    Row("hydra.job.num=foo", "could not be converted to Integer"),
+    Row("hydra.job.env_set.A=1", "cannot be composed|env_set"),
     Row("hydra.swepeer.dir=x", "hydra.swepeer: there is no such key|nearest: sweep"),
     Row(
         "-m hydra.sweeper.max_batch=1",
