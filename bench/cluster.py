@@ -101,7 +101,11 @@ def serialisation(ray: Any, columns: tuple[Column, ...], items: Any, rows: int) 
 
 @dataclass(frozen=True)
 class Row:
-    """Medians for one size of chunks. write, read: seconds for one chunk, of an actor and of the learner."""
+    """Medians over the repetitions for one size of chunks, and the ratio of each repetition.
+
+    here, there: env steps/s of processes and of Ray · rows: env steps in a chunk · write, read: seconds for a chunk, of an
+    actor and of the learner · busy: share of the learner's time for collecting · per_chunk: its seconds for one chunk.
+    """
 
     size: int
     here: float
