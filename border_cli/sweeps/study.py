@@ -19,7 +19,7 @@ from border_cli.core.errors import UsageError
 
 STUDY_FILE = "study.log"
 _STUDY_NAME = "border-cli"
-SAMPLERS = ("tpe", "random", "gp", "cmaes")
+SAMPLERS = ("gp", "tpe", "cmaes", "random")
 _DRAWS, _RANDOM_DRAWS = 5, 100
 """How many draws in a row may repeat an earlier trial: first those of the sampler, which may insist on what it has found
 best, and then random ones. After them the search space counts as exhausted."""

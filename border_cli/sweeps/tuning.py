@@ -52,7 +52,7 @@ class TuningSettings:
     """
 
     n_trials: int = 40
-    sampler: str = "tpe"
+    sampler: str = "gp"
     pruner: str = "halving"
     seeds: int = 1
     objective: str = "best"

@@ -431,7 +431,7 @@ def test_optuna_dashboard_reads_the_journal(tmp_path: Path) -> None:
     ("words", "message"),
     [
         (["seed=1,2", "agent.lr=interval(0.1,0.2)"], "hydra.sweeper.seeds"),
-        (["hydra.sweeper.sampler=tp"], "allowed: tpe, random, gp, cmaes"),
+        (["hydra.sweeper.sampler=tp"], "allowed: gp, tpe, cmaes, random"),
         (["agent.lr=interval(0.1,0.2)", "trainer.eval_interval=null"], "tuning needs evaluations"),
         (["hydra.sweeper.space=nowhere"], "no search space for 'nowhere'"),
         (["agent.lr=0.1", "agent.lrr=interval(0.1,0.2)"], "agent.lrr: there is no such key"),
