@@ -34,8 +34,8 @@ RESULTS = Path(__file__).parent / "results" / "tuning.jsonl"
 PAGE = Path(__file__).parents[1] / "docs" / "sweeps.md"
 ENVS = ("cartpole", "acrobot")
 SPACE = (
-    *("agent.lr=tag(log,interval(1e-7,1))", "agent.batch_size=choice(16,32,64,128,256)"),
-    *("agent.gamma=choice(0.8,0.9,0.95,0.98,0.99,0.999)", "agent.target_tau=tag(log,interval(1e-4,1))"),
+    *("agent.lr=tag(log,interval(1e-5,1e-1))", "agent.batch_size=choice(16,32,64,128,256)"),
+    *("agent.gamma=choice(0.8,0.9,0.95,0.98,0.99,0.999)", "agent.target_tau=tag(log,interval(1e-3,1))"),
     *("buffer.n_step=int(interval(1,10))", "agent.epsilon_final=tag(log,interval(0.005,0.5))"),
 )
 FULL_OPT_STEPS = 4_200
