@@ -148,10 +148,10 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             scores = [f"{one:.1f}" for one in (tuned, by_chance)] + [f"{differences[-1]:+.1f}"]
             spent = [f"{steps['tuned']:,}", f"{steps['tuned'] / from_scratch:.0%}", f"{steps['random']:,}"]
             lines.append([env, str(row["seed"]), *scores, *spent])
-        low, high = interval(differences)
-        lines.append(
-            [env, "mean", "", "", f"{np.mean(differences):+.1f} ({low:+.1f} to {high:+.1f})", "", "", ""]
-        )
+        if len(differences) > 1:
+            low, high = interval(differences)
+            mean = f"{np.mean(differences):+.1f} ({low:+.1f} to {high:+.1f})"
+            lines.append([env, "mean", "", "", mean, "", "", ""])
     return markdown(HEAD, lines)
 
 
