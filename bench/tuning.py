@@ -55,7 +55,7 @@ DESIGN = hashlib.sha256(repr((SPACE, COMMON, TUNING)).encode()).hexdigest()[:8]
 """Repetitions of another design do not count."""
 HEAD = (
     *("environment", "repetition", "tuned", "random", "difference", "opt steps, tuned"),
-    *("share of them without continued promotions", "opt steps, random"),
+    *("share of those if promotions started over", "opt steps, random"),
 )
 JUDGES = 5
 RESAMPLES = 10_000
