@@ -34,22 +34,22 @@ RESULTS = Path(__file__).parent / "results" / "tuning.jsonl"
 PAGE = Path(__file__).parents[1] / "docs" / "sweeps.md"
 ENVS = ("cartpole", "acrobot")
 SPACE = (
-    *("agent.lr=tag(log,interval(1e-5,1e-1))", "agent.batch_size=choice(16,32,64,128,256)"),
-    *("agent.gamma=choice(0.8,0.9,0.95,0.98,0.99,0.999)", "agent.target_tau=tag(log,interval(1e-3,1))"),
+    *("agent.lr=tag(log,interval(1e-5,1e-1))", "agent.batch_size=tag(log,int(interval(16,256)))"),
+    *("agent.gamma=interval(0.8,0.999)", "agent.target_tau=tag(log,interval(1e-3,1))"),
     *("buffer.n_step=int(interval(1,10))", "agent.epsilon_final=tag(log,interval(0.005,0.5))"),
 )
-FULL_OPT_STEPS = 4_200
-"""43,000 env steps less 1,000 of warm-up, one opt step per ten."""
+FULL_OPT_STEPS = 4_750
+"""20,000 env steps less 1,000 of warm-up, one opt step per four."""
 COMMON = (
     *("agent=dqn", "preset=none", "agent.hidden=[64,64]", "agent.target_interval=1", "trainer=sync"),
-    *("trainer.max_env_steps=43000", "trainer.opt_interval=10", "trainer.warmup_period=1000"),
-    *("agent.epsilon_env_steps=5000", "trainer.eval_interval=467", "trainer.save_interval=null"),
-    *("evaluator=inline", "evaluator.episodes=10", "threads=1", "sweep.slots=2"),
+    *("trainer.max_env_steps=20000", "trainer.opt_interval=4", "trainer.warmup_period=1000"),
+    *("agent.epsilon_env_steps=5000", "trainer.eval_interval=527", "trainer.save_interval=null"),
+    *("evaluator=inline", "evaluator.episodes=5", "threads=1", "sweep.slots=2"),
     *("recorder.tensorboard=false", "recorder.console=none"),
 )
 TUNING = (
     *("hydra/sweeper=border_optuna", "hydra.sweeper.sampler=gp", "hydra.sweeper.rungs=2"),
-    *("hydra.sweeper.objective=area", "hydra.sweeper.top=3", "hydra.sweeper.top_seeds=3"),
+    *("hydra.sweeper.objective=area", "hydra.sweeper.top=5", "hydra.sweeper.top_seeds=3"),
 )
 DESIGN = hashlib.sha256(repr((SPACE, COMMON, TUNING)).encode()).hexdigest()[:8]
 """Repetitions of another design do not count."""

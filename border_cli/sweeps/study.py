@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ _DRAWS, _RANDOM_DRAWS = 5, 100
 best, and then random ones. After them the search space counts as exhausted."""
 _STARTUP = 10
 """Trials at random before a Gaussian process is fitted."""
+_LINE = 3
+"""Trials that a line from one rung to the next needs."""
 
 
 class Study:
@@ -51,15 +53,20 @@ class Study:
         found: list[Any] = self._study.trials
         return found
 
-    def draw(self, tried: Collection[Mapping[str, str]]) -> tuple[int, dict[str, str]] | None:
-        """Number in the study and values of a new trial, as they are typed; None if all that is drawn has been tried."""
+    def draw(
+        self, tried: Collection[Mapping[str, str]], scores: Mapping[int, Sequence[float]]
+    ) -> tuple[int, dict[str, str]] | None:
+        """Number in the study and values of a new trial, as they are typed; None if all that is drawn has been tried.
+
+        tried: values of all trials · scores: number in the study → what the trial has reached at each rung so far.
+        """
         sampler = self._study.sampler
         try:
             for i in range(_DRAWS + _RANDOM_DRAWS):
                 with _quiet():
                     if i >= _DRAWS:
                         self._study.sampler = self._optuna.samplers.RandomSampler(seed=self._new_seed())
-                    elif self._has_model and (values := self._modelled()) is not None:
+                    elif self._has_model and (values := self._modelled(scores)) is not None:
                         self._study.sampler = self._optuna.samplers.PartialFixedSampler(values, sampler)
                     asked = self._study.ask(self._space)
                 params = {key: _typed(value) for key, value in asked.params.items()}
@@ -70,22 +77,24 @@ class Study:
         finally:
             self._study.sampler = sampler
 
-    def _modelled(self) -> dict[str, Any] | None:
-        """Values by a Gaussian process of the scores at the first rung, which all trials have. None for early trials."""
+    def _modelled(self, scores: Mapping[int, Sequence[float]]) -> dict[str, Any] | None:
+        """Values by a Gaussian process of the scores that trials would reach further up. None for early trials."""
+        if sum(map(bool, scores.values())) < _STARTUP:
+            return None
         states, optuna = self._states, self._optuna
+        scored = [number for number in scores if scores[number]]
+        expected = dict(zip(scored, expected_scores([scores[number] for number in scored]), strict=True))
         known = []
         for one in self.trials:
             is_later_rung = one.user_attrs.get("rung", 0) > 0
             if is_later_rung or one.state is states.FAIL:
                 continue
             values = {"params": one.params, "distributions": one.distributions}
-            if one.state.is_finished():
-                at_rungs = one.intermediate_values
-                values["value"] = at_rungs[min(at_rungs)] if at_rungs else one.value
-            state = states.COMPLETE if "value" in values else states.RUNNING
-            known.append(optuna.trial.create_trial(state=state, **values))
-        if sum(one.state is states.COMPLETE for one in known) < _STARTUP:
-            return None
+            if one.number in expected:
+                values |= {"state": states.COMPLETE, "value": expected[one.number]}
+            else:
+                values |= {"state": states.RUNNING}
+            known.append(optuna.trial.create_trial(**values))
         model = optuna.create_study(
             direction="maximize", sampler=optuna.samplers.GPSampler(seed=self._new_seed())
         )
@@ -150,6 +159,25 @@ class Study:
     def _handle(self, number: int) -> Any:
         """Optuna's object for a trial that was drawn in this launch or an earlier one."""
         return self._optuna.trial.Trial(self._study, self.trials[number]._trial_id)
+
+
+def expected_scores(scores: Sequence[Sequence[float]]) -> list[float]:
+    """The score of each trial at the furthest rung that enough trials have reached.
+
+    scores: of each trial at its rungs, one or more. A trial that has not come so far gets a prediction: from each rung to
+    the next, by the least-squares line through the trials that have reached both, which never falls.
+    """
+    at = np.array([one[0] for one in scores], np.float64)
+    for rung in range(1, max(map(len, scores))):
+        reached = np.array([len(one) > rung for one in scores])
+        if reached.sum() < _LINE:
+            break
+        before, after = np.array([one[rung - 1 : rung + 1] for one in scores if len(one) > rung]).T
+        centred = before - before.mean()
+        slope = max(0.0, centred @ after / (centred @ centred)) if centred.any() else 0.0
+        at = after.mean() + slope * (at - before.mean())
+        at[reached] = after
+    return [float(score) for score in at]
 
 
 def _seed_after(seed: int, n_trials: int) -> int:

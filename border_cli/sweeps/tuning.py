@@ -232,7 +232,8 @@ class Tuner:
         """Begin another trial, if there are any left."""
         if len(self.trials) >= self._settings.n_trials or self._is_exhausted:
             return False
-        asked = self.study.draw([one.params for one in self.trials])
+        tried = [one.params for one in self.trials]
+        asked = self.study.draw(tried, {one.in_study: one.scores for one in self.trials})
         if asked is None:
             self._is_exhausted = True
             self._note(f"the search space has no values left to try after {len(self.trials)} trials")

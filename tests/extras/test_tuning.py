@@ -6,6 +6,7 @@ import json
 import signal
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import median
 from typing import Any
 from wsgiref.util import setup_testing_defaults
 
@@ -21,6 +22,7 @@ from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import UsageError
 from border_cli.core.progress import JobProgress
 from border_cli.sweeps.jobs import Job
+from border_cli.sweeps.study import Study, expected_scores
 from border_cli.sweeps.tuning import Tuner, TuningSettings, evaluations_of, objective
 from tests.faults.commands import Command
 from tests.faults.processes import wait_until
@@ -270,6 +272,38 @@ def test_the_gaussian_process_finds_the_best_value(tmp_path: Path, pruner: str) 
     assert max(sampled(tmp_path, "gp", pruner)) > 0.999
 
 
+def test_scores_further_up_are_predicted_by_the_line_through_those_that_have_come_so_far() -> None:
+    """1, 2, 3 → 10, 30, 50: slope 20, so 0 → -10, and 4 → 70. Two that have come to the third rung make no line."""
+    scores = [[1.0, 10.0], [0.0], [2.0, 30.0, 7.0], [3.0, 50.0, 9.0], [4.0]]
+    assert expected_scores(scores) == pytest.approx([10.0, -10.0, 30.0, 50.0, 70.0])
+    further = [[1.0, 10.0], [0.0], [2.0, 30.0, 6.0], [3.0, 50.0, 10.0], [4.0, 70.0, 14.0]]
+    assert expected_scores(further) == pytest.approx([2.0, -2.0, 6.0, 10.0, 14.0])  # 30, 50, 70 → 6, 10, 14
+
+
+def test_a_predicted_score_does_not_fall_while_the_known_one_rises() -> None:
+    """1, 2, 3 → 9, 6, 3 would have a slope of -3; a flat line has the mean."""
+    assert expected_scores([[1.0, 9.0], [2.0, 6.0], [3.0, 3.0], [0.0]]) == [9.0, 6.0, 3.0, 6.0]
+    assert expected_scores([[1.0, 9.0], [1.0, 6.0], [1.0, 3.0], [1.0]]) == [9.0, 6.0, 3.0, 6.0]
+    assert expected_scores([[2.0, 9.0], [1.0, 6.0], [0.0]]) == [2.0, 1.0, 0.0]
+
+
+def test_the_gaussian_process_learns_from_what_the_first_rung_does_not_show(tmp_path: Path) -> None:
+    """The first rung shows the same score for all x from 0.5 on, and those trials go on to the second, which shows x."""
+    space = {name: optuna.distributions.FloatDistribution(0.0, 1.0) for name in ("x", "y")}
+    study, scores = Study(tmp_path, space, "gp", 0, "halving"), dict[int, list[float]]()
+    tried: list[dict[str, str]] = []
+    for _ in range(18):
+        drawn = study.draw(tried, scores)
+        assert drawn is not None
+        number, params = drawn
+        x = float(params["x"])
+        tried.append(params)
+        scores[number] = [min(x, 0.5), x] if x >= 0.5 else [x]
+        for rung, score in enumerate(scores[number]):
+            study.tell(number, rung, {10: scores[number][0]}, score if rung else None)
+    assert median(float(params["x"]) for params in tried[10:]) > 0.99
+
+
 def test_the_first_trials_of_another_seed_are_others(tmp_path: Path) -> None:
     for name in ("0", "1"):
         (tmp_path / name).mkdir()
@@ -335,7 +369,9 @@ def test_each_agent_has_a_search_space_whose_values_are_allowed(agent: str) -> N
     space = read_space(typed, lambda: default_space(agent), optuna)
     every = [
         {
-            key: str(one.choices[i % len(one.choices)] if hasattr(one, "choices") else one.low)
+            key: str(
+                one.choices[i % len(one.choices)] if hasattr(one, "choices") else (one.low, one.high)[i % 2]
+            )
             for key, one in space.distributions.items()
         }
         for i in range(4)
