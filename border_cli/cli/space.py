@@ -55,8 +55,8 @@ def read_space(arguments: Sequence[str], defaults: Callable[[], Mapping[str, str
     added = []
     if not any(one.is_sweep_override() and one.key_or_group != "seed" for one in typed):
         added = [f"++{key}={value}" for key, value in defaults().items() if key not in names]
-    space = Space([], 0, {}, {})
-    seed = 0
+    fixed, seed = list[str](), 0
+    distributions, elements = dict[str, Any](), dict[str, str]()
     for override in [*typed, *parse_overrides(added)]:
         key, element = override.key_or_group, override.get_key_element()
         if key == "seed":
@@ -66,16 +66,20 @@ def read_space(arguments: Sequence[str], defaults: Callable[[], Mapping[str, str
                     "allowed: hydra.sweeper.seeds=<runs of each trial>, and seed=<first one>"
                 )
             seed = int(override.value())
+        elif key == "env" and override.is_sweep_override():
+            raise UsageError(
+                "env has several values, and their scores cannot be compared\nallowed: a tuning for each environment"
+            )
         elif override.is_sweep_override():
-            space.distributions[key] = _distribution(override, optuna.distributions)
-            space.elements[key] = element
+            distributions[key] = _distribution(override, optuna.distributions)
+            elements[key] = element
         else:
-            space.fixed.append(str(override.input_line))
-    if not space.distributions:
+            fixed.append(str(override.input_line))
+    if not distributions:
         raise UsageError(
             "there is nothing to tune\nallowed: agent.lr='tag(log,interval(1e-4,3e-3))', agent.batch_size='choice(64,128)'"
         )
-    return Space(space.fixed, seed, space.distributions, space.elements)
+    return Space(fixed, seed, distributions, elements)
 
 
 def default_space(name: str) -> dict[str, str]:

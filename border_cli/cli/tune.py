@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from border_cli.cli.overrides import parse_overrides
 from border_cli.cli.space import Space, default_space, read_space
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import ExitCode, UsageError
@@ -81,7 +82,7 @@ def _finish(run: SweepRun, tuner: Tuner) -> int:
         job = next(job for job in run.sweep.jobs if job.number == winner.jobs[0])
         values = " ".join(f"{key}={value}" for key, value in winner.params.items())
         lines.append(("best", run.write_preset(job, tuner.expect, f"trial {winner.number}: {values}")))
-        lines.append(("study", f"optuna-dashboard {shown(run.sweep.folder / STUDY_FILE)}"))
+        lines.append(("study", f"optuna-dashboard {folder}/{STUDY_FILE}"))
     elif not tuner.has_ended:
         lines.append(("next", f"border-train -m resume={folder}"))
     if run.console != "none":
@@ -109,6 +110,4 @@ def _space(arguments: Sequence[str], settings: TuningSettings) -> Space:
 
 def _single(arguments: Sequence[str]) -> list[str]:
     """The overrides that are no search space."""
-    from border_cli.cli.overrides import parse_overrides
-
     return [str(one.input_line) for one in parse_overrides(arguments) if not one.is_sweep_override()]

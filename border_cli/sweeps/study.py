@@ -44,7 +44,7 @@ class Study:
         self._seed = seed
         self._states = self._optuna.trial.TrialState
         self._study = _open(self._optuna, folder / STUDY_FILE, sampler, seed, pruner == "median")
-        # A Gaussian process learns from finished trials alone, of which halving leaves few.
+        # Optuna's Gaussian process learns from trials that are complete, not from pruned ones. Halving completes few.
         self._has_model = (sampler, pruner) == ("gp", "halving")
 
     @property
@@ -78,27 +78,24 @@ class Study:
             self._study.sampler = sampler
 
     def _modelled(self, scores: Mapping[int, Sequence[float]]) -> dict[str, Any] | None:
-        """Values by a Gaussian process of the scores that trials would reach further up. None for early trials."""
-        if sum(map(bool, scores.values())) < _STARTUP:
-            return None
-        states, optuna = self._states, self._optuna
+        """Values that a Gaussian process of the expected scores proposes. None before enough trials have a score."""
         scored = [number for number in scores if scores[number]]
+        if len(scored) < _STARTUP:
+            return None
+        optuna, states, trials = self._optuna, self._states, self.trials
         expected = dict(zip(scored, expected_scores([scores[number] for number in scored]), strict=True))
-        known = []
-        for one in self.trials:
-            is_later_rung = one.user_attrs.get("rung", 0) > 0
-            if is_later_rung or one.state is states.FAIL:
-                continue
-            values = {"params": one.params, "distributions": one.distributions}
-            if one.number in expected:
-                values |= {"state": states.COMPLETE, "value": expected[one.number]}
-            else:
-                values |= {"state": states.RUNNING}
-            known.append(optuna.trial.create_trial(**values))
         model = optuna.create_study(
             direction="maximize", sampler=optuna.samplers.GPSampler(seed=self._new_seed())
         )
-        model.add_trials(known)
+        for number in scores:
+            known = {"params": trials[number].params, "distributions": trials[number].distributions}
+            if number in expected:
+                known |= {"state": states.COMPLETE, "value": expected[number]}
+            elif trials[number].state is states.RUNNING:
+                known |= {"state": states.RUNNING}
+            else:  # failed before it had a score
+                continue
+            model.add_trial(optuna.trial.create_trial(**known))
         params: dict[str, Any] = model.ask(self._space).params
         return params
 
@@ -114,7 +111,8 @@ class Study:
         if self.trials[number].state.is_finished():
             return False
         handle = self._handle(number)
-        handle.report(score, opt_step)
+        with _quiet():  # a run that has resumed from before its last report reports that again
+            handle.report(score, opt_step)
         return bool(handle.should_prune())
 
     def tell(self, number: int, rung: int, scores: Mapping[int, float], final: float | None) -> None:
@@ -165,7 +163,9 @@ def expected_scores(scores: Sequence[Sequence[float]]) -> list[float]:
     """The score of each trial at the furthest rung that enough trials have reached.
 
     scores: of each trial at its rungs, one or more. A trial that has not come so far gets a prediction: from each rung to
-    the next, by the least-squares line through the trials that have reached both, which never falls.
+    the next, by the least-squares line through the trials that have reached both. Few trials with similar scores make a
+    poor line. So the fit has one more point: a trial that lies above the mean by the standard deviation of all trials, and
+    gains as much as the mean does. A line that would fall is level.
     """
     at = np.array([one[0] for one in scores], np.float64)
     for rung in range(1, max(map(len, scores))):
@@ -173,8 +173,9 @@ def expected_scores(scores: Sequence[Sequence[float]]) -> list[float]:
         if reached.sum() < _LINE:
             break
         before, after = np.array([one[rung - 1 : rung + 1] for one in scores if len(one) > rung]).T
-        centred = before - before.mean()
-        slope = max(0.0, centred @ after / (centred @ centred)) if centred.any() else 0.0
+        away = before - before.mean()
+        variance = 0.0 if np.isclose(at.min(), at.max()) else at.var()
+        slope = max(0.0, (away @ after + variance) / (away @ away + variance)) if variance else 1.0
         at = after.mean() + slope * (at - before.mean())
         at[reached] = after
     return [float(score) for score in at]
@@ -203,7 +204,7 @@ def import_optuna() -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Drop Optuna's warnings about experimental arguments."""
+    """Drop Optuna's warnings: about experimental arguments, and steps that are reported again."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

@@ -76,6 +76,7 @@ class TuningSettings:
             ("rungs", 1),
             ("top", 0),
             ("top_seeds", 1),
+            ("seed", 0),
         ):
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
@@ -115,7 +116,7 @@ class Trial:
 
 @dataclass
 class Judged:
-    """A trial on fresh seeds. scores: of its runs that have ended."""
+    """A trial on fresh seeds. scores: of its runs that are done."""
 
     trial: int
     jobs: list[int]
@@ -159,6 +160,7 @@ class Tuner:
         retry: bool = False,
     ) -> None:
         self._path = folder / TUNING_FILE
+        self._space = {key: str(one) for key, one in space.items()}
         self._settings = settings
         self._make_job = make_job
         self._note = note
@@ -206,19 +208,14 @@ class Tuner:
 
     def ended(self, job: Job) -> None:
         trial = self._trial_of(job)
-        try:
-            if trial is None:
-                self._ended_judging(job)
-            elif job.state == FAILED:
-                self._fail(trial)
-            elif trial.state == _RUNNING and all(self._has_arrived(trial, one) for one in trial.jobs):
-                self._arrived(trial)
-            elif trial.state == _PRUNED:
-                self._tell_pruned(trial)
-        except BorderError as e:  # a run without the evaluations that it should have
-            self._note(f"job {job.number}: error: {e}")
-            if trial is not None:
-                self._fail(trial)
+        if trial is None:
+            self._ended_judging(job)
+        elif job.state == FAILED:
+            self._fail(trial)
+        elif trial.state == _RUNNING and all(self._has_arrived(trial, one) for one in trial.jobs):
+            self._arrived(trial)
+        elif trial.state == _PRUNED:
+            self._tell_pruned(trial)
         self._save()
 
     def pause_at(self, job: Job) -> int | None:
@@ -240,21 +237,25 @@ class Tuner:
             return False
         trial = Trial(len(self.trials), *asked)
         self.trials.append(trial)
-        try:
-            self._add_jobs(trial)
-        except BorderError as e:
-            self._note(f"trial {trial.number}: error: {str(e).splitlines()[0]}")
-            self._fail(trial)
+        self._save()  # before its jobs are: a kill in between must not leave jobs of no trial
+        self._add_jobs(trial)
+        if trial.state == _RUNNING:
+            self._todo.extend(self._jobs[number] for number in trial.jobs)
         self._save()
         return True
 
     def _add_jobs(self, trial: Trial) -> None:
-        for i in range(self._settings.seeds):
-            job, config = self._make_job(trial.params, i, f"trial {trial.number}")
-            trial.targets = rungs_of(config, self._settings)
-            trial.jobs.append(job.number)
-            self._jobs[job.number] = job
-            self._todo.append(job)
+        """Make the jobs of a trial, or find those of an earlier launch. A trial whose values are not allowed fails."""
+        try:
+            for i in range(self._settings.seeds):
+                job, config = self._make_job(trial.params, i, f"trial {trial.number}")
+                trial.targets = rungs_of(config, self._settings)
+                self._jobs[job.number] = job
+                if job.number not in trial.jobs:
+                    trial.jobs.append(job.number)
+        except BorderError as e:
+            self._note(f"trial {trial.number}: error: {str(e).splitlines()[0]}")
+            self._fail(trial)
 
     def _promote(self, only_better: bool = False) -> bool:
         """Let a paused trial continue to its next rung, if it is among the best of its rung.
@@ -279,16 +280,22 @@ class Tuner:
         return False
 
     def _has_arrived(self, trial: Trial, number: int) -> bool:
+        """Whether a run has reached the trial's rung and its process has ended: then it has its scores and a checkpoint."""
         job = self._jobs[number]
-        if job.state == DONE:
-            return True
-        evaluations = evaluations_of(job)
-        return trial.target is not None and bool(evaluations) and evaluations[-1][0] >= trial.target
+        if job.state == DONE or trial.target is None:
+            return job.state == DONE
+        opt_steps = (job.summary.get("counters") or {}).get("opt_steps") or 0
+        return job.summary.get("status") == STOPPED and opt_steps >= trial.target
 
     def _arrived(self, trial: Trial) -> None:
         """All runs of a trial are at their rung."""
         is_last, kind = trial.target is None, self._settings.objective
-        found = [objective(self._jobs[number], kind, trial.target) for number in trial.jobs]
+        try:
+            found = [objective(self._jobs[number], kind, trial.target) for number in trial.jobs]
+        except BorderError as e:
+            self._note(f"trial {trial.number}: error: {e}")
+            self._fail(trial)
+            return
         trial.scores.append(float(np.mean(found)))
         trial.state = _DONE if is_last else _PAUSED
         self._tell(trial, trial.scores[-1] if is_last else None)
@@ -330,10 +337,9 @@ class Tuner:
 
     @property
     def ranking(self) -> list[Trial]:
-        """The trials with a score, those that have come furthest first, and the best first among them."""
-        return sorted(
-            (one for one in self.trials if one.scores), key=lambda one: (-len(one.scores), -one.scores[-1])
-        )
+        """The trials with a score and no failed run: those that have come furthest first, the best first among them."""
+        scored = [one for one in self.trials if one.scores and one.state != _FAILED]
+        return sorted(scored, key=lambda one: (-len(one.scores), -one.scores[-1]))
 
     def _judge(self) -> bool:
         """Begin to judge the best trials, once all trials have ended."""
@@ -353,15 +359,18 @@ class Tuner:
     def _ended_judging(self, job: Job) -> None:
         for judged in self.judged:
             if job.number in judged.jobs and job.state == DONE:
-                judged.scores.append(objective(job, self._settings.objective, None))
+                try:
+                    judged.scores.append(objective(job, self._settings.objective, None))
+                except BorderError as e:
+                    self._note(f"judging trial {judged.trial}: error: {e}")
 
     @property
     def winner(self) -> Trial | None:
-        """The trial with the best mean on fresh seeds, or without any, the best trial; None without a score."""
-        scored = [one for one in self.judged if one.scores]
-        if not scored:
+        """The trial with the best mean on fresh seeds, or if none has all of its runs, the best trial; None without."""
+        whole = [one for one in self.judged if len(one.scores) == len(one.jobs)]
+        if not whole:
             return next(iter(self.ranking), None)
-        number = max(scored, key=lambda one: np.mean(one.scores)).trial
+        number = max(whole, key=lambda one: np.mean(one.scores)).trial
         return next(trial for trial in self.trials if trial.number == number)
 
     @property
@@ -413,6 +422,7 @@ class Tuner:
             self._path,
             {
                 "settings": asdict(self._settings),
+                "space": self._space,
                 "trials": [asdict(one) | {"reports": {}} for one in self.trials],
                 "judged": [asdict(one) for one in self.judged],
             },
@@ -424,8 +434,13 @@ class Tuner:
             data = read_json(self._path)
             self.trials = [Trial(**entry) for entry in data["trials"]]
             self.judged = [Judged(**entry) for entry in data["judged"]]
+            before: dict[str, str] = data["space"]
         except (OSError, ValueError, KeyError, TypeError) as e:
             raise UsageError(f"{self._path} cannot be read: {type(e).__name__}: {e}") from e
+        if before != self._space:
+            raise UsageError(
+                f"{self._path.parent} has tuned in another search space\nallowed: that one, or hydra.sweep.dir=<new folder>"
+            )
         for trial in self.trials:
             self._resume_trial(trial)
         for judged in self.judged:
@@ -434,9 +449,8 @@ class Tuner:
         self._save()
 
     def _resume_trial(self, trial: Trial) -> None:
-        for i in range(len(trial.jobs)):
-            job, _ = self._make_job(trial.params, i, f"trial {trial.number}")
-            self._jobs[job.number] = job
+        if trial.jobs or trial.state == _RUNNING:
+            self._add_jobs(trial)
         jobs = [self._jobs[number] for number in trial.jobs]
         if self._retry and jobs and trial.state in (_RUNNING, _FAILED):
             trial.state = _RUNNING

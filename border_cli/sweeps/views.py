@@ -7,6 +7,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from statistics import fmean
 
 from rich import box
 from rich.console import Console, Group
@@ -245,14 +246,12 @@ def print_tuning_tables(console: Console, tuner: Tuner) -> None:
         rung = f"{len(trial.scores)} of {len(trial.targets)}"
         add_row(trials, str(trial.number), values, rung, format.number(trial.scores[-1]), trial.state)
     tables = [trials]
-    if any(one.scores for one in tuner.judged):
-        judged = make_table("judged on fresh seeds", "trial", "runs", "score", "lowest", "highest")
-        for one in sorted(tuner.judged, key=lambda one: -math.fsum(one.scores)):
-            if one.scores:
-                mean = math.fsum(one.scores) / len(one.scores)
-                figures = (format.number(value) for value in (mean, min(one.scores), max(one.scores)))
-                add_row(judged, str(one.trial), str(len(one.scores)), *figures)
-        tables.append(judged)
+    if judged := [one for one in tuner.judged if one.scores]:
+        table = make_table("judged on fresh seeds", "trial", "runs", "score", "lowest", "highest")
+        for one in sorted(judged, key=lambda one: -fmean(one.scores)):
+            figures = (format.number(of(one.scores)) for of in (fmean, min, max))
+            add_row(table, str(one.trial), str(len(one.scores)), *figures)
+        tables.append(table)
     print_tables(console, tables)
 
 

@@ -159,6 +159,78 @@ def test_a_job_that_was_killed_after_it_had_begun_is_queued_again(tmp_path: Path
     assert [trial.state for trial in tuner.trials].count("running") == 0
 
 
+def test_a_trial_waits_for_the_processes_of_all_its_runs(tmp_path: Path) -> None:
+    """One run is at its rung in metrics.jsonl, but has not ended: it has no confirmed score and no checkpoint yet."""
+    jobs = Jobs(tmp_path)
+    tuner = tuner_of(jobs, n_trials=1, seeds=2, top=0)
+    first, second = tuner.next(), tuner.next()
+    assert first is not None and second is not None
+    first.run_dir.mkdir()
+    (first.run_dir / "metrics.jsonl").write_text('{"opt_steps": 10, "eval/return_mean": 0.9}\n')
+    jobs.run(second, 10)
+    tuner.ended(second)
+    assert tuner.trials[0].state == "running"
+    (first.run_dir / "metrics.jsonl").unlink()
+    jobs.run(first, 10)
+    tuner.ended(first)
+    assert (tuner.trials[0].state, tuner.trials[0].scores) == ("paused", [0.9])
+
+
+def test_a_tuning_that_is_killed_before_it_knows_the_jobs_of_a_trial_finds_them(tmp_path: Path) -> None:
+    jobs = Jobs(tmp_path)
+    made, make = [], jobs.make
+
+    def killed(params: Mapping[str, str], more_seed: int, label: str) -> tuple[Job, TrainConfig]:
+        made.append(make(params, more_seed, label))
+        if len(made) == 2:
+            raise KeyboardInterrupt
+        return made[-1]
+
+    jobs.make = killed  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        tuner_of(jobs, n_trials=1, seeds=2, top=0).next()
+    jobs.make = make  # type: ignore[method-assign]
+    tuner = tuner_of(jobs, n_trials=1, seeds=2, top=0)
+    run_all(tuner, jobs)
+    assert [(trial.jobs, trial.state) for trial in tuner.trials] == [([0, 1], "paused")]
+
+
+def test_a_tuning_does_not_continue_in_another_search_space(tmp_path: Path) -> None:
+    jobs = Jobs(tmp_path)
+    run_all(tuner_of(jobs, n_trials=2), jobs, 1)
+    space = {"x": optuna.distributions.CategoricalDistribution(["0.5", "0.9"])}
+    with pytest.raises(UsageError, match="another search space"):
+        Tuner(jobs.folder, TuningSettings(n_trials=2), space, jobs.make, print)
+
+
+def test_a_trial_that_failed_later_does_not_win(tmp_path: Path) -> None:
+    jobs = Jobs(tmp_path)
+    tuner = tuner_of(jobs, n_trials=3, rungs=2, top=1, top_seeds=1)
+    run_all(tuner, jobs, 3)  # 0.9 is the best at the first rung, and is promoted
+    job = tuner.next()
+    assert job is not None and tuner.trials[0].jobs == [job.number]
+    job.state = "failed"
+    tuner.ended(job)
+    run_all(tuner, jobs)
+    assert [(one.number, one.state) for one in tuner.ranking] == [(1, "paused"), (2, "paused")]
+    assert [one.trial for one in tuner.judged] == [1]
+
+
+def test_a_judged_trial_with_a_failed_run_does_not_win(tmp_path: Path) -> None:
+    jobs = Jobs(tmp_path)
+    tuner = tuner_of(jobs, n_trials=2, pruner="none", top=2, top_seeds=2)
+    run_all(tuner, jobs, 2)
+    for quality in (9.0, None, 0.3, 0.3):  # of 0.9 one run is lucky, and one fails
+        job = tuner.next()
+        assert job is not None
+        if quality is None:
+            job.state = "failed"
+        else:
+            jobs.run(job, None, quality)
+        tuner.ended(job)
+    assert tuner.winner is tuner.trials[1]
+
+
 def test_the_median_stops_bad_trials_and_they_keep_a_checkpoint(tmp_path: Path) -> None:
     jobs = Jobs(tmp_path)
     tuner = tuner_of(jobs, n_trials=12, pruner="median", top=0)
@@ -210,6 +282,22 @@ def test_what_failed_runs_again_if_it_is_asked_for(tmp_path: Path) -> None:
     run_all(again, jobs)
     assert [trial.state for trial in again.trials] == ["done", "done"]
     assert again.study._study.best_trial.value == pytest.approx(0.9 * 5.0)
+
+
+def test_the_gaussian_process_learns_from_a_trial_that_failed_first(tmp_path: Path) -> None:
+    """Its record in the study stays a failed one."""
+    space = {name: optuna.distributions.FloatDistribution(0.0, 1.0) for name in ("x", "y")}
+    study, tried, numbers = Study(tmp_path, space, "gp", 0, "halving"), list[dict[str, str]](), list[int]()
+    for _ in range(10):
+        number, params = study.draw(tried, {}) or (0, {})
+        study.fail(number)
+        numbers.append(number)
+        tried.append(params)
+    scores = {number: [float(params["x"])] for number, params in zip(numbers, tried, strict=True)}
+    for number in numbers:
+        study.tell(number, 0, {10: scores[number][0]}, None)
+    drawn = study.draw(tried, scores)
+    assert drawn is not None and float(drawn[1]["x"]) > max(one[0] for one in scores.values())
 
 
 def test_a_trial_that_runs_again_is_not_pruned_by_the_median(tmp_path: Path) -> None:
@@ -273,17 +361,43 @@ def test_the_gaussian_process_finds_the_best_value(tmp_path: Path, pruner: str) 
 
 
 def test_scores_further_up_are_predicted_by_the_line_through_those_that_have_come_so_far() -> None:
-    """1, 2, 3 → 10, 30, 50: slope 20, so 0 → -10, and 4 → 70. Two that have come to the third rung make no line."""
+    """1, 2, 3 → 10, 30, 50: a covariance of 40 over a variance of 2, and the added point has the variance 2 of all trials.
+
+    The slope is (40 + 2) / (2 + 2) = 10.5, and the line goes through (2, 30).
+    """
     scores = [[1.0, 10.0], [0.0], [2.0, 30.0, 7.0], [3.0, 50.0, 9.0], [4.0]]
-    assert expected_scores(scores) == pytest.approx([10.0, -10.0, 30.0, 50.0, 70.0])
-    further = [[1.0, 10.0], [0.0], [2.0, 30.0, 6.0], [3.0, 50.0, 10.0], [4.0, 70.0, 14.0]]
-    assert expected_scores(further) == pytest.approx([2.0, -2.0, 6.0, 10.0, 14.0])  # 30, 50, 70 → 6, 10, 14
+    assert expected_scores(scores) == [
+        10.0,
+        30 - 21.0,
+        30.0,
+        50.0,
+        30 + 21.0,
+    ]  # two make no line to the third rung
+
+
+def test_predictions_go_from_rung_to_rung() -> None:
+    """10, 20, 30 → 12, 22, 32: the slope is 1, also with the added point, so 0 → 2."""
+    assert expected_scores([[5.0, 0.0], [6.0, 10.0, 12.0], [7.0, 20.0, 22.0], [8.0, 30.0, 32.0]]) == [
+        2,
+        12,
+        22,
+        32,
+    ]
 
 
 def test_a_predicted_score_does_not_fall_while_the_known_one_rises() -> None:
-    """1, 2, 3 → 9, 6, 3 would have a slope of -3; a flat line has the mean."""
+    """1, 2, 3 → 9, 6, 3 has a covariance of -6, and the added point 1.25."""
     assert expected_scores([[1.0, 9.0], [2.0, 6.0], [3.0, 3.0], [0.0]]) == [9.0, 6.0, 3.0, 6.0]
-    assert expected_scores([[1.0, 9.0], [1.0, 6.0], [1.0, 3.0], [1.0]]) == [9.0, 6.0, 3.0, 6.0]
+
+
+def test_trials_with_the_same_score_are_predicted_to_gain_as_much() -> None:
+    """Those that went on gained 99.3 on average."""
+    same = [[0.7, 90.0], [0.7, 100.0], [0.7, 110.0]]
+    assert expected_scores([*same, [0.7], [0.35]]) == pytest.approx([90, 100, 110, 100, 99.65])
+    assert expected_scores([*same, [0.7]]) == pytest.approx([90, 100, 110, 100])
+
+
+def test_two_trials_do_not_say_what_others_would_reach() -> None:
     assert expected_scores([[2.0, 9.0], [1.0, 6.0], [0.0]]) == [2.0, 1.0, 0.0]
 
 
@@ -382,13 +496,19 @@ def test_each_agent_has_a_search_space_whose_values_are_allowed(agent: str) -> N
             assert str(config[key]).replace(" ", "") == value
 
 
+def test_several_environments_are_no_search_space() -> None:
+    with pytest.raises(UsageError, match="env has several values"):
+        read_space(["agent=dqn", "env=cartpole,acrobot"], dict, optuna)
+
+
 def test_an_agent_without_a_search_space_is_named() -> None:
     with pytest.raises(UsageError, match="nearest: dqn"):
         default_space("dqnn")
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("sampler", "tpee"), ("pruner", "x"), ("objective", "y"), ("n_trials", 0)]
+    ("name", "value"),
+    [("sampler", "tpee"), ("pruner", "x"), ("objective", "y"), ("n_trials", 0), ("seed", -1)],
 )
 def test_settings_out_of_range_are_named(name: str, value: Any) -> None:
     with pytest.raises(UsageError, match=rf"hydra\.sweeper\.{name}="):
