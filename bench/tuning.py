@@ -2,11 +2,12 @@
 
     python -m bench.tuning [--repetitions 5] [--trials 40] [--env cartpole acrobot]
 
-Each repetition tunes DQN over a wide search space, with a Gaussian process, halving and judging on fresh seeds, and
-searches the same space at random, with whole runs of as many opt steps as the tuning did, those of judging included. The best configuration of each then runs on the same seeds, which neither has seen. What is compared is the mean
-height of the evaluation curve. Results go to bench/results/tuning.jsonl; repetitions that are there are not run again.
-Writes a table of all repetitions, with the mean difference and its 95% bootstrap interval, into docs/sweeps.md. A
-repetition takes about eight minutes on two cores.
+Each repetition tunes DQN in a search space, with a Gaussian process, halving and judging on fresh seeds, and searches the
+same space at random, with whole runs of as many opt steps as the tuning did, those of judging included. The best
+configuration of each then runs on the same seeds, which neither has seen. What is compared is the mean height of the
+evaluation curve. Results go to bench/results/tuning.jsonl; repetitions that are there are not run again. Writes a table of
+all repetitions, with the mean difference and its 95% bootstrap interval, into docs/sweeps.md. A repetition takes about
+nine minutes on two cores.
 """
 
 from __future__ import annotations
