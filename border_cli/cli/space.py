@@ -13,6 +13,7 @@ from border_cli.cli.overrides import parse_overrides
 from border_cli.config.convert import load, nearest, nearest_line
 from border_cli.config.presets import conf_dir
 from border_cli.core.errors import UsageError
+from border_cli.sweeps.study import as_typed
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Space:
                 found[key] = str(one.choices[round(share * (len(one.choices) - 1))])
             else:
                 value = one.low + share * (one.high - one.low)
-                found[key] = f"{value:.4g}" if isinstance(one.low, float) else str(round(value))
+                found[key] = as_typed(value if isinstance(one.low, float) else round(value))
         return found
 
     def overrides(self, params: Mapping[str, str], more_seed: int) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from border_cli.core.errors import ExitCode
 from border_cli.core.progress import JobProgress
-from border_cli.runs.directory import SWEEP_FILE
+from border_cli.runs.directory import SWEEP_FILE, folder_error
 from border_cli.runtime.forkserver import describe_exit
 from border_cli.runtime.signals import StopFlag
 from border_cli.sweeps.jobs import DONE, FAILED, RUNNING, STOPPED, WAITING, Job, Sweep
@@ -178,7 +178,10 @@ class Scheduler:
         self._durations: list[float] = []  # of the jobs that this launch has done, from their start [s]
 
     def run(self, source: JobSource) -> None:
-        """Run the jobs of a source until it has no more, or until asked to stop."""
+        """Run the jobs of a source until it has no more, or until asked to stop.
+
+        Raises ResourceError if the disk is too full for what the source keeps there; the jobs stop with checkpoints first.
+        """
         try:
             while True:
                 if self._stop():
@@ -198,6 +201,9 @@ class Scheduler:
                         self._stop_job(slot)
                 n_waiting = len(self._again) + len(self._lost) + source.left
                 self._view.show(self._rows(), self._eta_s(n_waiting), source.stage)
+        except OSError as e:
+            self._drain()
+            raise folder_error(e, self._sweep.folder) from e
         finally:
             for slot in self._running:
                 slot.process.close()
@@ -286,6 +292,16 @@ class Scheduler:
         if slot.job.state == RUNNING:
             slot.process.signal(signal.SIGTERM)
             slot.job.state = STOPPED
+
+    def _drain(self) -> None:
+        """Stop all jobs, and wait until their processes have ended."""
+        for slot in self._running:
+            self._stop_job(slot)
+        processes = [slot.process for slot in self._running]
+        while any(one.exit_code is None and not one.lost for one in processes):
+            self._executor.wait(_POLL_S)
+            for process in processes:
+                process.receive()
 
     def _pass_on_save_request(self) -> None:
         if self._stop.take_save_request():

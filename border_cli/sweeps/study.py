@@ -69,7 +69,7 @@ class Study:
                     elif self._has_model and (values := self._modelled(scores)) is not None:
                         self._study.sampler = self._optuna.samplers.PartialFixedSampler(values, sampler)
                     asked = self._study.ask(self._space)
-                params = {key: _typed(value) for key, value in asked.params.items()}
+                params = {key: as_typed(value) for key, value in asked.params.items()}
                 if params not in tried:
                     return asked.number, params
                 self._study.tell(asked.number, state=self._states.FAIL)
@@ -185,8 +185,8 @@ def _seed_after(seed: int, n_trials: int) -> int:
     return int(np.random.SeedSequence((seed, n_trials)).generate_state(1)[0])
 
 
-def _typed(value: Any) -> str:
-    """A value as it is typed, with four significant digits: more say nothing."""
+def as_typed(value: Any) -> str:
+    """A value as it is typed, with four significant digits."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from border_cli.core.errors import ExitCode
+from border_cli.core.errors import ExitCode, ResourceError
 from border_cli.core.progress import JobProgress, Progress
 from border_cli.runtime.signals import StopFlag
 from border_cli.sweeps.jobs import Job, Sweep
@@ -237,3 +237,35 @@ def test_a_stop_reaches_every_job_and_no_further_job_starts(tmp_path: Path) -> N
         sweep, _ = run(tmp_path, [Patient(tmp_path / "0"), Light(tmp_path / "1")], slots=1, stop=stop)  # type: ignore[list-item]
         assert stop.code == ExitCode.SIGINT
     assert [(job.state, job.exit_code) for job in sweep.jobs] == [("stopped", 143), ("waiting", None)]
+
+
+@dataclass(frozen=True)
+class Saving:
+    """A job that runs until it is asked to stop, and then writes a file."""
+
+    run_dir: Path
+
+    def __call__(self, view: JobView) -> int:
+        with StopFlag() as stop:
+            (self.run_dir / "starts").touch()
+            while not stop():
+                time.sleep(0.01)
+            (self.run_dir / "saved").touch()
+            return int(stop.code or 0)
+
+
+class FullDisk(JobQueue):
+    """Cannot note that a job has ended."""
+
+    def ended(self, job: Job) -> None:
+        raise OSError(28, "No space left on device")
+
+
+def test_a_disk_that_is_full_for_the_source_stops_the_jobs_with_checkpoints(tmp_path: Path) -> None:
+    sweep = Sweep(tmp_path, [])
+    tasks = [Light(tmp_path / "0", meet=1), Saving(tmp_path / "1")]
+    jobs = [sweep.add(n, [f"n={n}"], task.run_dir) for n, task in enumerate(tasks)]
+    scheduler = Scheduler(sweep, LocalExecutor(2, 1), lambda job: tasks[job.number], Seen(), StopFlag())  # type: ignore[arg-type, return-value]
+    with nothing_left(), pytest.raises(ResourceError, match="the disk is full"):
+        scheduler.run(FullDisk(jobs))
+    assert (tmp_path / "1" / "saved").exists()
