@@ -35,22 +35,23 @@ check: install
 unit: install
 	$(BIN)/python -m pytest tests/unit tests/contract -n 2 $(ARGS)
 
+# a process takes whole files: the tests of a file share what they have compiled or trained
 integration: install
-	$(BIN)/python -m pytest tests/integration -n 2 --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest tests/integration -n 3 --dist loadfile $(ARGS)
 
 faults: install
 	$(BIN)/python -m pytest tests/faults -n 3 $(ARGS)
 
 # test-full: every agent in every environment, every preset, and all cases of what `make test` takes samples of
 test-full: install
-	TEST_FULL=1 $(BIN)/python -m pytest tests -n 2 --dist loadgroup $(ARGS)
+	TEST_FULL=1 $(BIN)/python -m pytest tests -n 2 --dist loadfile $(ARGS)
 	FAULTS_FULL=1 $(BIN)/python -m pytest tests/integration/test_every_agent_in_every_env.py tests/integration/test_presets_run.py -n 2 $(ARGS)
 
 # test-faults-full: every row with full counts, every cell of lockstep stopped ten times, then long campaigns of kills,
 # storms and a soak; some hours
 test-faults-full: install
 	FAULTS_FULL=1 $(BIN)/python -m pytest tests/faults -n 3 --timeout 3600 $(ARGS)
-	FAULTS_FULL=1 $(BIN)/python -m pytest tests/unit tests/contract tests/integration -n 2 --dist loadgroup --timeout 3600 $(ARGS)
+	FAULTS_FULL=1 $(BIN)/python -m pytest tests/unit tests/contract tests/integration -n 2 --dist loadfile --timeout 3600 $(ARGS)
 	$(BIN)/python -m tests.campaigns kills --runs 50
 	$(BIN)/python -m tests.campaigns kills-lockstep --runs 50
 	$(BIN)/python -m tests.campaigns kills-full --runs 10

@@ -27,7 +27,7 @@ from tests.faults.processes import nothing_left
 from tests.interrupted import assert_same_bits, resume, run_whole, signal_at
 from tests.real_runs import Run, in_folder, tiny, train
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("compiled")]  # they share what is compiled
+pytestmark = pytest.mark.timeout(300)
 OPT_STEPS = 200
 SETTINGS: dict[str, dict[str, Any]] = {
     "dqn": {"hidden": [8], "lr_schedule": "linear", "lr_opt_steps": 400, "normalize_obs": True},
@@ -238,9 +238,10 @@ def test_where_bits_have_to_repeat_it_is_an_error() -> None:
 
 def test_a_free_running_learner_goes_on_eagerly_until_the_opt_step_is_compiled() -> None:
     """Without weights, as uniform replay has none."""
-    one, _ = learner("dqn", "true", waits=False, adam_eps=1e-7)
+    one, compiler = learner("dqn", "true", waits=False, adam_eps=1e-7)
     learn("dqn", one, 32, weighted=False)
     assert not one.algorithm.graphs and one.compiling is not None
+    assert compiler._call is not None and compiler._call.poll(240.0)
     calls = 1
     while one.compiling is not None:
         learn("dqn", one, 32, weighted=False)
