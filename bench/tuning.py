@@ -33,7 +33,7 @@ from border_cli.sweeps.tuning import TUNING_FILE
 
 RESULTS = Path(__file__).parent / "results" / "tuning.jsonl"
 PAGE = Path(__file__).parents[1] / "docs" / "sweeps.md"
-WARMUP, OPT_INTERVAL, EVALUATIONS = 1_000, 4, 9
+WARMUP, OPT_INTERVAL, EVALUATIONS = 1_000, 4, 10
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,9 @@ class Task:
 
 
 TASKS = {
-    "cartpole": Task(20_000, lr="1e-5,1e-1", gamma="0.8,0.999"),
+    "cartpole": Task(30_000, lr="1e-5,1e-1", gamma="0.8,0.999"),
     # With less reward for what comes later, or outside of these learning rates, DQN learns nothing of Acrobot in this time.
-    "acrobot": Task(30_000, lr="1e-4,1e-2", gamma="0.95,0.999"),
+    "acrobot": Task(50_000, lr="1e-4,1e-2", gamma="0.95,0.999"),
 }
 COMMON = (
     *("agent=dqn", "preset=none", "agent.hidden=[64,64]", "agent.target_interval=1", "trainer=sync"),
@@ -88,8 +88,13 @@ COMMON = (
     *("threads=1", "sweep.slots=2", "recorder.tensorboard=false", "recorder.console=none"),
 )
 TUNING = (
-    *("hydra/sweeper=border_optuna", "hydra.sweeper.sampler=gp", "hydra.sweeper.rungs=2"),
-    *("hydra.sweeper.objective=area", "hydra.sweeper.top=5", "hydra.sweeper.top_seeds=3"),
+    *("hydra/sweeper=border_optuna", "hydra.sweeper.sampler=gp", "hydra.sweeper.objective=area"),
+    *(
+        "hydra.sweeper.reduction=5",
+        "hydra.sweeper.rungs=2",
+        "hydra.sweeper.top=3",
+        "hydra.sweeper.top_seeds=3",
+    ),
 )
 HEAD = (
     *("environment", "repetition", "tuned", "random", "difference", "opt steps, tuned"),
