@@ -24,7 +24,9 @@ _DRAWS, _RANDOM_DRAWS = 5, 100
 """How many draws in a row may repeat an earlier trial: first those of the sampler, which may insist on what it has found
 best, and then random ones. After them the search space counts as exhausted."""
 _STARTUP = 10
-"""Trials at random before a Gaussian process is fitted."""
+"""Trials with a score before a Gaussian process is fitted."""
+_RANDOM_EVERY = 3
+"""One of so many trials stays random, as in BOHB (Falkner et al., 2018): a model of few scores insists on a region."""
 _LINE = 3
 """Trials that a line from one rung to the next needs."""
 
@@ -64,9 +66,11 @@ class Study:
         try:
             for i in range(_DRAWS + _RANDOM_DRAWS):
                 with _quiet():
-                    if i >= _DRAWS:
+                    has_model = self._has_model and sum(map(bool, scores.values())) >= _STARTUP
+                    if i >= _DRAWS or (has_model and len(scores) % _RANDOM_EVERY == 0):
                         self._study.sampler = self._optuna.samplers.RandomSampler(seed=self._new_seed())
-                    elif self._has_model and (values := self._modelled(scores)) is not None:
+                    elif has_model:
+                        values = self._modelled(scores)
                         self._study.sampler = self._optuna.samplers.PartialFixedSampler(values, sampler)
                     asked = self._study.ask(self._space)
                 params = {key: as_typed(value) for key, value in asked.params.items()}
@@ -77,11 +81,9 @@ class Study:
         finally:
             self._study.sampler = sampler
 
-    def _modelled(self, scores: Mapping[int, Sequence[float]]) -> dict[str, Any] | None:
-        """Values that a Gaussian process of the expected scores proposes. None before enough trials have a score."""
+    def _modelled(self, scores: Mapping[int, Sequence[float]]) -> dict[str, Any]:
+        """Values that a Gaussian process of the expected scores proposes."""
         scored = [number for number in scores if scores[number]]
-        if len(scored) < _STARTUP:
-            return None
         optuna, states, trials = self._optuna, self._states, self.trials
         expected = dict(zip(scored, expected_scores([scores[number] for number in scored]), strict=True))
         model = optuna.create_study(
