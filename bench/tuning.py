@@ -33,7 +33,7 @@ from border_cli.sweeps.tuning import TUNING_FILE
 
 RESULTS = Path(__file__).parent / "results" / "tuning.jsonl"
 PAGE = Path(__file__).parents[1] / "docs" / "sweeps.md"
-WARMUP, EVALUATIONS = 1_000, 18
+WARMUP, OPT_INTERVAL, EVALUATIONS = 1_000, 4, 9
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,12 @@ class Task:
     """What is tuned. env_steps: of a whole run · gamma: the range of `agent.gamma`."""
 
     env_steps: int
-    opt_interval: int
     gamma: str
 
     @property
     def opt_steps(self) -> int:
         """Of a whole run."""
-        return (self.env_steps - WARMUP) // self.opt_interval
+        return (self.env_steps - WARMUP) // OPT_INTERVAL
 
     @property
     def space(self) -> tuple[str, ...]:
@@ -63,7 +62,6 @@ class Task:
         """Of a whole run."""
         return (
             f"trainer.max_env_steps={self.env_steps}",
-            f"trainer.opt_interval={self.opt_interval}",
             f"trainer.eval_interval={self.opt_steps // EVALUATIONS}",
         )
 
@@ -74,18 +72,22 @@ class Task:
 
 
 TASKS = {
-    "cartpole": Task(50_000, 4, gamma="0.8,0.999"),
-    "acrobot": Task(80_000, 5, gamma="0.95,0.999"),  # with less, nothing is learned in this time
+    "cartpole": Task(20_000, gamma="0.8,0.999"),
+    "acrobot": Task(30_000, gamma="0.95,0.999"),  # with less, nothing is learned in this time
 }
 COMMON = (
     *("agent=dqn", "preset=none", "agent.hidden=[64,64]", "agent.target_interval=1", "trainer=sync"),
-    *(f"trainer.warmup_period={WARMUP}", "trainer.save_interval=null"),
+    *(
+        f"trainer.opt_interval={OPT_INTERVAL}",
+        f"trainer.warmup_period={WARMUP}",
+        "trainer.save_interval=null",
+    ),
     *("agent.epsilon_env_steps=5000", "evaluator=inline", "evaluator.episodes=5"),
     *("threads=1", "sweep.slots=2", "recorder.tensorboard=false", "recorder.console=none"),
 )
 TUNING = (
-    *("hydra/sweeper=border_optuna", "hydra.sweeper.sampler=gp", "hydra.sweeper.objective=area"),
-    *("hydra.sweeper.top=3", "hydra.sweeper.top_seeds=2"),
+    *("hydra/sweeper=border_optuna", "hydra.sweeper.sampler=gp", "hydra.sweeper.rungs=2"),
+    *("hydra.sweeper.objective=area", "hydra.sweeper.top=3", "hydra.sweeper.top_seeds=3"),
 )
 HEAD = (
     *("environment", "repetition", "tuned", "random", "difference", "opt steps, tuned"),
