@@ -98,9 +98,8 @@ def test_nothing_is_left_after_the_driver_has_ended_and_the_run_resumes(number: 
     # Ray's own agents look for their node every few seconds, and give up after a minute.
     wait_until(lambda: not left(), "the end of the cluster", 120)
     run = Run(Path("runs/latest").resolve())
-    until = (
-        int(run.checkpoints[-1].removeprefix("step-")) + 50
-    )  # the kill may come before summary.json knows of it
+    # Of the checkpoint: the kill may come before summary.json knows of it.
+    until = int(run.checkpoints[-1].removeprefix("step-")) + 50
     resume = [command()[0], f"resume={run.path}", f"trainer.max_opts={until}"]
     assert subprocess.run(resume, timeout=120).returncode == 0
     assert Run(run.path).counts[0] == until

@@ -219,16 +219,20 @@ def test_the_time_that_a_sweep_needs_by_hand(tmp_path: Path, monkeypatch: pytest
 
 @dataclass(frozen=True)
 class Patient:
-    """A job that runs until it is asked to stop, and asks its sweep to stop when it has begun."""
+    """A job that runs until it is asked to stop, and then writes a file. asks: its sweep to stop, when it has begun."""
 
     run_dir: Path
+    asks: bool = True
 
     def __call__(self, view: JobView) -> int:
         with StopFlag() as stop:
             (self.run_dir / "config.yaml").write_text("{}\n")
-            os.kill(os.getppid(), signal.SIGINT)
+            (self.run_dir / "starts").write_text("x")
+            if self.asks:
+                os.kill(os.getppid(), signal.SIGINT)
             while not stop():
                 time.sleep(0.01)
+            (self.run_dir / "saved").touch()
             return int(stop.code or 0)
 
 
@@ -237,21 +241,6 @@ def test_a_stop_reaches_every_job_and_no_further_job_starts(tmp_path: Path) -> N
         sweep, _ = run(tmp_path, [Patient(tmp_path / "0"), Light(tmp_path / "1")], slots=1, stop=stop)  # type: ignore[list-item]
         assert stop.code == ExitCode.SIGINT
     assert [(job.state, job.exit_code) for job in sweep.jobs] == [("stopped", 143), ("waiting", None)]
-
-
-@dataclass(frozen=True)
-class Saving:
-    """A job that runs until it is asked to stop, and then writes a file."""
-
-    run_dir: Path
-
-    def __call__(self, view: JobView) -> int:
-        with StopFlag() as stop:
-            (self.run_dir / "starts").touch()
-            while not stop():
-                time.sleep(0.01)
-            (self.run_dir / "saved").touch()
-            return int(stop.code or 0)
 
 
 class FullDisk(JobQueue):
@@ -263,7 +252,7 @@ class FullDisk(JobQueue):
 
 def test_a_disk_that_is_full_for_the_source_stops_the_jobs_with_checkpoints(tmp_path: Path) -> None:
     sweep = Sweep(tmp_path, [])
-    tasks = [Light(tmp_path / "0", meet=1), Saving(tmp_path / "1")]
+    tasks: list[Light | Patient] = [Light(tmp_path / "0", meet=1), Patient(tmp_path / "1", asks=False)]
     jobs = [sweep.add(n, [f"n={n}"], task.run_dir) for n, task in enumerate(tasks)]
     scheduler = Scheduler(sweep, LocalExecutor(2, 1), lambda job: tasks[job.number], Seen(), StopFlag())  # type: ignore[arg-type, return-value]
     with nothing_left(), pytest.raises(ResourceError, match="the disk is full"):
