@@ -6,6 +6,8 @@ ARGS ?=
 # the commit that `make same-bits` compares the working tree with
 BASE ?= HEAD
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# with it each process that a test starts would compile the package again
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: install train eval test check unit integration faults test-full test-faults-full test-extras learning bench peers same-bits results readme conf screen clean
 

@@ -114,11 +114,7 @@ def tuned(folder: Path, env: str, trials: int, seed: int, *words: str) -> tuple[
     sweep(folder, env, [f"seed={1000 * seed}", *TASKS[env].space, *TUNING, *counted, *words])
     found = json.loads((folder / TUNING_FILE).read_text())
     every = found["trials"]
-    if whole := [one for one in found["judged"] if len(one["scores"]) == len(one["jobs"])]:
-        number = max(whole, key=lambda one: np.mean(one["scores"]))["trial"]
-        best = next(one for one in every if one["number"] == number)
-    else:
-        best = max((one for one in every if one["scores"]), key=lambda one: one["scores"][-1])
+    best = next(one for one in every if one["number"] == found["winner"])
     spent = sum(job["opt_steps"] or 0 for job in json.loads((folder / "sweep.json").read_text())["jobs"])
     repeated = sum(len(one["jobs"]) * sum(one["targets"][: one["rung"]]) for one in every)
     return best["params"], spent, spent + repeated

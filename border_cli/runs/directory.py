@@ -216,7 +216,7 @@ def folder_error(error: OSError, path: Path) -> BorderError:
         return ResourceError(f"{path}: the disk is full\nallowed: free some space, or run in another folder")
     reason = error.strerror or type(error).__name__
     return UsageError(
-        f"{path} cannot be made: {reason}\n"
+        f"{path} cannot be made or written to: {reason}\n"
         "allowed: another folder, by hydra.run.dir=<folder>, or hydra.sweep.dir=<folder> for -m"
     )
 

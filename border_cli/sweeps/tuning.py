@@ -5,7 +5,7 @@ among the best `1 / reduction` of the trials that have reached the same rung, it
 checkpoint to the next rung, the last of which is the whole budget. Nothing waits for a rung to be full (ASHA, Li et al.,
 2020, "A System for Massively Parallel Hyperparameter Tuning"). At the end the best trials are judged on fresh seeds.
 
-`tuning.json` has the trials with their jobs.
+`tuning.json` has the trials with their jobs, and the number of the winner.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class TuningSettings:
     pruner: str = "halving"
     seeds: int = 1
     objective: str = "best"
-    reduction: int = 3
-    rungs: int = 3
+    reduction: int = 2
+    rungs: int = 2
     top: int = 3
     top_seeds: int = 5
     seed: int = 0
@@ -234,6 +234,7 @@ class Tuner:
         if asked is None:
             self._is_exhausted = True
             self._note(f"the search space has no values left to try after {len(self.trials)} trials")
+            self._save()  # there may be a winner now
             return False
         trial = Trial(len(self.trials), *asked)
         self.trials.append(trial)
@@ -425,6 +426,7 @@ class Tuner:
                 "space": self._space,
                 "trials": [asdict(one) | {"reports": {}} for one in self.trials],
                 "judged": [asdict(one) for one in self.judged],
+                "winner": winner.number if self.has_ended and (winner := self.winner) else None,
             },
         )
 
@@ -506,4 +508,5 @@ def objective(job: Job, kind: str, until: int | None) -> float:
         return float(means[-1])
     if kind == "best":
         return float(means.max())
-    return float(np.trapezoid(means, steps) / (steps[-1] - steps[0]))
+    widths = np.diff(steps)
+    return float(((means[1:] + means[:-1]) / 2 * widths).sum() / widths.sum())  # the trapezoidal rule

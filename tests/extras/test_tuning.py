@@ -80,12 +80,17 @@ class Jobs:
 def tuner_of(jobs: Jobs, retry: bool = False, **settings: Any) -> Tuner:
     """A tuner whose first trials are 0.9, 0.8 … 0.1."""
     space, notes = {"x": optuna.distributions.FloatDistribution(0.0, 1.0)}, list[str]()
-    checked = TuningSettings(**{"sampler": "random", **settings})
+    checked = TuningSettings(**{"sampler": "random", "reduction": 3, "rungs": 3, **settings})
     tuner = Tuner(jobs.folder, checked, space, jobs.make, notes.append, retry)
     if not tuner.study.trials:
         for n in range(9, 0, -1):
             tuner.study._study.enqueue_trial({"x": n / 10})
     return tuner
+
+
+def saved_winner(folder: Path) -> int | None:
+    found: int | None = json.loads((folder / "tuning.json").read_text())["winner"]
+    return found
 
 
 def run_all(tuner: Tuner, jobs: Jobs, most: int = 1000) -> None:
@@ -111,7 +116,7 @@ def test_one_of_three_trials_is_promoted_twice_and_continues_where_it_paused(tmp
     assert [steps for number, steps in jobs.opt_steps if number == best.jobs[0]] == [10, 20, 60]
     # 6·10 + 2·30 + 90 opt steps, and had each promotion started over, 2·10 + (10 + 30) more
     assert tuner.opt_steps == (210, 270)
-    assert tuner.has_ended
+    assert (tuner.has_ended, saved_winner(tmp_path)) == (True, 0)
     assert tuner.stage == "trial 9 of 9"
     states = [trial.state.name for trial in tuner.study.trials]
     assert states.count("COMPLETE") == 1
@@ -229,6 +234,7 @@ def test_a_judged_trial_with_a_failed_run_does_not_win(tmp_path: Path) -> None:
             jobs.run(job, None, quality)
         tuner.ended(job)
     assert tuner.winner is tuner.trials[1]
+    assert saved_winner(tmp_path) == 1
 
 
 def test_the_median_stops_bad_trials_and_they_keep_a_checkpoint(tmp_path: Path) -> None:
@@ -327,15 +333,18 @@ def test_a_run_without_the_evaluations_that_it_should_have_fails_its_trial(tmp_p
     assert (tuner.trials[0].state, tuner.next(), tuner.has_ended) == ("failed", None, True)
 
 
+@pytest.mark.parametrize("top", [0, 2])
 @pytest.mark.parametrize("sampler", ["tpe", "random", "cmaes", "gp"])
-def test_values_that_an_earlier_trial_has_are_not_tried_again(tmp_path: Path, sampler: str) -> None:
+def test_values_that_an_earlier_trial_has_are_not_tried_again(tmp_path: Path, sampler: str, top: int) -> None:
     jobs, notes = Jobs(tmp_path), list[str]()
     space = {"x": optuna.distributions.CategoricalDistribution(["0.5", "0.9"])}
-    settings = TuningSettings(n_trials=5, top=2, top_seeds=2, sampler=sampler)
+    settings = TuningSettings(n_trials=5, top=top, top_seeds=2, sampler=sampler)
     tuner = Tuner(jobs.folder, settings, space, jobs.make, notes.append)
     run_all(tuner, jobs)
     assert sorted(trial.params["x"] for trial in tuner.trials) == ["0.5", "0.9"]
-    assert (tuner.has_ended, len(notes), len(jobs.made)) == (True, 1, 2 + 2 * 2)
+    assert (tuner.has_ended, len(notes), len(jobs.made)) == (True, 1, 2 + top * 2)
+    best = next(trial.number for trial in tuner.trials if trial.params["x"] == "0.9")
+    assert saved_winner(tmp_path) == best
 
 
 def sampled(folder: Path, sampler: str, pruner: str, n_trials: int = 40, seed: int = 0) -> list[float]:
@@ -435,7 +444,7 @@ def test_a_tuning_that_is_stopped_while_it_judges_has_not_ended(tmp_path: Path) 
         assert job is not None
         job.state = "stopped"
         tuner.ended(job)
-    assert (len(tuner._todo), tuner.has_ended) == (0, False)
+    assert (len(tuner._todo), tuner.has_ended, saved_winner(tmp_path)) == (0, False, None)
 
 
 def test_objectives_by_hand(tmp_path: Path) -> None:
@@ -524,7 +533,6 @@ TUNED = (
     "agent.lr=tag(log,interval(1e-4,1e-2))",
     "agent.gamma=choice(0.9,0.95,0.99)",  # before agent.lr in the alphabet, as tuning.json has them
     "hydra.sweeper.n_trials=4",
-    "hydra.sweeper.rungs=2",
     "hydra.sweeper.top=1",
     "hydra.sweeper.top_seeds=2",
     "trainer=sync",
@@ -550,7 +558,7 @@ def test_a_killed_tuning_continues_and_the_winner_is_a_preset(
     assert {trial["state"] for trial in tuning["trials"]} == {"paused", "done"}
     paused = next(trial for trial in tuning["trials"] if trial["state"] == "paused")
     run = Run(sweep / f"{paused['jobs'][0]}_dqn_cartpole")
-    assert (run.summary["status"], run.checkpoints) == ("stopped", ["step-000000020"])
+    assert (run.summary["status"], run.checkpoints) == ("stopped", ["step-000000030"])
     done = next(trial for trial in tuning["trials"] if trial["state"] == "done")
     whole = Run(sweep / f"{done['jobs'][0]}_dqn_cartpole")
     assert (whole.counts[0], whole.steps("eval/return_mean")) == (60, [10, 20, 30, 40, 50, 60])
