@@ -92,7 +92,7 @@ def test_a10_with_slow_environments_only_the_learner_waits() -> None:
     ("args", "waits", "other"),
     [
         (("trainer.opt_interval=0.1", "trainer.max_opts=200"), "actors", "learner"),
-        ((f"env.kwargs.step_s={STEP_S}", "trainer.max_opts=20"), "learner", "actors"),
+        ((f"env.kwargs.step_s={8 * STEP_S}", "trainer.max_opts=20"), "learner", "actors"),
     ],
 )
 def test_a10_a_run_records_which_side_waits(
