@@ -38,7 +38,7 @@ from border_cli.cli.start import end_imports, resume_run, start_run
 from border_cli.cli.sweep import SWEEP_SETTINGS, SweepSettings, run_sweep
 from border_cli.config import registry
 from border_cli.config.convert import RESUME, dump, nearest, nearest_line, to_config, to_plain
-from border_cli.config.resolve import inherit, reopen, with_typed_budget
+from border_cli.config.resolve import inherit, reopen, reopen_for_device, with_typed_budget
 from border_cli.config.schema import GROUPS, TrainConfig
 from border_cli.config.validate import check_effect, check_overrides, validate
 from border_cli.core.errors import ExitCode, UsageError
@@ -294,6 +294,7 @@ def _with_overrides(
             )
         set_value(changed, override, command=command)
     config = with_typed_budget(to_config(changed), typed)
+    config = reopen_for_device(config, stored, typed)
     validate(config)
     check_effect(config, typed)
     return config

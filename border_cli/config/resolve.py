@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from border_cli.config.convert import as_typed, dotted, to_plain
-from border_cli.config.schema import BufferConfig, EvaluatorConfig, RecorderConfig, TrainConfig
+from border_cli.config.schema import EvaluatorConfig, RecorderConfig, TrainConfig
 from border_cli.core.errors import UsageError
 
 _GAME = re.compile(r"(\w+:)?ALE/[\w-]+")
@@ -142,6 +142,21 @@ def reopen(stored: TrainConfig) -> TrainConfig:
     return config
 
 
+def reopen_for_device(config: TrainConfig, stored: TrainConfig, chosen: Collection[str]) -> TrainConfig:
+    """On another kind of device than a stored run had, what was decided for that one is left open again.
+
+    chosen: keys whose values the user has chosen now; they stay.
+    """
+    if config.device.partition(":")[0] == stored.device.partition(":")[0]:
+        return config
+    reopened = copy.deepcopy(config)
+    for key in ("agent.compile", "buffer.device"):
+        section, _, name = key.partition(".")
+        if key not in chosen and hasattr(getattr(reopened, section), name):
+            setattr(getattr(reopened, section), name, "auto")
+    return reopened
+
+
 def inherit(config: TrainConfig, stored: TrainConfig) -> TrainConfig:
     """A new configuration with what a stored one has decided once for its run, as far as it is left open here."""
     inherited = copy.deepcopy(config)
@@ -165,16 +180,12 @@ def inherit(config: TrainConfig, stored: TrainConfig) -> TrainConfig:
         if getattr(config.agent, name, "") in (None, "auto") and hasattr(stored.agent, name):
             setattr(inherited.agent, name, getattr(stored.agent, name))
     if type(config.buffer) is type(stored.buffer):
-        inherited.buffer = _inherited_buffer(config, stored.buffer)
-    return inherited
-
-
-def _inherited_buffer(config: TrainConfig, stored: BufferConfig) -> BufferConfig:
-    left_open = [name for name, value in vars(config.buffer).items() if value in (None, "auto")]
-    decided = {name: getattr(stored, name) for name in left_open}
-    if decided.get("device") == "cuda" and not config.device.startswith("cuda"):
-        decided["device"] = "cpu"  # the rows cannot stay on the GPU of an earlier launch
-    return replace(config.buffer, **decided)
+        left_open = [name for name, value in vars(config.buffer).items() if value in (None, "auto")]
+        inherited.buffer = replace(
+            config.buffer, **{name: getattr(stored.buffer, name) for name in left_open}
+        )
+    chosen = [key for key, value in dotted(to_plain(config)).items() if value != "auto"]
+    return reopen_for_device(inherited, stored, chosen)
 
 
 def with_typed_budget(config: TrainConfig, overrides: Mapping[str, Any]) -> TrainConfig:

@@ -293,6 +293,23 @@ def test_the_same_command_finds_its_run_without_changes(given):
     assert resolved(again) == resolved(config(**given), **facts)
 
 
+@pytest.mark.parametrize(
+    ("device", "chosen", "expected"),
+    [
+        ("cuda:1", (), ("true", "cuda")),
+        ("cpu", (), ("auto", "auto")),
+        ("cpu", ("buffer.device",), ("auto", "cuda")),
+        ("mps", ("agent.compile",), ("true", "auto")),
+    ],
+)
+def test_what_a_gpu_decided_is_open_again_on_another_device(device, chosen, expected):
+    stored = config(device="cuda", buffer__device="cuda", agent__compile=True)
+    resumed = config(device=device, buffer__device="cuda", agent__compile=True)
+    found = resolve.reopen_for_device(resumed, stored, chosen)
+    assert (found.agent.compile, found.buffer.device) == expected
+    assert (resumed.agent.compile, resumed.buffer.device) == ("true", "cuda")  # the input is not changed
+
+
 def test_auto_is_null_only_where_the_program_decides_the_value():
     assert config(agent__v_min="auto").agent.v_min is None
     with pytest.raises(UsageError, match=r"agent\.max_grad_norm"):

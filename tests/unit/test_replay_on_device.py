@@ -12,6 +12,7 @@ import torch
 from border_cli import build, preflight, run
 from border_cli.agents.agent import NetworkAgent
 from border_cli.agents.capture import capture_opt_steps
+from border_cli.agents.dqn.config import DqnConfig
 from border_cli.config import resources
 from border_cli.config.registry import AGENTS, BUFFERS
 from border_cli.config.resolve import Change, check_changes, inherit, keeps_the_bits
@@ -174,11 +175,17 @@ def test_it_may_change_on_resume_and_keeps_the_bits() -> None:
     assert keeps_the_bits(change)
 
 
-@pytest.mark.parametrize(("device", "expected"), [("cuda:1", "cuda"), ("cpu", "cpu"), ("mps", "cpu")])
-def test_resume_auto_without_the_gpu_keeps_the_rows_in_main_memory(device: str, expected: str) -> None:
-    stored = TrainConfig(buffer=BufferConfig(device="cuda"), device="cuda")
-    inherited = inherit(TrainConfig(device=device), stored)
+@pytest.mark.parametrize(("device", "expected"), [("cuda:1", "cuda"), ("cpu", "auto"), ("mps", "auto")])
+def test_resume_auto_on_another_device_decides_again(device: str, expected: str) -> None:
+    """Where the rows are, and whether opt steps are compiled; without a GPU, auto is main memory."""
+    stored = TrainConfig(agent=DqnConfig(compile="true"), buffer=BufferConfig(device="cuda"), device="cuda")
+    inherited = inherit(TrainConfig(agent=DqnConfig(), device=device), stored)
     assert inherited.buffer.device == expected
+    assert inherited.agent.compile == ("true" if expected == "cuda" else "auto")
+    assert (
+        inherit(TrainConfig(agent=DqnConfig(compile="cached"), device=device), stored).agent.compile
+        == "cached"
+    )
     assert (
         inherit(TrainConfig(buffer=BufferConfig(device="cpu"), device=device), stored).buffer.device == "cpu"
     )
