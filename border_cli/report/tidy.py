@@ -64,7 +64,7 @@ def read_tidy(path: Path, metric: str, own: Sequence[Group]) -> list[Group]:
         if not shared or env in shared:
             groups.setdefault((name, env), []).append(_run(path, env, seed, points))
     return [
-        Group(f"{name} (published) on {env}" if name in names else f"{name} on {env}", runs)
+        Group(f"{name} ({path.name}) on {env}" if name in names else f"{name} on {env}", runs)
         for (name, env), runs in groups.items()
     ]
 

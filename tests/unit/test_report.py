@@ -383,12 +383,12 @@ def test_more_groups_than_colours_can_be_told_apart(tmp_path: Path, monkeypatch:
 
 def test_others_of_the_same_name_do_not_take_our_place(runs: Path) -> None:
     assert main([]) == 0
-    shutil.copy("runs/report/curves.csv", "published.csv")
-    assert main(["with=published.csv", "out=both"]) == 0
+    shutil.copy("runs/report/curves.csv", "theirs.csv")
+    assert main(["with=theirs.csv", "out=both"]) == 0
     names = {line.split(",")[0] for line in Path("both/curves.csv").read_text().splitlines()[1:]}
     assert names == {"dqn"}
     page = Path("both/report.html").read_text()
-    assert "dqn (published)" in page
+    assert "dqn (theirs.csv)" in page
 
 
 def test_the_page_needs_no_other_file(runs: Path) -> None:
