@@ -23,4 +23,4 @@ class OptunaSweeper(Sweeper):
         self._run = task_function
 
     def sweep(self, arguments: list[str]) -> None:
-        self._run.tune(arguments, self._settings)
+        self._run.request_tuning(arguments, self._settings)

@@ -49,7 +49,7 @@ class Space:
 def read_space(arguments: Sequence[str], defaults: Callable[[], Mapping[str, str]], optuna: Any) -> Space:
     """The search space among overrides. Raises UsageError for one that cannot be one.
 
-    defaults: reads the search space that is used, without keys that were typed, if no typed value is a search space.
+    defaults: reads the search space to use if none was typed; keys that were typed are left out of it.
     """
     typed = parse_overrides(arguments)
     names = {one.key_or_group for one in typed}
@@ -66,10 +66,10 @@ def read_space(arguments: Sequence[str], defaults: Callable[[], Mapping[str, str
                     "seed has several values, and a tuning has its own\n"
                     "allowed: hydra.sweeper.seeds=<runs of each trial>, and seed=<first one>"
                 )
-            seed = int(override.value())
-        elif key == "env" and override.is_sweep_override():
+            seed = _first_seed(override.value())
+        elif key in ("env", "env.id", "env.entry_point") and override.is_sweep_override():
             raise UsageError(
-                "env has several values, and their scores cannot be compared\nallowed: a tuning for each environment"
+                f"{key} has several values, and their scores cannot be compared\nallowed: a tuning for each environment"
             )
         elif override.is_sweep_override():
             distributions[key] = _distribution(override, optuna.distributions)
@@ -100,6 +100,12 @@ def default_space(name: str) -> dict[str, str]:
     base = values.pop("base", None)
     own = {str(key): str(value) for key, value in values.items()}
     return own if base is None else default_space(str(base)) | own
+
+
+def _first_seed(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise UsageError(f"seed={value}: not allowed in a tuning\nallowed: a whole number, the first seed")
+    return value
 
 
 def _distribution(override: Override, distributions: Any) -> Any:

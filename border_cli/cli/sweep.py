@@ -34,6 +34,7 @@ from border_cli.runs.directory import (
     SWEEP_FILE,
     Launch,
     create_sweep,
+    env_slug,
     folder_error,
     locked,
     make_folder,
@@ -96,6 +97,11 @@ def run_sweep(composer: Composer, launch: Launch, settings: SweepSettings) -> in
     if launch.typed.get("hydra/sweeper") == "border_optuna":
         from border_cli.cli.tune import check_tuning
 
+        if launcher not in OWN_LAUNCHERS:
+            raise UsageError(
+                f"hydra/launcher={launcher} does not run the trials of hydra/sweeper=border_optuna\n"
+                f"allowed: {', '.join(OWN_LAUNCHERS)}"
+            )
         check_tuning(composer, argv)
     wanted = job_argv(launch.argv)
     folder, continued = _folder(launch, settings, wanted)
@@ -164,6 +170,7 @@ def _multirun(
         if isinstance(task, SweepTask):
             batches = returned if isinstance(returned, list) else []
             run.ran_elsewhere(task.scores or [job.return_value for batch in batches for job in batch])
+    run.tune()
 
 
 def _is_choice(word: str) -> bool:
@@ -186,6 +193,7 @@ class SweepRun:
         self._stop = stop
         self.configs: dict[int, Composed] = {}
         self._begun: list[Job] = []  # in this launch
+        self._to_tune: tuple[Sequence[str], Mapping[str, Any]] | None = None  # arguments, settings
         self._tuned: int | None = None  # exit code of a tuning
         self._executor: Executor | None = None
         self.view: SweepView | None = None
@@ -215,8 +223,11 @@ class SweepRun:
         self._save()
         return added
 
-    def run(self, jobs: Sequence[tuple[int, Composed]]) -> list[Job]:
-        """Run these jobs in slots, without those that are finished. Returns when they have ended."""
+    def run(self, jobs: Sequence[tuple[int, Composed]], n_jobs: int | None = None) -> list[Job]:
+        """Run these jobs in slots, without those that are finished. Returns when they have ended.
+
+        n_jobs: at most so many are of use at a time; by default those that are left.
+        """
         added = self.add(jobs)
         left = [job for job in added if job.state != DONE and (job.state != FAILED or self._settings.retry)]
         kept = len(added) - len(left)
@@ -225,7 +236,7 @@ class SweepRun:
             again = f", {failed} of them failed (sweep.retry=true runs those again)" if failed else ""
             self.say(f"{counted(kept, 'job')} of {len(added)} ended in an earlier launch{again}")
         if left and not self._stop():
-            self.find_slots(self.configs[left[0].number], len(left))
+            self.find_slots(self.configs[left[0].number], n_jobs or len(left))
             self._begun += left
             self.drive(JobQueue(left))
         return added
@@ -250,14 +261,19 @@ class SweepRun:
     def launch(self, batch: Sequence[Sequence[str]], first: int) -> list[tuple[Job, float]]:
         """Run the jobs that a sweeper of a plugin asks for, numbered from `first`. Each with its best score, or NaN."""
         composed = [self.composer.compose(overrides) for overrides in batch]
-        jobs = self.run(list(enumerate(composed, first)))
+        jobs = self.run(list(enumerate(composed, first)), len(composed))  # later batches may have more left
         return [(job, math.nan if job.best is None else job.best) for job in jobs]
 
-    def tune(self, arguments: Sequence[str], settings: Mapping[str, Any]) -> None:
-        """Run the trials of Hydra's sweeper `border_optuna`."""
-        from border_cli.cli.tune import tune
+    def request_tuning(self, arguments: Sequence[str], settings: Mapping[str, Any]) -> None:
+        """Note what Hydra's sweeper `border_optuna` is asked for; `tune` does it when Hydra has returned."""
+        self._to_tune = arguments, settings
 
-        self._tuned = tune(self, arguments, settings)
+    def tune(self) -> None:
+        """Run the trials of a tuning, if one was asked for."""
+        if self._to_tune is not None:
+            from border_cli.cli.tune import tune
+
+            self._tuned = tune(self, *self._to_tune)
 
     def __call__(self, composed: DictConfig) -> float:
         """What Hydra calls a task; its launcher `border` calls `launch` instead."""
@@ -347,7 +363,8 @@ class SweepRun:
         """
         composed = self.configs[job.number]
         words = [word for word in composed.overrides if _is_choice(word)]
-        path = self.sweep.folder / f"best_{composed.run_name.partition('_')[2]}.yaml"
+        slug = env_slug(composed.choices["env"], composed.config.env.name)
+        path = self.sweep.folder / f"best_{slug}.yaml"
         typed = [shlex.quote(word.lstrip("+")) for word in (*self.composer.search, *words)]
         command = " ".join(["border-train", *typed, f"preset={shlex.quote(str(shown(path)))}"])
         base = self.composer.compose([*words, "preset=none"]).config

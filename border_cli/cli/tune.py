@@ -14,7 +14,7 @@ from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import ExitCode, UsageError
 from border_cli.display.format import counted
 from border_cli.display.tables import print_lines
-from border_cli.runs.directory import shown
+from border_cli.runs.directory import folder_error, shown
 from border_cli.sweeps.jobs import Job
 from border_cli.sweeps.study import STUDY_FILE, import_optuna
 from border_cli.sweeps.tuning import Tuner, TuningSettings, rungs_of
@@ -50,12 +50,15 @@ def tune(run: SweepRun, arguments: Sequence[str], settings: Mapping[str, Any]) -
         job.label = f"{label}: {values}" + (f" seed={space.seed + more_seed}" if more_seed else "")
         return job, composed.config
 
-    tuner = Tuner(run.sweep.folder, checked, space.distributions, make_job, run.say, run.retries_failed)
-    n_jobs = checked.n_trials * checked.seeds
-    first = run.composer.compose(space.overrides(space.values(0.0), 0))
-    run.say(_announcement(checked, rungs_of(first.config, checked)))
-    run.find_slots(first, n_jobs)
-    run.drive(tuner, tuner.pause_at)
+    try:
+        tuner = Tuner(run.sweep.folder, checked, space.distributions, make_job, run.say, run.retries_failed)
+    except OSError as e:
+        raise folder_error(e, run.sweep.folder) from e
+    if not tuner.has_ended:
+        largest = run.composer.compose(space.overrides(space.values(1.0), 0))
+        run.say(_announcement(checked, rungs_of(largest.config, checked)))
+        run.find_slots(largest, max(checked.n_trials * checked.seeds, checked.top * checked.top_seeds))
+        run.drive(tuner, tuner.pause_at)
     return _finish(run, tuner)
 
 

@@ -41,12 +41,15 @@ class Job:
     label: str = ""
 
     def refresh(self) -> None:
-        """Read how far the run is from its directory, after its process has ended."""
+        """Read how far the run is from its directory, after its process has ended.
+
+        A job that waits although its run has failed was put back, because it had no room beside others.
+        """
         self.summary = read_summary(self.run_dir)
         status = self.summary.get("status")
         if status == DONE:
             self.state, self.exit_code, self.error = DONE, 0, ""
-        elif status == FAILED or self.state == FAILED:
+        elif self.state == FAILED or (status == FAILED and self.state != WAITING):
             self.state = FAILED
         elif self.has_begun:
             self.state = STOPPED

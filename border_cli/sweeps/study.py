@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,8 +22,8 @@ STUDY_FILE = "study.log"
 _STUDY_NAME = "border-cli"
 SAMPLERS = ("gp", "tpe", "cmaes", "random")
 _DRAWS, _RANDOM_DRAWS = 5, 100
-"""How many draws in a row may repeat an earlier trial: first those of the sampler, which may insist on what it has found
-best, and then random ones. After them the search space counts as exhausted."""
+"""Draws in a row that may repeat an earlier trial: first of the sampler, which may insist on what it has found best, then
+random ones. After them the search space counts as exhausted."""
 _STARTUP = 10
 """Trials with a score before a Gaussian process is fitted."""
 _RANDOM_EVERY = 3
@@ -166,8 +167,8 @@ def expected_scores(scores: Sequence[Sequence[float]]) -> list[float]:
 
     scores: of each trial at its rungs, one or more. A trial that has not come so far gets a prediction: from each rung to
     the next, by the least-squares line through the trials that have reached both. Few trials with similar scores make a
-    poor line. So the fit has one more point: a trial that lies above the mean by the standard deviation of all trials, and
-    gains as much as the mean does. A line that would fall is level.
+    poor line. So one made-up trial takes part in the fit: it lies above the mean by the standard deviation of all trials,
+    and gains as much as the mean does. A negative slope becomes 0.
     """
     at = np.array([one[0] for one in scores], np.float64)
     for rung in range(1, max(map(len, scores))):
@@ -212,13 +213,33 @@ def _quiet() -> Iterator[None]:
         yield
 
 
+def _repair(path: Path) -> None:
+    """Undo what a killed launch has left of a write to the journal: Optuna's lock, and part of a line.
+
+    The sweep is locked, so no other launch is writing.
+    """
+    Path(f"{path}.lock").unlink(missing_ok=True)
+    if path.exists():
+        whole = path.read_bytes().rpartition(b"\n")
+        if whole[2]:
+            os.truncate(path, len(whole[0]) + len(whole[1]))
+
+
 def _open(optuna: Any, path: Path, sampler: str, seed: int, median: bool) -> Any:
+    _repair(path)
     backend: Any = importlib.import_module("optuna.storages.journal")
-    storage = optuna.storages.JournalStorage(backend.JournalFileBackend(str(path)))
-    existing = [one.study_name for one in optuna.get_all_study_summaries(storage)]
-    if existing:  # a launch that continues must not draw the same values again
-        seed = _seed_after(seed, len(optuna.load_study(study_name=_STUDY_NAME, storage=storage).trials))
-    samplers, pruners = optuna.samplers, optuna.pruners
+    # The path is absolute because Optuna's lock is a link to it.
+    storage = optuna.storages.JournalStorage(backend.JournalFileBackend(str(path.absolute())))
+    study = optuna.create_study(
+        study_name=_STUDY_NAME,
+        storage=storage,
+        direction="maximize",
+        pruner=optuna.pruners.MedianPruner(n_startup_trials=5) if median else optuna.pruners.NopPruner(),
+        load_if_exists=True,
+    )
+    if study.trials:  # a launch that continues must not draw the same values again
+        seed = _seed_after(seed, len(study.trials))
+    samplers = optuna.samplers
     # TPE takes each value on its own: with few trials it learns less from the joint density of all values.
     make: dict[str, Callable[[], Any]] = {
         "tpe": lambda: samplers.TPESampler(constant_liar=True, seed=seed),
@@ -228,17 +249,10 @@ def _open(optuna: Any, path: Path, sampler: str, seed: int, median: bool) -> Any
     }
     with _quiet():
         try:
-            made = make[sampler]()
+            study.sampler = make[sampler]()
         except ImportError as e:
             raise UsageError(
                 f"hydra.sweeper.sampler={sampler}: {str(e).splitlines()[0]}\n"
                 "allowed: pip install 'border-cli[tune]'"
             ) from e
-        return optuna.create_study(
-            study_name=_STUDY_NAME,
-            storage=storage,
-            direction="maximize",
-            sampler=made,
-            pruner=pruners.MedianPruner(n_startup_trials=5) if median else pruners.NopPruner(),
-            load_if_exists=True,
-        )
+    return study

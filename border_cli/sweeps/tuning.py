@@ -93,9 +93,9 @@ class Trial:
         number: counted from 0. in_study: its number in the study, where each rung that it reaches has one.
         params: value of each tuned key, as it is typed.
         jobs: numbers of its runs.
-        rung: the one that its runs go to, or have reached. targets: opt step of each rung; None for the whole budget.
+        rung: index of the rung that its runs are on the way to, or where they have paused.
+        targets: opt step of each rung; None for the whole budget.
         scores: at the rungs that it has reached.
-        reports: of median pruning: opt step → scores of the runs that have been evaluated there.
     """
 
     number: int
@@ -106,7 +106,6 @@ class Trial:
     rung: int = 0
     state: str = _RUNNING
     scores: list[float] = field(default_factory=list)
-    reports: dict[int, dict[int, float]] = field(default_factory=dict)
 
     @property
     def target(self) -> int | None:
@@ -171,8 +170,11 @@ class Tuner:
         self.judged: list[Judged] = []
         self._jobs: dict[int, Job] = {}
         self._todo: deque[Job] = deque()
+        # trial and opt step → score of each run that has been evaluated there, for the median
+        self._reports: dict[tuple[int, int], dict[int, float]] = {}
         if self._path.exists():
             self._continue()
+        self.study.fail_others({trial.in_study for trial in self.trials})
 
     # -- what the scheduler asks ---------------------------------------------
 
@@ -212,8 +214,8 @@ class Tuner:
             self._ended_judging(job)
         elif job.state == FAILED:
             self._fail(trial)
-        elif trial.state == _RUNNING and all(self._has_arrived(trial, one) for one in trial.jobs):
-            self._arrived(trial)
+        elif trial.state == _RUNNING:
+            self._score(trial)
         elif trial.state == _PRUNED:
             self._tell_pruned(trial)
         self._save()
@@ -259,13 +261,27 @@ class Tuner:
             self._fail(trial)
 
     def _promote(self, only_better: bool = False) -> bool:
-        """Let a paused trial continue to its next rung, if it is among the best of its rung.
+        """Let a paused trial continue to its next rung, if it is among the best of its rung."""
+        trial = self._promotable(only_better)
+        if trial is None:
+            return False
+        trial.rung, trial.state = trial.rung + 1, _RUNNING
+        self._todo.extend(self._jobs[number] for number in trial.jobs)
+        self._save()
+        return True
+
+    def _promotable(self, only_better: bool = False) -> Trial | None:
+        """A paused trial that is among the best of its rung, on the highest rung that has one.
 
         only_better: not with the lowest score of the rung. Where no trial has learned anything yet, going on with any of
         them would tell the sampler that its values are good.
         """
         for rung in range(self._settings.rungs - 2, -1, -1):
-            reached = [one for one in self.trials if len(one.scores) > rung]
+            reached = [
+                one
+                for one in self.trials
+                if len(one.scores) > rung and one.targets[rung] is not None and one.state != _FAILED
+            ]
             best = sorted(reached, key=lambda one: -one.scores[rung])[
                 : len(reached) // self._settings.reduction
             ]
@@ -274,25 +290,28 @@ class Tuner:
                 if only_better and trial.scores[rung] <= lowest:
                     break
                 if trial.state == _PAUSED and trial.rung == rung:
-                    trial.rung, trial.state = rung + 1, _RUNNING
-                    self._todo.extend(self._jobs[number] for number in trial.jobs)
-                    self._save()
-                    return True
-        return False
+                    return trial
+        return None
 
-    def _has_arrived(self, trial: Trial, number: int) -> bool:
-        """Whether a run has reached the trial's rung and its process has ended: then it has its scores and a checkpoint."""
-        job = self._jobs[number]
+    def _has_arrived(self, trial: Trial, job: Job) -> bool:
+        """Whether a run was evaluated at the trial's rung and its process has ended, so that it has a checkpoint.
+
+        The evaluation of the rung itself may be missing: an asynchronous run may leave it out, and pause at the next one.
+        """
         if job.state == DONE or trial.target is None:
             return job.state == DONE
-        opt_steps = (job.summary.get("counters") or {}).get("opt_steps") or 0
-        return job.summary.get("status") == STOPPED and opt_steps >= trial.target
+        return job.summary.get("status") == STOPPED and any(
+            step >= trial.target for step, _ in evaluations_of(job)
+        )
 
-    def _arrived(self, trial: Trial) -> None:
-        """All runs of a trial are at their rung."""
+    def _score(self, trial: Trial) -> None:
+        """Note the score of a trial if all its runs are at their rung."""
         is_last, kind = trial.target is None, self._settings.objective
+        jobs = [self._jobs[number] for number in trial.jobs]
         try:
-            found = [objective(self._jobs[number], kind, trial.target) for number in trial.jobs]
+            if not all(self._has_arrived(trial, job) for job in jobs):
+                return
+            found = [objective(job, kind, trial.target) for job in jobs]
         except BorderError as e:
             self._note(f"trial {trial.number}: error: {e}")
             self._fail(trial)
@@ -314,7 +333,7 @@ class Tuner:
 
     def _report(self, trial: Trial, job: Job, step: int, score: float) -> None:
         """Report a step once all runs have been evaluated there, and prune the trial if Optuna's pruner says so."""
-        at = trial.reports.setdefault(step, {})
+        at = self._reports.setdefault((trial.number, step), {})
         if job.number in at:
             return
         at[job.number] = score
@@ -340,13 +359,20 @@ class Tuner:
     def ranking(self) -> list[Trial]:
         """The trials with a score and no failed run: those that have come furthest first, the best first among them."""
         scored = [one for one in self.trials if one.scores and one.state != _FAILED]
-        return sorted(scored, key=lambda one: (-len(one.scores), -one.scores[-1]))
+        return sorted(scored, key=lambda one: (one.state != _DONE, -len(one.scores), -one.scores[-1]))
+
+    @property
+    def _to_judge(self) -> list[Trial]:
+        """The best trials, without those that are judged. A trial that failed and ran again may be among them later."""
+        known = {one.trial for one in self.judged}
+        return [one for one in self.ranking[: self._settings.top] if one.number not in known]
 
     def _judge(self) -> bool:
         """Begin to judge the best trials, once all trials have ended."""
-        if self.judged or any(trial.state == _RUNNING for trial in self.trials):
+        best = self._to_judge
+        if not best or any(trial.state == _RUNNING for trial in self.trials):
             return False
-        for trial in self.ranking[: self._settings.top]:
+        for trial in best:
             judged = Judged(trial.number, [])
             for i in range(self._settings.top_seeds):
                 job, _ = self._make_job(trial.params, FRESH_SEEDS + i, f"judging trial {trial.number}")
@@ -355,7 +381,7 @@ class Tuner:
                 self._todo.append(job)
             self.judged.append(judged)
         self._save()
-        return bool(self._todo)
+        return True
 
     def _ended_judging(self, job: Job) -> None:
         for judged in self.judged:
@@ -371,8 +397,7 @@ class Tuner:
         whole = [one for one in self.judged if len(one.scores) == len(one.jobs)]
         if not whole:
             return next(iter(self.ranking), None)
-        number = max(whole, key=lambda one: np.mean(one.scores)).trial
-        return next(trial for trial in self.trials if trial.number == number)
+        return self.trials[max(whole, key=lambda one: np.mean(one.scores)).trial]
 
     @property
     def has_ended(self) -> bool:
@@ -381,8 +406,8 @@ class Tuner:
         if not every or self._todo or any(one.state == _RUNNING for one in self.trials):
             return False
         judging = [self._jobs[number] for judged in self.judged for number in judged.jobs]
-        is_judged = bool(self.judged) or not self._settings.top or not self.ranking
-        return is_judged and all(job.state in (DONE, FAILED) for job in judging)
+        is_judged = not self._to_judge and all(job.state in (DONE, FAILED) for job in judging)
+        return is_judged and self._promotable() is None
 
     @property
     def expect(self) -> str:
@@ -424,7 +449,8 @@ class Tuner:
             {
                 "settings": asdict(self._settings),
                 "space": self._space,
-                "trials": [asdict(one) | {"reports": {}} for one in self.trials],
+                "exhausted": self._is_exhausted,
+                "trials": [asdict(one) for one in self.trials],
                 "judged": [asdict(one) for one in self.judged],
                 "winner": winner.number if self.has_ended and (winner := self.winner) else None,
             },
@@ -436,6 +462,7 @@ class Tuner:
             data = read_json(self._path)
             self.trials = [Trial(**entry) for entry in data["trials"]]
             self.judged = [Judged(**entry) for entry in data["judged"]]
+            self._is_exhausted = data["exhausted"]
             before: dict[str, str] = data["space"]
         except (OSError, ValueError, KeyError, TypeError) as e:
             raise UsageError(f"{self._path} cannot be read: {type(e).__name__}: {e}") from e
@@ -447,7 +474,6 @@ class Tuner:
             self._resume_trial(trial)
         for judged in self.judged:
             self._resume_judging(judged)
-        self.study.fail_others({trial.in_study for trial in self.trials})
         self._save()
 
     def _resume_trial(self, trial: Trial) -> None:
@@ -462,16 +488,15 @@ class Tuner:
             self._tell_pruned(trial)
         if trial.state != _RUNNING:
             return
-        left = [job for job in jobs if not self._has_arrived(trial, job.number)]
         if any(job.state == FAILED for job in jobs):
             self._fail(trial)
-        elif left:
-            self._todo.extend(left)
-        else:
-            self._arrived(trial)
+            return
+        self._score(trial)
+        if trial.state == _RUNNING:
+            self._todo.extend(job for job in jobs if not self._has_arrived(trial, job))
 
     def _resume_judging(self, judged: Judged) -> None:
-        params, judged.scores = next(one.params for one in self.trials if one.number == judged.trial), []
+        params, judged.scores = self.trials[judged.trial].params, []
         for i in range(len(judged.jobs)):
             job, _ = self._make_job(params, FRESH_SEEDS + i, f"judging trial {judged.trial}")
             self._jobs[job.number] = job
@@ -482,9 +507,12 @@ class Tuner:
 
 
 def evaluations_of(job: Job) -> list[tuple[int, float]]:
-    """(opt step, mean return) of each regular evaluation of a run, in order."""
+    """(opt step, mean return) of each regular evaluation of a run, in order. Raises BorderError for a damaged file."""
     path = job.run_dir / METRICS_FILE
-    records = read_jsonl(path) if path.exists() else []
+    try:
+        records = read_jsonl(path) if path.exists() else []
+    except ValueError as e:
+        raise BorderError(f"{path} cannot be read: {e}") from e
     found = {
         one["opt_steps"]: one["eval/return_mean"]
         for one in records
@@ -494,11 +522,14 @@ def evaluations_of(job: Job) -> list[tuple[int, float]]:
 
 
 def objective(job: Job, kind: str, until: int | None) -> float:
-    """What is maximised, of one run. until: the opt step up to which evaluations count; None for all.
+    """What is maximised, of one run. until: evaluations count up to the first one at or after this opt step; None for all.
 
     "best" is the confirmed score of the best model so far, with `until` among those found until the run has paused.
     """
-    evaluations = [one for one in evaluations_of(job) if until is None or one[0] <= until]
+    evaluations = evaluations_of(job)
+    if until is not None:
+        end = next((step for step, _ in evaluations if step >= until), until)
+        evaluations = [one for one in evaluations if one[0] <= end]
     if not evaluations:
         raise BorderError(f"job {job.number} has no evaluation")
     if kind == "best" and job.best is not None:

@@ -200,6 +200,85 @@ def test_a_tuning_that_is_killed_before_it_knows_the_jobs_of_a_trial_finds_them(
     assert [(trial.jobs, trial.state) for trial in tuner.trials] == [([0, 1], "paused")]
 
 
+def test_a_run_that_is_stopped_before_the_evaluation_of_its_rung_has_not_arrived(tmp_path: Path) -> None:
+    """Ctrl-C in the middle of that evaluation: the run resumes, and is evaluated then."""
+    jobs = Jobs(tmp_path)
+    tuner = tuner_of(jobs, n_trials=1, top=0)
+    job = tuner.next()
+    assert job is not None
+    job.run_dir.mkdir()
+    (job.run_dir / "config.yaml").write_text("{}\n")
+    (job.run_dir / "summary.json").write_text('{"status": "stopped", "counters": {"opt_steps": 10}}')
+    job.refresh()
+    tuner.ended(job)
+    assert (tuner.trials[0].state, tuner.trials[0].scores) == ("running", [])
+    again = tuner_of(jobs, n_trials=1, top=0)
+    run_all(again, jobs)
+    assert (again.trials[0].state, again.trials[0].scores) == ("paused", [0.9])
+
+
+def test_a_run_that_left_out_the_evaluation_of_its_rung_has_its_score_at_the_next_one(tmp_path: Path) -> None:
+    jobs = Jobs(tmp_path)
+    tuner = tuner_of(jobs, n_trials=1, top=0, objective="last")
+    job = tuner.next()
+    assert job is not None and tuner.pause_at(job) == 10
+    jobs.run(job, 20)
+    lines = (job.run_dir / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (job.run_dir / "metrics.jsonl").write_text(lines[1])
+    tuner.ended(job)
+    assert (tuner.trials[0].state, tuner.trials[0].scores) == ("paused", [0.9 * 1.5])
+
+
+def test_a_run_whose_records_are_damaged_fails_its_trial_alone(tmp_path: Path) -> None:
+    jobs, notes = Jobs(tmp_path), list[str]()
+    space = {"x": optuna.distributions.FloatDistribution(0.0, 1.0)}
+    tuner = Tuner(
+        jobs.folder, TuningSettings(n_trials=2, top=0, pruner="none"), space, jobs.make, notes.append
+    )
+    job = tuner.next()
+    assert job is not None
+    jobs.run(job, None)
+    (job.run_dir / "metrics.jsonl").write_text("{}\nnonsense\n{}\n")
+    tuner.ended(job)
+    run_all(tuner, jobs)
+    assert [trial.state for trial in tuner.trials] == ["failed", "done"]
+    assert "metrics.jsonl cannot be read" in notes[0]
+
+
+def test_a_tuning_continues_after_it_was_killed_while_it_wrote_the_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Optuna's lock is still there, a link to the path that was given, and part of a line."""
+    monkeypatch.chdir(tmp_path)
+    Path("sweep").mkdir()
+    jobs = Jobs(Path("sweep"))
+    run_all(tuner_of(jobs, n_trials=9, top=0), jobs, 3)
+    Path("sweep/study.log.lock").symlink_to("sweep/study.log")
+    with Path("sweep/study.log").open("a") as file:
+        file.write('{"op_code":')
+    for most in (2, 1000):
+        tuner = tuner_of(jobs, n_trials=9, top=0)
+        run_all(tuner, jobs, most)
+    assert sorted(len(trial.scores) for trial in tuner.trials) == [1] * 6 + [2] * 2 + [3]
+
+
+def test_a_trial_that_was_drawn_just_before_a_kill_has_failed(tmp_path: Path) -> None:
+    """There is no tuning.json yet."""
+    jobs = Jobs(tmp_path)
+    tuner_of(jobs, n_trials=1).study.draw([], {})
+    tuner = tuner_of(jobs, n_trials=1)
+    assert [trial.state.name for trial in tuner.study.trials if trial.state.name != "WAITING"] == ["FAIL"]
+
+
+def test_a_tuning_whose_best_trials_have_not_reached_the_end_has_no_winner_yet(tmp_path: Path) -> None:
+    jobs = Jobs(tmp_path)
+    tuner = tuner_of(jobs, n_trials=3, top=0)
+    run_all(tuner, jobs, 3)  # nothing runs, and 0.9 is to be promoted
+    assert (tuner.has_ended, saved_winner(tmp_path)) == (False, None)
+    run_all(tuner, jobs)
+    assert (tuner.has_ended, saved_winner(tmp_path)) == (True, 0)
+
+
 def test_a_tuning_does_not_continue_in_another_search_space(tmp_path: Path) -> None:
     jobs = Jobs(tmp_path)
     run_all(tuner_of(jobs, n_trials=2), jobs, 1)
@@ -217,8 +296,13 @@ def test_a_trial_that_failed_later_does_not_win(tmp_path: Path) -> None:
     job.state = "failed"
     tuner.ended(job)
     run_all(tuner, jobs)
+    # The two trials that are left at the rung are too few for another promotion.
     assert [(one.number, one.state) for one in tuner.ranking] == [(1, "paused"), (2, "paused")]
     assert [one.trial for one in tuner.judged] == [1]
+    again = tuner_of(jobs, retry=True, n_trials=3, rungs=2, top=1, top_seeds=1)
+    run_all(again, jobs)  # the trial that failed is the best now, and is judged too
+    assert [(one.trial, len(one.scores)) for one in again.judged] == [(1, 1), (0, 1)]
+    assert (again.winner, again.has_ended, saved_winner(tmp_path)) == (again.trials[0], True, 0)
 
 
 def test_a_judged_trial_with_a_failed_run_does_not_win(tmp_path: Path) -> None:
@@ -345,6 +429,8 @@ def test_values_that_an_earlier_trial_has_are_not_tried_again(tmp_path: Path, sa
     assert (tuner.has_ended, len(notes), len(jobs.made)) == (True, 1, 2 + top * 2)
     best = next(trial.number for trial in tuner.trials if trial.params["x"] == "0.9")
     assert saved_winner(tmp_path) == best
+    again = Tuner(jobs.folder, settings, space, jobs.make, notes.append)
+    assert (again.has_ended, again.next(), len(again.study.trials)) == (True, None, len(tuner.study.trials))
 
 
 def sampled(folder: Path, sampler: str, pruner: str, n_trials: int = 40, seed: int = 0) -> list[float]:
@@ -597,6 +683,13 @@ def test_optuna_dashboard_reads_the_journal(tmp_path: Path) -> None:
     ("words", "message"),
     [
         (["seed=1,2", "agent.lr=interval(0.1,0.2)"], "hydra.sweeper.seeds"),
+        (["seed=abc", "agent.lr=interval(0.1,0.2)"], "seed=abc: not allowed in a tuning"),
+        (["seed=null", "agent.lr=interval(0.1,0.2)"], "seed=None: not allowed in a tuning"),
+        (["env=gym", "env.id=CartPole-v1,Acrobot-v1"], "env.id has several values"),
+        (
+            ["agent.lr=interval(0.1,0.2)", "hydra/launcher=basic"],
+            "hydra/launcher=basic does not run the trials",
+        ),
         (["hydra.sweeper.sampler=tp"], "allowed: gp, tpe, cmaes, random"),
         (["agent.lr=interval(0.1,0.2)", "trainer.eval_interval=null"], "tuning needs evaluations"),
         (["hydra.sweeper.space=nowhere"], "no search space for 'nowhere'"),

@@ -64,6 +64,16 @@ def test_the_state_of_a_job_follows_from_its_directory(tmp_path: Path) -> None:
     assert job.exit_code == 0
 
 
+def test_a_job_that_was_put_back_after_it_failed_is_not_a_failed_one(tmp_path: Path) -> None:
+    """The scheduler puts back a job that had no room beside others."""
+    job = Job(0, ("seed=1",), tmp_path / "run", state="waiting")
+    job.run_dir.mkdir()
+    (job.run_dir / "config.yaml").write_text("{}\n")
+    (job.run_dir / "summary.json").write_text('{"status": "failed"}')
+    job.refresh()
+    assert job.state == "stopped"
+
+
 def test_a_sweep_is_read_as_it_was_saved_and_keeps_what_its_jobs_have_reached(tmp_path: Path) -> None:
     sweep = Sweep(tmp_path, ["seed=1,2"])
     ended(tmp_path / "0", 1, 8.0)
