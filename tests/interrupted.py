@@ -18,7 +18,7 @@ import border_cli.agents.dqn.agent  # noqa: F401 - declares its metrics
 from border_cli.cli.train import main
 from border_cli.core.metrics import METRICS
 from border_cli.training.ratio_limiter import RatioLimiter
-from tests.faults.processes import ROOT, TIMEOUT_S, assert_session_ends
+from tests.faults.processes import ROOT, START_S, assert_session_ends
 from tests.real_runs import Run, tiny
 
 
@@ -104,7 +104,7 @@ def run_killed(folder: Path, *args: str, at: int) -> Run:
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         start_new_session=True,
     ) as process:
-        assert process.wait(TIMEOUT_S) == -signal.SIGKILL
+        assert process.wait(START_S) == -signal.SIGKILL
     assert_session_ends(process.pid)
     return Run(folder)
 

@@ -13,13 +13,19 @@ from time import monotonic
 from border_cli.checkpoints.contents import CHECKPOINTS
 from border_cli.checkpoints.store import list_steps, newest_valid, step_name
 from border_cli.cli.train import main
-from tests.faults.processes import ROOT, TIMEOUT_S, assert_session_ends, handles, processes, wait_until
+from tests.faults.processes import (
+    ROOT,
+    START_S,
+    TIMEOUT_S,
+    assert_session_ends,
+    handles,
+    processes,
+    wait_until,
+)
 from tests.faults.trap import GO, MARK
 from tests.real_runs import Run, tiny
 from tests.trained import Checkpoint, read_checkpoint
 
-START_S = 60.0
-"""Enough for two processes to import torch on a busy machine."""
 WARMUP, TOLERANCE = 20, 64
 _QUIET = (
     "env=gym",

@@ -17,7 +17,9 @@ from border_cli.runtime import forkserver
 from border_cli.runtime.clock import Backoff, Deadline
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT_S = 30.0
+TIMEOUT_S = 120.0
+START_S = 200.0
+"""Enough for two processes to import torch on a busy machine."""
 GONE_S = 5.0
 """How long after a run's end some process of it may still be leaving."""
 

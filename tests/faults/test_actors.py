@@ -65,7 +65,7 @@ def test_a1_a_killed_actor_is_reported_after_its_rows_were_returned() -> None:
         ),
         (
             {"fault": "hang", "fault_at": "reset", "fault_actor": 1},
-            r"actor 1 was not ready after 1 s \(it was resetting\)",
+            r"actor 1 was not ready after 5 s \(it was resetting\)",
             ["done", "killed"],
         ),
     ],
@@ -75,7 +75,7 @@ def test_a7_a9_an_actor_that_never_becomes_ready_is_reported_at_the_start(
     fault: dict[str, Any], loss: str, states: list[str]
 ) -> None:
     spec = counting_actors(**fault)
-    with running(spec, start=False, start_timeout_s=1.0, stop_timeout_s=0.5) as manager:
+    with running(spec, start=False, start_timeout_s=5.0) as manager:
         with pytest.raises(ActorLostError, match=loss):
             manager.start(model())
         assert [stat.state for stat in manager.stats()] == states
@@ -85,7 +85,7 @@ def test_a5_a7_hanging_and_frozen_actors_block_no_other_and_are_killed_at_the_st
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     spec = counting_actors(fault="hang", fault_step=3, fault_actor=0, n_buffer=2)
-    with running(spec, n_actors=3, stop_timeout_s=0.5) as manager:
+    with running(spec, n_actors=3, stop_timeout_s=5.0) as manager:
         os.kill(pid_of(manager, 1), signal.SIGSTOP)
         manager.grant([5, 5, 5])
         chunks: list[Chunk] = []
@@ -111,8 +111,10 @@ def test_a10_actors_wait_while_their_ring_is_full_and_the_stop_delivers_the_rest
         chunks = manager.collect()
     assert [stat.state for stat in stats] == ["done", "done"]
     # Two chunks of 8 were in the ring and a third one waited for room.
-    assert env_steps_by_actor(chunks) == {0: 24, 1: 24}
-    assert [stat.env_steps for stat in stats] == [24, 24]
+    # It has fewer rows if the actor was not scheduled for 50 ms.
+    arrived = env_steps_by_actor(chunks)
+    assert arrived == {actor: stat.env_steps for actor, stat in enumerate(stats)}
+    assert all(16 < n <= 24 for n in arrived.values())
 
 
 def test_death_of_the_forkserver_ends_its_actors_and_the_next_run_starts_another() -> None:

@@ -46,7 +46,8 @@ def evaluate(evaluator: ProcessEvaluator, weight: int = 1, version: int = 10) ->
 def test_the_next_process_evaluates_the_model_again_and_restarts_are_refilled(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, fault: str, cause: str
 ) -> None:
-    with beside(spec_of("make_faulty_env", 2, tmp_path, fault), SILENT_S, restarts=5) as evaluator:
+    silent_s = SILENT_S if fault in ("stop", "hang") else 60.0
+    with beside(spec_of("make_faulty_env", 2, tmp_path, fault), silent_s, restarts=5) as evaluator:
         for version in (10, 20) if fault == "die" else (10,):
             put_marks(tmp_path, 1)
             assert evaluate(evaluator, 1, version) == expected(1, version, SEEDS)
@@ -86,10 +87,11 @@ def test_a_process_killed_while_idle_is_restarted_for_the_next_model(
 def test_a_fault_while_environments_are_made_is_reported_before_the_first_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    monkeypatch.setattr(evaluator_process, "_START_TIMEOUT_S", SILENT_S)
+    silent_s = SILENT_S if fault == "hang" else 60.0
+    monkeypatch.setattr(evaluator_process, "_START_TIMEOUT_S", silent_s)
     put_marks(tmp_path, 1)
     with (
-        beside(spec_of("make_env_that_strikes", tmp_path, fault), SILENT_S) as evaluator,
+        beside(spec_of("make_env_that_strikes", tmp_path, fault), silent_s) as evaluator,
         pytest.raises(ActorLostError) as error,
     ):
         wait_until(lambda: evaluator.poll() is not None, "the loss")

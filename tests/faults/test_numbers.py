@@ -134,7 +134,14 @@ def test_e2_dropped_env_steps_never_reach_the_replay(
         push(self, items, actor)
 
     monkeypatch.setattr(RowReplayBuffer, "push", watch)
-    run = run_here(0, *BAD_ENV, f"trainer={trainer}", "env.nonfinite=drop", f"env.kwargs.what={what}")
+    run = run_here(
+        0,
+        *BAD_ENV,
+        f"trainer={trainer}",
+        "env.nonfinite=drop",
+        f"env.kwargs.what={what}",
+        "trainer.max_opts=1000",
+    )
     assert run.summary["status"] == "done"
     assert sum(int(np.count_nonzero(items["n_steps"])) for items in pushed) == run.counts[1]
     for items in pushed:
@@ -143,4 +150,4 @@ def test_e2_dropped_env_steps_never_reach_the_replay(
     assert dropped == [1] * len(dropped)
     log = (run.path / "train.log").read_text()
     assert log.count("env step 7 of it: ") == len(dropped)
-    assert run.series("agent/skipped_steps")[-1] == (200, 0.0)
+    assert run.series("agent/skipped_steps")[-1] == (1000, 0.0)

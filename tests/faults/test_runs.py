@@ -147,7 +147,7 @@ def test_d1_d3_a_signal_stops_a_run_in_any_phase(
 
 
 def test_d3_a_frozen_actor_does_not_prevent_the_end_of_a_run(tmp_path: Path) -> None:
-    args = [*trap("actor-1", "step", "stop", LEARNT), "actor_manager.stop_timeout_s=0.5"]
+    args = [*trap("actor-1", "step", "stop", LEARNT), "actor_manager.stop_timeout_s=5"]
     with border_train(tmp_path, *args) as command:
         command.wait_for_trap()
         command.send(SIGTERM, "all")

@@ -27,7 +27,7 @@ from tests.faults.processes import nothing_left
 from tests.interrupted import assert_same_bits, resume, run_whole, signal_at
 from tests.real_runs import Run, in_folder, tiny, train
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(1800)  # compiling takes minutes on a busy machine
 OPT_STEPS = 200
 SETTINGS: dict[str, dict[str, Any]] = {
     "dqn": {"hidden": [8], "lr_schedule": "linear", "lr_opt_steps": 400, "normalize_obs": True},
@@ -36,6 +36,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 WEIGHTED = "dqn", "rainbow", "tqc"
 """The agents whose batches have weights, as prioritized replay gives them."""
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("border_cli.agents.compiler._COMPILING_S", 1500.0)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -241,7 +246,7 @@ def test_a_free_running_learner_goes_on_eagerly_until_the_opt_step_is_compiled()
     one, compiler = learner("dqn", "true", waits=False, adam_eps=1e-7)
     learn("dqn", one, 32, weighted=False)
     assert not one.algorithm.graphs and one.compiling is not None
-    assert compiler._call is not None and compiler._call.poll(240.0)
+    assert compiler._call is not None and compiler._call.poll(1200.0)
     calls = 1
     while one.compiling is not None:
         learn("dqn", one, 32, weighted=False)

@@ -154,7 +154,11 @@ def test_h4_a_wall_clock_that_jumps_changes_no_rate_no_interval_and_no_timeout(
         ("done", 0)
     ] * run.config.n_actors
     assert run.steps("throughput/samples_per_sec")[-7:] == [15, 30, 45, 60, 75, 90, 100]
-    assert run.steps("eval/return_mean") == [20, 40, 60, 80, 100]
+    evaluated = run.steps("eval/return_mean")
+    (*_, skipped) = (0.0, *(n for _, n in run.series("eval/skipped")))
+    assert set(evaluated) <= {20, 40, 60, 80, 100} and evaluated[-1] == 100
+    assert len(evaluated) + skipped == 5
+    assert skipped == 0 or args is ASYNC  # an evaluator beside a fast learner leaves models out
     assert run.saves == [25, 50, 75, 100]
     times = [record["time"] for record in run.records]
     assert times == sorted(times)

@@ -63,7 +63,7 @@ def in_another_process(folder: Path, names: list[str]) -> dict[str, Run]:
         env=os.environ | own,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=400,
     )
     assert done.returncode == 0, done.stderr
     return {name: Run(folder / name) for name in names}

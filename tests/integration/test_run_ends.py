@@ -130,10 +130,10 @@ def test_the_smallest_allowed_replay_is_enough_for_the_shortest_episodes(shape: 
 
 
 def test_max_time_ends_a_run() -> None:
-    run = train("trainer.max_time=1", "trainer.save_interval=null", QUIET, *SHAPES["sync"])
+    run = train("trainer.max_time=3", "trainer.save_interval=null", QUIET, *SHAPES["sync"])
     assert ended_by(run) == "max_time"
     opt_steps, env_steps = run.counts
-    assert run.summary["seconds"] >= 1
+    assert run.summary["seconds"] >= 3
     assert run.config.trainer.max_env_steps == 50_000  # from the preset, because no other budget was given
     assert env_steps < 50_000
     assert run.checkpoints == [f"step-{opt_steps:09d}"]

@@ -9,6 +9,7 @@ import resource
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,6 +21,12 @@ from border_cli.runtime import forkserver
 from tests.fakes import LIGHT_PRELOAD
 
 TIMEOUT_S = 30.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_light_forkserver_for_later_tests() -> Iterator[None]:
+    yield
+    forkserver.end_forkserver()
 
 
 @pytest.fixture(autouse=True)
