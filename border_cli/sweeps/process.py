@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Protocol
@@ -57,7 +57,8 @@ class JobView:
         if time.monotonic() < self._due or not select.select([], [self._reporter.pipe], [], 0)[1]:
             return
         self._due = time.monotonic() + _SENT_S
-        budget = first_to_end(progress)
+        until_pause = replace(progress, max_opts=self.pause_at, max_env_steps=None)
+        budget = first_to_end(progress if self.pause_at is None else until_pause)
         last_at, last = progress.evaluations[-1] if progress.evaluations else (None, None)
         best = progress.best[1] if progress.best is not None else None
         self._reporter.send(

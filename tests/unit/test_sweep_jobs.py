@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,12 @@ from border_cli.config import resources
 from border_cli.config.convert import load
 from border_cli.config.schema import BufferConfig, EnvConfig, TrainConfig
 from border_cli.core.errors import UsageError
-from border_cli.core.progress import JobProgress
+from border_cli.core.progress import JobProgress, Progress
 from border_cli.report.stats import Interval
 from border_cli.runs.directory import create_sweep
+from border_cli.runtime.child import Reporter
 from border_cli.sweeps.jobs import Job, Sweep, job_argv, newest_sweep
+from border_cli.sweeps.process import JobView
 from border_cli.sweeps.results import Result, results, winners, write_preset
 from border_cli.sweeps.slots import Need, divide, fixed
 from border_cli.sweeps.views import make_sweep_view
@@ -208,3 +211,16 @@ def test_the_table_of_a_tuning_says_at_which_trial_it_is(
     view.show([(job, JobProgress("waiting", None))], 60.0, "trial 1 of 4")
     view.close()
     assert "trial 1 of 4   1 job: 1 waiting" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("pause_at", "expected"), [(None, (0.2, 8.0)), (50, (0.4, 3.0))])
+def test_the_progress_of_a_run_that_will_pause_is_that_until_the_pause(
+    pause_at: int | None, expected: tuple[float, float]
+) -> None:
+    """20 of 100 opt steps, ten in a second."""
+    sweep, job = multiprocessing.Pipe()
+    view = JobView(Reporter(job))
+    view.pause_at = pause_at
+    view.show(Progress("training", opt_steps=20, max_opts=100, opt_steps_per_sec=10.0))
+    progress = sweep.recv()
+    assert (progress.fraction, progress.eta_s) == expected
