@@ -5,7 +5,7 @@
 Each repetition tunes DQN in a search space, with a Gaussian process, halving and judging on fresh seeds, and searches the
 same space at random, with one whole run of each configuration and as many opt steps as the tuning did, those of judging
 included. The best configuration of each then runs on the same seeds, which neither has seen. What is compared is the mean
-height of the evaluation curve. Results go to bench/results/tuning.jsonl; repetitions that are there are not run again.
+of the evaluations. Results go to bench/results/tuning.jsonl; repetitions that are there are not run again.
 Writes a table of all repetitions, with the mean difference and its 95% bootstrap interval, into docs/sweeps.md. A
 repetition takes 10 to 20 minutes for CartPole and 30 to 60 for Acrobot on two cores.
 """

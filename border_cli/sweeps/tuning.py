@@ -309,7 +309,8 @@ class Tuner:
         is_last, kind = trial.target is None, self._settings.objective
         jobs = [self._jobs[number] for number in trial.jobs]
         try:
-            if not all(self._has_arrived(trial, job) for job in jobs):
+            arrived = [self._has_arrived(trial, job) for job in jobs]  # all are read: one may be damaged
+            if not all(arrived):
                 return
             found = [objective(job, kind, trial.target) for job in jobs]
         except BorderError as e:

@@ -49,7 +49,7 @@ pytestmark = pytest.mark.usefixtures("light_forkserver")
 LENGTHS = (7, 1, 2, 30, 3)
 WAIT_S = 0.5
 HEARTBEAT_S = 1.0
-REPLACED_S, ENDED_S = 15.0, 30.0
+REPLACED_S, ENDED_S = 5.0, 15.0
 """Bounds for what takes 0.9 s and 2.4 s on a busy machine: an actor is replaced, a run ends after its last restart."""
 QUICK = {"restart_delay_s": 0.01, "restarts": 20, "min_actors": 1}
 DYING = ("env.entry_point=tests.counting:CountingEnv", "env.kwargs.fault=kill", "env.kwargs.fault_step=150")
@@ -205,10 +205,9 @@ def test_a1_a_killed_actor_is_replaced_and_the_others_lose_nothing(
         assert stat.env_steps == sum(n for (actor, _), n in arrived.items() if actor == stat.actor)
     logged = re.findall(r"actor \d was killed by SIGKILL \(it was .*\): restart \d+ of 20", caplog.text)
     assert len(logged) == kills
-    # Far below the heartbeat timeout of 60 s: losses are noticed by the end of the process.
-    assert max(outage.noticed_s for outage in outages) <= 5.0, outages
+    assert max(outage.noticed_s for outage in outages) <= 1.0, outages
     assert max(outage.back_s for outage in outages) <= REPLACED_S, outages
-    assert learner.longest_pause_s <= 10.0
+    assert learner.longest_pause_s <= 2.0
 
 
 IN_EACH_COLUMN = [column + 0.5 for column in range(len(COUNTING_COLUMNS))]
@@ -602,7 +601,7 @@ def test_b3_the_only_actor_dies_while_the_learner_waits(tmp_path: Path, restarts
         began = time.monotonic()
         os.kill(actor_pid, SIGKILL)
         command.wait_for_log(cause)
-        assert time.monotonic() - began <= 30.0
+        assert time.monotonic() - began <= 5.0
         assert command.end() == (0 if restarts else 5)
     run = command.run
     (actor,) = run.summary["actors"]

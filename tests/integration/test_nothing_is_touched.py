@@ -146,7 +146,8 @@ def test_h4_a_wall_clock_that_jumps_changes_no_rate_no_interval_and_no_timeout(
     with monkeypatch.context() as patch:
         patch.setattr(time, "time", jump)
         patch.setattr(time, "time_ns", lambda: int(1e9 * jump()))
-        run = train(*args, *OFTEN, "recorder.tensorboard=true", "trainer.max_time=1000")
+        # An evaluator beside a fast learner may leave models out.
+        run = train(*args, *OFTEN, "evaluator=inline", "recorder.tensorboard=true", "trainer.max_time=1000")
     real = time.monotonic() - before
     assert readings  # TensorBoard's events read the clock
     assert run.summary["ended_by"] == "max_opts"
@@ -154,11 +155,7 @@ def test_h4_a_wall_clock_that_jumps_changes_no_rate_no_interval_and_no_timeout(
         ("done", 0)
     ] * run.config.n_actors
     assert run.steps("throughput/samples_per_sec")[-7:] == [15, 30, 45, 60, 75, 90, 100]
-    evaluated = run.steps("eval/return_mean")
-    (*_, skipped) = (0.0, *(n for _, n in run.series("eval/skipped")))
-    assert set(evaluated) <= {20, 40, 60, 80, 100} and evaluated[-1] == 100
-    assert len(evaluated) + skipped == 5
-    assert skipped == 0 or args is ASYNC  # an evaluator beside a fast learner leaves models out
+    assert run.steps("eval/return_mean") == [20, 40, 60, 80, 100]
     assert run.saves == [25, 50, 75, 100]
     times = [record["time"] for record in run.records]
     assert times == sorted(times)

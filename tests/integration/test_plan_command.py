@@ -54,14 +54,13 @@ def test_the_run_does_what_its_plan_says(
         "trainer.max_env_steps=300",
         "trainer.eval_interval=100",
         "trainer.save_interval=90",
+        "evaluator=inline",  # beside a fast learner, models may be left out
     )
     assert main(tiny(*args, "plan=true")) == 0
     rows = cells(capsys.readouterr().out)
     run = train(*args)
     assert (rows["opt steps"], rows["env steps"]) == tuple(str(n) for n in run.counts)
-    # Models are left out that come while two others are still to be evaluated.
-    (*_, skipped) = (0, *(n for _, n in run.series("eval/skipped")))
-    assert int(rows["evaluations"]) == len(run.steps("eval/return_mean")) + skipped
+    assert int(rows["evaluations"]) == len(run.steps("eval/return_mean"))
     assert int(rows["checkpoints written"]) == len(run.saves)
     newest = run.path / "checkpoints" / run.checkpoints[-1]
     real = sum(file.stat().st_size for file in newest.iterdir())
