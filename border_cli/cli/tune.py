@@ -17,7 +17,8 @@ from border_cli.display.tables import print_lines
 from border_cli.runs.directory import folder_error, shown
 from border_cli.sweeps.jobs import Job
 from border_cli.sweeps.study import STUDY_FILE, import_optuna
-from border_cli.sweeps.tuning import Tuner, TuningSettings, rungs_of
+from border_cli.sweeps.trials import TuningSettings, rungs_of
+from border_cli.sweeps.tuning import Tuner
 from border_cli.sweeps.views import print_tuning_tables
 
 if TYPE_CHECKING:

@@ -12,138 +12,36 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from border_cli.config.resources import counts
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import BorderError, UsageError
 from border_cli.core.progress import JobProgress
 from border_cli.display.format import counted, number
-from border_cli.recorders.jsonl import METRICS_FILE, read_jsonl
 from border_cli.runs.summary import read_json, write_json
-from border_cli.sweeps.jobs import DONE, FAILED, STOPPED, WAITING, Job
-from border_cli.sweeps.study import SAMPLERS, Study
+from border_cli.sweeps.jobs import DONE, FAILED, RUNNING, STOPPED, WAITING, Job
+from border_cli.sweeps.study import Study
+from border_cli.sweeps.trials import (
+    PAUSED,
+    PRUNED,
+    Judged,
+    Trial,
+    TuningSettings,
+    evaluations_of,
+    objective,
+    rungs_of,
+)
 
 TUNING_FILE = "tuning.json"
-PRUNERS = ("halving", "median", "none")
-OBJECTIVES = ("best", "last", "area")
 FRESH_SEEDS = 1_000_000
 """What is added to the seed of a run where the best trials are judged again."""
-_RUNNING, _PAUSED, _PRUNED, _DONE, _FAILED = "running", "paused", "pruned", "done", "failed"
-
-
-@dataclass(frozen=True)
-class TuningSettings:
-    """The keys of `hydra.sweeper`.
-
-    Attributes:
-        n_trials: configurations to try.
-        seeds: runs of each trial, with seeds from `seed` of the run on; scores are means over them.
-        objective: what is maximised: "best", the score of the best model; "last", the score of the last one; "area", the
-            mean height of the evaluation curve.
-        reduction, rungs: of successive halving: one of `reduction` trials is promoted, `rungs - 1` times at most.
-        top, top_seeds: this many trials are judged at the end, each by this many runs on fresh seeds.
-        seed: of the sampler.
-        space: file or agent whose default search space is used where no value was typed as one.
-    """
-
-    n_trials: int = 40
-    sampler: str = "gp"
-    pruner: str = "halving"
-    seeds: int = 1
-    objective: str = "best"
-    reduction: int = 2
-    rungs: int = 2
-    top: int = 3
-    top_seeds: int = 5
-    seed: int = 0
-    space: str | None = None
-
-    def __post_init__(self) -> None:
-        for name, allowed in (("sampler", SAMPLERS), ("pruner", PRUNERS), ("objective", OBJECTIVES)):
-            if getattr(self, name) not in allowed:
-                raise UsageError(
-                    f"hydra.sweeper.{name}={getattr(self, name)}: not allowed\nallowed: {', '.join(allowed)}"
-                )
-        for name, least in (
-            ("n_trials", 1),
-            ("seeds", 1),
-            ("reduction", 2),
-            ("rungs", 1),
-            ("top", 0),
-            ("top_seeds", 1),
-            ("seed", 0),
-        ):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
-                raise UsageError(
-                    f"hydra.sweeper.{name}={value}: not allowed\nallowed: a whole number >= {least}"
-                )
-
-
-@dataclass
-class Trial:
-    """One configuration.
-
-    Attributes:
-        number: counted from 0. in_study: its number in the study, where each rung that it reaches has one.
-        params: value of each tuned key, as it is typed.
-        jobs: numbers of its runs.
-        rung: index of the rung that its runs are on the way to, or where they have paused.
-        targets: opt step of each rung; None for the whole budget.
-        scores: at the rungs that it has reached.
-    """
-
-    number: int
-    in_study: int
-    params: dict[str, str]
-    jobs: list[int] = field(default_factory=list)
-    targets: list[int | None] = field(default_factory=lambda: [None])
-    rung: int = 0
-    state: str = _RUNNING
-    scores: list[float] = field(default_factory=list)
-
-    @property
-    def target(self) -> int | None:
-        """The opt step whose evaluation ends the present rung; None for the end of the budget."""
-        return self.targets[self.rung]
-
-
-@dataclass
-class Judged:
-    """A trial on fresh seeds. scores: of its runs that are done."""
-
-    trial: int
-    jobs: list[int]
-    scores: list[float] = field(default_factory=list)
-
 
 MakeJob = Callable[[Mapping[str, str], int, str], tuple[Job, TrainConfig]]
 """(values of keys, what is added to the seed, label) → the job of such a run and its configuration."""
-
-
-def rungs_of(config: TrainConfig, settings: TuningSettings) -> list[int | None]:
-    """The opt step of each rung: a multiple of eval_interval, and None for the last, the end of the budget.
-
-    Raises UsageError for a run that has no rungs.
-    """
-    interval, whole = config.trainer.eval_interval, counts(config).opt_steps
-    if interval is None:
-        raise UsageError("tuning needs evaluations\nallowed: trainer.eval_interval=<opt steps>")
-    if settings.pruner != "halving":
-        return [None]
-    if whole is None:
-        raise UsageError(
-            "hydra.sweeper.pruner=halving divides a budget of opt steps, and this run has none\n"
-            "allowed: trainer.max_opts or trainer.max_env_steps with an opt_interval, or pruner=median"
-        )
-    shares = (settings.reduction**-k for k in range(settings.rungs - 1, 0, -1))
-    steps = {max(interval, round(whole * share / interval) * interval) for share in shares}
-    return [*sorted(step for step in steps if step < whole), None]
 
 
 class Tuner:
@@ -204,9 +102,9 @@ class Tuner:
         if progress.last_at is not None and progress.last is not None:
             if trial.target is not None and progress.last_at >= trial.target:
                 return False
-            if self._settings.pruner == "median" and trial.state == _RUNNING:
+            if self._settings.pruner == "median" and trial.state == RUNNING:
                 self._report(trial, job, progress.last_at, progress.last)
-        return trial.state not in (_PRUNED, _FAILED)
+        return trial.state not in (PRUNED, FAILED)
 
     def ended(self, job: Job) -> None:
         trial = self._trial_of(job)
@@ -214,9 +112,9 @@ class Tuner:
             self._ended_judging(job)
         elif job.state == FAILED:
             self._fail(trial)
-        elif trial.state == _RUNNING:
+        elif trial.state == RUNNING:
             self._score(trial)
-        elif trial.state == _PRUNED:
+        elif trial.state == PRUNED:
             self._tell_pruned(trial)
         self._save()
 
@@ -242,7 +140,7 @@ class Tuner:
         self.trials.append(trial)
         self._save()  # before its jobs are: a kill in between must not leave jobs of no trial
         self._add_jobs(trial)
-        if trial.state == _RUNNING:
+        if trial.state == RUNNING:
             self._todo.extend(self._jobs[number] for number in trial.jobs)
         self._save()
         return True
@@ -265,7 +163,7 @@ class Tuner:
         trial = self._promotable(only_better)
         if trial is None:
             return False
-        trial.rung, trial.state = trial.rung + 1, _RUNNING
+        trial.rung, trial.state = trial.rung + 1, RUNNING
         self._todo.extend(self._jobs[number] for number in trial.jobs)
         self._save()
         return True
@@ -280,7 +178,7 @@ class Tuner:
             reached = [
                 one
                 for one in self.trials
-                if len(one.scores) > rung and one.targets[rung] is not None and one.state != _FAILED
+                if len(one.scores) > rung and one.targets[rung] is not None and one.state != FAILED
             ]
             best = sorted(reached, key=lambda one: -one.scores[rung])[
                 : len(reached) // self._settings.reduction
@@ -289,7 +187,7 @@ class Tuner:
             for trial in best:
                 if only_better and trial.scores[rung] <= lowest:
                     break
-                if trial.state == _PAUSED and trial.rung == rung:
+                if trial.state == PAUSED and trial.rung == rung:
                     return trial
         return None
 
@@ -318,7 +216,7 @@ class Tuner:
             self._fail(trial)
             return
         trial.scores.append(float(np.mean(found)))
-        trial.state = _DONE if is_last else _PAUSED
+        trial.state = DONE if is_last else PAUSED
         self._tell(trial, trial.scores[-1] if is_last else None)
 
     def _tell(self, trial: Trial, final: float | None) -> None:
@@ -341,12 +239,12 @@ class Tuner:
         if len(at) == len(trial.jobs) and self.study.report(
             trial.in_study, step, float(np.mean(list(at.values())))
         ):
-            trial.state = _PRUNED
+            trial.state = PRUNED
 
     def _fail(self, trial: Trial) -> None:
-        if trial.state == _FAILED:
+        if trial.state == FAILED:
             return
-        trial.state = _FAILED
+        trial.state = FAILED
         self._todo = deque(job for job in self._todo if job.number not in trial.jobs)
         self.study.fail(trial.in_study)
 
@@ -359,8 +257,8 @@ class Tuner:
     @property
     def ranking(self) -> list[Trial]:
         """The trials with a score and no failed run: those that have come furthest first, the best first among them."""
-        scored = [one for one in self.trials if one.scores and one.state != _FAILED]
-        return sorted(scored, key=lambda one: (one.state != _DONE, -len(one.scores), -one.scores[-1]))
+        scored = [one for one in self.trials if one.scores and one.state != FAILED]
+        return sorted(scored, key=lambda one: (one.state != DONE, -len(one.scores), -one.scores[-1]))
 
     @property
     def _to_judge(self) -> list[Trial]:
@@ -371,7 +269,7 @@ class Tuner:
     def _judge(self) -> bool:
         """Begin to judge the best trials, once all trials have ended."""
         best = self._to_judge
-        if not best or any(trial.state == _RUNNING for trial in self.trials):
+        if not best or any(trial.state == RUNNING for trial in self.trials):
             return False
         for trial in best:
             judged = Judged(trial.number, [])
@@ -404,7 +302,7 @@ class Tuner:
     def has_ended(self) -> bool:
         """Whether all trials have ended, and the best of them are judged."""
         every = len(self.trials) >= self._settings.n_trials or self._is_exhausted
-        if not every or self._todo or any(one.state == _RUNNING for one in self.trials):
+        if not every or self._todo or any(one.state == RUNNING for one in self.trials):
             return False
         judging = [self._jobs[number] for judged in self.judged for number in judged.jobs]
         is_judged = not self._to_judge and all(job.state in (DONE, FAILED) for job in judging)
@@ -478,22 +376,22 @@ class Tuner:
         self._save()
 
     def _resume_trial(self, trial: Trial) -> None:
-        if trial.jobs or trial.state == _RUNNING:
+        if trial.jobs or trial.state == RUNNING:
             self._add_jobs(trial)
         jobs = [self._jobs[number] for number in trial.jobs]
-        if self._retry and jobs and trial.state in (_RUNNING, _FAILED):
-            trial.state = _RUNNING
+        if self._retry and jobs and trial.state in (RUNNING, FAILED):
+            trial.state = RUNNING
             for job in jobs:
                 job.state = WAITING if job.state == FAILED else job.state
-        if trial.state == _PRUNED:
+        if trial.state == PRUNED:
             self._tell_pruned(trial)
-        if trial.state != _RUNNING:
+        if trial.state != RUNNING:
             return
         if any(job.state == FAILED for job in jobs):
             self._fail(trial)
             return
         self._score(trial)
-        if trial.state == _RUNNING:
+        if trial.state == RUNNING:
             self._todo.extend(job for job in jobs if not self._has_arrived(trial, job))
 
     def _resume_judging(self, judged: Judged) -> None:
@@ -505,40 +403,3 @@ class Tuner:
                 self._ended_judging(job)
             elif job.state != FAILED or self._retry:
                 self._todo.append(job)
-
-
-def evaluations_of(job: Job) -> list[tuple[int, float]]:
-    """(opt step, mean return) of each regular evaluation of a run, in order. Raises BorderError for a damaged file."""
-    path = job.run_dir / METRICS_FILE
-    try:
-        records = read_jsonl(path) if path.exists() else []
-    except ValueError as e:
-        raise BorderError(f"{path} cannot be read: {e}") from e
-    found = {
-        one["opt_steps"]: one["eval/return_mean"]
-        for one in records
-        if one.get("eval/return_mean") is not None
-    }
-    return sorted(found.items())
-
-
-def objective(job: Job, kind: str, until: int | None) -> float:
-    """What is maximised, of one run. until: evaluations count up to the first one at or after this opt step; None for all.
-
-    "best" is the confirmed score of the best model so far, with `until` among those found until the run has paused.
-    """
-    evaluations = evaluations_of(job)
-    if until is not None:
-        end = next((step for step, _ in evaluations if step >= until), until)
-        evaluations = [one for one in evaluations if one[0] <= end]
-    if not evaluations:
-        raise BorderError(f"job {job.number} has no evaluation")
-    if kind == "best" and job.best is not None:
-        return job.best
-    steps, means = np.array(evaluations, np.float64).T
-    if kind == "last" or len(means) == 1:
-        return float(means[-1])
-    if kind == "best":
-        return float(means.max())
-    widths = np.diff(steps)
-    return float(((means[1:] + means[:-1]) / 2 * widths).sum() / widths.sum())  # the trapezoidal rule

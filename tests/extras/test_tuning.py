@@ -23,7 +23,8 @@ from border_cli.core.errors import UsageError
 from border_cli.core.progress import JobProgress
 from border_cli.sweeps.jobs import Job
 from border_cli.sweeps.study import Study, expected_scores
-from border_cli.sweeps.tuning import Tuner, TuningSettings, evaluations_of, objective
+from border_cli.sweeps.trials import TuningSettings, evaluations_of, objective
+from border_cli.sweeps.tuning import Tuner
 from tests.faults.commands import Command
 from tests.faults.processes import wait_until
 from tests.real_runs import Run, tiny
