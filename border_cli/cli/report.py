@@ -6,11 +6,7 @@ import json
 import os
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from border_cli.cli.errors import run_command, show
 from border_cli.cli.help import complete_command
@@ -18,10 +14,18 @@ from border_cli.cli.overrides import Parser, one_of, some_text
 from border_cli.config.convert import nearest, nearest_line
 from border_cli.core.errors import ExitCode, UsageError
 from border_cli.display.tables import table_text
-from border_cli.report.draw import AXES, Curves, draw, draw_profiles
-from border_cli.report.page import few_runs, html_page, improvements, markdown, table
-from border_cli.report.runs import Group, find_runs, grouped, metrics_of, read_run
-from border_cli.report.stats import LEVEL, Line, band, line
+from border_cli.report.draw import draw, draw_profiles
+from border_cli.report.page import (
+    EVALUATION,
+    Report,
+    as_json,
+    few_runs,
+    html_page,
+    improvement_rows,
+    markdown,
+    table,
+)
+from border_cli.report.runs import find_runs, grouped, metrics_of, read_run
 from border_cli.report.tidy import read_tidy, write_tidy
 from border_cli.runs.directory import RUNS, SWEEP_FILE, shown
 from border_cli.sweeps.jobs import DONE, STOPPED, Sweep
@@ -45,7 +49,7 @@ Settings
   debug=true                show tracebacks
 
 Flags
-  --json                    print everything as JSON instead of the table, and write nothing
+  --json                    print scores, probabilities and curves as JSON, and write nothing
   -sc install=bash          set up completion: eval "$(border-report -sc install=bash)";
                             also zsh, fish
   -h, --help  --version
@@ -69,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
 def _dispatch(argv: Sequence[str]) -> int:
     parser = Parser("border-report")
     parser.add_setting("out", some_text)
-    parser.add_setting("metric", some_text, "eval/return_mean")
+    parser.add_setting("metric", some_text, EVALUATION)
     parser.add_setting("with", some_text)
     parser.add_setting("debug", one_of("true", "false"))
     parser.add_argument("--json", action="store_true")
@@ -97,17 +101,15 @@ def _report(flags: Namespace, paths: Sequence[Path]) -> None:
             f"none of {len(found)} runs has a record of {flags.metric}\nallowed: {allowed}"
             f"{nearest_line(nearest(flags.metric, names, cutoff=0.3))}"
         )
-    groups = grouped(read)
-    lines = [line(group) for group in groups]
-    given = getattr(flags, "with")
-    others = read_tidy(Path(given), flags.metric, groups) if given else []
-    curves = _curves([*groups, *others])
+    groups, theirs = grouped(read), getattr(flags, "with")
+    others = read_tidy(Path(theirs), flags.metric, groups) if theirs else []
+    report = Report(groups, others, flags.metric)
     if flags.json:
-        show(json.dumps(as_json(lines, curves, flags.metric), indent=1))
+        show(json.dumps(as_json(report), indent=1))
         return
-    head, *rows = table(lines)
+    head, *rows = table(report.lines)
     show(table_text(rows, head))
-    head, *pairs = improvements([*groups, *others])
+    head, *pairs = improvement_rows(report.improvements)
     if pairs:
         show(table_text(pairs[:_SHOWN_PAIRS], head))
     if len(pairs) > _SHOWN_PAIRS:
@@ -116,21 +118,10 @@ def _report(flags: Namespace, paths: Sequence[Path]) -> None:
         show(f"note: {len(found) - len(read)} of {len(found)} runs have no record of {flags.metric}")
     for note in _notes_on_sweeps(paths or [RUNS]):
         show(f"note: {note}")
-    if few := few_runs(lines):
+    if few := few_runs(report.lines):
         show(f"note: {few}")
     common = Path(os.path.commonpath([run.path.parent for run in read]))
-    out = Path(flags.out) if flags.out else shown(common / "report")
-    _write(out, flags.metric, groups, others, lines, curves)
-
-
-def _curves(groups: Sequence[Group]) -> Curves:
-    """The curves of all groups on each axis that they have: others have published no seconds."""
-    curves: Curves = {axis: {} for axis in AXES}
-    for axis, bands in curves.items():
-        for group in groups:
-            if not any(np.isnan(getattr(run.curve, axis)).any() for run in group.runs):
-                bands[group.name] = band(group, axis)
-    return curves
+    _write(report, Path(flags.out) if flags.out else shown(common / "report"))
 
 
 def _notes_on_sweeps(paths: Sequence[Path]) -> Iterator[str]:
@@ -146,49 +137,25 @@ def _notes_on_sweeps(paths: Sequence[Path]) -> Iterator[str]:
                 yield f"{len(left) - 3} more jobs of {len(sweep.jobs)} are not done"
 
 
-def _write(
-    out: Path,
-    metric: str,
-    groups: Sequence[Group],
-    others: Sequence[Group],
-    lines: Sequence[Line],
-    curves: Curves,
-) -> None:
+def _write(report: Report, out: Path) -> None:
     """Write the pages, the curves and the pictures, and print where. Raises UsageError where that is impossible."""
     if out.is_symlink():
         raise UsageError(f"{out} is a link, which may lead anywhere\nallowed: out=<folder>")
-    every, pictures = [*groups, *others], list[Path]()
+    pictures = list[Path]()
     pages = [out / name for name in ("report.md", "report.html", "curves.csv")]
     try:
         out.mkdir(parents=True, exist_ok=True)
         try:
-            pictures = draw(curves, {group.name: group.env for group in every}, metric, out)
-            pictures += draw_profiles(every, out)
+            envs = {group.name: group.env for group in (*report.groups, *report.others)}
+            pictures = draw(report.curves, envs, report.metric, out) + draw_profiles(report.compared, out)
         except ModuleNotFoundError:
             show("note: no pictures without matplotlib; install it with: pip install 'border-cli[report]'")
         for page in pages:
             page.unlink(missing_ok=True)  # a link there is not followed
-        pairs = improvements(every)
-        pages[0].write_text(markdown(lines, metric, pictures, pairs), encoding="utf-8")
-        pages[1].write_text(html_page(groups, lines, metric, pictures, pairs), encoding="utf-8")
-        write_tidy(pages[2], groups, metric)
+        pages[0].write_text(markdown(report, pictures), encoding="utf-8")
+        pages[1].write_text(html_page(report, pictures), encoding="utf-8")
+        write_tidy(pages[2], report.groups, report.metric)
     except OSError as e:
         raise UsageError(f"{out} cannot be written: {e.strerror}\nallowed: out=<another folder>") from e
     for path in (*pages, *pictures):
         show(f"written: {path}")
-
-
-def as_json(lines: Sequence[Line], curves: Curves, metric: str) -> dict[str, Any]:
-    """What `--json` prints."""
-    return {
-        "metric": metric,
-        "statistic": f"interquartile mean, {LEVEL:.0%} percentile bootstrap interval over runs",
-        "groups": [asdict(one) | {"meets_expectation": one.meets} for one in lines],
-        "curves": {
-            axis: {
-                name: {"at": band.at.tolist(), "intervals": [asdict(one) for one in band.intervals]}
-                for name, band in bands.items()
-            }
-            for axis, bands in curves.items()
-        },
-    }

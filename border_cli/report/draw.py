@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from border_cli.report.runs import Group
-from border_cli.report.stats import Band, normalised, profiles
+from border_cli.report.stats import Band, last_scores, normalised, profiles
 
 AXES = {"env_steps": "env steps", "seconds": "seconds"}
 FEW = 5
@@ -20,7 +20,7 @@ Curves = dict[str, dict[str, Band]]
 
 
 def draw(curves: Curves, envs: Mapping[str, str], metric: str, folder: Path) -> list[Path]:
-    """One picture per environment and axis: of each group its mean with a band, or with the curves of its few runs.
+    """One picture per environment and axis: the interquartile mean of each group, with its interval or with its few runs.
 
     envs: by the group's name. Raises ModuleNotFoundError where matplotlib is not installed.
     """
@@ -64,11 +64,14 @@ def _axes(figure: Any, n_groups: int) -> Any:
 
 
 def draw_profiles(groups: Sequence[Group], folder: Path) -> list[Path]:
-    """The performance profiles of all algorithms, if there are several. Raises ModuleNotFoundError as `draw` does."""
+    """The performance profiles of all algorithms, over the environments that all of them have; none for a single algorithm.
+
+    Raises ModuleNotFoundError as `draw` does.
+    """
     from matplotlib.figure import Figure
 
-    scores = normalised(groups)
-    if len(scores) < 2:
+    scores = normalised(last_scores(groups))
+    if len(scores) < 2 or not all(scores.values()):
         return []
     thresholds = np.linspace(0.0, 1.0, 101)
     figure = Figure(figsize=(8, 5 + 0.2 * len(scores)), layout="constrained")

@@ -1,19 +1,62 @@
-"""The pages of a report: report.md, and report.html, which has its pictures inside."""
+"""A report as report.md, as report.html, which has its pictures inside, and as JSON."""
 
 from __future__ import annotations
 
 import base64
 import html
-import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from border_cli.config.convert import as_typed
 from border_cli.display.format import number, share
-from border_cli.report.draw import FEW
+from border_cli.report.draw import AXES, FEW, Curves
 from border_cli.report.runs import Group
-from border_cli.report.stats import LEVEL, RESAMPLES, Interval, Line, last_scores, probability_of_improvement
+from border_cli.report.stats import LEVEL, RESAMPLES, Improvement, Interval, Line, band, improvements, line
+
+EVALUATION = "eval/return_mean"
+"""The metric that scores are means of."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What is compared. groups: of our runs · others: published curves · metric: of the curves."""
+
+    groups: Sequence[Group]
+    others: Sequence[Group]
+    metric: str
+
+    @cached_property
+    def lines(self) -> list[Line]:
+        """The results of our groups."""
+        return [line(group) for group in self.groups]
+
+    @property
+    def compared(self) -> list[Group]:
+        """The groups whose last scores are compared.
+
+        Scores of others are the last values of their curves, which are no scores unless the curves are of evaluations.
+        """
+        return [*self.groups, *(self.others if self.metric == EVALUATION else ())]
+
+    @cached_property
+    def improvements(self) -> list[Improvement]:
+        """Of each pair of algorithms."""
+        return improvements(self.compared)
+
+    @cached_property
+    def curves(self) -> Curves:
+        """The curves of all groups on each axis that they have: others have published no seconds."""
+        curves: Curves = {axis: {} for axis in AXES}
+        for axis, bands in curves.items():
+            for group in (*self.groups, *self.others):
+                if not any(np.isnan(getattr(run.curve, axis)).any() for run in group.runs):
+                    bands[group.name] = band(group, axis)
+        return curves
 
 
 def table(lines: Sequence[Line]) -> list[list[str]]:
@@ -34,19 +77,35 @@ def table(lines: Sequence[Line]) -> list[list[str]]:
     return rows
 
 
-def markdown(
-    lines: Sequence[Line], metric: str, pictures: Sequence[Path], pairs: Sequence[Sequence[str]] = ()
-) -> str:
-    """The page report.md. pairs: rows of `improvements`."""
+def markdown(report: Report, pictures: Sequence[Path]) -> str:
+    """The page report.md."""
+    pairs = improvement_rows(report.improvements)
     parts = [
         "# Report",
-        _grid(table(lines)),
-        about(metric),
-        few_runs(lines),
+        _grid(table(report.lines)),
+        about(report.metric),
+        few_runs(report.lines),
         *(f"![{path.stem}]({path.name})" for path in pictures),
         *([_grid(pairs)] if len(pairs) > 1 else []),
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    """Scores, probabilities and curves, as plain data."""
+    return {
+        "metric": report.metric,
+        "statistic": f"interquartile mean, {LEVEL:.0%} percentile bootstrap interval over runs",
+        "groups": [asdict(one) | {"meets_expectation": one.meets} for one in report.lines],
+        "improvements": [asdict(one) for one in report.improvements],
+        "curves": {
+            axis: {
+                name: {"at": band.at.tolist(), "intervals": [asdict(one) for one in band.intervals]}
+                for name, band in bands.items()
+            }
+            for axis, bands in report.curves.items()
+        },
+    }
 
 
 def _grid(rows: Sequence[Sequence[str]]) -> str:
@@ -84,19 +143,10 @@ def _shown(score: Interval | None) -> str:
     return f"{number(score.value)} ({number(score.low)} to {number(score.high)})"
 
 
-def improvements(groups: Sequence[Group]) -> list[list[str]]:
-    """Header and rows: P(row > column) of last scores for each pair of algorithms with runs in the same environments."""
-    scores: dict[str, dict[str, Any]] = {}
-    for group in groups:
-        if len(values := last_scores(group)):
-            scores.setdefault(group.algorithm, {})[group.env] = values
+def improvement_rows(found: Sequence[Improvement]) -> list[list[str]]:
+    """Header and rows: P(row > column) of last scores."""
     rows = [["algorithm", "higher than", "probability", "environments"]]
-    for x, y in itertools.combinations(scores, 2):
-        envs = [env for env in scores[x] if env in scores[y]]
-        if envs:
-            p = probability_of_improvement([scores[x][env] for env in envs], [scores[y][env] for env in envs])
-            rows.append([x, y, _shown(p), str(len(envs))])
-    return rows
+    return rows + [[one.x, one.y, _shown(one.probability), str(len(one.envs))] for one in found]
 
 
 def differences(groups: Sequence[Group]) -> list[list[str]]:
@@ -158,20 +208,14 @@ p.note { color: #555; }
 """
 
 
-def html_page(
-    groups: Sequence[Group],
-    lines: Sequence[Line],
-    metric: str,
-    pictures: Sequence[Path],
-    pairs: Sequence[Sequence[str]],
-) -> str:
+def html_page(report: Report, pictures: Sequence[Path]) -> str:
     """The page report.html. It needs no other file and no network."""
     parts = [
         "<h1>Report</h1>",
-        _html_table(table(lines)),
-        f'<p class="note">{html.escape(about(metric))}</p>',
+        _html_table(table(report.lines)),
+        f'<p class="note">{html.escape(about(report.metric))}</p>',
     ]
-    if warning := few_runs(lines):
+    if warning := few_runs(report.lines):
         parts.append(f'<p class="note">{html.escape(warning)}</p>')
     for path in pictures:
         encoded = base64.b64encode(path.read_bytes()).decode("ascii")
@@ -179,9 +223,9 @@ def html_page(
             f'<h2>{html.escape(path.stem)}</h2><img alt="{html.escape(path.stem)}" src="data:image/png;base64,{encoded}">'
         )
     for title, rows in (
-        ("Probability of improvement, by last scores", pairs),
-        ("Differences of the configurations", differences(groups)),
-        ("Health of the runs", health(groups)),
+        ("Probability of improvement, by last scores", improvement_rows(report.improvements)),
+        ("Differences of the configurations", differences(report.groups)),
+        ("Health of the runs", health(report.groups)),
     ):
         if len(rows) > 1:
             parts += [f"<h2>{title}</h2>", _html_table(rows)]

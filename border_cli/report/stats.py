@@ -5,6 +5,7 @@ As recommended by Agarwal et al., 2021, "Deep Reinforcement Learning at the Edge
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -168,10 +169,18 @@ def line(group: Group) -> Line:
     )
 
 
-def last_scores(group: Group) -> Array:
-    """(n,) scores of the last models of those runs that have one."""
-    means = [(run.summary.get("last_score") or {}).get("mean") for run in group.runs]
-    return np.array([mean for mean in means if mean is not None], np.float64)
+Scores = dict[str, dict[str, Array]]
+"""By algorithm, then by environment: the scores of its runs."""
+
+
+def last_scores(groups: Sequence[Group]) -> Scores:
+    """The scores of the last models of those runs that have one."""
+    found: Scores = {}
+    for group in groups:
+        means = [(run.summary.get("last_score") or {}).get("mean") for run in group.runs]
+        if known := [mean for mean in means if mean is not None]:
+            found.setdefault(group.algorithm, {})[group.env] = np.array(known, np.float64)
+    return found
 
 
 def probability_of_improvement(x: Sequence[Array], y: Sequence[Array], resamples: int = 2_000) -> Interval:
@@ -194,6 +203,26 @@ def probability_of_improvement(x: Sequence[Array], y: Sequence[Array], resamples
     value = float(np.mean([share(a, b) for a, b in zip(x, y, strict=True)]))
     low, high = np.quantile(drawn / len(x), ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
     return Interval(value, float(low), float(high))
+
+
+@dataclass(frozen=True)
+class Improvement:
+    """How likely a run of algorithm x has a higher last score than one of y, over the environments that both have."""
+
+    x: str
+    y: str
+    probability: Interval
+    envs: Sequence[str]
+
+
+def improvements(groups: Sequence[Group]) -> list[Improvement]:
+    """Of each pair of algorithms with runs in the same environments."""
+    scores, found = last_scores(groups), []
+    for x, y in itertools.combinations(scores, 2):
+        if envs := [env for env in scores[x] if env in scores[y]]:
+            p = probability_of_improvement([scores[x][env] for env in envs], [scores[y][env] for env in envs])
+            found.append(Improvement(x, y, p, envs))
+    return found
 
 
 @dataclass(frozen=True)
@@ -222,16 +251,13 @@ def profiles(
     return found
 
 
-def normalised(groups: Sequence[Group]) -> dict[str, dict[str, Array]]:
-    """Last scores by algorithm and environment, with 0 for the lowest and 1 for the highest of an environment's groups."""
-    found: dict[str, dict[str, Array]] = {}
-    for env in dict.fromkeys(group.env for group in groups):
-        own = {group.algorithm: last_scores(group) for group in groups if group.env == env}
-        own = {name: scores for name, scores in own.items() if len(scores)}
-        if not own:
-            continue
-        every = np.concatenate(list(own.values()))
+def normalised(scores: Scores) -> Scores:
+    """The scores in those environments that all algorithms have: 0 for the lowest of an environment, 1 for the highest."""
+    found: Scores = {name: {} for name in scores}
+    shared = set.intersection(*(set(envs) for envs in scores.values())) if scores else set()
+    for env in sorted(shared):
+        every = np.concatenate([envs[env] for envs in scores.values()])
         span = (every.max() - every.min()) or 1.0
-        for name, scores in own.items():
-            found.setdefault(name, {})[env] = (scores - every.min()) / span
+        for name, envs in scores.items():
+            found[name][env] = (envs[env] - every.min()) / span
     return found

@@ -44,6 +44,8 @@ def read_tidy(path: Path, metric: str, own: Sequence[Group]) -> list[Group]:
                     f"{path} has no column {missing[0]}\nallowed: a file with {','.join(COLUMNS)}"
                 )
             for row in reader:
+                if None in row.values():
+                    raise UsageError(f"{path}, line {reader.line_num}: a value is missing")
                 if row["metric"] != metric:
                     others.add(row["metric"])
                     continue

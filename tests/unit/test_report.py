@@ -25,6 +25,7 @@ from border_cli.report.stats import (
     band,
     bootstrap,
     interquartile_mean,
+    last_scores,
     line,
     normalised,
     probability_of_improvement,
@@ -275,6 +276,7 @@ def test_json_has_everything_and_writes_no_file(runs: Path, capsys: pytest.Captu
     (group,) = data["groups"]
     assert (group["runs"], group["meets_expectation"], group["last"]["value"]) == (3, False, 2.0)
     assert len(data["curves"]["env_steps"]["dqn on CartPole-v1"]["at"]) == 100
+    assert data["improvements"] == []
     assert not Path("runs/report").exists()
 
 
@@ -334,15 +336,53 @@ def test_scores_are_normalised_by_the_lowest_and_highest_of_an_environment(tmp_p
         [("A", 1e-3, 10.0), ("A", 5e-4, 30.0), ("A", 5e-4, 20.0), ("B", 1e-3, 7.0)]
     ):
         write_run(tmp_path / f"{i}", [(10, 1.0, score)], env=env, lr=lr, seed=i)
-    found = {
-        name: {env: s.tolist() for env, s in envs.items()}
-        for name, envs in normalised(groups_in(tmp_path)).items()
-    }
-    assert found == {
+    slow, fast, elsewhere = last_scores(groups_in(tmp_path)).items()
+    assert (slow[0], fast[0], elsewhere[0]) == ("dqn agent.lr=0.001", "dqn agent.lr=0.0005", "dqn")
+    found = normalised(dict([slow, fast]))
+    assert {name: {env: s.tolist() for env, s in envs.items()} for name, envs in found.items()} == {
         "dqn agent.lr=0.001": {"A": [0.0]},
         "dqn agent.lr=0.0005": {"A": [1.0, 0.5]},
-        "dqn": {"B": [0.0]},
     }
+    assert normalised(dict([slow, fast, elsewhere])) == {name: {} for name, _ in (slow, fast, elsewhere)}
+
+
+def test_scores_are_normalised_in_the_environments_that_all_have() -> None:
+    a, b = np.array([1.0, 3.0]), np.array([5.0])
+    found = normalised({"x": {"A": a, "B": a}, "y": {"B": b, "C": b}})
+    assert {name: {env: s.tolist() for env, s in envs.items()} for name, envs in found.items()} == {
+        "x": {"B": [0.0, 0.5]},
+        "y": {"B": [1.0]},
+    }
+
+
+def test_algorithms_without_a_common_environment_have_no_profiles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib", reason="extra report is not installed")
+    monkeypatch.chdir(tmp_path)
+    for env, lr in (("A", 1e-3), ("A", 2e-3), ("B", 1e-3)):  # one without other settings is just "dqn"
+        write_run(tmp_path / "runs" / f"{env}{lr}", [(10, 1.0, 2.0)], env=env, lr=lr)
+    assert main(["runs"]) == 0
+    assert sorted(path.name for path in Path("runs/report").glob("*.png")) == [
+        f"{env}_{axis}.png" for env in ("A", "B") for axis in ("env_steps", "seconds")
+    ]
+
+
+def test_other_curves_than_those_of_evaluations_are_not_compared_with_our_scores(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("ppo.csv").write_text(
+        "exp_name,env_name,seed,metric,env_step,value\n"
+        "PPO,CartPole-v1,1,eval/return_mean,10,1.0\nPPO,CartPole-v1,1,train/loss,10,1.0\n"
+    )
+    for path in runs.glob("*/metrics.jsonl"):
+        record = json.loads(path.read_text().splitlines()[0]) | {"train/loss": 3.0}
+        path.write_text(path.read_text() + json.dumps(record) + "\n")
+    for metric, n in (("eval/return_mean", 1), ("train/loss", 0)):
+        assert main(["with=ppo.csv", "--json", f"metric={metric}", "runs"]) == 0
+        data = json.loads(capsys.readouterr().out)
+        assert "PPO on CartPole-v1" in data["curves"]["env_steps"]
+        assert len(data["improvements"]) == n
 
 
 def test_curves_of_others_are_drawn_beside_ours(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -364,7 +404,11 @@ def test_curves_of_others_are_drawn_beside_ours(runs: Path, capsys: pytest.Captu
     page = Path("both/report.html").read_text()
     assert "PPO" in page and "Probability of improvement" in page
     assert Path("both/profiles.png").exists()
-    for text, message in (("a,b\n", "has no column exp_name"), (head + "\n", "has no eval/return_mean")):
+    for text, message in (
+        ("a,b\n", "has no column exp_name"),
+        (head + "\n", "has no eval/return_mean"),
+        (head + "\nPPO,CartPole-v1\n", "others.csv, line 2: a value is missing"),
+    ):
         Path("others.csv").write_text(text)
         assert main(["with=others.csv"]) == 2
         assert message in capsys.readouterr().err
@@ -397,7 +441,7 @@ def test_the_page_needs_no_other_file(runs: Path) -> None:
         [(10, 1.0, 5.0), (20, 2.0, 9.0)],
         lr=5e-4,
         agent={"double": False},
-        command="agent.lr=<b>",
+        env="<b>:Env",
     )
     assert main(["runs"]) == 0
     page = Path("runs/report/report.html").read_text()
@@ -405,7 +449,7 @@ def test_the_page_needs_no_other_file(runs: Path) -> None:
     assert page.count("src=") == page.count('src="data:image/png;base64,') >= 2
     assert "<td>agent.double</td><td>true</td><td>false</td>" in page
     assert page.count("<td>done</td>") == 4
-    assert "agent.lr=<b>" not in page
+    assert "<b>" not in page and "&lt;b&gt;:Env" in page
 
 
 def test_a_sweep_says_which_of_its_jobs_have_no_result(
