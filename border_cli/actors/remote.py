@@ -157,8 +157,8 @@ class ReceivedModels:
     def add(self, number: int, model: ModelInfo) -> None:
         """Keep this publication; those before the last two are not needed any more."""
         self._models[number] = model
-        self._models.pop(number - 3, None)
         self.publications = max(self.publications, number)
+        self._models = {n: one for n, one in self._models.items() if n > self.publications - 3}
 
     def poll(self) -> ModelInfo | None:
         newest = self.publications

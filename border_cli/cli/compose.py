@@ -208,13 +208,15 @@ class Composer:
         """The overrides as Hydra takes them, with the search path."""
         return [*self.search, *(for_hydra(override, self.choices) for override in self._overrides)]
 
-    def merge(self, argv: Sequence[str]) -> DictConfig:
+    def merge(self, argv: Sequence[str] | None = None) -> DictConfig:
         """What Hydra composes for one job's overrides, its own section included; nothing is checked.
 
-        Overrides of Hydra's section that were typed are added: sweepers hand on those of the job alone.
+        argv: by default those of the command line that have a single value. Overrides of Hydra's section that were typed
+        are added: sweepers hand on those of the job alone.
         """
-        check_single(parse_overrides(argv))
         typed = [for_hydra(one, self.choices) for one in self._overrides if not one.is_sweep_override()]
+        argv = typed if argv is None else argv
+        check_single(parse_overrides(argv))
         own = [word for word in [*self.search, *typed] if word.lstrip("+~").startswith("hydra")]
         with translated(), _strict_search_path():
             merged: DictConfig = compose(

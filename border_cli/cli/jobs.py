@@ -23,7 +23,7 @@ from border_cli.cli.errors import report
 from border_cli.cli.overrides import override_values, parse_overrides
 from border_cli.cli.start import resume_run, start_run
 from border_cli.config import registry
-from border_cli.config.resolve import inherit, reopen
+from border_cli.config.resolve import changes, check_changes, inherit, reopen
 from border_cli.config.schema import TrainConfig
 from border_cli.config.validate import validate
 from border_cli.core.errors import ExitCode, Interrupted, UsageError
@@ -126,9 +126,13 @@ def _train_or_resume(composed: Composed, launch: Launch, view: View | None = Non
     run_dir = composed.run_dir
     if run_dir is None or not (run_dir / CONFIG_FILE).exists():
         start_run(composed, launch, view)
-    elif read_summary(run_dir).get("status") != DONE:
-        stored = reopen(read_config(run_dir))
-        config = inherit(composed.config, stored)
+        return
+    stored = reopen(read_config(run_dir))
+    config = inherit(composed.config, stored)
+    if read_summary(run_dir).get("status") == DONE:
+        # The sweeper of a plugin may draw other values when it is continued, and its launcher chooses the directory.
+        check_changes(stored, changes(stored, reopen(config)))
+    else:
         validate(config)
         resume_run(run_dir, stored, config, launch, view)
 

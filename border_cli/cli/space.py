@@ -7,13 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.types import FloatRange, IntervalSweep, Override, RangeSweep, Transformer
+from hydra.core.override_parser.types import (
+    FloatRange,
+    Glob,
+    IntervalSweep,
+    Override,
+    RangeSweep,
+    Transformer,
+)
 
 from border_cli.cli.overrides import parse_overrides
 from border_cli.config.convert import load, nearest, nearest_line
 from border_cli.config.presets import conf_dir
 from border_cli.core.errors import UsageError
-from border_cli.sweeps.study import as_typed
+from border_cli.sweeps.study import value_text
 
 
 @dataclass(frozen=True)
@@ -37,7 +44,7 @@ class Space:
                 found[key] = str(one.choices[round(share * (len(one.choices) - 1))])
             else:
                 value = one.low + share * (one.high - one.low)
-                found[key] = as_typed(value if isinstance(one.low, float) else round(value))
+                found[key] = value_text(value if isinstance(one.low, float) else round(value), one)
         return found
 
     def overrides(self, params: Mapping[str, str], more_seed: int) -> list[str]:
@@ -118,11 +125,15 @@ def _distribution(override: Override, distributions: Any) -> Any:
             return distributions.FloatDistribution(value.start, value.end, log=is_log)
         if isinstance(value, RangeSweep):
             points = value.range()
+            if not any(True for _ in points):
+                raise ValueError("the range is empty")
             if isinstance(points, FloatRange):
-                return distributions.FloatDistribution(value.start, max(points), step=value.step)
-            return distributions.IntDistribution(points.start, points[-1], step=points.step)
+                return distributions.FloatDistribution(value.start, max(points), log=is_log, step=value.step)
+            return distributions.IntDistribution(points.start, points[-1], log=is_log, step=points.step)
+        if isinstance(value, Glob):
+            raise ValueError("a glob is not a search space")
         return distributions.CategoricalDistribution(list(override.sweep_iterator(Transformer.str)))
     except ValueError as e:
         raise UsageError(
-            f"{override.input_line}: {str(e).splitlines()[0]}\nallowed: see hydra.cc, Extended Override syntax"
+            f"{str(override.input_line).lstrip('+')}: {str(e).splitlines()[0]}\nallowed: interval(…), range(…), choice(…)"
         ) from e

@@ -25,7 +25,7 @@ from border_cli.cli.jobs import JobScore, NeedTask, SlotTask, SweepTask, refuse_
 from border_cli.cli.overrides import override_values, parse_overrides, quoted
 from border_cli.config.resources import cpus
 from border_cli.config.schema import TrainConfig
-from border_cli.core.errors import ExitCode, Interrupted, UsageError
+from border_cli.core.errors import BorderError, ExitCode, Interrupted, UsageError, first_line
 from border_cli.display.format import counted
 from border_cli.display.stdout import nonblocking_stdout
 from border_cli.display.tables import print_lines
@@ -47,7 +47,7 @@ from border_cli.sweeps.process import JobProcess, LocalExecutor
 from border_cli.sweeps.results import results, to_json, winners, write_preset
 from border_cli.sweeps.scheduler import Executor, JobQueue, JobSource, Scheduler, SweepView
 from border_cli.sweeps.slots import Slots
-from border_cli.sweeps.views import make_sweep_view, print_sweep_tables
+from border_cli.sweeps.views import make_sweep_view, print_sweep_tables, write_error
 
 _CHOICES = (
     *("agent", "env", "env.id", "env.entry_point", "env.imports", "env.kwargs", "plugins"),
@@ -85,10 +85,16 @@ def run_sweep(composer: Composer, launch: Launch, settings: SweepSettings) -> in
     """Run the jobs of a sweep, or continue it. Returns the first exit code that is not 0, or 0."""
     argv = composer.argv()
     own_sweeper = launch.typed.get("hydra/sweeper", "basic") == "basic"
+    ignored = next((key for key in launch.typed if key.startswith("hydra.sweeper.") and own_sweeper), None)
+    if ignored is not None:
+        raise UsageError(
+            f"{ignored} has no effect without another sweeper\n"
+            "allowed: hydra/sweeper=border_optuna, for tuning, or the sweeper of a plugin"
+        )
     composed = [composer.compose(job) for job in _split(composer, argv)] if own_sweeper else []
     for one in composed:
         refuse_plan(one.config)
-    choices = composed[0].choices if composed else composer.merge([]).hydra.runtime.choices
+    choices = composed[0].choices if composed else composer.merge().hydra.runtime.choices
     launcher = choices["hydra/launcher"]
     if launcher == "border_ray":
         from border_cli.runtime.ray_cluster import import_ray
@@ -104,7 +110,7 @@ def run_sweep(composer: Composer, launch: Launch, settings: SweepSettings) -> in
             )
         check_tuning(composer, argv)
     wanted = job_argv(launch.argv)
-    folder, continued = _folder(launch, settings, wanted)
+    folder, continued = _folder(composer, launch, settings, wanted)
     with locked(folder), StopFlag() as stop, nonblocking_stdout(), contextlib.ExitStack() as held:
         sweep = Sweep.read(folder) if continued else Sweep(folder, wanted)
         run = SweepRun(sweep, composer, launch, settings, stop)
@@ -129,15 +135,16 @@ def _split(composer: Composer, argv: Sequence[str]) -> list[list[str]]:
     return list(jobs)
 
 
-def _folder(launch: Launch, settings: SweepSettings, argv: Sequence[str]) -> tuple[Path, bool]:
+def _folder(
+    composer: Composer, launch: Launch, settings: SweepSettings, argv: Sequence[str]
+) -> tuple[Path, bool]:
     """The folder of the sweep, and whether it is there already: that of the newest sweep with these arguments, or a new
     one.
     """
     if settings.folder is not None:
         return settings.folder, True
-    typed = launch.typed.get("hydra.sweep.dir")
-    if typed is not None:
-        folder = Path(typed.strip("'\""))
+    if "hydra.sweep.dir" in launch.typed:
+        folder = Path(composer.merge().hydra.sweep.dir)  # interpolations are resolved
         if (folder / SWEEP_FILE).exists():
             if settings.new or Sweep.read(folder).argv != list(argv):
                 raise UsageError(f"{folder} holds another sweep\nallowed: a folder without one")
@@ -164,8 +171,15 @@ def _multirun(
     ]
     returned: Any = None
     try:
-        with translated():  # errors of Hydra itself: no job raises one
+        if launcher in OWN_LAUNCHERS:
+            with translated():  # errors of Hydra itself: no job raises one
+                returned = composer.hydra.multirun(PRIMARY, task, argv)
+        else:
             returned = composer.hydra.multirun(PRIMARY, task, argv)
+    except Exception as e:
+        if launcher in OWN_LAUNCHERS or isinstance(e, BorderError):
+            raise
+        run.launcher_failed(launcher, e)
     finally:
         if isinstance(task, SweepTask):
             batches = returned if isinstance(returned, list) else []
@@ -195,6 +209,7 @@ class SweepRun:
         self._begun: list[Job] = []  # in this launch
         self._to_tune: tuple[Sequence[str], Mapping[str, Any]] | None = None  # arguments, settings
         self._tuned: int | None = None  # exit code of a tuning
+        self._launcher_failed = False
         self._executor: Executor | None = None
         self.view: SweepView | None = None
         quiet = launch.typed.get("recorder") == "none"
@@ -216,7 +231,8 @@ class SweepRun:
     def add(self, jobs: Sequence[tuple[int, Composed]]) -> list[Job]:
         """The jobs of these numbers and configurations, with what earlier launches have made of them."""
         added = []
-        for number, composed in jobs:
+        for wanted, composed in jobs:
+            number = self.sweep.numbered(wanted, composed.overrides)
             run_dir = composed.place_in_sweep(self.sweep.folder, number)
             self.configs[number] = composed
             added.append(self.sweep.add(number, composed.overrides, run_dir))
@@ -229,8 +245,10 @@ class SweepRun:
         n_jobs: at most so many are of use at a time; by default those that are left.
         """
         added = self.add(jobs)
-        left = [job for job in added if job.state != DONE and (job.state != FAILED or self._settings.retry)]
-        kept = len(added) - len(left)
+        ended = DONE if self._settings.retry else (DONE, FAILED)
+        kept = sum(job.state in ended for job in added)
+        # by number: in another launch a sweeper may draw the same values twice
+        left = list({job.number: job for job in added if job.state not in ended}.values())
         if kept:
             failed = sum(job.state == FAILED for job in added) if not self._settings.retry else 0
             again = f", {failed} of them failed (sweep.retry=true runs those again)" if failed else ""
@@ -262,6 +280,8 @@ class SweepRun:
         """Run the jobs that a sweeper of a plugin asks for, numbered from `first`. Each with its best score, or NaN."""
         composed = [self.composer.compose(overrides) for overrides in batch]
         jobs = self.run(list(enumerate(composed, first)), len(composed))  # later batches may have more left
+        if self._stop.code is not None:  # the sweeper would go on
+            raise Interrupted(self._stop.code)
         return [(job, math.nan if job.best is None else job.best) for job in jobs]
 
     def request_tuning(self, arguments: Sequence[str], settings: Mapping[str, Any]) -> None:
@@ -281,14 +301,19 @@ class SweepRun:
 
     def ran_elsewhere(self, scores: Sequence[JobScore]) -> None:
         """Note the jobs that another launcher has run."""
+        for job in self.sweep.jobs:
+            job.refresh()
         for score in scores:
             job = self.sweep.add(score.number, score.overrides, score.run_dir)
             job.exit_code, job.error = score.exit_code, score.error
             job.state = FAILED if score.exit_code else job.state
             self._begun.append(job)
-        for job in self.sweep.jobs:
-            job.refresh()
         self._save()
+
+    def launcher_failed(self, name: str, error: Exception) -> None:
+        """Note that the launcher of a plugin has raised an error, such as that of a job whose time was over."""
+        self._launcher_failed = True
+        write_error(f"error: hydra/launcher={name}: {type(error).__name__}: {first_line(error)}")
 
     def finish(self) -> int:
         """Print the tables, write the presets. The first exit code but 0 of this launch, or 0."""
@@ -316,7 +341,8 @@ class SweepRun:
                 lines.append(("", "all jobs of this sweep have ended; sweep.new=true starts a new one"))
             print_sweep_tables(Console(), self.sweep, found)
             print_lines(Console(), *lines)
-        return next((job.exit_code for job in self._begun if job.exit_code), int(ExitCode.DONE))
+        otherwise = ExitCode.DEFECT if self._launcher_failed else ExitCode.DONE
+        return next((job.exit_code for job in self._begun if job.exit_code), int(otherwise))
 
     def find_slots(self, composed: Composed, n_jobs: int) -> None:
         """Decide, once, where jobs run and how many at a time, by what one of this configuration needs."""
@@ -344,7 +370,7 @@ class SweepRun:
 
     def _divided(self, config: TrainConfig, n_jobs: int) -> Slots:
         if self._settings.slots is not None or n_jobs == 1:
-            return slots.fixed(self._settings.slots or 1, n_jobs, config.device.startswith("cuda"))
+            return slots.fixed(self._settings.slots or 1, n_jobs, config.device)
         task = NeedTask(config, self.sweep.folder, set(self._typed))
         process = JobProcess(task, None, max(1, cpus() // n_jobs))
         with contextlib.closing(process):

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from border_cli.cli.overrides import parse_overrides
 from border_cli.cli.space import Space, default_space, read_space
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import ExitCode, UsageError
 from border_cli.display.format import counted
 from border_cli.display.tables import print_lines
 from border_cli.runs.directory import folder_error, shown
-from border_cli.sweeps.jobs import Job
+from border_cli.sweeps.jobs import Job, job_argv
 from border_cli.sweeps.study import STUDY_FILE, import_optuna
 from border_cli.sweeps.trials import TuningSettings, rungs_of
 from border_cli.sweeps.tuning import Tuner
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 def check_tuning(composer: Any, argv: Sequence[str]) -> None:
     """Raise UsageError for a tuning that cannot begin, before there is a folder for it."""
     arguments = [word for word in argv if not word.startswith("hydra")]
-    section = composer.merge(_single(arguments)).hydra
+    section = composer.merge().hydra
     settings = _settings({key: value for key, value in section.sweeper.items() if key != "_target_"})
     space = _space(arguments, settings)
     for share in (0.0, 1.0, 0.37):  # the ends, and a number that is not whole
@@ -45,8 +44,9 @@ def tune(run: SweepRun, arguments: Sequence[str], settings: Mapping[str, Any]) -
 
     def make_job(params: Mapping[str, str], more_seed: int, label: str) -> tuple[Job, TrainConfig]:
         composed = run.composer.compose(space.overrides(params, more_seed))
-        number = next((job.number for job in run.sweep.jobs if job.overrides == composed.overrides), None)
-        (job,) = run.add([(len(run.sweep.jobs) if number is None else number, composed)])
+        own = tuple(job_argv(composed.overrides))
+        number = next((job.number for job in run.sweep.jobs if job.overrides == own), len(run.sweep.jobs))
+        (job,) = run.add([(number, composed)])
         values = " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in params.items())
         job.label = f"{label}: {values}" + (f" seed={space.seed + more_seed}" if more_seed else "")
         return job, composed.config
@@ -96,7 +96,10 @@ def _finish(run: SweepRun, tuner: Tuner) -> int:
             share = f"{done / from_scratch:.0%} of the {from_scratch:,} if each promotion had started over"
             lines.insert(0, ("", f"opt steps of all trials: {done:,}, {share}"))
         print_lines(Console(), *lines)
-    return int(ExitCode.DONE if winner is not None or not tuner.has_ended else ExitCode.DEFECT)
+    if winner is not None and tuner.has_ended:
+        return int(ExitCode.DONE)
+    # A trial that has paused was stopped, too, but that is no failure.
+    return next((job.exit_code for job in tuner.unfinished_jobs if job.exit_code), int(ExitCode.DONE))
 
 
 def _settings(settings: Mapping[str, Any]) -> TuningSettings:
@@ -110,8 +113,3 @@ def _space(arguments: Sequence[str], settings: TuningSettings) -> Space:
     agents = [word.partition("=")[2] for word in arguments if word.startswith("agent=")]
     name = settings.space or (agents[-1] if agents else "dqn")
     return read_space(arguments, lambda: default_space(name), import_optuna())
-
-
-def _single(arguments: Sequence[str]) -> list[str]:
-    """The overrides that are no search space."""
-    return [str(one.input_line) for one in parse_overrides(arguments) if not one.is_sweep_override()]

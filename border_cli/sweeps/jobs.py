@@ -23,7 +23,7 @@ class Job:
     """One run of a sweep.
 
     Attributes:
-        overrides: what was typed for the sweep, with the values of this job.
+        overrides: what was typed for the sweep, with the values of this job, as far as it determines what the job learns.
         run_dir: its run directory, which may not exist yet.
         exit_code: of its last process; None before one has ended.
         error: what a failed job said, one line.
@@ -147,13 +147,26 @@ class Sweep:
         """A checksum of the arguments, which may name code (see `border_cli.runs.trust`)."""
         return code_of([], {}, {"argv": "\n".join(self.argv)})
 
+    def numbered(self, wanted: int, overrides: Sequence[str]) -> int:
+        """The number of the job with these overrides: `wanted`, unless that is the number of a job with other overrides.
+
+        In another launch a sweeper may draw other values. Then it is the number of an earlier job with the same overrides,
+        or a new number.
+        """
+        numbers = {job.number: job.overrides for job in self.jobs}
+        own = tuple(job_argv(overrides))
+        if numbers.get(wanted, own) == own:
+            return wanted
+        return next((number for number, one in numbers.items() if one == own), max(numbers) + 1)
+
     def add(self, number: int, overrides: Sequence[str], run_dir: Path) -> Job:
         """The job with this number and these overrides: that of an earlier launch with its results, or a new one."""
+        own = tuple(job_argv(overrides))
         for job in self.jobs:
-            if (job.number, job.overrides) == (number, tuple(overrides)):
+            if (job.number, job.overrides) == (number, own):
                 job.refresh()
                 return job
-        job = Job(number, tuple(overrides), run_dir)
+        job = Job(number, own, run_dir)
         job.refresh()
         self.jobs = sorted(
             [*(one for one in self.jobs if one.number != number), job], key=lambda one: one.number

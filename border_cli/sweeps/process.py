@@ -213,7 +213,8 @@ def _run_job(
 ) -> None:
     """Entry point of the process."""
     child.end_with_parent(parent_pid)
-    os.setpgid(0, 0)  # a Ctrl-C in the terminal reaches the sweep alone, which then stops its jobs
+    os.setpgid(0, 0)  # a Ctrl-C in the terminal reaches the sweep alone, which then stops its jobs by SIGTERM
+    signal.signal(signal.SIGINT, lambda *_: None)  # one that came before waits until it is unblocked
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until there is a run to save
     signal.pthread_sigmask(signal.SIG_UNBLOCK, child.LEFT_TO_LEARNER)
     output = Path(os.devnull)

@@ -17,7 +17,7 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ class RaySettings:
     address: str = "local"
     cpus_per_job: float = 2
     gpus_per_job: float = 0
-    resources: Mapping[str, float] = field(default_factory=dict)
+    resources: Mapping[str, float] | None = None
 
     @classmethod
     def read(cls, settings: Mapping[str, Any]) -> RaySettings:
@@ -57,7 +57,7 @@ class RaySettings:
         except TypeError as e:
             raise UsageError(f"hydra.launcher: {e}\nallowed: {', '.join(cls.__annotations__)}") from e
         amounts = {"cpus_per_job": read.cpus_per_job, "gpus_per_job": read.gpus_per_job}
-        amounts |= {f"resources.{name}": amount for name, amount in read.resources.items()}
+        amounts |= {f"resources.{name}": amount for name, amount in (read.resources or {}).items()}
         for name, amount in amounts.items():
             if not isinstance(amount, int | float) or amount < 0 or (name == "cpus_per_job" and amount == 0):
                 least = "> 0" if name == "cpus_per_job" else ">= 0"
@@ -67,7 +67,7 @@ class RaySettings:
     @property
     def need(self) -> dict[str, float]:
         """What one job takes of a node."""
-        every = {"CPU": self.cpus_per_job, "GPU": self.gpus_per_job, **self.resources}
+        every = {"CPU": self.cpus_per_job, "GPU": self.gpus_per_job, **(self.resources or {})}
         return {name: amount for name, amount in every.items() if amount}
 
 
@@ -249,7 +249,7 @@ class RayExecutor:
         ray: Any = self._cluster.ray
         self._ray = ray
         options: dict[str, Any] = {"num_cpus": settings.cpus_per_job, "num_gpus": settings.gpus_per_job}
-        options |= {"resources": dict(settings.resources), "max_restarts": 0}
+        options |= {"resources": dict(settings.resources or {}), "max_restarts": 0}
         self._host_class = ray.remote(JobHost).options(**options)
         self._jobs: list[RayJob] = []
         self._looked, self._capacity = 0.0, 0
@@ -302,3 +302,5 @@ def check_device(device: str, settings: RaySettings) -> None:
             f"device={device} with hydra.launcher.gpus_per_job=0: Ray would hide the GPUs from the jobs\n"
             "allowed: hydra.launcher.gpus_per_job=1, or a fraction of one, or device=cpu"
         )
+    if device.startswith("cuda:"):
+        raise UsageError(f"device={device}: Ray chooses the GPU of each job\nallowed: device=cuda")

@@ -24,11 +24,13 @@ _WORTH = 0.15
 
 @dataclass(frozen=True)
 class Need:
-    """What one job takes. cpus: CPUs that it would keep busy if it had the machine alone · memory: bytes."""
+    """What one job takes. cpus: CPUs that it would keep busy if it had the machine alone · memory: bytes · device: cuda
+    alone is any GPU, cuda:1 a certain one.
+    """
 
     cpus: float
     memory: int
-    on_gpu: bool
+    device: str
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ def measure_need(config: TrainConfig, folder: Path, overrides: Collection[str]) 
         if config.trainer.type == "async":
             busy = _busy_cpus(config, spec, stop)
     memory = sum(resources.memory_need(config, build.sizes(config, spec)).values()) + IMPORT_BYTES
-    return Need(busy, memory, config.device.startswith("cuda"))
+    return Need(busy, memory, config.device)
 
 
 def _busy_cpus(config: TrainConfig, spec: EnvSpec, stop: StopFlag) -> float:
@@ -71,7 +73,7 @@ def _busy_cpus(config: TrainConfig, spec: EnvSpec, stop: StopFlag) -> float:
 
 def divide(need: Need, n_jobs: int) -> Slots:
     """As many jobs at once as keep the CPUs busy and fit into the memory; of jobs on a GPU, one per GPU."""
-    cpus, free, gpus = resources.cpus(), resources.available_memory(), tuple(resources.gpus())
+    cpus, free, gpus = resources.cpus(), resources.available_memory(), _gpus(need.device)
     limits = {
         f"a job keeps {number(need.cpus)} of {counted(cpus, 'CPU')} busy": math.ceil(
             cpus / need.cpus - _WORTH
@@ -81,15 +83,21 @@ def divide(need: Need, n_jobs: int) -> Slots:
         ),
         f"there are {counted(n_jobs, 'job')}": n_jobs,
     }
-    if need.on_gpu:
-        limits[f"there are {counted(len(gpus), 'GPU')}"] = len(gpus)
+    if need.device.startswith("cuda"):
+        n_gpus = len(gpus) or 1
+        limits[f"the jobs have {counted(n_gpus, 'GPU')}"] = n_gpus
     reason = min(limits, key=lambda one: limits[one])
-    return _slots(max(1, limits[reason]), cpus, gpus if need.on_gpu else (), reason)
+    return _slots(max(1, limits[reason]), cpus, gpus, reason)
 
 
-def fixed(count: int, n_jobs: int, on_gpu: bool) -> Slots:
+def fixed(count: int, n_jobs: int, device: str) -> Slots:
     """The number of slots that was typed."""
-    return _slots(min(count, n_jobs), resources.cpus(), tuple(resources.gpus()) if on_gpu else (), "")
+    return _slots(min(count, n_jobs), resources.cpus(), _gpus(device), "")
+
+
+def _gpus(device: str) -> tuple[str, ...]:
+    """Names of the GPUs among which jobs are divided."""
+    return tuple(resources.gpus()) if device == "cuda" else ()
 
 
 def _slots(count: int, cpus: int, gpus: tuple[str, ...], reason: str) -> Slots:

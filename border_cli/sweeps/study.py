@@ -74,7 +74,7 @@ class Study:
                         values = self._modelled(scores)
                         self._study.sampler = self._optuna.samplers.PartialFixedSampler(values, sampler)
                     asked = self._study.ask(self._space)
-                params = {key: as_typed(value) for key, value in asked.params.items()}
+                params = {key: value_text(value, self._space[key]) for key, value in asked.params.items()}
                 if params not in tried:
                     return asked.number, params
                 self._study.tell(asked.number, state=self._states.FAIL)
@@ -188,9 +188,12 @@ def _seed_after(seed: int, n_trials: int) -> int:
     return int(np.random.SeedSequence((seed, n_trials)).generate_state(1)[0])
 
 
-def as_typed(value: Any) -> str:
-    """A value as it is typed, with four significant digits."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def value_text(value: Any, distribution: Any) -> str:
+    """A value as it is typed: with four significant digits, unless they lie outside of the distribution."""
+    if not isinstance(value, float) or not hasattr(distribution, "low"):
+        return str(value)
+    text = f"{value:.4g}"
+    return text if distribution.low <= float(text) <= distribution.high else repr(value)
 
 
 def import_optuna() -> Any:

@@ -171,8 +171,8 @@ class Tuner:
     def _promotable(self, only_better: bool = False) -> Trial | None:
         """A paused trial that is among the best of its rung, on the highest rung that has one.
 
-        only_better: not with the lowest score of the rung. Where no trial has learned anything yet, going on with any of
-        them would tell the sampler that its values are good.
+        only_better: skip trials with the lowest score of the rung. Where no trial has learned anything yet, continuing
+        one of them would tell the sampler that its values are good.
         """
         for rung in range(self._settings.rungs - 2, -1, -1):
             reached = [
@@ -307,6 +307,14 @@ class Tuner:
         judging = [self._jobs[number] for judged in self.judged for number in judged.jobs]
         is_judged = not self._to_judge and all(job.state in (DONE, FAILED) for job in judging)
         return is_judged and self._promotable() is None
+
+    @property
+    def unfinished_jobs(self) -> list[Job]:
+        """The jobs of trials that have failed or are still running, and those that judge a trial and are not done."""
+        trials = [one.jobs for one in self.trials if one.state in (RUNNING, FAILED)]
+        jobs = [self._jobs[number] for numbers in trials for number in numbers]
+        judging = [self._jobs[number] for judged in self.judged for number in judged.jobs]
+        return jobs + [job for job in judging if job.state != DONE]
 
     @property
     def expect(self) -> str:

@@ -161,11 +161,13 @@ class PlainSweepView:
         if time.monotonic() < self._due:
             return
         states = Counter(job.state for job, _ in rows)
-        parts = [p.fraction or 0.0 for _, p in rows]
         words = [f"{state}={states[state]}" for state in STATES if states[state]]
-        if stage:
+        if stage:  # of jobs that are made one by one
             words.insert(0, f"{stage},")
-        words.append(f"progress={format.share(math.fsum(parts) / len(parts))}")
+        else:
+            words.append(
+                f"progress={format.share(math.fsum(p.fraction or 0.0 for _, p in rows) / len(rows))}"
+            )
         if eta_s is not None:
             words.append(f"eta={format.duration(eta_s)}")
         self._line(f"sweep: {' '.join(words)}")

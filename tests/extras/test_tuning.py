@@ -22,7 +22,7 @@ from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import UsageError
 from border_cli.core.progress import JobProgress
 from border_cli.sweeps.jobs import Job
-from border_cli.sweeps.study import Study, expected_scores
+from border_cli.sweeps.study import Study, expected_scores, value_text
 from border_cli.sweeps.trials import TuningSettings, evaluations_of, objective
 from border_cli.sweeps.tuning import Tuner
 from tests.faults.commands import Command
@@ -149,17 +149,21 @@ def test_a_tuning_that_stops_anywhere_continues_with_the_same_trials(tmp_path: P
     assert len(tuner.study.trials) == 9 + 3 + 1
     assert [len(judged.scores) for judged in tuner.judged] == [2]
     assert tuner.stage == "judging the best 1"
-    done: dict[int, int] = {}
-    for number, steps in jobs.opt_steps:
-        done[number] = done.get(number, 0) + steps
-    assert max(done.values()) == 90  # nothing was done twice
+    pieces = [number for number, _ in jobs.opt_steps]
+    of_trials = sorted(pieces.count(trial.jobs[0]) for trial in tuner.trials)
+    assert of_trials == [1] * 6 + [2] * 2 + [3]  # no piece was run twice
+    assert all(steps > 0 for _, steps in jobs.opt_steps)
 
 
-def test_a_job_that_was_killed_after_it_had_begun_is_queued_again(tmp_path: Path) -> None:
+def test_a_job_that_was_killed_is_queued_again(tmp_path: Path) -> None:
     jobs = Jobs(tmp_path)
     job = tuner_of(jobs, n_trials=2, seeds=2).next()
-    assert job is not None  # killed before it has done anything
+    assert job is not None
+    job.run_dir.mkdir()
+    (job.run_dir / "config.yaml").write_text("{}\n")
+    (job.run_dir / "summary.json").write_text('{"status": "running"}')
     tuner = tuner_of(jobs, n_trials=2, seeds=2)
+    assert job.state == "stopped"
     assert len(tuner._todo) == 2
     run_all(tuner, jobs)
     assert [trial.state for trial in tuner.trials].count("running") == 0
@@ -322,7 +326,7 @@ def test_a_judged_trial_with_a_failed_run_does_not_win(tmp_path: Path) -> None:
     assert saved_winner(tmp_path) == 1
 
 
-def test_the_median_stops_bad_trials_and_they_keep_a_checkpoint(tmp_path: Path) -> None:
+def test_the_median_stops_bad_trials(tmp_path: Path) -> None:
     jobs = Jobs(tmp_path)
     tuner = tuner_of(jobs, n_trials=12, pruner="median", top=0)
     pruned = []
@@ -357,6 +361,23 @@ def test_a_failed_job_fails_its_trial_alone(tmp_path: Path) -> None:
     run_all(tuner, jobs)
     assert [trial.state for trial in tuner.trials] == ["failed", "done"]
     assert [trial.state.name for trial in tuner.study.trials[:2]] == ["FAIL", "COMPLETE"]
+
+
+def test_the_unfinished_jobs_of_a_tuning_are_not_those_that_have_paused(tmp_path: Path) -> None:
+    """Their exit codes are that of the command."""
+    jobs = Jobs(tmp_path)
+    tuner = tuner_of(jobs, n_trials=3, top=1, top_seeds=1)
+    failed = tuner.next()
+    assert failed is not None
+    failed.state = "failed"
+    tuner.ended(failed)
+    assert tuner.unfinished_jobs == [failed]
+    run_all(tuner, jobs, 2)
+    stopped = tuner.next()  # judges the best one
+    assert stopped is not None and [one.state for one in tuner.trials] == ["failed", "paused", "paused"]
+    stopped.state = "stopped"
+    tuner.ended(stopped)
+    assert tuner.unfinished_jobs == [failed, stopped]
 
 
 def test_what_failed_runs_again_if_it_is_asked_for(tmp_path: Path) -> None:
@@ -537,11 +558,23 @@ def test_a_tuning_that_is_stopped_while_it_judges_has_not_ended(tmp_path: Path) 
 def test_objectives_by_hand(tmp_path: Path) -> None:
     jobs = Jobs(tmp_path)
     job, _ = jobs.make({"x": "1"}, 0, "")
-    jobs.run(job, 30)  # evaluations of 1, 1.5 and 2 after 10, 20 and 30 opt steps
+    job.run_dir.mkdir()
+    (job.run_dir / "metrics.jsonl").write_text(
+        "".join(
+            json.dumps({"opt_steps": step, "eval/return_mean": score}) + "\n"
+            for step, score in ((10, 1.0), (20, 3.0), (30, 2.0))
+        )
+    )
     assert objective(job, "last", None) == 2.0
-    assert objective(job, "last", 20) == 1.5
-    assert objective(job, "area", None) == 1.5  # (1.25·10 + 1.75·10) / 20
-    assert objective(job, "best", None) == 2.0
+    assert objective(job, "last", 20) == 3.0
+    assert objective(job, "last", 15) == 3.0  # the first evaluation at or after this opt step
+    assert objective(job, "area", None) == 2.25  # (2·10 + 2.5·10) / 20
+    assert objective(job, "area", 20) == 2.0
+    assert objective(job, "best", None) == 3.0
+    assert objective(job, "best", 10) == 1.0
+    (job.run_dir / "summary.json").write_text('{"best_score": {"mean": 2.5}, "last_score": {"mean": 2.0}}')
+    job.refresh()
+    assert objective(job, "best", None) == 2.5  # confirmed on more episodes than one evaluation has
 
 
 def test_search_spaces_in_words_of_hydra() -> None:
@@ -562,6 +595,9 @@ def test_search_spaces_in_words_of_hydra() -> None:
         "agent.hidden": d.CategoricalDistribution(["[64,64]", "[128]"]),
         "buffer.n_step": d.IntDistribution(1, 5, step=2),
         "agent.target_interval": d.IntDistribution(1, 9),
+    }
+    assert read_space(["++x=tag(log,range(1,9))"], dict, optuna).distributions == {
+        "x": d.IntDistribution(1, 8, log=True)
     }
     assert space.overrides({"agent.lr": "0.001"}, 2) == ["agent=dqn", "++agent.lr=0.001", "++seed=7"]
     own = read_space(
@@ -592,6 +628,13 @@ def test_each_agent_has_a_search_space_whose_values_are_allowed(agent: str) -> N
         config = dotted(to_plain(compose(*space.overrides(params, 0))))
         for key, value in params.items():
             assert str(config[key]).replace(" ", "") == value
+
+
+def test_values_have_four_digits_unless_those_leave_the_range() -> None:
+    gamma = optuna.distributions.FloatDistribution(0.99, 0.99999)
+    assert value_text(0.992345678, gamma) == "0.9923"
+    assert value_text(0.999987, gamma) == "0.999987"
+    assert value_text(12345, optuna.distributions.IntDistribution(1, 20000)) == "12345"
 
 
 def test_several_environments_are_no_search_space() -> None:
@@ -637,7 +680,7 @@ def test_a_killed_tuning_continues_and_the_winner_is_a_preset(
         wait_until(lambda: len(list(workplace.glob("runs/sweeps/*/*/*/summary.json"))) >= 2, "two runs")
         command.send(signal.SIGKILL)
         assert command.end() == 137
-    assert main(["-m", *words]) == 0
+    assert main(["-m", *words[:-1], "recorder.console=auto", "debug=true"]) == 0  # which change no job
     (sweep,) = workplace.glob("runs/sweeps/*/*")
     tuning = json.loads((sweep / "tuning.json").read_text())
     assert len(tuning["trials"]) == 4
@@ -696,6 +739,9 @@ def test_optuna_dashboard_reads_the_journal(tmp_path: Path) -> None:
         (["hydra.sweeper.space=nowhere"], "no search space for 'nowhere'"),
         (["agent.lr=0.1", "agent.lrr=interval(0.1,0.2)"], "agent.lrr: there is no such key"),
         (["agent.lr=interval(0.1,5)"], "agent.lr: 5 is out of range"),
+        (["agent.batch_size=range(64,32)"], "agent.batch_size=range(64,32): the range is empty"),
+        (["agent=glob(d*)"], "a glob is not a search space"),
+        (["agent.batch_size=tag(log,range(32,64,4))"], "when `log` argument is True"),
         (["agent.batch_size=interval(32,64)"], "agent.batch_size: 43.84 is not a whole number"),
     ],
 )

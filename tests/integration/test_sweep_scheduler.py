@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -110,6 +111,31 @@ def test_each_job_runs_once_as_many_at_a_time_as_there_are_slots(tmp_path: Path)
     assert [job.state for job in sweep.jobs] == ["done"] * 3
     assert (starts(sweep), seen.most, seen.notes) == ([1, 1, 1], 2, [])
     assert seen.changes[:2] == [(0, "running"), (1, "running")]
+
+
+def test_a_ctrl_c_that_reaches_a_job_while_it_starts_is_left_to_the_sweep(tmp_path: Path) -> None:
+    """Until the process leads a group of its own, the terminal sends it SIGINT too."""
+    process = JobProcess(Light(tmp_path), tmp_path, 1)
+    with contextlib.closing(process):
+        process.signal(signal.SIGINT)  # it takes a second to import what it runs
+        wait_until(lambda: process.exit_code is not None, "the end of the job")
+        assert process.exit_code == 0
+
+
+@pytest.mark.parametrize("gpu", ["3", None])
+def test_a_job_sees_its_gpu_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu: str | None) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,3")
+    process = JobProcess(visible_gpus, tmp_path, 1, gpu)
+    with contextlib.closing(process):
+        wait_until(lambda: process.exit_code is not None, "the end of the job")
+        process.receive()
+        assert process.result == (gpu or "0,3")
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,3"
+
+
+def visible_gpus(view: JobView) -> int:
+    view.send(os.environ["CUDA_VISIBLE_DEVICES"])
+    return 0
 
 
 def test_a_job_that_fails_is_reported_and_the_others_run(tmp_path: Path) -> None:

@@ -15,13 +15,19 @@ import signal
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from hydra.core.plugins import Plugins
 from omegaconf import DictConfig
 
-from border_cli.cli.sweep import SweepTask
+from border_cli.cli.jobs import SweepTask
+from border_cli.cli.sweep import SweepRun, SweepSettings
 from border_cli.cli.train import main
+from border_cli.core.errors import ExitCode, Interrupted
+from border_cli.runs.directory import Launch
 from border_cli.runtime import forkserver
+from border_cli.runtime.signals import StopFlag
 from border_cli.sweeps.jobs import Sweep
 from tests.faults.commands import Command, endless, trap
 from tests.faults.processes import processes
@@ -185,6 +191,43 @@ def test_a_killed_sweep_continues_and_its_runs_equal_those_of_one_that_was_not_k
     assert main(["-m", f"resume={sweep}", "recorder.console=plain"]) == 0
     assert "2 jobs of 2 ended in an earlier launch" in capsys.readouterr().out
     assert [run.files(".") for run in (first, second)] == before
+
+
+def test_an_error_of_a_launcher_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such as that of submitit for a job whose time is over."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("job 3 has timed out\nits log: …")
+
+    monkeypatch.setattr(Plugins, "instantiate_launcher", lambda *_, **__: SimpleNamespace(launch=fail))
+    assert sweep("hydra/launcher=basic", "hydra.sweep.dir=out_${trainer.max_opts}", "seed=1,2") == 1
+    assert capsys.readouterr().err == "error: hydra/launcher=basic: RuntimeError: job 3 has timed out\n"
+    assert [job.state for job in Sweep.read(Path("out_30")).jobs] == ["waiting", "waiting"]
+
+
+def test_the_directory_of_a_job_with_other_values_is_not_taken_for_its_run(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The sweeper of a plugin may draw other values when it is continued, and a launcher numbers the jobs from 0."""
+    assert sweep("hydra/launcher=basic", "hydra.sweep.dir=out", "agent.lr=0.001", "trainer=sync") == 0
+    data = json.loads(Path("out/sweep.json").read_text())
+    data["argv"] = [word.replace("agent.lr=0.001", "agent.lr=0.002") for word in data["argv"]]
+    data["jobs"] = []
+    Path("out/sweep.json").write_text(json.dumps(data))
+    capsys.readouterr()
+    assert sweep("hydra/launcher=basic", "hydra.sweep.dir=out", "agent.lr=0.002", "trainer=sync") == 2
+    assert "these values cannot change within a run: agent.lr: 0.001 → 0.002" in capsys.readouterr().err
+    assert [job.state for job in Sweep.read(Path("out")).jobs] == ["failed"]
+
+
+def test_a_stop_ends_the_sweeper_of_a_plugin(tmp_path: Path) -> None:
+    stop = StopFlag()
+    stop.request(ExitCode.SIGINT)
+    run = SweepRun(Sweep(tmp_path, []), None, Launch([], {}), SweepSettings(), stop)  # type: ignore[arg-type]
+    with pytest.raises(Interrupted):
+        run.launch([], 0)
 
 
 def test_failed_jobs_run_again_when_asked_for_and_a_new_sweep_when_asked_for(workplace: Path) -> None:

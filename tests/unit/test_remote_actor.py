@@ -106,6 +106,17 @@ def test_an_actor_has_the_newest_model_and_in_lockstep_the_two_before() -> None:
     assert [received.take(number).version for number in (1, 2, 3)] == [1, 2, 3]
 
 
+def test_models_that_an_actor_never_sees_are_not_kept() -> None:
+    """A free-running actor gets the newest model alone."""
+    received = ReceivedModels()
+    for number in (1, 3, 7, 12, 20):
+        received.add(number, model(number))
+    assert list(received._models) == [20]
+    assert received.poll().version == 20
+    received.add(19, model(19))  # of a call that a later one has overtaken
+    assert received.poll() is None
+
+
 def test_a_command_that_a_later_one_has_overtaken_changes_nothing_back() -> None:
     spec = counting_actors(lengths=[7])
     actor = RemoteActor(RemoteSetup(spec, spec.actor_id(0, 0, 1), COUNTING_COLUMNS, 64, 30))

@@ -104,6 +104,26 @@ def test_a_sweep_file_that_cannot_be_read_is_refused(tmp_path: Path, text: str) 
         Sweep.read(tmp_path)
 
 
+def test_a_sweeper_that_draws_other_values_in_another_launch_has_other_jobs(tmp_path: Path) -> None:
+    sweep = Sweep(tmp_path, [])
+    for number, lr in enumerate((0.1, 0.2, 0.2)):
+        assert sweep.numbered(number, [f"lr={lr}"]) == number
+        sweep.add(number, [f"lr={lr}"], tmp_path / str(number))
+    assert sweep.numbered(0, ["lr=0.1"]) == 0
+    assert sweep.numbered(0, ["lr=0.2"]) == 1
+    assert sweep.numbered(2, ["lr=0.2"]) == 2
+    assert sweep.numbered(0, ["lr=0.3"]) == 3
+
+
+def test_jobs_are_known_by_what_they_learn(tmp_path: Path) -> None:
+    sweep = Sweep(tmp_path, [])
+    job = sweep.add(0, ["seed=1", "recorder.console=none"], tmp_path / "0")
+    job.state = "failed"
+    assert sweep.numbered(0, ["seed=1", "debug=true"]) == 0
+    assert sweep.add(0, ["seed=1", "debug=true"], tmp_path / "0") is job
+    assert (job.overrides, job.state) == (("seed=1",), "failed")
+
+
 def test_the_newest_sweep_of_a_command_is_found_by_its_arguments(tmp_path: Path) -> None:
     argv = job_argv(["-m", "agent=dqn", "seed=1,2", "sweep.slots=2", "recorder.console=plain", "debug=true"])
     assert argv == ["agent=dqn", "seed=1,2"]
@@ -130,16 +150,25 @@ def test_jobs_share_cpus_and_memory(
 ) -> None:
     monkeypatch.setattr(resources, "cpus", lambda: cpus)
     monkeypatch.setattr(resources, "available_memory", lambda: free * GIB)
-    slots = divide(Need(busy, GIB, on_gpu=False), n_jobs)
+    slots = divide(Need(busy, GIB, "cpu"), n_jobs)
     assert (slots.count, slots.cpus, slots.gpus) == (count, each, ())
 
 
 def test_jobs_on_gpus_have_one_each_unless_more_are_typed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,3")
     monkeypatch.setattr(resources, "cpus", lambda: 16)
-    assert divide(Need(1.0, GIB, on_gpu=True), 12).count == 2
-    assert fixed(6, 12, on_gpu=True).gpus == ("0", "3")
-    assert fixed(6, 4, on_gpu=False) == fixed(4, 4, on_gpu=False)
+    slots = divide(Need(1.0, GIB, "cuda"), 12)
+    assert (slots.count, slots.gpus) == (2, ("0", "3"))
+    assert fixed(6, 12, "cuda").gpus == ("0", "3")
+    assert fixed(6, 4, "cpu") == fixed(4, 4, "cpu")
+
+
+def test_jobs_on_a_certain_gpu_see_all_and_share_that_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,3")
+    monkeypatch.setattr(resources, "cpus", lambda: 16)
+    slots = divide(Need(1.0, GIB, "cuda:1"), 12)
+    assert (slots.count, slots.gpus) == (1, ())
+    assert fixed(6, 12, "cuda:1").gpus == ()
 
 
 def test_results_group_runs_without_their_seed_and_the_best_of_each_environment_wins(tmp_path: Path) -> None:
