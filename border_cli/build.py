@@ -59,7 +59,7 @@ from border_cli.replay.n_step import NStepProcessor, reward_limit
 from border_cli.runs.directory import SWEEP_FILE
 from border_cli.runs.resume import Resumed
 from border_cli.runs.summary import read_run_id
-from border_cli.runtime import seeding
+from border_cli.runtime import child, seeding
 from border_cli.runtime.signals import StopFlag
 from border_cli.runtime.supervised import Factory
 from border_cli.training.evaluation import EvalSeeds
@@ -127,7 +127,7 @@ def make_loop(
     remote = _make_remote(c, observer.run_dir, stop)
     recorder = _make_recorder([*files, *remote], view, user.recorder)
     closing.append(recorder.close)
-    films = _make_films(c, spec, observer.run_dir, [*files, *remote], stop)
+    films = _make_films(_evaluated(c, user), spec, observer.run_dir, [*files, *remote], stop)
     if films is not None:
         closing.append(films.close)
     agent = make_agent(c, spec)
@@ -268,7 +268,7 @@ def _make_evaluator(
     c: TrainConfig, spec: EnvSpec, user: UserParts, agent: Agent, stop: StopFlag, made: Callable[[], None]
 ) -> Evaluator:
     """The configured evaluator, in this thread or in its own process."""
-    evaluated = c if user.evaluation_env is None else replace(c, env=user.evaluation_env)
+    evaluated = _evaluated(c, user)
     if (own := _factory("evaluator", c.evaluator.type)) is not None:
         evaluator: Evaluator = own(evaluated, spec)
         return evaluator
@@ -283,6 +283,11 @@ def _make_evaluator(
         return ProcessEvaluator(spec_of_process, agent.model_info(), timeout_s, restarts)
     lazy = c.trainer.eval_interval is None or not is_reproducible(c)
     return make_inline_evaluator(evaluated, spec, stop, made, lazy)
+
+
+def _evaluated(c: TrainConfig, user: UserParts) -> TrainConfig:
+    """The configuration with the environment of evaluations."""
+    return c if user.evaluation_env is None else replace(c, env=user.evaluation_env)
 
 
 def make_inline_evaluator(
@@ -386,13 +391,14 @@ def film_model(c: TrainConfig, spec: EnvSpec, model: ModelInfo, path: Path) -> t
     """Film an episode of a model, in a process of its own. Returns a GIF and its size."""
     from border_cli.video import Thumbnails, film
 
+    child.lower_priority()
     import_plugins(c.plugins)
     policy, small = evaluation_policy(spec, c), Thumbnails()
     policy.sync_model(model)
     env_config = replace(c.env, out_of_bounds="warn", info_keys=[])
     with closing_at_end(GymEnv(env_config, 1, "the film", render_mode="rgb_array", quiet=True)) as env:
         seed = seeding.evaluation_seed(c.seed, 0)
-        film(env, policy, model.version, seed, path, c.evaluator.max_episode_steps, takers=[small.add])
+        film(env, policy, model.version, seed, path, c.evaluator.max_episode_steps, frame_sinks=[small.add])
     return small.gif(), small.size
 
 

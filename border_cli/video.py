@@ -33,6 +33,7 @@ class Mp4Writer:
         self._temporary = path.with_name(f".{path.name}")
         self._container = av.open(str(self._temporary), "w", format="mp4")
         self._stream = self._container.add_stream("libx264", rate=Fraction(fps).limit_denominator(1000))
+        self._stream.codec_context.thread_count = 1  # a film is made beside a run
         self._frame_of = av.VideoFrame.from_ndarray
         self._is_empty = True
 
@@ -46,12 +47,13 @@ class Mp4Writer:
 
     def close(self, complete: bool = True) -> None:
         """End the file; one that is not complete is removed."""
-        if complete and not self._is_empty:
-            self._container.mux(self._stream.encode(None))
-        self._container.close()
-        if complete and not self._is_empty:
-            self._temporary.replace(self._path)
-        else:
+        try:
+            if complete and not self._is_empty:
+                self._container.mux(self._stream.encode(None))
+            self._container.close()
+            if complete and not self._is_empty:
+                self._temporary.replace(self._path)
+        finally:
             self._temporary.unlink(missing_ok=True)
 
 
@@ -66,7 +68,9 @@ class Thumbnails:
         """Take a frame (height, width, 3), if it is its turn."""
         if self._n % self._every == 0:
             step = max(1, -(-max(frame.shape[:2]) // GIF_SIDE))
-            self._frames.append(np.ascontiguousarray(frame[::step, ::step]))
+            self._frames.append(
+                frame[::step, ::step].copy()
+            )  # an environment may draw into the same frame again
             if len(self._frames) > GIF_FRAMES:
                 self._frames = self._frames[::2]
                 self._every *= 2
@@ -100,41 +104,40 @@ def film(
     path: Path,
     max_episode_steps: int,
     should_stop: StopCheck = lambda: False,
-    takers: Sequence[Callable[[Array], None]] = (),
+    frame_sinks: Sequence[Callable[[Array], None]] = (),
 ) -> Evaluation | None:
     """Film one episode in the first environment, which renders `rgb_array`: a frame before each env step, and the last.
 
-    takers: get each frame too. Returns the episode, None if asked to stop meanwhile; then there is no file.
+    frame_sinks: get each frame too. Returns the episode, None if asked to stop meanwhile; then there is no file.
     Raises UsageError where the environment cannot draw, ResourceError where the file cannot be written.
     """
     fps = float(env.envs[0].metadata.get("render_fps") or 30)
     began, done = False, False
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        writer = Mp4Writer(path, fps)
-    except OSError as e:
-        raise ResourceError(f"{path} cannot be written: {e.strerror or e}") from e
 
-    def shoot() -> None:
+    def add_frame() -> None:
         frame = _drawn(env)
-        writer.add(frame)
-        for take in takers:
+        for take in (writer.add, *frame_sinks):
             take(frame)
 
     def tick() -> None:
         nonlocal began
         if began:  # the first call comes before the reset
-            shoot()
+            add_frame()
         began = True
 
-    with ExitStack() as stack:
-        stack.callback(lambda: writer.close(done))
-        evaluation = EpisodeRunner(env, max_episode_steps, should_stop).evaluate(
-            policy, opt_steps, [seed], tick
-        )
-        if evaluation is not None:
-            shoot()
-            done = True
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        writer = Mp4Writer(path, fps)
+        with ExitStack() as stack:
+            stack.callback(lambda: writer.close(done))
+            evaluation = EpisodeRunner(env, max_episode_steps, should_stop).evaluate(
+                policy, opt_steps, [seed], tick
+            )
+            if evaluation is not None:
+                add_frame()
+                done = True
+    except OSError as e:
+        raise ResourceError(f"{path} cannot be written: {e.strerror or e}") from e
     return evaluation
 
 

@@ -25,6 +25,8 @@ OBSERVATIONS: dict[str, tuple[spaces.Space[Any], int, dict[str, list[int]]]] = {
     "multi-binary": (spaces.MultiBinary([2, 3]), 1, {}),
     "image": (spaces.Box(0, 255, (10, 12, 3), np.uint8), 1, {}),
     "stacked frames": (spaces.Box(0, 255, (4, 40, 40), np.uint8), 4, {}),
+    "channels first": (spaces.Box(-20, 80, (3, 10, 12), np.int16), 1, {}),
+    "stacked colour frames": (spaces.Box(0, 255, (2, 10, 12, 3), np.uint8), 2, {}),
     "categories": (spaces.Box(0, 9, (5, 5, 2), np.uint8), 1, {"obs": [4, 10]}),
     "dict": (
         spaces.Dict(

@@ -35,7 +35,7 @@ from border_cli.config.validate import check_effect
 from border_cli.core.errors import ActorLostError, ExitCode, Interrupted, UsageError, first_line
 from border_cli.core.protocols import ActingPolicy
 from border_cli.core.types import Evaluation
-from border_cli.display.format import number
+from border_cli.display.format import counted, number
 from border_cli.display.stdout import printable
 from border_cli.display.tables import table_text
 from border_cli.report.stats import INTERVAL, Statistics, summarise
@@ -65,7 +65,7 @@ Settings
   seed=0                    seed of the episodes: the same for every model, new to training
   max_episode_steps=30000   [env steps] a longer episode is cut, and its return so far counts
   render=human              a window with the episodes
-  video=true                an mp4 file of the first episode; video=3: of the first three
+  video=true                an mp4 file of an episode with the seed of the first; video=3: three
   env.kwargs.NAME=VALUE     change an argument of the environment; other env keys work too
   plugins=[package]         modules to import first, where the agent comes from a plugin
   debug=true                show tracebacks
@@ -233,7 +233,10 @@ def _film(
     policy: ActingPolicy,
     path: Path,
 ) -> None:
-    """Film the first episodes of the evaluation, each to a file beside its results, and say where."""
+    """Film episodes with the seeds of the first ones, each to a file beside the results, and say where.
+
+    Where the policy or the environment draws random numbers, an episode may differ from that of the evaluation.
+    """
     from border_cli.video import film
 
     if located.run_dir is not None:
@@ -242,9 +245,11 @@ def _film(
         for episode in range(min(flags.video, flags.episodes)):
             target = path.with_name(f"{path.stem}-episode{episode}.mp4")
             seed = eval_command_seed(flags.seed, episode)
-            if film(env, policy, saved.info.version, seed, target, flags.max_episode_steps, stop) is None:
+            found = film(env, policy, saved.info.version, seed, target, flags.max_episode_steps, stop)
+            if found is None:
                 raise Interrupted(stop.code or ExitCode.SIGINT)
-            show(f"written: {target}")
+            steps = counted(found.lengths[0], "env step")
+            show(f"written: {target} (return {number(found.returns[0])}, {steps})")
 
 
 def _episodes_or_bool(text: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import shutil
 import warnings
@@ -45,10 +46,13 @@ def write_policy(policy: ActingPolicy, spec: EnvSpec, folder: Path, format: str,
         elif format == "torchscript":
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # tracing is deprecated, and its file needs nothing of ours
-                torch.jit.trace(module, example(spec), check_trace=False).save(str(folder / "policy.pt"))
+                saved = io.BytesIO()  # where the disk is full, torch would end the process
+                torch.jit.save(torch.jit.trace(module, example(spec), check_trace=False), saved)
+                (folder / "policy.pt").write_bytes(saved.getvalue())
         else:
             _write_numpy(policy, spec, folder)
-    (folder / "README.md").write_text(_readme(spec, format, title), encoding="utf-8")
+    epsilon = policy.eval_epsilon if isinstance(policy, DqnPolicy) else 0.0
+    (folder / "README.md").write_text(_readme(spec, format, title, epsilon), encoding="utf-8")
     return [folder / name for name in (*names[format], "README.md")]
 
 
@@ -214,7 +218,7 @@ _USE = {
 }
 
 
-def _readme(spec: EnvSpec, format: str, title: str) -> str:
+def _readme(spec: EnvSpec, format: str, title: str, epsilon: float) -> str:
     names = [leaf.name.replace(".", "_") for leaf in spec.obs.leaves]
     inputs = ", ".join(f'"{leaf.name}": {name}' for leaf, name in zip(spec.obs.leaves, names, strict=True))
     use = _USE[format].format(
@@ -230,8 +234,10 @@ def _readme(spec: EnvSpec, format: str, title: str) -> str:
         "",
         _about_action(spec),
         "",
-        "The actions are those of an evaluation: greedy, without exploration.",
+        "The actions are greedy, without exploration.",
     ]
+    if epsilon:
+        lines[-1] += f" Evaluations of this run take a random action instead with probability {epsilon:g}."
     return "\n".join(lines) + "\n"
 
 

@@ -90,7 +90,7 @@ class RecorderGroup:
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 30.0
 WARN_S = 60.0
 _LACKS = (OSError, ResourceError)
-"""What a sink raises when the system does not take what it writes. Anything else is a defect, and is raised."""
+"""Errors of a disk or a system that cannot take more data. Anything else is a defect, and is raised."""
 _logger = logging.getLogger(__name__)
 
 
@@ -134,7 +134,7 @@ class TolerantRecorder:
                 self._failed(e)
 
     def positions(self) -> dict[str, int]:
-        """Of what was written: what was dropped is in no file."""
+        """Positions after the records that were written."""
         return self._recorder.positions()
 
     def flush(self) -> None:

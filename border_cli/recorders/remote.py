@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import select
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from typing import Any
 from border_cli.core.errors import BorderError, first_line
 from border_cli.core.metrics import Record
 from border_cli.core.protocols import StopCheck
+from border_cli.display.format import counted
 from border_cli.runtime.child import Reporter
 from border_cli.runtime.supervised import ChildProcess, Failed, SpawnArgs
 
@@ -44,7 +46,12 @@ class Written:
 
 @dataclass(frozen=True)
 class End:
-    """Message to the process: there are no more records; its answer, when it has closed its recorder."""
+    """Message to the process: no more records follow. The process sends it back once its recorder is closed.
+
+    failed: whether the run has failed.
+    """
+
+    failed: bool = False
 
 
 class RemoteRecorder:
@@ -99,12 +106,13 @@ class RemoteRecorder:
         process, self._process = self._process, None
         if process is None:
             return
+        failed = isinstance(sys.exc_info()[1], Exception)  # a recorder is closed while an error ends its run
         began, is_notified = time.monotonic(), False
         try:
             while not self._failed and not process.exited() and time.monotonic() - began < self._most_s:
                 self._pass_on(process)
                 if not self._queue and not is_notified and _takes_more(process):
-                    process.send(End())
+                    process.send(End(failed))
                     is_notified = True
                 wait(process.descriptors, min(self._most_s, 0.1))
             self._receive(process, last=True)
@@ -114,7 +122,7 @@ class RemoteRecorder:
             process.end()
         self.dropped = self._accepted - self._written
         if self.dropped:
-            _logger.warning("%s lacks %d records", self.name, self.dropped)
+            _logger.warning("%s lacks %s", self.name, counted(self.dropped, "record"))
 
     @property
     def _most_s(self) -> float:
@@ -141,7 +149,11 @@ class RemoteRecorder:
     def _fail(self, why: str) -> None:
         self._failed = True
         self._queue.clear()
-        _logger.warning("%s; its records are lost, training continues", why)
+        if self._process is not None:
+            why += "; its records are lost, training continues"
+        elif self._accepted > self._written:  # at the end of the run
+            why += "; its records are lost"
+        _logger.warning("%s", why)
 
 
 def _takes_more(process: ChildProcess) -> bool:
@@ -165,5 +177,7 @@ def _main(_: None, setup: SpawnArgs, reporter: Reporter) -> None:
                 _logger.warning("%s; a record is lost, training continues", what)
         else:
             reporter.send(Written(1))
+    if message.failed and hasattr(recorder, "mark_failed"):
+        recorder.mark_failed()
     recorder.close()
     reporter.send(End())

@@ -5,12 +5,14 @@ A resumed run continues the tracker's run of the same id, without the records th
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import importlib
 import json
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -86,10 +88,11 @@ def start_trackio(info: RunInfo) -> Any:
 class RunRecorder:
     """Passes records to a run of Weights & Biases or trackio."""
 
-    def __init__(self, info: RunInfo, run: Any, takes_videos: bool) -> None:
+    def __init__(self, info: RunInfo, run: Any, is_wandb: bool) -> None:
         self._info = info
         self._run = run
-        self._takes_videos = takes_videos
+        self._is_wandb = is_wandb
+        self._exit_code = 0
 
     def write(self, record: Record) -> None:
         """Log the values."""
@@ -97,11 +100,15 @@ class RunRecorder:
 
     def video(self, path: Path, opt_steps: int, env_steps: int) -> None:
         """Log a film; of trackio nothing: it converts films with a program that need not be there."""
-        if self._takes_videos:
+        if self._is_wandb:
             wandb: Any = importlib.import_module("wandb")
             self._run.log(
                 {"video/episode": wandb.Video(str(path)), "env_steps": env_steps, "opt_steps": opt_steps}
             )
+
+    def mark_failed(self) -> None:
+        """Have `close` end the run as a failed one; trackio knows no such state."""
+        self._exit_code = 1
 
     def close(self) -> None:
         """Write the best score into the summary, and send what is left."""
@@ -110,7 +117,7 @@ class RunRecorder:
             self._run.summary.update(best)
         elif best:
             self._run.log(best)
-        self._run.finish()
+        self._run.finish(**({"exit_code": self._exit_code} if self._is_wandb else {}))
 
 
 class MlflowRecorder:
@@ -122,10 +129,8 @@ class MlflowRecorder:
         self._entities: Any = importlib.import_module("mlflow.entities")
         self._info = info
         self._client = mlflow.MlflowClient(tracking_uri=uri)
-        experiment = self._client.get_experiment_by_name(info.project)
-        experiment_id = (
-            self._client.create_experiment(info.project) if experiment is None else experiment.experiment_id
-        )
+        self._status = "FINISHED"
+        experiment_id = self._experiment_id(mlflow.MlflowException)
         tag = "border.run_id"
         found = self._client.search_runs([experiment_id], f"tags.`{tag}` = '{info.run_id}'")
         if found:
@@ -138,6 +143,17 @@ class MlflowRecorder:
             params = [self._entities.Param(key, str(value)[:500]) for key, value in info.config.items()]
             for start in range(0, len(params), 100):  # the most that one call takes
                 self._client.log_batch(self._run_id, params=params[start : start + 100])
+
+    def _experiment_id(self, error: type[Exception]) -> Any:
+        """That of the project, which is created if it is not there."""
+        name = self._info.project
+        if (experiment := self._client.get_experiment_by_name(name)) is None:
+            try:
+                return self._client.create_experiment(name)
+            except error:  # another run has created it meanwhile
+                if (experiment := self._client.get_experiment_by_name(name)) is None:
+                    raise
+        return experiment.experiment_id
 
     def write(self, record: Record) -> None:
         """Log the finite values at the record's env step."""
@@ -155,6 +171,10 @@ class MlflowRecorder:
         """Store the film as an artifact."""
         self._client.log_artifact(self._run_id, str(path), "videos")
 
+    def mark_failed(self) -> None:
+        """Have `close` end the run as a failed one."""
+        self._status = "FAILED"
+
     def close(self) -> None:
         """Store the artifacts and the best score, and end the run."""
         for name, value in self._info.best.items():
@@ -162,7 +182,7 @@ class MlflowRecorder:
         self._client.log_artifact(self._run_id, str(self._info.run_dir / "config.yaml"))
         if (self._info.run_dir / "best").exists():
             self._client.log_artifacts(self._run_id, str(self._info.run_dir / "best"), "best")
-        self._client.set_terminated(self._run_id)
+        self._client.set_terminated(self._run_id, status=self._status)
 
 
 class OnceRecorder:
@@ -192,9 +212,25 @@ class OnceRecorder:
             self._recorder.video(path, opt_steps, env_steps)
             self._newest["video/episode"] = opt_steps
 
+    def mark_failed(self) -> None:
+        """Pass it on."""
+        self._recorder.mark_failed()
+
     def close(self) -> None:
         """Close the recorder."""
         self._recorder.close()
+
+
+@contextlib.contextmanager
+def _alone(uri: str) -> Iterator[None]:
+    """Hold a lock beside a sqlite file: MLflow creates its tables without one, and jobs of a sweep start together."""
+    if not uri.startswith("sqlite:///"):
+        yield
+        return
+    path = Path(uri.removeprefix("sqlite:///").partition("?")[0])
+    with path.with_name(f"{path.name}.lock").open("w", encoding="ascii") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def make_tracker(kind: str, info: RunInfo, recorder: RecorderConfig) -> OnceRecorder:
@@ -207,7 +243,8 @@ def make_tracker(kind: str, info: RunInfo, recorder: RecorderConfig) -> OnceReco
         os.dup2(log, stream)
     made: RunRecorder | MlflowRecorder
     if kind == "mlflow":
-        made = MlflowRecorder(info, str(recorder.mlflow))
+        with _alone(str(recorder.mlflow)):
+            made = MlflowRecorder(info, str(recorder.mlflow))
     else:
         run = start_wandb(info, recorder.wandb) if kind == "wandb" else start_trackio(info)
         made = RunRecorder(info, run, kind == "wandb")

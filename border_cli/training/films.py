@@ -26,7 +26,7 @@ class VideoSink(Protocol):
 
 
 class Films:
-    """Films one episode every `interval` opt steps, with the model of that step. One that would still be busy is left out.
+    """Films an episode every `interval` opt steps, with the model of that step, unless the last film is still being made.
 
     Args:
         make: importable by its path: make(*args, model, path) films and returns (gif, size) as plain data.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import json
 import os
+import shutil
 import sqlite3
 import struct
 import subprocess
@@ -16,6 +18,9 @@ from typing import Any
 import pytest
 
 from border_cli.cli.train import main
+from border_cli.config.schema import RecorderConfig
+from border_cli.recorders import trackers
+from border_cli.recorders.trackers import MlflowRecorder, RunInfo
 from tests.real_runs import Run, tiny, train
 
 SHORT = (
@@ -38,7 +43,8 @@ def evaluations(run: Run) -> list[tuple[int, float]]:
 
 
 def resumed(run: Run, *args: str) -> Run:
-    """Let the run do twice as many opt steps."""
+    """Let the run do twice as many opt steps, from the checkpoint before its last one: it repeats 20 opt steps."""
+    shutil.rmtree(run.path / "checkpoints" / "step-000000040")
     assert main([f"resume={run.path}", "trainer.max_opts=80", *args]) == 0
     return Run(run.path)
 
@@ -161,9 +167,11 @@ def test_mlflow_has_the_records_the_parameters_and_the_best_model(workplace: Pat
     run = train(*SHORT, "trainer=sync", f"recorder.mlflow={uri}", "recorder.project=mine")
     client = mlflow.MlflowClient(tracking_uri=uri)
 
+    def stored_experiment() -> str:
+        return str(client.get_experiment_by_name("mine").experiment_id)
+
     def stored() -> Any:
-        experiment = client.get_experiment_by_name("mine")
-        (found,) = client.search_runs([experiment.experiment_id])
+        (found,) = client.search_runs([stored_experiment()])
         return found
 
     def history(run_id: str) -> list[tuple[int, float]]:
@@ -180,6 +188,32 @@ def test_mlflow_has_the_records_the_parameters_and_the_best_model(workplace: Pat
     again = resumed(run)
     assert stored().info.run_id == found.info.run_id
     assert history(found.info.run_id) == evaluations(again)
+    recorder = MlflowRecorder(RunInfo("other", "name", None, "mine", {}, run.path), uri)
+    recorder.mark_failed()
+    recorder.close()
+    failed, ended = client.search_runs([stored_experiment()])
+    assert (failed.info.status, ended.info.status) == ("FAILED", "FINISHED")
+
+
+@pytest.mark.parametrize("uri", ["sqlite:///{0}/mlflow.db", "sqlite:///{0}/mlflow.db?timeout=9"])
+def test_runs_that_begin_together_make_the_tables_of_mlflow_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uri: str
+) -> None:
+    """MLflow itself fails then: "table runs already exists"."""
+    held = list[bool]()
+
+    def make(*_: object) -> None:
+        with (tmp_path / "mlflow.db.lock").open() as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        held.append(True)
+
+    monkeypatch.setattr(trackers, "MlflowRecorder", make)
+    monkeypatch.setattr(os, "dup2", lambda *_: None)
+    settings = RecorderConfig(mlflow=uri.format(tmp_path))
+    trackers.make_tracker("mlflow", RunInfo("id", "name", None, "mine", {}, tmp_path), settings)
+    assert held == [True]
+    with (tmp_path / "mlflow.db.lock").open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_a_tracker_that_is_not_installed_is_named_before_the_run(

@@ -17,6 +17,7 @@ import gymnasium
 import numpy as np
 import pytest
 
+from border_cli import video
 from border_cli.checkpoints.contents import CHECKPOINTS
 from border_cli.cli.eval import main
 from border_cli.config.schema import EnvConfig, WrapperConfig
@@ -418,7 +419,9 @@ def frames_of(path: str) -> list[np.ndarray]:
         return [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
 
 
-def test_a_video_has_a_frame_before_each_env_step_and_one_at_the_end(drawing_env: list[DrawingEnv]) -> None:
+def test_a_video_has_a_frame_before_each_env_step_and_one_at_the_end(
+    capsys: pytest.CaptureFixture[str], drawing_env: list[DrawingEnv]
+) -> None:
     """Frames have levels of grey that are 40 apart; what the codec changes is less than 5."""
     save_drawing()
     assert main(["run", "episodes=3", "video=2"]) == 0
@@ -429,6 +432,20 @@ def test_a_video_has_a_frame_before_each_env_step_and_one_at_the_end(drawing_env
         assert [round(float(frame.mean())) for frame in frames] == pytest.approx([0, 40, 80, 120], abs=5)
     assert not Path("run/eval/best-000000020-seed0-episodes3-episode2.mp4").exists()
     assert not list(Path("run/eval").glob(".*"))
+    assert "episode0.mp4 (return 3.00, 3 env steps)" in capsys.readouterr().out
+
+
+def test_a_full_disk_is_no_defect_and_leaves_no_part_of_a_video(
+    capsys: pytest.CaptureFixture[str], drawing_env: list[DrawingEnv], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(video.Mp4Writer, "add", full)
+    save_drawing()
+    assert main(["run", "episodes=1", "video=1"]) == 3
+    assert "episode0.mp4 cannot be written: No space left on device" in capsys.readouterr().err
+    assert [path.suffix for path in Path("run/eval").iterdir()] == [".json"]
 
 
 def test_a_video_without_its_package_names_the_extra(

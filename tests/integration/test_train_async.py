@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import av
 import pytest
 
 import border_cli
@@ -132,12 +133,18 @@ def test_a_custom_evaluator_and_step_processor_are_used(workplace: Path) -> None
 
 @pytest.mark.parametrize("evaluator", ["inline", "process"])
 def test_evaluations_in_another_environment(workplace: Path, evaluator: str) -> None:
-    """The evaluation environment cuts episodes after three env steps."""
+    """The evaluation environment cuts episodes after three env steps. Films show that one, too."""
     short = EnvConfig(id="CartPole-v1", max_episode_steps=3)
-    config = small(evaluator=EvaluatorConfig(type=evaluator, episodes=2))
+    films = 20 if evaluator == "inline" else None
+    config = small(evaluator=EvaluatorConfig(type=evaluator, episodes=2, video_interval=films))
     result = border_cli.train(config, workplace / "run", evaluation_env=short)
     assert result.last is not None and result.last.lengths == (3, 3)
     assert result.env_steps > 3 * result.episodes
+    lengths = []
+    for path in (workplace / "run").glob("videos/*.mp4"):
+        with av.open(str(path)) as container:
+            lengths.append(sum(1 for _ in container.decode(video=0)))
+    assert lengths == ([3 + 1] if films else [])
 
 
 def test_evaluations_in_an_environment_with_other_spaces_are_refused(workplace: Path) -> None:

@@ -6,9 +6,12 @@ import io
 from pathlib import Path
 
 import av
-from PIL import Image
+import numpy as np
+import pytest
+from PIL import Image, ImageSequence
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
+from border_cli.video import Thumbnails
 from tests.real_runs import Run, train
 
 SMALL = (
@@ -51,6 +54,16 @@ def test_films_have_whole_episodes_and_tensorboard_has_them_too(workplace: Path)
         assert image.format == "GIF"
         assert getattr(image, "n_frames", 1) == min(length + 1, 100)
     assert run.summary["records_dropped"] == {}
+
+
+def test_a_small_version_of_frames_that_the_environment_draws_into_one_array() -> None:
+    small, frame = Thumbnails(), np.zeros((8, 8, 3), np.uint8)
+    for level in (0, 100, 200):
+        frame[:] = level
+        small.add(frame)
+    with Image.open(io.BytesIO(small.gif())) as image:
+        found = [np.asarray(one.convert("L")).mean() for one in ImageSequence.Iterator(image)]
+    assert found == pytest.approx([0, 100, 200], abs=40)  # rgb8 has few colours
 
 
 def test_a_film_that_cannot_be_made_is_a_warning(workplace: Path) -> None:

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from border_cli.agents.dqn.config import DqnConfig
+from border_cli.config.registry import AGENTS
 from border_cli.core.errors import UsageError
 from border_cli.export import numpy_policy
 from border_cli.export.write import write_policy
@@ -80,6 +82,16 @@ def test_the_readme_has_every_input_and_the_output(tmp_path: Path) -> None:
         "(B, 3) float32, within the bounds of the action space (-1 to 3)",
     ):
         assert line in page
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.01])
+def test_the_readme_says_whether_evaluations_take_random_actions(tmp_path: Path, epsilon: float) -> None:
+    spec = spec_of("vector", "dqn")
+    config = DqnConfig(hidden=[4], eval_epsilon=epsilon)
+    policy = AGENTS["dqn"].load().make_policy(config, spec, 0)
+    write_policy(policy, spec, tmp_path, "torchscript", "title")
+    sentence = "Evaluations of this run take a random action instead with probability 0.01."
+    assert (sentence in (tmp_path / "README.md").read_text()) == (epsilon > 0)
 
 
 def test_an_agent_without_a_function_of_tensors_is_refused(tmp_path: Path) -> None:

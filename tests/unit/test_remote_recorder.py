@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from border_cli.core.errors import ExitCode, Interrupted
 from border_cli.core.metrics import Record
+from border_cli.display.format import counted
 from border_cli.recorders import remote
 from border_cli.recorders.remote import RemoteRecorder
 from tests.faults.processes import nothing_left, wait_until
@@ -36,6 +38,10 @@ class Lines:
                 time.sleep(600)
         with self._path.open("a") as file:
             file.write(f"{record.opt_steps}\n")
+
+    def mark_failed(self) -> None:
+        with self._path.open("a") as file:
+            file.write("failed\n")
 
     def close(self) -> None:
         if self._fault == "close":
@@ -71,12 +77,8 @@ def test_every_record_is_written_in_order_before_the_end(
             [0, 1, 3],
             "recorder mine: ConnectionError: no network; a record is lost, training continues",
         ),
-        ("exit", [0, 1], "recorder mine exited with code 3; its records are lost, training continues"),
-        (
-            "make",
-            [],
-            "recorder mine failed: RuntimeError: no network; its records are lost, training continues",
-        ),
+        ("exit", [0, 1], "recorder mine exited with code 3; its records are lost"),
+        ("make", [], "recorder mine failed: RuntimeError: no network; its records are lost"),
         ("close", [0, 1, 2, 3], "recorder mine failed: RuntimeError: no network"),
     ],
 )
@@ -88,7 +90,7 @@ def test_a_fault_costs_the_records_that_it_meets(
     assert recorder.dropped == 4 - len(lines)
     assert message in caplog.text
     assert caplog.text.count("training continues") <= 1
-    assert (f"mine lacks {recorder.dropped} records" in caplog.text) == bool(recorder.dropped)
+    assert (f"mine lacks {counted(recorder.dropped, 'record')}\n" in caplog.text) == bool(recorder.dropped)
 
 
 def test_a_recorder_that_blocks_is_not_waited_for_and_is_killed_at_the_end(
@@ -113,6 +115,24 @@ def test_the_end_of_a_run_that_was_stopped_waits_less(
     with caplog.at_level(logging.WARNING):
         recorder.close()
     assert "mine has not ended after 0.5 s and is killed" in caplog.text
+
+
+def test_a_recorder_learns_whether_the_run_has_failed(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    for error in (ValueError(), Interrupted(ExitCode.SIGTERM)):
+        with pytest.raises(type(error)):
+            try:
+                raise error
+            finally:
+                written(path, n=1)
+    assert path.read_text() == "0\nfailed\n0\n"
+
+
+def test_an_error_at_the_end_does_not_say_that_training_continues(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert written(tmp_path / "lines", "close").dropped == 0
+    assert [record.message for record in caplog.records] == ["recorder mine failed: RuntimeError: no network"]
 
 
 def test_it_continues_when_the_other_side_reads_again(tmp_path: Path) -> None:

@@ -221,9 +221,14 @@ class DqnPolicy(NetworkPolicy):
         self._last = values, actions
         return actions
 
+    @property
+    def eval_epsilon(self) -> float:
+        """The probability of a random action in eval mode."""
+        return self._config.eval_epsilon
+
     def _exploit(self, obs: Obs) -> Array:
         values = self.action_values(obs)
-        return epsilon_greedy(values, self._config.eval_epsilon, self._eval_rng, self._mask is not None)
+        return epsilon_greedy(values, self.eval_epsilon, self._eval_rng, self._mask is not None)
 
     def extras(self) -> dict[str, Array]:
         """(B,) values of the best and of the chosen action, of the last actions in train mode."""
