@@ -16,7 +16,6 @@ from typing import Any
 from border_cli.core.errors import BorderError, first_line
 from border_cli.core.metrics import Record
 from border_cli.core.protocols import StopCheck
-from border_cli.display.format import counted
 from border_cli.runtime.child import Reporter
 from border_cli.runtime.supervised import ChildProcess, Failed, SpawnArgs
 
@@ -122,7 +121,7 @@ class RemoteRecorder:
             process.end()
         self.dropped = self._accepted - self._written
         if self.dropped:
-            _logger.warning("%s lacks %s", self.name, counted(self.dropped, "record"))
+            _logger.warning("%s lacks %d records", self.name, self.dropped)
 
     @property
     def _most_s(self) -> float:

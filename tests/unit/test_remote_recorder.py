@@ -12,7 +12,6 @@ import pytest
 
 from border_cli.core.errors import ExitCode, Interrupted
 from border_cli.core.metrics import Record
-from border_cli.display.format import counted
 from border_cli.recorders import remote
 from border_cli.recorders.remote import RemoteRecorder
 from tests.faults.processes import nothing_left, wait_until
@@ -90,7 +89,7 @@ def test_a_fault_costs_the_records_that_it_meets(
     assert recorder.dropped == 4 - len(lines)
     assert message in caplog.text
     assert caplog.text.count("training continues") <= 1
-    assert (f"mine lacks {counted(recorder.dropped, 'record')}\n" in caplog.text) == bool(recorder.dropped)
+    assert (f"mine lacks {recorder.dropped} records" in caplog.text) == bool(recorder.dropped)
 
 
 def test_a_recorder_that_blocks_is_not_waited_for_and_is_killed_at_the_end(
