@@ -5,7 +5,8 @@
 Each repetition tunes DQN in a search space, with a Gaussian process, halving and judging on fresh seeds, and searches the
 same space at random, with one whole run of each configuration and as many opt steps as the tuning did, those of judging
 included. The best configuration of each then runs on the same seeds, which neither has seen. What is compared is the mean
-of the evaluations. Results go to bench/results/tuning.jsonl; repetitions that are there are not run again.
+of the evaluations. Results go to bench/results/tuning.jsonl after each half of a repetition; halves that are there are not
+run again.
 Writes a table of all repetitions, with the mean difference and its 95% bootstrap interval, into docs/sweeps.md. A
 repetition takes 10 to 20 minutes for CartPole and 30 to 60 for Acrobot on two cores.
 """
@@ -132,30 +133,33 @@ def judged(folder: Path, env: str, params: dict[str, str]) -> list[float]:
     ]
 
 
-def repetition(env: str, trials: int, seed: int) -> dict[str, Any]:
-    """Both searches, and the judgement of their best configurations."""
+def tuned_half(env: str, trials: int, seed: int) -> dict[str, Any]:
+    """Tune, and judge what was found."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         several = f"hydra.sweeper.seeds={TASKS[env].seeds}"
-        ours, spent, started_over = tuned(folder / "tuned", env, trials, seed, several)
-        n_random = math.ceil(spent / TASKS[env].opt_steps)
-        words = ("hydra.sweeper.sampler=random", "hydra.sweeper.pruner=none", "hydra.sweeper.top=0")
-        theirs, spent_at_random, _ = tuned(folder / "random", env, n_random, seed, *words)
+        params, spent, started_over = tuned(folder / "tuned", env, trials, seed, several)
         return {
             "design": TASKS[env].design,
             "env": env,
             "trials": trials,
             "seed": seed,
-            "tuned": judged(folder / "judged_tuned", env, ours),
-            "random": judged(folder / "judged_random", env, theirs),
-            "tuned_params": ours,
-            "random_params": theirs,
-            "opt_steps": {
-                "tuned": spent,
-                "if_promotions_started_over": started_over,
-                "random": spent_at_random,
-            },
+            "tuned": judged(folder / "judged", env, params),
+            "tuned_params": params,
+            "opt_steps": {"tuned": spent, "if_promotions_started_over": started_over},
         }
+
+
+def random_half(row: dict[str, Any]) -> dict[str, Any]:
+    """Search at random with as many opt steps, and judge what was found. Returns the row with both halves."""
+    env, steps = row["env"], row["opt_steps"]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        n = math.ceil(steps["tuned"] / TASKS[env].opt_steps)
+        words = ("hydra.sweeper.sampler=random", "hydra.sweeper.pruner=none", "hydra.sweeper.top=0")
+        params, spent, _ = tuned(folder / "random", env, n, row["seed"], *words)
+        scores = judged(folder / "judged", env, params)
+    return row | {"random": scores, "random_params": params, "opt_steps": steps | {"random": spent}}
 
 
 def interval(differences: Sequence[float]) -> tuple[float, float]:
@@ -166,10 +170,20 @@ def interval(differences: Sequence[float]) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def known() -> list[dict[str, Any]]:
-    """The repetitions of this design so far."""
+def known() -> dict[tuple[str, int, int], dict[str, Any]]:
+    """The newest row of each repetition of this design: (environment, trials, seed) → row. One may have a half alone."""
     rows = [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
-    return [row for row in rows if row["design"] == TASKS[row["env"]].design]
+    return {
+        (row["env"], row["trials"], row["seed"]): row
+        for row in rows
+        if row["design"] == TASKS[row["env"]].design
+    }
+
+
+def append(row: dict[str, Any]) -> None:
+    """Keep a result."""
+    with RESULTS.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
@@ -203,12 +217,14 @@ def main() -> None:
     args = parser.parse_args()
     for seed in range(1, args.repetitions + 1):
         for env in args.env:
-            if any((one["env"], one["trials"], one["seed"]) == (env, args.trials, seed) for one in known()):
-                continue
-            found = repetition(env, args.trials, seed)
-            with RESULTS.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(found) + "\n")
-    text = table([one for one in known() if one["trials"] == args.trials])
+            row = known().get((env, args.trials, seed), {})
+            if not row:
+                row = tuned_half(env, args.trials, seed)
+                append(row)
+            if "random" not in row:
+                append(random_half(row))
+    whole = [row for row in known().values() if row["trials"] == args.trials and "random" in row]
+    text = table(sorted(whole, key=lambda row: (row["env"], row["seed"])))
     print(text)
     write_between_marks(PAGE, f"\n{text}\n", "tuning")
 
