@@ -11,24 +11,21 @@ import logging
 import platform
 import threading
 import time
-import traceback
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from multiprocessing import reduction
-from typing import Any
 
 import numpy as np
 
 from border_cli.actors.loop import run_actor
 from border_cli.actors.process import Finished, StatePiece
 from border_cli.actors.spec import ActorId, ActorSpec, ActorState
-from border_cli.core.errors import ActorLostError, IncompatibleStateError
 from border_cli.core.spaces import Array
 from border_cli.core.state import State
 from border_cli.core.types import Chunk, Column, Items, ModelInfo, empty_items
 from border_cli.runtime import child
-from border_cli.runtime.supervised import Failed, Ready
+from border_cli.runtime.supervised import Failed, Ready, failed
 
 WAIT_S = 0.2
 """How long a call waits for chunks at most [s]."""
@@ -276,7 +273,7 @@ class RemoteActor:
             self._status.state = ActorState.DONE
             self._send(Finished(stat))
         except BaseException as error:  # noqa: BLE001 - also SystemExit, which user code may raise
-            self._send(failed(error, f"actor {actor_id.actor}"))
+            self._send(failed_here(error, f"actor {actor_id.actor}"))
         with self._changed:
             self._ended = True
             self._changed.notify_all()
@@ -291,17 +288,9 @@ class RemoteActor:
             self._changed.notify_all()
 
 
-def failed(error: BaseException, who: str) -> Failed:
-    """The message for an exception that ended the actor, with the name of the machine."""
-    message, details, context = (
-        f"{who} failed: {type(error).__name__}: {error}".rstrip(": "),
-        "",
-        dict[str, Any](),
-    )
-    details = "".join(traceback.format_exception(error))
-    if isinstance(error, ActorLostError):  # an environment raised
-        message, details, context = str(error), error.details, dict(error.context)
-    first, _, rest = message.partition("\n")
-    where: Mapping[str, Any] = context | {"node": platform.node()}
-    text = f"{first} (on node {platform.node()})" + (f"\n{rest}" if rest else "")
-    return Failed(text, details, where, isinstance(error, IncompatibleStateError))
+def failed_here(error: BaseException, name: str) -> Failed:
+    """The message about an exception that ended the actor, with the name of the machine."""
+    found, node = failed(error, name), platform.node()
+    first, newline, rest = found.error.partition("\n")
+    text = f"{first} (on node {node}){newline}{rest}"
+    return replace(found, error=text, context={**found.context, "node": node})

@@ -91,6 +91,16 @@ class Failed:
     incompatible: bool = False
 
 
+def failed(error: BaseException, name: str) -> Failed:
+    """The message about an exception that ended the child of this name. Long texts are cut."""
+    message = f"{name} failed: {type(error).__name__}: {error}".rstrip(": ")
+    details, context = "".join(traceback.format_exception(error)), {}
+    if isinstance(error, ActorLostError):  # an environment raised
+        message, details, context = str(error), error.details, dict(error.context)
+    incompatible = isinstance(error, IncompatibleStateError)
+    return Failed(clipped(message, _ERROR_BYTES), clipped(details), context, incompatible)
+
+
 Main = Callable[[Any, SpawnArgs, Reporter], None]
 """What a child runs: main(shared, setup, reporter)."""
 
@@ -104,12 +114,7 @@ def _run_child(main: Main, name: str, level: int, shared: Any, setup: SpawnArgs,
     try:
         main(shared, setup, reporter)
     except BaseException as error:  # also SystemExit and KeyboardInterrupt, which user code may raise
-        message = f"{name} failed: {type(error).__name__}: {error}".rstrip(": ")
-        details, context = "".join(traceback.format_exception(error)), {}
-        if isinstance(error, ActorLostError):  # an environment raised
-            message, details, context = str(error), error.details, dict(error.context)
-        incompatible = isinstance(error, IncompatibleStateError)
-        reporter.send(Failed(clipped(message, _ERROR_BYTES), clipped(details), context, incompatible))
+        reporter.send(failed(error, name))
         raise SystemExit(1) from error
 
 

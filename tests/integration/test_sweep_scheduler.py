@@ -245,15 +245,21 @@ def test_the_time_that_a_sweep_needs_by_hand(tmp_path: Path, monkeypatch: pytest
 
 @dataclass(frozen=True)
 class Patient:
-    """A job that runs until it is asked to stop, and then writes a file. asks: its sweep to stop, when it has begun."""
+    """A job that runs until it is asked to stop, and then writes a file.
+
+    asks: its sweep to stop, when it has begun, and `beside` too.
+    """
 
     run_dir: Path
     asks: bool = True
+    beside: Path | None = None
 
     def __call__(self, view: JobView) -> int:
         with StopFlag() as stop:
             (self.run_dir / "config.yaml").write_text("{}\n")
             (self.run_dir / "starts").write_text("x")
+            if self.beside is not None:
+                wait_until((self.beside / "starts").exists, "the other job")
             if self.asks:
                 os.kill(os.getppid(), signal.SIGINT)
             while not stop():
@@ -264,9 +270,12 @@ class Patient:
 
 def test_a_stop_reaches_every_job_and_no_further_job_starts(tmp_path: Path) -> None:
     with StopFlag() as stop:
-        sweep, _ = run(tmp_path, [Patient(tmp_path / "0"), Light(tmp_path / "1")], slots=1, stop=stop)  # type: ignore[list-item]
+        first, asking = Patient(tmp_path / "0", asks=False), Patient(tmp_path / "1", beside=tmp_path / "0")
+        sweep, _ = run(tmp_path, [first, asking, Light(tmp_path / "2")], slots=2, stop=stop)  # type: ignore[list-item]
         assert stop.code == ExitCode.SIGINT
-    assert [(job.state, job.exit_code) for job in sweep.jobs] == [("stopped", 143), ("waiting", None)]
+    stopped = ("stopped", 143)
+    assert [(job.state, job.exit_code) for job in sweep.jobs] == [stopped, stopped, ("waiting", None)]
+    assert all((tmp_path / name / "saved").exists() for name in ("0", "1"))
 
 
 class FullDisk(JobQueue):
