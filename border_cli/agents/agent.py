@@ -188,7 +188,7 @@ class Algorithm(ABC):
         return self.step(self.networks, self.state, batch, noise, lr_scale, variant)
 
     def adapt(self, batch: TensorBatch, number: int) -> None:  # noqa: B027
-        """Called before opt step `number`: change what is learned from the data and cannot be a part of `step`.
+        """Called before opt step `number`: adapt values that depend on the data and cannot change inside `step`.
 
         It may change the state in place, and depend on nothing but the state, the batch and the number.
         """
@@ -221,7 +221,7 @@ class Algorithm(ABC):
         return self.learn(networks, state, batch, noise, lr_scale, variant)
 
     def encoders(self, networks: Any) -> Sequence[Encoder]:
-        """The encoders of all networks, that of the network that acts first. Needed where observations are normalised."""
+        """The encoders of all networks, the acting network's first. Needed where observations are normalised."""
         del networks
         raise UsageError(
             f"agent={self.config.type} does not normalise observations\nallowed: agent.normalize_obs=false"

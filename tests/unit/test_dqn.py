@@ -17,6 +17,7 @@ from border_cli.agents.dqn.loss import (
     DqnState,
     ScalarHead,
     StepNoise,
+    estimated_support,
     make_head,
     opt_step,
     td_target,
@@ -158,6 +159,34 @@ def test_an_implicit_quantile_step_uses_the_drawn_levels_by_hand() -> None:
     assert (loss, q, target) == pytest.approx((0.1 * 1.65 + 0.9 * 0.85, 2.5, 4.25))
 
 
+class Noisy(Table):
+    """Q(s, a) = w_a · s + noise of the action."""
+
+    def forward(self, obs: dict[str, torch.Tensor], noise: Noise = NO_NOISE) -> torch.Tensor:
+        assert noise.normal is not None
+        return super().forward(obs) + noise.normal[:, None]
+
+
+def test_each_pass_of_an_opt_step_has_its_own_noise_by_hand() -> None:
+    """Q = 2 + 0.5; of s' = 2 the online network selects action 1, 2 + 10 over 4; y = 1 + 0.5·(6 + 0.2) = 4.1."""
+    net = FlatParams(Noisy())
+    state = DqnState.init(net.init())
+    state.target.copy_(T([1.0, 3.0]))
+    drawn = (Noise(normal=T(normal)) for normal in ([0.5, 0.0], [0.1, 0.2], [0.0, 10.0]))
+    config = DqnConfig(loss="mse")
+    opt_step(DqnNetworks.bind(net, state), HEAD, config, state, BATCH, StepNoise(*drawn))
+    _, q, target, _ = state.stats.sums.tolist()
+    assert (q, target) == pytest.approx((2.5, 4.1))
+
+
+def test_the_standard_deviations_of_noisy_layers_learn() -> None:
+    agent, buffer = full_agent(noisy=True, hidden=[8, 8])
+    agent.opt(buffer)
+    tensors = agent.algorithm.tensors()
+    moments = [tensor for name, tensor in tensors.items() if "exp_avg." in name and name.endswith("_std")]
+    assert len(moments) == 4 and all(moment.abs().max() > 0 for moment in moments)
+
+
 def test_epsilon_follows_global_env_steps() -> None:
     epsilon = EpsilonSchedule(1.0, 0.2, 100)
     assert [epsilon(n) for n in (0, 50, 100, 10_000)] == pytest.approx([1.0, 0.6, 0.2, 0.2])
@@ -182,7 +211,7 @@ def test_exploration_rate_and_stream() -> None:
 
 
 def full_agent(**changes: object) -> tuple[NetworkAgent, object]:
-    config = DqnConfig(hidden=[8], batch_size=4, **changes)  # type: ignore[arg-type]
+    config = DqnConfig(**{"hidden": [8], "batch_size": 4, **changes})  # type: ignore[arg-type]
     buffer, processor = make_buffer(BufferConfig(capacity=100), SPEC, 0), NStepProcessor(SPEC, 1, 1, 0.9)
     for t in range(45):
         buffer.push(processed(processor, step(t % 9, 1.0, terminated=t % 9 == 8)))
@@ -265,6 +294,53 @@ def test_a_given_side_of_the_range_stays() -> None:
         agent, buffer = full_agent(head="categorical", **given)
         agent.opt(buffer)
         assert agent.algorithm.networks.online.support.tolist() == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("given", "reward", "first", "second"),
+    [
+        ({"v_min": 0.0}, 0.05, (0.0, 1.0), (0.0, 2.0)),
+        ({"v_max": 0.0}, -0.05, (-1.0, 0.0), (-2.0, 0.0)),
+        ({"v_min": 0.0}, 0.16, (0.0, 2.0), (0.0, 4.0)),
+    ],
+)
+def test_the_open_side_of_a_range_is_widened_where_it_clips_targets(
+    given: dict[str, float], reward: float, first: tuple[float, float], second: tuple[float, float]
+) -> None:
+    """All probability is on the outer atom, so that the target of the one row with a reward lies beyond it.
+
+    The estimate of the first opt step, reward/8/0.01, is 0.625, within the range at the start, -0.625 and 2.
+    """
+    agent, _ = full_agent(head="categorical", atoms=3, **given)
+    algorithm, rows = agent.algorithm, 8
+    one = {"obs": torch.ones(rows, 1)}
+    batch = TensorBatch(
+        one, torch.zeros(rows, dtype=torch.int64), T([reward] + 7 * [0.0]), torch.full((rows,), 0.99),
+        torch.zeros(rows, dtype=torch.bool), one,
+    )  # fmt: skip
+    algorithm.adapt(batch, 1)
+    support = algorithm.networks.online.support
+    outer = 0 if "v_max" in given else 2
+    assert support.tolist() == pytest.approx(first, rel=1e-4)
+    for network in (algorithm.networks.online, algorithm.networks.target):
+        with torch.no_grad():
+            network.support.copy_(T(first))
+            network.layers[-1].weight.zero_()
+            network.layers[-1].bias.view(-1, 3)[:] = 0.0
+            network.layers[-1].bias.view(-1, 3)[:, outer] = 50.0
+    algorithm.adapt(batch, 101)
+    assert support.tolist() == pytest.approx(second)
+
+
+def test_huge_rewards_do_not_make_an_infinite_range() -> None:
+    reward = torch.full((64,), 1e37)
+    low, high = estimated_support(reward, torch.full((64,), 0.99))
+    assert (low, high) == (0.0, pytest.approx(1e39))
+    agent, _ = full_agent(head="categorical")
+    one = {"obs": torch.ones(64, 1)}
+    action, whole = torch.zeros(64, dtype=torch.int64), torch.zeros(64, dtype=torch.bool)
+    agent.algorithm.adapt(TensorBatch(one, action, reward, torch.full((64,), 0.99), whole, one), 1)
+    assert agent.algorithm.networks.online.support.tolist() == [-1.0, 1.0]
 
 
 def test_encoding_by_hand() -> None:

@@ -39,6 +39,7 @@ def test_densities_integrate_to_the_share_of_draws(low: float, high: float, mean
     edges = torch.linspace(low, high, 400_001, dtype=torch.float64)[1:-1]
     u = torch.atanh((edges - (low + high) / 2) / ((high - low) / 2)).unsqueeze(1)
     density = b.log_prob(u, T([mean], dtype=torch.float64), T([std], dtype=torch.float64)).exp()
+    density /= (high - low) / 2  # per unit of the box, not of [-1, 1]
     assert torch.trapezoid(density, edges).item() == pytest.approx(1.0, abs=1e-3)
     middle = low + 0.4 * (high - low)
     left = edges < middle
@@ -59,12 +60,10 @@ def test_scaled_actions_lie_in_their_box_and_round_trip() -> None:
     b = bounds((-2.0, 0.0), (4.0, 0.5))
     assert b.scale(T([[0.0, 0.0], [1.0, -1.0]])).tolist() == [[1.0, 0.25], [4.0, 0.0]]
     assert b.unscale(b.scale(T([0.3, -0.7]))).tolist() == pytest.approx([0.3, -0.7])
-    assert b.log_volume == pytest.approx(math.log(3.0) + math.log(0.25))
     # bounds as wide as float32, and equal bounds
     wide = bounds((-3e38, 1.0), (3e38, 1.0))
     assert wide.scale(T([1.0, 1.0])).isfinite().all()
     assert wide.unscale(wide.scale(T([0.5, 0.5]))).tolist() == pytest.approx([0.5, 0.0])
-    assert math.isfinite(wide.log_volume)
 
 
 def test_soft_target_by_hand() -> None:

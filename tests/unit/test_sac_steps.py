@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -62,6 +63,18 @@ def log_prob(mean: float, std: float, z: float) -> float:
     return -(z**2) / 2 - math.log(std) - math.log(2 * math.pi) / 2 - math.log(1 - math.tanh(u) ** 2)
 
 
+def policy_gradient(algorithm: Any) -> list[float]:
+    """Return the gradient of the first opt step by the biases of the policy's output: Adam's average is 0.1 of it."""
+    return [10.0 * x for x in algorithm.tensors()["policy.exp_avg.out.bias"].tolist()]
+
+
+def slopes(loss: Callable[[float, float], float], mean: float, log_std: float) -> list[float]:
+    """Return central differences by the mean and the logarithm of the standard deviation."""
+    h = 1e-5
+    by_mean = (loss(mean + h, log_std) - loss(mean - h, log_std)) / (2 * h)
+    return [by_mean, (loss(mean, log_std + h) - loss(mean, log_std - h)) / (2 * h)]
+
+
 ONLINE, TARGET = [[[1.0, 2.0]], [[3.0, 1.0]]], [[[5.0, 1.0]], [[4.0, 2.0]]]
 
 
@@ -76,6 +89,12 @@ def test_an_opt_step_of_sac_by_hand() -> None:
     assert found["entropy"] == pytest.approx(entropy, rel=1e-5)
     assert found["policy_loss"] == pytest.approx(-0.2 * entropy - (1 + 2 * math.tanh(0.8)), rel=1e-5)
 
+    def loss(mean: float, log_std: float) -> float:
+        std = math.exp(log_std)
+        return 0.2 * log_prob(mean, std, 1.0) - (1 + 2 * math.tanh(mean + std))
+
+    assert policy_gradient(algorithm) == pytest.approx(slopes(loss, 0.3, math.log(0.5)), rel=1e-4)
+
 
 def test_an_opt_step_of_td3_by_hand() -> None:
     algorithm = linear_algorithm(Td3Config, [0.2], ONLINE, TARGET, target_noise_clip=0.1)
@@ -86,6 +105,7 @@ def test_an_opt_step_of_td3_by_hand() -> None:
     assert found["target_mean"] == pytest.approx(y, rel=1e-5)
     assert found["critic_loss"] == pytest.approx(0.5 * (2.0 - y) ** 2 + 0.5 * (3.5 - y) ** 2, rel=1e-5)
     assert found["policy_loss"] == pytest.approx(-(1 + 2 * math.tanh(0.2)), rel=1e-5)
+    assert policy_gradient(algorithm) == pytest.approx([-2 * (1 - math.tanh(0.2) ** 2)], rel=1e-5)
     assert (found["entropy"], found["entropy_coef"]) == (0.0, 0.0)
 
 
@@ -99,6 +119,8 @@ def test_an_opt_step_of_tqc_by_hand() -> None:
     assert found["target_mean"] == pytest.approx(y, rel=1e-5)
     assert found["q_mean"] == pytest.approx(4.0)
     assert found["policy_loss"] == pytest.approx(0.2 * log_prob(0.3, 0.5, 1.0) - 4.0, rel=1e-5)
+    expected = slopes(lambda mean, log_std: 0.2 * log_prob(mean, math.exp(log_std), 1.0), 0.3, math.log(0.5))
+    assert policy_gradient(algorithm) == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize(("beyond", "sign"), [(-0.1, -1), (0.1, 1)])

@@ -46,6 +46,8 @@ _ADAPT_INTERVAL = 100
 """Opt steps between two looks at the range of a categorical head."""
 _TOO_MANY = 0.01
 """A side of the range that clips a larger share of the targets is widened."""
+_LARGEST = 1e37
+"""The range does not reach further, so that its width is finite in float32."""
 _logger = logging.getLogger(__name__)
 
 
@@ -252,6 +254,7 @@ class DqnAlgorithm(Algorithm):
         self._mask = spec.mask
         self._head = loss.make_head(config)
         self._noise_size = cast(QNetwork, self.networks.online).noise_size
+        self._initial_support = tuple(torch.tensor(initial_support(config)).tolist())  # rounded to float32
         self._warned = False
 
     def bind(self, state: loss.DqnState) -> loss.DqnNetworks:
@@ -281,19 +284,20 @@ class DqnAlgorithm(Algorithm):
         if not isinstance(self._head, loss.CategoricalHead) or number % _ADAPT_INTERVAL != 1:
             return
         is_open = self.config.v_min is None, self.config.v_max is None
-        low, high = before = self._support
         if not any(is_open):
             return
-        if before == tuple(torch.tensor(initial_support(self.config)).tolist()):  # rounded to float32
+        low, high = before = self._support
+        if before == self._initial_support:
             wanted = loss.estimated_support(batch.reward, batch.discount)
             low, high = min(low, wanted[0]), max(high, wanted[1])
             if before == UNKNOWN_SUPPORT:
                 low, high = wanted
-        else:
+        if (low, high) == before and number > 1:  # the targets of an untrained network say nothing
             below, above = loss.mean_share_clipped(self.networks, self._head, self.config, batch, self._mask)
             width = high - low
             low, high = low - width * (below > _TOO_MANY), high + width * (above > _TOO_MANY)
-        self._support = (low if is_open[0] else before[0], high if is_open[1] else before[1])
+        if max(-low, high) < _LARGEST:
+            self._support = (low if is_open[0] else before[0], high if is_open[1] else before[1])
 
     def encoders(self, networks: loss.DqnNetworks) -> Sequence[Encoder]:
         return [cast(QNetwork, network).encoder for network in (networks.online, networks.target)]

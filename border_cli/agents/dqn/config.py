@@ -41,7 +41,10 @@ class DqnConfig(NetworkConfig):
     max_grad_norm: float | None = override_default(NetworkConfig, "max_grad_norm", 10.0)
     double: bool = option(True, "double DQN: the online network chooses the target's action")
     dueling: bool = option(False, "dueling network: the state's value plus the advantage of each action")
-    noisy: bool = option(False, "noisy linear layers (the last two), for exploration")
+    noisy: bool = option(
+        False,
+        "noisy linear layers, for exploration: the output layer, and the last hidden one if it is not the only one",
+    )
     noisy_std: float = option(0.5, "noisy layers: initial σ₀", unit="weight", gt=0.0)
     head: str = option(
         "scalar", "what is learned about the return: its mean or its distribution", choices=HEADS

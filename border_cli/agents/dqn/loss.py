@@ -27,7 +27,7 @@ class Head(ABC):
     """Values, targets and losses of a network's outputs (..., k), k numbers per action."""
 
     def of(self, network: nn.Module) -> Head:
-        """The head with what a Q-network says of it, which can change."""
+        """The head with the range of returns that is stored in this network."""
         del network
         return self
 
@@ -318,6 +318,7 @@ def estimated_support(reward: Tensor, discount: Tensor) -> tuple[float, float]:
 
     It has 0, each reward, and the return of an endless episode with their mean reward: Σ r / Σ (1 - γ^m).
     """
+    reward = reward.double()  # the sum of large ones may be too large for float32
     endless = (reward.sum() / (1.0 - discount).sum().clamp(min=1e-3 * len(reward))).item()
     low, high = min(0.0, endless, reward.min().item()), max(0.0, endless, reward.max().item())
     return (low, high) if low < high else UNKNOWN_SUPPORT

@@ -223,7 +223,7 @@ class SacPolicy(NetworkPolicy):
         mean, std, features = self._given(obs)
         if isinstance(self._noise, StateDependentNoise):
             matrices = self._noise.sample(env_ix or range(rows), self._rng)
-            weights = matrices * cast(PolicyNetwork, self._network).noise_std().detach().cpu().numpy()
+            weights = matrices * cast(PolicyNetwork, self._network).weight_std().detach().cpu().numpy()
             return self._squashed(mean + np.einsum("bf,bfd->bd", features, weights))
         if isinstance(self._noise, OrnsteinUhlenbeck):
             noise = self._noise.sample(env_ix or range(rows), self._rng).astype(np.float32)

@@ -74,17 +74,20 @@ class SacConfig(NetworkConfig):
     exploration: str = option("policy", "source of the exploration noise", choices=_ALL_EXPLORATIONS)
     noise_std: float = option(
         0.1,
-        "deterministic policy: σ of the Gaussian or Ornstein-Uhlenbeck noise; 1 is half the action range",
+        "deterministic policy: σ of the Gaussian or Ornstein-Uhlenbeck noise (see noise_theta); 1 is half the action range",
         unit="action",
         ge=0.0,
     )
     noise_theta: float = option(
-        0.15, "Ornstein-Uhlenbeck noise: θ, its pull towards 0", unit="per env step", ge=0.0
+        0.15,
+        "Ornstein-Uhlenbeck noise: θ of x ← x - θ·0.01·x + σ·0.1·N(0, 1) in each env step",
+        unit="per 100 env steps",
+        ge=0.0,
     )
     log_std_start: float = option(
         -3.0,
-        "state-dependent noise (gSDE): initial logarithm of its standard deviation",
-        unit="log action",
+        "state-dependent noise (gSDE): initial log standard deviation of its weights of the last hidden layer",
+        unit="log weight",
         ge=-20.0,
         le=2.0,
     )

@@ -161,7 +161,7 @@ def sample_action(bijector: TanhBijector, given: ActionParameters, noise: Tensor
     of the actions: a constant per env step, which rewards long episodes or short ones.
     """
     u = given.mean + given.std * noise
-    return bijector.squash(u), bijector.log_prob(u, given.mean, given.std) + bijector.log_volume
+    return bijector.squash(u), bijector.log_prob(u, given.mean, given.std)
 
 
 def smooth_action(

@@ -24,7 +24,6 @@ class TanhBijector:
 
     Attributes:
         n_free: number of components that are not constant.
-        log_volume: Σ log half_range of these.
         arrays: middle and half_range as (d,) float32 arrays.
     """
 
@@ -37,7 +36,6 @@ class TanhBijector:
         self.arrays = (low / 2 + high / 2).astype(np.float32), half_range
         self.middle = torch.tensor(self.arrays[0])
         self.half_range = torch.tensor(half_range)
-        self.log_volume = float(np.log(half[half > 0]).sum())
         self._is_free = torch.tensor(half_range > 0, dtype=torch.float32)
         self._divisor = torch.tensor(np.where(half_range > 0, half_range, np.float32(1)))
 
@@ -65,16 +63,16 @@ class TanhBijector:
         return self.scale(torch.tanh(u))
 
     def log_prob(self, u: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-        """Log-density (...) of the action squash(u), per unit of the action space, for u ~ N(mean, std²) of (..., d).
+        """Log-density (...) of tanh(u), the action scaled to [-1, 1], for u ~ N(mean, std²) of (..., d).
 
-        The change of variables divides the normal density by the derivative of the action, half_range·(1 - tanh²(u))
-        (Haarnoja et al., 2018, appendix C). 1 - tanh²(u) underflows for large |u|, so its logarithm is computed as
-        2·(log 2 - u - softplus(-2u)), which is the same and stays finite. Σ log half_range is `log_volume`.
+        The change of variables divides the normal density by the derivative 1 - tanh²(u) (Haarnoja et al., 2018, appendix
+        C). That underflows for large |u|, so its logarithm is computed as 2·(log 2 - u - softplus(-2u)), which is the same
+        and stays finite.
         """
         z = (u - mean) / std
         normal = -0.5 * z * z - std.log() - 0.5 * math.log(2 * math.pi)
         log_derivative = 2.0 * (math.log(2.0) - u - softplus(-2.0 * u))
-        return ((normal - log_derivative) * self._is_free).sum(-1) - self.log_volume
+        return ((normal - log_derivative) * self._is_free).sum(-1)
 
 
 _LOG_STD_RANGE = (-20.0, 2.0)
@@ -119,15 +117,15 @@ class PolicyNetwork(nn.Module):
             x = torch.relu(layer(x))
         out, x = in_float32(self.out, x), x.float()
         if self.is_state_dependent:
-            # of Σ_f x_f·ε_fd, ε_fd ~ N(0, noise_std²)
-            variance = in_float32(torch.matmul, x.square(), self.noise_std().square())
+            # of Σ_f x_f·ε_fd, ε_fd ~ N(0, weight_std²)
+            variance = in_float32(torch.matmul, x.square(), self.weight_std().square())
             return ActionParameters(out.clamp(*MEAN_RANGE), (variance + _MIN_STD**2).sqrt(), x)
         if self.kind == "deterministic":
             return ActionParameters(out, torch.ones_like(out), x)
         mean, log_std = out.chunk(2, -1)
         return ActionParameters(mean, log_std.clamp(*_LOG_STD_RANGE).exp(), x)
 
-    def noise_std(self) -> Tensor:
+    def weight_std(self) -> Tensor:
         """(f, d) standard deviations of the weights of state-dependent noise."""
         return self.log_std.clamp(*_LOG_STD_RANGE).exp()
 
@@ -156,7 +154,7 @@ class PolicyArrays:
         x = self._hidden(self._encoder(obs))
         out = self._out(x)
         if self._network.is_state_dependent:
-            variance = np.square(x) @ np.square(self._network.noise_std().detach().numpy())
+            variance = np.square(x) @ np.square(self._network.weight_std().detach().numpy())
             return np.clip(out, *MEAN_RANGE), np.sqrt(variance + np.float32(_MIN_STD**2)), x
         if self._network.kind == "deterministic":
             return out, np.ones_like(out), x
