@@ -254,7 +254,7 @@ class DqnAlgorithm(Algorithm):
         self._mask = spec.mask
         self._head = loss.make_head(config)
         self._noise_size = cast(QNetwork, self.networks.online).noise_size
-        self._initial_support = tuple(torch.tensor(initial_support(config)).tolist())  # rounded to float32
+        self._initial_support = tuple(float(np.float32(end)) for end in initial_support(config))
         self._warned = False
 
     def bind(self, state: loss.DqnState) -> loss.DqnNetworks:
