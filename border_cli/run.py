@@ -142,7 +142,10 @@ class RunFiles:
                 shutil.rmtree(self.run_dir / BEST)
         run_id = summary.record_launch(self.run_dir, launch.argv, config.seed, launch.command)
         plain = to_plain(config)
-        for parts in ({}, import_paths(plain)):  # those that evaluate the run import no parts
+        for parts in (
+            {},
+            import_paths(plain) | trust.destinations(plain),
+        ):  # those that evaluate the run import no parts
             trust.remember(run_id, trust.code_of(config.plugins, plain["env"], parts))
         saved = None if before.path is None else (before.opt_steps, before.seconds)
         exact = before.exact if is_reproducible(config) else None

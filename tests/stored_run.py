@@ -21,7 +21,7 @@ FILES = (
     ),
 )
 """Of its newest checkpoint; the other one is of half as many opt steps."""
-_WORDS = (
+WORDS = (
     "env=cartpole",
     "preset=none",
     "trainer=sync",
@@ -45,7 +45,7 @@ def make(folder: Path) -> Path:
     """Train it in `folder` and remove its provenance, so that it is in no list of trusted runs."""
     run = folder / "run"
     with in_folder(folder):
-        assert main([*_WORDS, f"hydra.run.dir='{run}'"]) == 0
+        assert main([*WORDS, f"hydra.run.dir='{run}'"]) == 0
     for name in (".lock", "train.log", "provenance.json"):
         (run / name).unlink(missing_ok=True)
     shutil.rmtree(run / ".hydra", ignore_errors=True)

@@ -37,7 +37,7 @@ from border_cli.config.convert import (
     ConfigError,
     describe,
     dotted,
-    load,
+    known_keys,
     nearest,
     nearest_line,
     to_config,
@@ -173,10 +173,11 @@ class Composer:
         """Offer Hydra the presets that share a file. Each takes milliseconds, so only those that may be chosen."""
         for name, path in self._preset_files.items():
             try:
-                values = load(path)
+                with translated():
+                    values = OmegaConf.to_container(OmegaConf.load(path))  # numbers as in Hydra's files
             except OSError as e:
                 raise UsageError(f"preset={path} cannot be read: {e.strerror}") from e
-            if not isinstance(values, dict):
+            if not isinstance(values, dict) or not values:
                 raise UsageError(
                     f"preset={path} holds no values\nallowed: a file such as those in {conf_dir()}/preset"
                 )
@@ -187,7 +188,11 @@ class Composer:
         typed = override_values(self._overrides)
         agents, envs, preset = typed.get("agent", ""), typed.get("env", ""), typed.get("preset")
         families = presets.in_families()
-        every = "glob" in agents or "glob" in envs or preset not in (None, presets.NONE, *families)
+        # A group of the user's own, such as experiment=…, may choose agent and environment.
+        own_groups = [key for key in typed if "." not in key and key not in (*GROUPS, *known_keys({}))]
+        every = (
+            own_groups or "glob" in agents or "glob" in envs or preset not in (None, presets.NONE, *families)
+        )
         for name, (_, values) in families.items():
             agent, _, env = name.partition("_")
             by_default = preset is None and env in envs and (agent in agents or not agents)
@@ -224,13 +229,21 @@ class Composer:
             )
         return merged
 
+    def _run_dir(self, merged: DictConfig) -> Path:
+        HydraConfig.instance().set_config(merged)  # for interpolations such as ${hydra:job.name}
+        with translated():
+            text = str(OmegaConf.select(merged, "hydra.run.dir", throw_on_missing=True))
+        if not text:
+            raise UsageError("hydra.run.dir=: the value is missing\nallowed: hydra.run.dir=<folder>")
+        return Path(text)
+
     def compose(self, argv: Sequence[str] | None = None) -> Composed:
         """Compose and check one job's overrides, by default those of the command line."""
         argv = self.argv() if argv is None else argv
         merged = self.merge(argv)
         typed = override_values(parse_overrides(argv))
         config = check_composed(merged, merged.hydra.runtime.choices, typed, self.choices("preset"))
-        run_dir = Path(merged.hydra.run.dir) if "hydra.run.dir" in typed else None
+        run_dir = self._run_dir(merged) if "hydra.run.dir" in typed else None
         return Composed(config, merged, HydraContext(self.hydra.config_loader, Callbacks(merged)), run_dir)
 
 

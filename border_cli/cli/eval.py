@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
-from argparse import Namespace
+from argparse import ArgumentTypeError, Namespace
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
@@ -254,7 +254,11 @@ def _film(
 
 def _episodes_or_bool(text: str) -> int:
     """`true` is one episode, `false` none."""
-    return int(text == "true") if text in ("true", "false") else whole_number(1)(text)
+    if text in ("true", "false"):
+        return int(text == "true")
+    if not text.isdigit() or int(text) < 1:
+        raise ArgumentTypeError(f"{text}: not allowed\nallowed: true, false, or a whole number >= 1")
+    return int(text)
 
 
 def _missing_package(problem: str) -> UsageError:

@@ -269,9 +269,11 @@ def set_value(data: dict[str, Any], override: Override, *, command: str) -> None
     *path, name = override.key_or_group.split(".")
     section: Any = data
     for step in path:
-        section = section.setdefault(step, {}) if isinstance(section, dict) else {}
-    if isinstance(section, dict):
-        section[name] = override.value()
+        section = section.setdefault(step, {})
+        if not isinstance(section, dict):
+            match = nearest_line(nearest_key(override.key_or_group, all_keys()))
+            raise UsageError(f"{override.key_or_group}: there is no such key{match}")
+    section[name] = override.value()
 
 
 def _text(override: Override) -> str:

@@ -97,7 +97,7 @@ def _dispatch(argv: Sequence[str], sweep: Path | None = None) -> int:
             flags.multirun or flags.cfg or flags.info or flags.help or flags.shell_completion
         ):
             raise UsageError(f"{key} has no effect without -m\nallowed: -m, which starts a sweep")
-    if resumed not in (None, _AUTO):
+    if resumed not in (None, _AUTO) and not (flags.help or flags.shell_completion):
         return _resume_named(resumed, overrides, launch)
     with Composer(overrides, flags.config_dir) as composer:
         if flags.shell_completion:
@@ -249,14 +249,17 @@ def stored_config(
     data, typed = read_config_data(run_dir), override_values(overrides)
     plugins, env = data.get("plugins"), data.get("env")
     modules = [name for name in plugins if isinstance(name, str)] if isinstance(plugins, list) else []
-    code = trust.code_of(modules, env if isinstance(env, dict) else {}, registry.import_paths(data))
+    parts = registry.import_paths(data) | trust.destinations(data)
+    code = trust.code_of(modules, env if isinstance(env, dict) else {}, parts)
     own, named = trust.is_own(read_run_id(run_dir), code), typed_code(overrides)
     trust.check_plugins(modules, named, own)
     registry.import_plugins(modules)
     stored = reopen(to_config(data))
     config = _with_overrides(stored, overrides, typed, command)
     trust.check_env(config.env, named, own)
-    trust.check_parts(registry.import_paths(to_plain(config)), typed, own)
+    plain = to_plain(config)
+    trust.check_parts(registry.import_paths(plain), typed, own)
+    trust.check_destinations(trust.destinations(plain), typed, own)
     return stored, config
 
 
@@ -272,7 +275,6 @@ def _resume_unfinished(composed: Composed, launch: Launch) -> int:
     run_dir = newest_unfinished(RUNS, composed.config)
     if run_dir is None:
         return int(start_run(composed, launch).code)
-    check_plain(run_dir)
     stored = reopen(read_config(run_dir))
     config = inherit(composed.config, stored)
     validate(config)

@@ -21,7 +21,7 @@ from typing import Any
 
 import yaml
 
-from border_cli.config.registry import TABLES, find
+from border_cli.config.registry import IMPORTABLE, TABLES, find
 from border_cli.config.schema import OptionInfo, TrainConfig, WrapperConfig
 from border_cli.core.errors import UsageError, first_line
 
@@ -214,8 +214,9 @@ def _section_class(group: str, section: Any) -> type:
         return entry.config
     problem = "is missing" if kind == "" else f"there is no {kind!r}"
     match = nearest(kind, TABLES[group]) if isinstance(kind, str) else None
+    allowed = [*TABLES[group], *(["module:name"] if group in IMPORTABLE else [])]
     raise ConfigError(
-        f"{group}.type", f"{group}.type: {problem}\nallowed: {', '.join(TABLES[group])}{nearest_line(match)}"
+        f"{group}.type", f"{group}.type: {problem}\nallowed: {', '.join(allowed)}{nearest_line(match)}"
     )
 
 

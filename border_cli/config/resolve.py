@@ -166,7 +166,10 @@ def inherit(config: TrainConfig, stored: TrainConfig) -> TrainConfig:
         inherited.env.categories = stored.env.categories
     if config.checkpoint.replay == "auto":
         inherited.checkpoint.replay = stored.checkpoint.replay
-    if config.evaluator.type == "auto":
+    if config.evaluator.type == "auto" and stored.evaluator.type in (
+        "inline",
+        "process",
+    ):  # no code of a plugin
         inherited.evaluator.type = stored.evaluator.type
     inherited.n_actors = config.n_actors or stored.n_actors
     inherited.threads = config.threads or stored.threads

@@ -114,7 +114,8 @@ def disk_need(config: TrainConfig, sizes: Sizes, with_replay: bool) -> dict[str,
         need["replay in them"] = min(int(kept), 2) * sizes.replay
     if config.trainer.eval_interval is not None:
         need["best model"] = 2 * (sizes.model + JSON_BYTES)
-    if done.records is not None and (config.recorder.jsonl or config.recorder.tensorboard):
+    # Another budget or a score may end the run long before an "endless" number of env steps.
+    if done.records is not None and done.exact and (config.recorder.jsonl or config.recorder.tensorboard):
         need["records"] = done.records * RECORD_BYTES
     return need
 

@@ -18,6 +18,7 @@ from border_cli.config.resolve import (
     n_actors,
     ratio_tolerance,
     streams,
+    trackers,
 )
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import UsageError
@@ -102,13 +103,20 @@ def _effects(
     keys = ["actor_manager.restart_window_s", "actor_manager.restart_delay_s"]
     unused = config.actor_manager.restarts == 0
     yield unused, keys, "with actor_manager.restarts=0", "with actor_manager.restarts > 0"
+    of_actors = [one for one in overrides if one.partition(".")[0] == "actor_manager"]
+    keys = [one for one in of_actors if one != "actor_manager.envs_per_actor"]
+    yield sync, keys, "under trainer=sync", "with trainer=async"
+    keys, recorder = ["recorder.project", "recorder.finish_s"], config.recorder
+    unused, reason = not trackers(recorder) and recorder.type == "default", "without a tracker"
+    yield unused, keys, reason, "with recorder.wandb, recorder.trackio, recorder.mlflow or recorder.type"
     key, unused = "recorder.tensorboard_step", not config.recorder.tensorboard
     yield unused, [key], "with recorder.tensorboard=false", "with recorder.tensorboard=true"
     key, reason = "trainer.lockstep_steps", "under trainer.lockstep=false"
     yield not t.lockstep, [key], reason, "with trainer.lockstep=true"
     key, reason = "trainer.ratio_tolerance", "under trainer.opt_interval=null"
     yield t.opt_interval is None, [key], reason, "with a number of env steps per opt step"
-    keys = [one for one in overrides if one.startswith("evaluator.")]
+    of_films = ("evaluator.video_interval", "evaluator.max_episode_steps") if evaluator.video_interval else ()
+    keys = [one for one in overrides if one.startswith("evaluator.") and one not in of_films]
     reason = "with trainer.eval_interval=null"
     yield t.eval_interval is None, keys, reason, "with an eval_interval (opt steps)"
     keys = ["evaluator.heartbeat_timeout_s", "evaluator.restarts"]

@@ -146,7 +146,8 @@ class EnvSpec:
         return "the observations are in another order"
 
     def _is_mask(self, leaf: ObsLeaf) -> bool:
-        fits = leaf.shape == (self.action.n,) and not leaf.dtype.startswith("float")
+        is_flag = not leaf.dtype.startswith("float") or (leaf.low, leaf.high) == (0.0, 1.0)
+        fits = leaf.shape == (self.action.n,) and is_flag
         return self.action.kind == "discrete" and leaf.path == (ACTION_MASK,) and fits
 
     def to_json(self) -> dict[str, Any]:

@@ -13,10 +13,10 @@ import numpy as np
 
 from border_cli.config.convert import nearest, nearest_line
 from border_cli.core.errors import UsageError
-from border_cli.core.spaces import ActionSpec, Array, EnvSpec, ObsLeaf, ObsSpec
+from border_cli.core.spaces import ACTION_MASK, ActionSpec, Array, EnvSpec, ObsLeaf, ObsSpec
 
 OBSERVATIONS = "Box of any dtype, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these"
-ACTIONS = "Discrete, and Box with finite bounds"
+ACTIONS = "Discrete, and Box of floats with finite bounds"
 CAMERA_SIDE = 36
 """An image whose shorter side has at least so many pixels is one of a camera, not a grid of categories."""
 
@@ -47,7 +47,14 @@ def env_spec(
     obs = ObsSpec(_with_categories(leaves, categories or {}, root))
     space, kind = action_space, type(action_space).__name__
     if kind == "Discrete":
-        return EnvSpec(obs, ActionSpec("discrete", n=int(space.n), start=int(space.start)))
+        spec = EnvSpec(obs, ActionSpec("discrete", n=int(space.n), start=int(space.start)))
+        stray = next((leaf for leaf in obs.leaves if leaf.path == (ACTION_MASK,)), None)
+        if stray is not None and spec.mask is None:
+            raise UsageError(
+                f"the observation's {ACTION_MASK} has shape {stray.shape} and dtype {stray.dtype}\n"
+                f"allowed: 0 or 1 for each of {space.n} actions, such as MultiBinary({space.n}) or Box(0, 1, ({space.n},))"
+            )
+        return spec
     if kind == "Box" and np.dtype(space.dtype).kind == "f" and np.isfinite([space.low, space.high]).all():
         low, high = (tuple(float(v) for v in np.ravel(b)) for b in (space.low, space.high))
         dtype = np.dtype(space.dtype).name

@@ -77,7 +77,7 @@ def locked(run_dir: Path) -> Iterator[None]:
     """Hold the run's lock. Raises UsageError at once while another process holds it. It ends with the process."""
     path = run_dir / LOCK_FILE
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     except OSError as e:
         raise UsageError(
             f"{path} cannot be written: {e.strerror}\nallowed: a run that you may write to"

@@ -34,7 +34,7 @@ from border_cli.core.errors import (
 from border_cli.core.spaces import EnvSpec
 from border_cli.core.state import RunState
 from border_cli.core.types import ModelInfo
-from border_cli.runs.directory import CONFIG_FILE, locked, read_config
+from border_cli.runs.directory import CONFIG_FILE, check_plain, locked, read_config
 from border_cli.runs.summary import read_summary
 from border_cli.training.best_model import Evidence
 
@@ -158,6 +158,7 @@ def newest_unfinished(root: Path, config: TrainConfig) -> Path | None:
         except (BorderError, OSError):
             continue  # damaged, or of another version
         if all(safe(stored, change) for change in changes(stored, reopen(inherit(config, stored)))):
+            check_plain(run_dir)  # before the lock is written
             with locked(run_dir):
                 return run_dir
     return None

@@ -55,7 +55,7 @@ def code_of(plugins: Sequence[str], env: Mapping[str, Any], parts: Mapping[str, 
     Args:
         plugins: the plugins of a run.
         env: its section `env` as plain data, because a plugin that is not imported yet may define its keys.
-        parts: import paths of an evaluator, a recorder …, by key. Only training imports them.
+        parts: import paths of an evaluator, a recorder …, and addresses, by key. Only training uses them.
     """
     named = [list(plugins), *(env.get(name) for name in ("imports", "entry_point", "id", "kwargs"))]
     if env.get("wrappers"):
@@ -103,6 +103,28 @@ def check_parts(parts: Mapping[str, str], typed: Mapping[str, str], own: bool) -
     for key, path in parts.items():
         if not own and typed.get(key) != path:
             raise _refusal(f"imports {path}", f"{key}={path}")
+
+
+def destinations(data: Mapping[str, Any]) -> dict[str, str]:
+    """Where a plain configuration connects to or sends records to, outside of the run's directory, by key."""
+    manager, recorder = data.get("actor_manager"), data.get("recorder")
+    found: dict[str, Any] = {}
+    if isinstance(manager, Mapping) and manager.get("type") == "ray":
+        found["actor_manager.address"] = manager.get("address")
+    if isinstance(recorder, Mapping):
+        found |= {f"recorder.{name}": recorder.get(name) for name in ("wandb", "trackio", "mlflow")}
+    nowhere = (None, False, "none", "local")
+    return {key: as_typed(value) for key, value in found.items() if value not in nowhere}
+
+
+def check_destinations(found: Mapping[str, str], typed: Mapping[str, str], own: bool) -> None:
+    """Raise UsageError that says what to type, unless a run may connect to these addresses, by key. typed: all that was."""
+    for key, value in found.items():
+        if not own and typed.get(key) != value:
+            raise UsageError(
+                f"this run is not one of yours, and it sends data elsewhere: {key}={value}\n"
+                f"if you want that, add {key}={value}"
+            )
 
 
 def check_env(env: EnvConfig, typed: Typed, own: bool) -> None:

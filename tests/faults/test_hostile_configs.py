@@ -21,6 +21,7 @@ import yaml
 
 import border_cli
 from border_cli.checkpoints import store
+from border_cli.cli.train import main
 from border_cli.core.errors import UsageError
 from border_cli.runs import trust
 from border_cli.runs.summary import record_launch
@@ -28,7 +29,7 @@ from tests.faults import hostile
 from tests.faults.amounts import sampled
 from tests.faults.hostile import evaluate, refused, resume
 from tests.real_runs import Run
-from tests.stored_run import OPT_STEPS
+from tests.stored_run import OPT_STEPS, WORDS
 
 STEP = Path("checkpoints") / store.step_name(OPT_STEPS)
 EVIL = "evil_module"
@@ -96,10 +97,15 @@ NAMED: dict[str, tuple[Config, str]] = {
 
 def set_values(run: Run, config: Config) -> None:
     """Write these values into all configurations of the run."""
-    path = run.path / "config.yaml"
-    path.write_text(yaml.safe_dump(joined(yaml.safe_load(path.read_text()), config)))
+    set_config(run, config)
     model = json.loads((run.path / STEP / "model.json").read_text())
     hostile.forge(run.path / STEP, "model.json", json.dumps(joined(model, config)).encode())
+
+
+def set_config(run: Run, config: Config) -> None:
+    """Write these values into config.yaml."""
+    path = run.path / "config.yaml"
+    path.write_text(yaml.safe_dump(joined(yaml.safe_load(path.read_text()), config)))
 
 
 def joined(data: Config, config: Config) -> Config:
@@ -166,6 +172,70 @@ def test_i2_naming_one_module_does_not_allow_another(
     replaced = act is evaluate and override.startswith("env.entry_point")
     message = "" if act is resume else "the environment cannot be made" if replaced else message
     assert_harmless(lambda run: act(run, override), run, capsys, message)
+
+
+DESTINATIONS = {
+    "a Ray cluster": (
+        {"trainer": {"type": "async"}, "actor_manager": {"type": "ray", "address": "ray://10.0.0.1:10001"}},
+        "actor_manager.address=ray://10.0.0.1:10001",
+    ),
+    "an MLflow server": (
+        {"recorder": {"mlflow": "http://10.0.0.1:5000"}},
+        "recorder.mlflow=http://10.0.0.1:5000",
+    ),
+    "an account": ({"recorder": {"wandb": "online"}}, "recorder.wandb=online"),
+}
+
+
+@pytest.mark.parametrize("what", DESTINATIONS)
+def test_i2_a_run_does_not_send_data_elsewhere(
+    run: Run, capsys: pytest.CaptureFixture[str], what: str
+) -> None:
+    config, message = DESTINATIONS[what]
+    set_config(run, config)
+    assert_harmless(resume, run, capsys, message)
+
+
+def test_i2_a_typed_destination_is_allowed(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    path = run.path.parent / "mlflow.db"
+    set_config(run, {"recorder": {"csv": True, "mlflow": f"sqlite:///{path}"}})
+    assert resume(run, "recorder.mlflow=null") == 0
+    assert not path.exists() and (run.path / "metrics.csv").exists()
+
+
+@pytest.fixture
+def unfinished(run: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """The run of somebody else, where `resume=auto` finds it."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(run.path.parent / "state"))
+    monkeypatch.chdir(run.path.parent)
+    path = Path("runs") / "2026-11-22" / "10-15-00_dqn_cartpole"
+    path.parent.mkdir(parents=True)
+    run.path.rename(path)
+    (path / "summary.json").write_text(json.dumps(Run(path).summary | {"status": "running"}))
+    return Run(path)
+
+
+def resume_auto() -> int:
+    config = [word for word in WORDS if not word.startswith("trainer.max_opts")]
+    return main([*config, f"trainer.max_opts={OPT_STEPS + 5}", "resume=auto"])
+
+
+def test_i2_resume_auto_imports_no_code_that_only_the_run_names(unfinished: Run) -> None:
+    set_config(unfinished, {"evaluator": {"type": f"{EVIL}:Evaluator"}})
+    assert resume_auto() == 0
+    assert len(list(Path("runs").glob("2*/*/config.yaml"))) == 1  # it was continued
+    assert Run(unfinished.path).summary["counters"]["opt_steps"] == OPT_STEPS + 5
+    assert EVIL not in sys.modules and not Path("executed").exists()
+
+
+def test_i3_resume_auto_writes_no_lock_through_a_link(
+    unfinished: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("precious").write_text("precious")
+    (unfinished.path / ".lock").symlink_to(Path("precious").resolve())
+    assert resume_auto() == 2
+    assert "is no plain file or folder" in capsys.readouterr().err
+    assert Path("precious").read_text() == "precious"
 
 
 def cartpole(path: str) -> Any:

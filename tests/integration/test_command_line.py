@@ -113,6 +113,11 @@ def test_help_lists_options_keys_and_presets(tmp_path, capsys):
     assert page.index("Presets:") + 800 > page.index("Most used keys")
 
 
+def test_help_beside_resume_is_help(capsys):
+    assert main(["resume=nowhere", "--help"]) == 0
+    assert capsys.readouterr().out.startswith("border-train trains an agent")
+
+
 def test_help_shows_the_keys_and_values_of_the_composed_agent(capsys):
     assert main(["agent=sac", "env=pendulum", "--help", "agent"]) == 0
     page = capsys.readouterr().out
@@ -298,6 +303,47 @@ def test_a_users_preset_is_picked_and_named_and_a_group_of_the_users_own_can_be_
     config = shown("--config-dir", "c", "env=mine", "+experiment=big")
     assert (config["preset"]["name"], config["agent"]["lr"]) == ("dqn_mine", 0.125)
     assert (config["n_actors"], config["agent"]["gamma"]) == (4, 0.5)
+
+
+def test_a_group_of_the_users_own_may_choose_agent_and_environment(shown, tmp_path):
+    chosen = "# @package _global_\ndefaults:\n  - override /agent: sac\n  - override /env: halfcheetah\n"
+    write(tmp_path / "c" / "experiment" / "hc.yaml", chosen)
+    config = shown("--config-dir", "c", "experiment=hc")
+    assert (config["preset"]["name"], config["trainer"]["max_env_steps"]) == ("sac_halfcheetah", 1_000_000)
+
+
+def test_a_preset_in_a_file_is_read_as_hydra_reads_files(shown, tmp_path, capsys):
+    write(tmp_path / "mine.yaml", "agent: {lr: 5e-4}\n")
+    assert shown("preset=mine.yaml")["agent"]["lr"] == 5e-4
+    for text, message in (
+        ("agent:\n  lr: 1\nagent:\n  gamma: 0.9\n", "found duplicate key agent"),
+        ("", "holds no values"),
+        ("[1]", "holds no values"),
+    ):
+        write(tmp_path / "mine.yaml", text)
+        assert main(["preset=mine.yaml", "--cfg", "job"]) == 2
+        assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("folder", "message"),
+    [
+        ("out/${env.idd}", "hydra.run.dir: Interpolation key 'env.idd' not found"),
+        ("???", "Missing mandatory value: hydra.run.dir"),
+        ("", "hydra.run.dir=: the value is missing"),
+    ],
+)
+def test_mistakes_in_hydra_run_dir_are_named(folder, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main([f"hydra.run.dir={folder}"]) == 2
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_hydra_run_dir_may_have_interpolations(build, tmp_path):
+    assert main(["hydra.run.dir=out/${hydra:runtime.choices.env}_${seed}", "seed=3"]) == 0
+    ((_, run_dir, _),) = build.trained
+    assert run_dir == tmp_path / "out" / "cartpole_3"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from border_cli.agents.dqn.config import DqnConfig, RainbowConfig
 from border_cli.config.schema import BufferConfig, EnvConfig
 from border_cli.core.errors import UsageError
 from border_cli.envs.group import GymEnv, try_env
+from border_cli.envs.spaces import env_spec
 from border_cli.replay.buffer import make_buffer
 from border_cli.replay.n_step import NStepProcessor
 from tests.real_runs import train
@@ -91,6 +93,29 @@ def test_only_allowed_actions_are_chosen(where: str, agent: DqnConfig) -> None:
             buffer.push(items)
         if len(buffer) >= 16:
             learner.opt(buffer)
+
+
+@pytest.mark.parametrize(
+    ("mask", "problem"),
+    [
+        (spaces.Box(0, 1, (N,), np.float32), None),
+        (spaces.MultiBinary(N), None),
+        (spaces.Box(-1, 1, (N,), np.float32), "has shape (4,) and dtype float32"),
+        (spaces.Box(0, 1, (2, N), np.int8), "has shape (2, 4) and dtype uint8"),
+        (spaces.MultiBinary(N + 1), "has shape (5,) and dtype uint8"),
+    ],
+)
+def test_a_mask_in_an_observation_is_respected_or_refused(
+    mask: spaces.Space[Any], problem: str | None
+) -> None:
+    space = spaces.Dict(x=spaces.Box(0.0, 1.0, (1,)), action_mask=mask)
+    if problem is None:
+        spec = env_spec(space, spaces.Discrete(N))
+        assert (spec.mask, [leaf.name for leaf in spec.inputs.leaves]) == ("obs.action_mask", ["obs.x"])
+    else:
+        with pytest.raises(UsageError, match=re.escape(problem)):
+            env_spec(space, spaces.Discrete(N))
+    assert env_spec(space, spaces.Box(0.0, 1.0, (N,))).mask is None  # of real actions there is none
 
 
 def test_a_run_detects_the_mask_and_its_model_requires_one(workplace: Path) -> None:

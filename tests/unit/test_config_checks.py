@@ -140,6 +140,7 @@ def test_keys_set_by_options_cannot_be_typed():
 # -- typed keys without effect --------------------------------------------
 
 SYNC, LOCKSTEP, ASYNC = {"trainer__type": "sync"}, {"trainer__lockstep": True}, {"n_actors": 2}
+NO_EVALUATIONS = {"trainer__eval_interval": None}
 FRESH = {"evaluator__episodes": 4, "evaluator__confirm_episodes": 8}
 
 
@@ -168,6 +169,12 @@ FRESH = {"evaluator__episodes": 4, "evaluator__confirm_episodes": 8}
         ("actor_manager.restart_window_s", {"actor_manager__restarts": 0}, {}),
         ("recorder.tensorboard_step", {"recorder__tensorboard": False}, {}),
         ("evaluator.episodes", {"trainer__eval_interval": None}, {}),
+        ("evaluator.video_interval", NO_EVALUATIONS, NO_EVALUATIONS | {"evaluator__video_interval": 9}),
+        ("evaluator.episodes", NO_EVALUATIONS | {"evaluator__video_interval": 9}, {}),
+        ("actor_manager", SYNC, ASYNC),
+        ("actor_manager.heartbeat_timeout_s", SYNC, ASYNC),
+        ("recorder.project", {}, {"recorder__mlflow": "sqlite:///mlflow.db"}),
+        ("recorder.finish_s", {}, {"recorder__type": "mine:Recorder"}),
         ("evaluator.n_envs", {"evaluator__episodes": 5, "evaluator__n_envs": 6}, {"evaluator__n_envs": 20}),
         ("evaluator.n_envs", FRESH | {"evaluator__n_envs": 9}, FRESH | {"evaluator__n_envs": 8}),
     ],

@@ -98,7 +98,10 @@ def test_disk() -> None:
     assert resources.disk_need(few, SIZES, False)["checkpoints"] == 2 * one
     unknown = config(max_time=60.0, record_interval=1)
     need = resources.disk_need(unknown, SIZES, False)
-    assert need == {"checkpoints": 4 * one, "best model": 2 * (400 + resources.JSON_BYTES)}
+    without_records = {"checkpoints": 4 * one, "best model": 2 * (400 + resources.JSON_BYTES)}
+    assert need == without_records
+    endless = config(max_env_steps=10**10, max_time=60.0, record_interval=1)
+    assert resources.disk_need(endless, SIZES, False) == without_records
     recorded = resources.disk_need(config(max_opts=200, record_interval=100), SIZES, False)
     assert recorded["records"] == 2 * resources.RECORD_BYTES
 
