@@ -217,10 +217,7 @@ class RunFiles:
             return RunResult(ended_by, code, error)
         parts, best = loop.parts, loop.eval_manager.best
         limiter, telemetry = parts.limiter, parts.telemetry
-        seconds, actor_seconds = telemetry.seconds, sum(actor.seconds for actor in loop.actors)
-        blocked = sum(actor.blocked_seconds for actor in loop.actors)
-        actors_blocked = blocked / actor_seconds if actor_seconds > 0 else None
-        learner_blocked = telemetry.blocked_share if self._config.trainer.type == "async" else None
+        seconds, (actors_blocked, learner_blocked) = telemetry.seconds, telemetry.blocked
         whole = replace(
             telemetry.progress,
             phase="training",

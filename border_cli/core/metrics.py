@@ -152,12 +152,12 @@ declare("async/policy_lag_p95", "opt steps", "95th percentile of the same", "clo
 declare(
     "async/actors_blocked",
     "share",
-    "share of the actors' time waiting for credit or for room in the ring",
+    "share of the actors' time waiting for credit, for room in the ring, or in lockstep for a model",
     "clock",
 )
 declare("async/learner_blocked", "share", "share of the learner's time spent waiting for env steps", "clock")
 declare("async/actors_alive", "actors", "actors running")
-declare("async/restarts", "restarts", "restarts of actors so far")
+declare("async/restarts", "restarts", "restarts of actors since the run was started or last resumed")
 declare("replay/size", "rows", "rows that can be sampled (rows whose next observation has arrived)")
 declare("replay/fill", "share", "rows that can be sampled, over the capacity")
 declare("time/opt_ms", "ms", "mean time of one opt step, sampling included", "clock")

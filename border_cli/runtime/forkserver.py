@@ -133,10 +133,10 @@ class ChildCall:
     """
 
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        self._pipe, theirs = multiprocessing.Pipe(duplex=True)
+        name = getattr(function, "__name__", "child")
+        self._pipe, theirs = child.new_pipe(name)
         try:
             with contextlib.closing(theirs):
-                name = getattr(function, "__name__", "child")
                 self._process = start_process(_call_function, (theirs,), name)
         except BaseException:
             self._pipe.close()

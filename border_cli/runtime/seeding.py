@@ -1,4 +1,4 @@
-"""All seeds of a run come from one tree of spawn keys, so that no two random streams are equal.
+"""All seeds of a run come from one tree of spawn keys, so that no two generators are equal.
 
 Spawn keys below the run's seed:
 

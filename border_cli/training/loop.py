@@ -69,14 +69,19 @@ class TrainingLoop(ABC):
         if kind is not None and issubclass(kind, Interrupted):
             self._final_phase = "stopped"
         telemetry = self.parts.telemetry
-        run_all(
-            [
-                *self._shutdown(),
-                *([self._record] if self._started else []),
-                self.parts.recorder.flush,
-                lambda: telemetry.refresh(self._final_phase, len(self.parts.buffer), self.actors),
-            ]
-        )
+        try:
+            run_all(
+                [
+                    *self._shutdown(),
+                    *([self._record] if self._started else []),
+                    self.parts.recorder.flush,
+                    lambda: telemetry.refresh(self._final_phase, len(self.parts.buffer), self.actors),
+                ]
+            )
+        except CheckpointIOError as e:
+            if not self._failed:
+                raise
+            _logger.error("%s", e)  # the error that ended the run is the one to report
 
     def start(
         self, resumed: RunState | None = None, later_best: tuple[ModelInfo, Evidence] | None = None

@@ -59,8 +59,7 @@ class Telemetry:
         self.blocked_s = 0.0
         self.episodes = 0
         self._limiter = limiter
-        self._launched = monotonic()
-        self._began = self._launched - seconds_before
+        self._began = monotonic() - seconds_before
         self._excluded_s = 0.0
         self._infos = [f"env/{key}" for key in info_keys]
         for name in self._infos:
@@ -72,7 +71,8 @@ class Telemetry:
         self._recent_lags: deque[tuple[int, int]] = deque(maxlen=1000)
         self._recent_returns: deque[float] = deque(maxlen=_RECENT_EPISODES)
         self._window: deque[_Sample] = deque()
-        self._last = self._sample([])
+        self._last = self._launch = self._sample([])
+        self._training: tuple[_Sample, _Sample] | None = None  # first and last look while training
         self._next_refresh = 0.0
 
     @property
@@ -81,9 +81,13 @@ class Telemetry:
         return monotonic() - self._began
 
     @property
-    def blocked_share(self) -> float:
-        """Share of this launch that the learner has waited for experience."""
-        return _share(self.blocked_s, max(monotonic() - self._launched, 1e-9))
+    def blocked(self) -> tuple[float | None, float | None]:
+        """Shares of the training in this launch that the actors and the learner have waited; None where not known."""
+        if self._training is None:
+            return None, None
+        first, last = self._training
+        rates = self._rates(first if first.time < last.time else self._launch, last)
+        return rates.get("async/actors_blocked"), rates.get("async/learner_blocked")
 
     def state(self, reproducible: bool) -> dict[str, Any]:
         """Accumulated values since the last record, as JSON values, without durations.
@@ -196,6 +200,8 @@ class Telemetry:
         self._window.append(now)
         while now.time - self._window[0].time > _WINDOW_S and len(self._window) > 2:
             self._window.popleft()
+        if phase == "training" and now.opt_steps:
+            self._training = (self._training[0] if self._training else now), now
         p = self.progress
         p.phase, p.seconds = phase, now.time - self._began
         p.opt_steps, p.env_steps = now.opt_steps, now.env_steps

@@ -25,7 +25,7 @@ def numbers(seed: int) -> Iterator[int]:
 
 def states(seed: int) -> Iterator[bytes]:
     """Return the initial states of our generators."""
-    keys = [(seeding.AGENT,), (seeding.REPLAY,), (seeding.EVALUATION_POLICY,)]
+    keys = [(seeding.AGENT,), seeding.LEARNING, (seeding.REPLAY,), (seeding.EVALUATION_POLICY,)]
     keys += [seeding.exploration_key(actor, n) for actor in range(ACTORS) for n in range(INCARNATIONS)]
     for key in keys:
         yield seeding.stream(seed, *key).generate_state(4).tobytes()

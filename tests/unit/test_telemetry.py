@@ -30,12 +30,28 @@ def make(seconds_before: float = 0.0, n_actors: int = 1) -> Telemetry:
     return Telemetry(LIMITER, Progress(n_actors=n_actors), seconds_before)
 
 
-def test_the_waiting_share_of_the_learner_is_of_this_launch(now: list[float]) -> None:
+def test_the_waiting_shares_are_those_of_the_training_in_this_launch(now: list[float]) -> None:
+    """In 10 s of training the learner waits 2 s and evaluates 5 s, and the actors wait 5 s for that and 1 s for credit."""
     telemetry = make(seconds_before=3600.0)
-    telemetry.waited(5.0)
+    telemetry.progress.asynchronous = True
+    assert telemetry.blocked == (None, None)
+    telemetry.waited(20.0)  # for the actors' start
+    now[0] += 30.0
+    actors = [ActorStat(i, state="acting", seconds=10.0, blocked_seconds=9.0) for i in range(2)]
+    telemetry.refresh("starting", 0, actors)
+    telemetry.refresh("training", 0, actors)
     now[0] += 10.0
-    assert telemetry.seconds == 3610.0
-    assert telemetry.blocked_share == 0.5
+    telemetry.waited(2.0)
+    telemetry.excluded(5.0)
+    later = [ActorStat(i, state="acting", seconds=20.0, blocked_seconds=15.0) for i in range(2)]
+    telemetry.refresh("training", 0, later)
+    now[0] += 50.0
+    telemetry.excluded(50.0)  # the last evaluation
+    telemetry.refresh(
+        "done", 0, [ActorStat(i, state="done", seconds=20.0, blocked_seconds=15.0) for i in range(2)]
+    )
+    assert telemetry.blocked == (pytest.approx(1.0 / 5.0), pytest.approx(2.0 / 5.0))
+    assert telemetry.seconds == 3690.0
 
 
 def test_only_actors_that_are_alive_count_as_waiting(now: list[float]) -> None:
