@@ -141,6 +141,9 @@ class Comparison:
         self._per_round = per_round
         self._affordable = affordable
         self._earlier = () if best is None else _returns(best.fresh)
+        # After a resume the best may come from this opt step too, where it has played the first of these episodes already.
+        is_again = best is not None and best.regular.opt_steps == regular.opt_steps
+        self._begin = len(self._earlier) if is_again else 0
         self._jobs: list[Job] = []
         self._rounds = 0
         if not per_round or not math.isfinite(regular.mean):
@@ -182,7 +185,7 @@ class Comparison:
                 self._add_round()
 
     def _add_round(self) -> None:
-        begin = self._rounds * self._per_round
+        begin = self._begin + self._rounds * self._per_round
         episodes = range(begin, begin + self._per_round)
         self._jobs.append(Job(self.regular.opt_steps, episodes, of_best=False))
         if self.best is not None:

@@ -261,3 +261,11 @@ def test_regret_is_a_fraction_of_that_of_the_earlier_rule(scenario) -> None:
     assert now.regret.mean() < 0.3 * before.regret.mean()
     assert abs(now.bias.mean()) < 0.4 * before.bias.mean()
     assert now.episodes.mean() < 1_100  # of 2,000 in regular evaluations
+
+
+def test_a_model_of_the_best_models_opt_step_plays_other_fresh_episodes() -> None:
+    """After a resume: the best has played the first two of this opt step's already."""
+    selector = with_best([5.0, 7.0], [5.0, 5.0])
+    for opt_steps, begin in ((10, 2), (20, 0)):
+        comparison = selector.compare(evaluation(opt_steps, [8.0, 9.0]))
+        assert comparison.next_job == Job(opt_steps, range(begin, begin + N), of_best=False)
