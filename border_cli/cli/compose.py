@@ -172,11 +172,11 @@ class Composer:
     def _store_presets(self) -> None:
         """Offer Hydra the presets that share a file. Each takes milliseconds, so only those that may be chosen."""
         for name, path in self._preset_files.items():
-            try:
-                with translated():
+            with translated():
+                try:
                     values = OmegaConf.to_container(OmegaConf.load(path))  # numbers as in Hydra's files
-            except OSError as e:
-                raise UsageError(f"preset={path} cannot be read: {e.strerror}") from e
+                except OSError as e:  # also for a single number
+                    raise UsageError(f"preset={path} cannot be read: {e.strerror or e}") from e
             if not isinstance(values, dict) or not values:
                 raise UsageError(
                     f"preset={path} holds no values\nallowed: a file such as those in {conf_dir()}/preset"
@@ -189,7 +189,8 @@ class Composer:
         agents, envs, preset = typed.get("agent", ""), typed.get("env", ""), typed.get("preset")
         families = presets.in_families()
         # A group of the user's own, such as experiment=…, may choose agent and environment.
-        own_groups = [key for key in typed if "." not in key and key not in (*GROUPS, *known_keys({}))]
+        ours = (*GROUPS, *known_keys({}))
+        own_groups = [k for k in typed if "." not in k and k not in ours and not k.startswith("hydra/")]
         every = (
             own_groups or "glob" in agents or "glob" in envs or preset not in (None, presets.NONE, *families)
         )
@@ -232,10 +233,10 @@ class Composer:
     def _run_dir(self, merged: DictConfig) -> Path:
         HydraConfig.instance().set_config(merged)  # for interpolations such as ${hydra:job.name}
         with translated():
-            text = str(OmegaConf.select(merged, "hydra.run.dir", throw_on_missing=True))
-        if not text:
+            folder = OmegaConf.select(merged, "hydra.run.dir", throw_on_missing=True)
+        if not folder:
             raise UsageError("hydra.run.dir=: the value is missing\nallowed: hydra.run.dir=<folder>")
-        return Path(text)
+        return Path(str(folder))
 
     def compose(self, argv: Sequence[str] | None = None) -> Composed:
         """Compose and check one job's overrides, by default those of the command line."""

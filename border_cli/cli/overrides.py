@@ -268,10 +268,14 @@ def set_value(data: dict[str, Any], override: Override, *, command: str) -> None
         raise UsageError(f"{command}: {override.input_line} is not possible with it\nallowed: key=value")
     *path, name = override.key_or_group.split(".")
     section: Any = data
-    for step in path:
-        section = section.setdefault(step, {})
-        if not isinstance(section, dict):
-            match = nearest_line(nearest_key(override.key_or_group, all_keys()))
+    keys = all_keys()
+    for i, step in enumerate(path, 1):
+        info = keys.get(".".join(path[:i]))
+        if section.get(step) is None:  # such as an open map that is null
+            section[step] = {}
+        section = section[step]
+        if not isinstance(section, dict) or (info is not None and not info.open_map):  # a single value
+            match = nearest_line(nearest_key(override.key_or_group, keys))
             raise UsageError(f"{override.key_or_group}: there is no such key{match}")
     section[name] = override.value()
 

@@ -304,8 +304,7 @@ class Tuner:
         every = len(self.trials) >= self._settings.n_trials or self._is_exhausted
         if not every or self._todo or any(one.state == RUNNING for one in self.trials):
             return False
-        judging = [self._jobs[number] for judged in self.judged for number in judged.jobs]
-        is_judged = not self._to_judge and all(job.state in (DONE, FAILED) for job in judging)
+        is_judged = not self._to_judge and all(job.state in (DONE, FAILED) for job in self._judging)
         return is_judged and self._promotable() is None
 
     @property
@@ -313,8 +312,12 @@ class Tuner:
         """The jobs of trials that have failed or are still running, and those that judge a trial and are not done."""
         trials = [one.jobs for one in self.trials if one.state in (RUNNING, FAILED)]
         jobs = [self._jobs[number] for numbers in trials for number in numbers]
-        judging = [self._jobs[number] for judged in self.judged for number in judged.jobs]
-        return jobs + [job for job in judging if job.state != DONE]
+        return jobs + [job for job in self._judging if job.state != DONE]
+
+    @property
+    def _judging(self) -> list[Job]:
+        """The jobs that judge a trial."""
+        return [self._jobs[number] for judged in self.judged for number in judged.jobs]
 
     @property
     def expect(self) -> str:

@@ -319,6 +319,7 @@ def test_a_preset_in_a_file_is_read_as_hydra_reads_files(shown, tmp_path, capsys
         ("agent:\n  lr: 1\nagent:\n  gamma: 0.9\n", "found duplicate key agent"),
         ("", "holds no values"),
         ("[1]", "holds no values"),
+        ("5", "preset=mine.yaml cannot be read: "),
     ):
         write(tmp_path / "mine.yaml", text)
         assert main(["preset=mine.yaml", "--cfg", "job"]) == 2
@@ -331,6 +332,7 @@ def test_a_preset_in_a_file_is_read_as_hydra_reads_files(shown, tmp_path, capsys
         ("out/${env.idd}", "hydra.run.dir: Interpolation key 'env.idd' not found"),
         ("???", "Missing mandatory value: hydra.run.dir"),
         ("", "hydra.run.dir=: the value is missing"),
+        ("null", "field 'hydra.run.dir' is not Optional"),
     ],
 )
 def test_mistakes_in_hydra_run_dir_are_named(folder, message, tmp_path, monkeypatch, capsys):
