@@ -2,11 +2,11 @@
 
     python -m bench.tuning [--repetitions 5] [--trials 40] [--env cartpole acrobot]
 
-Each repetition tunes DQN in a search space, with a Gaussian process, halving and judging on fresh seeds, and searches the
-same space at random, with one whole run of each configuration and as many opt steps as the tuning did, those of judging
-included. The best configuration of each then runs on the same seeds, which neither has seen. What is compared is the mean
-of the evaluations. Results go to bench/results/tuning.jsonl after each half of a repetition; halves that are there are not
-run again.
+Each repetition tunes DQN in a search space, with a Gaussian process, halving and confirmation on fresh seeds. It then
+searches the same space at random, with one whole run of each configuration and as many opt steps as the whole tuning did.
+The best configuration of each then runs on the same seeds, which neither has seen. What is compared is the mean of the
+evaluations. Results go to bench/results/tuning.jsonl after each half of a repetition; halves that are there are not run
+again.
 Writes a table of all repetitions, with the mean difference and its 95% bootstrap interval, into docs/sweeps.md. A
 repetition takes 10 to 20 minutes for CartPole and 30 to 60 for Acrobot on two cores.
 """
@@ -97,7 +97,7 @@ HEAD = (
     *("environment", "repetition", "tuned", "random", "difference", "opt steps, tuned"),
     *("share of those if promotions started over", "opt steps, random"),
 )
-JUDGES = 10
+FRESH_RUNS = 10
 RESAMPLES = 10_000
 
 
@@ -121,9 +121,9 @@ def tuned(folder: Path, env: str, trials: int, seed: int, *words: str) -> tuple[
     return best["params"], spent, spent + repeated
 
 
-def judged(folder: Path, env: str, params: dict[str, str]) -> list[float]:
+def fresh_scores(folder: Path, env: str, params: dict[str, str]) -> list[float]:
     """The mean height of the evaluation curve of each run on a fresh seed."""
-    seeds = ",".join(str(10**7 + i) for i in range(JUDGES))
+    seeds = ",".join(str(10**7 + i) for i in range(FRESH_RUNS))
     values = [f"{key}={value}" for key, value in params.items()]
     done = sweep(folder, env, [*values, f"seed={seeds}"])
     curves = [read_jsonl(job.run_dir / METRICS_FILE) for job in done.jobs]
@@ -134,7 +134,7 @@ def judged(folder: Path, env: str, params: dict[str, str]) -> list[float]:
 
 
 def tuned_half(env: str, trials: int, seed: int) -> dict[str, Any]:
-    """Tune, and judge what was found."""
+    """Tune, and run what was found on fresh seeds."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         several = f"hydra.sweeper.seeds={TASKS[env].seeds}"
@@ -144,21 +144,21 @@ def tuned_half(env: str, trials: int, seed: int) -> dict[str, Any]:
             "env": env,
             "trials": trials,
             "seed": seed,
-            "tuned": judged(folder / "judged", env, params),
+            "tuned": fresh_scores(folder / "fresh", env, params),
             "tuned_params": params,
             "opt_steps": {"tuned": spent, "if_promotions_started_over": started_over},
         }
 
 
 def random_half(row: dict[str, Any]) -> dict[str, Any]:
-    """Search at random with as many opt steps, and judge what was found. Returns the row with both halves."""
+    """Search at random with as many opt steps, and run what was found on fresh seeds. Returns the row with both halves."""
     env, steps = row["env"], row["opt_steps"]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         n = math.ceil(steps["tuned"] / TASKS[env].opt_steps)
         words = ("hydra.sweeper.sampler=random", "hydra.sweeper.pruner=none", "hydra.sweeper.top=0")
         params, spent, _ = tuned(folder / "random", env, n, row["seed"], *words)
-        scores = judged(folder / "judged", env, params)
+        scores = fresh_scores(folder / "fresh", env, params)
     return row | {"random": scores, "random_params": params, "opt_steps": steps | {"random": spent}}
 
 

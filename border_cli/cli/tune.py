@@ -74,7 +74,7 @@ def _announcement(settings: TuningSettings, rungs: Sequence[int | None]) -> str:
         parts.append("each to the end: the budget has too few evaluations for rungs")
     if settings.top:
         parts.append(
-            f"the best {settings.top} judged by {counted(settings.top_seeds, 'run')} each on fresh seeds"
+            f"the best {settings.top} confirmed by {counted(settings.top_seeds, 'run')} each on fresh seeds"
         )
     return "; ".join(parts)
 

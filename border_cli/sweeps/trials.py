@@ -29,7 +29,7 @@ class TuningSettings:
         objective: what is maximised: "best", the score of the best model; "last", the score of the last one; "area", the
             mean height of the evaluation curve.
         reduction, rungs: of successive halving: one of `reduction` trials is promoted, `rungs - 1` times at most.
-        top, top_seeds: this many trials are judged at the end, each by this many runs on fresh seeds.
+        top, top_seeds: this many trials are confirmed at the end, each by this many runs on fresh seeds.
         seed: of the sampler.
         space: file or agent whose default search space is used where no value was typed as one.
     """
@@ -97,7 +97,7 @@ class Trial:
 
 
 @dataclass
-class Judged:
+class Confirmation:
     """A trial on fresh seeds. scores: of its runs that are done."""
 
     trial: int

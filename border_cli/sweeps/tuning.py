@@ -3,7 +3,8 @@
 With `pruner=halving` a trial runs to the first of several rungs and pauses there with a checkpoint. When its score is
 among the best `1 / reduction` of the trials that have reached the same rung, it is promoted: it continues from its
 checkpoint to the next rung, the last of which is the whole budget. Nothing waits for a rung to be full (ASHA, Li et al.,
-2020, "A System for Massively Parallel Hyperparameter Tuning"). At the end the best trials are judged on fresh seeds.
+2020, "A System for Massively Parallel Hyperparameter Tuning"). At the end the best trials are confirmed: they
+run again on fresh seeds.
 
 `tuning.json` has the trials with their jobs, and the number of the winner.
 """
@@ -28,7 +29,7 @@ from border_cli.sweeps.study import Study
 from border_cli.sweeps.trials import (
     PAUSED,
     PRUNED,
-    Judged,
+    Confirmation,
     Trial,
     TuningSettings,
     evaluations_of,
@@ -38,7 +39,7 @@ from border_cli.sweeps.trials import (
 
 TUNING_FILE = "tuning.json"
 FRESH_SEEDS = 1_000_000
-"""What is added to the seed of a run where the best trials are judged again."""
+"""What is added to the seed of a run where the best trials are confirmed."""
 
 MakeJob = Callable[[Mapping[str, str], int, str], tuple[Job, TrainConfig]]
 """(values of keys, what is added to the seed, label) → the job of such a run and its configuration."""
@@ -65,7 +66,7 @@ class Tuner:
         self._is_exhausted = False
         self.study = Study(folder, space, settings.sampler, settings.seed, settings.pruner)
         self.trials: list[Trial] = []
-        self.judged: list[Judged] = []
+        self.confirmations: list[Confirmation] = []
         self._jobs: dict[int, Job] = {}
         self._todo: deque[Job] = deque()
         # trial and opt step → score of each run that has been evaluated there, for the median
@@ -80,18 +81,18 @@ class Tuner:
     def left(self) -> int:
         s = self._settings
         to_ask = 0 if self._is_exhausted else max(0, s.n_trials - len(self.trials)) * s.seeds
-        return len(self._todo) + to_ask + (0 if self.judged else s.top * s.top_seeds)
+        return len(self._todo) + to_ask + (0 if self.confirmations else s.top * s.top_seeds)
 
     @property
     def stage(self) -> str:
-        if self.judged:
-            return f"judging the best {len(self.judged)}"
+        if self.confirmations:
+            return f"confirming the best {len(self.confirmations)}"
         n = len(self.trials) if self._is_exhausted else self._settings.n_trials
         return f"trial {len(self.trials)} of {n}"
 
     def next(self) -> Job | None:
         while not self._todo:
-            if not (self._promote(only_better=True) or self._ask() or self._promote() or self._judge()):
+            if not (self._promote(only_better=True) or self._ask() or self._promote() or self._confirm()):
                 return None
         return self._todo.popleft()
 
@@ -109,7 +110,7 @@ class Tuner:
     def ended(self, job: Job) -> None:
         trial = self._trial_of(job)
         if trial is None:
-            self._ended_judging(job)
+            self._end_confirmation(job)
         elif job.state == FAILED:
             self._fail(trial)
         elif trial.state == RUNNING:
@@ -249,10 +250,10 @@ class Tuner:
         self.study.fail(trial.in_study)
 
     def _trial_of(self, job: Job) -> Trial | None:
-        """The trial of a job; None for one that judges a trial."""
+        """The trial of a job; None for one that confirms a trial."""
         return next((trial for trial in self.trials if job.number in trial.jobs), None)
 
-    # -- judging -------------------------------------------------------------
+    # -- confirming ----------------------------------------------------------
 
     @property
     def ranking(self) -> list[Trial]:
@@ -261,63 +262,65 @@ class Tuner:
         return sorted(scored, key=lambda one: (one.state != DONE, -len(one.scores), -one.scores[-1]))
 
     @property
-    def _to_judge(self) -> list[Trial]:
-        """The best trials, without those that are judged. A trial that failed and ran again may be among them later."""
-        known = {one.trial for one in self.judged}
+    def _to_confirm(self) -> list[Trial]:
+        """The best trials, without those that are confirmed. A trial that failed and ran again may be among them later."""
+        known = {one.trial for one in self.confirmations}
         return [one for one in self.ranking[: self._settings.top] if one.number not in known]
 
-    def _judge(self) -> bool:
-        """Begin to judge the best trials, once all trials have ended."""
-        best = self._to_judge
+    def _confirm(self) -> bool:
+        """Begin to confirm the best trials, once all trials have ended."""
+        best = self._to_confirm
         if not best or any(trial.state == RUNNING for trial in self.trials):
             return False
         for trial in best:
-            judged = Judged(trial.number, [])
+            confirmation = Confirmation(trial.number, [])
             for i in range(self._settings.top_seeds):
-                job, _ = self._make_job(trial.params, FRESH_SEEDS + i, f"judging trial {trial.number}")
-                judged.jobs.append(job.number)
+                job, _ = self._make_job(trial.params, FRESH_SEEDS + i, f"confirming trial {trial.number}")
+                confirmation.jobs.append(job.number)
                 self._jobs[job.number] = job
                 self._todo.append(job)
-            self.judged.append(judged)
+            self.confirmations.append(confirmation)
         self._save()
         return True
 
-    def _ended_judging(self, job: Job) -> None:
-        for judged in self.judged:
-            if job.number in judged.jobs and job.state == DONE:
+    def _end_confirmation(self, job: Job) -> None:
+        for confirmation in self.confirmations:
+            if job.number in confirmation.jobs and job.state == DONE:
                 try:
-                    judged.scores.append(objective(job, self._settings.objective, None))
+                    confirmation.scores.append(objective(job, self._settings.objective, None))
                 except BorderError as e:
-                    self._note(f"judging trial {judged.trial}: error: {e}")
+                    self._note(f"confirming trial {confirmation.trial}: error: {e}")
 
     @property
     def winner(self) -> Trial | None:
         """The trial with the best mean on fresh seeds, or if none has all of its runs, the best trial; None without."""
-        whole = [one for one in self.judged if len(one.scores) == len(one.jobs)]
+        whole = [one for one in self.confirmations if len(one.scores) == len(one.jobs)]
         if not whole:
             return next(iter(self.ranking), None)
         return self.trials[max(whole, key=lambda one: np.mean(one.scores)).trial]
 
     @property
     def has_ended(self) -> bool:
-        """Whether all trials have ended, and the best of them are judged."""
+        """Whether all trials have ended, and the best of them are confirmed."""
         every = len(self.trials) >= self._settings.n_trials or self._is_exhausted
         if not every or self._todo or any(one.state == RUNNING for one in self.trials):
             return False
-        is_judged = not self._to_judge and all(job.state in (DONE, FAILED) for job in self._judging)
-        return is_judged and self._promotable() is None
+        is_confirmed = not self._to_confirm and all(
+            job.state in (DONE, FAILED) for job in self._confirmation_jobs
+        )
+        return is_confirmed and self._promotable() is None
 
     @property
     def unfinished_jobs(self) -> list[Job]:
-        """The jobs of trials that have failed or are still running, and those that judge a trial and are not done."""
+        """The jobs of trials that have failed or are still running, and those that confirm a trial and are not done."""
         trials = [one.jobs for one in self.trials if one.state in (RUNNING, FAILED)]
         jobs = [self._jobs[number] for numbers in trials for number in numbers]
-        return jobs + [job for job in self._judging if job.state != DONE]
+        return jobs + [job for job in self._confirmation_jobs if job.state != DONE]
 
     @property
-    def _judging(self) -> list[Job]:
-        """The jobs that judge a trial."""
-        return [self._jobs[number] for judged in self.judged for number in judged.jobs]
+    def _confirmation_jobs(self) -> list[Job]:
+        """The jobs that confirm a trial."""
+        return [self._jobs[number] for confirmation in self.confirmations for number in confirmation.jobs]
 
     @property
     def expect(self) -> str:
@@ -325,7 +328,7 @@ class Tuner:
         winner = self.winner
         fresh = [
             one.scores
-            for one in self.judged
+            for one in self.confirmations
             if winner is not None and one.trial == winner.number and one.scores
         ]
         kind = {"best": "of the best model", "last": "of the last model", "area": "over the evaluation curve"}
@@ -361,7 +364,7 @@ class Tuner:
                 "space": self._space,
                 "exhausted": self._is_exhausted,
                 "trials": [asdict(one) for one in self.trials],
-                "judged": [asdict(one) for one in self.judged],
+                "confirmations": [asdict(one) for one in self.confirmations],
                 "winner": winner.number if self.has_ended and (winner := self.winner) else None,
             },
         )
@@ -371,7 +374,7 @@ class Tuner:
         try:
             data = read_json(self._path)
             self.trials = [Trial(**entry) for entry in data["trials"]]
-            self.judged = [Judged(**entry) for entry in data["judged"]]
+            self.confirmations = [Confirmation(**entry) for entry in data["confirmations"]]
             self._is_exhausted = data["exhausted"]
             before: dict[str, str] = data["space"]
         except (OSError, ValueError, KeyError, TypeError) as e:
@@ -382,8 +385,8 @@ class Tuner:
             )
         for trial in self.trials:
             self._resume_trial(trial)
-        for judged in self.judged:
-            self._resume_judging(judged)
+        for confirmation in self.confirmations:
+            self._resume_confirmation(confirmation)
         self._save()
 
     def _resume_trial(self, trial: Trial) -> None:
@@ -405,12 +408,12 @@ class Tuner:
         if trial.state == RUNNING:
             self._todo.extend(job for job in jobs if not self._has_arrived(trial, job))
 
-    def _resume_judging(self, judged: Judged) -> None:
-        params, judged.scores = self.trials[judged.trial].params, []
-        for i in range(len(judged.jobs)):
-            job, _ = self._make_job(params, FRESH_SEEDS + i, f"judging trial {judged.trial}")
+    def _resume_confirmation(self, confirmation: Confirmation) -> None:
+        params, confirmation.scores = self.trials[confirmation.trial].params, []
+        for i in range(len(confirmation.jobs)):
+            job, _ = self._make_job(params, FRESH_SEEDS + i, f"confirming trial {confirmation.trial}")
             self._jobs[job.number] = job
             if job.state == DONE:
-                self._ended_judging(job)
+                self._end_confirmation(job)
             elif job.state != FAILED or self._retry:
                 self._todo.append(job)

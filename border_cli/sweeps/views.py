@@ -236,7 +236,7 @@ def print_sweep_tables(console: Console, sweep: Sweep, found: Sequence[Result]) 
 
 
 def print_tuning_tables(console: Console, tuner: Tuner) -> None:
-    """Print the best trials, and what those that were judged reach on fresh seeds. A closed console is no error."""
+    """Print the best trials, and what those that were confirmed reach on fresh seeds. A closed console is no error."""
     states = Counter(trial.state for trial in tuner.trials)
     ranking = tuner.ranking[:_SHOWN_TRIALS]
     title = f"best {len(ranking)} of {format.counted(len(tuner.trials), 'trial')}: " + ", ".join(
@@ -248,9 +248,9 @@ def print_tuning_tables(console: Console, tuner: Tuner) -> None:
         rung = f"{len(trial.scores)} of {len(trial.targets)}"
         add_row(trials, str(trial.number), values, rung, format.number(trial.scores[-1]), trial.state)
     tables = [trials]
-    if judged := [one for one in tuner.judged if one.scores]:
-        table = make_table("judged on fresh seeds", "trial", "runs", "score", "lowest", "highest")
-        for one in sorted(judged, key=lambda one: -fmean(one.scores)):
+    if confirmed := [one for one in tuner.confirmations if one.scores]:
+        table = make_table("confirmed on fresh seeds", "trial", "runs", "score", "lowest", "highest")
+        for one in sorted(confirmed, key=lambda one: -fmean(one.scores)):
             figures = (format.number(of(one.scores)) for of in (fmean, min, max))
             add_row(table, str(one.trial), str(len(one.scores)), *figures)
         tables.append(table)

@@ -41,15 +41,15 @@ class EvalSeeds:
 
     Attributes:
         regular: the same for every model.
-        holdout_episodes: episodes of each model in a round of a comparison; 0: the regular evaluation decides.
+        fresh_episodes: episodes of each model in a round of a comparison; 0: the regular evaluation decides.
     """
 
     def __init__(self, seed: int, config: EvaluatorConfig) -> None:
         self._seed = seed
         self.regular = [seeding.evaluation_seed(seed, i) for i in range(config.episodes)]
-        self.holdout_episodes = confirm_episodes(config)
+        self.fresh_episodes = confirm_episodes(config)
 
-    def holdout(self, opt_steps: int, episodes: range) -> list[int]:
+    def fresh(self, opt_steps: int, episodes: range) -> list[int]:
         """Seeds of these episodes of the comparison between the model of this opt step and the best."""
         return [seeding.confirmation_seed(self._seed, opt_steps, i) for i in episodes]
 
@@ -94,7 +94,7 @@ class EvalManager:
         self._jobs: list[EvalJob] = []
         self._started_at: float | None = None  # of the evaluation that is running
         self._best_model: ModelInfo | None = None
-        self.selector = BestSelector(parts.eval_seeds.holdout_episodes, config.stop_return)
+        self.selector = BestSelector(parts.eval_seeds.fresh_episodes, config.stop_return)
         self.last: Evaluation | None = None
         self.good_enough = False
         self.skipped = 0
@@ -276,7 +276,7 @@ class EvalManager:
                 self._started_at = monotonic()
                 model, seeds = job.model, all_seeds.regular
                 if job.comparison is not None and (needed := job.comparison.next_job) is not None:
-                    seeds = all_seeds.holdout(job.model.version, needed.episodes)
+                    seeds = all_seeds.fresh(job.model.version, needed.episodes)
                     if needed.of_best and self._best_model is not None:
                         model = self._best_model
                 evaluator.begin(model, seeds, self._tick_in_time)
@@ -307,7 +307,7 @@ class EvalManager:
             "time/eval_ms": 1e3 * job.seconds,
         }
         if fresh is not None:
-            values |= {"eval/holdout_mean": fresh.mean, "eval/holdout_std": fresh.std}
+            values |= {"eval/fresh_mean": fresh.mean, "eval/fresh_std": fresh.std}
         if self._parts.evaluator.concurrent or self.skipped:
             values["eval/skipped"] = float(self.skipped)
         self._parts.recorder.write(

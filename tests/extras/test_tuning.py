@@ -147,8 +147,8 @@ def test_a_tuning_that_stops_anywhere_continues_with_the_same_trials(tmp_path: P
     assert [len(trial.jobs) for trial in tuner.trials] == [1] * 9
     assert sorted(len(trial.scores) for trial in tuner.trials) == [1] * 6 + [2] * 2 + [3]
     assert len(tuner.study.trials) == 9 + 3 + 1
-    assert [len(judged.scores) for judged in tuner.judged] == [2]
-    assert tuner.stage == "judging the best 1"
+    assert [len(confirmation.scores) for confirmation in tuner.confirmations] == [2]
+    assert tuner.stage == "confirming the best 1"
     pieces = [number for number, _ in jobs.opt_steps]
     of_trials = sorted(pieces.count(trial.jobs[0]) for trial in tuner.trials)
     assert of_trials == [1] * 6 + [2] * 2 + [3]  # no piece was run twice
@@ -303,10 +303,10 @@ def test_a_trial_that_failed_later_does_not_win(tmp_path: Path) -> None:
     run_all(tuner, jobs)
     # The two trials that are left at the rung are too few for another promotion.
     assert [(one.number, one.state) for one in tuner.ranking] == [(1, "paused"), (2, "paused")]
-    assert [one.trial for one in tuner.judged] == [1]
+    assert [one.trial for one in tuner.confirmations] == [1]
     again = tuner_of(jobs, retry=True, n_trials=3, rungs=2, top=1, top_seeds=1)
-    run_all(again, jobs)  # the trial that failed is the best now, and is judged too
-    assert [(one.trial, len(one.scores)) for one in again.judged] == [(1, 1), (0, 1)]
+    run_all(again, jobs)  # the trial that failed is the best now, and is confirmed too
+    assert [(one.trial, len(one.scores)) for one in again.confirmations] == [(1, 1), (0, 1)]
     assert (again.winner, again.has_ended, saved_winner(tmp_path)) == (again.trials[0], True, 0)
 
 
@@ -373,7 +373,7 @@ def test_the_unfinished_jobs_of_a_tuning_are_not_those_that_have_paused(tmp_path
     tuner.ended(failed)
     assert tuner.unfinished_jobs == [failed]
     run_all(tuner, jobs, 2)
-    stopped = tuner.next()  # judges the best one
+    stopped = tuner.next()  # confirms the best one
     assert stopped is not None and [one.state for one in tuner.trials] == ["failed", "paused", "paused"]
     stopped.state = "stopped"
     tuner.ended(stopped)

@@ -35,7 +35,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, full_forkserver: None) -> dic
 
 def test_both_evaluators_give_the_same_scores(runs: dict[str, Run]) -> None:
     inline, process = runs["inline"], runs["process"]
-    for name in ("return_mean", "return_std", "return_min", "return_max", "length_mean", "holdout_mean"):
+    for name in ("return_mean", "return_std", "return_min", "return_max", "length_mean", "fresh_mean"):
         assert inline.series(f"eval/{name}") == process.series(f"eval/{name}")
     assert inline.steps("eval/return_mean") == EVALUATED
     assert inline.files("best") == process.files("best")
@@ -76,7 +76,7 @@ def test_stop_return_ends_a_run_after_its_score_is_confirmed(evaluator: str) -> 
     """No episode of CartPole is shorter than 8 env steps, so the first evaluation reaches stop_return=5."""
     run = train("trainer.stop_return=5", "trainer.eval_interval=30", f"evaluator={evaluator}")
     assert run.summary["ended_by"] == "stop_return"
-    assert run.steps("eval/holdout_mean")[0] == 30
+    assert run.steps("eval/fresh_mean")[0] == 30
     if evaluator == "inline":
         assert run.counts[0] == 30
         assert run.steps("eval/return_mean") == [30]

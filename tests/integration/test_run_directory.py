@@ -139,7 +139,7 @@ def test_the_last_checkpoint_has_the_model_the_counts_and_the_last_but_one_score
     _, (before, last_score), (result, _) = run.series("eval/return_mean")
     assert (before, result) == (80, MAX_OPTS)
     assert last.counters["last_score"] == last_score
-    compared = [step for step, _ in run.series("eval/holdout_mean") if step < result]
+    compared = [step for step, _ in run.series("eval/fresh_mean") if step < result]
     assert last.counters["best_opt_steps"] in compared
     assert last.training is not None
     for name, weights in last.model.info.arrays.items():
@@ -147,11 +147,11 @@ def test_the_last_checkpoint_has_the_model_the_counts_and_the_last_but_one_score
 
 
 def test_the_score_of_best_is_from_fresh_episodes_and_in_the_summary(run: Run) -> None:
-    regular, holdout = run.series("eval/return_mean"), run.series("eval/holdout_mean")
+    regular, fresh = run.series("eval/return_mean"), run.series("eval/fresh_mean")
     kept = read_checkpoint(run.path / "best")
     assert kept.score is not None
     assert kept.opt_steps == kept.score.opt_steps
-    assert kept.opt_steps in dict(holdout)  # a model becomes the best only after fresh episodes
+    assert kept.opt_steps in dict(fresh)  # a model becomes the best only after fresh episodes
     assert len(kept.score.returns) in range(
         2, 2 * 2 * len(regular) + 1, 2
     )  # a comparison has at most two rounds of fresh episodes

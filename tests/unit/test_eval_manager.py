@@ -213,8 +213,8 @@ def test_candidate_and_best_play_the_same_fresh_episodes_and_the_score_of_the_be
     assert setup.bests == [(10, 6.0), (20, 5.0)]
     assert setup.progress.best == (20, 5.0)
     assert setup.series("eval/return_mean") == [(10, 5.0), (20, 5.5), (30, 1.0)]
-    assert setup.series("eval/holdout_mean") == [(10, 6.0), (20, 5.0)]
-    assert setup.series("eval/holdout_std") == [(10, 0.0), (20, 0.0)]
+    assert setup.series("eval/fresh_mean") == [(10, 6.0), (20, 5.0)]
+    assert setup.series("eval/fresh_std") == [(10, 0.0), (20, 0.0)]
     assert [record.env_steps for record in setup.records] == [20, 40, 60]
     assert setup.series("eval/skipped") == ([(10, 0.0), (20, 0.0), (30, 0.0)] if concurrent else [])
 
@@ -247,7 +247,7 @@ def test_without_confirmation_the_regular_score_counts() -> None:
     setup.submit(10, 20, 30)
     assert setup.bests == [(10, 5.0), (30, 6.0)]
     assert [regular for _, _, regular in setup.saved] == [None, None]
-    assert setup.series("eval/holdout_mean") == []
+    assert setup.series("eval/fresh_mean") == []
     assert setup.notes[0] == "new best at opt step 10: 5.0 ± 0.0"
 
 
@@ -332,7 +332,7 @@ def test_exact_results_take_effect_when_the_next_model_is_submitted(early: bool)
         setup.manager.poll()
     assert (setup.records, setup.manager.best, setup.ticks) == ([], None, 0)
     setup.submit(20)
-    assert setup.series("eval/holdout_mean") == [(10, 1.0)]
+    assert setup.series("eval/fresh_mean") == [(10, 1.0)]
     assert setup.pending == [20]
     assert setup.ticks == (0 if early else 4)
     assert not setup.manager.good_enough  # although the evaluator already has the result of opt step 20
@@ -346,7 +346,7 @@ def test_exact_a_candidate_is_compared_with_the_best_model_of_its_time() -> None
     setup = Setup({10: 5.0, 20: 3.0, 30: 1.0}, concurrent=True, reproducible=True, answers=math.inf)
     setup.submit(10, 20, 30)
     assert setup.evaluator.evaluated[:3] == [(10, "regular"), (10, "fresh"), (20, "regular")]
-    assert setup.series("eval/holdout_mean") == [(10, 5.0)]
+    assert setup.series("eval/fresh_mean") == [(10, 5.0)]
 
 
 def test_an_exact_result_takes_effect_at_once_inline() -> None:
