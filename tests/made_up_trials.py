@@ -1,0 +1,86 @@
+"""Trials of a tuning that run at once, with made-up evaluation curves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from border_cli.config.schema import TrainConfig
+from border_cli.sweeps.jobs import Job
+from border_cli.sweeps.study import import_optuna
+from border_cli.sweeps.trials import TuningSettings, evaluations_of
+from border_cli.sweeps.tuning import Tuner
+
+CURVE = [1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0]
+"""What a run with quality 1 reaches in its evaluations after 10, 20 … 90 opt steps."""
+
+
+class Jobs:
+    """Makes jobs, and runs them by writing the files of a run. The score of a job is its parameter x times CURVE."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.made: dict[tuple[str, int], Job] = {}
+        self.opt_steps: list[tuple[int, int]] = []  # job, opt steps that this piece did
+        self.config = TrainConfig()
+        self.config.trainer.eval_interval = 10
+        self.config.trainer.max_opts, self.config.trainer.max_env_steps = 90, None
+
+    def make(self, params: Mapping[str, str], more_seed: int, label: str) -> tuple[Job, TrainConfig]:
+        key = params["x"], more_seed
+        if key not in self.made:
+            self.made[key] = Job(
+                len(self.made), (f"x={key[0]}", f"seed={more_seed}"), self.folder / str(len(self.made))
+            )
+        self.made[key].refresh()
+        return self.made[key], self.config
+
+    def run(self, job: Job, until: int | None, quality: float | None = None) -> None:
+        """Run to the evaluation at this opt step, or to the end of the budget. quality: in the place of x."""
+        x = float(job.overrides[0][2:]) if quality is None else quality
+        before = len(evaluations_of(job))
+        n = len(CURVE) if until is None else until // 10
+        job.run_dir.mkdir(exist_ok=True)
+        (job.run_dir / "config.yaml").write_text("{}\n")
+        with (job.run_dir / "metrics.jsonl").open("a") as file:
+            for i in range(before, n):
+                file.write(json.dumps({"opt_steps": 10 * (i + 1), "eval/return_mean": x * CURVE[i]}) + "\n")
+        status = "done" if until is None else "stopped"
+        score = {"mean": x * CURVE[n - 1]}
+        summary = {
+            "status": status,
+            "best_score": score,
+            "last_score": score,
+            "counters": {"opt_steps": 10 * n},
+        }
+        (job.run_dir / "summary.json").write_text(json.dumps(summary))
+        self.opt_steps.append((job.number, 10 * (n - before)))
+        job.refresh()
+
+
+def tuner_of(jobs: Jobs, retry: bool = False, **settings: Any) -> Tuner:
+    """A tuner whose first trials are 0.9, 0.8 … 0.1."""
+    space, notes = {"x": import_optuna().distributions.FloatDistribution(0.0, 1.0)}, list[str]()
+    checked = TuningSettings(**{"sampler": "random", "reduction": 3, "rungs": 3, **settings})
+    tuner = Tuner(jobs.folder, checked, space, jobs.make, notes.append, retry)
+    if not tuner.study.trials:
+        for n in range(9, 0, -1):
+            tuner.study._study.enqueue_trial({"x": n / 10})
+    return tuner
+
+
+def saved_winner(folder: Path) -> int | None:
+    found: int | None = json.loads((folder / "tuning.json").read_text())["winner"]
+    return found
+
+
+def run_all(tuner: Tuner, jobs: Jobs, most: int = 1000) -> None:
+    """One job after the other."""
+    for _ in range(most):
+        job = tuner.next()
+        if job is None:
+            return
+        jobs.run(job, tuner.pause_at(job))
+        tuner.ended(job)
