@@ -19,9 +19,9 @@ from typing import Any, cast
 
 from border_cli.actors.lockstep import LockstepManager
 from border_cli.actors.manager import ActorManager
-from border_cli.actors.process import ActorHandle, Finished, ModelSink, SendState, Shared
+from border_cli.actors.process import ActorHandle, Finished, ModelSink, Shared
 from border_cli.actors.remote import Command, RemoteActor, RemoteSetup, Reply, unpack
-from border_cli.actors.spec import ActorId, ActorSpec, ActorStatus
+from border_cli.actors.spec import LOCKSTEP_SLOTS, ActorId, ActorSpec, ActorStatus
 from border_cli.config.schema import RayConfig
 from border_cli.core.errors import ActorLostError
 from border_cli.core.protocols import StopCheck
@@ -32,10 +32,10 @@ from border_cli.runtime.supervised import Child, Condition, Failed, Limits
 
 _CALLS = 2
 """Calls under way per actor at most."""
-_LOOK_INTERVAL_S = 0.001
-"""Least time between two looks at the calls [s]."""
-_LOOK_SHARE = 0.1
-"""Share of the learner's time that looks take at most: one costs 0.1 ms with few actors, and some ms with a thousand."""
+_LISTEN_INTERVAL_S = 0.001
+"""Least time between two calls of `_listen` without a timeout [s]."""
+_LISTEN_SHARE = 0.1
+"""Share of the learner's time that they take at most: one takes 0.1 ms with few actors, and some ms with a thousand."""
 _logger = logging.getLogger(__name__)
 
 
@@ -61,12 +61,12 @@ class RayModels:
     Implements `ModelSink`.
     """
 
-    def __init__(self, ray: Any, kept: int, published: int = 0) -> None:
+    def __init__(self, ray: Any, kept: int) -> None:
         self._ray = ray
         self._kept = kept
         self._models: dict[int, ModelInfo] = {}
         self._refs: dict[int, Any] = {}
-        self.publications = published
+        self.publications = 0
 
     def publish(self, model: ModelInfo) -> None:
         """Make this model the newest."""
@@ -122,7 +122,10 @@ class RayLink:
 
 
 class RayChild:
-    """A Ray actor in the place of a child process. Implements `Child`."""
+    """A Ray actor in the place of a child process. Implements `Child`.
+
+    first: number of the first publication that it may need.
+    """
 
     pid = None
     descriptors = ()
@@ -136,7 +139,7 @@ class RayChild:
         self._chunks = chunks
         self._name = f"actor {setup.actor_id.actor}"
         self._sent = first - 1  # number of the last publication that was sent
-        self._known = (-1, -1, False)  # credit, env steps and stop of the last command
+        self._told = (-1, False)  # credit and stop of the last command
         self._n_commands = 0
         self._wants_state = False
         self._calls: deque[Any] = deque()
@@ -152,7 +155,8 @@ class RayChild:
 
     def send(self, message: object) -> None:
         """Ask for the actor's state, which is the only message that there is."""
-        self._wants_state = isinstance(message, SendState)
+        del message
+        self._wants_state = True
         self.tell()
 
     def receive(self, last: bool = False) -> Iterator[object]:
@@ -192,16 +196,17 @@ class RayChild:
         if self._ended:
             return
         status, models = self._status, self._link.models
-        now = status.credit, status.global_env_steps, status.stop_requested
-        is_new = now[0] != self._known[0] or now[2] != self._known[2] or self._wants_state
-        is_new = is_new or models.publications > self._sent
+        now = credit, stop = status.credit, status.stop_requested
+        is_new = now != self._told or self._wants_state or models.publications > self._sent
         if len(self._calls) >= _CALLS or (self._calls and not is_new):
             return
         new = models.since(self._sent)
-        command = Command(self._n_commands, *now, publications=tuple(new), wants_state=self._wants_state)
+        command = Command(
+            self._n_commands, credit, status.global_env_steps, stop, tuple(new), self._wants_state
+        )
         self._calls.append(self._actor.collect.remote(command, *new.values()))
         self._n_commands += 1
-        self._known, self._wants_state = now, False
+        self._told, self._wants_state = now, False
         self._sent = max([self._sent, *new])
 
     def exited(self) -> bool:
@@ -227,7 +232,7 @@ class RayChild:
 
 
 class RayHandle(ActorHandle):
-    """The learner's handle of one actor on a cluster. first: number of the first publication that it may need."""
+    """The learner's handle of one actor on a cluster. level: of the actor's logging."""
 
     start_hint = "allowed: a higher actor_manager.start_timeout_s, fewer actors, or a cluster with more CPUs"
 
@@ -301,8 +306,8 @@ class _OnRay(ActorManager):
         if config.resources:
             options["resources"] = dict(config.resources)
         self._link = RayLink(self._cluster.ray, RayModels(self._cluster.ray, self._kept_models), options)
-        self._look_due = 0.0
-        capacity = self._cluster.places({"CPU": config.cpus_per_actor, **config.resources})
+        self._listen_due = 0.0
+        capacity = self._cluster.capacity({"CPU": config.cpus_per_actor, **config.resources})
         if capacity < n_actors:
             _logger.warning(
                 "the cluster has room for %d of %d actors; the others wait for nodes", capacity, n_actors
@@ -329,7 +334,7 @@ class _OnRay(ActorManager):
             self._cluster.ray.wait(list(callers), num_returns=len(callers), timeout=0)[0] if callers else []
         )
         now = time.monotonic()
-        self._look_due = now + max(_LOOK_INTERVAL_S, (now - began) / _LOOK_SHARE)
+        self._listen_due = now + max(_LISTEN_INTERVAL_S, (now - began) / _LISTEN_SHARE)
         for handle in dict.fromkeys([callers[ref] for ref in ready]):
             handle.receive()
         for handle in handles:
@@ -337,8 +342,8 @@ class _OnRay(ActorManager):
                 handle.receive()
 
     def collect(self) -> list[Chunk]:
-        """As of actors in processes, with a look at the calls when the last one is old enough."""
-        if not self._stopped and time.monotonic() >= self._look_due:
+        """As of actors in processes, after `_listen` when that is due."""
+        if not self._stopped and time.monotonic() >= self._listen_due:
             self._listen(self._actors, 0.0)
         return super().collect()
 
@@ -363,7 +368,7 @@ class RayManager(_OnRay):
 class RayLockstepManager(_OnRay, LockstepManager):
     """Actors in rounds: all of them have to be there."""
 
-    _kept_models = 3
+    _kept_models = LOCKSTEP_SLOTS
 
     def _sink_after(self, model: ModelInfo, published: int) -> ModelSink:
         self._link.models.publications = published

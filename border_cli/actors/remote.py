@@ -20,7 +20,7 @@ import numpy as np
 
 from border_cli.actors.loop import run_actor
 from border_cli.actors.process import Finished, StatePiece
-from border_cli.actors.spec import ActorId, ActorSpec, ActorState
+from border_cli.actors.spec import LOCKSTEP_SLOTS, ActorId, ActorSpec, ActorState
 from border_cli.core.spaces import Array
 from border_cli.core.state import State
 from border_cli.core.types import Chunk, Column, Items, ModelInfo, empty_items
@@ -78,10 +78,7 @@ class Reply:
 def pack(chunk: Chunk, columns: Sequence[Column]) -> PackedChunk:
     """Put the columns of a chunk into one array."""
     parts = [np.ascontiguousarray(chunk.items[column.name]).view(np.uint8).reshape(-1) for column in columns]
-    rows, data = chunk.rows, np.concatenate(parts)
-    return PackedChunk(
-        Chunk(chunk.actor, chunk.incarnation, chunk.sequence, chunk.env_steps, chunk.version, {}), rows, data
-    )
+    return PackedChunk(replace(chunk, items={}), chunk.rows, np.concatenate(parts))
 
 
 def unpack(packed: PackedChunk, columns: Sequence[Column]) -> Chunk:
@@ -92,8 +89,7 @@ def unpack(packed: PackedChunk, columns: Sequence[Column]) -> Chunk:
         flat = packed.data[start:end].view(np.dtype(column.dtype))
         items[column.name] = flat.reshape(packed.rows, *column.shape)
         start = end
-    c = packed.chunk
-    return Chunk(c.actor, c.incarnation, c.sequence, c.env_steps, c.version, items)
+    return replace(packed.chunk, items=items)
 
 
 @dataclass
@@ -152,10 +148,10 @@ class ReceivedModels:
         self.publications = 0
 
     def add(self, number: int, model: ModelInfo) -> None:
-        """Keep this publication; those before the last two are not needed any more."""
+        """Add a publication. The newest LOCKSTEP_SLOTS are kept."""
         self._models[number] = model
         self.publications = max(self.publications, number)
-        self._models = {n: one for n, one in self._models.items() if n > self.publications - 3}
+        self._models = {n: one for n, one in self._models.items() if n > self.publications - LOCKSTEP_SLOTS}
 
     def poll(self) -> ModelInfo | None:
         newest = self.publications

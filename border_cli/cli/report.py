@@ -13,10 +13,10 @@ from border_cli.cli.help import complete_command
 from border_cli.cli.overrides import Parser, one_of, some_text
 from border_cli.config.convert import nearest, nearest_line
 from border_cli.core.errors import ExitCode, UsageError
+from border_cli.core.metrics import SCORE
 from border_cli.display.tables import table_text
 from border_cli.report.draw import draw, draw_profiles
 from border_cli.report.page import (
-    EVALUATION,
     Report,
     as_json,
     few_runs,
@@ -73,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
 def _dispatch(argv: Sequence[str]) -> int:
     parser = Parser("border-report")
     parser.add_setting("out", some_text)
-    parser.add_setting("metric", some_text, EVALUATION)
+    parser.add_setting("metric", some_text, SCORE)
     parser.add_setting("with", some_text)
     parser.add_setting("debug", one_of("true", "false"))
     parser.add_argument("--json", action="store_true")

@@ -20,7 +20,7 @@ from border_cli.cli.overrides import parse_overrides
 from border_cli.config.convert import load, nearest, nearest_line
 from border_cli.config.presets import conf_dir
 from border_cli.core.errors import UsageError
-from border_cli.sweeps.study import value_text
+from border_cli.sweeps.study import import_optuna, value_text
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Space:
     """What is tuned, and what is not.
 
     fixed: overrides with one value, as they are typed, without the seed · seed: that of the first run ·
-    distributions: by key · elements: the key as it is typed, with `++` where Hydra needs it.
+    distributions: by key · elements: by key, how it is typed, such as `++agent.lr`.
     """
 
     fixed: list[str]
@@ -53,11 +53,12 @@ class Space:
         return [*self.fixed, *tuned, f"++seed={self.seed + more_seed}"]
 
 
-def read_space(arguments: Sequence[str], defaults: Callable[[], Mapping[str, str]], optuna: Any) -> Space:
-    """The search space among overrides. Raises UsageError for one that cannot be one.
+def read_space(arguments: Sequence[str], defaults: Callable[[], Mapping[str, str]]) -> Space:
+    """Read the search space from overrides. Raises UsageError if a key cannot be tuned, or if there is nothing to tune.
 
     defaults: reads the search space to use if none was typed; keys that were typed are left out of it.
     """
+    optuna = import_optuna()
     typed = parse_overrides(arguments)
     names = {one.key_or_group for one in typed}
     added = []

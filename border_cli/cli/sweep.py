@@ -44,16 +44,13 @@ from border_cli.runtime.signals import StopFlag
 from border_cli.sweeps import slots
 from border_cli.sweeps.jobs import DONE, FAILED, Job, Sweep, job_argv, newest_sweep
 from border_cli.sweeps.process import JobProcess, LocalExecutor
-from border_cli.sweeps.results import results, to_json, winners, write_preset
-from border_cli.sweeps.scheduler import Executor, JobQueue, JobSource, Scheduler, SweepView
+from border_cli.sweeps.results import BESIDE_PRESETS, results, to_json, winners, write_preset
+from border_cli.sweeps.scheduler import Executor, JobQueue, JobSource, Scheduler
 from border_cli.sweeps.slots import Slots
 from border_cli.sweeps.views import make_sweep_view, print_sweep_tables, write_error
 
-_CHOICES = (
-    *("agent", "env", "env.id", "env.entry_point", "env.imports", "env.kwargs", "plugins"),
-    *("trainer", "trainer.lockstep"),
-)
-"""What a person types beside the preset of a sweep's best configuration."""
+_ALSO_TYPED = ("plugins", "env.imports", "env.kwargs")
+"""What is typed beside a preset, and may be in it too: without it there is no such environment."""
 
 
 @dataclass(frozen=True)
@@ -160,9 +157,8 @@ def _multirun(
 ) -> None:
     """Let Hydra run the sweep with a sweeper or a launcher of a plugin."""
     run.add(list(enumerate(composed)))
-    task: SweepRun | SweepTask = run
-    if launcher not in OWN_LAUNCHERS:
-        task = SweepTask(run.argv, composer.choices("preset"))
+    is_own = launcher in OWN_LAUNCHERS
+    task = run if is_own else SweepTask(run.argv, composer.choices("preset"))
     folder = f"hydra.sweep.dir={quoted(str(run.sweep.folder))}"
     argv = [
         *(word for word in argv if not word.startswith("hydra.sweep.dir=")),
@@ -171,13 +167,11 @@ def _multirun(
     ]
     returned: Any = None
     try:
-        if launcher in OWN_LAUNCHERS:
-            with translated():  # errors of Hydra itself: no job raises one
-                returned = composer.hydra.multirun(PRIMARY, task, argv)
-        else:
+        # With a launcher of ours no job raises an error here, so what is raised is an error of Hydra itself.
+        with translated() if is_own else contextlib.nullcontext():
             returned = composer.hydra.multirun(PRIMARY, task, argv)
     except Exception as e:
-        if launcher in OWN_LAUNCHERS or isinstance(e, BorderError):
+        if is_own or isinstance(e, BorderError):
             raise
         run.launcher_failed(launcher, e)
     finally:
@@ -188,9 +182,10 @@ def _multirun(
 
 
 def _is_choice(word: str) -> bool:
-    """Whether an override is one that a person types beside a preset: agent and environment."""
+    """Whether an override is typed beside the preset of a sweep's best configuration."""
     key = word.lstrip("+").partition("=")[0]
-    return key in _CHOICES or key.startswith("env.kwargs.")
+    is_known = key in BESIDE_PRESETS or f"{key}.type" in BESIDE_PRESETS or key in _ALSO_TYPED
+    return is_known or key.startswith("env.kwargs.")
 
 
 class SweepRun:
@@ -211,7 +206,6 @@ class SweepRun:
         self._tuned: int | None = None  # exit code of a tuning
         self._launcher_failed = False
         self._executor: Executor | None = None
-        self.view: SweepView | None = None
         quiet = launch.typed.get("recorder") == "none"
         self.console = launch.typed.get("recorder.console", "none" if quiet else "auto")
 
@@ -242,7 +236,7 @@ class SweepRun:
     def run(self, jobs: Sequence[tuple[int, Composed]], n_jobs: int | None = None) -> list[Job]:
         """Run these jobs in slots, without those that are finished. Returns when they have ended.
 
-        n_jobs: at most so many are of use at a time; by default those that are left.
+        n_jobs: upper limit of the slots; by default the number of jobs that are left.
         """
         added = self.add(jobs)
         ended = DONE if self._settings.retry else (DONE, FAILED)
@@ -254,7 +248,7 @@ class SweepRun:
             again = f", {failed} of them failed (sweep.retry=true runs those again)" if failed else ""
             self.say(f"{counted(kept, 'job')} of {len(added)} ended in an earlier launch{again}")
         if left and not self._stop():
-            self.find_slots(self.configs[left[0].number], n_jobs or len(left))
+            self.make_executor(self.configs[left[0].number], n_jobs or len(left))
             self._begun += left
             self.drive(JobQueue(left))
         return added
@@ -262,8 +256,8 @@ class SweepRun:
     def drive(self, source: JobSource, pause_at: Callable[[Job], int | None] = lambda _: None) -> None:
         """Run the jobs of a source. pause_at: opt step after whose evaluation a job stops with a checkpoint."""
         if self._executor is None:
-            raise AssertionError("it is known where jobs run before they do")
-        self.view = make_sweep_view(self.sweep, f"sweep {shown(self.sweep.folder)}", self.console)
+            raise AssertionError("drive was called before make_executor")
+        view = make_sweep_view(self.sweep, f"sweep {shown(self.sweep.folder)}", self.console)
 
         def task_of(job: Job) -> SlotTask:
             composed = self.configs[job.number]
@@ -272,9 +266,9 @@ class SweepRun:
             return SlotTask(composed.config, composed.hydra_config, job.run_dir, launch, label, pause_at(job))
 
         try:
-            Scheduler(self.sweep, self._executor, task_of, self.view, self._stop).run(source)
+            Scheduler(self.sweep, self._executor, task_of, view, self._stop).run(source)
         finally:
-            self.view.close()
+            view.close()
 
     def launch(self, batch: Sequence[Sequence[str]], first: int) -> list[tuple[Job, float]]:
         """Run the jobs that a sweeper of a plugin asks for, numbered from `first`. Each with its best score, or NaN."""
@@ -344,7 +338,7 @@ class SweepRun:
         otherwise = ExitCode.DEFECT if self._launcher_failed else ExitCode.DONE
         return next((job.exit_code for job in self._begun if job.exit_code), int(otherwise))
 
-    def find_slots(self, composed: Composed, n_jobs: int) -> None:
+    def make_executor(self, composed: Composed, n_jobs: int) -> None:
         """Decide, once, where jobs run and how many at a time, by what one of this configuration needs."""
         if self._executor is not None:
             return

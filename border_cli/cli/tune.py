@@ -14,8 +14,8 @@ from border_cli.core.errors import ExitCode, UsageError
 from border_cli.display.format import counted
 from border_cli.display.tables import print_lines
 from border_cli.runs.directory import folder_error, shown
-from border_cli.sweeps.jobs import Job, job_argv
-from border_cli.sweeps.study import STUDY_FILE, import_optuna
+from border_cli.sweeps.jobs import Job
+from border_cli.sweeps.study import STUDY_FILE
 from border_cli.sweeps.trials import TuningSettings, rungs_of
 from border_cli.sweeps.tuning import Tuner
 from border_cli.sweeps.views import print_tuning_tables
@@ -44,9 +44,8 @@ def tune(run: SweepRun, arguments: Sequence[str], settings: Mapping[str, Any]) -
 
     def make_job(params: Mapping[str, str], more_seed: int, label: str) -> tuple[Job, TrainConfig]:
         composed = run.composer.compose(space.overrides(params, more_seed))
-        own = tuple(job_argv(composed.overrides))
-        number = next((job.number for job in run.sweep.jobs if job.overrides == own), len(run.sweep.jobs))
-        (job,) = run.add([(number, composed)])
+        # Number 0 unless job 0 has other overrides: then that of the job with these, or the next free one.
+        (job,) = run.add([(0, composed)])
         values = " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in params.items())
         job.label = f"{label}: {values}" + (f" seed={space.seed + more_seed}" if more_seed else "")
         return job, composed.config
@@ -58,7 +57,7 @@ def tune(run: SweepRun, arguments: Sequence[str], settings: Mapping[str, Any]) -
     if not tuner.has_ended:
         largest = run.composer.compose(space.overrides(space.values(1.0), 0))
         run.say(_announcement(checked, rungs_of(largest.config, checked)))
-        run.find_slots(largest, max(checked.n_trials * checked.seeds, checked.top * checked.top_seeds))
+        run.make_executor(largest, max(checked.n_trials * checked.seeds, checked.top * checked.top_seeds))
         run.drive(tuner, tuner.pause_at)
     return _finish(run, tuner)
 
@@ -85,7 +84,9 @@ def _finish(run: SweepRun, tuner: Tuner) -> int:
     if winner is not None and tuner.has_ended:
         job = next(job for job in run.sweep.jobs if job.number == winner.jobs[0])
         values = " ".join(f"{key}={value}" for key, value in winner.params.items())
-        lines.append(("best", run.write_preset(job, tuner.expect, f"trial {winner.number}: {values}")))
+        lines.append(
+            ("best", run.write_preset(job, tuner.expect(winner), f"trial {winner.number}: {values}"))
+        )
         lines.append(("study", f"optuna-dashboard {folder}/{STUDY_FILE}"))
     elif not tuner.has_ended:
         lines.append(("next", f"border-train -m resume={folder}"))
@@ -112,4 +113,4 @@ def _settings(settings: Mapping[str, Any]) -> TuningSettings:
 def _space(arguments: Sequence[str], settings: TuningSettings) -> Space:
     agents = [word.partition("=")[2] for word in arguments if word.startswith("agent=")]
     name = settings.space or (agents[-1] if agents else "dqn")
-    return read_space(arguments, lambda: default_space(name), import_optuna())
+    return read_space(arguments, lambda: default_space(name))

@@ -120,7 +120,8 @@ def declare(name: str, unit: str, help: str, kind: str = "value") -> None:
 declare("train/episode_return", "reward", "mean raw return of the episodes that ended in the interval")
 declare("train/episode_length", "env steps", "mean length of the episodes that ended in the interval")
 declare("train/episodes", "episodes", "episodes that ended in the interval")
-declare("eval/return_mean", "reward", "mean return over the evaluation's episodes: the score")
+SCORE = "eval/return_mean"
+declare(SCORE, "reward", "mean return over the evaluation's episodes: the score")
 declare("eval/return_std", "reward", "standard deviation over the evaluation's episodes")
 declare("eval/return_min", "reward", "lowest return of the evaluation")
 declare("eval/return_max", "reward", "highest return of the evaluation")

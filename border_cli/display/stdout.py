@@ -39,6 +39,16 @@ class SafeStream:
         except SystemExit:  # rich raises it for a broken pipe
             self._close("broken pipe")
 
+    def write_line(self, text: str) -> None:
+        """Write printable text and a newline, and flush them."""
+
+        def write() -> None:
+            stream = self._stream()
+            stream.write(f"{printable(text, getattr(stream, 'encoding', None) or 'utf-8')}\n")
+            stream.flush()
+
+        self.attempt(write)
+
     def _close(self, reason: str) -> None:
         self.open = False  # before logging: the message may be on its way back to this stream
         discard(self._stream())

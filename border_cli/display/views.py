@@ -235,8 +235,7 @@ class PlainView:
     """
 
     def __init__(self, stream: IO[str], now: Callable[[], float] = time.monotonic) -> None:
-        self._stream = stream
-        self._outlet = SafeStream(lambda: stream)
+        self._stream = SafeStream(lambda: stream)
         self._now = now
         self._progress: Progress | None = None
         self._due = now()  # the first `show` prints, so that the start of the run is visible
@@ -280,13 +279,7 @@ class PlainView:
 
     def _line(self, words: list[str]) -> None:
         self._due = self._now() + SILENCE_S
-        text = printable(" ".join(words), getattr(self._stream, "encoding", None) or "utf-8")
-
-        def write() -> None:
-            self._stream.write(f"{text}\n")
-            self._stream.flush()
-
-        self._outlet.attempt(write)
+        self._stream.write_line(" ".join(words))
 
 
 def _position_words(seconds: float, opt_steps: int, env_steps: int) -> list[str]:

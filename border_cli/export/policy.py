@@ -17,7 +17,7 @@ class ExportedPolicy(nn.Module):
     """The greedy action for each row of a batch.
 
     Args:
-        policy: of an agent that can say its greedy action as a function of tensors (`NetworkPolicy.decide`).
+        policy: one that implements `NetworkPolicy.decide`. Others raise UsageError.
     """
 
     def __init__(self, policy: ActingPolicy, spec: EnvSpec) -> None:
@@ -36,23 +36,23 @@ class ExportedPolicy(nn.Module):
 
     def forward(self, *parts: Tensor) -> Tensor:
         """(B, ...) for each leaf of the observation, as the environment gives it → (B, ...) actions as it takes them."""
-        obs = {leaf.name: _counted(leaf, part) for leaf, part in zip(self._leaves, parts, strict=True)}
+        obs = {leaf.name: _from_zero(leaf, part) for leaf, part in zip(self._leaves, parts, strict=True)}
         decided = self._policy.decide(obs)
         if self._action.kind == "discrete":
             return decided + self._action.start
         return torch.clamp(decided, *self._bounds).reshape(-1, *self._action.shape)
 
 
-def _counted(leaf: ObsLeaf, value: Tensor) -> Tensor:
+def _from_zero(leaf: ObsLeaf, value: Tensor) -> Tensor:
     return value - torch.tensor(leaf.start).reshape(leaf.shape) if leaf.start else value
 
 
-def example(spec: EnvSpec, n: int = 2) -> tuple[Tensor, ...]:
-    """A batch of n observations with a value for each part."""
+def example(spec: EnvSpec) -> tuple[Tensor, ...]:
+    """A batch of two observations: a tensor for each part."""
     parts = []
     for leaf in spec.obs.leaves:
         fill: Any = 1 if leaf.name == spec.mask else 0
-        value = torch.full((n, *leaf.shape), fill, dtype=getattr(torch, leaf.dtype))
+        value = torch.full((2, *leaf.shape), fill, dtype=getattr(torch, leaf.dtype))
         if leaf.start:
             value = value + torch.tensor(leaf.start).reshape(leaf.shape)
         parts.append(value)

@@ -33,8 +33,8 @@ def write_policy(policy: ActingPolicy, spec: EnvSpec, folder: Path, format: str,
 
     Raises UsageError where the agent cannot be exported or a package is missing, OSError.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     module = ExportedPolicy(policy, spec).eval().requires_grad_(False)
+    folder.mkdir(parents=True, exist_ok=True)
     names = {
         "onnx": ["policy.onnx"],
         "torchscript": ["policy.pt"],
@@ -89,12 +89,9 @@ def _write_numpy(policy: ActingPolicy, spec: EnvSpec, folder: Path) -> None:
         description = _described_actions(policy, spec, arrays)
     else:
         raise UsageError("format=numpy is for border-cli's own agents\nallowed: format=onnx or torchscript")
-    described = description | {
-        "inputs": _inputs(spec),
-        "action": {"start": spec.action.start, "shape": spec.action.shape},
-    }
-    described["mask"] = spec.mask
-    (folder / "policy.json").write_text(json.dumps(described, indent=2), encoding="utf-8")
+    action = {"start": spec.action.start, "shape": spec.action.shape}
+    description |= {"inputs": _inputs(spec), "action": action, "mask": spec.mask}
+    (folder / "policy.json").write_text(json.dumps(description, indent=2), encoding="utf-8")
     np.savez(folder / "policy.npz", **arrays)  # type: ignore[arg-type]
     shutil.copyfile(str(numpy_policy.__file__), folder / "policy.py")
 

@@ -158,7 +158,7 @@ class TolerantRecorder:
     def _failed(self, error: Exception) -> None:
         self._retry_s = min(2 * self._retry_s, LAST_RETRY_S) or FIRST_RETRY_S
         self._retry_at = self._now() + self._retry_s
-        if self._now() >= self._warn_at or not self._warn_at:
+        if self._now() >= self._warn_at:
             self._warn_at = self._now() + WARN_S
             _logger.warning(
                 "%s; %d records dropped so far, training continues", first_line(error), self.dropped

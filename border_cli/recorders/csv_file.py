@@ -16,9 +16,9 @@ _KEY = "recorder.csv"
 
 
 class CsvRecorder:
-    """Appends the lines of a record at once. keep: lines that stay, the head included; None for all."""
+    """Appends the lines of a record at once. keep: lines of earlier launches that stay, the head included."""
 
-    def __init__(self, path: Path, keep: int | None = None) -> None:
+    def __init__(self, path: Path, keep: int = 0) -> None:
         self._lines, end = whole_lines(path, keep)
         self._file = AppendedFile(path, end)
 

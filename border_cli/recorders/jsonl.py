@@ -30,13 +30,12 @@ class AppendedFile:
     keep: length [bytes] of the part that stays; the first `append` cuts off what follows it.
     """
 
-    def __init__(self, path: Path, keep: int | None = None) -> None:
+    def __init__(self, path: Path, keep: int) -> None:
         self.path = path
         self._file = path.open("ab", buffering=0)
-        end = self._file.tell()
-        self._end = end if keep is None else keep
+        self._end = keep
         self._torn = False
-        self._behind = end > self._end
+        self._behind = self._file.tell() > keep
 
     @property
     def closed(self) -> bool:
@@ -87,14 +86,12 @@ _KEY = "recorder.jsonl"
 class JsonlRecorder:
     """Appends `{"opt_steps", "env_steps", "time", <metric>…}` lines; numbers that are not finite are null.
 
-    A line is in the file when `write` returns. What a crash left of a last line is cut off on opening.
-    keep: lines of earlier launches that stay, None for all; the others go when the first line is written.
+    A line is in the file when `write` returns.
+    keep: lines of earlier launches that stay; the first `write` cuts off what follows them.
     """
 
-    def __init__(self, path: Path, keep: int | None = None) -> None:
+    def __init__(self, path: Path, keep: int = 0) -> None:
         self._written, end = whole_lines(path, keep)
-        if keep is None and path.exists():
-            os.truncate(path, end)
         self._file = AppendedFile(path, end)
 
     def write(self, record: Record) -> None:
@@ -139,7 +136,7 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-def whole_lines(path: Path, most: int | None) -> tuple[int, int]:
+def whole_lines(path: Path, most: int) -> tuple[int, int]:
     """The number of whole lines at the start of a file, at most `most`, and where the last one ends. No file: (0, 0)."""
     lines, end = 0, 0
     if path.exists():

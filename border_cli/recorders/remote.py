@@ -16,12 +16,12 @@ from typing import Any
 from border_cli.core.errors import BorderError, first_line
 from border_cli.core.metrics import Record
 from border_cli.core.protocols import StopCheck
+from border_cli.recorders import WARN_S
 from border_cli.runtime.child import Reporter
 from border_cli.runtime.supervised import ChildProcess, Failed, SpawnArgs
 
 MAX_QUEUE = 10_000
 """Records that wait for a recorder that blocks; the oldest are dropped."""
-WARN_S = 60.0
 STOPPED_S = 15.0
 """How long the end of a run that was asked to stop waits at most [s]: who asks may soon kill it."""
 _logger = logging.getLogger(__name__)
@@ -38,9 +38,7 @@ class Video:
 
 @dataclass(frozen=True)
 class Written:
-    """Message of the process: it has written this many more records."""
-
-    records: int
+    """Message of the process: it has written one more record."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +135,7 @@ class RemoteRecorder:
         has_exited = process.exited()
         for message in process.receive(last or has_exited):
             if isinstance(message, Written):
-                self._written += message.records
+                self._written += 1
             elif isinstance(message, Failed):
                 self._fail(message.error)
             elif isinstance(message, End):
@@ -175,7 +173,7 @@ def _main(_: None, setup: SpawnArgs, reporter: Reporter) -> None:
                 what = first_line(e) if isinstance(e, BorderError) else f"{type(e).__name__}: {first_line(e)}"
                 _logger.warning("%s; a record is lost, training continues", what)
         else:
-            reporter.send(Written(1))
+            reporter.send(Written())
     if message.failed and hasattr(recorder, "mark_failed"):
         recorder.mark_failed()
     recorder.close()

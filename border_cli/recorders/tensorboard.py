@@ -32,8 +32,8 @@ def event_files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob(_PATTERN) if path.name.split(".")[3].isdigit())
 
 
-def keep_records(folder: Path, keep: int | None) -> int:
-    """Keep the first `keep` records of all files together, or all, and cut off torn ones. Returns the number kept."""
+def keep_records(folder: Path, keep: int) -> int:
+    """Keep the first `keep` records of all files together, as far as they are whole. Returns the number kept."""
     kept = 0
     for path in event_files(folder):
         if kept == keep:
@@ -77,15 +77,15 @@ class TensorBoardRecorder:
     """Writes one event per record. An event is in the file when `write` returns.
 
     Args:
-        keep: records of earlier launches that stay, None for all; the others go when the first record is written.
+        keep: records of earlier launches that stay; the others go when the first record is written.
         step: which count is TensorBoard's step, "env_steps" or "opt_steps". The other one is a scalar.
     """
 
-    def __init__(self, folder: Path, keep: int | None = None, step: str = "env_steps") -> None:
+    def __init__(self, folder: Path, keep: int = 0, step: str = "env_steps") -> None:
         self._folder = folder
         self._keep = keep
         self._step = step
-        self._written = keep or 0
+        self._written = keep
         self._newest = 0
         self._file: AppendedFile | None = None
         if not event_files(folder):
@@ -95,7 +95,7 @@ class TensorBoardRecorder:
         with writing(self._folder, _KEY):
             self._folder.mkdir(parents=True, exist_ok=True)
             self._written = keep_records(self._folder, self._keep)
-            file = AppendedFile(_new_file(self._folder))
+            file = AppendedFile(_new_file(self._folder), 0)
             file.append(_framed(Event(wall_time=time.time(), file_version="brain.Event:2")))
         self._file = file
         return file

@@ -19,6 +19,7 @@ from typing import Any
 
 from border_cli.config.schema import RecorderConfig
 from border_cli.core.metrics import Record
+from border_cli.runtime import child
 from border_cli.runtime.files import replace_file
 
 
@@ -85,7 +86,7 @@ def start_trackio(info: RunInfo) -> Any:
     )
 
 
-class RunRecorder:
+class WandbRecorder:
     """Passes records to a run of Weights & Biases or trackio."""
 
     def __init__(self, info: RunInfo, run: Any, is_wandb: bool) -> None:
@@ -191,7 +192,7 @@ class OnceRecorder:
     path: a file with the newest opt step of each metric that was passed on.
     """
 
-    def __init__(self, recorder: RunRecorder | MlflowRecorder, path: Path) -> None:
+    def __init__(self, recorder: WandbRecorder | MlflowRecorder, path: Path) -> None:
         self._recorder = recorder
         self._path = path
         self._newest: dict[str, int] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
@@ -238,14 +239,12 @@ def make_tracker(kind: str, info: RunInfo, recorder: RecorderConfig) -> OnceReco
 
     What the package prints goes to `<kind>.log` in the run directory: a live view may own the terminal.
     """
-    log = os.open(info.run_dir / f"{kind}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    for stream in (1, 2):
-        os.dup2(log, stream)
-    made: RunRecorder | MlflowRecorder
+    child.redirect_output(info.run_dir / f"{kind}.log")
+    made: WandbRecorder | MlflowRecorder
     if kind == "mlflow":
         with _alone(str(recorder.mlflow)):
             made = MlflowRecorder(info, str(recorder.mlflow))
     else:
         run = start_wandb(info, recorder.wandb) if kind == "wandb" else start_trackio(info)
-        made = RunRecorder(info, run, kind == "wandb")
+        made = WandbRecorder(info, run, kind == "wandb")
     return OnceRecorder(made, info.run_dir / f".{kind}.json")

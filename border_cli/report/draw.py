@@ -24,8 +24,6 @@ def draw(curves: Curves, envs: Mapping[str, str], metric: str, folder: Path) -> 
 
     envs: by the group's name. Raises ModuleNotFoundError where matplotlib is not installed.
     """
-    from matplotlib.figure import Figure
-
     written = []
     several = len(set(envs.values())) > 1
     for axis, bands in curves.items():
@@ -33,8 +31,7 @@ def draw(curves: Curves, envs: Mapping[str, str], metric: str, folder: Path) -> 
             prefix = re.sub(r"\W+", "-", env).strip("-") + "_" if several else ""
             written.append(folder / f"{prefix}{axis}.png")
             own = {name: band for name, band in bands.items() if envs[name] == env}
-            figure = Figure(figsize=(8, 5 + 0.2 * len(own)), layout="constrained")
-            plot = _axes(figure, len(own))
+            figure, plot = _axes(len(own))
             for name, band in own.items():
                 (drawn,) = plot.plot(band.at, [one.value for one in band.intervals], label=name)
                 color, style = drawn.get_color(), drawn.get_linestyle()
@@ -45,22 +42,29 @@ def draw(curves: Curves, envs: Mapping[str, str], metric: str, folder: Path) -> 
                     for at, values in band.runs:
                         plot.plot(at, values, color=color, linestyle=style, alpha=0.3, linewidth=0.8)
             plot.set(xlabel=AXES[axis], ylabel=metric, title=env)
-            plot.grid(alpha=0.3)
-            figure.legend(loc="outside lower center", ncols=1, fontsize="small")
-            written[-1].unlink(missing_ok=True)  # a link there is not followed
-            figure.savefig(written[-1], dpi=120)
+            _save(figure, plot, written[-1])
     return written
 
 
-def _axes(figure: Any, n_groups: int) -> Any:
-    """The axes of a picture. More groups than there are colours get other line styles too."""
+def _axes(n_groups: int) -> tuple[Any, Any]:
+    """A figure and its axes. More groups than there are colours get other line styles too."""
     from cycler import cycler
     from matplotlib import rcParams
+    from matplotlib.figure import Figure
 
+    figure = Figure(figsize=(8, 5 + 0.2 * n_groups), layout="constrained")
     plot, colors = figure.subplots(), rcParams["axes.prop_cycle"].by_key()["color"]
     if n_groups > len(colors):
         plot.set_prop_cycle(cycler(linestyle=["-", "--", "-.", ":"]) * cycler(color=colors))
-    return plot
+    return figure, plot
+
+
+def _save(figure: Any, plot: Any, path: Path) -> None:
+    """Add grid and legend, and write the file."""
+    plot.grid(alpha=0.3)
+    figure.legend(loc="outside lower center", ncols=1, fontsize="small")
+    path.unlink(missing_ok=True)  # a link there is not followed
+    figure.savefig(path, dpi=120)
 
 
 def draw_profiles(groups: Sequence[Group], folder: Path) -> list[Path]:
@@ -68,14 +72,11 @@ def draw_profiles(groups: Sequence[Group], folder: Path) -> list[Path]:
 
     Raises ModuleNotFoundError as `draw` does.
     """
-    from matplotlib.figure import Figure
-
     scores = normalised(last_scores(groups))
     if len(scores) < 2 or not all(scores.values()):
         return []
     thresholds = np.linspace(0.0, 1.0, 101)
-    figure = Figure(figsize=(8, 5 + 0.2 * len(scores)), layout="constrained")
-    plot = _axes(figure, len(scores))
+    figure, plot = _axes(len(scores))
     found = profiles({name: list(envs.values()) for name, envs in scores.items()}, thresholds)
     for name, profile in found.items():
         (drawn,) = plot.plot(thresholds, profile.shares, label=name)
@@ -85,9 +86,5 @@ def draw_profiles(groups: Sequence[Group], folder: Path) -> list[Path]:
         ylabel="share of runs with a score > τ",
         title="performance profiles",
     )
-    plot.grid(alpha=0.3)
-    figure.legend(loc="outside lower center", ncols=1, fontsize="small")
-    path = folder / "profiles.png"
-    path.unlink(missing_ok=True)  # a link there is not followed
-    figure.savefig(path, dpi=120)
-    return [path]
+    _save(figure, plot, folder / "profiles.png")
+    return [folder / "profiles.png"]

@@ -13,13 +13,11 @@ from typing import Any
 import numpy as np
 
 from border_cli.config.convert import as_typed
+from border_cli.core.metrics import SCORE
 from border_cli.display.format import number, share
 from border_cli.report.draw import AXES, FEW, Curves
 from border_cli.report.runs import Group
-from border_cli.report.stats import LEVEL, RESAMPLES, Improvement, Interval, Line, band, improvements, line
-
-EVALUATION = "eval/return_mean"
-"""The metric that scores are means of."""
+from border_cli.report.stats import LEVEL, RESAMPLES, Improvement, Line, band, improvements, line
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ class Report:
 
         Scores of others are the last values of their curves, which are no scores unless the curves are of evaluations.
         """
-        return [*self.groups, *(self.others if self.metric == EVALUATION else ())]
+        return [*self.groups, *(self.others if self.metric == SCORE else ())]
 
     @cached_property
     def improvements(self) -> list[Improvement]:
@@ -72,7 +70,7 @@ def table(lines: Sequence[Line]) -> list[list[str]]:
         runs = f"{one.runs} ({remark})" if remark else f"{one.runs}"
         verdict = {True: "met", False: "not met", None: "no score"}[one.meets]
         expected = "-" if one.expected is None else f"{number(one.expected)}: {verdict}"
-        scores = (_shown(one.best), _shown(one.last))
+        scores = ("-" if score is None else str(score) for score in (one.best, one.last))
         rows.append([one.name, runs, f"{one.env_steps:,}", *scores, number(one.seconds), expected])
     return rows
 
@@ -130,23 +128,15 @@ def few_runs(lines: Sequence[Line]) -> str:
     if all(one.runs >= FEW for one in lines):
         return ""
     return (
-        f"An interval over fewer than {FEW} runs hardly reaches beyond their smallest and largest value, "
-        "and contains the true mean in clearly less than 95% of cases."
+        f"An interval over fewer than {FEW} runs never reaches beyond their smallest and largest value, "
+        f"and contains the true value in clearly less than {LEVEL:.0%} of cases."
     )
-
-
-def _shown(score: Interval | None) -> str:
-    if score is None:
-        return "-"
-    if score.low == score.high:
-        return number(score.value)
-    return f"{number(score.value)} ({number(score.low)} to {number(score.high)})"
 
 
 def improvement_rows(found: Sequence[Improvement]) -> list[list[str]]:
     """Header and rows: P(row > column) of last scores."""
     rows = [["algorithm", "higher than", "probability", "environments"]]
-    return rows + [[one.x, one.y, _shown(one.probability), str(len(one.envs))] for one in found]
+    return rows + [[one.x, one.y, str(one.probability), str(len(one.envs))] for one in found]
 
 
 def differences(groups: Sequence[Group]) -> list[list[str]]:
@@ -171,7 +161,7 @@ def health(groups: Sequence[Group]) -> list[list[str]]:
             "ended by",
             "actor restarts",
             "actors blocked",
-            "records lost",
+            "records dropped",
         ]
     ]
     for group in groups:

@@ -20,7 +20,7 @@ from border_cli.runs.summary import SUMMARY_FILE, launch_words, read_json
 
 _NAME_WIDTH = 100
 """Columns after which the name of a group is cut."""
-_NOT_COMPARED = ("seed", "plan", "debug", "recorder", "checkpoint", "plugins", "resume", "preset")
+_NOT_COMPARED = ("seed", "plan", "debug", "recorder", "checkpoint", "plugins", "preset")
 """Parts of a configuration in which runs of one group may differ."""
 
 

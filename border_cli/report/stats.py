@@ -14,10 +14,14 @@ import numpy as np
 from border_cli.core.metrics import mean_interval
 from border_cli.core.spaces import Array
 from border_cli.core.types import Evaluation
+from border_cli.display.format import number
 from border_cli.report.runs import Group
 
 RESAMPLES = 10_000
+_FEWER_RESAMPLES = 2_000
+"""For curves, probabilities and profiles."""
 LEVEL = 0.95
+_ENDS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
 POINTS = 100
 """Places at which the curves of several runs are compared."""
 INTERVAL = "95% interval of the mean, Student's t"
@@ -68,6 +72,10 @@ class Interval:
     low: float
     high: float
 
+    def __str__(self) -> str:
+        ends = "" if self.low == self.high else f" ({number(self.low)} to {number(self.high)})"
+        return f"{number(self.value)}{ends}"
+
 
 def interquartile_mean(values: Array) -> Array:
     """Mean over the last dimension without the lowest and the highest quarter, each rounded down to whole values."""
@@ -81,11 +89,10 @@ def bootstrap(values: Array, resamples: int = RESAMPLES) -> list[Interval]:
     """Interquartile mean of each row (m, n) of values of n runs, with its 95% percentile bootstrap interval over runs."""
     rows, n = values.shape
     drawn = np.random.default_rng(_SEED).integers(0, n, (resamples, n))
-    ends = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
     found: list[Interval] = []
     for start in range(0, rows, _ROWS_AT_ONCE):  # bounds the memory for long curves
         part = values[start : start + _ROWS_AT_ONCE]
-        low, high = np.quantile(interquartile_mean(part[:, drawn]), ends, axis=1)
+        low, high = np.quantile(interquartile_mean(part[:, drawn]), _ENDS, axis=1)
         found += map(Interval, interquartile_mean(part).tolist(), low.tolist(), high.tolist())
     return found
 
@@ -112,7 +119,7 @@ def band(group: Group, axis: str) -> Band:
         begin = min(max(float(places[0]) for places, _ in own), end)
         at = np.linspace(begin, end, POINTS)
         values = np.stack([np.interp(at, places, curve) for places, curve in own], axis=1)
-    return Band(at, bootstrap(values, resamples=2_000), own)
+    return Band(at, bootstrap(values, _FEWER_RESAMPLES), own)
 
 
 @dataclass(frozen=True)
@@ -183,7 +190,7 @@ def last_scores(groups: Sequence[Group]) -> Scores:
     return found
 
 
-def probability_of_improvement(x: Sequence[Array], y: Sequence[Array], resamples: int = 2_000) -> Interval:
+def probability_of_improvement(x: Sequence[Array], y: Sequence[Array]) -> Interval:
     """P(X > Y): how likely a run of X has a higher score than one of Y, mean over environments, ties counting half.
 
     x, y: scores of the runs in each environment. The interval is a bootstrap over the runs of each environment.
@@ -195,13 +202,15 @@ def probability_of_improvement(x: Sequence[Array], y: Sequence[Array], resamples
         mean: Array = (above + 0.5 * equal).mean((-2, -1))
         return mean
 
-    drawn = np.zeros(resamples)
+    def resampled(scores: Array) -> Array:
+        drawn: Array = scores[rng.integers(0, len(scores), (_FEWER_RESAMPLES, len(scores)))]
+        return drawn
+
+    shares = np.zeros(_FEWER_RESAMPLES)
     for a, b in zip(x, y, strict=True):
-        drawn += share(
-            a[rng.integers(0, len(a), (resamples, len(a)))], b[rng.integers(0, len(b), (resamples, len(b)))]
-        )
+        shares += share(resampled(a), resampled(b))
     value = float(np.mean([share(a, b) for a, b in zip(x, y, strict=True)]))
-    low, high = np.quantile(drawn / len(x), ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
+    low, high = np.quantile(shares / len(x), _ENDS)
     return Interval(value, float(low), float(high))
 
 
@@ -234,19 +243,17 @@ class Profile:
     high: Array
 
 
-def profiles(
-    scores: Mapping[str, Sequence[Array]], thresholds: Array, resamples: int = 2_000
-) -> dict[str, Profile]:
+def profiles(scores: Mapping[str, Sequence[Array]], thresholds: Array) -> dict[str, Profile]:
     """The profile of each algorithm. scores: of its runs in each environment, normalised · thresholds: (m,)."""
     rng, found = np.random.default_rng(_SEED), {}
     for name, envs in scores.items():
-        drawn = np.zeros((resamples, len(thresholds)))
+        drawn = np.zeros((_FEWER_RESAMPLES, len(thresholds)))
         own = np.zeros(len(thresholds))
         for values in envs:
-            resampled = values[rng.integers(0, len(values), (resamples, len(values)))]
+            resampled = values[rng.integers(0, len(values), (_FEWER_RESAMPLES, len(values)))]
             drawn += (resampled[:, :, None] > thresholds).mean(1) / len(envs)
             own += (values[:, None] > thresholds).mean(0) / len(envs)
-        low, high = np.quantile(drawn, ((1 - LEVEL) / 2, (1 + LEVEL) / 2), axis=0)
+        low, high = np.quantile(drawn, _ENDS, axis=0)
         found[name] = Profile(own, low, high)
     return found
 

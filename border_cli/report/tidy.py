@@ -53,7 +53,7 @@ def read_tidy(path: Path, metric: str, own: Sequence[Group]) -> list[Group]:
                 if math.isfinite(value):
                     key = row["exp_name"], row["env_name"], row["seed"]
                     curves.setdefault(key, []).append((float(row["env_step"]), value))
-    except (OSError, ValueError, UnicodeDecodeError) as e:
+    except (OSError, ValueError, csv.Error) as e:
         raise UsageError(f"{path} cannot be read: {e}") from e
     if not curves:
         raise UsageError(

@@ -56,6 +56,14 @@ def enter(parent_pid: int) -> None:
     gc.enable()
 
 
+def redirect_output(path: Path) -> int:
+    """Append what this process prints, and programs that it starts, to a file. Returns its descriptor."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (1, 2):
+        os.dup2(descriptor, stream)
+    return descriptor
+
+
 def end_with_parent(parent_pid: int) -> None:
     """Let this process end with the one that started it, and with `parent_pid`, which forked it."""
     if sys.platform == "linux":

@@ -70,7 +70,7 @@ class Cluster:
                     "allowed: auto (one that runs on this machine), ray://<host>:10001, or local (a new one)"
                 ) from e
 
-    def places(self, need: dict[str, float]) -> int:
+    def capacity(self, need: dict[str, float]) -> int:
         """How many times these resources ("CPU", "GPU", …) fit into the nodes, if nothing else used them."""
         return sum(
             min(int(node["Resources"].get(name, 0) // amount) for name, amount in need.items() if amount)

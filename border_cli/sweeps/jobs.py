@@ -23,7 +23,7 @@ class Job:
     """One run of a sweep.
 
     Attributes:
-        overrides: what was typed for the sweep, with the values of this job, as far as it determines what the job learns.
+        overrides: those of the command with the values of this job, without those that do not change what it learns.
         run_dir: its run directory, which may not exist yet.
         exit_code: of its last process; None before one has ended.
         error: what a failed job said, one line.
@@ -183,7 +183,7 @@ class Sweep:
         )
 
     def settings(self, job: Job) -> str:
-        """Its label, or the overrides of a job that not all jobs have; all of them where there is one job."""
+        """The label of a job, or the overrides that not all jobs share. If it is the only job, all of them."""
         if job.label:
             return job.label
         every = [set(one.overrides) for one in self.jobs]

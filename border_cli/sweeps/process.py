@@ -221,9 +221,7 @@ def _run_job(
     if run_dir is not None:
         run_dir.mkdir(parents=True, exist_ok=True)
         output = run_dir / OUTPUT_FILE
-    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    for stream in (1, 2):
-        os.dup2(descriptor, stream)
+    descriptor = child.redirect_output(output)
     resources.limit_cpus(cpus)
     code = task(JobView(Reporter(pipe)))
     sys.stdout.flush()

@@ -75,8 +75,8 @@ class RaySettings:
 
 
 @dataclass(frozen=True)
-class Report:
-    """News of a job. exit_code: None while it runs."""
+class JobStatus:
+    """How far a job is. exit_code: None while it runs."""
 
     latest: JobProgress | None
     error: JobError
@@ -118,13 +118,13 @@ class JobHost:
             task = task.moved(run_dir)
         self._process = JobProcess(task, run_dir, self._cpus)
 
-    def report(self) -> Report:
+    def report(self) -> JobStatus:
         """How far the job is. Waits a moment for something new."""
         process = self._process
         wait([process.pipe, process.sentinel], _POLL_S)
         ended = process.exit_code
         process.receive()
-        return Report(process.latest, process.error, ended)
+        return JobStatus(process.latest, process.error, ended)
 
     def signal(self, number: int) -> None:
         """Send a signal to the job."""
@@ -262,7 +262,7 @@ class RayExecutor:
         now = time.monotonic()
         if now - self._looked >= _LOOK_S:
             self._looked = now
-            self._capacity = self._cluster.places(self._settings.need)
+            self._capacity = self._cluster.capacity(self._settings.need)
         return max(1, self._capacity)
 
     @property
@@ -270,7 +270,7 @@ class RayExecutor:
         """For the user, one line."""
         need = " ".join(f"{name}={amount:g}" for name, amount in self._settings.need.items())
         nodes = counted(sum(bool(node["Alive"]) for node in self._ray.nodes()), "node")
-        capacity = self._cluster.places(self._settings.need)
+        capacity = self._cluster.capacity(self._settings.need)
         if not capacity:
             return f"{nodes} on Ray, none of which has room for a job with {need}: jobs wait for one"
         return f"{counted(self.count, 'job')} at a time on Ray: {nodes} with room for {capacity}, each with {need}"

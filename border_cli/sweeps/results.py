@@ -10,14 +10,14 @@ from typing import Any
 from border_cli.config.convert import dotted, dump, to_plain
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import UsageError
+from border_cli.core.metrics import SCORE
 from border_cli.display.format import counted, number
 from border_cli.report.runs import grouped, read_run
 from border_cli.report.stats import Interval, line
 from border_cli.sweeps.jobs import DONE, Job, Sweep
 
-METRIC = "eval/return_mean"
 _IN_PRESETS = ("agent", "env", "buffer", "actor_manager", "trainer", "evaluator", "n_actors")
-_NOT_IN_PRESETS = (
+BESIDE_PRESETS = (
     "agent.type",
     "env.type",
     "env.id",
@@ -26,7 +26,7 @@ _NOT_IN_PRESETS = (
     "trainer.lockstep",
     "trainer.lockstep_steps",
 )
-"""What a person chooses beside a preset: the groups, and how reproducible a run is."""
+"""What is typed beside a preset: the groups, and how reproducible a run is."""
 _MISSING = object()
 
 
@@ -53,7 +53,7 @@ def results(sweep: Sweep) -> list[Result]:
     records = []
     for path in by_path:
         try:
-            record = read_run(path, METRIC)
+            record = read_run(path, SCORE)
         except UsageError:  # a file that cannot be read; the table of jobs has the run
             continue
         if record is not None and record.summary.get("best_score") and record.summary.get("last_score"):
@@ -86,7 +86,7 @@ def write_preset(
     preset: dict[str, Any] = {"preset": {"env_id": config.env.name, "expect": expect, "source": source}}
     for key, value in values.items():
         section = key.partition(".")[0]
-        if section in _IN_PRESETS and key not in _NOT_IN_PRESETS and usual.get(key, _MISSING) != value:
+        if section in _IN_PRESETS and key not in BESIDE_PRESETS and usual.get(key, _MISSING) != value:
             _set(preset, key.split("."), value)
     head = "\n# ".join(["# @package _global_", *command.splitlines()])
     path.write_text(f"{head}\n{dump(preset)}", encoding="utf-8")

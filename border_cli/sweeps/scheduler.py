@@ -149,8 +149,9 @@ class _Slot:
 class Scheduler:
     """Runs jobs of a sweep in the slots of an executor.
 
-    A job that fails for lack of memory or processes while others run goes back into the queue, and there is one slot less
-    from then on: alone it may fit. A job whose node is lost starts again, or resumes from what its run directory holds.
+    A job that fails for lack of memory or processes while others run goes back into the queue, and runs again when no other
+    job runs. From then on, at most as many jobs run at a time as were running at that moment. A job whose node is lost
+    starts again, or resumes from what its run directory holds.
 
     Args:
         task_of: what a job's process is to do.

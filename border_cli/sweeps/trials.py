@@ -9,6 +9,7 @@ import numpy as np
 from border_cli.config.resources import counts
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import BorderError, UsageError
+from border_cli.core.metrics import SCORE
 from border_cli.recorders.jsonl import METRICS_FILE, read_jsonl
 from border_cli.sweeps.jobs import RUNNING, Job
 from border_cli.sweeps.study import SAMPLERS
@@ -73,7 +74,7 @@ class Trial:
     """One configuration.
 
     Attributes:
-        number: counted from 0. in_study: its number in the study, where each rung that it reaches has one.
+        number: counted from 0. in_study: its number in Optuna's study, which counts each rung of a trial as a trial.
         params: value of each tuned key, as it is typed.
         jobs: numbers of its runs.
         rung: index of the rung that its runs are on the way to, or where they have paused.
@@ -132,18 +133,14 @@ def evaluations_of(job: Job) -> list[tuple[int, float]]:
         records = read_jsonl(path) if path.exists() else []
     except ValueError as e:
         raise BorderError(f"{path} cannot be read: {e}") from e
-    found = {
-        one["opt_steps"]: one["eval/return_mean"]
-        for one in records
-        if one.get("eval/return_mean") is not None
-    }
+    found = {one["opt_steps"]: one[SCORE] for one in records if one.get(SCORE) is not None}
     return sorted(found.items())
 
 
 def objective(job: Job, kind: str, until: int | None) -> float:
     """What is maximised, of one run. until: evaluations count up to the first one at or after this opt step; None for all.
 
-    "best" is the confirmed score of the best model so far, with `until` among those found until the run has paused.
+    "best" is the confirmed score of the run's best model, whatever `until` is; without one, the highest evaluation.
     """
     evaluations = evaluations_of(job)
     if until is not None:

@@ -293,7 +293,10 @@ class Tuner:
 
     @property
     def winner(self) -> Trial | None:
-        """The trial with the best mean on fresh seeds, or if none has all of its runs, the best trial; None without."""
+        """The trial with the best mean score on fresh seeds. If no confirmation is complete, the first of the ranking.
+
+        None without any.
+        """
         whole = [one for one in self.confirmations if len(one.scores) == len(one.jobs)]
         if not whole:
             return next(iter(self.ranking), None)
@@ -322,24 +325,13 @@ class Tuner:
         """The jobs that confirm a trial."""
         return [self._jobs[number] for confirmation in self.confirmations for number in confirmation.jobs]
 
-    @property
-    def expect(self) -> str:
+    def expect(self, winner: Trial) -> str:
         """What a run of the winner should reach, for its preset."""
-        winner = self.winner
-        fresh = [
-            one.scores
-            for one in self.confirmations
-            if winner is not None and one.trial == winner.number and one.scores
-        ]
         kind = {"best": "of the best model", "last": "of the last model", "area": "over the evaluation curve"}
-        if fresh:
-            runs = f"{counted(len(fresh[0]), 'fresh seed')}"
-            return (
-                f"mean return {kind[self._settings.objective]} of {number(float(np.mean(fresh[0])))}, {runs}"
-            )
-        return (
-            f"mean return {kind[self._settings.objective]} of {number(winner.scores[-1])}" if winner else ""
-        )
+        fresh = next((one.scores for one in self.confirmations if one.trial == winner.number), [])
+        score = float(np.mean(fresh)) if fresh else winner.scores[-1]
+        seeds = f", {counted(len(fresh), 'fresh seed')}" if fresh else ""
+        return f"mean return {kind[self._settings.objective]} of {number(score)}{seeds}"
 
     @property
     def opt_steps(self) -> tuple[int, int]:

@@ -21,7 +21,6 @@ from border_cli.display import format
 from border_cli.display.stdout import SafeStream, printable
 from border_cli.display.tables import add_row, make_table, print_tables
 from border_cli.display.views import ECHO, REDRAW_S, SILENCE_S, is_live
-from border_cli.report.stats import Interval
 from border_cli.runs.directory import shown
 from border_cli.sweeps.jobs import DONE, FAILED, RUNNING, STATES, STOPPED, WAITING, Job, Sweep
 from border_cli.sweeps.results import Result
@@ -141,12 +140,7 @@ def _newest_first(job: Job) -> int:
 
 def write_error(message: str) -> None:
     """Write to stderr, if it is open."""
-
-    def write() -> None:
-        sys.stderr.write(f"{message}\n")
-        sys.stderr.flush()
-
-    SafeStream(lambda: sys.stderr).attempt(write)
+    SafeStream(lambda: sys.stderr).write_line(message)
 
 
 class PlainSweepView:
@@ -154,7 +148,7 @@ class PlainSweepView:
 
     def __init__(self, sweep: Sweep) -> None:
         self._sweep = sweep
-        self._outlet = SafeStream(lambda: sys.stdout)
+        self._stream = SafeStream(lambda: sys.stdout)
         self._due = time.monotonic() + SILENCE_S
 
     def show(self, rows: Rows, eta_s: float | None, stage: str) -> None:
@@ -186,13 +180,7 @@ class PlainSweepView:
 
     def _line(self, message: str) -> None:
         self._due = time.monotonic() + SILENCE_S
-        text = printable(message, getattr(sys.stdout, "encoding", None) or "utf-8")
-
-        def write() -> None:
-            sys.stdout.write(f"{text}\n")
-            sys.stdout.flush()
-
-        self._outlet.attempt(write)
+        self._stream.write_line(message)
 
     def close(self) -> None:
         """Nothing to release."""
@@ -229,7 +217,7 @@ def print_sweep_tables(console: Console, sweep: Sweep, found: Sequence[Result]) 
         title = "configurations: interquartile means over runs, with 95% intervals"
         groups = make_table(title, "settings", "runs", "best", "last", "time")
         for one in found:
-            scores = (_with_interval(one.best), _with_interval(one.last))
+            scores = (str(one.best), str(one.last))
             add_row(groups, one.name, str(len(one.jobs)), *scores, format.duration(one.seconds))
         tables.append(groups)
     print_tables(console, tables)
@@ -255,9 +243,3 @@ def print_tuning_tables(console: Console, tuner: Tuner) -> None:
             add_row(table, str(one.trial), str(len(one.scores)), *figures)
         tables.append(table)
     print_tables(console, tables)
-
-
-def _with_interval(score: Interval) -> str:
-    if score.low == score.high:
-        return format.number(score.value)
-    return f"{format.number(score.value)} [{format.number(score.low)}, {format.number(score.high)}]"

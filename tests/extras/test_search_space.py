@@ -24,7 +24,7 @@ def test_search_spaces_in_words_of_hydra() -> None:
         "++agent.target_interval=int(interval(1,9))",
         "++seed=5",
     ]
-    space = read_space(words, lambda: {"agent.gamma": "choice(0.9,0.99)"}, optuna)
+    space = read_space(words, lambda: {"agent.gamma": "choice(0.9,0.99)"})
     d = optuna.distributions
     assert space.distributions == {
         "agent.lr": d.FloatDistribution(1e-4, 3e-3, log=True),
@@ -33,25 +33,24 @@ def test_search_spaces_in_words_of_hydra() -> None:
         "buffer.n_step": d.IntDistribution(1, 5, step=2),
         "agent.target_interval": d.IntDistribution(1, 9),
     }
-    assert read_space(["++x=tag(log,range(1,9))"], dict, optuna).distributions == {
+    assert read_space(["++x=tag(log,range(1,9))"], dict).distributions == {
         "x": d.IntDistribution(1, 8, log=True)
     }
     assert space.overrides({"agent.lr": "0.001"}, 2) == ["agent=dqn", "++agent.lr=0.001", "++seed=7"]
     own = read_space(
         ["agent=dqn", "++agent.lr=0.5"],
         lambda: {"agent.lr": "choice(1,2)", "agent.gamma": "choice(0.9,0.99)"},
-        optuna,
     )
     assert list(own.distributions) == ["agent.gamma"]
     with pytest.raises(UsageError, match=r"hydra\.sweeper\.seeds"):
-        read_space(["++seed=1,2", *words[1:-1]], dict, optuna)
+        read_space(["++seed=1,2", *words[1:-1]], dict)
 
 
 @pytest.mark.parametrize("agent", list(AGENTS))
 def test_each_agent_has_a_search_space_whose_values_are_allowed(agent: str) -> None:
     env = "cartpole" if issubclass(AGENTS[agent].config, DqnConfig) else "pendulum"
     typed = [f"agent={agent}", f"env={env}", "preset=none"]
-    space = read_space(typed, lambda: default_space(agent), optuna)
+    space = read_space(typed, lambda: default_space(agent))
     every = [
         {
             key: str(
@@ -69,7 +68,7 @@ def test_each_agent_has_a_search_space_whose_values_are_allowed(agent: str) -> N
 
 def test_several_environments_are_no_search_space() -> None:
     with pytest.raises(UsageError, match="env has several values"):
-        read_space(["agent=dqn", "env=cartpole,acrobot"], dict, optuna)
+        read_space(["agent=dqn", "env=cartpole,acrobot"], dict)
 
 
 def test_an_agent_without_a_search_space_is_named() -> None:

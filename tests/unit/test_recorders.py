@@ -57,10 +57,12 @@ def test_a_line_has_the_counts_and_the_metrics_with_null_for_nan(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("whole", "torn"), [('{"opt_steps": 1}\n', "y" * 200_000), ("", '{"opt')])
-def test_opening_removes_an_incomplete_last_line_and_appends(tmp_path: Path, whole: str, torn: str) -> None:
+def test_the_first_write_removes_an_incomplete_last_line_and_appends(
+    tmp_path: Path, whole: str, torn: str
+) -> None:
     path = tmp_path / "m.jsonl"
     path.write_text(whole + torn)
-    recorder = JsonlRecorder(path)
+    recorder = JsonlRecorder(path, 2)
     recorder.write(Record({}, 2))
     recorder.close()
     assert [record["opt_steps"] for record in read_jsonl(path)] == ([1, 2] if whole else [2])
@@ -77,7 +79,7 @@ def test_an_invalid_line_before_the_end_is_an_error(tmp_path: Path, line: str) -
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
 def test_a_full_disk_is_a_resource_error() -> None:
     recorder = JsonlRecorder.__new__(JsonlRecorder)
-    recorder._file = AppendedFile(Path("/dev/full"))
+    recorder._file = AppendedFile(Path("/dev/full"), 0)
     with pytest.raises(ResourceError, match="/dev/full cannot be written: No space left"):
         recorder.write(RECORD)
     recorder._file.close()

@@ -92,7 +92,8 @@ def test_a_model_is_put_into_the_store_once_and_only_if_an_actor_needs_it() -> N
     assert models.since(0) == {2: "ref 2"}
     assert models.since(0) == {2: "ref 2"}
     assert (put, models.since(2), models.publications) == ([2], {}, 2)
-    lockstep = RayModels(store, kept=3, published=5)
+    lockstep = RayModels(store, kept=3)
+    lockstep.publications = 5
     for version in (6, 7, 8, 9):
         lockstep.publish(model(version))
     assert list(lockstep.since(6)) == [7, 8, 9]
