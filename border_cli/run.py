@@ -19,7 +19,6 @@ from border_cli.checkpoints.contents import BEST
 from border_cli.checkpoints.store import InvalidCheckpointError
 from border_cli.config import resources
 from border_cli.config.convert import to_plain
-from border_cli.config.registry import import_paths
 from border_cli.config.resolve import is_reproducible, threads
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import (
@@ -141,15 +140,10 @@ class RunFiles:
             if before.path is None and (self.run_dir / BEST).exists():  # of a launch that saved no checkpoint
                 shutil.rmtree(self.run_dir / BEST)
         run_id = summary.record_launch(self.run_dir, launch.argv, config.seed, launch.command)
-        plain = to_plain(config)
-        for parts in (
-            {},
-            import_paths(plain) | trust.destinations(plain),
-        ):  # those that evaluate the run import no parts
-            trust.remember(run_id, trust.code_of(config.plugins, plain["env"], parts))
+        trust.remember_run(run_id, config)
         saved = None if before.path is None else (before.opt_steps, before.seconds)
         exact = before.exact if is_reproducible(config) else None
-        self._summary = Summary.start(self.run_dir, run_id, saved, exact, plain)
+        self._summary = Summary.start(self.run_dir, run_id, saved, exact, to_plain(config))
 
     def saved(self, opt_steps: int) -> None:
         """A checkpoint was written. A summary that cannot be written is logged: the checkpoint counts."""

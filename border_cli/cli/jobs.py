@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, redirect_stderr
@@ -55,6 +56,7 @@ class SlotTask:
         composed = Composed(self.config, self.hydra_config, context, self.run_dir)
         with _errors_to(view.fail, self.label) as ended:
             ended.debug = self.config.debug
+            registry.import_plugins(self.config.plugins)  # the stored configuration names what they register
             _train_or_resume(composed, self.launch, view)
         return ended.code
 
@@ -87,32 +89,44 @@ class JobScore(float):
     error: str
 
 
+_stopped_by: ExitCode | None = None
+"""How the job of another launcher was stopped in this process, which then runs no more jobs."""
+
+
 @dataclass
 class SweepTask:
     """What another launcher calls with each composed job, in this process or, pickled, in another one.
 
-    argv: the command line of the sweep · presets: those that exist · scores: of the jobs that ran in this process.
+    argv: the command line of the sweep · presets: those that exist · scores: of the jobs that ran in this process ·
+    pid: process of the sweep.
     """
 
     argv: list[str]
     presets: list[str]
     scores: list[JobScore] = field(default_factory=list)
+    pid: int = field(default_factory=os.getpid)
 
     def __call__(self, composed: DictConfig) -> float:
         """Train, or resume the run in the job's directory. Raises no Exception, so that the sweep continues."""
+        global _stopped_by
         registry.import_installed_plugins()
         state = HydraConfig.get()
         overrides = tuple(state.overrides.task)
         run_dir = Path(state.runtime.output_dir)
         label = f"job {state.job.num} ({' '.join(word.lstrip('+') for word in overrides)}): "
         with _errors_to(lambda _: None, label) as ended:
+            if _stopped_by is not None:
+                raise Interrupted(_stopped_by)
             typed = override_values(parse_overrides(overrides))
             config = check_composed(composed, state.runtime.choices, typed, self.presets)
             refuse_plan(config)
             ended.debug = config.debug
             _train_or_resume(Composed(config, composed, None, run_dir), Launch(self.argv, typed))
         if ended.code in (ExitCode.SIGINT, ExitCode.SIGTERM):
-            raise Interrupted(ExitCode(ended.code))
+            if os.getpid() == self.pid:
+                raise Interrupted(ExitCode(ended.code))
+            # A pool of processes kills the others when one of them raises, even while they save a checkpoint.
+            _stopped_by = ExitCode(ended.code)
         mean = (read_summary(run_dir).get("best_score") or {}).get("mean")
         score = JobScore(math.nan if mean is None else mean)
         score.number, score.overrides, score.run_dir = state.job.num, overrides, run_dir

@@ -26,6 +26,7 @@ from border_cli.report.page import (
     table,
 )
 from border_cli.report.runs import find_runs, grouped, metrics_of, read_run
+from border_cli.report.stats import MOST_COMPARED
 from border_cli.report.tidy import read_tidy, write_tidy
 from border_cli.runs.directory import RUNS, SWEEP_FILE, shown
 from border_cli.sweeps.jobs import DONE, STOPPED, Sweep
@@ -112,6 +113,10 @@ def _report(flags: Namespace, paths: Sequence[Path]) -> None:
     head, *pairs = improvement_rows(report.improvements)
     if pairs:
         show(table_text(pairs[:_SHOWN_PAIRS], head))
+    if len(report.scores) > MOST_COMPARED:
+        show(
+            f"note: {len(report.scores)} algorithms are too many to compare in pairs; {MOST_COMPARED} are possible"
+        )
     if len(pairs) > _SHOWN_PAIRS:
         show(f"note: {len(pairs) - _SHOWN_PAIRS} more pairs are in report.html")
     if len(read) < len(found):
@@ -147,7 +152,7 @@ def _write(report: Report, out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
         try:
             envs = {group.name: group.env for group in (*report.groups, *report.others)}
-            pictures = draw(report.curves, envs, report.metric, out) + draw_profiles(report.compared, out)
+            pictures = draw(report.curves, envs, report.metric, out) + draw_profiles(report.scores, out)
         except ModuleNotFoundError:
             show("note: no pictures without matplotlib; install it with: pip install 'border-cli[report]'")
         for page in pages:

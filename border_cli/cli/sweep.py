@@ -40,6 +40,7 @@ from border_cli.runs.directory import (
     make_folder,
     shown,
 )
+from border_cli.runs.summary import read_run_id
 from border_cli.runtime.signals import StopFlag
 from border_cli.sweeps import slots
 from border_cli.sweeps.jobs import DONE, FAILED, Job, Sweep, job_argv, newest_sweep
@@ -89,6 +90,8 @@ def run_sweep(composer: Composer, launch: Launch, settings: SweepSettings) -> in
             "allowed: hydra/sweeper=border_optuna, for tuning, or the sweeper of a plugin"
         )
     composed = [composer.compose(job) for job in _split(composer, argv)] if own_sweeper else []
+    if own_sweeper and not composed:
+        raise UsageError("the sweep has no jobs: one of its ranges is empty\nallowed: range(<start>,<stop>)")
     for one in composed:
         refuse_plan(one.config)
     choices = composed[0].choices if composed else composer.merge().hydra.runtime.choices
@@ -181,11 +184,20 @@ def _multirun(
     run.tune()
 
 
-def _is_choice(word: str) -> bool:
-    """Whether an override is typed beside the preset of a sweep's best configuration."""
-    key = word.lstrip("+").partition("=")[0]
-    is_known = key in BESIDE_PRESETS or f"{key}.type" in BESIDE_PRESETS or key in _ALSO_TYPED
-    return is_known or key.startswith("env.kwargs.")
+def _beside_preset(composed: Composed) -> list[str]:
+    """What is typed beside a preset with the values of this configuration."""
+    env, words = composed.config.env, list[str]()
+    for word in (override.lstrip("+") for override in composed.overrides):
+        key = word.partition("=")[0]
+        is_known = key in BESIDE_PRESETS or f"{key}.type" in BESIDE_PRESETS or key in _ALSO_TYPED
+        if is_known or key.startswith("env.kwargs."):
+            words.append(word)
+    keys = {word.partition("=")[0] for word in words}
+    # A group of the user's own, such as experiment=…, may have chosen agent and environment.
+    chosen = [f"{group}={composed.choices[group]}" for group in ("agent", "env") if group not in keys]
+    if composed.choices["env"] == "gym" and not keys & {"env.id", "env.entry_point"}:
+        chosen.append(f"env.entry_point={env.entry_point}" if env.entry_point else f"env.id={env.id}")
+    return chosen + words
 
 
 class SweepRun:
@@ -269,6 +281,10 @@ class SweepRun:
             Scheduler(self.sweep, self._executor, task_of, view, self._stop).run(source)
         finally:
             view.close()
+            for number, job in ((job.number, job) for job in self.sweep.jobs):
+                # A node of a cluster has a list of own runs that is not this one.
+                if number in self.configs and (run_id := read_run_id(job.run_dir)) is not None:
+                    trust.remember_run(run_id, self.configs[number].config)
 
     def launch(self, batch: Sequence[Sequence[str]], first: int) -> list[tuple[Job, float]]:
         """Run the jobs that a sweeper of a plugin asks for, numbered from `first`. Each with its best score, or NaN."""
@@ -300,7 +316,8 @@ class SweepRun:
         for score in scores:
             job = self.sweep.add(score.number, score.overrides, score.run_dir)
             job.exit_code, job.error = score.exit_code, score.error
-            job.state = FAILED if score.exit_code else job.state
+            if score.exit_code not in (ExitCode.DONE, ExitCode.SIGINT, ExitCode.SIGTERM):
+                job.state = FAILED
             self._begun.append(job)
         self._save()
 
@@ -382,10 +399,11 @@ class SweepRun:
         expect: what a run with it should reach · name: what distinguishes the configuration.
         """
         composed = self.configs[job.number]
-        words = [word for word in composed.overrides if _is_choice(word)]
-        slug = env_slug(composed.choices["env"], composed.config.env.name)
+        words = _beside_preset(composed)
+        has_id = any(word.startswith(("env.id=", "env.entry_point=")) for word in words)
+        slug = env_slug("gym" if has_id else composed.choices["env"], composed.config.env.name)
         path = self.sweep.folder / f"best_{slug}.yaml"
-        typed = [shlex.quote(word.lstrip("+")) for word in (*self.composer.search, *words)]
+        typed = [shlex.quote(word) for word in (*self.composer.search, *words)]
         command = " ".join(["border-train", *typed, f"preset={shlex.quote(str(shown(path)))}"])
         base = self.composer.compose([*words, "preset=none"]).config
         try:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from border_cli.report.runs import Group
-from border_cli.report.stats import Band, last_scores, normalised, profiles
+from border_cli.report.stats import Band, Scores, normalised, profiles
 
 AXES = {"env_steps": "env steps", "seconds": "seconds"}
 FEW = 5
@@ -67,12 +66,12 @@ def _save(figure: Any, plot: Any, path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def draw_profiles(groups: Sequence[Group], folder: Path) -> list[Path]:
+def draw_profiles(last_scores: Scores, folder: Path) -> list[Path]:
     """The performance profiles of all algorithms, over the environments that all of them have; none for a single algorithm.
 
     Raises ModuleNotFoundError as `draw` does.
     """
-    scores = normalised(last_scores(groups))
+    scores = normalised(last_scores)
     if len(scores) < 2 or not all(scores.values()):
         return []
     thresholds = np.linspace(0.0, 1.0, 101)

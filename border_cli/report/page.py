@@ -17,7 +17,17 @@ from border_cli.core.metrics import SCORE
 from border_cli.display.format import number, share
 from border_cli.report.draw import AXES, FEW, Curves
 from border_cli.report.runs import Group
-from border_cli.report.stats import LEVEL, RESAMPLES, Improvement, Line, band, improvements, line
+from border_cli.report.stats import (
+    LEVEL,
+    RESAMPLES,
+    Improvement,
+    Line,
+    Scores,
+    band,
+    improvements,
+    last_scores,
+    line,
+)
 
 
 @dataclass(frozen=True)
@@ -42,9 +52,14 @@ class Report:
         return [*self.groups, *(self.others if self.metric == SCORE else ())]
 
     @cached_property
+    def scores(self) -> Scores:
+        """The last scores that are compared."""
+        return last_scores(self.compared)
+
+    @cached_property
     def improvements(self) -> list[Improvement]:
-        """Of each pair of algorithms."""
-        return improvements(self.compared)
+        """Of each pair of algorithms, if there are not too many."""
+        return improvements(self.scores)
 
     @cached_property
     def curves(self) -> Curves:

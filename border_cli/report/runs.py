@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,10 @@ _NAME_WIDTH = 100
 """Columns after which the name of a group is cut."""
 _NOT_COMPARED = ("seed", "plan", "debug", "recorder", "checkpoint", "plugins", "preset")
 """Parts of a configuration in which runs of one group may differ."""
+_EXECUTION = ("threads", "evaluator.type", "buffer.device", "env.native", "trainer.ratio_tolerance")
+"""Keys that say how a run executes. `auto` chooses them by the machine, or by other keys."""
+_NUMBERS = ("n_actors", "actor_manager.envs_per_actor")
+"""Keys that `auto` chooses by measuring, in each run anew."""
 
 
 @dataclass(frozen=True)
@@ -37,14 +42,15 @@ class Curve:
 class RunRecord:
     """What is known of one run.
 
-    config: by dotted keys; empty where summary.json has none · typed: the keys and groups that its commands named.
+    config: by dotted keys; empty where summary.json has none · typed: by key or group, the last value that its commands
+    named.
     """
 
     path: Path
     config: Mapping[str, Any]
     summary: Mapping[str, Any]
     curve: Curve
-    typed: frozenset[str] = frozenset()
+    typed: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def seed(self) -> int | None:
@@ -76,7 +82,18 @@ class RunRecord:
     @property
     def compared(self) -> dict[str, Any]:
         """The values that all runs of a group share."""
-        return {key: value for key, value in self.config.items() if key.split(".")[0] not in _NOT_COMPARED}
+        return {
+            key: value
+            for key, value in self.config.items()
+            if key.split(".")[0] not in _NOT_COMPARED and not self._was_auto(key, value)
+        }
+
+    def _was_auto(self, key: str, value: Any) -> bool:
+        """Whether `auto` has chosen this value, so that another run of the same command may have another one."""
+        if key == "evaluator.type" and value not in ("inline", "process"):  # that of a plugin
+            return False
+        typed = self.typed.get(key, self.typed.get(key.removesuffix(".type")))
+        return typed == "auto" if key in _NUMBERS else key in _EXECUTION and typed in (None, "auto")
 
 
 @dataclass
@@ -121,7 +138,8 @@ def read_run(path: Path, metric: str) -> RunRecord | None:
     if not points:
         return None
     env_steps, seconds, values = (np.array(column, np.float64) for column in zip(*points, strict=True))
-    typed = frozenset(word.partition("=")[0].lstrip("+") for word in launch_words(path) if "=" in word)
+    words = [word.lstrip("+").partition("=") for word in launch_words(path)]
+    typed = {key: value for key, equals, value in words if equals}
     return RunRecord(
         path, dotted(summary.get("config") or {}), summary, Curve(env_steps, seconds, values), typed
     )
@@ -151,25 +169,32 @@ def _names(groups: Sequence[Sequence[RunRecord]]) -> list[str]:
     Values that were not typed are shown only where groups do not differ in those.
     """
     names = [members[0].title for members in groups]
+    settings = [_settings(members[0]) for members in groups]
     for typed_only in (True, False):
-        parts = []
-        for name, members in zip(names, groups, strict=True):
-            others = [other for each, other in zip(names, groups, strict=True) if each == name]
-            parts.append(" ".join([name, *_differing(members, others, typed_only)]))
-        names = parts
+        found: dict[str, dict[str, set[str]]] = {}  # the values of each key, by name of the groups
+        for name, values in zip(names, settings, strict=True):
+            keys = found.setdefault(name, {key: set() for key in dict.fromkeys(chain(*settings))})
+            for key, seen in keys.items():
+                seen.add(repr(values.get(key)))
+        names = [
+            " ".join([name, *_differing(members, values, found[name], typed_only)])
+            for name, members, values in zip(names, groups, settings, strict=True)
+        ]
     return names
 
 
 def _differing(
-    group: Sequence[RunRecord], groups: Sequence[Sequence[RunRecord]], typed_only: bool
+    group: Sequence[RunRecord],
+    settings: Mapping[str, Any],
+    found: Mapping[str, Collection[str]],
+    typed_only: bool,
 ) -> Iterator[str]:
-    """`key=value` as typed, short keys first, where the value is not that of all these groups."""
+    """`key=value` as typed, short keys first, where several values were found."""
     typed = frozenset[str]().union(*(run.typed for run in group))
-    others = [_settings(members[0]) for members in groups]
-    for key, value in sorted(_settings(group[0]).items(), key=lambda item: (len(item[0]), item[0])):
+    for key, value in sorted(settings.items(), key=lambda item: (len(item[0]), item[0])):
         name = key.removesuffix(".type")  # buffer.type is typed as buffer
         was_typed = name in typed or any(key.startswith(f"{t}.") for t in typed.difference(GROUPS))
-        if (was_typed or not typed_only) and any(repr(other.get(key)) != repr(value) for other in others):
+        if (was_typed or not typed_only) and len(found[key]) > 1:
             yield f"{name}={as_typed(value)}"
 
 

@@ -19,8 +19,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from border_cli.config.convert import as_typed
-from border_cli.config.schema import EnvConfig
+from border_cli.config.convert import as_typed, to_plain
+from border_cli.config.registry import import_paths
+from border_cli.config.schema import EnvConfig, TrainConfig
 from border_cli.core.errors import UsageError
 
 _logger = logging.getLogger(__name__)
@@ -78,6 +79,13 @@ def remember(run_id: str, code: str) -> None:
             file.write(f"{run_id} {code}\n".encode("ascii"))
     except OSError as e:
         _logger.warning("%s: %s; border-eval will treat this run as that of another user", path, e.strerror)
+
+
+def remember_run(run_id: str, config: TrainConfig) -> None:
+    """Add a run of this configuration to the list of own runs: for training, and for what only evaluates it."""
+    plain = to_plain(config)
+    for parts in ({}, import_paths(plain) | destinations(plain)):  # what evaluates it imports no parts
+        remember(run_id, code_of(config.plugins, plain["env"], parts))
 
 
 def is_own(run_id: str | None, code: str | None = None) -> bool:

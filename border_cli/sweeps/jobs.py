@@ -49,8 +49,8 @@ class Job:
         status = self.summary.get("status")
         if status == DONE:
             self.state, self.exit_code, self.error = DONE, 0, ""
-        elif self.state == FAILED or (status == FAILED and self.state != WAITING):
-            self.state = FAILED
+        elif FAILED in (status, self.state):
+            self.state = WAITING if self.state == WAITING else FAILED
         elif self.has_begun:
             self.state = STOPPED
         else:

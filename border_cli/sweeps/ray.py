@@ -27,7 +27,7 @@ from border_cli.core.errors import ExitCode, UsageError
 from border_cli.core.progress import JobProgress
 from border_cli.display.format import counted
 from border_cli.runs.directory import SWEEP_FILE
-from border_cli.runs.summary import read_json
+from border_cli.runs.summary import read_json, write_json
 from border_cli.runtime.ray_cluster import Cluster, brief
 from border_cli.sweeps.process import JobError, JobProcess, Task
 
@@ -112,7 +112,10 @@ class JobHost:
         else:
             self._temporary = Path(tempfile.mkdtemp(prefix="border-job-"))
             os.chdir(self._temporary)
-            run_dir = self._temporary / run_dir.name
+            sweep = self._temporary / self._folder.name
+            sweep.mkdir()
+            write_json(sweep / SWEEP_FILE, {"sweep_id": self._sweep_id})  # by which a run knows its sweep
+            run_dir = sweep / run_dir.name
             if packed:
                 unpack_directory(packed, run_dir)
             task = task.moved(run_dir)
@@ -134,7 +137,7 @@ class JobHost:
         """The run directory, if this node does not see the sweep's folder."""
         if self._temporary is None:
             raise AssertionError("the job works in the sweep's folder")
-        return pack_directory(self._temporary / self._run_dir.name)
+        return pack_directory(self._temporary / self._folder.name / self._run_dir.name)
 
     def end(self) -> None:
         """Remove what only this node has."""
@@ -214,7 +217,7 @@ class RayJob:
                     self.exit_code = int(ExitCode.DEFECT)
                 else:
                     self.lost = brief(e)
-            except OSError as e:  # its run directory, brought back, cannot be written
+            except (OSError, tarfile.TarError) as e:  # its run directory, brought back, cannot be written
                 self.error = JobError("", str(e))
                 self.exit_code = int(ExitCode.DEFECT)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from border_cli.core.errors import ExitCode
+from border_cli.core.errors import ExitCode, ResourceError
 from border_cli.core.progress import JobProgress
 from border_cli.runs.directory import SWEEP_FILE, folder_error
 from border_cli.runtime.forkserver import describe_exit
@@ -195,16 +195,15 @@ class Scheduler:
                 self._pass_on_save_request()
                 self._executor.wait(_POLL_S)
                 for slot in list(self._running):
-                    slot.process.receive()
-                    if slot.process.exit_code is not None or slot.process.lost:
-                        self._end(slot, source)
-                    elif slot.process.latest and not source.may_continue(slot.job, slot.process.latest):
-                        self._stop_job(slot)
+                    self._update(slot, source)
                 n_waiting = len(self._again) + len(self._lost) + source.left
                 self._view.show(self._rows(), self._eta_s(n_waiting), source.stage)
         except OSError as e:
             self._drain()
             raise folder_error(e, self._sweep.folder) from e
+        except ResourceError:
+            self._drain()
+            raise
         finally:
             for slot in self._running:
                 slot.process.close()
@@ -233,6 +232,14 @@ class Scheduler:
             self._running.append(_Slot(job, process))
         self._save()
         self._view.changed(job)
+
+    def _update(self, slot: _Slot, source: JobSource) -> None:
+        """Take what a job has sent; stop it if it is not to continue."""
+        slot.process.receive()
+        if slot.process.exit_code is not None or slot.process.lost:
+            self._end(slot, source)
+        elif slot.process.latest and not source.may_continue(slot.job, slot.process.latest):
+            self._stop_job(slot)
 
     def _end(self, slot: _Slot, source: JobSource) -> None:
         """Note how a job ended."""

@@ -155,7 +155,7 @@ class Tuner:
                 self._jobs[job.number] = job
                 if job.number not in trial.jobs:
                     trial.jobs.append(job.number)
-        except BorderError as e:
+        except UsageError as e:
             self._note(f"trial {trial.number}: error: {str(e).splitlines()[0]}")
             self._fail(trial)
 

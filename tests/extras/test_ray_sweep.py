@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import threading
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -15,6 +18,8 @@ import pytest
 
 from border_cli.runtime.signals import StopFlag
 from border_cli.sweeps.jobs import Sweep
+from border_cli.sweeps.process import JobError, JobView
+from border_cli.sweeps.ray import JobHost, JobStatus, RayJob, pack_directory, unpack_directory
 from border_cli.sweeps.scheduler import JobQueue, Scheduler
 from tests.faults.processes import wait_until
 from tests.integration.test_sweep_scheduler import Light, Seen, starts
@@ -157,3 +162,52 @@ def test_a_tuning_runs_its_trials_on_the_cluster() -> None:
     assert tuning.returncode == 0, tuning.stderr
     assert "on Ray: 1 node with room for" in tuning.stdout
     assert [run.summary["status"] for run in jobs()] == ["done", "done"]
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """A job that writes what it sees of its sweep."""
+
+    run_dir: Path
+
+    def __call__(self, view: JobView) -> int:
+        sweep = json.loads((self.run_dir.parent / "sweep.json").read_text())
+        (self.run_dir / "seen.json").write_text(json.dumps([self.run_dir.parent.name, sweep["sweep_id"]]))
+        return 0
+
+    def moved(self, run_dir: Path) -> Surroundings:
+        return replace(self, run_dir=run_dir)
+
+
+def test_a_job_knows_its_sweep_on_a_node_that_does_not_see_the_folder(tmp_path: Path) -> None:
+    folder, here = tmp_path / "my_sweep", Path.cwd()
+    task = Surroundings(folder / "0")
+    host = JobHost(task, task.run_dir, 1, tmp_path, folder, "an id")
+    try:
+        assert not host.sees_folder()
+        host.start(b"")
+        wait_until(lambda: host.report().exit_code is not None, "the end of the job")
+        unpack_directory(host.fetch(), tmp_path / "back")
+        host.end()
+    finally:
+        os.chdir(here)
+    assert json.loads((tmp_path / "back" / "seen.json").read_text()) == ["my_sweep", "an id"]
+
+
+def test_a_directory_that_cannot_be_unpacked_fails_its_job_alone(tmp_path: Path) -> None:
+    """It holds a link to a file of the node."""
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "link").symlink_to("/etc/hostname")
+    answers = [False, None, JobStatus(None, JobError("", ""), 0), pack_directory(tmp_path / "job")]
+    fake: Any = SimpleNamespace(
+        put=lambda value: value,
+        wait=lambda refs, timeout: (refs, []),
+        get=lambda ref: answers.pop(0),
+        exceptions=SimpleNamespace(RayError=ChildProcessError),
+    )
+    method = SimpleNamespace(remote=lambda *args: None)
+    host = SimpleNamespace(**dict.fromkeys(("sees_folder", "start", "report", "fetch", "end"), method))
+    job = RayJob(fake, host, tmp_path / "0")
+    job.receive()
+    assert job.exit_code == 1
+    assert "link" in job.error.cause

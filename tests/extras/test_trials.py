@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from border_cli.config.schema import TrainConfig
-from border_cli.core.errors import UsageError
+from border_cli.core.errors import ResourceError, UsageError
 from border_cli.core.progress import JobProgress
 from border_cli.sweeps.jobs import Job
 from border_cli.sweeps.trials import TuningSettings, objective
@@ -369,3 +369,16 @@ def test_objectives_by_hand(tmp_path: Path) -> None:
     (job.run_dir / "summary.json").write_text('{"best_score": {"mean": 2.5}, "last_score": {"mean": 2.0}}')
     job.refresh()
     assert objective(job, "best", None) == 2.5  # confirmed on more episodes than one evaluation has
+
+
+def test_a_full_disk_fails_no_trial(tmp_path: Path) -> None:
+    jobs = Jobs(tmp_path)
+
+    def full(params: Mapping[str, str], more_seed: int, label: str) -> tuple[Job, TrainConfig]:
+        raise ResourceError("the disk is full")
+
+    jobs.make = full  # type: ignore[method-assign]
+    tuner = tuner_of(jobs, n_trials=3)
+    with pytest.raises(ResourceError):
+        tuner.next()
+    assert [trial.state for trial in tuner.trials] == ["running"]

@@ -281,15 +281,22 @@ def test_a_stop_reaches_every_job_and_no_further_job_starts(tmp_path: Path) -> N
 class FullDisk(JobQueue):
     """Cannot note that a job has ended."""
 
+    def __init__(self, jobs: list[Job], error: Exception) -> None:
+        super().__init__(jobs)
+        self._error = error
+
     def ended(self, job: Job) -> None:
-        raise OSError(28, "No space left on device")
+        raise self._error
 
 
-def test_a_disk_that_is_full_for_the_source_stops_the_jobs_with_checkpoints(tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), ResourceError("the disk is full")])
+def test_a_disk_that_is_full_for_the_source_stops_the_jobs_with_checkpoints(
+    tmp_path: Path, error: Exception
+) -> None:
     sweep = Sweep(tmp_path, [])
     tasks: list[Light | Patient] = [Light(tmp_path / "0", meet=1), Patient(tmp_path / "1", asks=False)]
     jobs = [sweep.add(n, [f"n={n}"], task.run_dir) for n, task in enumerate(tasks)]
     scheduler = Scheduler(sweep, LocalExecutor(2, 1), lambda job: tasks[job.number], Seen(), StopFlag())  # type: ignore[arg-type, return-value]
     with nothing_left(), pytest.raises(ResourceError, match="the disk is full"):
-        scheduler.run(FullDisk(jobs))
+        scheduler.run(FullDisk(jobs, error))
     assert (tmp_path / "1" / "saved").exists()

@@ -18,17 +18,23 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from border_cli.cli.jobs import SweepTask
+from border_cli.cli.jobs import JobScore, SweepTask
 from border_cli.cli.sweep import SweepRun, SweepSettings
 from border_cli.cli.train import main
+from border_cli.config.convert import to_plain
+from border_cli.config.registry import TABLES
+from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import ExitCode, Interrupted
+from border_cli.runs import trust
 from border_cli.runs.directory import Launch
 from border_cli.runtime import forkserver
 from border_cli.runtime.signals import StopFlag
 from border_cli.sweeps.jobs import Sweep
+from border_cli.sweeps.process import JobProcess, LocalExecutor, Task
 from tests.faults.commands import Command, endless, trap
 from tests.faults.processes import processes
 from tests.real_runs import Run, tiny, train
@@ -262,6 +268,7 @@ def test_a_sweep_of_somebody_else_is_not_continued_by_its_own_words(
         (["-m", "resume=."], ". is not a sweep: it has no sweep.json"),
         (["-m", "seed=1,2", "hydra.sweep.dir=/proc/sweeps"], "/proc/sweeps cannot be made"),
         (["-m", "seed=1,2", "hydra.sweep.dir=other"], "other holds another sweep"),
+        (["-m", "seed=range(10,1)"], "the sweep has no jobs: one of its ranges is empty"),
         (["resume=other"], "allowed: border-train -m resume=other"),
         (["hydra/sweeper=border_optuna"], "hydra/sweeper has no effect without -m"),
         (["-m", "hydra/sweeper=optunaa"], "there is no 'optunaa'"),
@@ -299,8 +306,107 @@ def test_the_best_configuration_is_a_preset_for_other_runs(
     found = json.loads(preset.with_name("sweep.json").read_text())
     best = max(found["jobs"], key=lambda job: job["best"])
     assert found["configurations"][0]["jobs"] == [best["number"]]
-    assert f"best     border-train trainer=sync preset={preset}" in capsys.readouterr().out
+    assert (
+        f"best     border-train agent=dqn env=cartpole trainer=sync preset={preset}"
+        in capsys.readouterr().out
+    )
     with_preset, alone = train(f"preset={preset}", *SHORT, "trainer=sync"), job_runs()[best["number"]]
     assert with_preset.config.preset.name == str(preset)
     assert with_preset.config.agent == alone.config.agent
     assert with_preset.files("best") == alone.files("best")
+
+
+def test_each_id_of_an_option_has_its_own_preset(capsys: pytest.CaptureFixture[str]) -> None:
+    assert sweep("env.id=CartPole-v1,Acrobot-v1", "trainer=sync", "recorder.console=plain") == 0
+    best = re.findall(r"best +(border-train .*)", capsys.readouterr().out)
+    names = [path.name for path in sorted(Path("runs/sweeps").glob("*/*/best_*.yaml"))]
+    assert names == ["best_Acrobot-v1.yaml", "best_CartPole-v1.yaml"]
+    for command, env in zip(best, ("CartPole-v1", "Acrobot-v1"), strict=True):
+        with_preset = train(*shlex.split(command)[1:], *SHORT, "trainer=sync")
+        assert (with_preset.config.env.id, env in with_preset.config.preset.name) == (env, True)
+
+
+def test_the_best_preset_of_a_users_own_group_is_used_with_what_the_group_has_chosen(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (workplace / "c" / "experiment").mkdir(parents=True)
+    for gamma in ("0.5", "0.6"):
+        text = "# @package _global_\ndefaults:\n  - override /env: gym\nenv:\n  id: Acrobot-v1\nagent:\n  gamma: "
+        (workplace / "c" / "experiment" / f"g{gamma[2:]}.yaml").write_text(f"{text}{gamma}\n")
+    words = tiny(*SHORT, "+experiment=g5,g6", "trainer=sync", "recorder.console=plain")
+    assert main(["--config-dir", "c", "-m", *words]) == 0
+    (best,) = re.findall("best +(border-train .*)", capsys.readouterr().out)
+    assert "agent=dqn env=gym env.id=Acrobot-v1 trainer=sync preset=" in best
+    with_preset = train(*shlex.split(best)[1:], *SHORT, "trainer=sync")
+    assert with_preset.config.env.id == "Acrobot-v1"
+    assert with_preset.config.agent.gamma in (0.5, 0.6)
+
+
+def test_a_job_of_a_plugin_resumes_although_its_process_has_not_imported_the_plugin(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plugin names a class of ours, so nothing else imports its module."""
+    (workplace / "mine.py").write_text(
+        "from border_cli.config.registry import register\n"
+        "from border_cli.config.schema import RecorderConfig\n"
+        "from border_cli.recorders import NullRecorder\n"
+        'register("recorder", "mine", RecorderConfig, "mine:make")\n'
+        "def make(config, run_dir):\n    return NullRecorder()\n"
+    )
+    monkeypatch.syspath_prepend(str(workplace))
+    monkeypatch.setenv("PYTHONPATH", str(workplace))
+    words = ("plugins=[mine]", "recorder=mine", "seed=1", "trainer=sync")
+    try:
+        assert sweep(*words) == 0
+        (run,) = job_runs()
+        text = (run.path / "summary.json").read_text()
+        (run.path / "summary.json").write_text(text.replace('"done"', '"stopped"'))
+        assert sweep(*words) == 0
+        assert run.json("summary.json")["status"] == "done"
+    finally:
+        del TABLES["recorder"]["mine"]
+        sys.modules.pop("mine", None)
+
+
+def test_a_job_that_was_stopped_in_a_pool_does_not_raise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool of processes kills the others when one raises. Later jobs of the process do not begin."""
+    jobs_module = sys.modules[SweepTask.__module__]
+    monkeypatch.setattr(jobs_module, "_stopped_by", None)
+    began: list[str] = []
+
+    def stopped(*args: object) -> None:
+        began.append("job")
+        raise Interrupted(ExitCode.SIGINT)
+
+    monkeypatch.setattr(jobs_module, "_train_or_resume", stopped)
+    monkeypatch.setattr(jobs_module, "check_composed", lambda *args: TrainConfig())
+    state = SimpleNamespace(
+        overrides=SimpleNamespace(task=["seed=1"]),
+        runtime=SimpleNamespace(output_dir="nowhere", choices={}),
+        job=SimpleNamespace(num=0),
+    )
+    monkeypatch.setattr(HydraConfig, "get", lambda: state)
+    with pytest.raises(Interrupted):
+        SweepTask([], [])(OmegaConf.create())
+    elsewhere = SweepTask([], [], pid=0)
+    for _ in range(2):
+        score = elsewhere(OmegaConf.create())
+        assert isinstance(score, JobScore) and (score.exit_code, score.number) == (130, 0)
+    assert began == ["job", "job"]
+
+
+def test_runs_are_the_users_own_although_their_processes_have_another_list(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on the nodes of a cluster, which have other home directories."""
+    original = LocalExecutor.start
+
+    def start(executor: LocalExecutor, task: Task, run_dir: Path) -> JobProcess:
+        with monkeypatch.context() as patch:
+            patch.setenv("XDG_STATE_HOME", str(workplace / "node"))
+            return original(executor, task, run_dir)
+
+    monkeypatch.setattr(LocalExecutor, "start", start)
+    assert sweep("seed=1", "trainer=sync") == 0
+    (run,) = job_runs()
+    assert trust.is_own(run.summary["run_id"], trust.code_of([], to_plain(run.config)["env"]))

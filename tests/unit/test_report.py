@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
@@ -108,6 +109,10 @@ def write_run(
         ),
         seed=changes.get("seed", 0),
     )
+    plain = to_plain(config)
+    for key, value in changes.get("values", {}).items():
+        *sections, name = key.split(".")
+        functools.reduce(dict.__getitem__, sections, plain)[name] = value
     folder.mkdir(parents=True)
     env_steps, _, score = points[-1]
     summary = {
@@ -116,7 +121,7 @@ def write_run(
         "last_score": {"opt_steps": 1, "mean": score},
         "counters": {"env_steps": changes.get("total", env_steps)},
         "seconds": changes.get("seconds"),
-        "config": to_plain(config),
+        "config": plain,
     }
     (folder / "summary.json").write_text(json.dumps(summary))
     if "command" in changes:
@@ -172,6 +177,27 @@ def test_a_group_is_named_by_what_was_typed_and_by_other_values_only_where_that_
         "dqn on CartPole-v1 agent.lr_schedule=linear",
         "dqn on CartPole-v1 agent.lr_schedule=cosine",
     ]
+
+
+@pytest.mark.parametrize(
+    ("key", "values", "command", "n_groups"),
+    [
+        ("evaluator.type", ("inline", "process"), "", 1),
+        ("evaluator.type", ("inline", "process"), "evaluator=auto", 1),
+        ("evaluator.type", ("inline", "process"), "-m evaluator=inline,process", 2),
+        ("evaluator.type", ("inline", "success"), "plugins=[my]", 2),
+        ("threads", (1, 2), "", 1),
+        ("threads", (1, 2), "-m threads=1,2", 2),
+        ("n_actors", (1, 2), "n_actors=auto", 1),
+        ("n_actors", (1, 2), "", 2),  # of presets, or a file
+    ],
+)
+def test_what_auto_has_chosen_does_not_divide_runs(
+    tmp_path: Path, key: str, values: tuple[Any, Any], command: str, n_groups: int
+) -> None:
+    for value in values:
+        write_run(tmp_path / str(value), [(1, 1.0, 1.0)], command=command, values={key: value})
+    assert len(groups_in(tmp_path)) == n_groups
 
 
 def test_a_long_name_is_cut(tmp_path: Path) -> None:
@@ -321,6 +347,20 @@ def test_the_probability_of_improvement_by_hand() -> None:
     assert probability_of_improvement(y, x).value == 1 - found.value
     sure = probability_of_improvement([np.array([3.0, 4.0])], [np.array([1.0, 2.0])])
     assert (sure.low, sure.value, sure.high) == (1.0, 1.0, 1.0)
+
+
+def test_too_many_algorithms_are_not_compared_in_pairs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for n in range(21):
+        write_run(tmp_path / "runs" / str(n), [(1, 1.0, float(n))], lr=(n + 1) / 1000)
+    assert main([f"out={tmp_path / 'out'}", str(tmp_path / "runs")]) == 0
+    out = capsys.readouterr().out
+    assert "note: 21 algorithms are too many to compare in pairs; 20 are possible" in out
+    assert "higher than" not in out
+    shutil.rmtree(tmp_path / "runs" / "0")
+    assert main([f"out={tmp_path / 'out'}", str(tmp_path / "runs")]) == 0
+    assert "note: 180 more pairs are in report.html" in capsys.readouterr().out
 
 
 def test_profiles_are_shares_of_runs_above_a_threshold() -> None:
