@@ -32,7 +32,7 @@ from border_cli.config.resolve import (
     threads,
     trackers,
 )
-from border_cli.config.resources import Sizes
+from border_cli.config.resources import Sizes, cores_for_actors
 from border_cli.config.schema import AgentConfig, EnvConfig, TrainConfig
 from border_cli.core.errors import IncompatibleStateError, Interrupted, UsageError
 from border_cli.core.progress import Progress, View
@@ -123,11 +123,17 @@ def make_loop(
     """
     c, resumed, user = config, resumed or Resumed(), user or UserParts()
     progress = _make_progress(c)
+
+    def waiting() -> bool:
+        """Whether to stop. Called in each wait at the start and at the end, so that the view goes on meanwhile."""
+        view.show(progress)
+        return stop()
+
     files = _make_files(c, observer.run_dir, resumed)
-    remote = _make_remote(c, observer.run_dir, stop)
+    remote = _make_remote(c, observer.run_dir, waiting)
     recorder = _make_recorder([*files, *remote], view, user.recorder)
     closing.append(recorder.close)
-    films = _make_films(_evaluated(c, user), spec, observer.run_dir, [*files, *remote], stop)
+    films = _make_films(_evaluated(c, user), spec, observer.run_dir, [*files, *remote], waiting)
     if films is not None:
         closing.append(films.close)
     agent = make_agent(c, spec)
@@ -163,7 +169,7 @@ def make_loop(
     parts = Components(
         agent=agent,
         buffer=buffer,
-        source=_make_source(c, spec, user, agent, observer, stop, made),
+        source=_make_source(c, spec, user, agent, observer, waiting, made),
         limiter=limiter,
         evaluator=evaluator,
         eval_seeds=EvalSeeds(c.seed, c.evaluator),
@@ -241,10 +247,10 @@ def _make_source(
     user: UserParts,
     agent: Agent,
     observer: RunObserver,
-    stop: StopFlag,
+    should_stop: StopCheck,
     made: Callable[[], None],
 ) -> ExperienceSource:
-    actors = actor_spec(c, user)
+    actors, columns = actor_spec(c, user), run_columns(c, spec, user)
     if c.trainer.type == "sync":
         actor_id = actors.actor_id(0, 0, 1)
         env = actor_env(actor_id, c, made)
@@ -253,7 +259,7 @@ def _make_source(
         sampler = Sampler(ReplayedEnv(env), agent, processor, seed_of, "actor 0")
         return InThreadSource(sampler, actors.n_envs, env.close)
     source: ExperienceSource = _factory("actor_manager", c.actor_manager.type)(
-        actors, run_columns(c, spec), n_actors(c), c.actor_manager, stop, observer.crashed
+        actors, columns, n_actors(c), c.actor_manager, should_stop, observer.crashed
     )
     return source
 
@@ -326,7 +332,7 @@ def make_view(config: TrainConfig, console: Console, title: str) -> View:
     if wanted == "none":
         return SilentView()
     if wanted == "screen":
-        return ScreenView(console, title)
+        return ScreenView(console, title, cores=cores_for_actors(config))
     return PlainView(sys.stdout)
 
 
@@ -352,13 +358,15 @@ def _make_files(config: TrainConfig, folder: Path, resumed: Resumed) -> list[Tol
     return files
 
 
-def _make_remote(config: TrainConfig, folder: Path, stop: StopFlag) -> list[RemoteRecorder]:
+def _make_remote(config: TrainConfig, folder: Path, should_stop: StopCheck) -> list[RemoteRecorder]:
     """The recorders with a process of their own: experiment trackers, and the user's own by its import path or name."""
     kinds = trackers(config.recorder)
     if config.recorder.type != "default":
         kinds.append(config.recorder.type)
     return [
-        RemoteRecorder(kind, partial(remote_recorder, kind, config, folder), config.recorder.finish_s, stop)
+        RemoteRecorder(
+            kind, partial(remote_recorder, kind, config, folder), config.recorder.finish_s, should_stop
+        )
         for kind in kinds
     ]
 
@@ -379,12 +387,14 @@ def remote_recorder(kind: str, config: TrainConfig, folder: Path) -> Any:
 
 
 def _make_films(
-    c: TrainConfig, spec: EnvSpec, folder: Path, recorders: Sequence[Recorder], stop: StopFlag
+    c: TrainConfig, spec: EnvSpec, folder: Path, recorders: Sequence[Recorder], should_stop: StopCheck
 ) -> Films | None:
     if c.evaluator.video_interval is None:
         return None
     sinks = [one for one in recorders if isinstance(one, TolerantRecorder | RemoteRecorder)]
-    return Films(c.evaluator.video_interval, folder / "videos", film_model, (c, spec), list(sinks), stop)
+    return Films(
+        c.evaluator.video_interval, folder / "videos", film_model, (c, spec), list(sinks), should_stop
+    )
 
 
 def film_model(c: TrainConfig, spec: EnvSpec, model: ModelInfo, path: Path) -> tuple[bytes, tuple[int, int]]:
@@ -496,11 +506,10 @@ def extra_columns(config: TrainConfig, spec: EnvSpec) -> tuple[Column, ...]:
     return () if declared is None else tuple(declared(config.agent, spec))
 
 
-def run_columns(config: TrainConfig, spec: EnvSpec) -> tuple[Column, ...]:
+def run_columns(config: TrainConfig, spec: EnvSpec, user: UserParts | None = None) -> tuple[Column, ...]:
     """All columns of the rows that cross from actors to the replay. Raises UsageError."""
-    if config.env.info_keys and (
-        config.step_processor or hasattr(agent_module(config), "make_step_processor")
-    ):
+    own = config.step_processor or (user is not None and user.step_processor)
+    if config.env.info_keys and (own or hasattr(agent_module(config), "make_step_processor")):
         raise UsageError(
             "env.info_keys needs the step processor of border-cli, and this run has another one\n"
             "allowed: env.info_keys=[], or no step_processor"

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import sys
+import time
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
@@ -34,16 +36,22 @@ from border_cli.config.throughput import Decision, Plan
 from border_cli.core.errors import BorderError, ExitCode, Interrupted, ResourceError, UsageError
 from border_cli.core.spaces import EnvSpec, ObsSpec
 from border_cli.display.format import size
-from border_cli.display.views import is_live
+from border_cli.display.stdout import SafeStream
+from border_cli.display.views import SILENCE_S, is_live
 from border_cli.envs.group import Probed
 from border_cli.envs.spaces import part_name
 from border_cli.runs.directory import RUNS, folder_error
 from border_cli.runs.locate import weights_directory
 from border_cli.runtime import forkserver
+from border_cli.runtime.clock import Deadline
 from border_cli.runtime.signals import StopFlag, or_new
 
-MAKING_S = 120.0
-"""Limit of making the environments in a child."""
+_MAKING_S = 120.0
+
+
+def making_s(config: TrainConfig) -> float:
+    """Limit of making one environment in a child [s]."""
+    return max(_MAKING_S, config.actor_manager.start_timeout_s)
 
 
 def preflight(
@@ -116,7 +124,7 @@ def preflight(
         throughput.with_numbers(config, decision),
         action_mask=probed.action_mask,
         categories=probed.categories,
-        replay_fits=with_replay <= resources.free_disk(folder),
+        replay_fits=with_replay <= resources.disk_for(folder),
         screen=is_live(Console()),
         init_from=config.init_from if weights is None else _init_from(config, spec, weights),
         replay_on_gpu=_replay_on_gpu(config, sizes.replay),
@@ -147,15 +155,28 @@ def _decide(config: TrainConfig, spec: EnvSpec, work: float, stop: StopFlag | No
 
 def probe_env(config: TrainConfig, stop: StopFlag | None) -> Probed:
     """Make the environment once in a child process, and find out what can be known before the run."""
+    began, silence = time.monotonic(), Deadline(SILENCE_S)
     with or_new(stop) as flag:
+
+        def waiting() -> bool:
+            nonlocal silence
+            if silence.passed:
+                line = f"making the environment, for {time.monotonic() - began:.0f} s"
+                SafeStream(lambda: sys.stderr).write_line(line)
+                silence = Deadline(SILENCE_S)
+            return flag()
+
         try:
             found: dict[str, Any] = forkserver.run_in_child(
-                build.probe_env, (config.env, tuple(config.plugins)), MAKING_S, flag
+                build.probe_env, (config.env, tuple(config.plugins)), making_s(config), waiting
             )
         except forkserver.ChildStopped as e:
             raise Interrupted(flag.code or ExitCode.SIGTERM) from e
         except TimeoutError as e:
-            raise UsageError(f"env: making the environment took longer than {MAKING_S:g} s") from e
+            raise UsageError(
+                f"env: making the environment took longer than {making_s(config):g} s\n"
+                "allowed: a higher actor_manager.start_timeout_s"
+            ) from e
         except forkserver.ChildError as e:
             raise _probe_error(e) from e
     spec = replace(EnvSpec.from_json(found["spec"]), left_out=tuple(found["left_out"]))

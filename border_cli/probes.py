@@ -33,7 +33,7 @@ from border_cli.core.spaces import ACTION_MASK, EnvSpec
 from border_cli.core.types import AFTER_TRAINING, Chunk, Items, empty_items
 from border_cli.display.format import counted
 from border_cli.envs.make import make_gym
-from border_cli.preflight import MAKING_S
+from border_cli.preflight import making_s
 from border_cli.runtime import forkserver, seeding
 from border_cli.runtime.signals import StopFlag
 from border_cli.transport import ModelChannel, Ring, model_layout
@@ -151,13 +151,14 @@ def acting(config: TrainConfig, envs: Iterable[int], seconds: float, stop: StopF
     configs = [
         replace(config, actor_manager=replace(config.actor_manager, envs_per_actor=n)) for n in sorted(envs)
     ]
-    rates: list[float] = _in_child(act_alone, (configs, seconds), seconds * len(configs), stop)
+    limit = len(configs) * (making_s(config) + 10 * seconds)
+    rates: list[float] = _in_child(act_alone, (configs, seconds), limit, stop)
     return dict(zip(sorted(envs), rates, strict=True))
 
 
 def stepping(config: TrainConfig, masked: bool, seconds: float, stop: StopFlag) -> float:
     """Env steps/s of the environment alone, with random actions. Raises UsageError as `acting` does."""
-    return float(_in_child(step_alone, (config, masked, seconds), seconds, stop))
+    return float(_in_child(step_alone, (config, masked, seconds), making_s(config) + 10 * seconds, stop))
 
 
 def act_alone(configs: Iterable[TrainConfig], seconds: float) -> list[float]:
@@ -196,12 +197,16 @@ def step_alone(config: TrainConfig, masked: bool, seconds: float) -> float:
         return _rate(step, seconds)
 
 
-def _in_child(function: Callable[..., Any], args: tuple[Any, ...], seconds: float, stop: StopFlag) -> Any:
+def _in_child(function: Callable[..., Any], args: tuple[Any, ...], limit_s: float, stop: StopFlag) -> Any:
     try:
-        return forkserver.run_in_child(function, args, MAKING_S + 10 * seconds, should_stop=stop)
+        return forkserver.run_in_child(function, args, limit_s, should_stop=stop)
     except forkserver.ChildStopped as e:
         raise Interrupted(stop.code or ExitCode.SIGTERM) from e
-    except (forkserver.ChildError, TimeoutError) as e:
+    except TimeoutError as e:
+        raise UsageError(
+            f"an actor cannot be tried: {e}\nallowed: a higher actor_manager.start_timeout_s"
+        ) from e
+    except forkserver.ChildError as e:
         raise UsageError(f"an actor cannot be tried: {first_line(e)}") from e
 
 

@@ -238,7 +238,7 @@ class RunFiles:
             actors=tuple(loop.actors),
             actors_blocked=actors_blocked,
             learner_blocked=learner_blocked,
-            bound=advice(whole, resources.cpus()),
+            bound=advice(whole, resources.cores_for_actors(self._config)),
             expected=_expected(self._config, None if best is None else best.mean, limiter.env_steps),
             exact=self._exact(loop),
             dropped={file.name: file.dropped for file in files},

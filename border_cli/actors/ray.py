@@ -14,7 +14,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from border_cli.actors.lockstep import LockstepManager
@@ -137,12 +137,15 @@ class RayChild:
         self._columns = setup.columns
         self._status = status
         self._chunks = chunks
+        self._actor_id = setup.actor_id
         self._name = f"actor {setup.actor_id.actor}"
         self._sent = first - 1  # number of the last publication that was sent
         self._told = (-1, False)  # credit and stop of the last command
         self._n_commands = 0
         self._wants_state = False
         self._calls: deque[Any] = deque()
+        self._has_answered = False
+        self._blocked_before = status.blocked_ns  # by earlier incarnations
         self._ended = ""  # how it ended; empty while it runs
         remote: Any = link.ray.remote(RemoteActor)
         self._actor = remote.options(max_restarts=0, max_concurrency=_CALLS, **link.options).remote(setup)
@@ -168,6 +171,9 @@ class RayChild:
                 if ref in self._calls:  # they are forgotten when the actor is lost
                     self._calls.remove(ref)
                     yield from self._take(ref)
+        if self._status.stop_requested and not self._has_answered and not self._ended:
+            self.kill()  # it still waits for its place on the cluster
+            yield Finished(ActorStat(self._actor_id.actor, self._actor_id.incarnation))
         self.tell()
 
     def _take(self, ref: Any) -> Iterator[object]:
@@ -177,18 +183,23 @@ class RayChild:
             self._ended = f"was lost: {brief(e)}"
             self._calls.clear()
             return
+        self._has_answered = True
         for packed in reply.chunks:
             self._chunks.add(unpack(packed, self._columns))
         status = self._status
         first = status.first_step_ns
         if reply.seconds and not first:
             first = time.monotonic_ns() - int(1e9 * reply.seconds)
-        status.mirror(reply.state, reply.heartbeat, reply.blocked_ns, first)
+        status.mirror(reply.state, reply.heartbeat, self._blocked_before + reply.blocked_ns, first)
         for level, logger, text in reply.logs:
             logging.getLogger(logger).log(level, "%s: %s", self._name, text)
         for message in reply.messages:
             if isinstance(message, Finished | Failed):
                 self._ended = "has ended"
+            if isinstance(message, Finished):  # the times of all incarnations
+                seconds = (time.monotonic_ns() - first) / 1e9 if first else 0.0
+                stat = replace(message.stat, seconds=seconds, blocked_seconds=status.blocked_ns / 1e9)
+                message = Finished(stat)
             yield message
 
     def tell(self) -> None:
@@ -302,9 +313,9 @@ class _OnRay(ActorManager):
         super().__init__(spec, columns, n_actors, config, should_stop, on_exception)
         cpus = math.ceil(n_actors * config.cpus_per_actor)  # actors mostly wait
         self._cluster = Cluster("actor_manager.address", config.address, cpus)
-        options: dict[str, Any] = {"num_cpus": config.cpus_per_actor}
-        if config.resources:
-            options["resources"] = dict(config.resources)
+        others = dict(config.resources)
+        options: dict[str, Any] = {"num_cpus": config.cpus_per_actor, "num_gpus": others.pop("GPU", 0)}
+        options["resources"] = others
         self._link = RayLink(self._cluster.ray, RayModels(self._cluster.ray, self._kept_models), options)
         self._listen_due = 0.0
         capacity = self._cluster.capacity({"CPU": config.cpus_per_actor, **config.resources})

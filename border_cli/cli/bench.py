@@ -15,7 +15,7 @@ from border_cli.cli.help import complete_train
 from border_cli.cli.overrides import Parser, override_names, override_values, parse_overrides, some_text
 from border_cli.cli.train import stored_config
 from border_cli.config import registry
-from border_cli.config.resources import cpus
+from border_cli.config.resources import cores_for_actors
 from border_cli.config.schema import TrainConfig
 from border_cli.config.throughput import RunSpeeds
 from border_cli.core.errors import ExitCode, UsageError, first_line
@@ -97,7 +97,7 @@ def _bench(config: TrainConfig, typed: Mapping[str, str], speeds: RunSpeeds | No
     with StopFlag() as stop, doing:
         resolved, spec, _ = preflight(config, stop, overrides=typed, resuming=True)
         found = bench(resolved, spec, stop)
-    print_bench(Console(), resolved, found, cpus(), speeds)
+    print_bench(Console(), resolved, found, cores_for_actors(resolved), speeds)
 
 
 def _speeds_of(run_dir: Path) -> RunSpeeds:

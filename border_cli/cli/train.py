@@ -13,6 +13,7 @@ import shlex
 from argparse import Namespace
 from collections.abc import Collection, Sequence
 from contextlib import redirect_stdout
+from dataclasses import fields
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -295,6 +296,12 @@ def _with_overrides(
                 f"allowed: single values, such as {key}.<key>=<value>, or a new run with init_from=<run>"
             )
         set_value(changed, override, command=command)
+    for group, section in changed.items():
+        if f"{group}.type" in typed and (entry := registry.find(group, section["type"])) is not None:
+            known = [
+                option.name for option in fields(entry.config)
+            ]  # the other type may lack keys of the stored one
+            changed[group] = {k: v for k, v in section.items() if k in known or f"{group}.{k}" in typed}
     config = with_typed_budget(to_config(changed), typed)
     config = reopen_for_device(config, stored, typed)
     validate(config)

@@ -10,6 +10,7 @@ import copy
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from border_cli.config.convert import as_typed, dotted, to_plain
@@ -177,7 +178,7 @@ def inherit(config: TrainConfig, stored: TrainConfig) -> TrainConfig:
     manager.envs_per_actor = manager.envs_per_actor or stored.actor_manager.envs_per_actor
     if config.trainer.lockstep_steps is None:
         inherited.trainer.lockstep_steps = stored.trainer.lockstep_steps
-    if config.init_from is not None and stored.init_from is not None:  # a path such as runs/latest moves on
+    if _may_name(config.init_from, stored.init_from):
         inherited.init_from = stored.init_from
     for name in _DECIDED_BY_THE_AGENT:
         if getattr(config.agent, name, "") in (None, "auto") and hasattr(stored.agent, name):
@@ -189,6 +190,15 @@ def inherit(config: TrainConfig, stored: TrainConfig) -> TrainConfig:
         )
     chosen = [key for key, value in dotted(to_plain(config)).items() if value != "auto"]
     return reopen_for_device(inherited, stored, chosen)
+
+
+def _may_name(init_from: str | None, stored: str | None) -> bool:
+    """Whether a typed `init_from` may have become the stored one when the run started."""
+    if init_from is None or stored is None:
+        return False
+    path = Path(init_from)
+    moves_on = any(part.is_symlink() for part in (path, *path.parents))  # such as runs/latest
+    return moves_on or Path(stored).is_relative_to(path.resolve())
 
 
 def with_typed_budget(config: TrainConfig, overrides: Mapping[str, Any]) -> TrainConfig:

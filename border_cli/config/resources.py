@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import os
@@ -84,6 +85,11 @@ class Counts:
 def actor_processes(config: TrainConfig) -> int:
     """Actors with their own process beside the learner: all, or none. Those on a cluster are Ray's to place."""
     return n_actors(config) if config.trainer.type == "async" and config.actor_manager.type != "ray" else 0
+
+
+def cores_for_actors(config: TrainConfig) -> int | None:
+    """CPUs that actors and learner share; None where the actors are on a cluster."""
+    return None if config.actor_manager.type == "ray" else cpus()
 
 
 def memory_need(config: TrainConfig, sizes: Sizes) -> dict[str, int]:
@@ -250,10 +256,16 @@ def limit_cpus(share: int) -> None:
     _cpu_share = share
 
 
-def cpus() -> int:
-    """CPUs that this process may use, at least 1."""
-    every = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return every if _cpu_share is None else min(every, _cpu_share)
+def cpus(root: Path = ROOT) -> int:
+    """CPUs that this process may use, limits of control groups included; at least 1. root: where these are mounted."""
+    most = [len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1]
+    for group in _cgroups("cpu", root):
+        quota, period = [*_text(group / "cpu.max").split(), "", ""][:2]
+        if not quota:  # version 1
+            quota, period = (_text(group / f"cpu.cfs_{what}_us").strip() for what in ("quota", "period"))
+        if quota.isdigit() and period.isdigit():  # without a limit it is "max" or -1
+            most.append(max(1, math.ceil(int(quota) / int(period))))
+    return min(most) if _cpu_share is None else min(*most, _cpu_share)
 
 
 def gpus() -> list[str]:
@@ -279,6 +291,21 @@ def existing(path: Path) -> Path:
 def free_disk(folder: Path) -> int:
     """Bytes that may still be written to `folder`, which need not exist yet. Raises OSError."""
     return int(psutil.disk_usage(str(existing(folder))).free)
+
+
+_KEPT_FILES = ("checkpoints", "best", "tensorboard", "metrics.jsonl", "metrics.csv")
+"""What `disk_need` counts, in a run directory."""
+
+
+def disk_for(run_dir: Path) -> int:
+    """Bytes that a run may take: what is free, and what its checkpoints and records take already. Raises OSError."""
+    files: dict[int, int] = {}  # by inode: checkpoints share blocks of the replay as links to one file
+    for kept in (run_dir / name for name in _KEPT_FILES):
+        for path in (kept, *kept.rglob("*")):
+            with contextlib.suppress(FileNotFoundError):
+                status = path.lstat()
+                files[status.st_ino] = 512 * status.st_blocks
+    return free_disk(run_dir) + sum(files.values())
 
 
 # -- whether it fits ------------------------------------------------------
@@ -346,7 +373,7 @@ def check_memory(config: TrainConfig, sizes: Sizes) -> None:
 
 def check_disk(config: TrainConfig, sizes: Sizes, folder: Path) -> None:
     """Raise ResourceError where the checkpoints that are kept do not fit."""
-    free, need = free_disk(folder), disk_need(config, sizes, config.checkpoint.replay == "full")
+    free, need = disk_for(folder), disk_need(config, sizes, config.checkpoint.replay == "full")
     if sum(need.values()) > free:
         raise ResourceError(
             f"{folder}: this run needs {size(sum(need.values()))} of disk, and {size(free)} are free\n"

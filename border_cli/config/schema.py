@@ -250,7 +250,10 @@ class ActorManagerConfig:
         8192, "capacity of the ring between one actor and the learner", unit="rows", ge=16
     )
     start_timeout_s: float = option(
-        120.0, "kill an actor that is not ready after this time", unit="s", gt=0.0
+        120.0,
+        "kill an actor that is not ready after this time; above 120, it also limits making the environment before the run",
+        unit="s",
+        gt=0.0,
     )
     stop_timeout_s: float = option(
         5.0, "kill an actor that has not exited this long after it was asked to stop", unit="s", gt=0.0

@@ -149,10 +149,11 @@ def predict(config: TrainConfig, speeds: Speeds, cpus: int) -> Throughput:
     """Predicted speed of training: that of the slower side of the ratio, or what the CPUs allow."""
     t, n, own = config.trainer, n_actors(config), threads(config)
     act_s, opt_s = 1 / speeds.env_steps, 1 / speeds.opt_steps + LOOP_S
-    if actor_processes(config) and t.sync_interval is not None:
+    takes_turns, acts_here = t.type == "sync", actor_processes(config) > 0  # else on a cluster
+    if not takes_turns and t.sync_interval is not None:
         opt_s += speeds.publish_s / t.sync_interval
     if t.opt_interval is None:  # each side at its own speed, or at its share of the CPUs
-        share = min(1.0, cpus / (n + own))
+        share = min(1.0, cpus / (own + (n if takes_turns or acts_here else 0)))
         env_steps = n * share * speeds.env_steps
         opt_steps = max(share / 100, share - env_steps * speeds.insert_s) / opt_s  # never 0
         return Throughput(env_steps, opt_steps, "CPUs" if share < 1 else "learning", 0.0, 0.0)
@@ -161,10 +162,10 @@ def predict(config: TrainConfig, speeds: Speeds, cpus: int) -> Throughput:
     sides = {"acting": acting_s / n, "learning": opt_s}
     slower_s = max(sides.values())
     waits = {side: 1 - each_s / slower_s for side, each_s in sides.items()}
-    if actor_processes(config):
+    if acts_here:
         sides["CPUs"] = (acting_s + opt_s * min(own, cpus)) / cpus
     bound_by = max(sides, key=lambda side: sides[side])
-    each_s = sides[bound_by] if actor_processes(config) else acting_s + opt_s
+    each_s = acting_s + opt_s if takes_turns else sides[bound_by]
     return Throughput(t.opt_interval / each_s, 1 / each_s, bound_by, waits["acting"], waits["learning"])
 
 
@@ -179,7 +180,8 @@ def duration(config: TrainConfig, speeds: Speeds, cpus: int) -> Duration:
         if t.max_opts is not None:
             ends.append(Duration(t.max_opts / rates.opt_steps, "learning"))
     elif opt_steps is not None:
-        warmup_s = t.warmup_period / (speeds.env_steps * min(n_actors(config), cpus))
+        n_acting = min(n_actors(config), cpus) if actor_processes(config) else n_actors(config)
+        warmup_s = t.warmup_period / (speeds.env_steps * n_acting)
         ends.append(Duration(warmup_s + opt_steps / rates.opt_steps, rates.bound_by))
     return min(ends, key=lambda end: end.seconds)
 
@@ -194,14 +196,18 @@ SMALL_OPT_STEP = 2_000_000
 """Weights of the policy's network times rows of a batch: below this, a second thread costs about what it saves."""
 COMPILED = 2.0
 """Opt steps that the run will compile count as this much faster: measured are 1.3 to 5.9 times."""
+MOST_ON_CLUSTER = 256
+"""Actors on a cluster that `auto` may choose. Those for which it has no room wait for nodes."""
 _SAME = 0.98
 """More actors or environments must predict a faster run than this share of the fastest."""
 
 
 def most_actors(config: TrainConfig, cpus: int) -> int:
     """The largest number of actors that `auto` may choose; the given number where it is not `auto`."""
-    is_fixed = config.n_actors is not None or is_reproducible(config)
-    return n_actors(config) if is_fixed else max(n_actors(config), cpus - 1)
+    if config.n_actors is not None or is_reproducible(config):
+        return n_actors(config)
+    most = MOST_ON_CLUSTER if config.actor_manager.type == "ray" else cpus - 1
+    return max(n_actors(config), most)
 
 
 def env_counts(config: TrainConfig) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ A check that fails names every value it looked at, so that one of them can be ch
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 from border_cli.config import presets
 from border_cli.config.resolve import (
@@ -25,7 +25,7 @@ from border_cli.core.errors import UsageError
 
 _OF_PROCESSES = (
     *("actor_manager.n_buffer", "actor_manager.heartbeat_timeout_s", "actor_manager.ring_rows"),
-    *("actor_manager.start_timeout_s", "actor_manager.stop_timeout_s", "actor_manager.serial_init"),
+    *("actor_manager.stop_timeout_s", "actor_manager.serial_init"),
     "trainer.sync_interval",
 )
 """Keys that matter only to actors in processes."""
@@ -104,7 +104,9 @@ def _effects(
     unused = config.actor_manager.restarts == 0
     yield unused, keys, "with actor_manager.restarts=0", "with actor_manager.restarts > 0"
     of_actors = [one for one in overrides if one.partition(".")[0] == "actor_manager"]
-    keys = [one for one in of_actors if one != "actor_manager.envs_per_actor"]
+    # The start timeout also limits the making of the environment before the run.
+    kept = ("actor_manager.envs_per_actor", "actor_manager.start_timeout_s")
+    keys = [one for one in of_actors if one not in kept]
     yield sync, keys, "under trainer=sync", "with trainer=async"
     keys, recorder = ["recorder.project", "recorder.finish_s"], config.recorder
     unused, reason = not trackers(recorder) and recorder.type == "default", "without a tracker"
@@ -225,6 +227,14 @@ def _actors(config: TrainConfig) -> Checks:
         manager.min_actors > actors,
         f"actor_manager.min_actors={manager.min_actors} are more than n_actors={actors}",
         "min_actors <= n_actors",
+    )
+    others: Mapping[str, object] = getattr(manager, "resources", {})
+    bad = [name for name, one in others.items() if not isinstance(one, int | float) or one < 0]
+    yield (
+        bool(bad) or "CPU" in others,
+        f"actor_manager.resources={others}: "
+        + ("CPU is an option of its own" if "CPU" in others else "not amounts"),
+        "numbers >= 0 by the name of the resource, and actor_manager.cpus_per_actor for CPUs",
     )
     yield (
         sync and t.lockstep,

@@ -206,7 +206,7 @@ def print_plan(console: Console, plan: Plan) -> None:
 
 
 def print_bench(
-    console: Console, config: TrainConfig, found: Bench, cpus: int, run: RunSpeeds | None
+    console: Console, config: TrainConfig, found: Bench, cores: int | None, run: RunSpeeds | None
 ) -> None:
     """Print what border-bench measured, predicts and recommends. run: to compare with. A closed console is no error."""
     ceilings = make_table("alone", "", "per second", "")
@@ -236,7 +236,7 @@ def print_bench(
         n_actors=n_actors(config),
         asynchronous=t.type == "async",
     )
-    bound = advice(progress, cpus)
+    bound = advice(progress, cores)
     if p.bound_by == "CPUs":
         bound = "CPU-bound: actors and learner share the CPUs; a larger trainer.opt_interval needs fewer opt steps"
     print_lines(console, ("bound", bound), ("try", " ".join(found.recommended)))

@@ -168,13 +168,11 @@ class GymEnv:
         """The numbers of `env.info_keys` in an episode's last info, NaN where there is none, with one warning per key."""
         values = []
         for key in self._info_keys:
-            value: Any = info.get(key)
-            is_number = np.ndim(value) == 0 and isinstance(value, int | float | np.bool_ | np.number)
-            if not is_number and key not in self._missing_keys:
+            values.append(_number(info.get(key)))
+            if math.isnan(values[-1]) and key not in self._missing_keys:
                 self._missing_keys.add(key)
                 has = "no number" if key in info else f"none; it has {', '.join(map(str, info)) or 'nothing'}"
                 _logger.warning("env.info_keys: %s: the info at the end of an episode has %s", key, has)
-            values.append(float(value) if is_number else math.nan)
         return values
 
     def render(self, env_ix: int = 0) -> Any:
@@ -338,6 +336,16 @@ def _find_categories(env: GymEnv, config: EnvConfig) -> dict[str, list[int]]:
         for name, leaf in images.items()
         if greatest[name].any()
     }
+
+
+def _number(value: Any) -> float:
+    """A value of an info; NaN for what is no number, inf for one that is too large."""
+    if not isinstance(value, int | float | np.bool_ | np.integer | np.floating):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 def _random_action(env: GymEnv, rng: np.random.Generator) -> Array:

@@ -23,7 +23,7 @@ from border_cli.core.errors import UsageError
 from border_cli.core.protocols import ActingPolicy
 from border_cli.core.spaces import Array, EnvSpec, ObsLeaf
 from border_cli.export import numpy_policy
-from border_cli.export.policy import ExportedPolicy, example
+from border_cli.export.policy import ExportedPolicy, example, inner_bounds
 
 OPSET = 17
 
@@ -83,9 +83,9 @@ def _write_onnx(module: ExportedPolicy, spec: EnvSpec, path: Path) -> None:
 
 def _write_numpy(policy: ActingPolicy, spec: EnvSpec, folder: Path) -> None:
     arrays: dict[str, Array] = {}
-    if isinstance(policy, DqnPolicy):
+    if type(policy) is DqnPolicy:
         description = _described_values(policy, arrays)
-    elif isinstance(policy, SacPolicy):
+    elif type(policy) is SacPolicy:
         description = _described_actions(policy, spec, arrays)
     else:
         raise UsageError("format=numpy is for border-cli's own agents\nallowed: format=onnx or torchscript")
@@ -119,7 +119,7 @@ def _described_actions(policy: SacPolicy, spec: EnvSpec, arrays: dict[str, Array
     _add_layers(arrays, "trunk", list(network.layers))
     _add_layers(arrays, "out", [network.out])
     middle, half_range = TanhBijector(spec.action).arrays
-    low, high = (np.array(bound, np.float32) for bound in (spec.action.low, spec.action.high))
+    low, high = inner_bounds(spec.action)
     arrays |= {
         "action/middle": middle,
         "action/half_range": half_range,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
+import math
 import os
 import re
 import signal
@@ -73,7 +74,12 @@ class Cluster:
     def capacity(self, need: dict[str, float]) -> int:
         """How many times these resources ("CPU", "GPU", …) fit into the nodes, if nothing else used them."""
         return sum(
-            min(int(node["Resources"].get(name, 0) // amount) for name, amount in need.items() if amount)
+            min(
+                # 1 // 0.1 is 9
+                math.floor(node["Resources"].get(name, 0) / amount + 1e-9)
+                for name, amount in need.items()
+                if amount
+            )
             for node in self.ray.nodes()
             if node["Alive"]
         )

@@ -58,6 +58,11 @@ class RaySettings:
             raise UsageError(f"hydra.launcher: {e}\nallowed: {', '.join(cls.__annotations__)}") from e
         amounts = {"cpus_per_job": read.cpus_per_job, "gpus_per_job": read.gpus_per_job}
         amounts |= {f"resources.{name}": amount for name, amount in (read.resources or {}).items()}
+        own = next((name for name in ("CPU", "GPU") if name in (read.resources or {})), None)
+        if own is not None:
+            raise UsageError(
+                f"hydra.launcher.resources: {own} is a key of its own\nallowed: hydra.launcher.{own.lower()}s_per_job"
+            )
         for name, amount in amounts.items():
             if not isinstance(amount, int | float) or amount < 0 or (name == "cpus_per_job" and amount == 0):
                 least = "> 0" if name == "cpus_per_job" else ">= 0"

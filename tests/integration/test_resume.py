@@ -12,13 +12,16 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
+from border_cli import compose
 from border_cli.checkpoints.contents import read_run_state, read_scores
-from border_cli.cli.train import main
+from border_cli.cli.overrides import parse_overrides
+from border_cli.cli.train import main, stored_config
 from border_cli.config.convert import known_keys, to_plain
-from border_cli.config.resolve import Change, is_reproducible, safe
+from border_cli.config.resolve import Change, changes, is_reproducible, safe
+from border_cli.config.schema import ActorManagerConfig
 from border_cli.core.errors import ExitCode, Interrupted, UsageError
 from border_cli.core.types import Evaluation
-from border_cli.runs.directory import locked, read_config
+from border_cli.runs.directory import locked, read_config, write_config
 from border_cli.training.ratio_limiter import RatioLimiter
 from tests.faults.amounts import sampled
 from tests.interrupted import assert_same_bits, resume, run_interrupted, run_killed, run_whole, signal_at
@@ -543,3 +546,15 @@ def test_a_warm_up_that_uses_the_rest_of_the_budget_is_logged(folder: Path) -> N
     assert "nothing more is learned" in (run.path / "train.log").read_text().replace("\n         ", " ")
     resume(run.path, "trainer.max_env_steps=200")
     assert (run.path / "train.log").read_text().count("nothing more") == 1
+
+
+def test_a_run_on_a_cluster_may_be_resumed_with_processes(tmp_path: Path) -> None:
+    """The keys of Ray's actors go; one that is typed is still refused."""
+    config = compose("agent=dqn", "env=cartpole", "actor_manager=ray", "n_actors=2")
+    write_config(tmp_path, config)
+    stored, changed = stored_config(tmp_path, parse_overrides(["actor_manager.type=process"]), "resume")
+    assert (stored.actor_manager.type, type(changed.actor_manager)) == ("ray", ActorManagerConfig)
+    assert all(safe(stored, one) for one in changes(stored, changed))
+    words = ["actor_manager.type=process", "actor_manager.address=auto"]
+    with pytest.raises(UsageError, match=r"actor_manager\.address"):
+        stored_config(tmp_path, parse_overrides(words), "resume")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import av
 import pytest
@@ -129,6 +130,13 @@ def test_a_custom_evaluator_and_step_processor_are_used(workplace: Path) -> None
     assert set(evaluator.evaluated) == {20, 30} and evaluator.closed
     assert result.best is not None and (result.best.opt_steps, result.best.mean) == (30, 30.0)
     assert len(made) == 1
+
+
+@pytest.mark.parametrize("train", [border_cli.train, border_cli.train_async])
+def test_metrics_of_infos_need_our_step_processor(workplace: Path, train: Any) -> None:
+    config = small(env=EnvConfig(id="CartPole-v1", info_keys=["score"]))
+    with pytest.raises(UsageError, match=r"env\.info_keys needs the step processor of border-cli"):
+        train(config, workplace / "run", step_processor=one_step)
 
 
 @pytest.mark.parametrize("evaluator", ["inline", "process"])

@@ -12,7 +12,8 @@ from border_cli import probes
 from border_cli.agents.dqn.config import DqnConfig
 from border_cli.config.convert import to_config, to_plain
 from border_cli.config.resolve import inherit, steps_natively, streams
-from border_cli.config.schema import ActorManagerConfig, EnvConfig, TrainConfig, TrainerConfig
+from border_cli.config.resources import cores_for_actors
+from border_cli.config.schema import ActorManagerConfig, EnvConfig, RayConfig, TrainConfig, TrainerConfig
 from border_cli.config.throughput import (
     LOOP_S,
     SMALL_OPT_STEP,
@@ -20,6 +21,7 @@ from border_cli.config.throughput import (
     Measured,
     Speeds,
     decide,
+    duration,
     env_counts,
     most_actors,
     open_numbers,
@@ -164,6 +166,20 @@ def test_the_predicted_speed(
         bound_by,
         *map(pytest.approx, waits),
     )
+
+
+def test_actors_on_a_cluster_take_no_cpu_of_the_learner() -> None:
+    """An opt step of 2 ms, beside 200 actors that each need 50 ms for an env step. The warm-up is theirs alone."""
+    found = replace(
+        config(opt_interval=1.0, n_actors=200, max_env_steps=6_000, warmup_period=2_000),
+        actor_manager=RayConfig(envs_per_actor=1),
+    )
+    speeds = Speeds(20, 500)
+    predicted = predict(found, speeds, 2)
+    assert (predicted.opt_steps, predicted.bound_by) == (pytest.approx(1 / (0.002 + LOOP_S)), "learning")
+    expected = 2_000 / (200 * 20) + 4_000 * (0.002 + LOOP_S)
+    assert duration(found, speeds, 2).seconds == pytest.approx(expected)
+    assert (most_actors(replace(found, n_actors=None), 2), cores_for_actors(found)) == (256, None)
 
 
 REPRODUCIBLE = ({"type": "sync"}, {"lockstep": True})

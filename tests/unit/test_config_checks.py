@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from border_cli.config import resolve, validate
 from border_cli.config.convert import to_config, to_plain
 from border_cli.config.resolve import changes
+from border_cli.config.schema import RayConfig
 from border_cli.core.errors import UsageError
 
 SMALL = {
@@ -333,6 +336,29 @@ def test_derived_values_follow_their_sources_on_resume():
     stored.n_actors, stored.evaluator.episodes = 100, 8
     found = resolved(stored)
     assert (found.trainer.ratio_tolerance, found.evaluator.confirm_episodes) == (200, 8)
-    # The weights of init_from stay those of the first launch.
-    stored = resolved(config(init_from="runs/latest"), init_from="/runs/a/best")
-    assert resolve.inherit(config(init_from="runs/latest"), stored).init_from == "/runs/a/best"
+
+
+@pytest.mark.parametrize(
+    ("typed", "stored", "is_inherited"),
+    [
+        ("a", "a/best", True),
+        ("a/best", "a/best", True),
+        ("latest", "b/best", True),  # a link that was another one when the run began
+        ("latest/best", "b/best", True),
+        ("b", "a/best", False),
+        ("ab", "a/best", False),
+    ],
+)
+def test_weights_of_another_run_are_another_configuration(tmp_path, monkeypatch, typed, stored, is_inherited):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "latest").symlink_to("a")
+    source = str(tmp_path / stored)
+    inherited = resolve.inherit(config(init_from=typed), resolved(config(), init_from=source))
+    assert (inherited.init_from == source) == is_inherited
+
+
+@pytest.mark.parametrize("resources", [{"GPU": "one"}, {"sim": -1}, {"CPU": 1}])
+def test_amounts_of_resources_are_numbers(resources):
+    with pytest.raises(UsageError, match=r"actor_manager\.resources="):
+        validate.validate(replace(config(), actor_manager=RayConfig(resources=resources)))
+    validate.validate(replace(config(), actor_manager=RayConfig(resources={"GPU": 0.5, "sim": 1})))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import warnings
 from typing import Any
 
@@ -186,3 +187,25 @@ def test_an_array_that_environments_share_is_stored_before_the_next_one_is_stepp
     step = env.step([0, 1, 2], np.zeros(3, np.int64))
     np.testing.assert_array_equal(np.diff(step.next_obs["obs"][:, 0]), [1, 1])
     env.close()
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (3, 3.0),
+        (np.float32(0.5), 0.5),
+        (np.bool_(True), 1.0),
+        (10**400, math.inf),
+        ([[1], [1, 2]], None),
+        ("high", None),
+        (1j, None),
+        (np.complex64(1), None),
+    ],
+)
+def test_what_an_info_holds_is_a_number_or_missing(
+    value: Any, expected: float | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    env = GymEnv(EnvConfig(entry_point="tests.counting:CountingEnv", info_keys=["score"]))
+    found = env._values({"score": value})
+    assert found == [expected] or (expected is None and math.isnan(found[0]))
+    assert ("has no number" in caplog.text) == (expected is None)

@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from border_cli.agents.dqn.agent import NO_NOISE, DqnPolicy, Noise
 from border_cli.agents.dqn.config import DqnConfig
 from border_cli.config.registry import AGENTS
 from border_cli.core.errors import UsageError
+from border_cli.core.spaces import ActionSpec, Array, Obs
 from border_cli.export import numpy_policy
+from border_cli.export.policy import inner_bounds
 from border_cli.export.write import write_policy
 from tests.exported import (
     OBSERVATIONS,
@@ -97,3 +100,28 @@ def test_the_readme_says_whether_evaluations_take_random_actions(tmp_path: Path,
 def test_an_agent_without_a_function_of_tensors_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be exported"):
         write_policy(NumpyPolicy(), spec_of("vector", "dqn"), tmp_path, "numpy", "title")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("format", ["numpy", "torchscript"])
+def test_a_policy_with_its_own_way_of_acting_is_refused(tmp_path: Path, format: str) -> None:
+    """Its inherited `decide` would leave that out."""
+
+    class Careful(DqnPolicy):
+        def action_values(self, obs: Obs, noise: Noise = NO_NOISE) -> Array:
+            return -super().action_values(obs, noise)
+
+    spec = spec_of("vector", "dqn")
+    policy = policy_of("dqn", spec)
+    policy.__class__ = Careful
+    with pytest.raises(UsageError, match="cannot be exported"):
+        write_policy(policy, spec, tmp_path / "out", format, "title")
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_action_lies_outside_of_bounds_between_two_float32_numbers() -> None:
+    """float32(0.1) is larger than 0.1."""
+    action = ActionSpec("box", shape=(2,), low=(-0.1, -0.5), high=(0.1, 0.5))
+    low, high = inner_bounds(action)
+    assert (low.dtype, high.dtype) == (np.float32, np.float32)
+    assert -0.1 <= low[0] < -0.0999 and 0.0999 < high[0] <= 0.1
+    assert (low[1], high[1]) == (-0.5, 0.5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -189,6 +190,41 @@ def test_a_lost_actor_has_ended_at_once() -> None:
     store.answers |= {1: RuntimeError("the node left"), 2: RuntimeError("the node left")}
     assert list(child.receive()) == []
     assert child.exited() and child.exit_reason == "was lost: the node left"
+
+
+def test_an_actor_that_waits_for_its_place_ends_when_the_run_does() -> None:
+    store = Store()
+    child, _ = two_calls(store)
+    child._status._shared[0] = 1  # a stop is requested
+    (message,) = child.receive()
+    assert isinstance(message, Finished) and message.stat.state == "starting"
+    assert child.exited() and not child.calls
+
+
+def test_the_times_of_an_actor_are_those_of_all_its_incarnations() -> None:
+    store = Store()
+    block = StatusBlock(1)
+    block[0].mirror(ActorState.ACTING, 1, 3_000_000_000, 1)  # an earlier one was blocked for 3 s
+    spec, arrived = counting_actors(lengths=[7]), ArrivedChunks()
+    setup = RemoteSetup(spec, spec.actor_id(0, 1, 1), COLUMNS, 64, 30)
+    child = RayChild(RayLink(store, RayModels(store, 1), {}), setup, block[0], arrived, 1)
+    end = Finished(ActorStat(0, seconds=1.0, blocked_seconds=0.5))
+    store.answers[1] = replace(answer([end]), seconds=1.0, blocked_ns=500_000_000)
+    (message,) = child.receive()
+    assert isinstance(message, Finished)
+    assert message.stat.blocked_seconds == 3.5
+    assert message.stat.seconds > 1.0
+
+
+def test_the_room_of_a_cluster_is_not_lost_to_rounding() -> None:
+    cluster = ray_cluster.Cluster.__new__(ray_cluster.Cluster)
+    nodes = [
+        {"Alive": True, "Resources": {"CPU": 1.0, "GPU": 3.0}},
+        {"Alive": False, "Resources": {"CPU": 9.0}},
+    ]
+    cluster.ray = SimpleNamespace(nodes=lambda: nodes)
+    assert [cluster.capacity({"CPU": need}) for need in (0.1, 0.3, 1, 2)] == [10, 3, 1, 0]
+    assert cluster.capacity({"CPU": 0.1, "GPU": 1.0, "sim": 0}) == 3
 
 
 def test_a_call_returns_with_chunks_and_at_once_when_a_newer_one_comes(

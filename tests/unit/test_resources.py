@@ -241,3 +241,53 @@ def test_too_few_processes_are_refused_with_a_number_that_fits(monkeypatch: pyte
     monkeypatch.setattr(resources, "free_tasks", lambda: need - 3)
     with pytest.raises(ResourceError, match=r"pids\.max of the control group\), or n_actors up to 6"):
         resources.check_tasks(c)
+
+
+def test_a_run_that_resumes_may_take_the_disk_that_it_has_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two checkpoints share a block of the replay, a link to one file. A video is no part of the need."""
+    for name in ("checkpoints/a", "checkpoints/b", "best", "videos"):
+        (tmp_path / name).mkdir(parents=True)
+    block, score = tmp_path / "checkpoints" / "a" / "block", tmp_path / "best" / "model"
+    block.write_bytes(bytes(1 << 20))
+    (tmp_path / "checkpoints" / "b" / "block").hardlink_to(block)
+    score.write_bytes(bytes(1 << 18))
+    (tmp_path / "metrics.jsonl").write_bytes(bytes(1 << 16))
+    (tmp_path / "videos" / "film").write_bytes(bytes(1 << 20))
+    monkeypatch.setattr(resources, "free_disk", lambda path: 1000)
+    folders = [tmp_path / "checkpoints", tmp_path / "best", *tmp_path.glob("checkpoints/*")]
+    held = [block, score, tmp_path / "metrics.jsonl", *folders]
+    assert resources.disk_for(tmp_path) == 1000 + sum(512 * path.stat().st_blocks for path in held)
+    assert resources.disk_for(tmp_path) > (1 << 20) + (1 << 18) + (1 << 16)
+    assert resources.disk_for(tmp_path / "new") == 1000
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, 4),
+        ({"sys/fs/cgroup/cpu.max": "150000 100000\n"}, 2),
+        ({"sys/fs/cgroup/cpu.max": "max 100000\n"}, 4),
+        ({"sys/fs/cgroup/job/cpu.max": "10000 100000\n", "sys/fs/cgroup/cpu.max": "300000 100000\n"}, 1),
+        (
+            {
+                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "300000\n",
+                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+            },
+            3,
+        ),
+        (
+            {"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n"},
+            4,
+        ),
+    ],
+)
+def test_the_cpus_within_control_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], expected: int
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2, 3})
+    version = "3:cpu:/job\n" if any("/cpu/" in name for name in files) else "0::/job\n"
+    assert resources.cpus(write(tmp_path, files | {"proc/self/cgroup": version})) == expected
+    monkeypatch.setattr(resources, "_cpu_share", 2)
+    assert resources.cpus(tmp_path) == min(2, expected)
