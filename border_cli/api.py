@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,7 +66,8 @@ def train_async(
         BorderError: the run failed. Interrupted: it was asked to stop.
     """
     user = UserParts(recorder, evaluator, step_processor, evaluation_env, tuple(actor_agents))
-    return _train(_composed(config), Path(run_dir), user)
+    with _alone():
+        return _train(_composed(config), Path(run_dir), user)
 
 
 def train(
@@ -79,7 +82,24 @@ def train(
     """Train in this thread, with `trainer.type=sync`. Arguments, result and errors are those of `train_async`."""
     config = _composed(config, "trainer=sync")
     config = replace(config, trainer=replace(config.trainer, type="sync"))
-    return _train(config, Path(run_dir), UserParts(recorder, evaluator, step_processor, evaluation_env))
+    with _alone():
+        return _train(config, Path(run_dir), UserParts(recorder, evaluator, step_processor, evaluation_env))
+
+
+_training = threading.Lock()
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Raises UsageError while another thread trains: log, standard output and threads of torch are the process's."""
+    if not _training.acquire(blocking=False):
+        raise UsageError(
+            "another run trains in this process\nallowed: a process for each run, or one run after another"
+        )
+    try:
+        yield
+    finally:
+        _training.release()
 
 
 def _composed(config: TrainConfig | Sequence[str], *words: str) -> TrainConfig:
@@ -127,5 +147,5 @@ def _train(config: TrainConfig, run_dir: Path, user: UserParts) -> RunResult:
         user = replace(user, evaluation_env=replace(env, action_mask=probed.action_mask))
     with directory.exclusive(run_dir) as path:
         directory.write_config(path, config)
-        launch = directory.Launch([], command="train_async")
+        launch = directory.Launch([], command="train" if config.trainer.type == "sync" else "train_async")
         return run.train(config, spec, path, launch, user=user, decided=decided)

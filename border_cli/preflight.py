@@ -87,6 +87,8 @@ def preflight(
         forkserver.end_forkserver()  # it has the old limit
     resources.check_tasks(largest)
     policies = config.trainer.type == "async" or may_evaluate_beside(config)  # in children
+    if policies:
+        forkserver.end_light_forkserver()
     forkserver.start_early(forkserver.PRELOAD if policies else forkserver.LIGHT_PRELOAD)
     build.agent_module(config)  # imports torch while the forkserver does the same: the probe waits for that
     for key, path in import_paths(to_plain(config)).items():

@@ -120,6 +120,20 @@ class Composed:
         return cast(T, result)
 
 
+@contextlib.contextmanager
+def _own_hydra() -> Iterator[None]:
+    """Set aside the state of Hydra of a program that uses us, which may be a Hydra application itself."""
+    hydra, config = GlobalHydra.instance().hydra, HydraConfig.instance().cfg
+    GlobalHydra.instance().clear()
+    try:
+        yield
+    finally:
+        GlobalHydra.instance().clear()
+        if hydra is not None:
+            GlobalHydra.instance().hydra = hydra
+        HydraConfig.instance().cfg = config
+
+
 class Composer:
     """Hydra over conf/ and the user's folders. A context manager, because Hydra's state is global.
 
@@ -141,6 +155,7 @@ class Composer:
 
     def __enter__(self) -> Composer:
         with contextlib.ExitStack() as stack:
+            stack.enter_context(_own_hydra())
             stack.enter_context(initialize_config_dir(str(conf_dir()), version_base="1.3"))
             self.hydra: Any = GlobalHydra.instance().hydra
             for group, table in TABLES.items():

@@ -13,7 +13,7 @@ from hydra._internal.hydra import Hydra
 
 from border_cli.cli.compose import PRIMARY, Composer, plain_data, translated
 from border_cli.cli.errors import show
-from border_cli.config.convert import RESUME, describe_range, dotted, known_keys, to_config, to_plain
+from border_cli.config.convert import RESUME, describe_range, known_keys, option_values, to_config, to_plain
 from border_cli.config.presets import NONE, conf_dir, shipped, tuned_for, variants
 from border_cli.config.schema import OptionInfo
 from border_cli.core.errors import ExitCode, UsageError
@@ -86,7 +86,7 @@ def help_page(composer: Composer, groups: Sequence[str] = ()) -> str:
     """The page, or all keys of these groups, with the values that the composer's overrides give."""
     merged = composer.merge(composer.argv())
     plain = to_plain(to_config(plain_data(merged)))
-    values, infos = dotted(plain), known_keys(plain)
+    values, infos = option_values(plain), known_keys(plain)
     chosen = merged.hydra.runtime.choices
     composed = (
         f"with the values of agent={chosen['agent']} env={chosen['env']} preset={values['preset.name']}"

@@ -302,7 +302,9 @@ def _with_overrides(
                 option.name for option in fields(entry.config)
             ]  # the other type may lack keys of the stored one
             changed[group] = {k: v for k, v in section.items() if k in known or f"{group}.{k}" in typed}
-    config = with_typed_budget(to_config(changed), typed)
+    config, t = to_config(changed), stored.trainer
+    if None in (t.max_opts, t.max_env_steps):  # if it has both, both were chosen
+        config = with_typed_budget(config, typed)
     config = reopen_for_device(config, stored, typed)
     validate(config)
     check_effect(config, typed)

@@ -195,6 +195,11 @@ def known_keys(data: Mapping[str, Any]) -> dict[str, OptionInfo]:
     return dict(_walk(TrainConfig, "", classes))
 
 
+def option_values(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The value of every key in plain data; that of a mapping, such as env.kwargs, is whole."""
+    return {key: functools.reduce(operator.getitem, key.split("."), data) for key in known_keys(data)}
+
+
 def all_keys() -> dict[str, OptionInfo]:
     """Every dotted key of any kind of section."""
     keys = known_keys({})

@@ -42,7 +42,11 @@ _SAFE = (
 _DECIDED_BY_THE_AGENT = ("lr_opt_steps", "compile")
 _SAFE_RUNNING_FREE = ("n_actors", "actor_manager.", "threads", "trainer.ratio_tolerance")
 _KEEP_THE_BITS = (
-    *BUDGETS,
+    *(
+        "trainer.max_opts",
+        "trainer.max_env_steps",
+        "trainer.max_time",
+    ),  # stop_return has a say in which model is the best
     "recorder.",
     "checkpoint.",
     "env.out_of_bounds",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping
-from functools import reduce
-from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ from rich.console import Console
 
 import border_cli
 from border_cli.config import presets
-from border_cli.config.convert import as_typed, known_keys, to_plain
+from border_cli.config.convert import as_typed, option_values, to_plain
 from border_cli.config.resolve import envs_per_actor, is_reproducible, n_actors, reopen
 from border_cli.config.schema import GROUPS, BufferConfig, TrainConfig
 from border_cli.display import format
@@ -121,14 +119,14 @@ def _budget(config: TrainConfig) -> str:
 def _differences(config: TrainConfig, typed: Mapping[str, str]) -> tuple[list[str], list[str]]:
     """All typed keys with their values as typed, and `key=value` of the others that differ from the schema's defaults."""
     sections: dict[str, Any] = {name: type(getattr(config, name))() for name in GROUPS}
-    defaults = _values(TrainConfig(**sections)) | {"buffer.type": BufferConfig().type}
-    followed = _values(reopen(config))  # without what follows from other values
+    defaults = option_values(to_plain(TrainConfig(**sections))) | {"buffer.type": BufferConfig().type}
+    followed = option_values(to_plain(reopen(config)))  # without what follows from other values
     if followed["env.action_mask"] == "none":
         followed["env.action_mask"] = defaults["env.action_mask"]
     if not followed["env.categories"]:
         followed["env.categories"] = defaults["env.categories"]
     by_hand, by_file = [], []
-    for key, value in _values(config).items():
+    for key, value in option_values(to_plain(config)).items():
         shown = not key.startswith(_NOT_SHOWN)
         name = key.removesuffix(".type")  # buffer.type is typed as buffer
         # env.kwargs is typed as env.kwargs or env.kwargs.gravity
@@ -139,12 +137,6 @@ def _differences(config: TrainConfig, typed: Mapping[str, str]) -> tuple[list[st
         elif shown and followed[key] != defaults[key]:
             by_file.append(f"{name}={as_typed(value)}")
     return by_hand, by_file
-
-
-def _values(config: TrainConfig) -> dict[str, Any]:
-    """Everything that can be set, by dotted key."""
-    plain = to_plain(config)
-    return {key: reduce(getitem, key.split("."), plain) for key in known_keys(plain)}
 
 
 def _lines(label: str, text: str, width: int) -> list[str]:

@@ -90,7 +90,8 @@ def may_block(stream: IO[str]) -> bool:
 def nonblocking_stdout() -> Iterator[None]:
     """Replace `sys.stdout` by a NonblockingStream inside the block, if writing to it may block."""
     stdout = sys.stdout
-    if isinstance(stdout, NonblockingStream) or not may_block(stdout):
+    # The stdout of a notebook shows lines in its cell; its descriptor leads elsewhere.
+    if not isinstance(stdout, io.TextIOWrapper) or not may_block(stdout):
         yield
         return
     SafeStream(lambda: stdout).attempt(stdout.flush)

@@ -53,6 +53,8 @@ class Resumed:
         changes: of the configuration.
         exact: whether a reproducible run gives the bits of an uninterrupted one.
         best: the model of best/, which may be newer than the checkpoint; None for a reproducible run.
+        drops_best: whether a reproducible run goes back to the best model before that in best/, which is the last one of
+            a launch that has ended. An uninterrupted run would not have evaluated it.
     """
 
     path: Path | None = None
@@ -63,6 +65,7 @@ class Resumed:
     changes: tuple[Change, ...] = ()
     exact: bool = True
     best: tuple[ModelInfo, Evidence] | None = None
+    drops_best: bool = False
 
 
 def read_resumed(run_dir: Path, config: TrainConfig, wanted: Sequence[Change]) -> Resumed:
@@ -87,11 +90,15 @@ def read_resumed(run_dir: Path, config: TrainConfig, wanted: Sequence[Change]) -
     exact = summary.get("exact") is not False and state.replay is not None and whole
     exact = exact and all(_keeps(config, state, change) for change in wanted)
     exact = exact and not _had_schedules_of_the_budget(config, wanted)
-    best = None if is_reproducible(config) else _best(run_dir)
+    best, drops_best = _best(run_dir), False
+    if is_reproducible(config) and best is not None:
+        interval = config.trainer.eval_interval
+        drops_best = best[0].version == opt_steps and (interval is None or opt_steps % interval > 0)
+        best = None
     saved = summary.get("saved")
     seconds = saved.get("seconds") if isinstance(saved, dict) else None
     seconds = float(seconds) if isinstance(seconds, int | float) and seconds > 0 else 0.0
-    resumed = Resumed(path, state, opt_steps, env_steps, seconds, tuple(wanted), exact, best)
+    resumed = Resumed(path, state, opt_steps, env_steps, seconds, tuple(wanted), exact, best, drops_best)
     if summary.get("status") == DONE:
         _check_something_left(run_dir, config, resumed)
     return resumed
@@ -118,6 +125,11 @@ def describe(config: TrainConfig, resumed: Resumed) -> str:
         budget = config.trainer.max_env_steps
         if budget is not None and budget - resumed.env_steps <= config.trainer.warmup_period:
             words.append("the warm-up takes all that is left of max_env_steps: nothing more is learned")
+    if resumed.drops_best:
+        words.append(
+            f"best/ gets the best model before opt step {resumed.opt_steps:,} again, as an uninterrupted run has it; "
+            f"the model of that opt step is in {resumed.path.name}"
+        )
     if is_reproducible(config) and not resumed.exact:
         words.append("the bits will not be those of an uninterrupted run")
     return "; ".join(words)

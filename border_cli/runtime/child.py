@@ -24,7 +24,7 @@ from typing import Any
 from border_cli.transport import resource_error
 
 _PR_SET_PDEATHSIG = 1
-LEFT_TO_LEARNER = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+LEFT_TO_LEARNER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """Signals that may reach a whole process group and that the learner alone acts on."""
 _OOM_MORE, _OOM_MAX = 300, 1000
 _NICER = 3

@@ -64,11 +64,22 @@ class ChildStopped(Exception):
     """The run was asked to stop while a child was waited for."""
 
 
+_preloaded: Sequence[str] = ()
+
+
 def start_early(preload: Sequence[str] = PRELOAD) -> None:
     """Start the forkserver if it does not run yet and return at once. Nothing happens where there is none."""
+    global _preloaded
     if _has_forkserver() and forkserver_pid() is None:
+        _preloaded = tuple(preload)
         forkserver.set_forkserver_preload(list(preload))
         _ensure_forkserver()
+
+
+def end_light_forkserver() -> None:
+    """End the forkserver of an earlier run in this process, if it lacks what children with a policy need."""
+    if _preloaded == LIGHT_PRELOAD:
+        end_forkserver()
 
 
 def end_forkserver() -> None:

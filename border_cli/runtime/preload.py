@@ -1,4 +1,4 @@
-"""Imported by the forkserver alone: from then on it leaves SIGINT, SIGTERM and SIGUSR1 to the learner.
+"""Imported by the forkserver alone: from then on it leaves the signals that stop a run, and SIGUSR1, to the learner.
 
 A signal to the whole process group would otherwise end the forkserver, and with it the learner's view of its
 actors. The learner starts it with these signals blocked, so that none gets through before these lines.

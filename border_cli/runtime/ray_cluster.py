@@ -15,7 +15,7 @@ from typing import Any
 
 from border_cli.core.errors import UsageError
 
-_HANDLED = (signal.SIGINT, signal.SIGTERM)
+_HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _OBJECT_STORE_BYTES = 512 << 20
 """Of a cluster that a run starts for itself: some versions of a model, and chunks on their way."""
 

@@ -1,4 +1,4 @@
-"""Signals set flags that everything polls: SIGINT and SIGTERM stop a run, SIGUSR1 makes it save a checkpoint."""
+"""Signals set flags that everything polls: SIGINT, SIGTERM and SIGHUP stop a run, SIGUSR1 makes it save a checkpoint."""
 
 from __future__ import annotations
 
@@ -11,14 +11,19 @@ from typing import Any
 
 from border_cli.core.errors import ExitCode
 
-_CODES = {signal.SIGINT: ExitCode.SIGINT, signal.SIGTERM: ExitCode.SIGTERM}
+_CODES = {
+    signal.SIGINT: ExitCode.SIGINT,
+    signal.SIGTERM: ExitCode.SIGTERM,
+    signal.SIGHUP: ExitCode.SIGTERM,  # the terminal has closed
+}
 
 
 class StopFlag:
-    """A context manager in which the first SIGINT or SIGTERM sets a flag, and SIGUSR1 requests a checkpoint.
+    """A context manager in which the first SIGINT, SIGTERM or SIGHUP sets a flag, and SIGUSR1 requests a checkpoint.
 
     The first signal also restores the default action of SIGINT: a second Ctrl-C ends the process at once. On exit, all
-    handlers are restored. Only the main thread may handle signals; elsewhere only `request` sets the flag.
+    handlers are restored. A SIGHUP that is ignored, as under nohup, stays ignored. Only the main thread may handle signals;
+    elsewhere only `request` sets the flag.
     """
 
     def __init__(self) -> None:
@@ -42,7 +47,9 @@ class StopFlag:
 
     def __enter__(self) -> StopFlag:
         if threading.current_thread() is threading.main_thread():
-            self._previous = {number: signal.signal(number, self._on_signal) for number in _CODES}
+            ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            numbers = [one for one in _CODES if one is not signal.SIGHUP or not ignored]
+            self._previous = {number: signal.signal(number, self._on_signal) for number in numbers}
             self._previous[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._on_save_request)
         return self
 

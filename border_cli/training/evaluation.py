@@ -236,7 +236,7 @@ class EvalManager:
             while self._jobs and self._is_done(self._jobs[0]) and len(self._jobs) > keep_open:
                 self._apply(self._jobs.pop(0))
         except OutOfTime:
-            self._give_up()
+            self._started_at = None  # it begins again in `evaluate_last`, and when the run is resumed
 
     def _wait(self, keep_open: int) -> None:
         """Wait until at most this many jobs are open, or the run is asked to stop."""
@@ -266,7 +266,6 @@ class EvalManager:
         steps = ", ".join(str(job.model.version) for job in self._jobs)
         _logger.warning("trainer.max_time ended the evaluation of opt step %s: it does not count", steps)
         self._jobs.clear()
-        self._started_at = None
 
     def _is_done(self, job: EvalJob) -> bool:
         """Start the next evaluation of this job or take its result. Returns whether no evaluation is missing."""

@@ -118,6 +118,14 @@ def test_help_beside_resume_is_help(capsys):
     assert capsys.readouterr().out.startswith("border-train trains an agent")
 
 
+def test_the_help_shows_the_arguments_of_an_environment(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        main(["env=gym", "env.id=CartPole-v1", "++env.kwargs.sutton_barto_reward=true", "--help", "env"]) == 0
+    )
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  env.kwargs ")]
+    assert '{"sutton_barto_reward": true}' in line
+
+
 def test_help_shows_the_keys_and_values_of_the_composed_agent(capsys):
     assert main(["agent=sac", "env=pendulum", "--help", "agent"]) == 0
     page = capsys.readouterr().out

@@ -25,7 +25,7 @@ from border_cli.runs.directory import locked, read_config, write_config
 from border_cli.training.ratio_limiter import RatioLimiter
 from tests.faults.amounts import sampled
 from tests.interrupted import assert_same_bits, resume, run_interrupted, run_killed, run_whole, signal_at
-from tests.real_runs import Run, in_folder, tiny
+from tests.real_runs import Run, in_folder, tiny, train
 from tests.trained import read_checkpoint, save_best
 
 ARGS = (
@@ -558,3 +558,25 @@ def test_a_run_on_a_cluster_may_be_resumed_with_processes(tmp_path: Path) -> Non
     words = ["actor_manager.type=process", "actor_manager.address=auto"]
     with pytest.raises(UsageError, match=r"actor_manager\.address"):
         stored_config(tmp_path, parse_overrides(words), "resume")
+
+
+def test_a_typed_budget_leaves_another_one_that_was_chosen_too(workplace: Path) -> None:
+    words = ("trainer=sync", "trainer.eval_interval=null")
+    both = train(*words, "trainer.max_opts=10", "trainer.max_env_steps=200")
+    assert main([f"resume={both.path}", "trainer.max_opts=20"]) == 0
+    assert (both.config.trainer.max_opts, both.config.trainer.max_env_steps) == (20, 200)
+    alone = train(*words, "trainer.max_env_steps=100")
+    assert main([f"resume={alone.path}", "trainer.max_opts=80"]) == 0
+    assert (alone.config.trainer.max_opts, alone.config.trainer.max_env_steps) == (80, None)
+
+
+def test_the_banner_says_that_best_goes_back_to_an_earlier_model(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last model, of an opt step without an evaluation, is the only one that was evaluated."""
+    words = ("trainer=sync", "trainer.eval_interval=100", "evaluator.confirm=false", "recorder.console=plain")
+    run = train(*words, "trainer.max_opts=15")
+    assert read_checkpoint(run.path / "best").opt_steps == 15
+    capsys.readouterr()
+    assert main([f"resume={run.path}", "trainer.max_opts=25"]) == 0
+    assert "the model of that opt step is in step-000000015" in " ".join(capsys.readouterr().out.split())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from border_cli.core.errors import ActorLostError, ExitCode, UsageError
 from border_cli.core.spaces import EnvSpec
 from border_cli.core.types import Evaluation, ModelInfo
 from border_cli.replay.n_step import NStepProcessor
+from border_cli.runtime import forkserver
 from tests.real_runs import Run
 
 
@@ -209,3 +212,45 @@ def test_a_failing_actor_is_raised_and_recorded(workplace: Path) -> None:
     assert "CountingEnv raises at step" in lost.value.details
     summary = json.loads((workplace / "run" / "summary.json").read_text(encoding="utf-8"))
     assert (summary["status"], summary["ended_by"], summary["exit_code"]) == ("failed", "error", 5)
+
+
+def test_a_second_run_in_a_process_waits_for_its_turn(workplace: Path) -> None:
+    """Log, standard output and torch's threads belong to the process. The first run starts the second in an evaluation."""
+    refused: list[str] = []
+
+    class Nested(FixedEvaluator):
+        def begin(self, *args: Any) -> None:
+            with pytest.raises(UsageError) as error:
+                border_cli.train(small(), workplace / "second")
+            refused.append(str(error.value))
+            super().begin(*args)
+
+    border_cli.train(small(), workplace / "first", evaluator=Nested())
+    assert set(refused) == {
+        "another run trains in this process\nallowed: a process for each run, or one run after another"
+    }
+    assert border_cli.train(small(), workplace / "third").code == ExitCode.DONE
+    command = Run(workplace / "third").json("provenance.json")["launches"][0]["command"]
+    assert command == "train"
+
+
+def test_actors_after_a_sync_run_share_torch(workplace: Path) -> None:
+    """The first run needs no process with a policy, so its forkserver has not imported torch."""
+    forkserver.end_forkserver()
+    border_cli.train(small(), workplace / "sync")
+    assert forkserver._preloaded == forkserver.LIGHT_PRELOAD
+    border_cli.train_async(small(), workplace / "async")
+    assert forkserver._preloaded == forkserver.PRELOAD
+
+
+def test_a_configuration_is_composed_inside_a_hydra_application(workplace: Path) -> None:
+    (workplace / "app.py").write_text(
+        "import hydra, border_cli\n"
+        "from hydra.core.hydra_config import HydraConfig\n"
+        "@hydra.main(version_base=None)\n"
+        "def main(config):\n"
+        "    print(border_cli.compose('agent=iqn').agent.type, HydraConfig.get().job.name)\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "app.py"], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "iqn app\n"), done.stderr

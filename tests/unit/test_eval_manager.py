@@ -481,8 +481,22 @@ def test_max_time_ends_an_evaluation(clock: FakeClock, caplog: pytest.LogCapture
     setup.evaluator.during = lambda: clock.advance(20.0)
     setup.submit(10, 20, 30)  # the third would end at 60
     assert setup.series("eval/return_mean") == [(10, 1.0), (20, 2.0)]
+    assert setup.pending == [30]  # a state that is saved now evaluates it again
+    setup.evaluator.during = lambda: clock.advance(200.0)
+    setup.manager.evaluate_last(setup.model(30), 60)
+    assert setup.series("eval/return_mean") == [(10, 1.0), (20, 2.0)]
     assert caplog.text.count("trainer.max_time ended the evaluation of opt step 30: it does not count") == 1
     assert setup.pending == []
+
+
+def test_an_evaluation_that_max_time_has_ended_has_the_time_of_the_last_one(clock: FakeClock) -> None:
+    setup = Setup({10: 1.0}, max_time=50.0, confirm=False)
+    setup.evaluator.during = lambda: clock.advance(52.0)
+    setup.submit(10)
+    assert (setup.series("eval/return_mean"), setup.pending) == ([], [10])
+    setup.evaluator.during = lambda: clock.advance(2.0)
+    setup.manager.evaluate_last(setup.model(10), 20)
+    assert (setup.series("eval/return_mean"), setup.pending) == ([(10, 1.0)], [])
 
 
 def test_max_time_leaves_an_evaluation_beside_a_reproducible_run_to_the_end(clock: FakeClock) -> None:

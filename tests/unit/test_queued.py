@@ -171,3 +171,19 @@ def test_the_warning_may_be_written_to_the_same_stream(monkeypatch: pytest.Monke
 )
 def test_text_is_made_printable_in_the_encoding(text: str, encoding: str, result: str) -> None:
     assert printable(text, encoding) == result
+
+
+def test_the_stdout_of_a_notebook_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its descriptor is that of the kernel, and what is written there never reaches the cell."""
+    reader, writer = os.pipe()
+
+    class CellStream(io.TextIOBase):
+        def fileno(self) -> int:
+            return writer
+
+    cell = CellStream()
+    monkeypatch.setattr(sys, "stdout", cell)
+    with nonblocking_stdout():
+        assert sys.stdout is cell
+    os.close(reader)
+    os.close(writer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from typing import Any
 
 import pytest
 
@@ -46,3 +47,17 @@ def test_another_thread_can_only_request_a_stop() -> None:
     thread.join()
     assert codes == [ExitCode.SIGTERM]
     assert handlers() == before
+
+
+@pytest.mark.parametrize(("before", "code"), [(signal.SIG_DFL, ExitCode.SIGTERM), (signal.SIG_IGN, None)])
+def test_a_terminal_that_closes_stops_a_run_unless_nohup_started_it(
+    before: Any, code: ExitCode | None
+) -> None:
+    previous = signal.signal(signal.SIGHUP, before)
+    try:
+        with StopFlag() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert stop.code == code
+        assert signal.getsignal(signal.SIGHUP) is before
+    finally:
+        signal.signal(signal.SIGHUP, previous)
