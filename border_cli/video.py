@@ -9,6 +9,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import gymnasium
 import numpy as np
 
 from border_cli.core.errors import ResourceError, UsageError, first_line
@@ -145,9 +146,11 @@ def _drawn(env: GymEnv) -> Array:
     try:
         frame = np.asarray(env.render())
     except Exception as e:
+        hint = "without a display, MuJoCo draws with MUJOCO_GL=egl (or osmesa) in front of the command"
+        if isinstance(e, gymnasium.error.DependencyNotInstalled):
+            hint = "allowed: the package that the environment draws with"
         raise UsageError(
-            f"video: the environment cannot draw: {type(e).__name__}: {first_line(e)}\n"
-            "without a display, MuJoCo draws with MUJOCO_GL=egl (or osmesa) in front of the command"
+            f"video: the environment cannot draw: {type(e).__name__}: {first_line(e)}\n{hint}"
         ) from e
     if frame.ndim != 3 or frame.shape[2] != 3:
         raise UsageError(

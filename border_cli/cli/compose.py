@@ -370,7 +370,12 @@ def _with_origin(
     dots = f"{error.key}."
     if any(dots.startswith(f"{key}.") or key.startswith(dots) for key in typed if key not in GROUPS):
         return error
-    group = error.key.partition(".")[0]
+    group, preset = error.key.partition(".")[0], typed.get("preset", "")
+    if presets.is_for_another(preset, str(choices.get("agent"))):  # its keys are those of that agent
+        return UsageError(
+            f"preset={preset} was tuned for another agent than agent={choices['agent']}\n"
+            "allowed: no preset, which takes that of this agent and environment if there is one, or preset=none"
+        )
     files = [f"{group}/{choices[group]}.yaml"] if group in GROUPS and choices.get(group) else []
     section = data.get("preset")
     if isinstance(section, dict) and section.get("name", presets.NONE) != presets.NONE and group != "preset":

@@ -188,11 +188,22 @@ def _wrapper_names(overrides: Sequence[Override]) -> list[str]:
     return found
 
 
+def check_interval(override: Override) -> None:
+    """Raise UsageError for an interval where no sweeper draws values from it."""
+    if override.is_interval_sweep():
+        key = override.key_or_group
+        raise UsageError(
+            f"{key}={_text(override)} is a search space\n"
+            f"allowed: -m hydra/sweeper=border_optuna, for tuning, or -m with values: {key}=<value>,<value>"
+        )
+
+
 def check_single(overrides: Sequence[Override]) -> None:
     """Raise UsageError for several values of one key, where there is one job."""
     for override in overrides:
         if not override.is_sweep_override():
             continue
+        check_interval(override)
         key, text, as_list = override.key_or_group, _text(override), ""
         with contextlib.suppress(UsageError):  # of a key whose value is no list
             data: dict[str, Any] = {"agent": {"type": "dqn"}}

@@ -22,7 +22,7 @@ from rich.console import Console
 
 from border_cli.cli.compose import PRIMARY, Composed, Composer, translated
 from border_cli.cli.jobs import JobScore, NeedTask, SlotTask, SweepTask, refuse_plan
-from border_cli.cli.overrides import override_values, parse_overrides, quoted
+from border_cli.cli.overrides import check_interval, override_values, parse_overrides, quoted
 from border_cli.config.resources import cpus
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import BorderError, ExitCode, Interrupted, UsageError, first_line
@@ -131,6 +131,8 @@ def _split(composer: Composer, argv: Sequence[str]) -> list[list[str]]:
     """The overrides of each job, as Hydra's own sweeper makes them."""
     with translated():
         parsed = OverridesParser.create(composer.hydra.config_loader).parse_overrides(list(argv))
+        for override in parsed:
+            check_interval(override)
         (jobs,) = BasicSweeper.split_arguments(parsed, None)
     return list(jobs)
 
@@ -372,7 +374,8 @@ class SweepRun:
         found = self._divided(composed.config, n_jobs)
         self._executor = LocalExecutor(found.count, found.cpus, found.gpus)
         why = f": {found.reason}" if found.reason else ""
-        self.say(f"{counted(found.count, 'job')} at a time, with {counted(found.cpus, 'CPU')} each{why}")
+        if not self._stop():  # while it measured
+            self.say(f"{counted(found.count, 'job')} at a time, with {counted(found.cpus, 'CPU')} each{why}")
 
     def close(self) -> None:
         """Leave where the jobs ran."""

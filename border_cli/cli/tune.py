@@ -68,7 +68,7 @@ def _announcement(settings: TuningSettings, rungs: Sequence[int | None]) -> str:
     parts = [f"{counted(settings.n_trials, 'trial')}{runs}"]
     if len(rungs) > 1:
         steps = ", ".join(f"{step:,}" for step in rungs if step is not None)
-        parts.append(f"promoted after {steps} opt steps")
+        parts.append(f"each pauses after {steps} opt steps, and one of {settings.reduction} is promoted")
     elif settings.pruner == "halving":
         parts.append("each to the end: the budget has too few evaluations for rungs")
     if settings.top:

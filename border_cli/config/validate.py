@@ -181,12 +181,12 @@ def _environment(config: TrainConfig) -> Checks:
     yield (
         presets.is_for_another(preset.name, agent),
         f"preset={preset.name} was tuned for another agent than agent={agent}",
-        "the preset of this agent, or preset=none and the values that you want",
+        "no preset, which takes that of this agent and environment if there is one, or preset=none",
     )
     yield (
         preset.env_id not in ("", env.name),
         f"preset={preset.name} was tuned for {preset.env_id}, and the environment is {env.name}",
-        f"env=gym env.id=<id> for any other, or preset=none with env.id={env.name}",
+        "no preset, which takes that of this agent and environment if there is one, or preset=none",
     )
 
 

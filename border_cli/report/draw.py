@@ -32,7 +32,9 @@ def draw(curves: Curves, envs: Mapping[str, str], metric: str, folder: Path) -> 
             own = {name: band for name, band in bands.items() if envs[name] == env}
             figure, plot = _axes(len(own))
             for name, band in own.items():
-                (drawn,) = plot.plot(band.at, [one.value for one in band.intervals], label=name)
+                marker = "o" if len(band.at) == 1 else None
+                means = [one.value for one in band.intervals]
+                (drawn,) = plot.plot(band.at, means, marker=marker, label=name)
                 color, style = drawn.get_color(), drawn.get_linestyle()
                 if len(band.runs) >= FEW:
                     low, high = ([getattr(one, end) for one in band.intervals] for end in ("low", "high"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -218,14 +219,14 @@ def html_page(report: Report, pictures: Sequence[Path]) -> str:
     parts = [
         "<h1>Report</h1>",
         _html_table(table(report.lines)),
-        f'<p class="note">{html.escape(about(report.metric))}</p>',
+        f'<p class="note">{_html_text(about(report.metric))}</p>',
     ]
     if warning := few_runs(report.lines):
         parts.append(f'<p class="note">{html.escape(warning)}</p>')
     for path in pictures:
         encoded = base64.b64encode(path.read_bytes()).decode("ascii")
         parts.append(
-            f'<h2>{html.escape(path.stem)}</h2><img alt="{html.escape(path.stem)}" src="data:image/png;base64,{encoded}">'
+            f'<h2>{_title(path.stem)}</h2><img alt="{_title(path.stem)}" src="data:image/png;base64,{encoded}">'
         )
     for title, rows in (
         ("Probability of improvement, by last scores", improvement_rows(report.improvements)),
@@ -236,6 +237,21 @@ def html_page(report: Report, pictures: Sequence[Path]) -> str:
             parts += [f"<h2>{title}</h2>", _html_table(rows)]
     head = f'<meta charset="utf-8"><title>border-cli report</title><style>{_STYLE}</style>'
     return f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(parts)}</body></html>\n'
+
+
+def _html_text(text: str) -> str:
+    """Text with Markdown's `code` and *emphasis*."""
+    marked = re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
+    return re.sub(r"\*([^*]+)\*", r"<em>\1</em>", marked)
+
+
+def _title(stem: str) -> str:
+    """The title of a picture, by the name of its file."""
+    for axis, about_axis in AXES.items():
+        if stem.endswith(axis):
+            env = stem.removesuffix(axis).rstrip("_")
+            return html.escape(f"Curves over {about_axis}{f': {env}' if env else ''}")
+    return "Performance profiles"
 
 
 def _html_table(rows: Sequence[Sequence[str]]) -> str:

@@ -54,7 +54,7 @@ def read_tidy(path: Path, metric: str, own: Sequence[Group]) -> list[Group]:
                     key = row["exp_name"], row["env_name"], row["seed"]
                     curves.setdefault(key, []).append((float(row["env_step"]), value))
     except (OSError, ValueError, csv.Error) as e:
-        raise UsageError(f"{path} cannot be read: {e}") from e
+        raise UsageError(f"with={path} cannot be read: {getattr(e, 'strerror', None) or e}") from e
     if not curves:
         raise UsageError(
             f"{path} has no {metric}\nallowed: metric=<one of {', '.join(sorted(others)) or 'its metrics'}>"

@@ -99,6 +99,7 @@ def read_resumed(run_dir: Path, config: TrainConfig, wanted: Sequence[Change]) -
     seconds = saved.get("seconds") if isinstance(saved, dict) else None
     seconds = float(seconds) if isinstance(seconds, int | float) and seconds > 0 else 0.0
     resumed = Resumed(path, state, opt_steps, env_steps, seconds, tuple(wanted), exact, best, drops_best)
+    _check_budgets(config, resumed)
     if summary.get("status") == DONE:
         _check_something_left(run_dir, config, resumed)
     return resumed
@@ -237,6 +238,27 @@ def _best(run_dir: Path) -> tuple[ModelInfo, Evidence] | None:
     return model, Evidence(score) if regular is None else Evidence(regular, score)
 
 
+def _budgets(config: TrainConfig, resumed: Resumed) -> list[tuple[str, int, float | None, str]]:
+    """Name, what the run has done, limit and unit of each budget."""
+    t = config.trainer
+    return [
+        ("max_opts", resumed.opt_steps, t.max_opts, "opt steps"),
+        ("max_env_steps", resumed.env_steps, t.max_env_steps, "env steps"),
+        ("max_time", math.ceil(resumed.seconds), t.max_time, "s"),
+    ]
+
+
+def _check_budgets(config: TrainConfig, resumed: Resumed) -> None:
+    """Raise UsageError for a new budget below what the run has done."""
+    typed = {change.key for change in resumed.changes}
+    for name, count, limit, unit in _budgets(config, resumed):
+        if f"trainer.{name}" in typed and limit is not None and limit < count:
+            raise UsageError(
+                f"trainer.{name}={limit:g} is less than the {count:,} {unit} that the run has done\n"
+                f"allowed: a larger number, or trainer.{name}=null"
+            )
+
+
 def _check_something_left(run_dir: Path, config: TrainConfig, resumed: Resumed) -> None:
     """A run that is done continues only with a larger budget."""
     t, best = config.trainer, _best(run_dir)
@@ -245,17 +267,14 @@ def _check_something_left(run_dir: Path, config: TrainConfig, resumed: Resumed) 
             f"{run_dir} is done: its best score {best[1].score.mean:g} reaches trainer.stop_return={t.stop_return:g}\n"
             "allowed: trainer.stop_return=null, or a greater one, and a budget that is not used up"
         )
-    budgets = (
-        ("max_opts", resumed.opt_steps, t.max_opts),
-        ("max_env_steps", resumed.env_steps, t.max_env_steps),
-        ("max_time", math.ceil(resumed.seconds), t.max_time),
-    )
-    used = [(name, count) for name, count, limit in budgets if limit is not None and count >= limit]
+    budgets = _budgets(config, resumed)
+    used = [(name, count) for name, count, limit, _ in budgets if limit is not None and count >= limit]
     if used or not any(change.key in BUDGETS for change in resumed.changes):
-        name, count = used[0] if used else ("max_env_steps", resumed.env_steps)
+        used = used or [("max_env_steps", resumed.env_steps)]
+        larger = " ".join(f"trainer.{name}={2 * max(count, 1)}" for name, count in used)
         length = _lr_opt_steps(config)
         longer = "" if length is None else f" agent.lr_opt_steps={2 * length}"
         raise UsageError(
             f"{run_dir} is done: {resumed.opt_steps:,} opt steps, {resumed.env_steps:,} env steps\n"
-            f"allowed: a larger budget beside resume, such as trainer.{name}={2 * max(count, 1)}{longer}"
+            f"allowed: a larger budget beside resume, such as {larger}{longer}"
         )

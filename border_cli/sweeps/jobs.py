@@ -136,9 +136,13 @@ class Sweep:
             argv = [str(word) for word in data["argv"]]
             return cls(folder, argv, str(data["sweep_id"]), jobs, list(data["configurations"]))
         except FileNotFoundError as e:
-            raise UsageError(
-                f"{folder} is not a sweep: it has no {SWEEP_FILE}\nallowed: a folder such as {RUNS / SWEEPS}/<date>/<time>"
-            ) from e
+            is_run = (folder / CONFIG_FILE).exists()
+            allowed = (
+                f"border-train resume={folder}"
+                if is_run
+                else f"a folder such as {RUNS / SWEEPS}/<date>/<time>"
+            )
+            raise UsageError(f"{folder} is not a sweep: it has no {SWEEP_FILE}\nallowed: {allowed}") from e
         except (OSError, ValueError, KeyError, TypeError) as e:
             raise UsageError(f"{path} cannot be read: {type(e).__name__}: {e}") from e
 

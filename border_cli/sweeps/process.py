@@ -119,8 +119,9 @@ class JobProcess:
         context: Any = multiprocessing.get_context("spawn")
         args = (os.getpid(), task, run_dir, cpus, theirs)
         self._process = context.Process(target=_run_job, args=args, name="job")
+        with signals_blocked():
+            start_tracker()  # which unblocks signals, and they must stay blocked until the job handles them
         with contextlib.closing(theirs), without_own_script(), signals_blocked(), _visible_gpu(gpu):
-            start_tracker()
             self._process.start()
         self.latest: JobProgress | None = None
         self.error = JobError("", "")

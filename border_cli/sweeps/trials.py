@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from border_cli.config.convert import nearest, nearest_line
 from border_cli.config.resources import counts
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import BorderError, UsageError
@@ -50,8 +51,10 @@ class TuningSettings:
     def __post_init__(self) -> None:
         for name, allowed in (("sampler", SAMPLERS), ("pruner", PRUNERS), ("objective", OBJECTIVES)):
             if getattr(self, name) not in allowed:
+                value = getattr(self, name)
                 raise UsageError(
-                    f"hydra.sweeper.{name}={getattr(self, name)}: not allowed\nallowed: {', '.join(allowed)}"
+                    f"hydra.sweeper.{name}={value}: not allowed\nallowed: {', '.join(allowed)}"
+                    f"{nearest_line(nearest(str(value), allowed))}"
                 )
         for name, least in (
             ("n_trials", 1),

@@ -41,7 +41,7 @@ COMPOSITION = [
     Row("agent.hidden=[64", "'agent.hidden=[64' cannot be read|allowed"),
     Row("agent.hidden=64,64", "agent.hidden=64,64 has several values|-m|agent.hidden=[64,64]"),
     Row("seed=1,2", "seed=1,2 has several values|allowed: -m, for one run with each of them\n"),
-    Row("-m seed=interval(0,1)", "cannot be composed|does not support"),
+    Row("-m seed=interval(0,1)", "seed=interval(0,1) is a search space|border_optuna"),
     # flags
     Row("--cfgg job", "no flag --cfgg|nearest: --cfg"),
     Row("--cfg jobb", "--cfg|jobb|job"),
@@ -114,6 +114,10 @@ COMPOSITION = [
     Row("--seed 3", "there is no flag --seed|allowed: --help|a setting has no dashes: seed=<value>"),
     # settings that contradict each other
     Row("env.id=Acrobot-v1", "preset=dqn_cartpole|CartPole-v1|Acrobot-v1|preset=none"),
+    Row(
+        "preset=sac_pendulum",
+        "preset=sac_pendulum was tuned for another agent than agent=dqn|allowed: no preset",
+    ),
     Row("trainer=sync n_actors=8", "n_actors=8|trainer=async"),
     Row("env=CartPole-v1", "env: there is no 'CartPole-v1'|nearest: env=gym env.id=CartPole-v1"),
     Row("env=ALE/Pong-v5", "env: there is no 'ALE/Pong-v5'|nearest: env=atari env.id=ALE/Pong-v5"),

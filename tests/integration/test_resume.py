@@ -285,7 +285,8 @@ def test_a_run_ended_by_stop_return_needs_another_stop_return(
 
 def test_a_run_that_is_done_needs_a_larger_budget(done: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert "trainer.max_opts=240" in refused(capsys, f"resume={done.path}")
-    assert "is done: 120 opt steps" in refused(capsys, f"resume={done.path}", "trainer.max_opts=100")
+    assert "is done: 120 opt steps" in refused(capsys, f"resume={done.path}", "trainer.max_opts=120")
+    assert "less than the 120 opt steps" in refused(capsys, f"resume={done.path}", "trainer.max_opts=100")
 
 
 @pytest.mark.parametrize(
@@ -580,3 +581,19 @@ def test_the_banner_says_that_best_goes_back_to_an_earlier_model(
     capsys.readouterr()
     assert main([f"resume={run.path}", "trainer.max_opts=25"]) == 0
     assert "the model of that opt step is in step-000000015" in " ".join(capsys.readouterr().out.split())
+
+
+def test_budgets_below_what_a_run_has_done_are_refused_and_all_used_ones_are_named(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train(
+        "trainer=sync", "trainer.eval_interval=null", "trainer.max_opts=10", "trainer.max_env_steps=60"
+    )
+    assert run.summary["counters"] == {"opt_steps": 10, "env_steps": 60, **run.summary["counters"]}
+    capsys.readouterr()
+    assert main([f"resume={run.path}", "trainer.max_opts=5"]) == 2
+    error = "trainer.max_opts=5 is less than the 10 opt steps that the run has done\nallowed: a larger number"
+    assert error in capsys.readouterr().err
+    assert main([f"resume={run.path}"]) == 2
+    assert "such as trainer.max_opts=20 trainer.max_env_steps=120" in capsys.readouterr().err
+    assert main([f"resume={run.path}", "trainer.max_opts=20", "trainer.max_env_steps=120"]) == 0

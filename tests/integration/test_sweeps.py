@@ -268,6 +268,8 @@ def test_a_sweep_of_somebody_else_is_not_continued_by_its_own_words(
         (["-m", "resume=."], ". is not a sweep: it has no sweep.json"),
         (["-m", "seed=1,2", "hydra.sweep.dir=/proc/sweeps"], "/proc/sweeps cannot be made"),
         (["-m", "seed=1,2", "hydra.sweep.dir=other"], "other holds another sweep"),
+        (["-m", "agent.lr=interval(0.1,0.2)"], "agent.lr=interval(0.1,0.2) is a search space"),
+        (["agent.lr=interval(0.1,0.2)"], "allowed: -m hydra/sweeper=border_optuna, for tuning"),
         (["-m", "seed=range(10,1)"], "the sweep has no jobs: one of its ranges is empty"),
         (["resume=other"], "allowed: border-train -m resume=other"),
         (["hydra/sweeper=border_optuna"], "hydra/sweeper has no effect without -m"),
