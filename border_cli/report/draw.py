@@ -81,7 +81,8 @@ def draw_profiles(last_scores: Scores, folder: Path) -> list[Path]:
     found = profiles({name: list(envs.values()) for name, envs in scores.items()}, thresholds)
     for name, profile in found.items():
         (drawn,) = plot.plot(thresholds, profile.shares, label=name)
-        plot.fill_between(thresholds, profile.low, profile.high, color=drawn.get_color(), alpha=0.2)
+        if min(map(len, scores[name].values())) >= FEW:
+            plot.fill_between(thresholds, profile.low, profile.high, color=drawn.get_color(), alpha=0.2)
     plot.set(
         xlabel="normalised last score τ",
         ylabel="share of runs with a score > τ",

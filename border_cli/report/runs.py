@@ -157,7 +157,10 @@ def grouped(runs: Sequence[RunRecord]) -> list[Group]:
     members = list(groups.values())
     made, used = [], dict[str, int]()
     for name, runs_of in zip(_names(members), members, strict=True):
-        name = name if len(name) <= _NAME_WIDTH else f"{name[: _NAME_WIDTH - 1]}…"
+        if len(name) > _NAME_WIDTH:
+            begin = name[: _NAME_WIDTH - 1]
+            whole = begin.rpartition(" ")[0]  # not in the middle of a key, unless that leaves nearly nothing
+            name = f"{whole} …" if len(whole) > _NAME_WIDTH // 2 else f"{begin}…"
         used[name] = used.get(name, 0) + 1
         made.append(Group(name if used[name] == 1 else f"{name} ({used[name]})", runs_of))
     return made

@@ -208,6 +208,19 @@ def test_a_long_name_is_cut(tmp_path: Path) -> None:
     assert second == f"{first} (2)"
 
 
+def test_a_name_is_not_cut_within_a_key(tmp_path: Path) -> None:
+    for i in (1, 2):
+        own = {
+            "epsilon_env_steps": i,
+            "target_interval": i,
+            "max_grad_norm": float(i),
+            "epsilon_final": i / 4,
+        }
+        write_run(tmp_path / f"{i}", [(10, 1.0, 0.0)], lr=i / 4, agent=own)
+    first, _ = (group.name for group in groups_in(tmp_path))
+    assert first == ("dqn on CartPole-v1 agent.lr=0.25 agent.epsilon_final=0.25 agent.max_grad_norm=1.0 …")
+
+
 def test_a_run_without_a_configuration_is_its_own_group(tmp_path: Path) -> None:
     for folder in ("one", "a/0", "b/0"):
         write_run(tmp_path / folder, [(10, 1.0, 0.0)])
