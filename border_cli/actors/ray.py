@@ -173,7 +173,8 @@ class RayChild:
                     yield from self._take(ref)
         if self._status.stop_requested and not self._has_answered and not self._ended:
             self.kill()  # it still waits for its place on the cluster
-            yield Finished(ActorStat(self._actor_id.actor, self._actor_id.incarnation))
+            of = self._actor_id
+            yield Finished(ActorStat(of.actor, of.incarnation, of.env_steps))  # those of earlier incarnations
         self.tell()
 
     def _take(self, ref: Any) -> Iterator[object]:

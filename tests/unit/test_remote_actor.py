@@ -193,11 +193,15 @@ def test_a_lost_actor_has_ended_at_once() -> None:
 
 
 def test_an_actor_that_waits_for_its_place_ends_when_the_run_does() -> None:
-    store = Store()
-    child, _ = two_calls(store)
-    child._status._shared[0] = 1  # a stop is requested
+    store, spec, block = Store(), counting_actors(lengths=[7]), StatusBlock(1)
+    setup = RemoteSetup(
+        spec, spec.actor_id(0, 1, 1, 40), COLUMNS, 64, 30
+    )  # an earlier incarnation did 40 env steps
+    child = RayChild(RayLink(store, RayModels(store, 1), {}), setup, block[0], ArrivedChunks(), 1)
+    block.request_stop()
     (message,) = child.receive()
-    assert isinstance(message, Finished) and message.stat.state == "starting"
+    assert isinstance(message, Finished)
+    assert (message.stat.state, message.stat.incarnation, message.stat.env_steps) == ("starting", 1, 40)
     assert child.exited() and not child.calls
 
 
