@@ -283,10 +283,12 @@ class SweepRun:
             Scheduler(self.sweep, self._executor, task_of, view, self._stop).run(source)
         finally:
             view.close()
-            for number, job in ((job.number, job) for job in self.sweep.jobs):
-                # A node of a cluster has a list of own runs that is not this one.
-                if number in self.configs and (run_id := read_run_id(job.run_dir)) is not None:
-                    trust.remember_run(run_id, self.configs[number].config)
+            for job in (
+                self.sweep.jobs
+            ):  # a node of a cluster has its own list of the user's runs, which is not this one
+                composed, run_id = self.configs.get(job.number), read_run_id(job.run_dir)
+                if composed is not None and run_id is not None:
+                    trust.remember_run(run_id, composed.config)
 
     def launch(self, batch: Sequence[Sequence[str]], first: int) -> list[tuple[Job, float]]:
         """Run the jobs that a sweeper of a plugin asks for, numbered from `first`. Each with its best score, or NaN."""

@@ -254,7 +254,7 @@ def _check_budgets(config: TrainConfig, resumed: Resumed) -> None:
     for name, count, limit, unit in _budgets(config, resumed):
         if f"trainer.{name}" in typed and limit is not None and limit < count:
             raise UsageError(
-                f"trainer.{name}={limit:g} is less than the {count:,} {unit} that the run has done\n"
+                f"trainer.{name}={limit} is less than the {count:,} {unit} that the run has done\n"
                 f"allowed: a larger number, or trainer.{name}=null"
             )
 

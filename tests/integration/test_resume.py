@@ -594,6 +594,8 @@ def test_budgets_below_what_a_run_has_done_are_refused_and_all_used_ones_are_nam
     assert main([f"resume={run.path}", "trainer.max_opts=5"]) == 2
     error = "trainer.max_opts=5 is less than the 10 opt steps that the run has done\nallowed: a larger number"
     assert error in capsys.readouterr().err
+    assert main([f"resume={run.path}", "trainer.max_env_steps=59"]) == 2
+    assert "trainer.max_env_steps=59 is less than the 60 env steps" in capsys.readouterr().err
     assert main([f"resume={run.path}"]) == 2
     assert "such as trainer.max_opts=20 trainer.max_env_steps=120" in capsys.readouterr().err
     assert main([f"resume={run.path}", "trainer.max_opts=20", "trainer.max_env_steps=120"]) == 0
