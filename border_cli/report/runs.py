@@ -173,11 +173,11 @@ def _names(groups: Sequence[Sequence[RunRecord]]) -> list[str]:
     """
     names = [members[0].title for members in groups]
     settings = [_settings(members[0]) for members in groups]
+    keys = set(chain(*settings))
     for typed_only in (True, False):
-        found: dict[str, dict[str, set[str]]] = {}  # the values of each key, by name of the groups
+        found = {name: {key: set[str]() for key in keys} for name in set(names)}  # the values of each key
         for name, values in zip(names, settings, strict=True):
-            keys = found.setdefault(name, {key: set() for key in dict.fromkeys(chain(*settings))})
-            for key, seen in keys.items():
+            for key, seen in found[name].items():
                 seen.add(repr(values.get(key)))
         names = [
             " ".join([name, *_differing(members, values, found[name], typed_only)])
