@@ -9,7 +9,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # with it each process that a test starts would compile the package again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install train eval test check unit integration faults test-full test-faults-full test-extras learning bench peers same-bits results readme conf screen clean
+.PHONY: install train eval test check unit integration faults test-full test-faults-full test-extras test-gpu learning bench peers same-bits results readme conf screen clean
 
 install: $(VENV)/.stamp
 
@@ -64,6 +64,10 @@ test-faults-full: install
 test-extras: install
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,tune,export,wandb,trackio,mlflow,ray]' optuna-dashboard hydra-submitit-launcher hydra-joblib-launcher
 	$(BIN)/python -m pytest tests/extras tests/contract/test_every_actor_manager.py $(ARGS)
+
+# test-gpu: device=cuda, on a machine with a GPU of NVIDIA; elsewhere its tests are skipped
+test-gpu: install
+	$(BIN)/python -m pytest tests/gpu $(ARGS)
 
 learning: install
 	$(BIN)/python -m pytest tests/learning -n 2 $(ARGS)

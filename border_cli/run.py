@@ -79,7 +79,11 @@ def train(
     """
     import torch
 
+    from border_cli.runtime.tensors import repeat_bits_on_gpu  # imports torch
+
     torch.set_num_threads(threads(config))
+    if config.device.startswith("cuda"):
+        repeat_bits_on_gpu(is_reproducible(config))
     keep_freed_memory()
     with or_new(stop) as flag, nonblocking_stdout(), _resource_errors():
         console, on_console = Console(), view is None and config.recorder.console != "none"

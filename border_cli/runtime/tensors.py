@@ -1,6 +1,8 @@
-"""Arrays on their way to the learner's device."""
+"""Arrays on their way to the learner's device, and operations whose bits repeat there."""
 
 from __future__ import annotations
+
+import os
 
 import torch
 from torch import Tensor
@@ -14,3 +16,15 @@ def to_device(array: Array, device: torch.device) -> Tensor:
     if device.type == "cuda":  # torch keeps the pinned memory until the copy is done
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
+
+
+def repeat_bits_on_gpu(repeats: bool) -> None:
+    """Say whether operations on a GPU add numbers in a fixed order from now on, which takes longer.
+
+    Where torch has no such form of an operation, it warns.
+    """
+    # torch demands this, and reads it before the first matrix product.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(repeats, warn_only=True)
+    # It finds bugs by writing each new tensor once more.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
