@@ -71,7 +71,7 @@ def table_text(rows: Sequence[Sequence[str]], head: Sequence[str] = ()) -> str:
     width = console.width if console.is_terminal else _PLAIN_WIDTH
     table = Table(show_header=bool(head), box=_box(console))
     for i, cells in enumerate(zip(*rows, strict=True)):
-        longest = max(len(word) for cell in cells for word in cell.split())
+        longest = max((len(word) for cell in cells for word in cell.split()), default=0)
         table.add_column(head[i] if head else "", justify="right" if i else "left", overflow="fold")
         table.columns[i].no_wrap = longest <= width // 4 and not any(" " in cell for cell in cells)
     for row in rows:
@@ -79,7 +79,7 @@ def table_text(rows: Sequence[Sequence[str]], head: Sequence[str] = ()) -> str:
     excess = Console(width=_PLAIN_WIDTH).measure(table).maximum - width
     if excess > 0:
         labels = [row[0] for row in rows]
-        longest = max(len(word) for label in labels for word in label.split())
+        longest = max((len(word) for label in labels for word in label.split()), default=0)
         table.columns[0].width = max(max(map(len, labels)) - excess, min(longest, width // 4))
     text = StringIO()
     Console(file=text, width=width, color_system=None).print(table)

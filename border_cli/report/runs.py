@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -98,20 +99,21 @@ class RunRecord:
 
 @dataclass
 class Group:
-    """Runs that differ only in their seed. name: agent, environment, and typed values that other groups do not share."""
+    """Runs that differ only in their seed.
+
+    Attributes:
+        name: agent, environment, and typed values that other groups do not share; see `short_names`.
+        algorithm: the same without the environment, however long: what groups of several environments have in common.
+    """
 
     name: str
+    algorithm: str
     runs: list[RunRecord]
 
     @property
     def env(self) -> str:
         """The environment's id or import path; empty where it is not known."""
         return self.runs[0].env
-
-    @property
-    def algorithm(self) -> str:
-        """The name without the environment: what groups of several environments have in common."""
-        return self.name.replace(f" on {self.env}", "", 1)
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
@@ -155,14 +157,33 @@ def grouped(runs: Sequence[RunRecord]) -> list[Group]:
         settings = tuple(sorted((key, repr(value)) for key, value in run.compared.items()))
         groups.setdefault(settings or run.path, []).append(run)
     members = list(groups.values())
-    made, used = [], dict[str, int]()
-    for name, runs_of in zip(_names(members), members, strict=True):
-        if len(name) > _NAME_WIDTH:
-            begin = name[: _NAME_WIDTH - 1]
-            whole = begin.rpartition(" ")[0]  # not in the middle of a key, unless that leaves nearly nothing
-            name = f"{whole} …" if len(whole) > _NAME_WIDTH // 2 else f"{begin}…"
-        used[name] = used.get(name, 0) + 1
-        made.append(Group(name if used[name] == 1 else f"{name} ({used[name]})", runs_of))
+    names = _numbered(_names(members))
+    return [
+        Group(short, name.replace(f" on {runs_of[0].env}", "", 1), runs_of)
+        for short, name, runs_of in zip(short_names(names), names, members, strict=True)
+    ]
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """Cut names to what a table has room for, and number those that are the same then."""
+    return _numbered([_cut(name) for name in names])
+
+
+def _cut(name: str) -> str:
+    if len(name) <= _NAME_WIDTH:
+        return name
+    begin = name[: _NAME_WIDTH - 1]
+    whole = begin.rpartition(" ")[0]  # not in the middle of a key, unless that leaves nearly nothing
+    return f"{whole} …" if len(whole) > _NAME_WIDTH // 2 else f"{begin}…"
+
+
+def _numbered(names: Sequence[str]) -> list[str]:
+    """The names, and "name (2)" for the second of the same name."""
+    used: Counter[str] = Counter()
+    made = []
+    for name in names:
+        used[name] += 1
+        made.append(name if used[name] == 1 else f"{name} ({used[name]})")
     return made
 
 

@@ -15,7 +15,7 @@ from border_cli.core.metrics import mean_interval
 from border_cli.core.spaces import Array
 from border_cli.core.types import Evaluation
 from border_cli.display.format import number
-from border_cli.report.runs import Group
+from border_cli.report.runs import Group, short_names
 
 RESAMPLES = 10_000
 _FEWER_RESAMPLES = 2_000
@@ -182,11 +182,13 @@ Scores = dict[str, dict[str, Array]]
 
 def last_scores(groups: Sequence[Group]) -> Scores:
     """The scores of the last models of those runs that have one."""
+    algorithms = list(dict.fromkeys(group.algorithm for group in groups))
+    shown = dict(zip(algorithms, short_names(algorithms), strict=True))
     found: Scores = {}
     for group in groups:
         means = [(run.summary.get("last_score") or {}).get("mean") for run in group.runs]
         if known := [mean for mean in means if mean is not None]:
-            found.setdefault(group.algorithm, {})[group.env] = np.array(known, np.float64)
+            found.setdefault(shown[group.algorithm], {})[group.env] = np.array(known, np.float64)
     return found
 
 

@@ -25,6 +25,7 @@ from border_cli.report.stats import (
     Statistics,
     band,
     bootstrap,
+    improvements,
     interquartile_mean,
     last_scores,
     line,
@@ -33,6 +34,7 @@ from border_cli.report.stats import (
     profiles,
     summarise,
 )
+from border_cli.report.tidy import read_tidy, write_tidy
 from border_cli.runs.summary import record_launch
 from border_cli.sweeps.jobs import Sweep
 
@@ -362,6 +364,21 @@ def test_the_probability_of_improvement_by_hand() -> None:
     assert (sure.low, sure.value, sure.high) == (1.0, 1.0, 1.0)
 
 
+def test_configurations_with_long_names_are_found_in_every_environment(tmp_path: Path) -> None:
+    """However long the environment's name is, and in whatever order the runs are found."""
+    for env, order in (("CartPole-v1", (0, 1)), ("MountainCarContinuous-v0", (1, 0))):
+        for place, better in enumerate(order):
+            agent = {"hidden": [64] * 40 + [better]}
+            write_run(tmp_path / env / f"{place}", [(10, 1.0, float(better))], env=env, agent=agent)
+    groups = groups_in(tmp_path)
+    assert all(len(group.name) <= 104 for group in groups)
+    scores = last_scores(groups)
+    (pair,) = improvements(scores)
+    worse, better = scores
+    assert worse != better and all(len(name) <= 104 for name in scores)
+    assert (pair.x, pair.y, pair.probability.value, len(pair.envs)) == (worse, better, 0.0, 2)
+
+
 def test_too_many_algorithms_are_not_compared_in_pairs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -461,6 +478,8 @@ def test_curves_of_others_are_drawn_beside_ours(runs: Path, capsys: pytest.Captu
         ("a,b\n", "has no column exp_name"),
         (head + "\n", "has no eval/return_mean"),
         (head + "\nPPO,CartPole-v1\n", "others.csv, line 2: a value is missing"),
+        (head + "\nPPO,CartPole-v1,1,eval/return_mean,nan,1.0\n", "others.csv cannot be read"),
+        (head + "\nPPO,CartPole-v1,1,eval/return_mean,inf,1.0\n", "others.csv cannot be read"),
     ):
         Path("others.csv").write_text(text)
         assert main(["with=others.csv"]) == 2
@@ -486,6 +505,23 @@ def test_others_of_the_same_name_do_not_take_our_place(runs: Path) -> None:
     assert names == {"dqn"}
     page = Path("both/report.html").read_text()
     assert "dqn (theirs.csv)" in page
+
+
+def test_curves_without_a_name_and_from_a_spreadsheet_are_read(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "\ufeffexp_name,env_name,seed,metric,env_step,value\n,CartPole-v1,1,eval/return_mean,1e1,1.0\n"
+    Path("theirs.csv").write_text(text, encoding="utf-8")
+    assert main(["with=theirs.csv"]) == 0
+    assert " on CartPole-v1" in Path("runs/report/report.md").read_text()
+
+
+def test_runs_of_one_seed_stay_apart_in_the_curves(tmp_path: Path) -> None:
+    for name, values in (("a", (1.0, 2.0)), ("b", (100.0, 200.0))):
+        write_run(tmp_path / name, [(10, 1.0, values[0]), (20, 2.0, values[1])], seed=1)
+    write_tidy(tmp_path / "curves.csv", groups_in(tmp_path), "eval/return_mean")
+    (group,) = read_tidy(tmp_path / "curves.csv", "eval/return_mean", [])
+    assert sorted(run.curve.values.tolist() for run in group.runs) == [[1.0, 2.0], [100.0, 200.0]]
 
 
 def test_the_page_needs_no_other_file(runs: Path) -> None:
