@@ -64,7 +64,7 @@ from border_cli.runtime.signals import StopFlag
 from border_cli.runtime.supervised import Factory
 from border_cli.training.evaluation import EvalSeeds
 from border_cli.training.evaluators import EpisodeRunner, EvaluatorSpec, InlineEvaluator, ProcessEvaluator
-from border_cli.training.films import Films
+from border_cli.training.films import Films, VideoSink
 from border_cli.training.loop import AsyncTrainer, LockstepTrainer, SyncTrainer, TrainingLoop
 from border_cli.training.metrics import Telemetry
 from border_cli.training.ratio_limiter import RatioLimiter
@@ -387,14 +387,11 @@ def remote_recorder(kind: str, config: TrainConfig, folder: Path) -> Any:
 
 
 def _make_films(
-    c: TrainConfig, spec: EnvSpec, folder: Path, recorders: Sequence[Recorder], should_stop: StopCheck
+    c: TrainConfig, spec: EnvSpec, folder: Path, sinks: list[VideoSink], should_stop: StopCheck
 ) -> Films | None:
     if c.evaluator.video_interval is None:
         return None
-    sinks = [one for one in recorders if isinstance(one, TolerantRecorder | RemoteRecorder)]
-    return Films(
-        c.evaluator.video_interval, folder / "videos", film_model, (c, spec), list(sinks), should_stop
-    )
+    return Films(c.evaluator.video_interval, folder / "videos", film_model, (c, spec), sinks, should_stop)
 
 
 def film_model(c: TrainConfig, spec: EnvSpec, model: ModelInfo, path: Path) -> tuple[bytes, tuple[int, int]]:

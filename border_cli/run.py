@@ -21,6 +21,7 @@ from border_cli.config import resources
 from border_cli.config.convert import to_plain
 from border_cli.config.resolve import is_reproducible, threads
 from border_cli.config.schema import TrainConfig
+from border_cli.config.validate import first_opt_step_at
 from border_cli.core.errors import (
     ActorLostError,
     BorderError,
@@ -39,8 +40,6 @@ from border_cli.display.advice import advice
 from border_cli.display.format import number
 from border_cli.display.stdout import SafeStream, nonblocking_stdout
 from border_cli.display.tables import print_end_tables
-from border_cli.recorders import TolerantRecorder
-from border_cli.recorders.remote import RemoteRecorder
 from border_cli.runs import directory, summary, trust
 from border_cli.runs.directory import REPORTED, Launch, log_to
 from border_cli.runs.resume import Resumed, describe, unfit
@@ -222,11 +221,7 @@ class RunFiles:
             actors_blocked=actors_blocked,
             learner_blocked=learner_blocked,
         )
-        files = [
-            file
-            for file in parts.recorder_files
-            if isinstance(file, TolerantRecorder | RemoteRecorder) and file.dropped
-        ]
+        files = [file for file in parts.recorder_files if file.dropped]
         return RunResult(
             ended_by,
             code,
@@ -276,11 +271,10 @@ def _require_opt_step(config: TrainConfig, loop: TrainingLoop) -> None:
     """Raise UsageError for a run whose budget ended before its first opt step: nothing was learned."""
     limiter = loop.parts.limiter
     if limiter.opt_steps == 0 and loop.ended_by != "signal":
-        needed = config.trainer.warmup_period + (config.trainer.opt_interval or 0)
         raise UsageError(
             f"the run was ended by trainer.{loop.ended_by} before its first opt step: nothing was learned\n"
-            f"the first opt step needs {number(needed)} env steps, and {limiter.env_steps:,} were taken\n"
-            f"allowed: a larger trainer.{loop.ended_by}, or a smaller trainer.warmup_period"
+            f"the first opt step needs {first_opt_step_at(config):,} env steps, and {limiter.env_steps:,} were taken\n"
+            f"allowed: a larger trainer.{loop.ended_by}, or a smaller trainer.warmup_period or agent.batch_size"
         )
 
 

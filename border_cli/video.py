@@ -21,7 +21,7 @@ from border_cli.training.evaluators import EpisodeRunner
 if TYPE_CHECKING:
     from border_cli.envs.group import GymEnv
 
-GIF_FRAMES, GIF_SIDE, GIF_S = 100, 160, 10.0
+GIF_FRAMES, GIF_SIDE, GIF_RATE = 100, 160, 10
 """Most frames of a GIF, its longer side [pixels], and how long it lasts at most [s]."""
 
 
@@ -81,9 +81,8 @@ class Thumbnails:
         """The frames as a GIF."""
         av, file = import_av(), io.BytesIO()
         height, width = self._frames[0].shape[:2]
-        rate = max(1, round(len(self._frames) / GIF_S), min(10, len(self._frames)))
         with av.open(file, "w", format="gif") as container:
-            stream = container.add_stream("gif", rate=rate)
+            stream = container.add_stream("gif", rate=min(GIF_RATE, len(self._frames)))
             stream.height, stream.width, stream.pix_fmt = height, width, "rgb8"
             for frame in self._frames:
                 container.mux(stream.encode(av.VideoFrame.from_ndarray(frame)))

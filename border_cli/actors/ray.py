@@ -35,7 +35,10 @@ _CALLS = 2
 _LISTEN_INTERVAL_S = 0.001
 """Least time between two calls of `_listen` without a timeout [s]."""
 _LISTEN_SHARE = 0.1
-"""Share of the learner's time that they take at most: one takes 0.1 ms with few actors, and some ms with a thousand."""
+"""Share of the learner's time that calls of `_listen` without a timeout take at most.
+
+One takes 0.1 ms with few actors, and some ms with a thousand.
+"""
 _logger = logging.getLogger(__name__)
 
 
@@ -332,6 +335,8 @@ class _OnRay(ActorManager):
         return RayHandle(actor, shared, limits, counts, state, self._link, level)
 
     def _listen(self, actors: Sequence[ActorHandle], timeout_s: float) -> None:
+        if timeout_s == 0 and time.monotonic() < self._listen_due:
+            return
         handles = [cast("RayHandle", actor) for actor in actors]
         callers = {ref: handle for handle in handles for ref in handle.calls}
         if timeout_s > 0 and callers:
@@ -354,8 +359,8 @@ class _OnRay(ActorManager):
                 handle.receive()
 
     def collect(self) -> list[Chunk]:
-        """As of actors in processes, after `_listen` when that is due."""
-        if not self._stopped and time.monotonic() >= self._listen_due:
+        """As of actors in processes, after `_listen`: chunks come with what it receives."""
+        if not self._stopped:
             self._listen(self._actors, 0.0)
         return super().collect()
 

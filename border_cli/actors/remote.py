@@ -25,6 +25,7 @@ from border_cli.core.spaces import Array
 from border_cli.core.state import State
 from border_cli.core.types import Chunk, Column, Items, ModelInfo, empty_items
 from border_cli.runtime import child
+from border_cli.runtime.child import clipped
 from border_cli.runtime.supervised import Failed, Ready, failed
 
 WAIT_S = 0.2
@@ -198,7 +199,10 @@ class _LogHandler(logging.Handler):
         self._logs = logs
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._logs.append((record.levelno, record.name, record.getMessage()))
+        try:
+            self._logs.append((record.levelno, record.name, clipped(self.format(record))))
+        except Exception:  # noqa: BLE001 - as in logging's own handlers: a message that cannot be formatted ends nothing
+            self.handleError(record)
 
 
 class RemoteActor:
@@ -215,7 +219,8 @@ class RemoteActor:
         self._sink = PackingSink(setup.columns, setup.capacity, self._changed)
         self._models = ReceivedModels()
         self._requests = FlagRequests(self._send)
-        logging.basicConfig(level=setup.level, handlers=[_LogHandler(self._logs)], force=True)
+        handlers = [_LogHandler(self._logs)]
+        logging.basicConfig(level=setup.level, format="%(message)s", handlers=handlers, force=True)
         logging.captureWarnings(True)
         self._thread = threading.Thread(target=self._run, args=(setup,), name="actor", daemon=True)
         self._thread.start()

@@ -32,17 +32,19 @@ ACTOR_BYTES = 24 * _MIB
 RECORDER_BYTES = 128 * _MIB
 """Memory of a recorder with its own process. Measured: 90 MiB with Weights & Biases, its service included."""
 RECORD_BYTES = 4096
-"""One record in metrics.jsonl and in tensorboard/ together, and its line in the log. Measured: 1.1 KiB."""
+"""One record in all files together, and its line in the log. Measured: 1.1 KiB in metrics.jsonl and tensorboard/."""
 JSON_BYTES = 64 * 1024
 """The files of a checkpoint that are not arrays."""
 LEARNER_DESCRIPTORS = 64
 """Measured: 14 in a run of one actor; the rest is for environments of the evaluation and for files of a checkpoint."""
 ACTOR_DESCRIPTORS = 4
-"""Descriptors of the learner for each actor: its pipe, the ends of its process. Measured."""
+"""Descriptors of the learner for each other process: its pipe, the ends of its process. Measured."""
 HELPER_TASKS = 8
 """Forkserver, resource tracker, the child that makes the environment once, and threads that write."""
 ACTOR_TASKS = 2
-"""Threads of an actor: its loop, and one that watches the learner."""
+"""Threads of an actor or an evaluator: its loop, and one that watches the learner."""
+RECORDER_TASKS = 16
+"""Threads of a recorder with its own process. Measured: 11 with Weights & Biases, its service included."""
 MEMORY_SHARE = 0.9
 """Of the free memory: the rest is for environments and for what others start meanwhile."""
 
@@ -94,8 +96,8 @@ def cores_for_actors(config: TrainConfig) -> int | None:
 
 def memory_need(config: TrainConfig, sizes: Sizes) -> dict[str, int]:
     """Bytes of memory by what takes them; what the environments themselves take is unknown and not included."""
-    # gradients, and a checkpoint on its way to the disk, are copies of the agent
     need = {"replay": sizes.replay} if config.buffer.device != "cuda" else {}
+    # Gradients, and a checkpoint on its way to the disk, are copies of the agent.
     need["learner"] = LEARNER_BYTES + 3 * sizes.training
     if actors := actor_processes(config):
         need["rings"] = actors * sizes.ring
@@ -121,7 +123,8 @@ def disk_need(config: TrainConfig, sizes: Sizes, with_replay: bool) -> dict[str,
     if config.trainer.eval_interval is not None:
         need["best model"] = 2 * (sizes.model + JSON_BYTES)
     # Another budget or a score may end the run long before an "endless" number of env steps.
-    if done.records is not None and done.exact and (config.recorder.jsonl or config.recorder.tensorboard):
+    files = config.recorder.jsonl, config.recorder.tensorboard, config.recorder.csv
+    if done.records is not None and done.exact and any(files):
         need["records"] = done.records * RECORD_BYTES
     return need
 
@@ -143,12 +146,14 @@ def compute_threads(config: TrainConfig) -> int:
 
 def tasks_need(config: TrainConfig, cpus: int) -> int:
     """Processes and threads that a run may have at once. A numeric library starts one thread per CPU at import."""
-    return threads(config) + cpus + HELPER_TASKS + ACTOR_TASKS * actor_processes(config)
+    recorders = recorder_processes(config)
+    others = processes(config) - 1 - recorders
+    return threads(config) + cpus + HELPER_TASKS + ACTOR_TASKS * others + RECORDER_TASKS * recorders
 
 
 def descriptors_need(config: TrainConfig) -> int:
     """File descriptors that the learner holds at most, without those of its environments."""
-    return LEARNER_DESCRIPTORS + ACTOR_DESCRIPTORS * actor_processes(config)
+    return LEARNER_DESCRIPTORS + ACTOR_DESCRIPTORS * (processes(config) - 1)
 
 
 # -- what a run does ------------------------------------------------------
@@ -333,7 +338,7 @@ def check_descriptors(config: TrainConfig) -> None:
     raise ResourceError(
         f"n_actors={n_actors(config)} needs {need} file descriptors, and this process may hold {hard}\n"
         f"allowed: a higher limit (`ulimit -n {need}`)"
-        f"{_or_fewer_actors((hard - LEARNER_DESCRIPTORS) // ACTOR_DESCRIPTORS)}"
+        f"{_or_fewer_actors(config, need - hard, ACTOR_DESCRIPTORS)}"
     )
 
 
@@ -342,14 +347,15 @@ def check_tasks(config: TrainConfig) -> None:
     need, free = tasks_need(config, cpus()), free_tasks()
     if free is None or need <= free:
         return
-    fits = actor_processes(config) - math.ceil((need - free) / ACTOR_TASKS)
     raise ResourceError(
         f"n_actors={n_actors(config)} needs {need} processes and threads, and {free} more may be started\n"
-        f"allowed: a higher limit (`ulimit -u`, or pids.max of the control group){_or_fewer_actors(fits)}"
+        f"allowed: a higher limit (`ulimit -u`, or pids.max of the control group)"
+        f"{_or_fewer_actors(config, need - free, ACTOR_TASKS)}"
     )
 
 
-def _or_fewer_actors(fits: int) -> str:
+def _or_fewer_actors(config: TrainConfig, lacking: int, per_actor: int) -> str:
+    fits = actor_processes(config) - math.ceil(lacking / per_actor)
     return f", or n_actors up to {fits}" if fits >= 1 else ""
 
 

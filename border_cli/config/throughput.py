@@ -109,7 +109,7 @@ class Plan:
 
     counts: Counts
     memory: dict[str, int]
-    free_memory: int | None
+    free_memory: int
     checkpoint: Sizes
     disk: dict[str, int]
     free_disk: int
@@ -153,7 +153,7 @@ def predict(config: TrainConfig, speeds: Speeds, cpus: int) -> Throughput:
     if not takes_turns and t.sync_interval is not None:
         opt_s += speeds.publish_s / t.sync_interval
     if t.opt_interval is None:  # each side at its own speed, or at its share of the CPUs
-        share = min(1.0, cpus / (own + (n if takes_turns or acts_here else 0)))
+        share = min(1.0, cpus / (own + (n if acts_here else 0)))
         env_steps = n * share * speeds.env_steps
         opt_steps = max(share / 100, share - env_steps * speeds.insert_s) / opt_s  # never 0
         return Throughput(env_steps, opt_steps, "CPUs" if share < 1 else "learning", 0.0, 0.0)

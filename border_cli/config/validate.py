@@ -5,6 +5,7 @@ A check that fails names every value it looked at, so that one of them can be ch
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Iterator, Mapping
 
@@ -138,6 +139,12 @@ def batch_steps(config: TrainConfig) -> int:
     """
     waiting = 2 * config.buffer.n_step - 1 + config.buffer.with_priority()
     return config.agent.batch_size + streams(config) * waiting
+
+
+def first_opt_step_at(config: TrainConfig) -> int:
+    """Env steps that the first opt step needs."""
+    t = config.trainer
+    return max(math.ceil(t.warmup_period + (t.opt_interval or 0)), batch_steps(config))
 
 
 def least_capacity(config: TrainConfig) -> int:
@@ -312,10 +319,9 @@ def _ratio(config: TrainConfig) -> Checks:
         "trainer.warmup_period + opt_interval + ratio_tolerance\n"
         f"  >= batch_size + n_actors·envs_per_actor·{waiting}",
     )
-    first = max(t.warmup_period + interval, needed)
     yield (
-        t.max_env_steps is not None and t.max_env_steps < first,
-        f"trainer.max_env_steps={t.max_env_steps} ends before the first opt step, at {first:g}\n"
+        t.max_env_steps is not None and t.max_env_steps < first_opt_step_at(config),
+        f"trainer.max_env_steps={t.max_env_steps} ends before the first opt step, at {first_opt_step_at(config):,}\n"
         f"with warmup_period={t.warmup_period}, opt_interval={t.opt_interval}, "
         f"batch_size={config.agent.batch_size}",
         "a larger max_env_steps, or a smaller warmup_period or batch_size",

@@ -125,7 +125,7 @@ class View(Protocol):
 
     def show(self, progress: Progress) -> None:
         """Cheap to call at any time: the view itself decides when to draw (live: 4 times a second at most; plain: when
-        nothing was printed for 30 s).
+        nothing was printed for 25 s).
         """
 
     def note(self, message: str) -> None:

@@ -279,5 +279,12 @@ class Recorder(Protocol):
         """Flush and release."""
 
 
+class LossyRecorder(Recorder, Protocol):
+    """A recorder that loses records rather than end the run. dropped: how many so far."""
+
+    name: str
+    dropped: int
+
+
 StopCheck = Callable[[], bool]
 """Polled by everything that takes time: true once the run has been asked to stop."""

@@ -196,7 +196,9 @@ class NonblockingStream(io.TextIOBase):
         try:
             written = os.write(self._descriptor, piece)
         except BlockingIOError:  # another process has made the pipe non-blocking
-            select.select([], [self._descriptor], [])
+            pipe = select.poll()
+            pipe.register(self._descriptor, select.POLLOUT)
+            pipe.poll()
             return piece
         with self._changed:
             self._queued -= written

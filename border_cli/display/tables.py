@@ -184,7 +184,7 @@ def print_plan(console: Console, plan: Plan) -> None:
 
     memory = make_table("memory", "", "bytes")
     _add_sizes(memory, plan.memory)
-    add_row(memory, "free", "-" if plan.free_memory is None else format.size(plan.free_memory))
+    add_row(memory, "free", format.size(plan.free_memory))
     add_row(memory, "processes", format.count(plan.processes))
     add_row(memory, "compute threads", f"{plan.threads} on {format.counted(plan.cpus, 'CPU')}")
 

@@ -11,6 +11,7 @@ import importlib
 import json
 import math
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -141,7 +142,9 @@ class MlflowRecorder:
             tags = {tag: info.run_id} | ({"border.sweep": info.group} if info.group else {})
             run = self._client.create_run(experiment_id, run_name=info.name, tags=tags)
             self._run_id = run.info.run_id
-            params = [self._entities.Param(key, str(value)[:500]) for key, value in info.config.items()]
+            params = [
+                self._entities.Param(_allowed(key), str(value)[:500]) for key, value in info.config.items()
+            ]
             for start in range(0, len(params), 100):  # the most that one call takes
                 self._client.log_batch(self._run_id, params=params[start : start + 100])
 
@@ -162,7 +165,7 @@ class MlflowRecorder:
         self._client.log_batch(
             self._run_id,
             metrics=[
-                self._entities.Metric(name, value, stamp, record.env_steps)
+                self._entities.Metric(_allowed(name), value, stamp, record.env_steps)
                 for name, value in record_values(record).items()
                 if math.isfinite(value)
             ],
@@ -177,13 +180,20 @@ class MlflowRecorder:
         self._status = "FAILED"
 
     def close(self) -> None:
-        """Store the artifacts and the best score, and end the run."""
-        for name, value in self._info.best.items():
-            self._client.log_metric(self._run_id, name.replace("/", "_"), value)
-        self._client.log_artifact(self._run_id, str(self._info.run_dir / "config.yaml"))
-        if (self._info.run_dir / "best").exists():
-            self._client.log_artifacts(self._run_id, str(self._info.run_dir / "best"), "best")
-        self._client.set_terminated(self._run_id, status=self._status)
+        """Store the artifacts and the best score, and end the run, even if the server takes no artifacts."""
+        try:
+            for name, value in self._info.best.items():
+                self._client.log_metric(self._run_id, name.replace("/", "_"), value)
+            self._client.log_artifact(self._run_id, str(self._info.run_dir / "config.yaml"))
+            if (self._info.run_dir / "best").exists():
+                self._client.log_artifacts(self._run_id, str(self._info.run_dir / "best"), "best")
+        finally:
+            self._client.set_terminated(self._run_id, status=self._status)
+
+
+def _allowed(name: str) -> str:
+    """The name of a metric or parameter, without characters that MLflow refuses."""
+    return re.sub(r"[^\w .:/-]", "_", name)
 
 
 class OnceRecorder:
@@ -204,14 +214,17 @@ class OnceRecorder:
         values = {name: value for name, value in record.values.items() if at > self._before.get(name, -1)}
         if values:
             self._recorder.write(replace(record, values=values))
-            self._newest |= dict.fromkeys(values, at)
-            replace_file(self._path, json.dumps(self._newest).encode("ascii"))
+            self._passed_on(dict.fromkeys(values, at))
 
     def video(self, path: Path, opt_steps: int, env_steps: int) -> None:
         """Pass on a film of a new opt step."""
         if opt_steps > self._before.get("video/episode", -1):
             self._recorder.video(path, opt_steps, env_steps)
-            self._newest["video/episode"] = opt_steps
+            self._passed_on({"video/episode": opt_steps})
+
+    def _passed_on(self, newest: dict[str, int]) -> None:
+        self._newest |= newest
+        replace_file(self._path, json.dumps(self._newest).encode("ascii"))
 
     def mark_failed(self) -> None:
         """Pass it on."""

@@ -87,5 +87,9 @@ class Films:
             self.poll(0.1)
         if self._call is not None:
             _logger.warning("the film of opt step %d is left out: it was not ready at the end", self._call[2])
-            self._call[0].close()
+            call, path, *_ = self._call
+            call.close()
+            path.with_name(f".{path.name}").unlink(
+                missing_ok=True
+            )  # what `border_cli.video` had written of it
             self._call = None

@@ -10,7 +10,15 @@ from border_cli.checkpoints.manager import CheckpointManager
 from border_cli.core.errors import IncompatibleStateError
 from border_cli.core.metrics import METRICS
 from border_cli.core.progress import View
-from border_cli.core.protocols import Agent, Evaluator, ExperienceSource, Recorder, ReplayBuffer, StopCheck
+from border_cli.core.protocols import (
+    Agent,
+    Evaluator,
+    ExperienceSource,
+    LossyRecorder,
+    Recorder,
+    ReplayBuffer,
+    StopCheck,
+)
 from border_cli.core.state import RunState, State, check_like, number
 from border_cli.core.types import ModelInfo
 from border_cli.training.best_model import Evidence
@@ -37,7 +45,7 @@ class Components:
     evaluator: Evaluator
     eval_seeds: EvalSeeds
     recorder: Recorder
-    recorder_files: Sequence[Recorder]
+    recorder_files: Sequence[LossyRecorder]
     checkpoints: CheckpointManager
     view: View
     telemetry: Telemetry

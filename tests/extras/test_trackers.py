@@ -13,14 +13,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from border_cli.cli.train import main
 from border_cli.config.schema import RecorderConfig
+from border_cli.core.metrics import Record
 from border_cli.recorders import trackers
-from border_cli.recorders.trackers import MlflowRecorder, RunInfo
+from border_cli.recorders.trackers import MlflowRecorder, OnceRecorder, RunInfo
 from tests.real_runs import Run, tiny, train
 
 SHORT = (
@@ -193,6 +195,37 @@ def test_mlflow_has_the_records_the_parameters_and_the_best_model(workplace: Pat
     recorder.close()
     failed, ended = client.search_runs([stored_experiment()])
     assert (failed.info.status, ended.info.status) == ("FAILED", "FINISHED")
+
+
+@pytest.mark.filterwarnings("ignore")  # of sqlalchemy, by the reader
+def test_mlflow_takes_any_name_and_a_run_ends_without_artifacts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    recorder = MlflowRecorder(RunInfo("id", "name", None, "mine", {"env.kwargs.a[0]": 1}, tmp_path), uri)
+    recorder.write(Record({"env/score[0]": 1.5, "eval/return_mean": 2.5}, opt_steps=1, env_steps=10))
+
+    def no_server(*_: object) -> None:
+        raise ConnectionError("no artifact store")
+
+    monkeypatch.setattr(mlflow.MlflowClient, "log_artifact", no_server)
+    with pytest.raises(ConnectionError):
+        recorder.close()
+    client = mlflow.MlflowClient(tracking_uri=uri)
+    (found,) = client.search_runs([client.get_experiment_by_name("mine").experiment_id])
+    assert found.info.status == "FINISHED"
+    assert found.data.params == {"env.kwargs.a_0_": "1"}
+    assert (found.data.metrics["env/score_0_"], found.data.metrics["eval/return_mean"]) == (1.5, 2.5)
+
+
+def test_a_film_is_passed_on_once(tmp_path: Path) -> None:
+    """Also if no record follows it before the run ends."""
+    passed: list[int] = []
+    tracker: Any = SimpleNamespace(video=lambda path, opt_steps, env_steps: passed.append(opt_steps))
+    for _ in range(2):
+        OnceRecorder(tracker, tmp_path / ".wandb.json").video(tmp_path / "film.mp4", 20, 40)
+    assert passed == [20]
 
 
 @pytest.mark.parametrize("uri", ["sqlite:///{0}/mlflow.db", "sqlite:///{0}/mlflow.db?timeout=9"])

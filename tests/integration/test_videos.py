@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 from pathlib import Path
 
 import av
@@ -11,7 +12,10 @@ import pytest
 from PIL import Image, ImageSequence
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
+from border_cli.core.types import ModelInfo
+from border_cli.training.films import Films
 from border_cli.video import Thumbnails
+from tests.faults.processes import wait_until
 from tests.real_runs import Run, train
 
 SMALL = (
@@ -64,6 +68,20 @@ def test_a_small_version_of_frames_that_the_environment_draws_into_one_array() -
     with Image.open(io.BytesIO(small.gif())) as image:
         found = [np.asarray(one.convert("L")).mean() for one in ImageSequence.Iterator(image)]
     assert found == pytest.approx([0, 100, 200], abs=40)  # rgb8 has few colours
+
+
+def endless(folder: Path, model: ModelInfo, path: Path) -> None:
+    path.with_name(f".{path.name}").touch()
+    (folder / "began").touch()
+    threading.Event().wait()
+
+
+def test_a_film_that_is_not_ready_at_the_end_leaves_no_file(tmp_path: Path, full_forkserver: None) -> None:
+    films = Films(1, tmp_path, endless, (tmp_path,), [], should_stop=lambda: True)
+    films.film(ModelInfo(7, {}), 10)
+    wait_until((tmp_path / "began").exists, "the film")
+    films.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["began"]
 
 
 def test_a_film_that_cannot_be_made_is_a_warning(workplace: Path) -> None:

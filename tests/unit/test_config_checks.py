@@ -70,6 +70,14 @@ def test_values_at_the_limit_are_allowed(changes):
         ({"buffer__capacity": 21}, ["capacity=21", "batch_size=10", "= 22"]),
         ({"buffer__capacity": 23, "buffer__n_step": 3}, ["capacity=23", "(n_step + 1) = 24"]),
         ({"trainer__max_env_steps": 20}, ["max_env_steps=20 ends before the first opt step", "21"]),
+        (
+            {
+                "buffer__capacity": 3_000_000,
+                "trainer__warmup_period": 2_000_000,
+                "trainer__max_env_steps": 20,
+            },
+            ["at 2,000,001\n"],
+        ),
         ({"trainer__max_env_steps": None}, ["without a budget", "max_opts", "max_env_steps", "max_time"]),
         (
             {"trainer__ratio_tolerance": 7, "n_actors": 4, "actor_manager__envs_per_actor": 2},

@@ -11,7 +11,7 @@ from rich.console import Console
 from border_cli.agents.dqn.config import DqnConfig
 from border_cli.config import resources, throughput
 from border_cli.config.resources import Sizes
-from border_cli.config.schema import CheckpointConfig, EnvConfig, TrainConfig, TrainerConfig
+from border_cli.config.schema import CheckpointConfig, EnvConfig, RecorderConfig, TrainConfig, TrainerConfig
 from border_cli.config.throughput import Plan, Speeds
 from border_cli.display.tables import print_plan
 
@@ -104,6 +104,9 @@ def test_disk() -> None:
     assert resources.disk_need(endless, SIZES, False) == without_records
     recorded = resources.disk_need(config(max_opts=200, record_interval=100), SIZES, False)
     assert recorded["records"] == 2 * resources.RECORD_BYTES
+    table = config(max_opts=200, record_interval=100)
+    table.recorder = RecorderConfig(jsonl=False, tensorboard=False, csv=True)
+    assert resources.disk_need(table, SIZES, False)["records"] == 2 * resources.RECORD_BYTES
 
 
 def test_processes_threads_and_descriptors() -> None:
@@ -114,6 +117,10 @@ def test_processes_threads_and_descriptors() -> None:
     assert resources.tasks_need(sync, cpus=16) == 2 + 16 + resources.HELPER_TASKS
     assert resources.descriptors_need(four) == resources.LEARNER_DESCRIPTORS + 16
     assert resources.descriptors_need(sync) == resources.LEARNER_DESCRIPTORS
+    sync.evaluator.type, sync.recorder.trackio = "process", True
+    others = resources.ACTOR_TASKS + resources.RECORDER_TASKS
+    assert resources.tasks_need(sync, cpus=16) == 2 + 16 + resources.HELPER_TASKS + others
+    assert resources.descriptors_need(sync) == resources.LEARNER_DESCRIPTORS + 2 * resources.ACTOR_DESCRIPTORS
 
 
 LOOP = throughput.LOOP_S
@@ -151,7 +158,7 @@ def printed(found: TrainConfig, opt_steps_are: str = "eager") -> dict[str, str]:
     shown = Plan(
         counts=resources.counts(found),
         memory=resources.memory_need(found, SIZES),
-        free_memory=None,
+        free_memory=2**30,
         checkpoint=SIZES,
         disk=resources.disk_need(found, SIZES, False),
         free_disk=2**40,

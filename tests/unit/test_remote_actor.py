@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from dataclasses import replace
 from types import SimpleNamespace
@@ -262,6 +263,23 @@ def test_an_exception_of_an_environment_comes_with_the_name_of_the_machine() -> 
     assert isinstance(message, Failed)
     assert " (on node " in message.error.splitlines()[0]
     assert "CountingEnv raises" in message.traceback
+
+
+def test_what_an_actor_logs_comes_with_its_traceback_and_never_raises(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    spec = counting_actors(lengths=[7])
+    actor = RemoteActor(RemoteSetup(spec, spec.actor_id(0, 0, 1), COUNTING_COLUMNS, 64, 30))
+    logger = logging.getLogger("an environment")
+    logger.warning("%d", "no number")
+    try:
+        raise KeyError("missing")
+    except KeyError:
+        logger.exception("failed")
+    ((level, name, text),) = (log for log in actor.collect(Command(0, 0, 0)).logs if log[1] == logger.name)
+    assert (level, name) == (logging.ERROR, "an environment")
+    assert text.startswith("failed\nTraceback") and text.endswith("KeyError: 'missing'")
+    assert "--- Logging error ---" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("address", ["auto", "ray://nowhere:10001"])

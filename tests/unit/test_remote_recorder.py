@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import time
 from functools import partial
 from pathlib import Path
@@ -132,6 +133,18 @@ def test_an_error_at_the_end_does_not_say_that_training_continues(
 ) -> None:
     assert written(tmp_path / "lines", "close").dropped == 0
     assert [record.message for record in caplog.records] == ["recorder mine failed: RuntimeError: no network"]
+
+
+def test_a_process_with_many_open_files_may_have_a_recorder(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        assert written(tmp_path / "lines").dropped == 0
+    finally:
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_it_continues_when_the_other_side_reads_again(tmp_path: Path) -> None:
