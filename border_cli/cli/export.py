@@ -89,6 +89,8 @@ def _dispatch(argv: Sequence[str]) -> int:
     try:
         files = write_policy(policy, model.spec, folder, flags.format, title)
     except OSError as e:
-        raise ResourceError(f"{folder} cannot be written: {e.strerror}\nallowed: out=<another folder>") from e
+        raise ResourceError(
+            f"{folder} cannot be written: {e.strerror or e}\nallowed: out=<another folder>"
+        ) from e
     show("\n".join(["written", *(f"  {shown(path.absolute())}" for path in files)]))
     return ExitCode.DONE

@@ -161,6 +161,6 @@ def _write(report: Report, out: Path) -> None:
         pages[1].write_text(html_page(report, pictures), encoding="utf-8")
         write_tidy(pages[2], report.groups, report.metric)
     except OSError as e:
-        raise UsageError(f"{out} cannot be written: {e.strerror}\nallowed: out=<another folder>") from e
+        raise UsageError(f"{out} cannot be written: {e.strerror or e}\nallowed: out=<another folder>") from e
     for path in (*pages, *pictures):
         show(f"written: {path}")

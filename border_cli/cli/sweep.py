@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -43,12 +43,15 @@ from border_cli.runs.directory import (
 from border_cli.runs.summary import read_run_id
 from border_cli.runtime.signals import StopFlag
 from border_cli.sweeps import slots
-from border_cli.sweeps.jobs import DONE, FAILED, Job, Sweep, job_argv, newest_sweep
+from border_cli.sweeps.jobs import DONE, FAILED, RETRY, Job, Sweep, job_argv, newest_sweep
 from border_cli.sweeps.process import JobProcess, LocalExecutor
 from border_cli.sweeps.results import BESIDE_PRESETS, results, to_json, winners, write_preset
 from border_cli.sweeps.scheduler import Executor, JobQueue, JobSource, Scheduler
 from border_cli.sweeps.slots import Slots
 from border_cli.sweeps.views import make_sweep_view, print_sweep_tables, write_error
+
+if TYPE_CHECKING:
+    from border_cli.sweeps.ray import RaySettings
 
 _ALSO_TYPED = ("plugins", "env.imports", "env.kwargs")
 """What is typed beside a preset, and may be in it too: without it there is no such environment."""
@@ -95,11 +98,7 @@ def run_sweep(composer: Composer, launch: Launch, settings: SweepSettings) -> in
     for one in composed:
         refuse_plan(one.config)
     choices = composed[0].choices if composed else composer.merge().hydra.runtime.choices
-    launcher = choices["hydra/launcher"]
-    if launcher == "border_ray":
-        from border_cli.runtime.ray_cluster import import_ray
-
-        import_ray("hydra/launcher=border_ray")
+    launcher, one_of_each = choices["hydra/launcher"], composed
     if launch.typed.get("hydra/sweeper") == "border_optuna":
         from border_cli.cli.tune import check_tuning
 
@@ -108,7 +107,13 @@ def run_sweep(composer: Composer, launch: Launch, settings: SweepSettings) -> in
                 f"hydra/launcher={launcher} does not run the trials of hydra/sweeper=border_optuna\n"
                 f"allowed: {', '.join(OWN_LAUNCHERS)}"
             )
-        check_tuning(composer, argv)
+        one_of_each = [check_tuning(composer, argv)]
+    if launcher == "border_ray":
+        from border_cli.runtime.ray_cluster import import_ray
+
+        import_ray("hydra/launcher=border_ray")
+        for one in one_of_each:
+            _ray_settings(one)
     wanted = job_argv(launch.argv)
     folder, continued = _folder(composer, launch, settings, wanted)
     with locked(folder), StopFlag() as stop, nonblocking_stdout(), contextlib.ExitStack() as held:
@@ -149,7 +154,9 @@ def _folder(
         folder = Path(composer.merge().hydra.sweep.dir)  # interpolations are resolved
         if (folder / SWEEP_FILE).exists():
             if settings.new or Sweep.read(folder).argv != list(argv):
-                raise UsageError(f"{folder} holds another sweep\nallowed: a folder without one")
+                raise UsageError(
+                    f"{folder} holds a sweep\nallowed: a folder without one, or the arguments of that sweep"
+                )
             return folder, True
         make_folder(folder)
         return folder, False
@@ -184,6 +191,16 @@ def _multirun(
             batches = returned if isinstance(returned, list) else []
             run.ran_elsewhere(task.scores or [job.return_value for batch in batches for job in batch])
     run.tune()
+
+
+def _ray_settings(composed: Composed) -> RaySettings:
+    """What `hydra.launcher` says for this job. Raises UsageError."""
+    from border_cli.sweeps.ray import RaySettings, check_device
+
+    section: Any = OmegaConf.to_container(composed.hydra_config.hydra.launcher)
+    settings = RaySettings.read({key: section[key] for key in section if key != "_target_"})
+    check_device(composed.config.device, settings)
+    return settings
 
 
 def _beside_preset(composed: Composed) -> list[str]:
@@ -283,9 +300,8 @@ class SweepRun:
             Scheduler(self.sweep, self._executor, task_of, view, self._stop).run(source)
         finally:
             view.close()
-            for job in (
-                self.sweep.jobs
-            ):  # a node of a cluster has its own list of the user's runs, which is not this one
+            # A node of a cluster has its own list of the user's runs, which is not this one.
+            for job in self.sweep.jobs:
                 composed, run_id = self.configs.get(job.number), read_run_id(job.run_dir)
                 if composed is not None and run_id is not None:
                     trust.remember_run(run_id, composed.config)
@@ -318,7 +334,8 @@ class SweepRun:
         for job in self.sweep.jobs:
             job.refresh()
         for score in scores:
-            job = self.sweep.add(score.number, score.overrides, score.run_dir)
+            number = self.sweep.numbered(score.number, score.overrides)
+            job = self.sweep.add(number, score.overrides, score.run_dir)
             job.exit_code, job.error = score.exit_code, score.error
             if score.exit_code not in (ExitCode.DONE, ExitCode.SIGINT, ExitCode.SIGTERM):
                 job.state = FAILED
@@ -336,12 +353,9 @@ class SweepRun:
             return self._tuned
         found = results(self.sweep)
         self.sweep.configurations = to_json(found)
-        presets = [
-            self.write_preset(winner.jobs[0], winner.expect, winner.name)
-            for winner in winners(found)
-            if winner.jobs[0].number
-            in self.configs  # the sweeper of a plugin may have forgotten earlier launches
-        ]
+        # The sweeper of a plugin may have forgotten jobs of earlier launches.
+        known = [one for one in winners(found) if one.jobs[0].number in self.configs]
+        presets = [self.write_preset(winner.jobs[0], winner.expect, winner.name) for winner in known]
         self._save()
         if self.console != "none":
             folder = shlex.quote(str(shown(self.sweep.folder)))
@@ -351,7 +365,7 @@ class SweepRun:
                 ("next", f"border-train -m resume={folder}" if unfinished else f"border-report {folder}")
             )
             if any(job.state == FAILED for job in self.sweep.jobs):
-                lines.append(("", "sweep.retry=true with the same command runs failed jobs again"))
+                lines.append(("", RETRY))
             if not self._begun and not unfinished:
                 lines.append(("", "all jobs of this sweep have ended; sweep.new=true starts a new one"))
             print_sweep_tables(Console(), self.sweep, found)
@@ -364,11 +378,9 @@ class SweepRun:
         if self._executor is not None:
             return
         if composed.choices["hydra/launcher"] == "border_ray":
-            from border_cli.sweeps.ray import RayExecutor, RaySettings, check_device
+            from border_cli.sweeps.ray import RayExecutor
 
-            section: Any = OmegaConf.to_container(composed.hydra_config.hydra.launcher)
-            settings = RaySettings.read({key: section[key] for key in section if key != "_target_"})
-            check_device(composed.config.device, settings)
+            settings = _ray_settings(composed)
             limit = None if self._settings.slots is None else min(self._settings.slots, n_jobs)
             self._executor = RayExecutor(settings, limit, self.sweep.folder, self.sweep.sweep_id)
             self.say(self._executor.description)
@@ -388,7 +400,10 @@ class SweepRun:
         if self._settings.slots is not None or n_jobs == 1:
             return slots.fixed(self._settings.slots or 1, n_jobs, config.device)
         task = NeedTask(config, self.sweep.folder, set(self._typed))
-        process = JobProcess(task, None, max(1, cpus() // n_jobs))
+        try:
+            process = JobProcess(task, None, max(1, cpus() // n_jobs))
+        except OSError as e:
+            return Slots(1, cpus(), (), f"what a job needs could not be measured: {e}")
         with contextlib.closing(process):
             while process.exit_code is None and not self._stop():
                 wait([process.sentinel], 0.1)

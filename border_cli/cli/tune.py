@@ -14,33 +14,35 @@ from border_cli.core.errors import ExitCode, UsageError
 from border_cli.display.format import counted
 from border_cli.display.tables import print_lines
 from border_cli.runs.directory import folder_error, shown
-from border_cli.sweeps.jobs import Job
+from border_cli.sweeps.jobs import FAILED, RETRY, Job
 from border_cli.sweeps.study import STUDY_FILE
 from border_cli.sweeps.trials import TuningSettings, rungs_of
 from border_cli.sweeps.tuning import Tuner
 from border_cli.sweeps.views import print_tuning_tables
 
 if TYPE_CHECKING:
+    from border_cli.cli.compose import Composed, Composer
     from border_cli.cli.sweep import SweepRun
 
 
-def check_tuning(composer: Any, argv: Sequence[str]) -> None:
-    """Raise UsageError for a tuning that cannot begin, before there is a folder for it."""
+def check_tuning(composer: Composer, argv: Sequence[str]) -> Composed:
+    """Raise UsageError for a tuning that cannot begin, before there is a folder for it. Returns one of its trials."""
     arguments = [word for word in argv if not word.startswith("hydra")]
     section = composer.merge().hydra
     settings = _settings({key: value for key, value in section.sweeper.items() if key != "_target_"})
-    space = _space(arguments, settings)
+    space = _space(composer, arguments, settings)
     for share in (0.0, 1.0, 0.37):  # the ends, and a number that is not whole
-        config = composer.compose(space.overrides(space.values(share), 0)).config
-    rungs_of(config, settings)
-    if not config.recorder.jsonl:
+        trial = composer.compose(space.overrides(space.values(share), 0))
+    rungs_of(trial.config, settings)
+    if not trial.config.recorder.jsonl:
         raise UsageError("tuning reads the evaluations of its runs\nallowed: recorder.jsonl=true")
+    return trial
 
 
 def tune(run: SweepRun, arguments: Sequence[str], settings: Mapping[str, Any]) -> int:
     """Run the trials, or those that are left. Prints the results and returns the exit code."""
     checked = _settings(settings)
-    space = _space(arguments, checked)
+    space = _space(run.composer, arguments, checked)
 
     def make_job(params: Mapping[str, str], more_seed: int, label: str) -> tuple[Job, TrainConfig]:
         composed = run.composer.compose(space.overrides(params, more_seed))
@@ -90,6 +92,8 @@ def _finish(run: SweepRun, tuner: Tuner) -> int:
         lines.append(("study", f"optuna-dashboard {folder}/{STUDY_FILE}"))
     elif not tuner.has_ended:
         lines.append(("next", f"border-train -m resume={folder}"))
+    if any(job.state == FAILED for job in tuner.unfinished_jobs):
+        lines.append(("", RETRY))
     if run.console != "none":
         done, from_scratch = tuner.opt_steps
         print_tuning_tables(Console(), tuner)
@@ -99,8 +103,9 @@ def _finish(run: SweepRun, tuner: Tuner) -> int:
         print_lines(Console(), *lines)
     if winner is not None and tuner.has_ended:
         return int(ExitCode.DONE)
-    # A trial that has paused was stopped, too, but that is no failure.
-    return next((job.exit_code for job in tuner.unfinished_jobs if job.exit_code), int(ExitCode.DONE))
+    # A trial that has paused was stopped, too, but that is no failure. A trial with values that are not allowed has no job.
+    otherwise = ExitCode.USAGE if tuner.has_ended else ExitCode.DONE
+    return next((job.exit_code for job in tuner.unfinished_jobs if job.exit_code), int(otherwise))
 
 
 def _settings(settings: Mapping[str, Any]) -> TuningSettings:
@@ -110,7 +115,6 @@ def _settings(settings: Mapping[str, Any]) -> TuningSettings:
         raise UsageError(f"hydra.sweeper: {e}\nallowed: {', '.join(TuningSettings.__annotations__)}") from e
 
 
-def _space(arguments: Sequence[str], settings: TuningSettings) -> Space:
-    agents = [word.partition("=")[2] for word in arguments if word.startswith("agent=")]
-    name = settings.space or (agents[-1] if agents else "dqn")
+def _space(composer: Composer, arguments: Sequence[str], settings: TuningSettings) -> Space:
+    name = settings.space or str(composer.merge().hydra.runtime.choices["agent"])
     return read_space(arguments, lambda: default_space(name))

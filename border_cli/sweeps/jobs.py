@@ -195,6 +195,9 @@ class Sweep:
         return " ".join(word.lstrip("+") for word in job.overrides if word not in shared)
 
 
+RETRY = "sweep.retry=true with the same command runs failed jobs again"
+"""What the command says of jobs that have failed."""
+
 _NOT_OF_JOBS = ("sweep.", "recorder.console=", "debug=", "hydra.sweep.dir=")
 """Beginnings of arguments that do not change what the jobs learn."""
 

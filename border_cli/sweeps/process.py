@@ -43,7 +43,8 @@ class JobView:
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
         self._due = 0.0
-        self.pause_at: int | None = None  # opt step after whose evaluation the run stops with a checkpoint
+        # Opt step after whose evaluation the run stops with a checkpoint, as by SIGTERM and with its exit code.
+        self.pause_at: int | None = None
 
     def show(self, progress: Progress) -> None:
         """Send the progress, unless the last message is young or the sweep does not read. Pause the run if it is time."""
@@ -83,7 +84,8 @@ class JobView:
     def fail(self, text: str) -> None:
         """Send what went wrong, as the command prints it."""
         lines = text.splitlines()
-        cause = next((line for line in lines if "error: " in line), lines[0])
+        # A traceback comes before the message, and may have such a line too.
+        cause = next((line for line in reversed(lines) if "error: " in line), lines[0])
         self._reporter.send(JobError(clipped(text), cause.partition("error: ")[2] or cause))
 
     def send(self, result: object) -> None:

@@ -56,6 +56,10 @@ class RaySettings:
             read = cls(**settings)
         except TypeError as e:
             raise UsageError(f"hydra.launcher: {e}\nallowed: {', '.join(cls.__annotations__)}") from e
+        if read.resources is not None and not isinstance(read.resources, Mapping):
+            raise UsageError(
+                f"hydra.launcher.resources={read.resources}: not allowed\nallowed: {{<name>: <number>}}"
+            )
         amounts = {"cpus_per_job": read.cpus_per_job, "gpus_per_job": read.gpus_per_job}
         amounts |= {f"resources.{name}": amount for name, amount in (read.resources or {}).items()}
         own = next((name for name in ("CPU", "GPU") if name in (read.resources or {})), None)
@@ -64,7 +68,10 @@ class RaySettings:
                 f"hydra.launcher.resources: {own} is a key of its own\nallowed: hydra.launcher.{own.lower()}s_per_job"
             )
         for name, amount in amounts.items():
-            if not isinstance(amount, int | float) or amount < 0 or (name == "cpus_per_job" and amount == 0):
+            is_number = (
+                isinstance(amount, int | float) and not isinstance(amount, bool) and math.isfinite(amount)
+            )
+            if not is_number or amount < 0 or (name == "cpus_per_job" and amount == 0):
                 least = "> 0" if name == "cpus_per_job" else ">= 0"
                 raise UsageError(f"hydra.launcher.{name}={amount}: not allowed\nallowed: a number {least}")
         return read

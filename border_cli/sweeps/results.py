@@ -72,7 +72,10 @@ def results(sweep: Sweep) -> list[Result]:
 
 def winners(found: Sequence[Result]) -> list[Result]:
     """The configuration with the best mean score of each environment."""
-    return list({result.env: result for result in reversed(found)}.values())[::-1]
+    best = dict[str, Result]()
+    for result in found:  # the best of each environment comes first
+        best.setdefault(result.env, result)
+    return list(best.values())
 
 
 def write_preset(

@@ -149,9 +149,9 @@ class _Slot:
 class Scheduler:
     """Runs jobs of a sweep in the slots of an executor.
 
-    A job that fails for lack of memory or processes while others run goes back into the queue, and runs again when no other
-    job runs. From then on, at most as many jobs run at a time as were running at that moment. A job whose node is lost
-    starts again, or resumes from what its run directory holds.
+    A job that fails for lack of memory or processes while others run goes back into the queue, and starts again once those
+    have ended. From then on, at most as many jobs run at a time as the others were. A job whose node is lost starts again,
+    or resumes from what its run directory holds.
 
     Args:
         task_of: what a job's process is to do.
@@ -210,7 +210,7 @@ class Scheduler:
 
     def _fill_slots(self, source: JobSource) -> None:
         while len(self._running) < self._count:
-            # Jobs that run again wait until the others have ended: then they have the memory that they lacked.
+            # Jobs that run again wait until no other job runs, and then start first.
             now = self._lost or ([] if self._running else self._again)
             job = now.pop(0) if now else source.next()
             if job is None:
@@ -258,13 +258,15 @@ class Scheduler:
         job.exit_code = exit_code if exit_code >= 0 else 128 - exit_code  # as a shell has it
         job.state = STOPPED if job.exit_code in (ExitCode.SIGINT, ExitCode.SIGTERM) else FAILED
         job.error = process.error.cause or process.lost
-        if exit_code < 0:
+        has_failed = exit_code not in (ExitCode.DONE, ExitCode.SIGINT, ExitCode.SIGTERM)
+        says_nothing = exit_code < 0 or (has_failed and not job.error)
+        if says_nothing:
             job.error = f"the job's process {describe_exit(exit_code)}"
         job.refresh()
         if job.state == DONE:
             self._durations.append(slot.seconds)
         if job.state == FAILED:
-            where = f"\n{job.run_dir / OUTPUT_FILE} has what it printed" if exit_code < 0 else ""
+            where = f"\n{job.run_dir / OUTPUT_FILE} has what it printed" if says_nothing else ""
             self._view.note(
                 process.error.text
                 or f"job {job.number} ({self._sweep.settings(job)}): error: {job.error}{where}"

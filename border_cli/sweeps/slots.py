@@ -24,8 +24,10 @@ _WORTH = 0.15
 
 @dataclass(frozen=True)
 class Need:
-    """What one job takes. cpus: CPUs that it would keep busy if it had the machine alone · memory: bytes · device: cuda
-    alone is any GPU, cuda:1 a certain one.
+    """What one job takes that may use the smallest share of the CPUs that a slot can have.
+
+    cpus: those that it would keep busy if no other job ran · memory: bytes · device: cuda alone is any GPU, cuda:1 a
+    certain one.
     """
 
     cpus: float

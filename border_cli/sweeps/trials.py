@@ -49,6 +49,10 @@ class TuningSettings:
     space: str | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.space, str | None):
+            raise UsageError(
+                f"hydra.sweeper.space={self.space}: not allowed\nallowed: an agent, or a file that ends in .yaml"
+            )
         for name, allowed in (("sampler", SAMPLERS), ("pruner", PRUNERS), ("objective", OBJECTIVES)):
             if getattr(self, name) not in allowed:
                 value = getattr(self, name)
@@ -66,7 +70,7 @@ class TuningSettings:
             ("seed", 0),
         ):
             value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise UsageError(
                     f"hydra.sweeper.{name}={value}: not allowed\nallowed: a whole number >= {least}"
                 )

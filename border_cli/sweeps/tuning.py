@@ -100,11 +100,10 @@ class Tuner:
         trial = self._trial_of(job)
         if trial is None:
             return True
-        if progress.last_at is not None and progress.last is not None:
-            if trial.target is not None and progress.last_at >= trial.target:
-                return False
-            if self._settings.pruner == "median" and trial.state == RUNNING:
-                self._report(trial, job, progress.last_at, progress.last)
+        # A trial that has reached its rung pauses by itself, see `JobView`.
+        may_prune = self._settings.pruner == "median" and trial.state == RUNNING
+        if may_prune and progress.last_at is not None and progress.last is not None:
+            self._report(trial, job, progress.last_at, progress.last)
         return trial.state not in (PRUNED, FAILED)
 
     def ended(self, job: Job) -> None:
@@ -317,7 +316,7 @@ class Tuner:
     def unfinished_jobs(self) -> list[Job]:
         """The jobs of trials that have failed or are still running, and those that confirm a trial and are not done."""
         trials = [one.jobs for one in self.trials if one.state in (RUNNING, FAILED)]
-        jobs = [self._jobs[number] for numbers in trials for number in numbers]
+        jobs = [self._jobs[number] for numbers in trials for number in numbers if number in self._jobs]
         return jobs + [job for job in self._confirmation_jobs if job.state != DONE]
 
     @property
@@ -337,7 +336,11 @@ class Tuner:
     def opt_steps(self) -> tuple[int, int]:
         """Opt steps that the trials have done, and those that they would have done if each promotion had started over."""
         done = [
-            [(self._jobs[n].summary.get("counters") or {}).get("opt_steps") or 0 for n in one.jobs]
+            [
+                (self._jobs[n].summary.get("counters") or {}).get("opt_steps") or 0
+                for n in one.jobs
+                if n in self._jobs
+            ]
             for one in self.trials
         ]
         from_scratch = [
@@ -384,6 +387,8 @@ class Tuner:
     def _resume_trial(self, trial: Trial) -> None:
         if trial.jobs or trial.state == RUNNING:
             self._add_jobs(trial)
+        if any(number not in self._jobs for number in trial.jobs):
+            return  # its values are no longer allowed
         jobs = [self._jobs[number] for number in trial.jobs]
         if self._retry and jobs and trial.state in (RUNNING, FAILED):
             trial.state = RUNNING

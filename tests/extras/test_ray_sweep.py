@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+from border_cli.cli.train import main
 from border_cli.runtime.signals import StopFlag
 from border_cli.sweeps.jobs import Sweep
 from border_cli.sweeps.process import JobError, JobView
@@ -59,6 +60,24 @@ def test_jobs_have_the_results_of_runs_on_this_machine_and_are_skipped_the_next_
     again = subprocess.run(args, capture_output=True, text=True, timeout=200)
     assert again.returncode == 0
     assert "2 jobs of 2 ended in an earlier launch" in again.stdout
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("cpus_per_job=0", "cpus_per_job=0: not allowed"),
+        ("cpus_per_job=true", "cpus_per_job=True: not allowed"),
+        ("gpus_per_job=nan", "gpus_per_job=nan: not allowed"),
+        ("resources=5", "resources=5: not allowed"),
+    ],
+)
+@pytest.mark.parametrize("sweeper", [(), ("hydra/sweeper=border_optuna", "agent.lr=interval(0.1,0.2)")])
+def test_a_wrong_setting_is_named_before_there_is_a_folder(
+    setting: str, message: str, sweeper: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["-m", "hydra/launcher=border_ray", f"hydra.launcher.{setting}", *sweeper]) == 2
+    assert f"hydra.launcher.{message}" in capsys.readouterr().err
+    assert not Path("runs").exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

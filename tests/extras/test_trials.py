@@ -207,6 +207,21 @@ def test_a_tuning_does_not_continue_in_another_search_space(tmp_path: Path) -> N
         Tuner(jobs.folder, TuningSettings(n_trials=2), space, jobs.make, print)
 
 
+def test_a_trial_whose_values_are_no_longer_allowed_has_failed_when_a_tuning_continues(
+    tmp_path: Path,
+) -> None:
+    jobs = Jobs(tmp_path)
+    run_all(tuner_of(jobs, n_trials=2, pruner="none", top=0), jobs, 1)
+
+    def refuse(*_: object) -> None:
+        raise UsageError("x=0.9: not allowed")
+
+    jobs.make = refuse  # type: ignore[method-assign, assignment]
+    again = tuner_of(jobs, n_trials=1, pruner="none", top=0)
+    assert (again.next(), again.winner, again.opt_steps, again.unfinished_jobs) == (None, None, (0, 0), [])
+    assert [trial.state for trial in again.trials] == ["failed"]
+
+
 def test_a_trial_that_failed_later_does_not_win(tmp_path: Path) -> None:
     jobs = Jobs(tmp_path)
     tuner = tuner_of(jobs, n_trials=3, rungs=2, top=1, top_seeds=1)

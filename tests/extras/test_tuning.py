@@ -68,6 +68,29 @@ def test_a_killed_tuning_continues_and_the_winner_is_a_preset(
     assert study.best_trial.params["agent.lr"] == pytest.approx(float(done["params"]["agent.lr"]), rel=1e-3)
 
 
+def test_the_search_space_is_that_of_the_agent_that_a_group_of_the_user_has_chosen(workplace: Path) -> None:
+    (workplace / "c" / "experiment").mkdir(parents=True)
+    text = "# @package _global_\ndefaults:\n  - override /agent: sac\n  - override /env: pendulum\n"
+    (workplace / "c" / "experiment" / "mine.yaml").write_text(text)
+    short = (
+        "hydra.sweeper.n_trials=1",
+        "hydra.sweeper.top=0",
+        "trainer.max_opts=2",
+        "trainer.eval_interval=2",
+    )
+    words = ("hydra/sweeper=border_optuna", "+experiment=mine", "hydra.sweeper.pruner=none", *short)
+    more = (
+        "trainer=sync",
+        "agent.batch_size=16",
+        "evaluator.episodes=1",
+        "recorder.console=none",
+        "sweep.slots=1",
+    )
+    assert main(["--config-dir", "c", "-m", *words, *more]) == 0
+    (tuning,) = workplace.glob("runs/sweeps/*/*/tuning.json")
+    assert "high=5" in json.loads(tuning.read_text())["space"]["buffer.n_step"]  # that of DQN ends at 10
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -102,7 +125,15 @@ def test_mistakes_are_named_before_there_is_a_folder(
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("sampler", "tpee"), ("pruner", "x"), ("objective", "y"), ("n_trials", 0), ("seed", -1)],
+    [
+        ("sampler", "tpee"),
+        ("pruner", "x"),
+        ("objective", "y"),
+        ("n_trials", 0),
+        ("seed", -1),
+        ("top", True),
+        ("space", 5),
+    ],
 )
 def test_settings_out_of_range_are_named(name: str, value: Any) -> None:
     with pytest.raises(UsageError, match=rf"hydra\.sweeper\.{name}="):

@@ -27,13 +27,14 @@ from tests.faults.processes import nothing_left, wait_until
 @dataclass(frozen=True)
 class Light:
     """A job. codes: exit codes of its first and second start, a negative one for a signal · meet: another job to wait for ·
-    waits_for_retry: whether to wait until the sweep has put that job back into the queue.
+    waits_for_retry: whether to wait until the sweep has put that job back into the queue · says_why: if it fails.
     """
 
     run_dir: Path
     codes: tuple[int, ...] = (0,)
     meet: int | None = None
     waits_for_retry: bool = False
+    says_why: bool = True
 
     def __call__(self, view: JobView) -> int:
         starts = self.run_dir / "starts"
@@ -46,7 +47,7 @@ class Light:
         code = self.codes[min(n, len(self.codes) - 1)]
         if code < 0:
             os.kill(os.getpid(), -code)
-        if code:
+        if code and self.says_why:
             view.fail(f"job: error: code {code}\nallowed: 0")
         (self.run_dir / "summary.json").write_text(json.dumps({"status": "failed" if code else "done"}))
         return code
@@ -145,9 +146,18 @@ def test_a_job_that_fails_is_reported_and_the_others_run(tmp_path: Path) -> None
         Light(tmp_path / "0", codes=(5,)),
         Light(tmp_path / "1", codes=(-signal.SIGSEGV,)),
         Light(tmp_path / "2"),
+        Light(tmp_path / "3", codes=(1,), says_why=False),
     ]
     sweep, seen = run(tmp_path, jobs, slots=1)
-    assert [(job.state, job.exit_code) for job in sweep.jobs] == [("failed", 5), ("failed", 139), ("done", 0)]
+    assert [(job.state, job.exit_code) for job in sweep.jobs] == [
+        ("failed", 5),
+        ("failed", 139),
+        ("done", 0),
+        ("failed", 1),
+    ]
+    assert seen.notes[2] == (
+        f"job 3 (n=3): error: the job's process exited with code 1\n{tmp_path}/3/output.log has what it printed"
+    )
     assert seen.notes[0] == "job: error: code 5\nallowed: 0"
     assert "job 1 (n=1): error: the job's process was killed by SIGSEGV" in seen.notes[1]
     assert sweep.jobs[0].error == "code 5"

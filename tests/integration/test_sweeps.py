@@ -213,19 +213,33 @@ def test_an_error_of_a_launcher_is_one_line(
     assert [job.state for job in Sweep.read(Path("out_30")).jobs] == ["waiting", "waiting"]
 
 
+@pytest.mark.parametrize("is_known", [False, True])
 def test_the_directory_of_a_job_with_other_values_is_not_taken_for_its_run(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], is_known: bool
 ) -> None:
     """The sweeper of a plugin may draw other values when it is continued, and a launcher numbers the jobs from 0."""
     assert sweep("hydra/launcher=basic", "hydra.sweep.dir=out", "agent.lr=0.001", "trainer=sync") == 0
     data = json.loads(Path("out/sweep.json").read_text())
     data["argv"] = [word.replace("agent.lr=0.001", "agent.lr=0.002") for word in data["argv"]]
-    data["jobs"] = []
+    data["jobs"] = data["jobs"] if is_known else []
     Path("out/sweep.json").write_text(json.dumps(data))
     capsys.readouterr()
     assert sweep("hydra/launcher=basic", "hydra.sweep.dir=out", "agent.lr=0.002", "trainer=sync") == 2
     assert "these values cannot change within a run: agent.lr: 0.001 → 0.002" in capsys.readouterr().err
-    assert [job.state for job in Sweep.read(Path("out")).jobs] == ["failed"]
+    states = [job.state for job in Sweep.read(Path("out")).jobs]
+    assert states == (["done", "failed"] if is_known else ["failed"])
+
+
+def test_without_room_for_the_measurement_a_sweep_has_one_slot(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("border_cli.cli.sweep.JobProcess", fail)
+    assert sweep("seed=1,2", "trainer=sync", "recorder.console=plain") == 0
+    assert "1 job at a time" in (out := capsys.readouterr().out)
+    assert "what a job needs could not be measured: [Errno 11] Resource temporarily unavailable" in out
 
 
 def test_a_stop_ends_the_sweeper_of_a_plugin(tmp_path: Path) -> None:
@@ -267,7 +281,7 @@ def test_a_sweep_of_somebody_else_is_not_continued_by_its_own_words(
         (["-m", "resume=auto"], "the same command again"),
         (["-m", "resume=."], ". is not a sweep: it has no sweep.json"),
         (["-m", "seed=1,2", "hydra.sweep.dir=/proc/sweeps"], "/proc/sweeps cannot be made"),
-        (["-m", "seed=1,2", "hydra.sweep.dir=other"], "other holds another sweep"),
+        (["-m", "seed=1,2", "hydra.sweep.dir=other"], "other holds a sweep"),
         (["-m", "agent.lr=interval(0.1,0.2)"], "agent.lr=interval(0.1,0.2) is a search space"),
         (["agent.lr=interval(0.1,0.2)"], "allowed: -m hydra/sweeper=border_optuna, for tuning"),
         (["-m", "seed=range(10,1)"], "the sweep has no jobs: one of its ranges is empty"),

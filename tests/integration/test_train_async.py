@@ -189,9 +189,7 @@ def test_each_actor_has_its_own_agent_configuration(workplace: Path) -> None:
 
 def test_a_run_without_an_opt_step_ends_with_code_2(workplace: Path) -> None:
     config = small(trainer=TrainerConfig(max_time=0.01, max_env_steps=None, warmup_period=90_000))
-    with pytest.raises(
-        UsageError, match=r"trainer\.max_time before its first opt step: .*\n.* 90,001 env"
-    ):
+    with pytest.raises(UsageError, match=r"trainer\.max_time before its first opt step: .*\n.* 90,001 env"):
         border_cli.train_async(config, workplace / "run")
     summary = Run(workplace / "run").summary
     assert (summary["status"], summary["exit_code"]) == ("failed", 2)

@@ -243,6 +243,15 @@ def test_the_table_of_a_tuning_says_at_which_trial_it_is(
     assert "trial 1 of 4   1 job: 1 waiting" in capsys.readouterr().out
 
 
+def test_the_cause_of_a_failed_job_is_its_message_not_a_line_of_the_traceback() -> None:
+    sweep, job = multiprocessing.Pipe()
+    text = (
+        'Traceback:\n    raise ValueError("error: in the code")\njob 0 (a=1): error: the cause\nthis is a bug'
+    )
+    JobView(Reporter(job)).fail(text)
+    assert sweep.recv().cause == "the cause"
+
+
 @pytest.mark.parametrize(("pause_at", "expected"), [(None, (0.2, 8.0)), (50, (0.4, 3.0))])
 def test_the_progress_of_a_run_that_will_pause_is_that_until_the_pause(
     pause_at: int | None, expected: tuple[float, float]
