@@ -29,7 +29,7 @@ from border_cli.report.runs import find_runs, grouped, metrics_of, read_run
 from border_cli.report.stats import MOST_COMPARED
 from border_cli.report.tidy import read_tidy, write_tidy
 from border_cli.runs.directory import RUNS, SWEEP_FILE, shown
-from border_cli.sweeps.jobs import DONE, STOPPED, Sweep
+from border_cli.sweeps.jobs import DONE, RUNNING, STOPPED, Sweep
 from border_cli.sweeps.tuning import TUNING_FILE
 
 HELP = """\
@@ -137,7 +137,10 @@ def _notes_on_sweeps(paths: Sequence[Path]) -> Iterator[str]:
             paused = (STOPPED,) if (path / TUNING_FILE).exists() else ()  # trials that were not promoted
             left = [job for job in sweep.jobs if job.state not in (DONE, *paused)]
             for job in left[:3]:
-                yield f"job {job.number} ({sweep.settings(job)}) is {job.state}{f': {job.error}' if job.error else ''}"
+                state = (
+                    "has not ended" if job.state == RUNNING else f"is {job.state}"
+                )  # it may have been killed
+                yield f"job {job.number} ({sweep.settings(job)}) {state}{f': {job.error}' if job.error else ''}"
             if len(left) > 3:
                 yield f"{len(left) - 3} more jobs of {len(sweep.jobs)} are not done"
 

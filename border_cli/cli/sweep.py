@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import shlex
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import wait
@@ -82,16 +83,15 @@ OWN_LAUNCHERS = ("border", "border_ray")
 """Of Hydra's launchers, those that run jobs with a `SweepRun`."""
 
 
+_END_S = 5.0
+"""How long a measurement that is stopped may take to end [s]."""
+
+
 def run_sweep(composer: Composer, launch: Launch, settings: SweepSettings) -> int:
     """Run the jobs of a sweep, or continue it. Returns the first exit code that is not 0, or 0."""
     argv = composer.argv()
     own_sweeper = launch.typed.get("hydra/sweeper", "basic") == "basic"
-    ignored = next((key for key in launch.typed if key.startswith("hydra.sweeper.") and own_sweeper), None)
-    if ignored is not None:
-        raise UsageError(
-            f"{ignored} has no effect without another sweeper\n"
-            "allowed: hydra/sweeper=border_optuna, for tuning, or the sweeper of a plugin"
-        )
+    _check_words(launch, own_sweeper)
     composed = [composer.compose(job) for job in _split(composer, argv)] if own_sweeper else []
     if own_sweeper and not composed:
         raise UsageError("the sweep has no jobs: one of its ranges is empty\nallowed: range(<start>,<stop>)")
@@ -130,6 +130,19 @@ def run_sweep(composer: Composer, launch: Launch, settings: SweepSettings) -> in
             stop.request(e.code)
         code = run.finish()
     return code if stop.code is None else int(stop.code)
+
+
+def _check_words(launch: Launch, own_sweeper: bool) -> None:
+    """Raise UsageError for words about sweeper and launcher that cannot be meant so."""
+    for key in ("hydra/sweeper", "hydra/launcher"):
+        if "," in launch.typed.get(key, ""):
+            raise UsageError(f"{key}={launch.typed[key]}: a sweep has one\nallowed: {key}=<one of them>")
+    ignored = next((key for key in launch.typed if key.startswith("hydra.sweeper.") and own_sweeper), None)
+    if ignored is not None:
+        raise UsageError(
+            f"{ignored} has no effect without another sweeper\n"
+            "allowed: hydra/sweeper=border_optuna, for tuning, or the sweeper of a plugin"
+        )
 
 
 def _split(composer: Composer, argv: Sequence[str]) -> list[list[str]]:
@@ -407,6 +420,9 @@ class SweepRun:
         with contextlib.closing(process):
             while process.exit_code is None and not self._stop():
                 wait([process.sentinel], 0.1)
+            if process.exit_code is None:  # it removes its temporary files
+                process.signal(signal.SIGTERM)
+                wait([process.sentinel], _END_S)
             process.receive()
         if process.result is None:
             why = process.error.cause or "its process was stopped"

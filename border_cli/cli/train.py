@@ -83,6 +83,7 @@ def _dispatch(argv: Sequence[str], sweep: Path | None = None) -> int:
         name: value for name in SWEEP_SETTINGS if (value := getattr(flags, f"sweep.{name}")) is not None
     }
     _check_flags(parser, flags, resumed, settings)
+    _check_sweep_keys(rest)
     if flags.multirun and resumed is not None and sweep is None:
         return _resume_sweep(
             Path(resumed), [arg for arg in argv if not arg.lstrip("+").startswith(f"{RESUME}=")]
@@ -133,6 +134,15 @@ def _resume_sweep(folder: Path, argv: Sequence[str]) -> int:
 
 def _number_or_auto(text: str) -> int | None:
     return None if text == _AUTO else whole_number(1)(text)
+
+
+def _check_sweep_keys(words: Sequence[str]) -> None:
+    """Refuse a misspelt setting of sweeps; the parser has taken the others."""
+    names = [f"sweep.{name}" for name in SWEEP_SETTINGS]
+    for key in (word.lstrip("+").partition("=")[0] for word in words):
+        if key.startswith("sweep."):
+            near = nearest_line(nearest(key, names))
+            raise UsageError(f"{key}: there is no such key\nallowed: {', '.join(names)}{near}")
 
 
 def _check_flags(parser: Parser, flags: Namespace, resumed: str | None, settings: Collection[str]) -> None:

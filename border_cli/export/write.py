@@ -218,11 +218,15 @@ _USE = {
 def _readme(spec: EnvSpec, format: str, title: str, epsilon: float) -> str:
     names = [leaf.name.replace(".", "_") for leaf in spec.obs.leaves]
     inputs = ", ".join(f'"{leaf.name}": {name}' for leaf, name in zip(spec.obs.leaves, names, strict=True))
-    use = _USE[format].format(
+    begin = "    import numpy as np\n"
+    for name, leaf in zip(names, spec.obs.leaves, strict=True):
+        fill = "ones" if leaf.name == spec.mask else "zeros"
+        begin += f'    {name} = np.{fill}({(1, *leaf.shape)}, "{leaf.dtype}")\n'
+    use = begin + _USE[format].format(
         inputs=inputs, names=", ".join(names), tensors=", ".join(f"torch.as_tensor({n})" for n in names)
     )
     lines = [f"# {title}", "", "A trained policy, with the preprocessing of its observations.", "", use]
-    lines += ["Each input is a batch of B observations, as the environment gives them:", ""]
+    lines += ["Each input is a batch of B observations, as the environment gives them; B is 1 above:", ""]
     lines += ["| input | shape | dtype | what it is |", "| --- | --- | --- | --- |"]
     for leaf in spec.obs.leaves:
         shape = ", ".join(map(str, ("B", *leaf.shape)))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from rich import box
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -31,6 +31,8 @@ _STYLES = {DONE: "green", FAILED: "bold red", STOPPED: "yellow", WAITING: "dim"}
 _MARGIN = 8
 """Lines of the terminal that the jobs do not take."""
 _BAR = 12
+_WIDE = 100
+"""Columns of a terminal that has room for everything; a narrower one shows the settings of the jobs instead."""
 _SHOWN_TRIALS = 10
 _ORDER = (RUNNING, FAILED, STOPPED, DONE, WAITING)
 """Which jobs are shown first where there is no room for all."""
@@ -95,7 +97,10 @@ class ScreenSweepView:
             border_style="dim",
             width=max(1, min(self._console.width - ECHO, 140)),
         )
-        for name in ("job", "settings", "state", "progress", "ETA", "last", "best", "opt steps/s"):
+        columns = ["job", "settings", "state", "progress", "ETA", "last", "best", "opt steps/s"]
+        if self._console.width < _WIDE:
+            columns = [name for name in columns if name not in ("progress", "opt steps/s")]
+        for name in columns:
             left = name in ("settings", "state", "progress")
             wide = {"ratio": 1, "overflow": "ellipsis"} if name == "settings" else {}
             table.add_column(name, justify="left" if left else "right", no_wrap=True, **wide)  # type: ignore[arg-type]
@@ -106,16 +111,17 @@ class ScreenSweepView:
         for job, p in shown:
             style = _STYLES.get(job.state, "bold green" if p.phase == "training" else "bold yellow")
             fraction = ProgressBar(total=1.0, completed=p.fraction or 0.0, width=_BAR, complete_style="green")
-            table.add_row(
-                str(job.number),
-                Text(printable(self._settings[job.number], self._console.encoding)),
-                Text(p.phase if job.state == RUNNING else job.state, style),
-                fraction if p.fraction is not None else "",
-                "" if p.eta_s is None else format.duration(p.eta_s),
-                "" if p.last is None else format.number(p.last),
-                "" if p.best is None else format.number(p.best),
-                "" if p.opt_steps_per_sec is None else format.rate(p.opt_steps_per_sec),
-            )
+            cells: dict[str, RenderableType] = {
+                "job": str(job.number),
+                "settings": Text(printable(self._settings[job.number], self._console.encoding)),
+                "state": Text(p.phase if job.state == RUNNING else job.state, style),
+                "progress": fraction if p.fraction is not None else "",
+                "ETA": "" if p.eta_s is None else format.duration(p.eta_s),
+                "last": "" if p.last is None else format.number(p.last),
+                "best": "" if p.best is None else format.number(p.best),
+                "opt steps/s": "" if p.opt_steps_per_sec is None else format.rate(p.opt_steps_per_sec),
+            }
+            table.add_row(*(cells[name] for name in columns))
         states = Counter(job.state for job, _ in rows)
         counts = ", ".join(f"{states[state]} {state}" for state in STATES if states[state])
         seconds = time.monotonic() - self._began
@@ -205,13 +211,22 @@ class SilentSweepView:
 def print_sweep_tables(console: Console, sweep: Sweep, found: Sequence[Result]) -> None:
     """Print a row per job, and a row per configuration. A closed console is no error."""
     title = f"jobs, in {shown(sweep.folder)}"
-    jobs = make_table(title, "job", "settings", "state", "exit code", "best", "last", "time", "run")
+    columns = ["job", "settings", "state", "exit code", "best", "last", "time", "run"]
+    if console.is_terminal and console.width < _WIDE:
+        columns = [name for name in columns if name not in ("exit code", "run")]
+    jobs = make_table(title, *columns)
     for job in sweep.jobs:
         best, last = (format.MISSING if one is None else format.number(one) for one in (job.best, job.last))
         seconds = format.MISSING if job.seconds is None else format.duration(job.seconds)
         code = format.MISSING if job.exit_code is None else str(job.exit_code)
-        name = job.run_dir.name
-        add_row(jobs, str(job.number), sweep.settings(job), job.state, code, best, last, seconds, name)
+        cells = {
+            "job": str(job.number),
+            "settings": sweep.settings(job),
+            "state": job.state,
+            "exit code": code,
+        }
+        cells |= {"best": best, "last": last, "time": seconds, "run": job.run_dir.name}
+        add_row(jobs, *(cells[name] for name in columns))
     tables = [jobs]
     if found:
         title = "configurations: interquartile means over runs, with 95% intervals"

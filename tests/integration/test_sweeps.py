@@ -278,6 +278,8 @@ def test_a_sweep_of_somebody_else_is_not_continued_by_its_own_words(
         (["sweep.slots=2"], "sweep.slots has no effect without -m"),
         (["-m", "sweep.slots=0"], "sweep.slots=0: not allowed"),
         (["-m", "sweep.retry=yes"], "allowed: true, false"),
+        (["-m", "sweep.slot=2"], "nearest: sweep.slots"),
+        (["-m", "hydra/sweeper=border_optuna,basic"], "hydra/sweeper=border_optuna,basic: a sweep has one"),
         (["-m", "resume=auto"], "the same command again"),
         (["-m", "resume=."], ". is not a sweep: it has no sweep.json"),
         (["-m", "seed=1,2", "hydra.sweep.dir=/proc/sweeps"], "/proc/sweeps cannot be made"),

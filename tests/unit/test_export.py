@@ -81,10 +81,14 @@ def test_the_readme_has_every_input_and_the_output(tmp_path: Path) -> None:
     for line in (
         "| `obs.gear` | (B) | int64 | its part gear: an integer |",
         "| `obs.view` | (B, 6, 6, 2) | float32 | its part view: numbers |",
+        'obs_view = np.zeros((1, 6, 6, 2), "float32")',
         "actions = policy(obs_gear, obs_speed, obs_view)",
         "(B, 3) float32, within the bounds of the action space (-1 to 3)",
     ):
         assert line in page
+    example = "".join(f"{line.strip()}\n" for line in page.splitlines() if line.startswith("    "))
+    done = subprocess.run([sys.executable, "-c", f"{example}print(actions.shape)"], cwd=tmp_path, stdout=-1)
+    assert done.stdout == b"(1, 3)\n"
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.01])

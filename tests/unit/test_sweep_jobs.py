@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import re
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from border_cli.agents.dqn.config import DqnConfig
 from border_cli.config import resources
@@ -21,7 +23,7 @@ from border_cli.sweeps.jobs import Job, Sweep, job_argv, newest_sweep
 from border_cli.sweeps.process import JobView
 from border_cli.sweeps.results import Result, results, winners, write_preset
 from border_cli.sweeps.slots import Need, divide, fixed
-from border_cli.sweeps.views import make_sweep_view
+from border_cli.sweeps.views import make_sweep_view, print_sweep_tables
 
 GIB = 1 << 30
 
@@ -241,6 +243,28 @@ def test_the_table_of_a_tuning_says_at_which_trial_it_is(
     view.show([(job, JobProgress("waiting", None))], 60.0, "trial 1 of 4")
     view.close()
     assert "trial 1 of 4   1 job: 1 waiting" in capsys.readouterr().out
+
+
+def test_a_narrow_terminal_shows_the_settings_of_the_jobs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    sweep = Sweep(tmp_path, [])
+    for n in range(2):
+        sweep.add(n, [f"agent.lr=0.00{n}", f"seed={n}"], tmp_path / f"{n}_dqn_cartpole")
+    rows = [
+        (job, JobProgress("training", 5.0, 0.5, 600.0, last=123.4, best=123.4, opt_steps_per_sec=1000.0))
+        for job in sweep.jobs
+    ]
+    view = make_sweep_view(sweep, "title", "screen")
+    view.show(rows, 60.0, "")
+    view.close()
+    live = capsys.readouterr().out
+    print_sweep_tables(Console(), sweep, [])
+    end = capsys.readouterr().out
+    assert "agent.lr=0.001 seed=1" in live and "agent.lr=0.001 seed=1" in end
+    assert max(map(len, re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", live + end).splitlines())) <= 80
 
 
 def test_the_cause_of_a_failed_job_is_its_message_not_a_line_of_the_traceback() -> None:
