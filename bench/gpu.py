@@ -62,7 +62,7 @@ OptStep = Callable[[], object]
 
 
 def opt_step(spec: EnvSpec, overrides: str) -> OptStep:
-    """An opt step of a new agent on a replay of its own, recorded or compiled if `overrides` say so."""
+    """An opt step of a new agent on a replay of its own, captured as a CUDA graph if `overrides` say so."""
     config = compose(*overrides.split(), "preset=none", f"buffer.capacity={ROWS}")
     agent, buffer = build.make_agent(config, spec), build.make_buffer(config, spec)
     assert isinstance(agent, NetworkAgent)
@@ -70,7 +70,7 @@ def opt_step(spec: EnvSpec, overrides: str) -> OptStep:
     if "compile=true" in overrides:
         agent.compiling = partial(capture_opt_steps, agent.algorithm)
         agent.opt(buffer)
-        assert agent.algorithm.graphs, "the opt step could not be recorded"
+        assert agent.algorithm.graphs, "the opt step could not be captured"
     return partial(agent.opt, buffer)
 
 
@@ -104,6 +104,8 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--only", default="", help="cases whose names contain this")
     given = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("there is no GPU that torch can use")
     torch.set_num_threads(1)
     repeat_bits_on_gpu(False)
     keep_freed_memory()  # like a run

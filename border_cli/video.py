@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from border_cli.envs.group import GymEnv
 
 GIF_FRAMES, GIF_SIDE, GIF_RATE = 100, 160, 10
-"""Most frames of a GIF, its longer side [pixels], and how long it lasts at most [s]."""
+"""Most frames of a GIF, its longer side [pixels], and the most frames that it shows per second."""
 
 
 class Mp4Writer:

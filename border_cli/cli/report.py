@@ -137,9 +137,8 @@ def _notes_on_sweeps(paths: Sequence[Path]) -> Iterator[str]:
             paused = (STOPPED,) if (path / TUNING_FILE).exists() else ()  # trials that were not promoted
             left = [job for job in sweep.jobs if job.state not in (DONE, *paused)]
             for job in left[:3]:
-                state = (
-                    "has not ended" if job.state == RUNNING else f"is {job.state}"
-                )  # it may have been killed
+                # A job that was running may have been killed with the sweep.
+                state = "has not ended" if job.state == RUNNING else f"is {job.state}"
                 yield f"job {job.number} ({sweep.settings(job)}) {state}{f': {job.error}' if job.error else ''}"
             if len(left) > 3:
                 yield f"{len(left) - 3} more jobs of {len(sweep.jobs)} are not done"

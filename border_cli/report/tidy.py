@@ -41,9 +41,8 @@ def read_tidy(path: Path, metric: str, own: Sequence[Group]) -> list[Group]:
     curves: dict[tuple[str, str, str], list[tuple[int, float]]] = {}
     others = set[str]()
     try:
-        with path.open(
-            newline="", encoding="utf-8-sig"
-        ) as file:  # with the mark that Excel writes, or without it
+        # utf-8-sig reads a file with the byte order mark that Excel writes, and one without it.
+        with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
             missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
             if missing:

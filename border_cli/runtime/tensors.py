@@ -19,12 +19,12 @@ def to_device(array: Array, device: torch.device) -> Tensor:
 
 
 def repeat_bits_on_gpu(repeats: bool) -> None:
-    """Say whether operations on a GPU add numbers in a fixed order from now on, which takes longer.
+    """Set whether operations on a GPU add numbers in a fixed order, which takes longer.
 
     Where torch has no such form of an operation, it warns.
     """
     # torch demands this, and reads it before the first matrix product.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(repeats, warn_only=True)
-    # It finds bugs by writing each new tensor once more.
+    # That option finds bugs by writing each new tensor once more.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

@@ -316,7 +316,7 @@ class Tuner:
     def unfinished_jobs(self) -> list[Job]:
         """The jobs of trials that have failed or are still running, and those that confirm a trial and are not done."""
         trials = [one.jobs for one in self.trials if one.state in (RUNNING, FAILED)]
-        jobs = [self._jobs[number] for numbers in trials for number in numbers if number in self._jobs]
+        jobs = [self._jobs[number] for numbers in trials for number in numbers]
         return jobs + [job for job in self._confirmation_jobs if job.state != DONE]
 
     @property
@@ -336,11 +336,7 @@ class Tuner:
     def opt_steps(self) -> tuple[int, int]:
         """Opt steps that the trials have done, and those that they would have done if each promotion had started over."""
         done = [
-            [
-                (self._jobs[n].summary.get("counters") or {}).get("opt_steps") or 0
-                for n in one.jobs
-                if n in self._jobs
-            ]
+            [(self._jobs[n].summary.get("counters") or {}).get("opt_steps") or 0 for n in one.jobs]
             for one in self.trials
         ]
         from_scratch = [
@@ -387,8 +383,7 @@ class Tuner:
     def _resume_trial(self, trial: Trial) -> None:
         if trial.jobs or trial.state == RUNNING:
             self._add_jobs(trial)
-        if any(number not in self._jobs for number in trial.jobs):
-            return  # its values are no longer allowed
+        trial.jobs = [number for number in trial.jobs if number in self._jobs]  # none: no longer allowed
         jobs = [self._jobs[number] for number in trial.jobs]
         if self._retry and jobs and trial.state in (RUNNING, FAILED):
             trial.state = RUNNING

@@ -238,14 +238,11 @@ def print_sweep_tables(console: Console, sweep: Sweep, found: Sequence[Result]) 
     print_tables(console, tables)
 
 
-_UNFINISHED = {RUNNING: "unfinished"}
-"""What a trial is called that still has runs to do when the command has ended."""
-
-
 def print_tuning_tables(console: Console, tuner: Tuner) -> None:
     """Print the best trials, and what those that were confirmed reach on fresh seeds. A closed console is no error."""
-    shown_states = {trial.number: _UNFINISHED.get(trial.state, trial.state) for trial in tuner.trials}
-    states = Counter(shown_states.values())
+    # When the command has ended, a trial that still has runs to do is unfinished.
+    named = {one.number: "unfinished" if one.state == RUNNING else one.state for one in tuner.trials}
+    states = Counter(named.values())
     ranking = tuner.ranking[:_SHOWN_TRIALS]
     title = f"best {len(ranking)} of {format.counted(len(tuner.trials), 'trial')}: " + ", ".join(
         f"{n} {s}" for s, n in states.items()
@@ -254,14 +251,8 @@ def print_tuning_tables(console: Console, tuner: Tuner) -> None:
     for trial in ranking:
         values = " ".join(f"{key}={value}" for key, value in trial.params.items())
         rung = f"{len(trial.scores)} of {len(trial.targets)}"
-        add_row(
-            trials,
-            str(trial.number),
-            values,
-            rung,
-            format.number(trial.scores[-1]),
-            shown_states[trial.number],
-        )
+        score = format.number(trial.scores[-1])
+        add_row(trials, str(trial.number), values, rung, score, named[trial.number])
     tables = [trials]
     if confirmed := [one for one in tuner.confirmations if one.scores]:
         table = make_table("confirmed on fresh seeds", "trial", "runs", "score", "lowest", "highest")

@@ -89,7 +89,6 @@ class Films:
             _logger.warning("the film of opt step %d is left out: it was not ready at the end", self._call[2])
             call, path, *_ = self._call
             call.close()
-            path.with_name(f".{path.name}").unlink(
-                missing_ok=True
-            )  # what `border_cli.video` had written of it
+            # What `border_cli.video` had written of it.
+            path.with_name(f".{path.name}").unlink(missing_ok=True)
             self._call = None
