@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib.util
 import logging
@@ -66,7 +67,7 @@ def make_gym(
     if config.max_episode_steps is not None and not by_id:
         env = gymnasium.wrappers.TimeLimit(env, config.max_episode_steps)
     for wrapper in config.wrappers:
-        env = _wrapped(env, wrapper)
+        env = _wrapped(CopiedObservation(env), wrapper)
     env = _with_parts(env, config.obs_keys)
     if config.frame_stack > 1:
         if ACTION_MASK in getattr(env.observation_space, "spaces", ()):
@@ -75,6 +76,11 @@ def make_gym(
                 f"allowed: env.frame_stack=1, or a mask in the info of the environment"
             )
         env = gymnasium.wrappers.FrameStackObservation(env, config.frame_stack)
+    layer = env
+    while isinstance(layer, gymnasium.Wrapper):
+        if isinstance(layer, gymnasium.wrappers.FrameStackObservation):  # ours, or one of the user's
+            layer.env = CopiedObservation(layer.env)
+        layer = layer.env
     return MaskFromInfo(env) if config.action_mask == "info" else env
 
 
@@ -92,11 +98,23 @@ def _bare(config: EnvConfig, kwargs: dict[str, Any]) -> gymnasium.Env[Any, Any]:
 
 def stack_size(env: gymnasium.Env[Any, Any]) -> int:
     """How many observations a wrapper stacks, the newest last and the first one repeated at the start; 1 without one."""
-    while isinstance(env, (*_TRANSPARENT, SelectedParts, MaskFromInfo)):
+    while isinstance(env, (*_TRANSPARENT, CopiedObservation, SelectedParts, MaskFromInfo)):
         env = env.env
     if isinstance(env, gymnasium.wrappers.FrameStackObservation) and env.padding_type == "reset":
         return int(env.stack_size)
     return 1
+
+
+class CopiedObservation(gymnasium.ObservationWrapper[Any, Any, Any]):  # type: ignore[misc] # gymnasium is not checked
+    """Copies each observation, for a wrapper that keeps some while the environment changes its own array in place."""
+
+    def __getattr__(self, name: str) -> Any:
+        """As if the wrapper around it had the environment itself."""
+        return getattr(self.__dict__["env"], name)
+
+    def observation(self, observation: Any) -> Any:
+        """A copy."""
+        return copy.deepcopy(observation)
 
 
 class MaskFromInfo(gymnasium.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc] # gymnasium is not checked

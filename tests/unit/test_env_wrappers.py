@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -75,6 +76,57 @@ def test_wrappers_are_applied_in_order_with_their_arguments() -> None:
         env.reset(0, seed=0)
         shown.append(env.observe([0])["obs"][0, 0])
     assert shown == [(5 + 3) * 2, 5 * 2 + 3]
+
+
+class InPlace(gymnasium.Env[Any, Any]):
+    """Returns the same array each time: the number of env steps of the episode."""
+
+    def __init__(self) -> None:
+        self.observation_space, self.action_space = spaces.Box(0, 9, (1,)), spaces.Discrete(2)
+        self.count = np.zeros(1, np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.count[0] = 0
+        return self.count, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.count[0] += 1
+        return self.count, 1.0, False, False, {}
+
+
+class Former(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Gives the observation before the newest one, which it keeps, and asks the environment for an attribute."""
+
+    def reset(self, **given: Any) -> tuple[Any, dict[str, Any]]:
+        self.kept, info = self.env.reset(**given)
+        return self.kept, info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        former, (self.kept, *others) = self.kept, self.env.step(action)
+        assert self.env.count[0] == self.kept[0]
+        return former, *others
+
+
+def stacked_in_place() -> gymnasium.Env[Any, Any]:
+    return gymnasium.wrappers.FrameStackObservation(InPlace(), 3)
+
+
+@pytest.mark.parametrize(
+    ("env", "shown"),
+    [
+        ({"entry_point": f"{__name__}:InPlace", "frame_stack": 3}, [1, 2, 3]),
+        ({"entry_point": f"{__name__}:stacked_in_place"}, [1, 2, 3]),
+        ({"entry_point": f"{__name__}:InPlace", "wrappers": [f"{__name__}:Former"]}, [2]),
+    ],
+)
+def test_wrappers_keep_observations_that_the_environment_changes_in_place(
+    env: dict[str, Any], shown: list[int]
+) -> None:
+    made = GymEnv(env_config(**env))
+    made.reset(0, seed=0)
+    for _ in range(3):
+        made.step([0], ONE)
+    assert made.observe([0])["obs"].ravel().tolist() == shown
 
 
 def test_spaces_are_those_of_the_wrapped_environment() -> None:
