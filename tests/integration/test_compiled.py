@@ -146,8 +146,8 @@ def test_a_compiled_opt_step_skips_numbers_that_are_not_finite() -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"target_interval": 7, "target_tau": 0.5, "gamma": 0.9, "reward_clip": 1.0, "lr_final": 0.5},
-        {"exploration": "softmax", "temperature": 2.0, "epsilon_final": 0.3, "eval_epsilon": 0.1},
+        {"target_interval": 7, "target_tau": 0.5, "lr_final": 0.5},
+        {"epsilon_start": 0.5, "epsilon_final": 0.3, "eval_epsilon": 0.1},
     ],
 )
 def test_values_that_an_opt_step_does_not_read_use_the_same_graph(settings: dict[str, Any]) -> None:

@@ -116,16 +116,14 @@ CATEGORICAL: dict[str, Any] = {"atoms": 51, "v_min": -2.5, "v_max": 2.5}
 VARIANTS: dict[str, DqnConfig] = {
     "dqn": DqnConfig(**SMALL, **RANDOM),
     "dqn, normalized": DqnConfig(**SMALL, **RANDOM, normalize_obs=True),
-    "dqn, single, dueling, softmax": DqnConfig(
-        **SMALL, double=False, dueling=True, exploration="softmax", temperature=100.0
-    ),
+    "dqn, single, dueling": DqnConfig(**SMALL, **RANDOM, double=False, dueling=True),
     "c51": C51Config(**SMALL, **RANDOM, **CATEGORICAL),
     "qrdqn": QrDqnConfig(**SMALL, **RANDOM, quantiles=8),
     "iqn": IqnConfig(**SMALL, **RANDOM, quantiles=8, target_quantiles=8, act_quantiles=8, cosines=16),
     # Noisy layers alone would not try all actions within so few env steps, so all actions are random (ε = 1).
     "rainbow": RainbowConfig(**SMALL, **RANDOM, **CATEGORICAL, noisy_std=0.1, exploration="epsilon"),
 }
-PRIORITIZED = ("rainbow", "dqn, single, dueling, softmax")
+PRIORITIZED = ("rainbow", "dqn, single, dueling")
 
 
 def fill(env: GymEnv, agent: NetworkAgent, buffer: ReplayBuffer, n_step: int, steps: int) -> None:

@@ -74,7 +74,7 @@ def config(where: str) -> EnvConfig:
     "agent",
     [
         DqnConfig(hidden=[8], batch_size=16, epsilon_start=1.0, epsilon_final=0.5),
-        DqnConfig(hidden=[8], batch_size=16, exploration="softmax", eval_epsilon=0.5),
+        DqnConfig(hidden=[8], batch_size=16, eval_epsilon=0.5),
         RainbowConfig(hidden=[8], batch_size=16, atoms=5),
     ],
 )

@@ -170,7 +170,6 @@ FRESH = {"evaluator__episodes": 4, "evaluator__confirm_episodes": 8}
         ("actor_manager.serial_init", {"n_actors": 1}, ASYNC),
         ("agent.epsilon_ladder", {"n_actors": 1}, ASYNC),
         ("agent.epsilon_ladder", SYNC, LOCKSTEP | ASYNC),
-        ("agent.temperature", {}, {"agent__exploration": "softmax"}),
         ("agent.lr_final", {}, {"agent__lr_schedule": "cosine"}),
         ("agent.lr_opt_steps", {}, {"agent__lr_schedule": "linear"}),
         ("env.noop_max", {}, {"env__preprocess": "atari"}),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from border_cli.agents.sac.agent import OrnsteinUhlenbeck, StateDependentNoise, make_agent, make_policy
+from border_cli.agents.sac.agent import StateDependentNoise, make_agent, make_policy
 from border_cli.agents.sac.config import SacConfig, Td3Config, TqcConfig
 from border_cli.agents.sac.loss import critic_losses, sample_action, smooth_action, soft_target, truncate
 from border_cli.agents.sac.network import ActionParameters, Critics, PolicyNetwork, TanhBijector
@@ -142,19 +142,8 @@ def test_state_dependent_deviation_by_hand() -> None:
     assert net(tensors(1)).mean.item() == 2.0
 
 
-def test_ornstein_uhlenbeck_by_hand() -> None:
-    noise, rng = OrnsteinUhlenbeck(1, std=0.5, theta=0.15), np.random.default_rng(0)
-    steps = np.random.default_rng(0).standard_normal(2)
-    first = 0.5 * 0.1 * steps[0]
-    assert noise.sample([3], rng).item() == pytest.approx(first)
-    assert noise.sample([3], rng).item() == pytest.approx(first - 0.15 * 0.01 * first + 0.5 * 0.1 * steps[1])
-    noise.begin_episode(3)
-    assert noise.state() == {}
-
-
-@pytest.mark.parametrize("kind", ["ornstein_uhlenbeck", "state_dependent"])
-def test_correlated_noise_is_part_of_the_state(kind: str) -> None:
-    c = small(Td3Config if kind == "ornstein_uhlenbeck" else SacConfig, exploration=kind)
+def test_state_dependent_noise_is_part_of_the_state() -> None:
+    c = small(exploration="state_dependent")
     one, two = make_policy(c, spec(), 0), make_policy(c, spec(), 0, incarnation=1)
     for _ in range(3):
         one.sample(obs(2), 10, [0, 1])

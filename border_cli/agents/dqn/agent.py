@@ -101,15 +101,6 @@ def epsilon_greedy(values: Array, epsilon: float, rng: np.random.Generator, mask
     return best
 
 
-def sample_softmax(values: Array, temperature: float, rng: np.random.Generator) -> Array:
-    """(B,) actions drawn with probabilities proportional to exp(value/temperature). values: (B, n).
-
-    The argmax of values plus Gumbel noise has that distribution, and no exponential that could overflow.
-    """
-    actions: Array = (values.astype(np.float64) / temperature + rng.gumbel(size=values.shape)).argmax(1)
-    return actions
-
-
 def check_spec(config: DqnConfig, spec: EnvSpec) -> None:
     """Raise UsageError unless the actions are discrete."""
     if spec.action.kind != "discrete":
@@ -216,10 +207,7 @@ class DqnPolicy(NetworkPolicy):
         if self._noise_size:
             noise = Noise(normal=_normal(self._rng, self._noise_size, self.params.device))
         values = self.action_values(obs, noise)
-        if self._config.exploration == "softmax":
-            actions = sample_softmax(values, self._config.temperature, self._rng)
-        else:
-            actions = epsilon_greedy(values, self._epsilon(env_steps), self._rng, self._mask is not None)
+        actions = epsilon_greedy(values, self._epsilon(env_steps), self._rng, self._mask is not None)
         self._last = values, actions
         return actions
 

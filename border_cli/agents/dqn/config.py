@@ -14,16 +14,13 @@ from border_cli.config.schema import option, override_default
 from border_cli.core.errors import UsageError
 
 HEADS = ("scalar", "categorical", "quantile", "implicit_quantile")
-EXPLORATIONS = ("epsilon", "softmax", "none")
+EXPLORATIONS = ("epsilon", "none")
+_OF_EPSILON = "epsilon_start", "epsilon_final", "epsilon_env_steps", "epsilon_ladder"
 _OF_HEADS = {
     ("scalar",): ("loss",),
     ("categorical",): ("atoms", "v_min", "v_max"),
     ("quantile", "implicit_quantile"): ("quantiles",),
     ("implicit_quantile",): ("target_quantiles", "act_quantiles", "cosines"),
-}
-_OF_EXPLORATION = {
-    "epsilon": ("epsilon_start", "epsilon_final", "epsilon_env_steps", "epsilon_ladder"),
-    "softmax": ("temperature",),
 }
 
 
@@ -33,8 +30,7 @@ class DqnConfig(NetworkConfig):
 
     not_in_opt_step: ClassVar[tuple[str, ...]] = (
         *NetworkConfig.not_in_opt_step,
-        *("exploration", "epsilon_start", "epsilon_final", "epsilon_env_steps", "epsilon_ladder"),
-        *("temperature", "eval_epsilon"),
+        *("exploration", *_OF_EPSILON, "eval_epsilon", "target_interval", "target_tau"),
     )
 
     type: str = option("dqn", "name of the agent")
@@ -95,9 +91,6 @@ class DqnConfig(NetworkConfig):
         unit="exponent",
         gt=0.0,
     )
-    temperature: float = option(
-        1.0, "softmax: actions are drawn in proportion to exp(value/temperature)", unit="reward", gt=0.0
-    )
     eval_epsilon: float = option(0.0, "ε in evaluation", unit="probability", ge=0.0, le=1.0)
 
     @property
@@ -131,9 +124,8 @@ class DqnConfig(NetworkConfig):
         for heads, names in _OF_HEADS.items():
             if self.head not in heads:
                 yield from ((name, f"head={' or '.join(heads)}") for name in names)
-        for exploration, names in _OF_EXPLORATION.items():
-            if self.exploration != exploration:
-                yield from ((name, f"exploration={exploration}") for name in names)
+        if self.exploration != "epsilon":
+            yield from ((name, "exploration=epsilon") for name in _OF_EPSILON)
         if not self.noisy:
             yield "noisy_std", "noisy=true"
 

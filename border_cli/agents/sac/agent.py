@@ -85,36 +85,7 @@ def agent_bytes(config: SacConfig, spec: EnvSpec) -> tuple[int, int]:
         return make_agent(config, spec, 0, "meta").nbytes()
 
 
-_DT = 0.01
 _MAX_SEED = 2**63 - 1
-
-
-class OrnsteinUhlenbeck:
-    """Ornstein-Uhlenbeck noise of `size` components (Lillicrap et al., 2016): x ← x - θ·x·dt + σ·√dt·N(0, 1)."""
-
-    def __init__(self, size: int, std: float, theta: float) -> None:
-        self._size = size
-        self._std = std
-        self._theta = theta
-        self._x: dict[int, Array] = {}
-
-    def begin_episode(self, env_ix: int) -> None:
-        self._x.pop(env_ix, None)
-
-    def sample(self, env_ix: Sequence[int], rng: np.random.Generator) -> Array:
-        """(k, size) float64 of these environments, one env step later."""
-        before = np.stack([self._x.get(i, np.zeros(self._size)) for i in env_ix])
-        normal = rng.standard_normal(before.shape)
-        after: Array = before - self._theta * _DT * before + self._std * np.sqrt(_DT) * normal
-        self._x |= dict(zip(env_ix, after, strict=True))
-        return after
-
-    def state(self) -> dict[str, Any]:
-        return {str(i): x.tolist() for i, x in sorted(self._x.items())}
-
-    def load_state(self, state: Any) -> None:
-        saved = _by_env(state, [0.0] * self._size)
-        self._x = {i: np.array(x, np.float64) for i, x in saved.items()}
 
 
 class StateDependentNoise:
@@ -153,20 +124,12 @@ class StateDependentNoise:
         return {str(i): [seed, self._uses[i]] for i, seed in sorted(self._seeds.items())}
 
     def load_state(self, state: Any) -> None:
-        saved = _by_env(state, [0, 0])
-        self._seeds = {i: seed for i, (seed, _) in saved.items()}
-        self._uses = {i: uses for i, (_, uses) in saved.items()}
+        """Raises IncompatibleStateError unless the state is one of `state`."""
+        lists = list(state.values()) if isinstance(state, dict) else state
+        check_like(State({}, {"noise": lists}), State({}, {"noise": [[0, 0]]}), "the policy")
+        self._seeds = {int(i): seed for i, (seed, _) in state.items()}
+        self._uses = {int(i): uses for i, (_, uses) in state.items()}
         self._matrices = {}
-
-
-CorrelatedNoise = OrnsteinUhlenbeck | StateDependentNoise
-
-
-def _by_env(state: Any, example: list[Any]) -> dict[int, list[Any]]:
-    """Saved lists by environment. Raises IncompatibleStateError unless each is like the example."""
-    lists = list(state.values()) if isinstance(state, dict) else state
-    check_like(State({}, {"noise": lists}), State({}, {"noise": [example]}), "the policy")
-    return {int(i): values for i, values in state.items()}
 
 
 class SacPolicy(NetworkPolicy):
@@ -193,11 +156,9 @@ class SacPolicy(NetworkPolicy):
         network = cast(PolicyNetwork, self._network)
         self._arrays: PolicyArrays | None = PolicyArrays(network) if PolicyArrays.allowed(network) else None
         self._low, self._high = (np.array(b, np.float32) for b in (spec.action.low, spec.action.high))
-        self._noise: CorrelatedNoise | None = None
+        self._noise: StateDependentNoise | None = None
         if config.exploration == "state_dependent":
             self._noise = StateDependentNoise(tuple(network.log_std.shape), config.noise_interval)
-        elif config.exploration == "ornstein_uhlenbeck":
-            self._noise = OrnsteinUhlenbeck(self._size, config.noise_std, config.noise_theta)
 
     def begin_episode(self, env_ix: int) -> None:
         if self._noise is not None:
@@ -221,19 +182,15 @@ class SacPolicy(NetworkPolicy):
             share = self._rng.random((rows, self._size), np.float32)
             return self._inside(self._low * (1 - share) + self._high * share)
         mean, std, features = self._given(obs)
-        if isinstance(self._noise, StateDependentNoise):
+        if self._noise is not None:
             matrices = self._noise.sample(env_ix or range(rows), self._rng)
             weights = matrices * cast(PolicyNetwork, self._network).weight_std().detach().cpu().numpy()
             return self._squashed(mean + np.einsum("bf,bfd->bd", features, weights))
-        if isinstance(self._noise, OrnsteinUhlenbeck):
-            noise = self._noise.sample(env_ix or range(rows), self._rng).astype(np.float32)
-        else:
-            normal = self._rng.standard_normal((rows, self._size), np.float32)
-            if self._config.policy == "gaussian":
-                return self._squashed(mean + std * normal)
-            noise = self._config.noise_std * normal
+        normal = self._rng.standard_normal((rows, self._size), np.float32)
+        if self._config.policy == "gaussian":
+            return self._squashed(mean + std * normal)
         # a deterministic policy: the noise is added to the action, in half ranges
-        return self._scaled(np.clip(np.tanh(mean) + noise, -1.0, 1.0))
+        return self._scaled(np.clip(np.tanh(mean) + self._config.noise_std * normal, -1.0, 1.0))
 
     def _exploit(self, obs: Obs) -> Array:
         return self._squashed(self._given(obs)[0])

@@ -14,10 +14,7 @@ from border_cli.config.schema import option, override_default
 from border_cli.core.errors import UsageError
 
 POLICIES = ("gaussian", "deterministic")
-EXPLORATIONS = {
-    "gaussian": ("policy", "state_dependent"),
-    "deterministic": ("gaussian", "ornstein_uhlenbeck"),
-}
+EXPLORATIONS = {"gaussian": ("policy", "state_dependent"), "deterministic": ("gaussian",)}
 """Allowed exploration of each kind of policy."""
 _ALL_EXPLORATIONS = tuple(name for names in EXPLORATIONS.values() for name in names)
 
@@ -28,7 +25,7 @@ class SacConfig(NetworkConfig):
 
     not_in_opt_step: ClassVar[tuple[str, ...]] = (
         *NetworkConfig.not_in_opt_step,
-        *("noise_std", "noise_theta", "noise_interval", "random_env_steps"),
+        *("noise_std", "noise_interval", "random_env_steps", "target_interval", "target_tau"),
     )
 
     type: str = option("sac", "name of the agent")
@@ -74,14 +71,8 @@ class SacConfig(NetworkConfig):
     exploration: str = option("policy", "source of the exploration noise", choices=_ALL_EXPLORATIONS)
     noise_std: float = option(
         0.1,
-        "deterministic policy: σ of the Gaussian or Ornstein-Uhlenbeck noise (see noise_theta); 1 is half the action range",
+        "deterministic policy: standard deviation of the Gaussian noise; 1 is half the action range",
         unit="action",
-        ge=0.0,
-    )
-    noise_theta: float = option(
-        0.15,
-        "Ornstein-Uhlenbeck noise: θ of x ← x - θ·0.01·x + σ·0.1·N(0, 1) in each env step",
-        unit="per 100 env steps",
         ge=0.0,
     )
     log_std_start: float = option(
@@ -125,13 +116,9 @@ class SacConfig(NetworkConfig):
         if self.policy == "gaussian":
             for name in ("target_noise", "target_noise_clip", "noise_std"):
                 yield name, "policy=deterministic"
-        for name, exploration in (
-            ("noise_theta", "ornstein_uhlenbeck"),
-            ("log_std_start", "state_dependent"),
-            ("noise_interval", "state_dependent"),
-        ):
-            if self.exploration != exploration:
-                yield name, f"exploration={exploration}"
+        if self.exploration != "state_dependent":
+            for name in ("log_std_start", "noise_interval"):
+                yield name, "exploration=state_dependent"
 
 
 @dataclass
