@@ -49,6 +49,14 @@ class CompileJob:
     threads: int
     batch: Any
 
+    def example_batch(self) -> TensorBatch:
+        """A batch of random numbers with this layout."""
+        generator = torch.Generator().manual_seed(0)
+        batch: TensorBatch = map_leaves(partial(TensorLayout.example, generator=generator), self.batch)
+        if self.spec.action.kind == "discrete":
+            batch.action.random_(self.spec.action.n, generator=generator)
+        return batch
+
 
 class GraphCompiler:
     """Gives an agent the compiled forms of its opt step: from the cache, or from a process that compiles them.
@@ -207,8 +215,7 @@ def compile_in_child(job: CompileJob, paths: Mapping[int, Path], folder: Path) -
         if path.exists():
             continue
         algorithm: Algorithm = module.make_agent(job.config, job.spec, 0).algorithm
-        generator = torch.Generator().manual_seed(0)
-        batch = map_leaves(partial(TensorLayout.example, generator=generator), job.batch)
+        batch = job.example_batch()
         made = folder / path.name
         compile_graph(algorithm, batch, algorithm.noise(len(batch.reward)), variant, made)
         made.replace(path)

@@ -18,14 +18,11 @@ COMPILE_FROM = 15_000
 class NetworkConfig(AgentConfig):
     """An agent that trains a network by Adam.
 
-    not_in_opt_step: options that an opt step does not read, so that they do not matter to compiled ones. Some have their
-    effect on the rows before, or on the target network after it.
+    not_in_opt_step: options that no opt step reads, in any subclass, so that a compiled step serves all their values. A
+    subclass adds its own to those of its parent.
     """
 
-    not_in_opt_step: ClassVar[tuple[str, ...]] = (
-        *("compile", "lr_schedule", "lr_final", "lr_opt_steps", "gamma", "reward_clip"),
-        *("target_interval", "target_tau"),
-    )
+    not_in_opt_step: ClassVar[tuple[str, ...]] = ("compile", "lr_schedule", "lr_final", "lr_opt_steps")
 
     lr: float = option(1e-3, "Adam's learning rate", unit="rate", gt=0.0, le=1.0)
     lr_schedule: str = option(

@@ -1,0 +1,81 @@
+"""Compiled code is used only if it changes the state as the eager opt step does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from border_cli.agents import graph
+from border_cli.agents.compiler import CompileJob, graph_path
+from border_cli.agents.config import NetworkConfig
+from border_cli.agents.graph import TensorLayout, compile_graph, leaves, map_leaves
+from border_cli.agents.params import BatchLoader, TensorBatch
+from border_cli.config.registry import AGENTS
+from tests.contract.test_every_agent import OneBatchBuffer, batch, config_of, spec_of
+
+
+def job(agent: str, **settings: Any) -> CompileJob:
+    buffer: Any = OneBatchBuffer(batch(agent, 0))
+    layout = map_leaves(TensorLayout.of, BatchLoader(16, torch.device("cpu")).next(buffer))
+    config = config_of(agent)
+    for name, value in settings.items():
+        setattr(config, name, value)
+    assert isinstance(config, NetworkConfig)
+    return CompileJob(config, [], spec_of(agent), 1, layout)
+
+
+def compile_wrongly(
+    agent: str, error: Callable[[TensorBatch, Tensor], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compile with a compiler whose code computes the opt step of a changed batch and learning rate."""
+    exported = []
+    one = job(agent)
+    example = one.example_batch()
+    algorithm = AGENTS[agent].load().make_agent(one.config, one.spec, 0).algorithm
+    before = len(list(leaves(algorithm.state)))
+
+    def run(arguments: list[Tensor]) -> list[Tensor]:
+        given = iter(arguments[before:])
+        changed = map_leaves(lambda _: next(given).clone(), example)
+        lr_scale = arguments[-2].clone()
+        error(changed, lr_scale)
+        end = before + len(list(leaves(example)))
+        exported[0](*arguments[:before], *leaves(changed), *arguments[end:-2], lr_scale, arguments[-1])
+        return []
+
+    monkeypatch.setattr(
+        "torch._inductor.aoti_compile_and_package",
+        lambda program, package_path: exported.append(program.module()),
+    )
+    monkeypatch.setattr(graph, "_load", lambda path: run)
+    compile_graph(algorithm, example, algorithm.noise(16), 0, tmp_path / "graph.pt2")
+
+
+ERRORS: dict[str, Callable[[TensorBatch, Tensor], object]] = {
+    "no change of the parameters": lambda batch, lr_scale: lr_scale.zero_(),
+    "one percent less": lambda batch, lr_scale: lr_scale.mul_(0.99),
+    "terminated is not read": lambda batch, lr_scale: batch.terminated.zero_(),
+    "action 0 alone": lambda batch, lr_scale: batch.action.zero_(),
+}
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_code_with_an_error_is_refused(error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RuntimeError, match=r"the compiled opt step differs from the eager one in online\."):
+        compile_wrongly("dqn", ERRORS[error], tmp_path, monkeypatch)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("agent", ["dqn", "c51", "iqn", "td3", "sac", "tqc"])
+def test_code_without_an_error_is_taken(agent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compile_wrongly(agent, lambda batch, lr_scale: None, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("settings", [{"gamma": 0.9}, {"reward_clip": 1.0}, {"lr": 0.5}])
+def test_code_is_kept_for_each_value_that_a_step_may_read(settings: dict[str, Any]) -> None:
+    """The step of a plugin's agent may compute its own targets."""
+    assert graph_path(job("dqn", **settings), 0) != graph_path(job("dqn"), 0)
