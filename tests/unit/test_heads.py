@@ -120,6 +120,24 @@ def test_quantile_huber_by_hand() -> None:
     second = (0.75 * 0.5 + 0.25 * 1.0) / 2
     loss = quantile_huber(T([[1.0, 2.0]]), T([[3.0, 0.5]]), T([[0.25, 0.75]]))
     assert loss.tolist() == pytest.approx([first + second])
+    # With κ = 1/2: (|u| - 1/4) outside ±1/2, and u² inside.
+    first, second = (0.25 * 1.75 + 0.75 * 0.25) / 2, (0.75 * 0.75 + 0.25 * 1.25) / 2
+    loss = quantile_huber(T([[1.0, 2.0]]), T([[3.0, 0.5]]), T([[0.25, 0.75]]), kappa=0.5)
+    assert loss.tolist() == pytest.approx([first + second])
+
+
+@pytest.mark.parametrize(
+    ("kappa", "expected"), [(0.01, [0.1, 0.3, 0.5, 0.7, 0.9]), (1.0, [0.25, 0.396, 0.5, 0.604, 0.75])]
+)
+def test_small_returns_need_a_small_kappa(kappa: float, expected: list[float]) -> None:
+    """Returns from U(0, 1): their quantiles are the levels; their expectiles e solve τ(1 - e)² = (1 - τ)e²."""
+    target, quantiles = midpoints(1000, T(0.0)), torch.full((5,), 0.5, requires_grad=True)
+    optimizer = torch.optim.SGD([quantiles], lr=0.5 * kappa)
+    for _ in range(4000):
+        optimizer.zero_grad()
+        QuantileHead(kappa).loss(quantiles[None], target[None], None).sum().backward()
+        optimizer.step()
+    assert quantiles.tolist() == pytest.approx(expected, abs=0.005)
 
 
 def test_levels_of_fixed_quantiles_are_midpoints() -> None:
@@ -142,15 +160,16 @@ def test_targets_beyond_the_edges_have_a_finite_error(v_min: float, v_max: float
     assert head.error(outputs, target).isfinite().all()
 
 
-def test_the_gradient_of_quantile_huber_is_that_of_its_definition() -> None:
+@pytest.mark.parametrize("kappa", [1.0, 0.3])
+def test_the_gradient_of_quantile_huber_is_that_of_its_definition(kappa: float) -> None:
     generator = torch.Generator().manual_seed(0)
     quantiles, target, tau = (
         torch.rand(2, 3, n, dtype=torch.float64, generator=generator) for n in (4, 5, 4)
     )
     quantiles, target = 4 * quantiles, 4 * target  # differences on both sides of ±1
     quantiles.requires_grad_()
-    torch.autograd.gradcheck(lambda q: quantile_huber(q, target, tau), (quantiles,))
+    torch.autograd.gradcheck(lambda q: quantile_huber(q, target, tau, kappa), (quantiles,))
     u = target.unsqueeze(-2) - quantiles.unsqueeze(-1)
-    huber = torch.nn.functional.huber_loss(u, torch.zeros_like(u), reduction="none")
-    wanted = ((tau.unsqueeze(-1) - (u < 0).double()).abs() * huber).mean(-1).sum(-1)
-    torch.testing.assert_close(quantile_huber(quantiles, target, tau), wanted)
+    huber = torch.nn.functional.huber_loss(u, torch.zeros_like(u), reduction="none", delta=kappa)
+    wanted = ((tau.unsqueeze(-1) - (u < 0).double()).abs() * huber / kappa).mean(-1).sum(-1)
+    torch.testing.assert_close(quantile_huber(quantiles, target, tau, kappa), wanted)

@@ -19,7 +19,7 @@ _OF_EPSILON = "epsilon_start", "epsilon_final", "epsilon_env_steps", "epsilon_la
 _OF_HEADS = {
     ("scalar",): ("loss",),
     ("categorical",): ("atoms", "v_min", "v_max"),
-    ("quantile", "implicit_quantile"): ("quantiles",),
+    ("quantile", "implicit_quantile"): ("quantiles", "kappa"),
     ("implicit_quantile",): ("target_quantiles", "act_quantiles", "cosines"),
 }
 
@@ -59,6 +59,13 @@ class DqnConfig(NetworkConfig):
         None, "categorical head: largest discounted return; auto: as for v_min", unit="reward", auto=True
     )
     quantiles: int = option(32, "quantile heads: quantiles learned per opt step", unit="quantiles", ge=1)
+    kappa: float = option(
+        1.0,
+        "quantile heads: κ of the quantile Huber loss, which is quadratic up to this error; much less than the spread of "
+        "the returns, or their expectiles are learned",
+        unit="reward",
+        gt=0.0,
+    )
     target_quantiles: int = option(
         32, "implicit quantile head: quantiles of the target", unit="quantiles", ge=1
     )

@@ -158,7 +158,13 @@ class CategoricalHead(Head):
 
 
 class QuantileHead(Head):
-    """k quantiles of the return, learned by quantile regression. Without given levels they are (i + 1/2)/k."""
+    """k quantiles of the return, learned by quantile regression. Without given levels they are (i + 1/2)/k.
+
+    kappa: the quantile Huber loss is quadratic up to this error.
+    """
+
+    def __init__(self, kappa: float = 1.0) -> None:
+        self._kappa = kappa
 
     def values(self, outputs: Tensor) -> Tensor:
         """The mean of the quantiles."""
@@ -166,7 +172,8 @@ class QuantileHead(Head):
 
     def loss(self, outputs: Tensor, target: Tensor, tau: Tensor | None) -> Tensor:
         """(B,) quantile Huber losses."""
-        return quantile_huber(outputs, target, midpoints(outputs.shape[1], outputs) if tau is None else tau)
+        levels = midpoints(outputs.shape[1], outputs) if tau is None else tau
+        return quantile_huber(outputs, target, levels, self._kappa)
 
 
 def make_head(config: DqnConfig) -> Head:
@@ -175,7 +182,7 @@ def make_head(config: DqnConfig) -> Head:
         case "categorical":
             return CategoricalHead(config.atoms, *initial_support(config))
         case "quantile" | "implicit_quantile":
-            return QuantileHead()
+            return QuantileHead(config.kappa)
         case _:
             return ScalarHead(config.loss)
 

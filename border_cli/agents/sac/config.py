@@ -46,6 +46,13 @@ class SacConfig(NetworkConfig):
         unit="quantiles",
         ge=0,
     )
+    kappa: float = option(
+        1.0,
+        "quantiles: κ of the quantile Huber loss, which is quadratic up to this error; much less than the spread of "
+        "the returns, or their expectiles are learned",
+        unit="reward",
+        gt=0.0,
+    )
     entropy_coef: float | None = option(None, "entropy coefficient; null: learned", unit="reward/nat", ge=0.0)
     entropy_coef_start: float = option(
         1.0, "initial value of a learned entropy coefficient", unit="reward/nat", gt=0.0
@@ -116,6 +123,8 @@ class SacConfig(NetworkConfig):
         if self.policy == "gaussian":
             for name in ("target_noise", "target_noise_clip", "noise_std"):
                 yield name, "policy=deterministic"
+        if self.quantiles == 1:
+            yield "kappa", "quantiles=2 or more"
         if self.exploration != "state_dependent":
             for name in ("log_std_start", "noise_interval"):
                 yield name, "exploration=state_dependent"

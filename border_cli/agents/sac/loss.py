@@ -118,7 +118,7 @@ def opt_step(
     alpha = _alpha(nets, config)
     target = _target(nets, constants, batch, noise.next_action, alpha)
     values = nets.critics(batch.obs, batch.action.flatten(1))
-    losses = critic_losses(values, target)
+    losses = critic_losses(values, target, config.kappa)
     critic_loss = losses.mean() if batch.weight is None else (batch.weight * losses).mean()
     gradients = {"critics": flat_gradient(critic_loss, tuple(nets.critics.parameters()))}
     policy_loss, log_prob = torch.zeros_like(critic_loss), None
@@ -201,15 +201,15 @@ def soft_target(
     return reward.unsqueeze(1) + discount.unsqueeze(1) * bootstrap
 
 
-def critic_losses(values: Tensor, target: Tensor) -> Tensor:
+def critic_losses(values: Tensor, target: Tensor, kappa: float = 1.0) -> Tensor:
     """(n, B, k) values and (B, m) targets → (B,) losses, summed over the critics.
 
     Half the squared error for k = 1, else the quantile Huber loss.
     """
     if values.shape[2] == 1:
         return 0.5 * (values - target).square().sum((0, 2))
-    losses = quantile_huber(values, target.expand(len(values), -1, -1), midpoints(values.shape[2], values))
-    return losses.sum(0)
+    levels = midpoints(values.shape[2], values)
+    return quantile_huber(values, target.expand(len(values), -1, -1), levels, kappa).sum(0)
 
 
 def _alpha(nets: SacNetworks, config: SacConfig) -> Tensor:
