@@ -108,6 +108,14 @@ def _sampled(space: Any, path: tuple[str | int, ...], n: int) -> Iterator[Any]:
         yield space.sample()
 
 
+def nested(spec: EnvSpec, parts: list[Array]) -> Any:
+    """The parts of observations, one for each leaf, as the environment gives them."""
+    if spec.obs.leaves[0].path == ():
+        return parts[0]
+    observation = {leaf.path[0]: part for leaf, part in zip(spec.obs.leaves, parts, strict=True)}
+    return tuple(observation.values()) if 0 in observation else observation
+
+
 def own_actions(policy: NetworkPolicy, spec: EnvSpec, stored: Obs) -> Array:
     """What border-cli does in these observations."""
     return np.array(decode_actions(spec.action, policy.sample(stored)))

@@ -25,7 +25,6 @@ README beside them lists inputs and outputs.
 
 Settings
   format=numpy              onnx: one file for ONNX runtimes (needs the extra export)
-                            torchscript: one file for torch, also from C++
                             numpy: weights and a Python file that needs numpy alone
   out=FOLDER                where to write; by default export/<format>/ in the run directory
   checkpoint=best           best, last, or an opt step of the run
@@ -42,7 +41,7 @@ Examples
   border-export runs/latest format=onnx
   border-export runs/latest checkpoint=last out=policies/cartpole
 """
-_FORMATS = ("onnx", "torchscript", "numpy")
+_FORMATS = ("onnx", "numpy")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -84,10 +83,11 @@ def _dispatch(argv: Sequence[str]) -> int:
         if located.run_dir is not None:
             check_plain(located.run_dir)
         folder = (located.run_dir or located.path) / "export" / flags.format
-    env = load.env_config(model).name
-    title = f"{model.agent['type']} on {env}, opt step {saved.info.version:,}"
+    env = load.env_config(model)
+    title = f"{model.agent['type']} on {env.name}, opt step {saved.info.version:,}"
+    in_info = env.action_mask == "info"
     try:
-        files = write_policy(policy, model.spec, folder, flags.format, title)
+        files = write_policy(policy, model.spec, folder, flags.format, title, in_info)
     except OSError as e:
         raise ResourceError(
             f"{folder} cannot be written: {e.strerror or e}\nallowed: out=<another folder>"

@@ -1,1 +1,1 @@
-"""Trained policies for other programs: ONNX, TorchScript, and plain numpy."""
+"""Trained policies for other programs: ONNX and plain numpy."""

@@ -1,8 +1,8 @@
 """A trained policy that acts with numpy alone. `border-export` copies this file beside the weights as policy.py.
 
     from policy import load
-    act = load("folder of policy.json and policy.npz")
-    action = act(observation)
+    policy = load("folder of policy.json and policy.npz")
+    action = policy(observation)
 
 It uses nothing but numpy and the standard library, so it can be copied to any machine.
 """
@@ -25,10 +25,11 @@ def load(folder: str | Path = Path(__file__).parent) -> Policy:
 
 
 class Policy:
-    """Maps a batch of observations to actions.
+    """Maps observations to actions, as `border_cli.load(run).sample` does.
 
     Attributes:
-        inputs: name, shape and dtype of each part of an observation, without the batch dimension.
+        inputs: name, path, shape and dtype of each part of an observation, without the batch dimension. The path holds the
+            keys that lead to the part in a Dict or Tuple observation.
     """
 
     def __init__(self, description: dict[str, Any], arrays: dict[str, Any]) -> None:
@@ -36,26 +37,53 @@ class Policy:
         self._description = description
         self._arrays = arrays
 
-    def __call__(self, *parts: Any) -> Any:
-        """(B, ...) for each part of an observation, in the order of `inputs` → (B, ...) actions."""
-        given = {}
-        for part, value in zip(self.inputs, parts, strict=True):
+    def __call__(self, observation: Any, action_mask: Any = None) -> Any:
+        """The action for an observation, or the actions for a batch, as the environment takes them.
+
+        Args:
+            observation: as the environment gives it (an array, an int, a dict or a tuple), or a batch: the same with one
+                more dimension in front of each array. Stacked observations are given as a stack, the newest last.
+            action_mask: info["action_mask"], where the environment's info says which actions are allowed; None: all are.
+
+        Raises:
+            ValueError: for a part of another shape, and for an action mask where the model has none.
+        """
+        if self._description["mask_in_info"]:
+            observation = {"obs": observation, "action_mask": action_mask}
+        elif action_mask is not None:
+            raise ValueError("this policy was trained without masks in the info of its environment")
+        parts, single = {}, set()
+        for part in self.inputs:
+            value, shape = observation, tuple(part["shape"])
+            for key in part["path"]:
+                value = value[key]
+            if value is None:  # all actions are allowed
+                continue
             rows = np.asarray(value)
-            if rows.shape[1:] != tuple(part["shape"]):
+            if shape not in (rows.shape, rows.shape[1:]):
                 raise ValueError(
-                    f"{part['name']} has shape {rows.shape}, and (B, {part['shape']}) is expected"
+                    f"{part['name']} has shape {rows.shape}; expected: {shape}, or (B, ...) for a batch"
                 )
-            given[part["name"]] = rows.astype(part["dtype"])
-        outputs = self._network(given)
-        action = self._description["action"]
+            single.add(rows.shape == shape)
+            parts[part["name"]] = (rows[None] if rows.shape == shape else rows).astype(part["dtype"])
+        if len(single) > 1:
+            raise ValueError("some parts of the observation are a batch, others are not")
+        actions = self._actions(parts)
+        return actions[0] if single == {True} else actions
+
+    def _actions(self, parts: dict[str, Any]) -> Any:
+        """(B, ...) for each part of an observation → (B, ...) actions."""
+        outputs, action = self._network(parts), self._description["action"]
         if self._description["kind"] == "values":
             values = self._values(outputs)
-            if (mask := self._description["mask"]) is not None:
-                values = np.where(given[mask] == 0, np.float32(-np.inf), values)
-            return values.argmax(1) + action["start"]
+            if (mask := parts.get(self._description["mask"])) is not None:
+                values = np.where(mask == 0, np.float32(-np.inf), values)
+            return (values.argmax(1) + action["start"]).astype(action["dtype"])
         scaled = self._arrays["action/middle"] + self._arrays["action/half_range"] * np.tanh(outputs)
-        low, high = self._arrays["action/low"], self._arrays["action/high"]
-        return np.clip(scaled, low, high).reshape(-1, *action["shape"]).astype(np.float32)
+        scaled = np.clip(scaled, self._arrays["action/low"], self._arrays["action/high"])
+        if np.dtype(action["dtype"]).kind in "iu":
+            scaled = np.rint(scaled)
+        return scaled.reshape(-1, *action["shape"]).astype(action["dtype"])
 
     def _network(self, obs: dict[str, Any]) -> Any:
         d = self._description

@@ -37,9 +37,11 @@ class ExportedPolicy(nn.Module):
         """(B, ...) for each leaf of the observation, as the environment gives it → (B, ...) actions as it takes them."""
         obs = {leaf.name: _from_zero(leaf, part) for leaf, part in zip(self._leaves, parts, strict=True)}
         decided = self._policy.decide(obs)
+        dtype = getattr(torch, self._action.dtype)
         if self._action.kind == "discrete":
-            return decided + self._action.start
-        return torch.clamp(decided, *self._bounds).reshape(-1, *self._action.shape)
+            return (decided + self._action.start).to(dtype)
+        action = torch.clamp(decided, *self._bounds).reshape(-1, *self._action.shape)
+        return (action if dtype.is_floating_point else action.round()).to(dtype)
 
 
 def _decides(kind: type[NetworkPolicy]) -> bool:

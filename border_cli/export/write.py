@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import io
 import json
 import shutil
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,31 +28,26 @@ from border_cli.export.policy import ExportedPolicy, example, inner_bounds
 OPSET = 17
 
 
-def write_policy(policy: ActingPolicy, spec: EnvSpec, folder: Path, format: str, title: str) -> list[Path]:
+def write_policy(
+    policy: ActingPolicy, spec: EnvSpec, folder: Path, format: str, title: str, mask_in_info: bool = False
+) -> list[Path]:
     """Write the files of a format to a folder, which is created. Returns them.
+
+    mask_in_info: whether the environment's info says which actions are allowed.
 
     Raises UsageError where the agent cannot be exported or a package is missing, OSError.
     """
     module = ExportedPolicy(policy, spec).eval().requires_grad_(False)
     folder.mkdir(parents=True, exist_ok=True)
-    names = {
-        "onnx": ["policy.onnx"],
-        "torchscript": ["policy.pt"],
-        "numpy": ["policy.py", "policy.json", "policy.npz"],
-    }
-    with torch.no_grad():
-        if format == "onnx":
+    names = {"onnx": ["policy.onnx"], "numpy": ["policy.py", "policy.json", "policy.npz"]}
+    if format == "onnx":
+        with torch.no_grad():
             _write_onnx(module, spec, folder / "policy.onnx")
-        elif format == "torchscript":
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # tracing is deprecated, and its file needs nothing of ours
-                saved = io.BytesIO()  # where the disk is full, torch would end the process
-                torch.jit.save(torch.jit.trace(module, example(spec), check_trace=False), saved)
-                (folder / "policy.pt").write_bytes(saved.getvalue())
-        else:
-            _write_numpy(policy, spec, folder)
+    else:
+        _write_numpy(policy, spec, folder, mask_in_info)
     epsilon = policy.eval_epsilon if isinstance(policy, DqnPolicy) else 0.0
-    (folder / "README.md").write_text(_readme(spec, format, title, epsilon), encoding="utf-8")
+    page = _readme(spec, format, title, epsilon, mask_in_info)
+    (folder / "README.md").write_text(page, encoding="utf-8")
     return [folder / name for name in (*names[format], "README.md")]
 
 
@@ -81,16 +76,20 @@ def _write_onnx(module: ExportedPolicy, spec: EnvSpec, path: Path) -> None:
 # -- numpy -------------------------------------------------------------------
 
 
-def _write_numpy(policy: ActingPolicy, spec: EnvSpec, folder: Path) -> None:
+def _write_numpy(policy: ActingPolicy, spec: EnvSpec, folder: Path, mask_in_info: bool) -> None:
     arrays: dict[str, Array] = {}
     if type(policy) is DqnPolicy:
         description = _described_values(policy, arrays)
     elif type(policy) is SacPolicy:
         description = _described_actions(policy, spec, arrays)
     else:
-        raise UsageError("format=numpy is for border-cli's own agents\nallowed: format=onnx or torchscript")
-    action = {"start": spec.action.start, "shape": spec.action.shape}
-    description |= {"inputs": _inputs(spec), "action": action, "mask": spec.mask}
+        raise UsageError("format=numpy is for border-cli's own agents\nallowed: format=onnx")
+    action = {"start": spec.action.start, "shape": spec.action.shape, "dtype": spec.action.dtype}
+    inputs = [
+        {"name": leaf.name, "path": leaf.path, "shape": leaf.shape, "dtype": leaf.dtype}
+        for leaf in spec.obs.leaves
+    ]
+    description |= {"inputs": inputs, "action": action, "mask": spec.mask, "mask_in_info": mask_in_info}
     (folder / "policy.json").write_text(json.dumps(description, indent=2), encoding="utf-8")
     np.savez(folder / "policy.npz", **arrays)  # type: ignore[arg-type]
     shutil.copyfile(str(numpy_policy.__file__), folder / "policy.py")
@@ -192,54 +191,68 @@ def _described_image(convolutions: Convolutions, arrays: dict[str, Array]) -> di
 # -- README ------------------------------------------------------------------
 
 
-def _inputs(spec: EnvSpec) -> list[dict[str, Any]]:
-    return [{"name": leaf.name, "shape": leaf.shape, "dtype": leaf.dtype} for leaf in spec.obs.leaves]
-
-
 _USE = {
     "onnx": """\
+    import numpy as np
     import onnxruntime
     session = onnxruntime.InferenceSession("policy.onnx")
     (actions,) = session.run(None, {{{inputs}}})
-""",
-    "torchscript": """\
-    import torch
-    policy = torch.jit.load("policy.pt")
-    actions = policy({tensors})
+
+Each input is a batch of B observations, as the environment gives them; B is 1 above:
 """,
     "numpy": """\
+    import numpy as np
     from policy import load          # policy.py needs numpy alone
     policy = load()                  # policy.json and policy.npz beside it
-    actions = policy({names})
+    action = policy({observation})
+
+The policy takes an observation as the environment gives it, and returns the action. It also takes a batch, with one more
+dimension in front of each array, and returns a batch of actions. The parts of an observation:
 """,
 }
 
 
-def _readme(spec: EnvSpec, format: str, title: str, epsilon: float) -> str:
-    names = [leaf.name.replace(".", "_") for leaf in spec.obs.leaves]
-    inputs = ", ".join(f'"{leaf.name}": {name}' for leaf, name in zip(spec.obs.leaves, names, strict=True))
-    begin = "    import numpy as np\n"
-    for name, leaf in zip(names, spec.obs.leaves, strict=True):
-        fill = "ones" if leaf.name == spec.mask else "zeros"
-        begin += f'    {name} = np.{fill}({(1, *leaf.shape)}, "{leaf.dtype}")\n'
-    use = begin + _USE[format].format(
-        inputs=inputs, names=", ".join(names), tensors=", ".join(f"torch.as_tensor({n})" for n in names)
-    )
+def _readme(spec: EnvSpec, format: str, title: str, epsilon: float, mask_in_info: bool) -> str:
+    batch, leaves = ("B",) if format == "onnx" else (), spec.obs.leaves
+    inputs = ", ".join(f'"{leaf.name}": {_example(leaf, spec, (1,))}' for leaf in leaves)
+    if mask_in_info:
+        observation = _nested([leaf for leaf in leaves if leaf.name != spec.mask], spec, depth=1)
+        observation += ', action_mask=info["action_mask"]'
+    else:
+        observation = _nested(leaves, spec)
+    use = _USE[format].format(inputs=inputs, observation=observation)
     lines = [f"# {title}", "", "A trained policy, with the preprocessing of its observations.", "", use]
-    lines += ["Each input is a batch of B observations, as the environment gives them; B is 1 above:", ""]
     lines += ["| input | shape | dtype | what it is |", "| --- | --- | --- | --- |"]
-    for leaf in spec.obs.leaves:
-        shape = ", ".join(map(str, ("B", *leaf.shape)))
+    for leaf in leaves:
+        shape = ", ".join(map(str, (*batch, *leaf.shape)))
         lines.append(f"| `{leaf.name}` | ({shape}) | {leaf.dtype} | {_about(leaf, spec)} |")
     lines += [
         "",
-        _about_action(spec),
+        _about_action(spec, batch),
         "",
         "The actions are greedy, without exploration.",
     ]
     if epsilon:
         lines[-1] += f" Evaluations of this run take a random action instead with probability {epsilon:g}."
     return "\n".join(lines) + "\n"
+
+
+def _example(leaf: ObsLeaf, spec: EnvSpec, batch: tuple[int, ...] = ()) -> str:
+    """Python for a value of a leaf."""
+    return f'np.{"ones" if leaf.name == spec.mask else "zeros"}({(*batch, *leaf.shape)}, "{leaf.dtype}")'
+
+
+def _nested(leaves: Sequence[ObsLeaf], spec: EnvSpec, depth: int = 0) -> str:
+    """Python for an observation with these leaves, whose first `depth` keys lead to the same place."""
+    if len(leaves) == 1 and len(leaves[0].path) == depth:
+        return _example(leaves[0], spec)
+    parts: dict[str | int, list[ObsLeaf]] = {}
+    for leaf in leaves:
+        parts.setdefault(leaf.path[depth], []).append(leaf)
+    values = {key: _nested(below, spec, depth + 1) for key, below in parts.items()}
+    if all(isinstance(key, str) for key in values):
+        return f"{{{', '.join(f'{key!r}: {value}' for key, value in values.items())}}}"
+    return f"({', '.join(values.get(i, 'None') for i in range(max(map(int, values)) + 1))},)"
 
 
 def _about(leaf: ObsLeaf, spec: EnvSpec) -> str:
@@ -251,10 +264,9 @@ def _about(leaf: ObsLeaf, spec: EnvSpec) -> str:
     return f"{where}: {kind.get(leaf.kind, 'numbers')}{stacked}"
 
 
-def _about_action(spec: EnvSpec) -> str:
+def _about_action(spec: EnvSpec, batch: tuple[str, ...]) -> str:
     action = spec.action
+    what = f"The output `action` is ({', '.join(map(str, (*batch, *action.shape)))}) {action.dtype}, "
     if action.kind == "discrete":
-        return f"The output `action` is (B,) int64, from {action.start} to {action.start + action.n - 1}."
-    shape = ", ".join(map(str, ("B", *action.shape)))
-    low, high = min(action.low), max(action.high)
-    return f"The output `action` is ({shape}) float32, within the bounds of the action space ({low:g} to {high:g})."
+        return f"{what}from {action.start} to {action.start + action.n - 1}."
+    return f"{what}within the bounds of the action space ({min(action.low):g} to {max(action.high):g})."

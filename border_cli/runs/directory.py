@@ -30,7 +30,7 @@ LOCK_FILE = ".lock"
 CONFIG_FILE = "config.yaml"
 SWEEP_FILE = "sweep.json"
 """Lists the jobs of a sweep, in the folder that holds them."""
-_EXPORTS = ("export", "export/numpy", "export/onnx", "export/torchscript")
+_EXPORTS = ("export", "export/numpy", "export/onnx")
 _WRITTEN_TO = ("checkpoints", "eval", "nonfinite", "tensorboard", "videos", *_EXPORTS)
 _OWN_FILES = (CONFIG_FILE, "metrics.jsonl", "summary.json", "checkpoints")
 """A folder with any of these already contains a run."""

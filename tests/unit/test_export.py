@@ -5,10 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from border_cli.agents.dqn.agent import NO_NOISE, DqnPolicy, Noise
 from border_cli.agents.dqn.config import DqnConfig
@@ -22,6 +22,7 @@ from tests.exported import (
     OBSERVATIONS,
     VARIANTS,
     assert_same,
+    nested,
     observations,
     own_actions,
     policy_of,
@@ -39,19 +40,46 @@ CASES = [
 
 
 @pytest.mark.parametrize(("agent", "name"), CASES)
-def test_numpy_and_torchscript_policies_act_as_ours(tmp_path: Path, agent: str, name: str) -> None:
+def test_numpy_policies_act_as_ours_on_batches_and_single_observations(
+    tmp_path: Path, agent: str, name: str
+) -> None:
     spec = spec_of(name, agent)
     given, stored = observations(name, spec)
     policy, own = various(agent, spec, stored)
-    write_policy(policy, spec, tmp_path / "numpy", "numpy", "title")
-    assert_same(spec, numpy_policy.load(tmp_path / "numpy")(*given), own)
-    write_policy(policy, spec, tmp_path / "script", "torchscript", "title")
-    with pytest.warns(DeprecationWarning, match="torch.jit.load"):
-        script = torch.jit.load(str(tmp_path / "script" / "policy.pt"))
-    tensors = [
-        torch.from_numpy(rows.astype(leaf.dtype)) for leaf, rows in zip(spec.obs.leaves, given, strict=True)
-    ]
-    assert_same(spec, script(*tensors).numpy(), own)
+    write_policy(policy, spec, tmp_path, "numpy", "title")
+    exported = numpy_policy.load(tmp_path)
+    assert_same(spec, exported(nested(spec, given)), own)
+    action = exported(nested(spec, [rows[3] for rows in given]))
+    assert_same(spec, action, own[3])
+    assert (np.shape(action), np.asarray(action).dtype) == (spec.action.shape, spec.action.dtype)
+
+
+def test_a_mask_in_the_info_is_an_argument_of_its_own(tmp_path: Path) -> None:
+    spec = spec_of("mask", "dqn")
+    (mask, obs), stored = observations("mask", spec)
+    assert spec.obs.leaves[0].name == spec.mask
+    policy, own = various("dqn", spec, stored)
+    write_policy(policy, spec, tmp_path, "numpy", "title", mask_in_info=True)
+    exported = numpy_policy.load(tmp_path)
+    assert_same(spec, exported(obs, action_mask=mask), own)
+    assert_same(spec, exported(obs), own_actions(policy, spec, stored | {str(spec.mask): np.ones_like(mask)}))
+    assert 'policy(np.zeros((2,), "float32"), action_mask=info["action_mask"])' in (
+        tmp_path / "README.md"
+    ).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("observation", "message"),
+    [
+        ({"gear": 1, "speed": [0.0, 1.0, 2.0], "view": np.zeros((6, 6, 2))}, r"obs.speed has shape \(3,\)"),
+        ({"gear": [1], "speed": [0.0, 1.0], "view": np.zeros((6, 6, 2))}, "are a batch, others are not"),
+    ],
+)
+def test_another_shape_of_a_part_is_named(tmp_path: Path, observation: Any, message: str) -> None:
+    spec = spec_of("dict", "dqn")
+    write_policy(policy_of("dqn", spec), spec, tmp_path, "numpy", "title")
+    with pytest.raises(ValueError, match=message):
+        numpy_policy.load(tmp_path)(observation)
 
 
 def test_the_copied_policy_needs_neither_torch_nor_border_cli(tmp_path: Path) -> None:
@@ -59,14 +87,14 @@ def test_the_copied_policy_needs_neither_torch_nor_border_cli(tmp_path: Path) ->
     policy = policy_of("iqn", spec)
     given, stored = observations("dict", spec)
     write_policy(policy, spec, tmp_path, "numpy", "title")
-    np.savez(tmp_path / "given.npz", *given)
+    np.savez(tmp_path / "given.npz", **nested(spec, given))
     (tmp_path / "use.py").write_text(
         "import sys\n"
         "for name in ('torch', 'border_cli', 'gymnasium'):\n"
         "    sys.modules[name] = None\n"  # importing it raises
         "import numpy as np\n"
         "from policy import load\n"
-        "np.save('actions.npy', load()(*np.load('given.npz').values()))\n"
+        "np.save('actions.npy', load()(dict(np.load('given.npz'))))\n"
     )
     subprocess.run([sys.executable, "use.py"], cwd=tmp_path, check=True)
     assert_same(spec, np.load(tmp_path / "actions.npy"), own_actions(policy, spec, stored))
@@ -79,16 +107,15 @@ def test_the_readme_has_every_input_and_the_output(tmp_path: Path) -> None:
     page = (tmp_path / "README.md").read_text()
     assert page.startswith("# sac on Car-v0\n")
     for line in (
-        "| `obs.gear` | (B) | int64 | its part gear: an integer |",
-        "| `obs.view` | (B, 6, 6, 2) | float32 | its part view: numbers |",
-        'obs_view = np.zeros((1, 6, 6, 2), "float32")',
-        "actions = policy(obs_gear, obs_speed, obs_view)",
-        "(B, 3) float32, within the bounds of the action space (-1 to 3)",
+        "| `obs.gear` | () | int64 | its part gear: an integer |",
+        "| `obs.view` | (6, 6, 2) | float32 | its part view: numbers |",
+        "action = policy({'gear': np.zeros((), \"int64\"), ",
+        "(3) float32, within the bounds of the action space (-1 to 3)",
     ):
         assert line in page
     example = "".join(f"{line.strip()}\n" for line in page.splitlines() if line.startswith("    "))
-    done = subprocess.run([sys.executable, "-c", f"{example}print(actions.shape)"], cwd=tmp_path, stdout=-1)
-    assert done.stdout == b"(1, 3)\n"
+    done = subprocess.run([sys.executable, "-c", f"{example}print(action.shape)"], cwd=tmp_path, stdout=-1)
+    assert done.stdout == b"(3,)\n"
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.01])
@@ -96,7 +123,7 @@ def test_the_readme_says_whether_evaluations_take_random_actions(tmp_path: Path,
     spec = spec_of("vector", "dqn")
     config = DqnConfig(hidden=[4], eval_epsilon=epsilon)
     policy = AGENTS["dqn"].load().make_policy(config, spec, 0)
-    write_policy(policy, spec, tmp_path, "torchscript", "title")
+    write_policy(policy, spec, tmp_path, "numpy", "title")
     sentence = "Evaluations of this run take a random action instead with probability 0.01."
     assert (sentence in (tmp_path / "README.md").read_text()) == (epsilon > 0)
 
@@ -106,8 +133,7 @@ def test_an_agent_without_a_function_of_tensors_is_refused(tmp_path: Path) -> No
         write_policy(NumpyPolicy(), spec_of("vector", "dqn"), tmp_path, "numpy", "title")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("format", ["numpy", "torchscript"])
-def test_a_policy_with_its_own_way_of_acting_is_refused(tmp_path: Path, format: str) -> None:
+def test_a_policy_with_its_own_way_of_acting_is_refused(tmp_path: Path) -> None:
     """Its inherited `decide` would leave that out."""
 
     class Careful(DqnPolicy):
@@ -118,7 +144,7 @@ def test_a_policy_with_its_own_way_of_acting_is_refused(tmp_path: Path, format: 
     policy = policy_of("dqn", spec)
     policy.__class__ = Careful
     with pytest.raises(UsageError, match="cannot be exported"):
-        write_policy(policy, spec, tmp_path / "out", format, "title")
+        write_policy(policy, spec, tmp_path / "out", "onnx", "title")
     assert not (tmp_path / "out").exists()
 
 
