@@ -7,14 +7,17 @@ memory is an error at the start and never a bus error in the middle of a run.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import mmap
 import os
 import platform
+import select
+import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing import context, reduction
 from typing import Any, NamedTuple
 
@@ -27,6 +30,7 @@ from border_cli.core.types import Chunk, Column, Items, ModelInfo
 CACHE_LINE = 64
 WORD = 8
 _ZEROS = bytes(1 << 20)
+_ONE = (1).to_bytes(8, sys.byteorder)  # what is written to an eventfd
 
 
 class Layout:
@@ -85,6 +89,52 @@ def _attach(handle: Any, size: int) -> Block:
     block._map = mmap.mmap(block._fd, size)
     block.close()
     return block
+
+
+class SharedEvent:
+    """What a child sleeps on until its parent sets it: an eventfd, where there are none a pipe. Passed like a `Block`.
+
+    If it is set before the child waits, the child does not sleep. Raises ResourceError.
+    """
+
+    def __init__(self, fds: Sequence[int] = ()) -> None:
+        try:
+            self._fds = fds or ((os.eventfd(0),) if hasattr(os, "eventfd") else os.pipe())
+        except OSError as error:
+            raise resource_error(error, "the wake-up of an actor") from error
+        os.set_blocking(self._fds[-1], False)  # a child that never reads does not block its parent
+        os.set_inheritable(self._fds[0], False)
+        self._poll = select.poll()
+        self._poll.register(self._fds[0], select.POLLIN)
+
+    def set(self) -> None:
+        """Wake the child, now or at its next wait. Does nothing once it is closed."""
+        with contextlib.suppress(BlockingIOError):
+            for fd in self._fds[-1:]:
+                os.write(fd, _ONE)
+
+    def wait(self, seconds: float) -> None:
+        """Sleep until it is set, and no longer than this; then it is no longer set."""
+        if self._poll.poll(1000 * seconds):
+            os.read(self._fds[0], 4096)
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        fds, self._fds = self._fds, ()
+        for fd in fds:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Callable[..., SharedEvent], tuple[Any, ...]]:
+        context.assert_spawning(self)
+        return _attach_event, (reduction.DupFd(self._fds[0]),)
+
+
+def _attach_event(handle: Any) -> SharedEvent:
+    """The event of the parent, in the child."""
+    return SharedEvent((handle.detach(),))
 
 
 def _allocate(size: int) -> int:

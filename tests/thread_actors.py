@@ -10,7 +10,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from border_cli.actors.loop import run_actor
 from border_cli.actors.spec import ActorSpec, ActorState
@@ -34,6 +34,11 @@ class ThreadStatus:
     state: ActorState = ActorState.STARTING
     first_step_ns: int = 0
     blocked_ns: int = 0
+    told: threading.Event = field(default_factory=threading.Event)
+
+    def wait(self, seconds: float) -> None:
+        self.told.wait(seconds)
+        self.told.clear()
 
     def beat(self) -> None:
         """Does nothing, because a thread cannot be killed."""
@@ -132,6 +137,7 @@ class ThreadManager:
     def grant(self, credits: Sequence[int]) -> None:
         for status, credit in zip(self._status, credits, strict=True):
             status.credit = credit
+            status.told.set()
 
     def announce(self, env_steps: int) -> None:
         for status in self._status:
@@ -154,6 +160,7 @@ class ThreadManager:
     def stop(self) -> list[ActorStat]:
         for status in self._status:
             status.stop_requested = True
+            status.told.set()
         for thread in self._threads:
             while thread.is_alive():
                 self._fetch()
@@ -167,6 +174,8 @@ class ThreadManager:
             self._counts[chunk.actor].env_steps += chunk.env_steps
             self._counts[chunk.actor].episodes += count_episodes(chunk.items)
             self._arrived.append(chunk)
+        for status in self._status:
+            status.told.set()  # there is room in the queue
 
     @property
     def _stopped(self) -> bool:

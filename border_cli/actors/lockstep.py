@@ -85,6 +85,11 @@ class LockstepManager(ActorManager):
     def announce(self, env_steps: int) -> None:
         """In lockstep exploration follows the rounds."""
 
+    def publish(self, model: ModelInfo) -> None:
+        """As `ActorManager.publish`; actors wait for the model."""
+        super().publish(model)
+        self._status.wake()
+
     def state(self, whole: bool = True) -> State:
         """Wait until the rounds that have started are complete; then the rounds, their chunks and each actor's state.
 

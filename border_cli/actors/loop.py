@@ -17,10 +17,13 @@ from border_cli.core.protocols import ActingPolicy, StepProcessor, SyncModel
 from border_cli.core.state import State, check_like, joined, section
 from border_cli.core.types import ActorStat, Chunk, Items, ModelInfo, count_episodes, count_transitions
 from border_cli.runtime import seeding
-from border_cli.runtime.clock import SYSTEM_CLOCK, Backoff, Clock
+from border_cli.runtime.clock import SYSTEM_CLOCK, Clock
 
 MAX_AGE_NS = 50_000_000
 """A chunk leaves after 50 ms at the latest, so that the steps of a slow environment are not held back."""
+
+_BEAT_S = 0.25
+"""Time between two heartbeats of an actor that waits [s]."""
 
 T = TypeVar("T")
 
@@ -52,6 +55,9 @@ class Status(Protocol):
 
     def add_blocked(self, nanoseconds: int) -> None:
         """Add time spent waiting [ns]."""
+
+    def wait(self, seconds: float) -> None:
+        """Sleep until the learner has changed something, and no longer than this."""
 
 
 class ChunkSink(Protocol):
@@ -93,16 +99,16 @@ class StateRequests(Protocol):
 
 
 def wait_until(poll: Callable[[], T], state: ActorState, status: Status, clock: Clock = SYSTEM_CLOCK) -> T:
-    """Call `poll` until it returns something true, and return that.
+    """Call `poll` until it returns something true, and return that; in between, sleep until the learner has done something.
 
     The status shows `state` meanwhile, with a heartbeat. The time counts as blocked from the first env step on.
     """
     if result := poll():
         return result
     before, status.state = status.state, state
-    backoff, since = Backoff(clock), clock.monotonic_ns()
+    since = clock.monotonic_ns()
     while not (result := poll()):
-        backoff.sleep()
+        status.wait(_BEAT_S)
         now = clock.monotonic_ns()
         if status.first_step_ns:
             status.add_blocked(now - since)
@@ -248,9 +254,8 @@ class LockstepActor(Actor):
         status: Status,
         rounds: Rounds,
         requests: StateRequests,
-        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        super().__init__(actor_id, sampler, policy, models, sink, status, n_buffer=1, clock=clock)
+        super().__init__(actor_id, sampler, policy, models, sink, status, n_buffer=1)
         self._rounds = rounds
         self._requests = requests
         self._round = 0

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from multiprocessing.connection import wait
+from selectors import DefaultSelector
+from time import monotonic
 from typing import Any
 
 from border_cli.actors.process import ActorHandle, ModelSink, Shared
@@ -27,6 +28,8 @@ from border_cli.transport import ModelChannel, model_layout
 _START_POLL_S = 0.1
 _STOP_POLL_S = 0.01
 _POLL_INTERVAL_S = 0.01
+_POLL_SHARE = 0.02
+"""Share of the learner's time for supervising actors, at most: 2 µs each."""
 _logger = logging.getLogger(__name__)
 
 
@@ -72,6 +75,9 @@ class ActorManager:
         self._should_stop = should_stop
         self._on_exception = on_exception
         self._status = StatusBlock(n_actors)
+        self._selector = (
+            DefaultSelector()
+        )  # one for the whole run: it costs the same for any number of actors
         self._models: ModelSink | None = None
         self._actors: list[ActorHandle] = []
         self._poll_due = Deadline(0.0)
@@ -95,7 +101,7 @@ class ActorManager:
             numbers = [key for key in state.values if key.isdecimal()]
             self._former = {key: state.values[key] for key in numbers if int(key) >= n}
         limits = Limits(**{field.name: getattr(c, field.name) for field in fields(Limits)})
-        shared = Shared(self._spec, self._columns, c.ring_rows, n, self._status, self._models)
+        shared = Shared(self._spec, self._columns, c.ring_rows, n, self._status, self._models, self._selector)
         self._actors = [self._make_handle(i, shared, limits, *self._resumed(i, state)) for i in range(n)]
         try:
             for group in [[actor] for actor in self._actors] if c.serial_init else [self._actors]:
@@ -121,9 +127,9 @@ class ActorManager:
         if self._lost is not None and not self._stopped:
             raise self._lost
         if not self._stopped and self._poll_due.passed:
+            began = monotonic()
             self._poll(0.0)
-            # Asking the system about processes and pipes costs more than looking into every ring.
-            self._poll_due = Deadline(_POLL_INTERVAL_S)
+            self._poll_due = Deadline(max(_POLL_INTERVAL_S, (monotonic() - began) / _POLL_SHARE))
         chunks, self._left = self._left, []
         chunks += [chunk for actor in self._actors for chunk in actor.collect()]
         return chunks
@@ -188,14 +194,13 @@ class ActorManager:
         check_like(State({}, saved), State({}, _counts(0, 0, 0)), f"actor {actor}")
         return resumed_stat(actor, saved | {"incarnation": saved["incarnation"] + 1}), None
 
-    def _listen(self, actors: Sequence[ActorHandle], timeout_s: float) -> None:
-        """Receive what these actors have sent, waiting no longer than timeout_s for the first of it."""
-        by_descriptor = {descriptor: actor for actor in actors for descriptor in actor.descriptors}
-        for descriptor in wait(list(by_descriptor), timeout_s):
-            by_descriptor[descriptor].receive()  # type: ignore[index]
+    def _listen(self, timeout_s: float) -> None:
+        """Receive what actors have sent, waiting no longer than timeout_s for the first of it."""
+        for actor in {key.data for key, _ in self._selector.select(timeout_s)}:
+            actor.receive()
 
     def _poll(self, timeout_s: float) -> None:
-        self._listen(self._actors, timeout_s)
+        self._listen(timeout_s)
         for actor in self._actors:
             loss = actor.supervise()
             if loss is not None:
@@ -247,11 +252,12 @@ class ActorManager:
     def _wait_for_exits(self) -> None:
         """Collect what the actors hand over until all have exited, and kill those that have not in time."""
         deadline = Deadline(self._config.stop_timeout_s)
-        while not deadline.passed and (left := [actor for actor in self._actors if not actor.exited()]):
+        while not deadline.passed and not all(actor.exited() for actor in self._actors):
             for actor in self._actors:
                 self._left += [chunk.copy() for chunk in actor.collect()]
-            # Not to those that have exited: their descriptors stay readable, so the wait would not wait.
-            self._listen(left, min(_STOP_POLL_S, deadline.remaining_s))
+                if actor.exited():
+                    actor.end()  # its descriptors stay readable, so the next line would not wait
+            self._listen(min(_STOP_POLL_S, deadline.remaining_s))
 
         for actor in self._actors:
             if not actor.exited():
@@ -261,6 +267,7 @@ class ActorManager:
     def _release(self) -> None:
         self._lost = self._first_cause = None  # their tracebacks refer to this object, which holds the memory
         self._status.close()
+        self._selector.close()
         if self._models is not None:
             self._models.close()
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 from multiprocessing import reduction
+from selectors import EVENT_READ, BaseSelector
 from typing import Protocol
 
 from border_cli.actors.loop import run_actor
-from border_cli.actors.spec import ActorId, ActorSpec, ActorState, StatusBlock
+from border_cli.actors.spec import ActorId, ActorSpec, ActorState, ActorStatus, StatusBlock
 from border_cli.core.errors import ActorLostError
 from border_cli.core.state import State
 from border_cli.core.types import ActorStat, Chunk, Column, ModelInfo, count_episodes
@@ -67,12 +68,11 @@ class PipedRequests:
             self._reporter.send(StatePiece(piece, start + MESSAGE_BYTES >= len(data)))
 
 
-def actor_main(shared: tuple[Ring, ModelChannel, StatusBlock], setup: SpawnArgs, reporter: Reporter) -> None:
+def actor_main(shared: tuple[Ring, ModelChannel, ActorStatus], setup: SpawnArgs, reporter: Reporter) -> None:
     """What the process runs (see `border_cli.runtime.supervised.ChildProcess`)."""
-    ring, models, block = shared
+    ring, models, status = shared
     opened: tuple[ActorSpec, ActorId, State | None] = setup.open()
     spec, actor_id, state = opened
-    status = block[actor_id.actor]
 
     def ready(exact: bool) -> None:
         reporter.send(Ready(exact))
@@ -105,7 +105,7 @@ class ChunkSource(Protocol):
 
 @dataclass(frozen=True)
 class Shared:
-    """What all actors of a run have in common."""
+    """What all actors of a run have in common. selector: of what the learner listens to, with the handle of its actor."""
 
     spec: ActorSpec
     columns: tuple[Column, ...]
@@ -113,6 +113,7 @@ class Shared:
     n_actors: int
     status: StatusBlock
     models: ModelSink
+    selector: BaseSelector
 
 
 class ActorHandle(SupervisedProcess):
@@ -145,6 +146,7 @@ class ActorHandle(SupervisedProcess):
         self._earlier_episodes = 0
         self._arriving: ChunkSource | None = None
         self._last_chunks: list[Chunk] = []  # of a process that has ended, not collected yet
+        self._holds_rows = False  # whether the last `collect` returned some, which the next one gives back
         self._sequence = 0  # of the next chunk
         self._final: ActorStat | None = None
         self._pieces: list[bytes] = []
@@ -160,11 +162,14 @@ class ActorHandle(SupervisedProcess):
         self._earlier_episodes = counts.episodes if self._state is None else 0
         self._status.state = ActorState.STARTING
         # No credit beyond what was used: the rest of the last incarnation's may have been given to others.
-        shared.status.limit(self.actor, counts.env_steps)
+        self._status.credit = counts.env_steps
         self._sequence = 0
-        return self._make(
+        made = self._make(
             shared.spec.actor_id(self.actor, counts.incarnation, shared.n_actors, counts.env_steps)
         )
+        for descriptor in made.descriptors:
+            shared.selector.register(descriptor, EVENT_READ, self)
+        return made
 
     def _make(self, actor_id: ActorId) -> Child:
         """Start what runs this incarnation. Raises ResourceError."""
@@ -172,7 +177,7 @@ class ActorHandle(SupervisedProcess):
         self._arriving = ring = Ring(shared.columns, shared.ring_rows)
         try:
             setup = (shared.spec, actor_id, self._state)
-            return ChildProcess(self.name, actor_main, (ring, shared.models, shared.status), setup)
+            return ChildProcess(self.name, actor_main, (ring, shared.models, self._status), setup)
         finally:
             ring.close()
 
@@ -216,13 +221,17 @@ class ActorHandle(SupervisedProcess):
         Raises RuntimeError if a chunk is missing or comes twice.
         """
         chunks, self._last_chunks = self._last_chunks, []
-        for chunk in [] if self._arriving is None else self._arriving.pop_all():
+        arrived = [] if self._arriving is None else self._arriving.pop_all()
+        if self._holds_rows:
+            self._status.told.set()  # there is room in the ring again
+        for chunk in arrived:
             if chunk.sequence != self._sequence:
                 raise RuntimeError(f"actor {self.actor}: chunk {chunk.sequence} came, not {self._sequence}")
             self._sequence += 1
             self._counts.env_steps += chunk.env_steps
             self._counts.episodes += count_episodes(chunk.items)
             chunks.append(chunk)
+        self._holds_rows = bool(arrived)
         return chunks
 
     def stat(self) -> ActorStat:
@@ -247,8 +256,11 @@ class ActorHandle(SupervisedProcess):
         """Ask for the actor's state, which it sends between two rounds."""
         self._pieces, self.sent_state = [], None
         self.send(SendState())
+        self._status.told.set()
 
     def _release(self) -> None:
+        for descriptor in self.descriptors:
+            self._shared.selector.unregister(descriptor)
         try:
             self._last_chunks = self.collect()  # their arrays keep the ring's memory
         finally:

@@ -334,10 +334,10 @@ class _OnRay(ActorManager):
         level = logging.getLogger().getEffectiveLevel()
         return RayHandle(actor, shared, limits, counts, state, self._link, level)
 
-    def _listen(self, actors: Sequence[ActorHandle], timeout_s: float) -> None:
+    def _listen(self, timeout_s: float) -> None:
         if timeout_s == 0 and time.monotonic() < self._listen_due:
             return
-        handles = [cast("RayHandle", actor) for actor in actors]
+        handles = [cast("RayHandle", actor) for actor in self._actors]
         callers = {ref: handle for handle in handles for ref in handle.calls}
         if timeout_s > 0 and callers:
             self._cluster.ray.wait(list(callers), num_returns=1, timeout=timeout_s)
@@ -361,7 +361,7 @@ class _OnRay(ActorManager):
     def collect(self) -> list[Chunk]:
         """As of actors in processes, after `_listen`: chunks come with what it receives."""
         if not self._stopped:
-            self._listen(self._actors, 0.0)
+            self._listen(0.0)
         return super().collect()
 
     def _release(self) -> None:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing import reduction
 
 import numpy as np
@@ -104,12 +104,17 @@ class LocalStatus:
     first_step_ns: int = 0
     blocked_ns: int = 0
     heartbeat: int = 0
+    told: threading.Event = field(default_factory=threading.Event)
 
     def beat(self) -> None:
         self.heartbeat += 1
 
     def add_blocked(self, nanoseconds: int) -> None:
         self.blocked_ns += nanoseconds
+
+    def wait(self, seconds: float) -> None:
+        self.told.wait(seconds)
+        self.told.clear()
 
 
 class PackingSink:
@@ -238,6 +243,7 @@ class RemoteActor:
             for number, model in zip(command.publications, models, strict=True):
                 self._models.add(number, model)
             self._requests.flag |= command.wants_state
+            status.told.set()
             self._changed.notify_all()
             while not (len(self._sink) or self._messages or self._ended or self._entered > mine):
                 if (left := until - time.monotonic()) <= 0:
@@ -247,8 +253,10 @@ class RemoteActor:
             self._messages.clear()
             logs = [self._logs.popleft() for _ in range(len(self._logs))]
             first = status.first_step_ns
+            chunks = self._sink.take()
+            status.told.set()  # there is room again
             return Reply(
-                self._sink.take(),
+                chunks,
                 messages,
                 logs,
                 status.state,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from border_cli.runtime.supervised import Factory
-from border_cli.transport import WORD, Block, Layout
+from border_cli.transport import WORD, Block, Layout, SharedEvent
 
 
 @dataclass(frozen=True)
@@ -119,12 +119,22 @@ _HEARTBEAT, _STATE, _BLOCKED, _FIRST_STEP = range(4)  # an actor's own
 
 
 class ActorStatus:
-    """The status of one actor in shared memory. Implements `actors.loop.Status`."""
+    """The status of one actor in shared memory, passed to its process. Implements `actors.loop.Status`.
 
-    def __init__(self, shared: memoryview, credit: memoryview, own: memoryview) -> None:
-        self._shared = shared
-        self._credit = credit
-        self._own = own
+    Args:
+        shared, credit, own: where in the block the words of all actors, this one's credit and its own words are.
+        told: set whenever the learner has changed something that the actor may be waiting for.
+    """
+
+    def __init__(self, block: Block, shared: int, credit: int, own: int, told: SharedEvent) -> None:
+        self._places = block, shared, credit, own
+        self._shared = block.words(shared, 2)
+        self._credit = block.words(credit, 1)
+        self._own = block.words(own, 4)
+        self.told = told
+
+    def __reduce__(self) -> tuple[Callable[..., ActorStatus], tuple[Any, ...]]:
+        return ActorStatus, (*self._places, self.told)
 
     @property
     def stop_requested(self) -> bool:
@@ -137,6 +147,15 @@ class ActorStatus:
     @property
     def credit(self) -> int:
         return int(self._credit[0])
+
+    @credit.setter
+    def credit(self, env_steps: int) -> None:
+        if env_steps != self._credit[0]:
+            self._credit[0] = env_steps
+            self.told.set()
+
+    def wait(self, seconds: float) -> None:
+        self.told.wait(seconds)
 
     @property
     def state(self) -> ActorState:
@@ -177,42 +196,42 @@ class ActorStatus:
 
 
 class StatusBlock:
-    """The status of all actors, made by the learner and passed to each process. Raises ResourceError.
+    """The status of all actors, on the learner's side. Raises ResourceError.
 
     Each word has one writer; the learner writes an actor's words while that actor has no process. The learner's words and
     each actor's words are on different cache lines, so that writers do not slow each other down.
     """
 
-    def __init__(self, n_actors: int, block: Block | None = None) -> None:
+    def __init__(self, n_actors: int) -> None:
         layout = Layout()
         shared = layout.reserve(2 * WORD)
-        offsets = [(layout.reserve(WORD), layout.reserve(4 * WORD)) for _ in range(n_actors)]
-        self._block = block or Block(layout.size, "the actors' status")
+        places = [(layout.reserve(WORD), layout.reserve(4 * WORD)) for _ in range(n_actors)]
+        self._block = Block(layout.size, "the actors' status")
         self._shared = self._block.words(shared, 2)
-        self._credits = [self._block.words(credit, 1) for credit, _ in offsets]
-        self._actors = [
-            ActorStatus(self._shared, credit, self._block.words(own, 4))
-            for credit, (_, own) in zip(self._credits, offsets, strict=True)
-        ]
-        self.close = self._block.close
-
-    def __reduce__(self) -> tuple[Callable[..., StatusBlock], tuple[Any, ...]]:
-        return StatusBlock, (len(self._actors), self._block)
+        self._actors = [ActorStatus(self._block, shared, *place, SharedEvent()) for place in places]
 
     def __getitem__(self, actor: int) -> ActorStatus:
         return self._actors[actor]
 
     def grant(self, credits: Sequence[int]) -> None:
         """Set each actor's credit (env steps in all)."""
-        for word, credit in zip(self._credits, credits, strict=True):
-            word[0] = credit
-
-    def limit(self, actor: int, credit: int) -> None:
-        """Set one actor's credit while it has no process."""
-        self._credits[actor][0] = credit
+        for actor, credit in zip(self._actors, credits, strict=True):
+            actor.credit = credit
 
     def announce(self, env_steps: int) -> None:
         self._shared[_ENV_STEPS] = env_steps
 
     def request_stop(self) -> None:
         self._shared[_STOP] = 1
+        self.wake()
+
+    def wake(self) -> None:
+        """Wake every actor that waits."""
+        for actor in self._actors:
+            actor.told.set()
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        self._block.close()
+        for actor in self._actors:
+            actor.told.close()

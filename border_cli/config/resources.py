@@ -37,8 +37,8 @@ JSON_BYTES = 64 * 1024
 """The files of a checkpoint that are not arrays."""
 LEARNER_DESCRIPTORS = 64
 """Measured: 14 in a run of one actor; the rest is for environments of the evaluation and for files of a checkpoint."""
-ACTOR_DESCRIPTORS = 4
-"""Descriptors of the learner for each other process: its pipe, the ends of its process. Measured."""
+ACTOR_DESCRIPTORS = 5
+"""Descriptors of the learner for each other process: its pipe, the ends of its process, what wakes it. Measured."""
 HELPER_TASKS = 8
 """Forkserver, resource tracker, the child that makes the environment once, and threads that write."""
 ACTOR_TASKS = 2

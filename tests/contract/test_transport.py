@@ -54,6 +54,7 @@ class Bench:
     def __post_init__(self) -> None:
         self.status = StatusBlock(2)
         self.actor_status: ActorStatus = self.status[1]
+        self.actor_status.wait = self.clock.sleep  # type: ignore[method-assign]
         self.ring = Ring(COUNTING_COLUMNS, self.ring_rows)
         self.models = ModelChannel(model_layout(model()))
         self.policy = NumpyPolicy()
@@ -158,8 +159,8 @@ def test_a_full_ring_makes_the_actor_wait_and_loses_nothing() -> None:
     times = np.concatenate([chunk.items["obs"][:, 3] for chunk in bench.chunks])
     np.testing.assert_array_equal(times, range(32))
     assert sum(bench.env_steps) == 32
-    # Sleeps of 0.1, 0.2, 0.4 and 0.8 ms, until the second collect frees room; then 0.1 ms for credit.
-    assert stat.blocked_seconds == pytest.approx(1.6e-3)
+    # Four times until the second collect frees room, and once for credit, each for a whole beat of this clock.
+    assert stat.blocked_seconds == pytest.approx(5 * 0.25)
 
 
 def test_rows_may_be_inserted_directly_from_the_ring() -> None:
@@ -211,5 +212,5 @@ def test_stat_counts_episodes_and_time_from_the_first_env_step_on() -> None:
     assert (stat.actor, stat.incarnation, stat.episodes, stat.env_steps) == (1, 2, 3, 10)
     assert stat.state == "done"
     assert (
-        stat.seconds == stat.blocked_seconds == pytest.approx(1e-4)
+        stat.seconds == stat.blocked_seconds == pytest.approx(0.25)
     )  # only the wait for the stop, not the wait before the first env step

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import multiprocessing
 import os
 import pickle
 from pathlib import Path
@@ -38,6 +39,28 @@ def test_words_and_arrays_are_views_of_one_block() -> None:
 def test_a_block_can_only_be_inherited_by_a_child() -> None:
     with pytest.raises(RuntimeError, match="inheritance"):
         pickle.dumps(shared_memory.Block(64, "test"))
+
+
+@pytest.mark.parametrize("kind", ["eventfd", "pipe"])
+def test_a_child_sleeps_until_its_parent_sets_the_event(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if kind == "pipe":
+        monkeypatch.delattr(os, "eventfd")
+    before = open_descriptors()
+    event, fork = shared_memory.SharedEvent(), multiprocessing.get_context("fork")
+    event.set()
+    event.set()
+    event.wait(600)
+    event.wait(0)  # it is no longer set
+    child = fork.Process(target=event.wait, args=(600,))
+    child.start()
+    assert child.is_alive()
+    event.set()
+    child.join(60)
+    assert child.exitcode == 0
+    child.close()
+    event.close()
+    event.set()  # does nothing
+    assert open_descriptors() == before
 
 
 def test_a_ring_leaves_no_descriptor() -> None:

@@ -7,6 +7,7 @@ import resource
 from collections import Counter
 from pathlib import Path
 
+import psutil
 import pytest
 
 from border_cli.actors.manager import ActorManager
@@ -89,6 +90,18 @@ def test_a10_with_slow_environments_only_the_learner_waits() -> None:
         memory.assert_bounded()
         assert [stat.blocked_seconds for stat in manager.stats()] == [0.0, 0.0]
     assert found[False] > found[True]
+
+
+@pytest.mark.usefixtures("light_forkserver")
+def test_a10_an_actor_that_waits_sleeps_until_the_learner_gives_credit() -> None:
+    with running(counting_actors(**SPEC), n_actors=1) as manager:
+        wait_until(lambda: manager.stats()[0].state == "waiting for credit", "the actor to wait")
+        process = psutil.Process(manager.pids()[0])
+        before = process.num_ctx_switches().voluntary
+        SYSTEM_CLOCK.sleep(1.0)
+        assert process.num_ctx_switches().voluntary - before < 20  # four heartbeats
+        manager.grant([100])
+        collect(manager, 100)
 
 
 @pytest.mark.parametrize(

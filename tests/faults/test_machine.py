@@ -87,7 +87,7 @@ def test_f4_too_few_descriptors_for_the_actors_are_refused(tmp_path: Path) -> No
     with border_train(tmp_path, "n_actors=32", before=limited) as command:
         assert command.end() == 3
     first, *others = assert_refused(tmp_path, command.errors, cpu_seconds() - began)
-    assert first == "error: n_actors=32 needs 192 file descriptors, and this process may hold 64"
+    assert first == "error: n_actors=32 needs 224 file descriptors, and this process may hold 64"
     assert "ulimit -n" in "".join(others)
 
 
@@ -99,7 +99,7 @@ def test_f4_a_soft_limit_is_raised_and_the_log_says_so(
         run = run_here(0, "trainer.max_opts=20")
     assert capsys.readouterr().err == ""
     log = (run.path / "train.log").read_text()
-    assert "the limit of file descriptors was raised from 70 to 72" in log
+    assert "the limit of file descriptors was raised from 70 to 74" in log
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from border_cli.actors.loop import LockstepActor
 from border_cli.actors.sampler import Sampler
-from border_cli.actors.spec import LOCKSTEP_SLOTS, ActorId, Rounds, StatusBlock
+from border_cli.actors.spec import LOCKSTEP_SLOTS, ActorId, ActorStatus, Rounds, StatusBlock
 from border_cli.config.schema import EnvConfig
 from border_cli.core.state import State
 from border_cli.transport import ModelChannel, Ring, model_layout
@@ -25,19 +25,17 @@ class NoRequests:
         raise AssertionError("not asked")
 
 
-class PublishingClock:
-    """A clock that publishes the next model at each sleep of the actor, and finally stops it."""
+class PublishingStatus(ActorStatus):
+    """A status that publishes the next model each time that the actor waits, and finally stops it."""
 
-    def __init__(self, models: ModelChannel, status: StatusBlock, publications: int) -> None:
-        self._models, self._status, self._left = models, status, publications
+    def __init__(self, status: StatusBlock, models: ModelChannel, publications: int) -> None:
+        super().__init__(*status[1].__reduce__()[1])
+        self._block, self._models, self._left = status, models, publications
         self._published = 0
 
-    def monotonic_ns(self) -> int:
-        return 10**9
-
-    def sleep(self, seconds: float) -> None:
+    def wait(self, seconds: float) -> None:
         if self._published == self._left:
-            self._status.request_stop()
+            self._block.request_stop()
             return
         self._models.publish(model(self._published))
         self._published += 1
@@ -52,8 +50,8 @@ def acted(publications: int) -> tuple[NumpyPolicy, list[Any]]:
     models = ModelChannel(model_layout(model()), LOCKSTEP_SLOTS)
     processor = make_processor(actor_id, env.spec, 1)
     sampler = Sampler(env, policy, processor, lambda env, episode: episode, "")
-    clock = PublishingClock(models, status, publications)
-    actor = LockstepActor(actor_id, sampler, policy, models, ring, status[1], ROUNDS, NoRequests(), clock)
+    waiting = PublishingStatus(status, models, publications)
+    actor = LockstepActor(actor_id, sampler, policy, models, ring, waiting, ROUNDS, NoRequests())
     actor.begin(None)
     actor.run()
     return policy, ring.pop_all()

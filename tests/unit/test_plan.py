@@ -115,7 +115,7 @@ def test_processes_threads_and_descriptors() -> None:
     assert (resources.processes(sync), resources.compute_threads(sync)) == (1, 2)
     assert resources.tasks_need(four, cpus=16) == 2 + 16 + resources.HELPER_TASKS + 8
     assert resources.tasks_need(sync, cpus=16) == 2 + 16 + resources.HELPER_TASKS
-    assert resources.descriptors_need(four) == resources.LEARNER_DESCRIPTORS + 16
+    assert resources.descriptors_need(four) == resources.LEARNER_DESCRIPTORS + 20
     assert resources.descriptors_need(sync) == resources.LEARNER_DESCRIPTORS
     sync.evaluator.type, sync.recorder.trackio = "process", True
     others = resources.ACTOR_TASKS + resources.RECORDER_TASKS
