@@ -40,10 +40,11 @@ from border_cli.display.advice import advice
 from border_cli.display.format import number
 from border_cli.display.stdout import SafeStream, nonblocking_stdout
 from border_cli.display.tables import print_end_tables
-from border_cli.runs import directory, summary, trust
+from border_cli.runs import directory, summary
 from border_cli.runs.directory import REPORTED, Launch, log_to
 from border_cli.runs.resume import Resumed, describe, unfit
 from border_cli.runs.summary import SUMMARY_FILE, Summary, write_crash
+from border_cli.runs.trust import code_names
 from border_cli.runtime.child import keep_freed_memory
 from border_cli.runtime.files import run_all
 from border_cli.runtime.signals import StopFlag, or_new
@@ -112,7 +113,9 @@ def train(
             view.close()
             result = files.finished(flag)
         if on_console:
-            following = "" if user not in (None, build.UserParts()) else _next_command(result, run_dir)
+            following = (
+                "" if user not in (None, build.UserParts()) else _next_command(result, run_dir, config)
+            )
             print_end_tables(console, loop.parts.telemetry.progress, result, following)
     if result.code:
         raise Interrupted(result.code)
@@ -143,7 +146,6 @@ class RunFiles:
             if before.path is None and (self.run_dir / BEST).exists():  # of a launch that saved no checkpoint
                 shutil.rmtree(self.run_dir / BEST)
         run_id = summary.record_launch(self.run_dir, launch.argv, config.seed, launch.command)
-        trust.remember_run(run_id, config)
         saved = None if before.path is None else (before.opt_steps, before.seconds)
         exact = before.exact if is_reproducible(config) else None
         self._summary = Summary.start(self.run_dir, run_id, saved, exact, to_plain(config))
@@ -206,7 +208,7 @@ class RunFiles:
             _log.error("the actor's own traceback:\n%s", error.details, extra=REPORTED)
         if self.loop is not None and self.loop.parts.checkpoints.saved_at:
             kept = f"the state of opt step {self.loop.parts.checkpoints.saved_at} is saved"
-            add_note(error, f"{kept}: border-train resume={_typed(self.run_dir)}")
+            add_note(error, f"{kept}: border-train resume={_typed(self.run_dir, self._config)}")
 
     def _result(self, ended_by: str, code: ExitCode, error: str | None) -> RunResult:
         loop = self.loop
@@ -336,15 +338,18 @@ def _announce(
         )
 
 
-def _next_command(result: RunResult, run_dir: Path) -> str:
+def _next_command(result: RunResult, run_dir: Path, config: TrainConfig) -> str:
     """What a person may want to type after a run that ended so."""
+    words = _typed(run_dir, config)
     if result.ended_by in ("sigint", "sigterm"):
-        return f"border-train resume={_typed(run_dir)}"
-    return f"border-eval {_typed(run_dir)}" if (run_dir / BEST).exists() else ""
+        return f"border-train resume={words}"
+    return f"border-eval {words}" if (run_dir / BEST).exists() else ""
 
 
-def _typed(run_dir: Path) -> str:
-    return shlex.quote(str(directory.shown(run_dir)))
+def _typed(run_dir: Path, config: TrainConfig) -> str:
+    """A run as it is typed, with what its use needs."""
+    path = shlex.quote(str(directory.shown(run_dir)))
+    return f"{path} trust=true" if code_names(to_plain(config)) else path
 
 
 @contextmanager

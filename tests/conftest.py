@@ -62,7 +62,7 @@ def stored_run(tmp_path_factory: pytest.TempPathFactory, full_forkserver: None) 
 
 @pytest.fixture
 def workplace(tmp_path: Path, full_forkserver: None) -> Iterator[Path]:
-    """An empty working directory, and an empty list of trusted runs."""
+    """An empty working directory."""
     with in_folder(tmp_path) as folder:
         yield folder
 

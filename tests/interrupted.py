@@ -67,7 +67,7 @@ def resume(folder: Path, *args: str) -> None:
     run = Run(folder)
     newest = run.checkpoints[-1]
     before = (run.path / "train.log").stat().st_size
-    assert main([f"resume={folder}", *args]) == 0
+    assert main(["trust=true", f"resume={folder}", *args]) == 0
     assert f"resumed  {newest}: " in (run.path / "train.log").read_bytes()[before:].decode()
 
 

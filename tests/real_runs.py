@@ -34,9 +34,8 @@ TINY = (
 
 @contextlib.contextmanager
 def in_folder(folder: Path) -> Iterator[Path]:
-    """Change into the folder, with its own list of trusted runs and its own cache of compiled opt steps."""
+    """Change into the folder, with its own cache of compiled opt steps."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_STATE_HOME", str(folder / "state"))
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
         patch.chdir(folder)
         yield folder

@@ -42,7 +42,7 @@ WORDS = (
 
 
 def make(folder: Path) -> Path:
-    """Train it in `folder` and remove its provenance, so that it is in no list of trusted runs."""
+    """Train it in `folder` and remove its provenance, as if somebody else had made it."""
     run = folder / "run"
     with in_folder(folder):
         assert main([*WORDS, f"hydra.run.dir='{run}'"]) == 0

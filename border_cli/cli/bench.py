@@ -12,7 +12,14 @@ from statistics import median
 from border_cli.cli.compose import Composer
 from border_cli.cli.errors import run_command, tracebacks
 from border_cli.cli.help import complete_train
-from border_cli.cli.overrides import Parser, override_names, override_values, parse_overrides, some_text
+from border_cli.cli.overrides import (
+    Parser,
+    override_names,
+    override_values,
+    parse_overrides,
+    some_text,
+    true_or_false,
+)
 from border_cli.cli.train import stored_config
 from border_cli.config import registry
 from border_cli.config.resources import cores_for_actors
@@ -54,9 +61,12 @@ def _dispatch(argv: Sequence[str]) -> int:
     parser = Parser("border-bench")
     parser.add_argument("--config-dir", "-cd")
     parser.add_setting("run", some_text)
+    parser.add_setting("trust", true_or_false, False)
     flags, rest = parser.read(argv)
     if parser.show_page(flags, HELP):
         return ExitCode.DONE
+    if flags.trust and flags.run is None:
+        raise UsageError("trust has no effect without run\nallowed: run=<run> trust=true")
     completing = bool(flags.shell_completion)
     overrides = parse_overrides([] if completing else rest)
     typed = override_values(overrides)
@@ -70,7 +80,7 @@ def _dispatch(argv: Sequence[str]) -> int:
     speeds = None
     if flags.run is not None:
         run_dir = run_directory(Path(flags.run))
-        _, config = stored_config(run_dir, overrides, "border-bench")
+        _, config = stored_config(run_dir, overrides, "border-bench", flags.trust)
         speeds = _speeds_of(run_dir)
     else:
         with Composer(overrides, flags.config_dir) as composer:

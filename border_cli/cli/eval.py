@@ -23,10 +23,12 @@ from border_cli.cli.overrides import (
     Parser,
     check_single,
     one_of,
+    override_names,
     override_values,
     parse_overrides,
     set_value,
-    typed_code,
+    true_or_false,
+    typed_names,
     whole_number,
 )
 from border_cli.config.convert import to_config
@@ -43,7 +45,7 @@ from border_cli.runs import load
 from border_cli.runs.directory import check_plain
 from border_cli.runs.locate import Located, model_directory, parse_checkpoint
 from border_cli.runs.summary import write_json
-from border_cli.runs.trust import check_env
+from border_cli.runs.trust import check_code
 from border_cli.runtime.seeding import eval_command_seed
 from border_cli.runtime.signals import StopFlag
 from border_cli.training.evaluators import EpisodeRunner
@@ -70,8 +72,8 @@ Settings
   plugins=[package]         modules to import first, where the agent comes from a plugin
   debug=true                show tracebacks
 
-A run of another user may name modules. They are imported only if you name them as well:
-  plugins=[package]  env.imports=[package]  env.entry_point=module:name  env.wrappers=[module:name]
+A run may name modules of its environment or plugins. They are imported only if you name them as well, or with
+  trust=true                use the code that the run names: you trust whoever made the run
 
 Flags
   -sc install=bash          set up completion: eval "$(border-eval -sc install=bash)"
@@ -108,7 +110,8 @@ def _dispatch(argv: Sequence[str]) -> int:
     parser.add_setting("max_episode_steps", whole_number(1), MAX_EPISODE_STEPS)
     parser.add_setting("render", one_of("human"))
     parser.add_setting("video", _episodes_or_bool, 0)
-    parser.add_setting("debug", one_of("true", "false"))
+    parser.add_setting("debug", true_or_false, False)
+    parser.add_setting("trust", true_or_false, False)
     given = [arg for arg in argv if re.match(r"(plugins|env\.[\w.]+)=", arg) and not Path(arg).exists()]
     flags, paths = parser.read_paths([arg for arg in argv if arg not in given], ("plugins", "env.<key>"))
     if parser.show_page(flags, HELP):
@@ -130,12 +133,11 @@ def _evaluate(flags: Namespace, run: Path | None, overrides: Sequence[Override])
         from border_cli.video import import_av
 
         import_av()  # its absence should not be noticed after the episodes
-    own = load.is_own_code(located, saved.description)
-    changed = override_values(overrides)
-    named = typed_code(overrides)
-    load.import_plugins(saved.description, named, own)  # first: they may define the environment's keys
+    changed, named = override_values(overrides), typed_names(overrides)
+    plugins = override_names(overrides, "plugins")
+    load.import_plugins(saved.description, plugins, flags.trust)  # they may define the environment's keys
     env = _env_config(load.env_config(saved.description), overrides)
-    check_env(env, named, own)
+    check_code({"env": asdict(env)}, named, flags.trust)
     import torch
 
     torch.set_num_threads(1)  # batches of ten observations are too small to share among threads
@@ -162,7 +164,7 @@ def _evaluate(flags: Namespace, run: Path | None, overrides: Sequence[Override])
         "lengths": evaluation.lengths,
     }
     path = _result_path(flags, located, evaluation.opt_steps, changed)
-    written = _write(path, located, data)
+    written = _write(path, located, data, flags.trust)
     show("\n".join([_table(facts, statistics).rstrip(), *written]))
     if flags.video:
         _film(flags, saved, located, env, policy, path)
@@ -240,7 +242,7 @@ def _film(
     from border_cli.video import film
 
     if located.run_dir is not None:
-        check_plain(located.run_dir)
+        check_plain(located.run_dir, flags.trust)
     with StopFlag() as stop, closing(_make_env(config, 1, "rgb_array")) as env:
         for episode in range(min(flags.video, flags.episodes)):
             target = path.with_name(f"{path.stem}-episode{episode}.mp4")
@@ -295,11 +297,11 @@ def _result_path(flags: Namespace, located: Located, opt_steps: int, changed: Ma
     return located.run_dir / "eval" / file
 
 
-def _write(path: Path, located: Located, data: Mapping[str, Any]) -> list[str]:
+def _write(path: Path, located: Located, data: Mapping[str, Any], trusted: bool) -> list[str]:
     """Write the statistics. Returns lines that say where; a folder that cannot be written to is no error."""
     try:
         if located.run_dir is not None:
-            check_plain(located.run_dir)
+            check_plain(located.run_dir, trusted)
         path.parent.mkdir(exist_ok=True)
         write_json(path, data)
         return [f"written: {path}"]

@@ -8,7 +8,7 @@ from pathlib import Path
 from border_cli.checkpoints.contents import read_model
 from border_cli.cli.errors import run_command, show
 from border_cli.cli.help import complete_command
-from border_cli.cli.overrides import Parser, one_of, override_names, parse_overrides, some_text, typed_code
+from border_cli.cli.overrides import Parser, one_of, override_names, parse_overrides, some_text, true_or_false
 from border_cli.core.errors import ExitCode, ResourceError, UsageError
 from border_cli.runs import load
 from border_cli.runs.directory import check_plain, shown
@@ -29,6 +29,7 @@ Settings
   out=FOLDER                where to write; by default export/<format>/ in the run directory
   checkpoint=best           best, last, or an opt step of the run
   plugins=[package]         modules to import first, where the agent comes from a plugin
+  trust=true                import the plugins that the run names, too
   debug=true                show tracebacks
 
 Flags
@@ -54,7 +55,8 @@ def _dispatch(argv: Sequence[str]) -> int:
     parser.add_setting("format", one_of(*_FORMATS), "numpy")
     parser.add_setting("out", some_text)
     parser.add_setting("checkpoint", parse_checkpoint)
-    parser.add_setting("debug", one_of("true", "false"))
+    parser.add_setting("debug", true_or_false, False)
+    parser.add_setting("trust", true_or_false, False)
     plugins = [arg for arg in argv if arg.startswith("plugins=")]
     flags, paths = parser.read_paths([arg for arg in argv if arg not in plugins], ("plugins",))
     if parser.show_page(flags, HELP):
@@ -64,14 +66,13 @@ def _dispatch(argv: Sequence[str]) -> int:
         return complete_command([*map(str, paths)], [*parser.suggestions, *formats, "plugins="])
     if len(paths) > 1:
         raise UsageError(f"{paths[0]} and {paths[1]} are two models\nallowed: one at a time")
-    overrides = parse_overrides(plugins)
-    override_names(overrides, "plugins")
+    named = override_names(parse_overrides(plugins), "plugins")
     located = model_directory(paths[0] if paths else None, flags.checkpoint)
     if located.note:
         show(f"note: {located.note}")
     saved = read_model(located.path)
     model = saved.description
-    load.import_plugins(model, typed_code(overrides), load.is_own_code(located, model))
+    load.import_plugins(model, named, flags.trust)
     policy = load.make_policy(saved, 0)
     from border_cli.export.write import write_policy
 
@@ -81,7 +82,7 @@ def _dispatch(argv: Sequence[str]) -> int:
             raise UsageError(f"out={folder} has a README.md of something else\nallowed: out=<a new folder>")
     else:
         if located.run_dir is not None:
-            check_plain(located.run_dir)
+            check_plain(located.run_dir, flags.trust)
         folder = (located.run_dir or located.path) / "export" / flags.format
     env = load.env_config(model)
     title = f"{model.agent['type']} on {env.name}, opt step {saved.info.version:,}"

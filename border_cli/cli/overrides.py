@@ -21,7 +21,7 @@ from border_cli.cli.errors import show
 from border_cli.config.convert import all_keys, nearest, nearest_key, nearest_line, nearest_option, to_config
 from border_cli.config.schema import GROUPS
 from border_cli.core.errors import UsageError
-from border_cli.runs.trust import Typed
+from border_cli.runs.trust import names_in
 
 
 class Parser(argparse.ArgumentParser):
@@ -119,6 +119,11 @@ def one_of(*choices: str) -> Callable[[str], str]:
     return read
 
 
+def true_or_false(text: str) -> bool:
+    """A reader of true and false."""
+    return one_of("true", "false")(text) == "true"
+
+
 def some_text(text: str) -> str:
     """A reader of text that is not empty."""
     if not text:
@@ -167,25 +172,9 @@ def override_names(overrides: Sequence[Override], key: str) -> list[str]:
     return found
 
 
-def typed_code(overrides: Sequence[Override]) -> Typed:
-    """The names of code among the overrides."""
-    return Typed(
-        imports=override_names(overrides, "env.imports"),
-        entry_point=override_values(overrides).get("env.entry_point"),
-        wrappers=_wrapper_names(overrides),
-        plugins=override_names(overrides, "plugins"),
-    )
-
-
-def _wrapper_names(overrides: Sequence[Override]) -> list[str]:
-    """The names in env.wrappers, whose entries are checked later."""
-    found: list[str] = []
-    for override in overrides:
-        if override.key_or_group == "env.wrappers":
-            value = override.value()
-            entries = value if isinstance(value, list) else []
-            found = [str(entry.get("name")) if isinstance(entry, dict) else str(entry) for entry in entries]
-    return found
+def typed_names(overrides: Sequence[Override]) -> dict[str, list[str]]:
+    """The names in the values that were typed, by key: see `border_cli.runs.trust`."""
+    return {o.key_or_group: names_in(o.value()) for o in overrides if not o.is_delete()}
 
 
 def check_interval(override: Override) -> None:

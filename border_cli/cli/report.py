@@ -10,7 +10,7 @@ from pathlib import Path
 
 from border_cli.cli.errors import run_command, show
 from border_cli.cli.help import complete_command
-from border_cli.cli.overrides import Parser, one_of, some_text
+from border_cli.cli.overrides import Parser, some_text, true_or_false
 from border_cli.config.convert import nearest, nearest_line
 from border_cli.core.errors import ExitCode, UsageError
 from border_cli.core.metrics import SCORE
@@ -76,7 +76,7 @@ def _dispatch(argv: Sequence[str]) -> int:
     parser.add_setting("out", some_text)
     parser.add_setting("metric", some_text, SCORE)
     parser.add_setting("with", some_text)
-    parser.add_setting("debug", one_of("true", "false"))
+    parser.add_setting("debug", true_or_false, False)
     parser.add_argument("--json", action="store_true")
     flags, paths = parser.read_paths(argv)
     if parser.show_page(flags, HELP):

@@ -30,7 +30,6 @@ from border_cli.core.errors import BorderError, ExitCode, Interrupted, UsageErro
 from border_cli.display.format import counted
 from border_cli.display.stdout import nonblocking_stdout
 from border_cli.display.tables import print_lines
-from border_cli.runs import trust
 from border_cli.runs.directory import (
     SWEEP_FILE,
     Launch,
@@ -41,7 +40,6 @@ from border_cli.runs.directory import (
     make_folder,
     shown,
 )
-from border_cli.runs.summary import read_run_id
 from border_cli.runtime.signals import StopFlag
 from border_cli.sweeps import slots
 from border_cli.sweeps.jobs import DONE, FAILED, RETRY, Job, Sweep, job_argv, newest_sweep
@@ -74,8 +72,7 @@ class SweepSettings:
     @classmethod
     def read(cls, typed: Mapping[str, Any], folder: Path | None) -> SweepSettings:
         """From the settings that were typed, by name."""
-        retry, new = (typed.get(name) == "true" for name in ("retry", "new"))
-        return cls(typed.get("slots"), retry, new, folder)
+        return cls(typed.get("slots"), typed.get("retry", False), typed.get("new", False), folder)
 
 
 SWEEP_SETTINGS = ("slots", "retry", "new")
@@ -263,7 +260,6 @@ class SweepRun:
         for job in self.sweep.jobs:
             job.refresh()
         self._save()
-        trust.remember(self.sweep.sweep_id, self.sweep.code)
         self.say(f"{'continuing' if continued else 'sweep in'} {shown(self.sweep.folder)}")
 
     def add(self, jobs: Sequence[tuple[int, Composed]]) -> list[Job]:
@@ -313,11 +309,6 @@ class SweepRun:
             Scheduler(self.sweep, self._executor, task_of, view, self._stop).run(source)
         finally:
             view.close()
-            # A node of a cluster has its own list of the user's runs, which is not this one.
-            for job in self.sweep.jobs:
-                composed, run_id = self.configs.get(job.number), read_run_id(job.run_dir)
-                if composed is not None and run_id is not None:
-                    trust.remember_run(run_id, composed.config)
 
     def launch(self, batch: Sequence[Sequence[str]], first: int) -> list[tuple[Job, float]]:
         """Run the jobs that a sweeper of a plugin asks for, numbered from `first`. Each with its best score, or NaN."""
@@ -374,9 +365,7 @@ class SweepRun:
             folder = shlex.quote(str(shown(self.sweep.folder)))
             unfinished = any(job.state not in (DONE, FAILED) for job in self.sweep.jobs)
             lines = [("best so far" if unfinished else "best", preset) for preset in presets]
-            lines.append(
-                ("next", f"border-train -m resume={folder}" if unfinished else f"border-report {folder}")
-            )
+            lines.append(("next", self.sweep.continue_command if unfinished else f"border-report {folder}"))
             if any(job.state == FAILED for job in self.sweep.jobs):
                 lines.append(("", RETRY))
             if not self._begun and not unfinished:

@@ -27,12 +27,12 @@ from border_cli.cli.help import complete_train, help_page
 from border_cli.cli.overrides import (
     Parser,
     check_single,
-    one_of,
     override_names,
     override_values,
     parse_overrides,
     set_value,
-    typed_code,
+    true_or_false,
+    typed_names,
     whole_number,
 )
 from border_cli.cli.start import end_imports, resume_run, start_run
@@ -43,14 +43,14 @@ from border_cli.config.resolve import inherit, reopen, reopen_for_device, with_t
 from border_cli.config.schema import GROUPS, TrainConfig
 from border_cli.config.validate import check_effect, check_overrides, validate
 from border_cli.core.errors import ExitCode, UsageError
-from border_cli.runs import trust
 from border_cli.runs.directory import RUNS, Launch, check_plain, read_config, read_config_data
 from border_cli.runs.locate import run_directory
-from border_cli.runs.summary import read_run_id
+from border_cli.runs.trust import check_code
 from border_cli.runtime.signals import StopFlag
 from border_cli.sweeps.jobs import Sweep, job_argv
 
 _AUTO = "auto"
+_OF_SWEEPS = ("hydra/launcher", "hydra/sweeper", "hydra.launcher.", "hydra.sweeper.")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -67,8 +67,9 @@ def _dispatch(argv: Sequence[str], sweep: Path | None = None) -> int:
     parser.add_argument("--resolve", action="store_true")
     parser.add_argument("--package", "-p")
     parser.add_setting("sweep.slots", _number_or_auto)
-    parser.add_setting("sweep.retry", one_of("true", "false"))
-    parser.add_setting("sweep.new", one_of("true", "false"))
+    parser.add_setting("sweep.retry", true_or_false)
+    parser.add_setting("sweep.new", true_or_false)
+    parser.add_setting("trust", true_or_false, False)
     modes = parser.add_mutually_exclusive_group()
     modes.add_argument("--multirun", "-m", action="store_true")
     modes.add_argument("--cfg", "-c", choices=["job", "hydra", "all"])
@@ -85,22 +86,19 @@ def _dispatch(argv: Sequence[str], sweep: Path | None = None) -> int:
     _check_flags(parser, flags, resumed, settings)
     _check_sweep_keys(rest)
     if flags.multirun and resumed is not None and sweep is None:
-        return _resume_sweep(
-            Path(resumed), [arg for arg in argv if not arg.lstrip("+").startswith(f"{RESUME}=")]
-        )
+        words = [arg for arg in argv if not arg.lstrip("+").startswith((f"{RESUME}=", "trust="))]
+        return _resume_sweep(Path(resumed), words, flags.trust)
     groups = [arg for arg in rest if arg in GROUPS] if flags.help else []
     completing = rest if flags.shell_completion else []
     overrides = parse_overrides([arg for arg in rest if arg not in (*groups, *completing)])
     registry.import_installed_plugins()
     registry.import_plugins(override_names(overrides, "plugins"))
     launch = Launch(list(argv), override_values(overrides))
-    for key in launch.typed:
-        if key.startswith(("hydra/launcher", "hydra/sweeper", "hydra.launcher.", "hydra.sweeper.")) and not (
-            flags.multirun or flags.cfg or flags.info or flags.help or flags.shell_completion
-        ):
-            raise UsageError(f"{key} has no effect without -m\nallowed: -m, which starts a sweep")
+    starts_a_run = not (flags.multirun or flags.cfg or flags.info or flags.help or flags.shell_completion)
+    if starts_a_run and (of_sweeps := [key for key in launch.typed if key.startswith(_OF_SWEEPS)]):
+        raise UsageError(f"{of_sweeps[0]} has no effect without -m\nallowed: -m, which starts a sweep")
     if resumed not in (None, _AUTO) and not (flags.help or flags.shell_completion):
-        return _resume_named(resumed, overrides, launch)
+        return _resume_named(resumed, overrides, launch, flags.trust)
     with Composer(overrides, flags.config_dir) as composer:
         if flags.shell_completion:
             return complete_train(completing, composer.hydra, parser.suggestions)
@@ -112,10 +110,12 @@ def _dispatch(argv: Sequence[str], sweep: Path | None = None) -> int:
     with tracebacks(composed.config.debug):
         if composed.config.plan:
             return _plan(composed, launch)
-        return _resume_unfinished(composed, launch) if resumed else int(start_run(composed, launch).code)
+        if resumed:
+            return _resume_unfinished(composed, launch, flags.trust)
+        return int(start_run(composed, launch).code)
 
 
-def _resume_sweep(folder: Path, argv: Sequence[str]) -> int:
+def _resume_sweep(folder: Path, argv: Sequence[str], trusted: bool) -> int:
     """`-m resume=<sweep>`: continue a sweep with the arguments that started it. Returns the exit code."""
     sweep = Sweep.read(folder)
     added = [arg for arg in argv if job_argv([arg])]
@@ -124,10 +124,10 @@ def _resume_sweep(folder: Path, argv: Sequence[str]) -> int:
             f"{added[0]}: a sweep that is continued keeps its arguments\n"
             f"allowed: -m resume={folder} alone, or with sweep.…, recorder.console and debug"
         )
-    if not trust.is_own(sweep.sweep_id, sweep.code):
+    if sweep.code_words and not trusted:
         raise UsageError(
-            f"{folder} is not one of your sweeps, and its arguments may name code\n"
-            f"if you trust them, type them: border-train -m {shlex.join(sweep.argv)} hydra.sweep.dir={folder}"
+            f"{folder}: its arguments may name code or addresses: {shlex.join(sweep.code_words)}\n"
+            "allowed: trust=true, if you trust whoever made the sweep, or the command that started it"
         )
     return _dispatch([*argv, *sweep.argv], folder)
 
@@ -151,6 +151,8 @@ def _check_flags(parser: Parser, flags: Namespace, resumed: str | None, settings
         raise UsageError(
             f"sweep.{next(iter(settings))} has no effect without -m\nallowed: -m, which starts a sweep"
         )
+    if flags.trust and resumed is None:
+        raise UsageError("trust has no effect without resume\nallowed: resume=<run> trust=true")
     if flags.cfg is None and (flags.package or flags.resolve):
         parser.error("--package and --resolve are for --cfg")
     if resumed == _AUTO and flags.multirun:
@@ -242,39 +244,33 @@ def _split_resume(argv: Sequence[str]) -> tuple[str | None, list[str]]:
     return None if value == "null" else value, [arg for arg in argv if arg is not found[0]]
 
 
-def _resume_named(name: str, overrides: Sequence[Override], launch: Launch) -> int:
+def _resume_named(name: str, overrides: Sequence[Override], launch: Launch, trusted: bool) -> int:
     """Continue this run. The exit code. Raises BorderError for what is refused; the run is then unchanged."""
     run_dir = run_directory(Path(name), "a run, or resume=auto for the unfinished run with these arguments")
-    stored, config = stored_config(run_dir, overrides, RESUME)
+    stored, config = stored_config(run_dir, overrides, RESUME, trusted)
     return int(resume_run(run_dir, stored, config, launch).code)
 
 
 def stored_config(
-    run_dir: Path, overrides: Sequence[Override], command: str
+    run_dir: Path, overrides: Sequence[Override], command: str, trusted: bool
 ) -> tuple[TrainConfig, TrainConfig]:
     """The configuration of a run, and the same with the overrides, checked. command: for messages.
 
-    Modules that the run names are imported only if the user may trust them; see `border_cli.runs.trust`.
+    Modules that the run names are imported only if they are typed too, or trusted; see `border_cli.runs.trust`.
     """
-    check_plain(run_dir)
-    data, typed = read_config_data(run_dir), override_values(overrides)
-    plugins, env = data.get("plugins"), data.get("env")
+    check_plain(run_dir, trusted)
+    data, names = read_config_data(run_dir), typed_names(overrides)
+    plugins = data.get("plugins")
     modules = [name for name in plugins if isinstance(name, str)] if isinstance(plugins, list) else []
-    parts = registry.import_paths(data) | trust.destinations(data)
-    code = trust.code_of(modules, env if isinstance(env, dict) else {}, parts)
-    own, named = trust.is_own(read_run_id(run_dir), code), typed_code(overrides)
-    trust.check_plugins(modules, named, own)
+    check_code({"plugins": modules}, names, trusted)  # before the rest is checked: they may define its keys
     registry.import_plugins(modules)
     stored = reopen(to_config(data))
-    config = _with_overrides(stored, overrides, typed, command)
-    trust.check_env(config.env, named, own)
-    plain = to_plain(config)
-    trust.check_parts(registry.import_paths(plain), typed, own)
-    trust.check_destinations(trust.destinations(plain), typed, own)
+    config = _with_overrides(stored, overrides, override_values(overrides), command)
+    check_code(to_plain(config), names, trusted)
     return stored, config
 
 
-def _resume_unfinished(composed: Composed, launch: Launch) -> int:
+def _resume_unfinished(composed: Composed, launch: Launch, trusted: bool) -> int:
     """`resume=auto`: continue the unfinished run of this configuration, or start one. The exit code."""
     from border_cli.runs.resume import newest_unfinished
 
@@ -283,7 +279,7 @@ def _resume_unfinished(composed: Composed, launch: Launch) -> int:
             f"resume=auto looks for a run below {RUNS}/, so hydra.run.dir has no effect with it\n"
             f"allowed: resume=auto alone, or resume={composed.run_dir} for a run in that directory"
         )
-    run_dir = newest_unfinished(RUNS, composed.config)
+    run_dir = newest_unfinished(RUNS, composed.config, trusted)
     if run_dir is None:
         return int(start_run(composed, launch).code)
     stored = reopen(read_config(run_dir))

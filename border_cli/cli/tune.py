@@ -91,7 +91,7 @@ def _finish(run: SweepRun, tuner: Tuner) -> int:
         )
         lines.append(("study", f"optuna-dashboard {folder}/{STUDY_FILE}"))
     elif not tuner.has_ended:
-        lines.append(("next", f"border-train -m resume={folder}"))
+        lines.append(("next", run.sweep.continue_command))
     if any(job.state == FAILED for job in tuner.unfinished_jobs):
         lines.append(("", RETRY))
     if run.console != "none":

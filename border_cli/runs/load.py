@@ -31,9 +31,8 @@ from border_cli.core.protocols import ActingPolicy, Agent
 from border_cli.core.spaces import ACTION_MASK, Array, EnvSpec, Obs, ObsLeaf
 from border_cli.core.types import AFTER_TRAINING
 from border_cli.envs.spaces import decode_actions, encode
-from border_cli.runs.locate import Located, model_directory, parse_checkpoint
-from border_cli.runs.summary import read_run_id
-from border_cli.runs.trust import Typed, check_plugins, code_of, is_own
+from border_cli.runs.locate import model_directory, parse_checkpoint
+from border_cli.runs.trust import check_code
 
 _logger = logging.getLogger(__name__)
 _NOT_GIVEN = object()
@@ -223,6 +222,7 @@ def load(
     checkpoint: str | int = "",
     *,
     plugins: Sequence[str] = (),
+    trust: bool = False,
     seed: int = 0,
 ) -> LoadedModel:
     """Load the model of a run, a checkpoint directory or best/.
@@ -231,6 +231,7 @@ def load(
         path: of one of these; None for the latest run in ./runs.
         checkpoint: "best", "last" or an opt step of a run; by default the best, or the last where there is no best yet.
         plugins: modules to import first, for an agent that is not one of border-cli's own.
+        trust: import the plugins that the run names, too.
         seed: of the random numbers that the agent draws while it acts.
 
     Raises:
@@ -242,7 +243,7 @@ def load(
     if located.note:
         _logger.warning("%s", located.note)
     saved = read_model(located.path)
-    import_plugins(saved.description, Typed(plugins=plugins), is_own_code(located, saved.description))
+    import_plugins(saved.description, plugins, trust)
     policy = make_policy(saved, seed)
     in_info = env_config(saved.description).action_mask == "info"
     return LoadedModel(policy, saved.description.spec, saved.info.version, located.path, in_info)
@@ -279,7 +280,12 @@ def save_agent(
 
 
 def load_agent(
-    path: str | os.PathLike[str], *, device: str = "cpu", plugins: Sequence[str] = (), seed: int = 0
+    path: str | os.PathLike[str],
+    *,
+    device: str = "cpu",
+    plugins: Sequence[str] = (),
+    trust: bool = False,
+    seed: int = 0,
 ) -> Agent:
     """The agent in a directory of `save_agent`, or in a checkpoint of a run.
 
@@ -287,6 +293,7 @@ def load_agent(
         path: the directory, a run or a checkpoint; of a run the last checkpoint, because best/ has only a model.
         device: where the agent computes, such as "cpu" or "cuda".
         plugins: modules to import first, for an agent that is not one of border-cli's own.
+        trust: import the plugins that the run names, too.
         seed: of the random numbers that the agent draws.
 
     Raises:
@@ -300,7 +307,7 @@ def load_agent(
     if training is None:
         raise UsageError(f"{located.path} has only a model\nallowed: a checkpoint, or border_cli.load")
     model = saved.description
-    import_plugins(model, Typed(plugins=plugins), is_own_code(located, model))
+    import_plugins(model, plugins, trust)
     config = agent_config(model)
     agent: Agent = AGENTS[config.type].load().make_agent(config, model.spec, seed, device)
     try:
@@ -324,17 +331,11 @@ def make_policy(saved: SavedModel, seed: int) -> ActingPolicy:
     return policy
 
 
-def import_plugins(model: ModelDescription, typed: Typed, own: bool) -> None:
+def import_plugins(model: ModelDescription, typed: Sequence[str], trusted: bool) -> None:
     """Import the installed and the typed plugins, and those that the model names. Raises UsageError for one not trusted."""
-    check_plugins(model.plugins, typed, own)
+    check_code({"plugins": list(model.plugins)}, {"plugins": typed}, trusted)
     registry.import_installed_plugins()
-    registry.import_plugins(dict.fromkeys([*typed.plugins, *model.plugins]))
-
-
-def is_own_code(located: Located, model: ModelDescription) -> bool:
-    """Whether a model belongs to a run in the user's own list, and names the same code as when it was trained."""
-    run_id = None if located.run_dir is None else read_run_id(located.run_dir)
-    return is_own(run_id, code_of(model.plugins, model.env))
+    registry.import_plugins(dict.fromkeys([*typed, *model.plugins]))
 
 
 def agent_config(model: ModelDescription) -> AgentConfig:

@@ -157,7 +157,7 @@ def unfit(path: Path, error: ValueError) -> store.InvalidCheckpointError:
     )
 
 
-def newest_unfinished(root: Path, config: TrainConfig) -> Path | None:
+def newest_unfinished(root: Path, config: TrainConfig, trusted: bool) -> Path | None:
     """The newest run below `root` that is not done and differs from this configuration in safe keys alone.
 
     Raises UsageError where a living process holds that run.
@@ -171,7 +171,7 @@ def newest_unfinished(root: Path, config: TrainConfig) -> Path | None:
         except (BorderError, OSError):
             continue  # damaged, or of another version
         if all(safe(stored, change) for change in changes(stored, reopen(inherit(config, stored)))):
-            check_plain(run_dir)  # before the lock is written
+            check_plain(run_dir, trusted)  # before the lock is written
             with locked(run_dir):
                 return run_dir
     return None

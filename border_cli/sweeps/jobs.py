@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from border_cli.core.errors import UsageError
-from border_cli.runs.directory import CONFIG_FILE, RUNS, SWEEP_FILE, SWEEPS
+from border_cli.runs.directory import CONFIG_FILE, RUNS, SWEEP_FILE, SWEEPS, shown
 from border_cli.runs.summary import read_json, read_summary, write_json
-from border_cli.runs.trust import code_of
 
 WAITING, RUNNING, DONE, STOPPED, FAILED = "waiting", "running", "done", "stopped", "failed"
 STATES = (WAITING, RUNNING, DONE, STOPPED, FAILED)
@@ -147,9 +148,15 @@ class Sweep:
             raise UsageError(f"{path} cannot be read: {type(e).__name__}: {e}") from e
 
     @property
-    def code(self) -> str:
-        """A checksum of the arguments, which may name code (see `border_cli.runs.trust`)."""
-        return code_of([], {}, {"argv": "\n".join(self.argv)})
+    def code_words(self) -> list[str]:
+        """The arguments that may name code, or a place on the disk or in the network: not to be used without trust."""
+        return [word for word in self.argv if not _DATA.fullmatch(word)]
+
+    @property
+    def continue_command(self) -> str:
+        """The command that continues it."""
+        command = f"border-train -m resume={shlex.quote(str(shown(self.folder)))}"
+        return f"{command} trust=true" if self.code_words else command
 
     def numbered(self, wanted: int, overrides: Sequence[str]) -> int:
         """The number of the job with these overrides: `wanted`, unless that is the number of a job with other overrides.
@@ -198,6 +205,10 @@ class Sweep:
 RETRY = "sweep.retry=true with the same command runs failed jobs again"
 """What the command says of jobs that have failed."""
 
+_DATA = re.compile(
+    r"(?!hydra|plugins=|step_processor=|init_from=|recorder\.(mlflow|type)=|env\.(?!id=))[\w.]+=(ALE/)?[^:/]*"
+)
+"""An argument that names neither code nor a place."""
 _NOT_OF_JOBS = ("sweep.", "recorder.console=", "debug=", "hydra.sweep.dir=")
 """Beginnings of arguments that do not change what the jobs learn."""
 

@@ -47,7 +47,7 @@ def evaluations(run: Run) -> list[tuple[int, float]]:
 def resumed(run: Run, *args: str) -> Run:
     """Let the run do twice as many opt steps, from the checkpoint before its last one: it repeats 20 opt steps."""
     shutil.rmtree(run.path / "checkpoints" / "step-000000040")
-    assert main([f"resume={run.path}", "trainer.max_opts=80", *args]) == 0
+    assert main([f"resume={run.path}", "trust=true", "trainer.max_opts=80", *args]) == 0
     return Run(run.path)
 
 

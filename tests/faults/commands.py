@@ -13,6 +13,8 @@ from time import monotonic
 from border_cli.checkpoints.contents import CHECKPOINTS
 from border_cli.checkpoints.store import list_steps, newest_valid, step_name
 from border_cli.cli.train import main
+from border_cli.config.convert import to_plain
+from border_cli.runs.trust import code_names
 from tests.faults.processes import (
     ROOT,
     START_S,
@@ -60,7 +62,7 @@ class Command:
         folder.mkdir(exist_ok=True)
         self.folder = folder
         settings = {"PYTHONPATH": ROOT, "FAULTS": faults}
-        settings |= {"XDG_STATE_HOME": folder / "state", "XDG_CACHE_HOME": folder / "cache"}
+        settings |= {"XDG_CACHE_HOME": folder / "cache"}
         plugins = ["plugins=[tests.faults.plugin]"] if faults else []
         command = Path(sys.executable).with_name("border-train")
         with (folder / "errors").open("wb") as errors, (folder / "output").open("wb") as output:
@@ -217,4 +219,5 @@ def assert_saved(run: Run, steps: list[int]) -> None:
 def resume_hint(run: Run, folder: Path) -> str:
     """Return the message of a failed run in this folder about its newest checkpoint."""
     newest = saved_steps(run)[0]
-    return f"the state of opt step {newest} is saved: border-train resume={run.path.relative_to(folder)}"
+    words = f"{run.path.relative_to(folder)}{' trust=true' if code_names(to_plain(run.config)) else ''}"
+    return f"the state of opt step {newest} is saved: border-train resume={words}"

@@ -92,7 +92,7 @@ def test_d8_a_defect_ends_the_run_with_its_cause_and_its_last_state(
     assert run.summary["error"] == "a defect"
     assert saved_steps(run)[::-1] == kept
     if part == "opt, half done":  # the checkpoint whose parts may disagree about the opt step
-        assert main([f"resume={run.path}", "trainer.max_opts=60"]) == 0
+        assert main([f"resume={run.path}", "trust=true", "trainer.max_opts=60"]) == 0
         assert run.counts[0] == 60
 
 
@@ -171,7 +171,7 @@ def test_d8_a_run_whose_replay_raised_can_be_resumed(workplace: Path, args: tupl
         patch.setattr(RowReplayBuffer, "push", push)
         run = run_here(ExitCode.DEFECT, "trainer.max_opts=200", "trainer.max_env_steps=400", *args)
     assert len(saved_steps(run)) == 1
-    assert main([f"resume={run.path}"]) == 0
+    assert main([f"resume={run.path}", "trust=true"]) == 0
     assert run.counts[0] == 200
 
 
@@ -182,7 +182,7 @@ def test_d8_the_counts_of_each_actor_are_kept_after_a_failed_launch(workplace: P
         args = (*LOCKSTEP, "trainer.max_opts=60", "trainer.record_interval=10")
         assert main(tiny(*args)) == ExitCode.DEFECT
     run = Run(Path("runs/latest").resolve())
-    assert main([f"resume={run.path}"]) == 0
+    assert main([f"resume={run.path}", "trust=true"]) == 0
     actors, (opt_steps, env_steps) = run.summary["actors"], run.counts
     assert opt_steps == 60
     # includes the env steps of the unfinished rounds

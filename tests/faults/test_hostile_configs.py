@@ -23,8 +23,6 @@ import border_cli
 from border_cli.checkpoints import store
 from border_cli.cli.train import main
 from border_cli.core.errors import UsageError
-from border_cli.runs import trust
-from border_cli.runs.summary import record_launch
 from tests.faults import hostile
 from tests.faults.amounts import sampled
 from tests.faults.hostile import evaluate, refused, resume
@@ -39,7 +37,7 @@ Config = dict[str, Any]
 
 @pytest.fixture
 def run(workplace: Path, stored_run: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
-    """A copy of a stored run that is not in the list of trusted runs, and an importable module."""
+    """A copy of a stored run that is not trusted, and an importable module."""
     monkeypatch.setenv("SECRET", SECRET)
     (workplace / "evil").mkdir()
     (workplace / "evil" / f"{EVIL}.py").write_text("import os\nos.mkdir('executed')\n")
@@ -65,31 +63,31 @@ NAMED: dict[str, tuple[Config, str]] = {
     "a nested target": (env(kwargs={"a": {"b": [MKDIR]}}), "CartPole"),
     "an entry point": (
         env(id="", entry_point="os:mkdir", kwargs={"path": "executed"}),
-        "env.entry_point=os:mkdir",
+        "env.entry_point os:mkdir",
     ),
     "an entry point in a module of a module": (
         env(id="", entry_point="logging.os:mkdir", kwargs={"path": "executed"}),
-        "env.entry_point=logging.os:mkdir",
+        "env.entry_point logging.os:mkdir",
     ),
     "torch.load": (
         env(id="", entry_point="torch:load", kwargs={"f": "evil/weights.pt", "weights_only": False}),
-        "env.entry_point=torch:load",
+        "env.entry_point torch:load",
     ),
     "pip": (
         env(id="", entry_point="pip._internal:main", kwargs={"args": ["--log", "executed", "list"]}),
-        "env.entry_point=pip._internal:main",
+        "env.entry_point pip._internal:main",
     ),
-    "an id that imports": ({"env": {"id": f"{EVIL}:CartPole-v1"}}, f"env.imports=[{EVIL}]"),
-    "an import": (env(imports=["json", EVIL]), f"env.imports=[json,{EVIL}]"),
-    "a wrapper": (env(wrappers=[f"{EVIL}:Wrapper"]), f"env.wrappers=[{{name:{EVIL}:Wrapper,kwargs:{{}}}}]"),
-    "a plugin": ({"plugins": [EVIL]}, f"plugins=[{EVIL}]"),
+    "an id that imports": ({"env": {"id": f"{EVIL}:CartPole-v1"}}, f"env.id {EVIL}:CartPole-v1"),
+    "an import": (env(imports=["json", EVIL]), f"env.imports json, {EVIL}"),
+    "a wrapper": (env(wrappers=[f"{EVIL}:Wrapper"]), f"env.wrappers {EVIL}:Wrapper"),
+    "a plugin": ({"plugins": [EVIL]}, f"plugins {EVIL}"),
     "an agent of a plugin": ({"agent": {"type": EVIL}}, f"there is no '{EVIL}'"),
     "interpolations": (env(kwargs={"a": "${oc.env:SECRET}", "b": "${hydra:runtime.cwd}"}), "CartPole"),
     "an interpolated plugin": (
         {"plugins": ["${oc.decode:evil_module}"]},
-        "plugins=[${oc.decode:evil_module}]",
+        "plugins ${oc.decode:evil_module}",
     ),
-    "an interpolated id": ({"env": {"id": "${oc.env:SECRET}"}}, "env.imports=[${oc.env]"),
+    "an interpolated id": ({"env": {"id": "${oc.env:SECRET}"}}, "env.id ${oc.env:SECRET}"),
     "an interpolated key": ({"agent": {"${oc.env:SECRET}": 1}}, "${oc.env:SECRET}"),
 }
 """What a run says of itself, and what the refusal must hold: what to type, or what is wrong."""
@@ -177,13 +175,12 @@ def test_i2_naming_one_module_does_not_allow_another(
 DESTINATIONS = {
     "a Ray cluster": (
         {"trainer": {"type": "async"}, "actor_manager": {"type": "ray", "address": "ray://10.0.0.1:10001"}},
-        "actor_manager.address=ray://10.0.0.1:10001",
+        "actor_manager.address ray://10.0.0.1:10001",
     ),
     "an MLflow server": (
         {"recorder": {"mlflow": "http://10.0.0.1:5000"}},
-        "recorder.mlflow=http://10.0.0.1:5000",
+        "recorder.mlflow http://10.0.0.1:5000",
     ),
-    "an account": ({"recorder": {"wandb": "online"}}, "recorder.wandb=online"),
 }
 
 
@@ -206,7 +203,6 @@ def test_i2_a_typed_destination_is_allowed(run: Run, capsys: pytest.CaptureFixtu
 @pytest.fixture
 def unfinished(run: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
     """The run of somebody else, where `resume=auto` finds it."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(run.path.parent / "state"))
     monkeypatch.chdir(run.path.parent)
     path = Path("runs") / "2026-11-22" / "10-15-00_dqn_cartpole"
     path.parent.mkdir(parents=True)
@@ -310,16 +306,4 @@ def test_i2_a_part_by_import_path_is_not_imported(
 ) -> None:
     path = run.path / "config.yaml"
     path.write_text(yaml.safe_dump(joined(yaml.safe_load(path.read_text()), config)))
-    assert_harmless(resume, run, capsys, f"{key}={EVIL}:run")
-
-
-def test_i2_a_part_added_to_a_trusted_run_is_not_imported(
-    run: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The checksum in the list of trusted runs covers the import paths of parts."""
-    path = run.path / "config.yaml"
-    data = yaml.safe_load(path.read_text())
-    run_id = record_launch(run.path, [], 0, "border-train")
-    trust.remember(run_id, trust.code_of(data["plugins"], data["env"]))
-    path.write_text(yaml.safe_dump(joined(data, {"evaluator": {"type": f"{EVIL}:run"}})))
-    assert_harmless(resume, run, capsys, f"evaluator.type={EVIL}:run")
+    assert_harmless(resume, run, capsys, f"{key} {EVIL}:run")

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import types
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,7 +23,6 @@ from border_cli.config.schema import EnvConfig, WrapperConfig
 from border_cli.envs import make
 from border_cli.envs.group import GymEnv
 from border_cli.envs.spaces import env_spec
-from border_cli.runs.trust import code_of, remember
 from tests.trained import describe, save_model, save_run
 
 CARTPOLE = EnvConfig(id="CartPole-v1")
@@ -33,8 +31,7 @@ SPEC = env_spec(gymnasium.spaces.Box(-np.inf, np.inf, (4,), np.float32), gymnasi
 
 @pytest.fixture(autouse=True)
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working directory, and an empty list of trusted runs."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    """An empty working directory."""
     monkeypatch.setenv("COLUMNS", "200")
     folder = tmp_path / "work"
     folder.mkdir()
@@ -173,7 +170,7 @@ def test_help_and_refused_arguments_import_neither_torch_nor_gymnasium(workplace
         (["run", "episode=5"], "nearest: episodes="),
         (
             ["run", "env_id=5"],
-            "allowed: episodes, checkpoint, seed, max_episode_steps, render, video, debug, plugins, env.<key>",
+            "allowed: episodes, checkpoint, seed, max_episode_steps, render, video, debug, trust, plugins, env.<key>",
         ),
         (["run", "episodes=0"], "a whole number >= 1"),
         (["run", "seed=-1"], "a whole number >= 0"),
@@ -308,7 +305,7 @@ FOREIGN = {
 }
 TYPED = {
     "import": "env.imports=[foreign_envs]",
-    "prefix": "env.imports=[foreign_envs]",
+    "prefix": "env.id=foreign_envs:CartPole-v1",
     "class": "env.entry_point=foreign_envs:make",
     "wrapper": "env.wrappers=[{name:foreign_envs:same,kwargs:{number:1}}]",
 }
@@ -330,17 +327,15 @@ def foreign_envs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("kind", FOREIGN)
-@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("trusted", [False, True])
 def test_code_is_imported_only_if_it_was_typed_or_the_run_is_trusted(
-    capsys: pytest.CaptureFixture[str], foreign_envs: Path, kind: str, own: bool
+    capsys: pytest.CaptureFixture[str], foreign_envs: Path, kind: str, trusted: bool
 ) -> None:
-    run_id = save_run(Path("run"), describe(FOREIGN[kind], cartpole_spec()))
-    if own:
-        remember(run_id, code_of([], asdict(FOREIGN[kind])))
-    else:
-        assert TYPED[kind] in refused(capsys, "run", "episodes=1")
-        assert not foreign_envs.exists()
-    assert main(["run", "episodes=1", *([] if own else [TYPED[kind]])]) == 0
+    save_run(Path("run"), describe(FOREIGN[kind], cartpole_spec()))
+    message = refused(capsys, "run", "episodes=1")
+    assert "foreign_envs" in message and "trust=true" in message
+    assert not foreign_envs.exists()
+    assert main(["run", "episodes=1", "trust=true" if trusted else TYPED[kind]]) == 0
     assert foreign_envs.exists()
 
 
@@ -407,12 +402,12 @@ def drawing_env(monkeypatch: pytest.MonkeyPatch) -> list[DrawingEnv]:
 def save_drawing(**kwargs: Any) -> None:
     env = EnvConfig(entry_point="drawing_envs:DrawingEnv", kwargs=kwargs)
     spec = env_spec(DrawingEnv.observation_space, DrawingEnv.action_space)
-    remember(save_run(Path("run"), describe(env, spec)), code_of([], asdict(env)))
+    save_run(Path("run"), describe(env, spec))
 
 
 def test_render_human_opens_one_window(drawing_env: list[DrawingEnv]) -> None:
     save_drawing()
-    assert main(["run", "episodes=4", "render=human"]) == 0
+    assert main(["run", "trust=true", "episodes=4", "render=human"]) == 0
     assert [env.render_mode for env in drawing_env] == ["human"]
 
 
@@ -427,7 +422,7 @@ def test_a_video_has_a_frame_before_each_env_step_and_one_at_the_end(
 ) -> None:
     """Frames have levels of grey that are 40 apart; what the codec changes is less than 5."""
     save_drawing()
-    assert main(["run", "episodes=3", "video=2"]) == 0
+    assert main(["run", "trust=true", "episodes=3", "video=2"]) == 0
     assert [env.render_mode for env in drawing_env] == [None] * 3 + ["rgb_array"]
     for episode in (0, 1):
         frames = frames_of(f"run/eval/best-000000020-seed0-episodes3-episode{episode}.mp4")
@@ -446,7 +441,7 @@ def test_a_full_disk_is_no_defect_and_leaves_no_part_of_a_video(
 
     monkeypatch.setattr(video.Mp4Writer, "add", full)
     save_drawing()
-    assert main(["run", "episodes=1", "video=1"]) == 3
+    assert main(["run", "trust=true", "episodes=1", "video=1"]) == 3
     assert "episode0.mp4 cannot be written: No space left on device" in capsys.readouterr().err
     assert [path.suffix for path in Path("run/eval").iterdir()] == [".json"]
 
@@ -456,14 +451,18 @@ def test_a_video_without_its_package_names_the_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, "av", None)
     save_drawing()
-    assert "pip install 'border-cli[video]'" in refused(capsys, "run", "episodes=1", "video=true")
+    assert "pip install 'border-cli[video]'" in refused(
+        capsys, "run", "trust=true", "episodes=1", "video=true"
+    )
 
 
 def test_rendering_without_its_package_names_the_extra(
     capsys: pytest.CaptureFixture[str], drawing_env: list[DrawingEnv]
 ) -> None:
     save_drawing(failing=True)
-    assert "pip install 'border-cli[render]'" in refused(capsys, "run", "episodes=1", "render=human")
+    assert "pip install 'border-cli[render]'" in refused(
+        capsys, "run", "trust=true", "episodes=1", "render=human"
+    )
 
 
 def test_rendering_without_opengl_names_mujoco_gl(
@@ -474,7 +473,7 @@ def test_rendering_without_opengl_names_mujoco_gl(
 
     monkeypatch.setattr(DrawingEnv, "render", render)
     save_drawing()
-    error = refused(capsys, "run", "episodes=1", "video=true")
+    error = refused(capsys, "run", "trust=true", "episodes=1", "video=true")
     assert "cannot draw: RuntimeError: an OpenGL platform" in error and "MUJOCO_GL=egl" in error
 
 
@@ -483,7 +482,7 @@ def test_ctrl_c_exits_with_130_and_writes_no_result(
 ) -> None:
     save_drawing(interrupting=True)
     handler = signal.getsignal(signal.SIGINT)
-    assert main(["run", "episodes=3"]) == 130
+    assert main(["run", "trust=true", "episodes=3"]) == 130
     assert signal.getsignal(signal.SIGINT) is handler
     assert capsys.readouterr().err == ""
     assert not Path("run/eval").exists()

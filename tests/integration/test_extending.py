@@ -80,11 +80,11 @@ def test_its_command_trains(modules: Path, args: list[str], mode: list[str]) -> 
         reported = read_run(run.path, "eval/return_mean")
         assert reported is not None and reported.title == "dqn on corridor"
         forget_modules()
-        assert evaluate(["run", "episodes=2"]) == 0
+        assert evaluate(["run", "episodes=2", "trust=true"]) == 0
         forget_modules()
-        assert border_cli.load("run").sample([0.0]) in (0, 1)
+        assert border_cli.load("run", trust=True).sample([0.0]) in (0, 1)
         forget_modules()
-        assert main(["resume=run", "trainer.max_opts=50"]) == 0
+        assert main(["resume=run", "trust=true", "trainer.max_opts=50"]) == 0
     if name == "my_advantage":
         assert run.config.agent.alpha == 0.3  # type: ignore[attr-defined]
 

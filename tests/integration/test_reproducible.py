@@ -56,7 +56,7 @@ def in_this_process(folder: Path, names: list[str]) -> dict[str, Run]:
 def in_another_process(folder: Path, names: list[str]) -> dict[str, Run]:
     folder.mkdir()
     args = [[*tiny(*COMMON, *CASES[name]), f"hydra.run.dir='{name}'"] for name in names]
-    own = {"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "2", "XDG_STATE_HOME": str(folder / "state")}
+    own = {"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "2"}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, json.dumps(args)],
         cwd=folder,

@@ -376,14 +376,14 @@ def test_c10_an_environment_with_other_spaces_is_refused(
     run = run_whole(workplace / "run", *args, *env)
     before = all_but_log_and_lock(run)
     file.write_text("3")
-    assert refused(capsys, f"resume={run.path}", "trainer.max_opts=20").splitlines() == [
+    assert refused(capsys, f"resume={run.path}", "trust=true", "trainer.max_opts=20").splitlines() == [
         "error: resume: the spaces of the environment are not those of step-000000010: "
         "observation obs has shape (4,), here (3,)",
         "allowed: the environment as it was, or a new run",
     ]
     assert all_but_log_and_lock(run) == before
     file.write_text("4")
-    assert main([f"resume={run.path}", "trainer.max_opts=20"]) == 0
+    assert main([f"resume={run.path}", "trust=true", "trainer.max_opts=20"]) == 0
 
 
 def test_g4_the_log_of_a_free_running_run_says_that_it_is_not_reproducible(done: Run) -> None:
@@ -553,12 +553,14 @@ def test_a_run_on_a_cluster_may_be_resumed_with_processes(tmp_path: Path) -> Non
     """The keys of Ray's actors go; one that is typed is still refused."""
     config = compose("agent=dqn", "env=cartpole", "actor_manager=ray", "n_actors=2")
     write_config(tmp_path, config)
-    stored, changed = stored_config(tmp_path, parse_overrides(["actor_manager.type=process"]), "resume")
+    stored, changed = stored_config(
+        tmp_path, parse_overrides(["actor_manager.type=process"]), "resume", False
+    )
     assert (stored.actor_manager.type, type(changed.actor_manager)) == ("ray", ActorManagerConfig)
     assert all(safe(stored, one) for one in changes(stored, changed))
     words = ["actor_manager.type=process", "actor_manager.address=auto"]
     with pytest.raises(UsageError, match=r"actor_manager\.address"):
-        stored_config(tmp_path, parse_overrides(words), "resume")
+        stored_config(tmp_path, parse_overrides(words), "resume", False)
 
 
 def test_a_typed_budget_leaves_another_one_that_was_chosen_too(workplace: Path) -> None:

@@ -65,7 +65,7 @@ def test_g1_g2_g3_a_run_resumed_four_times_equals_the_uninterrupted_one(
     for at in STOPPED_AT:
         with signal_at(at):
             assert main(args) == 143
-        args = [f"resume={path}"]
+        args = [f"resume={path}", "trust=true"]
     resume(path)
     resumed = Run(path)
     assert_same_bits(resumed, uninterrupted(mode))

@@ -84,10 +84,12 @@ def test_categories_and_parts_are_decided_once_for_a_run(
     assert [leaf.categories for leaf in model.spec.obs.leaves] == [(5,), (10, 6, 1)]
     observation, _ = Grid(brightest=200).reset()  # a category that the run has never seen
     assert model.sample(observation) in (0, 1)
-    assert evaluate_main([str(run.path), "episodes=2", "max_episode_steps=20"]) == 0
-    assert main(["resume=" + str(run.path), "trainer.max_opts=60", "recorder.console=none"]) == 0
+    assert evaluate_main([str(run.path), "trust=true", "episodes=2", "max_episode_steps=20"]) == 0
+    assert (
+        main(["resume=" + str(run.path), "trust=true", "trainer.max_opts=60", "recorder.console=none"]) == 0
+    )
     assert run.counts[0] == 60
-    assert main(["resume=" + str(run.path), "trainer.max_opts=80", "env.categories={}"]) == 2
+    assert main(["resume=" + str(run.path), "trust=true", "trainer.max_opts=80", "env.categories={}"]) == 2
     assert "cannot change within a run: env.categories" in capsys.readouterr().err
 
 
@@ -101,9 +103,11 @@ def test_wrappers_are_around_every_environment_of_a_run() -> None:
         "tests.envs:Scaled",
     ]
     assert border_cli.load(run.path).spec.obs.leaves[0].shape == (5,)
-    assert evaluate_main([str(run.path), "episodes=2"]) == 0
-    assert evaluate_main([str(run.path), "episodes=2", "env.wrappers=[]"]) == 2
-    assert main(["resume=" + str(run.path), "trainer.max_opts=60", "recorder.console=none"]) == 0
+    assert evaluate_main([str(run.path), "trust=true", "episodes=2"]) == 0
+    assert evaluate_main([str(run.path), "trust=true", "episodes=2", "env.wrappers=[]"]) == 2
+    assert (
+        main(["resume=" + str(run.path), "trust=true", "trainer.max_opts=60", "recorder.console=none"]) == 0
+    )
 
 
 def test_an_environment_of_gymnasium_needs_no_config_file() -> None:

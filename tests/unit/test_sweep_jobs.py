@@ -88,7 +88,7 @@ def test_a_sweep_is_read_as_it_was_saved_and_keeps_what_its_jobs_have_reached(tm
     refused.state, refused.exit_code, refused.error = "failed", 2, "no such thing"
     sweep.save()
     again = Sweep.read(tmp_path)
-    assert (again.sweep_id, again.argv, again.code) == (sweep.sweep_id, ["seed=1,2"], sweep.code)
+    assert (again.sweep_id, again.argv) == (sweep.sweep_id, ["seed=1,2"])
     done = again.add(0, ["seed=1", "+a=1"], tmp_path / "elsewhere")
     assert (done.state, done.best, done.last, done.run_dir) == ("done", 8.0, 4.0, tmp_path / "0")
     failed = again.add(1, ["seed=2", "+a=1"], tmp_path / "1")
