@@ -49,6 +49,7 @@ from border_cli.core.protocols import (
 from border_cli.core.spaces import EnvSpec
 from border_cli.core.state import State, check_like
 from border_cli.core.types import Column, ModelInfo, item_columns
+from border_cli.display.output import Output
 from border_cli.display.views import PlainView, ScreenView, SilentView
 from border_cli.envs.group import GymEnv, ReplayedEnv, try_env
 from border_cli.recorders import NullRecorder, RecorderGroup, TolerantRecorder
@@ -326,13 +327,13 @@ def _make_progress(config: TrainConfig) -> Progress:
     )
 
 
-def make_view(config: TrainConfig, console: Console, title: str) -> View:
+def make_view(config: TrainConfig, output: Output, console: Console, title: str) -> View:
     """Screen, lines or nothing, as `recorder.console` has it."""
     wanted = config.recorder.console
     if wanted == "none":
         return SilentView()
     if wanted == "screen":
-        return ScreenView(console, title, cores=cores_for_actors(config))
+        return ScreenView(output, console, title, cores=cores_for_actors(config))
     return PlainView(sys.stdout)
 
 

@@ -36,7 +36,7 @@ from border_cli.config.throughput import Decision, Plan
 from border_cli.core.errors import BorderError, ExitCode, Interrupted, ResourceError, UsageError
 from border_cli.core.spaces import EnvSpec, ObsSpec
 from border_cli.display.format import size
-from border_cli.display.stdout import SafeStream
+from border_cli.display.output import write_line
 from border_cli.display.views import SILENCE_S, is_live
 from border_cli.envs.group import Probed
 from border_cli.envs.spaces import part_name
@@ -163,8 +163,7 @@ def probe_env(config: TrainConfig, stop: StopFlag | None) -> Probed:
         def waiting() -> bool:
             nonlocal silence
             if silence.passed:
-                line = f"making the environment, for {time.monotonic() - began:.0f} s"
-                SafeStream(lambda: sys.stderr).write_line(line)
+                write_line(sys.stderr, f"making the environment, for {time.monotonic() - began:.0f} s")
                 silence = Deadline(SILENCE_S)
             return flag()
 

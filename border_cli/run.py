@@ -38,7 +38,7 @@ from border_cli.core.spaces import EnvSpec
 from border_cli.display import banner
 from border_cli.display.advice import advice
 from border_cli.display.format import number
-from border_cli.display.stdout import SafeStream, nonblocking_stdout
+from border_cli.display.output import output
 from border_cli.display.tables import print_end_tables
 from border_cli.runs import directory, summary
 from border_cli.runs.directory import REPORTED, Launch, log_to
@@ -85,9 +85,9 @@ def train(
     if config.device.startswith("cuda"):
         repeat_bits_on_gpu(is_reproducible(config))
     keep_freed_memory()
-    with or_new(stop) as flag, nonblocking_stdout(), _resource_errors():
+    with or_new(stop) as flag, output() as out, _resource_errors():
         console, on_console = Console(), view is None and config.recorder.console != "none"
-        view = view or build.make_view(config, console, banner.title(config))
+        view = view or build.make_view(config, out, console, banner.title(config))
         files = RunFiles(config, run_dir, launch, resumed)
         if resumed is None:
             files.start()
@@ -333,9 +333,7 @@ def _announce(
         )
     if console is not None:
         shown = text(banner.line_width(console))
-        SafeStream(lambda: console.file).attempt(
-            lambda: console.print(shown, markup=False, emoji=False, highlight=False, soft_wrap=True)
-        )
+        console.print(shown, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 def _next_command(result: RunResult, run_dir: Path, config: TrainConfig) -> str:

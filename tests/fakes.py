@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from rich.text import Text
 
 from border_cli.actors.spec import ActorId, ActorSpec
 from border_cli.config.schema import EnvConfig
@@ -103,3 +105,18 @@ def counting_actors(
         n_buffer=n_buffer,
         seed=0,
     )
+
+
+class Paper:
+    """Stands for an Output: a frame is text, and messages are above it."""
+
+    def __init__(self) -> None:
+        self.stdout = io.StringIO()
+        self.frame: Callable[[], str] | None = None
+
+    def draw(self, frame: Callable[[], str] | None) -> None:
+        self.frame = frame
+
+    def shown(self) -> list[str]:
+        text = self.stdout.getvalue() + (self.frame() if self.frame is not None else "")
+        return [Text.from_ansi(line).plain for line in text.splitlines()]

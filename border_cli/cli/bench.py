@@ -96,6 +96,7 @@ def _bench(config: TrainConfig, typed: Mapping[str, str], speeds: RunSpeeds | No
     """Measure, and show the tables. speeds: of a run. Raises Interrupted when asked to stop."""
     from rich.console import Console
 
+    from border_cli.display.output import output
     from border_cli.display.tables import print_bench
     from border_cli.preflight import preflight  # not earlier: they import torch
     from border_cli.probes import bench
@@ -104,10 +105,11 @@ def _bench(config: TrainConfig, typed: Mapping[str, str], speeds: RunSpeeds | No
     doing = Console(stderr=True).status(
         "measuring each part, and compiling the opt step if no run has: about a minute"
     )
-    with StopFlag() as stop, doing:
-        resolved, spec, _ = preflight(config, stop, overrides=typed, resuming=True)
-        found = bench(resolved, spec, stop)
-    print_bench(Console(), resolved, found, cores_for_actors(resolved), speeds)
+    with output():
+        with StopFlag() as stop, doing:
+            resolved, spec, _ = preflight(config, stop, overrides=typed, resuming=True)
+            found = bench(resolved, spec, stop)
+        print_bench(Console(), resolved, found, cores_for_actors(resolved), speeds)
 
 
 def _speeds_of(run_dir: Path) -> RunSpeeds:

@@ -1,4 +1,4 @@
-"""The commands as a shell starts them. A Ctrl-C during their imports ends them with the documented exit code."""
+"""The commands as a shell starts them. Ctrl-C and SIGTERM end them with the documented exit code from the first line on."""
 
 from __future__ import annotations
 
@@ -44,6 +44,8 @@ def _run(module: str, begin: Callable[[], None] = lambda: None) -> int:
     by_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if by_default:
         signal.signal(signal.SIGINT, _exit)
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _exit)  # stays: process 1 of a container has no default action
     begin()
     main = importlib.import_module(module).main
     if by_default:
@@ -61,9 +63,9 @@ def _start_early() -> None:
         start_early()
 
 
-def _exit(*_: object) -> None:
+def _exit(number: int, _: object) -> None:
     _kill_forkserver()
-    os._exit(130)  # core.errors.ExitCode.SIGINT, which is not imported yet
+    os._exit(128 + number)  # as core.errors.ExitCode has it, which is not imported yet
 
 
 def _kill_forkserver() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from border_cli.core.errors import ActorLostError, BorderError, ExitCode, Interrupted, ResourceError, notes
-from border_cli.display.stdout import discard, printable
+from border_cli.display.output import output, printable
 
 MAX_LINES = 3
 
@@ -20,11 +20,10 @@ def show(text: str) -> None:
     try:
         sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
         sys.stdout.flush()
-    except BrokenPipeError:
-        discard(sys.stdout)
     except OSError as e:
-        discard(sys.stdout)
-        raise ResourceError(f"stdout: {e.strerror}") from e
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the flush at exit fails, too
+        if not isinstance(e, BrokenPipeError):
+            raise ResourceError(f"stdout: {e.strerror}") from e
 
 
 def run_command(command: Callable[[list[str]], int], argv: list[str] | None) -> int:
@@ -62,10 +61,11 @@ def report(error: Exception | SystemExit, debug: bool = False, job: str = "") ->
     code. debug: print the traceback in any case · job: which job of a sweep it was.
     """
     ours = isinstance(error, BorderError)
+    details = []
     if debug or getattr(error, "debug", False) or not ours:
-        traceback.print_exception(error, file=sys.stderr)
+        details = ["".join(traceback.format_exception(error)).rstrip()]
     elif isinstance(error, ActorLostError) and error.details:
-        sys.stderr.write(f"{error.details.rstrip()}\n")
+        details = [error.details.rstrip()]
     message = str(error)
     if isinstance(error, MemoryError):  # numpy has a class of its own
         message = (
@@ -77,8 +77,8 @@ def report(error: Exception | SystemExit, debug: bool = False, job: str = "") ->
     lines = [line for line in message.splitlines() if line.strip()] or [type(error).__name__]
     noted = notes(error)[: MAX_LINES - 1]
     printed = [f"{job}error: {lines[0]}", *lines[1 : MAX_LINES - len(noted)], *noted]
-    sys.stderr.write("\n".join(printed) + "\n")
-    sys.stderr.flush()
+    with output():  # nobody may read stderr
+        sys.stderr.write("\n".join([*details, *printed]) + "\n")
     return int(error.code) if isinstance(error, BorderError) else int(ExitCode.DEFECT)
 
 

@@ -38,7 +38,7 @@ from border_cli.core.errors import ActorLostError, ExitCode, Interrupted, UsageE
 from border_cli.core.protocols import ActingPolicy
 from border_cli.core.types import Evaluation
 from border_cli.display.format import counted, number
-from border_cli.display.stdout import printable
+from border_cli.display.output import printable
 from border_cli.display.tables import table_text
 from border_cli.report.stats import INTERVAL, Statistics, summarise
 from border_cli.runs import load

@@ -10,6 +10,7 @@ from border_cli.cli.errors import tracebacks
 from border_cli.config.resolve import changes, check_changes, reopen
 from border_cli.config.schema import TrainConfig
 from border_cli.core.progress import RunResult, View
+from border_cli.display.output import output
 from border_cli.runs.directory import RUNS, Launch, create_run, exclusive, locked, write_config
 from border_cli.runs.summary import check_provenance
 from border_cli.runtime.signals import StopFlag
@@ -23,7 +24,7 @@ def start_run(composed: Composed, launch: Launch, view: View | None = None) -> R
     from border_cli.preflight import preflight  # not earlier: they import torch
     from border_cli.run import train
 
-    with StopFlag() as stop:
+    with StopFlag() as stop, output():
         config, spec, decided = preflight(composed.config, stop, composed.run_dir or RUNS, launch.typed)
         end_imports()
         run_dir = composed.run_dir or create_run(composed.run_name)
@@ -46,7 +47,7 @@ def resume_run(
 
     wanted = changes(stored, reopen(config))
     check_changes(stored, wanted)
-    with tracebacks(config.debug), StopFlag() as stop, locked(run_dir):
+    with tracebacks(config.debug), StopFlag() as stop, output(), locked(run_dir):
         check_provenance(run_dir)
         resuming = bool(list_steps(run_dir / CHECKPOINTS))
         config, spec, decided = preflight(config, stop, run_dir, launch.typed, resuming=resuming)

@@ -10,6 +10,7 @@ import contextlib
 import math
 import shlex
 import signal
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import wait
@@ -28,7 +29,7 @@ from border_cli.config.resources import cpus
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import BorderError, ExitCode, Interrupted, UsageError, first_line
 from border_cli.display.format import counted
-from border_cli.display.stdout import nonblocking_stdout
+from border_cli.display.output import Output, output, write_line
 from border_cli.display.tables import print_lines
 from border_cli.runs.directory import (
     SWEEP_FILE,
@@ -47,7 +48,7 @@ from border_cli.sweeps.process import JobProcess, LocalExecutor
 from border_cli.sweeps.results import BESIDE_PRESETS, results, to_json, winners, write_preset
 from border_cli.sweeps.scheduler import Executor, JobQueue, JobSource, Scheduler
 from border_cli.sweeps.slots import Slots
-from border_cli.sweeps.views import make_sweep_view, print_sweep_tables, write_error
+from border_cli.sweeps.views import make_sweep_view, print_sweep_tables
 
 if TYPE_CHECKING:
     from border_cli.sweeps.ray import RaySettings
@@ -113,9 +114,9 @@ def run_sweep(composer: Composer, launch: Launch, settings: SweepSettings) -> in
             _ray_settings(one)
     wanted = job_argv(launch.argv)
     folder, continued = _folder(composer, launch, settings, wanted)
-    with locked(folder), StopFlag() as stop, nonblocking_stdout(), contextlib.ExitStack() as held:
+    with locked(folder), StopFlag() as stop, output() as out, contextlib.ExitStack() as held:
         sweep = Sweep.read(folder) if continued else Sweep(folder, wanted)
-        run = SweepRun(sweep, composer, launch, settings, stop)
+        run = SweepRun(sweep, composer, launch, settings, stop, out)
         held.callback(run.close)
         run.announce(continued)
         try:
@@ -233,7 +234,13 @@ class SweepRun:
     """One launch of a sweep, and what Hydra's launcher `border` runs the jobs with."""
 
     def __init__(
-        self, sweep: Sweep, composer: Composer, launch: Launch, settings: SweepSettings, stop: StopFlag
+        self,
+        sweep: Sweep,
+        composer: Composer,
+        launch: Launch,
+        settings: SweepSettings,
+        stop: StopFlag,
+        out: Output,
     ) -> None:
         self.sweep = sweep
         self.composer = composer
@@ -241,6 +248,7 @@ class SweepRun:
         self._typed = launch.typed
         self._settings = settings
         self._stop = stop
+        self._output = out
         self.configs: dict[int, Composed] = {}
         self._begun: list[Job] = []  # in this launch
         self._to_tune: tuple[Sequence[str], Mapping[str, Any]] | None = None  # arguments, settings
@@ -297,7 +305,7 @@ class SweepRun:
         """Run the jobs of a source. pause_at: opt step after whose evaluation a job stops with a checkpoint."""
         if self._executor is None:
             raise AssertionError("drive was called before make_executor")
-        view = make_sweep_view(self.sweep, f"sweep {shown(self.sweep.folder)}", self.console)
+        view = make_sweep_view(self._output, self.sweep, f"sweep {shown(self.sweep.folder)}", self.console)
 
         def task_of(job: Job) -> SlotTask:
             composed = self.configs[job.number]
@@ -349,7 +357,7 @@ class SweepRun:
     def launcher_failed(self, name: str, error: Exception) -> None:
         """Note that the launcher of a plugin has raised an error, such as that of a job whose time was over."""
         self._launcher_failed = True
-        write_error(f"error: hydra/launcher={name}: {type(error).__name__}: {first_line(error)}")
+        write_line(sys.stderr, f"error: hydra/launcher={name}: {type(error).__name__}: {first_line(error)}")
 
     def finish(self) -> int:
         """Print the tables, write the presets. The first exit code but 0 of this launch, or 0."""

@@ -174,19 +174,20 @@ def _plan(composed: Composed, launch: Launch) -> int:
     from rich.console import Console
 
     from border_cli.display.banner import banner, line_width, preset_note
+    from border_cli.display.output import output
     from border_cli.display.tables import print_plan
     from border_cli.preflight import make_plan, preflight
 
     folder = composed.run_dir or RUNS
-    with StopFlag() as stop:
+    with StopFlag() as stop, output():
         config, spec, decided = preflight(composed.config, stop, folder, launch.typed)
         end_imports()
         plan = make_plan(config, spec, folder, stop)
-    replay, note, console = plan.checkpoint.replay, preset_note(config), Console()
-    counts = (replay, plan.processes, plan.threads)
-    lines = banner(config, launch.typed, *counts, note, None, line_width(console), decided=decided)
-    show("\n".join(lines))
-    print_plan(console, plan)
+        replay, note, console = plan.checkpoint.replay, preset_note(config), Console()
+        counts = (replay, plan.processes, plan.threads)
+        lines = banner(config, launch.typed, *counts, note, None, line_width(console), decided=decided)
+        show("\n".join(lines))
+        print_plan(console, plan)
     return ExitCode.DONE
 
 

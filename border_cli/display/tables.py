@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from functools import partial
 from io import StringIO
 
 from rich import box
@@ -19,7 +18,7 @@ from border_cli.core.progress import Progress, RunResult
 from border_cli.core.types import ActorStat
 from border_cli.display import format
 from border_cli.display.advice import advice
-from border_cli.display.stdout import SafeStream, printable
+from border_cli.display.output import printable
 
 _PLAIN_WIDTH = 1000
 """Columns without a terminal: nothing is cut or wrapped, so that the text can be searched."""
@@ -28,7 +27,7 @@ _LEFT = ("", "state", "settings", "run")
 
 
 def print_end_tables(console: Console, progress: Progress, result: RunResult, next_command: str = "") -> None:
-    """Print how a run ended, a row per actor, and a command to continue with. A closed console is no error."""
+    """Print how a run ended, a row per actor, and a command to continue with."""
     tables = [trainer_table(progress, result)]
     if result.actors:
         tables.append(actor_table(result.actors))
@@ -47,19 +46,17 @@ def print_lines(console: Console, *lines: tuple[str, str]) -> None:
                 "best",
             ):  # what is to be copied stays in one piece
                 line = textwrap.fill(line, console.width, subsequent_indent=" " * 9, break_on_hyphens=False)
-            SafeStream(lambda: console.file).attempt(
-                partial(console.print, line, markup=False, highlight=False, soft_wrap=True)
-            )
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def print_tables(console: Console, tables: Sequence[Table]) -> None:
-    """Print tables with rounded boxes on a terminal, in plain ASCII elsewhere. A closed console is no error."""
-    outlet, out = SafeStream(lambda: console.file), console
+    """Print tables with rounded boxes on a terminal, in plain ASCII elsewhere."""
+    out = console
     if not console.is_terminal:
         out = Console(file=console.file, width=_PLAIN_WIDTH, color_system=None)
     for table in tables:
         table.box = _box(console)
-        outlet.attempt(partial(out.print, table))
+        out.print(table)
 
 
 def table_text(rows: Sequence[Sequence[str]], head: Sequence[str] = ()) -> str:
@@ -168,7 +165,7 @@ _BOUND = {
 
 
 def print_plan(console: Console, plan: Plan) -> None:
-    """Print what a run would do and take. A closed console is no error."""
+    """Print what a run would do and take."""
     counts, one = plan.counts, plan.checkpoint
     does = make_table("run", "", "value")
     ends_surely = counts.exact or counts.limit == "max_time"
@@ -208,7 +205,7 @@ def print_plan(console: Console, plan: Plan) -> None:
 def print_bench(
     console: Console, config: TrainConfig, found: Bench, cores: int | None, run: RunSpeeds | None
 ) -> None:
-    """Print what border-bench measured, predicts and recommends. run: to compare with. A closed console is no error."""
+    """Print what border-bench measured, predicts and recommends. run: to compare with."""
     ceilings = make_table("alone", "", "per second", "")
     for what, (rate, unit) in found.ceilings.items():
         add_row(ceilings, what, format.rate(rate), unit)

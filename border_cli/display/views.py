@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import time
@@ -10,7 +11,6 @@ from typing import IO
 
 from rich import box
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -20,10 +20,8 @@ from border_cli.core.metrics import Record
 from border_cli.core.progress import ENDED, Progress
 from border_cli.display import format
 from border_cli.display.advice import WAITS, advice, first_to_end
-from border_cli.display.stdout import SafeStream, printable
+from border_cli.display.output import Output, printable, write_line
 
-REDRAW_S = 0.25
-"""Least time between two frames [s]."""
 ECHO = 2
 """Columns left free at the right: a terminal writes ^C there, and a line that wraps would break the frame."""
 _CURVE_WIDTH = 32
@@ -140,73 +138,51 @@ def is_live(console: Console) -> bool:
     return console.is_terminal and not console.is_dumb_terminal
 
 
-class ScreenView:
-    """A `View` that redraws the frame in place and prints messages above it.
+def terminal_text(console: Console, *renderables: RenderableType) -> str:
+    """What the console would print, with its colours, as text; at most as many lines as a terminal shows."""
+    with console.capture() as capture:
+        console.print(Group(*renderables))
+    lines = capture.get().splitlines(keepends=True)
+    return "".join(lines[: max(1, console.height - 1)])
 
-    `close` leaves the last frame where it is. When the terminal closes, the view is silent and the run continues.
-    now: a monotonic clock in seconds · cores: processor cores, for the advice.
+
+class ScreenView:
+    """A `View` that has a frame drawn in place and prints messages above it. `close` leaves the last frame where it is.
+
+    cores: processor cores, for the advice.
     """
 
     def __init__(
-        self,
-        console: Console,
-        title: str,
-        now: Callable[[], float] = time.monotonic,
-        cores: int | None = os.cpu_count(),
+        self, output: Output, console: Console, title: str, cores: int | None = os.cpu_count()
     ) -> None:
+        self._output = output
         self._console = console
         self._title = title
-        self._now = now
         self._cores = cores
-        self._stream = SafeStream(lambda: console.file)
-        self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
         self._latest: Progress | None = None
-        self._due = now()
 
     def show(self, progress: Progress) -> None:
-        """Draw, unless the last frame is younger than REDRAW_S."""
+        """Have this drawn, and what becomes of it."""
         self._latest = progress
-        if self._now() < self._due:
-            return
-        self._draw(progress)
-        # Counted from the end of drawing: a slow terminal must not take all of the learner's time.
-        self._due = self._now() + REDRAW_S
+        self._output.draw(self._text)
 
     def note(self, message: str) -> None:
         """Print a message above the frame."""
-        text = Text(printable(message, self._console.encoding))
-        self._attempt(lambda: self._console.print(text, highlight=False))
+        write_line(self._output.stdout, message)
 
     def close(self) -> None:
-        """Draw the last state and give the terminal back. Closing again does nothing."""
-        latest, self._latest = self._latest, None
-        try:
-            if latest is not None:
-                self._draw(latest)
-        finally:
-            self._attempt(self._live.stop)
+        """Leave the last state below all messages. Closing again does nothing."""
+        self._output.draw(None)
+        if self._latest is not None:
+            self._output.stdout.write(self._text())
+            self._latest = None
 
-    def _draw(self, progress: Progress) -> None:
+    def _text(self) -> str:
         ascii_only = not self._console.encoding.startswith("utf")
-        panel = frame(progress, self._title, self._cores, ascii_only=ascii_only)
+        latest = copy.copy(self._latest) or Progress()  # the learner changes it meanwhile
+        panel = frame(latest, self._title, self._cores, ascii_only=ascii_only)
         panel.width = max(1, self._console.width - ECHO)
-
-        def put() -> None:
-            if not self._live.is_started:
-                self._live.start()
-                # rich hides the cursor, and a second Ctrl-C or a SIGKILL leaves no chance to show it again.
-                self._console.show_cursor(True)
-            self._live.update(panel, refresh=True)
-
-        self._attempt(put)
-
-    def _attempt(self, write: Callable[[], object]) -> None:
-        """Write to the terminal. If it was closed, stop the live display silently."""
-        was_open = self._stream.open
-        self._stream.attempt(write)
-        if was_open and not self._stream.open:
-            self._console.quiet = True
-            self._live.stop()  # gives back sys.stdout and sys.stderr
+        return terminal_text(self._console, panel)
 
 
 SILENCE_S = 25.0
@@ -231,11 +207,11 @@ _COLUMNS: dict[str, tuple[str, _Format]] = {
 class PlainView:
     """A `View` and a `Recorder` that writes lines of `key=value` words to a stream, each flushed at once.
 
-    Lines are never wrapped. A stream that is closed or broken makes it silent. now: a monotonic clock in seconds.
+    Lines are never wrapped. now: a monotonic clock in seconds.
     """
 
     def __init__(self, stream: IO[str], now: Callable[[], float] = time.monotonic) -> None:
-        self._stream = SafeStream(lambda: stream)
+        self._stream = stream
         self._now = now
         self._progress: Progress | None = None
         self._due = now()  # the first `show` prints, so that the start of the run is visible
@@ -279,7 +255,7 @@ class PlainView:
 
     def _line(self, words: list[str]) -> None:
         self._due = self._now() + SILENCE_S
-        self._stream.write_line(" ".join(words))
+        write_line(self._stream, " ".join(words))
 
 
 def _position_words(seconds: float, opt_steps: int, env_steps: int) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -61,10 +62,15 @@ class StopFlag:
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         self.request(_CODES[signal.Signals(number)])
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        # Process 1 of a container has no default action.
+        signal.signal(signal.SIGINT, signal.SIG_DFL if os.getpid() != 1 else _exit_at_once)
 
     def _on_save_request(self, *_: object) -> None:
         self._save_requested = True
+
+
+def _exit_at_once(*_: object) -> None:
+    os._exit(ExitCode.SIGINT)
 
 
 @contextmanager

@@ -11,16 +11,15 @@ from statistics import fmean
 
 from rich import box
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from border_cli.core.progress import JobProgress
 from border_cli.display import format
-from border_cli.display.stdout import SafeStream, printable
+from border_cli.display.output import Output, printable, write_line
 from border_cli.display.tables import add_row, make_table, print_tables
-from border_cli.display.views import ECHO, REDRAW_S, SILENCE_S, is_live
+from border_cli.display.views import ECHO, SILENCE_S, is_live, terminal_text
 from border_cli.runs.directory import shown
 from border_cli.sweeps.jobs import DONE, FAILED, RUNNING, STATES, STOPPED, WAITING, Job, Sweep
 from border_cli.sweeps.results import Result
@@ -38,13 +37,13 @@ _ORDER = (RUNNING, FAILED, STOPPED, DONE, WAITING)
 """Which jobs are shown first where there is no room for all."""
 
 
-def make_sweep_view(sweep: Sweep, title: str, console_mode: str) -> SweepView:
+def make_sweep_view(output: Output, sweep: Sweep, title: str, console_mode: str) -> SweepView:
     """The view for a value of `recorder.console`."""
     console = Console()
     if console_mode == "none":
         return SilentSweepView()
     if console_mode == "screen" or (console_mode == "auto" and is_live(console)):
-        return ScreenSweepView(sweep, title, console)
+        return ScreenSweepView(output, sweep, title, console)
     return PlainSweepView(sweep)
 
 
@@ -54,39 +53,27 @@ Rows = Sequence[tuple[Job, JobProgress]]
 class ScreenSweepView:
     """A table of the jobs that is redrawn in place, below the notes."""
 
-    def __init__(self, sweep: Sweep, title: str, console: Console) -> None:
+    def __init__(self, output: Output, sweep: Sweep, title: str, console: Console) -> None:
+        self._output = output
         self._settings: dict[int, str] = {}
         self._sweep = sweep
         self._title = title
         self._console = console
-        self._stream = SafeStream(lambda: console.file)
-        self._live = Live(console=console, auto_refresh=False, transient=True)
-        self._due = 0.0
+        self._latest: tuple[Rows, float | None, str] = ((), None, "")
         self._began = time.monotonic()
 
     def show(self, rows: Rows, eta_s: float | None, stage: str) -> None:
-        if time.monotonic() >= self._due:
-            self._draw(self._table(rows, eta_s, stage))
-            self._due = time.monotonic() + REDRAW_S
+        self._latest = rows, eta_s, stage
+        self._output.draw(lambda: terminal_text(self._console, self._table(*self._latest)))
 
     def changed(self, job: Job) -> None:
         """Nothing: `show` shows it."""
 
     def note(self, message: str) -> None:
-        text = Text(printable(message, self._console.encoding))
-        self._stream.attempt(lambda: self._console.print(text, highlight=False))
+        write_line(self._output.stdout, message)
 
     def close(self) -> None:
-        self._stream.attempt(self._live.stop)
-
-    def _draw(self, table: Group) -> None:
-        def put() -> None:
-            if not self._live.is_started:
-                self._live.start()
-                self._console.show_cursor(True)  # a SIGKILL leaves no chance to show it again
-            self._live.update(table, refresh=True)
-
-        self._stream.attempt(put)
+        self._output.draw(None)
 
     def _table(self, rows: Rows, eta_s: float | None, stage: str) -> Group:
         ascii_only = not self._console.encoding.startswith("utf")
@@ -144,17 +131,11 @@ def _newest_first(job: Job) -> int:
     return -job.number if job.state == DONE else job.number
 
 
-def write_error(message: str) -> None:
-    """Write to stderr, if it is open."""
-    SafeStream(lambda: sys.stderr).write_line(message)
-
-
 class PlainSweepView:
     """A line of text per change, and one about the whole sweep after a long silence."""
 
     def __init__(self, sweep: Sweep) -> None:
         self._sweep = sweep
-        self._stream = SafeStream(lambda: sys.stdout)
         self._due = time.monotonic() + SILENCE_S
 
     def show(self, rows: Rows, eta_s: float | None, stage: str) -> None:
@@ -182,11 +163,11 @@ class PlainSweepView:
         self._line(" ".join(words))
 
     def note(self, message: str) -> None:
-        write_error(message)
+        write_line(sys.stderr, message)
 
     def _line(self, message: str) -> None:
         self._due = time.monotonic() + SILENCE_S
-        self._stream.write_line(message)
+        write_line(sys.stdout, message)
 
     def close(self) -> None:
         """Nothing to release."""
@@ -202,14 +183,14 @@ class SilentSweepView:
         """Nothing."""
 
     def note(self, message: str) -> None:
-        write_error(message)
+        write_line(sys.stderr, message)
 
     def close(self) -> None:
         """Nothing to release."""
 
 
 def print_sweep_tables(console: Console, sweep: Sweep, found: Sequence[Result]) -> None:
-    """Print a row per job, and a row per configuration. A closed console is no error."""
+    """Print a row per job, and a row per configuration."""
     title = f"jobs, in {shown(sweep.folder)}"
     columns = ["job", "settings", "state", "exit code", "best", "last", "time", "run"]
     if console.is_terminal and console.width < _WIDE:
@@ -239,7 +220,7 @@ def print_sweep_tables(console: Console, sweep: Sweep, found: Sequence[Result]) 
 
 
 def print_tuning_tables(console: Console, tuner: Tuner) -> None:
-    """Print the best trials, and what those that were confirmed reach on fresh seeds. A closed console is no error."""
+    """Print the best trials, and what those that were confirmed reach on fresh seeds."""
     # When the command has ended, a trial that still has runs to do is unfinished.
     named = {one.number: "unfinished" if one.state == RUNNING else one.state for one in tuner.trials}
     states = Counter(named.values())

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import pty
 import re
 import resource
 import shutil
+import signal
 import subprocess
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +24,7 @@ from border_cli.recorders.jsonl import read_jsonl
 from border_cli.transport import Ring
 from tests.faults.amounts import sampled
 from tests.faults.commands import assert_saved, border_train, endless, resume_hint, run_here, saved_steps
-from tests.faults.processes import TIMEOUT_S
+from tests.faults.processes import START_S, TIMEOUT_S, wait_until
 from tests.faults.test_runs import trap
 from tests.faults.trap import THREADS
 from tests.real_runs import Run
@@ -256,6 +259,42 @@ def test_d9_a_reader_of_stdout_that_stops_reading_does_not_block_the_run(tmp_pat
     assert b"opt_steps=2 " in shown
     assert b"opt_steps=1000 " not in shown  # otherwise the pipe was never full and the test proves nothing
     assert command.run.counts[0] == 1000
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(None, 0), (signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["end", "term", "int"]
+)
+def test_d9_a_terminal_that_does_not_read_blocks_neither_the_run_nor_its_end(
+    tmp_path: Path, number: signal.Signals | None, code: int
+) -> None:
+    """Its output is suspended, as by Ctrl-S, before the first line."""
+    ours, its = pty.openpty()
+    termios.tcflow(its, termios.TCOOFF)
+    limit = ("trainer.max_opts=300",) if number is None else ("trainer.save_interval=100",)
+    args = ("trainer=sync", "recorder.console=screen", *limit)
+    try:
+        with border_train(tmp_path, *args, before=("env", "TERM=xterm"), stdout=its) as command:
+            if number is not None:
+                wait_until(lambda: list(tmp_path.glob("runs/latest/checkpoints/step-*")), "a save", START_S)
+                command.send(number)
+            assert (command.end(), command.errors) == (code, "")
+        assert command.run.counts[0] >= 100
+    finally:
+        os.close(its)
+        os.close(ours)
+
+
+def test_d10_process_1_of_a_container_stops_when_it_is_asked_to(tmp_path: Path) -> None:
+    """The kernel drops a signal to process 1 that has no handler; here it is sent from outside, as by `docker stop`."""
+    inside = ("unshare", "-rpf", "--mount-proc")
+    if subprocess.run([*inside, "true"], capture_output=True, timeout=TIMEOUT_S).returncode != 0:
+        pytest.skip("ROW D10 IS NOT SHOWN HERE: no user namespace with processes (`unshare -rp`)")
+    with border_train(tmp_path, "trainer.save_interval=100", before=inside) as command:
+        wait_until(lambda: list(tmp_path.glob("runs/latest/checkpoints/step-*")), "a save", START_S)
+        (first,) = Path(f"/proc/{command.pid}/task/{command.pid}/children").read_text().split()
+        os.kill(int(first), signal.SIGTERM)
+        assert (command.end(), command.errors) == (143, "")
+    assert command.run.summary["ended_by"] == "sigterm"
 
 
 @pytest.mark.parametrize("closed", sampled(["<&- >&- 2>&-", ">&-"], 2))

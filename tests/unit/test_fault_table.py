@@ -15,7 +15,7 @@ ROWS = {
     "a": "actors and environments: 1 2 3 4 5 6 7 8 9 10 11 12",
     "b": "ratio, memory: 1 2 3 4 5",
     "c": "checkpoints: 1 2 3 4 5 6 7 8 9 10 11",
-    "d": "signals: 1 2 3 4 5 6 8 9",
+    "d": "signals: 1 2 3 4 5 6 8 9 10",
     "e": "numbers: 1 2 3 4 5",
     "f": "resources: 1 2 3 4 6",
     "g": "repetition: 1 2 3 4 6",

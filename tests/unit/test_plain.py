@@ -111,13 +111,3 @@ def test_a_note_is_one_line_in_the_encoding_of_the_stream_and_flushed() -> None:
     view = PlainView(io.TextIOWrapper(io.BufferedWriter(raw), encoding="ascii", newline="\n"))
     view.note("größer \x1b[31m" + "x" * 500)
     assert raw.getvalue() == b"gr??er  [31m" + b"x" * 500 + b"\n"
-
-
-def test_a_closed_stream_stops_the_output_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    view, stream, _ = started()
-    stream.close()
-    view.note("a")
-    view.write(Record({"agent/loss": 1.0}))
-    view.show(Progress())
-    view.close()
-    assert caplog.messages == ["output stopped, training continues: I/O operation on closed file"]

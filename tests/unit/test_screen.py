@@ -5,19 +5,18 @@ from __future__ import annotations
 import dataclasses
 import io
 import math
-import os
-import sys
 import textwrap
+from typing import cast
 
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from bench.screen_picture import Screen
 from border_cli.core.progress import Progress
 from border_cli.display.advice import advice
-from border_cli.display.views import REDRAW_S, ScreenView, frame, is_live
-from tests.unit.test_plain import Clock
+from border_cli.display.output import Output
+from border_cli.display.views import ScreenView, frame, is_live
+from tests.fakes import Paper
 
 FULL = Progress(
     "training", 83.0, 15_000, 31_000, max_env_steps=50_000, warmup_period=1_000, opt_steps_per_sec=312.4,
@@ -37,26 +36,18 @@ STATES = {
 }
 
 
-class Terminal:
-    """A console that writes to an emulated screen."""
-
-    def __init__(self, width: int = 80, height: int = 24) -> None:
-        self.file = io.StringIO()
-        console = Console(
-            file=self.file,
-            force_terminal=True,
-            width=width,
-            height=height,
-            color_system="truecolor",
-            _environ={},
-        )
-        self.clock = Clock()
-        self.view = ScreenView(console, "dqn on CartPole-v1", self.clock, cores=16)
-
-    def shown(self) -> str:
-        screen = Screen()
-        screen.feed(self.file.getvalue())
-        return screen.text()
+def screen_view(width: int = 80, height: int = 24, encoding: str = "utf-8") -> tuple[ScreenView, Paper]:
+    """A view, and what it draws on a terminal of this size."""
+    paper, file = Paper(), io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    console = Console(
+        file=file,
+        force_terminal=True,
+        width=width,
+        height=height,
+        color_system="truecolor",
+        _environ={},
+    )
+    return ScreenView(cast(Output, paper), console, "dqn on Größe-v1", cores=16), paper
 
 
 def drawn(
@@ -126,150 +117,40 @@ def test_lost_actors_and_long_waits_are_highlighted() -> None:
     assert "\x1b[1;31m63%\x1b[0m" in text
 
 
-def test_it_draws_at_most_four_frames_per_second() -> None:
-    class Untouchable(Progress):
-        def __getattribute__(self, name: str) -> object:
-            raise AssertionError(f"{name} was read")
-
-    t = Terminal()
-    t.view.show(FULL)
-    first = t.file.getvalue()
-    t.clock.seconds += REDRAW_S - 0.01
-    t.view.show(Untouchable())
-    t.view.show(FULL)
-    assert t.file.getvalue() == first
-    t.clock.seconds += 0.01
-    t.view.show(FULL)
-    assert t.file.getvalue() != first
-    t.view.close()
-
-
-def test_frames_replace_each_other_and_the_last_one_stays() -> None:
-    t = Terminal()
-    for env_steps in (1_111, 2_222):
-        t.view.show(dataclasses.replace(FULL, env_steps=env_steps))
-        t.clock.seconds += 1
-    t.view.show(dataclasses.replace(FULL, env_steps=3_333))
-    t.view.show(dataclasses.replace(FULL, env_steps=4_444))  # not due yet; close draws it
-    assert "3,333" in t.shown()
-    t.view.close()
-    shown = t.shown()
-    assert shown.count("phase") == 1
-    assert "4,444" in shown and "3,333" not in shown
-    assert t.file.getvalue().endswith("\x1b[?25h")
-
-
 @pytest.mark.parametrize(("width", "height"), [(20, 24), (80, 5), (20, 5), (7, 3)])
 @pytest.mark.parametrize("name", STATES)
 def test_frames_fit_narrow_and_low_terminals(name: str, width: int, height: int) -> None:
-    t = Terminal(width, height)
-    for _ in range(3):
-        t.view.show(STATES[name])
-        t.clock.seconds += 1
-        lines = t.shown().splitlines()
-        assert len(lines) <= height
-        assert max(map(cell_len, lines)) <= width
-    t.view.close()
-    assert max(map(cell_len, t.shown().splitlines())) <= width
+    view, paper = screen_view(width, height)
+    view.show(STATES[name])
+    lines = paper.shown()
+    assert len(lines) < height  # the cursor is below the frame
+    assert max(map(cell_len, lines)) <= width
 
 
-def test_notes_are_printed_above_the_frame_in_order() -> None:
-    t = Terminal()
-    t.view.note("before the first frame")
-    t.view.show(FULL)
-    t.view.note("new best: 500.0 [bold]not markup[/]")
-    t.view.note("checkpoint step-000015000")
-    t.view.close()
-    first, second, third, *lines = t.shown().splitlines()
-    assert (first, second) == ("before the first frame", "new best: 500.0 [bold]not markup[/]")
-    assert third == "checkpoint step-000015000"
-    assert lines[0].startswith("╭") and lines[-1].endswith("╯")
-
-
-def test_other_output_is_printed_above_the_frame_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    t = Terminal()
-    monkeypatch.setattr(sys, "stdout", t.file)
-    t.view.show(FULL)
-    print("from an environment")
-    t.view.close()
-    assert sys.stdout is t.file
-    assert t.shown().splitlines()[0] == "from an environment"
-
-
-def test_the_cursor_is_shown_at_the_end_and_close_may_be_called_early_or_twice() -> None:
-    t = Terminal()
-    t.view.close()
-    assert t.file.getvalue() == ""
-    t.view.show(FULL)
-    written = t.file.getvalue()
-    assert written.rfind("\x1b[?25h") > written.rfind("\x1b[?25l")
-    t.view.close()
-    once = t.file.getvalue()
-    t.view.close()
-    assert t.file.getvalue() == once
-
-
-def test_an_error_while_drawing_restores_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    t = Terminal()
-    monkeypatch.setattr(sys, "stdout", t.file)
-    t.view.show(FULL)
-    monkeypatch.setattr("border_cli.display.views.frame", lambda *_, **__: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        t.view.close()
-    assert sys.stdout is t.file
-    assert t.file.getvalue().endswith("\x1b[?25h")
-
-
-def test_a_closed_stream_stops_the_view(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    t = Terminal()
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
-    before = sys.stdout, sys.stderr
-    t.view.show(FULL)
-    t.file.close()
-    for _ in range(3):
-        t.clock.seconds += 1
-        t.view.show(FULL)
-        t.view.note("unheard")
-    assert (sys.stdout, sys.stderr) == before
-    t.view.close()
-    assert len(caplog.records) == 1
-
-
-def test_a_broken_pipe_stops_the_view(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reader, writer = os.pipe()
-    with os.fdopen(writer, "w", encoding="utf-8") as pipe:
-        monkeypatch.setattr(sys, "stdout", pipe)  # a stream whose descriptor rich redirects
-        console = Console(force_terminal=True, width=80, height=24, _environ={})
-        clock = Clock()
-        view = ScreenView(console, "title", clock)
-        view.show(FULL)
-        os.close(reader)
-        for _ in range(3):
-            clock.seconds += 1
-            view.show(FULL)
+def test_the_frame_is_that_of_the_newest_state_and_the_last_one_stays_below_the_messages() -> None:
+    view, paper = screen_view()
+    view.close()
+    assert paper.shown() == []
+    progress = dataclasses.replace(FULL)
+    view.note("new best: 500.0 [bold]not markup[/]")
+    view.show(progress)
+    progress.env_steps = 44_444  # changed in place, as in a run
+    view.note("checkpoint step-000015000")
+    assert any("44,444" in line for line in paper.shown())
+    for _ in range(2):
         view.close()
-        assert sys.stdout is pipe
-    assert caplog.messages == ["output stopped, training continues: broken pipe"]
+        assert paper.frame is None
+        first, second, *lines = paper.shown()
+        assert (first, second) == ("new best: 500.0 [bold]not markup[/]", "checkpoint step-000015000")
+        assert lines[0].startswith("╭") and lines[-1].endswith("╯")
+        assert [line for line in lines if line.startswith("╭")] == lines[:1]
 
 
 def test_an_ascii_terminal_gets_ascii() -> None:
-    raw = io.BytesIO()
-    file = io.TextIOWrapper(raw, encoding="ascii")
-    console = Console(file=file, force_terminal=True, width=80, height=24, _environ={})
-    view = ScreenView(console, "dqn on Größe-v1", Clock())
+    view, paper = screen_view(encoding="ascii")
     view.show(FULL)
-    view.note("→ best")
-    view.close()
-    file.flush()
-    screen = Screen()
-    screen.feed(raw.getvalue().decode("ascii"))
-    lines = screen.text().splitlines()
-    assert lines[0] == "? best"
-    assert lines[1].startswith("+- dqn on Gr??e-v1 ---")
+    assert paper.shown()[0].startswith("+- dqn on Gr??e-v1 ---")
+    assert "".join(paper.shown()).isascii()
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import re
 from pathlib import Path
+from typing import cast
 
 import pytest
 from rich.console import Console
@@ -16,6 +17,7 @@ from border_cli.config.convert import load
 from border_cli.config.schema import BufferConfig, EnvConfig, TrainConfig
 from border_cli.core.errors import UsageError
 from border_cli.core.progress import JobProgress, Progress
+from border_cli.display.output import Output, output
 from border_cli.report.stats import Interval
 from border_cli.runs.directory import create_sweep
 from border_cli.runtime.child import Reporter
@@ -24,6 +26,7 @@ from border_cli.sweeps.process import JobView
 from border_cli.sweeps.results import Result, results, winners, write_preset
 from border_cli.sweeps.slots import Need, divide, fixed
 from border_cli.sweeps.views import make_sweep_view, print_sweep_tables
+from tests.fakes import Paper
 
 GIB = 1 << 30
 
@@ -224,25 +227,27 @@ def test_without_a_terminal_a_change_is_a_line(tmp_path: Path, capsys: pytest.Ca
     sweep = Sweep(tmp_path, [])
     ended(tmp_path / "0", 1, 8.0)
     job = sweep.add(0, ["+a=1"], tmp_path / "0")
-    view = make_sweep_view(sweep, "title", "auto")
-    view.changed(job)
-    view.note("job 0: error: no")
-    view.close()
+    with output() as out:
+        view = make_sweep_view(out, sweep, "title", "auto")
+        view.changed(job)
+        view.note("job 0: error: no")
+        view.close()
     captured = capsys.readouterr()
     assert captured.out == "job 0 (a=1): done best=8.00 last=4.00 time=0:00:03\n"
     assert captured.err == "job 0: error: no\n"
 
 
 def test_the_table_of_a_tuning_says_at_which_trial_it_is(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
-    sweep = Sweep(tmp_path, [])
+    sweep, paper = Sweep(tmp_path, []), Paper()
     job = sweep.add(0, ["+a=1"], tmp_path / "0")
-    view = make_sweep_view(sweep, "title", "screen")
+    view = make_sweep_view(cast(Output, paper), sweep, "title", "screen")
     view.show([(job, JobProgress("waiting", None))], 60.0, "trial 1 of 4")
+    assert "trial 1 of 4   1 job: 1 waiting" in "\n".join(paper.shown())
     view.close()
-    assert "trial 1 of 4   1 job: 1 waiting" in capsys.readouterr().out
+    assert paper.shown() == []
 
 
 def test_a_narrow_terminal_shows_the_settings_of_the_jobs(
@@ -257,14 +262,14 @@ def test_a_narrow_terminal_shows_the_settings_of_the_jobs(
         (job, JobProgress("training", 5.0, 0.5, 600.0, last=123.4, best=123.4, opt_steps_per_sec=1000.0))
         for job in sweep.jobs
     ]
-    view = make_sweep_view(sweep, "title", "screen")
+    paper = Paper()
+    view = make_sweep_view(cast(Output, paper), sweep, "title", "screen")
     view.show(rows, 60.0, "")
-    view.close()
-    live = capsys.readouterr().out
+    live = "\n".join(paper.shown())
     print_sweep_tables(Console(), sweep, [])
     end = capsys.readouterr().out
     assert "agent.lr=0.001 seed=1" in live and "agent.lr=0.001 seed=1" in end
-    assert max(map(len, re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", live + end).splitlines())) <= 80
+    assert max(map(len, re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", f"{live}\n{end}").splitlines())) <= 80
 
 
 def test_the_cause_of_a_failed_job_is_its_message_not_a_line_of_the_traceback() -> None:

@@ -111,13 +111,6 @@ def test_on_a_terminal_sentences_wrap_at_words_and_a_command_stays_in_one_piece(
     ]
 
 
-def test_a_closed_console_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
-    file = io.StringIO()
-    file.close()
-    print_end_tables(Console(file=file, _environ={}), PROGRESS, RunResult("max_opts", actors=ACTORS))
-    assert len(caplog.records) == 1
-
-
 def test_samples_per_second_are_of_this_launch_and_one_actor_has_no_total() -> None:
     actor = ActorStat(0, env_steps=1500, env_steps_before=1000, seconds=2.0)
     for n, speeds in ((1, ["250"]), (2, ["250", "250", "500"])):

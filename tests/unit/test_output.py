@@ -1,0 +1,233 @@
+"""Standard output with a reader that is slow, stops or leaves, and the frame below its lines."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import pty
+import sys
+import threading
+from collections.abc import Iterator
+from typing import IO
+
+import pytest
+
+from bench.screen_picture import Screen
+from border_cli.display import output as module
+from border_cli.display.output import Output, output, printable
+
+LINE = "x" * 1023 + "\n"
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[IO[bytes], IO[str]]]:
+    """A pipe: (descriptor to read, descriptor to write)."""
+    reader, writer = os.pipe()
+    with os.fdopen(reader, "rb") as out, os.fdopen(writer, "w", encoding="utf-8") as target:
+        yield out, target
+
+
+@pytest.fixture
+def short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LAST_S", 0.01)
+
+
+def test_all_lines_arrive_in_order_on_both_streams(
+    pipe: tuple[IO[bytes], IO[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, target = pipe
+    monkeypatch.setattr(sys, "stdout", target)
+    monkeypatch.setattr(sys, "stderr", target)
+    with output() as first:
+        with output() as second:
+            assert first is second
+        for i in range(100):
+            print(i, file=sys.stderr if i % 3 else sys.stdout)
+        print("a part,", end="")
+        print(" the rest")
+        print("no end", end="")
+    assert sys.stdout is target and sys.stderr is target
+    target.close()
+    assert out.read().decode() == "".join(f"{i}\n" for i in range(100)) + "a part, the rest\nno end"
+
+
+@pytest.mark.skipif(not hasattr(fcntl, "F_GETPIPE_SZ"), reason="how much a pipe holds is not known here")
+def test_d9_a_reader_that_stops_costs_lines_but_no_time(pipe: tuple[IO[bytes], IO[str]]) -> None:
+    """Nothing is read until 2,000 lines were written, more than fit. Then a line states how many are missing."""
+    out, target = pipe
+    own = Output(target, io.StringIO())
+    for _ in range(2000):
+        own.stdout.write(LINE)
+    received: list[bytes] = []
+
+    def read() -> None:
+        while b"missing" not in (line := out.readline()) and line:
+            received.append(line)
+        received.append(line)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    while reader.is_alive():  # there is room again as soon as what was waiting is written
+        own.stdout.write("later\n")
+        reader.join(0.001)
+    own.close()
+    target.close()
+    out.read()
+    arrived = sum(line == LINE.encode() for line in received)
+    later = sum(line == b"later\n" for line in received)
+    missing = int(received[-1].split()[1])
+    assert 200 < arrived < 400
+    assert arrived + later + missing >= 2000
+
+
+def test_d9_the_end_does_not_wait_for_a_reader_that_takes_nothing(
+    pipe: tuple[IO[bytes], IO[str]], short_wait: None
+) -> None:
+    out, target = pipe
+    own = Output(target, io.StringIO())
+    own.stdout.write(LINE * 200)
+    own.close()
+    assert own._thread.is_alive()
+    assert out.read(200 * 1024) == LINE.encode() * 200  # the line is complete
+    own._thread.join(60)
+
+
+def test_after_the_reader_left_lines_are_dropped_with_one_warning(
+    pipe: tuple[IO[bytes], IO[str]], caplog: pytest.LogCaptureFixture
+) -> None:
+    out, target = pipe
+    out.close()
+    own = Output(target, io.StringIO())
+    for _ in range(3):
+        own.stdout.write("x\n")
+        own.draw(lambda: "frame\n")
+    own.close()
+    assert caplog.messages == ["output stopped, training continues: Broken pipe"]
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_stream_that_is_no_file_is_written_to_as_it_is(
+    closed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such as that of a notebook, whose descriptor is that of the kernel: what is written there never reaches the cell."""
+    reader, writer = os.pipe()
+
+    class Cell(io.StringIO):
+        def fileno(self) -> int:
+            return writer
+
+    cell = Cell()
+    if closed:
+        cell.close()
+    own = Output(cell, io.StringIO())
+    own.stdout.write("said\n")
+    own.close()
+    os.close(reader)
+    os.close(writer)
+    assert (len(caplog.records) == 1) if closed else (cell.getvalue() == "said\n")
+
+
+def test_a_forked_process_has_no_thread_and_writes_by_itself(pipe: tuple[IO[bytes], IO[str]]) -> None:
+    out, target = pipe
+    own = Output(target, io.StringIO())
+    if (pid := os.fork()) == 0:
+        print("from the child", file=own.stdout, flush=True)
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert out.readline() == b"from the child\n"
+    own.close()
+
+
+class Terminal:
+    """A pseudo-terminal, and an Output on it."""
+
+    def __init__(self) -> None:
+        self.reader, writer = pty.openpty()
+        self.file = os.fdopen(writer, "w", encoding="utf-8")
+        self.output = Output(self.file, self.file)
+
+    def draw(self, text: str) -> None:
+        """Return when this has been drawn."""
+        drawn = threading.Event()
+
+        def frame() -> str:
+            drawn.set()
+            return text
+
+        self.output.draw(frame)
+        assert drawn.wait(60)
+
+    def shown(self) -> list[str]:
+        """The lines on the screen after the end."""
+        self.output.close()
+        os.write(self.file.fileno(), b"\0")  # the last byte
+        received = b""
+        while not received.endswith(b"\0"):
+            received += os.read(self.reader, 65536)
+        screen = Screen()
+        screen.feed(received.rstrip(b"\0").decode())
+        return screen.text().splitlines()
+
+
+@pytest.fixture
+def terminal() -> Iterator[Terminal]:
+    t = Terminal()
+    yield t
+    os.close(t.reader)
+    t.output._thread.join(60)
+    t.file.close()
+
+
+def test_frames_replace_each_other_below_the_lines(terminal: Terminal) -> None:
+    terminal.draw("a\nhigh\nframe\n")
+    terminal.output.stdout.write("on stdout\n")
+    terminal.output.stderr.write("on stderr\n")
+    terminal.draw("frame 2\n")
+    terminal.draw("frame 3\n")
+    assert terminal.shown() == ["on stdout", "on stderr", "frame 3"]
+
+
+def test_a_frame_is_removed(terminal: Terminal) -> None:
+    terminal.draw("frame\n")
+    terminal.output.draw(None)
+    terminal.output.stdout.write("the last line\n")
+    assert terminal.shown() == ["the last line"]
+
+
+def test_an_error_while_drawing_is_logged_and_lines_are_still_written(
+    terminal: Terminal, caplog: pytest.LogCaptureFixture
+) -> None:
+    called = threading.Event()
+
+    def wrong() -> str:
+        called.set()
+        return str(1 / 0)
+
+    terminal.output.draw(wrong)
+    assert called.wait(60)
+    terminal.output.stdout.write("a line\n")
+    assert terminal.shown() == ["a line"]
+    assert caplog.messages == ["nothing is drawn any more, training continues"]
+
+
+def test_a_terminal_that_does_not_read_blocks_nothing(terminal: Terminal, short_wait: None) -> None:
+    """As after Ctrl-S, or behind a dead connection. Neither lines nor frames wait for it, nor does the end."""
+    for i in range(2000):
+        terminal.output.stdout.write(LINE)
+        terminal.output.draw(lambda text=f"{i} {LINE}": text)  # type: ignore[misc]
+    terminal.output.close()
+    assert terminal.output._thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding", "result"),
+    [
+        ("plain\nlines", "utf-8", "plain\nlines"),
+        ("a\x1b[2Jb\tc\r", "utf-8", "a [2Jb c "),
+        ("ÄΩ█", "latin-1", "Ä??"),
+        ("\ud800", "utf-8", " "),
+    ],
+)
+def test_text_is_made_printable_in_the_encoding(text: str, encoding: str, result: str) -> None:
+    assert printable(text, encoding) == result
