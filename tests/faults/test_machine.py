@@ -284,17 +284,23 @@ def test_d9_a_terminal_that_does_not_read_blocks_neither_the_run_nor_its_end(
         os.close(ours)
 
 
-def test_d10_process_1_of_a_container_stops_when_it_is_asked_to(tmp_path: Path) -> None:
-    """The kernel drops a signal to process 1 that has no handler; here it is sent from outside, as by `docker stop`."""
+def test_d10_a_second_ctrl_c_ends_process_1_of_a_container_at_once(tmp_path: Path) -> None:
+    """Its environment hangs, and the kernel drops signals to process 1 that have no handler."""
     inside = ("unshare", "-rpf", "--mount-proc")
     if subprocess.run([*inside, "true"], capture_output=True, timeout=TIMEOUT_S).returncode != 0:
         pytest.skip("ROW D10 IS NOT SHOWN HERE: no user namespace with processes (`unshare -rp`)")
-    with border_train(tmp_path, "trainer.save_interval=100", before=inside) as command:
-        wait_until(lambda: list(tmp_path.glob("runs/latest/checkpoints/step-*")), "a save", START_S)
+    args = ("trainer=sync", *trap("MainProcess", "step", "hang", 50))
+    with border_train(tmp_path, *args, before=inside) as command:
+        command.wait_for_trap()
         (first,) = Path(f"/proc/{command.pid}/task/{command.pid}/children").read_text().split()
-        os.kill(int(first), signal.SIGTERM)
-        assert (command.end(), command.errors) == (143, "")
-    assert command.run.summary["ended_by"] == "sigterm"
+
+        def ended() -> bool:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(first), signal.SIGINT)
+            return command.process.poll() is not None
+
+        wait_until(ended, "the end", START_S)
+        assert (command.end(), command.errors) == (130, "")
 
 
 @pytest.mark.parametrize("closed", sampled(["<&- >&- 2>&-", ">&-"], 2))

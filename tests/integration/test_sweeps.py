@@ -28,6 +28,7 @@ from border_cli.cli.train import main
 from border_cli.config.registry import TABLES
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import ExitCode, Interrupted
+from border_cli.display.output import output
 from border_cli.runs.directory import Launch
 from border_cli.runtime import forkserver
 from border_cli.runtime.signals import StopFlag
@@ -242,7 +243,8 @@ def test_without_room_for_the_measurement_a_sweep_has_one_slot(
 def test_a_stop_ends_the_sweeper_of_a_plugin(tmp_path: Path) -> None:
     stop = StopFlag()
     stop.request(ExitCode.SIGINT)
-    run = SweepRun(Sweep(tmp_path, []), None, Launch([], {}), SweepSettings(), stop)  # type: ignore[arg-type]
+    with output() as out:
+        run = SweepRun(Sweep(tmp_path, []), None, Launch([], {}), SweepSettings(), stop, out)  # type: ignore[arg-type]
     with pytest.raises(Interrupted):
         run.launch([], 0)
 
