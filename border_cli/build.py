@@ -68,9 +68,9 @@ from border_cli.training.evaluators import EpisodeRunner, EvaluatorSpec, InlineE
 from border_cli.training.films import Films, VideoSink
 from border_cli.training.loop import AsyncTrainer, LockstepTrainer, SyncTrainer, TrainingLoop
 from border_cli.training.metrics import Telemetry
-from border_cli.training.ratio_limiter import RatioLimiter
+from border_cli.training.ratio_limiter import RatioLimiter, most_credit
 from border_cli.training.state import Components
-from border_cli.transport import ring_bytes
+from border_cli.transport import ring_bytes, ring_rows
 
 _logger = logging.getLogger(__name__)
 
@@ -433,9 +433,18 @@ def actor_spec(config: TrainConfig, user: UserParts | None = None) -> ActorSpec:
         processor=Factory("border_cli.build:actor_processor", (config, user.step_processor)),
         n_envs=envs_per_actor(config),
         n_buffer=actors.n_buffer,
+        credit=actor_credit(config),
         seed=config.seed,
         rounds=rounds if lockstep else None,
     )
+
+
+def actor_credit(config: TrainConfig) -> int:
+    """Env steps that one actor takes at most before the learner has inserted any of them."""
+    if config.trainer.lockstep:
+        return lockstep_steps(config) * envs_per_actor(config)
+    tolerance = ratio_tolerance(config)
+    return most_credit(config.trainer.opt_interval, tolerance, n_actors(config), envs_per_actor(config))
 
 
 def actor_env(actor_id: ActorId, config: TrainConfig, made: Callable[[], None] = lambda: None) -> GymEnv:
@@ -584,9 +593,10 @@ def sizes(config: TrainConfig, spec: EnvSpec) -> Sizes:
         agent = module.make_agent(config.agent, spec, config.seed, "cpu")
         model = sum(array.nbytes for array in agent.model_info().arrays.values())
         training = sum(array.nbytes for array in agent.state().arrays.values())
+    columns = run_columns(config, spec)
     return Sizes(
         replay=buffer_bytes(config, spec),
-        ring=ring_bytes(run_columns(config, spec), config.actor_manager.ring_rows),
+        ring=ring_bytes(columns, ring_rows(actor_credit(config), envs_per_actor(config), columns)),
         channel=(LOCKSTEP_SLOTS if config.trainer.lockstep else 2) * model,
         model=model,
         training=training,

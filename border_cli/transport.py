@@ -173,7 +173,7 @@ def resource_error(error: OSError, purpose: str, nbytes: int = 0) -> ResourceErr
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if known else 0
     return ResourceError(
         f"{purpose} needs {nbytes / 2**20:.1f} MiB, {free / 2**20:.1f} MiB are free: {error.strerror}\n"
-        "allowed: a smaller actor_manager.ring_rows or n_actors"
+        "allowed: a smaller n_actors"
     )
 
 
@@ -196,42 +196,45 @@ def fence() -> None:
 # -- chunks from one actor to the learner --------------------------------
 
 
-HEADER_SLOTS = 1024
+_MOST_BYTES = 8 << 20
 _SLOT_WORDS = CACHE_LINE // WORD
-_HEADER_WORDS = 6
+_HEADER_WORDS = 7
+
+
+def ring_rows(credit: int, n_envs: int, columns: Sequence[Column]) -> int:
+    """Capacity of the ring of an actor with at most this much unused credit [env steps].
+
+    It is filled while the learner still holds what it has taken before, and an env step may complete two rows: its own and
+    the last observation of its episode. A ring has at most 8 MiB, or two rows; then the actor may wait for room.
+    """
+    row_bytes = sum(column.row_bytes for column in columns)
+    return max(2, min(4 * (credit + n_envs), _MOST_BYTES // row_bytes))
 
 
 class Ring:
-    """A bounded ring of chunks: room for `capacity` rows in at most `slots` chunks. Implements `actors.loop.ChunkSink`.
+    """A bounded ring of chunks: room for `capacity` rows in as many chunks at most. Implements `actors.loop.ChunkSink`.
 
     The learner makes it and passes it to the actor's process as an argument. One process writes, one reads, and neither
     ever locks. A chunk is a header in one of a fixed number of slots, and a run of rows in one array per column. The rows
-    are written where they stay until the learner has copied them into the replay. A chunk never wraps around the end of
-    the ring: the writer splits it there.
+    are written where they stay until the learner has copied them into the replay. A chunk has at most half of the rows, and
+    never wraps around the end of the ring: where it does not fit, the writer continues at the start.
 
     The word `head` counts complete chunks and is written last. So a producer that dies in the middle of a chunk leaves
     nothing behind that could be read. Each incarnation of an actor gets a new ring. Raises ResourceError.
 
         words   | head | tail, rows_out |     head: chunks pushed, tail: chunks released, rows_out: rows released
-        headers | slot 0 | slot 1 | …         written at head % slots
+        headers | slot 0 | slot 1 | …         written at head % capacity
         columns | obs … | action … | …        each (capacity, *shape), written at rows_in % capacity
     """
 
-    def __init__(
-        self,
-        columns: tuple[Column, ...],
-        capacity: int,
-        slots: int = HEADER_SLOTS,
-        block: Block | None = None,
-    ) -> None:
+    def __init__(self, columns: tuple[Column, ...], capacity: int, block: Block | None = None) -> None:
         self.columns = columns
         self.capacity = capacity
-        self._slots = slots
-        size, (head, tail, headers, *offsets) = _ring_layout(columns, capacity, slots)
+        size, (head, tail, headers, *offsets) = _ring_layout(columns, capacity)
         self._block = block or Block(size, "an actor's ring")
         self._head_word = self._block.words(head, 1)
         self._tail_words = self._block.words(tail, 2)
-        self._headers = self._block.words(headers, slots * _SLOT_WORDS)
+        self._headers = self._block.words(headers, capacity * _SLOT_WORDS)
         self._storage: dict[str, Array] = {
             column.name: self._block.array(offset, (capacity, *column.shape), column.dtype)
             for column, offset in zip(columns, offsets, strict=True)
@@ -241,23 +244,26 @@ class Ring:
         self.close = self._block.close
 
     def __reduce__(self) -> tuple[Callable[..., Ring], tuple[Any, ...]]:
-        return Ring, (self.columns, self.capacity, self._slots, self._block)
+        return Ring, (self.columns, self.capacity, self._block)
 
     def reserve(self, rows: int) -> Items | None:
         """Where to write the next rows: up to `rows` of them. Returns None while there is no room."""
-        n = min(rows, self.capacity - self._rows_in % self.capacity)
+        n = min(rows, max(1, self.capacity // 2))
+        left = self.capacity - self._rows_in % self.capacity
+        if n > left:
+            self._rows_in += left
         # The consumer may free more room at this moment, which the next call sees; it never takes room back.
         chunks_out, rows_out = self._tail_words
         fence()
-        if self._chunks_in - chunks_out == self._slots or self._rows_in - rows_out + n > self.capacity:
+        if self._chunks_in - chunks_out == self.capacity or self._rows_in - rows_out + n > self.capacity:
             return None
         return self._rows(self._rows_in, n)
 
     def push(self, chunk: Chunk) -> None:
         """Publish a chunk whose items are the rows that the last `reserve` returned."""
-        start = self._chunks_in % self._slots * _SLOT_WORDS
-        header = chunk.actor, chunk.incarnation, chunk.sequence, chunk.env_steps, chunk.version, chunk.rows
-        for i, value in enumerate(header):
+        start, position = self._chunks_in % self.capacity * _SLOT_WORDS, self._rows_in
+        header = chunk.actor, chunk.incarnation, chunk.sequence, chunk.env_steps, chunk.version
+        for i, value in enumerate((*header, chunk.rows, position)):
             self._headers[start + i] = value
         self._chunks_in += 1
         self._rows_in += chunk.rows
@@ -273,13 +279,13 @@ class Ring:
         fence()
         chunks = []
         while self._chunks_out < head:
-            start = self._chunks_out % self._slots * _SLOT_WORDS
+            start = self._chunks_out % self.capacity * _SLOT_WORDS
             header = self._headers[start : start + _HEADER_WORDS]
-            actor, incarnation, sequence, env_steps, version, rows = header
-            items = self._rows(self._rows_out, rows)
+            actor, incarnation, sequence, env_steps, version, rows, position = header
+            items = self._rows(position, rows)
             chunks.append(Chunk(actor, incarnation, sequence, env_steps, version, items))
             self._chunks_out += 1
-            self._rows_out += rows
+            self._rows_out = position + rows
         return chunks
 
     def _rows(self, position: int, n: int) -> Items:
@@ -290,13 +296,13 @@ class Ring:
 
 def ring_bytes(columns: tuple[Column, ...], capacity: int) -> int:
     """Bytes of a ring, all of which are allocated when it is made."""
-    return _ring_layout(columns, capacity, HEADER_SLOTS)[0]
+    return _ring_layout(columns, capacity)[0]
 
 
-def _ring_layout(columns: tuple[Column, ...], capacity: int, slots: int) -> tuple[int, list[int]]:
+def _ring_layout(columns: tuple[Column, ...], capacity: int) -> tuple[int, list[int]]:
     """Size of a ring, and the offsets of head, tail, headers and each column."""
     layout = Layout()
-    sizes = [WORD, 2 * WORD, slots * CACHE_LINE, *(capacity * column.row_bytes for column in columns)]
+    sizes = [WORD, 2 * WORD, capacity * CACHE_LINE, *(capacity * column.row_bytes for column in columns)]
     offsets = [layout.reserve(nbytes) for nbytes in sizes]
     return layout.size, offsets
 

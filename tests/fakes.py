@@ -92,10 +92,11 @@ def counting_actors(
     n_envs: int = 1,
     n_step: int = 1,
     n_buffer: int = 64,
+    credit: int = 63,
     make_env: str = "make_counting_env",
     **env_kwargs: Any,
 ) -> ActorSpec:
-    """Actors over CountingEnv with the numpy policy."""
+    """Actors over CountingEnv with the numpy policy. A ring has 4·(credit + n_envs) rows."""
     config = EnvConfig(entry_point="tests.counting:CountingEnv", kwargs=env_kwargs)
     return ActorSpec(
         env=Factory(f"tests.fakes:{make_env}", (config,)),
@@ -103,6 +104,7 @@ def counting_actors(
         processor=Factory("tests.fakes:make_processor", (n_step,)),
         n_envs=n_envs,
         n_buffer=n_buffer,
+        credit=credit,
         seed=0,
     )
 

@@ -23,7 +23,7 @@ from border_cli.core.types import ActorStat, Chunk, Column, ModelInfo
 from border_cli.runtime.clock import Deadline
 from border_cli.runtime.files import run_all
 from border_cli.runtime.supervised import Condition, Limits, Loss
-from border_cli.transport import ModelChannel, model_layout
+from border_cli.transport import ModelChannel, model_layout, ring_rows
 
 _START_POLL_S = 0.1
 _STOP_POLL_S = 0.01
@@ -101,7 +101,8 @@ class ActorManager:
             numbers = [key for key in state.values if key.isdecimal()]
             self._former = {key: state.values[key] for key in numbers if int(key) >= n}
         limits = Limits(**{field.name: getattr(c, field.name) for field in fields(Limits)})
-        shared = Shared(self._spec, self._columns, c.ring_rows, n, self._status, self._models, self._selector)
+        rows = ring_rows(self._spec.credit, self._spec.n_envs, self._columns)
+        shared = Shared(self._spec, self._columns, rows, n, self._status, self._models, self._selector)
         self._actors = [self._make_handle(i, shared, limits, *self._resumed(i, state)) for i in range(n)]
         try:
             for group in [[actor] for actor in self._actors] if c.serial_init else [self._actors]:

@@ -87,8 +87,8 @@ class Sampler:
             self.exact = False
             self._begin_episode(env_ix, self._episodes[env_ix] + 1)
             _logger.warning(
-                "environment %d of %s cannot be resumed exactly: it is not determined by its seed and the actions; "
-                "a new episode starts there",
+                "environment %d of %s cannot be resumed exactly: it is not determined by its seed and the actions, "
+                "or its episode is too long; a new episode starts there",
                 env_ix,
                 self._owner,
             )

@@ -36,6 +36,7 @@ class ActorSpec:
         env: (actor_id, *args) → Env with actor_id.n_envs environments; in lockstep a ResumableEnv.
         policy: (actor_id, spec, *args) → ActingPolicy.
         processor: (actor_id, spec, *args) → StepProcessor.
+        credit: env steps that one actor takes at most before the learner has inserted any; the size of its ring follows.
         rounds: of lockstep; None for actors that act on credit.
     """
 
@@ -44,6 +45,7 @@ class ActorSpec:
     processor: Factory
     n_envs: int
     n_buffer: int
+    credit: int
     seed: int
     rounds: Rounds | None = None
 

@@ -370,7 +370,7 @@ def check_memory(config: TrainConfig, sizes: Sizes) -> None:
     if capacity >= max(config.agent.batch_size, config.trainer.warmup_period):
         fitting = f"buffer.capacity up to {capacity}"
     else:
-        fitting = "a smaller n_actors or actor_manager.ring_rows, and then a smaller buffer.capacity"
+        fitting = "a smaller n_actors, and then a smaller buffer.capacity"
     raise ResourceError(
         f"this run needs {size(sum(need.values()))} of memory, and {size(free)} are free, of which it may take "
         f"{MEMORY_SHARE:.0%}\n{_listed(need)}\nallowed: {fitting}"

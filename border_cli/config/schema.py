@@ -246,9 +246,6 @@ class ActorManagerConfig:
         unit="s",
         gt=0.0,
     )
-    ring_rows: int = option(
-        8192, "capacity of the ring between one actor and the learner", unit="rows", ge=16
-    )
     start_timeout_s: float = option(
         120.0,
         "kill an actor that is not ready after this time; above 120, it also limits making the environment before the run",

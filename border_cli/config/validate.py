@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterator, Mapping
 from border_cli.config import presets
 from border_cli.config.resolve import (
     confirm_episodes,
-    envs_per_actor,
     is_game,
     is_reproducible,
     may_evaluate_beside,
@@ -25,7 +24,7 @@ from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import UsageError
 
 _OF_PROCESSES = (
-    *("actor_manager.n_buffer", "actor_manager.heartbeat_timeout_s", "actor_manager.ring_rows"),
+    *("actor_manager.n_buffer", "actor_manager.heartbeat_timeout_s"),
     *("actor_manager.stop_timeout_s", "actor_manager.serial_init"),
     "trainer.sync_interval",
 )
@@ -262,13 +261,6 @@ def _actors(config: TrainConfig) -> Checks:
         sync and t.opt_interval is None,
         "trainer.opt_interval=null enforces no ratio, and trainer=sync alternates by the ratio",
         "a number > 0 (env steps), or trainer=async",
-    )
-    # An env step completes up to two rows: its own, and the final observation of the episode it ends.
-    needed = 2 * (manager.n_buffer + envs_per_actor(config))
-    yield (
-        not sync and manager.ring_rows < needed,
-        f"actor_manager.ring_rows={manager.ring_rows} cannot take what an actor hands over at once",
-        f"ring_rows >= 2·(n_buffer + envs_per_actor) = {needed}",
     )
 
 

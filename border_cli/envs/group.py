@@ -27,6 +27,8 @@ from border_cli.envs.make import SelectedParts, make_gym, own_statistics, stack_
 from border_cli.envs.spaces import decode_actions, env_spec, may_hold_categories, part_name
 from border_cli.runtime.clock import Deadline
 
+MOST_REPLAYED = 1_000_000
+_TOO_LONG = -1  # in the place of an episode's seed
 _SHOWN_ACTION = 100
 _SHOWN_ENV_STEPS, _SHOWN_EPISODE = 500, 50
 """Random env steps whose images show whether they hold categories, and of one episode at most."""
@@ -383,7 +385,8 @@ class ReplayedEnv:
 
     The state is the seed and the actions of each unfinished episode. An environment that draws random numbers from its own
     generator alone reaches the same point again with them; a hash of the current observation shows whether it did. Every
-    reset needs a seed, because otherwise an episode would depend on all earlier ones.
+    reset needs a seed, because otherwise an episode would depend on all earlier ones. An episode of more than MOST_REPLAYED
+    env steps is not resumed: its actions would fill memory and every checkpoint.
     """
 
     def __init__(self, env: GymEnv) -> None:
@@ -391,14 +394,14 @@ class ReplayedEnv:
         self.n_envs = env.n_envs
         self.spec = env.spec
         self._seeds = np.zeros(env.n_envs, np.int64)
-        self._actions: list[list[Array]] = [[] for _ in range(env.n_envs)]
+        self._actions = [bytearray() for _ in range(env.n_envs)]
 
     def reset(self, env_ix: int, seed: int | None = None) -> None:
         """Start a new episode with this seed. Raises ValueError without one."""
         if seed is None:
             raise ValueError("an episode that can be resumed needs a seed")
         self._env.reset(env_ix, seed)
-        self._seeds[env_ix], self._actions[env_ix] = seed, []
+        self._seeds[env_ix], self._actions[env_ix] = seed, bytearray()
 
     def observe(self, env_ix: Sequence[int]) -> Obs:
         """Current observations (k, ...) of these environments."""
@@ -406,9 +409,15 @@ class ReplayedEnv:
 
     def step(self, env_ix: Sequence[int], action: Array) -> Step:
         """One env step in each of these environments."""
-        step = self._env.step(env_ix, action)
+        step, stored = (
+            self._env.step(env_ix, action),
+            action.astype(self.spec.action.stored_dtype, copy=False),
+        )
         for k, i in enumerate(env_ix):
-            self._actions[i].append(action[k].copy())
+            if self._seeds[i] != _TOO_LONG:
+                self._actions[i] += stored[k].tobytes()
+                if len(self._actions[i]) > MOST_REPLAYED * stored[k].nbytes:
+                    self._seeds[i], self._actions[i] = _TOO_LONG, bytearray()
         return step
 
     def close(self) -> None:
@@ -419,7 +428,7 @@ class ReplayedEnv:
         """Seeds, actions (t, ...), hashes of the current observations, and what the checks have counted."""
         action = self.spec.action
         arrays = {
-            f"actions-{i}": np.array(actions, action.stored_dtype).reshape(-1, *action.shape)
+            f"actions-{i}": np.frombuffer(bytes(actions), action.stored_dtype).reshape(-1, *action.shape)
             for i, actions in enumerate(self._actions)
         }
         arrays["seeds"] = self._seeds.copy()
@@ -434,7 +443,9 @@ class ReplayedEnv:
             return [i for i in range(self.n_envs) if not self._replay(i, section(state, "episodes"))]
 
     def _replay(self, env_ix: int, episodes: State) -> bool:
-        self.reset(env_ix, int(episodes.arrays["seeds"][env_ix]))
+        if (seed := int(episodes.arrays["seeds"][env_ix])) == _TOO_LONG:
+            return False
+        self.reset(env_ix, seed)
         for action in episodes.arrays[f"actions-{env_ix}"]:
             if self.step([env_ix], action[np.newaxis]).over[0]:
                 return False  # the saved episode continued here

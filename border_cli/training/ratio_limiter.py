@@ -15,6 +15,14 @@ from typing import Any
 from border_cli.core.state import State, check_like
 
 _UNLIMITED = 2**62
+_FREE_CREDIT = 1024
+"""Unused credit of an actor where no ratio is enforced [env steps]: it then acts while the learner does a few opt steps."""
+
+
+def most_credit(opt_interval: float | None, tolerance: int, n_actors: int, envs_per_actor: int) -> int:
+    """Unused credit that one actor has at most: its share of the tolerance, in whole steps of its environments."""
+    share = _FREE_CREDIT if opt_interval is None else tolerance // n_actors
+    return max(share - share % envs_per_actor, envs_per_actor)
 
 
 class RatioLimiter:
@@ -56,8 +64,7 @@ class RatioLimiter:
         self._tolerance = tolerance
         self._max_env_steps = max_env_steps
         self._group = envs_per_actor
-        share = tolerance // n_actors if self._interval is not None else max(1024, envs_per_actor)
-        self._share = max(share - share % envs_per_actor, envs_per_actor)
+        self._share = most_credit(opt_interval, tolerance, n_actors, envs_per_actor)
         self._least_grant = max(envs_per_actor, self._share // 2 - (self._share // 2) % envs_per_actor)
         self.env_steps = 0
         self.opt_steps = 0

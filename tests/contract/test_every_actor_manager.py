@@ -39,7 +39,7 @@ def running(request: pytest.FixtureRequest) -> Running:
     def manager(
         spec: ActorSpec, state: State | None = None, on_exception: Any = lambda _: None, **config: Any
     ) -> Iterator[ExperienceSource]:
-        settings = entry.config(restarts=0, min_actors=N_ACTORS, ring_rows=256, **config)
+        settings = entry.config(restarts=0, min_actors=N_ACTORS, **config)
         made: ExperienceSource = entry.load()(
             spec, COUNTING_COLUMNS, N_ACTORS, settings, lambda: False, on_exception
         )

@@ -30,6 +30,7 @@ from border_cli.runtime.supervised import Factory
 from tests.fakes import COUNTING_COLUMNS, counting_actors, make_counting_env, make_processor, model
 
 RING_ROWS = 256
+"""Of an actor with one environment and the credit of `counting_actors`."""
 
 
 @contextlib.contextmanager
@@ -41,7 +42,7 @@ def running(
     **config: Any,
 ) -> Iterator[ActorManager]:
     """Start actors. By default a lost actor is an error."""
-    config = {"stop_timeout_s": 10.0, "ring_rows": RING_ROWS, "restarts": 0, "min_actors": n_actors, **config}
+    config = {"stop_timeout_s": 10.0, "restarts": 0, "min_actors": n_actors, **config}
     manager = ActorManager(
         spec, COUNTING_COLUMNS, n_actors, ActorManagerConfig(**config), lambda: False, on_exception
     )

@@ -101,7 +101,7 @@ def test_a5_a7_hanging_and_frozen_actors_block_no_other_and_are_killed_at_the_st
 
 
 def test_a10_actors_wait_while_their_ring_is_full_and_the_stop_delivers_the_rest() -> None:
-    with running(counting_actors(n_buffer=8, lengths=[1000]), ring_rows=16) as manager:
+    with running(counting_actors(n_buffer=8, credit=3, lengths=[1000])) as manager:
         manager.grant([40, 40])
         wait_until(
             lambda: all(s.state == "waiting for room" and s.blocked_seconds > 0 for s in manager.stats()),

@@ -13,13 +13,12 @@ import pytest
 from border_cli.actors.manager import ActorManager
 from border_cli.runtime.clock import SYSTEM_CLOCK
 from tests.fakes import counting_actors
-from tests.faults.actors import running
+from tests.faults.actors import RING_ROWS, running
 from tests.faults.amounts import times
 from tests.faults.processes import wait_until
 from tests.real_runs import train
 
 WARM_UP, ENV_STEPS = 10_000, times(20_000, 1_000_000)
-RING_ROWS = 256
 STEP_S, SLOW_ENV_STEPS = 5e-3, times(200, 2000)
 MAY_GROW = ENV_STEPS / 1e5 + 0.25
 """Megabytes: one in 1e5 env steps, and what the allocator may have kept of something else."""
@@ -69,7 +68,7 @@ def collect(
 @pytest.mark.usefixtures("light_forkserver")
 @pytest.mark.parametrize("slow", ["learner", "actors"])
 def test_a10_memory_is_bounded_whichever_side_is_slow(slow: str) -> None:
-    with running(counting_actors(**SPEC), ring_rows=RING_ROWS) as manager:
+    with running(counting_actors(**SPEC)) as manager:
         manager.grant([10**9, 10**9])
         collect(manager, WARM_UP, slow == "learner")
         memory = Memory(manager)
@@ -82,7 +81,7 @@ def test_a10_memory_is_bounded_whichever_side_is_slow(slow: str) -> None:
 @pytest.mark.usefixtures("light_forkserver")
 def test_a10_with_slow_environments_only_the_learner_waits() -> None:
     """Most calls of `collect` return no chunk, and no actor waits."""
-    with running(counting_actors(step_s=STEP_S, **SPEC), ring_rows=RING_ROWS) as manager:
+    with running(counting_actors(step_s=STEP_S, **SPEC)) as manager:
         manager.grant([10**9, 10**9])
         collect(manager, 50)
         memory = Memory(manager)

@@ -218,8 +218,8 @@ ANYWHERE = [DRAW.uniform(0, BEFORE_THE_LAST_WORD) for _ in range(times(0, 50))]
 
 @pytest.mark.parametrize("moment", [*sampled(IN_EACH_COLUMN, 3), BEFORE_THE_LAST_WORD, *ANYWHERE])
 def test_a2_an_interrupted_push_is_discarded_completely(moment: float) -> None:
-    spec = actors_that_die_in_a_push(moment, n_buffer=2000, lengths=LENGTHS)
-    with running(spec, n_actors=1, ring_rows=8192, **QUICK) as manager:
+    spec = actors_that_die_in_a_push(moment, n_buffer=2000, credit=2000, lengths=LENGTHS)
+    with running(spec, n_actors=1, **QUICK) as manager:
         manager.grant([4000])
         learner = Learner(manager, 1, tolerance=8000)
 

@@ -103,8 +103,7 @@ def test_expected_rows_by_hand() -> None:
 def test_every_env_step_arrives_once_and_in_order(n_envs: int, n_step: int) -> None:
     env_steps = times(24_000, 100_000)
     spec = counting_actors(n_envs=n_envs, n_step=n_step, lengths=LENGTHS, truncate="odd")
-    config = ActorManagerConfig(ring_rows=512)
-    manager = ActorManager(spec, COUNTING_COLUMNS, N_ACTORS, config)
+    manager = ActorManager(spec, COUNTING_COLUMNS, N_ACTORS, ActorManagerConfig())
     try:
         manager.start(model())
         chunks = collect_all(manager, env_steps)
@@ -142,14 +141,19 @@ def collect_rounds(manager: LockstepManager, n: int) -> list[list[Chunk]]:
     return rounds
 
 
-@pytest.mark.parametrize(("n_step", "ring_rows"), [(1, 512), (3, 16)])
-def test_rounds_deliver_every_row_with_the_expected_model_version(n_step: int, ring_rows: int) -> None:
+@pytest.mark.parametrize(("n_step", "credit"), [(1, 126), (3, 2)])
+def test_rounds_deliver_every_row_with_the_expected_model_version(n_step: int, credit: int) -> None:
     """In round r the actors use the model published after round r - 2. A round larger than the ring is split."""
     rounds = Rounds(n_actors=2, envs_per_actor=2, steps=11)
     spec = counting_actors(
-        n_envs=2, n_step=n_step, make_env="make_resumable_env", lengths=LENGTHS, truncate="odd"
+        n_envs=2,
+        n_step=n_step,
+        credit=credit,
+        make_env="make_resumable_env",
+        lengths=LENGTHS,
+        truncate="odd",
     )
-    config = ActorManagerConfig(n_buffer=1, ring_rows=ring_rows)
+    config = ActorManagerConfig(n_buffer=1)
     manager = LockstepManager(replace(spec, rounds=rounds), COUNTING_COLUMNS, rounds.n_actors, config)
     try:
         manager.start(model())

@@ -48,8 +48,7 @@ def config(**changes):
         # with n_step 3 the newest 5 steps cannot be sampled
         {"trainer__warmup_period": 4, "trainer__ratio_tolerance": 10, "buffer__n_step": 3},
         {"trainer__opt_interval": None},
-        {"actor_manager__n_buffer": 64, "actor_manager__ring_rows": 130},
-        {"trainer__type": "sync", "actor_manager__envs_per_actor": 4, "actor_manager__ring_rows": 16},
+        {"trainer__type": "sync", "actor_manager__envs_per_actor": 4},
         {"device": "cuda:1", "trainer__stop_return": 475.0, "evaluator__confirm": False},
         {"env__id": "", "env__entry_point": "mine:Env"},
         {"preset__name": "dqn_cartpole", "preset__env_id": "CartPole-v1"},
@@ -93,7 +92,6 @@ def test_values_at_the_limit_are_allowed(changes):
         ),
         ({"trainer__opt_interval": None, "trainer__type": "sync"}, ["opt_interval=null", "trainer=async"]),
         ({"trainer__type": "sync", "n_actors": 8}, ["n_actors=8", "trainer=async"]),
-        ({"actor_manager__n_buffer": 64, "actor_manager__ring_rows": 129}, ["ring_rows=129", "= 130"]),
         (
             {"n_actors": 3, "actor_manager__min_actors": 4},
             ["min_actors=4 are more than n_actors=3", "min_actors <= n_actors"],
@@ -164,7 +162,6 @@ FRESH = {"evaluator__episodes": 4, "evaluator__confirm_episodes": 8}
         ("trainer.ratio_tolerance", {"trainer__opt_interval": None}, SYNC),
         ("trainer.lockstep_steps", ASYNC, LOCKSTEP),
         ("actor_manager.n_buffer", LOCKSTEP, ASYNC),
-        ("actor_manager.ring_rows", SYNC, ASYNC),
         ("actor_manager.restarts", SYNC, ASYNC),
         ("actor_manager.min_actors", LOCKSTEP, ASYNC),
         ("actor_manager.serial_init", {"n_actors": 1}, ASYNC),

@@ -11,6 +11,7 @@ from border_cli import build
 from border_cli.actors.sampler import Sampler
 from border_cli.config.schema import EnvConfig, TrainConfig
 from border_cli.core.errors import ActorLostError, IncompatibleStateError
+from border_cli.envs import group
 from border_cli.envs.group import GymEnv, ReplayedEnv
 from border_cli.replay.n_step import NStepProcessor
 from tests.fakes import NumpyPolicy
@@ -48,6 +49,19 @@ def resumed(env: ReplayedEnv, **config: Any) -> ReplayedEnv:
     assert same.values == one.values and same.arrays.keys() == one.arrays.keys()
     assert all(np.array_equal(array, same.arrays[name]) for name, array in one.arrays.items())
     return other
+
+
+@pytest.mark.parametrize(("env_steps", "lost"), [(5, []), (6, [0]), (9, [0])])
+def test_a_very_long_episode_is_not_resumed_and_its_actions_are_not_kept(
+    env_steps: int, lost: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group, "MOST_REPLAYED", 5)
+    env, state = make(), after(env_steps + 1).state()
+    assert state.arrays["episodes/actions-0"].shape == (0 if lost else env_steps,)
+    assert env.load_state(state) == lost
+    env.reset(0, INSIDE)
+    steps(env, 5)
+    assert resumed(env).state().arrays["episodes/actions-0"].shape == (5,)  # the next episode
 
 
 def test_g2_after_a_resume_a_late_observation_outside_is_no_error() -> None:

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from border_cli import build
+from border_cli import api, build
 from border_cli.agents.dqn.config import DqnConfig
 from border_cli.config import resources
 from border_cli.config.resources import Sizes
@@ -122,12 +122,22 @@ def test_predicted_sizes_equal_those_of_the_components() -> None:
     c = config()
     sizes = build.sizes(c, COUNTING_SPEC)
     agent = build.make_agent(c, COUNTING_SPEC)
-    ring = Ring(item_columns(COUNTING_SPEC), c.actor_manager.ring_rows)
+    ring = Ring(item_columns(COUNTING_SPEC), 4 * (64 + 1))  # credit for 128 env steps, which two actors share
     channel = ModelChannel(model_layout(agent.model_info()))
     assert sizes.ring == ring._block.size
     assert sizes.channel == pytest.approx(channel._block.size, rel=0.01)
     assert sizes.model == sum(a.nbytes for a in agent.model_info().arrays.values())
     assert sizes.training == sum(a.nbytes for a in agent.state().arrays.values())
+
+
+@pytest.mark.parametrize("n_actors", [1, 8, 32])
+def test_the_rings_of_image_environments_are_small(n_actors: int) -> None:
+    frames = ObsLeaf("obs", (), "box", (4, 84, 84), "uint8", 0.0, 255.0, stack=4)
+    spec = EnvSpec(ObsSpec((frames,)), ActionSpec("discrete", n=6))
+    c = api.compose("agent=dqn", "env=pong", f"n_actors={n_actors}")
+    assert n_actors * build.sizes(c, spec).ring <= 40 * 2**20
+    huge = replace(frames, shape=(10, 1000, 1000), stack=1)
+    assert build.sizes(c, replace(spec, obs=ObsSpec((huge,)))).ring <= 21 * 10**6
 
 
 def test_b5_the_error_of_too_little_memory_names_the_largest_part_and_what_fits(
@@ -144,7 +154,7 @@ def test_b5_the_error_of_too_little_memory_names_the_largest_part_and_what_fits(
     assert allowed == "allowed: buffer.capacity up to 500000"
     resources.check_memory(c, replace(SIZES, replay=SIZES.replay // 2))
     monkeypatch.setattr(resources, "available_memory", lambda: 1_000_000)  # too little for any replay
-    with pytest.raises(ResourceError, match=r"a smaller n_actors or actor_manager\.ring_rows"):
+    with pytest.raises(ResourceError, match=r"a smaller n_actors, and then a smaller buffer"):
         resources.check_memory(c, SIZES)
 
 

@@ -38,16 +38,26 @@ def test_a_chunk_is_read_once_and_unchanged() -> None:
 
 def test_a_full_ring_accepts_no_rows_and_popped_rows_stay_until_the_next_pop() -> None:
     ring = Ring(COLUMNS, 8)
-    assert [push(ring, 0, 5), push(ring, 5, 3), push(ring, 8, 1)] == [5, 3, -1]
+    assert [push(ring, 0, 5), push(ring, 4, 4), push(ring, 8, 1)] == [4, 4, -1]
     chunks = ring.pop_all()
     assert push(ring, 8, 1) == -1
-    assert [chunk.items["n_steps"].tolist() for chunk in chunks] == [[0, 1, 2, 3, 4], [5, 6, 7]]
+    assert [chunk.items["n_steps"].tolist() for chunk in chunks] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert ring.pop_all() == []
-    assert push(ring, 8, 9) == 8
+    assert push(ring, 8, 9) == 4
+
+
+def test_a_chunk_that_does_not_fit_at_the_end_starts_at_the_beginning() -> None:
+    ring = Ring(COLUMNS, 8)
+    assert [push(ring, 0, 3), push(ring, 3, 3)] == [3, 3]
+    first, _ = ring.pop_all()
+    assert push(ring, 6, 3) == -1  # the learner still holds the rows at the beginning
+    assert (ring.pop_all(), push(ring, 6, 3)) == ([], 3)
+    (chunk,) = ring.pop_all()
+    assert chunk.items["n_steps"].tolist() == [6, 7, 8] == first.items["n_steps"].tolist()  # the same memory
 
 
 def test_the_number_of_headers_limits_the_ring_too() -> None:
-    ring = Ring(COLUMNS, 8, slots=2)
+    ring = Ring(COLUMNS, 2)
     assert [push(ring, 0, 0, n, env_steps=2 + n) for n in range(3)] == [0, 0, -1]
     assert [(c.sequence, c.env_steps, c.rows) for c in ring.pop_all()] == [(0, 2, 0), (1, 3, 0)]
     assert (ring.pop_all(), push(ring, 0, 1, 2)) == ([], 1)
@@ -57,7 +67,7 @@ def test_the_number_of_headers_limits_the_ring_too() -> None:
 @given(st.lists(st.one_of(st.integers(0, 7), st.none()), max_size=60))
 def test_any_interleaving_keeps_every_row_in_order(actions: list[int | None]) -> None:
     """actions: a number pushes up to that many rows, None pops everything."""
-    ring = Ring(COLUMNS, 7, slots=3)
+    ring = Ring(COLUMNS, 7)
     pushed, popped, sequences, sequence = 0, list[int](), list[int](), 0
     for action in [*actions, None]:
         if action is None:
