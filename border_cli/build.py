@@ -607,4 +607,4 @@ def probe_env(config: EnvConfig, plugins: Sequence[str]) -> dict[str, Any]:
     """Try the environment in a child process. Returns a `Probed` as plain data."""
     import_plugins(plugins)
     found = try_env(config)
-    return vars(found) | {"spec": found.spec.to_json()}
+    return vars(found) | {"spec": found.spec.to_json(), "left_out": found.spec.left_out}

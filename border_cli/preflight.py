@@ -180,7 +180,7 @@ def probe_env(config: TrainConfig, stop: StopFlag | None) -> Probed:
             ) from e
         except forkserver.ChildError as e:
             raise _probe_error(e) from e
-    spec = replace(EnvSpec.from_json(found["spec"]), left_out=tuple(found["left_out"]))
+    spec = replace(EnvSpec.from_json(found["spec"]), left_out=tuple(found.pop("left_out")))
     return Probed(**found | {"spec": spec})
 
 

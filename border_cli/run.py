@@ -319,7 +319,11 @@ def _announce(
 
     _log.info("%s", text(banner.WIDTH))
     if spec.left_out:
-        _log.warning("left out of the observations, because no agent takes it: %s", ", ".join(spec.left_out))
+        _log.warning(
+            "left out of the observations, because no agent takes it: %s; if the task needs it, a wrapper can turn it into "
+            "a Box (env.wrappers=[module:name])",
+            ", ".join(spec.left_out),
+        )
     before, cpus = resources.descriptor_limit_before, resources.cpus()
     if before is not None:
         _log.info(

@@ -128,9 +128,9 @@ class EnvConfig:
         choices=("error", "drop"),
     )
     out_of_bounds: str = option(
-        "error",
-        "if one of the first 100 observations is outside its space: error: an error of the environment; warn: one warning",
-        choices=("error", "warn"),
+        "warn",
+        "if one of the first 100 observations is outside its space: warn: one warning; error: an error of the environment",
+        choices=("warn", "error"),
     )
     action_mask: str = option(
         "auto",

@@ -7,6 +7,7 @@ JSON and back. `border_cli.envs.spaces` makes them from gymnasium spaces.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
@@ -84,7 +85,9 @@ class ActionSpec:
     """An action space.
 
     kind "discrete": actions are stored as int64 counted from 0, n of them; the environment gets `start` added.
-    kind "box": actions are stored as float32 of `shape`, between `low` and `high` (flattened, one per component).
+    kind "box": actions are stored as float32 of `shape`, between `low` and `high` (flattened, one per component); the
+        environment gets them rounded where its dtype is of integers.
+    dtype: of the environment's actions.
     """
 
     kind: str
@@ -105,6 +108,22 @@ class ActionSpec:
         """`low` and `high` as float64 arrays of `shape`."""
         low, high = (np.array(b, np.float64).reshape(self.shape) for b in (self.low, self.high))
         return low, high
+
+
+def encode(leaf: ObsLeaf, values: Array) -> Array:
+    """Values (..., *shape) of a leaf as they are stored: counted from 0, with the stored dtype."""
+    counted = values - np.reshape(leaf.start, leaf.shape) if leaf.start else values
+    return counted.astype(leaf.dtype, copy=False)
+
+
+def decode_actions(spec: ActionSpec, actions: Array) -> Sequence[Any]:
+    """Stored actions (k, ...), each as `env.step` takes it: of the type that the space's `sample` gives."""
+    if spec.kind == "discrete":
+        return list((actions + spec.start).astype(spec.dtype, copy=False))
+    within = actions.clip(*spec.bounds)
+    if np.dtype(spec.dtype).kind in "iu":
+        within = np.rint(within)
+    return list(within.astype(spec.dtype))
 
 
 @dataclass(frozen=True)

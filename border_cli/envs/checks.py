@@ -11,14 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from border_cli.core.spaces import Array, EnvSpec, Obs, ObsLeaf
+from border_cli.core.spaces import Array, EnvSpec, Obs, ObsLeaf, encode
 from border_cli.core.state import State, check_like
-from border_cli.envs.spaces import encode
 
 ANY_REWARD = sys.float_info.max
 """The reward limit that only NaN and infinities exceed."""
 _STRICT_OBSERVATIONS, _CHECK_INTERVAL = 100, 1000
 _MAX_DROPS_IN_A_ROW = 100
+_LEAST_CHANGE = 1e-3
+"""Smaller changes of a number that float32 does not show are taken for noise."""
 _logger = logging.getLogger(__name__)
 
 
@@ -34,7 +35,7 @@ class EnvChecker:
     """Checks and stores the observations of a group of environments of one kind, and counts their env steps.
 
     Shapes and dtypes are always checked. Bounds are checked in the first 100 observations of each environment and then in
-    every 1000th. A value outside is an error in the first 100 if `strict_bounds`, otherwise a warning, given once. It is
+    every 1000th. A value outside is a warning, given once, or an error in the first 100 if `strict_bounds`. It is
     always an error where storing would change the value, or where it names a category that does not exist.
 
     Args:
@@ -57,7 +58,7 @@ class EnvChecker:
         n_envs: int,
         *,
         drop: bool = False,
-        strict_bounds: bool = True,
+        strict_bounds: bool = False,
         reward_limit: float = ANY_REWARD,
     ) -> None:
         self.obs: Obs = spec.obs.zeros(n_envs)
@@ -232,17 +233,20 @@ class EnvChecker:
 class _LeafChecker:
     """Checks one leaf of the observations.
 
-    warned: whether of its dtype, and of its bounds or categories · always: bounds are checked in every observation.
+    warned: whether of its dtype, of its bounds or categories, and of its precision · always: bounds are checked in every
+    observation.
     """
 
     def __init__(self, spec: ObsLeaf, space: Any) -> None:
         for key in spec.path:
             space = space.spaces[key]
         self.spec = spec
-        self.warned = [False, False]
+        self.warned = [False, False, False]
         self._declared = np.dtype(space.dtype)
         self._accepted = self._declared
         self._float = np.dtype(spec.dtype).kind == "f"
+        self._is_rounded = spec.kind == "box" and not np.can_cast(self._declared, np.float32, "safe")
+        self._before: Array | None = None  # the value that was checked last
         self.always = not self._float and (
             spec.kind != "box" or not np.can_cast(self._declared, spec.dtype, "safe")
         )
@@ -298,6 +302,8 @@ class _LeafChecker:
     def _check_bounds(self, value: Array, is_error: bool) -> None:
         if self.spec.kind == "box" and self.spec.categories and not self.warned[1]:
             self._check_categories(value)
+        if self._is_rounded and not self.warned[2]:
+            self._check_precision(value.astype(np.float64))
         if self._float:
             value = value.astype(self.spec.dtype, copy=False)  # rounded as the bounds are
         outside = (value < self._low) | (value > self._high)
@@ -315,6 +321,26 @@ class _LeafChecker:
         if not self.warned[1]:
             _logger.warning("%s; later ones are not reported", problem)
             self.warned[1] = True
+
+    def _check_precision(self, value: Array) -> None:
+        """Warn once if float32, which networks compute with, cannot tell two observations apart."""
+        before, self._before = self._before, value
+        if before is None:
+            return
+        with np.errstate(invalid="ignore", over="ignore"):
+            is_same = value.astype(np.float32) == before.astype(np.float32)
+            lost = np.argwhere(is_same & (np.abs(value - before) > _LEAST_CHANGE))
+        if len(lost):
+            index = tuple(lost[0])
+            _logger.warning(
+                "observation %s%s was %s and then %s, which are one number in float32, with which agents compute: "
+                "a wrapper (env.wrappers) can subtract what is constant",
+                self.spec.name,
+                _shown(index),
+                before[index],
+                value[index],
+            )
+            self.warned[2] = True
 
     def _check_categories(self, value: Array) -> None:
         """Warn once of a value that the coding by categories (`env.categories`) does not know."""
@@ -337,18 +363,58 @@ def _shown(index: tuple[Any, ...]) -> str:
     return f"[{', '.join(map(str, index))}]" if index else ""
 
 
+class EnvApiError(EnvDataError):
+    """An environment gave a result that is not of the form that gymnasium's API asks for."""
+
+
+_NUMBERS = (float, int, np.floating, np.integer)
+
+
+def reset_parts(result: Any) -> tuple[Any, dict[str, Any]]:
+    """The result of `reset`, (observation, info). Raises EnvApiError for anything else."""
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise EnvApiError(f"reset() returns {_form(result)}, not (observation, info)")
+    _check_info(result[1], "reset")
+    return result
+
+
+def step_parts(result: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+    """The result of `step`, (observation, reward, terminated, truncated, info). Raises EnvApiError for anything else."""
+    if not isinstance(result, tuple) or len(result) != 5:
+        names = "(observation, reward, terminated, truncated, info)"
+        raise EnvApiError(f"step() returns {_form(result)}, not {names}")
+    _, reward, terminated, truncated, info = result
+    if type(terminated) is not bool or type(truncated) is not bool:  # most are
+        _check_flag(terminated, "terminated")
+        _check_flag(truncated, "truncated")
+    if not isinstance(reward, _NUMBERS) and (np.ndim(reward) or np.asarray(reward).dtype.kind not in "biuf"):
+        raise EnvApiError(f"step() returns a reward that is not one number: {reward!r:.60}")
+    _check_info(info, "step")
+    return result
+
+
+def _form(result: Any) -> str:
+    return f"{len(result)} values" if isinstance(result, tuple) else f"a {type(result).__name__}"
+
+
+def _check_flag(value: Any, name: str) -> None:
+    if np.ndim(value) or np.asarray(value).dtype.kind not in "biu" or value not in (0, 1):
+        raise EnvApiError(f"step() returns {name} that is neither True nor False: {value!r:.60}")
+
+
+def _check_info(info: Any, method: str) -> None:
+    if not isinstance(info, dict):
+        raise EnvApiError(f"{method}() returns an info that is no dict: {info!r:.60}")
+
+
 def api_mistake(env: Any) -> str:
     """How an environment without its wrappers, which is reset and stepped, differs from gymnasium's API; empty if not."""
     parameters = inspect.signature(env.reset).parameters
     if "seed" not in parameters and all(p.kind is not p.VAR_KEYWORD for p in parameters.values()):
         return "reset() takes no seed"
-    result = env.reset(seed=0)
-    if not isinstance(result, tuple) or len(result) != 2:
-        return "reset() does not return a pair (observation, info)"
-    result = env.step(env.action_space.sample())
-    if not isinstance(result, tuple) or len(result) != 5:
-        given = f"{len(result)} values" if isinstance(result, tuple) else f"a {type(result).__name__}"
-        return f"step() returns {given}, not (observation, reward, terminated, truncated, info)"
-    if np.ndim(result[1]) or not np.issubdtype(np.asarray(result[1]).dtype, np.number):
-        return f"step() returns a reward that is not one number: {result[1]!r:.60}"
+    try:
+        reset_parts(env.reset(seed=0))
+        step_parts(env.step(env.action_space.sample()))
+    except EnvApiError as e:
+        return str(e)
     return ""

@@ -11,7 +11,9 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from time import monotonic
 from typing import Any
 
 import gymnasium
@@ -19,12 +21,20 @@ import numpy as np
 
 from border_cli.config.schema import EnvConfig
 from border_cli.core.errors import ActorLostError, BorderError, UsageError
-from border_cli.core.spaces import ACTION_MASK, Array, EnvSpec, Obs
+from border_cli.core.spaces import ACTION_MASK, Array, EnvSpec, Obs, decode_actions
 from border_cli.core.state import State, check_like, joined, section
 from border_cli.core.types import Step
-from border_cli.envs.checks import ANY_REWARD, EnvChecker, EnvDataError, api_mistake
-from border_cli.envs.make import SelectedParts, make_gym, own_statistics, stack_size
-from border_cli.envs.spaces import decode_actions, env_spec, may_hold_categories, part_name
+from border_cli.envs.checks import (
+    ANY_REWARD,
+    EnvApiError,
+    EnvChecker,
+    EnvDataError,
+    api_mistake,
+    reset_parts,
+    step_parts,
+)
+from border_cli.envs.make import make_gym, own_statistics, stack_size
+from border_cli.envs.spaces import env_spec, may_hold_categories, part_name
 from border_cli.runtime.clock import Deadline
 
 MOST_REPLAYED = 1_000_000
@@ -34,6 +44,8 @@ _SHOWN_ENV_STEPS, _SHOWN_EPISODE = 500, 50
 """Random env steps whose images show whether they hold categories, and of one episode at most."""
 _SHOWN_S = 60.0
 """Time for them; a slow environment shows fewer."""
+_QUICKLY_S = 1.0
+"""An environment that takes longer to make may start a simulator, and is not made a second time to be compared."""
 _MAX_CATEGORIES = 32
 """Of a channel; an image with a larger value is a picture."""
 _COLOUR = re.compile(r"\x1b\[\d*m")
@@ -110,10 +122,10 @@ class GymEnv:
         """Start a new episode in one environment; without a seed its own generator continues."""
         with self._failures("reset", env_ix):
             self.checker.begin(env_ix)
-            observation, info = self.envs[env_ix].reset(seed=seed)
+            observation, info = reset_parts(self.envs[env_ix].reset(seed=seed))
             while not self.checker.take_first(env_ix, observation):
                 self.checker.begin(env_ix)
-                observation, info = self.envs[env_ix].reset()
+                observation, info = reset_parts(self.envs[env_ix].reset())
             self._lives[env_ix] = info.get("lives", 0)
         mask = info.get(ACTION_MASK)
         self.info_mask = None if mask is None else np.shape(mask)
@@ -147,9 +159,8 @@ class GymEnv:
                     self.envs[i].unwrapped.send(given[row])
             checker.renew_arrays(whole=k == self.n_envs)
             for row, i in enumerate(env_ix):
-                observation, reward[row], terminated[row], truncated[row], info = self.envs[i].step(
-                    given[row]
-                )
+                result = step_parts(self.envs[i].step(given[row]))
+                observation, reward[row], terminated[row], truncated[row], info = result
                 checker.take(i, observation)
                 if lost is not None:
                     lives = info.get("lives", 0)
@@ -225,42 +236,43 @@ def _root(config: EnvConfig) -> tuple[str, ...]:
 
 
 def _spec(env: gymnasium.Env[Any, Any], config: EnvConfig) -> EnvSpec:
-    return env_spec(
-        env.observation_space, env.action_space, stack_size(env), config.categories, _root(config)
-    )
+    spaces = env.observation_space, env.action_space
+    return env_spec(*spaces, stack_size(env), config.categories, _root(config), config.obs_keys)
 
 
 @dataclass(frozen=True)
 class Probed:
     """What a trial has found out about an environment.
 
-    spec: its spaces · action_mask, categories: the values of these keys of `env` that it needs · left_out: the parts of its
-    observation that no agent takes.
+    spec: its spaces · action_mask, categories: the values of these keys of `env` that it needs.
     """
 
     spec: EnvSpec
     action_mask: str
     categories: dict[str, list[int]]
-    left_out: list[str]
 
 
-def try_env(config: EnvConfig) -> Probed:
+def try_env(config: EnvConfig, at_end: ExitStack | None = None) -> Probed:
     """Make one environment, reset it and step it. Its warnings are printed once, here, if it works.
 
+    at_end: gets what closes the environment; by default it is closed here.
     Raises UsageError if it does not work.
     """
-    with warnings.catch_warnings(record=True) as caught:
-        found = _try(config)
-    for text in dict.fromkeys(_COLOUR.sub("", str(warning.message)) for warning in caught):
-        first = text.removeprefix("WARN: ").partition("\n")[0]
-        sys.stderr.write(f"warning: {first}\n")
+    with ExitStack() as here:
+        with warnings.catch_warnings(record=True) as caught:
+            found = _try(config, at_end or here)
+        for text in dict.fromkeys(_COLOUR.sub("", str(warning.message)) for warning in caught):
+            first = text.removeprefix("WARN: ").partition("\n")[0]
+            sys.stderr.write(f"warning: {first}\n")
     return found
 
 
-def _try(config: EnvConfig) -> Probed:
-    env = None
+def _try(config: EnvConfig, at_end: ExitStack) -> Probed:
+    env, began = None, monotonic()
     try:
         env = GymEnv(config)
+        at_end.callback(env.close)
+        making_s = monotonic() - began
         _refuse_own_statistics(env.envs[0])
         env.reset(0, seed=0)
         action = env.spec.action
@@ -275,7 +287,7 @@ def _try(config: EnvConfig) -> Probed:
                     f'env: info["{ACTION_MASK}"] has shape {env.info_mask}, and there are {action.n} actions\n'
                     f"allowed: a mask of shape {(action.n,)}, or env.action_mask=none"
                 )
-            return _try(replace(config, action_mask="info"))  # the mask is one of the spaces then
+            return _try(replace(config, action_mask="info"), at_end)  # the mask is one of the spaces then
         action_mask = "none" if config.action_mask == "auto" else config.action_mask
         config = replace(config, action_mask=action_mask)
         if action.kind == "box":
@@ -283,17 +295,16 @@ def _try(config: EnvConfig) -> Probed:
         else:
             mask = env.spec.mask
             chosen = np.array([0 if mask is None else env.observe([0])[mask][0].argmax()])
-        env.step([0], chosen.astype(action.stored_dtype))
+        step = env.step([0], chosen.astype(action.stored_dtype))
         categories = _find_categories(env, config) if config.categories is None else config.categories
-        layers, left_out = env.envs[0], list[str]()
-        while isinstance(layers, gymnasium.Wrapper):
-            left_out += layers.left_out if isinstance(layers, SelectedParts) else []
-            layers = layers.env
+        if making_s <= _QUICKLY_S:
+            _compare(step, config)
         spec = _spec(env.envs[0], replace(config, categories=categories))
-        return Probed(spec, action_mask, categories, left_out)
+        return Probed(spec, action_mask, categories)
     except ActorLostError as e:
-        cause, mistake = e.__cause__, ""
-        if env is not None:
+        cause = e.__cause__
+        mistake = str(cause) if isinstance(cause, EnvApiError) else ""
+        if env is not None and not mistake:  # wrappers raise errors of their own
             with contextlib.suppress(Exception):
                 mistake = api_mistake(env.envs[0].unwrapped)
         if mistake:
@@ -304,9 +315,22 @@ def _try(config: EnvConfig) -> Probed:
             f"env: the environment raised when it was {done}: {type(cause).__name__}: {first}\n"
             "env.kwargs.… are its arguments; debug=true shows its traceback"
         ) from e
-    finally:
-        if env is not None:
-            env.close()
+
+
+def _compare(first: Step, config: EnvConfig) -> None:
+    """Warn where another environment that is made alike differs after the same seed and action."""
+    with contextlib.suppress(ActorLostError), contextlib.closing(GymEnv(config)) as other:
+        other.reset(0, seed=0)
+        second = other.step([0], first.action)
+        for name, leaf in first.obs.items():
+            for before, after in ((leaf, second.obs[name]), (first.next_obs[name], second.next_obs[name])):
+                if not np.array_equal(before, after, equal_nan=before.dtype.kind == "f"):
+                    warnings.warn(
+                        f"two environments that were made alike and reset with the same seed differ in {name}: random "
+                        "numbers that reset(seed=…) does not set, perhaps drawn when it is made, differ in each process",
+                        stacklevel=2,
+                    )
+                    return
 
 
 def _find_categories(env: GymEnv, config: EnvConfig) -> dict[str, list[int]]:

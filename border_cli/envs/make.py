@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import importlib.util
+import inspect
 import logging
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -19,7 +21,7 @@ from border_cli.core.errors import BorderError, UsageError, first_line
 from border_cli.core.spaces import ACTION_MASK
 from border_cli.envs import atari
 from border_cli.envs.atari import NativeGame
-from border_cli.envs.spaces import is_taken, part_name
+from border_cli.envs.wrappers import BoundActions, CopiedObservation, FlattenActions, MaskFromInfo
 
 _EXTRAS = {
     "box2d": ("LunarLander", "BipedalWalker", "CarRacing"),
@@ -41,12 +43,14 @@ _TRANSPARENT = (
 _REGISTERING = (
     "env.imports=[module] imports what registers it, env.imports=[module:function] calls a function that does"
 )
+_SHOWN_IDS = 20
 _STATISTICS = ("obs_rms", "ret_rms", "return_rms", "rew_rms", "reward_rms")
-GYMNASIUM_WRAPPERS: dict[str, Any] = {
+_WRAPPERS: dict[str, Any] = {
     name: found
     for name, found in sorted(vars(gymnasium.wrappers).items())
     if isinstance(found, type) and issubclass(found, gymnasium.Wrapper)
-}
+} | {"BoundActions": BoundActions, "FlattenActions": FlattenActions}
+"""By the names that `env.wrappers` takes."""
 _logger = logging.getLogger(__name__)
 
 
@@ -62,13 +66,10 @@ def make_gym(
     env = NativeGame(config) if native else _bare(config, kwargs)
     if config.preprocess == "atari" and config.fire_reset:
         env = atari.Fire(env)
-    # gymnasium.make applies the limit of an environment that it makes by its id.
-    by_id = not (ENVS[config.type].factory or config.entry_point) and config.preprocess == "none"
-    if config.max_episode_steps is not None and not by_id:
-        env = gymnasium.wrappers.TimeLimit(env, config.max_episode_steps)
+    if config.max_episode_steps is not None:
+        env = _limited(env, config.max_episode_steps)
     for wrapper in config.wrappers:
         env = _wrapped(CopiedObservation(env), wrapper)
-    env = _with_parts(env, config.obs_keys)
     if config.frame_stack > 1:
         if ACTION_MASK in getattr(env.observation_space, "spaces", ()):
             raise UsageError(
@@ -98,137 +99,11 @@ def _bare(config: EnvConfig, kwargs: dict[str, Any]) -> gymnasium.Env[Any, Any]:
 
 def stack_size(env: gymnasium.Env[Any, Any]) -> int:
     """How many observations a wrapper stacks, the newest last and the first one repeated at the start; 1 without one."""
-    while isinstance(env, (*_TRANSPARENT, CopiedObservation, SelectedParts, MaskFromInfo)):
+    while isinstance(env, (*_TRANSPARENT, CopiedObservation, MaskFromInfo)):
         env = env.env
     if isinstance(env, gymnasium.wrappers.FrameStackObservation) and env.padding_type == "reset":
         return int(env.stack_size)
     return 1
-
-
-class CopiedObservation(gymnasium.ObservationWrapper[Any, Any, Any]):  # type: ignore[misc] # gymnasium is not checked
-    """Copies each observation, for a wrapper that keeps some while the environment changes its own array in place."""
-
-    def __getattr__(self, name: str) -> Any:
-        """As if the wrapper around it had the environment itself."""
-        return getattr(self.__dict__["env"], name)
-
-    def observation(self, observation: Any) -> Any:
-        """A copy."""
-        return copy.deepcopy(observation)
-
-
-class MaskFromInfo(gymnasium.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc] # gymnasium is not checked
-    """Adds info["action_mask"] to the observation, as a Dict. Without a mask in the info, all actions are allowed."""
-
-    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
-        super().__init__(env)
-        if not isinstance(env.action_space, gymnasium.spaces.Discrete):
-            raise UsageError(
-                "env.action_mask=info: only one of a finite number of actions can be forbidden\n"
-                "allowed: environments with a Discrete action space, or env.action_mask=none"
-            )
-        self._n = int(env.action_space.n)
-        self.observation_space = gymnasium.spaces.Dict(
-            {"obs": env.observation_space, ACTION_MASK: gymnasium.spaces.MultiBinary(self._n)}
-        )
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        """Adds the mask to the observation."""
-        observation, info = self.env.reset(seed=seed, options=options)
-        return self._masked(observation, info), info
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Adds the mask to the observation."""
-        observation, reward, terminated, truncated, info = self.env.step(action)
-        return self._masked(observation, info), reward, terminated, truncated, info
-
-    def _masked(self, observation: Any, info: dict[str, Any]) -> dict[str, Any]:
-        mask = info.get(ACTION_MASK)
-        given = np.ones(self._n, np.int8) if mask is None else np.asarray(mask).astype(np.int8)
-        return {"obs": observation, ACTION_MASK: given}
-
-
-class SelectedParts(gymnasium.ObservationWrapper[Any, Any, Any]):  # type: ignore[misc] # gymnasium is not checked
-    """Keeps some parts of a Dict observation.
-
-    Args:
-        paths: the keys that lead to each part that is kept, through Dicts alone.
-        left_out: names of the other parts, with the kinds of their spaces, unless the user has left them out.
-    """
-
-    def __init__(
-        self, env: gymnasium.Env[Any, Any], paths: Sequence[Sequence[str]], left_out: Sequence[str]
-    ) -> None:
-        super().__init__(env)
-        self.left_out = left_out
-        self._kept: dict[str, Any] = {}  # nested as the parts are; None: all below it
-        for path in paths:
-            branch = self._kept
-            for key in path[:-1]:
-                branch = branch.setdefault(key, {})
-            branch[path[-1]] = None
-        self.observation_space = self._space(env.observation_space, self._kept)
-
-    def observation(self, observation: Any) -> dict[str, Any]:
-        """The parts that are kept."""
-        return self._parts(observation, self._kept)
-
-    def _space(self, space: Any, kept: dict[str, Any]) -> gymnasium.spaces.Dict:
-        return gymnasium.spaces.Dict(
-            {
-                key: space[key] if below is None else self._space(space[key], below)
-                for key, below in kept.items()
-            }
-        )
-
-    def _parts(self, observation: Any, kept: dict[str, Any]) -> dict[str, Any]:
-        return {
-            key: observation[key] if below is None else self._parts(observation[key], below)
-            for key, below in kept.items()
-        }
-
-
-def _with_parts(env: gymnasium.Env[Any, Any], keys: Sequence[str]) -> gymnasium.Env[Any, Any]:
-    """The environment with the parts of its observation that `env.obs_keys` names, or with all that an agent takes."""
-    space = env.observation_space
-    if not isinstance(space, gymnasium.spaces.Dict):
-        if keys:
-            raise UsageError(
-                f"env.obs_keys={as_typed(list(keys))}: the observation is a {type(space).__name__}, which has no keys\n"
-                "allowed: env.obs_keys=[] with it, or an environment with a Dict observation"
-            )
-        return env
-    parts = list(_dict_parts(space))
-    taken = [path for path, part in parts if is_taken(part)]
-    allowed = [name for path in taken if (name := part_name(path)) != ACTION_MASK]
-    kept = taken
-    if keys:
-        kept = [path for path in taken if path == (ACTION_MASK,)]
-        for key in keys:
-            found = [(path, part) for path, part in parts if f"{part_name(path)}.".startswith(f"{key}.")]
-            refused = [
-                f"{part_name(path)!r} is a {type(part).__name__}" for path, part in found if path not in taken
-            ]
-            if not found or refused:
-                problem = f"{refused[0]}, which no agent takes" if refused else f"there is no {key!r}"
-                match = "" if refused else nearest_line(nearest(key, allowed))
-                raise UsageError(f"env.obs_keys: {problem}\nallowed: {', '.join(allowed)}{match}")
-            kept += [path for path, _ in found if path not in kept]
-    if len(kept) == len(parts) or not allowed:  # without any part left, `env_spec` says what is allowed
-        return env
-    left_out = [] if keys else [f"{part_name(p)} ({type(s).__name__})" for p, s in parts if p not in kept]
-    return SelectedParts(env, [path for path, _ in parts if path in kept], left_out)
-
-
-def _dict_parts(space: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """The spaces in a Dict, and in the Dicts in it, with the keys that lead to them."""
-    for key, part in space.spaces.items():
-        if isinstance(part, gymnasium.spaces.Dict):
-            yield from _dict_parts(part, (*path, key))
-        else:
-            yield (*path, key), part
 
 
 def _wrapped(env: gymnasium.Env[Any, Any], wrapper: WrapperConfig) -> gymnasium.Env[Any, Any]:
@@ -237,15 +112,15 @@ def _wrapped(env: gymnasium.Env[Any, Any], wrapper: WrapperConfig) -> gymnasium.
     if ":" in name:
         make = import_path(name, "env.wrappers")
     else:
-        make = GYMNASIUM_WRAPPERS.get(name)
+        make = _WRAPPERS.get(name)
         if make is None:
-            match = nearest_line(nearest_path(name) or nearest(name, GYMNASIUM_WRAPPERS))
+            match = nearest_line(nearest_path(name) or nearest(name, _WRAPPERS))
             raise UsageError(
-                f"env.wrappers: gymnasium has no wrapper {name!r}\n"
-                f"allowed: {', '.join(GYMNASIUM_WRAPPERS)}; others as module:name{match}"
+                f"env.wrappers: there is no wrapper {name!r}\n"
+                f"allowed: {', '.join(_WRAPPERS)}; others as module:name{match}"
             )
     try:
-        made = make(env, **wrapper.kwargs)
+        made = make(env, **_with_arrays(make, wrapper.kwargs))
     except BorderError:
         raise
     except Exception as e:
@@ -254,6 +129,32 @@ def _wrapped(env: gymnasium.Env[Any, Any], wrapper: WrapperConfig) -> gymnasium.
             f"its arguments: {as_typed(wrapper.kwargs)}; they are given as {{name: {name}, kwargs: {{…}}}}"
         ) from e
     return _checked(made, f"env.wrappers: {name}")
+
+
+def _with_arrays(make: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments, with arrays in place of lists where the annotation asks for an array."""
+    expected = inspect.signature(make).parameters
+    return {
+        name: np.array(value)
+        if isinstance(value, list) and name in expected and "ndarray" in str(expected[name].annotation)
+        else value
+        for name, value in kwargs.items()
+    }
+
+
+def _limited(env: gymnasium.Env[Any, Any], limit: int) -> gymnasium.Env[Any, Any]:
+    """The environment with this limit of env steps in place of its own. Raises UsageError where its own stays."""
+    while isinstance(env, gymnasium.wrappers.TimeLimit):
+        env = env.env
+    layer = env
+    while isinstance(layer, gymnasium.Wrapper):
+        if isinstance(layer, gymnasium.wrappers.TimeLimit) and (least := layer._max_episode_steps) < limit:
+            raise UsageError(
+                f"env.max_episode_steps={limit}: a TimeLimit within the environment ends episodes after {least} env steps\n"
+                f"allowed: {least} at most, or an argument of the environment that changes its limit (env.kwargs)"
+            )
+        layer = layer.env
+    return gymnasium.wrappers.TimeLimit(env, limit)
 
 
 def own_statistics(env: gymnasium.Env[Any, Any]) -> tuple[str, bool] | None:
@@ -289,8 +190,11 @@ def _from_id(config: EnvConfig, kwargs: dict[str, Any]) -> gymnasium.Env[Any, An
     spec = gymnasium.registry.get(env_id)
     if spec is not None and "mujoco" in str(spec.entry_point):
         _log_mujoco_warnings()
-    if config.max_episode_steps is not None and config.preprocess == "none":
-        kwargs = {"max_episode_steps": config.max_episode_steps} | kwargs
+    if config.max_episode_steps is not None and "max_episode_steps" in kwargs:
+        raise UsageError(
+            f"env.max_episode_steps={config.max_episode_steps} and env.kwargs.max_episode_steps are two limits\n"
+            "allowed: one of them"
+        )
     try:
         # `EnvChecker` checks more than gymnasium's checker does, and in every process.
         return gymnasium.make(env_id, **{"disable_env_checker": True, **kwargs})
@@ -299,8 +203,7 @@ def _from_id(config: EnvConfig, kwargs: dict[str, Any]) -> gymnasium.Env[Any, An
         gymnasium.error.NamespaceNotFound,
         gymnasium.error.VersionNotFound,
     ) as e:
-        match = nearest(env_id, gymnasium.registry)
-        hint = f"nearest: {match}" if match else _REGISTERING
+        hint = _registering(env_id, [module, *config.imports])
         raise UsageError(f"env.id: there is no environment {env_id!r}\n{hint}{_install_hint(env_id)}") from e
     except gymnasium.error.DeprecatedEnv as e:
         raise UsageError(f"env.id: {env_id!r} is deprecated\n{first_line(e)}") from e
@@ -309,6 +212,27 @@ def _from_id(config: EnvConfig, kwargs: dict[str, Any]) -> gymnasium.Env[Any, An
         raise UsageError(f"env.id: {env_id!r} needs a package that is not installed{hint}") from e
     except gymnasium.error.Error as e:
         raise UsageError(f"env.id: {env_id!r} cannot be made\n{first_line(e)}") from e
+
+
+def _registering(env_id: str, imports: Sequence[str]) -> str:
+    """Which module registers an id, which id is like it, or which ones the imported packages have registered.
+
+    The module is looked for in the source of the imported packages and of the package that the id is named after.
+    """
+    packages = {re.split("[.:/]", name)[0] for name in (*imports, env_id)} - {"", "gymnasium"}
+    for package in sorted(packages):
+        spec = importlib.util.find_spec(package)
+        for root in map(Path, (spec and spec.submodule_search_locations) or ()):
+            for file in sorted(root.rglob("*.py")):
+                text = file.read_text(encoding="utf-8", errors="ignore")
+                if "register(" in text and re.search(rf"['\"]{re.escape(env_id)}['\"]", text):
+                    parts = file.relative_to(root.parent).with_suffix("").parts
+                    return f"nearest: env.imports=[{'.'.join(parts).removesuffix('.__init__')}]"
+    known = gymnasium.registry
+    brought = [name for name, spec in known.items() if str(spec.entry_point).partition(".")[0] in packages]
+    if match := nearest(env_id, brought) or nearest(env_id, known):
+        return f"nearest: {match}"
+    return f"allowed: {', '.join(brought[:_SHOWN_IDS])}" if brought else _REGISTERING
 
 
 def _install_hint(env_id: str, error: Exception | None = None) -> str:
@@ -343,5 +267,7 @@ def _from_entry_point(config: EnvConfig, kwargs: dict[str, Any]) -> gymnasium.En
 
 def _checked(env: Any, label: str) -> gymnasium.Env[Any, Any]:
     if not isinstance(env, gymnasium.Env):
-        raise UsageError(f"{label} gave a {type(env).__name__}\nallowed: gymnasium.Env")
+        hint = "; the package shimmy has wrappers of the old gym's" if hasattr(env, "step") else ""
+        name = f"{type(env).__module__}.{type(env).__qualname__}"
+        raise UsageError(f"{label} gave a {name}\nallowed: gymnasium.Env{hint}")
     return env

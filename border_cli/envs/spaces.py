@@ -1,7 +1,4 @@
-"""Converts gymnasium spaces to specs, observations to stored arrays, and stored actions to those of environments.
-
-Spaces are recognised by the name of their class, so that `border_cli.load` needs no gymnasium.
-"""
+"""Converts gymnasium spaces to specs."""
 
 from __future__ import annotations
 
@@ -10,23 +7,29 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 
 from border_cli.config.convert import nearest, nearest_line
 from border_cli.core.errors import UsageError
-from border_cli.core.spaces import ACTION_MASK, ActionSpec, Array, EnvSpec, ObsLeaf, ObsSpec
+from border_cli.core.spaces import ACTION_MASK, ActionSpec, EnvSpec, ObsLeaf, ObsSpec
+from border_cli.envs.wrappers import MAX_COMBINATIONS, combinations
 
 OBSERVATIONS = "Box of any dtype, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these"
-ACTIONS = "Discrete, and Box of floats with finite bounds"
+ACTIONS = "Discrete, and Box with finite bounds"
 CAMERA_SIDE = 36
 """An image whose shorter side has at least so many pixels is one of a camera, not a grid of categories."""
+_MAX_BOUND = 1e9
+"""Of an action; larger ones stand for "no bound", such as the greatest number of a dtype."""
+_Path = tuple[str | int, ...]
 
 
 def env_spec(
-    observation_space: Any,
-    action_space: Any,
+    observation_space: spaces.Space[Any],
+    action_space: spaces.Space[Any],
     stack: int = 1,
     categories: Mapping[str, Sequence[int]] | None = None,
     root: tuple[str, ...] = (),
+    keys: Sequence[str] = (),
 ) -> EnvSpec:
     """Spec of an environment. Raises UsageError for spaces that no agent takes.
 
@@ -34,32 +37,61 @@ def env_spec(
         stack: number of observations that are stacked along the first dimension of each box.
         categories: of integer images by `part_name`, one number per channel; see `ObsLeaf`.
         root: path of the environment's own observation, where a wrapper has put it into a Dict.
+        keys: names of the parts to use, or beginnings of their names; none: all that an agent takes.
     """
-    leaves = [
-        replace(leaf, stack=stack) if leaf.kind == "box" else leaf for leaf in _leaves(observation_space, ())
-    ]
-    names = [leaf.name for leaf in leaves]
-    if not names or len(set(names)) < len(names):
-        problem = "is empty" if not names else f"has two parts called {max(names, key=names.count)}"
+    parts = dict(_parts(observation_space))
+    leaves = {path: leaf for path, part in parts.items() if (leaf := _leaf(part, path)) is not None}
+    left_out = [path for path in parts if path not in leaves]
+    if keys:
+        chosen, left_out = _chosen(parts, leaves, root, keys), []
+        leaves = {path: leaf for path, leaf in leaves.items() if path in chosen or path == (ACTION_MASK,)}
+    names = [leaf.name for leaf in leaves.values()]
+    if not set(leaves) - {(ACTION_MASK,)}:
+        about = ", ".join(f"{part_name(path, root)} is a {_kind(parts[path])}" for path in left_out)
         raise UsageError(
-            f"the observation space {problem}\nallowed: {OBSERVATIONS}, with keys that tell them apart"
+            f"the observation space has nothing that an agent takes: {about or 'it is empty'}\nallowed: {OBSERVATIONS}"
         )
-    obs = ObsSpec(_with_categories(leaves, categories or {}, root))
-    space, kind = action_space, type(action_space).__name__
-    if kind == "Discrete":
-        spec = EnvSpec(obs, ActionSpec("discrete", n=int(space.n), start=int(space.start)))
-        stray = next((leaf for leaf in obs.leaves if leaf.path == (ACTION_MASK,)), None)
-        if stray is not None and spec.mask is None:
-            raise UsageError(
-                f"the observation's {ACTION_MASK} has shape {stray.shape} and dtype {stray.dtype}\n"
-                f"allowed: 0 or 1 for each of {space.n} actions, such as MultiBinary({space.n}) or Box(0, 1, ({space.n},))"
-            )
-        return spec
-    if kind == "Box" and np.dtype(space.dtype).kind == "f" and np.isfinite([space.low, space.high]).all():
-        low, high = (tuple(float(v) for v in np.ravel(b)) for b in (space.low, space.high))
+    if len(set(names)) < len(names):
+        raise UsageError(
+            f"the observation space has two parts called {max(names, key=names.count)}\nallowed: keys that differ"
+        )
+    stacked = [replace(leaf, stack=stack) if leaf.kind == "box" else leaf for leaf in leaves.values()]
+    obs = ObsSpec(_with_categories(stacked, categories or {}, root))
+    about_left_out = tuple(f"{part_name(path, root)} ({_kind(parts[path])})" for path in left_out)
+    spec = EnvSpec(obs, _action_spec(action_space), about_left_out)
+    stray = next((leaf for leaf in obs.leaves if leaf.path == (ACTION_MASK,)), None)
+    if spec.action.kind == "discrete" and stray is not None and spec.mask is None:
+        n = spec.action.n
+        raise UsageError(
+            f"the observation's {ACTION_MASK} has shape {stray.shape} and dtype {stray.dtype}\n"
+            f"allowed: 0 or 1 for each of {n} actions, such as MultiBinary({n}) or Box(0, 1, ({n},))"
+        )
+    return spec
+
+
+def _action_spec(space: spaces.Space[Any]) -> ActionSpec:
+    if isinstance(space, spaces.Discrete):
         dtype = np.dtype(space.dtype).name
-        return EnvSpec(obs, ActionSpec("box", shape=tuple(space.shape), low=low, high=high, dtype=dtype))
-    raise UsageError(f"the action space {space} is not one that any agent takes\nallowed: {ACTIONS}")
+        return ActionSpec("discrete", n=int(space.n), start=int(space.start), dtype=dtype)
+    if isinstance(space, spaces.Box) and space.low.size and np.dtype(space.dtype).kind in "fiu":
+        low, high = (tuple(float(v) for v in np.ravel(b)) for b in (space.low, space.high))
+        if np.abs([low, high]).max() <= _MAX_BOUND:
+            return ActionSpec("box", shape=space.shape, low=low, high=high, dtype=np.dtype(space.dtype).name)
+        raise UsageError(
+            f"the action space {space} has no finite bounds (±{_MAX_BOUND:g} at most)\n"
+            "nearest: 'env.wrappers=[{name:BoundActions,kwargs:{low:-1,high:1}}]'\n"
+            "allowed: other numbers, or a list with one for each component"
+        )
+    count = combinations(space)
+    if 0 < count <= MAX_COMBINATIONS:
+        raise UsageError(
+            f"the action space {space} is not one that any agent takes\n"
+            f"nearest: env.wrappers=[FlattenActions]\nit makes them the {count} actions of a Discrete space"
+        )
+    raise UsageError(
+        f"the action space {space} is not one that any agent takes\n"
+        f"allowed: {ACTIONS}; a wrapper of yours can give one of these: env.wrappers=[module:name]"
+    )
 
 
 def part_name(path: Sequence[str | int], root: Sequence[str | int] = ()) -> str:
@@ -68,20 +100,12 @@ def part_name(path: Sequence[str | int], root: Sequence[str | int] = ()) -> str:
     return ".".join(map(str, inner)) or "obs"
 
 
-def is_taken(space: Any) -> bool:
-    """Whether agents take observations of this space."""
-    try:
-        return bool(_leaves(space, ()))
-    except UsageError:
-        return False
-
-
 def may_hold_categories(leaf: ObsLeaf) -> bool:
     """Whether a leaf is an integer image so small that its values may be categories; larger ones are of a camera."""
     if leaf.kind != "box" or leaf.dtype != "uint8" or len(leaf.row_shape) != 3 or (leaf.high or 0) <= 1:
         return False
     sides = np.delete(leaf.row_shape, leaf.channel_axis)
-    return min(leaf.row_shape) > 0 and int(min(sides)) < CAMERA_SIDE
+    return int(min(sides)) < CAMERA_SIDE
 
 
 def _with_categories(
@@ -105,42 +129,67 @@ def _with_categories(
     return tuple(replace(leaf, categories=coded.get(leaf.name, leaf.categories)) for leaf in leaves)
 
 
-def encode(leaf: ObsLeaf, values: Array) -> Array:
-    """Values (..., *shape) of a leaf as they are stored: counted from 0, with the stored dtype."""
-    counted = values - np.reshape(leaf.start, leaf.shape) if leaf.start else values
-    return counted.astype(leaf.dtype, copy=False)
+def _chosen(
+    parts: Mapping[_Path, Any], taken: Mapping[_Path, ObsLeaf], root: tuple[str, ...], keys: Sequence[str]
+) -> set[_Path]:
+    """Paths of the parts that `env.obs_keys` names. Raises UsageError."""
+    chosen = set[_Path]()
+    allowed = [part_name(path, root) for path in taken if path != (ACTION_MASK,)]
+    for key in keys:
+        named = {path for path in parts if f"{part_name(path, root)}.".startswith(f"{key}.")}
+        refused = [
+            f"{part_name(path, root)!r} is a {_kind(parts[path])}"
+            for path in parts
+            if path in named - set(taken)
+        ]
+        if not named or refused:
+            problem = f"{refused[0]}, which no agent takes" if refused else f"there is no {key!r}"
+            match = "" if refused else nearest_line(nearest(key, allowed))
+            raise UsageError(f"env.obs_keys: {problem}\nallowed: {', '.join(allowed)}{match}")
+        chosen |= named
+    return chosen
 
 
-def decode_actions(spec: ActionSpec, actions: Array) -> Sequence[Any]:
-    """Stored actions (k, ...), each as `env.step` takes it."""
-    if spec.kind == "discrete":
-        return [action + spec.start for action in actions.tolist()]
-    return list(actions.clip(*spec.bounds).astype(spec.dtype))
+def _parts(space: spaces.Space[Any], path: _Path = ()) -> list[tuple[_Path, spaces.Space[Any]]]:
+    """The spaces in a Dict or Tuple, and in those within it, with the keys that lead to them.
+
+    A Tuple without any part that an agent takes, such as a stack of texts, is one part.
+    """
+    within: list[tuple[_Path, spaces.Space[Any]]] = []
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        keys = space.spaces if isinstance(space, spaces.Dict) else range(len(space.spaces))
+        within = [part for key in keys for part in _parts(space.spaces[key], (*path, key))]
+    if isinstance(space, spaces.Dict) or any(_leaf(part, at) for at, part in within):
+        return within
+    return [(path, space)]
 
 
-def _leaves(space: Any, path: tuple[str | int, ...]) -> list[ObsLeaf]:
-    """The leaves of a space that is found under this path of keys."""
-    kind = type(space).__name__
-    if kind in ("Dict", "Tuple"):
-        parts = space.spaces.items() if kind == "Dict" else enumerate(space.spaces)
-        return [leaf for key, part in parts for leaf in _leaves(part, (*path, key))]
+def _kind(space: spaces.Space[Any]) -> str:
+    """What a user calls a space; with the module of a class that is not gymnasium's, such as one of the old gym."""
+    kind = type(space)
+    name = kind.__name__ if isinstance(space, spaces.Space) else f"{kind.__module__}.{kind.__name__}"
+    return f"{name} of shape {space.shape}" if 0 in (space.shape or ()) else name
+
+
+def _leaf(space: spaces.Space[Any], path: _Path) -> ObsLeaf | None:
+    """The leaf of a space that is neither a Dict nor a Tuple; None where no agent takes it, or where it is empty."""
     name, shape = ".".join(["obs", *map(str, path)]), tuple(space.shape or ())
-    if kind == "Box":
+    if 0 in shape:
+        return None
+    if isinstance(space, spaces.Box):
         dtype, low, high = np.dtype(space.dtype), float(np.min(space.low)), float(np.max(space.high))
         if dtype.kind == "f":
             dtype = np.dtype("float32")
         elif dtype.kind in "iub" and low >= 0 and high <= 255:
             dtype = np.dtype("uint8")  # kept small until the network, which scales by the bounds
         least, greatest = (bound if np.isfinite(bound) else None for bound in (low, high))
-        return [ObsLeaf(name, path, "box", shape, dtype.name, least, greatest)]
-    if kind == "MultiBinary":
-        return [ObsLeaf(name, path, "multi_binary", shape, "uint8", low=0.0, high=1.0)]
-    if kind not in ("Discrete", "MultiDiscrete"):
-        where = f" at {'.'.join(map(str, path))!r}" if path else ""
-        raise UsageError(
-            f"the observation space{where} is a {kind}, which no agent takes\nallowed: {OBSERVATIONS}"
-        )
-    sizes = np.ravel(space.n if kind == "Discrete" else space.nvec)
+        return ObsLeaf(name, path, "box", shape, dtype.name, least, greatest)
+    if isinstance(space, spaces.MultiBinary):
+        return ObsLeaf(name, path, "multi_binary", shape, "uint8", low=0.0, high=1.0)
+    if not isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        return None
+    is_single = isinstance(space, spaces.Discrete)
+    sizes = np.ravel(space.n if is_single else space.nvec)
     categories, start = (tuple(int(n) for n in np.ravel(a)) for a in (sizes, space.start))
-    leaf_kind = "discrete" if kind == "Discrete" else "multi_discrete"
-    return [ObsLeaf(name, path, leaf_kind, shape, "int64", categories=categories, start=start)]
+    kind = "discrete" if is_single else "multi_discrete"
+    return ObsLeaf(name, path, kind, shape, "int64", categories=categories, start=start)

@@ -28,9 +28,8 @@ from border_cli.config.registry import AGENTS
 from border_cli.config.schema import AgentConfig, EnvConfig, TrainConfig
 from border_cli.core.errors import UsageError, first_line
 from border_cli.core.protocols import ActingPolicy, Agent
-from border_cli.core.spaces import ACTION_MASK, Array, EnvSpec, Obs, ObsLeaf
+from border_cli.core.spaces import ACTION_MASK, Array, EnvSpec, Obs, ObsLeaf, decode_actions, encode
 from border_cli.core.types import AFTER_TRAINING
-from border_cli.envs.spaces import decode_actions, encode
 from border_cli.runs.locate import model_directory, parse_checkpoint
 from border_cli.runs.trust import check_code
 
@@ -84,7 +83,7 @@ class LoadedModel:
                 them for a batch. By default 0, or 0 to B - 1.
 
         Returns:
-            For a Discrete action space an int, counted from its start, or (B,) int64; for a Box an array, or (B, ...).
+            For a Discrete action space an np.int64, counted from its start, or (B,) int64; for a Box an array, or (B, ...).
 
         Raises:
             ValueError: for an observation outside its space, for a mask that is missing or not expected, and where no

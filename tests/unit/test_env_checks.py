@@ -13,10 +13,10 @@ from gymnasium import spaces
 
 from border_cli.actors.sampler import Sampler
 from border_cli.config.schema import EnvConfig
-from border_cli.core.errors import ActorLostError, ExitCode
+from border_cli.core.errors import ActorLostError, ExitCode, UsageError
 from border_cli.core.spaces import Array
 from border_cli.core.types import concat_items, item_columns
-from border_cli.envs.group import GymEnv
+from border_cli.envs.group import GymEnv, try_env
 from border_cli.replay.n_step import NStepProcessor, reward_limit
 from border_cli.training.evaluators import EpisodeRunner
 from tests.fakes import NumpyPolicy
@@ -61,7 +61,7 @@ def group(
     n: int = 1,
     nonfinite: str = "error",
     limit: float | None = None,
-    out_of_bounds: str = "error",
+    out_of_bounds: str = EnvConfig().out_of_bounds,
     **kwargs: Any,
 ) -> GymEnv:
     config = EnvConfig(
@@ -263,19 +263,19 @@ def test_e3_lossless_conversions_give_no_warning(
 OUT = np.array([1.0, -10.5], np.float32)
 
 
-def test_e3_bounds_are_an_error_in_the_first_hundred_steps(caplog: pytest.LogCaptureFixture) -> None:
+def test_e3_bounds_may_be_an_error_in_the_first_hundred_steps(caplog: pytest.LogCaptureFixture) -> None:
     last: dict[str, Any] = {"length": 1000, "observation": at(1, 99, OUT, pair)}
     with data_error(
         r"env step 99 of it: observation obs\[1\] is -10\.5, its space says between -10\.0 and 1000"
         r".*; env\.out_of_bounds=warn"
     ):
-        steps(group(**last), 99)
-    steps(group(**last, out_of_bounds="warn"), 99)
+        steps(group(**last, out_of_bounds="error"), 99)
+    steps(group(**last), 99)
     (warning,) = caplog.messages
     assert warning.startswith("observation obs[1] is -10.5")
     three: dict[str, Any] = {"space": spaces.Discrete(3), "observation": at(1, 5, 3, lambda e, t: 0)}
     with data_error("is 3, its space says between 0 and 2$"):  # it cannot be stored
-        steps(group(**three, out_of_bounds="warn"), 5)
+        steps(group(**three), 5)
 
 
 def test_e3_bounds_are_one_warning_later(caplog: pytest.LogCaptureFixture) -> None:
@@ -327,6 +327,75 @@ def test_e3_well_known_environments_pass(env_id: str, caplog: pytest.LogCaptureF
             env.reset(0)
     env.close()
     assert caplog.messages == []
+
+
+class Odd(Scripted):
+    """Returns these parts in place of those that gymnasium's API asks for: from `reset` the info, from `step` any."""
+
+    def __init__(self, **parts: Any) -> None:
+        super().__init__()
+        self._parts = parts
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        observation, info = super().reset(seed=seed)
+        return observation, self._parts.get("reset_info", info)
+
+    def step(self, action: Any) -> Any:
+        names = ("observation", "reward", "terminated", "truncated", "info")
+        parts = dict(zip(names, super().step(action), strict=True)) | self._parts
+        return tuple(parts[name] for name in names)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"reset_info": None}, "reset() returns an info that is no dict: None"),
+        ({"info": [1]}, "step() returns an info that is no dict: [1]"),
+        ({"reward": "1"}, "step() returns a reward that is not one number: '1'"),
+        ({"reward": np.ones(2)}, "step() returns a reward that is not one number: array([1., 1.])"),
+        ({"terminated": NAN}, "step() returns terminated that is neither True nor False: nan"),
+        ({"terminated": "False"}, "step() returns terminated that is neither True nor False: 'False'"),
+        ({"terminated": {}}, "step() returns terminated that is neither True nor False: {}"),
+        (
+            {"truncated": np.array([False, False])},
+            "step() returns truncated that is neither True nor False: array([False, False])",
+        ),
+        ({"truncated": 2}, "step() returns truncated that is neither True nor False: 2"),
+    ],
+)
+def test_e3_each_part_of_a_result_that_is_odd_is_named_with_what_came(
+    parts: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ActorLostError, match=f"EnvApiError: {re.escape(message)}"):
+        env = GymEnv(EnvConfig(entry_point=f"{__name__}:Odd", kwargs=parts), owner="actor 7")
+        env.reset(0, seed=0)
+        steps(env, 1)
+    with pytest.raises(UsageError, match=f"^env: {re.escape(message)}\nallowed: gymnasium's API"):
+        try_env(EnvConfig(entry_point=f"{__name__}:Odd", kwargs=parts))
+
+
+def test_e3_results_of_numpy_are_as_good_as_those_of_python() -> None:
+    for flag in (np.bool_(False), np.array(False), 0, np.int64(0)):
+        parts = {"terminated": flag, "truncated": flag, "reward": np.float32(2)}
+        env = GymEnv(EnvConfig(entry_point=f"{__name__}:Odd", kwargs=parts))
+        env.reset(0, seed=0)
+        step = env.step([0], np.zeros(1, np.int64))
+        assert (step.over.tolist(), step.reward.tolist()) == ([False], [2.0])
+
+
+@pytest.mark.parametrize(
+    ("start", "change", "warnings"),
+    [(1.7e9, 1, 1), (1.7e9, 128, 0), (1e5, 0.01, 0), (1e6, 0.01, 1), (9.81, 1e-9, 0), (2.0**53, 2, 1)],
+)
+def test_e3_numbers_that_float32_cannot_tell_apart_are_reported_once(
+    start: float, change: float, warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    space = spaces.Box(0, np.inf, (2,), np.float64)
+    env = group(space=space, observation=lambda e, t: np.array([0, start + t * change]))
+    steps(env, 4)
+    assert len(caplog.messages) == warnings
+    for message in caplog.messages:
+        assert message.startswith(f"observation obs[1] was {start} and then {start + change}, which are one")
 
 
 # -- E5: extremes -------------------------------------------------------

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
+from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -125,7 +127,7 @@ def test_a6_the_context_names_environment_episode_step_and_action() -> None:
         group(fault="raise", fault_at="reset").reset(0)
     assert lost.value.context == {"who": "actor 0", "phase": "reset", "env": 0, "episode": 1, "step": 0}
     with pytest.raises(ActorLostError) as lost:
-        started().step([0], np.zeros((1, 10_000)))  # cannot be decoded
+        started().step([0], np.full((1, 10_000), "x"))  # cannot be decoded
     assert len(str(lost.value.context["action"])) <= 100
 
 
@@ -151,13 +153,36 @@ def test_a6_system_exit_ends_the_actor_and_a_usage_error_stays_one(
 def test_the_trial_returns_the_spaces_and_prints_warnings_once(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert try_env(counting()) == Probed(group().spec, "none", {}, [])
+    config = counting()
+    assert try_env(replace(config, kwargs=config.kwargs | {"env": 0})) == Probed(group().spec, "none", {})
     warns = EnvConfig(entry_point="tests.old_envs:Warns")
     try_env(warns)
     assert capsys.readouterr().err == "warning: out of date\nwarning: slow\nwarning: \n"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         GymEnv(warns, 2, quiet=True).close()
+
+
+@pytest.mark.filterwarnings("default")
+def test_the_trial_warns_of_random_numbers_that_the_seed_does_not_set(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Observations of `CountingEnv` say how many were made before it."""
+    try_env(EnvConfig(entry_point="tests.counting:CountingEnv"))
+    assert "two environments that were made alike and reset with the same seed differ in obs" in (
+        capsys.readouterr().err
+    )
+    try_env(EnvConfig(entry_point="tests.counting:CountingEnv", kwargs={"env": 0}))
+    try_env(EnvConfig(id="CartPole-v1"))
+    assert capsys.readouterr().err == ""
+
+
+def test_the_trial_can_leave_the_closing_to_its_caller(closed: list[CountingEnv]) -> None:
+    """A `close` that hangs does not delay the answer."""
+    with ExitStack() as at_end:
+        try_env(EnvConfig(entry_point="tests.counting:CountingEnv", kwargs={"env": 0}), at_end)
+        before = len(closed)
+    assert len(closed) == before + 1
 
 
 class SharedArray(gymnasium.Env[Any, Any]):

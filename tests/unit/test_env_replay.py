@@ -33,9 +33,9 @@ def steps(env: ReplayedEnv, n: int) -> None:
         env.step([0], ACTION)
 
 
-def after(observations: int) -> ReplayedEnv:
+def after(observations: int, **config: Any) -> ReplayedEnv:
     """Return an environment after this many observations, all inside its space."""
-    env = make()
+    env = make(**config)
     env.reset(0, INSIDE)
     steps(env, observations - 1)
     return env
@@ -73,10 +73,10 @@ def test_g2_after_a_resume_a_late_observation_outside_is_no_error() -> None:
 
 def test_g2_after_a_resume_an_early_observation_outside_is_an_error() -> None:
     """Replayed observations are not counted twice. Messages continue the counts."""
-    env = after(94)
+    env = after(94, out_of_bounds="error")
     env.reset(0, INSIDE)
     steps(env, 4)
-    env = resumed(env)
+    env = resumed(env, out_of_bounds="error")
     with pytest.raises(
         ActorLostError, match=r"episode 3, env step 0 of it: observation obs\[0\] is 2\.0"
     ) as lost:

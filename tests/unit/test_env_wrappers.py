@@ -20,8 +20,8 @@ from border_cli.config.validate import check_effect, validate
 from border_cli.core.errors import UsageError
 from border_cli.core.spaces import EnvSpec
 from border_cli.envs.group import GymEnv, Probed, try_env
-from border_cli.envs.make import SelectedParts, make_gym
-from tests.envs import SPACES, Grid
+from tests.envs import SPACES, Add, Grid
+from tests.old_envs import Sound
 
 ONE = np.zeros(1, np.int64)
 COUNTING = "tests.counting:CountingEnv"
@@ -145,10 +145,10 @@ def test_spaces_are_those_of_the_wrapped_environment() -> None:
 @pytest.mark.parametrize(
     ("wrapper", "message"),
     [
-        ("TimeAwareObservations", "has no wrapper 'TimeAwareObservations'\nallowed: AddRenderObservation, "),
+        ("TimeAwareObservations", "no wrapper 'TimeAwareObservations'\nallowed: AddRenderObservation, "),
         ("TimeAwareObservations", "others as module:name\nnearest: TimeAwareObservation"),
         ("tests.envs.Add", "others as module:name\nnearest: tests.envs:Add"),
-        ("JaxToNumpy", "gymnasium has no wrapper 'JaxToNumpy'"),
+        ("JaxToNumpy", "there is no wrapper 'JaxToNumpy'"),
         ("TimeAwareObservation", "TimeAwareObservation cannot be made: ValueError: The environment must be"),
         ("tests.envs:Add", "tests.envs:Add cannot be made: TypeError: "),
         ("tests.envs:Adds", "the module tests.envs has no 'Adds'"),
@@ -180,6 +180,81 @@ def test_wrappers_switch_the_native_games_off() -> None:
     data["env"]["native"] = "always"
     with pytest.raises(UsageError, match=r"without arguments or wrappers"):
         validate(to_config(data))
+
+
+class Weighted(Add):
+    """Adds the first of some weights, which must be an array."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], weight: np.ndarray | None = None) -> None:
+        assert isinstance(weight, np.ndarray)
+        super().__init__(env, int(weight[0]))
+
+
+def test_a_list_becomes_an_array_where_the_wrapper_asks_for_one() -> None:
+    wrapper = {"name": f"{__name__}:Weighted", "kwargs": {"weight": [2, 0]}}
+    env = GymEnv(env_config(entry_point=COUNTING, kwargs={"actor": 5}, wrappers=[wrapper]))
+    env.reset(0, seed=0)
+    assert env.observe([0])["obs"][0, 0] == 5 + 2
+
+
+# -- ids of packages ----------------------------------------------------
+
+
+def test_the_module_that_registers_an_id_is_suggested(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be a module that importing the package does not import. Otherwise what the import has brought is listed."""
+    (tmp_path / "ids_of_tests" / "envs").mkdir(parents=True)
+    (tmp_path / "ids_of_tests" / "__init__.py").touch()
+    (tmp_path / "ids_of_tests" / "envs" / "__init__.py").write_text(
+        "import gymnasium\n"
+        "from tests.old_envs import Sound as Env\n"
+        "class Deep(Env): pass\n"
+        "gymnasium.register('ids_of_tests/Deep-v0', 'ids_of_tests.envs:Deep')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    for imports in ([], ["ids_of_tests"]):
+        message = refused(env_config(id="ids_of_tests/Deep-v0", imports=imports))
+        assert message.endswith("\nnearest: env.imports=[ids_of_tests.envs]")
+    assert try_env(env_config(id="ids_of_tests/Deep-v0", imports=["ids_of_tests.envs"])).spec.action.n == 2
+    message = refused(env_config(id="Unlike-v0", imports=["ids_of_tests.envs"]))
+    assert message.endswith("\nallowed: ids_of_tests/Deep-v0")
+    del gymnasium.registry["ids_of_tests/Deep-v0"]
+
+
+# -- the limit of env steps ---------------------------------------------
+
+
+def steps_of_an_episode(**env: Any) -> int:
+    """Env steps until an episode of `Sound`, which never ends by itself, is truncated."""
+    group, n, over = GymEnv(env_config(**env)), 0, False
+    group.reset(0, seed=0)
+    while not over:
+        over = bool(group.step([0], ONE).over[0])
+        n += 1
+    return n
+
+
+def limited() -> gymnasium.Env[Any, Any]:
+    """Return an environment with a limit of 5 env steps."""
+    return gymnasium.wrappers.TimeLimit(Sound(), 5)
+
+
+def limited_within() -> gymnasium.Env[Any, Any]:
+    """Return the same within another wrapper."""
+    return gymnasium.wrappers.ClipReward(limited(), 0.0, 1.0)
+
+
+def test_the_limit_that_is_typed_holds() -> None:
+    for entry_point in (f"{__name__}:limited", f"{__name__}:limited_within"):
+        assert steps_of_an_episode(entry_point=entry_point) == 5
+        assert steps_of_an_episode(entry_point=entry_point, max_episode_steps=3) == 3
+    assert steps_of_an_episode(entry_point=f"{__name__}:limited", max_episode_steps=9) == 9
+    message = refused(env_config(entry_point=f"{__name__}:limited_within", max_episode_steps=9))
+    assert "a TimeLimit within the environment ends episodes after 5 env steps\nallowed: 5 at most" in message
+    cliff = {"id": "CliffWalking-v1", "kwargs": {"max_episode_steps": 4}}
+    assert steps_of_an_episode(**cliff) == 4
+    assert "are two limits\nallowed: one of them" in refused(env_config(**cliff, max_episode_steps=6))
 
 
 # -- statistics of its own ----------------------------------------------
@@ -227,7 +302,7 @@ def test_fixed_statistics_are_allowed() -> None:
 def test_a_part_that_no_agent_takes_is_left_out(stack: int) -> None:
     found = try_env(env_config(entry_point="tests.envs:Grid", frame_stack=stack))
     assert [leaf.name for leaf in found.spec.obs.leaves] == ["obs.cell", "obs.image"]
-    assert found.left_out == ["mission (Text)"]
+    assert found.spec.left_out == ("mission (Text)" if stack == 1 else "mission (Tuple)",)
     env = GymEnv(env_config(entry_point="tests.envs:Grid", frame_stack=stack))
     env.reset(0, seed=0)
     env.step([0], ONE + 1)
@@ -237,7 +312,7 @@ def test_a_part_that_no_agent_takes_is_left_out(stack: int) -> None:
 def test_only_the_named_parts_are_kept() -> None:
     found = try_env(env_config(entry_point="tests.envs:Grid", obs_keys=["cell"]))
     assert [leaf.name for leaf in found.spec.obs.leaves] == ["obs.cell"]
-    assert found.left_out == []
+    assert found.spec.left_out == ()
 
 
 FURTHER: dict[str, spaces.Space[Any]] = {
@@ -281,11 +356,9 @@ def test_parts_within_parts_have_dotted_names_and_the_mask_stays(
     keys: list[str], expected: list[str]
 ) -> None:
     config = env_config(entry_point="tests.envs:Sampled", kwargs={"space": "nested"}, obs_keys=keys)
-    env = make_gym(config)
-    assert isinstance(env, SelectedParts)
-    assert env.observation_space.contains(env.reset(seed=0)[0])
-    assert [leaf.name for leaf in GymEnv(config).spec.obs.leaves] == expected
-    assert env.left_out == ([] if keys else ["a.text (Text)"])
+    spec = GymEnv(config).spec
+    assert [leaf.name for leaf in spec.obs.leaves] == expected
+    assert spec.left_out == (() if keys else ("a.text (Text)",))
 
 
 NESTED = {"entry_point": "tests.envs:Sampled", "kwargs": {"space": "nested"}}
@@ -299,8 +372,8 @@ CORRIDOR: dict[str, Any] = {"entry_point": "tests.envs:Grid"}
         (CORRIDOR | {"obs_keys": ["images"]}, "no 'images'\nallowed: cell, image\nnearest: image"),
         (CORRIDOR | {"obs_keys": ["mission"]}, "'mission' is a Text, which no agent takes\nallowed: cell"),
         (NESTED | {"obs_keys": ["a"]}, "'a.text' is a Text, which no agent takes\nallowed: a.x, b"),
-        ({"id": "CartPole-v1", "obs_keys": ["image"]}, "obs_keys=[image]: the observation is a Box, which"),
-        (CORRIDOR | {"kwargs": {"parts": ["mission"]}}, "at 'mission' is a Text, which no agent takes"),
+        ({"id": "CartPole-v1", "obs_keys": ["image"]}, "obs_keys: there is no 'image'\nallowed: obs"),
+        (CORRIDOR | {"kwargs": {"parts": ["mission"]}}, "nothing that an agent takes: mission is a Text"),
     ],
 )
 def test_parts_that_do_not_exist_or_cannot_be_used_are_refused(env: dict[str, Any], message: str) -> None:
@@ -421,7 +494,7 @@ def test_the_categories_of_the_weights_are_taken_over(
     spec, found = probed_for_weights(monkeypatch, replace(here, categories=typed), here)
     assert (found.spec, found.categories) == (spec, typed)
     assert try_env(replace(here, categories=found.categories)).spec == spec
-    assert found.left_out == ["mission (Text)"]
+    assert found.spec.left_out == ("mission (Text)",)
 
 
 def test_other_spaces_than_those_of_the_weights_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,10 +17,10 @@ import border_cli
 from border_cli.checkpoints.contents import ModelDescription
 from border_cli.config.schema import EnvConfig
 from border_cli.core.errors import UsageError
-from border_cli.core.spaces import ActionSpec, Array, EnvSpec, Obs, ObsLeaf, ObsSpec
+from border_cli.core.spaces import ActionSpec, Array, EnvSpec, Obs, ObsLeaf, ObsSpec, decode_actions
 from border_cli.core.state import State
 from border_cli.core.types import Evaluation
-from border_cli.envs.spaces import decode_actions, env_spec
+from border_cli.envs.spaces import env_spec
 from border_cli.runs.load import LoadedModel
 from tests.trained import DQN, describe, save_best, save_model, save_run
 
@@ -64,7 +64,7 @@ def test_observations_and_actions_have_the_types_of_the_environment(tmp_path: Pa
     space.seed(0)
     each = [space.sample() for _ in range(6)]
     expected = [model.sample(obs) for obs in each]
-    assert all(type(action) is int and actions.contains(action) for action in expected)
+    assert all(type(action) is np.int64 and actions.contains(action) for action in expected)
     if isinstance(space, spaces.Dict):
         batch: Any = {key: np.stack([obs[key] for obs in each]) for key in each[0]}
     elif isinstance(space, spaces.Tuple):

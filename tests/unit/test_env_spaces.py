@@ -1,0 +1,168 @@
+"""From gymnasium's spaces to those of agents: which are taken, what actions become, what is suggested for others."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from border_cli.config.schema import EnvConfig, WrapperConfig
+from border_cli.core.errors import UsageError
+from border_cli.envs.group import GymEnv, try_env
+from tests.old_envs import Sound
+
+FLAT = spaces.Box(-1.0, 1.0, (2,), np.float32)
+FLATTEN = WrapperConfig("FlattenActions")
+HUGE = float(np.finfo(np.float32).max)
+
+
+class Spaces(Sound):
+    """Has these spaces, and keeps the actions that it gets. Observations are samples."""
+
+    def __init__(
+        self, actions: spaces.Space[Any] | None = None, observations: spaces.Space[Any] = FLAT
+    ) -> None:
+        self.observation_space = observations
+        self.action_space = spaces.Discrete(2) if actions is None else actions
+        self.given: list[Any] = []
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.observation_space.seed(seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        self.given.append(action)
+        return self.observation_space.sample(), 1.0, False, False, {}
+
+
+def config(*wrappers: WrapperConfig, **kwargs: Any) -> EnvConfig:
+    return EnvConfig(entry_point=f"{__name__}:Spaces", kwargs=kwargs, wrappers=list(wrappers))
+
+
+def given(action: Any, *wrappers: WrapperConfig, **kwargs: Any) -> Any:
+    """Return what the environment gets for a stored action."""
+    env = GymEnv(config(*wrappers, **kwargs))
+    env.reset(0, seed=0)
+    env.step([0], np.array([action]))
+    inner = env.envs[0].unwrapped
+    assert inner.action_space.contains(inner.given[0])
+    return inner.given[0]
+
+
+# -- which spaces are taken ----------------------------------------------
+
+
+class FlatActions(spaces.Discrete):
+    """A subclass of another library."""
+
+
+class Angles(spaces.Box):
+    """Another one."""
+
+
+def test_an_instance_of_a_known_space_is_that_space() -> None:
+    inner = spaces.Dict({"a": Angles(-1.0, 1.0, (3,)), "n": FlatActions(4)})
+    spec = GymEnv(config(actions=FlatActions(18), observations=inner)).spec
+    assert (spec.action.kind, spec.action.n) == ("discrete", 18)
+    assert [leaf.kind for leaf in spec.obs.leaves] == ["box", "discrete"]
+    assert GymEnv(config(actions=Angles(-1.0, 1.0, (1,)))).spec.action.kind == "box"
+
+
+@pytest.mark.parametrize(
+    "observations",
+    [
+        spaces.Dict({"empty": spaces.Box(-1, 1, (0,)), "x": FLAT}),
+        spaces.Tuple((spaces.Box(-1, 1, (3, 0)), FLAT)),
+        spaces.Tuple((spaces.Text(3), spaces.Dict({"x": FLAT, "t": spaces.Text(3)}))),
+    ],
+    ids=["empty in a Dict", "empty in a Tuple", "texts"],
+)
+def test_a_part_that_is_empty_or_not_taken_is_left_out(observations: spaces.Space[Any]) -> None:
+    spec = try_env(config(observations=observations)).spec
+    assert [leaf.shape for leaf in spec.obs.leaves] == [(2,)]
+    assert len(spec.left_out) >= 1
+    assert any(re.match(r"(empty|0) \(Box of shape|0 \(Text\)", part) for part in spec.left_out)
+
+
+@pytest.mark.parametrize(
+    ("actions", "message"),
+    [
+        (spaces.Box(-np.inf, np.inf, (2,)), "has no finite bounds"),
+        (spaces.Box(-HUGE, HUGE, (2,), np.float32), "has no finite bounds"),
+        (spaces.Box(np.iinfo(np.int64).min, np.iinfo(np.int64).max, (1,), np.int64), "has no finite bounds"),
+        (
+            spaces.MultiDiscrete([3, 4]),
+            "nearest: env.wrappers=[FlattenActions]\nit makes them the 12 actions",
+        ),
+        (spaces.MultiDiscrete([100] * 3), "allowed: Discrete, and Box with finite bounds; a wrapper"),
+        (spaces.Text(3), "allowed: Discrete, and Box with finite bounds; a wrapper"),
+    ],
+    ids=str,
+)
+def test_another_action_space_is_refused_with_a_way_out(actions: spaces.Space[Any], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        try_env(config(actions=actions))
+    assert message in str(caught.value)
+    assert len(str(caught.value).splitlines()) <= 3
+
+
+def test_a_space_of_the_old_gym_is_named_with_its_module() -> None:
+    class OldBox:
+        shape = (2,)
+
+    with pytest.raises(UsageError, match=rf"takes: obs is a {__name__}\.OldBox\n"):
+        GymEnv(config(observations=OldBox()))
+
+
+# -- what environments get ------------------------------------------------
+
+
+def test_actions_have_the_type_that_the_spaces_sample_has() -> None:
+    assert type(given(1)) is np.int64
+    action = given(2, actions=spaces.Discrete(3, start=5))
+    assert (type(action), action) == (np.int64, 7)
+    action = given([0.2, 0.4], actions=spaces.Box(-1.0, 1.0, (2,), np.float64))
+    assert action.dtype == np.float64
+
+
+def test_actions_of_an_integer_box_are_rounded_numbers() -> None:
+    actions = spaces.Box(np.array([0, -3]), np.array([9, 3]), (2,), np.int64)
+    assert given(np.array([8.6, -2.4], np.float32), actions=actions).tolist() == [9, -2]
+    assert given(np.array([11.0, -3.4], np.float32), actions=actions).tolist() == [9, -3]
+
+
+@pytest.mark.parametrize(
+    ("actions", "number", "expected"),
+    [
+        (spaces.MultiDiscrete([3, 4]), 7, [1, 3]),
+        (spaces.MultiDiscrete([[3], [4]], start=[[1], [-1]]), 0, [[1], [-1]]),
+        (spaces.MultiBinary(3), 6, [1, 1, 0]),
+        (spaces.Tuple((spaces.Discrete(2, start=4), spaces.MultiDiscrete([2, 2]))), 5, (5, [0, 1])),
+        (spaces.Dict({"a": spaces.Discrete(3), "b": spaces.Discrete(2)}), 5, {"a": 2, "b": 1}),
+    ],
+    ids=str,
+)
+def test_combinations_of_actions_are_numbered(actions: spaces.Space[Any], number: int, expected: Any) -> None:
+    spec = try_env(config(FLATTEN, actions=actions)).spec
+    found = given(number, FLATTEN, actions=actions)
+    assert _plain(found) == expected
+    every = [str(given(i, FLATTEN, actions=actions)) for i in range(spec.action.n)]
+    assert len(set(every)) == spec.action.n
+
+
+def _plain(action: Any) -> Any:
+    if isinstance(action, dict):
+        return {key: _plain(value) for key, value in action.items()}
+    return tuple(map(_plain, action)) if isinstance(action, tuple) else action.tolist()
+
+
+def test_actions_without_bounds_get_those_that_the_message_suggests() -> None:
+    endless = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    with pytest.raises(UsageError) as caught:
+        try_env(config(actions=endless))
+    assert "{name:BoundActions,kwargs:{low:-1,high:1}}" in str(caught.value)
+    spec = GymEnv(config(WrapperConfig("BoundActions", {"low": -1, "high": [1, 2]}), actions=endless)).spec
+    assert (spec.action.low, spec.action.high) == ((-1.0, -1.0), (1.0, 2.0))
