@@ -24,6 +24,7 @@ FAULTS: dict[str, Callable[[], object]] = {
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "segfault": lambda: ctypes.string_at(0),
     "exit": lambda: os._exit(3),
+    "chdir": lambda: os.chdir("elsewhere"),
 }
 
 

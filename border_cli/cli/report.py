@@ -159,8 +159,8 @@ def _write(report: Report, out: Path) -> None:
             show("note: no pictures without matplotlib; install it with: pip install 'border-cli[report]'")
         for page in pages:
             page.unlink(missing_ok=True)  # a link there is not followed
-        pages[0].write_text(markdown(report, pictures), encoding="utf-8")
-        pages[1].write_text(html_page(report, pictures), encoding="utf-8")
+        pages[0].write_text(markdown(report, pictures), encoding="utf-8", errors="replace")
+        pages[1].write_text(html_page(report, pictures), encoding="utf-8", errors="replace")
         write_tidy(pages[2], report.groups, report.metric)
     except OSError as e:
         raise UsageError(f"{out} cannot be written: {e.strerror or e}\nallowed: out=<another folder>") from e

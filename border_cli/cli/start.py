@@ -28,7 +28,7 @@ def start_run(composed: Composed, launch: Launch, view: View | None = None) -> R
         config, spec, decided = preflight(composed.config, stop, composed.run_dir or RUNS, launch.typed)
         end_imports()
         run_dir = composed.run_dir or create_run(composed.run_name)
-        with exclusive(run_dir.absolute()) as held:  # hydra.job.chdir may change the working folder
+        with exclusive(run_dir) as held:
             write_config(held, config)
             return composed.run_as_job(
                 held, lambda: train(config, spec, held, launch, stop, decided=decided, view=view)
@@ -45,6 +45,7 @@ def resume_run(
     from border_cli.run import train
     from border_cli.runs.resume import check_spec, read_resumed
 
+    run_dir = run_dir.absolute()  # environments may change the working folder
     wanted = changes(stored, reopen(config))
     check_changes(stored, wanted)
     with tracebacks(config.debug), StopFlag() as stop, output(), locked(run_dir):

@@ -114,6 +114,7 @@ def run_sweep(composer: Composer, launch: Launch, settings: SweepSettings) -> in
             _ray_settings(one)
     wanted = job_argv(launch.argv)
     folder, continued = _folder(composer, launch, settings, wanted)
+    folder = folder.absolute()
     with locked(folder), StopFlag() as stop, output() as out, contextlib.ExitStack() as held:
         sweep = Sweep.read(folder) if continued else Sweep(folder, wanted)
         run = SweepRun(sweep, composer, launch, settings, stop, out)

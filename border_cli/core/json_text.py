@@ -18,7 +18,9 @@ def encode(data: Any) -> bytes:
     Raises ValueError for NaN or infinity (see `finite_or_null`), TypeError for what JSON cannot hold.
     """
     text = json.dumps(data, sort_keys=True, indent=2, allow_nan=False, ensure_ascii=False)
-    return f"{text}\n".encode()
+    return f"{text}\n".encode(
+        "utf-8", "backslashreplace"
+    )  # JSON's escapes for bytes of a path that are not UTF-8
 
 
 def decode(text: bytes) -> Any:

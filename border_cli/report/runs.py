@@ -17,6 +17,7 @@ from border_cli.config.presets import NONE
 from border_cli.config.schema import GROUPS
 from border_cli.core.errors import UsageError
 from border_cli.core.spaces import Array
+from border_cli.display.output import printable
 from border_cli.recorders.jsonl import METRICS_FILE, read_jsonl
 from border_cli.runs.summary import SUMMARY_FILE, launch_words, read_json
 
@@ -219,7 +220,7 @@ def _differing(
         name = key.removesuffix(".type")  # buffer.type is typed as buffer
         was_typed = name in typed or any(key.startswith(f"{t}.") for t in typed.difference(GROUPS))
         if (was_typed or not typed_only) and len(found[key]) > 1:
-            yield f"{name}={as_typed(value)}"
+            yield printable(f"{name}={as_typed(value)}", "utf-8")
 
 
 def _settings(run: RunRecord) -> dict[str, Any]:

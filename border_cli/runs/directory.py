@@ -78,7 +78,7 @@ def locked(run_dir: Path) -> Iterator[None]:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     except OSError as e:
         raise UsageError(
-            f"{path} cannot be written: {e.strerror}\nallowed: a run that you may write to"
+            f"{shown(path)} cannot be written: {e.strerror}\nallowed: a run that you may write to"
         ) from e
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -88,7 +88,7 @@ def locked(run_dir: Path) -> Iterator[None]:
         holder = os.pread(descriptor, 100, 0).decode("ascii", "replace").strip()
         os.close(descriptor)
         raise UsageError(
-            f"{run_dir} is being trained by another process{f' ({holder})' if holder else ''}\n"
+            f"{shown(run_dir)} is being trained by another process{f' ({holder})' if holder else ''}\n"
             "allowed: wait for it, or stop it"
         ) from e
     except OSError:
@@ -101,14 +101,15 @@ def locked(run_dir: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def exclusive(path: Path) -> Iterator[Path]:
-    """Create this folder if necessary, and hold it for a new run.
+    """Create this folder if necessary, and hold it for a new run. Yields its absolute path.
 
     Raises UsageError if it contains a run, if another process starts one in it, or if it cannot be written to.
     """
+    path = path.absolute()  # environments may change the working folder
     _check_no_run(path)
     make_folder(path)
     if not os.access(path, os.W_OK | os.X_OK):
-        raise UsageError(f"{path} cannot be written to\nallowed: a folder you may write to")
+        raise UsageError(f"{shown(path)} cannot be written to\nallowed: a folder you may write to")
     with locked(path):
         _check_no_run(path)  # again: another process may have been faster
         yield path
@@ -117,7 +118,7 @@ def exclusive(path: Path) -> Iterator[Path]:
 def _check_no_run(path: Path) -> None:
     held = [name for name in _OWN_FILES if (path / name).exists()]
     if held:
-        raise UsageError(f"{path} already holds a run ({held[0]})\nallowed: a folder without one")
+        raise UsageError(f"{shown(path)} already holds a run ({held[0]})\nallowed: a folder without one")
 
 
 def write_config(run_dir: Path, config: TrainConfig) -> None:
@@ -243,7 +244,7 @@ REPORTED: dict[str, object] = {"reported": True}
 @contextlib.contextmanager
 def log_to(path: Path, note: Callable[[str], None]) -> Iterator[None]:
     """Within this context, log to a file, and warnings to `note` as well."""
-    file, notes = _FileHandler(path, encoding="utf-8"), _NoteHandler(note)
+    file, notes = _FileHandler(path, encoding="utf-8", errors="backslashreplace"), _NoteHandler(note)
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(processName)s %(name)s: %(message)s"))
     root, package = logging.getLogger(), logging.getLogger("border_cli")
     level = package.level

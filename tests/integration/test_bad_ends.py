@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 
 from border_cli.agents.agent import NetworkAgent
+from border_cli.cli.eval import main as evaluate
+from border_cli.cli.report import main as report
 from border_cli.cli.train import main
 from border_cli.core.metrics import Record
 from tests.real_runs import Run, tiny
@@ -57,6 +60,21 @@ def test_a_run_with_warmup_0_gets_its_first_batch(workplace: Path) -> None:
     code, run = run_to_end("env=cartpole", "trainer.warmup_period=0", "agent.batch_size=64")
     assert code == 0
     assert run.counts[0] == 120
+
+
+def test_names_of_folders_need_not_be_text(workplace: Path) -> None:
+    """Any bytes are a name on Linux, and under LC_ALL=C those of ü are no text."""
+    folder = workplace / os.fsdecode(b"\xff\xc3")
+    folder.mkdir()
+    os.chdir(folder)
+    _, run = run_to_end("env=cartpole", "trainer=sync")
+    words = ["trainer=sync", "trainer.max_opts=20", f"init_from='{folder / 'runs' / 'latest'}'"]
+    _, second = run_to_end("env=cartpole", *words)
+    for done in (run, second):
+        assert done.summary["status"] == "done"
+        assert (done.path / "metrics.jsonl").is_relative_to(folder)
+    assert evaluate(["runs/latest", "episodes=1"]) == 0
+    assert report(["runs", "metric=train/episode_return"]) == 0
 
 
 def test_a_closed_stdout_does_not_end_the_run(workplace: Path) -> None:

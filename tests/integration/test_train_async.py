@@ -30,6 +30,7 @@ from border_cli.core.spaces import EnvSpec
 from border_cli.core.types import Evaluation, ModelInfo
 from border_cli.replay.n_step import NStepProcessor
 from border_cli.runtime import forkserver
+from tests.faults.commands import endless, trap
 from tests.real_runs import Run
 
 
@@ -201,6 +202,15 @@ def test_an_invalid_configuration_is_refused_before_the_run_directory_is_made(wo
     with pytest.raises(UsageError, match="there is no environment 'CartPool-v1'"):
         border_cli.train_async(small(env=EnvConfig(id="CartPool-v1")), "run")
     assert not (workplace / "run").exists()
+
+
+def test_h5_an_environment_that_changes_the_working_folder_does_not_split_its_run(workplace: Path) -> None:
+    Path("elsewhere").mkdir()
+    words = endless(*trap("MainProcess", "step", "chdir", 30), "trainer=sync", "trainer.max_opts=50")
+    border_cli.train(words, "runs/mine")
+    assert Run(workplace / "runs" / "mine").summary["status"] == "done"
+    assert len(list((workplace / "runs" / "mine" / "checkpoints").iterdir())) == 1
+    assert list((workplace / "elsewhere").iterdir()) == []
 
 
 def test_a_failing_actor_is_raised_and_recorded(workplace: Path) -> None:

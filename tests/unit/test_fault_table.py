@@ -19,7 +19,7 @@ ROWS = {
     "e": "numbers: 1 2 3 4 5",
     "f": "resources: 1 2 3 4 6",
     "g": "repetition: 1 2 3 4 6",
-    "h": "records: 1 2 3 4",
+    "h": "records: 1 2 3 4 5",
     "i": "trust and input: 1 2 3 4 5 6 7",
 }
 """d7 and f5 are campaigns (`tests/campaigns`), g5 is a table of docs/results.md."""
