@@ -3,7 +3,8 @@
 100 policies arrive one after the other. The return of a policy on a seed is its mean, plus what the seed makes easier or
 harder for every policy, plus noise of its own, less a loss where it fails. Every policy is evaluated on the same 20
 regular seeds; a rule then chooses the best from these and from fresh episodes. Regret is the true mean of the best policy
-seen minus the true mean of the chosen one; bias is the published score minus the true mean of the chosen one.
+seen minus the true mean of the chosen one; bias is the published score minus the true mean of the chosen one, in standard
+deviations of its episodes.
 
     python -m bench.best_model [--repetitions 200]
 """
@@ -18,12 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.report import markdown, number
-from border_cli.core.types import Evaluation
-from border_cli.training.best_model import BestSelector
+from border_cli.core.types import Evaluation, ModelInfo
+from border_cli.training.best_model import Candidate, fresh_rounds, winner, with_candidate
 
 POLICIES = 100
 EPISODES = 20
-"""Of a regular evaluation, and of each model in a round of fresh episodes."""
+"""Of a regular evaluation, and of a round of fresh episodes."""
 _EPISODES_OF_TRUTH = 4_000
 
 Floats = NDArray[np.float64]
@@ -96,40 +97,25 @@ class Choice:
     episodes: int
 
 
-def selector_rule(policies: Policies) -> Choice:
+def candidates_rule(policies: Policies) -> Choice:
     """The rule of `border_cli.training.best_model`."""
-    selector = BestSelector(EPISODES)
+    candidates: list[Candidate] = []
     for policy in range(POLICIES):
-        comparison = selector.compare(_evaluation(policy, policies.play_regular(policy)))
-        seeds: Floats = np.empty(0)
-        while (job := comparison.next_job) is not None:
-            if job.episodes.stop > len(seeds):
-                seeds = np.append(seeds, policies.seeds(len(job.episodes)))
-            returns = policies.play(job.opt_steps, seeds[job.episodes.start : job.episodes.stop])
-            comparison.add(_evaluation(job.opt_steps, returns))
-        selector.finish(comparison)
-    if selector.best is None:
-        raise AssertionError("the first policy is the best until a better one comes")
-    score = selector.best.score
-    return Choice(score.opt_steps, score.mean, selector.fresh_episodes)
+        regular = _evaluation(policy, policies.play_regular(policy))
+        candidates = with_candidate(candidates, Candidate(ModelInfo(policy, {}), regular))
+    episodes = EPISODES * fresh_rounds(POLICIES)
+    seeds = policies.seeds(episodes)
+    fresh = [_evaluation(i, policies.play(i, seeds)) for i in (one.model.version for one in candidates)]
+    best = winner(candidates, fresh).model.version
+    score = policies.play(best, policies.seeds(episodes)).mean()
+    return Choice(best, float(score), episodes * (len(candidates) + 2))
 
 
-def confirm_rule(policies: Policies, episodes: int = EPISODES) -> Choice:
-    """The earlier rule: a regular mean above the best's confirmed mean is confirmed, and must exceed it again."""
-    best, score, spent = -1, -np.inf, 0
-    for policy in range(POLICIES):
-        if policies.play_regular(policy).mean() <= score:
-            continue
-        confirmed = float(policies.play(policy, policies.seeds(episodes)).mean())
-        spent += episodes
-        if confirmed > score:
-            best, score = policy, confirmed
-    return Choice(best, score, spent)
-
-
-def confirm_twice_as_many(policies: Policies) -> Choice:
-    """The earlier rule with twice as many fresh episodes."""
-    return confirm_rule(policies, 2 * EPISODES)
+def regular_rule(policies: Policies) -> Choice:
+    """The highest regular score, which is published."""
+    scores = [float(policies.play_regular(policy).mean()) for policy in range(POLICIES)]
+    best = int(np.argmax(scores))
+    return Choice(best, scores[best], 0)
 
 
 def _evaluation(policy: int, returns: Floats) -> Evaluation:
@@ -201,9 +187,8 @@ SCENARIOS: tuple[Callable[[np.random.Generator], Policies], ...] = (
     noisy,
 )
 RULES: dict[str, Callable[[Policies], Choice]] = {
-    "confirm (before)": confirm_rule,
-    "confirm, 40 episodes": confirm_twice_as_many,
-    "compare (now)": selector_rule,
+    "regular score": regular_rule,
+    "candidates (now)": candidates_rule,
 }
 
 # -- the table ----------------------------------------------------------------
@@ -227,7 +212,9 @@ def simulate(
         policies = scenario(np.random.default_rng(i))
         choice = rule(policies)
         value = policies.values[choice.policy]
-        rows.append((policies.values.max() - value, choice.score - value, choice.episodes))
+        std = policies.play(choice.policy, policies.seeds(_EPISODES_OF_TRUTH)).std()
+        bias = (choice.score - value) / std if std else choice.score - value
+        rows.append((policies.values.max() - value, bias, choice.episodes))
     return Result(*np.array(rows, np.float64).T)
 
 
@@ -246,7 +233,7 @@ def main(args: Sequence[str] | None = None) -> None:
                     scenario.__name__.replace("_", " "),
                     name,
                     f"{result.regret.mean():.2f} ± {error:.2f}",
-                    f"{result.bias.mean():+.2f}",
+                    f"{result.bias.mean():+.3f} ± {result.bias.std(ddof=1) / np.sqrt(repetitions):.3f}",
                     number(float(result.episodes.mean())),
                 ]
             )

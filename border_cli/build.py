@@ -22,7 +22,6 @@ from border_cli.config.convert import dotted, to_plain
 from border_cli.config.registry import AGENTS, BUFFERS, find, import_path, import_plugins
 from border_cli.config.resolve import (
     TRACKERS,
-    confirm_episodes,
     envs_per_actor,
     is_reproducible,
     lockstep_steps,
@@ -173,7 +172,9 @@ def make_loop(
         source=_make_source(c, spec, user, agent, observer, waiting, made),
         limiter=limiter,
         evaluator=evaluator,
-        eval_seeds=EvalSeeds(c.seed, c.evaluator),
+        eval_seeds=EvalSeeds(c.seed, c.evaluator.episodes),
+        confirm_best=c.evaluator.confirm,
+        pretrained=c.init_from is not None,
         recorder=recorder,
         recorder_files=[*files, *remote],
         checkpoints=CheckpointManager(
@@ -285,7 +286,7 @@ def _make_evaluator(
             env=Factory("border_cli.build:evaluation_env", (evaluated,)),
             policy=Factory("border_cli.build:evaluation_policy", (evaluated,)),
             max_episode_steps=c.evaluator.max_episode_steps,
-            max_episodes=_most_episodes(c),
+            max_episodes=c.evaluator.episodes,
         )
         return ProcessEvaluator(spec_of_process, agent.model_info(), timeout_s, restarts)
     lazy = c.trainer.eval_interval is None or not is_reproducible(c)
@@ -533,7 +534,7 @@ def evaluation_env(made: Callable[[], None], config: TrainConfig) -> GymEnv:
     """
     import_plugins(config.plugins)
     env = replace(config.env, out_of_bounds="warn", info_keys=[])
-    n_envs = min(config.evaluator.n_envs, _most_episodes(config))
+    n_envs = min(config.evaluator.n_envs, config.evaluator.episodes)
     return GymEnv(env, n_envs, "the evaluation", made=made, quiet=True)
 
 
@@ -541,11 +542,6 @@ def evaluation_policy(spec: EnvSpec, config: TrainConfig) -> ActingPolicy:
     """The policy of evaluations, on the CPU. Its random numbers are the same in every process."""
     policy: ActingPolicy = agent_module(config).make_policy(config.agent, spec, config.seed)
     return policy
-
-
-def _most_episodes(config: TrainConfig) -> int:
-    """Episodes of the longest evaluation."""
-    return max(config.evaluator.episodes, confirm_episodes(config.evaluator))
 
 
 def agent_module(config: TrainConfig) -> Any:

@@ -230,6 +230,7 @@ class RunFiles:
             error,
             best=best,
             last=loop.eval_manager.last,
+            best_confirmed=loop.eval_manager.confirmed,
             opt_steps=limiter.opt_steps,
             env_steps=limiter.env_steps,
             episodes=telemetry.episodes,

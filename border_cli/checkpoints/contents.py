@@ -90,9 +90,10 @@ def best_files(
 ) -> Files:
     """The files of best/, as bytes: later changes of the arrays do not affect them.
 
-    score: the evaluation that counts · regular: if that is of fresh episodes, the evaluation on the regular seeds.
+    score: the evaluation that counts · regular: if that is of fresh episodes, which confirm the model, the evaluation on
+    the regular seeds.
     """
-    data = _score_data(score)
+    data = _score_data(score) | {"confirmed": regular is not None}
     if regular is not None:
         data["regular"] = _score_data(regular)
     return _model_files(model, info) | {"score.json": json_text.encode(json_text.finite_or_null(data))}

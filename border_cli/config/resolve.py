@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from border_cli.config.convert import as_typed, dotted, to_plain
-from border_cli.config.schema import EvaluatorConfig, RecorderConfig, TrainConfig
+from border_cli.config.schema import RecorderConfig, TrainConfig
 from border_cli.core.errors import UsageError
 
 _GAME = re.compile(r"(\w+:)?ALE/[\w-]+")
@@ -42,11 +42,7 @@ _SAFE = (
 _DECIDED_BY_THE_AGENT = ("lr_opt_steps", "compile")
 _SAFE_RUNNING_FREE = ("n_actors", "actor_manager.", "threads", "trainer.ratio_tolerance")
 _KEEP_THE_BITS = (
-    *(
-        "trainer.max_opts",
-        "trainer.max_env_steps",
-        "trainer.max_time",
-    ),  # stop_return has a say in which model is the best
+    *BUDGETS,
     "recorder.",
     "checkpoint.",
     "env.out_of_bounds",
@@ -87,8 +83,6 @@ def resolve(
         resolved.trainer.lockstep_steps = lockstep_steps(config)
     if config.evaluator.type == "auto":
         resolved.evaluator.type = "process" if may_evaluate_beside(config) and cpus() > 1 else "inline"
-    if config.evaluator.confirm:
-        resolved.evaluator.confirm_episodes = confirm_episodes(config.evaluator)
     resolved.env = with_env_facts(config, action_mask, categories).env
     resolved.env.native = "always" if steps_natively(config) else "never"
     opt_steps = counts(config).opt_steps
@@ -133,12 +127,10 @@ def trackers(recorder: RecorderConfig) -> list[str]:
 def reopen(stored: TrainConfig) -> TrainConfig:
     """The configuration of a run to be resumed: values that equal those that follow from others are left open again."""
     config = copy.deepcopy(stored)
-    trainer, evaluator = config.trainer, config.evaluator
-    trainer.ratio_tolerance = evaluator.confirm_episodes = None
+    trainer = config.trainer
+    trainer.ratio_tolerance = None
     if stored.trainer.ratio_tolerance != ratio_tolerance(config):
         trainer.ratio_tolerance = stored.trainer.ratio_tolerance
-    if stored.evaluator.confirm_episodes != confirm_episodes(evaluator):
-        evaluator.confirm_episodes = stored.evaluator.confirm_episodes
     config.env.native = "auto"
     if steps_natively(config) != (stored.env.native == "always"):
         config.env.native = stored.env.native
@@ -251,13 +243,6 @@ def lockstep_steps(config: TrainConfig) -> int:
     """Env steps of each environment per round of lockstep: enough that a round is worth its overhead."""
     given = config.trainer.lockstep_steps
     return max(1, 64 // streams(config)) if given is None else given
-
-
-def confirm_episodes(config: EvaluatorConfig) -> int:
-    """Fresh episodes on which a candidate for the best model is evaluated again; 0 where that is off."""
-    if not config.confirm:
-        return 0
-    return config.episodes if config.confirm_episodes is None else config.confirm_episodes
 
 
 def may_evaluate_beside(config: TrainConfig) -> bool:

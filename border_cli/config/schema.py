@@ -286,7 +286,9 @@ class TrainerConfig:
     max_env_steps: int | None = option(50_000, "budget, never exceeded", unit="env steps", ge=1)
     max_time: float | None = option(None, "budget", unit="s", gt=0.0)
     stop_return: float | None = option(
-        None, "end when the mean return of the best model reaches this", unit="reward"
+        None,
+        "end when the mean return of a model surely reaches this, on regular and fresh episodes",
+        unit="reward",
     )
     opt_interval: float | None = option(
         1.0,
@@ -345,13 +347,8 @@ class EvaluatorConfig:
     max_episode_steps: int = option(30_000, "an evaluation episode is cut here", unit="env steps", ge=1)
     confirm: bool = option(
         True,
-        "a new model replaces the best only after both have played fresh episodes and its estimated mean return is larger",
-    )
-    confirm_episodes: int | None = option(
-        None,
-        "fresh episodes of each model per round of a comparison; null: as many as episodes",
-        unit="episodes",
-        ge=1,
+        "when the run ends, compare the models with the highest scores on fresh episodes; the score of the best comes from "
+        "others",
     )
     video_interval: int | None = option(
         None, "film one episode this often, to videos/; null: never", unit="opt steps", ge=1

@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterator, Mapping
 
 from border_cli.config import presets
 from border_cli.config.resolve import (
-    confirm_episodes,
     is_game,
     is_reproducible,
     may_evaluate_beside,
@@ -125,8 +124,8 @@ def _effects(
     mode = " in a reproducible run" if evaluator.type == "auto" else ""
     reason = f"with evaluator={evaluator.type}{mode}, which has no process"
     yield not may_evaluate_beside(config), keys, reason, "with evaluator=process"
-    most = max(evaluator.episodes, confirm_episodes(evaluator))
-    key, reason = "evaluator.n_envs", f"above the {most} episodes of an evaluation"
+    most, key = evaluator.episodes, "evaluator.n_envs"
+    reason = f"above the {most} episodes of an evaluation"
     yield evaluator.n_envs > most, [key], reason, f"up to {most}, or more evaluator.episodes"
 
 
@@ -328,7 +327,7 @@ def _evaluation(config: TrainConfig) -> Checks:
         "an eval_interval (opt steps) with stop_return",
     )
     yield (
-        evaluator.confirm_episodes is not None and not evaluator.confirm,
-        f"evaluator.confirm_episodes={evaluator.confirm_episodes} has no effect with evaluator.confirm=false",
-        "one of them",
+        t.stop_return is not None and evaluator.episodes < 2,
+        f"trainer.stop_return needs an interval around the mean, and evaluator.episodes={evaluator.episodes} has none",
+        "evaluator.episodes of at least 2",
     )

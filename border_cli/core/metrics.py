@@ -127,12 +127,6 @@ declare("eval/return_min", "reward", "lowest return of the evaluation")
 declare("eval/return_max", "reward", "highest return of the evaluation")
 declare("eval/length_mean", "env steps", "mean episode length of the evaluation")
 declare(
-    "eval/fresh_mean",
-    "reward",
-    "mean return of a candidate for the best model over its fresh episodes",
-)
-declare("eval/fresh_std", "reward", "standard deviation over those episodes")
-declare(
     "eval/skipped",
     "evaluations",
     "models so far that were never evaluated: a newer one replaced them, or evaluations take too long",

@@ -47,6 +47,7 @@ class Progress:
     recent_returns: list[float] = field(default_factory=list)
     evaluations: list[tuple[int, float]] = field(default_factory=list)
     best: tuple[int, float] | None = None
+    best_confirmed: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,8 @@ class RunResult:
 
     Attributes:
         ended_by: the name of the budget, "stop_return", "sigint", "sigterm" or "error".
-        best, last: the evaluation of the best and of the last model; None where there was none.
+        best, last: the evaluation of the best and of the last model on the same episodes; None where there was none.
+        best_confirmed: whether these were fresh episodes; otherwise the score of the best made it the best.
         opt_steps, env_steps, episodes: totals, those of earlier launches included.
         actors_blocked, learner_blocked: share of this launch that each side waited; None in sync or when unknown.
         bound: one sentence on what bounds the speed of the run.
@@ -85,6 +87,7 @@ class RunResult:
     error: str | None = None
     best: Evaluation | None = None
     last: Evaluation | None = None
+    best_confirmed: bool = False
     opt_steps: int = 0
     env_steps: int = 0
     episodes: int = 0

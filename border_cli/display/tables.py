@@ -15,7 +15,7 @@ from border_cli.config.resolve import n_actors
 from border_cli.config.schema import TrainConfig
 from border_cli.config.throughput import Bench, Plan, RunSpeeds
 from border_cli.core.progress import Progress, RunResult
-from border_cli.core.types import ActorStat
+from border_cli.core.types import ActorStat, Evaluation
 from border_cli.display import format
 from border_cli.display.advice import advice
 from border_cli.display.output import printable
@@ -89,7 +89,7 @@ def _box(console: Console) -> box.Box:
 
 def trainer_table(progress: Progress, result: RunResult) -> Table:
     """One row per figure. Rates are over the whole run, shares of waiting over this launch."""
-    p, last = progress, progress.evaluations[-1] if progress.evaluations else None
+    p = progress
     target = "none" if p.ratio_target is None else format.number(p.ratio_target)
     rows = [
         ("ended by", result.ended_by),
@@ -103,7 +103,8 @@ def trainer_table(progress: Progress, result: RunResult) -> Table:
     if p.asynchronous:
         rows.append(("actors blocked", format.share(result.actors_blocked)))
         rows.append(("learner blocked", format.share(result.learner_blocked)))
-    rows += [("last score", _score(last)), ("best score", _score(p.best))]
+    best = "best score" if result.best_confirmed or result.best is None else "best score (unconfirmed)"
+    rows += [("last score", _score(result.last)), (best, _score(result.best))]
     table = make_table("trainer", "", "value")
     for row in rows:
         add_row(table, *row)
@@ -135,8 +136,8 @@ def add_row(table: Table, *cells: str) -> None:
     table.add_row(*(Text(printable(cell, "ascii")) for cell in cells))
 
 
-def _score(score: tuple[int, float] | None) -> str:
-    return format.MISSING if score is None else f"{format.number(score[1])} at opt step {score[0]:,}"
+def _score(score: Evaluation | None) -> str:
+    return format.MISSING if score is None else f"{format.number(score.mean)} at opt step {score.opt_steps:,}"
 
 
 def _figures(actors: Sequence[ActorStat]) -> tuple[str, ...]:

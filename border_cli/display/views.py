@@ -72,7 +72,8 @@ def _rows(p: Progress, ascii_only: bool) -> Iterator[tuple[str, RenderableType |
     else:
         yield "evaluation", _score(None, "none so far")
     if p.best is not None:
-        yield "best", _score(p.best[1], f"at opt step {format.count(p.best[0])}")
+        said = "" if p.best_confirmed else ", unconfirmed"
+        yield "best", _score(p.best[1], f"at opt step {format.count(p.best[0])}{said}")
     yield "", Text()
     opt_steps, samples = format.rate(p.opt_steps_per_sec), format.rate(p.samples_per_sec)
     yield "speed", _fields(_figure(opt_steps, "opt steps/s"), _figure(samples, "samples/s"))

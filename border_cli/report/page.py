@@ -132,9 +132,8 @@ def about(metric: str) -> str:
     """What the scores and the curves are."""
     return (
         f"Scores are interquartile means over runs with {LEVEL:.0%} bootstrap intervals ({RESAMPLES:,} resamples of "
-        "runs; Agarwal et al., 2021). *Best* is the score of the model that each run kept as its best, on the episodes "
-        "that confirmed it. It is the largest mean of several candidates and therefore a little too high; `border-eval` "
-        "evaluates the model on episodes that had no part in choosing it. *Last* is the last evaluation of each run. "
+        "runs; Agarwal et al., 2021). *Best* is the score of the model that each run kept as its best, *last* that of its "
+        "last model, on the same episodes, which had no part in the choice. "
         f"Curves show `{metric}`, up to the end of the shortest run of a group."
     )
 

@@ -33,10 +33,9 @@ from border_cli.core.errors import (
 )
 from border_cli.core.spaces import EnvSpec
 from border_cli.core.state import RunState
-from border_cli.core.types import ModelInfo
 from border_cli.runs.directory import CONFIG_FILE, check_plain, locked, read_config
 from border_cli.runs.summary import read_summary
-from border_cli.training.best_model import Evidence
+from border_cli.training.best_model import Candidate
 
 DONE = "done"
 
@@ -53,8 +52,6 @@ class Resumed:
         changes: of the configuration.
         exact: whether a reproducible run gives the bits of an uninterrupted one.
         best: the model of best/, which may be newer than the checkpoint; None for a reproducible run.
-        drops_best: whether a reproducible run goes back to the best model before that in best/, which is the last one of
-            a launch that has ended. An uninterrupted run would not have evaluated it.
     """
 
     path: Path | None = None
@@ -64,8 +61,7 @@ class Resumed:
     seconds: float = 0.0
     changes: tuple[Change, ...] = ()
     exact: bool = True
-    best: tuple[ModelInfo, Evidence] | None = None
-    drops_best: bool = False
+    best: Candidate | None = None
 
 
 def read_resumed(run_dir: Path, config: TrainConfig, wanted: Sequence[Change]) -> Resumed:
@@ -90,18 +86,14 @@ def read_resumed(run_dir: Path, config: TrainConfig, wanted: Sequence[Change]) -
     exact = summary.get("exact") is not False and state.replay is not None and whole
     exact = exact and all(_keeps(config, state, change) for change in wanted)
     exact = exact and not _had_schedules_of_the_budget(config, wanted)
-    best, drops_best = _best(run_dir), False
-    if is_reproducible(config) and best is not None:
-        interval = config.trainer.eval_interval
-        drops_best = best[0].version == opt_steps and (interval is None or opt_steps % interval > 0)
-        best = None
+    best = None if is_reproducible(config) else _best(run_dir)
     saved = summary.get("saved")
     seconds = saved.get("seconds") if isinstance(saved, dict) else None
     seconds = float(seconds) if isinstance(seconds, int | float) and seconds > 0 else 0.0
-    resumed = Resumed(path, state, opt_steps, env_steps, seconds, tuple(wanted), exact, best, drops_best)
+    resumed = Resumed(path, state, opt_steps, env_steps, seconds, tuple(wanted), exact, best)
     _check_budgets(config, resumed)
     if summary.get("status") == DONE:
-        _check_something_left(run_dir, config, resumed)
+        _check_something_left(run_dir, config, resumed, summary.get("ended_by"))
     return resumed
 
 
@@ -126,11 +118,6 @@ def describe(config: TrainConfig, resumed: Resumed) -> str:
         budget = config.trainer.max_env_steps
         if budget is not None and budget - resumed.env_steps <= config.trainer.warmup_period:
             words.append("the warm-up takes all that is left of max_env_steps: nothing more is learned")
-    if resumed.drops_best:
-        words.append(
-            f"best/ gets the best model before opt step {resumed.opt_steps:,} again, as an uninterrupted run has it; "
-            f"the model of that opt step is in {resumed.path.name}"
-        )
     if is_reproducible(config) and not resumed.exact:
         words.append("the bits will not be those of an uninterrupted run")
     return "; ".join(words)
@@ -229,13 +216,13 @@ def _lr_opt_steps(config: TrainConfig) -> int | None:
     return config.agent.lr_opt_steps if isinstance(config.agent, NetworkConfig) else None
 
 
-def _best(run_dir: Path) -> tuple[ModelInfo, Evidence] | None:
-    """The model of best/ and its evaluations, if that verifies."""
+def _best(run_dir: Path) -> Candidate | None:
+    """The model of best/ and its regular evaluation, if that verifies."""
     try:
         model, (score, regular) = read_model(run_dir / BEST).info, read_scores(run_dir / BEST)
     except store.InvalidCheckpointError:
         return None
-    return model, Evidence(score) if regular is None else Evidence(regular, score)
+    return Candidate(model, regular or score)
 
 
 def _budgets(config: TrainConfig, resumed: Resumed) -> list[tuple[str, int, float | None, str]]:
@@ -259,12 +246,13 @@ def _check_budgets(config: TrainConfig, resumed: Resumed) -> None:
             )
 
 
-def _check_something_left(run_dir: Path, config: TrainConfig, resumed: Resumed) -> None:
+def _check_something_left(run_dir: Path, config: TrainConfig, resumed: Resumed, ended_by: Any) -> None:
     """A run that is done continues only with a larger budget."""
-    t, best = config.trainer, _best(run_dir)
-    if t.stop_return is not None and best is not None and best[1].score.mean >= t.stop_return:
+    goal = config.trainer.stop_return
+    before = next((c.before for c in resumed.changes if c.key == "trainer.stop_return"), goal)
+    if ended_by == "stop_return" and goal is not None and before is not None and goal <= before:
         raise UsageError(
-            f"{run_dir} is done: its best score {best[1].score.mean:g} reaches trainer.stop_return={t.stop_return:g}\n"
+            f"{run_dir} is done: it has reached trainer.stop_return={before:g}\n"
             "allowed: trainer.stop_return=null, or a greater one, and a budget that is not used up"
         )
     budgets = _budgets(config, resumed)

@@ -195,6 +195,7 @@ def _result_data(result: RunResult | None) -> dict[str, Any]:
         "error": end.error,
         "last_score": _score(end.last),
         "best_score": _score(end.best),
+        "best_confirmed": end.best_confirmed,
         "seconds": None if stat is None else stat.seconds,
         "counters": {name: getattr(end, name) for name in counters},
         "throughput": {} if stat is None else {name: getattr(stat, name) for name in rates},

@@ -1,7 +1,7 @@
-"""Evaluates models while a run trains, keeps the best one, and finds out whether the run may end early.
+"""Evaluates models while a run trains, keeps the best ones, and finds out whether the run may end early.
 
-`best_model.BestSelector` decides which model is the best. `EvalManager` has the evaluations made that the decision needs
-and applies the results in the order of the opt steps.
+`best_model` has the rules. `EvalManager` has the evaluations made that they need, and applies the results in the order of
+the opt steps.
 """
 
 from __future__ import annotations
@@ -13,16 +13,23 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from border_cli.config.resolve import confirm_episodes
-from border_cli.config.schema import EvaluatorConfig, TrainerConfig
+from border_cli.config.schema import TrainerConfig
 from border_cli.core.errors import OutOfTime
 from border_cli.core.metrics import Record
 from border_cli.core.spaces import Array
-from border_cli.core.state import State, check_like, joined, section_arrays
+from border_cli.core.state import State, check_like, section_arrays
+from border_cli.core.state import joined as joined_states
 from border_cli.core.types import Evaluation, ModelInfo, shown_return
 from border_cli.runtime import seeding
 from border_cli.runtime.clock import Backoff
-from border_cli.training.best_model import BestSelector, Comparison, Evidence
+from border_cli.training.best_model import (
+    Candidate,
+    fresh_rounds,
+    joined,
+    least_mean,
+    winner,
+    with_candidate,
+)
 
 if TYPE_CHECKING:
     from border_cli.training.state import Components
@@ -41,35 +48,35 @@ class EvalSeeds:
 
     Attributes:
         regular: the same for every model.
-        fresh_episodes: episodes of each model in a round of a comparison; 0: the regular evaluation decides.
     """
 
-    def __init__(self, seed: int, config: EvaluatorConfig) -> None:
+    def __init__(self, seed: int, episodes: int) -> None:
         self._seed = seed
-        self.regular = [seeding.evaluation_seed(seed, i) for i in range(config.episodes)]
-        self.fresh_episodes = confirm_episodes(config)
+        self.regular = [seeding.evaluation_seed(seed, i) for i in range(episodes)]
 
-    def fresh(self, opt_steps: int, episodes: range) -> list[int]:
-        """Seeds of these episodes of the comparison between the model of this opt step and the best."""
-        return [seeding.confirmation_seed(self._seed, opt_steps, i) for i in episodes]
+    def fresh(self, opt_steps: int, number: int) -> list[int]:
+        """Seeds of as many fresh episodes, which depend on an opt step of the run. Those of each number are others."""
+        n = len(self.regular)
+        return [seeding.confirmation_seed(self._seed, opt_steps, number * n + i) for i in range(n)]
 
 
 @dataclass
 class EvalJob:
     """A model to evaluate.
 
-    env_steps: count when it was submitted · comparison: with the best model, once the regular evaluation is known ·
-    seconds: duration of its evaluations so far.
+    env_steps: count when it was submitted · regular: its evaluation, once it is known · fresh: that on fresh episodes,
+    which it plays only where the regular one reaches `stop_return` · seconds: duration of both.
     """
 
     model: ModelInfo
     env_steps: int
-    comparison: Comparison | None = None
+    regular: Evaluation | None = None
+    fresh: Evaluation | None = None
     seconds: float = 0.0
 
 
 class EvalManager:
-    """Evaluates models in the order of their opt steps and keeps the best one.
+    """Evaluates models in the order of their opt steps and finds the best one.
 
     Args:
         tick: called while waiting for an evaluation.
@@ -77,9 +84,11 @@ class EvalManager:
             otherwise it does when it arrives.
 
     Attributes:
-        selector: chooses the best model.
-        last: the newest regular evaluation.
-        good_enough: whether the score of the best model reaches `stop_return`.
+        candidates: for the best model, the highest regular score first.
+        best: the score of the best model: until the candidates were compared, its regular evaluation.
+        confirmed: whether they were.
+        last: the newest evaluation of the last model, on the same episodes as `best`.
+        good_enough: whether a model surely reaches `stop_return`.
         skipped: models that were due and not evaluated, because a newer one replaced them or evaluations take too long.
     """
 
@@ -93,21 +102,22 @@ class EvalManager:
         self._keep_open = 1 if reproducible and parts.evaluator.concurrent else 0
         self._jobs: list[EvalJob] = []
         self._started_at: float | None = None  # of the evaluation that is running
-        self._best_model: ModelInfo | None = None
-        self.selector = BestSelector(parts.eval_seeds.fresh_episodes, config.stop_return)
+        self._evaluations = 0  # regular ones so far
+        self._reached = -math.inf  # the highest mean return that a model surely has
+        self.candidates: list[Candidate] = []
+        self.best: Evaluation | None = None
+        self.confirmed = False
         self.last: Evaluation | None = None
-        self.good_enough = False
         self.skipped = 0
         self._spaces_out = not reproducible
         self._noted = False  # that evaluations take longer than the training between them
-        self._took_s = 0.0  # the last evaluation with its comparison
+        self._took_s = 0.0  # the last job
         self._ended_at = 0.0  # in seconds of the run
         self._max_seconds = math.inf if config.max_time is None else config.max_time
 
     @property
-    def best(self) -> Evaluation | None:
-        """The score of the best model."""
-        return None if self.selector.best is None else self.selector.best.score
+    def good_enough(self) -> bool:
+        return self._config.stop_return is not None and self._reached >= self._config.stop_return
 
     def submit(self, model: ModelInfo, env_steps: int) -> None:
         """Evaluate a copy of this model. env_steps: the current count.
@@ -173,60 +183,99 @@ class EvalManager:
         if self._config.eval_interval is not None and model.version and newest != model.version:
             self.submit(model, env_steps)
         self._wait(0)
-        if self._jobs and self._out_of_time:
+        try:
+            if self._jobs and self._out_of_time:
+                raise OutOfTime
+            if self.candidates and self._parts.confirm_best:
+                self._confirm(model)
+        except OutOfTime:
             self._give_up()
 
     def save_best(self) -> None:
-        best = self.selector.best
-        if best is not None and self._best_model is not None:
-            self._parts.checkpoints.save_best(
-                self._best_model, best.score, best.regular if best.fresh else None
-            )
+        """Write the best model to best/, if there is one."""
+        if self.candidates and self.best is not None:
+            best = self.candidates[0]
+            self._parts.checkpoints.save_best(best.model, self.best, best.regular if self.confirmed else None)
+
+    # -- at the end of the run ------------------------------------------------
+
+    def _confirm(self, last: ModelInfo) -> None:
+        """Compare the candidates on fresh episodes. The winner and the last model then play others, for their scores.
+
+        Raises OutOfTime.
+        """
+        rounds, fresh = fresh_rounds(self._evaluations), [one.regular for one in self.candidates]
+        if len(self.candidates) > 1:
+            fresh = [self._play(one.model, last.version, range(1, 1 + rounds)) for one in self.candidates]
+        best, scoring = winner(self.candidates, fresh), range(1 + rounds, 1 + 2 * rounds)
+        score = self._play(best.model, last.version, scoring)
+        if self.last is not None and self.last.opt_steps == last.version:
+            is_best = best.model.version == last.version
+            self.last = score if is_best else self._play(last, last.version, scoring)
+        self.candidates = [best, *(one for one in self.candidates if one is not best)]
+        self.best, self.confirmed = score, True
+        self.save_best()
+        self._note(
+            f"best model: opt step {score.opt_steps}, {score} over {len(score.returns)} fresh episodes "
+            f"(regular evaluation {shown_return(best.regular.mean)})"
+        )
+        self._parts.telemetry.set_best(score, confirmed=True)
+
+    def _play(self, model: ModelInfo, opt_steps: int, numbers: range) -> Evaluation:
+        """Evaluate a model on fresh episodes, see `EvalSeeds.fresh`. Raises OutOfTime, also if the run is to stop."""
+        parts, backoff = [], Backoff()
+        for number in numbers:
+            seeds = self._parts.eval_seeds.fresh(opt_steps, number)
+            while (evaluation := self._evaluation(model, seeds)) is None:
+                if self._out_of_time or self._parts.should_stop():
+                    raise OutOfTime
+                self._tick()
+                backoff.sleep()
+            parts.append(evaluation)
+        return joined(parts)
 
     # -- checkpoints ----------------------------------------------------------
 
     def state(self) -> State:
-        """The best model, the scores, and the models whose result has not taken effect yet."""
-        models = {str(job.model.version): State(job.model.arrays) for job in self._jobs}
-        if self._best_model is not None:
-            models["best"] = State(self._best_model.arrays)
+        """The candidates, the scores, and the models whose result has not taken effect yet."""
+        models = {f"pending{i}": State(job.model.arrays) for i, job in enumerate(self._jobs)}
+        models |= {f"candidate{i}": State(one.model.arrays) for i, one in enumerate(self.candidates)}
         values = {
-            "selector": self.selector.state(),
+            "candidates": [one.regular.to_json() for one in self.candidates],
             "last": None if self.last is None else self.last.to_json(),
             "pending": [{"opt_steps": job.model.version, "env_steps": job.env_steps} for job in self._jobs],
+            "evaluations": self._evaluations,
+            "reached": self._reached,
             "skipped": self.skipped,
         }
-        return State(joined(models).arrays, values)
+        return State(joined_states(models).arrays, values)
 
     def load_state(
-        self,
-        saved: State,
-        model: Mapping[str, Array],
-        later_best: tuple[ModelInfo, Evidence] | None = None,
+        self, saved: State, model: Mapping[str, Array], later_best: Candidate | None = None
     ) -> None:
         """Restore a saved state. Pending models are evaluated again from the next `poll` on.
 
-        model: arrays of any model of this agent, for their names and shapes · later_best: the model and the evaluations in
-        best/, if they are later than the saved state. Raises IncompatibleStateError.
+        model: arrays of any model of this agent, for their names and shapes · later_best: the model in best/, if it may be
+        later than the saved state. Raises IncompatibleStateError.
         """
         values, owner = saved.values, "the evaluation"
         example = {"pending": [{"opt_steps": 0, "env_steps": 0}]}
         check_like(State({}, values), State({}, self.state().values | example), owner)
-        self.selector.load_state(values["selector"])
-        best, pending = self.selector.best, [job["opt_steps"] for job in values["pending"]]
-        models = {str(step): ModelInfo(step, section_arrays(saved, str(step))) for step in pending}
-        if best is not None:
-            models["best"] = ModelInfo(best.regular.opt_steps, section_arrays(saved, "best"))
-        expected = joined({name: State(dict(model)) for name in models}).arrays
+        regular, pending = [Evaluation.from_json(data) for data in values["candidates"]], values["pending"]
+        steps = {f"candidate{i}": one.opt_steps for i, one in enumerate(regular)}
+        steps |= {f"pending{i}": job["opt_steps"] for i, job in enumerate(pending)}
+        expected = joined_states({name: State(dict(model)) for name in steps}).arrays
         check_like(State(saved.arrays), State(expected), owner)
-        self._jobs = [EvalJob(models[str(job["opt_steps"])], job["env_steps"]) for job in values["pending"]]
-        self._best_model = models.get("best")
-        if later_best is not None and later_best[0].version not in pending:  # otherwise it is compared again
-            self._best_model, self.selector.best = later_best
-            check_like(State(self._best_model.arrays), State(dict(model)), "the best model")
+        models = {name: ModelInfo(step, section_arrays(saved, name)) for name, step in steps.items()}
+        self._jobs = [EvalJob(models[f"pending{i}"], job["env_steps"]) for i, job in enumerate(pending)]
+        self.candidates = [Candidate(models[f"candidate{i}"], one) for i, one in enumerate(regular)]
+        if later_best is not None:
+            check_like(State(later_best.model.arrays), State(dict(model)), "the best model")
+            self.candidates = with_candidate(self.candidates, later_best)
+        self.best = self.candidates[0].regular if self.candidates else None
         self.last = None if values["last"] is None else Evaluation.from_json(values["last"])
-        self.skipped = values["skipped"]
-        self.good_enough = self.selector.goal_reached
+        self._evaluations, self.skipped = values["evaluations"], values["skipped"]
+        self._reached = -math.inf if values["reached"] is None else float(values["reached"])
 
     # -- from a job to its effect ---------------------------------------------
 
@@ -262,40 +311,58 @@ class EvalManager:
         self._tick()
 
     def _give_up(self) -> None:
-        """Leave out the models that are not evaluated yet."""
-        steps = ", ".join(str(job.model.version) for job in self._jobs)
-        _logger.warning("trainer.max_time ended the evaluation of opt step %s: it does not count", steps)
+        """Leave out what is not evaluated yet."""
+        if not self._parts.should_stop():
+            steps = ", ".join(str(job.model.version) for job in self._jobs)
+            missing = (
+                f"the evaluation of opt step {steps}: it does not count"
+                if steps
+                else (
+                    "the comparison of the candidates: best/ has the one with the highest regular score, unconfirmed"
+                )
+            )
+            _logger.warning("trainer.max_time ended %s", missing)
         self._jobs.clear()
 
     def _is_done(self, job: EvalJob) -> bool:
         """Start the next evaluation of this job or take its result. Returns whether no evaluation is missing."""
-        evaluator, all_seeds = self._parts.evaluator, self._parts.eval_seeds
-        while job.comparison is None or job.comparison.next_job is not None:
-            if self._started_at is None:
-                self._started_at = monotonic()
-                model, seeds = job.model, all_seeds.regular
-                if job.comparison is not None and (needed := job.comparison.next_job) is not None:
-                    seeds = all_seeds.fresh(job.model.version, needed.episodes)
-                    if needed.of_best and self._best_model is not None:
-                        model = self._best_model
-                evaluator.begin(model, seeds, self._tick_in_time)
-                if not evaluator.concurrent:
-                    self._parts.telemetry.excluded(monotonic() - self._started_at)
-            if (evaluation := evaluator.poll()) is None:
+        while (seeds := self._missing(job)) is not None:
+            began = self._started_at or monotonic()
+            if (evaluation := self._evaluation(job.model, seeds)) is None:
                 return False
-            job.seconds += monotonic() - self._started_at
-            self._started_at = None
-            if job.comparison is None:
-                job.comparison = self.selector.compare(evaluation)
+            job.seconds += monotonic() - began
+            if job.regular is None:
+                job.regular = evaluation
             else:
-                job.comparison.add(evaluation)
+                job.fresh = evaluation
         return True
 
+    def _missing(self, job: EvalJob) -> list[int] | None:
+        """Seeds of the episodes that this model has to play next; None if there are none."""
+        seeds, goal = self._parts.eval_seeds, self._config.stop_return
+        if job.regular is None:
+            return seeds.regular
+        reaches = goal is not None and least_mean(job.regular) >= goal
+        return seeds.fresh(job.model.version, 0) if reaches and job.fresh is None else None
+
+    def _evaluation(self, model: ModelInfo, seeds: list[int]) -> Evaluation | None:
+        """The result of this evaluation, None until it is there. Starts it if none is running. Raises OutOfTime."""
+        evaluator = self._parts.evaluator
+        if self._started_at is None:
+            self._started_at = monotonic()
+            evaluator.begin(model, seeds, self._tick_in_time)
+            if not evaluator.concurrent:
+                self._parts.telemetry.excluded(monotonic() - self._started_at)
+        if (evaluation := evaluator.poll()) is not None:
+            self._started_at = None
+        return evaluation
+
     def _apply(self, job: EvalJob) -> None:
-        """Record the result, update the best model, and find out whether the run may end."""
-        assert job.comparison is not None  # the job is done
-        regular, fresh = job.comparison.regular, job.comparison.fresh
+        """Record the result, update the candidates, and find out whether the run may end."""
+        regular = job.regular
+        assert regular is not None  # the job is done
         self.last = regular
+        self._evaluations += 1
         self._took_s, self._ended_at = job.seconds, self._parts.telemetry.seconds
         values = {
             "eval/return_mean": regular.mean,
@@ -305,25 +372,20 @@ class EvalManager:
             "eval/length_mean": sum(regular.lengths) / len(regular.lengths),
             "time/eval_ms": 1e3 * job.seconds,
         }
-        if fresh is not None:
-            values |= {"eval/fresh_mean": fresh.mean, "eval/fresh_std": fresh.std}
         if self._parts.evaluator.concurrent or self.skipped:
             values["eval/skipped"] = float(self.skipped)
         self._parts.recorder.write(
             Record(values, job.model.version, job.env_steps, self._parts.telemetry.seconds)
         )
-        replaced = self.selector.finish(job.comparison)
-        if replaced:
-            self._best_model = job.model
-        if replaced or job.comparison.fresh_episodes:  # the score of the best model is more exact now
+        if job.fresh is not None:
+            self._reached = max(self._reached, min(least_mean(regular), least_mean(job.fresh)))
+        self.candidates = with_candidate(self.candidates, Candidate(job.model, regular))
+        if self.candidates and self.candidates[0].regular is regular:
+            self.best = regular
             self.save_best()
-        if replaced:
-            score = fresh or regular
-            note = f"new best at opt step {score.opt_steps}: {score}"
-            if fresh is not None:
-                note += f" over {len(fresh.returns)} fresh episodes"
-                note += f" (regular evaluation {shown_return(regular.mean)})"
-            _logger.info("%s", note)
-            self._parts.view.note(note)
-        self.good_enough = self.selector.goal_reached
+            self._note(f"new best at opt step {regular.opt_steps}: {regular}")
         self._parts.telemetry.evaluated(regular, self.best)
+
+    def _note(self, note: str) -> None:
+        _logger.info("%s", note)
+        self._parts.view.note(note)

@@ -20,10 +20,10 @@ from border_cli.core.errors import CheckpointIOError, Interrupted, NonFiniteErro
 from border_cli.core.metrics import Record
 from border_cli.core.protocols import Agent, ExperienceSource
 from border_cli.core.state import RunState
-from border_cli.core.types import ActorStat, ModelInfo
+from border_cli.core.types import ActorStat
 from border_cli.runtime.clock import Backoff
 from border_cli.runtime.files import run_all
-from border_cli.training.best_model import Evidence
+from border_cli.training.best_model import Candidate
 from border_cli.training.evaluation import EvalManager
 from border_cli.training.state import Components, LoopState, load_state, take_state
 
@@ -83,9 +83,7 @@ class TrainingLoop(ABC):
                 raise
             _logger.error("%s", e)  # the error that ended the run is the one to report
 
-    def start(
-        self, resumed: RunState | None = None, later_best: tuple[ModelInfo, Evidence] | None = None
-    ) -> None:
+    def start(self, resumed: RunState | None = None, later_best: Candidate | None = None) -> None:
         """Start the actors, in a resumed run from its saved state. later_best: see `EvalManager.load_state`.
 
         Raises IncompatibleStateError if the saved state does not fit. Nothing of the run has changed then.
@@ -97,7 +95,7 @@ class TrainingLoop(ABC):
             self.eval_manager.save_best()  # best/ may be later than the saved state
         self._started = True
 
-    def load_state(self, saved: RunState, later_best: tuple[ModelInfo, Evidence] | None = None) -> None:
+    def load_state(self, saved: RunState, later_best: Candidate | None = None) -> None:
         """Load a saved state into every part and start the actors from it. See `start`."""
         p = self.parts
         load_state(saved, p, self.eval_manager, self._state, later_best)
@@ -112,6 +110,9 @@ class TrainingLoop(ABC):
     def run(self) -> None:
         """Train until a budget is used up, an evaluation reaches `stop_return`, or the run is asked to stop."""
         p = self.parts
+        if p.pretrained and p.limiter.opt_steps == 0 and self.config.eval_interval is not None:
+            with self._in_phase("evaluating"):
+                self.eval_manager.submit(p.agent.model_info(), p.limiter.env_steps)
         self.eval_manager.poll()  # evaluates the models again that were waiting when the state was saved
         self._run_pending()
         while (ended_by := self._ended_by()) is None:
@@ -380,9 +381,7 @@ class AsyncTrainer(TrainingLoop):
         self._collect_at_s = 0.0  # of the monotonic clock
         self._collect_at_opt_step = 0
 
-    def start(
-        self, resumed: RunState | None = None, later_best: tuple[ModelInfo, Evidence] | None = None
-    ) -> None:
+    def start(self, resumed: RunState | None = None, later_best: Candidate | None = None) -> None:
         """As `TrainingLoop.start`. The actors have credit then, and act while the evaluator is made."""
         super().start(resumed, later_best)
         self.ingest()

@@ -156,8 +156,10 @@ class Telemetry:
     def save_failed(self) -> None:
         self._failed_saves += 1
 
-    def set_best(self, best: Evaluation | None) -> None:
+    def set_best(self, best: Evaluation | None, confirmed: bool = False) -> None:
+        """Show the score of the best model. confirmed: it comes from fresh episodes."""
         self.progress.best = None if best is None else (best.opt_steps, best.mean)
+        self.progress.best_confirmed = confirmed
 
     def evaluated(self, evaluation: Evaluation, best: Evaluation | None) -> None:
         """Show a regular evaluation, and the score of the best model after it."""

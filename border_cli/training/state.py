@@ -20,8 +20,7 @@ from border_cli.core.protocols import (
     StopCheck,
 )
 from border_cli.core.state import RunState, State, check_like, number
-from border_cli.core.types import ModelInfo
-from border_cli.training.best_model import Evidence
+from border_cli.training.best_model import Candidate
 from border_cli.training.evaluation import EvalManager, EvalSeeds
 from border_cli.training.films import Films
 from border_cli.training.metrics import Telemetry
@@ -35,7 +34,8 @@ STAGES = ("publish", "evaluate", "film", "record", "save")
 class Components:
     """Everything that a training loop joins.
 
-    save_request: whether a checkpoint was requested (SIGUSR1) since the last call.
+    save_request: whether a checkpoint was requested (SIGUSR1) since the last call · confirm_best: compare the best models
+    on fresh episodes when the run ends · pretrained: the weights come from another run.
     """
 
     agent: Agent
@@ -53,6 +53,8 @@ class Components:
     batch_size: int
     save_request: Callable[[], bool] = lambda: False
     films: Films | None = None
+    confirm_best: bool = True
+    pretrained: bool = False
 
 
 @dataclass
@@ -120,7 +122,7 @@ def load_state(
     parts: Components,
     eval_manager: EvalManager,
     state: LoopState,
-    later_best: tuple[ModelInfo, Evidence] | None = None,
+    later_best: Candidate | None = None,
 ) -> None:
     """Load a saved state into every part of a run but its actors. later_best: see `EvalManager.load_state`.
 

@@ -121,7 +121,7 @@ COMPOSITION = [
     Row("trainer=sync n_actors=8", "n_actors=8|trainer=async"),
     Row("env=CartPole-v1", "env: there is no 'CartPole-v1'|nearest: env=gym env.id=CartPole-v1"),
     Row("env=ALE/Pong-v5", "env: there is no 'ALE/Pong-v5'|nearest: env=atari env.id=ALE/Pong-v5"),
-    Row("evaluator.confirm=false evaluator.confirm_episodes=9", "confirm_episodes=9|confirm=false"),
+    Row("trainer.stop_return=9 evaluator.episodes=1", "needs an interval|evaluator.episodes of at least 2"),
 ]
 
 PREFLIGHT = [

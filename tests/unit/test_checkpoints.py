@@ -372,7 +372,7 @@ def test_best_holds_the_model_and_its_scores(tmp_path: Path) -> None:
     assert path == tmp_path / "best"
     assert json.loads((path / "score.json").read_text()) == {
         "opt_steps": 7, "episodes": 2, "mean": 2.0, "std": 1.0, "min": 1.0, "max": 3.0,
-        "returns": [1.0, 3.0], "lengths": [10, 20],
+        "returns": [1.0, 3.0], "lengths": [10, 20], "confirmed": False,
     }  # fmt: skip
     checkpoint = read_checkpoint(path)
     assert (checkpoint.score, checkpoint.training, checkpoint.counters) == (SCORE, None, {})

@@ -53,7 +53,7 @@ def config(**changes):
         {"env__id": "", "env__entry_point": "mine:Env"},
         {"preset__name": "dqn_cartpole", "preset__env_id": "CartPole-v1"},
         {"evaluator__type": "process", "trainer__type": "sync"},
-        {"evaluator__confirm_episodes": 50},
+        {"evaluator__episodes": 2, "evaluator__n_envs": 2, "trainer__stop_return": 475.0},
     ],
 )
 def test_values_at_the_limit_are_allowed(changes):
@@ -150,7 +150,6 @@ def test_keys_set_by_options_cannot_be_typed():
 
 SYNC, LOCKSTEP, ASYNC = {"trainer__type": "sync"}, {"trainer__lockstep": True}, {"n_actors": 2}
 NO_EVALUATIONS = {"trainer__eval_interval": None}
-FRESH = {"evaluator__episodes": 4, "evaluator__confirm_episodes": 8}
 
 
 @pytest.mark.parametrize(
@@ -183,7 +182,6 @@ FRESH = {"evaluator__episodes": 4, "evaluator__confirm_episodes": 8}
         ("recorder.project", {}, {"recorder__mlflow": "sqlite:///mlflow.db"}),
         ("recorder.finish_s", {}, {"recorder__type": "mine:Recorder"}),
         ("evaluator.n_envs", {"evaluator__episodes": 5, "evaluator__n_envs": 6}, {"evaluator__n_envs": 20}),
-        ("evaluator.n_envs", FRESH | {"evaluator__n_envs": 9}, FRESH | {"evaluator__n_envs": 8}),
     ],
 )
 def test_a_typed_key_without_effect_is_refused(key, unused_in, used_in):
@@ -219,8 +217,6 @@ ATARI = {"env__id": "ALE/Pong-v5", "env__preprocess": "atari", "actor_manager__e
         ({}, {}, "trainer.lockstep_steps", None),
         ({}, {"categories": {"image": [3, 2]}}, "env.categories", {"image": [3, 2]}),
         ({"env__categories": {"a": [4]}}, {"categories": {"image": [3]}}, "env.categories", {"a": [4]}),
-        ({"evaluator__episodes": 7}, {}, "evaluator.confirm_episodes", 7),
-        ({"evaluator__confirm": False}, {}, "evaluator.confirm_episodes", None),
         (PRIORITIZED | {"trainer__opt_interval": 2.0}, {}, "buffer.beta_opt_steps", 490),
         (PRIORITIZED | {"trainer__max_env_steps": None, **TIMED}, {}, "buffer.beta_opt_steps", 50_000),
         (PRIORITIZED | {"buffer__beta_opt_steps": 7}, {}, "buffer.beta_opt_steps", 7),
@@ -292,8 +288,8 @@ def test_where_evaluations_run(monkeypatch, cpus, changes, expected):
     [
         {},
         {"trainer__ratio_tolerance": 100, "env__native": "never", "recorder__console": "plain"},
-        {"trainer__ratio_tolerance": 64, "evaluator__confirm_episodes": 3},
-        LOCKSTEP | {"evaluator__confirm": False},
+        {"trainer__ratio_tolerance": 64},
+        LOCKSTEP,
         PRIORITIZED,
         LINEAR,
         {"agent__compile": True},
@@ -336,10 +332,9 @@ def test_a_schedule_over_a_budget_without_opt_steps_is_refused():
 
 
 def test_derived_values_follow_their_sources_on_resume():
-    stored = resolve.reopen(resolved(config(evaluator__episodes=5)))
-    stored.n_actors, stored.evaluator.episodes = 100, 8
-    found = resolved(stored)
-    assert (found.trainer.ratio_tolerance, found.evaluator.confirm_episodes) == (200, 8)
+    stored = resolve.reopen(resolved(config()))
+    stored.n_actors = 100
+    assert resolved(stored).trainer.ratio_tolerance == 200
 
 
 @pytest.mark.parametrize(

@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from border_cli.config.schema import EvaluatorConfig, TrainerConfig
+from border_cli.config.schema import TrainerConfig
 from border_cli.core.errors import IncompatibleStateError
 from border_cli.core.metrics import Record
 from border_cli.core.progress import Progress
 from border_cli.core.state import State
 from border_cli.core.types import Evaluation, ModelInfo
 from border_cli.runtime import seeding
-from border_cli.training.best_model import Evidence
+from border_cli.training.best_model import Candidate
 from border_cli.training.evaluation import EvalManager, EvalSeeds
 from border_cli.training.metrics import Telemetry
 from border_cli.training.ratio_limiter import RatioLimiter
@@ -45,6 +45,7 @@ class Script:
         self.seeds: list[list[int]] = []
         self.polls = 0
         self.during: Callable[[], None] | None = None  # what happens while it evaluates
+        self.spread = 0.0
         self._scores = scores
         self._open: Evaluation | None = None
 
@@ -63,7 +64,8 @@ class Script:
         self.evaluated.append((step, "regular" if regular else "fresh"))
         self.seeds.append(list(seeds))
         mean = pair[0 if regular else 1] if isinstance(pair, tuple) else pair
-        self._open = Evaluation(step, (mean,) * len(seeds), (step,) * len(seeds))
+        returns = (mean - self.spread, *(mean,) * (len(seeds) - 2), mean + self.spread)
+        self._open = Evaluation(step, returns, (step,) * len(seeds))
 
     def poll(self) -> Evaluation | None:
         self.polls += 1
@@ -88,7 +90,7 @@ class Setup:
         stop_return: float | None = None,
         answers: float = 0.0,
         max_time: float | None = None,
-        **evaluator: Any,
+        confirm: bool = False,
     ) -> None:
         self.saved: list[tuple[ModelInfo, Evaluation, Evaluation | None]] = []
         self.notes: list[str] = []
@@ -100,9 +102,9 @@ class Setup:
         self.weight = np.zeros(2, np.float32)
         self.telemetry = Telemetry(RatioLimiter(1.0, 0, 1, None, 1, 1), Progress())
         self.progress = self.telemetry.progress
-        config = EvaluatorConfig(**{"episodes": 3, "confirm_episodes": 2, **evaluator})
         parts: Any = SimpleNamespace(
-            eval_seeds=EvalSeeds(SEED, config),
+            eval_seeds=EvalSeeds(SEED, 3),
+            confirm_best=confirm,
             evaluator=self.evaluator,
             checkpoints=self,
             view=self,
@@ -168,6 +170,23 @@ def resumed(first: Setup, scores: Mapping[int, Score], **options: Any) -> Setup:
     return second
 
 
+class FakeClock:
+    """The time of the run, which only a test moves on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(Telemetry, "seconds", property(lambda _: self.now))
+        monkeypatch.setattr("border_cli.training.evaluation.monotonic", lambda: self.now)
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    return FakeClock(monkeypatch)
+
+
 both = pytest.mark.parametrize("concurrent", [False, True], ids=["inline", "beside"])
 
 
@@ -183,95 +202,115 @@ def test_c11_a_nan_score_is_never_the_best_and_the_best_survives_a_resume() -> N
     assert second.manager.last is not None and second.manager.last.mean == 0.9
 
 
-@pytest.mark.parametrize("confirm", [True, False])
-def test_c11_an_equal_score_does_not_replace_the_best_before_a_resume_or_after_it(confirm: bool) -> None:
-    options: Any = {"confirm": confirm, "confirm_episodes": 2 if confirm else None}
+def test_c11_an_equal_score_does_not_replace_the_best_before_a_resume_or_after_it() -> None:
     scores: dict[int, Score] = {10: 3.0, 20: 3.0, 30: 3.5, 40: 3.5, 50: 4.0}
-    first = Setup(scores, **options)
+    first = Setup(scores)
     first.submit(10, 20, 30)
-    second = resumed(first, scores, **options)
+    second = resumed(first, scores)
     second.submit(40, 50)
     assert [int(note.split()[5][:-1]) for note in first.notes + second.notes] == [10, 30, 50]
 
 
 @both
-def test_candidate_and_best_play_the_same_fresh_episodes_and_the_score_of_the_best_may_fall(
+def test_at_the_end_the_candidates_play_the_same_fresh_episodes_and_the_winner_others(
     concurrent: bool,
 ) -> None:
-    """Model 10 was lucky on its first fresh episodes, so a better later model replaces it."""
-    scores: dict[int, Score] = {10: (5.0, 6.0), 20: (5.5, 5.0), 30: (1.0, 9.0)}
-    setup = Setup(scores, concurrent, answers=math.inf)
-    setup.submit(10)
-    scores[10] = (5.0, 2.0)
-    setup.submit(20, 30)
-    assert setup.evaluator.evaluated == [
-        *((10, "regular"), (10, "fresh")),
-        *((20, "regular"), (20, "fresh"), (10, "fresh")),
-        (30, "regular"),  # clearly worse, so it is no candidate and plays no fresh episodes
+    """Model 10 was lucky on the regular episodes. The last model is no candidate; its score is on the same episodes."""
+    scores: dict[int, Score] = {10: (9.0, 2.0), 20: (8.0, 7.0), 30: (math.nan, 1.0)}
+    setup = Setup(scores, concurrent, answers=math.inf, confirm=True)
+    setup.submit(10, 20, 30)
+    assert setup.bests == [(10, 9.0)] and setup.progress.best == (10, 9.0)
+    assert not (setup.manager.confirmed or setup.progress.best_confirmed)
+    setup.manager.evaluate_last(setup.model(30), 60)
+    regular, fresh = [(10, "regular"), (20, "regular"), (30, "regular")], [(10, "fresh"), (20, "fresh")]
+    assert setup.evaluator.evaluated == [*regular, *fresh, (20, "fresh"), (30, "fresh")]
+    deciding, scoring = setup.evaluator.seeds[3], setup.evaluator.seeds[5]
+    assert setup.evaluator.seeds[3:] == [deciding, deciding, scoring, scoring]
+    used = [*setup.evaluator.seeds[0], *deciding, *scoring]
+    assert len({*used, *(seeding.eval_command_seed(SEED, i) for i in range(100))}) == 9 + 100
+    model, score, of_regular = setup.saved[-1]
+    assert (model.version, score.mean, of_regular and of_regular.mean) == (20, 7.0, 8.0)
+    assert setup.manager.best is score and setup.manager.confirmed
+    assert setup.progress.best == (20, 7.0) and setup.progress.best_confirmed
+    assert setup.manager.last is not None and setup.manager.last.mean == 1.0
+    assert setup.notes == [
+        "new best at opt step 10: 9.0 ± 0.0",
+        "best model: opt step 20, 7.0 ± 0.0 over 3 fresh episodes (regular evaluation 8.0)",
     ]
-    assert setup.evaluator.seeds[3] == setup.evaluator.seeds[4]
-    assert setup.bests == [(10, 6.0), (20, 5.0)]
-    assert setup.progress.best == (20, 5.0)
-    assert setup.series("eval/return_mean") == [(10, 5.0), (20, 5.5), (30, 1.0)]
-    assert setup.series("eval/fresh_mean") == [(10, 6.0), (20, 5.0)]
-    assert setup.series("eval/fresh_std") == [(10, 0.0), (20, 0.0)]
     assert [record.env_steps for record in setup.records] == [20, 40, 60]
     assert setup.series("eval/skipped") == ([(10, 0.0), (20, 0.0), (30, 0.0)] if concurrent else [])
 
 
-def test_a_best_model_that_stays_the_best_is_written_again_with_its_more_exact_score() -> None:
-    scores: dict[int, Score] = {10: (5.0, 6.0), 20: (5.5, 2.0)}
-    setup = Setup(scores)
-    setup.submit(10)
-    scores[10] = (5.0, 5.0)
-    setup.submit(20)
-    assert setup.bests == [(10, 6.0), (10, 5.5)]
-    assert len(setup.notes) == 1
-    assert setup.progress.best == (10, 5.5)
+def test_a_single_candidate_plays_fresh_episodes_for_its_score_alone() -> None:
+    setup = Setup({10: (5.0, 4.0)}, confirm=True)
+    setup.manager.evaluate_last(setup.model(10), 20)
+    assert setup.evaluator.evaluated == [(10, "regular"), (10, "fresh")]
+    assert setup.bests == [(10, 5.0), (10, 4.0)]
+    assert setup.manager.last is setup.manager.best
 
 
-def test_each_comparison_has_new_fresh_episodes_of_the_configured_number() -> None:
-    for wanted, expected in ((None, 3), (4, 4)):
-        setup = Setup({step: float(step) for step in range(10, 60, 10)}, confirm_episodes=wanted)
-        setup.submit(10, 20, 30, 40, 50)
-        regular = setup.evaluator.seeds[0]
-        fresh = [seeds for seeds in setup.evaluator.seeds if seeds != regular]
-        assert {len(seeds) for seeds in fresh} == {expected}
-        different = {seed for seeds in fresh for seed in seeds}
-        assert len(different) == 5 * expected
-        assert not different & {*regular, *(seeding.eval_command_seed(SEED, i) for i in range(100))}
+@both
+def test_a_run_that_is_stopped_or_out_of_time_keeps_the_highest_regular_score(
+    clock: FakeClock, caplog: pytest.LogCaptureFixture, concurrent: bool
+) -> None:
+    for stopped in (True, False):
+        setup = Setup(
+            {10: (9.0, 2.0), 20: (8.0, 7.0)}, concurrent, answers=math.inf, max_time=50.0, confirm=True
+        )
+        setup.submit(10, 20)
+
+        def interrupt(setup: Setup = setup, stopped: bool = stopped) -> None:
+            setup.stopping = stopped
+            clock.advance(0.0 if stopped else 100.0)
+            setup.evaluator.answers = 0
+
+        setup.evaluator.during = interrupt
+        setup.manager.evaluate_last(setup.model(20), 40)
+        assert (setup.bests, setup.manager.confirmed) == ([(10, 9.0)], False)
+        assert setup.manager.last is not None and setup.manager.last.mean == 8.0
+    assert caplog.text.count("trainer.max_time ended the comparison of the candidates") == 1
 
 
 def test_without_confirmation_the_regular_score_counts() -> None:
-    setup = Setup({10: (5.0, 0.0), 20: (4.0, 9.0), 30: (6.0, 0.0)}, confirm=False, confirm_episodes=None)
+    setup = Setup({10: (5.0, 0.0), 20: (4.0, 9.0), 30: (6.0, 0.0)})
     setup.submit(10, 20, 30)
+    setup.manager.evaluate_last(setup.model(30), 60)
     assert setup.bests == [(10, 5.0), (30, 6.0)]
     assert [regular for _, _, regular in setup.saved] == [None, None]
-    assert setup.series("eval/fresh_mean") == []
-    assert setup.notes[0] == "new best at opt step 10: 5.0 ± 0.0"
+    assert not setup.manager.confirmed
 
 
-def test_the_model_that_was_evaluated_is_saved_with_both_scores() -> None:
-    setup = Setup({10: (0.6, 0.552), 20: 0.0}, concurrent=True)
+def test_the_model_that_was_evaluated_is_saved() -> None:
+    setup = Setup({10: 0.6, 20: 0.0}, concurrent=True)
     setup.submit(10, 20)  # the weights of the agent change in the meantime
     setup.finish()
-    ((model, score, regular),) = setup.saved
+    ((model, score, _),) = setup.saved
     assert model.version == 10 and model.arrays["weight"].tolist() == [10.0, 10.0]
-    assert (score.mean, regular and regular.mean) == pytest.approx((0.552, 0.6))
-    assert setup.evaluator.evaluated == [(10, "regular"), (10, "fresh"), (20, "regular")]
-    assert setup.notes == [
-        "new best at opt step 10: 0.552 ± 0.0 over 2 fresh episodes (regular evaluation 0.6)"
-    ]
+    assert score.mean == pytest.approx(0.6)
+    assert setup.notes == ["new best at opt step 10: 0.6 ± 0.0"]
 
 
 @pytest.mark.parametrize(
-    ("score", "confirm", "expected"),
-    [((9.0, 7.9), True, False), ((9.0, 8.0), True, True), ((8.0, 0.0), False, True), (math.nan, True, False)],
+    ("score", "spread", "played", "expected"),
+    [
+        ((9.0, 7.9), 0.0, 2, False),
+        ((9.0, 8.0), 0.0, 2, True),
+        ((7.9, 9.0), 0.0, 1, False),
+        (math.nan, 0.0, 1, False),
+        (8.4, 0.2, 1, False),  # 8.4 ± 4.303·0.2/√3 begins below 8
+        (8.6, 0.2, 2, True),
+    ],
 )
-def test_stop_return_uses_the_score_of_the_best(score: Score, confirm: bool, expected: bool) -> None:
-    setup = Setup({10: score}, stop_return=8.0, confirm=confirm, confirm_episodes=2 if confirm else None)
+def test_stop_return_must_be_surely_reached_twice(
+    score: Score, spread: float, played: int, expected: bool
+) -> None:
+    setup = Setup({10: score}, stop_return=8.0)
+    setup.evaluator.spread = spread
     setup.submit(10)
     assert setup.manager.good_enough is expected
+    assert setup.evaluator.evaluated == [(10, "regular"), (10, "fresh")][:played]
+    assert resumed(setup, {}, stop_return=8.0).manager.good_enough is expected
+    assert not resumed(setup, {}, stop_return=8.7).manager.good_enough
 
 
 def test_one_model_is_evaluated_one_waits_and_a_newer_one_replaces_it() -> None:
@@ -285,8 +324,8 @@ def test_one_model_is_evaluated_one_waits_and_a_newer_one_replaces_it() -> None:
     assert setup.progress.evaluations == [(10, 1.0), (40, 4.0)]
 
 
-def test_a_candidate_being_confirmed_is_not_replaced() -> None:
-    setup = Setup({10: 1.0, 20: 2.0, 30: 3.0}, concurrent=True)
+def test_a_model_that_may_end_the_run_is_not_replaced() -> None:
+    setup = Setup({10: 1.0, 20: 2.0, 30: 3.0}, concurrent=True, stop_return=1.0)
     setup.submit(10)
     setup.evaluator.answers = 1
     setup.submit(20, 30)
@@ -301,7 +340,7 @@ def test_a_finished_evaluation_makes_room_for_the_next_model() -> None:
     setup.manager.poll()
     assert setup.evaluator.polls == 1  # an idle evaluator is polled too
     setup.submit(10, 20)
-    setup.evaluator.answers = 2
+    setup.evaluator.answers = 1
     setup.submit(30)
     assert (setup.manager.skipped, setup.pending) == (0, [20, 30])
 
@@ -332,21 +371,13 @@ def test_exact_results_take_effect_when_the_next_model_is_submitted(early: bool)
         setup.manager.poll()
     assert (setup.records, setup.manager.best, setup.ticks) == ([], None, 0)
     setup.submit(20)
-    assert setup.series("eval/fresh_mean") == [(10, 1.0)]
+    assert setup.series("eval/return_mean") == [(10, 1.0)]
     assert setup.pending == [20]
     assert setup.ticks == (0 if early else 4)
     assert not setup.manager.good_enough  # although the evaluator already has the result of opt step 20
     setup.manager.evaluate_last(setup.model(20), 40)
     assert setup.manager.good_enough
     assert setup.manager.skipped == 0
-
-
-def test_exact_a_candidate_is_compared_with_the_best_model_of_its_time() -> None:
-    """Whether 20 is a candidate depends on 10, whose result takes effect first, even if that of 20 is known earlier."""
-    setup = Setup({10: 5.0, 20: 3.0, 30: 1.0}, concurrent=True, reproducible=True, answers=math.inf)
-    setup.submit(10, 20, 30)
-    assert setup.evaluator.evaluated[:3] == [(10, "regular"), (10, "fresh"), (20, "regular")]
-    assert setup.series("eval/fresh_mean") == [(10, 5.0)]
 
 
 def test_an_exact_result_takes_effect_at_once_inline() -> None:
@@ -376,56 +407,35 @@ def test_pending_models_are_evaluated_again_after_a_resume(exact: bool) -> None:
 def test_a_resumed_run_writes_the_best_of_its_state_or_of_a_later_best() -> None:
     first = Setup({10: 1.0})
     first.submit(10)
-    later = (
-        ModelInfo(15, {"weight": np.full(2, 15.0, np.float32)}),
-        Evidence(Evaluation(15, (2.0,), (1,)), Evaluation(15, (1.5,), (1,))),
-    )
-    for given, expected in ((None, [(10, 1.0)]), (later, [(15, 1.5)])):
+    later = Candidate(ModelInfo(15, {"weight": np.full(2, 15.0, np.float32)}), Evaluation(15, (2.0,), (1,)))
+    for given, expected in ((None, [(10, 1.0)]), (later, [(15, 2.0)])):
         second = Setup({})
         second.manager.load_state(stored(first.manager), ARRAYS, given)
         second.manager.save_best()
         assert second.bests == expected
 
 
-def test_a_later_best_that_is_pending_is_compared_again() -> None:
-    first = Setup({10: 1.0, 20: 2.0}, concurrent=True, answers=2)
+def test_a_later_best_that_is_pending_is_evaluated_again_and_counts_once() -> None:
+    first = Setup({10: 1.0, 20: 2.0}, concurrent=True, answers=1)
     first.submit(10, 20)
     second = Setup({10: 1.0, 20: 2.0})
-    later = (first.model(20), Evidence(Evaluation(20, (2.0,), (1,))))
+    later = Candidate(first.manager._jobs[0].model, Evaluation(20, (2.0,), (1,)))
     second.manager.load_state(stored(first.manager), ARRAYS, later)
-    assert second.manager.best is not None and second.manager.best.opt_steps == 10
     second.manager.poll()
-    assert second.manager.best.opt_steps == 20
+    assert [one.model.version for one in second.manager.candidates] == [20, 10]
 
 
 def test_a_state_without_its_models_is_refused() -> None:
-    first = Setup({10: 1.0, 20: 2.0}, concurrent=True, answers=2)
+    first = Setup({10: 1.0, 20: 2.0}, concurrent=True, answers=1)
     first.submit(10, 20)
     state = stored(first.manager)
-    for missing in ("best/weight", "20/weight"):
+    for missing in ("candidate0/weight", "pending0/weight"):
         arrays = {name: array for name, array in state.arrays.items() if name != missing}
         with pytest.raises(IncompatibleStateError, match=f"the evaluation has {missing}"):
             Setup({}).manager.load_state(State(arrays, state.values), ARRAYS)
     with pytest.raises(IncompatibleStateError, match="pending"):
         values = state.values | {"pending": [{"opt_steps": "20", "env_steps": 0}]}
         Setup({}).manager.load_state(State(state.arrays, values), ARRAYS)
-
-
-class FakeClock:
-    """The time of the run, which only a test moves on."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 0.0
-        monkeypatch.setattr(Telemetry, "seconds", property(lambda _: self.now))
-        monkeypatch.setattr("border_cli.training.evaluation.monotonic", lambda: self.now)
-
-    def advance(self, seconds: float) -> None:
-        self.now += seconds
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
-    return FakeClock(monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -439,7 +449,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
 def test_long_evaluations_are_spaced_out(
     clock: FakeClock, caplog: pytest.LogCaptureFixture, takes: float, trained: float, skipped: list[bool]
 ) -> None:
-    setup = Setup({10: 1.0, 20: 2.0}, confirm=False)
+    setup = Setup({10: 1.0, 20: 2.0})
     setup.evaluator.during = lambda: clock.advance(takes)
     assert not setup.manager.skip_interval()
     setup.submit(10)
@@ -457,7 +467,7 @@ def test_long_evaluations_are_spaced_out(
 def test_reproducible_runs_and_evaluators_beside_the_learner_evaluate_every_interval(
     clock: FakeClock, caplog: pytest.LogCaptureFixture, options: dict[str, Any], warned: int
 ) -> None:
-    setup = Setup({10: 1.0}, confirm=False, **options)
+    setup = Setup({10: 1.0}, **options)
     setup.evaluator.during = lambda: clock.advance(100.0)
     setup.submit(10)
     setup.manager.poll()
@@ -470,14 +480,14 @@ def test_models_that_an_evaluator_beside_the_learner_leaves_out_are_noted_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
-    setup = Setup({10 * i: 1.0 for i in range(1, 6)}, concurrent=True, confirm=False)
+    setup = Setup({10 * i: 1.0 for i in range(1, 6)}, concurrent=True)
     setup.submit(10, 20, 30, 40, 50)
     assert setup.manager.skipped == 3
     assert caplog.text.count("so some models are left out") == 1
 
 
 def test_max_time_ends_an_evaluation(clock: FakeClock, caplog: pytest.LogCaptureFixture) -> None:
-    setup = Setup({10: 1.0, 20: 2.0, 30: 3.0}, max_time=50.0, confirm=False)
+    setup = Setup({10: 1.0, 20: 2.0, 30: 3.0}, max_time=50.0)
     setup.evaluator.during = lambda: clock.advance(20.0)
     setup.submit(10, 20, 30)  # the third would end at 60
     assert setup.series("eval/return_mean") == [(10, 1.0), (20, 2.0)]
@@ -490,7 +500,7 @@ def test_max_time_ends_an_evaluation(clock: FakeClock, caplog: pytest.LogCapture
 
 
 def test_an_evaluation_that_max_time_has_ended_has_the_time_of_the_last_one(clock: FakeClock) -> None:
-    setup = Setup({10: 1.0}, max_time=50.0, confirm=False)
+    setup = Setup({10: 1.0}, max_time=50.0)
     setup.evaluator.during = lambda: clock.advance(52.0)
     setup.submit(10)
     assert (setup.series("eval/return_mean"), setup.pending) == ([], [10])
@@ -500,7 +510,7 @@ def test_an_evaluation_that_max_time_has_ended_has_the_time_of_the_last_one(cloc
 
 
 def test_max_time_leaves_an_evaluation_beside_a_reproducible_run_to_the_end(clock: FakeClock) -> None:
-    setup = Setup({10: 1.0, 20: 2.0}, max_time=50.0, confirm=False, concurrent=True, reproducible=True)
+    setup = Setup({10: 1.0, 20: 2.0}, max_time=50.0, concurrent=True, reproducible=True)
     setup.submit(10)
     clock.advance(50.0)
     setup.submit(20)  # it would wait for the result of 10
@@ -515,7 +525,7 @@ def test_max_time_leaves_an_evaluation_beside_a_reproducible_run_to_the_end(cloc
 def test_the_last_model_has_some_more_time(
     clock: FakeClock, takes: float, counts: bool, concurrent: bool
 ) -> None:
-    setup = Setup({10: 1.0}, max_time=50.0, confirm=False, concurrent=concurrent)
+    setup = Setup({10: 1.0}, max_time=50.0, concurrent=concurrent)
     clock.advance(50.0)
     setup.evaluator.during = lambda: clock.advance(takes)
     setup.done_after_ticks = 1

@@ -68,7 +68,7 @@ def test_a_complete_frame() -> None:
         "│                                                                              │",
         "│ return        49.5  ▁▁▁▁▁▂▂▂▃▃▃▃▄▄▄▄▅▅▅▅▆▆▆▆▇▇▇▇████  mean of 100 episodes   │",
         "│ evaluation   487.2  ▁█  at opt step 14,000                                   │",
-        "│ best         487.2  at opt step 14,000                                       │",
+        "│ best         487.2  at opt step 14,000, unconfirmed                          │",
         "│                                                                              │",
         "│ speed       312 opt steps/s  475 samples/s                                   │",
         "│ ratio       2.00 env steps per opt step  target 2.00                         │",

@@ -26,7 +26,7 @@ AT_START = {
         ("saved", "ended_by", "exit_code", "error", "last_score", "best_score", "seconds", "exact")
     ),
     **{"counters": {}, "throughput": {}, "actors": [], "records_dropped": {}, "config": {}},
-    **{"bound": "", "expected": ""},
+    **{"bound": "", "expected": "", "best_confirmed": False},
 }
 
 
@@ -35,6 +35,7 @@ def test_the_summary_exists_from_the_start_and_is_complete_at_the_end(tmp_path: 
         "max_env_steps",
         last=Evaluation(900, (20.5,), (1,)),
         best=Evaluation(600, (20.0, 22.0), (1, 1)),
+        best_confirmed=True,
         opt_steps=1_000,
         env_steps=3_000,
         episodes=5,
@@ -53,6 +54,7 @@ def test_the_summary_exists_from_the_start_and_is_complete_at_the_end(tmp_path: 
         "exit_code": 0,
         "last_score": {"opt_steps": 900, "mean": 20.5},
         "best_score": {"opt_steps": 600, "mean": 21.0},
+        "best_confirmed": True,
         "seconds": 10.0,
         "counters": {"opt_steps": 1_000, "env_steps": 3_000, "episodes": 5},
         "throughput": {"opt_steps_per_sec": 100.0, "samples_per_sec": 300.0, "samples_per_opt_step": 2.5},

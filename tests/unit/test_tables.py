@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from border_cli.core.progress import Progress, RunResult
-from border_cli.core.types import ActorStat
+from border_cli.core.types import ActorStat, Evaluation
 from border_cli.display.tables import print_end_tables, table_text
 
 PROGRESS = Progress(
@@ -22,7 +22,10 @@ ACTORS = [
     ActorStat(0, 0, 30_000, 200, 100.0, 60.0, "stopped"),
     ActorStat(1, 2, 20_000, 100, 50.0, 0.0, "stopped"),
 ]
-RESULT = RunResult("max_env_steps", actors=ACTORS, actors_blocked=0.4, learner_blocked=0.02)
+RESULT = RunResult(
+    "max_env_steps", best=Evaluation(20_000, (500.0,), (500,)), last=Evaluation(24_000, (487.25,), (487,)),
+    best_confirmed=True, actors=ACTORS, actors_blocked=0.4, learner_blocked=0.02,
+)  # fmt: skip
 
 
 def printed(progress: Progress, result: RunResult, width: int | None = None, next_command: str = "") -> str:

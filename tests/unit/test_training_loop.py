@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from border_cli.config.schema import EvaluatorConfig, TrainerConfig
+from border_cli.config.schema import TrainerConfig
 from border_cli.core.types import Chunk, Items, empty_items
 from border_cli.training.evaluation import EvalSeeds
 from border_cli.training.loop import AsyncTrainer, SyncTrainer
@@ -25,7 +25,7 @@ class Components:
         self.batch_size = 0
         self.limiter = RatioLimiter(1.0, 0, 8, None, 2, 1)
         self.checkpoints = self.view = self.should_stop = self.films = None
-        self.eval_seeds = EvalSeeds(0, EvaluatorConfig())
+        self.eval_seeds = EvalSeeds(0, 20)
         self.evaluator = SimpleNamespace(concurrent=False)
         self.recorder = SimpleNamespace(write=None)
         self.telemetry = SimpleNamespace(
