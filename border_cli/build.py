@@ -71,6 +71,8 @@ from border_cli.training.ratio_limiter import RatioLimiter, most_credit
 from border_cli.training.state import Components
 from border_cli.transport import ring_bytes, ring_rows
 
+_FILM, _FIRST_EVALUATION = 3, 4
+"""Numbers of environments in a run. The trial before it has 0 to 2; those of actors follow those of the evaluations."""
 _logger = logging.getLogger(__name__)
 
 
@@ -405,7 +407,9 @@ def film_model(c: TrainConfig, spec: EnvSpec, model: ModelInfo, path: Path) -> t
     policy, small = evaluation_policy(spec, c), Thumbnails()
     policy.sync_model(model)
     env_config = replace(c.env, out_of_bounds="warn", info_keys=[])
-    with closing_at_end(GymEnv(env_config, 1, "the film", render_mode="rgb_array", quiet=True)) as env:
+    with closing_at_end(
+        GymEnv(env_config, 1, "the film", render_mode="rgb_array", quiet=True, instance=_FILM)
+    ) as env:
         seed = seeding.evaluation_seed(c.seed, 0)
         film(env, policy, model.version, seed, path, c.evaluator.max_episode_steps, frame_sinks=[small.add])
     return small.gif(), small.size
@@ -459,6 +463,7 @@ def actor_env(actor_id: ActorId, config: TrainConfig, made: Callable[[], None] =
         reward_limit=reward_limit(config.buffer.n_step, config.agent.gamma, config.agent.reward_clip),
         native=steps_natively(config),
         quiet=True,
+        instance=_FIRST_EVALUATION + _evaluation_envs(config) + actor_id.actor * actor_id.n_envs,
     )
 
 
@@ -534,8 +539,12 @@ def evaluation_env(made: Callable[[], None], config: TrainConfig) -> GymEnv:
     """
     import_plugins(config.plugins)
     env = replace(config.env, out_of_bounds="warn", info_keys=[])
-    n_envs = min(config.evaluator.n_envs, config.evaluator.episodes)
-    return GymEnv(env, n_envs, "the evaluation", made=made, quiet=True)
+    n_envs = _evaluation_envs(config)
+    return GymEnv(env, n_envs, "the evaluation", made=made, quiet=True, instance=_FIRST_EVALUATION)
+
+
+def _evaluation_envs(config: TrainConfig) -> int:
+    return min(config.evaluator.n_envs, config.evaluator.episodes)
 
 
 def evaluation_policy(spec: EnvSpec, config: TrainConfig) -> ActingPolicy:

@@ -87,6 +87,8 @@ Examples
   border-eval somebody/best env.imports=[their_package]
 """
 
+_FIRST_INSTANCE = 1000
+"""Of an environment, beyond the numbers of a run that may still train."""
 _ENVS = 10
 """Episodes stepped together."""
 MAX_EPISODE_STEPS = 30_000
@@ -220,7 +222,7 @@ def _make_env(config: EnvConfig, n_envs: int, render_mode: str | None) -> GymEnv
     from border_cli.envs.group import GymEnv
 
     try:
-        return GymEnv(config, n_envs, "the evaluation", render_mode=render_mode)
+        return GymEnv(config, n_envs, "the evaluation", render_mode=render_mode, instance=_FIRST_INSTANCE)
     except ActorLostError as e:
         raise UsageError(
             f"the environment cannot be made: {type(e.__cause__).__name__}: {e.__cause__}"
