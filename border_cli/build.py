@@ -71,8 +71,6 @@ from border_cli.training.ratio_limiter import RatioLimiter, most_credit
 from border_cli.training.state import Components
 from border_cli.transport import ring_bytes, ring_rows
 
-_FILM, _FIRST_EVALUATION = 3, 4
-"""Numbers of environments in a run. The trial before it has 0 to 2; those of actors follow those of the evaluations."""
 _logger = logging.getLogger(__name__)
 
 
@@ -289,6 +287,7 @@ def _make_evaluator(
             policy=Factory("border_cli.build:evaluation_policy", (evaluated,)),
             max_episode_steps=c.evaluator.max_episode_steps,
             max_episodes=c.evaluator.episodes,
+            info_keys=tuple(evaluated.env.info_keys),
         )
         return ProcessEvaluator(spec_of_process, agent.model_info(), timeout_s, restarts)
     lazy = c.trainer.eval_interval is None or not is_reproducible(c)
@@ -310,7 +309,8 @@ def make_inline_evaluator(
     """An evaluator in the caller's thread. made: called after each environment · lazy: see `InlineEvaluator`."""
 
     def make_runner() -> EpisodeRunner:
-        return EpisodeRunner(evaluation_env(made, config), config.evaluator.max_episode_steps, should_stop)
+        env, limit = evaluation_env(made, config), config.evaluator.max_episode_steps
+        return EpisodeRunner(env, limit, should_stop, config.env.info_keys)
 
     return InlineEvaluator(make_runner, evaluation_policy(spec, config), lazy)
 
@@ -407,9 +407,7 @@ def film_model(c: TrainConfig, spec: EnvSpec, model: ModelInfo, path: Path) -> t
     policy, small = evaluation_policy(spec, c), Thumbnails()
     policy.sync_model(model)
     env_config = replace(c.env, out_of_bounds="warn", info_keys=[])
-    with closing_at_end(
-        GymEnv(env_config, 1, "the film", render_mode="rgb_array", quiet=True, instance=_FILM)
-    ) as env:
+    with closing_at_end(GymEnv(env_config, 1, "the film", render_mode="rgb_array", quiet=True)) as env:
         seed = seeding.evaluation_seed(c.seed, 0)
         film(env, policy, model.version, seed, path, c.evaluator.max_episode_steps, frame_sinks=[small.add])
     return small.gif(), small.size
@@ -463,7 +461,6 @@ def actor_env(actor_id: ActorId, config: TrainConfig, made: Callable[[], None] =
         reward_limit=reward_limit(config.buffer.n_step, config.agent.gamma, config.agent.reward_clip),
         native=steps_natively(config),
         quiet=True,
-        instance=_FIRST_EVALUATION + _evaluation_envs(config) + actor_id.actor * actor_id.n_envs,
     )
 
 
@@ -538,13 +535,9 @@ def evaluation_env(made: Callable[[], None], config: TrainConfig) -> GymEnv:
     passed long ago would otherwise end the run.
     """
     import_plugins(config.plugins)
-    env = replace(config.env, out_of_bounds="warn", info_keys=[])
-    n_envs = _evaluation_envs(config)
-    return GymEnv(env, n_envs, "the evaluation", made=made, quiet=True, instance=_FIRST_EVALUATION)
-
-
-def _evaluation_envs(config: TrainConfig) -> int:
-    return min(config.evaluator.n_envs, config.evaluator.episodes)
+    env = replace(config.env, out_of_bounds="warn")
+    n_envs = min(config.evaluator.n_envs, config.evaluator.episodes)
+    return GymEnv(env, n_envs, "the evaluation", made=made, quiet=True)
 
 
 def evaluation_policy(spec: EnvSpec, config: TrainConfig) -> ActingPolicy:

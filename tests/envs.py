@@ -251,24 +251,3 @@ class Reporting(gymnasium.Env[np.ndarray, int]):
             {"is_even": self._episode % 2 == 0, "label": "x"} if self._steps == 5 else {"is_even": math.nan}
         )
         return np.zeros(2, np.float32), 1.0, self._steps == 5, False, info
-
-
-class OnePerPort(Sampled):
-    """A simulator of which one can run per port: the file of its number in a folder is its port."""
-
-    def __init__(self, folder: str, port: int, address: str = "", render_mode: str | None = None) -> None:
-        super().__init__("discrete")
-        assert address in ("", f"tcp://localhost:{port}")
-        self.render_mode, self._port = render_mode, Path(folder, str(port))
-        try:
-            self._port.touch(exist_ok=False)
-        except FileExistsError:
-            raise OSError(f"port {port} is in use") from None
-        with Path(folder, "made").open("a") as made:
-            made.write(f"{port}\n")
-
-    def render(self) -> Any:
-        return np.zeros((16, 16, 3), np.uint8)
-
-    def close(self) -> None:
-        self._port.unlink()

@@ -68,8 +68,6 @@ OmegaConf.register_new_resolver(  # for the files under conf/; at import, so tha
     lambda agent, env, section: run_name(agent, env, section.get("id") or section.get("entry_point") or ""),
     replace=True,
 )
-# Kept as it is: `envs.make` replaces it in each process.
-OmegaConf.register_new_resolver("instance", lambda first: f"${{instance:{int(first)}}}", replace=True)
 
 
 @dataclass(frozen=True)

@@ -87,8 +87,6 @@ Examples
   border-eval somebody/best env.imports=[their_package]
 """
 
-_FIRST_INSTANCE = 1000
-"""Of an environment, beyond the numbers of a run that may still train."""
 _ENVS = 10
 """Episodes stepped together."""
 MAX_EPISODE_STEPS = 30_000
@@ -162,12 +160,13 @@ def _evaluate(flags: Namespace, run: Path | None, overrides: Sequence[Override])
         "max_episode_steps": flags.max_episode_steps,
         "interval_is": INTERVAL,
         **asdict(statistics),
+        "infos": evaluation.infos,
         "returns": evaluation.returns,
         "lengths": evaluation.lengths,
     }
     path = _result_path(flags, located, evaluation.opt_steps, changed)
     written = _write(path, located, data, flags.trust)
-    show("\n".join([_table(facts, statistics).rstrip(), *written]))
+    show("\n".join([_table(facts, statistics, evaluation.infos).rstrip(), *written]))
     if flags.video:
         _film(flags, saved, located, env, policy, path)
 
@@ -205,7 +204,7 @@ def _run_episodes(flags: Namespace, saved: SavedModel, config: EnvConfig, policy
                 "the environment's spaces are not those that the model was trained with\n"
                 f"{saved.description.spec.difference(env.spec)}"
             )
-        runner = EpisodeRunner(env, flags.max_episode_steps, stop)
+        runner = EpisodeRunner(env, flags.max_episode_steps, stop, config.info_keys)
         try:
             evaluation = runner.evaluate(policy, saved.info.version, seeds)
         except (ActorLostError, DependencyNotInstalled) as e:  # which shows at the first frame
@@ -222,7 +221,7 @@ def _make_env(config: EnvConfig, n_envs: int, render_mode: str | None) -> GymEnv
     from border_cli.envs.group import GymEnv
 
     try:
-        return GymEnv(config, n_envs, "the evaluation", render_mode=render_mode, instance=_FIRST_INSTANCE)
+        return GymEnv(config, n_envs, "the evaluation", render_mode=render_mode)
     except ActorLostError as e:
         raise UsageError(
             f"the environment cannot be made: {type(e.__cause__).__name__}: {e.__cause__}"
@@ -269,7 +268,7 @@ def _missing_package(problem: str) -> UsageError:
     return UsageError(f"{problem}\ninstall it with: pip install 'border-cli[render]'")
 
 
-def _table(facts: Mapping[str, str], s: Statistics) -> str:
+def _table(facts: Mapping[str, str], s: Statistics, infos: Mapping[str, float]) -> str:
     interval = "-" if s.interval is None else f"{number(s.interval[0])} to {number(s.interval[1])}"
     rows = {
         **facts,
@@ -277,6 +276,7 @@ def _table(facts: Mapping[str, str], s: Statistics) -> str:
         "95% interval of the mean": interval,
         "smallest, largest return": f"{number(s.min)}, {number(s.max)}",
         "episode length": f"{number(s.length_mean)} ({s.length_min:,} to {s.length_max:,})",
+        **{f"mean {key}": number(mean) for key, mean in infos.items()},
     }
     encoding = sys.stdout.encoding or "utf-8"
     plus_minus = printable("±", encoding).replace("?", "+-")  # where stdout cannot take it

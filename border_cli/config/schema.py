@@ -138,7 +138,8 @@ class EnvConfig:
         choices=("auto", "info", "none"),
     )
     info_keys: list[str] = option(
-        [], "numbers in the `info` at the end of an episode to record as env/<key>, such as is_success"
+        [],
+        "numbers in the `info` at the end of an episode to record as env/<key> and eval/<key>, such as is_success",
     )
     frame_stack: int = option(
         1,

@@ -20,7 +20,7 @@ class Progress:
     phase: "starting", "warm-up", "compiling" (while the first opt step waits for it), "training", "evaluating", "saving",
     "stopping"; at the end "done", "stopped" (by a signal) or "failed". Rates, shares and the lag are over the recent past
     (about ten seconds), None before there is any. recent_returns: the last 100 training episodes, oldest first.
-    evaluations: (opt steps, mean return) of each so far. best: the best of them.
+    evaluations: (opt steps, mean return) of each so far. best: the best of them. eval_infos: see `Evaluation`.
     ratio_target, ratio_actual: env steps per opt step; None when free or before the first opt step.
     """
 
@@ -46,6 +46,7 @@ class Progress:
     asynchronous: bool = True
     recent_returns: list[float] = field(default_factory=list)
     evaluations: list[tuple[int, float]] = field(default_factory=list)
+    eval_infos: dict[str, float] = field(default_factory=dict)
     best: tuple[int, float] | None = None
     best_confirmed: bool = False
 

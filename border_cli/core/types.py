@@ -249,11 +249,15 @@ class ActorStat:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Result of evaluating one model: returns and lengths per episode, in the order of their seeds."""
+    """Result of evaluating one model: returns and lengths per episode, in the order of their seeds.
+
+    infos: by key of `env.info_keys`, mean of the numbers that episodes ended with; not part of `to_json`.
+    """
 
     opt_steps: int
     returns: tuple[float, ...]
     lengths: tuple[int, ...]
+    infos: dict[str, float] = field(default_factory=dict, compare=False)
 
     @property
     def mean(self) -> float:

@@ -16,7 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from border_cli.core.metrics import Record
+from border_cli.core.metrics import INFO_UNIT, METRICS, Record
 from border_cli.core.progress import ENDED, Progress
 from border_cli.display import format
 from border_cli.display.advice import WAITS, advice, first_to_end
@@ -69,6 +69,8 @@ def _rows(p: Progress, ascii_only: bool) -> Iterator[tuple[str, RenderableType |
         curve = format.sparkline([mean for _, mean in p.evaluations], _CURVE_WIDTH, ascii_only)
         at, score = p.evaluations[-1]
         yield "evaluation", _score(score, f"at opt step {format.count(at)}", curve, "green")
+        if p.eval_infos:
+            yield "", _fields(*(_figure(format.number(value), key) for key, value in p.eval_infos.items()))
     else:
         yield "evaluation", _score(None, "none so far")
     if p.best is not None:
@@ -238,6 +240,8 @@ class PlainView:
         chosen = [
             f"{short}={shown(values[name])}" for name, (short, shown) in _COLUMNS.items() if name in values
         ]
+        asked = [name for name in values if name in METRICS and METRICS[name].unit == INFO_UNIT]
+        chosen += [f"{name}={format.number(values[name])}" for name in asked]
         self._words(words + (chosen or [f"{name}={format.number(value)}" for name, value in values.items()]))
 
     def positions(self) -> dict[str, int]:

@@ -71,7 +71,6 @@ class GymEnv:
         reward_limit: a reward beyond ± this counts as not finite.
         native: they are Atari games that run at the same time, in ALE's own threads.
         quiet: ignore warnings while they are made, because `try_env` has printed them.
-        instance: number of the first one in the run, for `${instance:…}` in arguments.
 
     Attributes:
         info_mask: shape of info["action_mask"] at the last reset; None without one.
@@ -88,7 +87,6 @@ class GymEnv:
         reward_limit: float = ANY_REWARD,
         native: bool = False,
         quiet: bool = False,
-        instance: int = 0,
     ) -> None:
         self.n_envs = n_envs
         self.envs: list[gymnasium.Env[Any, Any]] = []
@@ -98,8 +96,8 @@ class GymEnv:
             with self._failures("make"), warnings.catch_warnings():
                 if quiet:
                     warnings.simplefilter("ignore")
-                for i in range(n_envs):
-                    self.envs.append(make_gym(config, render_mode, native, instance + i))
+                for _ in range(n_envs):
+                    self.envs.append(make_gym(config, render_mode, native))
                     made()
         except BaseException:
             self.close()
@@ -229,8 +227,6 @@ class GymEnv:
             doing = f"stepping, after {self.checker.env_steps} env steps"
             where["action"] = action.tolist() if action.size <= _SHOWN_ACTION else str(action)[:_SHOWN_ACTION]
         message = f"{self._owner} failed while {doing}: {type(e).__name__}: {e}".rstrip(": ")
-        if "in use" in message:
-            message += "\nenv.kwargs.port='${instance:5005}' is another number in each environment of a run"
         return ActorLostError(message, "".join(traceback.format_exception(e)), where)
 
 
@@ -271,10 +267,10 @@ def try_env(config: EnvConfig, at_end: ExitStack | None = None) -> Probed:
     return found
 
 
-def _try(config: EnvConfig, at_end: ExitStack, instance: int = 0) -> Probed:
+def _try(config: EnvConfig, at_end: ExitStack) -> Probed:
     env, began = None, monotonic()
     try:
-        env = GymEnv(config, instance=instance)
+        env = GymEnv(config)
         at_end.callback(env.close)
         making_s = monotonic() - began
         _refuse_own_statistics(env.envs[0])
@@ -291,9 +287,7 @@ def _try(config: EnvConfig, at_end: ExitStack, instance: int = 0) -> Probed:
                     f'env: info["{ACTION_MASK}"] has shape {env.info_mask}, and there are {action.n} actions\n'
                     f"allowed: a mask of shape {(action.n,)}, or env.action_mask=none"
                 )
-            return _try(
-                replace(config, action_mask="info"), at_end, instance + 1
-            )  # the mask is one of the spaces then
+            return _try(replace(config, action_mask="info"), at_end)  # the mask is one of the spaces then
         action_mask = "none" if config.action_mask == "auto" else config.action_mask
         config = replace(config, action_mask=action_mask)
         if action.kind == "box":
@@ -325,7 +319,7 @@ def _try(config: EnvConfig, at_end: ExitStack, instance: int = 0) -> Probed:
 
 def _compare(first: Step, config: EnvConfig) -> None:
     """Warn where another environment that is made alike differs after the same seed and action."""
-    with contextlib.suppress(ActorLostError), contextlib.closing(GymEnv(config, instance=2)) as other:
+    with contextlib.suppress(ActorLostError), contextlib.closing(GymEnv(config)) as other:
         other.reset(0, seed=0)
         second = other.step([0], first.action)
         for name, leaf in first.obs.items():

@@ -8,7 +8,6 @@ import inspect
 import logging
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from border_cli.core.errors import BorderError, UsageError, first_line
 from border_cli.core.spaces import ACTION_MASK
 from border_cli.envs import atari
 from border_cli.envs.atari import NativeGame
-from border_cli.envs.wrappers import BoundActions, CopiedObservation, FlattenActions, MaskFromInfo
+from border_cli.envs.wrappers import CopiedObservation, MaskFromInfo, bound_actions, flatten_actions
 
 _EXTRAS = {
     "box2d": ("LunarLander", "BipedalWalker", "CarRacing"),
@@ -45,28 +44,22 @@ _REGISTERING = (
     "env.imports=[module] imports what registers it, env.imports=[module:function] calls a function that does"
 )
 _SHOWN_IDS = 20
-_INSTANCE = re.compile(r"\$\{instance:\s*(-?\d+)\s*\}")
 _STATISTICS = ("obs_rms", "ret_rms", "return_rms", "rew_rms", "reward_rms")
 _WRAPPERS: dict[str, Any] = {
     name: found
     for name, found in sorted(vars(gymnasium.wrappers).items())
     if isinstance(found, type) and issubclass(found, gymnasium.Wrapper)
-} | {"BoundActions": BoundActions, "FlattenActions": FlattenActions}
+} | {"BoundActions": bound_actions, "FlattenActions": flatten_actions}
 """By the names that `env.wrappers` takes."""
 _logger = logging.getLogger(__name__)
 
 
 def make_gym(
-    config: EnvConfig, render_mode: str | None = None, native: bool = False, instance: int = 0
+    config: EnvConfig, render_mode: str | None = None, native: bool = False
 ) -> gymnasium.Env[Any, Any]:
-    """Make one environment. native: as a `NativeGame` · instance: its number in the run.
-
-    Raises UsageError for an unknown id or a missing extra.
-    """
+    """Make one environment. native: as a `NativeGame`. Raises UsageError for an unknown id or a missing extra."""
     for path in config.imports:
         register(path)
-    wrappers = [replace(wrapper, kwargs=_numbered(wrapper.kwargs, instance)) for wrapper in config.wrappers]
-    config = replace(config, kwargs=_numbered(config.kwargs, instance), wrappers=wrappers)
     kwargs = dict(config.kwargs)
     if render_mode is not None:
         kwargs["render_mode"] = render_mode
@@ -90,18 +83,6 @@ def make_gym(
             layer.env = CopiedObservation(layer.env)
         layer = layer.env
     return MaskFromInfo(env) if config.action_mask == "info" else env
-
-
-def _numbered(value: Any, instance: int) -> Any:
-    """A value with N + instance in the place of `${instance:N}`: an integer where a text is nothing else."""
-    if isinstance(value, dict):
-        return {key: _numbered(part, instance) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_numbered(part, instance) for part in value]
-    if not isinstance(value, str):
-        return value
-    text = _INSTANCE.sub(lambda found: str(int(found[1]) + instance), value)
-    return int(text) if _INSTANCE.fullmatch(value) else text
 
 
 def _bare(config: EnvConfig, kwargs: dict[str, Any]) -> gymnasium.Env[Any, Any]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from itertools import product
 from math import prod
 from typing import Any
 
@@ -21,82 +20,44 @@ from border_cli.core.spaces import ACTION_MASK
 MAX_COMBINATIONS = 4096
 
 
-class FlattenActions(gymnasium.ActionWrapper[Any, Any, Any]):  # type: ignore[misc] # gymnasium is not checked
-    """Numbers all combinations of a MultiDiscrete or MultiBinary action space, or of a Tuple or Dict of finite spaces.
+def flatten_actions(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+    """Number the combinations of a MultiDiscrete or MultiBinary action space, the last component changing fastest.
 
-    Raises UsageError for more than 4,096 combinations, and for other spaces.
+    Raises UsageError for more than 4,096 of them, and for other spaces.
     """
+    space = env.action_space
+    sizes = _sizes(space)
+    if not 0 < prod(sizes) <= MAX_COMBINATIONS:
+        raise UsageError(
+            f"env.wrappers: FlattenActions cannot number the actions of {space}\n"
+            f"allowed: MultiDiscrete and MultiBinary with at most {MAX_COMBINATIONS:,} combinations"
+        )
 
-    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
-        super().__init__(env)
-        n = combinations(env.action_space)
-        if not 0 < n <= MAX_COMBINATIONS:
-            raise UsageError(
-                f"env.wrappers: FlattenActions cannot number the actions of {env.action_space}\n"
-                f"allowed: spaces of at most {MAX_COMBINATIONS:,} combinations"
-            )
-        self._actions = _all_actions(env.action_space)
-        self.action_space = spaces.Discrete(n)
+    def combination(number: Any) -> Any:
+        values = np.reshape(np.unravel_index(int(number), sizes), space.shape) + getattr(space, "start", 0)
+        return values.astype(space.dtype)
 
-    def action(self, action: Any) -> Any:
-        """The combination of this number."""
-        return self._actions[int(action)]
+    return gymnasium.wrappers.TransformAction(env, combination, spaces.Discrete(prod(sizes)))
 
 
 def combinations(space: spaces.Space[Any]) -> int:
-    """The number of actions in a space; 0 where it is not finite, or not one of those that `FlattenActions` takes."""
-    if isinstance(space, spaces.Discrete):
-        return int(space.n)
-    if isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary):
-        sizes = space.nvec if isinstance(space, spaces.MultiDiscrete) else np.full(space.shape, 2)
-        return prod(sizes.ravel().tolist())
-    return prod(map(combinations, _within(space))) if isinstance(space, spaces.Tuple | spaces.Dict) else 0
+    """The number of actions of a MultiDiscrete or MultiBinary space; 0 for another."""
+    return prod(_sizes(space))
 
 
-def _within(space: spaces.Tuple | spaces.Dict) -> list[spaces.Space[Any]]:
-    return list(space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces)
-
-
-def _all_actions(space: spaces.Space[Any]) -> list[Any]:
-    """All actions of a finite space, the last component changing fastest."""
-    if isinstance(space, spaces.Discrete):
-        return list(np.arange(space.n, dtype=space.dtype) + space.start)
-    if isinstance(space, spaces.MultiDiscrete):
-        every = product(*(range(n) for n in space.nvec.ravel().tolist()))
-        return [np.reshape(values, space.shape).astype(space.dtype) + space.start for values in every]
+def _sizes(space: spaces.Space[Any]) -> list[int]:
     if isinstance(space, spaces.MultiBinary):
-        every = product((0, 1), repeat=prod(space.shape))
-        return [np.reshape(values, space.shape).astype(space.dtype) for values in every]
-    every = product(*map(_all_actions, _within(space)))
-    return (
-        [dict(zip(space.spaces, values, strict=True)) for values in every]
-        if isinstance(space, spaces.Dict)
-        else list(every)
-    )
+        return [2] * prod(space.shape)
+    return space.nvec.ravel().tolist() if isinstance(space, spaces.MultiDiscrete) else [0]
 
 
-class BoundActions(gymnasium.ActionWrapper[Any, Any, Any]):  # type: ignore[misc] # gymnasium is not checked
-    """Gives a Box of actions without finite bounds these bounds.
-
-    Args:
-        low, high: one number for all components, or one for each.
-    """
-
-    def __init__(
-        self, env: gymnasium.Env[Any, Any], low: float | Sequence[float], high: float | Sequence[float]
-    ) -> None:
-        super().__init__(env)
-        space = env.action_space
-        if not isinstance(space, spaces.Box):
-            raise UsageError(
-                f"env.wrappers: BoundActions cannot bound the actions of {space}\nallowed: a Box"
-            )
-        bounds = [np.broadcast_to(np.asarray(bound, space.dtype), space.shape) for bound in (low, high)]
-        self.action_space = spaces.Box(*bounds, dtype=space.dtype)
-
-    def action(self, action: Any) -> Any:
-        """The same action."""
-        return action
+def bound_actions(
+    env: gymnasium.Env[Any, Any], low: float | Sequence[float], high: float | Sequence[float]
+) -> gymnasium.Env[Any, Any]:
+    """Give a Box of actions without finite bounds these: one number for all components, or one for each."""
+    shape, dtype = env.action_space.shape, env.action_space.dtype
+    bounds = [np.broadcast_to(np.asarray(bound, dtype), shape) for bound in (low, high)]
+    return gymnasium.wrappers.TransformAction(env, lambda action: action, spaces.Box(*bounds, dtype=dtype))
 
 
 class CopiedObservation(gymnasium.ObservationWrapper[Any, Any, Any]):  # type: ignore[misc] # gymnasium is not checked

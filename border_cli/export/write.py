@@ -6,7 +6,6 @@ import importlib
 import json
 import shutil
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -193,18 +192,16 @@ def _described_image(convolutions: Convolutions, arrays: dict[str, Array]) -> di
 
 _USE = {
     "onnx": """\
-    import numpy as np
     import onnxruntime
     session = onnxruntime.InferenceSession("policy.onnx")
     (actions,) = session.run(None, {{{inputs}}})
 
-Each input is a batch of B observations, as the environment gives them; B is 1 above:
+Each input is a batch of B values, of the part of an observation that it is named after:
 """,
     "numpy": """\
-    import numpy as np
     from policy import load          # policy.py needs numpy alone
     policy = load()                  # policy.json and policy.npz beside it
-    action = policy({observation})
+    action = policy(observation{mask})
 
 The policy takes an observation as the environment gives it, and returns the action. It also takes a batch, with one more
 dimension in front of each array, and returns a batch of actions. The parts of an observation:
@@ -214,13 +211,8 @@ dimension in front of each array, and returns a batch of actions. The parts of a
 
 def _readme(spec: EnvSpec, format: str, title: str, epsilon: float, mask_in_info: bool) -> str:
     batch, leaves = ("B",) if format == "onnx" else (), spec.obs.leaves
-    inputs = ", ".join(f'"{leaf.name}": {_example(leaf, spec, (1,))}' for leaf in leaves)
-    if mask_in_info:
-        observation = _nested([leaf for leaf in leaves if leaf.name != spec.mask], spec, depth=1)
-        observation += ', action_mask=info["action_mask"]'
-    else:
-        observation = _nested(leaves, spec)
-    use = _USE[format].format(inputs=inputs, observation=observation)
+    inputs = ", ".join(f'"{leaf.name}": {leaf.name.replace(".", "_")}' for leaf in leaves)
+    use = _USE[format].format(inputs=inputs, mask=', action_mask=info["action_mask"]' if mask_in_info else "")
     lines = [f"# {title}", "", "A trained policy, with the preprocessing of its observations.", "", use]
     lines += ["| input | shape | dtype | what it is |", "| --- | --- | --- | --- |"]
     for leaf in leaves:
@@ -235,24 +227,6 @@ def _readme(spec: EnvSpec, format: str, title: str, epsilon: float, mask_in_info
     if epsilon:
         lines[-1] += f" Evaluations of this run take a random action instead with probability {epsilon:g}."
     return "\n".join(lines) + "\n"
-
-
-def _example(leaf: ObsLeaf, spec: EnvSpec, batch: tuple[int, ...] = ()) -> str:
-    """Python for a value of a leaf."""
-    return f'np.{"ones" if leaf.name == spec.mask else "zeros"}({(*batch, *leaf.shape)}, "{leaf.dtype}")'
-
-
-def _nested(leaves: Sequence[ObsLeaf], spec: EnvSpec, depth: int = 0) -> str:
-    """Python for an observation with these leaves, whose first `depth` keys lead to the same place."""
-    if len(leaves) == 1 and len(leaves[0].path) == depth:
-        return _example(leaves[0], spec)
-    parts: dict[str | int, list[ObsLeaf]] = {}
-    for leaf in leaves:
-        parts.setdefault(leaf.path[depth], []).append(leaf)
-    values = {key: _nested(below, spec, depth + 1) for key, below in parts.items()}
-    if all(isinstance(key, str) for key in values):
-        return f"{{{', '.join(f'{key!r}: {value}' for key, value in values.items())}}}"
-    return f"({', '.join(values.get(i, 'None') for i in range(max(map(int, values)) + 1))},)"
 
 
 def _about(leaf: ObsLeaf, spec: EnvSpec) -> str:

@@ -372,6 +372,7 @@ class EvalManager:
             "eval/length_mean": sum(regular.lengths) / len(regular.lengths),
             "time/eval_ms": 1e3 * job.seconds,
         }
+        values |= {f"eval/{key}": mean for key, mean in regular.infos.items()}
         if self._parts.evaluator.concurrent or self.skipped:
             values["eval/skipped"] = float(self.skipped)
         self._parts.recorder.write(

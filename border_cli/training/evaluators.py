@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from border_cli.core.protocols import ActingPolicy, Env, StopCheck
@@ -42,12 +43,16 @@ class EpisodeRunner:
     Args:
         max_episode_steps: an episode that takes this many env steps is cut and counts with its return so far.
         should_stop: polled before every env step.
+        info_keys: names of the values in `Step.infos`.
     """
 
-    def __init__(self, env: Env, max_episode_steps: int, should_stop: StopCheck) -> None:
+    def __init__(
+        self, env: Env, max_episode_steps: int, should_stop: StopCheck, info_keys: Sequence[str] = ()
+    ) -> None:
         self._env = env
         self._max_episode_steps = max_episode_steps
         self._should_stop = should_stop
+        self._info_keys = info_keys
 
     def evaluate(
         self,
@@ -66,6 +71,7 @@ class EpisodeRunner:
         """
         env, episodes = self._env, iter(range(len(seeds)))
         returns, lengths = [0.0] * len(seeds), [0] * len(seeds)
+        infos: list[list[float]] = []  # of each episode that has ended
         running: dict[int, int] = {}  # environment → its episode
 
         def start_next(env_ix: int) -> None:
@@ -87,6 +93,7 @@ class EpisodeRunner:
                 env_ixs = sorted(running)
                 step = env.step(env_ixs, policy.sample(env.observe(env_ixs), env_ix=env_ixs))
                 over = step.over
+                infos += [] if step.infos is None else step.infos[over].tolist()
                 for row, env_ix in enumerate(env_ixs):
                     episode = running[env_ix]
                     if step.dropped is None or not step.dropped[row]:
@@ -96,7 +103,11 @@ class EpisodeRunner:
                         start_next(env_ix)
         finally:
             policy.train()
-        return Evaluation(opt_steps, tuple(returns), tuple(lengths))
+        numbers = {
+            key: [row[i] for row in infos if not math.isnan(row[i])] for i, key in enumerate(self._info_keys)
+        }
+        means = {key: fmean(column) for key, column in numbers.items() if column}
+        return Evaluation(opt_steps, tuple(returns), tuple(lengths), means)
 
     def close(self) -> None:
         self._env.close()
@@ -149,24 +160,29 @@ class EvaluatorStatus:
     """Seeds, results, heartbeat and stop request in memory that the learner and the evaluator's process share.
 
     Args:
+        info_keys: see `EpisodeRunner`.
         block: the memory; None allocates it, which raises ResourceError if there is too little.
     """
 
-    def __init__(self, max_episodes: int, block: Block | None = None) -> None:
-        self._max_episodes = max_episodes
+    def __init__(
+        self, max_episodes: int, info_keys: tuple[str, ...] = (), block: Block | None = None
+    ) -> None:
+        self._max_episodes, self._info_keys = max_episodes, info_keys
         layout = Layout()
         stop, own = layout.reserve(WORD), layout.reserve(4 * WORD)
         seeds, returns, lengths = (layout.reserve(max_episodes * WORD) for _ in range(3))
+        infos = layout.reserve(max(1, len(info_keys)) * WORD)
         self._block = block or Block(layout.size, "the evaluator's status")
         self._stop = self._block.words(stop, 1)
         self._own = self._block.words(own, 4)
         self._seeds = self._block.array(seeds, (max_episodes,), "int64")
         self._returns = self._block.array(returns, (max_episodes,), "float64")
         self._lengths = self._block.array(lengths, (max_episodes,), "int64")
+        self._infos = self._block.array(infos, (len(info_keys),), "float64")
         self.close = self._block.close
 
     def __reduce__(self) -> tuple[Callable[..., EvaluatorStatus], tuple[Any, ...]]:
-        return EvaluatorStatus, (self._max_episodes, self._block)
+        return EvaluatorStatus, (self._max_episodes, self._info_keys, self._block)
 
     # -- the learner's side ---------------------------------------------------
 
@@ -189,7 +205,9 @@ class EvaluatorStatus:
         fence()
         n = int(self._own[_EPISODES])
         returns, lengths = self._returns[:n].tolist(), self._lengths[:n].tolist()
-        return Evaluation(int(self._own[_OPT_STEPS]), tuple(returns), tuple(lengths))
+        means = zip(self._info_keys, self._infos.tolist(), strict=True)
+        infos = {key: mean for key, mean in means if not math.isnan(mean)}
+        return Evaluation(int(self._own[_OPT_STEPS]), tuple(returns), tuple(lengths), infos)
 
     @property
     def heartbeat(self) -> int:
@@ -211,6 +229,7 @@ class EvaluatorStatus:
     def answer(self, task: int, evaluation: Evaluation) -> None:
         n = len(evaluation.returns)
         self._returns[:n], self._lengths[:n] = evaluation.returns, evaluation.lengths
+        self._infos[:] = [evaluation.infos.get(key, math.nan) for key in self._info_keys]
         self._own[_OPT_STEPS], self._own[_EPISODES] = evaluation.opt_steps, n
         fence()
         self._own[_ANSWERED] = task
@@ -224,12 +243,14 @@ class EvaluatorSpec:
         env: (made, *args) → Env; calls `made` after each environment, because making many takes long.
         policy: (spec, *args) → ActingPolicy.
         max_episode_steps: env steps at which an episode is cut.
+        info_keys: see `EpisodeRunner`.
     """
 
     env: Factory
     policy: Factory
     max_episode_steps: int
     max_episodes: int
+    info_keys: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -249,7 +270,7 @@ def evaluator_main(
     spec: EvaluatorSpec = setup.open()
     with closing(spec.env.load()(status.beat, *spec.env.args)) as env:
         policy: ActingPolicy = spec.policy.load()(env.spec, *spec.policy.args)
-        runner = EpisodeRunner(env, spec.max_episode_steps, status.stop_requested)
+        runner = EpisodeRunner(env, spec.max_episode_steps, status.stop_requested, spec.info_keys)
         reporter.send(Ready())
         while True:
             try:
@@ -288,7 +309,7 @@ class ProcessEvaluator(SupervisedProcess):
         super().__init__("evaluator", limits)
         self._spec = spec
         self._models = ModelChannel(model_layout(model))
-        self._status = EvaluatorStatus(spec.max_episodes)
+        self._status = EvaluatorStatus(spec.max_episodes, spec.info_keys)
         self._task: Task | None = None
         self._tasks = 0
         self._poll_due = Deadline(0.0)

@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 import border_cli
+from border_cli.cli.eval import main as evaluate_main
 from border_cli.cli.train import main
 from border_cli.config.convert import to_config, to_plain
 from border_cli.config.resolve import resolve
@@ -299,6 +300,27 @@ def test_numbers_of_the_info_at_the_end_of_episodes_are_recorded(workplace: Path
         log.count("env.info_keys: missing: the info at the end of an episode has none; it has is_even, label")
         == 1
     )
+
+
+@pytest.mark.parametrize("evaluator", ["inline", "process"])
+def test_numbers_of_the_info_are_recorded_in_evaluations_too(
+    evaluator: str, workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of ten environments with two episodes each, the first is uneven. They are on the screen and in border-eval too."""
+    args = ("env=gym", "env.entry_point=tests.envs:Reporting", "trainer=sync", f"evaluator={evaluator}")
+    run = train(
+        *args,
+        "env.info_keys=[is_even,label]",
+        "trainer.max_opts=20",
+        "trainer.eval_interval=20",
+        "evaluator.episodes=20",
+        "evaluator.n_envs=10",
+        "recorder.console=plain",
+    )
+    assert run.series("eval/is_even") == [(20, 0.5)]
+    assert " eval/is_even=0.5" in capsys.readouterr().out
+    assert evaluate_main([str(run.path), "episodes=10", "trust=true"]) == 0
+    assert re.search(r"\| mean is_even +\| +0\.00 \|", capsys.readouterr().out)
 
 
 def test_a_csv_file_has_a_line_for_each_value(workplace: Path) -> None:

@@ -63,9 +63,8 @@ def test_a_mask_in_the_info_is_an_argument_of_its_own(tmp_path: Path) -> None:
     exported = numpy_policy.load(tmp_path)
     assert_same(spec, exported(obs, action_mask=mask), own)
     assert_same(spec, exported(obs), own_actions(policy, spec, stored | {str(spec.mask): np.ones_like(mask)}))
-    assert 'policy(np.zeros((2,), "float32"), action_mask=info["action_mask"])' in (
-        tmp_path / "README.md"
-    ).read_text(encoding="utf-8")
+    page = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert 'action = policy(observation, action_mask=info["action_mask"])' in page
 
 
 @pytest.mark.parametrize(
@@ -109,12 +108,15 @@ def test_the_readme_has_every_input_and_the_output(tmp_path: Path) -> None:
     for line in (
         "| `obs.gear` | () | int64 | its part gear: an integer |",
         "| `obs.view` | (6, 6, 2) | float32 | its part view: numbers |",
-        "action = policy({'gear': np.zeros((), \"int64\"), ",
+        "action = policy(observation)\n",
         "(3) float32, within the bounds of the action space (-1 to 3)",
     ):
         assert line in page
-    example = "".join(f"{line.strip()}\n" for line in page.splitlines() if line.startswith("    "))
-    done = subprocess.run([sys.executable, "-c", f"{example}print(action.shape)"], cwd=tmp_path, stdout=-1)
+    code = "".join(f"{line.strip()}\n" for line in page.splitlines() if line.startswith("    "))
+    begin = "observation = {'gear': 1, 'speed': [0, 1], 'view': [[[0, 0]] * 6] * 6}\n"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{begin}{code}print(action.shape)"], cwd=tmp_path, stdout=-1
+    )
     assert done.stdout == b"(3,)\n"
 
 
