@@ -54,15 +54,19 @@ _ROW = (
 )
 
 
+_Place = tuple[list[Array], int]
+"""Where a row is: arrays with the columns `_kept` of several rows, and which of them is its own."""
+
+
 @dataclass
 class _Stream:
     """One environment.
 
-    pending: position, step_in_episode, reward and value of the action of each env step whose row is not completed yet ·
+    pending: place, step_in_episode, reward and value of the action of each env step whose row is not completed yet ·
     episode_return, length: of its episode so far · last: columns of the newest observations, and which is its own.
     """
 
-    pending: deque[tuple[int, int, float, float]] = field(default_factory=deque)
+    pending: deque[tuple[_Place, int, float, float]] = field(default_factory=deque)
     episode_return: float = 0.0
     length: int = 0
     last: tuple[list[Array], int] | None = None
@@ -108,17 +112,13 @@ class NStepProcessor:
         self._blank = empty_items(blank, 1).values()  # of a final row, which has the observation alone
         self._discounts = [gamma**m for m in range(n_step + 1)]
         self._streams = [_Stream() for _ in range(n_envs)]
-        # Arrays of the columns `_kept`, a block per call of `add`. Blocks lie one after the other at positions that are
-        # counted since the start; `_first` is that of the first row in the first block.
-        self._blocks: deque[list[Array]] = deque()
-        self._first = self._next = 0
-        # Rows that are completed and not taken yet: position, and the values of `_ROW`. Tuples, because making an object
+        # Rows that are completed and not taken yet: place, and the values of `_ROW`. Tuples, because making an object
         # of a row takes longer than everything else that is done for it.
         self._rows: list[tuple[Any, ...]] = []
 
     def add(self, step: Step) -> None:
         extras = [step.extras[name] for name in self._extra_names]
-        position = self._store([*self._stored(step.obs), step.action, *extras])
+        block = [*self._stored(step.obs), step.action, *extras]
         newest = self._stored(step.next_obs)
         # Lists, because reading one element of an array takes longer.
         rewards, terminated, truncated = (a.tolist() for a in (step.reward, step.terminated, step.truncated))
@@ -138,7 +138,7 @@ class NStepProcessor:
             stream.last = newest, k
             if clip is not None:
                 reward = min(max(reward, -clip), clip)
-            pending.append((position + k, stream.length, reward, q_action[k] if q_action else 0.0))
+            pending.append(((block, k), stream.length, reward, q_action[k] if q_action else 0.0))
             stream.length += 1
             life_lost = step.life_lost is not None and bool(step.life_lost[k])
             if terminated[k] or truncated[k]:
@@ -164,14 +164,12 @@ class NStepProcessor:
         rows, self._rows = self._rows[:n], self._rows[n:]
         if not rows:
             return items
-        positions, *columns = zip(*rows, strict=True)
-        for name, array in zip(self._kept, self._at(positions), strict=True):
-            items[name][:] = array
+        places, *columns = zip(*rows, strict=True)
+        self._copy(places, items)
         for name, values in zip(_ROW, columns, strict=True):
             if name in items:
                 items[name][:] = values
         items["discount"][:] = [self._discounts[m] for m in columns[_ROW.index("n_steps")]]
-        self._drop_blocks()
         return items
 
     def _stored(self, obs: Obs) -> list[Array]:
@@ -181,25 +179,18 @@ class NStepProcessor:
     def _named(self, names: Sequence[str]) -> tuple[Column, ...]:
         return tuple(self._columns[name] for name in names)
 
-    def _store(self, block: list[Array]) -> int:
-        """Keep the columns of new rows. Returns the position of the first."""
-        position = self._next
-        self._blocks.append(block)
-        self._next += len(block[0])
-        return position
-
-    def _at(self, positions: Sequence[int]) -> list[Array]:
-        """The stored columns of the rows at these positions."""
-        ix = np.array(positions, np.int64) - self._first
-        blocks = zip(*self._blocks, strict=True)
-        return [np.concatenate(parts)[ix] if len(parts) > 1 else parts[0][ix] for parts in blocks]
-
-    def _drop_blocks(self) -> None:
-        """Drop the blocks before the first row that is still needed."""
-        needed = [stream.pending[0][0] for stream in self._streams if stream.pending]
-        first = min([*needed, *(row[0] for row in self._rows)], default=self._next)
-        while self._blocks and self._first + len(self._blocks[0][0]) <= first:
-            self._first += len(self._blocks.popleft()[0])
+    def _copy(self, places: Sequence[_Place], items: Items) -> None:
+        """Copy the columns `_kept` of the rows at these places, neighbours together."""
+        pieces: list[tuple[list[Array], int, int]] = []
+        for block, k in places:
+            last, first, end = pieces[-1] if pieces else (None, 0, 0)
+            if last is block and end == k:
+                pieces[-1] = block, first, k + 1
+            else:
+                pieces.append((block, k, k + 1))
+        for i, name in enumerate(self._kept):
+            parts = [block[i][first:end] for block, first, end in pieces]
+            np.concatenate(parts, out=items[name], casting="unsafe")
 
     def _complete(self, env: int, terminated: bool, next_value: float | None = None) -> None:
         """Complete the oldest pending row, over the env steps of all pending rows.
@@ -211,7 +202,7 @@ class NStepProcessor:
         total = 0.0
         for _, _, reward, _ in reversed(pending):
             total = reward + self._gamma * total
-        position, step_in_episode, _, q_action = pending.popleft()
+        place, step_in_episode, _, q_action = pending.popleft()
         priority = UNKNOWN_PRIORITY
         if next_value is not None:
             error = abs(total + (0.0 if terminated else self._discounts[m] * next_value) - q_action)
@@ -219,7 +210,7 @@ class NStepProcessor:
                 priority = error
         self._rows.append(
             (
-                *(position, env, min(step_in_episode, MAX_STEP_IN_EPISODE), total, m, terminated, 0.0, 0),
+                *(place, env, min(step_in_episode, MAX_STEP_IN_EPISODE), total, m, terminated, 0.0, 0),
                 *(priority, self._no_info),
             )
         )
@@ -241,11 +232,11 @@ class NStepProcessor:
         """Complete all pending rows and add the final observation. The stream restarts. report: the episode counts."""
         self._complete_all(env, terminated, next_value)
         stream, self._streams[env] = self._streams[env], _Stream()
-        position = self._store([*self._newest(stream), *self._blank])
+        place = [*self._newest(stream), *self._blank], 0
         episode = (stream.episode_return, stream.length) if report else (0.0, 0)
         length = min(stream.length, MAX_STEP_IN_EPISODE)
         info = self._no_info if info is None else info
-        self._rows.append((position, env, length, 0.0, 0, False, *episode, UNKNOWN_PRIORITY, info))
+        self._rows.append((place, env, length, 0.0, 0, False, *episode, UNKNOWN_PRIORITY, info))
 
     def _newest(self, stream: _Stream) -> list[Array]:
         """The stored columns (1, ...) of the newest observation of a stream; zeros before it."""
@@ -259,8 +250,7 @@ class NStepProcessor:
         pending = [row for stream in self._streams for row in stream.pending]
         arrays = empty_items(self._named(self._kept), len(pending))
         if pending:
-            for name, array in zip(self._kept, self._at([row[0] for row in pending]), strict=True):
-                arrays[name][:] = array
+            self._copy([row[0] for row in pending], arrays)
         newest = zip(*map(self._newest, self._streams), strict=True)
         arrays |= {
             f"last/{name}": np.concatenate(rows) for name, rows in zip(self._obs_names, newest, strict=True)
@@ -283,13 +273,12 @@ class NStepProcessor:
             )
         rewards, q_actions = arrays["reward"].tolist(), arrays[Q_ACTION].tolist()
         last = [arrays[f"last/{name}"] for name in self._obs_names]
-        self._blocks.clear()
-        self._first = self._store([arrays[name] for name in self._kept])
+        block = [arrays[name] for name in self._kept]
         self._streams, k = [], 0
         for env, (count, length) in enumerate(zip(counts, lengths, strict=True)):
             stream = _Stream(episode_return=float(arrays["stream/return"][env]), length=length)
             stream.last = (last, env) if length else None
             for step in range(length - count, length):
-                stream.pending.append((self._first + k, step, rewards[k], q_actions[k]))
+                stream.pending.append(((block, k), step, rewards[k], q_actions[k]))
                 k += 1
             self._streams.append(stream)
