@@ -563,6 +563,17 @@ def check_spec(config: TrainConfig, spec: EnvSpec) -> None:
     agent_module(config).check_spec(config.agent, spec)
 
 
+def described_inputs(config: TrainConfig, spec: EnvSpec) -> list[str]:
+    """A line for each part of an observation: what the agent's networks make of it. None for other networks."""
+    from border_cli.agents.config import NetworkConfig
+    from border_cli.agents.nets import described
+
+    agent = config.agent
+    if not isinstance(agent, NetworkConfig):
+        return []
+    return [f"input    {described(leaf, agent.channels, agent.normalize_obs)}" for leaf in spec.inputs.leaves]
+
+
 def make_buffer(config: TrainConfig, spec: EnvSpec) -> ReplayBuffer:
     """The replay buffer."""
     module, extra = BUFFERS[config.buffer.type].load(), extra_columns(config, spec)

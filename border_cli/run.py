@@ -318,7 +318,7 @@ def _announce(
         )
         return "\n".join(lines)
 
-    _log.info("%s", text(banner.WIDTH))
+    _log.info("%s", "\n".join([text(banner.WIDTH), *build.described_inputs(config, spec)]))
     if spec.left_out:
         _log.warning(
             "left out of the observations, because no agent takes it: %s; if the task needs it, a wrapper can turn it into "

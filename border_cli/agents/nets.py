@@ -237,6 +237,19 @@ def scaled_span(leaf: ObsLeaf) -> tuple[float, float]:
     return (leaf.low, span) if 0 < span <= _MAX_SCALED_RANGE else (0.0, 1.0)
 
 
+def described(leaf: ObsLeaf, channels: Sequence[int], normalize: bool) -> str:
+    """What an `Encoder` makes of a leaf, in words."""
+    low, span = (0.0, 1.0) if leaf.categories else scaled_span(leaf)
+    if leaf.categories:
+        how = f"one-hot coded in {leaf.features} columns"
+    elif channels and is_image(leaf):
+        how, low, span = "convolutions", leaf.low or 0.0, (leaf.high or 0.0) - (leaf.low or 0.0)
+    else:
+        how = "normalised by running statistics" if normalize and is_normalizable(leaf) else "flattened"
+    scaled = "" if (low, span) == (0.0, 1.0) else f", scaled from {low:g} … {low + span:g} to 0 … 1"
+    return f"{leaf.name} {leaf.shape} {leaf.dtype}: {how}{scaled}"
+
+
 def to_tensors(obs: Obs, device: torch.device) -> dict[str, Tensor]:
     """Arrays as tensors; on the CPU they share memory."""
     return {name: torch.from_numpy(rows).to(device) for name, rows in obs.items()}

@@ -173,6 +173,7 @@ def _plan(composed: Composed, launch: Launch) -> int:
     """Check environment and machine as a run does, measure, and show the plan. There is no run directory."""
     from rich.console import Console
 
+    from border_cli.build import described_inputs
     from border_cli.display.banner import banner, line_width, preset_note
     from border_cli.display.output import output
     from border_cli.display.tables import print_plan
@@ -186,7 +187,7 @@ def _plan(composed: Composed, launch: Launch) -> int:
         replay, note, console = plan.checkpoint.replay, preset_note(config), Console()
         counts = (replay, plan.processes, plan.threads)
         lines = banner(config, launch.typed, *counts, note, None, line_width(console), decided=decided)
-        show("\n".join(lines))
+        show("\n".join([*lines, *described_inputs(config, spec)]))
         print_plan(console, plan)
     return ExitCode.DONE
 

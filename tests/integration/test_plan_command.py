@@ -57,8 +57,10 @@ def test_the_run_does_what_its_plan_says(
         "evaluator=inline",  # beside a fast learner, models may be left out
     )
     assert main(tiny(*args, "plan=true")) == 0
-    rows = cells(capsys.readouterr().out)
-    run = train(*args)
+    text = capsys.readouterr().out
+    rows, run = cells(text), train(*args)
+    about = "\ninput    obs (4,) float32: flattened\n"
+    assert about in text and about in (run.path / "train.log").read_text(encoding="utf-8")
     assert (rows["opt steps"], rows["env steps"]) == tuple(str(n) for n in run.counts)
     assert int(rows["evaluations"]) == len(run.steps("eval/return_mean"))
     assert int(rows["checkpoints written"]) == len(run.saves)

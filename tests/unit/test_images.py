@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from border_cli.agents.nets import Convolutions, Encoder, EncoderArrays, channels_first, image_shape, is_image
+from border_cli.agents.nets import (
+    Convolutions,
+    Encoder,
+    EncoderArrays,
+    channels_first,
+    described,
+    image_shape,
+    is_image,
+)
 from border_cli.core.spaces import ActionSpec, EnvSpec, ObsLeaf, ObsSpec
 
 
@@ -57,6 +65,25 @@ def test_everything_else_is_flattened(one: ObsLeaf, channels: list[int]) -> None
     encoder = Encoder(ObsSpec((one,)), channels, generator())
     assert not encoder.has_images
     assert encoder.features == np.prod(one.shape)
+
+
+@pytest.mark.parametrize(
+    ("one", "normalize", "expected"),
+    [
+        (leaf((84, 84, 3)), False, "obs (84, 84, 3) uint8: convolutions, scaled from 0 … 255 to 0 … 1"),
+        (leaf((128, 64, 4), high=1.0, dtype="float32"), False, "obs (128, 64, 4) float32: convolutions"),
+        (leaf((7,), high=9.0), False, "obs (7,) uint8: flattened, scaled from 0 … 9 to 0 … 1"),
+        (leaf((7,), high=None, dtype="float32"), False, "obs (7,) float32: flattened"),
+        (leaf((7,), high=None, dtype="float32"), True, "obs (7,) float32: normalised by running statistics"),
+        (
+            replace(leaf((7, 7, 1)), categories=(3,)),
+            True,
+            "obs (7, 7, 1) uint8: one-hot coded in 147 columns",
+        ),
+    ],
+)
+def test_what_becomes_of_a_part_is_said_in_words(one: ObsLeaf, normalize: bool, expected: str) -> None:
+    assert described(one, [8], normalize) == expected
 
 
 def test_channels_are_not_mixed() -> None:
