@@ -94,7 +94,7 @@ def compile_steps(agent: NetworkAgent, buffer: ReplayBuffer, config: TrainConfig
     from border_cli.agents.compiler import GraphCompiler
     from border_cli.runtime.signals import StopFlag
 
-    compiler = GraphCompiler(agent, config.agent, [], spec, 1, True, StopFlag())  # type: ignore[arg-type]
+    compiler = GraphCompiler(agent, config.agent, [], spec, True, StopFlag())  # type: ignore[arg-type]
     agent.compiling = compiler.poll
     agent.opt(buffer)
     compiler.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing as closing_at_end
@@ -25,14 +26,15 @@ from border_cli.config.resolve import (
     envs_per_actor,
     is_reproducible,
     lockstep_steps,
+    may_switch,
     n_actors,
     ratio_tolerance,
     steps_natively,
-    threads,
     trackers,
 )
-from border_cli.config.resources import Sizes, cores_for_actors
+from border_cli.config.resources import Sizes, cores_for_actors, counts, cpus
 from border_cli.config.schema import AgentConfig, EnvConfig, TrainConfig
+from border_cli.config.throughput import up_to
 from border_cli.core.errors import IncompatibleStateError, Interrupted, UsageError
 from border_cli.core.progress import Progress, View
 from border_cli.core.protocols import (
@@ -165,7 +167,13 @@ def make_loop(
         progress.seconds, progress.env_steps = telemetry.seconds, limiter.env_steps
         view.show(progress)
 
-    compile_opt_steps(agent, c, spec, stop, closing, view.note, compiling)
+    total = counts(c).opt_steps
+
+    def time_left(opt_step_s: float) -> float:
+        by_opt_steps = math.inf if total is None else (total - limiter.opt_steps) * opt_step_s
+        return min(by_opt_steps, (c.trainer.max_time or math.inf) - telemetry.seconds)
+
+    prepare_opt_steps(agent, c, spec, stop, closing, view.note, compiling, time_left)
     parts = Components(
         agent=agent,
         buffer=buffer,
@@ -192,7 +200,7 @@ def make_loop(
     return SyncTrainer(c.trainer, parts) if c.trainer.type == "sync" else AsyncTrainer(c.trainer, parts)
 
 
-def compile_opt_steps(
+def prepare_opt_steps(
     agent: Agent,
     c: TrainConfig,
     spec: EnvSpec,
@@ -200,26 +208,34 @@ def compile_opt_steps(
     closing: list[Callable[[], None]],
     note: Callable[[str], None] = lambda _: None,
     waiting: Callable[[], None] = lambda: None,
+    time_left: Callable[[float], float] | None = None,
 ) -> None:
-    """Have the agent's opt step compiled, or captured on a GPU, as `agent.compile` says.
+    """Have the agent's opt step compiled, or captured on a GPU, as `agent.compile` says, and choose its fastest form.
 
-    closing: see `make_loop` · note, waiting: see `GraphCompiler`.
+    closing: see `make_loop` · note, waiting, time_left: see `GraphCompiler`.
     """
     from border_cli.agents.agent import NetworkAgent
     from border_cli.agents.capture import capture_opt_steps
+    from border_cli.agents.chooser import OptStepForms
     from border_cli.agents.compiler import GraphCompiler
     from border_cli.agents.config import NetworkConfig
 
     if not isinstance(agent, NetworkAgent) or not isinstance(c.agent, NetworkConfig):
         return
+    how, compiler = c.agent.compile, None
     if c.device.startswith("cuda"):
-        if c.agent.compile != "false":
+        if how != "false":
             agent.compiling = partial(capture_opt_steps, agent.algorithm)
-    elif c.agent.compile in ("true", "cached"):
+        return
+    if how != "false":
+        left = time_left if how == "auto" else None
         waits = is_reproducible(c)
-        compiler = GraphCompiler(agent, c.agent, c.plugins, spec, threads(c), waits, stop, note, waiting)
+        compiler = GraphCompiler(agent, c.agent, c.plugins, spec, waits, stop, note, waiting, left)
         agent.compiling = compiler.poll
         closing.append(compiler.close)
+    if may_switch(c) and (how == "auto" or c.threads is None):
+        numbers = (c.threads,) if c.threads else up_to(cpus())
+        agent.compiling = OptStepForms(agent, numbers, compiler, how == "true", note).prepare
 
 
 def init_weights(agent: Agent, config: TrainConfig) -> list[str]:

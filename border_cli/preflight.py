@@ -6,9 +6,9 @@ For `plan=true` also the plan: arithmetic over the speeds of the two sides of a 
 from __future__ import annotations
 
 import importlib.util
-import math
 import sys
 import time
+import timeit
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
@@ -71,7 +71,7 @@ def preflight(
 
     Returns:
         The resolved configuration, the spaces of the environment, and for the banner why `auto` became what it is for
-        actors, environments and threads.
+        actors and environments.
 
     Raises:
         UsageError for what the user can correct, ResourceError where the machine is too small, Interrupted.
@@ -119,8 +119,7 @@ def preflight(
     _check_device(config.device)
     _check_precision(getattr(config.agent, "precision", "float32"), config.device)
     sizes = _sizes(config, spec)
-    work = math.inf if images else sizes.model / 4 * config.agent.batch_size
-    decision = _decide(with_env_facts(config, probed.action_mask, probed.categories), spec, work, stop)
+    decision = _decide(with_env_facts(config, probed.action_mask, probed.categories), spec, stop)
     with_replay = sum(resources.disk_need(config, sizes, with_replay=True).values())
     resolved = resolve(
         throughput.with_numbers(config, decision),
@@ -136,23 +135,15 @@ def preflight(
     return resolved, spec, decision.reason
 
 
-def _decide(config: TrainConfig, spec: EnvSpec, work: float, stop: StopFlag | None) -> Decision:
-    """What `auto` becomes for actors, environments and threads. Measures only what may and can change something.
-
-    work: see `throughput.thread_counts`.
-    """
-    cpus = resources.cpus()
-    counts, why = throughput.thread_counts(config, work, cpus)
-    envs = throughput.env_counts(config)
-    measured = None
-    if envs or len(counts) > 1:
+def _decide(config: TrainConfig, spec: EnvSpec, stop: StopFlag | None) -> Decision:
+    """What `auto` becomes for actors and environments. Measures only what may and can change something."""
+    cpus, measured = resources.cpus(), None
+    if envs := throughput.env_counts(config):
         from border_cli import probes
 
-        envs = envs or (envs_per_actor(config),)
         with or_new(stop) as flag:
-            measured = probes.measure(config, spec, envs, counts, probes.AUTO_S, flag)
-
-    return throughput.decide(config, measured, cpus, why)
+            measured = probes.measure(config, spec, envs, probes.AUTO_S, flag)
+    return throughput.decide(config, measured, cpus)
 
 
 def probe_env(config: TrainConfig, stop: StopFlag | None) -> Probed:
@@ -258,10 +249,23 @@ def _check_precision(precision: str, device: str) -> None:
     else:
         supported = device == "cpu" and resources.has_bfloat16()
     if not supported:
+        slow = f": {_bfloat16_speed():.2f} of the speed of float32" if device == "cpu" else ""
         raise UsageError(
-            f"agent.precision={precision}: device={device} has no instructions for it on this machine\n"
+            f"agent.precision={precision}: device={device} has no instructions for it on this machine{slow}\n"
             "allowed here: agent.precision=float32 in a new run, which init_from=<run> starts from the weights of another"
         )
+
+
+def _bfloat16_speed() -> float:
+    """Speed of a product of 256×256 matrices in bfloat16 on the CPU, over that in float32."""
+    import torch
+
+    torch.set_num_threads(1)  # on a busy machine, threads that wait for each other take seconds
+    seconds = []
+    for dtype in (torch.float32, torch.bfloat16):
+        matrix = torch.ones(256, 256, dtype=dtype)
+        seconds.append(min(timeit.repeat(lambda: matrix @ matrix, repeat=5, number=1)))  # noqa: B023
+    return seconds[0] / seconds[1]
 
 
 def _replay_on_gpu(config: TrainConfig, replay_bytes: int) -> bool:
@@ -343,9 +347,9 @@ def make_plan(config: TrainConfig, spec: EnvSpec, folder: Path, stop: StopFlag) 
     from border_cli import probes
 
     sizes, cpus = build.sizes(config, spec), resources.cpus()
-    envs, own = envs_per_actor(config), threads(config)
-    measured = probes.measure(config, spec, [envs], [own], probes.PLAN_S, stop)
-    speeds = measured.speeds(envs, own)
+    envs = envs_per_actor(config)
+    measured = probes.measure(config, spec, [envs], probes.PLAN_S, stop)
+    speeds = measured.speeds(envs)
     return Plan(
         counts=resources.counts(config),
         memory=resources.memory_need(config, sizes),

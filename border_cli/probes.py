@@ -20,7 +20,7 @@ import torch
 from border_cli import build
 from border_cli.actors.sampler import Sampler
 from border_cli.agents.agent import NetworkAgent
-from border_cli.agents.compiler import GraphCompiler
+from border_cli.agents.compiler import PAYS_FROM_S, GraphCompiler
 from border_cli.agents.config import NetworkConfig
 from border_cli.config import resources, throughput
 from border_cli.config.registry import import_plugins
@@ -59,30 +59,35 @@ def measure(
     config: TrainConfig,
     spec: EnvSpec,
     envs: Sequence[int],
-    thread_counts: Sequence[int],
     seconds: float,
     stop: StopFlag,
 ) -> Measured:
-    """The speeds of both sides with these numbers of environments and threads, `seconds` for each.
+    """The speeds of both sides with these numbers of environments, `seconds` for each.
 
     Raises UsageError if the environment raises, Interrupted when asked to stop.
     """
     acted, learner = acting(config, envs, seconds, stop), Learner(config, spec, stop)
-    learned, compiled = learner.opt_steps(thread_counts, seconds), dict[int, float]()
-    agent = config.agent.resolve(resources.counts(config).opt_steps, may_switch(config))
-    # On a GPU the opt steps that were measured are the captured ones already.
+    opt_steps = resources.counts(config).opt_steps
+    agent = config.agent.resolve(opt_steps, may_switch(config))
+    # On a GPU the opt steps that are measured are the captured ones already.
     how = getattr(agent, "compile", "false") if config.device == "cpu" else "false"
-    if how != "false":
-        cached = (learner.compiled_opt_steps(n, seconds, only_cached=True) for n in thread_counts)
-        compiled = {n: rate for n, rate in zip(thread_counts, cached, strict=True) if rate is not None}
-    all_cached = len(compiled) == len(learned)
+    numbers = (
+        [threads(config)] if config.threads or not may_switch(config) else throughput.up_to(resources.cpus())
+    )
+    compiled = (
+        dict[int, float]()
+        if how == "false"
+        else learner.compiled_opt_steps(numbers, seconds, only_cached=True)
+    )
+    fastest = max((compiled or learner.opt_steps(numbers, seconds)).values())
+    is_long = opt_steps is None or opt_steps / fastest >= PAYS_FROM_S
     return Measured(
         acted,
-        compiled if all_cached else learned,
+        fastest,
         learner.insert_s(_SMALL_PART_S)[1],
         learner.publish_s(_SMALL_PART_S),
-        compiled=all_cached,
-        compiling=how == "true" and not all_cached,
+        compiled=bool(compiled),
+        compiling=not compiled and (how == "true" or (how == "auto" and is_long)),
     )
 
 
@@ -91,7 +96,7 @@ def bench(config: TrainConfig, spec: EnvSpec, stop: StopFlag) -> Bench:
 
     Raises UsageError if the environment raises, Interrupted when asked to stop.
     """
-    cpus, k, t = resources.cpus(), envs_per_actor(config), threads(config)
+    cpus, k = resources.cpus(), envs_per_actor(config)
     alone = stepping(config, spec.mask is not None, BENCH_S, stop)
     ceilings = {"environment, random actions": (alone, "env steps")}
     acted = acting(config, {throughput.ENVS[0], k, throughput.ENVS[-1]}, BENCH_S, stop)
@@ -102,42 +107,33 @@ def bench(config: TrainConfig, spec: EnvSpec, stop: StopFlag) -> Bench:
     ceilings["ring to the learner"] = passed, "rows"
     ceilings["ring to the replay"] = 1 / insert_s, "rows"
     ceilings["sampling"] = learner.batches(BENCH_S), "batches"
-    counts = {t, *throughput.up_to(cpus)} if config.device == "cpu" else {t}
-    learned = learner.opt_steps(sorted(counts), BENCH_S)
+    numbers = sorted({threads(config), *throughput.up_to(cpus)}) if config.device == "cpu" else [1]
+    learned = learner.opt_steps(numbers, BENCH_S)
     for n, rate in learned.items():
         ceilings[f"opt step, {counted(n, 'thread')}"] = rate, "opt steps"
     publish_s = learner.publish_s(BENCH_S)
-
-    measured = Measured(acted, learned, insert_s, publish_s)
-    predicted = throughput.predict(config, measured.speeds(k, t), cpus)
-    interval = config.trainer.opt_interval or float(f"{predicted.env_steps / predicted.opt_steps:.2g}")
-    open_config = throughput.open_numbers(config, interval)
-    best = throughput.decide(open_config, measured, cpus).threads
-    compiled, may_compile = dict[int, float](), getattr(config.agent, "compile", "false") != "false"
-    if may_compile:
-        for n in sorted({t, best}):
-            if (fast := learner.compiled_opt_steps(n, BENCH_S)) is not None:
-                ceilings[f"opt step, compiled, {counted(n, 'thread')}"] = fast, "opt steps"
-                compiled[n] = fast
+    may_compile = getattr(config.agent, "compile", "false") != "false"
+    compiled = learner.compiled_opt_steps(numbers, BENCH_S) if may_compile else {}
+    for n, rate in compiled.items():
+        ceilings[f"opt step, compiled, {counted(n, 'thread')}"] = rate, "opt steps"
     ceilings["publishing a model"] = 1 / publish_s, "models"
 
-    learning = learned | compiled
-    measured = replace(measured, learning=learning)
-    predicted = throughput.predict(config, measured.speeds(k, t), cpus)
-    found = throughput.decide(open_config, replace(measured, learning={best: learning[best]}), cpus)
+    learned = compiled or learned
+    rate = learned[config.threads] if config.threads in learned else max(learned.values())
+    measured = Measured(acted, rate, insert_s, publish_s)
+    predicted = throughput.predict(config, measured.speeds(k), cpus)
+    interval = config.trainer.opt_interval or float(f"{predicted.env_steps / predicted.opt_steps:.2g}")
+    open_config = throughput.open_numbers(config, interval)
+    found = throughput.decide(open_config, measured, cpus)
     recommended = [
         f"n_actors={found.n_actors}",
         f"actor_manager.envs_per_actor={found.envs_per_actor}",
-        f"threads={found.threads}",
         f"trainer.opt_interval={interval:g}",
     ]
-    if compiled:
-        pays = learning[best] > learned[best]
-        recommended.insert(3, f"agent.compile={'true' if pays else 'false'}")
     captured = may_compile and config.device.startswith("cuda")
-    how = "compiled" if t in compiled else "captured" if captured else "eager"
+    how = "compiled" if compiled else "captured" if captured else "eager"
     fastest = throughput.predict(
-        throughput.with_numbers(open_config, found), measured.speeds(found.envs_per_actor, best), cpus
+        throughput.with_numbers(open_config, found), measured.speeds(found.envs_per_actor), cpus
     )
     return Bench(ceilings, predicted, how, recommended, fastest.opt_steps)
 
@@ -223,7 +219,7 @@ class Learner:
         self._agent, self._buffer = build.make_agent(small, spec), build.make_buffer(small, spec)
         self._agent.train()
         if config.device.startswith("cuda"):  # captured before the first opt step, as in a run
-            build.compile_opt_steps(self._agent, config, spec, stop, [])
+            build.prepare_opt_steps(self._agent, config, spec, stop, [])
         self._buffer.push(made_up(self._spec, rows, self._config))
 
     def opt_steps(self, counts: Iterable[int], seconds: float) -> dict[int, float]:
@@ -241,24 +237,25 @@ class Learner:
             torch.set_num_threads(before)
         return {n: median(found) for n, found in rates.items()}
 
-    def compiled_opt_steps(self, n_threads: int, seconds: float, only_cached: bool = False) -> float | None:
-        """Opt steps/s when compiled, which is done first if the cache lacks it; None if that cannot or may not be."""
+    def compiled_opt_steps(
+        self, counts: Sequence[int], seconds: float, only_cached: bool = False
+    ) -> dict[int, float]:
+        """As `opt_steps`, when compiled, which is done first if the cache lacks it; empty if that cannot or may not be."""
         c, agent = self._config, self._agent
         if c.device != "cpu" or not isinstance(agent, NetworkAgent) or not isinstance(c.agent, NetworkConfig):
-            return None
-        how = replace(c.agent, compile="cached" if only_cached else "true")
-        compiler = GraphCompiler(agent, how, c.plugins, self._spec, n_threads, True, self._stop)
-        agent.compiling = compiler.poll
+            return {}
+        compiler = GraphCompiler(agent, c.agent, c.plugins, self._spec, True, self._stop)
+        agent.compiling = compiler.use_cached if only_cached else compiler.poll
         try:
             with closing(compiler):
                 agent.opt(self._buffer)
         except UsageError as error:
             _logger.warning("%s", first_line(error))
-            agent.compiling = None
+        agent.compiling = None
         graphs = agent.algorithm.graphs
-        rate = self.opt_steps([n_threads], seconds)[n_threads] if graphs else None
+        rates = self.opt_steps(counts, seconds) if graphs else {}
         graphs.clear()
-        return rate
+        return rates
 
     def batches(self, seconds: float) -> float:
         """Batches/s that the replay samples."""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import torch
@@ -37,6 +38,9 @@ _KEPT_GRAPHS = 200
 _CALLS_PER_POLL = 32
 _COMPILING_S = 600.0
 """How long a run waits for its compiled opt step, which takes 10 to 30 s."""
+_MEASURING_S = 0.5
+PAYS_FROM_S = 60.0
+"""Time from which on compiling pays: it keeps a core busy for 10 to 30 s, and may bring no more than a third."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,6 @@ class CompileJob:
     config: NetworkConfig
     plugins: Sequence[str]
     spec: EnvSpec
-    threads: int
     batch: Any
 
     def example_batch(self) -> TensorBatch:
@@ -66,6 +69,8 @@ class GraphCompiler:
             cannot be had, that is an error; without waiting, opt steps stay eager, with a warning.
         stop: ends the waiting with Interrupted.
         note: what is to be shown to the user · waiting: called again and again while it waits.
+        time_left: seconds until the run ends, if an opt step takes so long [s]: if they are enough, compiling begins. None:
+            it begins at once.
     """
 
     def __init__(
@@ -74,25 +79,26 @@ class GraphCompiler:
         config: NetworkConfig,
         plugins: Sequence[str],
         spec: EnvSpec,
-        threads: int,
         waits: bool,
         stop: StopFlag,
         note: Callable[[str], None] = lambda _: None,
         waiting: Callable[[], None] = lambda: None,
+        time_left: Callable[[float], float] | None = None,
     ) -> None:
         self._algorithm = agent.algorithm
-        self._job = partial(CompileJob, config, plugins, spec, threads)
-        self._only_cached = config.compile == "cached"
+        self._make_job = partial(CompileJob, config, plugins, spec)
+        self._time_left = time_left
         self._waits = waits
         self._stop = stop
         self._note = note
         self._waiting = waiting
         self._paths: dict[int, Path] = {}
-        self._layout: Any = None
+        self._job: CompileJob  # from the first call on
         self._call: ChildCall | None = None
         # Of the process, which is killed if the run ends.
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._calls = 0
+        self._began = monotonic()
 
     def poll(self, batch: TensorBatch) -> bool:
         """To be called before each opt step, until it returns True: then nothing more will change.
@@ -100,8 +106,15 @@ class GraphCompiler:
         Where it waits, it raises Interrupted when the run is asked to stop, and UsageError if compiling fails.
         """
         self._calls += 1
-        if self._call is None and self._begin(self._job(map_leaves(TensorLayout.of, batch))):
-            return True
+        if self._calls == 1:
+            self._began = monotonic()
+            if self.use_cached(batch):
+                return True
+        if self._call is None:
+            if not self._pays():
+                return False
+            if self._begin():
+                return True
         call = self._call
         assert call is not None
         if not self._waits:
@@ -136,14 +149,21 @@ class GraphCompiler:
         _logger.info("%s", what)
         self._note(what)
 
-    def _begin(self, job: CompileJob) -> bool:
-        """Use what is in the cache, or start compiling. Returns whether nothing more will change."""
-        self._layout = job.batch
-        self._paths = {variant: graph_path(job, variant) for variant in self._algorithm.variants}
-        if all(path.exists() for path in self._paths.values()) and self._use():
+    def use_cached(self, batch: TensorBatch) -> bool:
+        """Replace the eager opt steps by what is in the cache. False if it lacks them."""
+        self._job = self._make_job(map_leaves(TensorLayout.of, batch))
+        self._paths = {variant: graph_path(self._job, variant) for variant in self._algorithm.variants}
+        return all(path.exists() for path in self._paths.values()) and self._use()
+
+    def _pays(self) -> bool:
+        """Whether the run goes on for long enough, at its speed so far."""
+        seconds = monotonic() - self._began
+        if self._time_left is None:
             return True
-        if self._only_cached:
-            return True
+        return seconds > _MEASURING_S and self._time_left(seconds / self._calls) >= PAYS_FROM_S
+
+    def _begin(self) -> bool:
+        """Start compiling. Returns whether it cannot be done, so that nothing more will change."""
         compiler = os.environ.get("CXX") or ("clang++" if platform.system() == "Darwin" else "g++")
         if shutil.which(compiler) is None:
             return self._stay_eager(
@@ -157,7 +177,7 @@ class GraphCompiler:
         if self._waits:
             self._tell("compiling the opt step, which takes half a minute the first time")
         try:
-            self._call = ChildCall(compile_in_child, (job, self._paths, Path(self._folder.name)))
+            self._call = ChildCall(compile_in_child, (self._job, self._paths, Path(self._folder.name)))
         except ResourceError as error:
             return self._stay_eager(first_line(error))
         return False
@@ -176,7 +196,7 @@ class GraphCompiler:
         """Replace the eager opt steps. False if the compiled ones cannot be loaded: then they are removed."""
         try:
             graphs = {
-                variant: StepGraph(path, self._algorithm.state, self._layout)
+                variant: StepGraph(path, self._algorithm.state, self._job.batch)
                 for variant, path in self._paths.items()
             }
         except RuntimeError as error:
@@ -206,9 +226,8 @@ def compile_in_child(job: CompileJob, paths: Mapping[int, Path], folder: Path) -
     warnings.simplefilter("ignore")  # of torch's compiler
     logging.disable(logging.WARNING)
     child.lower_priority()
-    tempfile.gettempdir()  # is remembered: torch's own cache stays where it is
-    os.environ["TMPDIR"] = str(folder)  # for the C++ compiler, which leaves its files there when it is killed
-    torch.set_num_threads(job.threads)
+    # The C++ compiler leaves its files there when it is killed, and torch a cache that is of no use for other graphs.
+    os.environ["TMPDIR"] = os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
     import_plugins(job.plugins)
     module = AGENTS[job.config.type].load()
     for variant, path in paths.items():
@@ -243,7 +262,7 @@ def graph_path(job: CompileJob, variant: int) -> Path:
     for file in _code_files(Path(str(AGENTS[job.config.type].load().__file__)).parent):
         code.update(file.read_bytes())
     facts = [
-        asdict(job.config.of_opt_step()), job.spec.to_json(), str(job.batch), job.threads, variant,
+        asdict(job.config.of_opt_step()), job.spec.to_json(), str(job.batch), variant,
         torch.__version__, _cpu(), code.hexdigest(),
     ]  # fmt: skip
     key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]

@@ -10,9 +10,6 @@ from typing import ClassVar
 from border_cli.config.schema import AgentConfig, option
 from border_cli.core.errors import UsageError
 
-COMPILE_FROM = 15_000
-"""Opt steps from which on compiling pays. It costs 10 to 30 s of one core, and serves later runs too."""
-
 
 @dataclass
 class NetworkConfig(AgentConfig):
@@ -54,10 +51,9 @@ class NetworkConfig(AgentConfig):
     )
     compile: str = option(
         "auto",
-        "compile the opt step during the run; cached: use it only if an earlier run has compiled it; "
-        "auto: true in long runs, cached in short ones, false where bits have to repeat; "
-        "with device=cuda all but false capture it as a CUDA graph",
-        choices=("auto", "true", "cached", "false"),
+        "compile the opt step; auto: during the run if it is long enough, and used while it is the faster one in this "
+        "run; false where bits have to repeat; with device=cuda auto and true capture it as a CUDA graph",
+        choices=("auto", "true", "false"),
     )
 
     precision: str = option(
@@ -67,10 +63,8 @@ class NetworkConfig(AgentConfig):
     )
 
     def resolve(self, opt_steps: int | None, may_switch: bool) -> NetworkConfig:
-        if self.compile == "auto":
-            is_long = opt_steps is None or opt_steps >= COMPILE_FROM
-            decided = "false" if not may_switch else "true" if is_long else "cached"
-            return replace(self, compile=decided).resolve(opt_steps, may_switch)
+        if self.compile == "auto" and not may_switch:
+            return replace(self, compile="false").resolve(opt_steps, may_switch)
         if self.lr_schedule == "constant" or self.lr_opt_steps is not None:
             return self
         if opt_steps is None:

@@ -153,6 +153,11 @@ def compile_graph(algorithm: Algorithm, batch: TensorBatch, noise: Any, variant:
     graph, example = trace(algorithm, batch, noise, variant)
     exported = torch.export.export(graph, tuple(_copies(example)), strict=False)
     inductor.compile_threads = 1
+    inductor.cpp.dynamic_threads = True  # it uses as many as the run has when it is called
+    # Else torch spends half of the time on test programs, though the CPU names its instructions, and on precompiled
+    # headers, which are used once.
+    inductor.cpp.vec_isa_ok = True
+    inductor.aot_inductor.precompile_headers = False
     torch._inductor.aoti_compile_and_package(exported, package_path=str(path))
     _check(algorithm, batch, noise, variant, path, example)
 

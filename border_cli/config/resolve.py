@@ -1,7 +1,8 @@
 """What a configuration leaves open, `auto` or null, becomes a value here and nowhere else; what a resumed run may change.
 
-A run stores the result, so its config.yaml has no `auto`. When it is resumed, `reopen` makes open again what follows
-from other values, which may change then; the rest was decided once for the whole run.
+A run stores the result, so its config.yaml has no `auto`, except for `agent.compile` and `threads` of a free-running run,
+which chooses them by timing while it runs. When a run is resumed, `reopen` makes open again what follows from other values,
+which may change then; the rest was decided once for the whole run.
 """
 
 from __future__ import annotations
@@ -93,6 +94,8 @@ def resolve(
         # Capturing takes no time, and happens before the first opt step.
         resolved.agent = replace(resolved.agent, compile="true")  # type: ignore[call-arg]
     resolved.agent = resolved.agent.resolve(opt_steps, may_switch(config))
+    if not may_switch(config):
+        resolved.threads = threads(config)
     if config.checkpoint.replay == "auto":
         resolved.checkpoint.replay = "full" if replay_fits else "none"
     if config.recorder.console == "auto":
@@ -218,7 +221,7 @@ def envs_per_actor(config: TrainConfig) -> int:
 
 
 def threads(config: TrainConfig) -> int:
-    """Threads of the learner; 1 while that is left open."""
+    """Threads of the learner; where that is left open, those that it starts with."""
     return config.threads or 1
 
 
@@ -266,7 +269,7 @@ def is_game(config: TrainConfig) -> bool:
 
 
 def may_switch(config: TrainConfig) -> bool:
-    """Whether opt steps may become compiled ones in the middle of the run."""
+    """Whether opt steps may change their form in the middle of the run: compiled or not, with more or fewer threads."""
     return config.device == "cpu" and not is_reproducible(config)
 
 

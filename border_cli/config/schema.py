@@ -68,7 +68,7 @@ class AgentConfig:
         """A copy with values for what is left open.
 
         opt_steps: as in `BufferConfig.resolve` · may_switch: whether opt steps may become compiled ones in the middle of
-        the run, which changes the rounding.
+        the run, which changes the rounding; then `compile=auto` stays open.
         """
         del opt_steps, may_switch
         return self
@@ -452,8 +452,9 @@ class TrainConfig:
         auto=True,
     )
     threads: int | None = option(
-        1,
-        "torch threads of the learner; auto: as many as make it clearly faster on the cores that the actors leave idle",
+        None,
+        "torch threads of the learner; auto: the number with which this run is fastest, timed again and again; 1 where "
+        "bits have to repeat",
         unit="threads",
         ge=1,
         auto=True,

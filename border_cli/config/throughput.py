@@ -1,4 +1,4 @@
-"""How fast a run trains by arithmetic over measured speeds, and what `auto` becomes for actors, environments and threads.
+"""How fast a run trains by arithmetic over measured speeds, and what `auto` becomes for actors and environments.
 
 `border_cli.probes` measures the speeds; `plan=true` and border-bench show what follows from them.
 """
@@ -56,13 +56,13 @@ class Duration:
 class Measured:
     """Speeds by what `auto` may choose.
 
-    acting: env steps/s of one actor, by its number of environments · learning: opt steps/s, by the number of threads ·
-    insert_s, publish_s: see `Speeds` · compiled: whether these opt steps are compiled · compiling: whether they are eager
-    and the run will compile them; then `speeds` counts them as faster.
+    acting: env steps/s of one actor, by its number of environments · learning: opt steps/s, with the fastest number of
+    threads · insert_s, publish_s: see `Speeds` · compiled: whether these opt steps are compiled · compiling: whether they
+    are eager and the run will compile them; then `speeds` counts them as faster.
     """
 
     acting: Mapping[int, float]
-    learning: Mapping[int, float]
+    learning: float
     insert_s: float = 0.0
     publish_s: float = 0.0
     compiled: bool = False
@@ -75,9 +75,9 @@ class Measured:
             return f"compiled: {COMPILED:g} × eager"
         return "compiled" if self.compiled else "eager"
 
-    def speeds(self, envs: int, threads: int) -> Speeds:
-        """With this number of environments per actor, which need not have been measured, and threads, which must."""
-        opt_steps = self.learning[threads] * (COMPILED if self.compiling else 1)
+    def speeds(self, envs: int) -> Speeds:
+        """With this number of environments per actor, which need not have been measured."""
+        opt_steps = self.learning * (COMPILED if self.compiling else 1)
         return Speeds(self._acting(envs), opt_steps, self.insert_s, self.publish_s)
 
     def _acting(self, envs: int) -> float:
@@ -95,7 +95,6 @@ class Decision:
 
     n_actors: int
     envs_per_actor: int
-    threads: int
     reason: str = ""
 
 
@@ -190,10 +189,6 @@ ENVS = (1, 2, 4, 8, 16)
 """What `envs_per_actor=auto` may choose. The first and the last are measured."""
 ACTORS_AHEAD = 1.1
 """Actors are never equally fast: as in the advice of the live view, they are to carry this much more than the mean."""
-CLEARLY_FASTER = 1.15
-"""More threads must make the run at least this much faster: they also cost the other processes of the machine."""
-SMALL_OPT_STEP = 2_000_000
-"""Weights of the policy's network times rows of a batch: below this, a second thread costs about what it saves."""
 COMPILED = 2.0
 """Opt steps that the run will compile count as this much faster: measured are 1.3 to 5.9 times."""
 MOST_ON_CLUSTER = 256
@@ -219,90 +214,55 @@ def env_counts(config: TrainConfig) -> tuple[int, ...]:
     return () if config.n_actors is not None else (envs_per_actor(config),)
 
 
-def thread_counts(config: TrainConfig, work: float, cpus: int) -> tuple[tuple[int, ...], str]:
-    """Numbers of threads among which a measurement is to decide, and if there is only one, why, where it was left open.
-
-    work: weights of the policy's network times rows of a batch.
-    """
-    if config.threads is not None:
-        return (config.threads,), ""
-    if is_reproducible(config):
-        return (1,), "a reproducible run decides nothing by a measurement"
-    if config.device != "cpu":
-        return (1,), f"opt steps run on {config.device}"
-    if cpus == 1:
-        return (1,), "there is one CPU"
-    if work < SMALL_OPT_STEP:
-        return (1,), "its opt steps are too small to be shared among threads"
-    return up_to(cpus), ""
-
-
 def up_to(cpus: int) -> tuple[int, ...]:
     """Numbers of threads worth a measurement: 1, 2, 4, … and one per CPU."""
     return (*(2**i for i in range(cpus.bit_length()) if 2**i < cpus), cpus)
 
 
-def decide(
-    config: TrainConfig,
-    measured: Measured | None,
-    cpus: int,
-    why_one_thread: str = "",
-) -> Decision:
+def decide(config: TrainConfig, measured: Measured | None, cpus: int) -> Decision:
     """Choose the numbers that are `auto`.
 
     The fewest actors, with the fewest environments, such that the learner does not wait for them, or else the fastest that
-    the CPUs allow: one stays with the learner. Then the fewest threads that no larger number makes clearly faster.
+    the CPUs allow: one stays with the learner.
 
     Args:
         measured: None where no measurement may or need decide: then the smallest numbers are chosen.
-        why_one_thread: as `thread_counts` has it.
     """
-    chosen, rate = Decision(n_actors(config), envs_per_actor(config), threads(config)), 0.0
+    chosen = Decision(n_actors(config), envs_per_actor(config))
     if measured is None:
-        return replace(chosen, reason=_reason(config, chosen, None, why_one_thread))
+        return replace(chosen, reason=_reason(config, chosen, None))
     actors = range(chosen.n_actors, most_actors(config, cpus) + 1)
     envs = ENVS if config.actor_manager.envs_per_actor is None else (chosen.envs_per_actor,)
-    for n_threads in sorted(measured.learning):
-        found: dict[Decision, float] = {}
-        for n, k in itertools.product(actors, envs):
-            one = Decision(n, k, n_threads)
-            if is_valid(tried := with_numbers(config, one)):
-                speeds = measured.speeds(k, n_threads)
-                ahead = replace(speeds, env_steps=speeds.env_steps / ACTORS_AHEAD)
-                found[one] = predict(tried, ahead, cpus).opt_steps
-        fastest = max(found.values(), default=0.0)
-        if fastest > CLEARLY_FASTER * rate:
-            chosen = next(one for one, each in found.items() if each >= _SAME * fastest)
-            rate = found[chosen]
-    return replace(chosen, reason=_reason(config, chosen, measured, why_one_thread))
+    found: dict[Decision, float] = {}
+    for n, k in itertools.product(actors, envs):
+        one = Decision(n, k)
+        if is_valid(tried := with_numbers(config, one)):
+            speeds = measured.speeds(k)
+            ahead = replace(speeds, env_steps=speeds.env_steps / ACTORS_AHEAD)
+            found[one] = predict(tried, ahead, cpus).opt_steps
+    fastest = max(found.values(), default=0.0)
+    chosen = next((one for one, each in found.items() if each >= _SAME * fastest), chosen)
+    return replace(chosen, reason=_reason(config, chosen, measured))
 
 
-def _reason(config: TrainConfig, chosen: Decision, measured: Measured | None, why_one_thread: str) -> str:
+def _reason(config: TrainConfig, chosen: Decision, measured: Measured | None) -> str:
     """What was chosen, and why, in one line; empty where nothing was `auto`."""
-    parts = []
-    n, k, t = chosen.n_actors, chosen.envs_per_actor, chosen.threads
-    if config.n_actors is None or config.actor_manager.envs_per_actor is None:
-        numbers = f"n_actors={n} envs_per_actor={k}"
-        if measured is None:
-            parts.append(f"{numbers}: a reproducible run decides nothing by a measurement")
-        else:
-            speeds = measured.speeds(k, t)
-            parts.append(
-                f"{numbers}: they can take {n * speeds.env_steps:,.0f} env steps/s, "
-                f"and the learner's {speeds.opt_steps:,.0f} {'compiled ' if measured.compiling else ''}opt steps/s need "
-                f"{(config.trainer.opt_interval or 0) * speeds.opt_steps:,.0f}"
-            )
-    if config.threads is None:
-        why = why_one_thread
-        if not why and measured is not None:
-            rates = (f"{rate:,.0f} with {count}" for count, rate in sorted(measured.learning.items()))
-            why = f"opt steps/s alone are {', '.join(rates)}"
-        parts.append(f"threads={t}: {why}")
-    return "; ".join(parts)
+    n, k = chosen.n_actors, chosen.envs_per_actor
+    if config.n_actors is not None and config.actor_manager.envs_per_actor is not None:
+        return ""
+    numbers = f"n_actors={n} envs_per_actor={k}"
+    if measured is None:
+        return f"{numbers}: a reproducible run decides nothing by a measurement"
+    speeds = measured.speeds(k)
+    return (
+        f"{numbers}: they can take {n * speeds.env_steps:,.0f} env steps/s, "
+        f"and the learner's {speeds.opt_steps:,.0f} {'compiled ' if measured.compiling else ''}opt steps/s need "
+        f"{(config.trainer.opt_interval or 0) * speeds.opt_steps:,.0f}"
+    )
 
 
 def open_numbers(config: TrainConfig, opt_interval: float) -> TrainConfig:
-    """The configuration with `auto` for actors, environments and threads, and with this ratio.
+    """The configuration with `auto` for actors and environments, and with this ratio.
 
     What follows from these numbers, such as the tolerance, is open again. Lockstep, which would fix them, is off.
     """
@@ -310,17 +270,15 @@ def open_numbers(config: TrainConfig, opt_interval: float) -> TrainConfig:
     return replace(
         config,
         n_actors=None,
-        threads=None,
         actor_manager=replace(config.actor_manager, envs_per_actor=None),
         trainer=replace(config.trainer, opt_interval=opt_interval, lockstep=False),
     )
 
 
 def with_numbers(config: TrainConfig, decision: Decision) -> TrainConfig:
-    """The configuration with these numbers of actors, environments and threads."""
+    """The configuration with these numbers of actors and environments."""
     return replace(
         config,
         n_actors=decision.n_actors,
-        threads=decision.threads,
         actor_manager=replace(config.actor_manager, envs_per_actor=decision.envs_per_actor),
     )

@@ -198,13 +198,8 @@ def _environment(config: TrainConfig) -> Checks:
 def _compiling(config: TrainConfig) -> Checks:
     compiled = getattr(config.agent, "compile", "auto")
     yield (
-        compiled == "cached" and is_reproducible(config),
-        "agent.compile=cached: the bits would differ once an earlier run has compiled the opt step",
-        "agent.compile=true, which waits for it, or false",
-    )
-    yield (
-        compiled in ("true", "cached") and config.device == "mps",
-        f"agent.compile={compiled} is for opt steps on the CPU or by CUDA, and device={config.device}",
+        compiled == "true" and config.device == "mps",
+        f"agent.compile=true is for opt steps on the CPU or by CUDA, and device={config.device}",
         "agent.compile=auto or false, or device=cpu",
     )
 

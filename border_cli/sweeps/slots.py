@@ -68,7 +68,7 @@ def _busy_cpus(config: TrainConfig, spec: EnvSpec, stop: StopFlag) -> float:
     from border_cli import probes
 
     envs, own = envs_per_actor(config), threads(config)
-    speeds = probes.measure(config, spec, [envs], [own], probes.AUTO_S, stop).speeds(envs, own)
+    speeds = probes.measure(config, spec, [envs], probes.AUTO_S, stop).speeds(envs)
     rates = throughput.predict(config, speeds, cpus=n_actors(config) + own)
     return own * (1 - rates.learner_blocked) + n_actors(config) * (1 - rates.actors_blocked)
 

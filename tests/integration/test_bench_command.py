@@ -52,7 +52,7 @@ def test_every_part_is_measured_and_the_recommendation_can_be_typed(
     sides = "learner-bound", "actor-bound", "balanced", "CPU-bound"
     assert bound.startswith(tuple(f"bound    {side}: " for side in sides))
     keys = [word.partition("=")[0] for word in recommended.split()[1:]]
-    assert keys == ["n_actors", "actor_manager.envs_per_actor", "threads", "trainer.opt_interval"]
+    assert keys == ["n_actors", "actor_manager.envs_per_actor", "trainer.opt_interval"]
     with Composer(parse_overrides(["env=cartpole", *recommended.split()[1:]])) as composer:
         assert composer.compose().config.trainer.opt_interval == 1
     assert len(text.splitlines()) <= 30

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,14 @@ import numpy as np
 import pytest
 
 from border_cli.agents.agent import NetworkAgent
-from border_cli.agents.compiler import CompileJob, GraphCompiler, cache_folder, graph_path, remove_old_files
+from border_cli.agents.compiler import (
+    PAYS_FROM_S,
+    CompileJob,
+    GraphCompiler,
+    cache_folder,
+    graph_path,
+    remove_old_files,
+)
 from border_cli.cli.train import main
 from border_cli.config.registry import AGENTS
 from border_cli.core.errors import ExitCode, Interrupted, UsageError
@@ -54,7 +62,7 @@ def learner(
 ) -> tuple[NetworkAgent, GraphCompiler]:
     config = replace(config_of(agent), compile=compiled, **SETTINGS.get(agent, {}) | settings)
     made: NetworkAgent = AGENTS[agent].load().make_agent(config, spec_of(agent), 3)
-    compiler = GraphCompiler(made, config, plugins, spec_of(agent), 1, waits, StopFlag())
+    compiler = GraphCompiler(made, config, plugins, spec_of(agent), waits, StopFlag())
     made.compiling = compiler.poll
     return made, compiler
 
@@ -143,6 +151,14 @@ def test_a_compiled_opt_step_skips_numbers_that_are_not_finite() -> None:
         assert name.startswith("stats") or np.array_equal(array, before[name]), name
 
 
+def with_cache(**settings: Any) -> NetworkAgent:
+    """An agent after an opt step that is compiled if the cache has it."""
+    one, compiler = learner("dqn", "true", waits=False, **settings)
+    one.compiling = compiler.use_cached
+    learn("dqn", one, 1)
+    return one
+
+
 @pytest.mark.parametrize(
     "settings",
     [
@@ -152,20 +168,15 @@ def test_a_compiled_opt_step_skips_numbers_that_are_not_finite() -> None:
 )
 def test_values_that_an_opt_step_does_not_read_use_the_same_graph(settings: dict[str, Any]) -> None:
     learn("dqn", learner("dqn", "true")[0], 1)
-    one, _ = learner("dqn", "cached", waits=False, **settings)
-    learn("dqn", one, 1)
-    assert one.algorithm.graphs
+    assert with_cache(**settings).algorithm.graphs
 
 
 def test_a_later_run_uses_the_cache_and_other_settings_do_not() -> None:
     learn("dqn", learner("dqn", "true")[0], 1)
     found = set(cache_folder().glob("dqn-*.pt2"))
-    one, _ = learner("dqn", "cached", waits=False, lr_schedule="constant", lr_opt_steps=None)
-    learn("dqn", one, 1)
+    one = with_cache(lr_schedule="constant", lr_opt_steps=None)
     assert one.algorithm.graphs, "the schedule of the learning rate is no part of the graph"
-    other, _ = learner("dqn", "cached", waits=False, lr=0.5)
-    learn("dqn", other, 1)
-    assert not other.algorithm.graphs and other.compiling is None
+    assert not with_cache(lr=0.5).algorithm.graphs
     assert set(cache_folder().glob("dqn-*.pt2")) == found
 
 
@@ -182,9 +193,8 @@ def damaged() -> Iterator[int]:
 
 
 def test_a_damaged_file_is_removed(damaged: int, caplog: pytest.LogCaptureFixture) -> None:
-    one, _ = learner("dqn", "cached", waits=False)
-    learn("dqn", one, 2)
-    assert not one.algorithm.graphs and one.opt_steps == 2
+    one = with_cache()
+    assert not one.algorithm.graphs and one.opt_steps == 1
     assert "a compiled opt step cannot be loaded and was removed" in caplog.text
     assert len(set(cache_folder().glob("dqn-*.pt2"))) == damaged - 1
 
@@ -214,7 +224,7 @@ def test_a_changed_module_beside_that_of_the_agent_is_compiled_again(
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.import_module("own_agent")
     monkeypatch.setitem(AGENTS, "dqn", replace(AGENTS["dqn"], factory="own_agent"))
-    job = CompileJob(config_of("dqn"), [], spec_of("dqn"), 1, None)  # type: ignore[arg-type]
+    job = CompileJob(config_of("dqn"), [], spec_of("dqn"), None)  # type: ignore[arg-type]
     before = graph_path(job, 0)
     assert graph_path(job, 0) == before
     (tmp_path / "own_loss.py").write_text("SCALE = 2.0\n")
@@ -261,12 +271,26 @@ def test_a_free_running_learner_goes_on_eagerly_until_the_opt_step_is_compiled()
         assert norm(array - one.state().arrays[name]) <= 1e-2 * norm(array) + 1e-5, name
 
 
+@pytest.mark.parametrize(("time_left", "begins"), [(PAYS_FROM_S - 1, False), (PAYS_FROM_S, True)])
+def test_compiling_begins_where_the_run_is_long_enough(
+    monkeypatch: pytest.MonkeyPatch, time_left: float, begins: bool
+) -> None:
+    monkeypatch.setattr("border_cli.agents.compiler._MEASURING_S", 0.0)
+    one, compiler = learner("dqn", "auto", waits=False, adam_eps=1e-6)
+    opt_steps_s = list[float]()
+    compiler._time_left = lambda opt_step_s: opt_steps_s.append(opt_step_s) or time_left
+    learn("dqn", one, 40)
+    assert len(opt_steps_s) == (1 if begins else 40) and 0.0 < opt_steps_s[-1] < 10.0
+    assert bool(list(cache_folder().glob("tmp*"))) is begins, "the folder of the compiling process"
+    compiler.close()
+
+
 def test_the_waiting_ends_when_the_run_is_asked_to_stop() -> None:
     one, _ = learner("dqn", "true")
     stop, notes = StopFlag(), list[str]()
     config = replace(config_of("dqn"), compile="true", lr=0.125)
     compiler = GraphCompiler(
-        *(one, config, [], spec_of("dqn"), 1, True, stop),
+        *(one, config, [], spec_of("dqn"), True, stop),
         note=notes.append,
         waiting=lambda: stop.request(ExitCode.SIGINT),
     )
@@ -313,6 +337,20 @@ def test_a_run_that_ends_first_leaves_no_process() -> None:
     assert run.counts[0] == 60 and "the opt step is compiled" not in log(run)
     assert log(run).count("the run ended before its opt step was compiled") == 1
     assert list(cache_folder().glob("tmp*")) == []
+
+
+def test_a_free_running_run_keeps_the_faster_opt_steps_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the cache are used from the first opt step on, and compared with eager ones at once."""
+    monkeypatch.setattr("border_cli.agents.chooser.TURN_S", 0.0)
+    monkeypatch.setattr("border_cli.agents.chooser._WARM_UP_S", 0.0)
+    train(*RUN, "trainer=sync")
+    run = train(*RUN, "agent.compile=auto", "threads=1", "trainer.max_opts=200")
+    assert run.config.agent.compile == "auto"
+    (line,) = re.findall("the fastest opt steps here are (.*)", log(run))
+    assert re.fullmatch(
+        r"(compiled|eager) with 1 thread; as a share of their speed: (compiled|eager) with 1 thread \d+\.\d\d",
+        line,
+    )
 
 
 @pytest.mark.parametrize(

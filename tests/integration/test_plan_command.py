@@ -86,7 +86,7 @@ def test_a_plan_with_the_replay_on_the_gpu(
         return replace(resolved, device="cuda", buffer=replace(resolved.buffer, device="cuda")), *others
 
     monkeypatch.setattr(preflight, "preflight", as_on_a_gpu)
-    monkeypatch.setattr(probes, "measure", lambda *_: Measured({1: 100.0}, {1: 100.0}))
+    monkeypatch.setattr(probes, "measure", lambda *_: Measured({1: 100.0}, 100.0))
     assert main(tiny(*SHORT, "plan=true")) == 0
     text = capsys.readouterr().out
     assert " rows, part of each checkpoint" in text  # the banner has its size

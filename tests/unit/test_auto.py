@@ -1,4 +1,4 @@
-"""What `auto` becomes for actors, environments and threads, from speeds that are given: by hand."""
+"""What `auto` becomes for actors and environments, from speeds that are given: by hand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from border_cli.config.resources import cores_for_actors
 from border_cli.config.schema import ActorManagerConfig, EnvConfig, RayConfig, TrainConfig, TrainerConfig
 from border_cli.config.throughput import (
     LOOP_S,
-    SMALL_OPT_STEP,
     Decision,
     Measured,
     Speeds,
@@ -26,16 +25,14 @@ from border_cli.config.throughput import (
     most_actors,
     open_numbers,
     predict,
-    thread_counts,
     with_numbers,
 )
 from border_cli.config.validate import validate
 from border_cli.core.errors import UsageError
 
 OPT_S = 0.01 + LOOP_S
-FIXED = {"n_actors": 1, "envs": 1, "threads": 1}
+FIXED = {"n_actors": 1, "envs": 1}
 OPEN: dict[str, Any] = dict.fromkeys(FIXED)
-ANY_THREADS: dict[str, Any] = {"threads": None}
 
 
 def config(**given: Any) -> TrainConfig:
@@ -48,64 +45,49 @@ def config(**given: Any) -> TrainConfig:
         actor_manager=ActorManagerConfig(envs_per_actor=numbers["envs"], min_actors=min_actors),
         trainer=TrainerConfig(**given),
         n_actors=numbers["n_actors"],
-        threads=numbers["threads"],
         device="cpu",
     )
 
 
-def numbers(found: Decision) -> tuple[int, int, int]:
-    return found.n_actors, found.envs_per_actor, found.threads
+def numbers(found: Decision) -> tuple[int, int]:
+    return found.n_actors, found.envs_per_actor
 
 
 @pytest.mark.parametrize(
     ("given", "acting", "learning", "cpus", "expected"),
     [
         # 10 opt steps/s need 10 env steps/s, with 11 in hand: one actor of 20 is enough
-        (OPEN, {1: 20, 16: 320}, {1: 10}, 8, (1, 1, 1)),
+        (OPEN, {1: 20, 16: 320}, 10, 8, (1, 1)),
         # 10.5 are not enough in hand, and 10.89 count as 9.9 beside 10, which is not worth another actor
-        (OPEN | {"envs": 1}, {1: 10.5}, {1: 10}, 8, (2, 1, 1)),
-        (OPEN | {"envs": 1}, {1: 10.89}, {1: 10}, 8, (1, 1, 1)),
+        (OPEN | {"envs": 1}, {1: 10.5}, 10, 8, (2, 1)),
+        (OPEN | {"envs": 1}, {1: 10.89}, 10, 8, (1, 1)),
         # 9 are too few, and each environment costs the same time, so that two of them are no faster: two actors
-        (OPEN, {1: 9, 16: 9}, {1: 10}, 8, (2, 1, 1)),
+        (OPEN, {1: 9, 16: 9}, 10, 8, (2, 1)),
         # a step of one environment takes 1/9 s, of 16 1/8 s: two in one actor are enough
-        (OPEN, {1: 9, 16: 128}, {1: 10}, 8, (1, 2, 1)),
+        (OPEN, {1: 9, 16: 128}, 10, 8, (1, 2)),
         # 0.25 opt steps per env step: 44 env steps/s, five actors of 9; the environments are given
-        (OPEN | {"envs": 1, "opt_interval": 4.0}, {1: 9}, {1: 10}, 8, (5, 1, 1)),
+        (OPEN | {"envs": 1, "opt_interval": 4.0}, {1: 9}, 10, 8, (5, 1)),
         # the actors are given: 3·r(k) >= 44 with r(k) = k/(1/9 + (k - 1)·(16/128 - 1/9)/15)
-        (OPEN | {"n_actors": 3, "opt_interval": 4.0}, {1: 9, 16: 128}, {1: 10}, 8, (3, 2, 1)),
+        (OPEN | {"n_actors": 3, "opt_interval": 4.0}, {1: 9, 16: 128}, 10, 8, (3, 2)),
         # no number is enough: one CPU stays with the learner
-        (OPEN | {"envs": 1}, {1: 0.1}, {1: 10}, 4, (3, 1, 1)),
+        (OPEN | {"envs": 1}, {1: 0.1}, 10, 4, (3, 1)),
         # with two CPUs there is one actor, and with one CPU as well
-        (OPEN | {"envs": 1}, {1: 0.1}, {1: 10}, 2, (1, 1, 1)),
-        (OPEN | {"envs": 1}, {1: 0.1}, {1: 10}, 1, (1, 1, 1)),
+        (OPEN | {"envs": 1}, {1: 0.1}, 10, 2, (1, 1)),
+        (OPEN | {"envs": 1}, {1: 0.1}, 10, 1, (1, 1)),
         # opt steps that will be compiled count as 20/s, which need 22
-        (OPEN | {"envs": 1, "compiling": True}, {1: 16}, {1: 10}, 8, (2, 1, 1)),
+        (OPEN | {"envs": 1, "compiling": True}, {1: 16}, 10, 8, (2, 1)),
         # not fewer than min_actors
-        (OPEN | {"min_actors": 2}, {1: 90, 16: 90}, {1: 10}, 8, (2, 1, 1)),
+        (OPEN | {"min_actors": 2}, {1: 90, 16: 90}, 10, 8, (2, 1)),
         # a ratio_tolerance of 3 does not give more than 3 environments an env step
-        (OPEN | {"envs": 1, "ratio_tolerance": 3}, {1: 0.1}, {1: 10}, 8, (3, 1, 1)),
-        # an actor of 10,000 needs a hundredth of a CPU per opt step
-        (ANY_THREADS, {1: 10_000}, {1: 100, 2: 160}, 2, (1, 1, 2)),
-        (ANY_THREADS, {1: 10_000}, {1: 100, 2: 114}, 2, (1, 1, 1)),  # 1.14 times is not clearly faster
-        # 0.01 s of opt step beside 0.0055 s of acting; with two threads (0.0055 + 2·0.00625)/2 = 0.009: 1.11 times
-        (ANY_THREADS, {1: 200}, {1: 100, 2: 160}, 2, (1, 1, 1)),
-        (ANY_THREADS, {1: 200}, {1: 100, 2: 160}, 4, (1, 1, 2)),  # with four CPUs no process shares one
-        # four are 1.06 times as fast as two
-        (ANY_THREADS, {1: 10_000}, {1: 100, 2: 160, 4: 170}, 4, (1, 1, 2)),
-        (ANY_THREADS, {1: 10_000}, {1: 100, 2: 110, 4: 240}, 4, (1, 1, 4)),
-        # the faster learner needs another actor: 176 env steps/s and 110
-        (ANY_THREADS | {"n_actors": None}, {1: 120}, {1: 100, 2: 160}, 8, (2, 1, 2)),
-        # without a ratio the actor is always busy: three threads on two CPUs get 2/3 of the time
-        (ANY_THREADS | {"opt_interval": None}, {1: 10_000}, {1: 100, 2: 170}, 2, (1, 1, 1)),
-        (ANY_THREADS | {"opt_interval": None}, {1: 10_000}, {1: 100, 2: 175}, 2, (1, 1, 2)),
+        (OPEN | {"envs": 1, "ratio_tolerance": 3}, {1: 0.1}, 10, 8, (3, 1)),
     ],
 )
 def test_what_is_chosen(
     given: dict[str, Any],
     acting: dict[int, float],
-    learning: dict[int, float],
+    learning: float,
     cpus: int,
-    expected: tuple[int, int, int],
+    expected: tuple[int, int],
 ) -> None:
     given = dict(given)
     measured = Measured(acting, learning, compiling=given.pop("compiling", False))
@@ -113,11 +95,11 @@ def test_what_is_chosen(
 
 
 def test_speeds_between_two_numbers_of_environments() -> None:
-    measured = Measured({1: 1_000, 16: 8_000}, {1: 50, 2: 70}, 1e-5, 1e-4)
-    assert measured.speeds(1, 2) == Speeds(1_000, 70, 1e-5, 1e-4)
-    assert replace(measured, compiling=True).speeds(1, 2) == Speeds(1_000, 140, 1e-5, 1e-4)
+    measured = Measured({1: 1_000, 16: 8_000}, 70, 1e-5, 1e-4)
+    assert measured.speeds(1) == Speeds(1_000, 70, 1e-5, 1e-4)
+    assert replace(measured, compiling=True).speeds(1) == Speeds(1_000, 140, 1e-5, 1e-4)
     # a step takes 1 ms with one environment and 2 ms with 16: 1/15 ms for each further one
-    assert measured.speeds(4, 1).env_steps == pytest.approx(4 / (1e-3 + 3 * 1e-3 / 15))
+    assert measured.speeds(4).env_steps == pytest.approx(4 / (1e-3 + 3 * 1e-3 / 15))
 
 
 @pytest.mark.parametrize(
@@ -188,34 +170,12 @@ REPRODUCIBLE = ({"type": "sync"}, {"lockstep": True})
 @pytest.mark.parametrize("mode", REPRODUCIBLE)
 def test_no_measurement_decides_in_a_reproducible_run(mode: dict[str, Any]) -> None:
     found = config(**OPEN, **mode)
-    counts, why = thread_counts(found, 1e12, cpus=64)
-    assert (env_counts(found), counts, most_actors(found, 64)) == ((), (1,), 1)
-    decision = decide(found, None, 64, why)
-    assert numbers(decision) == (1, 1, 1)
-    assert decision.reason == (
-        "n_actors=1 envs_per_actor=1: a reproducible run decides nothing by a measurement; "
-        "threads=1: a reproducible run decides nothing by a measurement"
+    assert (env_counts(found), most_actors(found, 64)) == ((), 1)
+    decision = decide(found, None, 64)
+    assert numbers(decision) == (1, 1)
+    assert (
+        decision.reason == "n_actors=1 envs_per_actor=1: a reproducible run decides nothing by a measurement"
     )
-
-
-@pytest.mark.parametrize(
-    ("work", "cpus", "device", "expected"),
-    [
-        (SMALL_OPT_STEP - 1, 8, "cpu", ((1,), "its opt steps are too small to be shared among threads")),
-        (SMALL_OPT_STEP, 1, "cpu", ((1,), "there is one CPU")),
-        (SMALL_OPT_STEP, 8, "cuda", ((1,), "opt steps run on cuda")),
-        (SMALL_OPT_STEP, 2, "cpu", ((1, 2), "")),
-        (SMALL_OPT_STEP, 6, "cpu", ((1, 2, 4, 6), "")),
-        (SMALL_OPT_STEP, 8, "cpu", ((1, 2, 4, 8), "")),
-    ],
-)
-def test_threads_are_measured_only_where_they_may_help(
-    work: float, cpus: int, device: str, expected: tuple[tuple[int, ...], str]
-) -> None:
-    found = config(threads=None)
-    found.device = device
-    assert thread_counts(found, work, cpus) == expected
-    assert thread_counts(config(threads=3), work, cpus) == ((3,), "")
 
 
 def test_what_is_measured_of_acting() -> None:
@@ -225,11 +185,10 @@ def test_what_is_measured_of_acting() -> None:
 
 
 def test_reasons() -> None:
-    measured = Measured({1: 2_000.0}, {1: 100.0, 2: 160.0})
-    found = decide(config(n_actors=None, threads=None, opt_interval=4.0), measured, 8)
+    measured = Measured({1: 2_000.0}, 160.0)
+    found = decide(config(n_actors=None, opt_interval=4.0), measured, 8)
     assert found.reason == (
-        "n_actors=1 envs_per_actor=1: they can take 2,000 env steps/s, and the learner's 160 opt steps/s need 640; "
-        "threads=2: opt steps/s alone are 100 with 1, 160 with 2"
+        "n_actors=1 envs_per_actor=1: they can take 2,000 env steps/s, and the learner's 160 opt steps/s need 640"
     )
     assert decide(config(), None, 8).reason == ""
 
@@ -241,11 +200,11 @@ def test_auto_is_left_open_until_it_is_decided() -> None:
     assert found == to_config(to_plain(found)) == with_numbers_open()
     assert streams(found) == 1
     validate(found)
-    decided = with_numbers(found, Decision(3, 4, 2))
+    decided = with_numbers(found, Decision(3, 4))
     assert streams(decided) == 12
-    stored = with_numbers(config(), Decision(5, 6, 7))
+    stored = with_numbers(replace(config(), threads=7), Decision(5, 6))
     assert inherit(found, stored) == stored
-    assert inherit(decided, stored) == decided
+    assert inherit(replace(decided, threads=2), stored) == replace(decided, threads=2)
 
 
 def with_numbers_open() -> TrainConfig:
@@ -255,20 +214,20 @@ def with_numbers_open() -> TrainConfig:
 @pytest.mark.parametrize("given", [{"ratio_tolerance": 128}, {"lockstep": True, "ratio_tolerance": 128}])
 def test_numbers_that_were_decided_do_not_limit_what_is_recommended(given: dict[str, Any]) -> None:
     """128 is the tolerance of up to 64 environments by default. 9 actors with 16 environments take 144 env steps/s."""
-    measured = Measured({1: 1.0, 16: 16.0}, {1: 1_000.0})
-    assert numbers(decide(open_numbers(config(**given), 1.0), measured, 10)) == (9, 16, 1)
+    measured = Measured({1: 1.0, 16: 16.0}, 1_000.0)
+    assert numbers(decide(open_numbers(config(**given), 1.0), measured, 10)) == (9, 16)
 
 
 class FakeLearner:
-    """10 opt steps/s, and 30 compiled ones with one thread; nothing is in the cache."""
+    """10 opt steps/s, and 30 compiled ones; nothing is in the cache."""
 
     def __init__(self, config: TrainConfig, *_: Any) -> None:
         on_cpu = config.device == "cpu"
         self.publish_s = self.batches = lambda seconds: 1.0
         self.insert_s = lambda seconds: (1.0, 1.0)
         self.opt_steps = lambda counts, seconds: dict.fromkeys(counts, 10.0)
-        self.compiled_opt_steps = lambda n, seconds, only_cached=False: (
-            30.0 if on_cpu and n == 1 and not only_cached else None
+        self.compiled_opt_steps = lambda counts, seconds, only_cached=False: (
+            dict.fromkeys(counts, 30.0) if on_cpu and not only_cached else {}
         )
 
 
@@ -280,29 +239,36 @@ def fake_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes.resources, "cpus", lambda: 1)
 
 
-@pytest.mark.parametrize(("device", "compiling"), [("cpu", True), ("cuda", False)])
-def test_captured_opt_steps_are_not_counted_as_faster_than_measured(
-    fake_parts: None, device: str, compiling: bool
+@pytest.mark.parametrize(
+    ("device", "how", "opt_steps", "compiling"),
+    [
+        ("cpu", "true", 1, True),
+        ("cuda", "true", 1, False),  # captured opt steps are not counted as faster than measured
+        ("cpu", "auto", 600, True),  # a minute of eager ones
+        ("cpu", "auto", 599, False),
+    ],
+)
+def test_which_opt_steps_count_as_ones_to_be_compiled(
+    fake_parts: None, device: str, how: str, opt_steps: int, compiling: bool
 ) -> None:
-    given: Any = replace(config(), device=device, agent=DqnConfig(compile="true"))
+    given: Any = replace(config(max_opts=opt_steps), device=device, agent=DqnConfig(compile=how))
     stop: Any = None
-    assert probes.measure(given, stop, [1], [1], 0.0, stop).compiling is compiling
+    assert probes.measure(given, stop, [1], 0.0, stop).compiling is compiling
 
 
 @pytest.mark.parametrize(
-    ("device", "how", "threads", "expected"),
+    ("device", "how", "expected"),
     [
-        ("cpu", "cached", 1, "compiled"),
-        ("cpu", "cached", 2, "eager"),  # the fake has no compiled opt step for two threads
-        ("cpu", "false", 1, "eager"),
-        ("cuda", "true", 1, "captured"),
-        ("cuda", "false", 1, "eager"),
+        ("cpu", "auto", "compiled"),
+        ("cpu", "false", "eager"),
+        ("cuda", "true", "captured"),
+        ("cuda", "false", "eager"),
     ],
 )
 def test_a_prediction_says_of_which_opt_steps_it_is(
-    fake_parts: None, device: str, how: str, threads: int, expected: str
+    fake_parts: None, device: str, how: str, expected: str
 ) -> None:
-    given: Any = replace(config(threads=threads), device=device, agent=DqnConfig(compile=how))
+    given: Any = replace(config(), device=device, agent=DqnConfig(compile=how))
     spec: Any = SimpleNamespace(mask=None)
     stop: Any = None
     assert probes.bench(given, spec, stop).opt_steps_are == expected
@@ -327,4 +293,3 @@ def test_auto_needs_a_ratio() -> None:
     for given in ({"n_actors": None}, {"envs": None}):
         with pytest.raises(UsageError, match="no number of actors or environments is enough for `auto`"):
             validate(config(**given, opt_interval=None))
-    validate(config(threads=None, opt_interval=None))

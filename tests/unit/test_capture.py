@@ -119,13 +119,11 @@ def test_a_recording_that_fails_leaves_the_opt_steps_eager(caplog: pytest.LogCap
         np.testing.assert_array_equal(array, other.state().arrays[name], err_msg=name)
 
 
-@pytest.mark.parametrize(
-    ("compiled", "captures"), [("auto", True), ("true", True), ("cached", True), ("false", False)]
-)
+@pytest.mark.parametrize(("compiled", "captures"), [("auto", True), ("true", True), ("false", False)])
 def test_which_opt_steps_are_captured(compiled: str, captures: bool) -> None:
     one = learner("dqn")
     config = TrainConfig(agent=replace(config_of("dqn"), compile=compiled), device="cuda:1")
-    build.compile_opt_steps(one, config, spec_of("dqn"), StopFlag(), [])
+    build.prepare_opt_steps(one, config, spec_of("dqn"), StopFlag(), [])
     assert (one.compiling is not None) is captures
     if captures:
         assert isinstance(one.compiling, partial) and one.compiling.func is capture_opt_steps

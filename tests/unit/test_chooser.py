@@ -1,0 +1,140 @@
+"""Which form of the opt step is chosen, from durations that are made up: by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from border_cli.agents.chooser import Form, FormChooser
+
+EAGER, EAGER2, FAST, FAST2 = Form(False, 1), Form(False, 2), Form(True, 1), Form(True, 2)
+ALL = (EAGER, EAGER2, FAST, FAST2)
+
+
+class FakeRun:
+    """Opt steps whose durations [s] depend on their form and on the time."""
+
+    def __init__(self, forms: tuple[Form, ...], duration: Callable[[Form, float], float]) -> None:
+        self.now, self.opt_steps = 0.0, 0
+        self.spent: dict[Form, float] = {}
+        self.told: list[str] = []
+        self._duration = duration
+        self._form = forms[0]
+        self.chooser = FormChooser(forms, self._use, self.told.append, lambda: self.now)
+
+    def _use(self, form: Form) -> None:
+        self._form = form
+
+    def until(self, seconds: float) -> Form:
+        """Do opt steps until this time. Returns the form in use."""
+        while self.now < seconds:
+            self.chooser.step()
+            took = self._duration(self._form, self.now)
+            self.spent[self._form] = self.spent.get(self._form, 0.0) + took
+            self.now += took
+            self.opt_steps += 1
+        return self.chooser.form
+
+
+def constant(**ms: float) -> Callable[[Form, float], float]:
+    return lambda form, _: ms[f"{'fast' if form.compiled else 'eager'}{form.threads}"] / 1000
+
+
+@pytest.mark.parametrize(
+    ("durations", "best"),
+    [
+        ({"eager1": 10, "eager2": 12, "fast1": 7, "fast2": 6}, FAST2),
+        (
+            {"eager1": 10, "eager2": 6, "fast1": 7, "fast2": 12},
+            EAGER2,
+        ),  # two threads are bad in one form alone
+        ({"eager1": 5, "eager2": 12, "fast1": 7, "fast2": 12}, EAGER),
+        ({"eager1": 5, "eager2": 4.9, "fast1": 5, "fast2": 4.9}, EAGER),  # 1.02 times is not clearly faster
+        ({"eager1": 5, "eager2": 4.8, "fast1": 5, "fast2": 5}, EAGER2),
+        (
+            {"eager1": 500, "eager2": 300, "fast1": 400, "fast2": 290},
+            FAST2,
+        ),  # slow opt steps have longer turns
+    ],
+)
+def test_the_fastest_form_is_kept(durations: dict[str, float], best: Form) -> None:
+    run = FakeRun(ALL, constant(**durations))
+    assert run.until(200.0) == best
+
+
+def test_before_the_first_look_nothing_is_tried_and_then_it_says_once_by_how_much() -> None:
+    run = FakeRun((EAGER, FAST), constant(eager1=10, fast1=5))
+    run.until(1.9)
+    assert set(run.spent) == {EAGER} and run.told == []
+    run.until(500.0)
+    assert run.told == [
+        "the fastest opt steps here are compiled with 1 thread; as a share of their speed: eager with 1 thread 0.50"
+    ]
+
+
+@pytest.mark.parametrize("slow", [10.5, 12, 15, 20, 100, 3000])
+def test_slower_forms_cost_little(slow: float) -> None:
+    run = FakeRun((EAGER, EAGER2), constant(eager1=10, eager2=slow))
+    run.until(600.0)
+    assert run.opt_steps >= 0.975 * 600.0 / 0.010
+    assert run.spent[EAGER2] > 0.5
+
+
+def test_when_the_machine_changes_the_choice_does() -> None:
+    """Threads are twice as fast at first, and from 100 s on half as fast: another program has taken the second core."""
+
+    def duration(form: Form, now: float) -> float:
+        return 0.010 if form.threads == 1 else 0.005 if now < 100.0 else 0.020
+
+    run = FakeRun((EAGER, EAGER2), duration)
+    assert run.until(99.0) == EAGER2
+    assert run.until(115.0) == EAGER
+    assert len(run.told) == 1, "later changes are in the log alone"
+
+
+def test_drift_that_hits_all_forms_decides_nothing() -> None:
+    """Every opt step takes up to twice as long as 5 s before, in waves; one form is 0.9 times as fast."""
+
+    def duration(form: Form, now: float) -> float:
+        return (0.010 if form == FAST else 0.009) * (1.0 + abs(now % 10.0 - 5.0) / 5.0)
+
+    assert FakeRun((FAST, EAGER), duration).until(300.0) == EAGER
+
+
+def test_single_long_opt_steps_decide_nothing() -> None:
+    """Such as those with a checkpoint: 1 s, once in 5 s."""
+    last = 0.0
+
+    def duration(form: Form, now: float) -> float:
+        nonlocal last
+        if now - last > 5.0:
+            last = now
+            return 1.0
+        return 0.010 if form == EAGER else 0.012
+
+    assert FakeRun((EAGER, FAST), duration).until(300.0) == EAGER
+
+
+def test_more_threads_are_tried_step_by_step() -> None:
+    forms = tuple(Form(False, n) for n in (1, 2, 4, 8, 16))
+    run = FakeRun(forms, lambda form, _: {1: 0.08, 2: 0.05, 4: 0.03, 8: 0.04, 16: 0.50}[form.threads])
+    assert run.until(300.0) == Form(False, 4)
+    assert Form(False, 16) not in run.spent
+
+
+def test_a_form_that_is_added_is_used_and_compared_at_once() -> None:
+    run = FakeRun((EAGER, EAGER2), constant(eager1=10, eager2=7, fast1=20, fast2=5))
+    assert run.until(50.0) == EAGER2
+    run.chooser.add([FAST, FAST2])
+    assert run.chooser.form == FAST2
+    run.until(50.3)
+    assert run.spent[FAST2] > 0.2
+    assert run.until(60.0) == FAST2
+
+
+def test_a_form_that_is_added_and_slower_is_left_at_once() -> None:
+    run = FakeRun((EAGER,), constant(eager1=10, fast1=20))
+    run.until(50.0)
+    run.chooser.add([FAST])
+    assert run.until(53.0) == EAGER
