@@ -62,7 +62,7 @@ test-faults-full: install
 
 # test-extras: with the real libraries of extras that `make install` leaves out
 test-extras: install
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,tune,export,wandb,trackio,mlflow,ray]' optuna-dashboard hydra-submitit-launcher hydra-joblib-launcher
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,tune,export,wandb,mlflow,ray]' optuna-dashboard hydra-submitit-launcher hydra-joblib-launcher
 	$(BIN)/python -m pytest tests/extras tests/contract/test_every_actor_manager.py $(ARGS)
 
 # test-gpu: device=cuda, on a machine with a GPU of NVIDIA; elsewhere its tests are skipped

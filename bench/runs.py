@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from border_cli.recorders.jsonl import METRICS_FILE, read_jsonl
+from border_cli.recorders.files import METRICS_FILE, read_jsonl
 
 
 def train(run_dir: Path, args: Sequence[str], resumes: bool = False) -> None:

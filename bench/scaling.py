@@ -28,7 +28,7 @@ from border_cli import build, compose
 from border_cli.config.schema import EnvConfig
 from border_cli.envs.group import GymEnv
 from border_cli.probes import made_up
-from border_cli.recorders.jsonl import METRICS_FILE
+from border_cli.recorders.files import METRICS_FILE
 
 PICTURE = Path(__file__).parents[1] / "docs" / "curves" / "scaling.png"
 MANY, FEW, ROWS = (1, 8, 32), (1, 2, 4, 8), (10_000, 1_000_000, 10_000_000)

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from bench.report import markdown, write_between_marks
-from border_cli.recorders.jsonl import METRICS_FILE, read_jsonl
+from border_cli.recorders.files import METRICS_FILE, read_jsonl
 from border_cli.sweeps.jobs import Sweep
 from border_cli.sweeps.tuning import TUNING_FILE
 

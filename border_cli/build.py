@@ -6,7 +6,7 @@ import inspect
 import logging
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing as closing_at_end
 from dataclasses import dataclass, replace
 from functools import partial
@@ -54,8 +54,7 @@ from border_cli.display.output import Output
 from border_cli.display.views import PlainView, ScreenView, SilentView
 from border_cli.envs.group import GymEnv, ReplayedEnv, try_env
 from border_cli.recorders import NullRecorder, RecorderGroup, TolerantRecorder
-from border_cli.recorders.csv_file import CSV_FILE, CsvRecorder
-from border_cli.recorders.jsonl import METRICS_FILE, JsonlRecorder
+from border_cli.recorders.files import CSV_FILE, METRICS_FILE, CsvRecorder, JsonlRecorder
 from border_cli.recorders.remote import RemoteRecorder
 from border_cli.replay.n_step import NStepProcessor, reward_limit
 from border_cli.runs.directory import SWEEP_FILE
@@ -132,7 +131,7 @@ def make_loop(
         return stop()
 
     files = _make_files(c, observer.run_dir, resumed)
-    remote = _make_remote(c, observer.run_dir, waiting)
+    remote = _make_remote(c, observer.run_dir, resumed, waiting)
     recorder = _make_recorder([*files, *remote], view, user.recorder)
     closing.append(recorder.close)
     films = _make_films(_evaluated(c, user), spec, observer.run_dir, [*files, *remote], waiting)
@@ -358,41 +357,43 @@ def make_view(config: TrainConfig, output: Output, console: Console, title: str)
 
 def _make_files(config: TrainConfig, folder: Path, resumed: Resumed) -> list[TolerantRecorder]:
     """The recorders that write files. On resume they continue behind the records of the checkpoint."""
-    wanted, state = config.recorder, resumed.state
-    written: Mapping[str, int] = {} if state is None else state.loop["records"]
-    files = []
+    wanted, files = config.recorder, list[TolerantRecorder]()
     if wanted.jsonl:
-        jsonl = JsonlRecorder(folder / METRICS_FILE, int(written.get("jsonl", 0)))
+        jsonl = JsonlRecorder(folder / METRICS_FILE, resumed.position("jsonl"))
         files.append(TolerantRecorder(jsonl, METRICS_FILE))
     if wanted.tensorboard:
         # Its import takes a tenth of a second, and every actor imports this module.
         from border_cli.recorders.tensorboard import EVENTS, TensorBoardRecorder
 
-        events = TensorBoardRecorder(
-            folder / EVENTS, int(written.get("tensorboard", 0)), wanted.tensorboard_step
-        )
+        events = TensorBoardRecorder(folder / EVENTS, 0 if resumed.path is None else resumed.env_steps + 1)
         files.append(TolerantRecorder(events, EVENTS))
     if wanted.csv:
-        table = CsvRecorder(folder / CSV_FILE, int(written.get("csv", 0)))
+        table = CsvRecorder(folder / CSV_FILE, resumed.position("csv"))
         files.append(TolerantRecorder(table, CSV_FILE))
     return files
 
 
-def _make_remote(config: TrainConfig, folder: Path, should_stop: StopCheck) -> list[RemoteRecorder]:
+def _make_remote(
+    config: TrainConfig, folder: Path, resumed: Resumed, should_stop: StopCheck
+) -> list[RemoteRecorder]:
     """The recorders with a process of their own: experiment trackers, and the user's own by its import path or name."""
     kinds = trackers(config.recorder)
     if config.recorder.type != "default":
         kinds.append(config.recorder.type)
+    keep = resumed.position("jsonl") if config.recorder.jsonl else 0
     return [
         RemoteRecorder(
-            kind, partial(remote_recorder, kind, config, folder), config.recorder.finish_s, should_stop
+            kind, partial(remote_recorder, kind, config, folder, keep), config.recorder.finish_s, should_stop
         )
         for kind in kinds
     ]
 
 
-def remote_recorder(kind: str, config: TrainConfig, folder: Path) -> Any:
-    """A recorder in its own process. kind: an experiment tracker, or the type of the recorder."""
+def remote_recorder(kind: str, config: TrainConfig, folder: Path, keep: int) -> Any:
+    """A recorder in its own process.
+
+    kind: an experiment tracker, or the type of the recorder · keep: lines of metrics.jsonl that are of the run so far.
+    """
     from border_cli.recorders.trackers import RunInfo, make_tracker
 
     import_plugins(config.plugins)
@@ -401,9 +402,8 @@ def remote_recorder(kind: str, config: TrainConfig, folder: Path) -> Any:
     group = folder.parent.name if (folder.parent / SWEEP_FILE).exists() else None
     values = dotted(to_plain(config))
     run_id = read_run_id(folder) or folder.name
-    return make_tracker(
-        kind, RunInfo(run_id, folder.name, group, config.recorder.project, values, folder), config.recorder
-    )
+    info = RunInfo(run_id, folder.name, group, config.recorder.project, values, folder)
+    return make_tracker(kind, info, config.recorder, keep)
 
 
 def _make_films(

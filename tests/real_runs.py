@@ -16,7 +16,7 @@ from border_cli.cli.train import main
 from border_cli.config.convert import known_keys
 from border_cli.config.registry import AGENTS
 from border_cli.config.schema import TrainConfig
-from border_cli.recorders.jsonl import read_jsonl
+from border_cli.recorders.files import read_jsonl
 from border_cli.runs.directory import read_config
 
 TINY = (

@@ -15,7 +15,7 @@ from typing import Any
 from bench import runs
 from bench.learning import opt_steps_per_s
 from bench.peers.tasks import EPISODES, Peer, Task
-from border_cli.recorders.jsonl import METRICS_FILE
+from border_cli.recorders.files import METRICS_FILE
 
 PROGRAMS = Path(__file__).parent / "programs"
 ENVIRONMENTS = Path(".peers")

@@ -26,7 +26,7 @@ from border_cli.config.resources import cores_for_actors
 from border_cli.config.schema import TrainConfig
 from border_cli.config.throughput import RunSpeeds
 from border_cli.core.errors import ExitCode, UsageError, first_line
-from border_cli.recorders.jsonl import METRICS_FILE, read_jsonl
+from border_cli.recorders.files import METRICS_FILE, read_jsonl
 from border_cli.runs.locate import run_directory
 from border_cli.runs.summary import read_summary
 from border_cli.runtime.signals import StopFlag

@@ -113,17 +113,13 @@ def with_env_facts(config: TrainConfig, action_mask: str, categories: dict[str, 
     return replace(config, env=env)
 
 
-TRACKERS = ("wandb", "trackio", "mlflow")
+TRACKERS = ("wandb", "mlflow")
 """Experiment trackers: options under `recorder`, which are also the names of the packages and of the extras."""
 
 
 def trackers(recorder: RecorderConfig) -> list[str]:
     """The experiment trackers that are turned on."""
-    on = {
-        "wandb": recorder.wandb != "none",
-        "trackio": recorder.trackio,
-        "mlflow": recorder.mlflow is not None,
-    }
+    on = {"wandb": recorder.wandb != "none", "mlflow": recorder.mlflow is not None}
     return [name for name in TRACKERS if on[name]]
 
 

@@ -372,16 +372,12 @@ class RecorderConfig:
     type: str = option("default", "default, or `module:name` of a recorder that gets every record too")
     jsonl: bool = option(True, "metrics.jsonl")
     tensorboard: bool = option(True, "tensorboard/")
-    tensorboard_step: str = option(
-        "env_steps", "what TensorBoard shows as the step", choices=("env_steps", "opt_steps")
-    )
     csv: bool = option(False, "metrics.csv, a line for each value")
     wandb: str = option(
         "none", "Weights & Biases; offline: files for `wandb sync`", choices=("none", "online", "offline")
     )
-    trackio: bool = option(False, "trackio, in its own folder (TRACKIO_DIR)")
     mlflow: str | None = option(None, "MLflow: URI of its tracking store, such as sqlite:///mlflow.db")
-    project: str = option("border-cli", "project of Weights & Biases and trackio, experiment of MLflow")
+    project: str = option("border-cli", "project of Weights & Biases, experiment of MLflow")
     finish_s: float = option(
         60.0,
         "wait this long at the end of a run for trackers and recorders of your own; 15 s at most if it was stopped",

@@ -109,9 +109,7 @@ def _effects(
     yield sync, keys, "under trainer=sync", "with trainer=async"
     keys, recorder = ["recorder.project", "recorder.finish_s"], config.recorder
     unused, reason = not trackers(recorder) and recorder.type == "default", "without a tracker"
-    yield unused, keys, reason, "with recorder.wandb, recorder.trackio, recorder.mlflow or recorder.type"
-    key, unused = "recorder.tensorboard_step", not config.recorder.tensorboard
-    yield unused, [key], "with recorder.tensorboard=false", "with recorder.tensorboard=true"
+    yield unused, keys, reason, "with recorder.wandb, recorder.mlflow or recorder.type"
     key, reason = "trainer.lockstep_steps", "under trainer.lockstep=false"
     yield not t.lockstep, [key], reason, "with trainer.lockstep=true"
     key, reason = "trainer.ratio_tolerance", "under trainer.opt_interval=null"

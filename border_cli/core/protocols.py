@@ -270,7 +270,7 @@ class Recorder(Protocol):
         """Write one record; its opt_steps never decrease."""
 
     def positions(self) -> dict[str, int]:
-        """Records written so far, earlier launches of the run included, by name of a persistent sink."""
+        """Lines in each file, by the option that turned it on. A resumed run cuts off what follows."""
 
     def flush(self) -> None:
         """Make everything written readable for another process."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -87,79 +86,51 @@ class RecorderGroup:
         run_all([recorder.close for recorder in self._recorders])
 
 
-FIRST_RETRY_S, LAST_RETRY_S = 1.0, 30.0
-WARN_S = 60.0
-_LACKS = (OSError, ResourceError)
-"""Errors of a disk or a system that cannot take more data. Anything else is a defect, and is raised."""
 _logger = logging.getLogger(__name__)
 
 
 class TolerantRecorder:
-    """Passes records on to `recorder`. Those that it could not write are counted in `dropped`.
+    """Passes records on to `recorder`, which may fail for lack of disk or memory (ResourceError).
 
-    After a failure it is not called for FIRST_RETRY_S, then twice as long each time, up to LAST_RETRY_S. A warning with its
-    name is given at most once in WARN_S. now: a monotonic clock in seconds.
+    Training continues without the records that could not be written: `dropped` counts them, and a single warning names the
+    cause. Any other error is a defect, and is raised.
     """
 
-    def __init__(self, recorder: Recorder, name: str, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, recorder: Recorder, name: str) -> None:
         self.name = name
         self.dropped = 0
         self._recorder = recorder
-        self._now = now
-        self._retry_s = 0.0  # 0 while all is well
-        self._retry_at = 0.0
-        self._warn_at = 0.0
+        self._has_warned = False
 
     def write(self, record: Record) -> None:
         """Pass it on, or count it as dropped."""
-        if self._retry_s and self._now() < self._retry_at:
-            self.dropped += 1
-            return
-        try:
-            self._recorder.write(record)
-        except _LACKS as e:
-            self.dropped += 1
-            self._failed(e)
-        else:
-            if self._retry_s:
-                self._retry_s = 0.0
-                _logger.info("%s is written again; it lacks %d records", self.name, self.dropped)
+        self.dropped += not self._tried(lambda: self._recorder.write(record))
 
     def video(self, path: Path, gif: bytes, size: tuple[int, int], opt_steps: int, env_steps: int) -> None:
         """Pass a film on to a recorder that takes films."""
-        if (take := getattr(self._recorder, "video", None)) is not None and not self._retry_s:
-            try:
-                take(path, gif, size, opt_steps, env_steps)
-            except _LACKS as e:
-                self._failed(e)
+        if (take := getattr(self._recorder, "video", None)) is not None:
+            self._tried(lambda: take(path, gif, size, opt_steps, env_steps))
 
     def positions(self) -> dict[str, int]:
         """Positions after the records that were written."""
         return self._recorder.positions()
 
     def flush(self) -> None:
-        """Flush, unless it fails at present."""
-        if self._retry_s:
-            return
-        try:
-            self._recorder.flush()
-        except _LACKS as e:
-            self._failed(e)
+        """Flush."""
+        self._tried(self._recorder.flush)
 
     def close(self) -> None:
-        """Close. What cannot be written then is a warning, not an error."""
-        try:
-            self._recorder.close()
-        except _LACKS as e:
-            self._failed(e)
+        """Close, and say how many records are missing."""
+        self._tried(self._recorder.close)
         if self.dropped:
             _logger.warning("%s lacks %d records", self.name, self.dropped)
 
-    def _failed(self, error: Exception) -> None:
-        self._retry_s = min(2 * self._retry_s, LAST_RETRY_S) or FIRST_RETRY_S
-        self._retry_at = self._now() + self._retry_s
-        if self._now() >= self._warn_at:
-            self._warn_at = self._now() + WARN_S
-            _logger.warning(
-                "%s; %d records dropped so far, training continues", first_line(error), self.dropped
-            )
+    def _tried(self, call: Callable[[], object]) -> bool:
+        try:
+            call()
+        except ResourceError as e:
+            if not self._has_warned:
+                _logger.warning("%s; records may be lost, training continues", first_line(e))
+            self._has_warned = True
+            return False
+        return True

@@ -16,7 +16,6 @@ from typing import Any
 from border_cli.core.errors import BorderError, first_line
 from border_cli.core.metrics import Record
 from border_cli.core.protocols import StopCheck
-from border_cli.recorders import WARN_S
 from border_cli.runtime.child import Reporter
 from border_cli.runtime.supervised import ChildProcess, Failed, SpawnArgs
 
@@ -92,7 +91,7 @@ class RemoteRecorder:
             self._pass_on(self._process)
 
     def positions(self) -> dict[str, int]:
-        """What another program has stored cannot be cut off, so a resumed run may repeat records there."""
+        """None: the recorder keeps its own, because a resumed run cannot cut off what another program has stored."""
         return {}
 
     def flush(self) -> None:
@@ -162,7 +161,7 @@ def _takes_more(process: ChildProcess) -> bool:
 
 def _main(_: None, setup: SpawnArgs, reporter: Reporter) -> None:
     """What the process runs."""
-    recorder, warn_at = setup.open()(), 0.0
+    recorder, has_warned = setup.open()(), False
     while not isinstance(message := reporter.pipe.recv(), End):
         try:
             if not isinstance(message, Video):
@@ -170,10 +169,10 @@ def _main(_: None, setup: SpawnArgs, reporter: Reporter) -> None:
             elif hasattr(recorder, "video"):
                 recorder.video(message.path, message.opt_steps, message.env_steps)
         except Exception as e:  # noqa: BLE001 - anything may go wrong in another program; the record is lost
-            if time.monotonic() >= warn_at:
-                warn_at = time.monotonic() + WARN_S
+            if not has_warned:
                 what = first_line(e) if isinstance(e, BorderError) else f"{type(e).__name__}: {first_line(e)}"
-                _logger.warning("%s; a record is lost, training continues", what)
+                _logger.warning("%s; records may be lost, training continues", what)
+            has_warned = True
         else:
             reporter.send(Written())
     if message.failed and hasattr(recorder, "mark_failed"):

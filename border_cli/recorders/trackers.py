@@ -1,6 +1,6 @@
-"""Experiment trackers: Weights & Biases, trackio and MLflow. Each runs in the process of a `RemoteRecorder`.
+"""Experiment trackers: Weights & Biases and MLflow. Each runs in the process of a `RemoteRecorder`.
 
-A resumed run continues the tracker's run of the same id, without the records that were sent before.
+A resumed run continues the tracker's run of the same id: it is sent what metrics.jsonl has and the tracker has not.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ import json
 import math
 import os
 import re
+import struct
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from border_cli.config.schema import RecorderConfig
 from border_cli.core.metrics import Record
+from border_cli.recorders.files import METRICS_FILE, AppendedFile, read_jsonl
 from border_cli.runtime import child
-from border_cli.runtime.files import replace_file
 
 
 @dataclass(frozen=True)
@@ -75,25 +76,12 @@ def start_wandb(info: RunInfo, mode: str) -> Any:
     return run
 
 
-def start_trackio(info: RunInfo) -> Any:
-    """A run of trackio, whose interface is that of Weights & Biases; its files are where TRACKIO_DIR says.
-
-    trackio knows runs by their name alone, and continues one that it has.
-    """
-    trackio: Any = importlib.import_module("trackio")
-    name = f"{info.name}-{info.run_id[:8]}"
-    return trackio.init(
-        project=info.project, name=name, group=info.group, config=dict(info.config), resume="allow"
-    )
-
-
 class WandbRecorder:
-    """Passes records to a run of Weights & Biases or trackio."""
+    """Passes records to a run of Weights & Biases."""
 
-    def __init__(self, info: RunInfo, run: Any, is_wandb: bool) -> None:
+    def __init__(self, info: RunInfo, run: Any) -> None:
         self._info = info
         self._run = run
-        self._is_wandb = is_wandb
         self._exit_code = 0
 
     def write(self, record: Record) -> None:
@@ -101,29 +89,53 @@ class WandbRecorder:
         self._run.log(record_values(record))
 
     def video(self, path: Path, opt_steps: int, env_steps: int) -> None:
-        """Log a film; of trackio nothing: it converts films with a program that need not be there."""
-        if self._is_wandb:
-            wandb: Any = importlib.import_module("wandb")
-            self._run.log(
-                {"video/episode": wandb.Video(str(path)), "env_steps": env_steps, "opt_steps": opt_steps}
-            )
+        """Log a film."""
+        wandb: Any = importlib.import_module("wandb")
+        self._run.log(
+            {"video/episode": wandb.Video(str(path)), "env_steps": env_steps, "opt_steps": opt_steps}
+        )
 
     def mark_failed(self) -> None:
-        """Have `close` end the run as a failed one; trackio knows no such state."""
+        """Have `close` end the run as a failed one."""
         self._exit_code = 1
 
     def close(self) -> None:
         """Write the best score into the summary, and send what is left."""
-        best = self._info.best
-        if hasattr(self._run, "summary"):
-            self._run.summary.update(best)
-        elif best:
-            self._run.log(best)
-        self._run.finish(**({"exit_code": self._exit_code} if self._is_wandb else {}))
+        self._run.summary.update(self._info.best)
+        self._run.finish(exit_code=self._exit_code)
+
+
+def wandb_stored(folder: Path) -> int:
+    """How many calls of `log` the newest file of Weights & Biases in a run directory holds.
+
+    The library writes blocks of 32 KiB: a process that is killed leaves up to one block unwritten. The file is a log of
+    LevelDB: blocks of fragments, each behind its checksum (4 bytes), length and kind (1 or 4: the last of a record). The
+    first 7 bytes are a header.
+    """
+    block, at, stored, record = 32 * 1024, 7, 0, b""
+    messages: Any = importlib.import_module("wandb.proto.wandb_internal_pb2")
+    files = sorted(
+        folder.glob("wandb/*run-*/*.wandb"), key=lambda path: path.parent.name.partition("run-")[2]
+    )
+    data = files[-1].read_bytes() if files else b""
+    while at + 7 <= len(data):
+        if block - at % block < 7:  # no room for another fragment
+            at += block - at % block
+            continue
+        length, kind = struct.unpack_from("<HB", data, at + 4)
+        record += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4) and at <= len(data):
+            stored += messages.Record.FromString(record).HasField("history")
+            record = b""
+    return stored
 
 
 class MlflowRecorder:
-    """MLflow; uri: of the tracking store. The best model and the configuration are artifacts."""
+    """MLflow; uri: of the tracking store. The best model and the configuration are artifacts.
+
+    A resumed run stores the values of the configuration that have changed as tags: MLflow's parameters are constant.
+    """
 
     def __init__(self, info: RunInfo, uri: str) -> None:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -135,16 +147,19 @@ class MlflowRecorder:
         experiment_id = self._experiment_id(mlflow.MlflowException)
         tag = "border.run_id"
         found = self._client.search_runs([experiment_id], f"tags.`{tag}` = '{info.run_id}'")
+        config = {_allowed(key): str(value)[:500] for key, value in info.config.items()}
         if found:
             self._run_id = found[0].info.run_id
             self._client.set_terminated(self._run_id, status="RUNNING")
+            before = found[0].data.params | found[0].data.tags
+            for key, value in config.items():
+                if before.get(key) != value:  # a parameter cannot change
+                    self._client.set_tag(self._run_id, key, value)
         else:
             tags = {tag: info.run_id} | ({"border.sweep": info.group} if info.group else {})
             run = self._client.create_run(experiment_id, run_name=info.name, tags=tags)
             self._run_id = run.info.run_id
-            params = [
-                self._entities.Param(_allowed(key), str(value)[:500]) for key, value in info.config.items()
-            ]
+            params = [self._entities.Param(key, value) for key, value in config.items()]
             for start in range(0, len(params), 100):  # the most that one call takes
                 self._client.log_batch(self._run_id, params=params[start : start + 100])
 
@@ -196,43 +211,64 @@ def _allowed(name: str) -> str:
     return re.sub(r"[^\w .:/-]", "_", name)
 
 
-class OnceRecorder:
-    """Passes on what a tracker has not got yet: a resumed run repeats the records after its checkpoint.
+_END = b"[]\n"
 
-    path: a file with the newest opt step of each metric that was passed on.
+
+class OnceRecorder:
+    """Passes on what a tracker has not stored yet: a resumed run repeats the records after its checkpoint.
+
+    Args:
+        path: a file with a line for each record that was passed on, and one for each launch that has ended.
+        stored: how many records the tracker has of the last launch, if that was killed; None: all that were passed on.
     """
 
-    def __init__(self, recorder: WandbRecorder | MlflowRecorder, path: Path) -> None:
+    def __init__(
+        self, recorder: WandbRecorder | MlflowRecorder, path: Path, stored: int | None = None
+    ) -> None:
         self._recorder = recorder
-        self._path = path
-        self._newest: dict[str, int] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        self._before = dict(self._newest)
+        self._stored: dict[str, tuple[int, int]] = {}  # by metric, the newest (opt_steps, env_steps)
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        if lines and not lines[-1].endswith(b"\n"):  # torn
+            lines.pop()
+        ended = len(lines) - next((i for i, line in enumerate(lines[::-1]) if line == _END), len(lines))
+        kept = lines if stored is None else lines[: ended + stored]
+        for line in kept:
+            if line != _END:
+                opt_steps, env_steps, *names = json.loads(line)
+                self._stored |= dict.fromkeys(names, (opt_steps, env_steps))
+        self._file = AppendedFile(path, sum(map(len, kept)))
+        if len(kept) > ended:
+            self._file.append(_END)
 
     def write(self, record: Record) -> None:
         """Pass on the values that are newer than those of earlier launches."""
-        at = record.opt_steps
-        values = {name: value for name, value in record.values.items() if at > self._before.get(name, -1)}
+        at = record.opt_steps, record.env_steps
+        values = {
+            name: value for name, value in record.values.items() if at > self._stored.get(name, (-1, 0))
+        }
         if values:
             self._recorder.write(replace(record, values=values))
-            self._passed_on(dict.fromkeys(values, at))
+            self._passed_on(at, values)
 
     def video(self, path: Path, opt_steps: int, env_steps: int) -> None:
         """Pass on a film of a new opt step."""
-        if opt_steps > self._before.get("video/episode", -1):
+        at = opt_steps, env_steps
+        if at > self._stored.get("video/episode", (-1, 0)):
             self._recorder.video(path, opt_steps, env_steps)
-            self._passed_on({"video/episode": opt_steps})
+            self._passed_on(at, ["video/episode"])
 
-    def _passed_on(self, newest: dict[str, int]) -> None:
-        self._newest |= newest
-        replace_file(self._path, json.dumps(self._newest).encode("ascii"))
+    def _passed_on(self, at: tuple[int, int], names: Iterable[str]) -> None:
+        self._file.append(f"{json.dumps([*at, *names])}\n".encode("ascii"))
 
     def mark_failed(self) -> None:
         """Pass it on."""
         self._recorder.mark_failed()
 
     def close(self) -> None:
-        """Close the recorder."""
+        """Close the recorder, which then has stored everything."""
         self._recorder.close()
+        self._file.append(_END)
+        self._file.close()
 
 
 @contextlib.contextmanager
@@ -247,17 +283,25 @@ def _alone(uri: str) -> Iterator[None]:
         yield
 
 
-def make_tracker(kind: str, info: RunInfo, recorder: RecorderConfig) -> OnceRecorder:
+def make_tracker(kind: str, info: RunInfo, recorder: RecorderConfig, keep: int) -> OnceRecorder:
     """The recorder for one of `border_cli.config.resolve.TRACKERS`. Raises what the tracker's package raises.
 
     What the package prints goes to `<kind>.log` in the run directory: a live view may own the terminal.
+
+    Args:
+        keep: lines that metrics.jsonl has of the run so far; the tracker gets what it lacks of them.
     """
     child.redirect_output(info.run_dir / f"{kind}.log")
-    made: WandbRecorder | MlflowRecorder
+    path = info.run_dir / f".{kind}.jsonl"
     if kind == "mlflow":
         with _alone(str(recorder.mlflow)):
-            made = MlflowRecorder(info, str(recorder.mlflow))
+            tracker = OnceRecorder(MlflowRecorder(info, str(recorder.mlflow)), path)
     else:
-        run = start_wandb(info, recorder.wandb) if kind == "wandb" else start_trackio(info)
-        made = WandbRecorder(info, run, kind == "wandb")
-    return OnceRecorder(made, info.run_dir / f".{kind}.json")
+        stored = wandb_stored(info.run_dir)  # before this launch has a file
+        tracker = OnceRecorder(WandbRecorder(info, start_wandb(info, recorder.wandb)), path, stored)
+    if keep:
+        for line in read_jsonl(info.run_dir / METRICS_FILE, keep):
+            counts = (line.pop(name) for name in ("opt_steps", "env_steps", "time"))
+            values = {name: value for name, value in line.items() if value is not None}
+            tracker.write(Record(values, *counts))
+    return tracker

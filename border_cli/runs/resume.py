@@ -63,6 +63,10 @@ class Resumed:
     exact: bool = True
     best: Candidate | None = None
 
+    def position(self, recorder: str) -> int:
+        """Lines that a recorder's file had at the checkpoint."""
+        return 0 if self.state is None else int(self.state.loop["records"].get(recorder, 0))
+
 
 def read_resumed(run_dir: Path, config: TrainConfig, wanted: Sequence[Change]) -> Resumed:
     """Read the newest checkpoint of a run that verifies. config: with the wanted changes.

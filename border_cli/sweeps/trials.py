@@ -11,7 +11,7 @@ from border_cli.config.resources import counts
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import BorderError, UsageError
 from border_cli.core.metrics import SCORE
-from border_cli.recorders.jsonl import METRICS_FILE, read_jsonl
+from border_cli.recorders.files import METRICS_FILE, read_jsonl
 from border_cli.sweeps.jobs import RUNNING, Job
 from border_cli.sweeps.study import SAMPLERS
 

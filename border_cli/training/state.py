@@ -66,7 +66,7 @@ class LoopState:
         agent_values: the agent's metrics since that record, by name.
         pending: stages that are due and not done yet.
         incarnations: the incarnation of each actor whose rows were inserted last.
-        records: records that the recorders had written when the run was resumed; each knows how many it wrote since.
+        records: lines in the files of the recorders when the run was resumed; each knows how many it has now.
     """
 
     recorded_at: int = -1

@@ -13,8 +13,7 @@ from border_cli.core.metrics import METRICS, Record
 from border_cli.core.protocols import Recorder
 from border_cli.display.views import PlainView
 from border_cli.recorders import BufferedRecorder, NullRecorder, RecorderGroup
-from border_cli.recorders.csv_file import CsvRecorder
-from border_cli.recorders.jsonl import JsonlRecorder
+from border_cli.recorders.files import CsvRecorder, JsonlRecorder
 from border_cli.recorders.remote import RemoteRecorder
 from border_cli.recorders.tensorboard import TensorBoardRecorder
 

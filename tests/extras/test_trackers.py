@@ -7,10 +7,10 @@ import importlib.util
 import json
 import os
 import shutil
-import sqlite3
 import struct
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +23,7 @@ from border_cli.config.schema import RecorderConfig
 from border_cli.core.metrics import Record
 from border_cli.recorders import trackers
 from border_cli.recorders.trackers import MlflowRecorder, OnceRecorder, RunInfo
+from tests.faults.processes import wait_until
 from tests.real_runs import Run, tiny, train
 
 SHORT = (
@@ -84,15 +85,21 @@ def leveldb_records(data: bytes) -> Iterator[bytes]:
             whole = b""
 
 
+def wandb_rows(items: list[Any]) -> list[dict[str, float]]:
+    """The values of each call of `log`."""
+    return [
+        {one.key or "/".join(one.nested_key): json.loads(one.value_json) for one in item.history.item}
+        for item in items
+        if item.HasField("history")
+    ]
+
+
 def wandb_history(items: list[Any]) -> list[tuple[int, float]]:
-    found = []
-    for item in items:
-        values = {
-            one.key or "/".join(one.nested_key): json.loads(one.value_json) for one in item.history.item
-        }
-        if "eval/return_mean" in values:
-            found.append((values["env_steps"], values["eval/return_mean"]))
-    return found
+    return [
+        (values["env_steps"], values["eval/return_mean"])
+        for values in wandb_rows(items)
+        if "eval/return_mean" in values
+    ]
 
 
 def test_weights_and_biases_has_the_records_the_configuration_and_the_best_score(workplace: Path) -> None:
@@ -133,30 +140,43 @@ def test_the_runs_of_a_sweep_are_a_group(workplace: Path) -> None:
     assert {start.run_group for start in starts} == {runs[0].path.parent.name}
 
 
-# -- trackio ------------------------------------------------------------------
-
-
-def test_trackio_has_the_records(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("trackio")
-    monkeypatch.setenv("TRACKIO_DIR", str(workplace / "trackio"))
-    # The forkserver has the environment of its start, so the runs are processes of their own.
-    command(workplace, "recorder.trackio=true", "recorder.project=mine")
-    (run,) = (Run(path.parent) for path in workplace.glob("runs/2*/*/summary.json"))
-    with sqlite3.connect(workplace / "trackio" / "mine.db") as database:
-        rows = [json.loads(row[0]) for row in database.execute("select metrics from metrics order by id")]
-    found = [(row["env_steps"], row["eval/return_mean"]) for row in rows if "eval/return_mean" in row]
-    assert found == evaluations(run)
-    assert [row["best/return_mean"] for row in rows if "best/return_mean" in row] == [
-        run.summary["best_score"]["mean"]
-    ]
-
-
-def command(folder: Path, *args: str) -> None:
-    """Run `border-train` as a process."""
-    words = tiny(*SHORT, "trainer=sync", *args)
-    subprocess.run(
-        [str(Path(sys.executable).with_name("border-train")), *words], cwd=folder, check=True, env=os.environ
+@pytest.mark.parametrize("passed_on", [0, 150])
+def test_after_a_kill_weights_and_biases_gets_what_it_had_not_stored(workplace: Path, passed_on: int) -> None:
+    """Killed before the library is ready, and while it holds back records of its last block of 32 KiB."""
+    pytest.importorskip("wandb")
+    words = tiny(
+        "trainer=sync",
+        "evaluator=inline",
+        "recorder.wandb=offline",
+        "trainer.max_opts=4000",
+        "trainer.record_interval=10",
+        "trainer.save_interval=1000",
+        "hydra.run.dir=run",
     )
+    train_command = str(Path(sys.executable).with_name("border-train"))
+    with subprocess.Popen([train_command, *words], stdout=subprocess.DEVNULL) as process:
+        wait_until((workplace / "run" / "checkpoints").exists, "the first checkpoint")
+        if passed_on:
+            passed = workplace / "run" / ".wandb.jsonl"
+            wait_until(
+                lambda: passed.exists() and passed.read_bytes().count(b"\n") > passed_on, "the tracker"
+            )
+        process.kill()
+    run = Run(workplace / "run")
+    assert main([f"resume={run.path}"]) == 0
+    again = Run(run.path)
+    rows = wandb_rows(wandb_items(again))
+    stored, expected = (
+        Counter(
+            (row["opt_steps"], name)
+            for row in kept
+            for name in row
+            if name.startswith(("agent/", "eval/", "train/"))
+        )
+        for kept in (rows, again.records)
+    )
+    assert stored == expected
+    assert again.summary["records_dropped"] == {}
 
 
 # -- MLflow -------------------------------------------------------------------
@@ -187,9 +207,11 @@ def test_mlflow_has_the_records_the_parameters_and_the_best_model(workplace: Pat
     assert found.data.metrics["best_return_mean"] == run.summary["best_score"]["mean"]
     artifacts = {one.path for one in client.list_artifacts(found.info.run_id)}
     assert artifacts >= {"best", "config.yaml"}
+    assert found.data.params["trainer.max_opts"] == "40"
     again = resumed(run)
     assert stored().info.run_id == found.info.run_id
     assert history(found.info.run_id) == evaluations(again)
+    assert stored().data.tags["trainer.max_opts"] == "80"
     recorder = MlflowRecorder(RunInfo("other", "name", None, "mine", {}, run.path), uri)
     recorder.mark_failed()
     recorder.close()
@@ -224,7 +246,9 @@ def test_a_film_is_passed_on_once(tmp_path: Path) -> None:
     passed: list[int] = []
     tracker: Any = SimpleNamespace(video=lambda path, opt_steps, env_steps: passed.append(opt_steps))
     for _ in range(2):
-        OnceRecorder(tracker, tmp_path / ".wandb.json").video(tmp_path / "film.mp4", 20, 40)
+        recorder = OnceRecorder(tracker, tmp_path / ".wandb.jsonl")
+        recorder.video(tmp_path / "film.mp4", 20, 40)
+        recorder._file.close()
     assert passed == [20]
 
 
@@ -243,7 +267,8 @@ def test_runs_that_begin_together_make_the_tables_of_mlflow_one_after_the_other(
     monkeypatch.setattr(trackers, "MlflowRecorder", make)
     monkeypatch.setattr(os, "dup2", lambda *_: None)
     settings = RecorderConfig(mlflow=uri.format(tmp_path))
-    trackers.make_tracker("mlflow", RunInfo("id", "name", None, "mine", {}, tmp_path), settings)
+    tracker = trackers.make_tracker("mlflow", RunInfo("id", "name", None, "mine", {}, tmp_path), settings, 0)
+    tracker._file.close()
     assert held == [True]
     with (tmp_path / "mlflow.db.lock").open() as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

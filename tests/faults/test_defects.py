@@ -15,7 +15,7 @@ from border_cli.agents.dqn import agent
 from border_cli.checkpoints import store
 from border_cli.cli.train import main
 from border_cli.core.errors import CheckpointIOError, ExitCode
-from border_cli.recorders.jsonl import JsonlRecorder
+from border_cli.recorders.files import JsonlRecorder
 from border_cli.replay.buffer import RowReplayBuffer
 from border_cli.training.evaluators import EpisodeRunner
 from tests.fakes import counting_actors

@@ -25,7 +25,7 @@ from border_cli.actors.process import ActorHandle
 from border_cli.cli.train import main
 from border_cli.core.errors import ActorLostError
 from border_cli.core.types import Chunk
-from border_cli.recorders.jsonl import read_jsonl
+from border_cli.recorders.files import read_jsonl
 from border_cli.runtime import forkserver, seeding
 from border_cli.runtime.supervised import Factory
 from border_cli.training.ratio_limiter import RatioLimiter

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from border_cli import compose
 from border_cli.checkpoints.contents import read_run_state, read_scores
@@ -36,7 +36,6 @@ ARGS = (
     "trainer.save_interval=40",
     "trainer.record_interval=20",
     "recorder.tensorboard=true",
-    "recorder.tensorboard_step=opt_steps",
 )
 SYNC = ("trainer=sync", "trainer.max_opts=40")
 
@@ -68,17 +67,25 @@ def copy(stopped: Run, tmp_path: Path) -> Run:
 
 
 def tensorboard_points(run: Run) -> list[tuple[str, int]]:
-    """Return (tag, step) of every scalar in every event file."""
-    return [
-        (value.tag, event.step)
-        for path in sorted((run.path / "tensorboard").iterdir())
-        for event in EventFileLoader(str(path)).Load()
-        for value in event.summary.value
-    ]
+    """(tag, env steps) of every scalar that TensorBoard shows, except the count of opt steps."""
+    events = EventAccumulator(str(run.path / "tensorboard"), size_guidance={"scalars": 0}).Reload()
+    return sorted(
+        (tag, point.step)
+        for tag in events.Tags()["scalars"]
+        for point in events.Scalars(tag)
+        if tag != "opt_steps"
+    )
 
 
-def jsonl_points(run: Run) -> list[tuple[str, int]]:
-    return [(name, record["opt_steps"]) for record in run.records for name in record]
+def jsonl_points(run: Run, count: str) -> list[tuple[str, int]]:
+    return sorted((name, record[count]) for record in run.records for name in record if "/" in name)
+
+
+def assert_shown_by_tensorboard(run: Run) -> None:
+    """All records of metrics.jsonl, and else only what a former launch recorded at the env step of its last checkpoint."""
+    shown, expected = Counter(tensorboard_points(run)), Counter(jsonl_points(run, "env_steps"))
+    assert expected - shown == Counter()
+    assert len({step for _, step in shown - expected}) <= 1
 
 
 # -- resumed ------------------------------------------------------------
@@ -88,10 +95,10 @@ def test_h2_after_a_crash_every_step_of_every_curve_is_recorded_once(folder: Pat
     run = run_killed(folder / "killed", *ARGS, at=75)
     assert main([f"resume={run.path}"]) == 0
     again = Run(run.path)
-    for points in (tensorboard_points(again), jsonl_points(again)):
-        metrics = Counter(point for point in points if "/" in point[0])
-        assert [point for point, n in metrics.items() if n > 1] == []
-        assert [step for name, step in points if name == "agent/loss"] == [20, 40, 60, 80, 100, 120]
+    points = jsonl_points(again, "opt_steps")
+    assert [point for point, n in Counter(points).items() if n > 1] == []
+    assert [step for name, step in points if name == "agent/loss"] == [20, 40, 60, 80, 100, 120]
+    assert_shown_by_tensorboard(again)
     times = [record["time"] for record in again.records]
     assert times == sorted(times)
 
@@ -483,7 +490,7 @@ def test_a_refused_resume_changes_only_the_log(
 def test_a_recorder_that_was_off_for_one_launch_appends_to_its_records(folder: Path) -> None:
     """Its records up to the checkpoint stay. It has no records of the launch in which it was off."""
     path, intervals = folder / "off and on", ("trainer.record_interval=10", "trainer.max_opts=60")
-    args = tiny(*SYNC, *intervals, "recorder.tensorboard=true", "recorder.tensorboard_step=opt_steps")
+    args = tiny(*SYNC, *intervals, "recorder.tensorboard=true")
     with signal_at(33):
         assert main([*args, f"hydra.run.dir={path}"]) == 143
     run = Run(path)
@@ -497,11 +504,11 @@ def test_a_recorder_that_was_off_for_one_launch_appends_to_its_records(folder: P
     assert (len(run.records), tensorboard_points(run)) == (lines, points)
     assert main([f"resume={path}", *on]) == 0
     run = Run(path)
-    for points in (jsonl_points(run), tensorboard_points(run)):
-        assert {step for _, step in points} >= {10, 20, 30, 50, 60}
-    assert 40 not in {step for _, step in jsonl_points(run)}
-    twice = [point for point, n in Counter(jsonl_points(run)).items() if n > 1 and "/" in point[0]]
-    assert twice == []
+    points = jsonl_points(run, "opt_steps")
+    assert {step for _, step in points} >= {10, 20, 30, 50, 60}
+    assert 40 not in {step for _, step in points}
+    assert [point for point, n in Counter(points).items() if n > 1] == []
+    assert_shown_by_tensorboard(run)
 
 
 def test_a_run_with_init_from_resumes_without_the_source_run(done: Run, folder: Path) -> None:

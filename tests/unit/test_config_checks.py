@@ -172,7 +172,6 @@ NO_EVALUATIONS = {"trainer__eval_interval": None}
         ("evaluator.restarts", LOCKSTEP, LOCKSTEP | {"evaluator__type": "process"}),
         ("actor_manager.restart_delay_s", {"actor_manager__restarts": 0}, {}),
         ("actor_manager.restart_window_s", {"actor_manager__restarts": 0}, {}),
-        ("recorder.tensorboard_step", {"recorder__tensorboard": False}, {}),
         ("evaluator.episodes", {"trainer__eval_interval": None}, {}),
         ("evaluator.video_interval", NO_EVALUATIONS, NO_EVALUATIONS | {"evaluator__video_interval": 9}),
         ("evaluator.episodes", NO_EVALUATIONS | {"evaluator__video_interval": 9}, {}),

@@ -117,7 +117,7 @@ def test_processes_threads_and_descriptors() -> None:
     assert resources.tasks_need(sync, cpus=16) == 2 + 16 + resources.HELPER_TASKS
     assert resources.descriptors_need(four) == resources.LEARNER_DESCRIPTORS + 20
     assert resources.descriptors_need(sync) == resources.LEARNER_DESCRIPTORS
-    sync.evaluator.type, sync.recorder.trackio = "process", True
+    sync.evaluator.type, sync.recorder.wandb = "process", "offline"
     others = resources.ACTOR_TASKS + resources.RECORDER_TASKS
     assert resources.tasks_need(sync, cpus=16) == 2 + 16 + resources.HELPER_TASKS + others
     assert resources.descriptors_need(sync) == resources.LEARNER_DESCRIPTORS + 2 * resources.ACTOR_DESCRIPTORS

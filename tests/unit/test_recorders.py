@@ -7,12 +7,12 @@ import math
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-from border_cli.core.errors import ResourceError
 from border_cli.core.metrics import Record
 from border_cli.recorders import BufferedRecorder, RecorderGroup
-from border_cli.recorders.jsonl import AppendedFile, JsonlRecorder, read_jsonl
+from border_cli.recorders.files import CsvRecorder, FileRecorder, JsonlRecorder, read_jsonl
 from border_cli.recorders.tensorboard import TensorBoardRecorder
 
 RECORD = Record({"train/episode_return": 12.5, "eval/return_mean": 20.0}, opt_steps=3, env_steps=40, time=1.5)
@@ -56,16 +56,25 @@ def test_a_line_has_the_counts_and_the_metrics_with_null_for_nan(tmp_path: Path)
     assert [record["agent/loss"] for record in read_jsonl(path)[1:]] == [None] * 3
 
 
-@pytest.mark.parametrize(("whole", "torn"), [('{"opt_steps": 1}\n', "y" * 200_000), ("", '{"opt')])
-def test_the_first_write_removes_an_incomplete_last_line_and_appends(
-    tmp_path: Path, whole: str, torn: str
+@pytest.mark.parametrize("kind", [JsonlRecorder, CsvRecorder])
+def test_a_resumed_recorder_continues_at_its_position_and_cuts_off_the_rest_with_its_first_record(
+    tmp_path: Path, kind: type[FileRecorder]
 ) -> None:
-    path = tmp_path / "m.jsonl"
-    path.write_text(whole + torn)
-    recorder = JsonlRecorder(path, 2)
-    recorder.write(Record({}, 2))
+    path = tmp_path / "records"
+    recorder = kind(path)
+    recorder.write(RECORD)
+    recorder.flush()
+    saved, (keep,) = path.read_bytes(), recorder.positions().values()
+    recorder.write(Record({"agent/loss": 0.5}, 4))
     recorder.close()
-    assert [record["opt_steps"] for record in read_jsonl(path)] == ([1, 2] if whole else [2])
+    recorder.close()
+    whole = path.read_bytes()
+    again = kind(path, keep)
+    assert path.read_bytes() == whole
+    again.write(Record({"agent/loss": 0.25}, 5))
+    added = path.read_bytes().removeprefix(saved)
+    assert b"0.25" in added and b"0.5" not in added and added.count(b"\n") == 1
+    again.close()
 
 
 @pytest.mark.parametrize("line", ["no json", "[1]"])
@@ -74,15 +83,6 @@ def test_an_invalid_line_before_the_end_is_an_error(tmp_path: Path, line: str) -
     path.write_text(f'{{"opt_steps": 1}}\n{line}\n{{}}\n')
     with pytest.raises(ValueError, match="line 2"):
         read_jsonl(path)
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
-def test_a_full_disk_is_a_resource_error() -> None:
-    recorder = JsonlRecorder.__new__(JsonlRecorder)
-    recorder._file = AppendedFile(Path("/dev/full"), 0)
-    with pytest.raises(ResourceError, match="/dev/full cannot be written: No space left"):
-        recorder.write(RECORD)
-    recorder._file.close()
 
 
 def scalars(folder: Path) -> list[tuple[int, dict[str, float]]]:
@@ -95,23 +95,30 @@ def scalars(folder: Path) -> list[tuple[int, dict[str, float]]]:
     return found
 
 
-def test_events_have_env_steps_or_opt_steps_and_the_other_count_as_a_scalar(tmp_path: Path) -> None:
-    later = Record({"train/episode_return": 13.5}, opt_steps=6, env_steps=80)
-    for step in ("env_steps", "opt_steps"):
-        recorder = TensorBoardRecorder(tmp_path / step, step=step)
-        recorder.write(RECORD)
-        recorder.write(later)
-        recorder.close()
-        recorder.close()
-    values = {"train/episode_return": 12.5, "eval/return_mean": 20.0}
-    assert scalars(tmp_path / "env_steps") == [
-        (40, values | {"opt_steps": 3.0}),
-        (80, {"train/episode_return": 13.5, "opt_steps": 6.0}),
+def test_an_event_is_at_its_env_step_and_has_the_opt_step_as_a_scalar(tmp_path: Path) -> None:
+    recorder = TensorBoardRecorder(tmp_path / "tensorboard")
+    recorder.write(RECORD)
+    assert scalars(tmp_path / "tensorboard") == [
+        (40, {"train/episode_return": 12.5, "eval/return_mean": 20.0, "opt_steps": 3.0})
     ]
-    assert scalars(tmp_path / "opt_steps") == [
-        (3, values | {"env_steps": 40.0}),
-        (6, {"train/episode_return": 13.5, "env_steps": 80.0}),
-    ]
+    recorder.close()
+    recorder.close()
+
+
+def test_tensorboard_drops_what_a_killed_launch_wrote_after_the_checkpoint(tmp_path: Path) -> None:
+    """The second launch continues behind env step 20, the third is killed before its first record, the last starts over."""
+    for purge_step, values in ((0, {10: 1.0, 20: 2.0, 30: 3.0}), (21, {30: 4.0, 40: 5.0}), (41, {})):
+        recorder = TensorBoardRecorder(tmp_path, purge_step)
+        for env_steps, value in values.items():
+            recorder.write(Record({"agent/loss": value}, env_steps // 2, env_steps))
+        recorder.close()
+    shown = EventAccumulator(str(tmp_path)).Reload().Scalars("agent/loss")
+    assert [(point.step, point.value) for point in shown] == [(10, 1.0), (20, 2.0), (30, 4.0), (40, 5.0)]
+    recorder = TensorBoardRecorder(tmp_path, 0)
+    recorder.write(Record({"agent/loss": 6.0}, 5, 10))
+    recorder.close()
+    shown = EventAccumulator(str(tmp_path)).Reload().Scalars("agent/loss")
+    assert [(point.step, point.value) for point in shown] == [(10, 6.0)]
 
 
 def test_a_late_evaluation_does_not_decrease_the_counts(tmp_path: Path) -> None:
@@ -123,14 +130,6 @@ def test_a_late_evaluation_does_not_decrease_the_counts(tmp_path: Path) -> None:
         (80, {"train/episode_return": 12.5, "opt_steps": 6.0}),
         (40, {"eval/return_mean": 20.0}),
     ]
-
-
-def test_a_flush_makes_events_readable(tmp_path: Path) -> None:
-    recorder = TensorBoardRecorder(tmp_path / "tensorboard")
-    recorder.write(RECORD)
-    recorder.flush()
-    assert [step for step, _ in scalars(tmp_path / "tensorboard")] == [40]
-    recorder.close()
 
 
 def test_a_stored_record_does_not_change_with_the_original() -> None:

@@ -75,7 +75,7 @@ def test_every_record_is_written_in_order_before_the_end(
         (
             "raise",
             [0, 1, 3],
-            "recorder mine: ConnectionError: no network; a record is lost, training continues",
+            "recorder mine: ConnectionError: no network; records may be lost, training continues",
         ),
         ("exit", [0, 1], "recorder mine exited with code 3; its records are lost"),
         ("make", [], "recorder mine failed: RuntimeError: no network; its records are lost"),
