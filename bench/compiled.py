@@ -16,7 +16,7 @@ from border_cli import build, compose
 from border_cli.actors.sampler import Sampler
 from border_cli.agents.agent import NetworkAgent
 from border_cli.runtime import seeding
-from border_cli.runtime.child import keep_freed_memory
+from border_cli.runtime.worker import keep_freed_memory
 
 CARTPOLE, CHEETAH = ("env=cartpole", "preset=none"), ("env=halfcheetah", "preset=none")
 SMALL, LARGE = "agent.hidden=[64,64]", "agent.hidden=[256,256]"

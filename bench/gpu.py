@@ -20,8 +20,8 @@ from border_cli.agents.agent import NetworkAgent
 from border_cli.agents.capture import capture_opt_steps
 from border_cli.core.spaces import ActionSpec, EnvSpec, ObsLeaf, ObsSpec
 from border_cli.probes import made_up
-from border_cli.runtime.child import keep_freed_memory
 from border_cli.runtime.tensors import repeat_bits_on_gpu
+from border_cli.runtime.worker import keep_freed_memory
 
 CARTPOLE = EnvSpec(ObsSpec((ObsLeaf("obs", (), "box", (4,), "float32"),)), ActionSpec("discrete", n=2))
 CHEETAH = EnvSpec(

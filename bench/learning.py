@@ -66,7 +66,7 @@ def bare_update_rate() -> float:
     from border_cli.config.schema import EnvConfig
     from border_cli.envs.group import GymEnv
     from border_cli.probes import made_up
-    from border_cli.runtime.child import keep_freed_memory
+    from border_cli.runtime.worker import keep_freed_memory
 
     torch.set_num_threads(1)
     keep_freed_memory()  # like a run

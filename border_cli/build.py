@@ -7,6 +7,7 @@ import logging
 import math
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from contextlib import closing as closing_at_end
 from dataclasses import dataclass, replace
 from functools import partial
@@ -60,9 +61,10 @@ from border_cli.replay.n_step import NStepProcessor, reward_limit
 from border_cli.runs.directory import SWEEP_FILE
 from border_cli.runs.resume import Resumed
 from border_cli.runs.summary import read_run_id
-from border_cli.runtime import child, seeding
+from border_cli.runtime import seeding
 from border_cli.runtime.signals import StopFlag
 from border_cli.runtime.supervised import Factory
+from border_cli.runtime.worker import Reporter
 from border_cli.training.evaluation import EvalSeeds
 from border_cli.training.evaluators import EpisodeRunner, EvaluatorSpec, InlineEvaluator, ProcessEvaluator
 from border_cli.training.films import Films, VideoSink
@@ -303,6 +305,7 @@ def _make_evaluator(
             max_episode_steps=c.evaluator.max_episode_steps,
             max_episodes=c.evaluator.episodes,
             info_keys=tuple(evaluated.env.info_keys),
+            seed=c.seed,
         )
         return ProcessEvaluator(spec_of_process, agent.model_info(), timeout_s, restarts)
     lazy = c.trainer.eval_interval is None or not is_reproducible(c)
@@ -418,8 +421,8 @@ def film_model(c: TrainConfig, spec: EnvSpec, model: ModelInfo, path: Path) -> t
     """Film an episode of a model, in a process of its own. Returns a GIF and its size."""
     from border_cli.video import Thumbnails, film
 
-    child.lower_priority()
     import_plugins(c.plugins)
+    seeding.seed_global_generators(c.seed, seeding.GLOBAL, 3, model.version)
     policy, small = evaluation_policy(spec, c), Thumbnails()
     policy.sync_model(model)
     env_config = replace(c.env, out_of_bounds="warn", info_keys=[])
@@ -628,8 +631,10 @@ def sizes(config: TrainConfig, spec: EnvSpec) -> Sizes:
     )
 
 
-def probe_env(config: EnvConfig, plugins: Sequence[str]) -> dict[str, Any]:
-    """Try the environment in a child process. Returns a `Probed` as plain data."""
+def probe_env(reporter: Reporter, config: EnvConfig, plugins: Sequence[str], seed: int) -> None:
+    """Try the environment in a child process. Answers with a `Probed` as plain data, before the environment is closed."""
     import_plugins(plugins)
-    found = try_env(config)
-    return vars(found) | {"spec": found.spec.to_json(), "left_out": found.spec.left_out}
+    seeding.seed_global_generators(seed, seeding.GLOBAL, 1)
+    with ExitStack() as at_end:
+        found = try_env(config, at_end)
+        reporter.answer(vars(found) | {"spec": found.spec.to_json(), "left_out": found.spec.left_out})

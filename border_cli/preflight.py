@@ -43,6 +43,7 @@ from border_cli.envs.spaces import part_name
 from border_cli.runs.directory import RUNS, folder_error
 from border_cli.runs.locate import weights_directory
 from border_cli.runtime import forkserver
+from border_cli.runtime.child import Child, ChildError, ChildStopped
 from border_cli.runtime.clock import Deadline
 from border_cli.runtime.signals import StopFlag, or_new
 
@@ -81,14 +82,9 @@ def preflight(
     except OSError as e:
         raise folder_error(e, folder) from e
     largest = replace(config, n_actors=throughput.most_actors(config, resources.cpus()))
-    limit = resources.descriptor_limit()
     resources.check_descriptors(largest)
-    if resources.descriptor_limit() != limit:
-        forkserver.end_forkserver()  # it has the old limit
     resources.check_tasks(largest)
     policies = config.trainer.type == "async" or may_evaluate_beside(config)  # in children
-    if policies:
-        forkserver.end_light_forkserver()
     forkserver.start_early(forkserver.PRELOAD if policies else forkserver.LIGHT_PRELOAD)
     build.agent_module(config)  # imports torch while the forkserver does the same: the probe waits for that
     for key, path in import_paths(to_plain(config)).items():
@@ -159,32 +155,36 @@ def probe_env(config: TrainConfig, stop: StopFlag | None) -> Probed:
             return flag()
 
         try:
-            found: dict[str, Any] = forkserver.run_in_child(
-                build.probe_env, (config.env, tuple(config.plugins)), making_s(config), waiting
-            )
-        except forkserver.ChildStopped as e:
+            args = (config.env, tuple(config.plugins), config.seed)
+            child = Child("trial of the environment", build.probe_env, args)
+            found: dict[str, Any] = child.answer(making_s(config), waiting)
+        except ChildStopped as e:
             raise Interrupted(flag.code or ExitCode.SIGTERM) from e
         except TimeoutError as e:
             raise UsageError(
                 f"env: making the environment took longer than {making_s(config):g} s\n"
                 "allowed: a higher actor_manager.start_timeout_s"
             ) from e
-        except forkserver.ChildError as e:
+        except ChildError as e:
             raise _probe_error(e) from e
+    for text in found["warnings"]:
+        write_line(sys.stderr, f"warning: {text}")
     spec = replace(EnvSpec.from_json(found["spec"]), left_out=tuple(found.pop("left_out")))
     return Probed(**found | {"spec": spec})
 
 
-def _probe_error(error: forkserver.ChildError) -> BorderError:
+def _probe_error(error: ChildError) -> BorderError:
     if error.error_type == "UsageError":
         return UsageError(str(error))
     if error.error_type == "BorderError":  # a module that failed on import
         return BorderError(str(error))
-    if not error.error_type:
+    if error.error_type == "RuntimeError" and "bootstrapping phase" in str(error):
         return UsageError(
-            f"env: {error} while it made the environment\n"
-            'in your own script, train and train_async belong under `if __name__ == "__main__":`'
+            'your script trains when it is imported\nallowed: train under `if __name__ == "__main__":`'
         )
+    if not error.error_type:
+        first, newline, said = str(error).partition("\n")
+        return UsageError(f"env: {first} while it made the environment{newline}{said}")
     first = str(error).partition("\n")[0]
     return UsageError(
         f"env: the environment raised when it was made or reset: {error.error_type}: {first}\n"

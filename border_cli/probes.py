@@ -34,7 +34,8 @@ from border_cli.core.types import AFTER_TRAINING, Chunk, Items, empty_items
 from border_cli.display.format import counted
 from border_cli.envs.make import make_gym
 from border_cli.preflight import making_s
-from border_cli.runtime import forkserver, seeding
+from border_cli.runtime import seeding
+from border_cli.runtime.child import ChildError, ChildStopped, run_in_child
 from border_cli.runtime.signals import StopFlag
 from border_cli.transport import ModelChannel, Ring, model_layout
 
@@ -195,14 +196,14 @@ def step_alone(config: TrainConfig, masked: bool, seconds: float) -> float:
 
 def _in_child(function: Callable[..., Any], args: tuple[Any, ...], limit_s: float, stop: StopFlag) -> Any:
     try:
-        return forkserver.run_in_child(function, args, limit_s, should_stop=stop)
-    except forkserver.ChildStopped as e:
+        return run_in_child(function, args, limit_s, should_stop=stop)
+    except ChildStopped as e:
         raise Interrupted(stop.code or ExitCode.SIGTERM) from e
     except TimeoutError as e:
         raise UsageError(
             f"an actor cannot be tried: {e}\nallowed: a higher actor_manager.start_timeout_s"
         ) from e
-    except forkserver.ChildError as e:
+    except ChildError as e:
         raise UsageError(f"an actor cannot be tried: {first_line(e)}") from e
 
 

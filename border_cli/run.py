@@ -45,9 +45,10 @@ from border_cli.runs.directory import REPORTED, Launch, log_to
 from border_cli.runs.resume import Resumed, describe, unfit
 from border_cli.runs.summary import SUMMARY_FILE, Summary, write_crash
 from border_cli.runs.trust import code_names
-from border_cli.runtime.child import keep_freed_memory
+from border_cli.runtime.child import OUTPUT_FILE, output_to
 from border_cli.runtime.files import run_all
 from border_cli.runtime.signals import StopFlag, or_new
+from border_cli.runtime.worker import keep_freed_memory
 from border_cli.training.loop import TrainingLoop
 
 _LACKS = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
@@ -91,7 +92,7 @@ def train(
         files = RunFiles(config, run_dir, launch, resumed)
         if resumed is None:
             files.start()
-        with log_to(run_dir / "train.log", view.note):
+        with log_to(run_dir / "train.log", view.note), output_to(run_dir / OUTPUT_FILE):
             _announce(config, spec, run_dir, launch, resumed, console if on_console else None, decided)
             closing: list[Callable[[], None]] = []
             try:

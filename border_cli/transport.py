@@ -61,6 +61,10 @@ class Block:
         except OSError as error:
             raise resource_error(error, purpose, self.size) from error
 
+    def fileno(self) -> int:
+        """Its descriptor."""
+        return self._fd
+
     def words(self, offset: int, n: int) -> memoryview:
         """View of n aligned 8-byte signed words; one of them is read or written as a whole."""
         return memoryview(self._map)[offset : offset + n * WORD].cast("q")

@@ -25,7 +25,6 @@ COUNTING_SPEC = EnvSpec(
 )
 COUNTING_COLUMNS: tuple[Column, ...] = item_columns(COUNTING_SPEC)
 LIGHT_PRELOAD = (
-    "border_cli.runtime.preload",
     "gymnasium",
     "border_cli.actors.process",
     "border_cli.envs.group",

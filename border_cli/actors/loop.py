@@ -332,17 +332,22 @@ def run_actor(
     sink: ChunkSink,
     status: Status,
     ready: Callable[[bool], None],
+    finished: Callable[[ActorStat], None],
     requests: StateRequests | None = None,
     state: State | None = None,
-) -> ActorStat:
-    """One incarnation of an actor, from making its environments to its last env step. Returns what it did.
+) -> None:
+    """One incarnation of an actor, from making its environments to closing them.
 
     Args:
         models: where it gets models from; in lockstep `RoundModels`.
         ready: called with `Actor.exact` once the environments are reset and the first model is held.
+        finished: called with what it did, before its environments are closed, which may take long.
         requests: in lockstep, how the learner asks for the actor's state.
         state: in lockstep, the saved state to continue from.
     """
+    seeding.seed_global_generators(
+        actor_id.seed, seeding.ACTOR, actor_id.actor, actor_id.incarnation, 2
+    )  # which environments may use
     status.state = ActorState.MAKING_ENVIRONMENT
     with contextlib.closing(spec.env.load()(actor_id, *spec.env.args)) as env:
         processor: StepProcessor = spec.processor.load()(actor_id, env.spec, *spec.processor.args)
@@ -353,9 +358,9 @@ def run_actor(
 
         model = wait_until(first_model, ActorState.WAITING_FOR_MODEL, status)
         if isinstance(model, bool):  # the run was stopped before there was a model
-            return ActorStat(
-                actor_id.actor, actor_id.incarnation, actor_id.env_steps, state=ActorState.DONE.label
-            )
+            done = ActorState.DONE.label
+            finished(ActorStat(actor_id.actor, actor_id.incarnation, actor_id.env_steps, state=done))
+            return
         policy.sync_model(model)
         policy.train()
         status.state = ActorState.RESETTING
@@ -373,4 +378,4 @@ def run_actor(
             actor = LockstepActor(actor_id, sampler, policy, *rounds)
             actor.begin(state)
         ready(actor.exact)
-        return actor.run()
+        finished(actor.run())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from multiprocessing import reduction
 from selectors import EVENT_READ, BaseSelector
 from typing import Protocol
 
@@ -13,17 +12,9 @@ from border_cli.actors.spec import ActorId, ActorSpec, ActorState, ActorStatus, 
 from border_cli.core.errors import ActorLostError
 from border_cli.core.state import State
 from border_cli.core.types import ActorStat, Chunk, Column, ModelInfo, count_episodes
-from border_cli.runtime.child import MESSAGE_BYTES, Reporter
-from border_cli.runtime.supervised import (
-    Child,
-    ChildProcess,
-    Condition,
-    Limits,
-    Loss,
-    Ready,
-    SpawnArgs,
-    SupervisedProcess,
-)
+from border_cli.runtime.child import Child
+from border_cli.runtime.supervised import Condition, Limits, Loss, Supervised, SupervisedProcess
+from border_cli.runtime.worker import Ready, Reporter
 from border_cli.transport import ModelChannel, Ring
 
 
@@ -40,11 +31,10 @@ class SendState:
 
 
 @dataclass(frozen=True)
-class StatePiece:
-    """A piece of the pickled state. last: whether it is the last one."""
+class SentState:
+    """The actor's state, which the learner has asked for."""
 
-    data: bytes
-    last: bool
+    state: State
 
 
 class PipedRequests:
@@ -61,25 +51,28 @@ class PipedRequests:
             return False  # the learner died; the watchdog ends this process
 
     def answer(self, state: State) -> None:
-        """Send the state, in pieces that each fit into one message."""
-        data = bytes(reduction.ForkingPickler.dumps(state))
-        for start in range(0, len(data), MESSAGE_BYTES):
-            piece = data[start : start + MESSAGE_BYTES]
-            self._reporter.send(StatePiece(piece, start + MESSAGE_BYTES >= len(data)))
+        self._reporter.send(SentState(state))
 
 
-def actor_main(shared: tuple[Ring, ModelChannel, ActorStatus], setup: SpawnArgs, reporter: Reporter) -> None:
-    """What the process runs (see `border_cli.runtime.supervised.ChildProcess`)."""
-    ring, models, status = shared
-    opened: tuple[ActorSpec, ActorId, State | None] = setup.open()
-    spec, actor_id, state = opened
+def actor_main(
+    reporter: Reporter,
+    ring: Ring,
+    models: ModelChannel,
+    status: ActorStatus,
+    spec: ActorSpec,
+    actor_id: ActorId,
+    state: State | None,
+) -> None:
+    """What the process runs (see `border_cli.runtime.child.Child`)."""
 
     def ready(exact: bool) -> None:
         reporter.send(Ready(exact))
 
-    stat = run_actor(spec, actor_id, models, ring, status, ready, PipedRequests(reporter), state)
-    status.state = ActorState.DONE
-    reporter.send(Finished(stat))
+    def finished(stat: ActorStat) -> None:
+        status.state = ActorState.DONE
+        reporter.send(Finished(stat))
+
+    run_actor(spec, actor_id, models, ring, status, ready, finished, PipedRequests(reporter), state)
 
 
 class ModelSink(Protocol):
@@ -149,10 +142,9 @@ class ActorHandle(SupervisedProcess):
         self._holds_rows = False  # whether the last `collect` returned some, which the next one gives back
         self._sequence = 0  # of the next chunk
         self._final: ActorStat | None = None
-        self._pieces: list[bytes] = []
         self._absent = self._absence_reported = False
 
-    def _spawn(self) -> Child:
+    def _spawn(self) -> Supervised:
         shared, counts = self._shared, self._counts
         if self.losses:
             counts.incarnation += 1
@@ -171,13 +163,13 @@ class ActorHandle(SupervisedProcess):
             shared.selector.register(descriptor, EVENT_READ, self)
         return made
 
-    def _make(self, actor_id: ActorId) -> Child:
+    def _make(self, actor_id: ActorId) -> Supervised:
         """Start what runs this incarnation. Raises ResourceError."""
         shared = self._shared
         self._arriving = ring = Ring(shared.columns, shared.ring_rows)
         try:
-            setup = (shared.spec, actor_id, self._state)
-            return ChildProcess(self.name, actor_main, (ring, shared.models, self._status), setup)
+            args = (ring, shared.models, self._status, shared.spec, actor_id, self._state)
+            return Child(self.name, actor_main, args)
         finally:
             ring.close()
 
@@ -254,7 +246,7 @@ class ActorHandle(SupervisedProcess):
 
     def request_state(self) -> None:
         """Ask for the actor's state, which it sends between two rounds."""
-        self._pieces, self.sent_state = [], None
+        self.sent_state = None
         self.send(SendState())
         self._status.told.set()
 
@@ -279,13 +271,10 @@ class ActorHandle(SupervisedProcess):
                     episodes=self._earlier_episodes + stat.episodes,
                     env_steps_before=counts.env_steps_before,
                 )
-            case StatePiece(data, last):
-                self._pieces.append(data)
-                if last:
-                    self.sent_state = reduction.ForkingPickler.loads(b"".join(self._pieces))
-                    self._pieces = []
+            case SentState(state):
+                self.sent_state = state
 
-    def _exit_cause(self, process: Child) -> ActorLostError:
+    def _exit_cause(self, process: Supervised) -> ActorLostError:
         cause = super()._exit_cause(process)
         if cause.details:  # an exception, and not a process that just ended
             cause.context = {"actor": self.actor, "incarnation": self._counts.incarnation, **cause.context}

@@ -23,12 +23,13 @@ from border_cli.actors.process import ActorHandle, Finished, ModelSink, Shared
 from border_cli.actors.remote import Command, RemoteActor, RemoteSetup, Reply, unpack
 from border_cli.actors.spec import LOCKSTEP_SLOTS, ActorId, ActorSpec, ActorStatus
 from border_cli.config.schema import RayConfig
-from border_cli.core.errors import ActorLostError
+from border_cli.core.errors import ActorLostError, ResourceError
 from border_cli.core.protocols import StopCheck
 from border_cli.core.state import State
 from border_cli.core.types import ActorStat, Chunk, Column, ModelInfo
 from border_cli.runtime.ray_cluster import Cluster, brief
-from border_cli.runtime.supervised import Child, Condition, Failed, Limits
+from border_cli.runtime.supervised import Condition, Limits, Supervised
+from border_cli.runtime.worker import Failed
 
 _CALLS = 2
 """Calls under way per actor at most."""
@@ -125,13 +126,15 @@ class RayLink:
 
 
 class RayChild:
-    """A Ray actor in the place of a child process. Implements `Child`.
+    """A Ray actor in the place of a child process. Implements `Supervised`.
 
     first: number of the first publication that it may need.
     """
 
     pid = None
     descriptors = ()
+    start_error: ResourceError | None = None
+    last_output = ""
 
     def __init__(
         self, link: RayLink, setup: RemoteSetup, status: ActorStatus, chunks: ArrivedChunks, first: int
@@ -287,7 +290,7 @@ class RayHandle(ActorHandle):
         super().end(grace_s)
         self._remote = None
 
-    def _make(self, actor_id: ActorId) -> Child:
+    def _make(self, actor_id: ActorId) -> Supervised:
         shared = self._shared
         self._arriving = arrived = ArrivedChunks()
         setup = RemoteSetup(shared.spec, actor_id, shared.columns, shared.ring_rows, self._level, self._state)

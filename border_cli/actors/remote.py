@@ -14,19 +14,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from multiprocessing import reduction
 
 import numpy as np
 
 from border_cli.actors.loop import run_actor
-from border_cli.actors.process import Finished, StatePiece
+from border_cli.actors.process import Finished, SentState
 from border_cli.actors.spec import LOCKSTEP_SLOTS, ActorId, ActorSpec, ActorState
 from border_cli.core.spaces import Array
 from border_cli.core.state import State
-from border_cli.core.types import Chunk, Column, Items, ModelInfo, empty_items
-from border_cli.runtime import child
-from border_cli.runtime.child import clipped
-from border_cli.runtime.supervised import Failed, Ready, failed
+from border_cli.core.types import ActorStat, Chunk, Column, Items, ModelInfo, empty_items
+from border_cli.runtime.worker import Failed, Ready, clipped, failed, one_torch_thread
 
 WAIT_S = 0.2
 """How long a call waits for chunks at most [s]."""
@@ -63,7 +60,7 @@ class PackedChunk:
 class Reply:
     """What an actor tells the learner.
 
-    messages: Ready, Finished, Failed or StatePiece · seconds: since its first env step, 0 before it ·
+    messages: Ready, Finished, Failed or SentState · seconds: since its first env step, 0 before it ·
     logs: level, logger and text of what it has logged.
     """
 
@@ -183,7 +180,7 @@ class FlagRequests:
         return wanted
 
     def answer(self, state: State) -> None:
-        self.send(StatePiece(bytes(reduction.ForkingPickler.dumps(state)), last=True))
+        self.send(SentState(state))
 
 
 @dataclass(frozen=True)
@@ -267,20 +264,19 @@ class RemoteActor:
 
     def _run(self, setup: RemoteSetup) -> None:
         spec, actor_id = setup.spec, setup.actor_id
-        child.one_torch_thread()
+        one_torch_thread()
         try:
-            stat = run_actor(
+            run_actor(
                 spec,
                 actor_id,
                 self._models,
                 self._sink,
                 self._status,
                 self._ready,
+                self._finished,
                 self._requests,
                 setup.state,
             )
-            self._status.state = ActorState.DONE
-            self._send(Finished(stat))
         except BaseException as error:  # noqa: BLE001 - also SystemExit, which user code may raise
             self._send(failed_here(error, f"actor {actor_id.actor}"))
         with self._changed:
@@ -288,8 +284,12 @@ class RemoteActor:
             self._changed.notify_all()
 
     def _ready(self, exact: bool) -> None:
-        child.one_torch_thread()  # of the policy, which has imported torch by now
+        one_torch_thread()  # of the policy, which has imported torch by now
         self._send(Ready(exact))
+
+    def _finished(self, stat: ActorStat) -> None:
+        self._status.state = ActorState.DONE
+        self._send(Finished(stat))
 
     def _send(self, message: object) -> None:
         with self._changed:

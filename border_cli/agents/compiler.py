@@ -28,9 +28,8 @@ from border_cli.agents.params import TensorBatch
 from border_cli.config.registry import AGENTS, import_plugins
 from border_cli.core.errors import Interrupted, ResourceError, UsageError, first_line
 from border_cli.core.spaces import EnvSpec
-from border_cli.runtime import child
+from border_cli.runtime.child import Child, ChildError, call
 from border_cli.runtime.clock import Deadline
-from border_cli.runtime.forkserver import ChildCall, ChildError
 from border_cli.runtime.signals import StopFlag
 
 _logger = logging.getLogger(__name__)
@@ -94,7 +93,7 @@ class GraphCompiler:
         self._waiting = waiting
         self._paths: dict[int, Path] = {}
         self._job: CompileJob  # from the first call on
-        self._call: ChildCall | None = None
+        self._child: Child | None = None
         # Of the process, which is killed if the run ends.
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._calls = 0
@@ -110,27 +109,27 @@ class GraphCompiler:
             self._began = monotonic()
             if self.use_cached(batch):
                 return True
-        if self._call is None:
+        if self._child is None:
             if not self._pays():
                 return False
             if self._begin():
                 return True
-        call = self._call
-        assert call is not None
+        child = self._child
+        assert child is not None
         if not self._waits:
-            return self._calls % _CALLS_PER_POLL == 0 and call.poll() and self._end(call)
+            return self._calls % _CALLS_PER_POLL == 0 and child.poll() and self._end(child)
         deadline = Deadline(_COMPILING_S)
-        while not call.poll(0.1):
+        while not child.poll(0.1):
             self._waiting()
             if self._stop.code is not None:
                 raise Interrupted(self._stop.code)
             if deadline.passed:
                 return self._stay_eager(f"compiling took longer than {_COMPILING_S:g} s")
-        return self._end(call)
+        return self._end(child)
 
     def close(self) -> None:
         """End the compiling process, if there is one."""
-        if self._call is not None:
+        if self._child is not None:
             self._tell(
                 "the run ended before its opt step was compiled; "
                 "border-bench with the same arguments compiles it for later runs"
@@ -138,9 +137,9 @@ class GraphCompiler:
         self._end_process()
 
     def _end_process(self) -> None:
-        if self._call is not None:
-            self._call.close()
-            self._call = None
+        if self._child is not None:
+            self._child.end()
+            self._child = None
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None
@@ -177,16 +176,19 @@ class GraphCompiler:
         if self._waits:
             self._tell("compiling the opt step, which takes half a minute the first time")
         try:
-            self._call = ChildCall(compile_in_child, (self._job, self._paths, Path(self._folder.name)))
+            args = (self._job, self._paths, Path(self._folder.name))
+            self._child = Child("compiler", call, (compile_in_child, args))
         except ResourceError as error:
             return self._stay_eager(first_line(error))
         return False
 
-    def _end(self, call: ChildCall) -> bool:
+    def _end(self, child: Child) -> bool:
         try:
-            call.result()
-        except ChildError as error:
-            reason = first_line(error) if str(error).strip() else error.error_type
+            child.result()
+        except (ChildError, ResourceError) as error:
+            if self._waits and self._stop.code is not None:  # the signal has ended the C++ compiler too
+                raise Interrupted(self._stop.code) from error
+            reason = first_line(error) if str(error).strip() else str(getattr(error, "error_type", ""))
             return self._stay_eager(f"compiling failed: {reason}")
         finally:
             self._end_process()
@@ -225,7 +227,6 @@ def compile_in_child(job: CompileJob, paths: Mapping[int, Path], folder: Path) -
     """
     warnings.simplefilter("ignore")  # of torch's compiler
     logging.disable(logging.WARNING)
-    child.lower_priority()
     # The C++ compiler leaves its files there when it is killed, and torch a cache that is of no use for other graphs.
     os.environ["TMPDIR"] = os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
     import_plugins(job.plugins)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import gc
 import importlib
@@ -54,9 +53,8 @@ def _run(module: str, begin: Callable[[], None] = lambda: None) -> int:
 
 
 def _start_early() -> None:
-    """Start the forkserver, which imports torch while this process composes the configuration and imports it too."""
+    """Start the fork server, which imports torch while this process composes the configuration and imports it too."""
     gc.disable()  # until all is imported, which takes an eighth less time so
-    atexit.register(_kill_forkserver)  # first, so that it is called last
     from border_cli.runtime.forkserver import start_early
 
     with contextlib.suppress(OSError):  # the checks before the run say what the machine lacks
@@ -69,8 +67,6 @@ def _exit(number: int, _: object) -> None:
 
 
 def _kill_forkserver() -> None:
-    """End the forkserver, which would first complete its imports. The modules may be imported in part only."""
-    server = getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
-    if (pid := getattr(server, "_forkserver_pid", None)) is not None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    """End the fork server, which would first complete its imports. The modules may be imported in part only."""
+    end = getattr(sys.modules.get("border_cli.runtime.forkserver"), "end_forkserver", lambda: None)
+    end()

@@ -27,7 +27,7 @@ from border_cli.cli.jobs import JobScore, NeedTask, SlotTask, SweepTask, refuse_
 from border_cli.cli.overrides import check_interval, override_values, parse_overrides, quoted
 from border_cli.config.resources import cpus
 from border_cli.config.schema import TrainConfig
-from border_cli.core.errors import BorderError, ExitCode, Interrupted, UsageError, first_line
+from border_cli.core.errors import BorderError, ExitCode, Interrupted, ResourceError, UsageError, first_line
 from border_cli.display.format import counted
 from border_cli.display.output import Output, output, write_line
 from border_cli.display.tables import print_lines
@@ -413,15 +413,14 @@ class SweepRun:
         task = NeedTask(config, self.sweep.folder, set(self._typed))
         try:
             process = JobProcess(task, None, max(1, cpus() // n_jobs))
-        except OSError as e:
+        except ResourceError as e:
             return Slots(1, cpus(), (), f"what a job needs could not be measured: {e}")
         with contextlib.closing(process):
             while process.exit_code is None and not self._stop():
-                wait([process.sentinel], 0.1)
+                wait(process.descriptors, 0.1)
             if process.exit_code is None:  # it removes its temporary files
                 process.signal(signal.SIGTERM)
-                wait([process.sentinel], _END_S)
-            process.receive()
+                process.close(_END_S)
         if process.result is None:
             why = process.error.cause or "its process was stopped"
             return Slots(1, cpus(), (), f"what a job needs could not be measured: {why}")

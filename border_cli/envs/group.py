@@ -7,7 +7,6 @@ import hashlib
 import logging
 import math
 import re
-import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -244,26 +243,25 @@ def _spec(env: gymnasium.Env[Any, Any], config: EnvConfig) -> EnvSpec:
 class Probed:
     """What a trial has found out about an environment.
 
-    spec: its spaces · action_mask, categories: the values of these keys of `env` that it needs.
+    spec: its spaces · action_mask, categories: the values of these keys of `env` that it needs · warnings: first
+    lines of those that it gave.
     """
 
     spec: EnvSpec
     action_mask: str
     categories: dict[str, list[int]]
+    warnings: list[str]
 
 
 def try_env(config: EnvConfig, at_end: ExitStack | None = None) -> Probed:
-    """Make one environment, reset it and step it. Its warnings are printed once, here, if it works.
+    """Make one environment, reset it and step it. Raises UsageError if it does not work.
 
-    at_end: gets what closes the environment; by default it is closed here.
-    Raises UsageError if it does not work.
+    at_end: gets what closes the environment, which may take long; by default it is closed here.
     """
-    with ExitStack() as here:
-        with warnings.catch_warnings(record=True) as caught:
-            found = _try(config, at_end or here)
-        for text in dict.fromkeys(_COLOUR.sub("", str(warning.message)) for warning in caught):
-            first = text.removeprefix("WARN: ").partition("\n")[0]
-            sys.stderr.write(f"warning: {first}\n")
+    with ExitStack() as here, warnings.catch_warnings(record=True) as caught:
+        found = _try(config, at_end or here)
+    texts = dict.fromkeys(_COLOUR.sub("", str(warning.message)) for warning in caught)
+    found.warnings.extend(text.removeprefix("WARN: ").partition("\n")[0] for text in texts)
     return found
 
 
@@ -300,7 +298,7 @@ def _try(config: EnvConfig, at_end: ExitStack) -> Probed:
         if making_s <= _QUICKLY_S:
             _compare(step, config)
         spec = _spec(env.envs[0], replace(config, categories=categories))
-        return Probed(spec, action_mask, categories)
+        return Probed(spec, action_mask, categories, [])
     except ActorLostError as e:
         cause = e.__cause__
         mistake = str(cause) if isinstance(cause, EnvApiError) else ""

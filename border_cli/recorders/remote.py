@@ -16,8 +16,8 @@ from typing import Any
 from border_cli.core.errors import BorderError, first_line
 from border_cli.core.metrics import Record
 from border_cli.core.protocols import StopCheck
-from border_cli.runtime.child import Reporter
-from border_cli.runtime.supervised import ChildProcess, Failed, SpawnArgs
+from border_cli.runtime.child import Child
+from border_cli.runtime.worker import Failed, Reporter
 
 MAX_QUEUE = 10_000
 """Records that wait for a recorder that blocks; the oldest are dropped."""
@@ -73,7 +73,7 @@ class RemoteRecorder:
         self._accepted = self._written = 0
         self._queue: deque[Record | Video] = deque(maxlen=MAX_QUEUE)
         self._failed = self._ended = False
-        self._process: ChildProcess | None = ChildProcess(f"recorder {name}", _main, None, maker)
+        self._process: Child | None = Child(f"recorder {name}", _main, (maker,))
 
     def write(self, record: Record) -> None:
         """Pass the record on, or keep it until the process takes it."""
@@ -124,12 +124,12 @@ class RemoteRecorder:
     def _most_s(self) -> float:
         return min(self._finish_s, STOPPED_S) if self._should_stop() else self._finish_s
 
-    def _pass_on(self, process: ChildProcess) -> None:
+    def _pass_on(self, process: Child) -> None:
         self._receive(process)
         while self._queue and not self._failed and _takes_more(process):
             process.send(self._queue.popleft())
 
-    def _receive(self, process: ChildProcess, last: bool = False) -> None:
+    def _receive(self, process: Child, last: bool = False) -> None:
         """Take messages. A process that has failed, or exited, gets no more records."""
         has_exited = process.exited()
         for message in process.receive(last or has_exited):
@@ -152,16 +152,16 @@ class RemoteRecorder:
         _logger.warning("%s", why)
 
 
-def _takes_more(process: ChildProcess) -> bool:
+def _takes_more(process: Child) -> bool:
     """Whether a message can be sent without waiting: the buffer of the pipe is then nearly empty."""
     pipe = select.poll()  # select.select knows the first 1,024 descriptors alone
     pipe.register(process.descriptors[0], select.POLLOUT)
     return bool(pipe.poll(0))
 
 
-def _main(_: None, setup: SpawnArgs, reporter: Reporter) -> None:
+def _main(reporter: Reporter, maker: Callable[[], Any]) -> None:
     """What the process runs."""
-    recorder, has_warned = setup.open()(), False
+    recorder, has_warned = maker(), False
     while not isinstance(message := reporter.pipe.recv(), End):
         try:
             if not isinstance(message, Video):

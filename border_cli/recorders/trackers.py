@@ -22,7 +22,6 @@ from typing import Any
 from border_cli.config.schema import RecorderConfig
 from border_cli.core.metrics import Record
 from border_cli.recorders.files import METRICS_FILE, AppendedFile, read_jsonl
-from border_cli.runtime import child
 
 
 @dataclass(frozen=True)
@@ -286,12 +285,9 @@ def _alone(uri: str) -> Iterator[None]:
 def make_tracker(kind: str, info: RunInfo, recorder: RecorderConfig, keep: int) -> OnceRecorder:
     """The recorder for one of `border_cli.config.resolve.TRACKERS`. Raises what the tracker's package raises.
 
-    What the package prints goes to `<kind>.log` in the run directory: a live view may own the terminal.
-
     Args:
         keep: lines that metrics.jsonl has of the run so far; the tracker gets what it lacks of them.
     """
-    child.redirect_output(info.run_dir / f"{kind}.log")
     path = info.run_dir / f".{kind}.jsonl"
     if kind == "mlflow":
         with _alone(str(recorder.mlflow)):

@@ -1,169 +1,311 @@
-"""What a child process does before anything else, so that it never outlives the learner, and its messages to the learner.
-
-Messages go over the child's own pipe. Each is small enough for a socket to take it as a whole: a learner that sees the
-start of a message never waits for the rest of it, even if the child was stopped or killed meanwhile.
-"""
+"""A process for user code: the trial of an environment, an actor, an evaluator, a film, a tracker, a compiler, a job."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import gc
 import logging
-import multiprocessing
 import os
+import resource
 import signal
-import sys
-import threading
-from logging.handlers import QueueHandler
-from multiprocessing import connection, forkserver
-from multiprocessing.connection import Connection
+from collections.abc import Callable, Iterator, Mapping
+from multiprocessing import reduction
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+from border_cli.core.errors import ResourceError
+from border_cli.core.protocols import StopCheck
+from border_cli.runtime import forkserver
+from border_cli.runtime.clock import Deadline
+from border_cli.runtime.worker import Ended, Failed, Main, NotStarted, Reporter, Returned, Setup, Started
 from border_cli.transport import resource_error
 
-_PR_SET_PDEATHSIG = 1
-LEFT_TO_LEARNER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-"""Signals that may reach a whole process group and that the learner alone acts on."""
-_OOM_MORE, _OOM_MAX = 300, 1000
+OUTPUT_FILE = "output.log"
+"""What children print, in the run directory."""
 _NICER = 3
-_TRIM_THRESHOLD = -1  # M_TRIM_THRESHOLD of glibc's malloc.h
-_MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD
-_MMAP_AT_LEAST = 32 << 20
-"""Blocks from here on, such as a replay's, come from the kernel and go back to it. The most that glibc takes."""
-_KEPT = 256 << 20
-"""Freed memory at the end of the heap that is kept."""
+_MESSAGES_AT_ONCE = 64
+"""A process that never stops logging must not keep the learner from its work."""
+_LAST_MESSAGES = 10_000
+"""More messages than fit into the pipe of a process that has exited."""
+_POLL_S = 0.1
+_KILL_S = 5.0
+_CLOSE_S = 5.0
+"""How long a child may take to exit once it has answered [s]."""
 
 
-def enter(parent_pid: int) -> None:
-    """Tie this process to the learner, which alone keeps the forkserver alive and acts on signals.
+class ChildError(Exception):
+    """A child raised `error_type`, with a traceback in `details`; both are empty if it died."""
 
-    parent_pid: the process that forked this one (the forkserver, or the learner itself under spawn).
+    def __init__(self, error_type: str, message: str, details: str = "") -> None:
+        super().__init__(message)
+        self.error_type = error_type
+        self.details = details
+
+
+class ChildStopped(Exception):
+    """The run was asked to stop while a child was waited for."""
+
+
+_output: Path | None = None
+
+
+@contextlib.contextmanager
+def output_to(path: Path) -> Iterator[None]:
+    """What children print that are started inside is appended to this file."""
+    global _output
+    before, _output = _output, path.absolute()
+    try:
+        yield
+    finally:
+        _output = before
+
+
+class Child:
+    """A process that runs `main(reporter, *args)`. Nothing that it does or omits blocks its client.
+
+    It leads its own process group; what it has started, in whatever session, ends with it, and it ends with its client.
+    What it prints goes to output.log. Signals that stop a run are left to the client.
+
+    Args:
+        name: of the process, and the prefix of what it logs.
+        main: importable by its path. What it needs is imported in the child, so a failing import is an error of the child.
+        args: pickled; memory and pipes are shared.
+        nice: by how much its priority is lower.
+        output: as in `output_to`, for this child alone.
+        trains: it is a job: it starts children itself, has the priority, threads and devices of its client, and SIGTERM
+            ends it until it handles that.
+        environment: variables that differ from those of this process.
+
+    Attributes:
+        outcome: what it has returned, or how it failed, once that has arrived.
+        start_error: why the system did not start it.
+
+    Raises:
+        ResourceError: there is no memory or descriptor.
     """
-    server: Any = forkserver._forkserver  # its fields are private
-    if server._forkserver_alive_fd is not None:
-        os.close(server._forkserver_alive_fd)
-    server._forkserver_alive_fd = None
-    server._forkserver_address = None
 
-    end_with_parent(parent_pid)
-    for number in LEFT_TO_LEARNER:  # no SIG_IGN, which programs that an environment starts would inherit
-        signal.signal(number, lambda *_: None)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, LEFT_TO_LEARNER)
-    keep_freed_memory()
-    gc.freeze()  # what the forkserver imported is never garbage, and looking for some would copy its pages
-    gc.enable()
+    def __init__(
+        self,
+        name: str,
+        main: Main,
+        args: tuple[Any, ...] = (),
+        *,
+        nice: int = _NICER,
+        output: Path | None = None,
+        trains: bool = False,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.outcome: Returned | Failed | None = None
+        self.start_error: ResourceError | None = None
+        self._name = name
+        self._pid: int | None = None
+        self._ended: Ended | None = None
+        self._pieces: list[bytes] = []
+        output = output or _output
+        own = {} if trains else forkserver.CHILD_ENVIRONMENT
+        setup = Setup(
+            name,
+            None if output is None else str(output.absolute()),
+            os.environ | own | dict(environment or {}),
+            resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+            logging.getLogger().getEffectiveLevel(),
+            nice,
+            trains,
+            forkserver.preparation(name.replace(" ", "-")),
+        )
+        self._pipe, theirs = forkserver.connected(name)
+        try:
+            with contextlib.closing(theirs):
+                self._status = forkserver.start(setup, main, args, theirs.fileno())
+        except BaseException:
+            self._pipe.close()
+            raise
 
+    @property
+    def pid(self) -> int | None:
+        """Process id, None until it is known."""
+        self._look()
+        return self._pid
 
-def redirect_output(path: Path) -> int:
-    """Append what this process prints, and programs that it starts, to a file. Returns its descriptor."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    for stream in (1, 2):
-        os.dup2(descriptor, stream)
-    return descriptor
-
-
-def end_with_parent(parent_pid: int) -> None:
-    """Let this process end with the one that started it, and with `parent_pid`, which forked it."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent_pid:  # it died before the line above
-        os._exit(1)
-    threading.Thread(target=_exit_with_parent, name="parent-watchdog", daemon=True).start()
-
-
-def keep_freed_memory() -> bool:
-    """Keep freed memory for reuse, in this process and those it forks. False where the C library is not glibc."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda *_: 0)
-    return bool(mallopt(_MMAP_THRESHOLD, _MMAP_AT_LEAST) and mallopt(_TRIM_THRESHOLD, _KEPT))
-
-
-def one_torch_thread() -> None:
-    """Keep torch, if something has imported it, to one thread."""
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.set_num_threads(1)
-
-
-def lower_priority() -> None:
-    """Make this process one that the learner outlives and outruns, and that can be ended with all it has started."""
-    os.nice(_NICER)
-    # Volunteer for the kernel's OOM killer, so that it spares the learner: where the system is Linux and allows it.
-    path = Path("/proc/self/oom_score_adj")
-    with contextlib.suppress(OSError):
-        path.write_text(str(min(_OOM_MAX, int(path.read_text()) + _OOM_MORE)))
-    os.setpgid(0, 0)  # leads a process group, so that processes it starts can be killed with it
-
-
-def _exit_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        connection.wait([parent.sentinel])
-        if os.getpgrp() == os.getpid():
-            os.killpg(0, signal.SIGKILL)
-        os._exit(1)
-
-
-# -- messages ----------------------------------------------------------------
-
-MESSAGE_BYTES = 12_000
-"""Longer texts are cut before they are sent."""
-
-
-class Reporter:
-    """The child's end of its pipe, shared by all threads of its process."""
-
-    def __init__(self, pipe: Connection) -> None:
-        self.pipe = pipe
-        self._lock = threading.Lock()
+    @property
+    def descriptors(self) -> tuple[int, int]:
+        """What becomes readable when it has sent a message, or has started or ended."""
+        return self._pipe.fileno(), self._status.fileno()
 
     def send(self, message: object) -> None:
-        """Send one message; waits while the pipe is full. Does nothing if the learner has died."""
+        """Send a short message. Does nothing if it has died, which `exited` shows."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._pipe.send(message)
+
+    def receive(self, last: bool = False) -> Iterator[object]:
+        """Messages that have arrived, without waiting; log records are logged.
+
+        last: read everything, because it has exited or is about to be ended.
+        """
+        with contextlib.suppress(EOFError, ConnectionResetError, BrokenPipeError):
+            for _ in range(_LAST_MESSAGES if last else _MESSAGES_AT_ONCE):
+                if not self._pipe.poll():
+                    return
+                piece = self._pipe.recv_bytes()
+                self._pieces.append(piece[1:])
+                if piece[:1] == b"-":
+                    continue
+                message = reduction.ForkingPickler.loads(b"".join(self._pieces))
+                self._pieces = []
+                if isinstance(message, logging.LogRecord):
+                    _log_here(message)
+                    continue
+                if isinstance(message, Returned | Failed):
+                    self.outcome = message
+                yield message
+
+    def exited(self) -> bool:
+        """Whether it has ended, with all that it had started. What it has sent can still be received."""
+        self._look()
+        return self._ended is not None
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative for a signal that killed it."""
+        self._look()
+        return None if self._ended is None else self._ended.code
+
+    @property
+    def exit_reason(self) -> str:
+        """How it ended, such as "was killed by SIGKILL"."""
+        return "has not ended" if self._ended is None else describe_exit(self._ended.code)
+
+    @property
+    def last_output(self) -> str:
+        """The last line that it has printed, known once it has ended."""
+        lines = [] if self._ended is None else self._ended.tail.strip().splitlines()
+        return lines[-1].strip() if lines else ""
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal, if it still runs."""
+        if not self.exited():
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                self._status.send_bytes(bytes([number]))
+
+    def kill(self) -> None:
+        """Kill it at once. `exited` shows when it has ended."""
+        forkserver.wake()
+        self.signal(signal.SIGKILL)
+
+    def end(self, grace_s: float = 0.0) -> None:
+        """Release it, once; kill it unless it exits within grace_s [s]."""
+        if self._status.closed:
+            return
+        self._pipe.close()
+        if not self._ends_within(grace_s):
+            self.kill()
+            self._ends_within(_KILL_S)
+        self._status.close()
+
+    close = end
+
+    def poll(self, timeout_s: float = 0.0) -> bool:
+        """Whether its function has returned or failed, or the process died; waits for at most timeout_s."""
+        deadline = Deadline(timeout_s)
+        while True:
+            has_exited = self.exited()
+            for _ in self.receive(has_exited):
+                pass
+            if self.outcome is not None or has_exited:
+                return True
+            if not wait(self.descriptors, deadline.remaining_s) and deadline.passed:
+                return False
+
+    def answer(self, timeout_s: float, should_stop: StopCheck = lambda: False) -> Any:
+        """Wait for the result, and end the process.
+
+        Raises ChildError if it raised or died, TimeoutError after timeout_s, ChildStopped if should_stop became true, and
+        ResourceError.
+        """
+        grace_s = 0.0
         try:
-            with self._lock:
-                self.pipe.send(message)
-        except (BrokenPipeError, ConnectionResetError):
-            return  # the watchdog ends this process
+            deadline = Deadline(timeout_s)
+            while not self.poll(min(_POLL_S, deadline.remaining_s)):
+                if should_stop():
+                    raise ChildStopped
+                if deadline.passed:
+                    raise TimeoutError(f"no answer within {timeout_s:g} s")
+            grace_s = _CLOSE_S
+            return self.result()
+        finally:
+            self.end(grace_s)
+
+    def result(self) -> Any:
+        """What its function has returned, when `poll` is true. Raises ChildError if it raised or died, ResourceError."""
+        if self.start_error is not None:
+            raise self.start_error
+        outcome = self.outcome
+        if isinstance(outcome, Returned):
+            return outcome.value
+        if isinstance(outcome, Failed):
+            raise ChildError(outcome.error_type, outcome.message, outcome.traceback)
+        said = f"\nits last output: {self.last_output}" if self.last_output else ""
+        raise ChildError("", f"the process {self.exit_reason}{said}")
+
+    def _look(self) -> None:
+        """Take what the fork server has told."""
+        while self._ended is None and not self._status.closed:
+            try:
+                if not self._status.poll():
+                    return
+                message = self._status.recv()
+            except (EOFError, ConnectionResetError):  # the fork server died, and its children with it
+                if self._pid is None or forkserver.pid_gone(self._pid):
+                    self._ended = Ended(-signal.SIGKILL, "")
+                else:
+                    os.kill(self._pid, signal.SIGKILL)  # where the kernel does not do that
+                return
+            if isinstance(message, Started):
+                self._pid = message.pid
+            elif isinstance(message, NotStarted):
+                refused = OSError(message.errno, os.strerror(message.errno))
+                self._ended, self.start_error = (
+                    Ended(1, ""),
+                    resource_error(refused, f"starting {self._name}"),
+                )
+            else:
+                self._ended = message
+
+    def _ends_within(self, seconds: float) -> bool:
+        deadline = Deadline(seconds)
+        while not self.exited() and not deadline.passed:
+            wait([self._status], min(_POLL_S, deadline.remaining_s))
+        return self.exited()
 
 
-class PipeLogHandler(QueueHandler):
-    """Sends log records, already formatted, to the learner. The "queue" is a Reporter."""
-
-    queue: Reporter  # type: ignore[assignment]
-
-    def enqueue(self, record: logging.LogRecord) -> None:
-        """Send one record."""
-        record.msg = record.message = clipped(record.msg)
-        self.queue.send(record)
+def call(_: Reporter, function: Any, args: tuple[Any, ...]) -> Any:
+    """What a child runs that only calls a function."""
+    return function(*args)
 
 
-def log_through(reporter: Reporter, who: str, level: int) -> None:
-    """Send everything that this process logs or warns about to the learner, with `who` in front."""
-    handler = PipeLogHandler(reporter)  # type: ignore[arg-type]
-    handler.setFormatter(logging.Formatter(f"{who}: %(message)s"))
-    logging.basicConfig(level=level, handlers=[handler], force=True)
-    logging.captureWarnings(True)
+def run_in_child(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    timeout_s: float,
+    should_stop: StopCheck = lambda: False,
+) -> Any:
+    """The result of `function(*args)` in a child process, which has ended when this returns. Raises as `Child.answer`."""
+    name = getattr(function, "__name__", "child")
+    return Child(name, call, (function, args)).answer(timeout_s, should_stop)
 
 
-def log_here(record: logging.LogRecord) -> None:
+def describe_exit(exitcode: int) -> str:
+    """How a process ended, in words."""
+    if exitcode >= 0:
+        return f"exited with code {exitcode}"
+    try:
+        return f"was killed by {signal.Signals(-exitcode).name}"
+    except ValueError:  # most real-time signals have no name
+        return f"was killed by signal {-exitcode}"
+
+
+def _log_here(record: logging.LogRecord) -> None:
     """Log a record of a child as if it had been logged in this process."""
     logger = logging.getLogger(record.name)
     if logger.isEnabledFor(record.levelno):
         logger.handle(record)
-
-
-def new_pipe(owner: str) -> tuple[Connection, Connection]:
-    """Two ends that both send and receive. Raises ResourceError if there is no descriptor left."""
-    try:
-        return multiprocessing.Pipe(duplex=True)
-    except OSError as error:
-        raise resource_error(error, f"the pipe of {owner}") from error
-
-
-def clipped(text: str, nbytes: int = MESSAGE_BYTES) -> str:
-    """The text, or only its end, which names the cause, if it has more than `nbytes` bytes in UTF-8."""
-    encoded = text.encode("utf-8", "replace")
-    if len(encoded) <= nbytes:
-        return text
-    return "[…] " + encoded[-nbytes:].decode("utf-8", "ignore")

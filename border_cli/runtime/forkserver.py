@@ -1,4 +1,4 @@
-"""Start children: from a forkserver that has done the heavy imports, or by spawn where there is none.
+"""The way to the fork server (`border_cli.runtime.forkserver_process`), which is started once and starts every child.
 
 `start_early` belongs before the learner's own imports: both processes then import torch at the same time.
 """
@@ -10,193 +10,236 @@ import contextlib
 import errno
 import multiprocessing
 import os
+import select
 import signal
+import socket
+import subprocess
 import sys
-import traceback
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from multiprocessing import forkserver, resource_tracker
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing import context, reduction, spawn, util
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from border_cli.core.protocols import StopCheck
-from border_cli.runtime import child
-from border_cli.runtime.clock import Deadline
-from border_cli.transport import resource_error
+from border_cli.runtime.signals import blocked
+from border_cli.runtime.worker import PassedDescriptor, Setup
+from border_cli.transport import Block, resource_error
 
-LIGHT_PRELOAD = (
-    "border_cli.runtime.preload",
-    "gymnasium",
-    "border_cli.build",
-    "border_cli.actors.process",
-)
-"""Imported once in the forkserver of a run whose only child makes the environment for a look at its spaces."""
+LIGHT_PRELOAD = ("gymnasium", "border_cli.build", "border_cli.actors.process")
+"""Imported for the child that makes the environment for a look at its spaces."""
 PRELOAD = (*LIGHT_PRELOAD, "torch", "border_cli.agents.dqn.agent", "border_cli.agents.sac.agent")
-"""Imported once for children with a policy; importing runs no torch operation, so that forking afterwards is safe."""
-
-_CHILD_ENVIRONMENT = {
+"""Imported for children with a policy; importing runs no torch operation, so that forking afterwards is safe."""
+CHILD_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
+    "OMP_PROC_BIND": "false",  # it would bind every child to the first CPU
     "CUDA_VISIBLE_DEVICES": "",
 }
+FORKS = sys.platform != "darwin"
+"""Where frameworks of the system do not survive a fork, children are new interpreters."""
 _COMMANDS = ("border-train", "border-eval", "border-bench")
 """The scripts that an installer makes of our entry points."""
-_POLL_S = 0.1
-_KILL_TIMEOUT_S = 5.0
-_started: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
+_SOCKET_BYTES = 1 << 18
+_REQUEST_S = 5.0
 
 
-class ChildError(Exception):
-    """A function in a child raised `error_type`, with a traceback in `details`; both are empty if the child died."""
+@dataclass
+class _Link:
+    """The way to the fork server. process: None if another process has started it."""
 
-    def __init__(self, error_type: str, message: str, details: str = "") -> None:
-        super().__init__(message)
-        self.error_type = error_type
-        self.details = details
-
-
-class ChildStopped(Exception):
-    """The run was asked to stop while a child was waited for."""
+    socket: socket.socket
+    process: subprocess.Popen[bytes] | None
 
 
-_preloaded: Sequence[str] = ()
+_link: _Link | None = None
+_preload: tuple[str, ...] = ()
+"""What the fork server imports, or another one in its place."""
+_open: weakref.WeakSet[Connection] = weakref.WeakSet()
+"""Of children that may still run."""
 
 
 def start_early(preload: Sequence[str] = PRELOAD) -> None:
-    """Start the forkserver if it does not run yet and return at once. Nothing happens where there is none."""
-    global _preloaded
-    if _has_forkserver() and forkserver_pid() is None:
-        _preloaded = tuple(preload)
-        forkserver.set_forkserver_preload(list(preload))
-        _ensure_forkserver()
+    """Start the fork server if it does not run yet, let it import these modules too, and return at once."""
+    global _preload
+    before, _preload = _preload, tuple(dict.fromkeys((*_preload, *preload)))
+    if _link is None or _preload != before:
+        with contextlib.closing(_pickled(_preload, "a list of modules")) as block:
+            _request(b"p", [block.fileno()])
 
 
-def end_light_forkserver() -> None:
-    """End the forkserver of an earlier run in this process, if it lacks what children with a policy need."""
-    if _preloaded == LIGHT_PRELOAD:
-        end_forkserver()
+def forkserver_pid() -> int | None:
+    """Process id of the fork server, None while there is none of this process."""
+    return None if _link is None or _link.process is None else _link.process.pid
+
+
+def wake() -> None:
+    """Let the fork server go on, if somebody has stopped it."""
+    if (pid := forkserver_pid()) is not None:
+        os.kill(pid, signal.SIGCONT)  # it is our child and was not waited for, so the number is its own
 
 
 def end_forkserver() -> None:
-    """Kill the forkserver, if there is one. The next child starts another one."""
-    if (pid := forkserver_pid()) is not None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        server: Any = forkserver._forkserver  # this method is private
-        server._stop()
+    """End the fork server, with all children. The next child starts another one."""
+    global _link
+    link, _link = _link, None
+    if link is None:
+        return
+    link.socket.close()
+    if link.process is not None:
+        busy = any(not connection.closed for connection in _open)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            link.process.wait(_REQUEST_S if busy else 0.0)
+        link.process.kill()
+        link.process.wait()
 
 
-def start_process(target: Callable[..., None], args: tuple[Any, ...], name: str) -> BaseProcess:
-    """Start `target(*args)` in a child that is tied to this process (`child.enter`). Raises ResourceError."""
-    method = "forkserver" if _has_forkserver() else "spawn"
-    # joblib's workers set a default start method of their own, `loky`, which a child would not know.
-    default = multiprocessing.get_start_method(allow_none=True)
-    if default is not None and default not in multiprocessing.get_all_start_methods():
-        multiprocessing.set_start_method(method, force=True)
+def start(setup: Setup, function: Callable[..., Any], args: tuple[Any, ...], pipe: int) -> Connection:
+    """Ask for a child. Its messages come through the connection that is returned. Raises ResourceError."""
+    ours, theirs = connected(setup.name)
+    with contextlib.closing(theirs):
+        passing = _Passing()
+        context.set_spawning_popen(passing)  # type: ignore[arg-type]
+        try:
+            content = bytes(reduction.ForkingPickler.dumps((function, args)))
+        finally:
+            context.set_spawning_popen(None)
+        with contextlib.closing(
+            _pickled((_preload, setup, content), f"the arguments of {setup.name}")
+        ) as block:
+            try:
+                client = [second_client()] if setup.trains else []
+                with contextlib.ExitStack() as stack:
+                    own = [stack.enter_context(end).fileno() for end in client]
+                    _request(b"s", [theirs.fileno(), block.fileno(), pipe, *own, *passing.descriptors])
+            except OSError as error:
+                ours.close()
+                raise resource_error(error, f"starting {setup.name}") from error
+    _open.add(ours)
+    return ours
+
+
+def connected(owner: str) -> tuple[Connection, Connection]:
+    """Two connected ends, with room for some messages. Raises ResourceError if there is no descriptor left."""
     try:
-        if method == "forkserver":
-            start_early()
-            _ensure_forkserver()
-        parent_pid = forkserver_pid() if method == "forkserver" else os.getpid()
-        context: Any = multiprocessing.get_context(method)
-        process: BaseProcess = context.Process(target=_entry, args=(parent_pid, target, args), name=name)
-        with _child_environment(), signals_blocked(), without_own_script():
-            process.start()
+        ends = socket.socketpair()
     except OSError as error:
-        raise resource_error(error, f"starting {name}") from error
-    except EOFError as error:
-        # The forkserver could not fork, and exited because of that; the next start brings another one.
-        raise resource_error(OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)), f"starting {name}") from error
-    _started.add(process)
-    return process
+        raise resource_error(error, f"the pipe of {owner}") from error
+    for end in ends:
+        for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            end.setsockopt(socket.SOL_SOCKET, buffer, _SOCKET_BYTES)
+    first, second = (Connection(end.detach()) for end in ends)
+    return first, second
 
 
-def run_in_child(
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    timeout_s: float,
-    should_stop: StopCheck = lambda: False,
-) -> Any:
-    """Run `function(*args)` in a child process, which has ended when this returns.
-
-    Raises ChildError if it raised or the child died, TimeoutError after timeout_s, and ChildStopped if should_stop became
-    true.
-    """
-    with contextlib.closing(ChildCall(function, args)) as call:
-        deadline = Deadline(timeout_s)
-        while not call.poll(min(_POLL_S, deadline.remaining_s)):
-            if should_stop():
-                raise ChildStopped
-            if deadline.passed:
-                raise TimeoutError(f"no answer within {timeout_s:g} s")
-        return call.result()
+def second_client() -> socket.socket:
+    """A socket for requests that a child can use."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        _request(b"c", [theirs.fileno()])
+    return ours
 
 
-class ChildCall:
-    """`function(*args)` in a child process while the caller continues. Close it.
+def become_client(descriptor: int) -> None:
+    """Use this socket for the requests of this process."""
+    global _link
+    _link = _Link(socket.socket(fileno=descriptor), None)
+    _link.socket.setblocking(False)
 
-    The function must be importable by its path, and its result plain data.
-    """
 
-    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        name = getattr(function, "__name__", "child")
-        self._pipe, theirs = child.new_pipe(name)
+def preparation(name: str) -> dict[str, Any]:
+    """What a child needs to know of this process: its main module, unless that is one of our commands, and its paths."""
+    default: Any = multiprocessing.get_start_method(allow_none=True)
+    main = sys.modules["__main__"]
+    path = getattr(main, "__file__", None)
+    try:
+        if path is not None and Path(path).name in _COMMANDS:
+            main.__file__ = None
+        found: dict[str, Any] = spawn.get_preparation_data(name)
+    finally:
+        if path is not None:
+            main.__file__ = path
+        if default is None:  # the caller may still choose one
+            multiprocessing.set_start_method(None, force=True)
+    found["authkey"] = bytes(found["authkey"])
+    # joblib's workers set a start method of their own, which a child would not know
+    if default not in multiprocessing.get_all_start_methods():
+        del found["start_method"]
+    return found
+
+
+def _pickled(content: object, purpose: str) -> Block:
+    data = reduction.ForkingPickler.dumps(content)
+    block = Block(len(data), purpose)
+    os.pwrite(block.fileno(), data, 0)
+    return block
+
+
+class _Passing:
+    """Takes the place of multiprocessing's `Popen` while arguments are pickled: it collects their descriptors."""
+
+    def __init__(self) -> None:
+        self.descriptors: list[int] = []
+
+    def duplicate_for_child(self, descriptor: int) -> int:
+        self.descriptors.append(descriptor)
+        return len(self.descriptors) - 1
+
+    DupFd = PassedDescriptor
+
+
+def _request(kind: bytes, descriptors: Sequence[int]) -> None:
+    """Send a request, if need be to a new server. Raises OSError."""
+    for last in (False, True):
+        link = _link or _start_server()
         try:
-            with contextlib.closing(theirs):
-                self._process = start_process(_call_function, (theirs,), name)
-        except BaseException:
-            self._pipe.close()
-            raise
-        self._pid = self._process.pid
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # `result` says that the child died
-            self._pipe.send((function, args))
-
-    def poll(self, timeout_s: float = 0.0) -> bool:
-        """Whether there is a result, or the child died; waits for at most timeout_s."""
-        return bool(wait([self._pipe], timeout_s))
-
-    def result(self) -> Any:
-        """Wait for what the function returns. Raises ChildError if it raised or the child died."""
-        try:
-            kind, *content = self._pipe.recv()
-        except (EOFError, ConnectionResetError):
-            self._process.join(_KILL_TIMEOUT_S)
-            raise ChildError("", f"the process {describe_exit(self._process.exitcode)}") from None
-        if kind == "error":
-            raise ChildError(*content)
-        return content[0]
-
-    def close(self) -> None:
-        """End the child, with every process it has started if it leads a group."""
-        self._pipe.close()
-        end_process(self._process)
-        if self._pid is not None:
-            end_group(self._pid)
+            poll = select.poll()  # select.select knows the first 1,024 descriptors alone
+            poll.register(link.socket, select.POLLOUT)
+            if not poll.poll(1e3 * _REQUEST_S):
+                raise OSError(errno.EAGAIN, "the process that starts others does not answer")
+            socket.send_fds(link.socket, [kind], list(descriptors))
+            return
+        except (BrokenPipeError, ConnectionResetError):
+            if last or link.process is None:
+                raise
+            end_forkserver()
 
 
-def end_process(process: BaseProcess, grace_s: float = 0.0) -> None:
-    """Kill a child unless it exits within grace_s [s], and release its resources. Never hangs."""
-    process.join(grace_s)
-    if process.pid is not None and not pid_gone(process.pid):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGKILL)
-    process.join(_KILL_TIMEOUT_S)
-    if process.exitcode is not None:
-        process.close()
+def _start_server() -> _Link:
+    global _link
+    ours, theirs = socket.socketpair()
+    code = (
+        f"import sys; sys.path[:] = {sys.path!r}\n"
+        f"from border_cli.runtime.forkserver_process import serve; serve({theirs.fileno()}, {FORKS})"
+    )
+    flags: Any = util._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    with theirs, blocked():
+        process = subprocess.Popen(
+            [sys.executable, *flags, "-c", code],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=(theirs.fileno(),),
+            env=os.environ | CHILD_ENVIRONMENT,
+        )
+    ours.setblocking(False)
+    _link = _Link(ours, process)
+    return _link
 
 
-def end_group(pid: int) -> None:
-    """Kill the rest of the process group that a process led which has ended. Does nothing if it led none.
+def _forget_server() -> None:
+    """In a process that user code has forked: the server is that of its parent, whose death it must notice."""
+    global _link
+    if _link is not None:
+        _link.socket.close()
+        _link = None
 
-    Call it as soon as the process is gone: its id is not given to another one while its group has members.
-    """
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: only zombies are left
-        os.killpg(pid, signal.SIGKILL)
+
+os.register_at_fork(after_in_child=_forget_server)
+atexit.register(end_forkserver)
 
 
 def pid_gone(pid: int) -> bool:
@@ -205,119 +248,3 @@ def pid_gone(pid: int) -> bool:
         return psutil.Process(pid).status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     except psutil.NoSuchProcess:
         return True
-
-
-def describe_exit(exitcode: int | None) -> str:
-    """How a process ended, in words."""
-    if exitcode is None:
-        return "has not ended"
-    if exitcode >= 0:
-        return f"exited with code {exitcode}"
-    try:
-        return f"was killed by {signal.Signals(-exitcode).name}"
-    except ValueError:  # most real-time signals have no name
-        return f"was killed by signal {-exitcode}"
-
-
-def forkserver_pid() -> int | None:
-    """Process id of the forkserver, None while there is none."""
-    server: Any = forkserver._forkserver  # its fields are private
-    pid: int | None = server._forkserver_pid
-    return pid
-
-
-def _has_forkserver() -> bool:
-    return "forkserver" in multiprocessing.get_all_start_methods()
-
-
-def _ensure_forkserver() -> None:
-    # The tracker first: starting it unblocks signals, which must stay blocked until the forkserver ignores them. The
-    # tracker handles SIGINT and SIGTERM itself; SIGUSR1, which would end it, stays blocked there.
-    with signals_blocked():
-        start_tracker()
-    with _child_environment(), signals_blocked():
-        forkserver.ensure_running()
-
-
-def start_tracker() -> None:
-    """Start the resource tracker of multiprocessing, if it does not run yet.
-
-    It would warn, after the command has returned, of the semaphores of a process that was killed, such as a compiler.
-    """
-    option = "ignore:resource_tracker:UserWarning"
-    sys.warnoptions.append(option)
-    try:
-        resource_tracker.ensure_running()
-    finally:
-        sys.warnoptions.remove(option)
-
-
-@contextlib.contextmanager
-def _child_environment() -> Iterator[None]:
-    """One thread per library and no GPU, in the environment that a process started inside gets."""
-    before = {name: os.environ.get(name) for name in _CHILD_ENVIRONMENT}
-    os.environ.update(_CHILD_ENVIRONMENT)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-@contextlib.contextmanager
-def signals_blocked() -> Iterator[None]:
-    """A process started inside blocks the learner's signals until it has set its own handlers."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, child.LEFT_TO_LEARNER)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextlib.contextmanager
-def without_own_script() -> Iterator[None]:
-    """Keep a child started inside from running the script of one of our commands again, as its main module.
-
-    Its imports take a third of a second. Other scripts are run as usual: a child may need what they define or register.
-    """
-    main = sys.modules["__main__"]
-    path = getattr(main, "__file__", None)
-    if path is None or Path(path).name not in _COMMANDS:
-        yield
-        return
-    main.__file__ = None
-    try:
-        yield
-    finally:
-        main.__file__ = path
-
-
-def _entry(parent_pid: int, target: Callable[..., None], args: tuple[Any, ...]) -> None:
-    child.enter(parent_pid)
-    target(*args)
-
-
-def _call_function(pipe: Connection) -> None:
-    """Child side of `run_in_child`. What to call comes through the pipe: importing it may already fail."""
-    try:
-        function, args = pipe.recv()
-        child.one_torch_thread()
-        answer = ("result", function(*args))
-    except BaseException as error:
-        pipe.send(("error", type(error).__name__, str(error), traceback.format_exc()))
-        raise SystemExit(1) from error
-    pipe.send(answer)
-
-
-def _kill_survivors() -> None:
-    """Kill the children that are left, before the interpreter waits for them without a limit."""
-    for process in list(_started):
-        with contextlib.suppress(ValueError):  # closed: it has ended
-            if process.is_alive():
-                process.kill()
-
-
-atexit.register(_kill_survivors)

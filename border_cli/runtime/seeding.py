@@ -12,10 +12,14 @@ Spawn keys below the run's seed:
     (4, episode)                        border-eval: episodes that training never selected on
     (5,)                                random numbers of a policy in an evaluation
     (6, opt_step, episode)              confirmation of a candidate for the best model
+    (3, actor, incarnation, 2)          global generators of Python, numpy and torch in an actor's process
+    (7, role, number)                   those of other processes: 0 learner, 1 trial of the environment, 2 evaluator, 3 film
 """
 
 from __future__ import annotations
 
+import random
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,7 +29,7 @@ from border_cli.core.errors import IncompatibleStateError
 from border_cli.core.state import State, check_like
 
 LEARNING = (0, 1)
-AGENT, REPLAY, EVALUATION, ACTOR, EVAL_COMMAND, EVALUATION_POLICY, CONFIRMATION = range(7)
+AGENT, REPLAY, EVALUATION, ACTOR, EVAL_COMMAND, EVALUATION_POLICY, CONFIRMATION, GLOBAL = range(8)
 
 
 def stream(seed: int, *key: int) -> np.random.SeedSequence:
@@ -71,6 +75,14 @@ def episode_seed(seed: int, actor: int, incarnation: int, env: int, episode: int
 def exploration_key(actor: int, incarnation: int) -> tuple[int, ...]:
     """Spawn key of an actor's exploration."""
     return (ACTOR, actor, incarnation, 1)
+
+
+def seed_global_generators(seed: int, *key: int) -> None:
+    """Seed the generators that user code may draw from without asking: Python's, numpy's, and torch's if it is imported."""
+    random.seed(integer(seed, *key, 0))
+    np.random.seed(integer(seed, *key, 1))
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.manual_seed(integer(seed, *key, 2))
 
 
 def restore(rng: np.random.Generator, state: Mapping[str, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -17,6 +17,49 @@ _CODES = {
     signal.SIGTERM: ExitCode.SIGTERM,
     signal.SIGHUP: ExitCode.SIGTERM,  # the terminal has closed
 }
+
+LEFT_TO_CLIENT = (*_CODES, signal.SIGUSR1)
+"""Signals that may reach a whole process group, and that the learner or the sweep alone acts on."""
+_handlers: dict[int, Callable[..., object]] = {}
+
+
+def handle(number: signal.Signals, handler: Callable[..., object]) -> Any:
+    """Install a handler, which processes that user code forks do not keep. Returns the one before."""
+    _handlers[number] = handler
+    return signal.signal(number, handler)
+
+
+_unblocked = threading.local()
+
+
+def _before_fork() -> None:
+    """Hold signals back, so that the new process gets them when its handlers are in place."""
+    _unblocked.mask = signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_CLIENT)
+
+
+def _after_fork() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _unblocked.mask)
+
+
+def _after_fork_in_child() -> None:
+    """In a forked process, such as a worker of a `multiprocessing.Pool`, which has to end when it is told to."""
+    for number, handler in _handlers.items():
+        if signal.getsignal(number) == handler:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    _after_fork()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
+
+
+@contextmanager
+def blocked() -> Iterator[None]:
+    """A process started inside blocks these signals until it has set its own handlers."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_CLIENT)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class StopFlag:
@@ -50,8 +93,8 @@ class StopFlag:
         if threading.current_thread() is threading.main_thread():
             ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
             numbers = [one for one in _CODES if one is not signal.SIGHUP or not ignored]
-            self._previous = {number: signal.signal(number, self._on_signal) for number in numbers}
-            self._previous[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._on_save_request)
+            self._previous = {number: handle(number, self._on_signal) for number in numbers}
+            self._previous[signal.SIGUSR1] = handle(signal.SIGUSR1, self._on_save_request)
         return self
 
     def __exit__(self, *_: object) -> None:

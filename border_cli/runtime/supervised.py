@@ -5,32 +5,20 @@ Nothing here waits: `SupervisedProcess.supervise` is called repeatedly and does 
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import importlib
-import logging
-import traceback
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from multiprocessing import reduction
-from multiprocessing.connection import Connection
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from border_cli.core.errors import ActorLostError, IncompatibleStateError, ResourceError, first_line
-from border_cli.runtime import child, forkserver
-from border_cli.runtime.child import Reporter, clipped, log_here, log_through, new_pipe
 from border_cli.runtime.clock import SYSTEM_CLOCK, Clock, Deadline
-from border_cli.transport import Block
+from border_cli.runtime.worker import Failed, Ready
 
-_ERROR_BYTES = 1_000
 MAX_DELAY_S = 30.0
 _MIN_CHECKS = 4
-_LAST_MESSAGES = 10_000
-"""More messages than fit into the pipe of a process that has exited."""
-_MESSAGES_AT_ONCE = 64
-"""A process that never stops logging must not keep the learner from its work."""
 
 
 @dataclass(frozen=True)
@@ -46,179 +34,24 @@ class Factory:
         return cast(Callable[..., Any], getattr(importlib.import_module(module), name))
 
 
-class SpawnArgs:
-    """An object for a child, pickled in shared memory, so that the parent never waits for the child to read it.
+class Supervised(Protocol):
+    """What is supervised: a `Child`, or a process on another machine. See `Child` for the meaning of each method."""
 
-    Raises ResourceError if there is no memory or descriptor.
-    """
-
-    def __init__(self, content: object, purpose: str) -> None:
-        data = reduction.ForkingPickler.dumps(content)
-        self._shape = (len(data),)
-        self._block = Block(len(data), purpose)
-        self._block.array(0, self._shape, "uint8").data[:] = data
-
-    def open(self) -> Any:
-        """Unpickle the object in the child, which imports the modules that it needs."""
-        return reduction.ForkingPickler.loads(self._block.array(0, self._shape, "uint8").data)
-
-    def close(self) -> None:
-        """Close the descriptor, once the child is started."""
-        self._block.close()
-
-
-@dataclass(frozen=True)
-class Ready:
-    """Message of a child that is ready to work. exact: see `ActorStat`."""
-
-    exact: bool = True
-
-
-@dataclass(frozen=True)
-class Failed:
-    """Message of a child that exits because of an exception.
-
-    Args:
-        error: one line.
-        traceback: the child's own.
-        context: where it happened, as JSON values.
-        incompatible: the child was given a saved state that does not fit.
-    """
-
-    error: str
-    traceback: str
-    context: Mapping[str, Any] = field(default_factory=dict)
-    incompatible: bool = False
-
-
-def failed(error: BaseException, name: str) -> Failed:
-    """The message about an exception that ended the child of this name. Long texts are cut."""
-    message = f"{name} failed: {type(error).__name__}: {error}".rstrip(": ")
-    details, context = "".join(traceback.format_exception(error)), {}
-    if isinstance(error, ActorLostError):  # an environment raised
-        message, details, context = str(error), error.details, dict(error.context)
-    incompatible = isinstance(error, IncompatibleStateError)
-    return Failed(clipped(message, _ERROR_BYTES), clipped(details), context, incompatible)
-
-
-Main = Callable[[Any, SpawnArgs, Reporter], None]
-"""What a child runs: main(shared, setup, reporter)."""
-
-
-def _run_child(main: Main, name: str, level: int, shared: Any, setup: SpawnArgs, pipe: Connection) -> None:
-    """Entry point of a child. Every exception reaches the learner as `Failed`, and the exit code is then 1."""
-    child.lower_priority()
-    child.one_torch_thread()
-    reporter = Reporter(pipe)
-    log_through(reporter, name, level)
-    try:
-        main(shared, setup, reporter)
-    except BaseException as error:  # also SystemExit and KeyboardInterrupt, which user code may raise
-        reporter.send(failed(error, name))
-        raise SystemExit(1) from error
-
-
-class Child(Protocol):
-    """What is supervised: a `ChildProcess`, or a process on another machine."""
+    start_error: ResourceError | None
 
     @property
-    def pid(self) -> int | None:
-        """Process id, if it runs on this machine."""
-
+    def pid(self) -> int | None: ...
     @property
-    def descriptors(self) -> Sequence[int]:
-        """What becomes readable when it has sent a message or has exited."""
-
+    def descriptors(self) -> Sequence[int]: ...
     @property
-    def exit_reason(self) -> str:
-        """How it ended, such as "was killed by SIGKILL"."""
-
-    def send(self, message: object) -> None:
-        """Send a short message. Does nothing if it has died, which `exited` shows."""
-
-    def receive(self, last: bool = False) -> Iterator[object]:
-        """Messages that have arrived, without waiting; log records are logged.
-
-        last: read everything, because it has exited or is about to be ended.
-        """
-
-    def exited(self) -> bool:
-        """Whether it has ended and nothing more will come."""
-
-    def kill(self) -> None:
-        """Kill it at once."""
-
-    def end(self, grace_s: float = 0.0) -> None:
-        """Release it; kill it unless it exits within grace_s [s]."""
-
-
-class ChildProcess:
-    """A process that runs `main`, and the parent's end of its pipe. Implements `Child`. Raises ResourceError.
-
-    Args:
-        name: of the process, and the prefix of what it logs.
-        main: importable by its path.
-        shared: memory that is handed over at the start.
-        setup: any other objects. The child imports what they need inside `main`, because imports may fail.
-    """
-
-    def __init__(self, name: str, main: Main, shared: Any, setup: object) -> None:
-        level = logging.getLogger().getEffectiveLevel()
-        with contextlib.closing(SpawnArgs(setup, f"the setup of {name}")) as args:
-            self._pipe, theirs = new_pipe(name)
-            try:
-                self._process = forkserver.start_process(
-                    _run_child, (main, name, level, shared, args, theirs), name.replace(" ", "-")
-                )
-            except BaseException:
-                self._pipe.close()
-                raise
-            finally:
-                theirs.close()
-
+    def exit_reason(self) -> str: ...
     @property
-    def pid(self) -> int | None:
-        return self._process.pid
-
-    @property
-    def descriptors(self) -> tuple[int, int]:
-        return self._pipe.fileno(), self._process.sentinel
-
-    def send(self, message: object) -> None:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self._pipe.send(message)
-
-    def receive(self, last: bool = False) -> Iterator[object]:
-        with contextlib.suppress(EOFError, ConnectionResetError, BrokenPipeError):
-            for _ in range(_LAST_MESSAGES if last else _MESSAGES_AT_ONCE):
-                if not self._pipe.poll():
-                    return
-                message = self._pipe.recv()
-                if isinstance(message, logging.LogRecord):
-                    log_here(message)
-                else:
-                    yield message
-
-    def exited(self) -> bool:
-        pid = self._process.pid
-        # If the forkserver died, an exit code is reported although the process itself may still run.
-        return self._process.exitcode is not None and (pid is None or forkserver.pid_gone(pid))
-
-    @property
-    def exit_reason(self) -> str:
-        return forkserver.describe_exit(self._process.exitcode)
-
-    def kill(self) -> None:
-        if not self.exited():
-            self._process.kill()
-
-    def end(self, grace_s: float = 0.0) -> None:
-        """Close the pipe, kill the process unless it exits within grace_s [s], and kill what it has started."""
-        pid = self._process.pid
-        self._pipe.close()
-        forkserver.end_process(self._process, grace_s)
-        if pid is not None:
-            forkserver.end_group(pid)
+    def last_output(self) -> str: ...
+    def send(self, message: object) -> None: ...
+    def receive(self, last: bool = False) -> Iterator[object]: ...
+    def exited(self) -> bool: ...
+    def kill(self) -> None: ...
+    def end(self, grace_s: float = 0.0) -> None: ...
 
 
 class HeartbeatMonitor:
@@ -313,12 +146,14 @@ class Limits:
 class Loss:
     """A process has ended without being asked to.
 
-    restart: the number within the window of the restart that follows after delay_s [s], None if it is given up.
+    restart: the number within the window of the restart that follows after delay_s [s], None if it is given up ·
+    repeated: given up because the same exception came at the same step of the same episode as before.
     """
 
     cause: ActorLostError
     restart: int | None = None
     delay_s: float = 0.0
+    repeated: bool = False
 
 
 class SupervisedProcess(ABC):
@@ -340,14 +175,15 @@ class SupervisedProcess(ABC):
         self._clock = clock
         self._budget = RestartBudget(limits.restarts, limits.restart_window_s, clock)
         self._monitor = HeartbeatMonitor(clock)
-        self._child: Child | None = None
+        self._child: Supervised | None = None
         self._failed: Failed | None = None
+        self._failed_at: tuple[Any, ...] = ()  # where the last process failed
         self._killed = False
         self._cause: ActorLostError | None = None
         self._due = Deadline(0.0, clock)
 
     @abstractmethod
-    def _spawn(self) -> Child:
+    def _spawn(self) -> Supervised:
         """Start the process. Raises ResourceError."""
 
     @property
@@ -431,11 +267,12 @@ class SupervisedProcess(ABC):
                 try:
                     self.start()
                 except ResourceError as error:
-                    self._cause = ActorLostError(
-                        f"{self.name} could not be started again: {first_line(error)}"
-                    )
+                    self._cause = self._not_started(error)
                     return self._lose()
         return None
+
+    def _not_started(self, error: ResourceError) -> ActorLostError:
+        return ActorLostError(f"{self.name} could not be started again: {first_line(error)}")
 
     def kill(self) -> None:
         """Kill the process at once. `end` waits until it has ended."""
@@ -454,10 +291,15 @@ class SupervisedProcess(ABC):
             self._child.end(grace_s)
             self._child = None
 
-    def _exit_cause(self, process: Child) -> ActorLostError:
+    def _exit_cause(self, process: Supervised) -> ActorLostError:
+        if process.start_error is not None and not self.losses:
+            raise process.start_error
+        if process.start_error is not None:
+            return self._not_started(process.start_error)
         if self._failed is not None:
             return ActorLostError(self._failed.error, self._failed.traceback, self._failed.context)
-        return ActorLostError(f"{self.name} {process.exit_reason} (it was {self.doing})")
+        said = f"\nits last output: {process.last_output}" if process.last_output else ""
+        return ActorLostError(f"{self.name} {process.exit_reason} (it was {self.doing}){said}")
 
     def _check_heartbeat(self) -> None:
         if not self._watched:
@@ -485,10 +327,21 @@ class SupervisedProcess(ABC):
         self.losses += 1
         if failed is not None and failed.incompatible:
             raise IncompatibleStateError(failed.error)
-        if not self._budget.spend():
+        before, self._failed_at = self._failed_at, () if failed is None else _place_of_failure(failed)
+        repeated = bool(before) and before == self._failed_at
+        if repeated or not self._budget.spend():
             self.condition = Condition.GIVEN_UP
-            return Loss(cause)
+            return Loss(cause, repeated=repeated)
         delay_s = self._budget.delay_s(self._limits.restart_delay_s)
         self.condition = Condition.BACKING_OFF
         self._due = Deadline(delay_s, self._clock)
         return Loss(cause, self._budget.spent, delay_s)
+
+
+def _place_of_failure(failed: Failed) -> tuple[Any, ...]:
+    """The exception and the step of the episode in which it was raised; empty if it was not raised by a step."""
+    where = failed.context
+    if where.get("phase") != "step":
+        return ()
+    raised = failed.traceback.rpartition('  File "')[2].partition("\n")[0]
+    return raised, where["env"], where["episode"], where["step"]

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
 import os
 import select
 import signal
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Protocol
 
 from border_cli.config import resources
+from border_cli.core.errors import ExitCode, first_line
 from border_cli.core.progress import JobProgress, Progress
 from border_cli.display.advice import first_to_end
-from border_cli.runtime import child
-from border_cli.runtime.child import Reporter, clipped
-from border_cli.runtime.forkserver import signals_blocked, start_tracker, without_own_script
+from border_cli.runtime.child import OUTPUT_FILE, Child
+from border_cli.runtime.forkserver import start_early
+from border_cli.runtime.worker import Failed, Reporter, Returned, clipped
 
-OUTPUT_FILE = "output.log"
-"""What a job and its libraries print, in its run directory."""
 _SENT_S = 0.25
 """Least time between two messages about the progress [s]."""
-_END_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -104,7 +99,7 @@ class Task(Protocol):
 
 
 class JobProcess:
-    """A process that runs a task. Raises OSError where it cannot be started.
+    """A process that runs a task. Raises ResourceError where it cannot be started.
 
     Args:
         run_dir: created if necessary; what the process prints is written there. None: it is dropped.
@@ -117,14 +112,11 @@ class JobProcess:
     def __init__(
         self, task: Callable[[JobView], int], run_dir: Path | None, cpus: int, gpu: str | None = None
     ) -> None:
-        self.pipe, theirs = multiprocessing.Pipe(duplex=False)
-        context: Any = multiprocessing.get_context("spawn")
-        args = (os.getpid(), task, run_dir, cpus, theirs)
-        self._process = context.Process(target=_run_job, args=args, name="job")
-        with signals_blocked():
-            start_tracker()  # which unblocks signals, and they must stay blocked until the job handles them
-        with contextlib.closing(theirs), without_own_script(), signals_blocked(), _visible_gpu(gpu):
-            self._process.start()
+        if run_dir is not None:
+            run_dir.mkdir(parents=True, exist_ok=True)
+        output = None if run_dir is None else run_dir / OUTPUT_FILE
+        visible = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
+        self._child = Child("job", _run_job, (task, cpus), output=output, trains=True, environment=visible)
         self.latest: JobProgress | None = None
         self.error = JobError("", "")
         self.result: Any = None
@@ -132,41 +124,42 @@ class JobProcess:
 
     def receive(self) -> None:
         """Take what the job has sent."""
-        with contextlib.suppress(EOFError, OSError):
-            while self.pipe.poll():
-                message = self.pipe.recv()
-                if isinstance(message, JobProgress):
-                    self.latest = message
-                elif isinstance(message, JobError):
-                    self.error = message
-                else:
-                    self.result = message
+        for message in self._child.receive(self._child.exited()):
+            if isinstance(message, JobProgress):
+                self.latest = message
+            elif isinstance(message, JobError):
+                self.error = message
+            elif isinstance(message, Failed):
+                self.error = JobError(message.traceback, message.error)
+            elif not isinstance(message, Returned):
+                self.result = message
 
     @property
-    def sentinel(self) -> int:
-        """Becomes readable when the process has ended."""
-        return int(self._process.sentinel)
+    def descriptors(self) -> tuple[int, int]:
+        """When one of these becomes readable, the job has sent something, or it has ended."""
+        return self._child.descriptors
 
     @property
     def exit_code(self) -> int | None:
         """None while it runs; negative for a signal that killed it."""
-        code: int | None = self._process.exitcode
-        return code
+        if not self._child.exited():
+            return None
+        if (refused := self._child.start_error) is not None:
+            self.error = JobError(str(refused), first_line(refused))
+            return int(ExitCode.RESOURCES)
+        self.receive()
+        outcome = self._child.outcome
+        return outcome.value if isinstance(outcome, Returned) else self._child.exit_code
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal, if the process still runs."""
-        if self.exit_code is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._process.pid, number)
+        self._child.signal(number)
 
-    def close(self) -> None:
-        """Kill the process if it still runs, and release its resources."""
+    def close(self, grace_s: float = 0.0) -> None:
+        """Kill the process unless it exits within grace_s [s], and release its resources."""
         self.closed = True
-        self.signal(signal.SIGKILL)
-        self._process.join(_END_TIMEOUT_S)
-        self.pipe.close()
-        if self.exit_code is not None:
-            self._process.close()
+        self.receive()
+        self._child.end(grace_s)
 
 
 class LocalExecutor:
@@ -177,9 +170,10 @@ class LocalExecutor:
         self._cpus = cpus
         self._gpus = gpus
         self._running: list[tuple[JobProcess, str | None]] = []
+        start_early()
 
     def start(self, task: Task, run_dir: Path) -> JobProcess:
-        """Start a process. Raises OSError where that fails."""
+        """Start a process. Raises ResourceError or OSError where that fails."""
         self._running = [one for one in self._running if not one[0].closed]
         taken = [gpu for _, gpu in self._running]
         gpu = min(self._gpus, key=taken.count, default=None)
@@ -190,45 +184,13 @@ class LocalExecutor:
     def wait(self, timeout_s: float) -> None:
         """Wait until a process has sent something, or has ended."""
         self._running = [one for one in self._running if not one[0].closed]
-        wait([end for process, _ in self._running for end in (process.pipe, process.sentinel)], timeout_s)
+        wait([end for process, _ in self._running for end in process.descriptors], timeout_s)
 
     def close(self) -> None:
         """Nothing: the scheduler closes the processes."""
 
 
-@contextlib.contextmanager
-def _visible_gpu(name: str | None) -> Iterator[None]:
-    """Let a process that is started inside see this GPU alone; None for all."""
-    before = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if name is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = name
-    try:
-        yield
-    finally:
-        if before is not None:
-            os.environ["CUDA_VISIBLE_DEVICES"] = before
-        elif name is not None:
-            del os.environ["CUDA_VISIBLE_DEVICES"]
-
-
-def _run_job(
-    parent_pid: int, task: Callable[[JobView], int], run_dir: Path | None, cpus: int, pipe: Connection
-) -> None:
-    """Entry point of the process."""
-    child.end_with_parent(parent_pid)
-    os.setpgid(0, 0)  # a Ctrl-C in the terminal reaches the sweep alone, which then stops its jobs by SIGTERM
-    signal.signal(signal.SIGINT, lambda *_: None)  # one that came before waits until it is unblocked
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until there is a run to save
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, child.LEFT_TO_LEARNER)
-    output = Path(os.devnull)
-    if run_dir is not None:
-        run_dir.mkdir(parents=True, exist_ok=True)
-        output = run_dir / OUTPUT_FILE
-    descriptor = child.redirect_output(output)
+def _run_job(reporter: Reporter, task: Callable[[JobView], int], cpus: int) -> int:
+    """What the process runs. Returns the exit code."""
     resources.limit_cpus(cpus)
-    code = task(JobView(Reporter(pipe)))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    if run_dir is not None and os.fstat(descriptor).st_size == 0:
-        output.unlink()
-    sys.exit(code)
+    return int(task(JobView(reporter)))

@@ -136,7 +136,7 @@ class JobHost:
     def report(self) -> JobStatus:
         """How far the job is. Waits a moment for something new."""
         process = self._process
-        wait([process.pipe, process.sentinel], _POLL_S)
+        wait(process.descriptors, _POLL_S)
         ended = process.exit_code
         process.receive()
         return JobStatus(process.latest, process.error, ended)

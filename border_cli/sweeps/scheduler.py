@@ -14,10 +14,10 @@ from typing import Protocol
 from border_cli.core.errors import ExitCode, ResourceError
 from border_cli.core.progress import JobProgress
 from border_cli.runs.directory import SWEEP_FILE, folder_error
-from border_cli.runtime.forkserver import describe_exit
+from border_cli.runtime.child import OUTPUT_FILE, describe_exit
 from border_cli.runtime.signals import StopFlag
 from border_cli.sweeps.jobs import DONE, FAILED, RUNNING, STOPPED, WAITING, Job, Sweep
-from border_cli.sweeps.process import OUTPUT_FILE, JobError, Task
+from border_cli.sweeps.process import JobError, Task
 
 _POLL_S = 0.25
 _KILLED = -signal.SIGKILL
@@ -220,7 +220,7 @@ class Scheduler:
     def _start(self, job: Job, source: JobSource) -> None:
         try:
             process = self._executor.start(self._task_of(job), job.run_dir)
-        except OSError as e:
+        except (OSError, ResourceError) as e:
             if self._running:
                 self._run_beside_fewer(job, f"it could not be started: {e}")
                 return

@@ -16,17 +16,11 @@ from typing import Any
 
 from border_cli.core.protocols import ActingPolicy, Env, StopCheck
 from border_cli.core.types import Evaluation, ModelInfo
-from border_cli.runtime.child import Reporter
+from border_cli.runtime import seeding
+from border_cli.runtime.child import Child
 from border_cli.runtime.clock import Deadline
-from border_cli.runtime.supervised import (
-    ChildProcess,
-    Condition,
-    Factory,
-    Limits,
-    Ready,
-    SpawnArgs,
-    SupervisedProcess,
-)
+from border_cli.runtime.supervised import Condition, Factory, Limits, SupervisedProcess
+from border_cli.runtime.worker import Ready, Reporter
 from border_cli.transport import WORD, Block, Layout, ModelChannel, fence, model_layout
 
 _START_TIMEOUT_S = 120.0
@@ -251,6 +245,7 @@ class EvaluatorSpec:
     max_episode_steps: int
     max_episodes: int
     info_keys: tuple[str, ...] = ()
+    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -263,11 +258,10 @@ class Task:
 
 
 def evaluator_main(
-    shared: tuple[ModelChannel, EvaluatorStatus], setup: SpawnArgs, reporter: Reporter
+    reporter: Reporter, models: ModelChannel, status: EvaluatorStatus, spec: EvaluatorSpec, incarnation: int
 ) -> None:
-    """What the process runs (see `border_cli.runtime.supervised.ChildProcess`)."""
-    models, status = shared
-    spec: EvaluatorSpec = setup.open()
+    """What the process runs (see `border_cli.runtime.child.Child`)."""
+    seeding.seed_global_generators(spec.seed, seeding.GLOBAL, 2, incarnation)
     with closing(spec.env.load()(status.beat, *spec.env.args)) as env:
         policy: ActingPolicy = spec.policy.load()(env.spec, *spec.policy.args)
         runner = EpisodeRunner(env, spec.max_episode_steps, status.stop_requested, spec.info_keys)
@@ -352,8 +346,9 @@ class ProcessEvaluator(SupervisedProcess):
         self._status.close()
         self._models.close()
 
-    def _spawn(self) -> ChildProcess:
-        process = ChildProcess(self.name, evaluator_main, (self._models, self._status), self._spec)
+    def _spawn(self) -> Child:
+        args = (self._models, self._status, self._spec, self.losses)
+        process = Child(self.name, evaluator_main, args)
         if self._task is not None:
             process.send(self._task)
         return process

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 from border_cli.core.errors import ResourceError, first_line
 from border_cli.core.protocols import StopCheck
 from border_cli.core.types import ModelInfo
+from border_cli.runtime.child import Child, ChildError, call
 from border_cli.runtime.clock import Deadline
-from border_cli.runtime.forkserver import ChildCall, ChildError
 
 END_S = 60.0
 """How long the end of a run waits for a film that is being made [s]."""
@@ -48,47 +48,47 @@ class Films:
         self._make, self._args = make, args
         self._sinks = sinks
         self._should_stop = should_stop
-        self._call: tuple[ChildCall, Path, int, int] | None = None
+        self._film: tuple[Child, Path, int, int] | None = None
 
     def film(self, model: ModelInfo, env_steps: int) -> None:
         """Begin a film of this model."""
         self.poll()
-        if self._call is not None:
+        if self._film is not None:
             _logger.info("the film of opt step %d is left out: the one before is not ready", model.version)
             return
         path = self._folder / f"step-{model.version:09d}.mp4"
         copy = ModelInfo(model.version, {name: array.copy() for name, array in model.arrays.items()})
         try:
-            call = ChildCall(self._make, (*self._args, copy, path))
+            child = Child("film", call, (self._make, (*self._args, copy, path)))
         except ResourceError as e:
             _logger.warning("no film of opt step %d: %s", model.version, first_line(e))
             return
-        self._call = call, path, model.version, env_steps
+        self._film = child, path, model.version, env_steps
 
     def poll(self, timeout_s: float = 0.0) -> None:
         """Pass on a film that is ready."""
-        if self._call is None or not self._call[0].poll(timeout_s):
+        if self._film is None or not self._film[0].poll(timeout_s):
             return
-        call, path, opt_steps, env_steps = self._call
-        self._call = None
+        child, path, opt_steps, env_steps = self._film
+        self._film = None
         try:
-            gif, size = call.result()
+            gif, size = child.result()
             for sink in self._sinks:
                 sink.video(path, gif, size, opt_steps, env_steps)
-        except ChildError as e:
+        except (ChildError, ResourceError) as e:
             _logger.warning("no film of opt step %d: %s", opt_steps, str(e).partition("\n")[0])
         finally:
-            call.close()
+            child.end()
 
     def close(self) -> None:
         """Wait for the film that is being made, END_S at most."""
         deadline = Deadline(END_S)
-        while self._call is not None and not deadline.passed and not self._should_stop():
+        while self._film is not None and not deadline.passed and not self._should_stop():
             self.poll(0.1)
-        if self._call is not None:
-            _logger.warning("the film of opt step %d is left out: it was not ready at the end", self._call[2])
-            call, path, *_ = self._call
-            call.close()
+        if self._film is not None:
+            _logger.warning("the film of opt step %d is left out: it was not ready at the end", self._film[2])
+            child, path, *_ = self._film
+            child.end()
             # What `border_cli.video` had written of it.
             path.with_name(f".{path.name}").unlink(missing_ok=True)
-            self._call = None
+            self._film = None

@@ -8,7 +8,6 @@ import os
 import select
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from multiprocessing import forkserver as server
 from multiprocessing import resource_tracker as tracker
 from pathlib import Path
 from typing import Any
@@ -96,13 +95,12 @@ def nothing_left() -> Iterator[None]:
 
 def _held() -> tuple[set[int | str], int]:
     """Return child processes, named memory and the number of descriptors, without those of the forkserver."""
-    running: Any = server._forkserver  # type: ignore[attr-defined]
     tracking: Any = tracker._resource_tracker
     helpers = {forkserver.forkserver_pid(), tracking._pid}
     children = {*processes(parent=os.getpid()), *processes(parent=forkserver.forkserver_pid())}
     ours = {os.getpid(), *children, *helpers} - {None}
     descriptors = len(list(Path("/proc/self/fd").iterdir()))
-    descriptors -= sum(fd is not None for fd in (running._forkserver_alive_fd, tracking._fd))
+    descriptors -= (forkserver.forkserver_pid() is not None) + (tracking._fd is not None)
     return {*(children - helpers), *named_memory(ours)}, descriptors
 
 

@@ -120,7 +120,7 @@ def test_death_of_the_forkserver_ends_its_actors_and_the_next_run_starts_another
         server = forkserver.forkserver_pid()
         assert server is not None
         os.kill(server, signal.SIGKILL)
-        with pytest.raises(ActorLostError, match=r"actor [01] exited with code 255"):
+        with pytest.raises(ActorLostError, match=r"actor [01] was killed by SIGKILL"):
             wait_until(lambda: manager.collect() is None, "the loss")
     with running(counting_actors()) as manager:
         act(manager, 10)

@@ -26,7 +26,8 @@ from border_cli.cli.train import main
 from border_cli.core.errors import ActorLostError
 from border_cli.core.types import Chunk
 from border_cli.recorders.files import read_jsonl
-from border_cli.runtime import forkserver, seeding
+from border_cli.runtime import seeding
+from border_cli.runtime.child import Child, call
 from border_cli.runtime.supervised import Factory
 from border_cli.training.ratio_limiter import RatioLimiter
 from tests.fakes import COUNTING_COLUMNS, counting_actors, model
@@ -240,13 +241,12 @@ def test_a2_an_interrupted_push_is_discarded_completely(moment: float) -> None:
 def test_a2_a_shared_queue_does_not_survive_an_interrupted_put() -> None:
     """Negative control: a process that dies during a put keeps the lock that all others need."""
     queue = multiprocessing.get_context("forkserver").SimpleQueue()
-    victim = forkserver.start_process(queue.put, (bytes(8 * 2**20),), "naive")
-    assert victim.pid is not None
+    victim = Child("naive", call, (queue.put, (bytes(8 * 2**20),)))
     wait_until(lambda: not queue.empty(), "the first bytes")  # the pipe is full: the process holds the lock
-    os.kill(victim.pid, SIGKILL)
-    wait_gone(victim.pid)
+    victim.kill()
+    wait_until(victim.exited, "its end")
     assert not queue._wlock.acquire(timeout=1.0)  # type: ignore[attr-defined]
-    forkserver.end_process(victim)
+    victim.end()
     queue.close()
 
 

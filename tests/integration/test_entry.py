@@ -60,13 +60,13 @@ def test_d4_sigusr1_while_it_is_imported_is_ignored() -> None:
 
 STARTS = """
 import sys
-from multiprocessing import forkserver
+from border_cli.runtime import forkserver
 from border_cli.cli import entry
 sys.argv = ["command", *sys.argv[1:]]
 try:
     sys.exit(entry.train())
 finally:
-    print(forkserver._forkserver._forkserver_pid is not None)
+    print(forkserver.forkserver_pid() is not None)
 """
 
 

@@ -10,7 +10,9 @@ import numpy as np
 
 from border_cli.core.types import ModelInfo
 from border_cli.runtime import forkserver
+from border_cli.runtime.child import Child
 from border_cli.runtime.clock import Backoff
+from border_cli.runtime.worker import Reporter
 from border_cli.transport import ModelChannel, model_layout
 from tests.fakes import LIGHT_PRELOAD
 from tests.faults.amounts import times
@@ -49,7 +51,7 @@ def model(version: int) -> ModelInfo:
     )
 
 
-def reader(models: ModelChannel, pipe: Connection) -> None:
+def reader(reporter: Reporter, models: ModelChannel, pipe: Connection) -> None:
     """Read at full speed, report it, then read while the writer is slow."""
     counts, version = Counts(), -1
     while counts.reads < READS or (needs_more_reads(models, counts) and counts.reads < MAX_READS):
@@ -97,7 +99,7 @@ def test_a11_no_reader_returns_a_mixture_or_an_older_model(capsys) -> None:
     pipes, processes = [], []
     for i in range(N_READERS):
         ours, theirs = multiprocessing.Pipe()
-        processes.append(forkserver.start_process(reader, (models, theirs), f"reader-{i}"))
+        processes.append(Child(f"reader {i}", reader, (models, theirs)))
         theirs.close()
         pipes.append(ours)
     try:
@@ -105,7 +107,7 @@ def test_a11_no_reader_returns_a_mixture_or_an_older_model(capsys) -> None:
         all_counts = publish_slowly(models, pipes, version)
     finally:
         for process in processes:
-            forkserver.end_process(process)
+            process.end()
         for pipe in pipes:
             pipe.close()
     report(all_counts, capsys)

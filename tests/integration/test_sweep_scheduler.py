@@ -259,12 +259,13 @@ def test_the_time_that_a_sweep_needs_by_hand(tmp_path: Path, monkeypatch: pytest
 class Patient:
     """A job that runs until it is asked to stop, and then writes a file.
 
-    asks: its sweep to stop, when it has begun, and `beside` too.
+    asks: its sweep to stop, when it has begun, and `beside` too · sweep: process of the sweep.
     """
 
     run_dir: Path
     asks: bool = True
     beside: Path | None = None
+    sweep: int = field(default_factory=os.getpid)
 
     def __call__(self, view: JobView) -> int:
         with StopFlag() as stop:
@@ -273,7 +274,7 @@ class Patient:
             if self.beside is not None:
                 wait_until((self.beside / "starts").exists, "the other job")
             if self.asks:
-                os.kill(os.getppid(), signal.SIGINT)
+                os.kill(self.sweep, signal.SIGINT)
             while not stop():
                 time.sleep(0.01)
             (self.run_dir / "saved").touch()
@@ -315,7 +316,6 @@ def test_a_disk_that_is_full_for_the_source_stops_the_jobs_with_checkpoints(
 
 
 def test_a_ctrl_c_while_the_first_job_of_a_process_starts_is_left_to_the_sweep(tmp_path: Path) -> None:
-    """The first process starts multiprocessing's resource tracker too, which unblocks signals."""
     script = (
         "import signal, sys\n"
         "from pathlib import Path\n"
@@ -323,7 +323,7 @@ def test_a_ctrl_c_while_the_first_job_of_a_process_starts_is_left_to_the_sweep(t
         "from tests.integration.test_sweep_scheduler import Light\n"
         "process = JobProcess(Light(Path('.')), Path('.'), 1)\n"
         "process.signal(signal.SIGINT)\n"
-        "process._process.join(60)\n"
+        "while process.exit_code is None: process._child.poll(60)\n"
         "sys.exit(process.exit_code)\n"
     )
     root = Path(__file__).parents[2]

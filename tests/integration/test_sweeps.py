@@ -31,6 +31,7 @@ from border_cli.core.errors import ExitCode, Interrupted
 from border_cli.display.output import output
 from border_cli.runs.directory import Launch
 from border_cli.runtime import forkserver
+from border_cli.runtime.child import run_in_child
 from border_cli.runtime.signals import StopFlag
 from border_cli.sweeps.jobs import Sweep
 from tests.faults.commands import Command, endless, trap
@@ -109,7 +110,7 @@ def test_failing_jobs_are_reported_at_once_and_the_others_run(
         look()
         return original(task, composed)
 
-    forkserver.run_in_child(os.getpid, (), 60.0)  # starts the forkserver before the first look
+    run_in_child(os.getpid, (), 60.0)  # starts the forkserver before the first look
     monkeypatch.setattr(SweepTask, "__call__", start)
     faults = ["env.kwargs.fault=raise", "env.kwargs.fault_at=step,make,never", "env.kwargs.fault_step=30"]
     look()

@@ -30,6 +30,7 @@ from border_cli.core.spaces import EnvSpec
 from border_cli.core.types import Evaluation, ModelInfo
 from border_cli.replay.n_step import NStepProcessor
 from border_cli.runtime import forkserver
+from border_cli.runtime.child import run_in_child
 from tests.faults.commands import endless, trap
 from tests.real_runs import Run
 
@@ -244,13 +245,18 @@ def test_a_second_run_in_a_process_waits_for_its_turn(workplace: Path) -> None:
     assert command == "train"
 
 
-def test_actors_after_a_sync_run_share_torch(workplace: Path) -> None:
-    """The first run needs no process with a policy, so its forkserver has not imported torch."""
+def test_actors_after_a_sync_run_share_torch(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first run needs no process with a policy, so its fork server imports torch for the second."""
     forkserver.end_forkserver()
+    monkeypatch.setattr(forkserver, "_preload", ())
     border_cli.train(small(), workplace / "sync")
-    assert forkserver._preloaded == forkserver.LIGHT_PRELOAD
+    assert not run_in_child(has_torch, (), 60.0)
     border_cli.train_async(small(), workplace / "async")
-    assert forkserver._preloaded == forkserver.PRELOAD
+    assert run_in_child(has_torch, (), 60.0)
+
+
+def has_torch() -> bool:
+    return "torch" in sys.modules
 
 
 def test_a_configuration_is_composed_inside_a_hydra_application(workplace: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 SCRIPT = """
 import resource, sys
 import torch
-from border_cli.runtime.child import keep_freed_memory
+from border_cli.runtime.worker import keep_freed_memory
 
 def opt_step():
     blocks = [torch.ones(1 << 18) for _ in range(8)]  # 8 MiB, all of it touched

@@ -150,31 +150,23 @@ def test_a6_system_exit_ends_the_actor_and_a_usage_error_stays_one(
 
 
 @pytest.mark.filterwarnings("default")
-def test_the_trial_returns_the_spaces_and_prints_warnings_once(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_trial_returns_the_spaces_and_each_warning_once() -> None:
     config = counting()
-    assert try_env(replace(config, kwargs=config.kwargs | {"env": 0})) == Probed(group().spec, "none", {})
+    assert try_env(replace(config, kwargs=config.kwargs | {"env": 0})) == Probed(group().spec, "none", {}, [])
     warns = EnvConfig(entry_point="tests.old_envs:Warns")
-    try_env(warns)
-    assert capsys.readouterr().err == "warning: out of date\nwarning: slow\nwarning: \n"
+    assert try_env(warns).warnings == ["out of date", "slow", ""]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         GymEnv(warns, 2, quiet=True).close()
 
 
 @pytest.mark.filterwarnings("default")
-def test_the_trial_warns_of_random_numbers_that_the_seed_does_not_set(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_trial_warns_of_random_numbers_that_the_seed_does_not_set() -> None:
     """Observations of `CountingEnv` say how many were made before it."""
-    try_env(EnvConfig(entry_point="tests.counting:CountingEnv"))
-    assert "two environments that were made alike and reset with the same seed differ in obs" in (
-        capsys.readouterr().err
-    )
-    try_env(EnvConfig(entry_point="tests.counting:CountingEnv", kwargs={"env": 0}))
-    try_env(EnvConfig(id="CartPole-v1"))
-    assert capsys.readouterr().err == ""
+    (found,) = try_env(EnvConfig(entry_point="tests.counting:CountingEnv")).warnings
+    assert "two environments that were made alike and reset with the same seed differ in obs" in found
+    assert not try_env(EnvConfig(entry_point="tests.counting:CountingEnv", kwargs={"env": 0})).warnings
+    assert not try_env(EnvConfig(id="CartPole-v1")).warnings
 
 
 def test_the_trial_can_leave_the_closing_to_its_caller(closed: list[CountingEnv]) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import multiprocessing
 import re
+from multiprocessing import reduction
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from rich.console import Console
@@ -20,7 +22,7 @@ from border_cli.core.progress import JobProgress, Progress
 from border_cli.display.output import Output, output
 from border_cli.report.stats import Interval
 from border_cli.runs.directory import create_sweep
-from border_cli.runtime.child import Reporter
+from border_cli.runtime.worker import Reporter
 from border_cli.sweeps.jobs import Job, Sweep, job_argv, newest_sweep
 from border_cli.sweeps.process import JobView
 from border_cli.sweeps.results import Result, results, winners, write_preset
@@ -272,13 +274,18 @@ def test_a_narrow_terminal_shows_the_settings_of_the_jobs(
     assert max(map(len, re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", f"{live}\n{end}").splitlines())) <= 80
 
 
+def read(pipe: Connection) -> Any:
+    """The message that is on a pipe, in one piece."""
+    return reduction.ForkingPickler.loads(pipe.recv_bytes()[1:])
+
+
 def test_the_cause_of_a_failed_job_is_its_message_not_a_line_of_the_traceback() -> None:
     sweep, job = multiprocessing.Pipe()
     text = (
         'Traceback:\n    raise ValueError("error: in the code")\njob 0 (a=1): error: the cause\nthis is a bug'
     )
     JobView(Reporter(job)).fail(text)
-    assert sweep.recv().cause == "the cause"
+    assert read(sweep).cause == "the cause"
 
 
 @pytest.mark.parametrize(("pause_at", "expected"), [(None, (0.2, 8.0)), (50, (0.4, 3.0))])
@@ -290,5 +297,5 @@ def test_the_progress_of_a_run_that_will_pause_is_that_until_the_pause(
     view = JobView(Reporter(job))
     view.pause_at = pause_at
     view.show(Progress("training", opt_steps=20, max_opts=100, opt_steps_per_sec=10.0))
-    progress = sweep.recv()
+    progress = read(sweep)
     assert (progress.fraction, progress.eta_s) == expected

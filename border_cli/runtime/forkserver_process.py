@@ -1,0 +1,340 @@
+"""The fork server: the process that starts every child, and is the parent of all of them.
+
+It has done the heavy imports, so that a child starts in some hundredths of a second. As their parent it alone knows when a
+child has ended, and signals it without ever meaning another process that was given its number. On Linux it also becomes the
+parent of each process whose own parent has ended, in whatever session: what is its child and was not started by it was left
+behind by a child that has ended, and is ended too.
+
+A client, which is a learner or the job of a sweep, has a socket for requests, and one connection for each child: its end
+comes back there, and closing it kills the child, as the death of the client does. The server copies what children print
+into a file, so they never wait for a terminal, and a file never grows without limit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gc
+import importlib
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from multiprocessing import reduction, util
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NoReturn
+
+import psutil
+
+from border_cli.runtime import forkserver, worker
+from border_cli.runtime.signals import LEFT_TO_CLIENT, blocked
+from border_cli.runtime.worker import Ended, NotStarted, Setup, Started
+
+MOST_OUTPUT = 1 << 20
+"""Bytes of a file that takes what children print."""
+_LEFTOVER_S = 1.0
+"""What a child leaves behind gets SIGTERM, and SIGKILL after this time [s]."""
+_REPORT_S = 3.0
+"""The end of a child is reported at the latest after this time, though what it has left behind has not ended [s]."""
+_TAIL = 4000
+_CHUNK = 1 << 16
+
+
+def serve(descriptor: int, forks: bool) -> NoReturn:
+    """Serve the client at the other end of this socket, and the clients that it brings, until none is left.
+
+    forks: whether children are forked from this process, or new interpreters.
+    """
+    os.setpgid(0, 0)
+    for number in LEFT_TO_CLIENT:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, LEFT_TO_CLIENT)
+    gc.disable()  # imports are an eighth faster, and what they have made is never garbage
+    worker.adopt_orphans()
+    try:
+        _Server(socket.socket(fileno=descriptor), forks).run()
+    finally:
+        os._exit(0)  # taking apart what was imported would take a second
+
+
+@dataclass(eq=False)
+class _Running:
+    """A child. printed: what it prints · left_out: bytes that its output file has not taken."""
+
+    name: str
+    client: socket.socket
+    status: Connection
+    printed: int
+    file: str | None
+    tail: bytes = b""
+    left_out: int = 0
+    code: int = 0
+    report_due: float = field(default=0.0)
+
+
+class _Server:
+    def __init__(self, client: socket.socket, forks: bool) -> None:
+        self._forks = forks
+        self._pid = os.getpid()
+        self._selector = selectors.DefaultSelector()
+        self._clients = set[socket.socket]()
+        self._running: dict[int, _Running] = {}
+        self._ended: list[_Running] = []  # to be reported
+        self._left: dict[
+            int, float
+        ] = {}  # processes that children have left behind, and when they are killed
+        self._last_writer: dict[str, str] = {}
+        self._wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC) if hasattr(os, "pipe2") else _nonblocking_pipe()
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wakeup[1], warn_on_full_buffer=False)
+        self._watch(self._wakeup[0], lambda: os.read(self._wakeup[0], _CHUNK))
+        self._add_client(client)
+
+    def run(self) -> None:
+        """Serve until there is no client, no child and nothing that one has left behind."""
+        while self._clients or self._running or self._ended:
+            for key, _ in self._selector.select(0.05 if self._ended else None):
+                if key.fd in self._selector.get_map():
+                    key.data()
+            self._reap()
+            self._end_what_is_left()
+
+    def _watch(self, descriptor: int, call: Callable[[], object]) -> None:
+        self._selector.register(descriptor, selectors.EVENT_READ, call)
+
+    def _add_client(self, client: socket.socket) -> None:
+        client.setblocking(False)
+        self._clients.add(client)
+        self._watch(client.fileno(), lambda: self._serve(client))
+
+    def _serve(self, client: socket.socket) -> None:
+        """Take one request."""
+        try:
+            kind, descriptors, *_ = socket.recv_fds(client, 1, 250)
+        except BlockingIOError:
+            return
+        except ConnectionResetError:
+            kind, descriptors = b"", []
+        for descriptor in descriptors:
+            os.set_inheritable(descriptor, False)
+        match kind:
+            case b"s":
+                self._start(client, descriptors)
+            case b"p":
+                if self._forks:
+                    _import(_read(descriptors[0]))
+                os.close(descriptors[0])
+            case b"c":
+                self._add_client(socket.socket(fileno=descriptors[0]))
+            case _:
+                self._selector.unregister(client.fileno())
+                self._clients.discard(client)
+                client.close()
+                for pid, running in self._running.items():
+                    if running.client is client:
+                        os.kill(pid, signal.SIGKILL)
+
+    def _start(self, client: socket.socket, descriptors: list[int]) -> None:
+        status = Connection(descriptors[0])
+        preload, setup, content = _read(descriptors[1])
+        if self._forks:
+            _import(preload)
+        printed, theirs = os.pipe()
+        os.set_blocking(printed, False)
+        try:
+            with blocked():  # until the child handles its signals
+                pid = os.fork() if self._forks else _spawn([*descriptors[1:], theirs])
+                if pid == 0:
+                    self._become(setup, content, [*descriptors[:2], printed], descriptors[2:], theirs)
+        except OSError as error:
+            _tell(status, NotStarted(error.errno or errno.EAGAIN))
+            status.close()
+            os.close(printed)
+        else:
+            running = _Running(setup.name, client, status, printed, setup.output)
+            self._running[pid] = running
+            self._watch(printed, lambda: self._copy(running))
+            self._watch(status.fileno(), lambda: self._obey(pid, running))
+            _tell(status, Started(pid))
+        for descriptor in (*descriptors[1:], theirs):
+            os.close(descriptor)
+
+    def _become(
+        self, setup: Setup, content: bytes, own: Sequence[int], descriptors: Sequence[int], printed: int
+    ) -> NoReturn:
+        """In the new process: let go of what is the server's (`own`, of this child), and run the child."""
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            watched = [key.fd for key in self._selector.get_map().values()]
+            for descriptor in (*own, *watched, self._wakeup[1]):
+                os.close(descriptor)
+            self._selector.close()
+            code = _run(setup, content, descriptors, printed, self._pid)
+        finally:
+            os._exit(code)
+
+    def _obey(self, pid: int, running: _Running) -> None:
+        """Send a child the signal that its client wants; kill it if the client wants nothing of it any more."""
+        try:
+            number = running.status.recv_bytes()[0] if running.status.poll() else 0
+        except (EOFError, OSError):
+            self._selector.unregister(running.status.fileno())
+            number = signal.SIGKILL
+        if pid in self._running:
+            os.kill(pid, number)
+
+    def _copy(self, running: _Running) -> bool:
+        """Copy a piece of what a child has printed. False if there is nothing."""
+        try:
+            data = os.read(running.printed, _CHUNK)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._selector.unregister(running.printed)
+            os.close(running.printed)
+            running.printed = -1
+            return False
+        running.tail = (running.tail + data)[-_TAIL:]
+        if running.file is not None:
+            self._write(running, running.file, data)
+        return True
+
+    def _write(self, running: _Running, file: str, data: bytes) -> None:
+        size = Path(file).stat().st_size if Path(file).exists() else 0
+        kept = data[: max(0, MOST_OUTPUT - size)]
+        if kept:
+            text = kept
+            if self._last_writer.get(file) != running.name:
+                self._last_writer[file] = running.name
+                text = f"==> {running.name} <==\n".encode() + text
+            if size + len(kept) >= MOST_OUTPUT:
+                text += f"\n==> full ({MOST_OUTPUT >> 20} MiB): what follows is left out <==\n".encode()
+            if not _append(file, text):
+                kept = b""
+        running.left_out += len(data) - len(kept)
+
+    def _reap(self) -> None:
+        """Take the exit codes of the processes that have ended."""
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                pid, status = ended
+                self._left.pop(pid, None)
+                if (running := self._running.pop(pid, None)) is None:
+                    continue
+                running.code = os.waitstatus_to_exitcode(status)
+                running.report_due = time.monotonic() + _REPORT_S
+                self._ended.append(running)
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(
+                        pid, signal.SIGTERM
+                    )  # where orphans are not adopted, this is all that can be done
+
+    def _end_what_is_left(self) -> None:
+        """End what children have left behind, and report their ends when nothing of it is there any more."""
+        if not self._ended:
+            return
+        now = time.monotonic()
+        for pid in [process.pid for process in psutil.Process().children()]:
+            if pid in self._running:
+                continue
+            due = self._left.setdefault(pid, now + _LEFTOVER_S)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL if now >= due else signal.SIGTERM)
+        for running in list(self._ended):
+            if self._left and now < running.report_due:
+                continue
+            self._ended.remove(running)
+            while running.printed >= 0 and self._copy(running):
+                pass
+            if running.file is not None and running.left_out:
+                last = (
+                    f"\n==> {running.name}: {running.left_out} bytes left out, which end with <==\n".encode()
+                )
+                _append(running.file, last + running.tail + b"\n")
+            if running.printed >= 0:
+                self._selector.unregister(running.printed)
+                os.close(running.printed)
+            _tell(running.status, Ended(running.code, running.tail.decode("utf-8", "replace")))
+            with contextlib.suppress(KeyError, ValueError):  # the client has closed its end
+                self._selector.unregister(running.status.fileno())
+            running.status.close()
+
+
+def _nonblocking_pipe() -> tuple[int, int]:
+    ends = os.pipe()
+    for end in ends:
+        os.set_blocking(end, False)
+    return ends
+
+
+def _append(file: str, data: bytes) -> bool:
+    """Append to a file. False where the disk does not take it."""
+    try:
+        with Path(file).open("ab", buffering=0) as opened:
+            opened.write(data)
+    except OSError:
+        return False
+    return True
+
+
+def _tell(status: Connection, message: object) -> None:
+    with contextlib.suppress(OSError):  # the client does not listen any more
+        status.send(message)
+
+
+def _import(modules: Sequence[str]) -> None:
+    """Import these modules. What is missing is reported by the child that needs it."""
+    for name in modules:
+        if name not in sys.modules:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
+    gc.freeze()  # looking for garbage among it would copy its pages in every child
+
+
+def _read(block: int) -> Any:
+    return reduction.ForkingPickler.loads(os.pread(block, os.fstat(block).st_size, 0))
+
+
+def _run(setup: Setup, content: bytes, descriptors: Sequence[int], printed: int, parent_pid: int) -> int:
+    """Run a child whose output goes to this descriptor. Returns the exit code."""
+    for stream in (1, 2):
+        os.dup2(printed, stream)
+    os.close(printed)
+    sys.stdout, sys.stderr = (open(fd, "w", 1, "utf-8", "backslashreplace", closefd=False) for fd in (1, 2))  # noqa: SIM115
+    pipe, *others = descriptors
+    if setup.trains:
+        forkserver.become_client(others.pop(0))
+    code = worker.run(setup, content, pipe, others, parent_pid)
+    for file in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            file.flush()
+    return code
+
+
+def _spawn(descriptors: list[int]) -> int:
+    """Start a child as a new interpreter. descriptors: its block, those that it is passed, and its output."""
+    code = f"import sys; sys.path[:] = {sys.path!r}\nfrom {__name__} import begin; begin({descriptors}, {os.getpid()})"
+    flags: Any = util._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    arguments = [os.fsencode(word) for word in (sys.executable, *flags, "-c", code)]
+    return int(util.spawnv_passfds(arguments[0], arguments, descriptors))
+
+
+def begin(descriptors: list[int], parent_pid: int) -> NoReturn:
+    """Run a child that is a new interpreter."""
+    block, *passed, printed = descriptors
+    code = 1
+    try:
+        preload, setup, content = _read(block)
+        os.close(block)
+        _import(preload)
+        gc.enable()
+        code = _run(setup, content, passed, printed, parent_pid)
+    finally:
+        os._exit(code)

@@ -1,0 +1,325 @@
+"""A child process and its client: what the child gets, how it ends, and that nothing in it blocks the client."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gc
+import logging
+import multiprocessing
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import psutil
+import pytest
+
+from border_cli.core.errors import ResourceError
+from border_cli.runtime import forkserver
+from border_cli.runtime.child import Child, ChildError, ChildStopped, describe_exit, output_to, run_in_child
+from border_cli.runtime.forkserver_process import MOST_OUTPUT
+from border_cli.runtime.worker import MESSAGE_BYTES, Failed, Main, NotStarted, Reporter, Returned
+from tests.fakes import LIGHT_PRELOAD
+from tests.faults.processes import TIMEOUT_S, wait_gone, wait_until
+
+SETUP = bytes(range(256)) * 20_000
+"""Many times what fits into a pipe."""
+
+
+@pytest.fixture(autouse=True)
+def _light_forkserver() -> None:
+    forkserver.start_early(LIGHT_PRELOAD)
+
+
+@contextlib.contextmanager
+def started(main: Main, *args: Any) -> Iterator[Child]:
+    """Start a child in a thread. A start that blocks fails the test."""
+    children: list[Child] = []
+    thread = threading.Thread(target=lambda: children.append(Child("worker", main, args)), daemon=True)
+    thread.start()
+    thread.join(TIMEOUT_S)
+    assert children, "the client waits for the child"
+    try:
+        yield children[0]
+    finally:
+        children[0].end()
+
+
+def heard(child: Child) -> list[object]:
+    """Everything that a child sends until it has ended."""
+    messages = list[object]()
+    wait_until(lambda: messages.extend(child.receive()) or child.exited(), "its end")
+    return [*messages, *child.receive(last=True)]
+
+
+# -- results --------------------------------------------------------------------
+
+
+def describe_self(word: str) -> dict[str, Any]:
+    return {
+        "word": word,
+        "pid": os.getpid(),
+        "threads": os.environ["OMP_NUM_THREADS"],
+        "devices": os.environ["CUDA_VISIBLE_DEVICES"],
+        "variable": os.environ.get("BORDER_TEST"),
+        "cpus": os.sched_getaffinity(0),
+        "files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        "gc": gc.isenabled(),
+        "name": multiprocessing.current_process().name,
+    }
+
+
+@pytest.mark.parametrize("forks", [True, False])
+def test_a_child_has_the_variables_limits_and_cpus_of_its_client_at_that_moment(
+    monkeypatch: pytest.MonkeyPatch, forks: bool
+) -> None:
+    """Where nothing may be forked, a child is a new interpreter."""
+    if not forks:
+        forkserver.end_forkserver()
+        monkeypatch.setattr(forkserver, "FORKS", False)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    run_in_child(os.getpid, (), TIMEOUT_S)  # the server is there by now
+    monkeypatch.setenv("BORDER_TEST", "1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
+    before = dict(os.environ)
+    try:
+        found = run_in_child(describe_self, ("hello",), TIMEOUT_S)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        if not forks:
+            forkserver.end_forkserver()
+    pid = found.pop("pid")
+    assert pid != os.getpid() and forkserver.pid_gone(pid)
+    cpus = os.sched_getaffinity(0)
+    assert found == {
+        "word": "hello", "threads": "1", "devices": "", "variable": "1", "cpus": cpus, "files": soft - 1, "gc": True,
+        "name": "describe_self",
+    }  # fmt: skip
+    assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize(("script", "runs"), [("border-train", False), ("my_training.py", True)])
+def test_a_child_runs_the_main_script_again_unless_it_is_our_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, runs: bool
+) -> None:
+    main, mark = ModuleType("__main__"), tmp_path / "mark"
+    main.__file__ = str(tmp_path / script)
+    Path(main.__file__).write_text(f"open({str(mark)!r}, 'w').close()\n")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    run_in_child(os.getpid, (), TIMEOUT_S)
+    assert mark.exists() == runs
+    assert main.__file__ == str(tmp_path / script)
+
+
+def fail(message: str) -> None:
+    raise KeyError(message)
+
+
+def hang() -> None:
+    threading.Event().wait()
+
+
+def say_and_abort() -> None:
+    sys.stderr.write("assertion failed in the simulator\n")
+    os.abort()
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "options", "error", "message"),
+    [
+        (fail, ("no such thing",), {}, ChildError, "no such thing"),
+        (os._exit, (7,), {}, ChildError, "^the process exited with code 7$"),
+        (say_and_abort, (), {}, ChildError, "SIGABRT\nits last output: assertion failed in the simulator$"),
+        (hang, (), {"timeout_s": 0.3}, TimeoutError, r"no answer within 0\.3 s"),
+        (hang, (), {"should_stop": lambda: True}, ChildStopped, "^$"),
+    ],
+    ids=["raises", "dies", "aborts", "hangs", "stopped"],
+)
+def test_a_child_without_a_result_is_an_error(
+    function: Any, args: tuple[Any, ...], options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message) as raised:
+        run_in_child(function, args, **{"timeout_s": TIMEOUT_S, **options})
+    if function is fail:
+        assert raised.value.error_type == "KeyError"  # type: ignore[attr-defined]
+        assert "in fail" in raised.value.details  # type: ignore[attr-defined]
+
+
+def test_f4_a_process_limit_is_reported_as_a_resource_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> Any:
+        ours, theirs = forkserver.connected("")
+        theirs.send(NotStarted(errno.EAGAIN))
+        theirs.close()
+        return ours
+
+    monkeypatch.setattr(forkserver, "start", refuse)
+    with pytest.raises(ResourceError, match="Resource temporarily unavailable\nallowed: a smaller n_actors"):
+        run_in_child(os.getpid, (), TIMEOUT_S)
+
+
+def test_ends_of_processes_are_described() -> None:
+    assert {code: describe_exit(code) for code in (0, 3, -9, -35)} == {
+        0: "exited with code 0",
+        3: "exited with code 3",
+        -9: "was killed by SIGKILL",
+        -35: "was killed by signal 35",
+    }
+
+
+# -- messages and output -----------------------------------------------------------
+
+
+def stop_before_reading(reporter: Reporter, setup: bytes) -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def send_back(reporter: Reporter, setup: bytes) -> bytes:
+    return setup
+
+
+def test_arguments_of_any_size_can_be_sent_to_a_child_that_never_reads_them() -> None:
+    before = psutil.Process().num_fds()
+    with started(stop_before_reading, SETUP) as child:
+        wait_until(lambda: child.pid is not None, "its process id")
+    assert forkserver.pid_gone(int(child.pid or 0))
+    assert psutil.Process().num_fds() <= before
+
+
+def test_arguments_and_results_of_any_size_arrive_completely() -> None:
+    with started(send_back, SETUP) as child:
+        assert heard(child) == [Returned(SETUP)]
+
+
+def log_much(reporter: Reporter) -> None:
+    for i in range(300):
+        logging.getLogger("tests").warning("message %d %s", i, "x" * 20_000 if i == 0 else "")
+    raise SystemExit("it is over")
+
+
+def test_exceptions_and_log_lines_arrive_clipped_and_only_the_first_lines(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    with output_to(tmp_path / "output.log"), started(log_much) as child:
+        (failed,) = heard(child)
+        assert isinstance(failed, Failed)
+        assert failed.error == "worker failed: SystemExit: it is over"
+        assert "test_child.py" in failed.traceback
+        assert child.exit_reason == "exited with code 1"
+    first, *others = caplog.records
+    assert (first.name, first.levelname) == ("tests", "WARNING")
+    assert 10_000 < len(first.getMessage()) <= MESSAGE_BYTES + 10
+    assert len(others) == 99 and "from here on is in output.log" in others[-1].getMessage()
+    assert "worker: message 299" in (tmp_path / "output.log").read_text()
+
+
+def print_for_a_while(reporter: Reporter, megabytes: int) -> float:
+    began = time.monotonic()
+    for _ in range(megabytes):
+        sys.stdout.write("x" * (1 << 20) + "\n")
+    subprocess.run(["echo", "last words"], check=True)
+    return time.monotonic() - began
+
+
+def test_d10_what_children_print_goes_to_a_file_of_limited_size(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with output_to(tmp_path / "output.log"), started(print_for_a_while, 20) as child:
+        heard(child)
+    text = (tmp_path / "output.log").read_text()
+    assert len(text) <= MOST_OUTPUT + 10_000
+    assert text.startswith("==> worker <==\nxxx")
+    assert "==> full (1 MiB): what follows is left out <==" in text
+    (left_out,) = re.findall(r"==> worker: (\d+) bytes left out", text)
+    assert 19 << 20 < int(left_out) < (19 << 20) + 100
+    assert text.endswith("x\nlast words\n\n")
+    assert capfd.readouterr() == ("", "")
+
+
+# -- what a child starts -------------------------------------------------------------
+
+
+def leave_behind(reporter: Reporter, ends: str) -> None:
+    """Start a process in its own session, one that ignores SIGTERM, and one that has lost its parent."""
+    commands = (
+        "exec sleep 1000",
+        "trap '' TERM; sleep 1000 & wait; sleep 1000",
+        "(setsid sleep 1000 & echo $!); exec sleep 1000",
+    )
+    pids = []
+    for command in commands:
+        process = subprocess.Popen(
+            ["bash", "-c", command], start_new_session=True, stdout=subprocess.PIPE, text=True
+        )
+        pids.append(process.pid)
+        assert process.stdout is not None
+        if "echo" in command:
+            pids.append(int(process.stdout.readline()))
+    wait_until(lambda: len(psutil.Process(pids[1]).children()) == 1, "its child")
+    reporter.send([*pids, *(child.pid for child in psutil.Process(pids[1]).children())])
+    if ends == "killed":
+        hang()
+    if ends == "crashes":
+        os.abort()
+
+
+@pytest.mark.parametrize("ends", ["returns", "crashes", "killed"])
+def test_a8_whatever_a_child_has_started_ends_with_it(ends: str) -> None:
+    with started(leave_behind, ends) as child:
+        found = list[Any]()
+        wait_until(lambda: found.extend(child.receive()) or found, "the processes")
+        if ends == "killed":
+            for pid in found[0]:
+                os.kill(pid, 0)
+            child.kill()
+        wait_until(child.exited, "its end")
+        assert [pid for pid in found[0] if not forkserver.pid_gone(pid)] == []
+
+
+def use_a_pool(reporter: Reporter) -> list[int]:
+    context = multiprocessing.get_context("fork")
+    with context.Pool(2) as pool:
+        found = pool.map(abs, [-1, -2])
+    process = context.Process(target=hang)
+    process.start()
+    process.terminate()
+    process.join()
+    return found
+
+
+def test_a13_workers_that_user_code_forks_end_when_they_are_told_to() -> None:
+    with started(use_a_pool) as child:
+        assert heard(child) == [Returned([1, 2])]
+
+
+def train_like(reporter: Reporter) -> int:
+    """A job: it starts a child of its own, and waits to be killed."""
+    child = Child("grandchild", send_pid, ())
+    child.poll(TIMEOUT_S)
+    reporter.send(child.result())
+    hang()
+    return 0
+
+
+def send_pid(reporter: Reporter) -> int:
+    reporter.answer(os.getpid())
+    hang()
+    return 0
+
+
+def test_children_of_a_job_end_with_it() -> None:
+    job = Child("job", train_like, (), trains=True)
+    found = list[Any]()
+    wait_until(lambda: found.extend(job.receive()) or found, "its child")
+    os.kill(int(job.pid or 0), signal.SIGKILL)
+    wait_gone(found[0])
+    job.end()
