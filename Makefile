@@ -20,7 +20,7 @@ $(VENV)/.stamp: pyproject.toml constraints.txt
 	@touch $@
 
 train: install
-	$(BIN)/border-train agent=dqn env=cartpole n_actors=8 $(ARGS)
+	$(BIN)/border-train agent=dqn env=cartpole $(ARGS)
 
 eval: install
 	$(BIN)/border-eval $(ARGS)

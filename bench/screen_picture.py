@@ -27,7 +27,7 @@ from rich.text import Text
 
 WIDTH, HEIGHT = 88, 30
 PATH = Path("docs/screen.svg")
-ARGS = ("agent=dqn", "env=cartpole", "n_actors=8")
+ARGS = ("agent=dqn", "env=cartpole")
 _PHASE = "training"
 _BOTTOM = "╯"
 """The last character of a whole picture."""

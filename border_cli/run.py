@@ -39,7 +39,7 @@ from border_cli.display import banner
 from border_cli.display.advice import advice
 from border_cli.display.format import number
 from border_cli.display.output import output
-from border_cli.display.tables import print_end_tables
+from border_cli.display.tables import print_end_tables, print_lines
 from border_cli.runs import directory, summary
 from border_cli.runs.directory import REPORTED, Launch, log_to
 from border_cli.runs.resume import Resumed, describe, unfit
@@ -113,7 +113,9 @@ def train(
                 raise
             view.close()
             result = files.finished(flag)
-        if on_console:
+        if on_console and not result.opt_steps:
+            print_lines(console, ("", "stopped before the first opt step: nothing was learned or saved"))
+        elif on_console:
             following = (
                 "" if user not in (None, build.UserParts()) else _next_command(result, run_dir, config)
             )
@@ -289,8 +291,11 @@ def _expected(config: TrainConfig, best: float | None, env_steps: int) -> str:
         return ""
     if best < promise and env_steps < (config.preset.expect_env_steps or 0):
         return ""
-    verdict = "reached" if best >= promise else "missed"
-    return f"the preset {config.preset.name} promises {config.preset.expect}: {verdict} with {number(best)}"
+    expect, verdict = config.preset.expect, "reached" if best >= promise else "not reached"
+    if " about " in expect:  # figures of other projects; those of our own runs are lower limits
+        verdict = verdict if best >= promise else "not reproduced"
+        return f"published elsewhere: {expect}; {verdict} here, with {number(best)}"
+    return f"{expect} by the preset {config.preset.name}: {verdict}, with {number(best)}"
 
 
 def _announce(

@@ -11,7 +11,7 @@ from border_cli.cli.help import complete_command
 from border_cli.cli.overrides import Parser, one_of, override_names, parse_overrides, some_text, true_or_false
 from border_cli.core.errors import ExitCode, ResourceError, UsageError
 from border_cli.runs import load
-from border_cli.runs.directory import check_plain, shown
+from border_cli.runs.directory import DISK_FULL, check_plain, shown
 from border_cli.runs.locate import model_directory, parse_checkpoint
 
 HELP = """\
@@ -90,8 +90,7 @@ def _dispatch(argv: Sequence[str]) -> int:
     try:
         files = write_policy(policy, model.spec, folder, flags.format, title, in_info)
     except OSError as e:
-        raise ResourceError(
-            f"{folder} cannot be written: {e.strerror or e}\nallowed: out=<another folder>"
-        ) from e
+        kind = ResourceError if e.errno in DISK_FULL else UsageError
+        raise kind(f"{folder} cannot be written: {e.strerror or e}\nallowed: out=<another folder>") from e
     show("\n".join(["written", *(f"  {shown(path.absolute())}" for path in files)]))
     return ExitCode.DONE

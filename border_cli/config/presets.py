@@ -72,6 +72,16 @@ def file_of(preset: str) -> str:
     return f"preset/{in_families()[preset][0] if preset in in_families() else preset}.yaml"
 
 
+def keys_of(preset: str) -> set[str]:
+    """The dotted keys that a preset has values for; preset: its name, or the path of a file."""
+    if preset in in_families():
+        values = in_families()[preset][1]
+    else:
+        file = Path(preset) if preset.endswith(".yaml") else conf_dir() / "preset" / f"{preset}.yaml"
+        values = _parsed(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return {f"{group}.{key}" for group in GROUPS for key in values.get(group) or {}}
+
+
 @cache
 def in_families() -> dict[str, tuple[str, dict[str, Any]]]:
     """Presets that share a file with others, by their name: the name of that file, and their values."""

@@ -72,7 +72,7 @@ class Measured:
     def opt_steps_are(self) -> str:
         """What the opt steps are: measured as eager or compiled ones, or a guess about compiled ones."""
         if self.compiling:
-            return f"compiled: {COMPILED:g} × eager"
+            return f"compiled, taken as {COMPILED:g} times as fast as eager ones"
         return "compiled" if self.compiled else "eager"
 
     def speeds(self, envs: int) -> Speeds:

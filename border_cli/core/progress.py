@@ -78,7 +78,7 @@ class RunResult:
         opt_steps, env_steps, episodes: totals, those of earlier launches included.
         actors_blocked, learner_blocked: share of this launch that each side waited; None in sync or when unknown.
         bound: one sentence on what bounds the speed of the run.
-        expected: what the preset promises and whether the best model reached it; empty without a promise.
+        expected: the figure of the preset and whether the best model reached it; empty without one.
         exact: whether the run equals an uninterrupted one; None where runs cannot be repeated.
         dropped: records that could not be written, by file.
     """

@@ -112,9 +112,10 @@ def _slower_side(p: Progress, actors: float, learner: float, cores: int | None) 
         found = f"learner-bound: the actors wait {format.share(actors)} of the time"
         enough = max(1, math.ceil(p.n_actors * (1.0 - actors) * _HEADROOM))
         if enough >= p.n_actors:
+            actors_are = "one actor is" if p.n_actors == 1 else f"{p.n_actors} actors are"
             return (
-                f"{found}; a smaller agent.batch_size or another device makes opt steps faster, "
-                "a larger trainer.opt_interval needs fewer of them"
+                f"well-chosen: {actors_are} enough, with {format.share(actors)} of the time to spare; a smaller "
+                "agent.batch_size or another device makes opt steps faster, a larger trainer.opt_interval needs fewer"
             )
         crowded = cores is not None and p.n_actors >= cores
         return (
@@ -127,4 +128,5 @@ def _slower_side(p: Progress, actors: float, learner: float, cores: int | None) 
     more = more if cores is None else min(more, cores - 1)  # one core stays with the learner
     if more > p.n_actors:
         return f"{found}; n_actors={more} would keep it busy, {instead}"
-    return f"{found} and every core runs an actor; try a larger actor_manager.envs_per_actor, {instead}"
+    busy = f"{found}, and learner and actors have every core"
+    return f"{busy}; try a larger actor_manager.envs_per_actor, {instead}"

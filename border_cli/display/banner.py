@@ -49,6 +49,11 @@ def banner(
         decided: what `auto` became, and why; empty where nothing was measured or left open.
     """
     by_hand, by_file = _differences(config, typed)
+    tuned = presets.keys_of(config.preset.name)
+    others = [value for key, value in by_file.items() if key not in tuned]
+    if len(by_file) > len(others):
+        n = format.counted(len(by_file) - len(others), "other value")
+        preset_note = f"{preset_note}; {n}, which --cfg job shows"
     kept = "not part of checkpoints" if config.checkpoint.replay == "none" else "part of each checkpoint"
     rows_of = format.counted(config.buffer.capacity, "row")
     n_processes = f"{processes} process{'' if processes == 1 else 'es'}"
@@ -58,7 +63,7 @@ def banner(
         ("resumed", resumed),
         ("budget", _budget(config)),
         ("typed", "  ".join(by_hand)),
-        ("changed", "  ".join(by_file)),
+        ("changed", "  ".join(others)),
         ("replay", f"{format.size(replay_bytes)} for {rows_of}, {kept}"),
         ("auto", decided),
         ("machine", f"{n_processes}, {format.counted(threads, 'compute thread')}"),
@@ -106,7 +111,7 @@ def _budget(config: TrainConfig) -> str:
     limits = (
         "" if t.max_env_steps is None else format.counted(t.max_env_steps, "env step"),
         "" if t.max_opts is None else format.counted(t.max_opts, "opt step"),
-        "" if t.max_time is None else format.duration(t.max_time),
+        "" if t.max_time is None else f"{format.duration(t.max_time)} after the start",
         "" if t.stop_return is None else f"a mean return of {format.number(t.stop_return)}",
     )
     ratio = "ratio not enforced"
@@ -116,7 +121,7 @@ def _budget(config: TrainConfig) -> str:
     return f"{until}; {ratio} after {format.counted(t.warmup_period, 'env step')} of warm-up"
 
 
-def _differences(config: TrainConfig, typed: Mapping[str, str]) -> tuple[list[str], list[str]]:
+def _differences(config: TrainConfig, typed: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
     """All typed keys with their values as typed, and `key=value` of the others that differ from the schema's defaults."""
     sections: dict[str, Any] = {name: type(getattr(config, name))() for name in GROUPS}
     defaults = option_values(to_plain(TrainConfig(**sections))) | {"buffer.type": BufferConfig().type}
@@ -125,7 +130,7 @@ def _differences(config: TrainConfig, typed: Mapping[str, str]) -> tuple[list[st
         followed["env.action_mask"] = defaults["env.action_mask"]
     if not followed["env.categories"]:
         followed["env.categories"] = defaults["env.categories"]
-    by_hand, by_file = [], []
+    by_hand, by_file = [], dict[str, str]()
     for key, value in option_values(to_plain(config)).items():
         shown = not key.startswith(_NOT_SHOWN)
         name = key.removesuffix(".type")  # buffer.type is typed as buffer
@@ -135,7 +140,7 @@ def _differences(config: TrainConfig, typed: Mapping[str, str]) -> tuple[list[st
             decided = f" ({as_typed(value)})" if typed.get(name) == "auto" and value != "auto" else ""
             by_hand += [f"{t}={typed[t]}{decided}" for t in names]
         elif shown and followed[key] != defaults[key]:
-            by_file.append(f"{name}={as_typed(value)}")
+            by_file[key] = f"{name}={as_typed(value)}"
     return by_hand, by_file
 
 

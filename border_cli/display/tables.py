@@ -179,12 +179,12 @@ def print_plan(console: Console, plan: Plan) -> None:
     ):
         most = "" if counts.exact else "at most "
         add_row(does, what, "known at the end" if n is None else f"{most}{format.count(n)}")
+    add_row(does, "processes", format.count(plan.processes))
+    add_row(does, "compute threads", f"{plan.threads} on {format.counted(plan.cpus, 'CPU')}")
 
     memory = make_table("memory", "", "bytes")
     _add_sizes(memory, plan.memory)
     add_row(memory, "free", format.size(plan.free_memory))
-    add_row(memory, "processes", format.count(plan.processes))
-    add_row(memory, "compute threads", f"{plan.threads} on {format.counted(plan.cpus, 'CPU')}")
 
     disk = make_table("disk", "", "bytes")
     add_row(disk, "one checkpoint", format.size(one.fixed))

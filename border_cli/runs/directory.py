@@ -29,6 +29,7 @@ CONFIG_FILE = "config.yaml"
 SWEEP_FILE = "sweep.json"
 """Lists the jobs of a sweep, in the folder that holds them."""
 _EXPORTS = ("export", "export/numpy", "export/onnx")
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _WRITTEN_TO = ("checkpoints", "eval", "nonfinite", "tensorboard", "videos", *_EXPORTS)
 _OWN_FILES = (CONFIG_FILE, "metrics.jsonl", "summary.json", "checkpoints")
 """A folder with any of these already contains a run."""
@@ -211,7 +212,7 @@ def make_folder(path: Path) -> None:
 
 def folder_error(error: OSError, path: Path) -> BorderError:
     """The error to raise if a run directory cannot be created, or written to."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno in DISK_FULL:
         return ResourceError(f"{path}: the disk is full\nallowed: free some space, or run in another folder")
     reason = error.strerror or type(error).__name__
     return UsageError(

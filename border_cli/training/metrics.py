@@ -219,6 +219,9 @@ class Telemetry:
         p.samples_per_sec = rates.get("throughput/samples_per_sec")
         p.actors_blocked = rates.get("async/actors_blocked")
         p.learner_blocked = rates.get("async/learner_blocked")
+        if phase in ENDED and p.seconds > 0:  # the last frame agrees with the tables below it
+            p.actors_blocked, p.learner_blocked = self.blocked
+            p.opt_steps_per_sec, p.samples_per_sec = p.opt_steps / p.seconds, p.env_steps / p.seconds
 
     def _sample(self, actors: Sequence[ActorStat]) -> _Sample:
         return _Sample(

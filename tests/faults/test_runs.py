@@ -146,6 +146,16 @@ def test_d1_d3_a_signal_stops_a_run_in_any_phase(
         assert opt_steps == at.opt_steps if at.opt_steps is not None else opt_steps > 0
 
 
+def test_d1_a_run_that_is_stopped_in_its_warm_up_says_so_in_place_of_tables(tmp_path: Path) -> None:
+    with border_train(tmp_path, *PHASES["warm-up"].args, "recorder.console=plain") as command:
+        command.wait_for_trap()
+        command.send(SIGTERM)
+        assert command.end() == 143
+    shown = (tmp_path / "output").read_text()
+    assert "stopped before the first opt step: nothing was learned or saved\n" in shown
+    assert "not measured yet" not in shown and "| " not in shown
+
+
 def test_d3_a_frozen_actor_does_not_prevent_the_end_of_a_run(tmp_path: Path) -> None:
     args = [*trap("actor-1", "step", "stop", LEARNT), "actor_manager.stop_timeout_s=5"]
     with border_train(tmp_path, *args) as command:

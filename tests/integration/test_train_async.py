@@ -21,6 +21,7 @@ from border_cli.config.schema import (
     ActorManagerConfig,
     EnvConfig,
     EvaluatorConfig,
+    PresetConfig,
     RecorderConfig,
     TrainConfig,
     TrainerConfig,
@@ -32,7 +33,7 @@ from border_cli.replay.n_step import NStepProcessor
 from border_cli.runtime import forkserver
 from border_cli.runtime.child import run_in_child
 from tests.faults.commands import endless, trap
-from tests.real_runs import Run
+from tests.real_runs import Run, tiny
 
 
 def small(**sections: object) -> TrainConfig:
@@ -203,6 +204,23 @@ def test_an_invalid_configuration_is_refused_before_the_run_directory_is_made(wo
     with pytest.raises(UsageError, match="there is no environment 'CartPool-v1'"):
         border_cli.train_async(small(env=EnvConfig(id="CartPool-v1")), "run")
     assert not (workplace / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("expect", "said"),
+    [
+        ("mean return of about 999 after 10 env steps", "published elsewhere: mean return of about 999"),
+        ("mean return of at least 999 within 10 env steps", "mean return of at least 999"),
+    ],
+)
+def test_a_run_below_the_figure_of_its_preset_says_whose_it_is(
+    workplace: Path, expect: str, said: str
+) -> None:
+    config = border_cli.compose(*tiny("env=cartpole", "preset=none", "trainer=sync", "trainer.max_opts=30"))
+    config.preset = PresetConfig("mine", "CartPole-v1", expect, 999.0, 10)
+    result = border_cli.train(config, "run")
+    assert result.expected.startswith(said)
+    assert ("not reproduced here" in result.expected) == ("published" in said)
 
 
 def test_h5_an_environment_that_changes_the_working_folder_does_not_split_its_run(workplace: Path) -> None:

@@ -31,7 +31,7 @@ def test_a_run_bound_by_the_learner_names_the_actors_that_suffice() -> None:
     assert "n_actors=4 would be enough" in advised(cores=16, actors_blocked=0.63)
     assert "n_actors=4 would free cores for it" in advised(cores=8, actors_blocked=0.63)
     one = advised(n_actors=1, actors_alive=1, actors_blocked=0.9)  # the learner itself is the limit
-    assert "n_actors" not in one and "agent.batch_size" in one
+    assert one.startswith("well-chosen: one actor is enough") and "agent.batch_size" in one
 
 
 def test_a_run_bound_by_actors_names_the_actors_that_suffice() -> None:
@@ -43,6 +43,7 @@ def test_a_run_bound_by_actors_names_the_actors_that_suffice() -> None:
     assert "n_actors=11" in advised(12, learner_blocked=0.99)  # at most as many as cores
     assert "n_actors=32" in advised(None, learner_blocked=0.99)  # and at most four times as many
     crowded = advised(8, learner_blocked=0.5)
+    assert "learner and actors have every core" in advised(2, n_actors=1, learner_blocked=0.5)
     assert "n_actors=" not in crowded and "actor_manager.envs_per_actor" in crowded
 
 
@@ -55,7 +56,7 @@ def test_a_run_bound_by_actors_names_the_actors_that_suffice() -> None:
             "trainer.ratio_tolerance",
         ),
         ({"actors_blocked": BELOW, "learner_blocked": BELOW}, "balanced:", ""),
-        ({"actors_blocked": WAITS, "learner_blocked": BELOW}, "learner-bound:", ""),
+        ({"actors_blocked": WAITS, "learner_blocked": BELOW}, "well-chosen: 8 actors are enough", ""),
         ({"actors_blocked": BELOW, "learner_blocked": WAITS}, "actor-bound:", ""),
         # without a measured ratio: (3,000 - 1,000) env steps over 1,000 opt steps
         (

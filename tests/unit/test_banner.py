@@ -31,7 +31,7 @@ def differences(c: TrainConfig, overrides: dict[str, str] | None = None) -> tupl
 
 def test_the_complete_banner() -> None:
     c = config(n_actors=8)
-    c.agent = DqnConfig(lr=2.3e-3)
+    c.agent = DqnConfig(lr=2.3e-3, atoms=21)
     c.trainer.opt_interval = 2.0
     c.preset = PresetConfig("dqn_cartpole", "CartPole-v1", "mean return of at least 475")
     lines = lines_of(c, {"agent": "dqn", "env": "cartpole", "n_actors": "8"})
@@ -40,10 +40,10 @@ def test_the_complete_banner() -> None:
         ": dqn on CartPole-v1, async with 8 actors, device cpu, seed 0, not reproducible"
     )
     assert lines[1:] == [
-        "preset   dqn_cartpole: mean return of at least 475",
+        "preset   dqn_cartpole: mean return of at least 475; 2 other values, which --cfg job shows",
         "budget   50,000 env steps; 2 env steps per opt step after 1,000 env steps of warm-up",
         "typed    n_actors=8",
-        "changed  agent.lr=0.0023  trainer.opt_interval=2.0",
+        "changed  agent.atoms=21",
         "replay   3.8 MiB for 100,000 rows, part of each checkpoint",
         "machine  10 processes, 9 compute threads",
         "run      runs/2026-11-21/10-15-00.123_dqn_cartpole",
@@ -83,7 +83,7 @@ def test_typed_values_are_shown_once_even_if_they_are_defaults() -> None:
         ({"max_env_steps": None, "max_opts": 1}, "1 opt step; 1 env step per opt step"),
         (
             {"max_time": 3_600.0, "stop_return": 475.0},
-            "50,000 env steps or 1:00:00 or a mean return of 475.0; ",
+            "50,000 env steps or 1:00:00 after the start or a mean return of 475.0; ",
         ),
         ({"opt_interval": None}, "50,000 env steps; ratio not enforced after"),
     ],
