@@ -34,17 +34,12 @@ class ThreadStatus:
     state: ActorState = ActorState.STARTING
     first_step_ns: int = 0
     blocked_ns: int = 0
+    heartbeat: int = 0
     told: threading.Event = field(default_factory=threading.Event)
 
     def wait(self, seconds: float) -> None:
         self.told.wait(seconds)
         self.told.clear()
-
-    def beat(self) -> None:
-        """Does nothing, because a thread cannot be killed."""
-
-    def add_blocked(self, nanoseconds: int) -> None:
-        self.blocked_ns += nanoseconds
 
 
 class QueueSink:

@@ -29,7 +29,18 @@ T = TypeVar("T")
 
 
 class Status(Protocol):
-    """What an actor and the learner tell each other while the actor runs. Env steps include earlier incarnations'."""
+    """What an actor and the learner tell each other while the actor runs. Env steps include earlier incarnations'.
+
+    Attributes:
+        heartbeat: a counter that grows while the actor works or waits.
+        first_step_ns: start of its first env step on the monotonic clock, 0 before it.
+        blocked_ns: time spent waiting for credit or room.
+    """
+
+    state: ActorState
+    heartbeat: int
+    first_step_ns: int
+    blocked_ns: int
 
     @property
     def stop_requested(self) -> bool:
@@ -42,19 +53,6 @@ class Status(Protocol):
     @property
     def global_env_steps(self) -> int:
         """Env steps of the whole run, as last announced by the learner."""
-
-    state: ActorState
-    first_step_ns: int
-
-    @property
-    def blocked_ns(self) -> int:
-        """Time spent waiting for credit or room [ns]."""
-
-    def beat(self) -> None:
-        """Increase the heartbeat."""
-
-    def add_blocked(self, nanoseconds: int) -> None:
-        """Add time spent waiting [ns]."""
 
     def wait(self, seconds: float) -> None:
         """Sleep until the learner has changed something, and no longer than this."""
@@ -111,8 +109,8 @@ def wait_until(poll: Callable[[], T], state: ActorState, status: Status, clock: 
         status.wait(_BEAT_S)
         now = clock.monotonic_ns()
         if status.first_step_ns:
-            status.add_blocked(now - since)
-        status.beat()
+            status.blocked_ns += now - since
+        status.heartbeat += 1
         since = now
     status.state = before
     return result
@@ -161,7 +159,7 @@ class Actor:
         status = self._status
         status.state = ActorState.ACTING
         while not status.stop_requested:
-            status.beat()
+            status.heartbeat += 1
             # One env step in each environment; in fewer of them where that is all the credit left.
             k = min(self.id.n_envs, status.credit - self.env_steps)
             if k > 0:
@@ -283,7 +281,7 @@ class LockstepActor(Actor):
             for step in range(max(per_env)):
                 if self._status.stop_requested:
                     break
-                self._status.beat()
+                self._status.heartbeat += 1
                 # The nominal count of env steps: as if all environments of the run took them in turn.
                 global_env_steps = before + step * self._rounds.streams
                 self._step([i for i, n in enumerate(per_env) if step < n], global_env_steps)

@@ -27,9 +27,6 @@ from border_cli.transport import ModelChannel, model_layout, ring_rows
 
 _START_POLL_S = 0.1
 _STOP_POLL_S = 0.01
-_POLL_INTERVAL_S = 0.01
-_POLL_SHARE = 0.02
-"""Share of the learner's time for supervising actors, at most: 2 µs each."""
 _logger = logging.getLogger(__name__)
 
 
@@ -59,6 +56,9 @@ class ActorManager:
         on_exception: called with each exception that was raised in an actor; equal ones are reported once.
     """
 
+    # `collect` also supervises the actors, 2 µs each, if this long ago and for at most this share of the learner's time.
+    _poll_interval_s, _poll_share = 0.01, 0.02
+
     def __init__(
         self,
         spec: ActorSpec,
@@ -75,9 +75,7 @@ class ActorManager:
         self._should_stop = should_stop
         self._on_exception = on_exception
         self._status = StatusBlock(n_actors)
-        self._selector = (
-            DefaultSelector()
-        )  # one for the whole run: it costs the same for any number of actors
+        self._selector = DefaultSelector()
         self._models: ModelSink | None = None
         self._actors: list[ActorHandle] = []
         self._poll_due = Deadline(0.0)
@@ -130,7 +128,7 @@ class ActorManager:
         if not self._stopped and self._poll_due.passed:
             began = monotonic()
             self._poll(0.0)
-            self._poll_due = Deadline(max(_POLL_INTERVAL_S, (monotonic() - began) / _POLL_SHARE))
+            self._poll_due = Deadline(max(self._poll_interval_s, (monotonic() - began) / self._poll_share))
         chunks, self._left = self._left, []
         chunks += [chunk for actor in self._actors for chunk in actor.collect()]
         return chunks

@@ -33,13 +33,6 @@ from border_cli.runtime.worker import Failed
 
 _CALLS = 2
 """Calls under way per actor at most."""
-_LISTEN_INTERVAL_S = 0.001
-"""Least time between two calls of `_listen` without a timeout [s]."""
-_LISTEN_SHARE = 0.1
-"""Share of the learner's time that calls of `_listen` without a timeout take at most.
-
-One takes 0.1 ms with few actors, and some ms with a thousand.
-"""
 _logger = logging.getLogger(__name__)
 
 
@@ -197,7 +190,8 @@ class RayChild:
         first = status.first_step_ns
         if reply.seconds and not first:
             first = time.monotonic_ns() - int(1e9 * reply.seconds)
-        status.mirror(reply.state, reply.heartbeat, self._blocked_before + reply.blocked_ns, first)
+        status.state, status.heartbeat, status.first_step_ns = reply.state, reply.heartbeat, first
+        status.blocked_ns = self._blocked_before + reply.blocked_ns
         for level, logger, text in reply.logs:
             logging.getLogger(logger).log(level, "%s: %s", self._name, text)
         for message in reply.messages:
@@ -307,6 +301,10 @@ class _OnRay(ActorManager):
     """What differs from actors in processes. Raises UsageError if no cluster is reachable."""
 
     _kept_models = 1
+    _poll_interval_s, _poll_share = (
+        0.001,
+        0.1,
+    )  # one takes 0.1 ms with few actors, and some ms with a thousand
 
     def __init__(
         self,
@@ -324,7 +322,6 @@ class _OnRay(ActorManager):
         options: dict[str, Any] = {"num_cpus": config.cpus_per_actor, "num_gpus": others.pop("GPU", 0)}
         options["resources"] = others
         self._link = RayLink(self._cluster.ray, RayModels(self._cluster.ray, self._kept_models), options)
-        self._listen_due = 0.0
         capacity = self._cluster.capacity({"CPU": config.cpus_per_actor, **config.resources})
         if capacity < n_actors:
             _logger.warning(
@@ -338,13 +335,10 @@ class _OnRay(ActorManager):
         return RayHandle(actor, shared, limits, counts, state, self._link, level)
 
     def _listen(self, timeout_s: float) -> None:
-        if timeout_s == 0 and time.monotonic() < self._listen_due:
-            return
         handles = [cast("RayHandle", actor) for actor in self._actors]
         callers = {ref: handle for handle in handles for ref in handle.calls}
         if timeout_s > 0 and callers:
             self._cluster.ray.wait(list(callers), num_returns=1, timeout=timeout_s)
-        began = time.monotonic()
         n_ready = sum(actor.condition is Condition.READY for actor in self._actors)
         for handle in handles:
             handle.needed = n_ready < self._config.min_actors
@@ -353,19 +347,11 @@ class _OnRay(ActorManager):
         ready = (
             self._cluster.ray.wait(list(callers), num_returns=len(callers), timeout=0)[0] if callers else []
         )
-        now = time.monotonic()
-        self._listen_due = now + max(_LISTEN_INTERVAL_S, (now - began) / _LISTEN_SHARE)
         for handle in dict.fromkeys([callers[ref] for ref in ready]):
             handle.receive()
         for handle in handles:
             if handle.exited():
                 handle.receive()
-
-    def collect(self) -> list[Chunk]:
-        """As of actors in processes, after `_listen`: chunks come with what it receives."""
-        if not self._stopped:
-            self._listen(0.0)
-        return super().collect()
 
     def _release(self) -> None:
         try:

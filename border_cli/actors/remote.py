@@ -103,12 +103,6 @@ class LocalStatus:
     heartbeat: int = 0
     told: threading.Event = field(default_factory=threading.Event)
 
-    def beat(self) -> None:
-        self.heartbeat += 1
-
-    def add_blocked(self, nanoseconds: int) -> None:
-        self.blocked_ns += nanoseconds
-
     def wait(self, seconds: float) -> None:
         self.told.wait(seconds)
         self.told.clear()

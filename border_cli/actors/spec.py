@@ -117,7 +117,19 @@ class ActorState(enum.IntEnum):
 
 
 _STOP, _ENV_STEPS = range(2)  # words that all actors share
-_HEARTBEAT, _STATE, _BLOCKED, _FIRST_STEP = range(4)  # an actor's own
+
+
+class _Word:
+    """A word of an actor's status as an attribute."""
+
+    def __init__(self, place: int) -> None:
+        self._place = place
+
+    def __get__(self, status: ActorStatus, _: object) -> int:
+        return status.words[self._place]
+
+    def __set__(self, status: ActorStatus, value: int) -> None:
+        status.words[self._place] = value
 
 
 class ActorStatus:
@@ -128,11 +140,13 @@ class ActorStatus:
         told: set whenever the learner has changed something that the actor may be waiting for.
     """
 
+    heartbeat, first_step_ns, blocked_ns = _Word(1), _Word(2), _Word(3)
+
     def __init__(self, block: Block, shared: int, credit: int, own: int, told: SharedEvent) -> None:
         self._places = block, shared, credit, own
         self._shared = block.words(shared, 2)
         self._credit = block.words(credit, 1)
-        self._own = block.words(own, 4)
+        self.words = block.words(own, 4)  # of this actor alone; the first is its state
         self.told = told
 
     def __reduce__(self) -> tuple[Callable[..., ActorStatus], tuple[Any, ...]]:
@@ -161,40 +175,11 @@ class ActorStatus:
 
     @property
     def state(self) -> ActorState:
-        return ActorState(self._own[_STATE])
+        return ActorState(self.words[0])
 
     @state.setter
     def state(self, state: ActorState) -> None:
-        self._own[_STATE] = state
-
-    @property
-    def heartbeat(self) -> int:
-        """A counter that grows while the actor works or waits."""
-        return int(self._own[_HEARTBEAT])
-
-    def beat(self) -> None:
-        self._own[_HEARTBEAT] += 1
-
-    @property
-    def blocked_ns(self) -> int:
-        return int(self._own[_BLOCKED])
-
-    def add_blocked(self, nanoseconds: int) -> None:
-        self._own[_BLOCKED] += nanoseconds
-
-    @property
-    def first_step_ns(self) -> int:
-        """Start of the first env step on the monotonic clock [ns], 0 before it."""
-        return int(self._own[_FIRST_STEP])
-
-    @first_step_ns.setter
-    def first_step_ns(self, at: int) -> None:
-        self._own[_FIRST_STEP] = at
-
-    def mirror(self, state: ActorState, heartbeat: int, blocked_ns: int, first_step_ns: int) -> None:
-        """Take over what an actor elsewhere has reported."""
-        self._own[_STATE], self._own[_HEARTBEAT] = state, heartbeat
-        self._own[_BLOCKED], self._own[_FIRST_STEP] = blocked_ns, first_step_ns
+        self.words[0] = state
 
 
 class StatusBlock:

@@ -209,7 +209,7 @@ def test_an_actor_that_waits_for_its_place_ends_when_the_run_does() -> None:
 def test_the_times_of_an_actor_are_those_of_all_its_incarnations() -> None:
     store = Store()
     block = StatusBlock(1)
-    block[0].mirror(ActorState.ACTING, 1, 3_000_000_000, 1)  # an earlier one was blocked for 3 s
+    block[0].first_step_ns, block[0].blocked_ns = 1, 3_000_000_000  # an earlier one was blocked for 3 s
     spec, arrived = counting_actors(lengths=[7]), ArrivedChunks()
     setup = RemoteSetup(spec, spec.actor_id(0, 1, 1), COLUMNS, 64, 30)
     child = RayChild(RayLink(store, RayModels(store, 1), {}), setup, block[0], arrived, 1)
