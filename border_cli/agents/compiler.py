@@ -38,7 +38,7 @@ _CALLS_PER_POLL = 32
 _COMPILING_S = 600.0
 """How long a run waits for its compiled opt step, which takes 10 to 30 s."""
 _MEASURING_S = 0.5
-PAYS_FROM_S = 60.0
+PAYS_FROM_S = 30.0
 """Time from which on compiling pays: it keeps a core busy for 10 to 30 s, and may bring no more than a third."""
 
 
