@@ -245,7 +245,7 @@ class ActorManagerConfig:
         60.0,
         "kill an actor whose heartbeat stops for this long, such as in one long env step",
         unit="s",
-        gt=0.0,
+        ge=1.0,
     )
     start_timeout_s: float = option(
         120.0,
