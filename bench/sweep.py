@@ -10,7 +10,6 @@ scores of one that was not killed.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
 import subprocess
@@ -19,6 +18,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from border_cli.recorders.files import read_jsonl
 
 WORDS = ("-m", "agent=dqn,iqn", "env=cartpole", "seed=1,2,3,4,5,6", "recorder.console=plain")
 ONE_CPU = ("trainer=sync", "evaluator=inline")
@@ -52,8 +53,8 @@ def killed(folder: Path, env_steps: int, whole_s: float) -> list[float]:
 
 def scores(folder: Path) -> list[Any]:
     """What the jobs have reached, and how often each was launched and has ended."""
-    found = []
-    for job in json.loads((folder / "sweep.json").read_text())["jobs"]:
+    found, lines = [], read_jsonl(folder / "sweep.jsonl")
+    for job in {line["number"]: line for line in lines if "number" in line}.values():
         log = (folder / job["run"] / "train.log").read_text()
         reached = (job["state"], job["best"], job["last"], job["opt_steps"], job["env_steps"])
         found.append((reached, log.count("ended by max_env_steps")))

@@ -116,7 +116,8 @@ def tuned(folder: Path, env: str, trials: int, seed: int, *words: str) -> tuple[
     found = json.loads((folder / TUNING_FILE).read_text())
     every = found["trials"]
     best = next(one for one in every if one["number"] == found["winner"])
-    spent = sum(job["opt_steps"] or 0 for job in json.loads((folder / "sweep.json").read_text())["jobs"])
+    jobs = {line["number"]: line for line in read_jsonl(folder / "sweep.jsonl") if "number" in line}
+    spent = sum(job["opt_steps"] or 0 for job in jobs.values())
     repeated = sum(len(one["jobs"]) * sum(one["targets"][: one["rung"]]) for one in every)
     return best["params"], spent, spent + repeated
 

@@ -39,7 +39,7 @@ border-report compares runs: a table with intervals over their seeds, and learni
 
 PATH is a run, a sweep, or any folder that contains runs; without one, ./runs. Runs that differ only
 in their seed, or in settings that do not affect learning, are one group. Only metrics.jsonl,
-summary.json, sweep.json and provenance.json are read. To a folder are written: report.html, one page
+summary.json, sweep.jsonl and provenance.json are read. To a folder are written: report.html, one page
 with everything in it; report.md with its pictures; and curves.csv, the curves as tidy data.
 
 Settings

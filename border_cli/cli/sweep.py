@@ -265,7 +265,7 @@ class SweepRun:
         return self._settings.retry
 
     def announce(self, continued: bool) -> None:
-        """Say where the sweep is, and write sweep.json with what the runs have reached."""
+        """Say where the sweep is, and write its journal with what the runs have reached."""
         for job in self.sweep.jobs:
             job.refresh()
         self._save()
@@ -365,11 +365,10 @@ class SweepRun:
         if self._tuned is not None:
             return self._tuned
         found = results(self.sweep)
-        self.sweep.configurations = to_json(found)
         # The sweeper of a plugin may have forgotten jobs of earlier launches.
         known = [one for one in winners(found) if one.jobs[0].number in self.configs]
         presets = [self.write_preset(winner.jobs[0], winner.expect, winner.name) for winner in known]
-        self._save()
+        self._save(to_json(found))
         if self.console != "none":
             folder = shlex.quote(str(shown(self.sweep.folder)))
             unfinished = any(job.state not in (DONE, FAILED) for job in self.sweep.jobs)
@@ -446,9 +445,11 @@ class SweepRun:
             raise folder_error(e, path) from e
         return command
 
-    def _save(self) -> None:
+    def _save(self, configurations: Sequence[Mapping[str, Any]] = ()) -> None:
         try:
             self.sweep.save()
+            if configurations:
+                self.sweep.save_results(configurations)
         except OSError as e:
             raise folder_error(e, self.sweep.folder / SWEEP_FILE) from e
 

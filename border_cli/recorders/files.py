@@ -61,11 +61,14 @@ class AppendedFile:
         """Write everything to the disk itself. Raises OSError."""
         os.fsync(self._file.fileno())
 
+    @property
+    def closed(self) -> bool:
+        """Whether it is closed."""
+        return self._file.closed
+
     def close(self) -> None:
-        """Flush and close; closing twice is no error. Raises OSError."""
-        if not self._file.closed:
-            with contextlib.closing(self._file):
-                self.sync()
+        """Release the file; closing twice is no error."""
+        self._file.close()
 
 
 class FileRecorder(ABC):
@@ -110,8 +113,9 @@ class FileRecorder(ABC):
 
     def close(self) -> None:
         """Flush and close; closing twice is no error."""
-        with self._writing():
-            self._file.close()
+        if not self._file.closed:
+            with self._writing(), contextlib.closing(self._file):
+                self._file.sync()
 
     def _writing(self) -> contextlib.AbstractContextManager[None]:
         return writing(self._path, f"recorder.{self.name}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import socket
@@ -78,9 +79,9 @@ class TensorBoardRecorder:
 
     def close(self) -> None:
         """Flush and close; closing twice is no error."""
-        if self._file is not None:
-            with writing(self._folder, "recorder.tensorboard"):
-                self._file.close()
+        if self._file is not None and not self._file.closed:
+            with contextlib.closing(self._file):
+                self.flush()
 
 
 def _new_file(folder: Path) -> Path:

@@ -26,7 +26,7 @@ SWEEPS = "sweeps"
 LATEST = "latest"
 LOCK_FILE = ".lock"
 CONFIG_FILE = "config.yaml"
-SWEEP_FILE = "sweep.json"
+SWEEP_FILE = "sweep.jsonl"
 """Lists the jobs of a sweep, in the folder that holds them."""
 _EXPORTS = ("export", "export/numpy", "export/onnx")
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)

@@ -1,7 +1,10 @@
-"""The jobs of a sweep, and sweep.json, which lists them: where a sweep continues."""
+"""The jobs of a sweep, and sweep.jsonl, the journal of their states: where a sweep continues."""
 
 from __future__ import annotations
 
+import bisect
+import contextlib
+import json
 import re
 import shlex
 import uuid
@@ -11,8 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from border_cli.core.errors import UsageError
+from border_cli.core.json_text import finite_or_null
+from border_cli.recorders.files import AppendedFile
 from border_cli.runs.directory import CONFIG_FILE, RUNS, SWEEP_FILE, SWEEPS, shown
-from border_cli.runs.summary import read_json, read_summary, write_json
+from border_cli.runs.summary import read_summary
+from border_cli.runtime.files import open_plain
 
 WAITING, RUNNING, DONE, STOPPED, FAILED = "waiting", "running", "done", "stopped", "failed"
 STATES = (WAITING, RUNNING, DONE, STOPPED, FAILED)
@@ -83,7 +89,7 @@ class Job:
         return float(mean) if isinstance(mean, int | float) else None
 
     def to_json(self, folder: Path) -> dict[str, Any]:
-        """The entry in sweep.json."""
+        """The line in the journal."""
         counters = self.summary.get("counters") or {}
         return {
             "number": self.number,
@@ -106,25 +112,34 @@ class Job:
 class Sweep:
     """A sweep in its folder.
 
-    argv: the arguments that determine the jobs (see `job_argv`) · configurations: what the finished jobs have found, as
-    JSON values.
+    Its journal, sweep.jsonl, is only appended to: first a line with the id and the arguments, then a line for each change
+    of a job. The last line of a job counts.
+
+    argv: the arguments that determine the jobs (see `job_argv`).
     """
 
     folder: Path
     argv: list[str]
     sweep_id: str = field(default_factory=lambda: str(uuid.uuid4()))
     jobs: list[Job] = field(default_factory=list)
-    configurations: Sequence[Mapping[str, Any]] = ()
+    _end: int = 0  # of the last whole line of the journal [bytes]
+    _saved: dict[int, dict[str, Any]] = field(default_factory=dict)  # the entry of each job in the journal
+    _shared: frozenset[str] | None = None  # the overrides that all jobs have, once they are known
 
     @classmethod
     def read(cls, folder: Path) -> Sweep:
         """The sweep that a folder holds. Raises UsageError where there is none that can be read."""
         path = folder / SWEEP_FILE
         try:
-            data = read_json(path)
+            with open_plain(path) as file:
+                lines = file.read().splitlines(keepends=True)
+            if lines and not lines[-1].endswith(b"\n"):  # torn: the sweep was killed
+                lines.pop()
+            head, *entries = [json.loads(line) for line in lines]
+            saved = {int(entry["number"]): entry for entry in entries if "number" in entry}
             jobs = [
                 Job(
-                    int(entry["number"]),
+                    number,
                     tuple(map(str, entry["overrides"])),
                     folder / str(entry["run"]),
                     state=str(entry["state"]),
@@ -132,10 +147,10 @@ class Sweep:
                     error=entry["error"] or "",
                     label=entry["label"] or "",
                 )
-                for entry in data["jobs"]
+                for number, entry in sorted(saved.items())
             ]
-            argv = [str(word) for word in data["argv"]]
-            return cls(folder, argv, str(data["sweep_id"]), jobs, list(data["configurations"]))
+            argv = [str(word) for word in head["argv"]]
+            return cls(folder, argv, str(head["sweep_id"]), jobs, sum(map(len, lines)), saved)
         except FileNotFoundError as e:
             is_run = (folder / CONFIG_FILE).exists()
             allowed = (
@@ -179,27 +194,38 @@ class Sweep:
                 return job
         job = Job(number, own, run_dir)
         job.refresh()
-        self.jobs = sorted(
-            [*(one for one in self.jobs if one.number != number), job], key=lambda one: one.number
-        )
+        self.jobs = [one for one in self.jobs if one.number != number]
+        bisect.insort(self.jobs, job, key=lambda one: one.number)
+        self._shared = None
         return job
 
-    def save(self) -> None:
-        """Write sweep.json. Raises OSError."""
-        entries = [job.to_json(self.folder) for job in self.jobs]
-        counts = {state: n for state in STATES if (n := sum(job.state == state for job in self.jobs))}
-        head = {"sweep_id": self.sweep_id, "argv": self.argv, "states": counts}
-        write_json(
-            self.folder / SWEEP_FILE, head | {"configurations": list(self.configurations), "jobs": entries}
-        )
+    def save(self, *jobs: Job) -> None:
+        """Append what has changed of these jobs, or of all, to the journal. Raises OSError; a later call tries again."""
+        entries = {job.number: job.to_json(self.folder) for job in jobs or self.jobs}
+        changed = {number: entry for number, entry in entries.items() if self._saved.get(number) != entry}
+        if changed or not self._end:
+            self._append(changed.values())
+        self._saved |= changed
+
+    def save_results(self, configurations: Sequence[Mapping[str, Any]]) -> None:
+        """Append what the finished jobs have reached, as JSON values. Raises OSError."""
+        self._append([{"configurations": list(configurations)}])
+
+    def _append(self, entries: Iterable[Mapping[str, Any]]) -> None:
+        head = [] if self._end else [{"sweep_id": self.sweep_id, "argv": self.argv}]
+        text = "".join(f"{json.dumps(finite_or_null(entry))}\n" for entry in (*head, *entries))
+        with contextlib.closing(AppendedFile(self.folder / SWEEP_FILE, self._end)) as file:
+            file.append(text.encode("ascii"))
+            self._end = file.end
 
     def settings(self, job: Job) -> str:
         """The label of a job, or the overrides that not all jobs share. If it is the only job, all of them."""
         if job.label:
             return job.label
-        every = [set(one.overrides) for one in self.jobs]
-        shared = set.intersection(*every) if len(every) > 1 else set()
-        return " ".join(word.lstrip("+") for word in job.overrides if word not in shared)
+        if self._shared is None:
+            every = [frozenset(one.overrides) for one in self.jobs]
+            self._shared = frozenset.intersection(*every) if len(every) > 1 else frozenset()
+        return " ".join(word.lstrip("+") for word in job.overrides if word not in self._shared)
 
 
 RETRY = "sweep.retry=true with the same command runs failed jobs again"
@@ -225,16 +251,19 @@ def job_argv(argv: Iterable[str]) -> list[str]:
 def newest_sweep(argv: Sequence[str], root: Path = RUNS) -> Path | None:
     """The newest sweep with these arguments, None where there is none."""
     for path in sorted((root / SWEEPS).glob(f"*/*/{SWEEP_FILE}"), reverse=True):
-        if _stored_argv(path) == list(argv):
+        if read_head(path).get("argv") == list(argv):
             return path.parent
     return None
 
 
-def _stored_argv(path: Path) -> Any:
+def read_head(path: Path) -> dict[str, Any]:
+    """The first line of a journal, with `sweep_id` and `argv`; empty where it cannot be read."""
     try:
-        return read_json(path).get("argv")
+        with open_plain(path) as file:
+            head = json.loads(file.readline())
     except (OSError, ValueError):
-        return None
+        return {}
+    return head if isinstance(head, dict) else {}
 
 
 def _relative(path: Path, folder: Path) -> str:

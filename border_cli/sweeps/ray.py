@@ -27,8 +27,8 @@ from border_cli.core.errors import ExitCode, UsageError
 from border_cli.core.progress import JobProgress
 from border_cli.display.format import counted
 from border_cli.runs.directory import SWEEP_FILE
-from border_cli.runs.summary import read_json, write_json
 from border_cli.runtime.ray_cluster import Cluster, brief
+from border_cli.sweeps.jobs import Sweep, read_head
 from border_cli.sweeps.process import JobError, JobProcess, Task
 
 _POLL_S = 0.5
@@ -110,11 +110,7 @@ class JobHost:
 
     def sees_folder(self) -> bool:
         """Whether this node sees the folder of the sweep."""
-        try:
-            found = read_json(self._cwd / self._folder / SWEEP_FILE).get("sweep_id")
-        except (OSError, ValueError):
-            return False
-        return bool(found == self._sweep_id)
+        return bool(read_head(self._cwd / self._folder / SWEEP_FILE).get("sweep_id") == self._sweep_id)
 
     def start(self, packed: bytes | None) -> None:
         """Start the job. packed: its run directory as far as it is, empty for a new one; None: it is in place."""
@@ -126,7 +122,7 @@ class JobHost:
             os.chdir(self._temporary)
             sweep = self._temporary / self._folder.name
             sweep.mkdir()
-            write_json(sweep / SWEEP_FILE, {"sweep_id": self._sweep_id})  # by which a run knows its sweep
+            Sweep(sweep, [], self._sweep_id).save()  # by which a run knows its sweep
             run_dir = sweep / run_dir.name
             if packed:
                 unpack_directory(packed, run_dir)
@@ -251,7 +247,7 @@ class RayExecutor:
 
     Args:
         limit: jobs at a time at most; None: as many as the nodes have room for, which may come and go.
-        folder, sweep_id: of the sweep. A node that finds the id in its sweep.json sees the folder.
+        folder, sweep_id: of the sweep. A node that finds the id in its sweep.jsonl sees the folder.
     """
 
     def __init__(self, settings: RaySettings, limit: int | None, folder: Path, sweep_id: str) -> None:

@@ -103,7 +103,7 @@ def _set(data: dict[str, Any], path: Sequence[str], value: Any) -> None:
 
 
 def to_json(found: Sequence[Result]) -> list[Mapping[str, Any]]:
-    """The results as JSON values, for sweep.json."""
+    """The results as JSON values, for sweep.jsonl."""
     return [
         {
             "name": result.name,

@@ -230,7 +230,7 @@ class Scheduler:
         else:
             job.state = RUNNING
             self._running.append(_Slot(job, process))
-        self._save()
+        self._save(job)
         self._view.changed(job)
 
     def _update(self, slot: _Slot, source: JobSource) -> None:
@@ -271,7 +271,7 @@ class Scheduler:
                 process.error.text
                 or f"job {job.number} ({self._sweep.settings(job)}): error: {job.error}{where}"
             )
-        self._save()
+        self._save(job)
         self._view.changed(job)
         source.ended(job)
 
@@ -283,16 +283,16 @@ class Scheduler:
     def _run_again(self, job: Job, queue: list[Job], when: str, why: str) -> None:
         self._view.note(f"job {job.number} will run again {when}: {why}")
         job.state = WAITING
-        self._save()
+        self._save(job)
         queue.append(job)
 
-    def _save(self) -> None:
-        """Write sweep.json. A full disk must not end the jobs; the next change is written again."""
+    def _save(self, job: Job) -> None:
+        """Write the job's state. A full disk must not end the jobs: the end of the sweep writes what is missing."""
         try:
-            self._sweep.save()
+            self._sweep.save(job)
         except OSError as e:
             if self._is_saved:
-                self._view.note(f"{SWEEP_FILE} cannot be written, which is tried again: {e}")
+                self._view.note(f"{SWEEP_FILE} cannot be written, training continues: {e}")
             self._is_saved = False
         else:
             self._is_saved = True

@@ -18,7 +18,7 @@ import pytest
 
 from border_cli.cli.train import main
 from border_cli.runtime.signals import StopFlag
-from border_cli.sweeps.jobs import Sweep
+from border_cli.sweeps.jobs import Sweep, read_head
 from border_cli.sweeps.process import JobError, JobView
 from border_cli.sweeps.ray import JobHost, JobStatus, RayJob, pack_directory, unpack_directory
 from border_cli.sweeps.scheduler import JobQueue, Scheduler
@@ -190,7 +190,7 @@ class Surroundings:
     run_dir: Path
 
     def __call__(self, view: JobView) -> int:
-        sweep = json.loads((self.run_dir.parent / "sweep.json").read_text())
+        sweep = read_head(self.run_dir.parent / "sweep.jsonl")
         (self.run_dir / "seen.json").write_text(json.dumps([self.run_dir.parent.name, sweep["sweep_id"]]))
         return 0
 

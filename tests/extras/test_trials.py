@@ -318,7 +318,7 @@ def test_what_failed_runs_again_if_it_is_asked_for(tmp_path: Path) -> None:
     job.state = "failed"
     tuner.ended(job)
     run_all(tuner, jobs)
-    job.state = "failed"  # as sweep.json has it
+    job.state = "failed"  # as sweep.jsonl has it
     assert (tuner_of(jobs, n_trials=2, pruner="none", top=0).next(), job.state) == (None, "failed")
     again = tuner_of(jobs, retry=True, n_trials=2, pruner="none", top=0)
     run_all(again, jobs)

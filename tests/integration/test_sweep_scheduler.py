@@ -58,8 +58,8 @@ class Light:
     def _met(self) -> bool:
         if not (self.run_dir.parent / str(self.meet) / "starts").exists():
             return False
-        jobs = json.loads((self.run_dir.parent / "sweep.json").read_text())["jobs"]
-        return not self.waits_for_retry or jobs[self.meet]["state"] == "waiting"
+        met = Sweep.read(self.run_dir.parent).jobs[self.meet]
+        return not self.waits_for_retry or met.state == "waiting"
 
 
 @dataclass
@@ -95,6 +95,7 @@ def run(
     with nothing_left():
         where = executor or LocalExecutor(slots, 1)
         Scheduler(sweep, where, lambda job: tasks[job.number], seen, stop or StopFlag()).run(JobQueue(added))
+    sweep.save()  # as the command does at its end
     assert Sweep.read(folder).jobs == [
         Job(job.number, job.overrides, job.run_dir, job.state, job.exit_code, job.error) for job in added
     ]
@@ -213,16 +214,16 @@ def test_a_sweep_file_that_cannot_be_written_does_not_end_the_jobs(
 ) -> None:
     original, full = Sweep.save, [OSError(28, "No space left on device")] * 3
 
-    def save(sweep: Sweep) -> None:
+    def save(sweep: Sweep, *jobs: Job) -> None:
         if full:
             raise full.pop()
-        original(sweep)
+        original(sweep, *jobs)
 
     monkeypatch.setattr(Sweep, "save", save)
     sweep, seen = run(tmp_path, [Light(tmp_path / str(n)) for n in range(3)], slots=1)
     assert [job.state for job in sweep.jobs] == ["done"] * 3
     assert (len(seen.notes), full) == (1, [])
-    assert "sweep.json cannot be written" in seen.notes[0]
+    assert "sweep.jsonl cannot be written" in seen.notes[0]
 
 
 def test_jobs_are_divided_among_the_gpus_that_are_free(monkeypatch: pytest.MonkeyPatch) -> None:

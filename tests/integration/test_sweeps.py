@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import io
-import json
 import logging
 import multiprocessing
 import os
@@ -29,6 +28,7 @@ from border_cli.config.registry import TABLES
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import ExitCode, Interrupted
 from border_cli.display.output import output
+from border_cli.recorders.files import read_jsonl
 from border_cli.runs.directory import Launch
 from border_cli.runtime import forkserver
 from border_cli.runtime.child import run_in_child
@@ -218,10 +218,10 @@ def test_the_directory_of_a_job_with_other_values_is_not_taken_for_its_run(
 ) -> None:
     """The sweeper of a plugin may draw other values when it is continued, and a launcher numbers the jobs from 0."""
     assert sweep("hydra/launcher=basic", "hydra.sweep.dir=out", "agent.lr=0.001", "trainer=sync") == 0
-    data = json.loads(Path("out/sweep.json").read_text())
-    data["argv"] = [word.replace("agent.lr=0.001", "agent.lr=0.002") for word in data["argv"]]
-    data["jobs"] = data["jobs"] if is_known else []
-    Path("out/sweep.json").write_text(json.dumps(data))
+    journal = Path("out/sweep.jsonl")
+    head, *rest = journal.read_text().splitlines(keepends=True)
+    rest = rest if is_known else []
+    journal.write_text("".join([head.replace("agent.lr=0.001", "agent.lr=0.002"), *rest]))
     capsys.readouterr()
     assert sweep("hydra/launcher=basic", "hydra.sweep.dir=out", "agent.lr=0.002", "trainer=sync") == 2
     assert "these values cannot change within a run: agent.lr: 0.001 → 0.002" in capsys.readouterr().err
@@ -279,7 +279,7 @@ def test_a_sweep_of_somebody_else_is_not_continued_by_its_own_words(
         (["-m", "sweep.slot=2"], "nearest: sweep.slots"),
         (["-m", "hydra/sweeper=border_optuna,basic"], "hydra/sweeper=border_optuna,basic: a sweep has one"),
         (["-m", "resume=auto"], "the same command again"),
-        (["-m", "resume=."], ". is not a sweep: it has no sweep.json"),
+        (["-m", "resume=."], ". is not a sweep: it has no sweep.jsonl"),
         (["-m", "seed=1,2", "hydra.sweep.dir=/proc/sweeps"], "/proc/sweeps cannot be made"),
         (["-m", "seed=1,2", "hydra.sweep.dir=other"], "other holds a sweep"),
         (["-m", "agent.lr=interval(0.1,0.2)"], "agent.lr=interval(0.1,0.2) is a search space"),
@@ -319,8 +319,8 @@ def test_the_best_configuration_is_a_preset_for_other_runs(
 ) -> None:
     assert sweep("agent.gamma=0.5,0.6", "trainer=sync", "hydra/launcher=basic", "recorder.console=plain") == 0
     (preset,) = Path("runs/sweeps").glob("*/*/best_cartpole.yaml")
-    found = json.loads(preset.with_name("sweep.json").read_text())
-    best = max(found["jobs"], key=lambda job: job["best"])
+    *lines, found = read_jsonl(preset.with_name("sweep.jsonl"))
+    best = max((line for line in lines if line.get("best") is not None), key=lambda job: job["best"])
     assert found["configurations"][0]["jobs"] == [best["number"]]
     assert (
         f"best     border-train agent=dqn env=cartpole trainer=sync preset={preset}"

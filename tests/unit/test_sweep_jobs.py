@@ -20,6 +20,7 @@ from border_cli.config.schema import BufferConfig, EnvConfig, TrainConfig
 from border_cli.core.errors import UsageError
 from border_cli.core.progress import JobProgress, Progress
 from border_cli.display.output import Output, output
+from border_cli.recorders.files import read_jsonl
 from border_cli.report.stats import Interval
 from border_cli.runs.directory import create_sweep
 from border_cli.runtime.worker import Reporter
@@ -99,15 +100,54 @@ def test_a_sweep_is_read_as_it_was_saved_and_keeps_what_its_jobs_have_reached(tm
     failed = again.add(1, ["seed=2", "+a=1"], tmp_path / "1")
     assert (failed.state, failed.exit_code, failed.error) == ("failed", 2, "no such thing")
     assert again.settings(done) == "seed=1"
-    entry = json.loads((tmp_path / "sweep.json").read_text())["jobs"][0]
+    entry = read_jsonl(tmp_path / "sweep.jsonl")[1]
     assert (entry["seed"], entry["best"], entry["env_steps"], entry["run"]) == (1, 8.0, 10, "0")
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"argv": [], "sweep_id": "1", "jobs": [{}]}'])
+def bytes_written(tmp_path: Path, n_jobs: int) -> int:
+    """What a sweep writes whose jobs all start and end."""
+    sweep = Sweep(tmp_path / str(n_jobs), ["seed=range(0,1000)"])
+    sweep.folder.mkdir()
+    jobs = [sweep.add(n, [f"seed={n}"], sweep.folder / str(n)) for n in range(n_jobs)]
+    io = Path("/proc/self/io")
+    before = int(re.search(r"wchar: (\d+)", io.read_text())[1])  # type: ignore[index]
+    sweep.save()
+    for state in ("running", "done"):
+        for job in jobs:
+            job.state = state
+            sweep.save(job)
+    return int(re.search(r"wchar: (\d+)", io.read_text())[1]) - before  # type: ignore[index]
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="what a process writes is not counted here")
+def test_what_a_sweep_writes_of_its_jobs_grows_with_their_number(tmp_path: Path) -> None:
+    assert bytes_written(tmp_path, 400) < 11 * bytes_written(tmp_path, 40)
+
+
+def test_a_torn_last_line_of_a_killed_sweep_is_ignored_and_cut_off(tmp_path: Path) -> None:
+    sweep = Sweep(tmp_path, [])
+    job = sweep.add(0, ["a=1"], tmp_path / "0")
+    sweep.save()
+    whole = (tmp_path / "sweep.jsonl").read_bytes()
+    job.state = "running"
+    sweep.save(job)
+    torn = (tmp_path / "sweep.jsonl").read_bytes()[:-9]
+    (tmp_path / "sweep.jsonl").write_bytes(torn)
+    again = Sweep.read(tmp_path)
+    assert [job.state for job in again.jobs] == ["waiting"]
+    again.jobs[0].state = "failed"
+    again.save()
+    assert (tmp_path / "sweep.jsonl").read_bytes().startswith(whole + b'{"number": 0')
+    assert [job.state for job in Sweep.read(tmp_path).jobs] == ["failed"]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]\n", "{}\n", '{"argv": [], "sweep_id": "1"}\n{"number": 0}\n', '{"argv"\n{}\n']
+)
 def test_a_sweep_file_that_cannot_be_read_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(UsageError, match="is not a sweep"):
         Sweep.read(tmp_path)
-    (tmp_path / "sweep.json").write_text(text)
+    (tmp_path / "sweep.jsonl").write_text(text)
     with pytest.raises(UsageError, match="cannot be read"):
         Sweep.read(tmp_path)
 
