@@ -245,15 +245,20 @@ def init_weights(agent: Agent, config: TrainConfig) -> list[str]:
     Returns the networks that are not there and start new. Raises UsageError for those that do not fit.
     """
     path = Path(str(config.init_from))
+    saved, own = read_model(path), agent.model_info()
     try:
-        saved, own = read_model(path).info, agent.model_info()
-        check_like(State(saved.arrays), State(own.arrays), "the policy")
-        agent.sync_model(saved)
+        check_like(State(saved.info.arrays), State(own.arrays), "the policy")
+        agent.sync_model(saved.info)
         if config.init_from_parts == "policy":
             return []
         training = read_training(path)
         return agent.load_networks({} if training is None else training.arrays)
     except IncompatibleStateError as e:
+        if (other := saved.description.agent.get("type")) != config.agent.type:
+            raise UsageError(
+                f"init_from={path}: that run is {other}, whose networks are not those of {config.agent.type}\n"
+                f"nearest: agent={other}"
+            ) from e
         alone = ", or init_from_parts=policy" if "policy" not in str(e) else ""
         raise UsageError(
             f"init_from={path}: {e}\nallowed: an agent with the networks of that run{alone}"

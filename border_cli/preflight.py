@@ -96,6 +96,7 @@ def preflight(
         whole = config.init_from_parts == "all"
         weights = weights_directory(Path(config.init_from), whole_agent=whole)
         probed = _with_spec_of(weights, config, probed)
+        config = _with_range_of(weights, config)
     spec = probed.spec
     build.check_spec(config, spec)
     from border_cli.agents.nets import has_images, is_normalizable  # torch is imported by now
@@ -313,6 +314,17 @@ def _with_spec_of(weights: Path, config: TrainConfig, probed: Probed) -> Probed:
             f"init_from={config.init_from}: its spaces are not those of this environment: {problem}{hint}"
         )
     return probed
+
+
+def _with_range_of(weights: Path, config: TrainConfig) -> TrainConfig:
+    """The same with the saved ends of a range of returns that are left open: the saved outputs are for these."""
+    saved = read_model(weights).description.agent
+    ends: dict[str, Any] = {
+        name: saved.get(name) for name in ("v_min", "v_max") if getattr(config.agent, name, 0.0) is None
+    }
+    config = replace(config, agent=replace(config.agent, **ends))
+    config.agent.validate()
+    return config
 
 
 def _without_categories(spec: EnvSpec) -> EnvSpec:

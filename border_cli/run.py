@@ -234,6 +234,7 @@ class RunFiles:
             best=best,
             last=loop.eval_manager.last,
             best_confirmed=loop.eval_manager.confirmed,
+            start=dict(telemetry.progress.evaluations).get(0),
             opt_steps=limiter.opt_steps,
             env_steps=limiter.env_steps,
             episodes=telemetry.episodes,

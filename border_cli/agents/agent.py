@@ -260,6 +260,9 @@ class Algorithm(ABC):
     def reset_targets(self) -> None:
         """Copy the online networks to their targets. Called after parameters were replaced."""
 
+    def restore_typed(self) -> None:  # noqa: B027
+        """Give parameters that the configuration fixes their values again. Called after parameters were replaced."""
+
     def metrics(self, sums: Sequence[float], opt_steps: int) -> dict[str, float]:
         """Means over `opt_steps` opt steps, by the metric's name without "agent/". sums: those of `stats`."""
         return {name: total / opt_steps for name, total in zip(self.scalars, sums, strict=True)}
@@ -381,6 +384,7 @@ class NetworkAgent:
         """Start from these parameters, targets included. The count of opt steps does not change."""
         self.policy.sync_model(info)
         self.policy.version = self.opt_steps
+        self.algorithm.restore_typed()
         self.algorithm.reset_targets()
 
     def load_networks(self, arrays: Mapping[str, Array]) -> list[str]:
@@ -402,4 +406,5 @@ class NetworkAgent:
                 copy_arrays(own, saved)
             elif not network.endswith("target"):
                 missing.append(network)
+        self.algorithm.restore_typed()
         return missing

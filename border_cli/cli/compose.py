@@ -44,7 +44,7 @@ from border_cli.config.convert import (
 )
 from border_cli.config.presets import conf_dir
 from border_cli.config.registry import TABLES
-from border_cli.config.resolve import with_typed_budget
+from border_cli.config.resolve import with_trained_agent, with_typed_budget
 from border_cli.config.schema import GROUPS, TrainConfig
 from border_cli.core.errors import UsageError
 from border_cli.runs.directory import run_name
@@ -282,7 +282,7 @@ def check_composed(
         config = to_config(data)
     except ConfigError as e:
         raise _with_origin(e, data, choices, typed) from e
-    config = with_typed_budget(config, typed)
+    config = with_trained_agent(with_typed_budget(config, typed), typed)
     validate.validate(config)
     validate.check_effect(config, typed)
     return config

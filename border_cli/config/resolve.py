@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ _SAFE = (
     "device",
     "debug",
 )
-_DECIDED_BY_THE_AGENT = ("lr_opt_steps", "compile")
+_DECIDED_BY_THE_AGENT = ("lr_opt_steps", "compile", "v_min", "v_max")
 _SAFE_RUNNING_FREE = ("n_actors", "actor_manager.", "threads", "trainer.ratio_tolerance")
 _KEEP_THE_BITS = (
     *BUDGETS,
@@ -204,6 +204,15 @@ def with_typed_budget(config: TrainConfig, overrides: Mapping[str, Any]) -> Trai
         return config
     other: dict[str, Any] = {name: None for name in budgets if name not in typed}
     return replace(config, trainer=replace(config.trainer, **other))
+
+
+def with_trained_agent(config: TrainConfig, overrides: Collection[str]) -> TrainConfig:
+    """With `init_from` no value that is not typed makes the agent act at random at first."""
+    if config.init_from is None:
+        return config
+    agent = config.agent.trained()
+    typed = {f.name: getattr(config.agent, f.name) for f in fields(agent) if f"agent.{f.name}" in overrides}
+    return replace(config, agent=replace(agent, **typed))
 
 
 def n_actors(config: TrainConfig) -> int:

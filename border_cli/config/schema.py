@@ -73,6 +73,10 @@ class AgentConfig:
         del opt_steps, may_switch
         return self
 
+    def trained(self) -> AgentConfig:
+        """A copy for an agent that starts with trained weights: it explores from the first env step as at the end."""
+        return self
+
     def gives_priorities(self) -> bool:
         """Whether its policy knows Q-values when it acts, whose errors have the unit of its opt steps' priorities."""
         return False

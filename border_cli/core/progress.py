@@ -74,6 +74,7 @@ class RunResult:
     Attributes:
         ended_by: the name of the budget, "stop_return", "sigint", "sigterm" or "error".
         best, last: the evaluation of the best and of the last model on the same episodes; None where there was none.
+        start: score of the weights that the run started from, with `init_from`.
         best_confirmed: whether these were fresh episodes; otherwise the score of the best made it the best.
         opt_steps, env_steps, episodes: totals, those of earlier launches included.
         actors_blocked, learner_blocked: share of this launch that each side waited; None in sync or when unknown.
@@ -89,6 +90,7 @@ class RunResult:
     best: Evaluation | None = None
     last: Evaluation | None = None
     best_confirmed: bool = False
+    start: float | None = None
     opt_steps: int = 0
     env_steps: int = 0
     episodes: int = 0

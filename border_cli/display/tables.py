@@ -104,6 +104,8 @@ def trainer_table(progress: Progress, result: RunResult) -> Table:
         rows.append(("actors blocked", format.share(result.actors_blocked)))
         rows.append(("learner blocked", format.share(result.learner_blocked)))
     best = "best score" if result.best_confirmed or result.best is None else "best score (unconfirmed)"
+    if result.start is not None:
+        rows.append(("score at the start", f"{format.number(result.start)} at opt step 0"))
     rows += [("last score", _score(result.last)), (best, _score(result.best))]
     table = make_table("trainer", "", "value")
     for row in rows:

@@ -196,6 +196,7 @@ def _result_data(result: RunResult | None) -> dict[str, Any]:
         "last_score": _score(end.last),
         "best_score": _score(end.best),
         "best_confirmed": end.best_confirmed,
+        "start_score": None if end.start is None else {"opt_steps": 0, "mean": end.start},
         "seconds": None if stat is None else stat.seconds,
         "counters": {name: getattr(end, name) for name in counters},
         "throughput": {} if stat is None else {name: getattr(stat, name) for name in rates},

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import border_cli
+from border_cli.api import compose
 from border_cli.checkpoints.contents import read_scores
 from border_cli.cli.eval import main as evaluate_main
 from border_cli.cli.train import main
@@ -211,6 +212,45 @@ def test_a_new_sac_run_starts_from_the_critics_too(
     assert critics
     assert all(same[name] == (parts == "all") for name in critics)
     assert "start new" not in caplog.text
+
+
+@pytest.mark.parametrize("trainer", [(SYNC,), ("n_actors=2", "evaluator=process")], ids=["sync", "async"])
+def test_a_fine_tuned_run_acts_with_its_weights_and_evaluates_them_first(
+    first_sac: Run, trainer: tuple[str, ...]
+) -> None:
+    run = train(
+        *("agent=sac", "env=pendulum", *trainer, f"init_from={first_sac.path}", "trainer.max_opts=20"),
+        *("seed=1", "trainer.eval_interval=20", "evaluator.episodes=1"),
+    )
+    assert run.config.agent.random_env_steps == 0
+    series = run.series("eval/return_mean")
+    assert [step for step, _ in series] == [0, 20]
+    assert run.summary["start_score"] == {"opt_steps": 0, "mean": series[0][1]}
+    _, regular = read_scores(first_sac.path / "best")
+    assert regular is not None and series[0][1] == regular.mean  # that of the same model in the same episodes
+
+
+def test_values_that_are_typed_hold_when_a_run_is_fine_tuned(first_sac: Run) -> None:
+    from_sac = f"init_from={first_sac.path}"
+    typed = compose("agent=sac", "env=pendulum", from_sac, "agent.random_env_steps=7")
+    assert typed.agent.random_env_steps == 7
+    agent = compose("agent=dqn", "env=cartpole", "init_from=x").agent
+    assert agent.epsilon_start == agent.epsilon_final < 0.5  # type: ignore[attr-defined]
+    assert (
+        compose("agent=dqn", "env=cartpole", "init_from=x", "agent.epsilon_start=0.5").agent.epsilon_start
+        == 0.5
+    )
+
+
+def test_weights_of_another_kind_of_agent_are_refused_by_name(
+    first_sac: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*tiny("agent=td3", "env=pendulum", SYNC), f"init_from={first_sac.path}"]) == 2
+    problem, nearest = capsys.readouterr().err.strip().splitlines()[-2:]
+    assert (
+        problem.endswith("that run is sac, whose networks are not those of td3")
+        and nearest == "nearest: agent=sac"
+    )
 
 
 def test_without_the_checkpoint_of_the_best_model_the_newest_checkpoint_is_used(copy: Path) -> None:

@@ -262,33 +262,64 @@ def test_values_outside_the_atoms_get_one_warning(caplog: pytest.LogCaptureFixtu
     assert "agent/target_clipped" not in agent.opt(buffer, record=True).values
 
 
-def test_the_range_of_a_categorical_head_sets_itself_and_is_widened() -> None:
-    agent, buffer = full_agent(head="categorical", atoms=5)  # every reward is 1 and γ is 0.9
-    algorithm = agent.algorithm
+def batch_of(reward: list[float]) -> TensorBatch:
+    n = len(reward)
+    return TensorBatch(
+        {"obs": torch.rand(n, 1)}, torch.randint(9, (n,)), T(reward), torch.full((n,), 0.9),
+        torch.zeros(n, dtype=torch.bool), {"obs": torch.rand(n, 1)},
+    )  # fmt: skip
 
-    def support() -> list[float]:
-        online, target = algorithm.networks.online.support, algorithm.networks.target.support
-        assert online.tolist() == target.tolist()
-        assert agent.model_info().arrays["support"].tolist() == online.tolist()
-        return online.tolist()
 
-    agent.opt(buffer)
-    assert support() == pytest.approx([0.0, 10.0], rel=1e-3)  # 0 at the end, 1/(1 - 0.9) for ever
-    for network in (algorithm.networks.online, algorithm.networks.target):
-        with torch.no_grad():
-            network.support.copy_(T([0.0, 0.5]))
-    for _ in range(100):  # at opt step 101 every target is above 0.5
-        assert support() == [0.0, 0.5]
-        record = agent.opt(buffer, record=True)
-    assert support() == [0.0, 1.0]
-    assert record is not None and (record.values["agent/v_min"], record.values["agent/v_max"]) == (0.0, 1.0)
+def values(agent: NetworkAgent) -> torch.Tensor:
+    return torch.from_numpy(
+        agent.policy.action_values({"obs": np.linspace(0, 1, 9, dtype=np.float32)[:, None]})
+    )  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", [{}, {"dueling": True}, {"noisy": True}], ids=["plain", "dueling", "noisy"])
+def test_learned_values_do_not_jump_when_returns_leave_the_estimated_range(kind: dict[str, bool]) -> None:
+    """Rewards of -1 at first, of -4 later: the value falls from -10, the end of the range, to -40."""
+    torch.manual_seed(0)
+    agent, _ = full_agent(head="categorical", hidden=[32], lr=3e-3, target_interval=10, **kind)
+    history = []
+    for number in range(1, 1200):
+        batch = batch_of([-1.0 if number < 300 else -4.0] * 32)
+        agent.algorithm.adapt(batch, number)
+        agent.algorithm.opt_step(batch, number)
+        agent.algorithm.update_targets(number)
+        history.append(values(agent).mean().item())
+    online, target = agent.algorithm.networks.online.support, agent.algorithm.networks.target.support
+    assert online.tolist() == target.tolist() == pytest.approx([-10.0, 0.0], rel=1e-4)
+    atoms = agent.policy.atoms  # type: ignore[attr-defined]
+    assert (atoms[0], atoms[-1]) == pytest.approx((-110.0, 100.0), rel=1e-4)
+    assert history[298] == pytest.approx(-10.0, abs=1.0)
+    assert history[-1] == pytest.approx(-40.0, abs=2.0)
+    assert np.abs(np.diff(history[20:])).max() < 0.01 * 210.0
+
+
+def test_until_a_reward_comes_the_value_is_zero_and_what_was_learned_is_not_stretched() -> None:
+    torch.manual_seed(0)
+    agent, _ = full_agent(head="categorical", hidden=[32], lr=3e-3, target_interval=10)
+    for number in range(1, 101):
+        batch = batch_of([0.0] * 32)
+        agent.algorithm.adapt(batch, number)
+        agent.algorithm.opt_step(batch, number)
+        agent.algorithm.update_targets(number)
+    assert agent.algorithm.networks.online.support.tolist() == [-1.0, 1.0]
+    before = values(agent)
+    assert before.abs().max() < 0.1
+    agent.algorithm.adapt(batch_of([0.0] * 31 + [8.0]), 101)
+    assert agent.algorithm.networks.online.support.tolist() == pytest.approx([0.0, 8.0])
+    assert (values(agent) - before).abs().max() < 0.01 * 168.0
+    agent.algorithm.adapt(batch_of([800.0] * 32), 201)
+    assert agent.algorithm.networks.online.support.tolist() == pytest.approx([0.0, 8.0]), "it is set once"
 
 
 def test_a_given_side_of_the_range_stays() -> None:
     for given, expected in (
         ({"v_min": -5.0}, [-5.0, 10.0]),
-        ({"v_max": 3.0}, [-1.0, 3.0]),
-        ({"v_max": -8.0}, [-9.0, -8.0]),
+        ({"v_max": 3.0}, [0.0, 3.0]),
+        ({"v_max": -8.0}, [-9.0, -8.0]),  # below every reward
         ({"v_min": -0.1}, [-0.1, 10.0]),  # not exact in float32
     ):
         agent, buffer = full_agent(head="categorical", **given)
@@ -296,40 +327,22 @@ def test_a_given_side_of_the_range_stays() -> None:
         assert agent.algorithm.networks.online.support.tolist() == pytest.approx(expected, rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("given", "reward", "first", "second"),
-    [
-        ({"v_min": 0.0}, 0.05, (0.0, 1.0), (0.0, 2.0)),
-        ({"v_max": 0.0}, -0.05, (-1.0, 0.0), (-2.0, 0.0)),
-        ({"v_min": 0.0}, 0.16, (0.0, 2.0), (0.0, 4.0)),
-    ],
-)
-def test_the_open_side_of_a_range_is_widened_where_it_clips_targets(
-    given: dict[str, float], reward: float, first: tuple[float, float], second: tuple[float, float]
+@pytest.mark.parametrize("parts", ["policy", "all"])
+def test_a_typed_range_stays_when_the_weights_of_another_run_are_taken(
+    parts: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """All probability is on the outer atom, so that the target of the one row with a reward lies beyond it.
-
-    The estimate of the first opt step, reward/8/0.01, is 0.625, within the range at the start, -0.625 and 2.
-    """
-    agent, _ = full_agent(head="categorical", atoms=3, **given)
-    algorithm, rows = agent.algorithm, 8
-    one = {"obs": torch.ones(rows, 1)}
-    batch = TensorBatch(
-        one, torch.zeros(rows, dtype=torch.int64), T([reward] + 7 * [0.0]), torch.full((rows,), 0.99),
-        torch.zeros(rows, dtype=torch.bool), one,
-    )  # fmt: skip
-    algorithm.adapt(batch, 1)
-    support = algorithm.networks.online.support
-    outer = 0 if "v_max" in given else 2
-    assert support.tolist() == pytest.approx(first, rel=1e-4)
-    for network in (algorithm.networks.online, algorithm.networks.target):
-        with torch.no_grad():
-            network.support.copy_(T(first))
-            network.layers[-1].weight.zero_()
-            network.layers[-1].bias.view(-1, 3)[:] = 0.0
-            network.layers[-1].bias.view(-1, 3)[:, outer] = 50.0
-    algorithm.adapt(batch, 101)
-    assert support.tolist() == pytest.approx(second)
+    first, buffer = full_agent(head="categorical")
+    first.opt(buffer)
+    saved = first.state().arrays
+    for given, expected in (({"v_min": 0.0, "v_max": 500.0}, [0.0, 500.0]), ({}, [0.0, 10.0])):
+        caplog.clear()
+        second, _ = full_agent(head="categorical", **given)
+        second.sync_model(first.model_info())
+        if parts == "all":
+            assert second.load_networks(saved) == []
+        for network in (second.algorithm.networks.online, second.algorithm.networks.target):
+            assert network.support.tolist() == pytest.approx(expected, rel=1e-3)
+        assert ("they are stretched until they are learned again" in caplog.text) == bool(given)
 
 
 def test_huge_rewards_do_not_make_an_infinite_range() -> None:

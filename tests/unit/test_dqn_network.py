@@ -75,7 +75,7 @@ def test_every_combination_learns_a_constant(head: str, dueling: bool, noisy: bo
     )  # fmt: skip
     for _ in range(300):
         opt_step(nets, made, c, state, batch, agent.algorithm.noise(16))
-    values = made.values(nets.online(batch.obs)).gather(1, batch.action.unsqueeze(1))
+    values = made.of(nets.online).values(nets.online(batch.obs)).gather(1, batch.action.unsqueeze(1))
     assert values.squeeze(1).tolist() == pytest.approx([2.5] * 16, rel=0.05)
 
 

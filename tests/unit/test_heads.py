@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
+from border_cli.agents.dqn.config import C51Config
 from border_cli.agents.dqn.loss import CategoricalHead, QuantileHead, ScalarHead, estimated_support
+from border_cli.agents.dqn.network import atom_places
 from border_cli.agents.quantiles import midpoints, quantile_huber
 
 T = torch.tensor
-THREE = CategoricalHead(3, -1.0, 1.0)
+THREE = CategoricalHead(torch.linspace(-1.0, 1.0, 3))
 """Atoms -1, 0, 1."""
 NAN, INF = float("nan"), float("inf")
 
@@ -48,7 +51,7 @@ def test_clipped_probability_is_measured() -> None:
     below, above = THREE.share_clipped(logits, reward, discount, over)
     assert below.tolist() == pytest.approx([0.0, 0.2, 0.0, 0.0, 0.0])
     assert above.tolist() == pytest.approx([0.5, 0.0, 1.0, 0.0, 1.0])
-    head = CategoricalHead(51, -100.0, 0.0)
+    head = CategoricalHead(torch.linspace(-100.0, 0.0, 51))
     forever, above = head.share_clipped(torch.zeros(1, 51), T([-1.0]), T([0.99]), T([False]))
     assert forever.tolist() == above.tolist() == [0.0]  # the lowest possible value, except for rounding
 
@@ -75,7 +78,7 @@ def test_the_range_of_returns_is_estimated_from_rewards(
 
 def test_the_projection_preserves_mass_and_mean() -> None:
     rng = torch.Generator().manual_seed(0)
-    head = CategoricalHead(51, -10.0, 10.0)
+    head = CategoricalHead(torch.linspace(-10.0, 10.0, 51))
     logits = 5 * torch.randn(1000, 51, generator=rng)
     reward = 20 * torch.randn(1000, generator=rng)
     target = head.target(logits, reward, torch.full((1000,), 0.97), torch.rand(1000, generator=rng) < 0.3)
@@ -87,20 +90,45 @@ def test_the_projection_preserves_mass_and_mean() -> None:
     assert head.target_values(inside).tolist() == pytest.approx(wanted.tolist(), abs=1e-4)
 
 
+def test_the_projection_on_uneven_atoms_by_hand() -> None:
+    head = CategoricalHead(T([0.0, 1.0, 3.0]))
+    assert head.project(T([[0.5, 0.5, 0.0]]), T([[0.25, 1.5, 9.0]])).tolist() == [[0.375, 0.5, 0.125]]
+    assert head.project(T([[0.25, 0.25, 0.5]]), T([[-1.0, 1.0, 9.0]])).tolist() == [[0.25, 0.25, 0.5]]
+
+
+def test_atoms_beyond_an_open_end() -> None:
+    """Three of ten, up to a distance of 10 ranges: 10·(e^(4k/3) - 1)/(e^4 - 1)."""
+    far, near, nearest = 10.0, 10 * math.expm1(8 / 3) / math.expm1(4), 10 * math.expm1(4 / 3) / math.expm1(4)
+    inner = [0.0, 1 / 3, 2 / 3, 1.0]
+    assert atom_places(C51Config(atoms=10)) == pytest.approx(
+        [-far, -near, -nearest, *inner, 1 + nearest, 1 + near, 1 + far]
+    )
+    assert atom_places(C51Config(atoms=10, v_min=-5.0)) == pytest.approx(
+        [*(i / 6 for i in range(7)), 1 + nearest, 1 + near, 1 + far]
+    )
+    for ends in ({"v_min": 0.0, "v_max": 1.0}, {}):
+        assert np.diff(atom_places(C51Config(atoms=2, **ends))).tolist() == [1.0]  # type: ignore[arg-type]
+    assert atom_places(C51Config(v_min=0.0, v_max=9.0)) == pytest.approx(np.linspace(0.0, 1.0, 51).tolist())
+
+
 def test_a_nan_reward_makes_the_loss_nan() -> None:
     target = THREE.target(torch.zeros(1, 3), T([NAN]), T([1.0]), T([False]))
     assert THREE.loss(torch.zeros(1, 3), target, None).isnan().all()
 
 
 def test_terminated_rows_ignore_infinite_outputs() -> None:
-    for head, k in ((CategoricalHead(2, -1.0, 1.0), 2), (QuantileHead(), 2), (ScalarHead("mse"), 1)):
+    for head, k in (
+        (CategoricalHead(torch.linspace(-1.0, 1.0, 2)), 2),
+        (QuantileHead(), 2),
+        (ScalarHead("mse"), 1),
+    ):
         outputs = T([[INF] * k])
         target = head.target(outputs, T([1.0]), T([0.9]), T([True]))
         assert head.target_values(target).tolist() == [1.0]
 
 
 def test_cross_entropy_by_hand() -> None:
-    head = CategoricalHead(2, 0.0, 1.0)
+    head = CategoricalHead(torch.linspace(0.0, 1.0, 2))
     loss = head.loss(T([[0.0, 0.0]]), T([[0.25, 0.75]]), None)
     error = head.error(T([[0.0, 0.0]]), T([[0.25, 0.75]]))
     entropy = -(0.25 * math.log(0.25) + 0.75 * math.log(0.75))
@@ -152,7 +180,7 @@ def test_levels_of_fixed_quantiles_are_midpoints() -> None:
     ("v_min", "v_max", "atoms"), [(0.0, 90.0, 51), (0.0, 90.0, 101), (0.0, 0.3, 51), (-7.0, 0.1, 13)]
 )
 def test_targets_beyond_the_edges_have_a_finite_error(v_min: float, v_max: float, atoms: int) -> None:
-    head = CategoricalHead(atoms, v_min, v_max)
+    head = CategoricalHead(torch.linspace(v_min, v_max, atoms))
     outputs = torch.zeros(2, atoms)
     target = head.target(outputs, T([1e6, -1e6]), T([1.0, 1.0]), T([False, True]))
     assert target.min() >= 0

@@ -23,7 +23,17 @@ AT_START = {
     "run_id": "id",
     "status": "running",
     **dict.fromkeys(
-        ("saved", "ended_by", "exit_code", "error", "last_score", "best_score", "seconds", "exact")
+        (
+            "saved",
+            "ended_by",
+            "exit_code",
+            "error",
+            "last_score",
+            "best_score",
+            "start_score",
+            "seconds",
+            "exact",
+        )
     ),
     **{"counters": {}, "throughput": {}, "actors": [], "records_dropped": {}, "config": {}},
     **{"bound": "", "expected": "", "best_confirmed": False},

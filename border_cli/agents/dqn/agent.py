@@ -42,10 +42,8 @@ declare("agent/v_max", "reward", "largest return of a categorical head")
 
 _MAX_CLIPPED = 0.5
 """A larger share of clipped targets is logged: the range of the atoms is too narrow. An untrained network has less."""
-_ADAPT_INTERVAL = 100
-"""Opt steps between two looks at the range of a categorical head."""
-_TOO_MANY = 0.01
-"""A side of the range that clips a larger share of the targets is widened."""
+_ESTIMATE_INTERVAL = 100
+"""Opt steps between two estimates of a categorical head's range, while all rewards are 0."""
 _LARGEST = 1e37
 """The range does not reach further, so that its width is finite in float32."""
 _logger = logging.getLogger(__name__)
@@ -242,7 +240,7 @@ class DqnAlgorithm(Algorithm):
         self._mask = spec.mask
         self._head = loss.make_head(config)
         self._noise_size = cast(QNetwork, self.networks.online).noise_size
-        self._initial_support = tuple(float(np.float32(end)) for end in initial_support(config))
+        self._initial_range = tuple(float(np.float32(end)) for end in initial_support(config))
         self._warned = False
 
     def bind(self, state: loss.DqnState) -> loss.DqnNetworks:
@@ -268,53 +266,65 @@ class DqnAlgorithm(Algorithm):
         polyak_(self.state.target, self.state.online.params, 1.0)
 
     def adapt(self, batch: TensorBatch, number: int) -> None:
-        """Set the open sides of a categorical head's range, and widen one where it clips much of the targets."""
-        if not isinstance(self._head, loss.CategoricalHead) or number % _ADAPT_INTERVAL != 1:
+        """Set the open ends of a categorical head's range, once, from the first batch with a reward."""
+        if not isinstance(self._head, loss.CategoricalHead) or number % _ESTIMATE_INTERVAL != 1:
             return
-        is_open = self.config.v_min is None, self.config.v_max is None
-        if not any(is_open):
+        if self._range != self._initial_range:
             return
-        low, high = before = self._support
-        if before == self._initial_support:
-            wanted = loss.estimated_support(batch.reward, batch.discount)
-            low, high = min(low, wanted[0]), max(high, wanted[1])
-            if before == UNKNOWN_SUPPORT:
-                low, high = wanted
-        if (low, high) == before and number > 1:  # the targets of an untrained network say nothing
-            below, above = loss.mean_share_clipped(self.networks, self._head, self.config, batch, self._mask)
-            width = high - low
-            low, high = low - width * (below > _TOO_MANY), high + width * (above > _TOO_MANY)
-        if max(-low, high) < _LARGEST:
-            self._support = (low if is_open[0] else before[0], high if is_open[1] else before[1])
+        low, high = loss.estimated_support(batch.reward, batch.discount)
+        if (low, high) == UNKNOWN_SUPPORT or max(-low, high) > _LARGEST:
+            return
+        self._set_range(low, high)
+        if number > 1:  # all rewards were 0, and so is the value: what was learned is for other atoms
+            support = cast(Tensor, self.networks.online.support)
+            head, zero = self._head.of(self.networks.online), support.new_zeros(1)
+            of_zero = head.target(support.new_zeros(1, self.config.atoms), zero, zero, zero == zero)[0]
+            for network in (self.networks.online, self.networks.target):
+                cast(QNetwork, network).set_probabilities(of_zero)
 
-    def encoders(self, networks: loss.DqnNetworks) -> Sequence[Encoder]:
-        return [cast(QNetwork, network).encoder for network in (networks.online, networks.target)]
+    def restore_typed(self) -> None:
+        if not isinstance(self._head, loss.CategoricalHead):
+            return
+        before = self._range
+        self._set_range(*before)
+        if self._range != before:
+            _logger.warning(
+                "init_from: the values were learned for returns from %g to %g; for agent.v_min=%g and agent.v_max=%g they "
+                "are stretched until they are learned again",
+                *(*before, *self._range),
+            )
 
     @property
-    def _support(self) -> tuple[float, float]:
-        """v_min and v_max, the same in both networks."""
+    def _range(self) -> tuple[float, float]:
+        """The range of returns, the same in both networks."""
         low, high = cast(Tensor, self.networks.online.support).tolist()
         return low, high
 
-    @_support.setter
-    def _support(self, support: tuple[float, float]) -> None:
+    def _set_range(self, low: float, high: float) -> None:
+        """Set the range of both networks. Typed ends stay; a range that they make empty is the initial one."""
+        low = low if self.config.v_min is None else self.config.v_min
+        high = high if self.config.v_max is None else self.config.v_max
         with torch.no_grad():
             for network in (self.networks.online, self.networks.target):
-                cast(Tensor, network.support).copy_(torch.tensor(support))
+                ends = (low, high) if low < high else self._initial_range
+                cast(Tensor, network.support).copy_(torch.tensor(ends))
+
+    def encoders(self, networks: loss.DqnNetworks) -> Sequence[Encoder]:
+        return [cast(QNetwork, network).encoder for network in (networks.online, networks.target)]
 
     def batch_metrics(self, batch: TensorBatch) -> dict[str, float]:
         """The range of a categorical head, and the share of targets that it clips. Logs a warning, once, if it is large."""
         if not isinstance(self._head, loss.CategoricalHead):
             return {}
         share = sum(loss.mean_share_clipped(self.networks, self._head, self.config, batch, self._mask))
-        low, high = self._support
+        low, high = self._head.of(self.networks.online).atoms[[0, -1]].tolist()
         if not math.isfinite(share):  # the opt step of this batch was skipped
             return {}
-        fixed = self.config.v_min is not None or self.config.v_max is not None
-        if share > _MAX_CLIPPED and fixed and not self._warned:
+        if share > _MAX_CLIPPED and not self._warned:
             self._warned = True
             _logger.warning(
-                "%.0f%% of the TD targets lie outside agent.v_min=%g … agent.v_max=%g and are clipped; widen the range",
+                "%.0f%% of the TD targets lie outside the range %g … %g and are clipped; set agent.v_min and agent.v_max "
+                "to the smallest and the largest discounted return",
                 100 * share,
                 low,
                 high,

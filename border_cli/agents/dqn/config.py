@@ -6,7 +6,7 @@ There is one class whose options can be combined freely; C51, QR-DQN, IQN and Ra
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from border_cli.agents.config import NetworkConfig
@@ -51,7 +51,7 @@ class DqnConfig(NetworkConfig):
     )
     v_min: float | None = option(
         None,
-        "categorical head: smallest discounted return; auto: from the first rewards, widened when needed",
+        "categorical head: smallest discounted return; auto: from the first rewards, with some atoms beyond",
         unit="reward",
         auto=True,
     )
@@ -121,6 +121,9 @@ class DqnConfig(NetworkConfig):
                 "agent.exploration=none explores by noisy layers alone, and agent.noisy=false has none\n"
                 "allowed: agent.noisy=true, or agent.exploration=epsilon"
             )
+
+    def trained(self) -> DqnConfig:
+        return replace(self, epsilon_start=self.epsilon_final)
 
     def gives_priorities(self) -> bool:
         """Errors of values; the priorities of a categorical head are divergences, which actors do not know."""

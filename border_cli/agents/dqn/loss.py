@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax, mse_loss, smooth_l1_loss, softmax
 
 from border_cli.agents.dqn.config import DqnConfig
-from border_cli.agents.dqn.network import NO_NOISE, UNKNOWN_SUPPORT, Noise, initial_support
+from border_cli.agents.dqn.network import NO_NOISE, UNKNOWN_SUPPORT, Noise, atom_places
 from border_cli.agents.params import AdamState, FlatParams, StepStats, TensorBatch, clip_norm_, flat_gradient
 from border_cli.agents.quantiles import midpoints, quantile_huber
 
@@ -77,19 +76,21 @@ class ScalarHead(Head):
 
 
 class CategoricalHead(Head):
-    """C51: logits of the probabilities of k = `atoms` returns z_i, evenly spaced from v_min to v_max."""
+    """C51: logits of the probabilities of k returns, the atoms.
 
-    def __init__(self, atoms: int, v_min: float | Tensor, v_max: float | Tensor) -> None:
-        self._n = atoms
-        self._v_min, self._v_max = torch.as_tensor(v_min), torch.as_tensor(v_max)
-        if isinstance(v_min, Tensor):
-            self.atoms = v_min + (v_max - v_min) * torch.linspace(0.0, 1.0, atoms, device=v_min.device)
-        else:  # arithmetic on the meta device, from which a run's sizes are taken, would import torch's compiler
-            self.atoms = torch.linspace(v_min, cast(float, v_max), atoms)
+    Args:
+        places: (k,) the atoms if the range of returns is [0, 1]; see `atom_places`.
+        atoms: (k,) the atoms; None: the places.
+    """
+
+    def __init__(self, places: Tensor, atoms: Tensor | None = None) -> None:
+        self._places = places
+        self.atoms = places if atoms is None else atoms
 
     def of(self, network: nn.Module) -> CategoricalHead:
         low, high = network.support.detach().unbind()  # type: ignore[operator] # the stubs take it for a module
-        return CategoricalHead(self._n, low, high)
+        self._places = self._places.to(low.device)
+        return CategoricalHead(self._places, low + (high - low) * self._places)
 
     def values(self, outputs: Tensor) -> Tensor:
         """Σ p_i·z_i of logits."""
@@ -106,21 +107,20 @@ class CategoricalHead(Head):
     def project(self, p: Tensor, tz: Tensor) -> Tensor:
         """Project a distribution on the atoms (Bellemare et al., 2017, algorithm 1).
 
-        Each return Tz_j is clipped to [v_min, v_max] and its probability is shared between the two nearest atoms, in
-        proportion to how near they are: with b = (Tz_j - v_min)/Δz between the atoms l and u = l + 1, atom l gets
-        p_j·(u - b) and atom u gets p_j·(b - l).
+        Each return Tz_j is clipped to the range of the atoms. Its probability p_j is shared between the two nearest atoms
+        z_l and z_u in proportion to how near they are: u gets p_j·(Tz_j - z_l)/(z_u - z_l), and l the rest. This keeps the
+        mean, however the atoms are spaced.
 
         p: (B, atoms) probabilities of the returns tz: (B, atoms), r + γ^m·z_j. Returns (B, atoms) those of the atoms.
         """
-        tz = tz.clamp(self._v_min, self._v_max)
-        b = (tz - self._v_min) * ((self._n - 1) / (self._v_max - self._v_min))
-        # l is at most the last atom but one, so that u exists: a return on the last atom has b - l = 1. The index of a
-        # NaN return is 0, but its weight stays NaN, so that the loss shows it.
-        l = b.detach().nan_to_num().floor().clamp(0, self._n - 2)  # noqa: E741 - the paper's symbol
-        weight_u = (b - l).clamp(0.0, 1.0)  # rounding can put b slightly outside [l, u]
-        ix = l.long()
-        m = torch.zeros_like(p).scatter_add_(1, ix, p * (1 - weight_u))
-        return m.scatter_add_(1, ix + 1, p * weight_u)
+        z = self._support(p)
+        tz = tz.clamp(z[0], z[-1])
+        # l is at most the last atom but one, so that u exists. A NaN return has that index, but its weight stays NaN, so
+        # that the loss shows it.
+        l = torch.bucketize(tz, z[1:-1], right=True)  # noqa: E741 - the paper's symbol
+        weight_u = (tz - z[l]) / (z[l + 1] - z[l])
+        m = torch.zeros_like(p).scatter_add_(1, l, p * (1 - weight_u))
+        return m.scatter_add_(1, l + 1, p * weight_u)
 
     def share_clipped(
         self, outputs: Tensor, reward: Tensor, discount: Tensor, terminated: Tensor
@@ -130,8 +130,9 @@ class CategoricalHead(Head):
         Arguments: see `target`.
         """
         p, tz = self._shifted(outputs, reward, discount, terminated)
-        slack = _ROUNDING * (self._v_max - self._v_min)
-        below, above = tz < self._v_min - slack, tz > self._v_max + slack
+        low, high = self.atoms[0], self.atoms[-1]
+        slack = _ROUNDING * (high - low)
+        below, above = tz < low - slack, tz > high + slack
         return torch.where(below, p, 0.0).sum(1), torch.where(above, p, 0.0).sum(1)
 
     def loss(self, outputs: Tensor, target: Tensor, tau: Tensor | None) -> Tensor:
@@ -180,7 +181,7 @@ def make_head(config: DqnConfig) -> Head:
     """The head that a configuration describes."""
     match config.head:
         case "categorical":
-            return CategoricalHead(config.atoms, *initial_support(config))
+            return CategoricalHead(torch.tensor(atom_places(config), dtype=torch.float32))
         case "quantile" | "implicit_quantile":
             return QuantileHead(config.kappa)
         case _:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import cast
 
 import numpy as np
 import torch
@@ -46,6 +47,12 @@ NO_NOISE = Noise()
 
 
 UNKNOWN_SUPPORT = -1.0, 1.0
+_TINY = 5e-5
+"""Probability of an atom that is not expected yet."""
+_SHARE_BEYOND, _REACH = 0.3, 10.0
+"""Of a categorical head: share of the atoms beyond an open end of its range, and how far they reach, in ranges."""
+_GROWTH = 4.0
+"""Logarithm of the last distance between two of them, as a multiple of the first, which is about that inside the range."""
 
 
 def initial_support(config: DqnConfig) -> tuple[float, float]:
@@ -56,6 +63,18 @@ def initial_support(config: DqnConfig) -> tuple[float, float]:
     if high is None:
         high = max(UNKNOWN_SUPPORT[1], low + 1.0)
     return low, high
+
+
+def atom_places(config: DqnConfig) -> list[float]:
+    """Where the atoms of a categorical head lie if the range of returns is [0, 1]: evenly spaced between 0 and 1.
+
+    At an end that is left open the range is an estimate. A share of the atoms lies beyond it, with growing distances, so
+    that the range need not change when returns do.
+    """
+    n, open_ends = int(_SHARE_BEYOND * config.atoms), (config.v_min is None, config.v_max is None)
+    distances = _REACH * np.expm1(_GROWTH * np.arange(1, n + 1) / max(n, 1)) / np.expm1(_GROWTH)
+    below, above = (distances if is_open else distances[:0] for is_open in open_ends)
+    return [*-below[::-1], *np.linspace(0.0, 1.0, config.atoms - len(below) - len(above)), *(1.0 + above)]
 
 
 class QNetwork(nn.Module):
@@ -103,8 +122,26 @@ class QNetwork(nn.Module):
             self.levels = Linear(config.cosines, top[0], generator)
         if config.head == "categorical":
             self.support = nn.Parameter(torch.tensor(initial_support(config)))
+            with torch.no_grad():
+                for i, place in enumerate(atom_places(config)):
+                    if not 0.0 <= place <= 1.0:
+                        self._logit_biases[:, i].fill_(math.log(_TINY))
         self.noise_sizes = [layer.noise_size for layer in self.modules() if isinstance(layer, NoisyLinear)]
         self.noise_size = sum(self.noise_sizes)
+
+    @torch.no_grad()
+    def set_probabilities(self, p: Tensor) -> None:
+        """Let a categorical head have these probabilities (k,), or tiny ones instead of 0, whatever the observation."""
+        for layer in (self.top[-1], *self.value_layers[-1:]):
+            cast(Linear, layer).weight.zero_()
+            cast(Linear, layer).bias.zero_()
+        self._logit_biases.copy_(p.clamp(min=_TINY).log())
+
+    @property
+    def _logit_biases(self) -> Tensor:
+        """(n, k) or, of a dueling network, (1, k) biases that add to the outputs."""
+        last = cast(Linear, (self.value_layers or self.top)[-1])
+        return last.bias.view(-1, self._outputs)
 
     def forward(self, obs: dict[str, Tensor], noise: Noise = NO_NOISE) -> Tensor:
         """{name: (B, ...)} → (B, n, k), k numbers for each of n actions."""

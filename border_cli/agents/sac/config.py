@@ -6,7 +6,7 @@ There is one class whose options can be combined; TD3 and TQC have other default
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from border_cli.agents.config import NetworkConfig
@@ -111,6 +111,9 @@ class SacConfig(NetworkConfig):
                 f"agent.drop_quantiles={self.drop_quantiles} leaves none of agent.quantiles={self.quantiles}\n"
                 "allowed: drop_quantiles < quantiles"
             )
+
+    def trained(self) -> SacConfig:
+        return replace(self, random_env_steps=0)
 
     def unused_options(self) -> Iterator[tuple[str, str]]:
         yield from super().unused_options()
