@@ -38,7 +38,7 @@ from border_cli.core.errors import ActorLostError, ExitCode, Interrupted, UsageE
 from border_cli.core.protocols import ActingPolicy
 from border_cli.core.types import Evaluation
 from border_cli.display.format import counted, number
-from border_cli.display.output import printable
+from border_cli.display.output import printable, write_line
 from border_cli.display.tables import table_text
 from border_cli.report.stats import INTERVAL, Statistics, summarise
 from border_cli.runs import load
@@ -46,6 +46,7 @@ from border_cli.runs.directory import check_plain
 from border_cli.runs.locate import Located, model_directory, parse_checkpoint
 from border_cli.runs.summary import write_json
 from border_cli.runs.trust import check_code
+from border_cli.runtime.clock import Deadline
 from border_cli.runtime.seeding import eval_command_seed
 from border_cli.runtime.signals import StopFlag
 from border_cli.training.evaluators import EpisodeRunner
@@ -89,6 +90,8 @@ Examples
 
 _ENVS = 10
 """Episodes stepped together."""
+_SILENCE_S = 10.0
+"""Time between two lines that say how far the evaluation is [s]."""
 MAX_EPISODE_STEPS = 30_000
 """By default."""
 _COMPLETED = (
@@ -204,9 +207,20 @@ def _run_episodes(flags: Namespace, saved: SavedModel, config: EnvConfig, policy
                 "the environment's spaces are not those that the model was trained with\n"
                 f"{saved.description.spec.difference(env.spec)}"
             )
-        runner = EpisodeRunner(env, flags.max_episode_steps, stop, config.info_keys)
+        runner, silence = (
+            EpisodeRunner(env, flags.max_episode_steps, stop, config.info_keys),
+            Deadline(_SILENCE_S),
+        )
+
+        def tick() -> None:
+            nonlocal silence
+            if silence.passed:
+                longest = f"the longest of the others has taken {counted(runner.longest, 'env step')}"
+                write_line(sys.stderr, f"{runner.ended} of {flags.episodes} episodes have ended, {longest}")
+                silence = Deadline(_SILENCE_S)
+
         try:
-            evaluation = runner.evaluate(policy, saved.info.version, seeds)
+            evaluation = runner.evaluate(policy, saved.info.version, seeds, tick)
         except (ActorLostError, DependencyNotInstalled) as e:  # which shows at the first frame
             cause = e.__cause__ if isinstance(e, ActorLostError) else e
             if isinstance(cause, DependencyNotInstalled):

@@ -15,7 +15,9 @@ from border_cli.display import format
 
 @dataclass(frozen=True)
 class Budget:
-    """One budget: `used` of `limit`, in `unit`. eta_s: seconds until it is used up, None while that is unknown."""
+    """One budget: `used` of `limit`, in `unit`. eta_s: seconds until it is used up and the last model evaluated, None while
+    that is unknown.
+    """
 
     unit: str
     used: float
@@ -41,6 +43,8 @@ def first_to_end(p: Progress) -> Budget | None:
         if limit is not None:
             left = max(0.0, limit - used)
             eta_s = 0.0 if left == 0 else left / per_sec if per_sec else None
+            if eta_s is not None and (left == 0 or p.last_evaluation_s is not None):
+                eta_s = None if p.last_evaluation_s is None else eta_s + p.last_evaluation_s
             budgets.append(Budget(unit, used, limit, eta_s))
     if any(budget.eta_s is None for budget in budgets):
         return max(budgets, key=lambda budget: budget.fraction)

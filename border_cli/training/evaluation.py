@@ -112,6 +112,7 @@ class EvalManager:
         self._spaces_out = not reproducible
         self._noted = False  # that evaluations take longer than the training between them
         self._took_s = 0.0  # the last job
+        self._last_began = math.inf  # the evaluation of the last model
         self._ended_at = 0.0  # in seconds of the run
         self._max_seconds = math.inf if config.max_time is None else config.max_time
 
@@ -176,6 +177,7 @@ class EvalManager:
 
         With `max_time`, this may take a tenth of it more. What is not evaluated by then is left out.
         """
+        self._last_began = monotonic()
         if self._config.max_time is not None:
             now = max(self._parts.telemetry.seconds, self._config.max_time)
             self._max_seconds = now + max(_LEAST_EXTRA_S, _EXTRA_TIME * self._config.max_time)
@@ -190,6 +192,13 @@ class EvalManager:
                 self._confirm(model)
         except OutOfTime:
             self._give_up()
+
+    @property
+    def last_takes_s(self) -> float | None:
+        """Seconds that the evaluation of the last model will still take, as long as the one before; None if unknown."""
+        if self._config.eval_interval is None:
+            return 0.0
+        return max(0.0, self._took_s - (monotonic() - self._last_began)) if self._took_s else None
 
     def save_best(self) -> None:
         """Write the best model to best/, if there is one."""

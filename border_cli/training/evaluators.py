@@ -28,6 +28,8 @@ _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 2.0
 _RESTART_DELAY_S = 1.0
 _POLL_INTERVAL_S = 0.05
+_LONG_EPISODE = 10_000
+"""Env steps after which an episode is mentioned."""
 _logger = logging.getLogger(__name__)
 
 
@@ -38,6 +40,9 @@ class EpisodeRunner:
         max_episode_steps: an episode that takes this many env steps is cut and counts with its return so far.
         should_stop: polled before every env step.
         info_keys: names of the values in `Step.infos`.
+
+    Attributes:
+        ended: episodes of this evaluation that have ended.
     """
 
     def __init__(
@@ -47,6 +52,15 @@ class EpisodeRunner:
         self._max_episode_steps = max_episode_steps
         self._should_stop = should_stop
         self._info_keys = info_keys
+        self._warned = set[str]()
+        self.ended = 0
+        self._lengths: list[int] = []
+        self._running: dict[int, int] = {}  # environment → its episode
+
+    @property
+    def longest(self) -> int:
+        """Env steps so far of the longest episode that is running."""
+        return max((self._lengths[episode] for episode in self._running.values()), default=0)
 
     def evaluate(
         self,
@@ -64,12 +78,13 @@ class EpisodeRunner:
             Raw returns and lengths in the order of the seeds; None if asked to stop meanwhile.
         """
         env, episodes = self._env, iter(range(len(seeds)))
-        returns, lengths = [0.0] * len(seeds), [0] * len(seeds)
+        returns, lengths, cut = [0.0] * len(seeds), [0] * len(seeds), 0
+        self.ended, self._lengths, self._running = 0, lengths, {}
         infos: list[list[float]] = []  # of each episode that has ended
-        running: dict[int, int] = {}  # environment → its episode
+        running = self._running
 
         def start_next(env_ix: int) -> None:
-            running.pop(env_ix, None)
+            self.ended += running.pop(env_ix, None) is not None
             if (episode := next(episodes, None)) is not None:
                 running[env_ix] = episode
                 policy.begin_episode(env_ix)
@@ -86,22 +101,44 @@ class EpisodeRunner:
                 tick()
                 env_ixs = sorted(running)
                 step = env.step(env_ixs, policy.sample(env.observe(env_ixs), env_ix=env_ixs))
-                over = step.over
-                infos += [] if step.infos is None else step.infos[over].tolist()
+                infos += [] if step.infos is None else step.infos[step.over].tolist()
+                over, rewards = (
+                    step.over.tolist(),
+                    step.reward.tolist(),
+                )  # single numbers of arrays take longer
                 for row, env_ix in enumerate(env_ixs):
                     episode = running[env_ix]
                     if step.dropped is None or not step.dropped[row]:
-                        returns[episode] += float(step.reward[row])
+                        returns[episode] += rewards[row]
                         lengths[episode] += 1
+                    self._mention(lengths[episode])
                     if over[row] or lengths[episode] >= self._max_episode_steps:
+                        cut += not over[row]
                         start_next(env_ix)
         finally:
             policy.train()
+        if cut == len(seeds):
+            self._warn_once(
+                f"all {cut} episodes of an evaluation were cut at {self._max_episode_steps:,} env steps: none has ended"
+            )
+        return Evaluation(opt_steps, tuple(returns), tuple(lengths), self._means(infos))
+
+    def _means(self, infos: Sequence[Sequence[float]]) -> dict[str, float]:
+        """The mean of each value in the last infos of the episodes, over those that have it."""
         numbers = {
             key: [row[i] for row in infos if not math.isnan(row[i])] for i, key in enumerate(self._info_keys)
         }
-        means = {key: fmean(column) for key, column in numbers.items() if column}
-        return Evaluation(opt_steps, tuple(returns), tuple(lengths), means)
+        return {key: fmean(column) for key, column in numbers.items() if column}
+
+    def _mention(self, length: int) -> None:
+        if length == _LONG_EPISODE:
+            limit = f"an evaluation episode has taken {length:,} env steps, and is cut at {self._max_episode_steps:,}"
+            self._warn_once(f"{limit}; env.max_episode_steps=<n> ends episodes, in training too")
+
+    def _warn_once(self, warning: str) -> None:
+        if warning not in self._warned:
+            self._warned.add(warning)
+            _logger.warning("%s", warning)
 
     def close(self) -> None:
         self._env.close()

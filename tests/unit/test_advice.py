@@ -48,6 +48,30 @@ def test_a_run_bound_by_actors_names_the_actors_that_suffice() -> None:
 
 
 @pytest.mark.parametrize(
+    ("env_steps", "evaluation_s", "eta_s"),
+    [
+        (9_000, 0.0, 10.0),
+        (9_000, 60.0, 70.0),
+        (9_000, None, 10.0),
+        (10_000, 60.0, 60.0),
+        (10_000, None, None),
+    ],
+)
+def test_the_time_left_includes_the_evaluation_of_the_last_model(
+    env_steps: int, evaluation_s: float | None, eta_s: float | None
+) -> None:
+    p = dataclasses.replace(
+        TRAINING,
+        env_steps=env_steps,
+        max_env_steps=10_000,
+        samples_per_sec=100.0,
+        last_evaluation_s=evaluation_s,
+    )
+    budget = first_to_end(p)
+    assert budget is not None and budget.eta_s == eta_s
+
+
+@pytest.mark.parametrize(
     ("changes", "start", "named"),
     [
         (

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from border_cli.core.spaces import Array, Obs
-from border_cli.core.types import Evaluation
+from border_cli.core.types import Evaluation, Step
 from border_cli.training.evaluators import EpisodeRunner
 from tests.evaluators import SeededEnv, WeightPolicy
 
@@ -45,6 +45,25 @@ def test_every_episode_has_its_seed_and_a_tick_before_each_reset_and_env_step(n_
     assert runner.evaluate(Policy(), 42, SEEDS) == evaluation
     runner.close()
     assert env.closed
+
+
+def test_episodes_that_do_not_end_are_mentioned_once(caplog: pytest.LogCaptureFixture) -> None:
+    class Endless(SeededEnv):
+        def step(self, env_ix: Sequence[int], action: Array) -> Step:
+            going_on = np.zeros(len(env_ix), bool)
+            obs = self.observe(env_ix)
+            return Step(env_ix, obs, action, np.ones(len(env_ix)), going_on, going_on, obs)
+
+    runner, ended = EpisodeRunner(Endless(2), 10_002, lambda: False), list[tuple[int, int]]()
+    for _ in range(2):
+        evaluation = runner.evaluate(
+            Policy(), 42, SEEDS[:2], lambda: ended.append((runner.ended, runner.longest))
+        )
+        assert evaluation is not None and evaluation.lengths == (10_002, 10_002)
+    assert ended[-1] == (0, 10_001)
+    long, cut = caplog.messages
+    assert long.startswith("an evaluation episode has taken 10,000 env steps, and is cut at 10,002")
+    assert cut.startswith("all 2 episodes of an evaluation were cut")
 
 
 @pytest.mark.parametrize("polls", [0, 1, 5])
