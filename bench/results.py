@@ -32,7 +32,7 @@ from border_cli.config.convert import to_plain
 KEPT = Path(__file__).parent / "results"
 RUNS = Path("runs/results")
 EPISODES_OF_RISE = 30
-_UNLIKE = ("seed", "plan", "debug", "recorder", "checkpoint", "preset")
+_UNLIKE = ("name", "seed", "plan", "debug", "recorder", "checkpoint", "preset")
 """Sections that do not affect learning, or that are part of the name."""
 
 

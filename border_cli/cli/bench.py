@@ -11,7 +11,7 @@ from statistics import median
 
 from border_cli.cli.compose import Composer
 from border_cli.cli.errors import run_command, tracebacks
-from border_cli.cli.help import complete_train
+from border_cli.cli.help import complete_command
 from border_cli.cli.overrides import (
     Parser,
     override_names,
@@ -21,6 +21,7 @@ from border_cli.cli.overrides import (
     true_or_false,
 )
 from border_cli.cli.train import stored_config
+from border_cli.cli.translate import check_words
 from border_cli.config import registry
 from border_cli.config.resources import cores_for_actors
 from border_cli.config.schema import TrainConfig
@@ -58,6 +59,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _dispatch(argv: Sequence[str]) -> int:
+    registry.import_installed_plugins()
+    check_words(argv, "border-bench")
     parser = Parser("border-bench")
     parser.add_argument("--config-dir", "-cd")
     parser.add_setting("run", some_text)
@@ -67,15 +70,15 @@ def _dispatch(argv: Sequence[str]) -> int:
         return ExitCode.DONE
     if flags.trust and flags.run is None:
         raise UsageError("trust has no effect without run\nallowed: run=<run> trust=true")
-    completing = bool(flags.shell_completion)
-    overrides = parse_overrides([] if completing else rest)
+    if flags.shell_completion:
+        return complete_command(rest)
+    overrides = parse_overrides(rest)
     typed = override_values(overrides)
     for key in ("plan", "init_from", "resume"):
         if key in typed:
             raise UsageError(
                 f"{key} has no effect in border-bench, which trains nothing\nallowed: border-train {key}=…"
             )
-    registry.import_installed_plugins()
     registry.import_plugins(override_names(overrides, "plugins"))
     speeds = None
     if flags.run is not None:
@@ -84,8 +87,6 @@ def _dispatch(argv: Sequence[str]) -> int:
         speeds = _speeds_of(run_dir)
     else:
         with Composer(overrides, flags.config_dir) as composer:
-            if completing:
-                return complete_train(rest, composer.hydra, parser.suggestions)
             config = composer.compose().config
     with tracebacks(config.debug):
         _bench(config, typed, speeds)

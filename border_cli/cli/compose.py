@@ -39,7 +39,6 @@ from border_cli.config.convert import (
     dotted,
     known_keys,
     nearest,
-    nearest_line,
     to_config,
 )
 from border_cli.config.presets import conf_dir
@@ -65,7 +64,9 @@ _NOISE = (
 
 OmegaConf.register_new_resolver(  # for the files under conf/; at import, so that a launcher's process has it too
     "border.run_name",
-    lambda agent, env, section: run_name(agent, env, section.get("id") or section.get("entry_point") or ""),
+    lambda name, agent, env, section: run_name(
+        name, agent, env, section.get("id") or section.get("entry_point") or ""
+    ),
     replace=True,
 )
 
@@ -95,7 +96,7 @@ class Composed:
     @property
     def run_name(self) -> str:
         """Name of the run directory, without its date and time."""
-        return run_name(self.choices["agent"], self.choices["env"], self.config.env.name)
+        return run_name(self.config.name, self.choices["agent"], self.choices["env"], self.config.env.name)
 
     def place_in_sweep(self, folder: Path, number: int) -> Path:
         """Make this a job of a sweep. Returns its directory."""
@@ -320,8 +321,10 @@ def translated() -> Iterator[None]:
         options = list(e.options or ())
         if not group or not options:
             raise UsageError(_first_line(e)) from e
-        match = nearest_line(nearest(option, options))
-        raise UsageError(f"{group}: there is no {option!r}\nallowed: {', '.join(options)}{match}") from e
+        match = nearest(option, options)
+        raise UsageError(
+            f"{group}: there is no {option!r}", nearest=match and f"{group}={match}", allowed=options
+        ) from e
     except (OmegaConfBaseException, HydraException) as e:
         # The cause names the key and the mistake, where Hydra has wrapped it.
         cause = e.__cause__ if isinstance(e.__cause__, OmegaConfBaseException) else e
@@ -344,8 +347,7 @@ def _raise_for_unknown_key(error: OmegaConfBaseException) -> None:
     if not known or key in known:
         return
     raise UsageError(
-        f"{error.full_key or key}: there is no such key\nallowed: {', '.join(known)}"
-        f"{nearest_line(nearest(key, known))}"
+        f"{error.full_key or key}: there is no such key", nearest=nearest(key, known), allowed=known
     ) from error
 
 

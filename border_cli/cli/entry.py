@@ -14,8 +14,9 @@ from collections.abc import Callable
 def train() -> int:
     """`border-train`. Returns the exit code."""
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until there is a run to save
-    shows = any(arg.startswith("-") for arg in sys.argv[1:])  # flags show something, or start a sweep
-    return _run("border_cli.cli.train", (lambda: None) if shows else _start_early)
+    # Without arguments and with flags it shows something, or starts a sweep.
+    trains = sys.argv[1:] and not any(arg.startswith("-") for arg in sys.argv[1:])
+    return _run("border_cli.cli.train", _start_early if trains else lambda: None)
 
 
 def evaluate() -> int:
@@ -39,6 +40,9 @@ def bench() -> int:
 
 
 def _run(module: str, begin: Callable[[], None] = lambda: None) -> int:
+    name = "main"
+    if [arg[:6] for arg in sys.argv[1:]] == ["-sc", "query="] and module.endswith(("train", "bench")):
+        module, name = "border_cli.cli.complete", "answer"  # which imports little
     # A parent process may have had SIGINT ignored, as `nohup` does for SIGHUP: that stays.
     by_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if by_default:
@@ -46,7 +50,7 @@ def _run(module: str, begin: Callable[[], None] = lambda: None) -> int:
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _exit)  # stays: process 1 of a container has no default action
     begin()
-    main = importlib.import_module(module).main
+    main = getattr(importlib.import_module(module), name)
     if by_default:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     return int(main())

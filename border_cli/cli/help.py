@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import json
 import os
 import textwrap
@@ -11,9 +10,10 @@ from typing import Any
 
 from hydra._internal.hydra import Hydra
 
-from border_cli.cli.compose import PRIMARY, Composer, plain_data, translated
+from border_cli.cli.complete import folders_at, suggestions
+from border_cli.cli.compose import Composer, plain_data
 from border_cli.cli.errors import show
-from border_cli.config.convert import RESUME, describe_range, known_keys, option_values, to_config, to_plain
+from border_cli.config.convert import describe_range, known_keys, option_values, to_config, to_plain
 from border_cli.config.presets import NONE, conf_dir, shipped, tuned_for, variants
 from border_cli.config.schema import OptionInfo
 from border_cli.core.errors import ExitCode, UsageError
@@ -61,6 +61,16 @@ Examples
   border-train agent=sac env=pendulum --help agent   list all keys of a group with their values
 """
 
+SHORT_HELP = """\
+border-train trains an agent:
+
+  border-train agent=dqn env=cartpole
+  border-train agent=sac env=gym env.id=MountainCarContinuous-v0 trainer.max_env_steps=50k
+  border-train agent=dqn env=cartpole plan=true       show memory, disk and time, and train nothing
+
+border-train --help lists agents, environments and settings.
+"""
+
 _FLAGS = """\
 Flags
   -m, --multirun          one run for each combination of the values separated by commas
@@ -68,7 +78,6 @@ Flags
   -cd, --config-dir DIR   add group files of your own, such as DIR/env/mine.yaml for env=mine
   -i, --info [WHAT]       how Hydra composes the configuration: defaults, searchpath, plugins …
   -sc install=bash        set up completion: eval "$(border-train -sc install=bash)"; also zsh, fish
-  --hydra-help            Hydra's own flags and groups
   -h, --help  --version
 
 With -m
@@ -79,7 +88,6 @@ With -m
 
 The files below {folder} describe every key.
 """
-_PATH_KEYS = (f"{RESUME}=", "init_from=", "hydra.run.dir=", "hydra.sweep.dir=")
 
 
 def help_page(composer: Composer, groups: Sequence[str] = ()) -> str:
@@ -147,27 +155,12 @@ def _wrapped(text: str, indent: int) -> list[str]:
     return textwrap.wrap(text, _WIDTH, subsequent_indent=" " * indent, break_on_hyphens=False)
 
 
-def complete_train(request: Sequence[str], hydra: Any, suggestions: Sequence[str]) -> int:
-    """Answer a shell for border-train and border-bench: Hydra completes groups and keys, we flags and paths."""
-    action, _, word = _parse_request(request)
-    own = [
-        name for name in suggestions if name.endswith("=")
-    ]  # settings of the command beside the keys: paths
-    if action == "query" and word.startswith((*_PATH_KEYS, *own, "-")):
-        key, equals, path = word.partition("=")
-        folders = [f"{key}={folder}" for folder in _folders(path)] if equals else []
-        show("\n".join([*folders, *(name for name in suggestions if name.startswith(word))]))
-    else:
-        with translated():
-            hydra.shell_completion(PRIMARY, list(request))
-    return ExitCode.DONE
-
-
-def complete_command(request: Sequence[str], suggestions: Sequence[str]) -> int:
-    """Answer a shell for a command with paths, and these settings and flags. The exit code."""
+def complete_command(request: Sequence[str], names: Sequence[str] = ()) -> int:
+    """Answer a shell. names: settings and flags of a command with paths, none for one that trains. The exit code."""
     action, shell, word = _parse_request(request)
     if action == "query":
-        show("\n".join([*(name for name in suggestions if name.startswith(word)), *_folders(word)]))
+        found = [*(name for name in names if name.startswith(word)), *folders_at(word)]
+        show("\n".join(found if names else suggestions(os.environ.get("COMP_LINE", ""))))
     else:
         getattr(Hydra.get_shell_to_plugin_map(None)[shell][0], action)()
     return ExitCode.DONE
@@ -181,7 +174,3 @@ def _parse_request(request: Sequence[str]) -> tuple[str, str, str]:
             "-sc sets up completion in a shell\nallowed: -sc install=bash, -sc install=zsh, -sc install=fish"
         )
     return action, shell, os.environ.get("COMP_LINE", "").split(" ")[-1]
-
-
-def _folders(start: str) -> list[str]:
-    return sorted(glob.glob(f"{glob.escape(start)}*/"))  # noqa: PTH207 - a path as it was typed, "./" included

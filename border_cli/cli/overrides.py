@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,7 +19,7 @@ from hydra.errors import OverrideParseException
 
 import border_cli
 from border_cli.cli.errors import show
-from border_cli.config.convert import all_keys, nearest, nearest_key, nearest_line, nearest_option, to_config
+from border_cli.config.convert import all_keys, nearest, nearest_key, to_config
 from border_cli.config.schema import GROUPS
 from border_cli.core.errors import UsageError
 from border_cli.runs.trust import names_in
@@ -56,6 +57,7 @@ class Parser(argparse.ArgumentParser):
 
     def read(self, argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         """The flags and settings, and the remaining arguments in order. Raises UsageError for an unknown flag."""
+        self._check_dashes(argv)
         as_options = [
             f"--{arg}" if arg.partition("=")[0] in self._settings and "=" in arg else arg for arg in argv
         ]
@@ -63,12 +65,21 @@ class Parser(argparse.ArgumentParser):
         for arg in rest:
             if arg.startswith("-"):
                 flag, flags = arg.partition("=")[0], [name for name in self.suggestions if name[-1] != "="]
-                match = (
-                    nearest_line(nearest(flag, flags))
-                    or f"\na setting has no dashes: {flag.lstrip('-')}=<value>"
-                )
-                raise UsageError(f"there is no flag {flag}\nallowed: {', '.join(flags)}{match}")
+                raise UsageError(f"there is no flag {flag}", nearest=nearest(flag, flags), allowed=flags)
         return known, rest
+
+    def _check_dashes(self, argv: Sequence[str]) -> None:
+        """Raise UsageError with the whole command for settings with dashes, which argparse would take."""
+        words, rest, dashed = list[str](), list(argv), ""
+        while rest:
+            word = rest.pop(0)
+            key, equals, value = word.lstrip("-").replace("-", "_").partition("=")
+            if word.startswith("--") and key in self._settings:
+                dashed = dashed or word
+                word = f"{key}={value if equals or not rest else rest.pop(0)}"
+            words.append(word)
+        if dashed:
+            raise UsageError(f"{dashed}: settings have no dashes", nearest=shlex.join([self.prog, *words]))
 
     def read_paths(
         self, argv: Sequence[str], other_settings: Sequence[str] = ()
@@ -81,10 +92,9 @@ class Parser(argparse.ArgumentParser):
         for arg in rest:
             key, equals, _ = arg.partition("=")  # the name of a sweep's job contains "=" as well
             if equals and "/" not in key and not Path(arg).exists() and not known.shell_completion:
-                match = nearest(key, self._settings)
-                allowed = ", ".join([*self._settings, *other_settings])
+                match, allowed = nearest(key, self._settings), [*self._settings, *other_settings]
                 raise UsageError(
-                    f"{key}: there is no such key\nallowed: {allowed}{nearest_line(match and f'{match}=')}"
+                    f"{key}: there is no such key", nearest=match and f"{match}=", allowed=allowed
                 )
         return known, [Path(arg) for arg in rest]
 
@@ -112,8 +122,8 @@ def one_of(*choices: str) -> Callable[[str], str]:
 
     def read(text: str) -> str:
         if text not in choices:
-            match = nearest_line(nearest(text, choices))
-            raise argparse.ArgumentTypeError(f"{text}: not allowed\nallowed: {', '.join(choices)}{match}")
+            error = UsageError(f"{text}: not allowed", nearest=nearest(text, choices), allowed=choices)
+            raise argparse.ArgumentTypeError(str(error))
         return text
 
     return read
@@ -139,7 +149,7 @@ def parse_overrides(argv: Sequence[str]) -> list[Override]:
         if not arg.startswith("~") and not (key and equals):
             match = nearest_key(arg, [*GROUPS, *all_keys()])
             raise UsageError(
-                f"{arg!r} is not a setting\nallowed: key=value{nearest_line(match and f'{match}=')}"
+                f"{arg!r} is not a setting", nearest=match and f"{match}=<value>", allowed="key=value"
             )
         try:
             found += OverridesParser.create().parse_overrides([arg])
@@ -166,9 +176,10 @@ def override_names(overrides: Sequence[Override], key: str) -> list[str]:
         if override.key_or_group != key:
             continue
         value = override.value()
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise UsageError(f"{key}: {_text(override)!r} is not a list of names\nallowed: '{key}=[one,two]'")
-        found = [str(item) for item in value]
+        names = value if isinstance(value, list) else [value]
+        if not all(isinstance(item, str) for item in names):
+            raise UsageError(f"{key}: {_text(override)!r} is no list of names", allowed=f"'{key}=[one,two]'")
+        found = [str(item) for item in names]
     return found
 
 
@@ -236,25 +247,29 @@ def _check_deletion(key: str) -> None:
         raise UsageError(
             f"~{key}: every run has this key, it cannot be removed\nallowed: {key}=<another value>"
         )
-    match = nearest_line(nearest_key(key, keys))
-    raise UsageError(f"~{key}: there is no such key\nallowed: only keys of env.kwargs{match}")
+    raise UsageError(
+        f"~{key}: there is no such key", nearest=nearest_key(key, keys), allowed="only keys of env.kwargs"
+    )
 
 
 def _check_choice(override: Override, options: Sequence[str]) -> None:
     group, values = override.key_or_group, [override.value()]
-    allowed = ", ".join(options)
     if override.is_sweep_override():  # a glob matches existing options only
         values = list(override.sweep_string_iterator()) if isinstance(values[0], ChoiceSweep) else []
     for value in values:
         if isinstance(value, dict | list):
             raise UsageError(
-                f"{group}: {_text(override)} is not one of its options\n"
-                f"allowed: {allowed}; single values as {group}.<key>=<value>"
+                f"{group}: {_text(override)} is not one of its options",
+                allowed=f"{', '.join(options)}; single values as {group}.<key>=<value>",
             )
         name = "null" if value is None else str(value)
         if name not in options:
-            match = nearest_line(nearest_option(group, name, options))
-            raise UsageError(f"{group}: there is no {name!r}\nallowed: {allowed}{match}")
+            match, others = nearest(name, options), ["env=gym env.id=<id> env.imports=[<package>]"]
+            raise UsageError(
+                f"{group}: there is no {name!r}",
+                nearest=match and f"{group}={match}",
+                allowed=[*(others if group == "env" else []), *options],
+            )
 
 
 def quoted(text: str) -> str:
@@ -275,8 +290,8 @@ def set_value(data: dict[str, Any], override: Override, *, command: str) -> None
             section[step] = {}
         section = section[step]
         if not isinstance(section, dict) or (info is not None and not info.open_map):  # a single value
-            match = nearest_line(nearest_key(override.key_or_group, keys))
-            raise UsageError(f"{override.key_or_group}: there is no such key{match}")
+            key = override.key_or_group
+            raise UsageError(f"{key}: there is no such key", nearest=nearest_key(key, keys))
     section[name] = override.value()
 
 

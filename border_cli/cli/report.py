@@ -11,7 +11,7 @@ from pathlib import Path
 from border_cli.cli.errors import run_command, show
 from border_cli.cli.help import complete_command
 from border_cli.cli.overrides import Parser, some_text, true_or_false
-from border_cli.config.convert import nearest, nearest_line
+from border_cli.config.convert import nearest
 from border_cli.core.errors import ExitCode, UsageError
 from border_cli.core.metrics import SCORE
 from border_cli.display.tables import table_text
@@ -93,14 +93,10 @@ def _report(flags: Namespace, paths: Sequence[Path]) -> None:
     read = [run for run in all_runs if run is not None]
     if not read:
         names = metrics_of(found)
-        allowed = (
-            f"metric=<one of {len(names)} names in metrics.jsonl>"
-            if names
-            else "runs that have recorded metrics"
-        )
         raise UsageError(
-            f"none of {len(found)} runs has a record of {flags.metric}\nallowed: {allowed}"
-            f"{nearest_line(nearest(flags.metric, names, cutoff=0.3))}"
+            f"none of {len(found)} runs has a record of {flags.metric}",
+            nearest=(match := nearest(flags.metric, names, cutoff=0.3)) and f"metric={match}",
+            allowed=names or "runs that have recorded metrics",
         )
     groups, theirs = grouped(read), getattr(flags, "with")
     others = read_tidy(Path(theirs), flags.metric, groups) if theirs else []

@@ -17,7 +17,7 @@ from hydra.core.override_parser.types import (
 )
 
 from border_cli.cli.overrides import parse_overrides
-from border_cli.config.convert import load, nearest, nearest_line
+from border_cli.config.convert import load, nearest
 from border_cli.config.presets import conf_dir
 from border_cli.core.errors import UsageError
 from border_cli.sweeps.study import import_optuna, value_text
@@ -97,8 +97,9 @@ def default_space(name: str) -> dict[str, str]:
     if not path.is_file():
         options = sorted(file.stem for file in (conf_dir() / "space").glob("*.yaml"))
         raise UsageError(
-            f"there is no search space for {name!r}, and none was typed\nallowed: agent.lr='interval(1e-4,1e-3)', or "
-            f"hydra.sweeper.space={'|'.join(options)}|<file>.yaml{nearest_line(nearest(name, options))}"
+            f"there is no search space for {name!r}, and none was typed",
+            nearest=(match := nearest(name, options)) and f"hydra.sweeper.space={match}",
+            allowed=f"agent.lr='interval(1e-4,1e-3)', or hydra.sweeper.space={'|'.join(options)}|<file>.yaml",
         )
     values = load(path)
     if not isinstance(values, dict):

@@ -23,7 +23,7 @@ from hydra.core.override_parser.types import Override
 import border_cli
 from border_cli.cli.compose import PRIMARY, Composed, Composer, translated
 from border_cli.cli.errors import run_command, show, tracebacks
-from border_cli.cli.help import complete_train, help_page
+from border_cli.cli.help import SHORT_HELP, complete_command, help_page
 from border_cli.cli.overrides import (
     Parser,
     check_single,
@@ -37,8 +37,9 @@ from border_cli.cli.overrides import (
 )
 from border_cli.cli.start import end_imports, resume_run, start_run
 from border_cli.cli.sweep import SWEEP_SETTINGS, SweepSettings, run_sweep
+from border_cli.cli.translate import check_words
 from border_cli.config import registry
-from border_cli.config.convert import RESUME, dump, nearest, nearest_line, to_config, to_plain
+from border_cli.config.convert import RESUME, dump, nearest, to_config, to_plain
 from border_cli.config.resolve import inherit, reopen, reopen_for_device, with_typed_budget
 from border_cli.config.schema import GROUPS, TrainConfig
 from border_cli.config.validate import check_effect, check_overrides, validate
@@ -57,11 +58,62 @@ def main(argv: list[str] | None = None) -> int:
     """The command. argv: its arguments, by default those of the process. Returns the exit code."""
     if argv is None:
         atexit.register(gc.freeze)  # a garbage collection of all that torch has imported takes half a second
-    return run_command(_dispatch, argv)
+    return run_command(_command, argv)
+
+
+def _command(argv: Sequence[str]) -> int:
+    if not argv:
+        show(SHORT_HELP)
+        return ExitCode.DONE
+    registry.import_installed_plugins()
+    check_words(argv, "border-train")
+    return _dispatch(argv)
 
 
 def _dispatch(argv: Sequence[str], sweep: Path | None = None) -> int:
     """sweep: the folder of the sweep that is to be continued, if `argv` are its arguments."""
+    parser = _parser()
+    flags, rest = parser.read(argv)
+    if flags.version:
+        show(f"border-cli {border_cli.__version__}")
+        return ExitCode.DONE
+    if flags.shell_completion:
+        return complete_command(rest)
+    resumed, rest = _split_resume(rest)
+    settings = {
+        name: value for name in SWEEP_SETTINGS if (value := getattr(flags, f"sweep.{name}")) is not None
+    }
+    _check_flags(parser, flags, resumed, settings)
+    _check_sweep_keys(rest)
+    if flags.multirun and resumed is not None and sweep is None:
+        words = [arg for arg in argv if not arg.lstrip("+").startswith((f"{RESUME}=", "trust="))]
+        return _resume_sweep(Path(resumed), words, flags.trust)
+    groups = [arg for arg in rest if arg in GROUPS] if flags.help else []
+    overrides = parse_overrides([arg for arg in rest if arg not in groups])
+    registry.import_plugins(override_names(overrides, "plugins"))
+    launch = Launch(list(argv), override_values(overrides))
+    shows = flags.help or flags.info or flags.cfg
+    if not (shows or flags.multirun) and (
+        of_sweeps := [key for key in launch.typed if key.startswith(_OF_SWEEPS)]
+    ):
+        raise UsageError(f"{of_sweeps[0]} has no effect without -m\nallowed: -m, which starts a sweep")
+    if resumed not in (None, _AUTO) and not flags.help:
+        return _resume_named(resumed, overrides, launch, flags.trust)
+    with Composer(overrides, flags.config_dir) as composer:
+        if shows:
+            return _show(composer, flags, groups)
+        if flags.multirun:
+            return run_sweep(composer, launch, SweepSettings.read(settings, sweep))
+        composed = composer.compose()
+    with tracebacks(composed.config.debug):
+        if composed.config.plan:
+            return _plan(composed, launch)
+        if resumed:
+            return _resume_unfinished(composed, launch, flags.trust)
+        return int(start_run(composed, launch).code)
+
+
+def _parser() -> Parser:
     parser = Parser("border-train")
     parser.add_argument("--config-dir", "-cd")
     parser.add_argument("--resolve", action="store_true")
@@ -74,45 +126,7 @@ def _dispatch(argv: Sequence[str], sweep: Path | None = None) -> int:
     modes.add_argument("--multirun", "-m", action="store_true")
     modes.add_argument("--cfg", "-c", choices=["job", "hydra", "all"])
     modes.add_argument("--info", "-i", nargs="?", const="all")
-    modes.add_argument("--hydra-help", action="store_true")
-    flags, rest = parser.read(argv)
-    if flags.version:
-        show(f"border-cli {border_cli.__version__}")
-        return ExitCode.DONE
-    resumed, rest = _split_resume(rest)
-    settings = {
-        name: value for name in SWEEP_SETTINGS if (value := getattr(flags, f"sweep.{name}")) is not None
-    }
-    _check_flags(parser, flags, resumed, settings)
-    _check_sweep_keys(rest)
-    if flags.multirun and resumed is not None and sweep is None:
-        words = [arg for arg in argv if not arg.lstrip("+").startswith((f"{RESUME}=", "trust="))]
-        return _resume_sweep(Path(resumed), words, flags.trust)
-    groups = [arg for arg in rest if arg in GROUPS] if flags.help else []
-    completing = rest if flags.shell_completion else []
-    overrides = parse_overrides([arg for arg in rest if arg not in (*groups, *completing)])
-    registry.import_installed_plugins()
-    registry.import_plugins(override_names(overrides, "plugins"))
-    launch = Launch(list(argv), override_values(overrides))
-    starts_a_run = not (flags.multirun or flags.cfg or flags.info or flags.help or flags.shell_completion)
-    if starts_a_run and (of_sweeps := [key for key in launch.typed if key.startswith(_OF_SWEEPS)]):
-        raise UsageError(f"{of_sweeps[0]} has no effect without -m\nallowed: -m, which starts a sweep")
-    if resumed not in (None, _AUTO) and not (flags.help or flags.shell_completion):
-        return _resume_named(resumed, overrides, launch, flags.trust)
-    with Composer(overrides, flags.config_dir) as composer:
-        if flags.shell_completion:
-            return complete_train(completing, composer.hydra, parser.suggestions)
-        if flags.help or flags.hydra_help or flags.info or flags.cfg:
-            return _show(composer, flags, groups)
-        if flags.multirun:
-            return run_sweep(composer, launch, SweepSettings.read(settings, sweep))
-        composed = composer.compose()
-    with tracebacks(composed.config.debug):
-        if composed.config.plan:
-            return _plan(composed, launch)
-        if resumed:
-            return _resume_unfinished(composed, launch, flags.trust)
-        return int(start_run(composed, launch).code)
+    return parser
 
 
 def _resume_sweep(folder: Path, argv: Sequence[str], trusted: bool) -> int:
@@ -141,8 +155,7 @@ def _check_sweep_keys(words: Sequence[str]) -> None:
     names = [f"sweep.{name}" for name in SWEEP_SETTINGS]
     for key in (word.lstrip("+").partition("=")[0] for word in words):
         if key.startswith("sweep."):
-            near = nearest_line(nearest(key, names))
-            raise UsageError(f"{key}: there is no such key\nallowed: {', '.join(names)}{near}")
+            raise UsageError(f"{key}: there is no such key", nearest=nearest(key, names), allowed=names)
 
 
 def _check_flags(parser: Parser, flags: Namespace, resumed: str | None, settings: Collection[str]) -> None:
@@ -160,7 +173,7 @@ def _check_flags(parser: Parser, flags: Namespace, resumed: str | None, settings
             f"resume={_AUTO} looks for one run, and -m starts several\n"
             "allowed: the same command again, which continues its sweep, or -m resume=<sweep>"
         )
-    names = ("cfg", "info", "hydra_help", "config_dir")
+    names = ("cfg", "info", "config_dir")
     given = [f"--{name.replace('_', '-')}" for name in names if getattr(flags, name)]
     if given and resumed not in (None, _AUTO) and not flags.multirun:
         raise UsageError(
@@ -194,8 +207,6 @@ def _plan(composed: Composed, launch: Launch) -> int:
 
 def _show(composer: Composer, flags: Namespace, groups: Sequence[str]) -> int:
     """Show the help page, the configuration, or Hydra's own view of it. groups: whose keys --help is to list."""
-    from hydra._internal.utils import get_args_parser
-
     if flags.help:
         show(help_page(composer, groups))
         return ExitCode.DONE
@@ -205,10 +216,7 @@ def _show(composer: Composer, flags: Namespace, groups: Sequence[str]) -> int:
     argv, page = composer.argv(), StringIO()  # Hydra does not expect a reader of stdout that leaves early
     try:
         with translated(), redirect_stdout(page):
-            if flags.hydra_help:
-                parser = get_args_parser()
-                composer.hydra.hydra_help(PRIMARY, parser, parser.parse_args(argv))
-            elif flags.info:
+            if flags.info:
                 composer.hydra.show_info(flags.info, PRIMARY, argv)
             else:
                 composer.hydra.show_cfg(PRIMARY, argv, flags.cfg, flags.package, flags.resolve)
@@ -225,8 +233,9 @@ def _part(plain: dict[str, Any], package: str | None) -> str:
     part: Any = plain
     for name in package.split("."):
         if not isinstance(part, dict) or name not in part:
-            match = nearest_line(nearest(package, plain))
-            raise UsageError(f"--package: there is no part {package!r}\nallowed: {', '.join(plain)}{match}")
+            raise UsageError(
+                f"--package: there is no part {package!r}", nearest=nearest(package, plain), allowed=[*plain]
+            )
         part = part[name]
     return f"# @package {package}\n{dump(part)}" if isinstance(part, dict | list) else str(part)
 

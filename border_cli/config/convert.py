@@ -21,38 +21,12 @@ from typing import Any
 
 import yaml
 
+from border_cli.config.other_tools import known_as
 from border_cli.config.registry import IMPORTABLE, TABLES, find
 from border_cli.config.schema import OptionInfo, TrainConfig, WrapperConfig
 from border_cli.core.errors import UsageError, first_line
 
 # -- the nearest match ---------------------------------------------------
-
-_OTHER_TOOLS = {
-    "agent.lr": "learning_rate",
-    "agent.hidden": "net_arch hidden_sizes policy_kwargs",
-    "agent.target_interval": "target_update_interval target_network_frequency",
-    "agent.target_tau": "tau",
-    "agent.epsilon_start": "exploration_initial_eps",
-    "agent.epsilon_final": "exploration_final_eps",
-    "agent.epsilon_env_steps": "exploration_fraction",
-    "agent.entropy_coef": "ent_coef",
-    "agent.quantiles": "n_quantiles",
-    "agent.critics": "n_critics",
-    "agent.drop_quantiles": "top_quantiles_to_drop_per_net",
-    "env.id": "env_id",
-    "buffer.capacity": "buffer_size replay_size",
-    "buffer.alpha": "prioritized_replay_alpha",
-    "actor_manager.envs_per_actor": "num_envs n_envs",
-    "trainer.max_env_steps": "total_timesteps total_steps num_timesteps max_steps",
-    "trainer.warmup_period": "learning_starts warmup_steps",
-    "trainer.opt_interval": "train_freq train_frequency gradient_steps utd_ratio",
-    "trainer.eval_interval": "eval_freq",
-    "trainer.record_interval": "log_interval",
-    "trainer.save_interval": "save_freq",
-    "evaluator.episodes": "n_eval_episodes",
-    "n_actors": "num_workers num_actors",
-}
-"""Our keys, each with what other tools call it."""
 
 
 def nearest(word: str, candidates: Iterable[str], cutoff: float = 0.77) -> str | None:
@@ -79,9 +53,9 @@ def nearest_key(key: str, known: Iterable[str]) -> str | None:
     """
     keys = [name for name in known if not name.startswith("preset.")]
     parent, _, leaf = key.rpartition(".")
-    for ours, others in _OTHER_TOOLS.items():
-        if ours in keys and leaf in others.split():
-            return ours
+    known_here = (known_as(key) or "").partition(" [")[0]
+    if known_here in keys:
+        return known_here
     anywhere = {name.rpartition(".")[2]: name for name in reversed(keys)}  # the first declared of equal names
     beside = {name.rpartition(".")[2]: name for name in keys if name.rpartition(".")[0] == parent}
     match = nearest(leaf, beside)
@@ -92,18 +66,6 @@ def nearest_key(key: str, known: Iterable[str]) -> str | None:
         return longer[0]
     match = nearest(leaf, anywhere, cutoff=0.85)
     return anywhere[match] if match else None
-
-
-def nearest_option(group: str, name: str, options: Iterable[str]) -> str | None:
-    """What was probably meant by an option of a config group that does not exist; the environment where it is its id."""
-    if group == "env" and re.fullmatch(r"([\w.]+:)?[\w/-]+-v\d+", name):
-        return f"env={'atari' if name.startswith('ALE/') else 'gym'} env.id={name}"
-    return nearest(name, options)
-
-
-def nearest_line(match: str | None) -> str:
-    """A last line for an error message: starts with a newline, empty without a match."""
-    return f"\nnearest: {match}" if match else ""
 
 
 # -- YAML ----------------------------------------------------------------
@@ -146,8 +108,8 @@ _COMPARISONS = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": ope
 class ConfigError(UsageError):
     """A value that the schema refuses; `key` is its dotted name."""
 
-    def __init__(self, key: str, message: str) -> None:
-        super().__init__(message)
+    def __init__(self, key: str, problem: str, **more: Any) -> None:
+        super().__init__(f"{key}: {problem}" if key else problem, **more)
         self.key = key
 
 
@@ -212,7 +174,7 @@ def all_keys() -> dict[str, OptionInfo]:
 def _section_class(group: str, section: Any) -> type:
     """The dataclass of a section that has a `type`."""
     if not isinstance(section, Mapping):
-        raise ConfigError(group, f"{group}: {_wrong_type(section)}\nallowed: keys with values")
+        raise ConfigError(group, _wrong_type(section), allowed="keys with values")
     kind = section.get("type") or _hints(TrainConfig)[group].type  # the schema's default, where it has one
     entry = find(group, kind) if isinstance(kind, str) else None
     if entry is not None:
@@ -220,9 +182,7 @@ def _section_class(group: str, section: Any) -> type:
     problem = "is missing" if kind == "" else f"there is no {kind!r}"
     match = nearest(kind, TABLES[group]) if isinstance(kind, str) else None
     allowed = [*TABLES[group], *(["module:name"] if group in IMPORTABLE else [])]
-    raise ConfigError(
-        f"{group}.type", f"{group}.type: {problem}\nallowed: {', '.join(allowed)}{nearest_line(match)}"
-    )
+    raise ConfigError(f"{group}.type", problem, nearest=match, allowed=allowed)
 
 
 def _walk(cls: type, path: str, classes: Mapping[str, type]) -> Iterator[tuple[str, OptionInfo]]:
@@ -238,9 +198,7 @@ def _walk(cls: type, path: str, classes: Mapping[str, type]) -> Iterator[tuple[s
 def _section(cls: type, data: Any, path: str, classes: Mapping[str, type]) -> Any:
     """An instance of a dataclass from a mapping."""
     if not isinstance(data, Mapping):
-        raise ConfigError(
-            path, f"{path or 'the configuration'}: {_wrong_type(data)}\nallowed: keys with values"
-        )
+        raise ConfigError(path or "the configuration", _wrong_type(data), allowed="keys with values")
     fields = {field.name: field for field in dataclasses.fields(cls)}
     values = {}
     for name, value in data.items():
@@ -258,18 +216,16 @@ def _section(cls: type, data: Any, path: str, classes: Mapping[str, type]) -> An
 def _unknown(key: str, siblings: list[str], classes: Mapping[str, type]) -> ConfigError:
     parent, _, name = key.rpartition(".")
     having = [kind for kind, entry in TABLES.get(parent, {}).items() if name in _hints(entry.config)]
-    allowed = f"{'keys of ' + parent if parent else 'top-level keys'}: {', '.join(siblings)}"
     if parent == "preset" and name in _hints(TrainConfig):
         problem = "a preset sets values of other groups"
-        allowed = "allowed: a file that begins with # @package _global_"
-    elif having:
+        return ConfigError(key, problem, allowed="a file that begins with # @package _global_")
+    if having:
         problem = f"{parent}={classes[parent]().type} has no such key"
-        allowed = f"allowed: {key} with {' or '.join(f'{parent}={kind}' for kind in having)}"
-    else:
-        beside = [_join(parent, one) for one in siblings] + ([] if parent else [RESUME])
-        problem = "there is no such key"
-        allowed += nearest_line(nearest_key(key, [*beside, *dict(_walk(TrainConfig, "", classes))]))
-    return ConfigError(key, f"{key}: {problem}\n{allowed}")
+        return ConfigError(key, problem, allowed=f"{key} with {' or '.join(f'{parent}={k}' for k in having)}")
+    beside = [_join(parent, one) for one in siblings] + ([] if parent else [RESUME])
+    match = nearest_key(key, [*beside, *dict(_walk(TrainConfig, "", classes))])
+    own = [] if parent else [f"--config-dir DIR, with DIR/{name}/<option>.yaml, for a group of your own"]
+    return ConfigError(key, "there is no such key", nearest=match, allowed=[*beside, *own])
 
 
 def _value(key: str, hint: Any, info: OptionInfo, value: Any) -> Any:
@@ -285,7 +241,9 @@ def _value(key: str, hint: Any, info: OptionInfo, value: Any) -> Any:
         allowed += ", or auto" if info.auto else ", or null" if optional else ""
         allowed += f" ({info.unit})" if info.unit else ""
         match = nearest(value, info.choices) if isinstance(value, str) else None
-        raise ConfigError(key, f"{key}: {e}\nallowed: {allowed}; {info.help}{nearest_line(match)}") from None
+        if isinstance(value, list) and typing.get_origin(kind) is None:
+            match = f"-m {key}={','.join(map(as_typed, value))}, a run for each value"
+        raise ConfigError(key, str(e), nearest=match, allowed=f"{allowed}; {info.help}") from None
 
 
 def _kind_name(hint: Any) -> str:
@@ -308,9 +266,10 @@ def _convert(hint: Any, info: OptionInfo, value: Any) -> Any:
             return open_map
         return {name: _convert(of_items, info, item) for name, item in open_map.items()}
     if kind is list:
-        if not isinstance(value, list | tuple):
+        if value is None:
             raise ValueError(f"{_wrong_type(value)}, not a list")
-        return [_convert(typing.get_args(hint)[0], info, item) for item in value]
+        items = value if isinstance(value, list | tuple) else [value]
+        return [_convert(typing.get_args(hint)[0], info, item) for item in items]
     if kind is WrapperConfig:
         return _wrapper(value)
     if kind in (int, float):
@@ -355,7 +314,22 @@ def _open_map(value: Any) -> dict[str, Any]:
     return copy
 
 
+_SECONDS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_AMOUNTS = {"k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9}
+
+
+def read_number(text: str, unit: str = "") -> float:
+    """The number in a text such as 1e6, 1_000_000, 100k or, with unit "s", 1h. Raises ValueError for anything else."""
+    match = re.fullmatch(r"(-?\d+(?:_\d+)*\.?\d*(?:e[+-]?\d+)?)([a-z]*)", text.strip().lower())
+    factors = {"": 1.0} | (_SECONDS if unit == "s" else _AMOUNTS)
+    if match is None or match[2] not in factors:
+        raise ValueError(_wrong_type(text))
+    return float(match[1]) * factors[match[2]]
+
+
 def _number(kind: type[int] | type[float], info: OptionInfo, value: Any) -> int | float:
+    if isinstance(value, str) and value[:1].isdigit():
+        value = read_number(value, info.unit)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(_wrong_type(value))
     if kind is int and isinstance(value, float):

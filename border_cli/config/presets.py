@@ -8,6 +8,7 @@ A preset is named `<agent>_<env>`, by the options of these groups; a variant, wh
 from __future__ import annotations
 
 import copy
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,14 @@ def in_families() -> dict[str, tuple[str, dict[str, Any]]]:
                     values["preset"][key] = value
             found[f"{agent}_{env}"] = (file.stem, values)
     return found
+
+
+@cache
+def env_ids() -> dict[str, str]:
+    """The shipped options of `env`, each with its gymnasium id, empty where it has none."""
+    files = sorted((conf_dir() / "env").glob("*.yaml"))
+    found = {file.stem: re.search(r"^id: (\S+)$", file.read_text("utf-8"), re.MULTILINE) for file in files}
+    return {option: match[1].strip('"') if match else "" for option, match in found.items()}
 
 
 @cache

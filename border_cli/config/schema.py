@@ -441,6 +441,7 @@ class TrainConfig:
     recorder: RecorderConfig = field(default_factory=RecorderConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     preset: PresetConfig = field(default_factory=PresetConfig)
+    name: str = option("", "last part of the run's folder, in place of <agent>_<env>")
     seed: int = option(0, "seed of all random streams", unit="seed", ge=0, le=2**63 - 1)
     device: str = option("cpu", "where the learner computes: cpu, cuda, cuda:1, mps")
     n_actors: int | None = option(

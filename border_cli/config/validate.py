@@ -94,6 +94,7 @@ def _effects(
     yield sync, _OF_PROCESSES, "under trainer=sync", "with trainer=async"
     keys = ["actor_manager.serial_init", "agent.epsilon_ladder"]
     yield config.n_actors == 1, keys, "with n_actors=1", "with n_actors > 1"
+    yield "hydra.run.dir" in overrides, ["name"], "with hydra.run.dir", "without it"
     mode = "trainer=sync" if sync else "trainer.lockstep=true"
     reason = f"under {mode}: a restart would not be reproducible, so the loss of an actor ends the run"
     yield is_reproducible(config), _OF_RESTARTS, reason, "with trainer=async without lockstep"

@@ -7,7 +7,7 @@ traceback unless `debug=true`.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -33,9 +33,23 @@ class BorderError(Exception):
 
 
 class UsageError(BorderError):
-    """The user can fix it by typing something else."""
+    """The user can fix it by typing something else.
+
+    problem: what is wrong · nearest: what was probably meant, as it is typed · allowed: in words, or names to choose from;
+    beside a nearest one, a few of them are listed.
+    """
 
     code = ExitCode.USAGE
+
+    def __init__(
+        self, problem: str, *, nearest: str | None = None, allowed: str | Sequence[str] = ""
+    ) -> None:
+        if not isinstance(allowed, str):
+            n = len(allowed) if nearest is None else 8
+            more = f" and {len(allowed) - n} more" if len(allowed) > n else ""
+            allowed = ", ".join(allowed[:n]) + more
+        lines = [problem, nearest and f"nearest: {nearest}", allowed and f"allowed: {allowed}"]
+        super().__init__("\n".join(filter(None, lines)))
 
 
 class ResourceError(BorderError):

@@ -14,7 +14,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from border_cli.config.convert import as_typed, nearest, nearest_line
+from border_cli.config.convert import as_typed, nearest
 from border_cli.config.registry import ENVS, import_path, nearest_path
 from border_cli.config.schema import EnvConfig, WrapperConfig
 from border_cli.core.errors import BorderError, UsageError, first_line
@@ -114,10 +114,10 @@ def _wrapped(env: gymnasium.Env[Any, Any], wrapper: WrapperConfig) -> gymnasium.
     else:
         make = _WRAPPERS.get(name)
         if make is None:
-            match = nearest_line(nearest_path(name) or nearest(name, _WRAPPERS))
             raise UsageError(
-                f"env.wrappers: there is no wrapper {name!r}\n"
-                f"allowed: {', '.join(_WRAPPERS)}; others as module:name{match}"
+                f"env.wrappers: there is no wrapper {name!r}",
+                nearest=nearest_path(name) or nearest(name, _WRAPPERS),
+                allowed=["module:name", *_WRAPPERS],
             )
     try:
         made = make(env, **_with_arrays(make, wrapper.kwargs))
@@ -259,8 +259,9 @@ def _from_entry_point(config: EnvConfig, kwargs: dict[str, Any]) -> gymnasium.En
     maker = getattr(import_path(module, "env.entry_point"), name, None) if name else None
     if maker is None:
         raise UsageError(
-            f"env.entry_point: {path!r} has no such class or function\n"
-            f"form: module:name{nearest_line(nearest_path(path))}"
+            f"env.entry_point: {path!r} has no such class or function",
+            nearest=nearest_path(path),
+            allowed="module:name",
         )
     return _checked(maker(**kwargs), f"env.entry_point: {config.entry_point!r}")
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from border_cli.config.convert import nearest, nearest_line
+from border_cli.config.convert import nearest
 from border_cli.core.errors import UsageError
 from border_cli.core.spaces import ACTION_MASK, ActionSpec, EnvSpec, ObsLeaf, ObsSpec
 from border_cli.envs.wrappers import MAX_COMBINATIONS, combinations
@@ -115,9 +115,9 @@ def _with_categories(
     for name, sizes in categories.items():
         if name not in images:
             raise UsageError(
-                f"env.categories: the observation has no small integer image {name!r}\n"
-                f"allowed: {', '.join(images) or 'env.categories={} for these observations'}"
-                f"{nearest_line(nearest(name, images))}"
+                f"env.categories: the observation has no small integer image {name!r}",
+                nearest=nearest(name, images),
+                allowed=[*images] or "env.categories={} for these observations",
             )
         if not images[name].has_channels(len(sizes)):
             channels = images[name].shape[images[name].channel_axis]
@@ -144,8 +144,8 @@ def _chosen(
         ]
         if not named or refused:
             problem = f"{refused[0]}, which no agent takes" if refused else f"there is no {key!r}"
-            match = "" if refused else nearest_line(nearest(key, allowed))
-            raise UsageError(f"env.obs_keys: {problem}\nallowed: {', '.join(allowed)}{match}")
+            match = None if refused else nearest(key, allowed)
+            raise UsageError(f"env.obs_keys: {problem}", nearest=match, allowed=allowed)
         chosen |= named
     return chosen
 

@@ -23,7 +23,7 @@ from border_cli.runs.summary import SUMMARY_FILE, launch_words, read_json
 
 _NAME_WIDTH = 100
 """Columns after which the name of a group is cut."""
-_NOT_COMPARED = ("seed", "plan", "debug", "recorder", "checkpoint", "plugins", "preset")
+_NOT_COMPARED = ("name", "seed", "plan", "debug", "recorder", "checkpoint", "plugins", "preset")
 """Parts of a configuration in which runs of one group may differ."""
 _EXECUTION = ("threads", "evaluator.type", "buffer.device", "env.native", "trainer.ratio_tolerance")
 """Keys that say how a run executes. `auto` chooses them by the machine, or by other keys."""

@@ -49,9 +49,9 @@ def env_slug(option: str, env_id: str) -> str:
     return re.sub(r"[^A-Za-z0-9.-]", "-", env_id) if option == "gym" else _plain_name(option)
 
 
-def run_name(agent: str, env_option: str, env_id: str) -> str:
-    """`<agent>_<env slug>`."""
-    return f"{_plain_name(agent)}_{env_slug(env_option, env_id)}"
+def run_name(name: str, agent: str, env_option: str, env_id: str) -> str:
+    """The name that was typed, or `<agent>_<env slug>`."""
+    return _plain_name(name) if name else f"{_plain_name(agent)}_{env_slug(env_option, env_id)}"
 
 
 def create_run(name: str, root: Path = RUNS, now: datetime | None = None) -> Path:

@@ -10,7 +10,7 @@ from pathlib import Path
 from border_cli.checkpoints import store
 from border_cli.checkpoints.contents import BEST, CHECKPOINTS, REPLAY
 from border_cli.checkpoints.store import MANIFEST_FILE
-from border_cli.config.convert import nearest, nearest_line
+from border_cli.config.convert import nearest
 from border_cli.core.errors import NoValidCheckpointError, UsageError
 from border_cli.runs.directory import CONFIG_FILE, LATEST, RUNS, SWEEP_FILE
 from border_cli.runs.summary import PROVENANCE_FILE, read_summary
@@ -36,9 +36,10 @@ def parse_checkpoint(text: str) -> str | int:
         return text
     if text.isascii() and text.isdigit():
         return int(text)
-    match = nearest_line(nearest(text, (BEST, LAST)))
     raise UsageError(
-        f"checkpoint={text}: there is no such choice\nallowed: best, last, or an opt step{match}"
+        f"checkpoint={text}: there is no such choice",
+        nearest=(match := nearest(text, (BEST, LAST))) and f"checkpoint={match}",
+        allowed="best, last, or an opt step",
     )
 
 
@@ -167,7 +168,9 @@ def _no_such_step(run_dir: Path, opt_steps: int, best: list[str], steps: list[st
         )
     near = min(steps, key=lambda step: abs(int(step) - opt_steps))
     shown = _listed([*best, LAST, *steps])
-    return UsageError(f"checkpoint={opt_steps}: {run_dir} has none\nallowed: {shown}\nnearest: {near}")
+    return UsageError(
+        f"checkpoint={opt_steps}: {run_dir} has none", nearest=f"checkpoint={near}", allowed=shown
+    )
 
 
 def _latest_run() -> Path:
@@ -189,7 +192,7 @@ def _no_such_path(path: Path, allowed: str = "a run, a checkpoint directory or b
     siblings = [e.name for e in os.scandir(path.parent) if e.is_dir()] if path.parent.is_dir() else []
     match = nearest(path.name, siblings)
     return UsageError(
-        f"{path} is not there\nallowed: {allowed}{nearest_line(str(path.parent / match) if match else None)}"
+        f"{path} is not there", nearest=str(path.parent / match) if match else None, allowed=allowed
     )
 
 

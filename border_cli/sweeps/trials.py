@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from border_cli.config.convert import nearest, nearest_line
+from border_cli.config.convert import nearest
 from border_cli.config.resources import counts
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import BorderError, UsageError
@@ -57,8 +57,9 @@ class TuningSettings:
             if getattr(self, name) not in allowed:
                 value = getattr(self, name)
                 raise UsageError(
-                    f"hydra.sweeper.{name}={value}: not allowed\nallowed: {', '.join(allowed)}"
-                    f"{nearest_line(nearest(str(value), allowed))}"
+                    f"hydra.sweeper.{name}={value}: not allowed",
+                    nearest=nearest(str(value), allowed),
+                    allowed=allowed,
                 )
         for name, least in (
             ("n_trials", 1),

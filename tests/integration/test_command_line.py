@@ -136,6 +136,15 @@ def test_help_shows_the_keys_and_values_of_the_composed_agent(capsys):
     assert " 0.25  [rate] Adam's learning rate" in capsys.readouterr().out
 
 
+def test_nothing_typed_shows_three_commands_that_compose(capsys):
+    assert main([]) == 0
+    page = capsys.readouterr().out
+    commands = [line.split()[1:] for line in page.splitlines() if line.startswith("  border-train")]
+    assert len(commands) == 3 and len(page.splitlines()) <= 10
+    for words in commands:
+        assert main([*(word for word in words if "=" in word), "--cfg", "job"]) == 0
+
+
 def test_version(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"border-cli {border_cli.__version__}\n"
@@ -177,6 +186,16 @@ def test_a_run_imports_torch_late_and_not_its_compiler(agent_and_env, tmp_path):
         ("train", "agent=dqn agent.epsilon_f", "agent.epsilon_final="),
         ("train", "resume=runs/l", "resume=runs/latest/"),
         ("train", "init_from=runs/", "init_from=runs/2026-01-01/ init_from=runs/latest/"),
+        ("train", "device=", "device=cpu device=cuda device=mps"),
+        ("train", "trainer.lockstep=", "trainer.lockstep=true trainer.lockstep=false"),
+        ("train", "recorder.wandb=o", "recorder.wandb=online recorder.wandb=offline"),
+        ("train", "-m sweep.", "sweep.slots= sweep.retry= sweep.new="),
+        ("train", "agent=dqn env=pong preset=", "preset=dqn_pong"),
+        ("train", "agent=dqn,i", "agent=dqn,iqn"),
+        ("train", "agent=sac agent.entropy_coef_", "agent.entropy_coef_start="),
+        ("train", "env.id=Half", "env.id=HalfCheetah-v5"),
+        ("train", "trainer", "trainer= trainer."),
+        ("train", "--config-dir own env=mi", "env=mine"),
         ("eval", "ru", "runs/"),
         ("eval", "runs/latest che", "checkpoint= checkpoint=best checkpoint=last"),
         ("eval", "--v", "--version"),
@@ -189,6 +208,7 @@ def test_the_shell_completes(command, line, expected, tmp_path, monkeypatch, cap
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "2026-01-01").mkdir(parents=True)
     (tmp_path / "runs" / "latest").symlink_to("2026-01-01")
+    write(tmp_path / "own" / "env" / "mine.yaml", "id: CartPole-v1\n")
     monkeypatch.setenv("COMP_LINE", f"border-{command} {line}")
     assert importlib.import_module(f"border_cli.cli.{command}").main(["-sc", "query=bash"]) == 0
     assert capsys.readouterr().out.split() == expected.split()
@@ -421,13 +441,13 @@ def test_a_typed_folder_is_used_for_one_run_only(build, tmp_path, capsys):
 )
 def test_the_exit_code_says_how_training_ended(build, capsys, error, code, lines):
     build.fail[0] = error
-    assert main([]) == code
+    assert main(["env=cartpole"]) == code
     assert capsys.readouterr().err.splitlines() == lines
 
 
 def test_a_defect_keeps_its_traceback(build, capsys):
     build.fail[0] = ZeroDivisionError("oh")
-    assert main([]) == 1
+    assert main(["env=cartpole"]) == 1
     err = capsys.readouterr().err
     assert "Traceback" in err
     assert "error: ZeroDivisionError: oh" in err
@@ -454,13 +474,13 @@ def test_an_interrupted_composition_ends_with_the_interrupt_or_a_usage_error(
     build, monkeypatch, capsys, composing, code, has_message
 ):
     monkeypatch.setattr(Composer, "compose", lambda _: composing())
-    assert main([]) == code
+    assert main(["env=cartpole"]) == code
     assert bool(capsys.readouterr().err) == has_message
 
 
 def test_a_refusal_before_training_leaves_no_folder(build, tmp_path, capsys):
     build.refuse = UsageError("env.id: there is no such environment")
-    assert main([]) == 2
+    assert main(["env=cartpole"]) == 2
     assert capsys.readouterr().err == "error: env.id: there is no such environment\n"
     assert list(tmp_path.iterdir()) == []
 

@@ -27,7 +27,8 @@ NOW = datetime(2026, 11, 21, 10, 15, 0, 7_999)
     ],
 )
 def test_name(option, env_id, expected):
-    assert directory.run_name("dqn", option, env_id) == expected
+    assert directory.run_name("", "dqn", option, env_id) == expected
+    assert directory.run_name("my run/1", "dqn", option, env_id) == "my-run-1"
 
 
 def test_runs_started_in_one_millisecond_get_different_folders_and_latest_links_to_the_newest(tmp_path):

@@ -55,7 +55,6 @@ def test_a_wrapper_is_a_name_or_a_map_of_name_and_arguments() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("TimeAwareObservation", "not a list"),
         ([3], "3 is of the wrong type\nallowed: a list in brackets, each a name, or {name: …, kwargs: {…}}"),
         ([{"kwargs": {}}], "has no name"),
         ([{"name": "A", "kwarg": {}}], "env.wrappers.kwarg: there is no such key"),
@@ -145,9 +144,8 @@ def test_spaces_are_those_of_the_wrapped_environment() -> None:
 @pytest.mark.parametrize(
     ("wrapper", "message"),
     [
-        ("TimeAwareObservations", "no wrapper 'TimeAwareObservations'\nallowed: AddRenderObservation, "),
-        ("TimeAwareObservations", "others as module:name\nnearest: TimeAwareObservation"),
-        ("tests.envs.Add", "others as module:name\nnearest: tests.envs:Add"),
+        ("TimeAwareObservations", "nearest: TimeAwareObservation\nallowed: module:name, "),
+        ("tests.envs.Add", "nearest: tests.envs:Add"),
         ("JaxToNumpy", "there is no wrapper 'JaxToNumpy'"),
         ("TimeAwareObservation", "TimeAwareObservation cannot be made: ValueError: The environment must be"),
         ("tests.envs:Add", "tests.envs:Add cannot be made: TypeError: "),
@@ -163,7 +161,7 @@ def test_a_wrapper_that_is_misspelt_or_raises_is_named(wrapper: str, message: st
 
 def test_a_path_with_a_dot_for_its_colon_is_recognised() -> None:
     dotted = COUNTING.replace(":", ".")
-    assert f"form: module:name\nnearest: {COUNTING}" in refused(env_config(entry_point=dotted))
+    assert f"nearest: {COUNTING}\nallowed: module:name" in refused(env_config(entry_point=dotted))
 
 
 def test_wrappers_switch_the_native_games_off() -> None:
@@ -369,7 +367,7 @@ CORRIDOR: dict[str, Any] = {"entry_point": "tests.envs:Grid"}
 @pytest.mark.parametrize(
     ("env", "message"),
     [
-        (CORRIDOR | {"obs_keys": ["images"]}, "no 'images'\nallowed: cell, image\nnearest: image"),
+        (CORRIDOR | {"obs_keys": ["images"]}, "no 'images'\nnearest: image\nallowed: cell, image"),
         (CORRIDOR | {"obs_keys": ["mission"]}, "'mission' is a Text, which no agent takes\nallowed: cell"),
         (NESTED | {"obs_keys": ["a"]}, "'a.text' is a Text, which no agent takes\nallowed: a.x, b"),
         ({"id": "CartPole-v1", "obs_keys": ["image"]}, "obs_keys: there is no 'image'\nallowed: obs"),
@@ -465,9 +463,7 @@ def test_categories_of_what_is_no_such_image_are_refused(given: dict[str, list[i
     assert message in refused(env_config(entry_point="tests.envs:Grid", categories=given))
 
 
-@pytest.mark.parametrize(
-    "given", ["none", {"image": 3}, {"image": [0]}, {"image": [1.5]}, {"image": [300]}, ["image"]]
-)
+@pytest.mark.parametrize("given", ["none", {"image": [0]}, {"image": [1.5]}, {"image": [300]}, ["image"]])
 def test_another_form_of_categories_is_refused(given: Any) -> None:
     with pytest.raises(UsageError, match=r"env\.categories: "):
         env_config(categories=given)

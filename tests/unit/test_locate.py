@@ -100,7 +100,7 @@ def refused(
         ("config.yaml", None, "is a file"),
         ("../empty", None, "is not a run"),
         ("..", None, "is a folder with 1 run in it\nallowed: a run, such as {run}"),
-        ("", 190, "\nallowed: best, last, 200, 100\nnearest: 200"),
+        ("", 190, "\nnearest: checkpoint=200\nallowed: best, last, 200, 100"),
         ("best", "last", "checkpoint=last chooses among those of a run"),
     ],
 )

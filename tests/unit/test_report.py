@@ -326,7 +326,7 @@ def test_json_has_everything_and_writes_no_file(runs: Path, capsys: pytest.Captu
     [
         (["nowhere"], "nowhere: there is no such folder"),
         ([".", "metric=eval/mean"], "none of 3 runs has a record of eval/mean"),
-        ([".", "metric=eval/mean"], "nearest: eval/return_mean"),
+        ([".", "metric=eval/mean"], "nearest: metric=eval/return_mean"),
         (["--jsn"], "nearest: --json"),
         (["outt=x"], "nearest: out="),
         (["out="], "out=: the value is missing"),

@@ -102,10 +102,11 @@ def epsilon_greedy(values: Array, epsilon: float, rng: np.random.Generator, mask
 def check_spec(config: DqnConfig, spec: EnvSpec) -> None:
     """Raise UsageError unless the actions are discrete."""
     if spec.action.kind != "discrete":
+        n = math.prod(spec.action.shape)
         raise UsageError(
-            f"agent={config.type} chooses among a finite number of actions, and this environment's are "
-            f"{spec.action.kind} {list(spec.action.shape)}\nallowed: agent=sac, td3 or tqc with it, or an environment "
-            "with a Discrete action space"
+            f"agent={config.type} chooses among discrete actions, and this environment takes {n} number{'s' * (n != 1)}",
+            nearest="agent=sac",
+            allowed="agent=sac, td3 or tqc, or an environment with a Discrete action space",
         )
 
 

@@ -41,8 +41,9 @@ def check_spec(config: SacConfig, spec: EnvSpec) -> None:
     """Raise UsageError unless the actions are a box."""
     if spec.action.kind != "box":
         raise UsageError(
-            f"agent={config.type} gives real numbers, and this environment has {spec.action.n} actions to choose from\n"
-            "allowed: agent=dqn, c51, qrdqn, iqn or rainbow with it, or an environment with a Box action space"
+            f"agent={config.type} gives real numbers, and this environment has {spec.action.n} discrete actions",
+            nearest="agent=dqn",
+            allowed="agent=dqn, c51, qrdqn, iqn or rainbow, or an environment with a Box action space",
         )
     if not spec.action.low:
         raise UsageError(

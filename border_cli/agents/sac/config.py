@@ -53,7 +53,9 @@ class SacConfig(NetworkConfig):
         unit="reward",
         gt=0.0,
     )
-    entropy_coef: float | None = option(None, "entropy coefficient; null: learned", unit="reward/nat", ge=0.0)
+    entropy_coef: float | None = option(
+        None, "entropy coefficient; auto: learned", unit="reward/nat", ge=0.0, auto=True
+    )
     entropy_coef_start: float = option(
         1.0, "initial value of a learned entropy coefficient", unit="reward/nat", gt=0.0
     )
@@ -122,7 +124,7 @@ class SacConfig(NetworkConfig):
                 yield name, "policy=gaussian"
         elif self.entropy_coef is not None:
             for name in ("entropy_coef_start", "target_entropy"):
-                yield name, "entropy_coef=null"
+                yield name, "entropy_coef=auto"
         if self.policy == "gaussian":
             for name in ("target_noise", "target_noise_clip", "noise_std"):
                 yield name, "policy=deterministic"

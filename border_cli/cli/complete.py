@@ -1,0 +1,102 @@
+"""Shell completion of border-train and border-bench, from the schema and the files of conf/.
+
+It imports neither Hydra nor torch, because a person waits for each answer.
+"""
+
+from __future__ import annotations
+
+import glob
+import itertools
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import Field, fields
+from pathlib import Path
+from typing import Any
+
+from border_cli.config import presets
+from border_cli.config.convert import RESUME
+from border_cli.config.registry import TABLES, import_installed_plugins
+from border_cli.config.schema import GROUPS, TrainConfig
+
+_FLAGS = (
+    *("--help", "--version", "--multirun", "--cfg", "--info"),
+    *("--config-dir", "--resolve", "--package", "--shell-completion"),
+)
+_BOOLEAN = ("true", "false")
+_BESIDE = {
+    "sweep.slots": ("auto",),
+    "sweep.retry": _BOOLEAN,
+    "sweep.new": _BOOLEAN,
+    "trust": _BOOLEAN,
+    "device": ("cpu", "cuda", "mps"),
+    "hydra.run.dir": (),
+    "hydra/launcher": ("border", "border_ray"),
+    "hydra/sweeper": ("border_optuna",),
+}
+"""Values of what the schema does not describe."""
+_PATHS = (RESUME, "init_from", "run", "hydra.run.dir", "hydra.sweep.dir")
+
+
+def answer() -> int:
+    """Print what the shell may offer for the last word of COMP_LINE. Returns the exit code."""
+    import_installed_plugins()
+    sys.stdout.write("\n".join([*suggestions(os.environ.get("COMP_LINE", "")), ""]))
+    return 0
+
+
+def suggestions(line: str) -> list[str]:
+    """What the last word of a command line may become, sorted as declared."""
+    *before, word = line.split(" ")
+    typed = dict(one.split("=", 1) for one in before if "=" in one)
+    folders = [Path(b) for a, b in itertools.pairwise(before) if a in ("-cd", "--config-dir")]
+    key, equals, value = word.partition("=")
+    if word.startswith("-"):
+        found: Iterable[str] = _FLAGS
+    elif equals:
+        head, comma, last = value.rpartition(",")
+        found = [f"{key}={head}{comma}{one}" for one in _values(key, last, typed, folders)]
+    else:
+        names = (*GROUPS, *_fields(typed), *_BESIDE, RESUME)
+        keys = [f"{name}=" for name in names if ("." in name) == ("." in key)]
+        found = keys if "." in key else [*keys, *(f"{group}." for group in (*GROUPS, "sweep", "hydra.run"))]
+    return [one for one in dict.fromkeys(found) if one.startswith(word)]
+
+
+def _values(key: str, start: str, typed: Mapping[str, str], folders: Sequence[Path]) -> Iterable[str]:
+    if key in GROUPS:
+        files = [f for root in (presets.conf_dir(), *folders) for f in (root / key).glob("*.yaml")]
+        options = sorted({*(file.stem for file in files), *TABLES.get(key, ())})
+        if key != "preset":
+            return options
+        agent, env = typed.get("agent", ""), typed.get("env", "")
+        return [one for one in [*options, *presets.shipped()] if one.startswith(agent) and env in one]
+    if key in _PATHS:
+        return [*(["auto"] if key == RESUME else []), *folders_at(start)]
+    if key == "env.id":
+        return filter(None, presets.env_ids().values())
+    field = _fields(typed).get(key)
+    if key in _BESIDE or field is None:
+        return _BESIDE.get(key, ())
+    info = field.metadata["option"]
+    others = ["auto"] if info.auto else ["null"] if "None" in str(field.type) else []
+    return [*(_BOOLEAN if field.type == "bool" else info.choices), *others]
+
+
+def _fields(typed: Mapping[str, str]) -> dict[str, Field[Any]]:
+    """Every key with its declaration; the typed option of a group decides its keys."""
+    found = {}
+    for field in fields(TrainConfig):
+        if "option" in field.metadata:
+            found[field.name] = field
+            continue
+        options = {"agent": "dqn"} | dict(typed)
+        entry = TABLES.get(field.name, {}).get(options.get(field.name, ""))
+        section: Any = field.default_factory if entry is None else entry.config
+        found |= {f"{field.name}.{one.name}": one for one in fields(section) if one.name != "type"}
+    return found
+
+
+def folders_at(start: str) -> list[str]:
+    """Folders whose path begins so, as it was typed."""
+    return sorted(glob.glob(f"{glob.escape(start)}*/"))  # noqa: PTH207 - "./" is kept
