@@ -40,7 +40,7 @@ from border_cli.runtime.signals import StopFlag
 from border_cli.transport import ModelChannel, Ring, model_layout
 
 _logger = logging.getLogger(__name__)
-PLAN_S = 2.0
+PLAN_S = 0.5
 """How long a plan measures each side."""
 AUTO_S = 0.1
 """How long each speed is measured that decides what `auto` becomes: it delays the run."""

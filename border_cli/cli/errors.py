@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from border_cli.core.errors import ActorLostError, BorderError, ExitCode, Interrupted, ResourceError, notes
-from border_cli.display.output import output, printable
+from border_cli.display.output import output, printable, write_line
 
 MAX_LINES = 3
 
@@ -78,7 +78,8 @@ def report(error: Exception | SystemExit, debug: bool = False, job: str = "") ->
     noted = notes(error)[: MAX_LINES - 1]
     printed = [f"{job}error: {lines[0]}", *lines[1 : MAX_LINES - len(noted)], *noted]
     with output():  # nobody may read stderr
-        sys.stderr.write("\n".join([*details, *printed]) + "\n")
+        sys.stderr.writelines(f"{text}\n" for text in details)
+        write_line(sys.stderr, "\n".join(printed))
     return int(error.code) if isinstance(error, BorderError) else int(ExitCode.DEFECT)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import gc
 import shlex
+import sys
 from argparse import Namespace
 from collections.abc import Collection, Sequence
 from contextlib import redirect_stdout
@@ -188,14 +189,16 @@ def _plan(composed: Composed, launch: Launch) -> int:
 
     from border_cli.build import described_inputs
     from border_cli.display.banner import banner, line_width, preset_note
-    from border_cli.display.output import output
+    from border_cli.display.output import output, write_line
     from border_cli.display.tables import print_plan
     from border_cli.preflight import make_plan, preflight
 
     folder = composed.run_dir or RUNS
     with StopFlag() as stop, output():
+        write_line(sys.stderr, "making the environment and the agent")
         config, spec, decided = preflight(composed.config, stop, folder, launch.typed)
         end_imports()
+        write_line(sys.stderr, "measuring the actors and the opt steps, each alone for half a second")
         plan = make_plan(config, spec, folder, stop)
         replay, note, console = plan.checkpoint.replay, preset_note(config), Console()
         counts = (replay, plan.processes, plan.threads)

@@ -6,7 +6,9 @@ import io
 import logging
 import os
 import select
+import shutil
 import sys
+import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
@@ -31,9 +33,22 @@ def printable(text: str, encoding: str) -> str:
     return visible.encode(encoding, "replace").decode(encoding)
 
 
+def _wrapped(line: str, width: int) -> str:
+    """The line with breaks between words; a command, which may be copied, stays in one piece."""
+    return (
+        line
+        if "border-" in line
+        else textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
+    )
+
+
 def write_line(stream: IO[str] | QueuedStream, text: str) -> None:
-    """Write printable text and a newline, and flush them."""
-    stream.write(f"{printable(text, getattr(stream, 'encoding', None) or 'utf-8')}\n")
+    """Write printable text and a newline, and flush them. On a terminal, lines break between words."""
+    text = printable(text, getattr(stream, "encoding", None) or "utf-8")
+    if stream.isatty():
+        width = shutil.get_terminal_size().columns
+        text = "\n".join(_wrapped(line, width) for line in text.split("\n"))
+    stream.write(f"{text}\n")
     stream.flush()
 
 

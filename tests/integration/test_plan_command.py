@@ -32,7 +32,8 @@ def test_a_plan_is_printed_and_no_file_is_written(
     workplace: Path, short_probe: None, capsys: pytest.CaptureFixture[str], shape: tuple[str, ...]
 ) -> None:
     assert main(tiny(*SHORT, *shape, "plan=true")) == 0
-    text = capsys.readouterr().out
+    text, doing = capsys.readouterr()
+    assert [line.partition(" ")[0] for line in doing.splitlines()] == ["making", "measuring"]
     rows = cells(text)
     asynchronous = "n_actors=3" in shape
     assert text.startswith("border-cli ")

@@ -15,7 +15,7 @@ import pytest
 
 from bench.screen_picture import Screen
 from border_cli.display import output as module
-from border_cli.display.output import Output, output, printable
+from border_cli.display.output import Output, output, printable, write_line
 
 LINE = "x" * 1023 + "\n"
 
@@ -218,6 +218,19 @@ def test_a_terminal_that_does_not_read_blocks_nothing(terminal: Terminal, short_
         terminal.output.draw(lambda text=f"{i} {LINE}": text)  # type: ignore[misc]
     terminal.output.close()
     assert terminal.output._thread.is_alive()
+
+
+def test_on_a_terminal_lines_break_between_words_and_commands_stay_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Narrow(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("COLUMNS", "20")
+    stream, command = Narrow(), "next: border-train resume=runs/latest"
+    write_line(stream, f"one two three-four five trainer.save_interval\n{command}")
+    assert stream.getvalue() == f"one two three-four\nfive\ntrainer.save_interval\n{command}\n"
 
 
 @pytest.mark.parametrize(
