@@ -1,15 +1,18 @@
 """A sweep of twelve CartPole runs: in slots beside one after the other, and killed three times beside never.
 
     python -m bench.sweep [--env-steps 8000] [--rounds 3]
+    python -m bench.sweep --start
 
-Prints the durations with their ratio, and the median of the rounds, for jobs that use one CPU each. (A job that has two to
-itself evaluates on the second one, unless evaluator=inline.) Then whether a killed sweep, in lockstep, ended with the
-scores of one that was not killed.
+With --start: how long eight jobs of 1,100 env steps take beside their training, each. Otherwise the durations with their
+ratio, and the median of the rounds, for jobs that use one CPU each. (A job that has two to itself evaluates on the second
+one, unless evaluator=inline.) Then whether a killed sweep, in lockstep, ended with the scores of one that was not killed.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import random
 import statistics
 import subprocess
@@ -40,6 +43,24 @@ def timed(folder: Path, env_steps: int, *words: str) -> float:
     return time.monotonic() - began
 
 
+def started(folder: Path) -> float:
+    """Seconds that each of eight short jobs, one after the other, takes beside its training."""
+    words = (
+        "-m",
+        "agent=dqn",
+        "env=cartpole",
+        "seed=range(1,9)",
+        "trainer.max_env_steps=1100",
+        "sweep.slots=1",
+    )
+    train = str(Path(sys.executable).with_name("border-train"))
+    began = time.monotonic()
+    subprocess.run([train, *words, f"hydra.sweep.dir={folder}"], check=True, stdout=subprocess.DEVNULL)
+    seconds = time.monotonic() - began
+    summaries = [json.loads(path.read_text()) for path in folder.glob("*/summary.json")]
+    return (seconds - math.fsum(summary["seconds"] for summary in summaries)) / len(summaries)
+
+
 def killed(folder: Path, env_steps: int, whole_s: float) -> list[float]:
     """Kill a sweep at random moments, and let it end. Returns the moments [s]."""
     moments = [random.Random(i).uniform(0.1, 0.3) * whole_s for i in range(KILLS)]
@@ -68,9 +89,16 @@ def main() -> None:
     )
     parser.add_argument("--env-steps", type=int, default=8_000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--start", action="store_true")
     args = parser.parse_args()
     env_steps, ratios = args.env_steps, []
     with tempfile.TemporaryDirectory() as name:
+        if args.start:
+            each = [started(Path(name) / str(i)) for i in range(args.rounds)]
+            print(
+                f"each job takes {statistics.median(each):.2f} s beside its training, median of {args.rounds} sweeps"
+            )
+            return
         folder = Path(name)
         for i in range(args.rounds):
             one_s = timed(folder / f"one_{i}", env_steps, *ONE_CPU, "sweep.slots=1")

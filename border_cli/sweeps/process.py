@@ -17,9 +17,17 @@ from border_cli.core.errors import ExitCode, first_line
 from border_cli.core.progress import JobProgress, Progress
 from border_cli.display.advice import first_to_end
 from border_cli.runtime.child import OUTPUT_FILE, Child
-from border_cli.runtime.forkserver import start_early
+from border_cli.runtime.forkserver import PRELOAD, start_early
 from border_cli.runtime.worker import Failed, Reporter, Returned, clipped
 
+_PRELOAD = (
+    *PRELOAD,
+    "border_cli.cli.jobs",
+    "border_cli.preflight",
+    "border_cli.run",
+    "border_cli.recorders.tensorboard",
+)
+"""Imported once for all jobs of a sweep."""
 _SENT_S = 0.25
 """Least time between two messages about the progress [s]."""
 
@@ -170,7 +178,7 @@ class LocalExecutor:
         self._cpus = cpus
         self._gpus = gpus
         self._running: list[tuple[JobProcess, str | None]] = []
-        start_early()
+        start_early(_PRELOAD)
 
     def start(self, task: Task, run_dir: Path) -> JobProcess:
         """Start a process. Raises ResourceError or OSError where that fails."""
