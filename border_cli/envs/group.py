@@ -17,6 +17,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import psutil
 
 from border_cli.config.schema import EnvConfig
 from border_cli.core.errors import ActorLostError, BorderError, UsageError
@@ -43,8 +44,8 @@ _SHOWN_ENV_STEPS, _SHOWN_EPISODE = 500, 50
 """Random env steps whose images show whether they hold categories, and of one episode at most."""
 _SHOWN_S = 60.0
 """Time for them; a slow environment shows fewer."""
-_QUICKLY_S = 1.0
-"""An environment that takes longer to make may start a simulator, and is not made a second time to be compared."""
+_QUICKLY_S = 5.0
+"""An environment that takes longer to make, or that starts a process, is not made a second time to be compared."""
 _MAX_CATEGORIES = 32
 """Of a channel; an image with a larger value is a picture."""
 _COLOUR = re.compile(r"\x1b\[\d*m")
@@ -266,11 +267,11 @@ def try_env(config: EnvConfig, at_end: ExitStack | None = None) -> Probed:
 
 
 def _try(config: EnvConfig, at_end: ExitStack) -> Probed:
-    env, began = None, monotonic()
+    env, began, before = None, monotonic(), psutil.Process().children()
     try:
         env = GymEnv(config)
         at_end.callback(env.close)
-        making_s = monotonic() - began
+        is_simple = monotonic() - began <= _QUICKLY_S and psutil.Process().children() == before
         _refuse_own_statistics(env.envs[0])
         env.reset(0, seed=0)
         action = env.spec.action
@@ -295,7 +296,7 @@ def _try(config: EnvConfig, at_end: ExitStack) -> Probed:
             chosen = np.array([0 if mask is None else env.observe([0])[mask][0].argmax()])
         step = env.step([0], chosen.astype(action.stored_dtype))
         categories = _find_categories(env, config) if config.categories is None else config.categories
-        if making_s <= _QUICKLY_S:
+        if is_simple:
             _compare(step, config)
         spec = _spec(env.envs[0], replace(config, categories=categories))
         return Probed(spec, action_mask, categories, [])
@@ -306,12 +307,20 @@ def _try(config: EnvConfig, at_end: ExitStack) -> Probed:
             with contextlib.suppress(Exception):
                 mistake = api_mistake(env.envs[0].unwrapped)
         if mistake:
-            raise UsageError(f"env: {mistake}\n{_API}") from e
+            hint = "a wrapper can add up several rewards (env.wrappers)" if "reward" in mistake else _API
+            raise UsageError(f"env: {mistake}\n{hint}") from e
         done = {"make": "made", "reset": "reset", "step": "stepped"}[e.context["phase"]]
         first = str(cause).partition("\n")[0]
+        hint = "env.kwargs.… are its arguments; debug=true shows its traceback"
+        if (
+            done == "stepped"
+            and re.search(r"\bint(eger)?\b", first)
+            and env
+            and env.spec.action.kind == "discrete"
+        ):
+            hint = "nearest: env.wrappers=[IntActions]\nit gives actions as Python's int, not as np.int64"
         raise UsageError(
-            f"env: the environment raised when it was {done}: {type(cause).__name__}: {first}\n"
-            "env.kwargs.… are its arguments; debug=true shows its traceback"
+            f"env: the environment raised when it was {done}: {type(cause).__name__}: {first}\n{hint}"
         ) from e
 
 

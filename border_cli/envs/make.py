@@ -21,7 +21,13 @@ from border_cli.core.errors import BorderError, UsageError, first_line
 from border_cli.core.spaces import ACTION_MASK
 from border_cli.envs import atari
 from border_cli.envs.atari import NativeGame
-from border_cli.envs.wrappers import CopiedObservation, MaskFromInfo, bound_actions, flatten_actions
+from border_cli.envs.wrappers import (
+    CopiedObservation,
+    MaskFromInfo,
+    bound_actions,
+    flatten_actions,
+    int_actions,
+)
 
 _EXTRAS = {
     "box2d": ("LunarLander", "BipedalWalker", "CarRacing"),
@@ -49,7 +55,7 @@ _WRAPPERS: dict[str, Any] = {
     name: found
     for name, found in sorted(vars(gymnasium.wrappers).items())
     if isinstance(found, type) and issubclass(found, gymnasium.Wrapper)
-} | {"BoundActions": bound_actions, "FlattenActions": flatten_actions}
+} | {"BoundActions": bound_actions, "FlattenActions": flatten_actions, "IntActions": int_actions}
 """By the names that `env.wrappers` takes."""
 _logger = logging.getLogger(__name__)
 
@@ -215,21 +221,32 @@ def _from_id(config: EnvConfig, kwargs: dict[str, Any]) -> gymnasium.Env[Any, An
 
 
 def _registering(env_id: str, imports: Sequence[str]) -> str:
-    """Which module registers an id, which id is like it, or which ones the imported packages have registered.
+    """Which module or function registers an id, which id is like it, or which ones the imported packages have registered.
 
-    The module is looked for in the source of the imported packages and of the package that the id is named after.
+    The source of the imported packages and of the package that the id is named after is searched for the id, and where
+    these have registered none, for a function `register…()`.
     """
     packages = {re.split("[.:/]", name)[0] for name in (*imports, env_id)} - {"", "gymnasium"}
+    known = gymnasium.registry
+    brought = [name for name, spec in known.items() if str(spec.entry_point).partition(".")[0] in packages]
+    functions = []
     for package in sorted(packages):
         spec = importlib.util.find_spec(package)
         for root in map(Path, (spec and spec.submodule_search_locations) or ()):
             for file in sorted(root.rglob("*.py")):
                 text = file.read_text(encoding="utf-8", errors="ignore")
-                if "register(" in text and re.search(rf"['\"]{re.escape(env_id)}['\"]", text):
-                    parts = file.relative_to(root.parent).with_suffix("").parts
-                    return f"nearest: env.imports=[{'.'.join(parts).removesuffix('.__init__')}]"
-    known = gymnasium.registry
-    brought = [name for name, spec in known.items() if str(spec.entry_point).partition(".")[0] in packages]
+                module = ".".join(file.relative_to(root.parent).with_suffix("").parts).removesuffix(
+                    ".__init__"
+                )
+                functions += [
+                    f"{module}:{name}" for name in re.findall(r"^def (register\w*)\(\)", text, re.M)
+                ]
+                if "register(" in text and (found := re.search(rf"['\"]{re.escape(env_id)}['\"]", text)):
+                    # what stands at the beginning of a line before it: the call, or the function that it is in
+                    *_, function = re.findall(r"^(?:def (\w+)\(\)|\w)", text[: found.start()], re.M)
+                    return f"nearest: env.imports=[{module}{function and ':'}{function}]"
+    if functions and not brought:
+        return f"nearest: env.imports=[{functions[0]}]"
     if match := nearest(env_id, brought) or nearest(env_id, known):
         return f"nearest: {match}"
     return f"allowed: {', '.join(brought[:_SHOWN_IDS])}" if brought else _REGISTERING

@@ -1,6 +1,6 @@
 """Wrappers of ours: of actions, of masks of actions, and of observations that other wrappers keep.
 
-`env.wrappers` names FlattenActions and BoundActions as it names gymnasium's wrappers.
+`env.wrappers` names FlattenActions, BoundActions and IntActions as it names gymnasium's wrappers.
 """
 
 from __future__ import annotations
@@ -49,6 +49,11 @@ def _sizes(space: spaces.Space[Any]) -> list[int]:
     if isinstance(space, spaces.MultiBinary):
         return [2] * prod(space.shape)
     return space.nvec.ravel().tolist() if isinstance(space, spaces.MultiDiscrete) else [0]
+
+
+def int_actions(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+    """Give actions as Python's int."""
+    return gymnasium.wrappers.TransformAction(env, int, env.action_space)
 
 
 def bound_actions(

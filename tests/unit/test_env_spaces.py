@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -149,6 +150,22 @@ def test_combinations_of_actions_are_numbered(actions: spaces.Space[Any], number
     assert found.tolist() == expected
     every = [str(given(i, FLATTEN, actions=actions)) for i in range(spec.action.n)]
     assert len(set(every)) == spec.action.n
+
+
+class OnlyInts(Spaces):
+    """Takes no np.int64."""
+
+    def step(self, action: Any) -> Any:
+        if type(action) is not int:
+            raise TypeError("an action must be an integer")
+        return super().step(action)
+
+
+def test_an_environment_that_only_takes_pythons_int_is_told_how() -> None:
+    only_ints = EnvConfig(entry_point=f"{__name__}:OnlyInts")
+    with pytest.raises(UsageError, match=r"nearest: env\.wrappers=\[IntActions\]"):
+        try_env(only_ints)
+    try_env(replace(only_ints, wrappers=[WrapperConfig("IntActions")]))
 
 
 def test_actions_without_bounds_get_those_that_the_message_suggests() -> None:

@@ -210,7 +210,16 @@ def test_the_module_that_registers_an_id_is_suggested(
         "class Deep(Env): pass\n"
         "gymnasium.register('ids_of_tests/Deep-v0', 'ids_of_tests.envs:Deep')\n"
     )
+    (tmp_path / "ids_of_tests" / "late.py").write_text(
+        "import gymnasium\n"
+        "def register_late():\n"
+        "    gymnasium.register('ids_of_tests/Late-v0', 'tests.old_envs:Sound')\n"
+        "    gymnasium.register('Made-' + 'up-v0', 'tests.old_envs:Sound')\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
+    for env_id in ("ids_of_tests/Late-v0", "Made-up-v0"):
+        message = refused(env_config(id=env_id, imports=["ids_of_tests"]))
+        assert message.endswith("\nnearest: env.imports=[ids_of_tests.late:register_late]")
     for imports in ([], ["ids_of_tests"]):
         message = refused(env_config(id="ids_of_tests/Deep-v0", imports=imports))
         assert message.endswith("\nnearest: env.imports=[ids_of_tests.envs]")
