@@ -26,7 +26,7 @@ def job(agent: str, **settings: Any) -> CompileJob:
     for name, value in settings.items():
         setattr(config, name, value)
     assert isinstance(config, NetworkConfig)
-    return CompileJob(config, [], spec_of(agent), 1, layout)
+    return CompileJob(config, [], spec_of(agent), layout)
 
 
 def compile_wrongly(
