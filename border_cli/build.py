@@ -69,7 +69,7 @@ from border_cli.training.evaluation import EvalSeeds
 from border_cli.training.evaluators import EpisodeRunner, EvaluatorSpec, InlineEvaluator, ProcessEvaluator
 from border_cli.training.films import Films, VideoSink
 from border_cli.training.loop import AsyncTrainer, LockstepTrainer, SyncTrainer, TrainingLoop
-from border_cli.training.metrics import Telemetry
+from border_cli.training.metrics import LONGEST_EPISODE, Telemetry
 from border_cli.training.ratio_limiter import RatioLimiter, most_credit
 from border_cli.training.state import Components
 from border_cli.transport import ring_bytes, ring_rows
@@ -151,7 +151,9 @@ def make_loop(
         if stop.code is not None:
             raise Interrupted(stop.code)
 
-    evaluator = user.evaluator or _make_evaluator(c, spec, user, agent, stop, made)
+    evaluator = user.evaluator or _make_evaluator(
+        c, spec, user, agent, stop, made, lambda: telemetry.evaluation_limit
+    )
     closing.append(evaluator.close)
     limiter = RatioLimiter(
         c.trainer.opt_interval,
@@ -295,9 +297,16 @@ def _factory(group: str, kind: str) -> Any:
 
 
 def _make_evaluator(
-    c: TrainConfig, spec: EnvSpec, user: UserParts, agent: Agent, stop: StopFlag, made: Callable[[], None]
+    c: TrainConfig,
+    spec: EnvSpec,
+    user: UserParts,
+    agent: Agent,
+    stop: StopFlag,
+    made: Callable[[], None],
+    by_training: Callable[[], int],
 ) -> Evaluator:
-    """The configured evaluator, in this thread or in its own process."""
+    """The configured evaluator, in this thread or in its own process. by_training: where episodes are cut by default."""
+    limit = None if is_reproducible(c) or c.evaluator.max_episode_steps is not None else by_training
     evaluated = _evaluated(c, user)
     if (own := _factory("evaluator", c.evaluator.type)) is not None:
         evaluator: Evaluator = own(evaluated, spec)
@@ -307,14 +316,14 @@ def _make_evaluator(
         spec_of_process = EvaluatorSpec(
             env=Factory("border_cli.build:evaluation_env", (evaluated,)),
             policy=Factory("border_cli.build:evaluation_policy", (evaluated,)),
-            max_episode_steps=c.evaluator.max_episode_steps,
+            max_episode_steps=c.evaluator.max_episode_steps or LONGEST_EPISODE,
             max_episodes=c.evaluator.episodes,
             info_keys=tuple(evaluated.env.info_keys),
             seed=c.seed,
         )
-        return ProcessEvaluator(spec_of_process, agent.model_info(), timeout_s, restarts)
+        return ProcessEvaluator(spec_of_process, agent.model_info(), timeout_s, restarts, limit)
     lazy = c.trainer.eval_interval is None or not is_reproducible(c)
-    return make_inline_evaluator(evaluated, spec, stop, made, lazy)
+    return make_inline_evaluator(evaluated, spec, stop, made, lazy, limit)
 
 
 def _evaluated(c: TrainConfig, user: UserParts) -> TrainConfig:
@@ -328,14 +337,15 @@ def make_inline_evaluator(
     should_stop: StopCheck = lambda: False,
     made: Callable[[], None] = lambda: None,
     lazy: bool = False,
+    limit: Callable[[], int] | None = None,
 ) -> InlineEvaluator:
-    """An evaluator in the caller's thread. made: called after each environment · lazy: see `InlineEvaluator`."""
+    """An evaluator in the caller's thread. made: called after each environment · lazy, limit: see `InlineEvaluator`."""
 
     def make_runner() -> EpisodeRunner:
-        env, limit = evaluation_env(made, config), config.evaluator.max_episode_steps
-        return EpisodeRunner(env, limit, should_stop, config.env.info_keys)
+        env, longest = evaluation_env(made, config), config.evaluator.max_episode_steps or LONGEST_EPISODE
+        return EpisodeRunner(env, longest, should_stop, config.env.info_keys)
 
-    return InlineEvaluator(make_runner, evaluation_policy(spec, config), lazy)
+    return InlineEvaluator(make_runner, evaluation_policy(spec, config), lazy, limit)
 
 
 def _make_progress(config: TrainConfig) -> Progress:
@@ -433,7 +443,8 @@ def film_model(c: TrainConfig, spec: EnvSpec, model: ModelInfo, path: Path) -> t
     env_config = replace(c.env, out_of_bounds="warn", info_keys=[])
     with closing_at_end(GymEnv(env_config, 1, "the film", render_mode="rgb_array", quiet=True)) as env:
         seed = seeding.evaluation_seed(c.seed, 0)
-        film(env, policy, model.version, seed, path, c.evaluator.max_episode_steps, frame_sinks=[small.add])
+        longest = c.evaluator.max_episode_steps or LONGEST_EPISODE
+        film(env, policy, model.version, seed, path, longest, frame_sinks=[small.add])
     return small.gif(), small.size
 
 

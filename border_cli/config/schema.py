@@ -289,7 +289,7 @@ class TrainerConfig:
     )
     max_opts: int | None = option(None, "budget", unit="opt steps", ge=1)
     max_env_steps: int | None = option(50_000, "budget, never exceeded", unit="env steps", ge=1)
-    max_time: float | None = option(None, "budget", unit="s", gt=0.0)
+    max_time: float | None = option(None, "budget, without the start of the run", unit="s", gt=0.0)
     stop_return: float | None = option(
         None,
         "end when the mean return of a model surely reaches this, on regular and fresh episodes",
@@ -349,7 +349,13 @@ class EvaluatorConfig:
     )
     episodes: int = option(20, "episodes per evaluation", unit="episodes", ge=1)
     n_envs: int = option(10, "environments stepped together", unit="environments", ge=1)
-    max_episode_steps: int = option(30_000, "an evaluation episode is cut here", unit="env steps", ge=1)
+    max_episode_steps: int | None = option(
+        None,
+        "an evaluation episode is cut here; null: at ten times the longest episode of training so far, at 1,000 at the "
+        "earliest, and at 30,000 at the latest, as in a reproducible run",
+        unit="env steps",
+        ge=1,
+    )
     confirm: bool = option(
         True,
         "when the run ends, compare the models with the highest scores on fresh episodes; the score of the best comes from "

@@ -49,7 +49,7 @@ class EpisodeRunner:
         self, env: Env, max_episode_steps: int, should_stop: StopCheck, info_keys: Sequence[str] = ()
     ) -> None:
         self._env = env
-        self._max_episode_steps = max_episode_steps
+        self.max_episode_steps = max_episode_steps
         self._should_stop = should_stop
         self._info_keys = info_keys
         self._warned = set[str]()
@@ -112,14 +112,14 @@ class EpisodeRunner:
                         returns[episode] += rewards[row]
                         lengths[episode] += 1
                     self._mention(lengths[episode])
-                    if over[row] or lengths[episode] >= self._max_episode_steps:
+                    if over[row] or lengths[episode] >= self.max_episode_steps:
                         cut += not over[row]
                         start_next(env_ix)
         finally:
             policy.train()
         if cut == len(seeds):
             self._warn_once(
-                f"all {cut} episodes of an evaluation were cut at {self._max_episode_steps:,} env steps: none has ended"
+                f"all {cut} episodes of an evaluation were cut at {self.max_episode_steps:,} env steps: none has ended"
             )
         return Evaluation(opt_steps, tuple(returns), tuple(lengths), self._means(infos))
 
@@ -132,7 +132,7 @@ class EpisodeRunner:
 
     def _mention(self, length: int) -> None:
         if length == _LONG_EPISODE:
-            limit = f"an evaluation episode has taken {length:,} env steps, and is cut at {self._max_episode_steps:,}"
+            limit = f"an evaluation episode has taken {length:,} env steps, and is cut at {self.max_episode_steps:,}"
             self._warn_once(f"{limit}; env.max_episode_steps=<n> ends episodes, in training too")
 
     def _warn_once(self, warning: str) -> None:
@@ -150,6 +150,7 @@ class InlineEvaluator:
     Args:
         make_runner: makes the environments; may take long.
         policy: the evaluator's own, so that an evaluation changes nothing of the agent.
+        limit: env steps at which the episodes of the next evaluation are cut; None for that of the runner.
         lazy: make the environments at the first `begin` or `poll`, when the actors act already. A run with
             `trainer.eval_interval=null`, which polls nothing, may never need them.
     """
@@ -157,15 +158,22 @@ class InlineEvaluator:
     concurrent = False
 
     def __init__(
-        self, make_runner: Callable[[], EpisodeRunner], policy: ActingPolicy, lazy: bool = False
+        self,
+        make_runner: Callable[[], EpisodeRunner],
+        policy: ActingPolicy,
+        lazy: bool = False,
+        limit: Callable[[], int] | None = None,
     ) -> None:
         self._make_runner = make_runner
+        self._limit = limit
         self._runner = None if lazy else make_runner()
         self._policy = policy
         self._evaluation: Evaluation | None = None
 
     def begin(self, model: ModelInfo, seeds: Sequence[int], tick: Callable[[], None] = lambda: None) -> None:
         runner = self._made()
+        if self._limit is not None:
+            runner.max_episode_steps = self._limit()
         self._policy.sync_model(model)
         self._evaluation = runner.evaluate(self._policy, model.version, seeds, tick)
 
@@ -292,6 +300,7 @@ class Task:
     number: int
     opt_steps: int
     episodes: int
+    max_episode_steps: int
 
 
 def evaluator_main(
@@ -311,6 +320,7 @@ def evaluator_main(
             if (model := models.poll()) is None:
                 raise RuntimeError(f"there is no model for the evaluation of opt step {task.opt_steps}")
             policy.sync_model(model)
+            runner.max_episode_steps = task.max_episode_steps
             evaluation = runner.evaluate(policy, task.opt_steps, status.seeds(task.episodes), status.beat)
             if evaluation is None:
                 return
@@ -323,6 +333,7 @@ class ProcessEvaluator(SupervisedProcess):
     Args:
         model: any model, for the shapes of its arrays.
         heartbeat_timeout_s: the process is killed if one env step, one reset or making one environment takes longer [s].
+        limit: as that of `InlineEvaluator`.
         restarts: allowed in a row without an evaluation between them, after 1, 2, 4, … seconds. The new process evaluates
             the same model again.
 
@@ -333,12 +344,18 @@ class ProcessEvaluator(SupervisedProcess):
     concurrent = True
 
     def __init__(
-        self, spec: EvaluatorSpec, model: ModelInfo, heartbeat_timeout_s: float, restarts: int
+        self,
+        spec: EvaluatorSpec,
+        model: ModelInfo,
+        heartbeat_timeout_s: float,
+        restarts: int,
+        limit: Callable[[], int] | None = None,
     ) -> None:
         start_s = max(heartbeat_timeout_s, _START_TIMEOUT_S)
         limits = Limits(start_s, heartbeat_timeout_s, _STOP_TIMEOUT_S, restarts, math.inf, _RESTART_DELAY_S)
         super().__init__("evaluator", limits)
         self._spec = spec
+        self._limit = limit or (lambda: spec.max_episode_steps)
         self._models = ModelChannel(model_layout(model))
         self._status = EvaluatorStatus(spec.max_episodes, spec.info_keys)
         self._task: Task | None = None
@@ -352,7 +369,7 @@ class ProcessEvaluator(SupervisedProcess):
         self._models.publish(model)
         self._status.set_seeds(seeds)
         self._tasks += 1
-        self._task = Task(self._tasks, model.version, len(seeds))
+        self._task = Task(self._tasks, model.version, len(seeds), self._limit())
         self.send(self._task)
 
     def poll(self) -> Evaluation | None:

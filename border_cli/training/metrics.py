@@ -16,6 +16,8 @@ from border_cli.core.types import ActorStat, Chunk, Evaluation, episode_infos, f
 from border_cli.training.ratio_limiter import RatioLimiter
 
 _WINDOW_S = 10.0
+LONGEST_EPISODE, _SHORTEST_LIMIT = 30_000, 1_000
+"""Env steps between which evaluation episodes are cut."""
 _REFRESH_S = 0.25
 _RECENT_EPISODES = 100
 _MEANS = ("train/episode_return", "train/episode_length", "time/opt_ms", "time/collect_ms", "time/save_ms")
@@ -57,6 +59,7 @@ class Telemetry:
     ) -> None:
         self.progress = progress
         self.blocked_s = 0.0
+        self._longest = 0  # env steps of an episode
         self.episodes = 0
         self._limiter = limiter
         self._began = monotonic() - seconds_before
@@ -97,6 +100,7 @@ class Telemetry:
         """
         return {name: self._means[name].state() for name in self._infos} | {
             "episodes": self.episodes,
+            "longest": self._longest,
             "interval_episodes": self._interval_episodes,
             "returns": self._means["train/episode_return"].state(),
             "lengths": self._means["train/episode_length"].state(),
@@ -108,7 +112,7 @@ class Telemetry:
     def load_state(self, state: dict[str, Any]) -> None:
         examples = {"lags": [[0, 1]], "recent_returns": [0.0], "evaluations": [[0, 0.0]]}
         check_like(State({}, state), State({}, self.state(False) | examples), "the telemetry")
-        self.episodes = state["episodes"]
+        self.episodes, self._longest = state["episodes"], state["longest"]
         self._interval_episodes = state["interval_episodes"]
         self._means["train/episode_return"].load_state(state["returns"])
         self._means["train/episode_length"].load_state(state["lengths"])
@@ -127,6 +131,7 @@ class Telemetry:
         for episode_return, length in finished_episodes(chunk.items):
             self.episodes += 1
             self._interval_episodes += 1
+            self._longest = max(self._longest, int(length))
             self._means["train/episode_return"].add(episode_return)
             self._means["train/episode_length"].add(length)
             self._recent_returns.append(episode_return)
@@ -135,6 +140,14 @@ class Telemetry:
             for name, value in zip(self._infos, row, strict=True):
                 if not math.isnan(value):
                     self._means[name].add(value)
+
+    @property
+    def evaluation_limit(self) -> int:
+        """Env steps at which an evaluation episode is cut: ten times those of the longest episode of training.
+
+        A greedy policy may be stuck where one that explores is not.
+        """
+        return min(LONGEST_EPISODE, max(_SHORTEST_LIMIT, 10 * self._longest or self._limiter.env_steps))
 
     def opt_took(self, seconds: float) -> None:
         self._means["time/opt_ms"].add(1e3 * seconds)

@@ -73,6 +73,18 @@ def test_a12_episodes_that_never_end_are_cut_and_training_continues() -> None:
 
 @pytest.mark.parametrize("evaluator", ["inline", "process"])
 @pytest.mark.usefixtures("workplace")
+def test_a12_by_default_evaluation_episodes_are_cut_at_ten_times_those_of_training(evaluator: str) -> None:
+    """The first episode of each environment takes 150 env steps, and the second never ends."""
+    run = train(
+        *("env=gym", "env.entry_point=tests.counting:CountingEnv", "env.kwargs.lengths=[150,1000000000]"),
+        *("trainer.max_opts=300", "trainer.eval_interval=300", "evaluator.confirm=false"),
+        *(f"evaluator={evaluator}", "evaluator.episodes=2", "evaluator.n_envs=1"),
+    )
+    assert run.series("eval/length_mean") == [(300, (150 + 1500) / 2)]
+
+
+@pytest.mark.parametrize("evaluator", ["inline", "process"])
+@pytest.mark.usefixtures("workplace")
 def test_stop_return_ends_a_run_that_surely_reaches_it(evaluator: str) -> None:
     """The return of an episode of 9 env steps is 45."""
     run = train(
