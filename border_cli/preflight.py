@@ -157,7 +157,7 @@ def probe_env(config: TrainConfig, stop: StopFlag | None) -> Probed:
 
         try:
             args = (config.env, tuple(config.plugins), config.seed)
-            child = Child("trial of the environment", build.probe_env, args)
+            child = Child("trial", build.probe_env, args)
             found: dict[str, Any] = child.answer(making_s(config), waiting)
         except ChildStopped as e:
             raise Interrupted(flag.code or ExitCode.SIGTERM) from e

@@ -45,6 +45,7 @@ from border_cli.runs.directory import REPORTED, Launch, log_to
 from border_cli.runs.resume import Resumed, describe, unfit
 from border_cli.runs.summary import SUMMARY_FILE, Summary, write_crash
 from border_cli.runs.trust import code_names
+from border_cli.runtime import seeding
 from border_cli.runtime.child import OUTPUT_FILE, output_to
 from border_cli.runtime.files import run_all
 from border_cli.runtime.signals import StopFlag, or_new
@@ -86,6 +87,9 @@ def train(
     if config.device.startswith("cuda"):
         repeat_bits_on_gpu(is_reproducible(config))
     keep_freed_memory()
+    seeding.seed_global_generators(
+        config.seed, seeding.GLOBAL, 0
+    )  # which environments in this process may use
     with or_new(stop) as flag, output() as out, _resource_errors():
         console, on_console = Console(), view is None and config.recorder.console != "none"
         view = view or build.make_view(config, out, console, banner.title(config))

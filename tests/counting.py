@@ -39,6 +39,7 @@ class CountingEnv(gymnasium.Env[Observation, np.int64]):  # type: ignore[misc] #
         fault: "raise" or one of FAULTS.
         fault_at: "make", "reset" (the first), "close" or "step".
         fault_step: number of the env step that fails, counted from 1 over all episodes.
+        fault_spread: the seed of the first reset, modulo this, is added to fault_step.
         fault_actor: the only actor that fails, None for all.
         make_s: duration of the constructor [s].
         step_s: duration of an env step [s].
@@ -53,6 +54,7 @@ class CountingEnv(gymnasium.Env[Observation, np.int64]):  # type: ignore[misc] #
         fault: str | None = None,
         fault_at: str = "step",
         fault_step: int = 1,
+        fault_spread: int = 1,
         fault_actor: int | None = None,
         make_s: float = 0.0,
         step_s: float = 0.0,
@@ -67,7 +69,7 @@ class CountingEnv(gymnasium.Env[Observation, np.int64]):  # type: ignore[misc] #
         self._truncate = truncate
         self._fault = fault if fault_actor in (None, actor) else None
         self._fault_at = fault_at
-        self._fault_step = fault_step
+        self._fault_step, self._fault_spread = fault_step, fault_spread
         self._step_s = step_s
         self._episode = -1
         self._time = 0
@@ -80,6 +82,8 @@ class CountingEnv(gymnasium.Env[Observation, np.int64]):  # type: ignore[misc] #
         """Start the next episode."""
         super().reset(seed=seed, options=options)
         self._strike_at("reset")
+        if self._episode < 0 and seed is not None:
+            self._fault_step += seed % self._fault_spread
         self._episode += 1
         self._time = 0
         return self._observation(), {}

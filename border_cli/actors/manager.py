@@ -210,9 +210,11 @@ class ActorManager:
         self._first_cause = self._first_cause or cause
         left = sum(actor.condition is not Condition.GIVEN_UP for actor in self._actors)
         restarts = "1 restart" if c.restarts == 1 else f"{c.restarts} restarts"
-        if left < c.min_actors:
+        if left < c.min_actors or loss.repeated:
             why = str(cause)
-            if c.restarts:
+            if loss.repeated:
+                why += "\nit raised this at the same step of the same episode before: another restart would not help"
+            elif c.restarts:
                 why += (
                     f"\nafter {restarts} within {c.restart_window_s:g} s, fewer than "
                     f"actor_manager.min_actors={c.min_actors} are left"

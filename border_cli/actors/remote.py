@@ -142,20 +142,26 @@ class ReceivedModels:
     def __init__(self) -> None:
         self._models: dict[int, ModelInfo] = {}
         self._seen = 0
-        self.publications = 0
+        self._newest: tuple[int, ModelInfo | None] = (0, None)
+
+    @property
+    def publications(self) -> int:
+        """Number of the newest publication, 0 before the first."""
+        return self._newest[0]
 
     def add(self, number: int, model: ModelInfo) -> None:
         """Add a publication. The newest LOCKSTEP_SLOTS are kept."""
-        self._models[number] = model
-        self.publications = max(self.publications, number)
-        self._models = {n: one for n, one in self._models.items() if n > self.publications - LOCKSTEP_SLOTS}
+        newest = max(self._newest, (number, model), key=lambda publication: publication[0])
+        models = self._models | {number: model}
+        self._models = {n: one for n, one in models.items() if n > newest[0] - LOCKSTEP_SLOTS}
+        self._newest = newest
 
     def poll(self) -> ModelInfo | None:
-        newest = self.publications
-        if newest == self._seen:
+        number, model = self._newest  # read together: another thread may add more meanwhile
+        if number == self._seen:
             return None
-        self._seen = newest
-        return self._models[newest]
+        self._seen = number
+        return model
 
     def take(self, number: int) -> ModelInfo:
         """The publication with this number."""

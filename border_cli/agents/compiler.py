@@ -283,9 +283,12 @@ def _code_files(folder: Path) -> list[Path]:
 
 
 def cache_folder() -> Path:
-    """The user's folder for compiled opt steps."""
+    """The user's folder for compiled opt steps; one that cannot be made where the user has no home folder."""
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (base if base.is_absolute() else Path.home() / ".cache") / "border-cli" / "graphs"
+    if not base.is_absolute():
+        home = os.path.expanduser("~")  # noqa: PTH111 - Path.home() raises where there is none
+        base = Path(os.devnull if home == "~" else home, ".cache")
+    return base / "border-cli" / "graphs"
 
 
 def _cpu() -> str:

@@ -6,7 +6,10 @@ import contextlib
 import hashlib
 import logging
 import math
+import os
 import re
+import signal
+import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -36,6 +39,7 @@ from border_cli.envs.checks import (
 from border_cli.envs.make import make_gym, own_statistics, stack_size
 from border_cli.envs.spaces import env_spec, may_hold_categories, part_name
 from border_cli.runtime.clock import Deadline
+from border_cli.runtime.signals import LEFT_TO_CLIENT
 
 MOST_REPLAYED = 1_000_000
 _TOO_LONG = -1  # in the place of an episode's seed
@@ -54,6 +58,28 @@ _API = (
     "and step(action) returns (observation, reward, terminated, truncated, info)"
 )
 _logger = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def settings_restored() -> Iterator[None]:
+    """Restore what is changed inside: warnings, settings of numpy and torch, signal handlers and the current folder."""
+    errors, handlers = np.geterr(), {number: signal.getsignal(number) for number in LEFT_TO_CLIENT}
+    folder = os.open(".", os.O_RDONLY)
+    torch = sys.modules.get("torch")
+    dtype, grad = (torch.get_default_dtype(), torch.is_grad_enabled()) if torch else (None, True)
+    try:
+        with warnings.catch_warnings():
+            yield
+    finally:
+        np.seterr(**errors)
+        for number, handler in handlers.items():
+            if signal.getsignal(number) != handler:
+                signal.signal(number, handler)
+        os.fchdir(folder)
+        os.close(folder)
+        if torch:
+            torch.set_default_dtype(dtype)
+            torch.set_grad_enabled(grad)
 
 
 class GymEnv:
@@ -93,11 +119,12 @@ class GymEnv:
         self._owner = owner
         self._native = native
         try:
-            with self._failures("make"), warnings.catch_warnings():
-                if quiet:
-                    warnings.simplefilter("ignore")
+            with self._failures("make"):
                 for _ in range(n_envs):
-                    self.envs.append(make_gym(config, render_mode, native))
+                    with settings_restored():
+                        if quiet:
+                            warnings.simplefilter("ignore")
+                        self.envs.append(make_gym(config, render_mode, native))
                     made()
         except BaseException:
             self.close()
@@ -297,7 +324,7 @@ def _try(config: EnvConfig, at_end: ExitStack) -> Probed:
         step = env.step([0], chosen.astype(action.stored_dtype))
         categories = _find_categories(env, config) if config.categories is None else config.categories
         if is_simple:
-            _compare(step, config)
+            _compare(step, config, at_end)
         spec = _spec(env.envs[0], replace(config, categories=categories))
         return Probed(spec, action_mask, categories, [])
     except ActorLostError as e:
@@ -324,9 +351,11 @@ def _try(config: EnvConfig, at_end: ExitStack) -> Probed:
         ) from e
 
 
-def _compare(first: Step, config: EnvConfig) -> None:
+def _compare(first: Step, config: EnvConfig, at_end: ExitStack) -> None:
     """Warn where another environment that is made alike differs after the same seed and action."""
-    with contextlib.suppress(ActorLostError), contextlib.closing(GymEnv(config)) as other:
+    with contextlib.suppress(ActorLostError):
+        other = GymEnv(config)
+        at_end.callback(other.close)
         other.reset(0, seed=0)
         second = other.step([0], first.action)
         for name, leaf in first.obs.items():

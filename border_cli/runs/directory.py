@@ -94,10 +94,24 @@ def locked(run_dir: Path) -> Iterator[None]:
         ) from e
     except OSError:
         pass  # a file system without locks, or a full disk
+    _locks.add(descriptor)
     try:
         yield
     finally:
+        _locks.remove(descriptor)
         os.close(descriptor)
+
+
+_locks = set[int]()
+
+
+def _leave_locks() -> None:
+    """In a process that user code has forked, which would hold the locks longer than the run."""
+    while _locks:
+        os.close(_locks.pop())
+
+
+os.register_at_fork(after_in_child=_leave_locks)
 
 
 @contextlib.contextmanager

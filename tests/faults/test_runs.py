@@ -62,7 +62,7 @@ EVALUATOR_HANGS = (
 )
 PHASES = {
     "composing": Phase((), -1, "hang"),
-    "trying the environment": Phase(trap("probe_env", "make", "hang"), -1),
+    "trying the environment": Phase(trap("trial", "make", "hang"), -1),
     "start-up": Phase((*trap("actor", "make", "hang"), "actor_manager.stop_timeout_s=0.2"), 0),
     "warm-up": Phase((*trap("actor", "step", step=50), *ENDLESS_WARMUP), 0),
     "training": Phase(trap("actor", "step", step=LEARNT)),
@@ -298,7 +298,7 @@ def test_d6_no_process_outlives_a_killed_run(tmp_path: Path, phase: str, to: str
 def test_an_environment_that_raises_in_the_preflight_makes_no_run(
     workplace: Path, capsys: pytest.CaptureFixture[str], moment: str, done: str
 ) -> None:
-    run_here(2, *trap("probe_env", moment, "raise"))
+    run_here(2, *trap("trial", moment, "raise"))
     assert not (workplace / "runs").exists()
     first, *others = capsys.readouterr().err.splitlines()
     assert first.endswith(f"it was {done}: RuntimeError: the trap was sprung")

@@ -49,7 +49,7 @@ def make(
     """Make a CountingEnv that springs the trap in processes whose name starts with `place`.
 
     Args:
-        place: "actor", "actor-1", "MainProcess" (the learner) or "probe_env" (the child of the preflight).
+        place: "actor", "actor-1", "MainProcess" (the learner) or "trial" (the child of the preflight).
         at: "make", "reset", "close" or "step".
         then: see `spring`.
         step: number of the env step for at="step", counted from 1 over all episodes.

@@ -230,7 +230,7 @@ def print_for_a_while(reporter: Reporter, megabytes: int) -> float:
     return time.monotonic() - began
 
 
-def test_d10_what_children_print_goes_to_a_file_of_limited_size(
+def test_j2_what_children_print_goes_to_a_file_of_limited_size(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with output_to(tmp_path / "output.log"), started(print_for_a_while, 20) as child:
@@ -273,7 +273,7 @@ def leave_behind(reporter: Reporter, ends: str) -> None:
 
 
 @pytest.mark.parametrize("ends", ["returns", "crashes", "killed"])
-def test_a8_whatever_a_child_has_started_ends_with_it(ends: str) -> None:
+def test_j6_whatever_a_child_has_started_ends_with_it(ends: str) -> None:
     with started(leave_behind, ends) as child:
         found = list[Any]()
         wait_until(lambda: found.extend(child.receive()) or found, "the processes")
@@ -296,7 +296,7 @@ def use_a_pool(reporter: Reporter) -> list[int]:
     return found
 
 
-def test_a13_workers_that_user_code_forks_end_when_they_are_told_to() -> None:
+def test_j1_workers_that_user_code_forks_end_when_they_are_told_to() -> None:
     with started(use_a_pool) as child:
         assert heard(child) == [Returned([1, 2])]
 

@@ -21,6 +21,7 @@ ROWS = {
     "g": "repetition: 1 2 3 4 6",
     "h": "records: 1 2 3 4 5",
     "i": "trust and input: 1 2 3 4 5 6 7",
+    "j": "habits of environments: 1 2 3 4 5 6 7 8 9 10",
 }
 """d7 and f5 are campaigns (`tests/campaigns`), g5 is a table of docs/results.md."""
 IDS = [f"{section}{n}" for section, rows in ROWS.items() for n in rows.partition(": ")[2].split()]
@@ -32,7 +33,7 @@ def ids_in(path: Path) -> set[str]:
     """Return the row ids in the test names of a file."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.FunctionDef) and (row := re.match(r"test((_[a-i]\d+)+)_", node.name)):
+        if isinstance(node, ast.FunctionDef) and (row := re.match(r"test((_[a-j]\d+)+)_", node.name)):
             found |= set(row[1].strip("_").split("_"))
     return found
 
@@ -42,7 +43,7 @@ def promises() -> dict[str, tuple[list[str], list[str]]]:
     rows = [
         [cell.strip() for cell in line.split("|")[1:-1]]
         for line in PAGE.read_text(encoding="utf-8").splitlines()
-        if re.match(r"\| [a-i]\d+", line)
+        if re.match(r"\| [a-j]\d+", line)
     ]
     return {row[0]: (row[0].split(", "), row[3].split(", ")) for row in rows}
 

@@ -1,0 +1,210 @@
+"""Whole runs of environments that behave as real ones do. Nothing that they do outlives the run, or reaches beyond it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from border_cli.runtime.forkserver import pid_gone
+from border_cli.runtime.forkserver_process import MOST_OUTPUT
+from tests.faults.commands import Command
+from tests.faults.processes import wait_until
+from tests.real_runs import tiny
+
+LOCKSTEP = ("trainer.lockstep=true",)
+
+
+def run(folder: Path, habit: str, *args: str, opts: int = 300, before: tuple[str, ...] = ()) -> Command:
+    """Start a run of CartPole with this habit. Its notes are in the folder `notes`."""
+    notes = folder / "notes"
+    notes.mkdir(parents=True, exist_ok=True)
+    typed = {arg.partition("=")[0] for arg in args}
+    default = (
+        "env=gym",
+        "env.entry_point=tests.faults.habits:Cartpole",
+        f"env.kwargs.habit={habit}",
+        f"env.kwargs.folder={notes}",
+        "agent.compile=false",
+        "n_actors=2",
+        f"trainer.max_opts={opts}",
+        "trainer.eval_interval=100",
+        "evaluator=process",
+        "recorder.console=plain",
+    )
+    given = [arg for arg in default if arg.partition("=")[0] not in typed]
+    if "trainer=sync" in args:
+        given = [arg for arg in given if not arg.startswith(("n_actors", "evaluator="))]
+    return Command(folder, *tiny(*given, *args), before=before)
+
+
+def notes(folder: Path, kind: str) -> dict[str, list[str]]:
+    """What the processes of a run have noted, by the name of the process."""
+    found = sorted((folder / "notes").glob(f"{kind}-*"))
+    return {path.name.removeprefix(f"{kind}-"): path.read_text().splitlines() for path in found}
+
+
+def assert_gone(folder: Path) -> None:
+    """Every process that an environment has noted has ended."""
+    pids = [int(pid) for lines in notes(folder, "pid").values() for pid in lines]
+    assert pids and [pid for pid in pids if not pid_gone(pid)] == []
+
+
+@pytest.mark.parametrize("trainer", ["async", "sync"])
+def test_j1_an_environment_may_fork_workers_and_end_them(tmp_path: Path, trainer: str) -> None:
+    with run(tmp_path, "forks", f"trainer={trainer}", opts=60) as command:
+        assert command.end() == 0
+    assert command.run.counts[0] == 60
+
+
+def test_j1_a_forked_worker_that_stays_ends_with_its_actor_and_holds_no_lock(tmp_path: Path) -> None:
+    """Also if the learner is killed."""
+    with run(tmp_path, "leaves_worker", "trainer.save_interval=50", opts=10**9) as command:
+        wait_until(lambda: {"actor-0", "actor-1"} <= notes(tmp_path, "pid").keys(), "both workers")
+        command.wait_for_log("checkpoint", times=0)
+        os.kill(command.pid, signal.SIGKILL)
+        assert command.end() == 128 + signal.SIGKILL
+    wait_until(
+        lambda: all(pid_gone(int(pid)) for pids in notes(tmp_path, "pid").values() for pid in pids),
+        "the workers",
+    )
+    with Command(tmp_path, "resume=runs/latest", "trainer.max_opts=1") as command:
+        command.end()
+        assert "trained by another process" not in command.errors
+
+
+def test_j1_a_forked_worker_of_the_learner_holds_no_lock(tmp_path: Path) -> None:
+    with run(tmp_path, "leaves_worker", "trainer=sync", opts=10**9) as command:
+        wait_until(lambda: "MainProcess" in notes(tmp_path, "pid"), "the worker")
+        os.kill(command.pid, signal.SIGKILL)
+        command.process.wait()
+        (worker,) = map(int, notes(tmp_path, "pid")["MainProcess"])
+        try:
+            with Command(tmp_path, "resume=runs/latest", "trainer.max_opts=1") as again:
+                again.process.wait()
+                assert "trained by another process" not in again.errors
+        finally:
+            os.kill(worker, signal.SIGKILL)
+
+
+def test_j2_an_environment_may_print_a_megabyte_in_each_episode(tmp_path: Path) -> None:
+    with run(tmp_path, "prints") as command:
+        assert command.end() == 0
+    folder = command.run.path
+    assert MOST_OUTPUT <= (folder / "output.log").stat().st_size <= MOST_OUTPUT + 50_000
+    assert "bytes left out, which end with" in (folder / "output.log").read_text()
+    assert "xxx" not in (tmp_path / "output").read_text() + command.errors
+    assert (folder / "train.log").stat().st_size < 50_000
+
+
+@pytest.mark.parametrize("reader", ["head -1", "sleep 1000"])
+def test_j3_prints_do_not_end_a_run_whose_reader_stops_or_closes(tmp_path: Path, reader: str) -> None:
+    ours, theirs = os.pipe()
+    with subprocess.Popen(reader.split(), stdin=ours, stdout=subprocess.DEVNULL) as reading:
+        os.close(ours)
+        with Command(tmp_path, "--version", stdout=theirs) as command:  # the folder
+            command.end()
+        args = tiny(
+            "env=gym", "env.entry_point=tests.faults.habits:Cartpole", "env.kwargs.habit=prints",
+            f"env.kwargs.folder={tmp_path}", "agent.compile=false", "trainer.max_opts=300", "recorder.console=plain",
+        )  # fmt: skip
+        with Command(tmp_path, *args, stdout=theirs) as command:
+            os.close(theirs)
+            assert command.end() == 0
+        reading.kill()
+    assert command.run.counts[0] == 300
+
+
+@pytest.mark.parametrize(
+    ("habit", "args"),
+    [("is_strict", ()), ("is_strict", ("trainer=sync",)), ("wanders", ("trainer=sync",))],
+    ids=["async", "sync", "signals"],
+)
+def test_j4_what_an_environment_changes_does_not_reach_the_next_one_nor_the_run(
+    tmp_path: Path, habit: str, args: tuple[str, ...]
+) -> None:
+    """Each process makes several; where they change handlers, the run is stopped by a signal, which saves a checkpoint."""
+    several = ("evaluator.n_envs=2", "actor_manager.envs_per_actor=2")
+    with run(tmp_path, habit, *several, *args, opts=300 if habit == "is_strict" else 10**9) as command:
+        if habit == "is_strict":
+            assert command.end() == 0
+        else:
+            command.wait_for_log("new best")
+            command.send(signal.SIGTERM)
+            assert command.end() == 143
+            assert command.run.counts[0] > 0
+            assert (command.run.path / "checkpoints").is_dir()
+
+
+def test_j5_a_close_that_hangs_costs_its_deadline_and_nothing_else(tmp_path: Path) -> None:
+    with run(tmp_path, "never_closes", "actor_manager.stop_timeout_s=1") as command:
+        assert command.end() == 0
+    assert command.run.counts[0] == 300
+    assert {actor["state"] for actor in command.run.summary["actors"]} == {"done"}
+
+
+def test_j6_simulators_end_with_the_run(tmp_path: Path) -> None:
+    with run(tmp_path, "leaves_simulator") as command:
+        assert command.end() == 0
+    assert_gone(tmp_path)
+    assert {"trial", "actor-0", "actor-1", "evaluator"} <= notes(tmp_path, "pid").keys()
+
+
+def test_j6_simulators_end_after_a_sigkill_of_the_group(tmp_path: Path) -> None:
+    with run(tmp_path, "leaves_simulator", opts=10**9) as command:
+        wait_until(lambda: "evaluator" in notes(tmp_path, "pid"), "the simulators")
+        os.killpg(command.pid, signal.SIGKILL)
+        command.end()
+        wait_until(
+            lambda: all(pid_gone(int(pid)) for pids in notes(tmp_path, "pid").values() for pid in pids),
+            "them",
+        )
+
+
+def test_j7_j10_children_have_the_variables_and_cpus_of_the_learner_and_seeds_of_their_own(
+    tmp_path: Path,
+) -> None:
+    drawn = []
+    for name in ("first", "second"):
+        folder = tmp_path / name
+        variables = ("env", "OMP_PROC_BIND=true")
+        with run(folder, "looks", "+hydra.job.env_set.BORDER_TEST=seen", before=variables) as command:
+            assert command.end() == 0
+        found = notes(folder, "variable")
+        assert {found[process][0] for process in ("actor-0", "actor-1", "evaluator")} == {"seen"}
+        assert {lines[0] for lines in notes(folder, "cpus").values()} == {
+            str(sorted(os.sched_getaffinity(0)))
+        }
+        drawn.append({process: lines[0] for process, lines in notes(folder, "drawn").items()})
+    assert drawn[0] == drawn[1]
+    assert len(set(drawn[0].values())) == len(drawn[0]) >= 4
+
+
+UNKNOWN_USER = ("unshare", "--user", "--map-user=54321")
+
+
+def test_j8_a_long_tmpdir_and_a_user_without_a_home(tmp_path: Path) -> None:
+    if subprocess.run([*UNKNOWN_USER, "true"], capture_output=True).returncode != 0:
+        pytest.skip("ROW J8 IS NOT SHOWN HERE: no user namespace (`unshare --user`)")
+    long = tmp_path / ("t" * 120)
+    long.mkdir()
+    variables = ("env", "-u", "HOME", "-u", "XDG_CACHE_HOME", "-u", "XDG_STATE_HOME", f"TMPDIR={long}")
+    given = ("agent.compile=auto", "trainer.max_time=1000")
+    with run(tmp_path, "forks", *given, opts=60, before=(*variables, *UNKNOWN_USER)) as command:
+        assert command.end() == 0, command.errors
+    assert list(long.iterdir()) == []
+
+
+def test_j9_the_same_exception_at_the_same_step_ends_the_run_at_once(tmp_path: Path) -> None:
+    with run(tmp_path, "raises", "n_actors=1", "actor_manager.restart_delay_s=0.01") as command:
+        assert command.end() == 5
+    first, second = command.errors.splitlines()[-2:]
+    assert first.endswith("ValueError: the second episode is broken")
+    assert (
+        second == "it raised this at the same step of the same episode before: another restart would not help"
+    )
+    (actor,) = command.run.summary["actors"]
+    assert actor["restarts"] == 1
