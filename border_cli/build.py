@@ -33,7 +33,7 @@ from border_cli.config.resolve import (
     steps_natively,
     trackers,
 )
-from border_cli.config.resources import Sizes, cores_for_actors, counts, cpus
+from border_cli.config.resources import Sizes, cores_for_actors, counts, cpus, idle_s
 from border_cli.config.schema import AgentConfig, EnvConfig, TrainConfig
 from border_cli.config.throughput import up_to
 from border_cli.core.errors import IncompatibleStateError, Interrupted, UsageError
@@ -238,7 +238,7 @@ def prepare_opt_steps(
         closing.append(compiler.close)
     if may_switch(c) and (how == "auto" or c.threads is None):
         numbers = (c.threads,) if c.threads else up_to(cpus())
-        agent.compiling = OptStepForms(agent, numbers, compiler, how == "true", note).prepare
+        agent.compiling = OptStepForms(agent, numbers, compiler, how == "true", note, idle_s).prepare
 
 
 def init_weights(agent: Agent, config: TrainConfig) -> list[str]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from statistics import median
 from time import perf_counter
 
 import torch
@@ -17,27 +18,26 @@ from border_cli.agents.params import TensorBatch
 _logger = logging.getLogger(__name__)
 TURN_S, TURN_OPT_STEPS = 0.2, 5
 """A turn lasts at least so long: what the kernel schedules otherwise weighs too much."""
-_WARM_UP_S = 0.02
+WARM_UP_S = 0.02
 """The start of a turn does not count: caches are cold, and threads asleep."""
-PAIRS = 5
-CLEARLY_FASTER = 1.03
-_HOPELESS = 2 / 3
-"""One pair of turns is enough for a form with at most this share of the speed."""
-FIRST_LOOK_S, LOOK_S = 2.0, 10.0
+_PAIRS = 5
+_CLEARLY_FASTER, _HOPELESS = 1.03, 2 / 3
+"""Speeds of another form, over that of the form in use: above the first it is taken; below the second one pair decides."""
+_FIRST_LOOK_S, _LOOK_S = 1.0, 10.0
 _COST = 0.02
 """Share of the run that turns of slower forms may cost."""
+_Steps = Generator[None, None, None]
 
 
 @dataclass(frozen=True)
 class Form:
-    """A way to do opt steps."""
+    """A way to do opt steps. kind: eager, or as in `GraphCompiler.graphs`."""
 
-    compiled: bool = False
-    threads: int = 1
+    kind: str
+    threads: int
 
     def __str__(self) -> str:
-        count = "1 thread" if self.threads == 1 else f"{self.threads} threads"
-        return f"{'compiled' if self.compiled else 'eager'} with {count}"
+        return f"{self.kind} with {self.threads} thread{'s' if self.threads > 1 else ''}"
 
 
 class FormChooser:
@@ -45,11 +45,13 @@ class FormChooser:
 
     Now and then, each other form competes with the one in use: they take short turns, A B, B A, A B …, and the run goes on
     meanwhile. What counts is the speed of the run, waiting for experience included. A machine's speed drifts by a factor of
-    two within minutes, so only neighbouring turns are compared, and the best of five pairs decide.
+    two within minutes, so only neighbouring turns are compared, and the best of five pairs decide. More threads are tried
+    only on CPUs that were idle before.
 
     Args:
         use: does opt steps in this form from now on.
         tell: gets what was chosen, and by how much.
+        idle_s: seconds that CPUs have been idle, summed.
         clock: [s].
     """
 
@@ -58,99 +60,88 @@ class FormChooser:
         forms: Sequence[Form],
         use: Callable[[Form], None],
         tell: Callable[[str], None],
+        idle_s: Callable[[], float],
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         self.form = forms[0]
-        self._forms = list(forms)
-        self._use, self._tell, self._clock = use, tell, clock
-        self._next_look = clock() + FIRST_LOOK_S
-        self._others: list[Form] = []
-        """Those that have not competed yet in this look; the first of them competes now."""
-        self._rates: list[float] = []
-        """Opt steps/s of the turns of this competition: A B, B A, …"""
-        self._speeds: dict[Form, float] = {}
-        """Of the forms that have competed in this look, over that of the form in use."""
-        self._others_s = 0.0  # in this competition, in turns of the other form
-        self._lost_s = 0.0  # in this look
+        self._use, self._tell, self._idle_s, self._clock = use, tell, idle_s, clock
+        self._forms: list[Form] = []
         self._told: Form | None = None
-        self._turn_began = self._began = 0.0
-        self._opt_steps = 0  # since `_began`
-        use(self.form)
+        self.add(forms)
 
     def add(self, forms: Sequence[Form]) -> None:
-        """Use one of these forms, which are new and likely to be faster, and compare all forms at once."""
+        """Use one of these forms, which are new and likely to be faster, and compare all of them soon."""
         self._forms += forms
         self.form = next(form for form in forms if form.threads == self.form.threads)
-        self._others, self._rates, self._others_s = [], [], 0.0
         self._use(self.form)
-        self._next_look = self._clock()
+        self._steps = self._looks()
 
     def step(self) -> None:
         """To be called before each opt step."""
-        now = self._clock()
-        if not self._others:
-            if now >= self._next_look:
-                self._look()
-                self._begin_turn(now)
-            return
-        if now - self._turn_began < _WARM_UP_S:
-            self._began, self._opt_steps = now, 0
-            return
-        self._opt_steps += 1
-        seconds = now - self._began
-        is_hopeless = self._rates and self._opt_steps / seconds < _HOPELESS / 2 * self._rates[0]
-        if seconds >= TURN_S and (self._opt_steps >= TURN_OPT_STEPS or is_hopeless):
-            self._end_turn(self._opt_steps / seconds, now)
-            self._begin_turn(now)
+        next(self._steps)
 
-    def _look(self) -> None:
-        """Let the other forms compete, of those with other numbers of threads only the next ones."""
+    def _looks(self) -> _Steps:
+        """Yields before each opt step."""
+        rest_s = _FIRST_LOOK_S
+        while True:
+            began, idle_s = self._clock(), self._idle_s()
+            while self._clock() - began < rest_s or len(self._forms) == 1:
+                yield
+            idle_cpus = (self._idle_s() - idle_s) / (self._clock() - began)
+            speeds, lost_s = {self.form: 1.0}, 0.0
+            for other in self._near(idle_cpus):
+                ratio, faster, seconds = yield from self._compete(other)
+                lost_s += seconds * max(0.0, 1.0 - ratio)
+                speeds[other] = ratio * speeds[self.form]
+                if faster:
+                    self.form = other
+            self._use(self.form)
+            self._report({form: speed / speeds[self.form] for form, speed in speeds.items()})
+            rest_s = max(_LOOK_S, lost_s / _COST)
+
+    def _near(self, idle_cpus: float) -> list[Form]:
+        """The other forms with at most the next larger number of threads, if there are CPUs for it, or the next smaller."""
         counts = sorted({form.threads for form in self._forms})
         i = counts.index(self.form.threads)
-        near = [form for form in self._forms if form.threads in counts[max(0, i - 1) : i + 2]]
-        self._others = [form for form in near if form != self.form]
-        self._speeds = {self.form: 1.0}
-        self._lost_s, self._next_look = 0.0, math.inf
+        near = [n for n in counts[max(0, i - 1) : i + 2] if n - self.form.threads <= idle_cpus + 0.5]
+        return [form for form in self._forms if form.threads in near and form != self.form]
 
-    def _begin_turn(self, now: float) -> None:
-        if self._others:
-            self._turn_began, self._began, self._opt_steps = now, now, 0
-            self._use(self._others[0] if self._is_others_turn() else self.form)
+    def _compete(self, other: Form) -> Generator[None, None, tuple[float, bool, float]]:
+        """Returns the other form's speed over that of the one in use, whether it is clearly faster, and its time [s]."""
+        ratios, seconds, slowest = list[float](), 0.0, 0.0
+        while True:
+            rates = {}
+            for form in (self.form, other) if len(ratios) % 2 == 0 else (other, self.form):
+                began = self._clock()
+                rates[form] = yield from self._turn(form, slowest)
+                slowest = slowest or rates[self.form] * _HOPELESS / 2
+                seconds += self._clock() - began if form == other else 0.0
+            ratios.append(rates[other] / rates[self.form])
+            faster = sum(ratio > _CLEARLY_FASTER for ratio in ratios)
+            if max(faster, len(ratios) - faster) > _PAIRS // 2 or ratios[0] <= _HOPELESS:
+                return median(ratios), faster > _PAIRS // 2, seconds
 
-    def _end_turn(self, rate: float, now: float) -> None:
-        if self._is_others_turn():
-            self._others_s += now - self._turn_began
-        self._rates.append(rate)
-        if len(self._rates) % 2:
+    def _turn(self, form: Form, slowest: float) -> Generator[None, None, float]:
+        """Returns opt steps/s of this form. It ends early if they are fewer than `slowest`."""
+        self._use(form)
+        start = began = self._clock()
+        opt_steps = 0
+        while True:
+            yield
+            now = self._clock()
+            if now - start < WARM_UP_S:
+                began, opt_steps = now, 0
+                continue
+            opt_steps += 1
+            rate = opt_steps / (now - began)
+            if now - began >= TURN_S and (opt_steps >= TURN_OPT_STEPS or rate < slowest):
+                return rate
+
+    def _report(self, speeds: dict[Form, float]) -> None:
+        """speeds: of all forms that have competed, over that of the one in use."""
+        if self.form == self._told or len(speeds) == 1:
             return
-        pairs = zip(self._rates[::2], self._rates[1::2], strict=True)
-        ratios = [a / b if i % 2 else b / a for i, (a, b) in enumerate(pairs)]
-        faster = sum(ratio > CLEARLY_FASTER for ratio in ratios)
-        decided = max(faster, len(ratios) - faster) > PAIRS // 2
-        if decided or ratios[0] <= _HOPELESS:
-            self._decide(sorted(ratios)[len(ratios) // 2], faster > PAIRS // 2, now)
-
-    def _is_others_turn(self) -> bool:
-        return len(self._rates) % 4 in (1, 2)
-
-    def _decide(self, ratio: float, faster: bool, now: float) -> None:
-        """End a competition. ratio: of the speeds of the other form and the one in use."""
-        other = self._others.pop(0)
-        self._lost_s += self._others_s * max(0.0, 1.0 - ratio)
-        self._others_s, self._rates = 0.0, []
-        if faster:
-            self._speeds = {form: speed / ratio for form, speed in self._speeds.items()}
-            self.form = other
-        self._speeds[other] = 1.0 if faster else ratio
-        if not self._others:
-            self._use(self.form)
-            self._next_look = now + max(LOOK_S, self._lost_s / _COST)
-            self._report()
-
-    def _report(self) -> None:
-        if self.form == self._told:
-            return
-        others = sorted((speed, str(form)) for form, speed in self._speeds.items() if form != self.form)
+        others = sorted((speed, str(form)) for form, speed in speeds.items() if form != self.form)
         compared = ", ".join(f"{form} {speed:.2f}" for speed, form in reversed(others))
         text = f"the fastest opt steps here are {self.form}; as a share of their speed: {compared}"
         _logger.info("%s", text)
@@ -160,13 +151,13 @@ class FormChooser:
 
 
 class OptStepForms:
-    """Prepares the opt steps of a free-running run: they are compiled once that pays, and done in the fastest form.
+    """Prepares the opt steps of a free-running run: they are traced and compiled if that pays, and take the fastest form.
 
     Args:
         threads: the numbers of threads to choose from.
         compiler: None where opt steps stay eager.
-        only_compiled: do not compare compiled opt steps with eager ones.
-        tell: as in `FormChooser`.
+        only_compiled: once they are compiled, no other form is compared.
+        tell, idle_s: as in `FormChooser`.
     """
 
     def __init__(
@@ -176,28 +167,34 @@ class OptStepForms:
         compiler: GraphCompiler | None,
         only_compiled: bool,
         tell: Callable[[str], None],
+        idle_s: Callable[[], float],
     ) -> None:
         self._algorithm = agent.algorithm
-        self._threads = threads
         self._compiler = compiler
         self._only_compiled = only_compiled
-        self._tell = tell
-        self._graphs = agent.algorithm.graphs
-        self._chooser = FormChooser([Form(False, n) for n in threads], self._use, tell)
+        self._done = compiler is None
+        self._kinds = set[str]()
+
+        def forms(kind: str) -> list[Form]:
+            return [Form(kind, n) for n in threads]
+
+        self._forms = forms
+        self._make_chooser = partial(FormChooser, use=self._use, tell=tell, idle_s=idle_s)
+        self._chooser = self._make_chooser(forms("eager"))
 
     def prepare(self, batch: TensorBatch) -> bool:
         """To be called before each opt step. False: it has to be called again."""
-        if self._compiler is not None and self._compiler.poll(batch):
-            self._compiler = None
-            self._graphs = dict(self._algorithm.graphs)
-            compiled = [Form(True, n) for n in self._threads] if self._graphs else []
-            if compiled and self._only_compiled:
-                self._chooser = FormChooser(compiled, self._use, self._tell)
-            elif compiled:
-                self._chooser.add(compiled)
+        if self._compiler is not None and not self._done:
+            self._done = self._compiler.poll(batch)
+            for kind in self._compiler.graphs.keys() - self._kinds:
+                self._kinds.add(kind)
+                if kind == "compiled" and self._only_compiled:
+                    self._chooser = self._make_chooser(self._forms(kind))
+                else:
+                    self._chooser.add(self._forms(kind))
         self._chooser.step()
         return False
 
     def _use(self, form: Form) -> None:
         torch.set_num_threads(form.threads)
-        self._algorithm.graphs = self._graphs if form.compiled else {}
+        self._algorithm.graphs = {} if self._compiler is None else self._compiler.graphs.get(form.kind, {})

@@ -20,10 +20,22 @@ from time import monotonic
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from border_cli.agents.agent import Algorithm, NetworkAgent
 from border_cli.agents.config import NetworkConfig
-from border_cli.agents.graph import StepGraph, TensorLayout, compile_graph, map_leaves
+from border_cli.agents.graph import (
+    COMPILED_SUFFIX,
+    TRACED_SUFFIX,
+    StepGraph,
+    TensorLayout,
+    check,
+    example,
+    map_leaves,
+    save_compiled,
+    save_traced,
+    trace,
+)
 from border_cli.agents.params import TensorBatch
 from border_cli.config.registry import AGENTS, import_plugins
 from border_cli.core.errors import Interrupted, ResourceError, UsageError, first_line
@@ -38,8 +50,8 @@ _CALLS_PER_POLL = 32
 _COMPILING_S = 600.0
 """How long a run waits for its compiled opt step, which takes 10 to 30 s."""
 _MEASURING_S = 0.5
-PAYS_FROM_S = 30.0
-"""Time from which on compiling pays: it keeps a core busy for 10 to 30 s, and may bring no more than a third."""
+PAYS_FROM_S = 20.0
+"""Time from which on compiling pays: it keeps a core busy for 10 to 20 s, and traced opt steps come after 3 s."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +74,8 @@ class CompileJob:
 
 class GraphCompiler:
     """Gives an agent the compiled forms of its opt step: from the cache, or from a process that compiles them.
+
+    graphs: the opt steps by kind, "traced" or "compiled", and variant. The compiling process traces them first.
 
     Args:
         waits: the first opt step waits for them, so that every run of the same configuration has the same bits. Where they
@@ -91,6 +105,7 @@ class GraphCompiler:
         self._stop = stop
         self._note = note
         self._waiting = waiting
+        self.graphs: dict[str, dict[int, Callable[..., Tensor | None]]] = {}
         self._paths: dict[int, Path] = {}
         self._job: CompileJob  # from the first call on
         self._child: Child | None = None
@@ -116,8 +131,14 @@ class GraphCompiler:
                 return True
         child = self._child
         assert child is not None
-        if not self._waits:
-            return self._calls % _CALLS_PER_POLL == 0 and child.poll() and self._end(child)
+        if self._waits:
+            return self._wait(child)
+        if self._calls % _CALLS_PER_POLL:
+            return False
+        self._look_for_traced()
+        return child.poll() and self._end(child)
+
+    def _wait(self, child: Child) -> bool:
         deadline = Deadline(_COMPILING_S)
         while not child.poll(0.1):
             self._waiting()
@@ -152,7 +173,13 @@ class GraphCompiler:
         """Replace the eager opt steps by what is in the cache. False if it lacks them."""
         self._job = self._make_job(map_leaves(TensorLayout.of, batch))
         self._paths = {variant: graph_path(self._job, variant) for variant in self._algorithm.variants}
-        return all(path.exists() for path in self._paths.values()) and self._use()
+        return all(path.exists() for path in self._paths.values()) and self._use("compiled", self._paths)
+
+    def _look_for_traced(self) -> None:
+        assert self._folder is not None
+        paths = {variant: traced_path(Path(self._folder.name), variant) for variant in self._paths}
+        if "traced" not in self.graphs and all(path.exists() for path in paths.values()):
+            self._use("traced", paths)
 
     def _pays(self) -> bool:
         """Whether the run goes on for long enough, at its speed so far."""
@@ -177,7 +204,8 @@ class GraphCompiler:
             self._tell("compiling the opt step, which takes half a minute the first time")
         try:
             args = (self._job, self._paths, Path(self._folder.name))
-            self._child = Child("compiler", call, (compile_in_child, args))
+            # Before actors that only wait, and evaluations.
+            self._child = Child("compiler", call, (compile_in_child, args), nice=0)
         except ResourceError as error:
             return self._stay_eager(first_line(error))
         return False
@@ -192,25 +220,25 @@ class GraphCompiler:
             return self._stay_eager(f"compiling failed: {reason}")
         finally:
             self._end_process()
-        return self._use() or self._stay_eager("the compiled one cannot be loaded")
+        return self._use("compiled", self._paths) or self._stay_eager("the compiled one cannot be loaded")
 
-    def _use(self) -> bool:
-        """Replace the eager opt steps. False if the compiled ones cannot be loaded: then they are removed."""
+    def _use(self, kind: str, paths: Mapping[int, Path]) -> bool:
+        """Replace the opt steps. False if these cannot be loaded: then they are removed."""
         try:
-            graphs = {
+            graphs: dict[int, Callable[..., Tensor | None]] = {
                 variant: StepGraph(path, self._algorithm.state, self._job.batch)
-                for variant, path in self._paths.items()
+                for variant, path in paths.items()
             }
         except RuntimeError as error:
-            for path in self._paths.values():
+            for path in paths.values():
                 path.unlink(missing_ok=True)
-            _logger.warning("a compiled opt step cannot be loaded and was removed: %s", first_line(error))
+            _logger.warning("a %s opt step cannot be loaded and was removed: %s", kind, first_line(error))
             return False
-        for path in self._paths.values():
+        for path in paths.values():
             with contextlib.suppress(OSError):
                 os.utime(path)  # the oldest are removed first
-        self._algorithm.graphs.update(graphs)
-        self._tell("the opt step is compiled from here on")
+        self.graphs[kind] = self._algorithm.graphs = graphs
+        self._tell(f"the opt step is {kind} from here on")
         return True
 
     def _stay_eager(self, reason: str) -> bool:
@@ -221,7 +249,7 @@ class GraphCompiler:
 
 
 def compile_in_child(job: CompileJob, paths: Mapping[int, Path], folder: Path) -> None:
-    """Compile the variants that are not in the cache yet.
+    """Trace all variants, then compile them.
 
     paths: in the cache of the run, whose folder an older forkserver need not know · folder: for incomplete files.
     """
@@ -231,21 +259,28 @@ def compile_in_child(job: CompileJob, paths: Mapping[int, Path], folder: Path) -
     os.environ["TMPDIR"] = os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
     import_plugins(job.plugins)
     module = AGENTS[job.config.type].load()
-    for variant, path in paths.items():
-        if path.exists():
-            continue
-        algorithm: Algorithm = module.make_agent(job.config, job.spec, 0).algorithm
-        batch = job.example_batch()
-        made = folder / path.name
-        compile_graph(algorithm, batch, algorithm.noise(len(batch.reward)), variant, made)
-        made.replace(path)
-    remove_old_files(path.parent)
+    algorithm: Algorithm = module.make_agent(job.config, job.spec, 0).algorithm
+    batch = job.example_batch()
+    noise = algorithm.noise(len(batch.reward))
+    graphs = {variant: trace(algorithm, batch, noise, variant) for variant in paths}
+    for save, suffix in ((save_traced, TRACED_SUFFIX), (save_compiled, COMPILED_SUFFIX)):
+        for variant, graph in graphs.items():
+            made = folder / f"unchecked{suffix}"
+            save(graph, example(algorithm, batch, noise), made)
+            check(algorithm, batch, noise, variant, made)
+            made.replace(traced_path(folder, variant) if suffix == TRACED_SUFFIX else paths[variant])
+    remove_old_files(cache_folder())
+
+
+def traced_path(folder: Path, variant: int) -> Path:
+    """Where the compiling process leaves the traced opt step, which takes it seconds."""
+    return folder / f"{variant}{TRACED_SUFFIX}"
 
 
 def remove_old_files(folder: Path) -> None:
     """Keep the newest compiled opt steps, and no folder of a run that was killed while it compiled."""
     graphs = []
-    for path in folder.glob("*.pt2"):
+    for path in folder.glob(f"*{COMPILED_SUFFIX}"):
         with contextlib.suppress(FileNotFoundError):  # another process may remove old files too
             graphs.append((path.stat().st_mtime, path))
     for _, path in sorted(graphs)[:-_KEPT_GRAPHS]:
@@ -267,7 +302,7 @@ def graph_path(job: CompileJob, variant: int) -> Path:
         torch.__version__, _cpu(), code.hexdigest(),
     ]  # fmt: skip
     key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
-    return cache_folder() / f"{job.config.type}-{key}.pt2"
+    return cache_folder() / f"{job.config.type}-{key}{COMPILED_SUFFIX}"
 
 
 def _code_files(folder: Path) -> list[Path]:

@@ -1,8 +1,9 @@
-"""The opt step as one compiled graph, several times as fast for small networks.
+"""The opt step as one graph, several times as fast for small networks.
 
 `trace` records the tensor operations of `Algorithm.step`, gradients included, as a graph over the tensors of state, batch
-and noise. torch's compiler (AOTInductor) makes a library of it, which `StepGraph` calls. The results are those of the
-eager step up to rounding. `border_cli.agents.compiler` decides when this is done, and where.
+and noise. `StepGraph` runs it as TorchScript, without Python and autograd, or as a library that torch's compiler
+(AOTInductor) makes of it. The results are those of the eager step up to rounding. `border_cli.agents.compiler` decides when
+this is done, and where.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import math
 import os
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
@@ -25,6 +27,7 @@ from border_cli.agents.params import AdamState, TensorBatch, named_tensors
 _SHARE_OF_ROUNDING = {"float32": 1e-3, "bfloat16": 2e-2}
 """By precision: how far a change of the state may differ, as a share of its norm."""
 _FLOAT32_ROUNDING = 1e-6
+TRACED_SUFFIX, COMPILED_SUFFIX = ".pt", ".pt2"
 _LOG_BETAS = math.log(0.9), math.log(0.999)
 
 
@@ -114,12 +117,8 @@ class TensorLayout:
         return made.random_(generator=generator) if made.dtype in (torch.uint8, torch.bool) else made.zero_()
 
 
-def trace(
-    algorithm: Algorithm, batch: TensorBatch, noise: Any, variant: int
-) -> tuple[torch.fx.GraphModule, list[Tensor]]:
-    """The graph of an opt step and an example of its arguments.
-
-    These are the tensors of state, batch and noise, `lr_scale`, and `bias_corrections` as one tensor (n, 2).
+def trace(algorithm: Algorithm, batch: TensorBatch, noise: Any, variant: int) -> torch.fx.GraphModule:
+    """The graph of an opt step, whose arguments are those of `example`.
 
     The graph changes the tensors of the state in place, and returns the errors if there are any.
     """
@@ -137,21 +136,28 @@ def trace(
         errors = algorithm.step(algorithm.bind(state), state, own_batch, own_noise, lr_scale, variant)
         return () if errors is None else (errors,)
 
-    corrections_now = torch.tensor(bias_corrections(list(adam_states(algorithm.state))))
-    example = [*leaves(algorithm.state), *leaves(batch), *leaves(noise), torch.ones(()), corrections_now]
-    return make_fx(step)(*_copies(example)), example
+    _fill_moments(algorithm, batch, noise, variant)
+    *_, corrections_now = arguments = example(algorithm, batch, noise)
+    return make_fx(step)(*arguments)
 
 
-def compile_graph(algorithm: Algorithm, batch: TensorBatch, noise: Any, variant: int, path: Path) -> None:
-    """Write the compiled opt step to a file. The algorithm does some opt steps.
+def example(algorithm: Algorithm, batch: TensorBatch, noise: Any) -> list[Tensor]:
+    """Copies of the tensors of state, batch and noise, `lr_scale`, and `bias_corrections` as one tensor (n, 2)."""
+    corrections = torch.tensor(bias_corrections(list(adam_states(algorithm.state))))
+    return _copies([*leaves(algorithm.state), *leaves(batch), *leaves(noise), torch.ones(()), corrections])
 
-    Raises RuntimeError if the compiled step's results are not those of the eager one.
-    """
+
+def save_traced(graph: torch.fx.GraphModule, arguments: Sequence[Tensor], path: Path) -> None:
+    """Write a graph as a list of torch's operations: they run without Python and autograd, and need no C++ compiler."""
+    with torch.no_grad():
+        torch.jit.save(torch.jit.trace(graph, tuple(arguments), check_trace=False), str(path))
+
+
+def save_compiled(graph: torch.fx.GraphModule, arguments: Sequence[Tensor], path: Path) -> None:
+    """Write a graph as machine code."""
     import torch._inductor.config as inductor
 
-    _fill_moments(algorithm, batch, noise, variant)
-    graph, example = trace(algorithm, batch, noise, variant)
-    exported = torch.export.export(graph, tuple(_copies(example)), strict=False)
+    exported = torch.export.export(graph, tuple(arguments), strict=False)
     inductor.compile_threads = 1
     inductor.cpp.dynamic_threads = True  # it uses as many as the run has when it is called
     # Else torch spends half of the time on test programs, though the CPU names its instructions, and on precompiled
@@ -159,7 +165,6 @@ def compile_graph(algorithm: Algorithm, batch: TensorBatch, noise: Any, variant:
     inductor.cpp.vec_isa_ok = True
     inductor.aot_inductor.precompile_headers = False
     torch._inductor.aoti_compile_and_package(exported, package_path=str(path))
-    _check(algorithm, batch, noise, variant, path, example)
 
 
 def _fill_moments(algorithm: Algorithm, batch: TensorBatch, noise: Any, variant: int) -> None:
@@ -172,11 +177,9 @@ def _fill_moments(algorithm: Algorithm, batch: TensorBatch, noise: Any, variant:
         adam.exp_avg_sq.uniform_(0.5, 1.5, generator=generator).mul_(size * size)
 
 
-def _check(
-    algorithm: Algorithm, batch: TensorBatch, noise: Any, variant: int, path: Path, example: Sequence[Tensor]
-) -> None:
-    """Do an opt step with the graph and the same one eagerly. Raises RuntimeError unless both change the state alike."""
-    compiled = _copies(example)
+def check(algorithm: Algorithm, batch: TensorBatch, noise: Any, variant: int, path: Path) -> None:
+    """Do an opt step with a written graph, and eagerly. Raises RuntimeError unless both change the state alike."""
+    compiled = example(algorithm, batch, noise)
     before = {name: tensor.clone() for name, tensor in named_tensors(algorithm.state, {}).items()}
     _load(path)(list(compiled))  # a copy of the list, which the call empties
     algorithm.step(algorithm.networks, algorithm.state, batch, noise, 1.0, variant)
@@ -194,7 +197,17 @@ def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _load(path: Path) -> Callable[[list[Tensor]], list[Tensor]]:
-    """The function in a compiled file. Raises RuntimeError if it is none."""
+    """The function in a file of `save_traced` or `save_compiled`. Raises RuntimeError if it is none."""
+    if path.suffix == TRACED_SUFFIX:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it is deprecated; here, the compiled opt step replaces it soon
+            module = torch.jit.load(str(path))
+
+        def run_traced(tensors: list[Tensor]) -> list[Tensor]:
+            with torch.no_grad():
+                return list(module(*tensors))
+
+        return run_traced
     # The loader unpacks the file into a temporary folder and removes it only with itself, which a program that ends does
     # not do. Once the code is loaded, its file is no longer needed.
     with tempfile.TemporaryDirectory() as folder, _temporary_folder(folder):
@@ -219,7 +232,7 @@ def _temporary_folder(folder: str) -> Iterator[None]:
 
 
 class StepGraph:
-    """A compiled opt step, called in place of `Algorithm.step`.
+    """A traced or compiled opt step, called in place of `Algorithm.step`.
 
     Args:
         state: the one that it changes.

@@ -273,6 +273,13 @@ def cpus(root: Path = ROOT) -> int:
     return min(most) if _cpu_share is None else min(*most, _cpu_share)
 
 
+def idle_s() -> float:
+    """Seconds that the CPUs which this process may use have been idle, summed."""
+    times = psutil.cpu_times(percpu=True)
+    own = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(times))
+    return sum(float(one.idle) for i, one in enumerate(times) if i in own)
+
+
 def gpus() -> list[str]:
     """Names of the GPUs by which CUDA_VISIBLE_DEVICES can choose among those that this process may use."""
     if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:

@@ -23,6 +23,7 @@ from border_cli.agents.compiler import (
     cache_folder,
     graph_path,
     remove_old_files,
+    traced_path,
 )
 from border_cli.cli.train import main
 from border_cli.config.registry import AGENTS
@@ -251,21 +252,32 @@ def test_where_bits_have_to_repeat_it_is_an_error() -> None:
         learn("dqn", failing(waits=True), 1)
 
 
-def test_a_free_running_learner_goes_on_eagerly_until_the_opt_step_is_compiled() -> None:
+def test_a_free_running_learner_goes_on_eagerly_until_the_opt_step_is_traced_and_then_compiled() -> None:
     """Without weights, as uniform replay has none."""
     one, compiler = learner("dqn", "true", waits=False, adam_eps=1e-7)
     learn("dqn", one, 32, weighted=False)
     assert not one.algorithm.graphs and one.compiling is not None
-    assert compiler._call is not None and compiler._call.poll(1200.0)
-    calls = 1
+    assert compiler._child is not None and compiler._folder is not None
+    while not traced_path(Path(compiler._folder.name), 0).exists():
+        assert not compiler._child.poll(0.1)
+    for _ in range(2):
+        learn("dqn", one, 32, weighted=False)
+    assert set(compiler.graphs) == {"traced"} and one.algorithm.graphs == compiler.graphs["traced"]
+    assert_learned_like_eager(one)
+    assert compiler._child.poll(1200.0)
     while one.compiling is not None:
         learn("dqn", one, 32, weighted=False)
-        calls += 1
-    assert set(one.algorithm.graphs) == {0}
     learn("dqn", one, 32, weighted=False)
+    assert (
+        set(compiler.graphs) == {"traced", "compiled"} and one.algorithm.graphs == compiler.graphs["compiled"]
+    )
+    assert_learned_like_eager(one)
+
+
+def assert_learned_like_eager(one: NetworkAgent) -> None:
     eager, _ = learner("dqn", "false", adam_eps=1e-7)
     eager.compiling = None
-    for _ in range(calls + 1):
+    for _ in range(one.opt_steps // 32):
         learn("dqn", eager, 32, weighted=False)
     for name, array in eager.state().arrays.items():
         assert norm(array - one.state().arrays[name]) <= 1e-2 * norm(array) + 1e-5, name
@@ -342,7 +354,8 @@ def test_a_run_that_ends_first_leaves_no_process() -> None:
 def test_a_free_running_run_keeps_the_faster_opt_steps_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the cache are used from the first opt step on, and compared with eager ones at once."""
     monkeypatch.setattr("border_cli.agents.chooser.TURN_S", 0.0)
-    monkeypatch.setattr("border_cli.agents.chooser._WARM_UP_S", 0.0)
+    monkeypatch.setattr("border_cli.agents.chooser.WARM_UP_S", 0.0)
+    monkeypatch.setattr("border_cli.agents.chooser._FIRST_LOOK_S", 0.0)
     train(*RUN, "trainer=sync")
     run = train(*RUN, "agent.compile=auto", "threads=1", "trainer.max_opts=200")
     assert run.config.agent.compile == "auto"

@@ -244,8 +244,8 @@ def fake_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("cpu", "true", 1, True),
         ("cuda", "true", 1, False),  # captured opt steps are not counted as faster than measured
-        ("cpu", "auto", 300, True),  # half a minute of eager ones
-        ("cpu", "auto", 299, False),
+        ("cpu", "auto", 200, True),  # 20 s of eager ones
+        ("cpu", "auto", 199, False),
     ],
 )
 def test_which_opt_steps_count_as_ones_to_be_compiled(

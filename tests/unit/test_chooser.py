@@ -8,20 +8,24 @@ import pytest
 
 from border_cli.agents.chooser import Form, FormChooser
 
-EAGER, EAGER2, FAST, FAST2 = Form(False, 1), Form(False, 2), Form(True, 1), Form(True, 2)
+EAGER, EAGER2, FAST, FAST2 = (Form(kind, n) for kind in ("eager", "compiled") for n in (1, 2))
 ALL = (EAGER, EAGER2, FAST, FAST2)
 
 
 class FakeRun:
     """Opt steps whose durations [s] depend on their form and on the time."""
 
-    def __init__(self, forms: tuple[Form, ...], duration: Callable[[Form, float], float]) -> None:
+    def __init__(
+        self, forms: tuple[Form, ...], duration: Callable[[Form, float], float], cpus: float = 16.0
+    ) -> None:
         self.now, self.opt_steps = 0.0, 0
+        self.idle_s = 0.0
+        self._cpus = cpus
         self.spent: dict[Form, float] = {}
         self.told: list[str] = []
         self._duration = duration
         self._form = forms[0]
-        self.chooser = FormChooser(forms, self._use, self.told.append, lambda: self.now)
+        self.chooser = FormChooser(forms, self._use, self.told.append, lambda: self.idle_s, lambda: self.now)
 
     def _use(self, form: Form) -> None:
         self._form = form
@@ -33,12 +37,13 @@ class FakeRun:
             took = self._duration(self._form, self.now)
             self.spent[self._form] = self.spent.get(self._form, 0.0) + took
             self.now += took
+            self.idle_s += took * max(0.0, self._cpus - self._form.threads)
             self.opt_steps += 1
         return self.chooser.form
 
 
 def constant(**ms: float) -> Callable[[Form, float], float]:
-    return lambda form, _: ms[f"{'fast' if form.compiled else 'eager'}{form.threads}"] / 1000
+    return lambda form, _: ms[f"{form.kind.replace('compiled', 'fast')}{form.threads}"] / 1000
 
 
 @pytest.mark.parametrize(
@@ -65,7 +70,7 @@ def test_the_fastest_form_is_kept(durations: dict[str, float], best: Form) -> No
 
 def test_before_the_first_look_nothing_is_tried_and_then_it_says_once_by_how_much() -> None:
     run = FakeRun((EAGER, FAST), constant(eager1=10, fast1=5))
-    run.until(1.9)
+    run.until(0.9)
     assert set(run.spent) == {EAGER} and run.told == []
     run.until(500.0)
     assert run.told == [
@@ -117,10 +122,19 @@ def test_single_long_opt_steps_decide_nothing() -> None:
 
 
 def test_more_threads_are_tried_step_by_step() -> None:
-    forms = tuple(Form(False, n) for n in (1, 2, 4, 8, 16))
+    forms = tuple(Form("eager", n) for n in (1, 2, 4, 8, 16))
     run = FakeRun(forms, lambda form, _: {1: 0.08, 2: 0.05, 4: 0.03, 8: 0.04, 16: 0.50}[form.threads])
-    assert run.until(300.0) == Form(False, 4)
-    assert Form(False, 16) not in run.spent
+    assert run.until(300.0) == Form("eager", 4)
+    assert Form("eager", 16) not in run.spent
+
+
+@pytest.mark.parametrize(("cpus", "tried"), [(1.4, {1}), (1.6, {1, 2}), (3.4, {1, 2}), (3.6, {1, 2, 4})])
+def test_more_threads_are_tried_only_on_cpus_that_were_idle(cpus: float, tried: set[int]) -> None:
+    """CPUs that nothing but this run uses. Threads that wait for a CPU slow an opt step down a hundredfold."""
+    forms = tuple(Form("eager", n) for n in (1, 2, 4))
+    run = FakeRun(forms, lambda form, _: 0.01 / form.threads, cpus)
+    run.until(100.0)
+    assert {form.threads for form in run.spent} == tried
 
 
 def test_a_form_that_is_added_is_used_and_compared_at_once() -> None:
@@ -128,8 +142,8 @@ def test_a_form_that_is_added_is_used_and_compared_at_once() -> None:
     assert run.until(50.0) == EAGER2
     run.chooser.add([FAST, FAST2])
     assert run.chooser.form == FAST2
-    run.until(50.3)
-    assert run.spent[FAST2] > 0.2
+    run.until(50.6)
+    assert run.spent[FAST2] == pytest.approx(0.6, abs=0.02)
     assert run.until(60.0) == FAST2
 
 
