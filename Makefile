@@ -1,4 +1,5 @@
-# Everything a person types: `make train`, `make test`. Both set up .venv first and need no network when nothing changed.
+# Everything a person types: `make train`, `make test`. Both set up .venv first, with what a run needs or with what the checks
+# need too, and use no network when nothing changed.
 PY ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -9,15 +10,22 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # with it each process that a test starts would compile the package again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install train eval test check unit integration faults test-full test-faults-full test-extras test-gpu learning bench peers same-bits results readme conf screen clean
+.PHONY: install dev train eval test check unit integration faults test-full test-faults-full test-extras test-gpu learning bench peers same-bits results readme conf screen clean
 
 install: $(VENV)/.stamp
 
-# The stamp is newer than what it depends on exactly when the environment is complete: a failed pip leaves no stamp.
+dev: $(VENV)/.stamp-dev
+
+# A stamp is newer than what it depends on exactly when the environment is complete: a failed pip leaves no stamp.
 $(VENV)/.stamp: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PY) -m venv $(VENV)
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install -c constraints.txt -e .
 	@touch $@
+
+$(VENV)/.stamp-dev: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PY) -m venv $(VENV)
+	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
+	@touch $(VENV)/.stamp $@
 
 train: install
 	$(BIN)/border-train agent=dqn env=cartpole $(ARGS)
@@ -28,30 +36,30 @@ eval: install
 test: check unit integration faults learning
 
 # check: what a machine can say about the code without running it
-check: install
+check: dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-unit: install
+unit: dev
 	$(BIN)/python -m pytest tests/unit tests/contract -n 2 $(ARGS)
 
 # a process takes whole files: the tests of a file share what they have compiled or trained
-integration: install
+integration: dev
 	$(BIN)/python -m pytest tests/integration -n 3 --dist loadfile $(ARGS)
 
-faults: install
+faults: dev
 	$(BIN)/python -m pytest tests/faults -n 3 $(ARGS)
 
 # test-full: every agent in every environment, every preset, and all cases of what `make test` takes samples of
-test-full: install
+test-full: dev
 	TEST_FULL=1 $(BIN)/python -m pytest tests -n 2 --dist loadfile $(ARGS)
 	FAULTS_FULL=1 $(BIN)/python -m pytest tests/integration/test_every_agent_in_every_env.py tests/integration/test_presets_run.py -n 2 $(ARGS)
 
 # test-faults-full: every row with full counts, every cell of lockstep stopped ten times, then long campaigns of kills,
 # storms and a soak; some hours
-test-faults-full: install
+test-faults-full: dev
 	FAULTS_FULL=1 $(BIN)/python -m pytest tests/faults -n 3 --timeout 3600 $(ARGS)
 	FAULTS_FULL=1 $(BIN)/python -m pytest tests/unit tests/contract tests/integration -n 2 --dist loadfile --timeout 3600 $(ARGS)
 	$(BIN)/python -m tests.campaigns kills --runs 50
@@ -60,43 +68,43 @@ test-faults-full: install
 	$(BIN)/python -m tests.campaigns storms --runs 200
 	$(BIN)/python -m tests.campaigns soak
 
-# test-extras: with the real libraries of extras that `make install` leaves out
-test-extras: install
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,tune,export,wandb,mlflow,ray]' optuna-dashboard hydra-submitit-launcher hydra-joblib-launcher
+# test-extras: with the real libraries of extras that `make dev` leaves out
+test-extras: dev
+	$(BIN)/python -m pip install -c constraints.txt -e '.[dev,tune,export,wandb,mlflow,ray]' optuna-dashboard hydra-submitit-launcher hydra-joblib-launcher
 	$(BIN)/python -m pytest tests/extras tests/contract/test_every_actor_manager.py $(ARGS)
 
 # test-gpu: device=cuda, on a machine with a GPU of NVIDIA; elsewhere its tests are skipped
-test-gpu: install
+test-gpu: dev
 	$(BIN)/python -m pytest tests/gpu $(ARGS)
 
-learning: install
+learning: dev
 	$(BIN)/python -m pytest tests/learning -n 2 $(ARGS)
 
-bench: install
+bench: dev
 	$(BIN)/python -m bench.speed $(ARGS)
 
 # peers: the same tasks with border-train and with other tools, in turn, up to two hours; writes docs/performance.md
-peers: install
+peers: dev
 	$(BIN)/python -m bench.peers $(ARGS)
 
 # same-bits: the weights that each agent learns from fixed seeds are those that commit BASE learned
-same-bits: install
+same-bits: dev
 	$(BIN)/python -m bench.same_bits $(BASE) . $(ARGS)
 
 # results: the runs of bench/table_of_runs.py, one after the other, some hours; goes on where it was; writes docs/results.md
-results: install
+results: dev
 	$(BIN)/python -m bench.results $(ARGS)
 
 # readme: the table of agents and environments in README.md, and that of docs/metrics.md
-readme: install
+readme: dev
 	$(BIN)/python -m bench.readme_table
 
 # conf: the files of conf/ that list every key, from the schema
-conf: install
+conf: dev
 	$(BIN)/python -m bench.conf_files
 
 # screen: a short real run, and its screen as docs/screen.svg
-screen: install
+screen: dev
 	$(BIN)/python -m bench.screen_picture
 
 clean:
