@@ -80,13 +80,23 @@ class NeedTask:
 
 
 class JobScore(float):
-    """The best score of a job as a number for a sweeper, NaN where there is none, with what became of the job."""
+    """The best score of a job as a number for a sweeper, NaN where there is none, with what became of the job.
+
+    error: what the job printed about it · is_shown: whether that went where the sweep's errors go.
+    """
 
     number: int
     overrides: tuple[str, ...]
     run_dir: Path
     exit_code: int
     error: str
+    is_shown: bool
+
+
+def _stderr() -> tuple[int, int]:
+    """Where errors go."""
+    status = os.fstat(2)
+    return status.st_dev, status.st_ino
 
 
 _stopped_by: ExitCode | None = None
@@ -98,13 +108,14 @@ class SweepTask:
     """What another launcher calls with each composed job, in this process or, pickled, in another one.
 
     argv: the command line of the sweep · presets: those that exist · scores: of the jobs that ran in this process ·
-    pid: process of the sweep.
+    pid, stderr: process of the sweep, and where its errors go.
     """
 
     argv: list[str]
     presets: list[str]
     scores: list[JobScore] = field(default_factory=list)
     pid: int = field(default_factory=os.getpid)
+    stderr: tuple[int, int] = field(default_factory=_stderr)
 
     def __call__(self, composed: DictConfig) -> float:
         """Train, or resume the run in the job's directory. Raises no Exception, so that the sweep continues."""
@@ -130,7 +141,7 @@ class SweepTask:
         mean = (read_summary(run_dir).get("best_score") or {}).get("mean")
         score = JobScore(math.nan if mean is None else mean)
         score.number, score.overrides, score.run_dir = state.job.num, overrides, run_dir
-        score.exit_code, score.error = ended.code, ended.text.partition("\n")[0]
+        score.exit_code, score.error, score.is_shown = ended.code, ended.text, _stderr() == self.stderr
         self.scores.append(score)
         return score
 

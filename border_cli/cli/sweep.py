@@ -255,6 +255,7 @@ class SweepRun:
         self._to_tune: tuple[Sequence[str], Mapping[str, Any]] | None = None  # arguments, settings
         self._tuned: int | None = None  # exit code of a tuning
         self._launcher_failed = False
+        self._retry_hint = RETRY
         self._executor: Executor | None = None
         quiet = launch.typed.get("recorder") == "none"
         self.console = launch.typed.get("recorder.console", "none" if quiet else "auto")
@@ -343,15 +344,18 @@ class SweepRun:
         raise NotImplementedError
 
     def ran_elsewhere(self, scores: Sequence[JobScore]) -> None:
-        """Note the jobs that another launcher has run."""
+        """Note the jobs that another launcher has run, and print the errors of those that were on other machines."""
+        self._retry_hint = "the same command runs failed jobs again"
         for job in self.sweep.jobs:
             job.refresh()
         for score in scores:
             number = self.sweep.numbered(score.number, score.overrides)
             job = self.sweep.add(number, score.overrides, score.run_dir)
-            job.exit_code, job.error = score.exit_code, score.error
+            job.exit_code, job.error = score.exit_code, score.error.partition("\n")[0]
             if score.exit_code not in (ExitCode.DONE, ExitCode.SIGINT, ExitCode.SIGTERM):
                 job.state = FAILED
+            if score.error and not score.is_shown:
+                write_line(sys.stderr, score.error)
             self._begun.append(job)
         self._save()
 
@@ -375,7 +379,7 @@ class SweepRun:
             lines = [("best so far" if unfinished else "best", preset) for preset in presets]
             lines.append(("next", self.sweep.continue_command if unfinished else f"border-report {folder}"))
             if any(job.state == FAILED for job in self.sweep.jobs):
-                lines.append(("", RETRY))
+                lines.append(("", self._retry_hint))
             if not self._begun and not unfinished:
                 lines.append(("", "all jobs of this sweep have ended; sweep.new=true starts a new one"))
             print_sweep_tables(Console(), self.sweep, found)

@@ -256,6 +256,8 @@ class Scheduler:
             self._run_beside_fewer(job, process.error.cause or "it was killed, probably for lack of memory")
             return
         job.exit_code = exit_code if exit_code >= 0 else 128 - exit_code  # as a shell has it
+        if job.exit_code == ExitCode.SIGTERM and self._stop.code is not None:  # passed on as SIGTERM
+            job.exit_code = int(self._stop.code)
         job.state = STOPPED if job.exit_code in (ExitCode.SIGINT, ExitCode.SIGTERM) else FAILED
         job.error = process.error.cause or process.lost
         has_failed = exit_code not in (ExitCode.DONE, ExitCode.SIGINT, ExitCode.SIGTERM)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import shutil
 from pathlib import Path
 
@@ -40,3 +41,18 @@ def test_jobs_of_another_launcher(launcher: str, package: str, capsys: pytest.Ca
     assert "continuing" in capsys.readouterr().out
     assert (first.path / "summary.json").stat().st_mtime_ns == finished
     assert Run(second.path).summary["status"] == "done"
+
+
+@pytest.mark.parametrize("launcher", ["submitit_local", "joblib"])
+def test_the_cause_of_a_failed_job_of_another_launcher_is_printed_once(
+    launcher: str, workplace: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip(f"hydra_plugins.hydra_{launcher.partition('_')[0]}_launcher")
+    words = [word for word in tiny(*SHORT, "seed=1,2", "env.kwargs={bad: 1}") if "console" not in word]
+    assert main(["-m", f"hydra/launcher={launcher}", *words]) == 2
+    out, err = capfd.readouterr()
+    causes = [
+        line for line in err.splitlines() if "error: " in line and "unexpected keyword argument 'bad'" in line
+    ]
+    assert [re.findall("seed=([12])", line) for line in causes] == [["1"], ["2"]]
+    assert "sweep.retry" not in out and "the same command runs failed jobs again" in out
