@@ -19,10 +19,10 @@ from typing import Any
 
 from bench.report import machine, markdown, number, write_between_marks
 from border_cli import build, compose
-from border_cli.actors.remote import Reply, pack, unpack
+from border_cli.actors.remote import Reply
 from border_cli.actors.spec import ActorState
 from border_cli.config.registry import ACTOR_MANAGERS
-from border_cli.core.types import Chunk, Column
+from border_cli.core.types import Chunk
 from border_cli.envs.group import GymEnv
 from border_cli.probes import made_up
 from border_cli.runtime.ray_cluster import Cluster
@@ -83,16 +83,16 @@ def acted(kind: str, size: int) -> Measured:
         manager.stop()
 
 
-def serialisation(ray: Any, columns: tuple[Column, ...], items: Any, rows: int) -> tuple[float, float, int]:
+def serialisation(ray: Any, items: Any, rows: int) -> tuple[float, float, int]:
     """Seconds that an actor and the learner need to write and to read the reply with one chunk, and its bytes."""
     chunk = Chunk(0, 0, 0, rows, 0, {name: array[:rows] for name, array in items.items()})
     write, read, size = [], [], 0
     for _ in range(200):
         began = time.perf_counter()
-        reply = Reply([pack(chunk, columns)], [], [], ActorState.ACTING, 0, 0.0, 0)
+        reply = Reply([chunk], [], [], ActorState.ACTING, 0, 0.0, 0)
         data = ray.cloudpickle.dumps(reply, protocol=5)
         middle = time.perf_counter()
-        unpack(ray.cloudpickle.loads(data).chunks[0], columns)
+        ray.cloudpickle.loads(data)
         read.append(time.perf_counter() - middle)
         write.append(middle - began)
         size = len(data)
@@ -144,7 +144,7 @@ HEAD = (
 CEILING_HEAD = ("actors", "env steps/s at most", "chunks/s", "MB/s", "collecting, of the learner's time")
 
 
-def measured(ray: Any, columns: tuple[Column, ...], items: Any, size: int, repetitions: int) -> Row:
+def measured(ray: Any, items: Any, size: int, repetitions: int) -> Row:
     """Both managers in turn, with chunks of this size."""
     here, there = [], []
     for _ in range(repetitions):
@@ -153,7 +153,7 @@ def measured(ray: Any, columns: tuple[Column, ...], items: Any, size: int, repet
         print(size, here[-1], there[-1], file=sys.stderr, flush=True)
     rows = statistics.median([one.rows for one in there])
     whole = min(size, round(rows))
-    write, read, data = serialisation(ray, columns, items, whole)
+    write, read, data = serialisation(ray, items, whole)
     return Row(
         size,
         here=statistics.median([one.env_steps for one in here]),
@@ -190,8 +190,8 @@ def main() -> None:
     cluster = Cluster("address", "local", N_ACTORS)
     config = compose(*OVERRIDES)
     spec = GymEnv(config.env).spec
-    columns, items = build.run_columns(config, spec), made_up(spec, max(SIZES), config)
-    found = {size: measured(cluster.ray, columns, items, size, args.repetitions) for size in SIZES}
+    items = made_up(spec, max(SIZES), config)
+    found = {size: measured(cluster.ray, items, size, args.repetitions) for size in SIZES}
     cluster.close()
     table = markdown(HEAD, [row.cells for row in found.values()])
     text = f"\n{args.repetitions} repetitions with {N_ACTORS} actors on {machine()}.\n\n{table}\n"

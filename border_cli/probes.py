@@ -24,7 +24,7 @@ from border_cli.agents.compiler import PAYS_FROM_S, GraphCompiler
 from border_cli.agents.config import NetworkConfig
 from border_cli.config import resources, throughput
 from border_cli.config.registry import import_plugins
-from border_cli.config.resolve import envs_per_actor, may_switch, n_actors, ratio_tolerance, reopen, threads
+from border_cli.config.resolve import envs_per_actor, may_switch, n_actors, reopen, threads
 from border_cli.config.schema import TrainConfig
 from border_cli.config.throughput import Bench, Measured
 from border_cli.config.validate import least_capacity
@@ -268,9 +268,7 @@ class Learner:
         Chunks are as large as the credit of an actor makes them in a run.
         """
         c = self._config
-        rows = c.actor_manager.n_buffer
-        if c.trainer.opt_interval is not None:
-            rows = max(1, min(rows, ratio_tolerance(c) // (2 * n_actors(c))))
+        rows = max(1, min(c.actor_manager.n_buffer, build.actor_credit(c) // 2))
         ring, items = Ring(build.run_columns(c, self._spec), 4 * rows), made_up(self._spec, rows, c)
         passing_s = inserting_s = 0.0
         n = 0

@@ -20,7 +20,7 @@ from typing import Any, cast
 from border_cli.actors.lockstep import LockstepManager
 from border_cli.actors.manager import ActorManager
 from border_cli.actors.process import ActorHandle, Finished, ModelSink, Shared
-from border_cli.actors.remote import Command, RemoteActor, RemoteSetup, Reply, unpack
+from border_cli.actors.remote import Command, RemoteActor, RemoteSetup, Reply
 from border_cli.actors.spec import LOCKSTEP_SLOTS, ActorId, ActorSpec, ActorStatus
 from border_cli.config.schema import RayConfig
 from border_cli.core.errors import ActorLostError, ResourceError
@@ -133,7 +133,6 @@ class RayChild:
         self, link: RayLink, setup: RemoteSetup, status: ActorStatus, chunks: ArrivedChunks, first: int
     ) -> None:
         self._link = link
-        self._columns = setup.columns
         self._status = status
         self._chunks = chunks
         self._actor_id = setup.actor_id
@@ -184,8 +183,8 @@ class RayChild:
             self._calls.clear()
             return
         self._has_answered = True
-        for packed in reply.chunks:
-            self._chunks.add(unpack(packed, self._columns))
+        for chunk in reply.chunks:
+            self._chunks.add(chunk)
         status = self._status
         first = status.first_step_ns
         if reply.seconds and not first:

@@ -12,15 +12,12 @@ import platform
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-
-import numpy as np
 
 from border_cli.actors.loop import run_actor
 from border_cli.actors.process import Finished, SentState
 from border_cli.actors.spec import LOCKSTEP_SLOTS, ActorId, ActorSpec, ActorState
-from border_cli.core.spaces import Array
 from border_cli.core.state import State
 from border_cli.core.types import ActorStat, Chunk, Column, Items, ModelInfo, empty_items
 from border_cli.runtime.worker import Failed, Ready, clipped, failed, one_torch_thread
@@ -48,15 +45,6 @@ class Command:
 
 
 @dataclass(frozen=True)
-class PackedChunk:
-    """A chunk whose columns lie one after the other in one array of bytes."""
-
-    chunk: Chunk
-    rows: int
-    data: Array
-
-
-@dataclass(frozen=True)
 class Reply:
     """What an actor tells the learner.
 
@@ -64,30 +52,13 @@ class Reply:
     logs: level, logger and text of what it has logged.
     """
 
-    chunks: list[PackedChunk]
+    chunks: list[Chunk]
     messages: list[object]
     logs: list[tuple[int, str, str]]
     state: ActorState
     heartbeat: int
     seconds: float
     blocked_ns: int
-
-
-def pack(chunk: Chunk, columns: Sequence[Column]) -> PackedChunk:
-    """Put the columns of a chunk into one array."""
-    parts = [np.ascontiguousarray(chunk.items[column.name]).view(np.uint8).reshape(-1) for column in columns]
-    return PackedChunk(replace(chunk, items={}), chunk.rows, np.concatenate(parts))
-
-
-def unpack(packed: PackedChunk, columns: Sequence[Column]) -> Chunk:
-    """The chunk again; its arrays are views of the packed one."""
-    items, start = {}, 0
-    for column in columns:
-        end = start + packed.rows * column.row_bytes
-        flat = packed.data[start:end].view(np.dtype(column.dtype))
-        items[column.name] = flat.reshape(packed.rows, *column.shape)
-        start = end
-    return replace(packed.chunk, items=items)
 
 
 @dataclass
@@ -108,29 +79,28 @@ class LocalStatus:
         self.told.clear()
 
 
-class PackingSink:
-    """Implements `actors.loop.ChunkSink`: packs chunks and queues them. capacity: rows; a full queue is waited for."""
+class QueueSink:
+    """Implements `actors.loop.ChunkSink`: a queue of chunks. capacity: rows; a full queue is waited for."""
 
-    def __init__(self, columns: Sequence[Column], capacity: int, changed: threading.Condition) -> None:
+    def __init__(self, columns: tuple[Column, ...], capacity: int, changed: threading.Condition) -> None:
         self._columns = columns
         self._capacity = capacity
         self._changed = changed
-        self._queue: list[PackedChunk] = []
+        self._queue: list[Chunk] = []
 
     def reserve(self, rows: int) -> Items | None:
-        queued = sum(packed.rows for packed in self._queue)
-        return empty_items(tuple(self._columns), rows) if queued < self._capacity else None
+        queued = sum(chunk.rows for chunk in self._queue)
+        return empty_items(self._columns, rows) if queued < self._capacity else None
 
     def push(self, chunk: Chunk) -> None:
-        packed = pack(chunk, self._columns)
         with self._changed:
-            self._queue.append(packed)
+            self._queue.append(chunk)
             self._changed.notify_all()
 
     def __len__(self) -> int:
         return len(self._queue)
 
-    def take(self) -> list[PackedChunk]:
+    def take(self) -> list[Chunk]:
         """What is queued, in order. Call it with the lock held."""
         queued, self._queue = self._queue, []
         return queued
@@ -218,7 +188,7 @@ class RemoteActor:
         self._messages: list[object] = []
         self._logs: deque[tuple[int, str, str]] = deque(maxlen=_MAX_LOGS)
         self._status = LocalStatus(setup.actor_id.env_steps)
-        self._sink = PackingSink(setup.columns, setup.capacity, self._changed)
+        self._sink = QueueSink(setup.columns, setup.capacity, self._changed)
         self._models = ReceivedModels()
         self._requests = FlagRequests(self._send)
         handlers = [_LogHandler(self._logs)]

@@ -1,4 +1,4 @@
-"""Actors on a cluster without a cluster: packing, the order of chunks, models, and a cluster that is not there."""
+"""Actors on a cluster without a cluster: the order of chunks, models, and a cluster that is not there."""
 
 from __future__ import annotations
 
@@ -15,13 +15,11 @@ from border_cli.actors.process import Finished
 from border_cli.actors.ray import ArrivedChunks, RayChild, RayLink, RayModels
 from border_cli.actors.remote import (
     Command,
-    PackingSink,
+    QueueSink,
     ReceivedModels,
     RemoteActor,
     RemoteSetup,
     Reply,
-    pack,
-    unpack,
 )
 from border_cli.actors.spec import ActorState, StatusBlock
 from border_cli.config.resolve import ratio_tolerance
@@ -43,24 +41,6 @@ def chunk(sequence: int, rows: int = 3) -> Chunk:
     return Chunk(1, 2, sequence, rows, 7, items)
 
 
-@pytest.mark.parametrize("rows", [0, 1, 3])
-def test_an_unpacked_chunk_is_the_packed_one(rows: int) -> None:
-    packed = pack(chunk(4, rows), COLUMNS)
-    assert packed.data.nbytes == rows * (8 + 4 + 1)
-    found = unpack(packed, COLUMNS)
-    expected = chunk(4, rows)
-    assert (found.actor, found.incarnation, found.sequence, found.env_steps, found.version) == (
-        1,
-        2,
-        4,
-        rows,
-        7,
-    )
-    for name, array in expected.items.items():
-        np.testing.assert_array_equal(found.items[name], array)
-        assert found.items[name].dtype == array.dtype
-
-
 def test_chunks_of_two_calls_come_in_the_order_of_their_numbers() -> None:
     arrived = ArrivedChunks()
     arrived.add(chunk(1))
@@ -73,13 +53,13 @@ def test_chunks_of_two_calls_come_in_the_order_of_their_numbers() -> None:
 
 def test_a_full_sink_takes_no_rows_until_it_is_emptied() -> None:
     changed = threading.Condition()
-    sink = PackingSink(COLUMNS, 4, changed)
+    sink = QueueSink(COLUMNS, 4, changed)
     sink.push(chunk(0))
     assert sink.reserve(2) is not None
     sink.push(chunk(1))
     assert sink.reserve(2) is None
     with changed:
-        assert [one.chunk.sequence for one in sink.take()] == [0, 1]
+        assert [one.sequence for one in sink.take()] == [0, 1]
     assert sink.reserve(2) is not None
 
 
@@ -170,7 +150,7 @@ def two_calls(store: Store) -> tuple[RayChild, ArrivedChunks]:
 
 
 def answer(messages: list[object], *chunks: Chunk) -> Reply:
-    return Reply([pack(one, COLUMNS) for one in chunks], messages, [], ActorState.DONE, 1, 0.0, 0)
+    return Reply(list(chunks), messages, [], ActorState.DONE, 1, 0.0, 0)
 
 
 def test_an_actor_has_ended_when_the_answers_of_all_calls_are_here() -> None:
@@ -249,9 +229,9 @@ def test_a_call_returns_with_chunks_and_at_once_when_a_newer_one_comes(
     waiting.join(30)
     assert not waiting.is_alive()
     chunks = [*answers[0].chunks, *reply.chunks]
-    while sum(one.chunk.env_steps for one in chunks) < 8:
+    while sum(one.env_steps for one in chunks) < 8:
         chunks += actor.collect(Command(3, 8, 100)).chunks
-    assert [one.chunk.sequence for one in chunks] == list(range(len(chunks)))
+    assert [one.sequence for one in chunks] == list(range(len(chunks)))
     end = actor.collect(Command(4, 8, 100, stop=True))
     assert [type(message).__name__ for message in end.messages] == ["Finished"]
 
