@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from border_cli.config.schema import TrainConfig
+from border_cli.core.progress import JobProgress
 from border_cli.sweeps.jobs import Job
 from border_cli.sweeps.study import import_optuna
 from border_cli.sweeps.trials import TuningSettings, evaluations_of
@@ -15,6 +15,7 @@ from border_cli.sweeps.tuning import Tuner
 
 CURVE = [1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0]
 """What a run with quality 1 reaches in its evaluations after 10, 20 … 90 opt steps."""
+PRUNES_FROM = 30
 
 
 class Jobs:
@@ -24,21 +25,18 @@ class Jobs:
         self.folder = folder
         self.made: dict[tuple[str, int], Job] = {}
         self.opt_steps: list[tuple[int, int]] = []  # job, opt steps that this piece did
-        self.config = TrainConfig()
-        self.config.trainer.eval_interval = 10
-        self.config.trainer.max_opts, self.config.trainer.max_env_steps = 90, None
 
-    def make(self, params: Mapping[str, str], more_seed: int, label: str) -> tuple[Job, TrainConfig]:
+    def make(self, params: Mapping[str, str], more_seed: int, label: str) -> Job:
         key = params["x"], more_seed
         if key not in self.made:
             self.made[key] = Job(
                 len(self.made), (f"x={key[0]}", f"seed={more_seed}"), self.folder / str(len(self.made))
             )
         self.made[key].refresh()
-        return self.made[key], self.config
+        return self.made[key]
 
     def run(self, job: Job, until: int | None, quality: float | None = None) -> None:
-        """Run to the evaluation at this opt step, or to the end of the budget. quality: in the place of x."""
+        """Run to the evaluation at this opt step, or to the end of the budget. quality: in place of x."""
         x = float(job.overrides[0][2:]) if quality is None else quality
         before = len(evaluations_of(job))
         n = len(CURVE) if until is None else until // 10
@@ -63,8 +61,8 @@ class Jobs:
 def tuner_of(jobs: Jobs, retry: bool = False, **settings: Any) -> Tuner:
     """A tuner whose first trials are 0.9, 0.8 … 0.1."""
     space, notes = {"x": import_optuna().distributions.FloatDistribution(0.0, 1.0)}, list[str]()
-    checked = TuningSettings(**{"sampler": "random", "reduction": 3, "rungs": 3, **settings})
-    tuner = Tuner(jobs.folder, checked, space, jobs.make, notes.append, retry)
+    checked = TuningSettings(**{"sampler": "random", **settings})
+    tuner = Tuner(jobs.folder, checked, space, jobs.make, notes.append, PRUNES_FROM, retry)
     if not tuner.study.trials:
         for n in range(9, 0, -1):
             tuner.study._study.enqueue_trial({"x": n / 10})
@@ -77,10 +75,15 @@ def saved_winner(folder: Path) -> int | None:
 
 
 def run_all(tuner: Tuner, jobs: Jobs, most: int = 1000) -> None:
-    """One job after the other."""
+    """One job after the other, each to its end unless the tuner stops it."""
     for _ in range(most):
         job = tuner.next()
         if job is None:
             return
-        jobs.run(job, tuner.pause_at(job))
+        x, stopped_at = float(job.overrides[0][2:]), None
+        for n, height in enumerate(CURVE, 1):
+            if not tuner.may_continue(job, JobProgress("training", last=x * height, last_at=10 * n)):
+                stopped_at = 10 * n
+                break
+        jobs.run(job, stopped_at)
         tuner.ended(job)

@@ -38,19 +38,15 @@ from border_cli.sweeps.process import JobView
 
 @dataclass(frozen=True)
 class SlotTask:
-    """What the process of a job does. config: checked · hydra_config: what it came from · label: for messages ·
-    pause_at: opt step after whose evaluation the run stops with a checkpoint.
-    """
+    """What the process of a job does. config: checked · hydra_config: what it came from · label: for messages."""
 
     config: TrainConfig
     hydra_config: DictConfig
     run_dir: Path
     launch: Launch
     label: str
-    pause_at: int | None = None
 
     def __call__(self, view: JobView) -> int:
-        view.pause_at = self.pause_at
         registry.import_installed_plugins()
         context = HydraContext(None, Callbacks(self.hydra_config))
         composed = Composed(self.config, self.hydra_config, context, self.run_dir)

@@ -130,7 +130,7 @@ def _notes_on_sweeps(paths: Sequence[Path]) -> Iterator[str]:
     for path in paths:
         if (path / SWEEP_FILE).is_file():
             sweep = Sweep.read(path)
-            paused = (STOPPED,) if (path / TUNING_FILE).exists() else ()  # trials that were not promoted
+            paused = (STOPPED,) if (path / TUNING_FILE).exists() else ()  # trials that were pruned
             left = [job for job in sweep.jobs if job.state not in (DONE, *paused)]
             for job in left[:3]:
                 # A job that was running may have been killed with the sweep.

@@ -11,7 +11,7 @@ import math
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -303,8 +303,8 @@ class SweepRun:
             self.drive(JobQueue(left))
         return added
 
-    def drive(self, source: JobSource, pause_at: Callable[[Job], int | None] = lambda _: None) -> None:
-        """Run the jobs of a source. pause_at: opt step after whose evaluation a job stops with a checkpoint."""
+    def drive(self, source: JobSource) -> None:
+        """Run the jobs of a source."""
         if self._executor is None:
             raise AssertionError("drive was called before make_executor")
         view = make_sweep_view(self._output, self.sweep, f"sweep {shown(self.sweep.folder)}", self.console)
@@ -313,7 +313,7 @@ class SweepRun:
             composed = self.configs[job.number]
             label = f"job {job.number} ({self.sweep.settings(job)}): "
             launch = Launch(self.argv, override_values(parse_overrides(job.overrides)))
-            return SlotTask(composed.config, composed.hydra_config, job.run_dir, launch, label, pause_at(job))
+            return SlotTask(composed.config, composed.hydra_config, job.run_dir, launch, label)
 
         try:
             Scheduler(self.sweep, self._executor, task_of, view, self._stop).run(source)

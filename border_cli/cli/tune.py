@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from border_cli.cli.space import Space, default_space, read_space
-from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import ExitCode, UsageError
 from border_cli.display.format import counted
 from border_cli.display.tables import print_lines
 from border_cli.runs.directory import folder_error, shown
 from border_cli.sweeps.jobs import FAILED, RETRY, Job
 from border_cli.sweeps.study import STUDY_FILE
-from border_cli.sweeps.trials import TuningSettings, rungs_of
+from border_cli.sweeps.trials import TuningSettings, prunes_from
 from border_cli.sweeps.tuning import Tuner
 from border_cli.sweeps.views import print_tuning_tables
 
@@ -33,7 +32,7 @@ def check_tuning(composer: Composer, argv: Sequence[str]) -> Composed:
     space = _space(composer, arguments, settings)
     for share in (0.0, 1.0, 0.37):  # the ends, and a number that is not whole
         trial = composer.compose(space.overrides(space.values(share), 0))
-    rungs_of(trial.config, settings)
+    prunes_from(trial.config, settings)
     if not trial.config.recorder.jsonl:
         raise UsageError("tuning reads the evaluations of its runs\nallowed: recorder.jsonl=true")
     return trial
@@ -44,35 +43,35 @@ def tune(run: SweepRun, arguments: Sequence[str], settings: Mapping[str, Any]) -
     checked = _settings(settings)
     space = _space(run.composer, arguments, checked)
 
-    def make_job(params: Mapping[str, str], more_seed: int, label: str) -> tuple[Job, TrainConfig]:
+    def make_job(params: Mapping[str, str], more_seed: int, label: str) -> Job:
         composed = run.composer.compose(space.overrides(params, more_seed))
         # Number 0 unless job 0 has other overrides: then that of the job with these, or the next free one.
         (job,) = run.add([(0, composed)])
         values = " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in params.items())
         job.label = f"{label}: {values}" + (f" seed={space.seed + more_seed}" if more_seed else "")
-        return job, composed.config
+        return job
 
+    largest = run.composer.compose(space.overrides(space.values(1.0), 0))
+    first = prunes_from(largest.config, checked)
     try:
-        tuner = Tuner(run.sweep.folder, checked, space.distributions, make_job, run.say, run.retries_failed)
+        tuner = Tuner(
+            run.sweep.folder, checked, space.distributions, make_job, run.say, first, run.retries_failed
+        )
     except OSError as e:
         raise folder_error(e, run.sweep.folder) from e
     if not tuner.has_ended:
-        largest = run.composer.compose(space.overrides(space.values(1.0), 0))
-        run.say(_announcement(checked, rungs_of(largest.config, checked)))
+        run.say(_announcement(checked, first))
         run.make_executor(largest, max(checked.n_trials * checked.seeds, checked.top * checked.top_seeds))
-        run.drive(tuner, tuner.pause_at)
+        run.drive(tuner)
     return _finish(run, tuner)
 
 
-def _announcement(settings: TuningSettings, rungs: Sequence[int | None]) -> str:
-    """What a tuning is going to do, one line."""
+def _announcement(settings: TuningSettings, first: int) -> str:
+    """What a tuning is going to do, one line. first: the opt step from which on trials may be pruned."""
     runs = f" of {counted(settings.seeds, 'run')} each" if settings.seeds > 1 else ""
     parts = [f"{counted(settings.n_trials, 'trial')}{runs}"]
-    if len(rungs) > 1:
-        steps = ", ".join(f"{step:,}" for step in rungs if step is not None)
-        parts.append(f"each pauses after {steps} opt steps, and one of {settings.reduction} is promoted")
-    elif settings.pruner == "halving":
-        parts.append("each to the end: the budget has too few evaluations for rungs")
+    if settings.pruner != "none":
+        parts.append(f"the worse ones are stopped from opt step {first:,} on (pruner={settings.pruner})")
     if settings.top:
         parts.append(
             f"the best {settings.top} confirmed by {counted(settings.top_seeds, 'run')} each on fresh seeds"
@@ -95,15 +94,11 @@ def _finish(run: SweepRun, tuner: Tuner) -> int:
     if any(job.state == FAILED for job in tuner.unfinished_jobs):
         lines.append(("", RETRY))
     if run.console != "none":
-        done, from_scratch = tuner.opt_steps
         print_tuning_tables(Console(), tuner)
-        if done and from_scratch > done:
-            share = f"{done / from_scratch:.0%} of the {from_scratch:,} if each promotion had started over"
-            lines.insert(0, ("", f"opt steps of all trials: {done:,}, {share}"))
         print_lines(Console(), *lines)
     if winner is not None and tuner.has_ended:
         return int(ExitCode.DONE)
-    # A trial that has paused was stopped, too, but that is no failure. A trial with values that are not allowed has no job.
+    # A trial that was pruned was stopped, too, but that is no failure. A trial with values that are not allowed has no job.
     otherwise = ExitCode.USAGE if tuner.has_ended else ExitCode.DONE
     return next((job.exit_code for job in tuner.unfinished_jobs if job.exit_code), int(otherwise))
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import select
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Protocol
@@ -46,23 +45,13 @@ class JobView:
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
         self._due = 0.0
-        # Opt step after whose evaluation the run stops with a checkpoint, as by SIGTERM and with its exit code.
-        self.pause_at: int | None = None
 
     def show(self, progress: Progress) -> None:
-        """Send the progress, unless the last message is young or the sweep does not read. Pause the run if it is time."""
-        if (
-            self.pause_at is not None
-            and progress.evaluations
-            and progress.evaluations[-1][0] >= self.pause_at
-        ):
-            self.pause_at = None
-            os.kill(os.getpid(), signal.SIGTERM)
+        """Send the progress, unless the last message is young or the sweep does not read."""
         if time.monotonic() < self._due or not select.select([], [self._reporter.pipe], [], 0)[1]:
             return
         self._due = time.monotonic() + _SENT_S
-        until_pause = replace(progress, max_opts=self.pause_at, max_env_steps=None)
-        budget = first_to_end(progress if self.pause_at is None else until_pause)
+        budget = first_to_end(progress)
         last_at, last = progress.evaluations[-1] if progress.evaluations else (None, None)
         best = progress.best[1] if progress.best is not None else None
         self._reporter.send(

@@ -1,4 +1,4 @@
-"""Trials of a tuning: the settings, the rungs of a run, and the score of a run at a rung."""
+"""Trials of a tuning: the settings, and the score of a run."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from border_cli.core.errors import BorderError, UsageError
 from border_cli.core.metrics import SCORE
 from border_cli.recorders.files import METRICS_FILE, read_jsonl
 from border_cli.sweeps.jobs import RUNNING, Job
-from border_cli.sweeps.study import SAMPLERS
+from border_cli.sweeps.study import PRUNERS, SAMPLERS
 
-PRUNERS = ("halving", "median", "none")
 OBJECTIVES = ("best", "last", "area")
-PAUSED, PRUNED = "paused", "pruned"
-"""States of a trial beside RUNNING, DONE and FAILED, which jobs have too. Paused: at a rung, and not promoted so far."""
+PRUNED = "pruned"
+"""A state of a trial beside RUNNING, DONE and FAILED, which jobs have too."""
+_NEVER_PRUNED = 3
+"""No trial is pruned in the first third of its budget."""
 
 
 @dataclass(frozen=True)
@@ -30,19 +31,18 @@ class TuningSettings:
         seeds: runs of each trial, with seeds from `seed` of the run on; scores are means over them.
         objective: what is maximised: "best", the score of the best model; "last", the score of the last one; "area", the
             mean height of the evaluation curve.
-        reduction, rungs: of successive halving: one of `reduction` trials is promoted, `rungs - 1` times at most.
+        reduction: of `pruner=halving`: one of so many trials runs on from each rung.
         top, top_seeds: this many trials are confirmed at the end, each by this many runs on fresh seeds.
         seed: of the sampler.
         space: file or agent whose default search space is used where no value was typed as one.
     """
 
     n_trials: int = 40
-    sampler: str = "gp"
-    pruner: str = "halving"
+    sampler: str = "tpe"
+    pruner: str = "median"
     seeds: int = 1
     objective: str = "best"
     reduction: int = 2
-    rungs: int = 2
     top: int = 3
     top_seeds: int = 5
     seed: int = 0
@@ -65,7 +65,6 @@ class TuningSettings:
             ("n_trials", 1),
             ("seeds", 1),
             ("reduction", 2),
-            ("rungs", 1),
             ("top", 0),
             ("top_seeds", 1),
             ("seed", 0),
@@ -82,27 +81,18 @@ class Trial:
     """One configuration.
 
     Attributes:
-        number: counted from 0. in_study: its number in Optuna's study, which counts each rung of a trial as a trial.
+        number: counted from 0. in_study: its number in Optuna's study.
         params: value of each tuned key, as it is typed.
         jobs: numbers of its runs.
-        rung: index of the rung that its runs are on the way to, or where they have paused.
-        targets: opt step of each rung; None for the whole budget.
-        scores: at the rungs that it has reached.
+        score: of its runs, once all have ended.
     """
 
     number: int
     in_study: int
     params: dict[str, str]
     jobs: list[int] = field(default_factory=list)
-    targets: list[int | None] = field(default_factory=lambda: [None])
-    rung: int = 0
     state: str = RUNNING
-    scores: list[float] = field(default_factory=list)
-
-    @property
-    def target(self) -> int | None:
-        """The opt step whose evaluation ends the present rung; None for the end of the budget."""
-        return self.targets[self.rung]
+    score: float | None = None
 
 
 @dataclass
@@ -114,24 +104,20 @@ class Confirmation:
     scores: list[float] = field(default_factory=list)
 
 
-def rungs_of(config: TrainConfig, settings: TuningSettings) -> list[int | None]:
-    """The opt step of each rung: a multiple of eval_interval, and None for the last, the end of the budget.
+def prunes_from(config: TrainConfig, settings: TuningSettings) -> int:
+    """The opt step from which on trials may be pruned.
 
-    Raises UsageError for a run that has no rungs.
+    Raises UsageError for a run without evaluations, or without the budget that `pruner=halving` divides.
     """
-    interval, whole = config.trainer.eval_interval, counts(config).opt_steps
-    if interval is None:
+    if config.trainer.eval_interval is None:
         raise UsageError("tuning needs evaluations\nallowed: trainer.eval_interval=<opt steps>")
-    if settings.pruner != "halving":
-        return [None]
-    if whole is None:
+    whole = counts(config).opt_steps
+    if whole is None and settings.pruner == "halving":
         raise UsageError(
             "hydra.sweeper.pruner=halving divides a budget of opt steps, and this run has none\n"
             "allowed: trainer.max_opts or trainer.max_env_steps with an opt_interval, or pruner=median"
         )
-    shares = (settings.reduction**-k for k in range(settings.rungs - 1, 0, -1))
-    steps = {max(interval, round(whole * share / interval) * interval) for share in shares}
-    return [*sorted(step for step in steps if step < whole), None]
+    return (whole or 0) // _NEVER_PRUNED
 
 
 def evaluations_of(job: Job) -> list[tuple[int, float]]:
@@ -145,15 +131,9 @@ def evaluations_of(job: Job) -> list[tuple[int, float]]:
     return sorted(found.items())
 
 
-def objective(job: Job, kind: str, until: int | None) -> float:
-    """What is maximised, of one run. until: evaluations count up to the first one at or after this opt step; None for all.
-
-    "best" is the confirmed score of the run's best model, whatever `until` is; without one, the highest evaluation.
-    """
+def objective(job: Job, kind: str) -> float:
+    """What is maximised, of one run. "best" is the score of its best model; without one, the highest evaluation."""
     evaluations = evaluations_of(job)
-    if until is not None:
-        end = next((step for step, _ in evaluations if step >= until), until)
-        evaluations = [one for one in evaluations if one[0] <= end]
     if not evaluations:
         raise BorderError(f"job {job.number} has no evaluation")
     if kind == "best" and job.best is not None:

@@ -1,10 +1,8 @@
-"""Tuning: trials of hyperparameters, chosen by Optuna and promoted by successive halving.
+"""Tuning: trials of hyperparameters, which Optuna chooses and prunes.
 
-With `pruner=halving` a trial runs to the first of several rungs and pauses there with a checkpoint. When its score is
-among the best `1 / reduction` of the trials that have reached the same rung, it is promoted: it continues from its
-checkpoint to the next rung, the last of which is the whole budget. Nothing waits for a rung to be full (ASHA, Li et al.,
-2020, "A System for Massively Parallel Hyperparameter Tuning"). At the end the best trials are confirmed: they
-run again on fresh seeds.
+The runs of a trial report each evaluation. Optuna's pruner stops a trial that is worse than the others at the same opt
+step; a trial that is not pruned runs to its end. When all have ended, the best are confirmed: they run again on fresh
+seeds.
 
 `tuning.json` has the trials with their jobs, and the number of the winner.
 """
@@ -19,34 +17,27 @@ from typing import Any
 
 import numpy as np
 
-from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import BorderError, UsageError
 from border_cli.core.progress import JobProgress
 from border_cli.display.format import counted, number
 from border_cli.runs.summary import read_json, write_json
 from border_cli.sweeps.jobs import DONE, FAILED, RUNNING, STOPPED, WAITING, Job
 from border_cli.sweeps.study import Study
-from border_cli.sweeps.trials import (
-    PAUSED,
-    PRUNED,
-    Confirmation,
-    Trial,
-    TuningSettings,
-    evaluations_of,
-    objective,
-    rungs_of,
-)
+from border_cli.sweeps.trials import PRUNED, Confirmation, Trial, TuningSettings, objective
 
 TUNING_FILE = "tuning.json"
 FRESH_SEEDS = 1_000_000
 """What is added to the seed of a run where the best trials are confirmed."""
 
-MakeJob = Callable[[Mapping[str, str], int, str], tuple[Job, TrainConfig]]
-"""(values of keys, what is added to the seed, label) → the job of such a run and its configuration."""
+MakeJob = Callable[[Mapping[str, str], int, str], Job]
+"""(values of keys, what is added to the seed, label) → the job of such a run."""
 
 
 class Tuner:
-    """The `JobSource` of a tuning sweep. retry: run what failed in an earlier launch again."""
+    """The `JobSource` of a tuning sweep.
+
+    prunes_from: the opt step from which on trials may be pruned · retry: run what failed in an earlier launch again.
+    """
 
     def __init__(
         self,
@@ -55,6 +46,7 @@ class Tuner:
         space: Mapping[str, Any],
         make_job: MakeJob,
         note: Callable[[str], None],
+        prunes_from: int = 0,
         retry: bool = False,
     ) -> None:
         self._path = folder / TUNING_FILE
@@ -64,12 +56,14 @@ class Tuner:
         self._note = note
         self._retry = retry
         self._is_exhausted = False
-        self.study = Study(folder, space, settings.sampler, settings.seed, settings.pruner)
+        self.study = Study(
+            folder, space, settings.sampler, settings.seed, settings.pruner, prunes_from, settings.reduction
+        )
         self.trials: list[Trial] = []
         self.confirmations: list[Confirmation] = []
         self._jobs: dict[int, Job] = {}
         self._todo: deque[Job] = deque()
-        # trial and opt step → score of each run that has been evaluated there, for the median
+        # trial and opt step → mean return of each run that has been evaluated there, for the pruner
         self._reports: dict[tuple[int, int], dict[int, float]] = {}
         if self._path.exists():
             self._continue()
@@ -92,7 +86,7 @@ class Tuner:
 
     def next(self) -> Job | None:
         while not self._todo:
-            if not (self._promote(only_better=True) or self._ask() or self._promote() or self._confirm()):
+            if not (self._ask() or self._confirm()):
                 return None
         return self._todo.popleft()
 
@@ -100,9 +94,7 @@ class Tuner:
         trial = self._trial_of(job)
         if trial is None:
             return True
-        # A trial that has reached its rung pauses by itself, see `JobView`.
-        may_prune = self._settings.pruner == "median" and trial.state == RUNNING
-        if may_prune and progress.last_at is not None and progress.last is not None:
+        if trial.state == RUNNING and progress.last_at is not None and progress.last is not None:
             self._report(trial, job, progress.last_at, progress.last)
         return trial.state not in (PRUNED, FAILED)
 
@@ -118,19 +110,13 @@ class Tuner:
             self._tell_pruned(trial)
         self._save()
 
-    def pause_at(self, job: Job) -> int | None:
-        """The opt step after whose evaluation this job pauses; None if it runs to the end."""
-        trial = self._trial_of(job)
-        return None if trial is None else trial.target
-
     # -- trials --------------------------------------------------------------
 
     def _ask(self) -> bool:
         """Begin another trial, if there are any left."""
         if len(self.trials) >= self._settings.n_trials or self._is_exhausted:
             return False
-        tried = [one.params for one in self.trials]
-        asked = self.study.draw(tried, {one.in_study: one.scores for one in self.trials})
+        asked = self.study.draw([one.params for one in self.trials])
         if asked is None:
             self._is_exhausted = True
             self._note(f"the search space has no values left to try after {len(self.trials)} trials")
@@ -149,8 +135,7 @@ class Tuner:
         """Make the jobs of a trial, or find those of an earlier launch. A trial whose values are not allowed fails."""
         try:
             for i in range(self._settings.seeds):
-                job, config = self._make_job(trial.params, i, f"trial {trial.number}")
-                trial.targets = rungs_of(config, self._settings)
+                job = self._make_job(trial.params, i, f"trial {trial.number}")
                 self._jobs[job.number] = job
                 if job.number not in trial.jobs:
                     trial.jobs.append(job.number)
@@ -158,77 +143,24 @@ class Tuner:
             self._note(f"trial {trial.number}: error: {str(e).splitlines()[0]}")
             self._fail(trial)
 
-    def _promote(self, only_better: bool = False) -> bool:
-        """Let a paused trial continue to its next rung, if it is among the best of its rung."""
-        trial = self._promotable(only_better)
-        if trial is None:
-            return False
-        trial.rung, trial.state = trial.rung + 1, RUNNING
-        self._todo.extend(self._jobs[number] for number in trial.jobs)
-        self._save()
-        return True
-
-    def _promotable(self, only_better: bool = False) -> Trial | None:
-        """A paused trial that is among the best of its rung, on the highest rung that has one.
-
-        only_better: skip trials with the lowest score of the rung. Where no trial has learned anything yet, continuing
-        one of them would tell the sampler that its values are good.
-        """
-        for rung in range(self._settings.rungs - 2, -1, -1):
-            reached = [
-                one
-                for one in self.trials
-                if len(one.scores) > rung and one.targets[rung] is not None and one.state != FAILED
-            ]
-            best = sorted(reached, key=lambda one: -one.scores[rung])[
-                : len(reached) // self._settings.reduction
-            ]
-            lowest = min((one.scores[rung] for one in reached), default=0.0)
-            for trial in best:
-                if only_better and trial.scores[rung] <= lowest:
-                    break
-                if trial.state == PAUSED and trial.rung == rung:
-                    return trial
-        return None
-
-    def _has_arrived(self, trial: Trial, job: Job) -> bool:
-        """Whether a run was evaluated at the trial's rung and its process has ended, so that it has a checkpoint.
-
-        The evaluation of the rung itself may be missing: an asynchronous run may leave it out, and pause at the next one.
-        """
-        if job.state == DONE or trial.target is None:
-            return job.state == DONE
-        return job.summary.get("status") == STOPPED and any(
-            step >= trial.target for step, _ in evaluations_of(job)
-        )
-
     def _score(self, trial: Trial) -> None:
-        """Note the score of a trial if all its runs are at their rung."""
-        is_last, kind = trial.target is None, self._settings.objective
+        """Have the study know the score of a trial if all its runs are done."""
         jobs = [self._jobs[number] for number in trial.jobs]
+        if not all(job.state == DONE for job in jobs):
+            return
         try:
-            arrived = [self._has_arrived(trial, job) for job in jobs]  # all are read: one may be damaged
-            if not all(arrived):
-                return
-            found = [objective(job, kind, trial.target) for job in jobs]
+            trial.score = float(np.mean([objective(job, self._settings.objective) for job in jobs]))
         except BorderError as e:
             self._note(f"trial {trial.number}: error: {e}")
             self._fail(trial)
-            return
-        trial.scores.append(float(np.mean(found)))
-        trial.state = DONE if is_last else PAUSED
-        self._tell(trial, trial.scores[-1] if is_last else None)
-
-    def _tell(self, trial: Trial, final: float | None) -> None:
-        """Have the study know the scores of a trial so far. final: that of the whole budget, if it has reached that."""
-        steps = zip(trial.targets, trial.scores, strict=False)
-        scores = {step: score for step, score in steps if step is not None}
-        self.study.tell(trial.in_study, trial.rung, scores, final)
+        else:
+            trial.state = DONE
+            self.study.tell(trial.in_study, trial.score)
 
     def _tell_pruned(self, trial: Trial) -> None:
-        """Have the study know a trial that the median has pruned, when all its runs have stopped."""
+        """Have the study know a trial that was pruned, when all its runs have stopped."""
         if all(self._jobs[one].state in (DONE, STOPPED) for one in trial.jobs):
-            self._tell(trial, None)
+            self.study.tell(trial.in_study, None)
 
     def _report(self, trial: Trial, job: Job, step: int, score: float) -> None:
         """Report a step once all runs have been evaluated there, and prune the trial if Optuna's pruner says so."""
@@ -256,9 +188,9 @@ class Tuner:
 
     @property
     def ranking(self) -> list[Trial]:
-        """The trials with a score and no failed run: those that have come furthest first, the best first among them."""
-        scored = [one for one in self.trials if one.scores and one.state != FAILED]
-        return sorted(scored, key=lambda one: (one.state != DONE, -len(one.scores), -one.scores[-1]))
+        """The trials that are done, the best first."""
+        done = [one for one in self.trials if one.state == DONE]
+        return sorted(done, key=lambda one: -(one.score or 0.0))
 
     @property
     def _to_confirm(self) -> list[Trial]:
@@ -274,7 +206,7 @@ class Tuner:
         for trial in best:
             confirmation = Confirmation(trial.number, [])
             for i in range(self._settings.top_seeds):
-                job, _ = self._make_job(trial.params, FRESH_SEEDS + i, f"confirming trial {trial.number}")
+                job = self._make_job(trial.params, FRESH_SEEDS + i, f"confirming trial {trial.number}")
                 confirmation.jobs.append(job.number)
                 self._jobs[job.number] = job
                 self._todo.append(job)
@@ -286,7 +218,7 @@ class Tuner:
         for confirmation in self.confirmations:
             if job.number in confirmation.jobs and job.state == DONE:
                 try:
-                    confirmation.scores.append(objective(job, self._settings.objective, None))
+                    confirmation.scores.append(objective(job, self._settings.objective))
                 except BorderError as e:
                     self._note(f"confirming trial {confirmation.trial}: error: {e}")
 
@@ -307,10 +239,7 @@ class Tuner:
         every = len(self.trials) >= self._settings.n_trials or self._is_exhausted
         if not every or self._todo or any(one.state == RUNNING for one in self.trials):
             return False
-        is_confirmed = not self._to_confirm and all(
-            job.state in (DONE, FAILED) for job in self._confirmation_jobs
-        )
-        return is_confirmed and self._promotable() is None
+        return not self._to_confirm and all(job.state in (DONE, FAILED) for job in self._confirmation_jobs)
 
     @property
     def unfinished_jobs(self) -> list[Job]:
@@ -328,22 +257,9 @@ class Tuner:
         """What a run of the winner should reach, for its preset."""
         kind = {"best": "of the best model", "last": "of the last model", "area": "over the evaluation curve"}
         fresh = next((one.scores for one in self.confirmations if one.trial == winner.number), [])
-        score = float(np.mean(fresh)) if fresh else winner.scores[-1]
+        score = float(np.mean(fresh)) if fresh else winner.score
         seeds = f", {counted(len(fresh), 'fresh seed')}" if fresh else ""
         return f"mean return {kind[self._settings.objective]} of {number(score)}{seeds}"
-
-    @property
-    def opt_steps(self) -> tuple[int, int]:
-        """Opt steps that the trials have done, and those that they would have done if each promotion had started over."""
-        done = [
-            [(self._jobs[n].summary.get("counters") or {}).get("opt_steps") or 0 for n in one.jobs]
-            for one in self.trials
-        ]
-        from_scratch = [
-            sum(steps) + len(steps) * sum(step or 0 for step in trial.targets[: trial.rung])
-            for trial, steps in zip(self.trials, done, strict=True)
-        ]
-        return sum(map(sum, done)), sum(from_scratch)
 
     # -- continuing ----------------------------------------------------------
 
@@ -398,12 +314,12 @@ class Tuner:
             return
         self._score(trial)
         if trial.state == RUNNING:
-            self._todo.extend(job for job in jobs if not self._has_arrived(trial, job))
+            self._todo.extend(job for job in jobs if job.state != DONE)
 
     def _resume_confirmation(self, confirmation: Confirmation) -> None:
         params, confirmation.scores = self.trials[confirmation.trial].params, []
         for i in range(len(confirmation.jobs)):
-            job, _ = self._make_job(params, FRESH_SEEDS + i, f"confirming trial {confirmation.trial}")
+            job = self._make_job(params, FRESH_SEEDS + i, f"confirming trial {confirmation.trial}")
             self._jobs[job.number] = job
             if job.state == DONE:
                 self._end_confirmation(job)

@@ -230,12 +230,11 @@ def print_tuning_tables(console: Console, tuner: Tuner) -> None:
     title = f"best {len(ranking)} of {format.counted(len(tuner.trials), 'trial')}: " + ", ".join(
         f"{n} {s}" for s, n in states.items()
     )
-    trials = make_table(title, "trial", "settings", "rung", "score", "state")
+    trials = make_table(title, "trial", "settings", "score")
     for trial in ranking:
         values = " ".join(f"{key}={value}" for key, value in trial.params.items())
-        rung = f"{len(trial.scores)} of {len(trial.targets)}"
-        score = format.number(trial.scores[-1])
-        add_row(trials, str(trial.number), values, rung, score, named[trial.number])
+        score = format.MISSING if trial.score is None else format.number(trial.score)
+        add_row(trials, str(trial.number), values, score)
     tables = [trials]
     if confirmed := [one for one in tuner.confirmations if one.scores]:
         table = make_table("confirmed on fresh seeds", "trial", "runs", "score", "lowest", "highest")
