@@ -139,12 +139,14 @@ class Composer:
     """Hydra over conf/ and the user's folders. A context manager, because Hydra's state is global.
 
     All methods raise UsageError for a mistake of the user. config_dir: the folder of --config-dir. `search` is the override
-    with the user's folders, where there are any.
+    with the user's folders, where there are any, and `typed_search` what a person types for them.
     """
 
     def __init__(self, overrides: Sequence[Override], config_dir: str | None = None) -> None:
         folders = override_names(overrides, _SEARCH)
+        self.typed_search = [f"{_SEARCH}=[{','.join(folders)}]"] if folders else []
         if config_dir is not None:
+            self.typed_search += ["--config-dir", config_dir]
             if not Path(config_dir).is_dir():
                 raise UsageError(f"--config-dir: no folder {config_dir}\nallowed: a folder with group files")
             folders.insert(0, f"file://{Path(config_dir).resolve()}")
@@ -284,6 +286,12 @@ def check_composed(
     except ConfigError as e:
         raise _with_origin(e, data, choices, typed) from e
     config = with_trained_agent(with_typed_budget(config, typed), typed)
+    preset, env = typed.get("preset", ""), str(choices.get("env"))
+    if presets.is_for_other_environments(preset, env):
+        raise UsageError(
+            f"preset={preset} was tuned for other environments than env={env}",
+            allowed="leave preset out to use the tuned one, or preset=none",
+        )
     validate.validate(config)
     validate.check_effect(config, typed)
     return config
@@ -376,7 +384,7 @@ def _with_origin(
     if presets.is_for_another(preset, str(choices.get("agent"))):  # its keys are those of that agent
         return UsageError(
             f"preset={preset} was tuned for another agent than agent={choices['agent']}\n"
-            "allowed: no preset, which takes that of this agent and environment if there is one, or preset=none"
+            "allowed: leave preset out to use the tuned one, or preset=none"
         )
     files = [f"{group}/{choices[group]}.yaml"] if group in GROUPS and choices.get(group) else []
     section = data.get("preset")

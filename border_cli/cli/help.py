@@ -107,18 +107,23 @@ def help_page(composer: Composer, groups: Sequence[str] = ()) -> str:
     for group, about in _GROUPS.items():
         listed = f"{'':17}{', '.join(composer.choices(group))}"
         page += [f"  {group:<13}  {about}", *_wrapped(listed, 17)]
-    page += ["", *_preset_lines(composer.choices("preset")), "", f"Most used keys {composed}"]
+    page += [
+        "",
+        *_preset_lines(composer.choices("preset"), composer.choices("agent")),
+        "",
+        f"Most used keys {composed}",
+    ]
     most_used = [f"{group}.{name}".lstrip(".") for group, names in _MOST_USED.items() for name in names]
     page += [*_key_lines(most_used, infos, values), "", _FLAGS.format(folder=conf_dir())]
     return "\n".join(page)
 
 
-def _preset_lines(options: Sequence[str]) -> list[str]:
+def _preset_lines(options: Sequence[str], agents: Sequence[str]) -> list[str]:
     """Which agents have tuned values for which environments, one entry for all environments with the same agents."""
     tuned = tuned_for()
     for name in set(options) - {NONE, *shipped()}:  # those of the user
-        agent, _, env = name.partition("_")
-        tuned.setdefault(env or name, []).append(agent if env else "any agent")
+        agent = next((one for one in sorted(agents, key=len, reverse=True) if name.startswith(f"{one}_")), "")
+        tuned.setdefault(name.removeprefix(f"{agent}_"), []).append(agent or "any agent")
     together: dict[str, list[str]] = {}
     for env, agents in sorted(tuned.items()):
         together.setdefault(", ".join(sorted(agents)), []).append(env)

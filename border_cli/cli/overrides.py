@@ -19,7 +19,7 @@ from hydra.errors import OverrideParseException
 
 import border_cli
 from border_cli.cli.errors import show
-from border_cli.config.convert import all_keys, nearest, nearest_key, to_config
+from border_cli.config.convert import all_keys, nearest, nearest_key, read_number, to_config
 from border_cli.config.schema import GROUPS
 from border_cli.core.errors import UsageError
 from border_cli.runs.trust import names_in
@@ -58,9 +58,10 @@ class Parser(argparse.ArgumentParser):
     def read(self, argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         """The flags and settings, and the remaining arguments in order. Raises UsageError for an unknown flag."""
         self._check_dashes(argv)
-        as_options = [
-            f"--{arg}" if arg.partition("=")[0] in self._settings and "=" in arg else arg for arg in argv
-        ]
+        as_options = []
+        for arg in argv:
+            key, equals, value = arg.partition("=")
+            as_options.append(f"--{key}={unquoted(value)}" if equals and key in self._settings else arg)
         known, rest = self.parse_known_args(as_options)
         for arg in rest:
             if arg.startswith("-"):
@@ -106,13 +107,22 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}\nallowed: see {self.prog} --help")
 
 
+def unquoted(text: str) -> str:
+    """The text without the quotes of Hydra's grammar, in which a value may stand."""
+    quote = text[:1]
+    if quote in ("'", '"') and len(text) > 1 and text.endswith(quote):
+        return text[1:-1].replace(f"\\{quote}", quote)
+    return text
+
+
 def whole_number(least: int) -> Callable[[str], int]:
     """A reader of whole numbers >= least."""
 
     def read(text: str) -> int:
-        if not (text.isascii() and text.isdigit()) or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text}: not allowed\nallowed: a whole number >= {least}")
-        return int(text)
+        with contextlib.suppress(ValueError):
+            if (number := read_number(text)) >= least and number.is_integer():
+                return int(number)
+        raise argparse.ArgumentTypeError(f"{text}: not allowed\nallowed: a whole number >= {least}")
 
     return read
 
@@ -143,6 +153,10 @@ def some_text(text: str) -> str:
 
 def parse_overrides(argv: Sequence[str]) -> list[Override]:
     """Read overrides. Raises UsageError for one that is not `key=value`, or whose value cannot be read."""
+    if not __debug__:
+        raise UsageError(
+            "Hydra reads arguments with assert statements", allowed="no PYTHONOPTIMIZE and no -O"
+        )
     found = []
     for arg in argv:
         key, equals, value = arg.partition("=")

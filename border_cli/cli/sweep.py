@@ -439,7 +439,7 @@ class SweepRun:
         has_id = any(word.startswith(("env.id=", "env.entry_point=")) for word in words)
         slug = env_slug("gym" if has_id else composed.choices["env"], composed.config.env.name)
         path = self.sweep.folder / f"best_{slug}.yaml"
-        typed = [shlex.quote(word) for word in (*self.composer.search, *words)]
+        typed = [shlex.quote(word) for word in (*self.composer.typed_search, *words)]
         command = " ".join(["border-train", *typed, f"preset={shlex.quote(str(shown(path)))}"])
         base = self.composer.compose([*words, "preset=none"]).config
         try:

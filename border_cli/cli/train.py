@@ -34,6 +34,7 @@ from border_cli.cli.overrides import (
     set_value,
     true_or_false,
     typed_names,
+    unquoted,
     whole_number,
 )
 from border_cli.cli.start import end_imports, resume_run, start_run
@@ -250,7 +251,7 @@ def _split_resume(argv: Sequence[str]) -> tuple[str | None, list[str]]:
         raise UsageError(f"{found[0]} and {found[1]} are two runs\nallowed: one of them")
     if not found:
         return None, list(argv)
-    value = found[0].partition("=")[2]
+    value = unquoted(found[0].partition("=")[2])
     if not value:
         raise UsageError(
             f"{found[0]} names no run\nallowed: {RESUME}=<run>, {RESUME}={_AUTO}, or {RESUME}=null for a new run"

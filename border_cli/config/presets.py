@@ -51,6 +51,13 @@ def is_for_another(preset: str, agent: str) -> bool:
     return is_shipped and not preset.startswith(f"{agent}_")
 
 
+def is_for_other_environments(preset: str, env: str) -> bool:
+    """Whether a shipped preset of a family has no environment of this option, which is a shipped one with an id."""
+    file = in_families()[preset][0] if preset in in_families() else preset
+    family = [name.split("_")[1] for name, (stem, _) in in_families().items() if stem == file]
+    return bool(family) and bool(env_ids().get(env)) and env not in family
+
+
 def tuned_for() -> dict[str, list[str]]:
     """The agents with a preset by the option of their environment, for the help; not those of whole families."""
     found: dict[str, list[str]] = {}

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from border_cli.agents.dqn.config import C51Config, DqnConfig, IqnConfig, QrDqnConfig, RainbowConfig
@@ -131,6 +133,19 @@ def nearest_path(path: str) -> str | None:
     return f"{module}:{name}" if dot and ":" not in path else None
 
 
+def _import(module: str) -> Any:
+    """Import a module, from the current folder if it is nowhere else. Raises as `importlib.import_module` does."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as e:
+        folder = str(Path.cwd())
+        if e.name != module.partition(".")[0] or folder in sys.path:
+            raise
+        sys.path.append(folder)  # last: a file there takes no other module's place
+        importlib.invalidate_caches()
+        return importlib.import_module(module)
+
+
 def import_path(path: str, key: str = "") -> Any:
     """The module `module`, or the object `module:name` in it. key: where the path comes from, for messages.
 
@@ -139,11 +154,12 @@ def import_path(path: str, key: str = "") -> Any:
     module, colon, name = path.partition(":")
     label = f"{key}: " if key else ""
     try:
-        found = importlib.import_module(module)
+        found = _import(module)
     except ModuleNotFoundError as e:
         if e.name is not None and (module == e.name or module.startswith(f"{e.name}.")):
             raise UsageError(
-                f"{label}there is no module {module!r}\nit must be installed or on PYTHONPATH"
+                f"{label}there is no module {module!r}",
+                allowed="a module in the current folder, on PYTHONPATH, or installed",
             ) from e
         raise BorderError(f"{label}{module} needs a module that is missing: {e.name}") from e
     except BorderError:

@@ -318,11 +318,11 @@ def check_changes(config: TrainConfig, wanted: Sequence[Change]) -> None:
     if not unsafe:
         return
     shown = "; ".join(map(str, unsafe[:3])) + ("; …" if len(unsafe) > 3 else "")
-    allowed = (f"{key}*" if key[-1] == "." else key.removeprefix("trainer.") for key in _allowed(config))
+    group = unsafe[0].key.partition(".")[0]
+    allowed = [f"{key}*" if key[-1] == "." else key for key in _allowed(config) if key.startswith(group)]
     raise UsageError(
-        f"resume: these values cannot change within a run: {shown}\n"
-        f"allowed: {', '.join(allowed)}\n"
-        "a new run can start from its weights: init_from=<run>"
+        f"resume: these values cannot change within a run: {shown}",
+        allowed=", ".join(["a new run that starts from its weights, with init_from=<run>", *allowed]),
     )
 
 

@@ -181,7 +181,7 @@ def _latest_run() -> Path:
     found = sorted(path.parent for path in RUNS.glob(f"[0-9]*/*/{CONFIG_FILE}"))
     if not found:
         raise UsageError(
-            f"there is no run below {RUNS}/\nallowed: border-eval <run>, or a border-train first"
+            f"there is no run below {RUNS}/\nallowed: the path of a run, or a border-train first"
         )
     return found[-1]
 

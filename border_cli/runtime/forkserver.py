@@ -152,12 +152,15 @@ def become_client(descriptor: int) -> None:
 
 
 def preparation(name: str) -> dict[str, Any]:
-    """What a child needs to know of this process: its main module, unless that is one of our commands, and its paths."""
+    """What a child needs to know of this process: its paths, and its main module.
+
+    A main module that is one of our commands, or that was typed or piped into Python, is left out.
+    """
     default: Any = multiprocessing.get_start_method(allow_none=True)
     main = sys.modules["__main__"]
     path = getattr(main, "__file__", None)
     try:
-        if path is not None and Path(path).name in _COMMANDS:
+        if path is not None and (Path(path).name in _COMMANDS or not Path(path).is_file()):
             main.__file__ = None
         found: dict[str, Any] = spawn.get_preparation_data(name)
     finally:

@@ -116,6 +116,10 @@ COMPOSITION = [
     ),
     Row("trainer.max_time=1x", "trainer.max_time: '1x' is of the wrong type|allowed: a number > 0"),
     # settings that contradict each other
+    Row(
+        "preset=dqn_atari", "preset=dqn_atari was tuned for other environments than env=cartpole|preset=none"
+    ),
+    Row("preset=sac_ant env=hopper agent=sac", "preset=sac_ant|preset=none"),
     Row("env.id=Acrobot-v1", "preset=dqn_cartpole|CartPole-v1|Acrobot-v1|preset=none"),
     Row(
         "preset=sac_pendulum",

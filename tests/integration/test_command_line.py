@@ -108,6 +108,10 @@ def test_help_lists_options_keys_and_presets(tmp_path, capsys):
     ):
         assert text in page
     assert "dqn: catch\n" in page and "dqn_catch" not in page
+    write(tmp_path / "agent" / "my_agent.yaml", "type: dqn\n")
+    write(tmp_path / "preset" / "my_agent_my_env.yaml", "# @package _global_\nseed: 1\n")
+    assert main(["--help", "--config-dir", str(tmp_path)]) == 0
+    assert "my_agent: my_env\n" in capsys.readouterr().out
     assert "\n  only when typed: preset=sac_halfcheetah_fast\n" in page
     assert "sac, td3, tqc: ant, halfcheetah, hopper, lunarlandercontinuous" in page
     assert page.index("Presets:") + 800 > page.index("Most used keys")
@@ -143,6 +147,29 @@ def test_nothing_typed_shows_three_commands_that_compose(capsys):
     assert len(commands) == 3 and len(page.splitlines()) <= 10
     for words in commands:
         assert main([*(word for word in words if "=" in word), "--cfg", "job"]) == 0
+
+
+def test_values_of_every_setting_may_stand_in_quotes(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["resume='a path'"]) == 2
+    assert "error: a path is not there" in capsys.readouterr().err
+    assert importlib.import_module("border_cli.cli.report").main(['out="a path"', "runs"]) == 2
+    assert "a path" not in capsys.readouterr().err
+
+
+def test_an_optimised_interpreter_is_refused_in_one_place(tmp_path):
+    program = "from border_cli.cli.train import main; raise SystemExit(main(['env.kwargs={a: 1}']))"
+    done = subprocess.run([sys.executable, "-O", "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.splitlines()) == (
+        2,
+        ["error: Hydra reads arguments with assert statements", "allowed: no PYTHONOPTIMIZE and no -O"],
+    )
+
+
+def test_the_name_is_the_last_part_of_the_runs_folder(build, capsys):
+    assert main(["env=cartpole", "name=my run"]) == 0
+    ((_, run_dir, _),) = build.trained
+    assert run_dir.name.endswith("_my-run")
 
 
 def test_version(capsys):

@@ -301,6 +301,10 @@ def test_a_run_that_is_done_needs_a_larger_budget(done: Run, capsys: pytest.Capt
     [
         (["agent=dqn"], "agent=dqn chooses a group"),
         (["agent.lr=0.5"], "cannot change within a run: agent.lr: 0.001 → 0.5"),
+        (
+            ["agent.lr=0.5"],
+            "allowed: a new run that starts from its weights, with init_from=<run>, agent.compile",
+        ),
         (["trainer.max_opt=9"], "nearest: trainer.max_opts"),
         (["hydra.run.dir=x"], "is not possible with it"),
         (["~agent.lr"], "is not possible with it"),

@@ -288,3 +288,10 @@ def test_a_configuration_is_composed_inside_a_hydra_application(workplace: Path)
     )
     done = subprocess.run([sys.executable, "app.py"], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, "iqn app\n"), done.stderr
+
+
+def test_a_program_that_python_reads_from_its_input_trains(workplace: Path) -> None:
+    words = [*tiny("agent=dqn", "env=cartpole", "trainer.max_opts=5", "trainer.eval_interval=null")]
+    program = f"import border_cli\nprint(border_cli.train_async({words!r}, 'run').ended_by)\n"
+    done = subprocess.run([sys.executable, "-"], input=program, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "max_opts\n"), done.stderr

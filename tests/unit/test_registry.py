@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 
 from border_cli.config import registry
 from border_cli.config.convert import ConfigError, known_keys, to_config, to_plain
+from border_cli.config.registry import import_path
 from border_cli.config.schema import ActorManagerConfig, EnvConfig, option, override_default
 from border_cli.core.errors import BorderError, UsageError
 from border_cli.envs.group import GymEnv
@@ -107,7 +110,7 @@ def test_a_name_is_registered_once_and_an_agent_is_never_an_import_path():
 @pytest.mark.parametrize(
     ("path", "error", "said"),
     [
-        ("no_such_module", UsageError, "key: there is no module 'no_such_module'\nit must be installed"),
+        ("no_such_module", UsageError, "key: there is no module 'no_such_module'\nallowed: a module"),
         ("json:no_such", UsageError, "key: the module json has no 'no_such'"),
         ("broken_module", BorderError, "key: broken_module failed on import\nRuntimeError: broken"),
         ("lacking_module", BorderError, "key: lacking_module needs a module that is missing: no_such_module"),
@@ -119,3 +122,18 @@ def test_an_import_path_that_does_not_exist_is_refused(path, error, said, tmp_pa
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(error, match=said):
         registry.import_path(path, "key")
+
+
+def test_a_module_of_the_current_folder_is_found_and_takes_no_other_modules_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "only_here.py").write_text("VALUE = 5\n")
+    (tmp_path / "colorsys.py").write_text(
+        "raise SystemExit('the module of the standard library comes first')\n"
+    )
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    assert import_path("only_here:VALUE") == 5
+    assert import_path("colorsys").__file__ != str(tmp_path / "colorsys.py")
+    with pytest.raises(UsageError, match="a module in the current folder"):
+        import_path("nowhere_at_all")
