@@ -285,7 +285,7 @@ def _from_entry_point(config: EnvConfig, kwargs: dict[str, Any]) -> gymnasium.En
 
 def _checked(env: Any, label: str) -> gymnasium.Env[Any, Any]:
     if not isinstance(env, gymnasium.Env):
-        hint = "; the package shimmy has wrappers of the old gym's" if hasattr(env, "step") else ""
+        hint = "; docs/extending.md shows how to wrap one of the old gym" if hasattr(env, "step") else ""
         name = f"{type(env).__module__}.{type(env).__qualname__}"
         raise UsageError(f"{label} gave a {name}\nallowed: gymnasium.Env{hint}")
     return env

@@ -161,7 +161,7 @@ PREFLIGHT = [
     ),
     Row(
         "env=gym env.entry_point=tests.old_envs:NoEnv",
-        "gave a tests.old_envs.NoEnv|allowed: gymnasium.Env; the package shimmy",
+        "gave a tests.old_envs.NoEnv|allowed: gymnasium.Env; docs/extending.md",
     ),
     Row("env=gym env.imports=[tests.old_envs] env.id=tests/FourValues-v0", "env: step() returns 4 values"),
     Row(
