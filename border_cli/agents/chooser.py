@@ -21,10 +21,10 @@ TURN_S, TURN_OPT_STEPS = 0.2, 5
 WARM_UP_S = 0.02
 """The start of a turn does not count: caches are cold, and threads asleep."""
 _PAIRS = 5
-_CLEARLY_FASTER, _HOPELESS = 1.03, 2 / 3
+_CLEARLY_FASTER, _HOPELESS = 1.03, 0.8
 """Speeds of another form, over that of the form in use: above the first it is taken; below the second one pair decides."""
 _FIRST_LOOK_S, _LOOK_S = 1.0, 10.0
-_COST = 0.02
+_COST = 0.01
 """Share of the run that turns of slower forms may cost."""
 _Steps = Generator[None, None, None]
 
