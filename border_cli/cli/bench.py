@@ -6,30 +6,16 @@ It takes the overrides of border-train, composes and checks them alike, and make
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from statistics import median
 
 from border_cli.cli.compose import Composer
 from border_cli.cli.errors import run_command, tracebacks
 from border_cli.cli.help import complete_command
-from border_cli.cli.overrides import (
-    Parser,
-    override_names,
-    override_values,
-    parse_overrides,
-    some_text,
-    true_or_false,
-)
-from border_cli.cli.train import stored_config
+from border_cli.cli.overrides import Parser, override_names, override_values, parse_overrides
 from border_cli.cli.translate import check_words
 from border_cli.config import registry
 from border_cli.config.resources import cores_for_actors
 from border_cli.config.schema import TrainConfig
-from border_cli.config.throughput import RunSpeeds
-from border_cli.core.errors import ExitCode, UsageError, first_line
-from border_cli.recorders.files import METRICS_FILE, read_jsonl
-from border_cli.runs.locate import run_directory
-from border_cli.runs.summary import read_summary
+from border_cli.core.errors import ExitCode, UsageError
 from border_cli.runtime.signals import StopFlag
 
 HELP = """\
@@ -39,7 +25,6 @@ limits it, and recommends settings. It trains nothing and writes no run; the fir
 takes up to a minute more and is kept for runs.
 
   border-bench [group=option …] [key=value …]     the overrides of border-train (border-train --help)
-  border-bench run=RUN [key=value …]              with the configuration of a run, beside the speed that it had
 
 Flags
   -cd, --config-dir DIR     as for border-train
@@ -49,7 +34,6 @@ Flags
 Examples
   border-bench agent=dqn env=cartpole n_actors=4
   border-bench agent=sac env=halfcheetah threads=2
-  border-bench run=runs/latest
 """
 
 
@@ -63,13 +47,9 @@ def _dispatch(argv: Sequence[str]) -> int:
     check_words(argv, "border-bench")
     parser = Parser("border-bench")
     parser.add_argument("--config-dir", "-cd")
-    parser.add_setting("run", some_text)
-    parser.add_setting("trust", true_or_false, False)
     flags, rest = parser.read(argv)
     if parser.show_page(flags, HELP):
         return ExitCode.DONE
-    if flags.trust and flags.run is None:
-        raise UsageError("trust has no effect without run\nallowed: run=<run> trust=true")
     if flags.shell_completion:
         return complete_command(rest)
     overrides = parse_overrides(rest)
@@ -80,21 +60,15 @@ def _dispatch(argv: Sequence[str]) -> int:
                 f"{key} has no effect in border-bench, which trains nothing\nallowed: border-train {key}=…"
             )
     registry.import_plugins(override_names(overrides, "plugins"))
-    speeds = None
-    if flags.run is not None:
-        run_dir = run_directory(Path(flags.run))
-        _, config = stored_config(run_dir, overrides, "border-bench", flags.trust)
-        speeds = _speeds_of(run_dir)
-    else:
-        with Composer(overrides, flags.config_dir) as composer:
-            config = composer.compose().config
+    with Composer(overrides, flags.config_dir) as composer:
+        config = composer.compose().config
     with tracebacks(config.debug):
-        _bench(config, typed, speeds)
+        _bench(config, typed)
     return ExitCode.DONE
 
 
-def _bench(config: TrainConfig, typed: Mapping[str, str], speeds: RunSpeeds | None) -> None:
-    """Measure, and show the tables. speeds: of a run. Raises Interrupted when asked to stop."""
+def _bench(config: TrainConfig, typed: Mapping[str, str]) -> None:
+    """Measure, and show the tables. Raises Interrupted when asked to stop."""
     from rich.console import Console
 
     from border_cli.display.output import output
@@ -110,30 +84,4 @@ def _bench(config: TrainConfig, typed: Mapping[str, str], speeds: RunSpeeds | No
         with StopFlag() as stop, doing:
             resolved, spec, _ = preflight(config, stop, overrides=typed, resuming=True)
             found = bench(resolved, spec, stop)
-        print_bench(Console(), resolved, found, cores_for_actors(resolved), speeds)
-
-
-def _speeds_of(run_dir: Path) -> RunSpeeds:
-    """What a run has recorded of its speed. Raises UsageError if there is nothing."""
-    summary = read_summary(run_dir)
-    whole = summary.get("throughput") or {}
-    if not whole:
-        raise UsageError(
-            f"run={run_dir}: its summary has no speed: {summary.get('status', 'there is no summary')}\n"
-            "allowed: a run that has ended"
-        )
-    try:
-        records = read_jsonl(run_dir / METRICS_FILE)
-    except FileNotFoundError:
-        records = []  # recorder.jsonl=false
-    except (OSError, ValueError) as e:
-        raise UsageError(f"run={run_dir}: its records cannot be read: {first_line(e)}") from e
-
-    def typical(name: str) -> float | None:
-        values = [record[name] for record in records if record.get("opt_steps") and record.get(name)]
-        return median(values) if values else None
-
-    return RunSpeeds(
-        (typical("throughput/samples_per_sec"), typical("throughput/opt_steps_per_sec")),
-        (whole.get("samples_per_sec"), whole.get("opt_steps_per_sec")),
-    )
+        print_bench(Console(), resolved, found, cores_for_actors(resolved))

@@ -136,14 +136,6 @@ class Bench:
     recommended_opt_steps: float
 
 
-@dataclass(frozen=True)
-class RunSpeeds:
-    """Env steps/s and opt steps/s of a run: the median of its records, and over all of its time; None where not known."""
-
-    typical: tuple[float | None, float | None]
-    whole: tuple[float | None, float | None]
-
-
 def predict(config: TrainConfig, speeds: Speeds, cpus: int) -> Throughput:
     """Predicted speed of training: that of the slower side of the ratio, or what the CPUs allow."""
     t, n, own = config.trainer, n_actors(config), threads(config)

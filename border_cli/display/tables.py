@@ -13,7 +13,7 @@ from rich.text import Text
 
 from border_cli.config.resolve import n_actors
 from border_cli.config.schema import TrainConfig
-from border_cli.config.throughput import Bench, Plan, RunSpeeds
+from border_cli.config.throughput import Bench, Plan
 from border_cli.core.progress import Progress, RunResult
 from border_cli.core.types import ActorStat, Evaluation
 from border_cli.display import format
@@ -205,23 +205,17 @@ def print_plan(console: Console, plan: Plan) -> None:
     print_tables(console, [does, memory, disk, time])
 
 
-def print_bench(
-    console: Console, config: TrainConfig, found: Bench, cores: int | None, run: RunSpeeds | None
-) -> None:
-    """Print what border-bench measured, predicts and recommends. run: to compare with."""
+def print_bench(console: Console, config: TrainConfig, found: Bench, cores: int | None) -> None:
+    """Print what border-bench measured, predicts and recommends."""
     ceilings = make_table("alone", "", "per second", "")
     for what, (rate, unit) in found.ceilings.items():
         add_row(ceilings, what, format.rate(rate), unit)
-    p, compared = found.predicted, () if run is None else ("records of the run", "whole run")
-    predicted = make_table("together", "", "predicted", *compared)
-    opt_steps = f"{found.opt_steps_are} opt steps/s"
-    for i, (what, rate) in enumerate((("env steps/s", p.env_steps), (opt_steps, p.opt_steps))):
-        others = [] if run is None else [format.rate(run.typical[i]), format.rate(run.whole[i])]
-        add_row(predicted, what, format.rate(rate), *others)
-    fastest = format.rate(found.recommended_opt_steps)
-    add_row(predicted, "opt steps/s with what is recommended", fastest, *("" for _ in compared))
-    add_row(predicted, "slower side", _BOUND[p.bound_by], *("" for _ in compared))
-    add_row(predicted, "not included", "start, evaluations, checkpoints", *("" for _ in compared))
+    p, predicted = found.predicted, make_table("together", "", "predicted")
+    add_row(predicted, "env steps/s", format.rate(p.env_steps))
+    add_row(predicted, f"{found.opt_steps_are} opt steps/s", format.rate(p.opt_steps))
+    add_row(predicted, "opt steps/s with what is recommended", format.rate(found.recommended_opt_steps))
+    add_row(predicted, "slower side", _BOUND[p.bound_by])
+    add_row(predicted, "not included", "start, evaluations, checkpoints")
     print_tables(console, [ceilings, predicted])
     t = config.trainer
     progress = Progress(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +16,7 @@ from border_cli.cli.bench import main
 from border_cli.cli.compose import Composer
 from border_cli.cli.overrides import parse_overrides
 from border_cli.core.spaces import Obs
-from tests.real_runs import tiny, train
+from tests.real_runs import tiny
 from tests.unit.test_plan import cells
 
 SHORT = ("env=cartpole", "trainer.max_opts=40", "trainer.eval_interval=null")
@@ -49,7 +48,7 @@ def test_every_part_is_measured_and_the_recommendation_can_be_typed(
     assert rates[0] == pytest.approx(rates[1], rel=0.01)  # opt_interval=1
     assert rate(rows["opt steps/s with what is recommended"]) > 0
     bound, recommended = text.splitlines()[-2:]
-    sides = "learner-bound", "actor-bound", "balanced", "CPU-bound"
+    sides = "learner-bound", "actor-bound", "balanced", "CPU-bound", "well-chosen"
     assert bound.startswith(tuple(f"bound    {side}: " for side in sides))
     keys = [word.partition("=")[0] for word in recommended.split()[1:]]
     assert keys == ["n_actors", "actor_manager.envs_per_actor", "trainer.opt_interval"]
@@ -57,36 +56,6 @@ def test_every_part_is_measured_and_the_recommendation_can_be_typed(
         assert composer.compose().config.trainer.opt_interval == 1
     assert len(text.splitlines()) <= 30
     assert [path.name for path in workplace.iterdir() if path.name != "state"] == []
-
-
-def test_a_run_is_shown_beside_the_prediction(
-    workplace: Path, short: None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = train(*SHORT, "trainer.sync_interval=5", "agent.compile=false")
-    before = run.files(".")
-    summary = run.summary
-    summary["throughput"] |= {"samples_per_sec": 111.0, "opt_steps_per_sec": 222.0}
-    (run.path / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
-    lines = [
-        {"opt_steps": n, "throughput/opt_steps_per_sec": rate} for n, rate in ((0, 1), (1, 2), (2, 9), (3, 4))
-    ]
-    (run.path / "metrics.jsonl").write_text(
-        "".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8"
-    )
-    assert main(["run=runs/latest", "threads=2"]) == 0
-    table = {
-        row[0].strip(): [cell.strip() for cell in row[1:]]
-        for line in capsys.readouterr().out.splitlines()
-        if len(row := line.strip("|").split("|")) == 4
-    }
-    assert table[""] == ["predicted", "records of the run", "whole run"]
-    assert table["env steps/s"][1:] == ["-", "111"]
-    assert table["eager opt steps/s"][1:] == ["4.00", "222"]  # the median of the records after the warm-up
-    changed = {"summary.json", "metrics.jsonl"}
-    assert {name for name, data in run.files(".").items() if before[name] != data} == changed
-    assert len(run.files(".")) == len(before)
-    assert main(["run=runs/latest", "agent=sac"]) == 2
-    assert "agent=sac chooses a group" in capsys.readouterr().err
 
 
 def test_an_environment_with_masks_and_categories_is_measured(
@@ -126,25 +95,12 @@ def test_an_actor_is_measured_as_it_acts_in_most_of_a_run(monkeypatch: pytest.Mo
         (["agent.typo=1"], "agent.typo: there is no such key"),
         (["agent=dqm"], "agent: there is no 'dqm'"),
         (["-m", "seed=1,2"], "there is no flag -m"),
-        (["run=nowhere"], "nowhere"),
         (["n_actors=4", "trainer=sync"], "n_actors=4: trainer=sync acts in the learner's own thread"),
     ],
 )
 def test_mistakes(workplace: Path, capsys: pytest.CaptureFixture[str], args: list[str], message: str) -> None:
     assert main(args) == 2
     assert message in capsys.readouterr().err
-
-
-def test_a_run_without_a_speed_that_can_be_read(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = train(*SHORT)
-    summary = run.summary | {"throughput": {}, "status": "running"}
-    (run.path / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
-    assert main(["run=runs/latest"]) == 2
-    assert "its summary has no speed: running\nallowed: a run that has ended" in capsys.readouterr().err
-    (run.path / "summary.json").write_text(json.dumps(summary | {"throughput": {"samples_per_sec": 1.0}}))
-    (run.path / "metrics.jsonl").write_text("{\n", encoding="utf-8")
-    assert main(["run=runs/latest"]) == 2
-    assert "metrics.jsonl, line 1: no JSON" in capsys.readouterr().err
 
 
 def test_the_installed_command(workplace: Path) -> None:
