@@ -15,7 +15,7 @@ from border_cli.config.convert import nearest
 from border_cli.core.errors import ExitCode, UsageError
 from border_cli.core.metrics import SCORE
 from border_cli.display.tables import table_text
-from border_cli.report.draw import draw, draw_profiles
+from border_cli.report.draw import draw
 from border_cli.report.page import (
     Report,
     as_json,
@@ -27,7 +27,7 @@ from border_cli.report.page import (
 )
 from border_cli.report.runs import find_runs, grouped, metrics_of, read_run
 from border_cli.report.stats import MOST_COMPARED
-from border_cli.report.tidy import read_tidy, write_tidy
+from border_cli.report.tidy import write_tidy
 from border_cli.runs.directory import RUNS, SWEEP_FILE, shown
 from border_cli.sweeps.jobs import DONE, RUNNING, STOPPED, Sweep
 from border_cli.sweeps.tuning import TUNING_FILE
@@ -45,8 +45,6 @@ with everything in it; report.md with its pictures; and curves.csv, the curves a
 Settings
   out=FOLDER                where to write; by default report/ in the folder of all the runs
   metric=eval/return_mean   the metric whose curves are drawn
-  with=FILE                 curves of others beside these, from a CSV file with the columns
-                            exp_name,env_name,seed,metric,env_step,value
   debug=true                show tracebacks
 
 Flags
@@ -59,7 +57,6 @@ Examples
   border-report
   border-report runs/sweeps/2026-11-22/10-15-00 out=report/lr
   border-report --json runs > report.json
-  border-report runs with=published.csv
 """
 
 _SHOWN_PAIRS = 10
@@ -75,7 +72,6 @@ def _dispatch(argv: Sequence[str]) -> int:
     parser = Parser("border-report")
     parser.add_setting("out", some_text)
     parser.add_setting("metric", some_text, SCORE)
-    parser.add_setting("with", some_text)
     parser.add_setting("debug", true_or_false, False)
     parser.add_argument("--json", action="store_true")
     flags, paths = parser.read_paths(argv)
@@ -98,9 +94,7 @@ def _report(flags: Namespace, paths: Sequence[Path]) -> None:
             nearest=(match := nearest(flags.metric, names, cutoff=0.3)) and f"metric={match}",
             allowed=names or "runs that have recorded metrics",
         )
-    groups, theirs = grouped(read), getattr(flags, "with")
-    others = read_tidy(Path(theirs), flags.metric, groups) if theirs else []
-    report = Report(groups, others, flags.metric)
+    report = Report(grouped(read), flags.metric)
     if flags.json:
         show(json.dumps(as_json(report), indent=1))
         return
@@ -149,8 +143,8 @@ def _write(report: Report, out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
         try:
-            envs = {group.name: group.env for group in (*report.groups, *report.others)}
-            pictures = draw(report.curves, envs, report.metric, out) + draw_profiles(report.scores, out)
+            envs = {group.name: group.env for group in report.groups}
+            pictures = draw(report.curves, envs, report.metric, out)
         except ModuleNotFoundError:
             show("note: no pictures without matplotlib; install it with: pip install 'border-cli[report]'")
         for page in pages:

@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from border_cli.report.stats import Band, Scores, normalised, profiles
+from border_cli.report.stats import Band
 
 AXES = {"env_steps": "env steps", "seconds": "seconds"}
 FEW = 5
 """With fewer runs an interval means little, and a picture shows the runs themselves."""
+_FEW_POINTS = 3
 Curves = dict[str, dict[str, Band]]
 """By axis, then by the group's name."""
 
@@ -32,7 +31,8 @@ def draw(curves: Curves, envs: Mapping[str, str], metric: str, folder: Path) -> 
             own = {name: band for name, band in bands.items() if envs[name] == env}
             figure, plot = _axes(len(own))
             for name, band in own.items():
-                marker = "o" if len(band.at) == 1 else None
+                # Of a few evaluations, the line may be too short to be seen.
+                marker = "o" if max(len(at) for at, _ in band.runs) <= _FEW_POINTS else None
                 means = [one.value for one in band.intervals]
                 (drawn,) = plot.plot(band.at, means, marker=marker, label=name)
                 color, style = drawn.get_color(), drawn.get_linestyle()
@@ -66,27 +66,3 @@ def _save(figure: Any, plot: Any, path: Path) -> None:
     figure.legend(loc="outside lower center", ncols=1, fontsize="small")
     path.unlink(missing_ok=True)  # a link there is not followed
     figure.savefig(path, dpi=120)
-
-
-def draw_profiles(last_scores: Scores, folder: Path) -> list[Path]:
-    """The performance profiles of all algorithms, over the environments that all of them have; none for a single algorithm.
-
-    Raises ModuleNotFoundError as `draw` does.
-    """
-    scores = normalised(last_scores)
-    if len(scores) < 2 or not all(scores.values()):
-        return []
-    thresholds = np.linspace(0.0, 1.0, 101)
-    figure, plot = _axes(len(scores))
-    found = profiles({name: list(envs.values()) for name, envs in scores.items()}, thresholds)
-    for name, profile in found.items():
-        (drawn,) = plot.plot(thresholds, profile.shares, label=name)
-        if min(map(len, scores[name].values())) >= FEW:
-            plot.fill_between(thresholds, profile.low, profile.high, color=drawn.get_color(), alpha=0.2)
-    plot.set(
-        xlabel="normalised last score τ",
-        ylabel="share of runs with a score > τ",
-        title="performance profiles",
-    )
-    _save(figure, plot, folder / "profiles.png")
-    return [folder / "profiles.png"]

@@ -11,10 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from border_cli.config.convert import as_typed
-from border_cli.core.metrics import SCORE
 from border_cli.display.format import number, share
 from border_cli.report.draw import AXES, FEW, Curves
 from border_cli.report.runs import Group
@@ -33,10 +30,9 @@ from border_cli.report.stats import (
 
 @dataclass(frozen=True)
 class Report:
-    """What is compared. groups: of our runs · others: published curves · metric: of the curves."""
+    """What is compared. metric: of the curves."""
 
     groups: Sequence[Group]
-    others: Sequence[Group]
     metric: str
 
     @cached_property
@@ -44,18 +40,10 @@ class Report:
         """The results of our groups."""
         return [line(group) for group in self.groups]
 
-    @property
-    def compared(self) -> list[Group]:
-        """The groups whose last scores are compared.
-
-        Scores of others are the last values of their curves, which are no scores unless the curves are of evaluations.
-        """
-        return [*self.groups, *(self.others if self.metric == SCORE else ())]
-
     @cached_property
     def scores(self) -> Scores:
         """The last scores that are compared."""
-        return last_scores(self.compared)
+        return last_scores(self.groups)
 
     @cached_property
     def improvements(self) -> list[Improvement]:
@@ -64,13 +52,8 @@ class Report:
 
     @cached_property
     def curves(self) -> Curves:
-        """The curves of all groups on each axis that they have: others have published no seconds."""
-        curves: Curves = {axis: {} for axis in AXES}
-        for axis, bands in curves.items():
-            for group in (*self.groups, *self.others):
-                if not any(np.isnan(getattr(run.curve, axis)).any() for run in group.runs):
-                    bands[group.name] = band(group, axis)
-        return curves
+        """The curves of all groups on each axis."""
+        return {axis: {group.name: band(group, axis) for group in self.groups} for axis in AXES}
 
 
 def table(lines: Sequence[Line]) -> list[list[str]]:
@@ -246,11 +229,9 @@ def _html_text(text: str) -> str:
 
 def _title(stem: str) -> str:
     """The title of a picture, by the name of its file."""
-    for axis, about_axis in AXES.items():
-        if stem.endswith(axis):
-            env = stem.removesuffix(axis).rstrip("_")
-            return html.escape(f"Curves over {about_axis}{f': {env}' if env else ''}")
-    return "Performance profiles"
+    axis = next(one for one in AXES if stem.endswith(one))
+    env = stem.removesuffix(axis).rstrip("_")
+    return html.escape(f"Curves over {AXES[axis]}{f': {env}' if env else ''}")
 
 
 def _html_table(rows: Sequence[Sequence[str]]) -> str:

@@ -1,4 +1,4 @@
-"""Statistics over episodes and over runs: means with intervals, curves, probability of improvement, profiles.
+"""Statistics over episodes and over runs: means with intervals, curves, probability of improvement.
 
 As recommended by Agarwal et al., 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice".
 """
@@ -6,7 +6,7 @@ As recommended by Agarwal et al., 2021, "Deep Reinforcement Learning at the Edge
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,7 @@ from border_cli.report.runs import Group, short_names
 
 RESAMPLES = 10_000
 _FEWER_RESAMPLES = 2_000
-"""For curves, probabilities and profiles."""
+"""For curves and probabilities."""
 LEVEL = 0.95
 _ENDS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
 POINTS = 100
@@ -64,9 +64,13 @@ def summarise(evaluation: Evaluation) -> Statistics:
     )
 
 
+LEAST = 3
+"""Runs of a group from which intervals and probabilities are shown."""
+
+
 @dataclass(frozen=True)
 class Interval:
-    """A value and the ends of its interval, which are equal to the value for a single run."""
+    """A value and the ends of its interval, which are equal to the value for fewer than `LEAST` runs."""
 
     value: float
     low: float
@@ -88,6 +92,8 @@ def interquartile_mean(values: Array) -> Array:
 def bootstrap(values: Array, resamples: int = RESAMPLES) -> list[Interval]:
     """Interquartile mean of each row (m, n) of values of n runs, with its 95% percentile bootstrap interval over runs."""
     rows, n = values.shape
+    if n < LEAST:
+        return [Interval(mean, mean, mean) for mean in interquartile_mean(values).tolist()]
     drawn = np.random.default_rng(_SEED).integers(0, n, (resamples, n))
     found: list[Interval] = []
     for start in range(0, rows, _ROWS_AT_ONCE):  # bounds the memory for long curves
@@ -231,48 +237,19 @@ MOST_COMPARED = 20
 
 
 def improvements(scores: Scores) -> list[Improvement]:
-    """Of each pair of algorithms with runs in the same environments; none for more than MOST_COMPARED algorithms."""
+    """Of each pair of algorithms with `LEAST` runs each in the same environments, the one that is more often higher first.
+
+    None for more than MOST_COMPARED algorithms.
+    """
     if len(scores) > MOST_COMPARED:
         return []
     found = []
     for x, y in itertools.combinations(scores, 2):
-        if envs := [env for env in scores[x] if env in scores[y]]:
+        envs = [env for env in scores[x] if env in scores[y]]
+        envs = [env for env in envs if min(len(scores[x][env]), len(scores[y][env])) >= LEAST]
+        if envs:
             p = probability_of_improvement([scores[x][env] for env in envs], [scores[y][env] for env in envs])
+            if p.value < 0.5:
+                x, y, p = y, x, Interval(1.0 - p.value, 1.0 - p.high, 1.0 - p.low)
             found.append(Improvement(x, y, p, envs))
-    return found
-
-
-@dataclass(frozen=True)
-class Profile:
-    """A performance profile: (m,) shares of an algorithm's runs with a score above each threshold, and their band."""
-
-    shares: Array
-    low: Array
-    high: Array
-
-
-def profiles(scores: Mapping[str, Sequence[Array]], thresholds: Array) -> dict[str, Profile]:
-    """The profile of each algorithm. scores: of its runs in each environment, normalised · thresholds: (m,)."""
-    rng, found = np.random.default_rng(_SEED), {}
-    for name, envs in scores.items():
-        drawn = np.zeros((_FEWER_RESAMPLES, len(thresholds)))
-        own = np.zeros(len(thresholds))
-        for values in envs:
-            resampled = values[rng.integers(0, len(values), (_FEWER_RESAMPLES, len(values)))]
-            drawn += (resampled[:, :, None] > thresholds).mean(1) / len(envs)
-            own += (values[:, None] > thresholds).mean(0) / len(envs)
-        low, high = np.quantile(drawn, _ENDS, axis=0)
-        found[name] = Profile(own, low, high)
-    return found
-
-
-def normalised(scores: Scores) -> Scores:
-    """The scores in those environments that all algorithms have: 0 for the lowest of an environment, 1 for the highest."""
-    found: Scores = {name: {} for name in scores}
-    shared = set.intersection(*(set(envs) for envs in scores.values())) if scores else set()
-    for env in sorted(shared):
-        every = np.concatenate([envs[env] for envs in scores.values()])
-        span = (every.max() - every.min()) or 1.0
-        for name, envs in scores.items():
-            found[name][env] = (envs[env] - every.min()) / span
     return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import math
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -29,12 +28,10 @@ from border_cli.report.stats import (
     interquartile_mean,
     last_scores,
     line,
-    normalised,
     probability_of_improvement,
-    profiles,
     summarise,
 )
-from border_cli.report.tidy import read_tidy, write_tidy
+from border_cli.report.tidy import write_tidy
 from border_cli.runs.summary import record_launch
 from border_cli.sweeps.jobs import Sweep
 
@@ -54,10 +51,10 @@ def test_interquartile_mean_by_hand(values: list[float], expected: float) -> Non
     assert interquartile_mean(np.array(values)) == expected
 
 
-def test_the_interval_of_two_runs_spans_their_resamples_and_one_run_has_none() -> None:
-    """The mean of a resample of the runs 0 and 1 is 0, 0.5 or 1, with probabilities 1/4, 1/2, 1/4."""
-    two, equal, one = (bootstrap(np.array([runs]))[0] for runs in ([0.0, 1.0], [3.0, 3.0, 3.0], [7.0]))
-    assert (two.low, two.value, two.high) == (0.0, 0.5, 1.0)
+def test_the_interval_of_three_runs_spans_their_resamples_and_fewer_runs_have_none() -> None:
+    """All three of a resample are 0, or 1.5, with probability 1/27 each: more than the 2.5% beyond each end."""
+    three, equal, one = (bootstrap(np.array([runs]))[0] for runs in ([0.0, 0.3, 1.5], [3.0, 3.0, 3.0], [7.0]))
+    assert (three.low, three.value, three.high) == pytest.approx((0.0, 0.6, 1.5))
     assert (one.low, one.value, one.high) == (7.0, 7.0, 7.0)
     assert equal.low == 3.0
 
@@ -369,65 +366,35 @@ def test_configurations_with_long_names_are_found_in_every_environment(tmp_path:
     for env, order in (("CartPole-v1", (0, 1)), ("MountainCarContinuous-v0", (1, 0))):
         for place, better in enumerate(order):
             agent = {"hidden": [64] * 40 + [better]}
-            write_run(tmp_path / env / f"{place}", [(10, 1.0, float(better))], env=env, agent=agent)
+            for seed in range(3):
+                path = tmp_path / env / f"{place}-{seed}"
+                write_run(path, [(10, 1.0, float(better))], env=env, agent=agent, seed=seed)
     groups = groups_in(tmp_path)
     assert all(len(group.name) <= 104 for group in groups)
     scores = last_scores(groups)
     (pair,) = improvements(scores)
     worse, better = scores
     assert worse != better and all(len(name) <= 104 for name in scores)
-    assert (pair.x, pair.y, pair.probability.value, len(pair.envs)) == (worse, better, 0.0, 2)
+    assert (pair.x, pair.y, pair.probability.value, len(pair.envs)) == (better, worse, 1.0, 2)
 
 
 def test_too_many_algorithms_are_not_compared_in_pairs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for n in range(21):
-        write_run(tmp_path / "runs" / str(n), [(1, 1.0, float(n))], lr=(n + 1) / 1000)
+        for seed in range(3):
+            write_run(tmp_path / "runs" / f"{n}-{seed}", [(1, 1.0, float(n))], lr=(n + 1) / 1000, seed=seed)
     assert main([f"out={tmp_path / 'out'}", str(tmp_path / "runs")]) == 0
     out = capsys.readouterr().out
     assert "note: 21 algorithms are too many to compare in pairs; 20 are possible" in out
     assert "higher than" not in out
-    shutil.rmtree(tmp_path / "runs" / "0")
+    for seed in range(3):
+        shutil.rmtree(tmp_path / "runs" / f"0-{seed}")
     assert main([f"out={tmp_path / 'out'}", str(tmp_path / "runs")]) == 0
     assert "note: 180 more pairs are in report.html" in capsys.readouterr().out
 
 
-def test_profiles_are_shares_of_runs_above_a_threshold() -> None:
-    scores = {"a": [np.array([0.0, 0.5, 1.0, 1.0])], "b": [np.array([0.2]), np.array([0.8])]}
-    found = profiles(scores, np.array([0.1, 0.5, 0.9]))
-    assert found["a"].shares.tolist() == [0.75, 0.5, 0.5]
-    assert found["b"].shares.tolist() == [1.0, 0.5, 0.0]
-    assert (found["a"].low <= found["a"].shares).all() and (found["a"].shares <= found["a"].high).all()
-
-
-def test_scores_are_normalised_by_the_lowest_and_highest_of_an_environment(tmp_path: Path) -> None:
-    for i, (env, lr, score) in enumerate(
-        [("A", 1e-3, 10.0), ("A", 5e-4, 30.0), ("A", 5e-4, 20.0), ("B", 1e-3, 7.0)]
-    ):
-        write_run(tmp_path / f"{i}", [(10, 1.0, score)], env=env, lr=lr, seed=i)
-    slow, fast, elsewhere = last_scores(groups_in(tmp_path)).items()
-    assert (slow[0], fast[0], elsewhere[0]) == ("dqn agent.lr=0.001", "dqn agent.lr=0.0005", "dqn")
-    found = normalised(dict([slow, fast]))
-    assert {name: {env: s.tolist() for env, s in envs.items()} for name, envs in found.items()} == {
-        "dqn agent.lr=0.001": {"A": [0.0]},
-        "dqn agent.lr=0.0005": {"A": [1.0, 0.5]},
-    }
-    assert normalised(dict([slow, fast, elsewhere])) == {name: {} for name, _ in (slow, fast, elsewhere)}
-
-
-def test_scores_are_normalised_in_the_environments_that_all_have() -> None:
-    a, b = np.array([1.0, 3.0]), np.array([5.0])
-    found = normalised({"x": {"A": a, "B": a}, "y": {"B": b, "C": b}})
-    assert {name: {env: s.tolist() for env, s in envs.items()} for name, envs in found.items()} == {
-        "x": {"B": [0.0, 0.5]},
-        "y": {"B": [1.0]},
-    }
-
-
-def test_algorithms_without_a_common_environment_have_no_profiles(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_environment_has_its_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib", reason="extra report is not installed")
     monkeypatch.chdir(tmp_path)
     for env, lr in (("A", 1e-3), ("A", 2e-3), ("B", 1e-3)):  # one without other settings is just "dqn"
@@ -436,54 +403,6 @@ def test_algorithms_without_a_common_environment_have_no_profiles(
     assert sorted(path.name for path in Path("runs/report").glob("*.png")) == [
         f"{env}_{axis}.png" for env in ("A", "B") for axis in ("env_steps", "seconds")
     ]
-
-
-def test_other_curves_than_those_of_evaluations_are_not_compared_with_our_scores(
-    runs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Path("ppo.csv").write_text(
-        "exp_name,env_name,seed,metric,env_step,value\n"
-        "PPO,CartPole-v1,1,eval/return_mean,10,1.0\nPPO,CartPole-v1,1,train/loss,10,1.0\n"
-    )
-    for path in runs.glob("*/metrics.jsonl"):
-        record = json.loads(path.read_text().splitlines()[0]) | {"train/loss": 3.0}
-        path.write_text(path.read_text() + json.dumps(record) + "\n")
-    for metric, n in (("eval/return_mean", 1), ("train/loss", 0)):
-        assert main(["with=ppo.csv", "--json", f"metric={metric}", "runs"]) == 0
-        data = json.loads(capsys.readouterr().out)
-        assert "PPO on CartPole-v1" in data["curves"]["env_steps"]
-        assert len(data["improvements"]) == n
-
-
-def test_curves_of_others_are_drawn_beside_ours(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What we write can be read again as the curves of somebody else."""
-    assert main([]) == 0
-    tidy = Path("runs/report/curves.csv").read_text()
-    head, first, *rest = tidy.splitlines()
-    assert head == "exp_name,env_name,seed,metric,env_step,value"
-    assert first.startswith("dqn,CartPole-v1,1,eval/return_mean,10,")
-    assert len(rest) == 5
-    Path("others.csv").write_text(
-        tidy.replace("\ndqn,", "\nPPO,") + "PPO,Elsewhere-v0,1,eval/return_mean,1,1.0\n"
-    )
-    capsys.readouterr()
-    assert main(["with=others.csv", "out=both"]) == 0
-    out = capsys.readouterr().out
-    assert re.search(r"\| dqn +\| +PPO \| +0\.50", out)
-    assert "Elsewhere" not in out
-    page = Path("both/report.html").read_text()
-    assert "PPO" in page and "Probability of improvement" in page
-    assert Path("both/profiles.png").exists()
-    for text, message in (
-        ("a,b\n", "has no column exp_name"),
-        (head + "\n", "has no eval/return_mean"),
-        (head + "\nPPO,CartPole-v1\n", "others.csv, line 2: a value is missing"),
-        (head + "\nPPO,CartPole-v1,1,eval/return_mean,nan,1.0\n", "others.csv cannot be read"),
-        (head + "\nPPO,CartPole-v1,1,eval/return_mean,inf,1.0\n", "others.csv cannot be read"),
-    ):
-        Path("others.csv").write_text(text)
-        assert main(["with=others.csv"]) == 2
-        assert message in capsys.readouterr().err
 
 
 def test_more_groups_than_colours_can_be_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -497,31 +416,14 @@ def test_more_groups_than_colours_can_be_told_apart(tmp_path: Path, monkeypatch:
     assert len({(one.get_color(), one.get_linestyle()) for one in lines}) == len(lines) == 25
 
 
-def test_others_of_the_same_name_do_not_take_our_place(runs: Path) -> None:
-    assert main([]) == 0
-    shutil.copy("runs/report/curves.csv", "theirs.csv")
-    assert main(["with=theirs.csv", "out=both"]) == 0
-    names = {line.split(",")[0] for line in Path("both/curves.csv").read_text().splitlines()[1:]}
-    assert names == {"dqn"}
-    page = Path("both/report.html").read_text()
-    assert "dqn (theirs.csv)" in page
-
-
-def test_curves_without_a_name_and_from_a_spreadsheet_are_read(
-    runs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = "\ufeffexp_name,env_name,seed,metric,env_step,value\n,CartPole-v1,1,eval/return_mean,1e1,1.0\n"
-    Path("theirs.csv").write_text(text, encoding="utf-8")
-    assert main(["with=theirs.csv"]) == 0
-    assert " on CartPole-v1" in Path("runs/report/report.md").read_text()
-
-
 def test_runs_of_one_seed_stay_apart_in_the_curves(tmp_path: Path) -> None:
     for name, values in (("a", (1.0, 2.0)), ("b", (100.0, 200.0))):
         write_run(tmp_path / name, [(10, 1.0, values[0]), (20, 2.0, values[1])], seed=1)
     write_tidy(tmp_path / "curves.csv", groups_in(tmp_path), "eval/return_mean")
-    (group,) = read_tidy(tmp_path / "curves.csv", "eval/return_mean", [])
-    assert sorted(run.curve.values.tolist() for run in group.runs) == [[1.0, 2.0], [100.0, 200.0]]
+    rows = [line.split(",") for line in (tmp_path / "curves.csv").read_text().splitlines()[1:]]
+    assert [(seed, value) for _, _, seed, _, _, value in rows] == [
+        *(("1", "1.0"), ("1", "2.0"), ("1-2", "100.0"), ("1-2", "200.0")),
+    ]
 
 
 def test_the_page_needs_no_other_file(runs: Path) -> None:
@@ -550,3 +452,27 @@ def test_a_sweep_says_which_of_its_jobs_have_no_result(
     sweep.save()
     assert main(["runs"]) == 0
     assert "note: job 7 (seed=9) is failed: no memory" in capsys.readouterr().out
+
+
+def test_fewer_than_three_runs_have_neither_interval_nor_probability(tmp_path: Path) -> None:
+    """The algorithm that is more often higher comes first."""
+    for lr, seeds in ((1e-3, 3), (5e-4, 3), (2e-4, 2)):
+        for seed in range(seeds):
+            write_run(tmp_path / f"{lr}-{seed}", [(10, 1.0, lr * 1e4 + seed)], lr=lr, seed=seed)
+    groups = groups_in(tmp_path)
+    (pair,) = improvements(last_scores(groups))
+    assert pair.x == "dqn agent.lr=0.001" and pair.y == "dqn agent.lr=0.0005"
+    assert pair.probability.value == 1.0
+    of_two = next(one for one in map(line, groups) if one.runs == 2)
+    assert of_two.last is not None and "to" not in str(of_two.last)
+
+
+def test_a_curve_of_few_evaluations_can_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figure = pytest.importorskip("matplotlib.figure", reason="extra report is not installed").Figure
+    figures, save = list[Any](), figure.savefig
+    monkeypatch.setattr(figure, "savefig", lambda self, *a, **k: (figures.append(self), save(self, *a, **k)))
+    write_run(tmp_path / "short", [(10, 1.0, 1.0), (11, 1.1, 2.0)], lr=1e-3)
+    write_run(tmp_path / "long", [(step, float(step), 1.0) for step in range(0, 10_000, 1000)], lr=2e-3)
+    assert main([str(tmp_path)]) == 0
+    markers = {len(one.get_xdata()): one.get_marker() for one in figures[0].axes[0].get_lines()}
+    assert markers == {2: "o", 10: "None"}
