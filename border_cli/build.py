@@ -36,7 +36,7 @@ from border_cli.config.resolve import (
 from border_cli.config.resources import Sizes, cores_for_actors, counts, cpus, idle_s
 from border_cli.config.schema import AgentConfig, EnvConfig, TrainConfig
 from border_cli.config.throughput import up_to
-from border_cli.core.errors import IncompatibleStateError, Interrupted, UsageError
+from border_cli.core.errors import IncompatibleStateError, UsageError
 from border_cli.core.progress import Progress, View
 from border_cli.core.protocols import (
     ActingPolicy,
@@ -148,8 +148,7 @@ def make_loop(
     def made() -> None:
         """After each environment, which may take long to make: update the view, stop if asked."""
         view.show(progress)
-        if stop.code is not None:
-            raise Interrupted(stop.code)
+        stop.check()
 
     evaluator = user.evaluator or _make_evaluator(
         c, spec, user, agent, stop, made, lambda: telemetry.evaluation_limit
@@ -317,7 +316,6 @@ def _make_evaluator(
             env=Factory("border_cli.build:evaluation_env", (evaluated,)),
             policy=Factory("border_cli.build:evaluation_policy", (evaluated,)),
             max_episode_steps=c.evaluator.max_episode_steps or LONGEST_EPISODE,
-            max_episodes=c.evaluator.episodes,
             info_keys=tuple(evaluated.env.info_keys),
             seed=c.seed,
         )

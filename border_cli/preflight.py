@@ -33,7 +33,7 @@ from border_cli.config.resolve import (
 from border_cli.config.resources import Sizes
 from border_cli.config.schema import TrainConfig
 from border_cli.config.throughput import Decision, Plan
-from border_cli.core.errors import BorderError, ExitCode, Interrupted, ResourceError, UsageError
+from border_cli.core.errors import BorderError, ResourceError, UsageError
 from border_cli.core.spaces import EnvSpec, ObsSpec
 from border_cli.display.format import size
 from border_cli.display.output import write_line
@@ -43,7 +43,7 @@ from border_cli.envs.spaces import part_name
 from border_cli.runs.directory import RUNS, folder_error
 from border_cli.runs.locate import weights_directory
 from border_cli.runtime import forkserver
-from border_cli.runtime.child import Child, ChildError, ChildStopped
+from border_cli.runtime.child import Child, ChildError
 from border_cli.runtime.clock import Deadline
 from border_cli.runtime.signals import StopFlag, or_new
 
@@ -148,19 +148,17 @@ def probe_env(config: TrainConfig, stop: StopFlag | None) -> Probed:
     began, silence = time.monotonic(), Deadline(SILENCE_S)
     with or_new(stop) as flag:
 
-        def waiting() -> bool:
+        def waiting() -> None:
             nonlocal silence
             if silence.passed:
                 write_line(sys.stderr, f"making the environment, for {time.monotonic() - began:.0f} s")
                 silence = Deadline(SILENCE_S)
-            return flag()
+            flag.check()
 
         try:
             args = (config.env, tuple(config.plugins), config.seed)
             child = Child("trial", build.probe_env, args)
             found: dict[str, Any] = child.answer(making_s(config), waiting)
-        except ChildStopped as e:
-            raise Interrupted(flag.code or ExitCode.SIGTERM) from e
         except TimeoutError as e:
             raise UsageError(
                 f"env: making the environment took longer than {making_s(config):g} s\n"

@@ -28,14 +28,14 @@ from border_cli.config.resolve import envs_per_actor, may_switch, n_actors, reop
 from border_cli.config.schema import TrainConfig
 from border_cli.config.throughput import Bench, Measured
 from border_cli.config.validate import least_capacity
-from border_cli.core.errors import ExitCode, Interrupted, UsageError, first_line
+from border_cli.core.errors import UsageError, first_line
 from border_cli.core.spaces import ACTION_MASK, EnvSpec
 from border_cli.core.types import AFTER_TRAINING, Chunk, Items, empty_items
 from border_cli.display.format import counted
 from border_cli.envs.make import make_gym
 from border_cli.preflight import making_s
 from border_cli.runtime import seeding
-from border_cli.runtime.child import ChildError, ChildStopped, run_in_child
+from border_cli.runtime.child import ChildError, run_in_child
 from border_cli.runtime.signals import StopFlag
 from border_cli.transport import ModelChannel, Ring, model_layout
 
@@ -196,9 +196,7 @@ def step_alone(config: TrainConfig, masked: bool, seconds: float) -> float:
 
 def _in_child(function: Callable[..., Any], args: tuple[Any, ...], limit_s: float, stop: StopFlag) -> Any:
     try:
-        return run_in_child(function, args, limit_s, should_stop=stop)
-    except ChildStopped as e:
-        raise Interrupted(stop.code or ExitCode.SIGTERM) from e
+        return run_in_child(function, args, limit_s, stop.check)
     except TimeoutError as e:
         raise UsageError(
             f"an actor cannot be tried: {e}\nallowed: a higher actor_manager.start_timeout_s"
@@ -307,8 +305,7 @@ class Learner:
         return _rate(once, seconds, warm_up, self._agent.check_finite)
 
     def _check_stop(self) -> None:
-        if self._stop.code is not None:
-            raise Interrupted(self._stop.code)
+        self._stop.check()
 
 
 def made_up(spec: EnvSpec, n: int, config: TrainConfig) -> Items:

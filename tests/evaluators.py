@@ -23,7 +23,6 @@ from border_cli.training.evaluators import EvaluatorSpec, ProcessEvaluator
 
 SPEC = EnvSpec(ObsSpec((ObsLeaf("obs", (), "box", (1,), "float32"),)), ActionSpec("discrete", n=2))
 TIMEOUT_S = 60.0
-MAX_EPISODES = 20
 CLOSED = "closed"
 
 
@@ -187,7 +186,7 @@ def make_policy(spec: EnvSpec) -> WeightPolicy:
 
 def spec_of(make: str, *args: Any, cap: int = 100) -> EvaluatorSpec:
     env = Factory(f"tests.evaluators:{make}", args)
-    return EvaluatorSpec(env, Factory("tests.evaluators:make_policy"), cap, MAX_EPISODES)
+    return EvaluatorSpec(env, Factory("tests.evaluators:make_policy"), cap)
 
 
 @contextlib.contextmanager

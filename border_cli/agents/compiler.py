@@ -38,7 +38,7 @@ from border_cli.agents.graph import (
 )
 from border_cli.agents.params import TensorBatch
 from border_cli.config.registry import AGENTS, import_plugins
-from border_cli.core.errors import Interrupted, ResourceError, UsageError, first_line
+from border_cli.core.errors import ResourceError, UsageError, first_line
 from border_cli.core.spaces import EnvSpec
 from border_cli.runtime.child import Child, ChildError, call
 from border_cli.runtime.clock import Deadline
@@ -142,8 +142,7 @@ class GraphCompiler:
         deadline = Deadline(_COMPILING_S)
         while not child.poll(0.1):
             self._waiting()
-            if self._stop.code is not None:
-                raise Interrupted(self._stop.code)
+            self._stop.check()
             if deadline.passed:
                 return self._stay_eager(f"compiling took longer than {_COMPILING_S:g} s")
         return self._end(child)
@@ -214,8 +213,8 @@ class GraphCompiler:
         try:
             child.result()
         except (ChildError, ResourceError) as error:
-            if self._waits and self._stop.code is not None:  # the signal has ended the C++ compiler too
-                raise Interrupted(self._stop.code) from error
+            if self._waits:
+                self._stop.check()  # the signal has ended the C++ compiler too
             reason = first_line(error) if str(error).strip() else str(getattr(error, "error_type", ""))
             return self._stay_eager(f"compiling failed: {reason}")
         finally:

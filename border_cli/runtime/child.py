@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from border_cli.core.errors import ResourceError
-from border_cli.core.protocols import StopCheck
 from border_cli.runtime import forkserver
 from border_cli.runtime.clock import Deadline
-from border_cli.runtime.worker import Ended, Failed, Main, NotStarted, Reporter, Returned, Setup, Started
+from border_cli.runtime.worker import Ended, Failed, Main, Reporter, Returned, Setup
 from border_cli.transport import resource_error
 
 OUTPUT_FILE = "output.log"
@@ -40,10 +39,6 @@ class ChildError(Exception):
         super().__init__(message)
         self.error_type = error_type
         self.details = details
-
-
-class ChildStopped(Exception):
-    """The run was asked to stop while a child was waited for."""
 
 
 _output: Path | None = None
@@ -216,18 +211,17 @@ class Child:
             if not wait(self.descriptors, deadline.remaining_s) and deadline.passed:
                 return False
 
-    def answer(self, timeout_s: float, should_stop: StopCheck = lambda: False) -> Any:
+    def answer(self, timeout_s: float, waiting: Callable[[], None] = lambda: None) -> Any:
         """Wait for the result, and end the process.
 
-        Raises ChildError if it raised or died, TimeoutError after timeout_s, ChildStopped if should_stop became true, and
-        ResourceError.
+        waiting: called again and again meanwhile; what it raises ends the waiting.
+        Raises ChildError if the process raised or died, TimeoutError after timeout_s, ResourceError.
         """
         grace_s = 0.0
         try:
             deadline = Deadline(timeout_s)
             while not self.poll(min(_POLL_S, deadline.remaining_s)):
-                if should_stop():
-                    raise ChildStopped
+                waiting()
                 if deadline.passed:
                     raise TimeoutError(f"no answer within {timeout_s:g} s")
             grace_s = _CLOSE_S
@@ -256,20 +250,17 @@ class Child:
                 message = self._status.recv()
             except (EOFError, ConnectionResetError):  # the fork server died, and its children with it
                 if self._pid is None or forkserver.pid_gone(self._pid):
-                    self._ended = Ended(-signal.SIGKILL, "")
+                    self._ended = Ended(-signal.SIGKILL)
                 else:
                     os.kill(self._pid, signal.SIGKILL)  # where the kernel does not do that
                 return
-            if isinstance(message, Started):
-                self._pid = message.pid
-            elif isinstance(message, NotStarted):
+            if isinstance(message, int):
+                self._pid = message
+                continue
+            self._ended = message
+            if message.errno:
                 refused = OSError(message.errno, os.strerror(message.errno))
-                self._ended, self.start_error = (
-                    Ended(1, ""),
-                    resource_error(refused, f"starting {self._name}"),
-                )
-            else:
-                self._ended = message
+                self.start_error = resource_error(refused, f"starting {self._name}")
 
     def _ends_within(self, seconds: float) -> bool:
         deadline = Deadline(seconds)
@@ -287,11 +278,11 @@ def run_in_child(
     function: Callable[..., Any],
     args: tuple[Any, ...],
     timeout_s: float,
-    should_stop: StopCheck = lambda: False,
+    waiting: Callable[[], None] = lambda: None,
 ) -> Any:
     """The result of `function(*args)` in a child process, which has ended when this returns. Raises as `Child.answer`."""
     name = getattr(function, "__name__", "child")
-    return Child(name, call, (function, args)).answer(timeout_s, should_stop)
+    return Child(name, call, (function, args)).answer(timeout_s, waiting)
 
 
 def describe_exit(exitcode: int) -> str:

@@ -40,10 +40,6 @@ CHILD_ENVIRONMENT = {
     "OMP_PROC_BIND": "false",  # it would bind every child to the first CPU
     "CUDA_VISIBLE_DEVICES": "",
 }
-FORKS = sys.platform != "darwin"
-"""Where frameworks of the system do not survive a fork, children are new interpreters."""
-_COMMANDS = ("border-train", "border-eval", "border-bench")
-"""The scripts that an installer makes of our entry points."""
 _SOCKET_BYTES = 1 << 18
 _REQUEST_S = 5.0
 
@@ -152,26 +148,17 @@ def become_client(descriptor: int) -> None:
 
 
 def preparation(name: str) -> dict[str, Any]:
-    """What a child needs to know of this process: its paths, and its main module.
-
-    A main module that is one of our commands, or that was typed or piped into Python, is left out.
-    """
+    """What a child needs to know of this process: its paths, and its main module unless it was piped into Python."""
     default: Any = multiprocessing.get_start_method(allow_none=True)
-    main = sys.modules["__main__"]
-    path = getattr(main, "__file__", None)
-    try:
-        if path is not None and (Path(path).name in _COMMANDS or not Path(path).is_file()):
-            main.__file__ = None
-        found: dict[str, Any] = spawn.get_preparation_data(name)
-    finally:
-        if path is not None:
-            main.__file__ = path
-        if default is None:  # the caller may still choose one
-            multiprocessing.set_start_method(None, force=True)
-    found["authkey"] = bytes(found["authkey"])
+    found: dict[str, Any] = spawn.get_preparation_data(name)
+    if default is None:  # the caller may still choose one
+        multiprocessing.set_start_method(None, force=True)
+    if not Path(found.get("init_main_from_path", "")).is_file():
+        found.pop("init_main_from_path", None)
     # joblib's workers set a start method of their own, which a child would not know
     if default not in multiprocessing.get_all_start_methods():
         del found["start_method"]
+    found["authkey"] = bytes(found["authkey"])
     return found
 
 
@@ -217,7 +204,7 @@ def _start_server() -> _Link:
     ours, theirs = socket.socketpair()
     code = (
         f"import sys; sys.path[:] = {sys.path!r}\n"
-        f"from border_cli.runtime.forkserver_process import serve; serve({theirs.fileno()}, {FORKS})"
+        f"from border_cli.runtime.forkserver_process import serve; serve({theirs.fileno()})"
     )
     flags: Any = util._args_from_interpreter_flags()  # type: ignore[attr-defined]
     with theirs, blocked():

@@ -24,7 +24,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from multiprocessing import reduction, util
+from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
@@ -33,7 +33,7 @@ import psutil
 
 from border_cli.runtime import forkserver, worker
 from border_cli.runtime.signals import LEFT_TO_CLIENT, blocked
-from border_cli.runtime.worker import Ended, NotStarted, Setup, Started
+from border_cli.runtime.worker import Ended, Setup
 
 MOST_OUTPUT = 1 << 20
 """Bytes of a file that takes what children print."""
@@ -45,11 +45,8 @@ _TAIL = 4000
 _CHUNK = 1 << 16
 
 
-def serve(descriptor: int, forks: bool) -> NoReturn:
-    """Serve the client at the other end of this socket, and the clients that it brings, until none is left.
-
-    forks: whether children are forked from this process, or new interpreters.
-    """
+def serve(descriptor: int) -> NoReturn:
+    """Serve the client at the other end of this socket, and the clients that it brings, until none is left."""
     os.setpgid(0, 0)
     for number in LEFT_TO_CLIENT:
         signal.signal(number, signal.SIG_IGN)
@@ -57,7 +54,7 @@ def serve(descriptor: int, forks: bool) -> NoReturn:
     gc.disable()  # imports are an eighth faster, and what they have made is never garbage
     worker.adopt_orphans()
     try:
-        _Server(socket.socket(fileno=descriptor), forks).run()
+        _Server(socket.socket(fileno=descriptor)).run()
     finally:
         os._exit(0)  # taking apart what was imported would take a second
 
@@ -78,8 +75,7 @@ class _Running:
 
 
 class _Server:
-    def __init__(self, client: socket.socket, forks: bool) -> None:
-        self._forks = forks
+    def __init__(self, client: socket.socket) -> None:
         self._pid = os.getpid()
         self._selector = selectors.DefaultSelector()
         self._clients = set[socket.socket]()
@@ -89,7 +85,9 @@ class _Server:
             int, float
         ] = {}  # processes that children have left behind, and when they are killed
         self._last_writer: dict[str, str] = {}
-        self._wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC) if hasattr(os, "pipe2") else _nonblocking_pipe()
+        self._wakeup = os.pipe()
+        for end in self._wakeup:
+            os.set_blocking(end, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wakeup[1], warn_on_full_buffer=False)
         self._watch(self._wakeup[0], lambda: os.read(self._wakeup[0], _CHUNK))
@@ -126,8 +124,7 @@ class _Server:
             case b"s":
                 self._start(client, descriptors)
             case b"p":
-                if self._forks:
-                    _import(_read(descriptors[0]))
+                _import(_read(descriptors[0]))
                 os.close(descriptors[0])
             case b"c":
                 self._add_client(socket.socket(fileno=descriptors[0]))
@@ -142,17 +139,16 @@ class _Server:
     def _start(self, client: socket.socket, descriptors: list[int]) -> None:
         status = Connection(descriptors[0])
         preload, setup, content = _read(descriptors[1])
-        if self._forks:
-            _import(preload)
+        _import(preload)
         printed, theirs = os.pipe()
         os.set_blocking(printed, False)
         try:
             with blocked():  # until the child handles its signals
-                pid = os.fork() if self._forks else _spawn([*descriptors[1:], theirs])
+                pid = os.fork()
                 if pid == 0:
                     self._become(setup, content, [*descriptors[:2], printed], descriptors[2:], theirs)
         except OSError as error:
-            _tell(status, NotStarted(error.errno or errno.EAGAIN))
+            _tell(status, Ended(1, errno=error.errno or errno.EAGAIN))
             status.close()
             os.close(printed)
         else:
@@ -160,7 +156,7 @@ class _Server:
             self._running[pid] = running
             self._watch(printed, lambda: self._copy(running))
             self._watch(status.fileno(), lambda: self._obey(pid, running))
-            _tell(status, Started(pid))
+            _tell(status, pid)
         for descriptor in (*descriptors[1:], theirs):
             os.close(descriptor)
 
@@ -267,13 +263,6 @@ class _Server:
             running.status.close()
 
 
-def _nonblocking_pipe() -> tuple[int, int]:
-    ends = os.pipe()
-    for end in ends:
-        os.set_blocking(end, False)
-    return ends
-
-
 def _append(file: str, data: bytes) -> bool:
     """Append to a file. False where the disk does not take it."""
     try:
@@ -291,7 +280,7 @@ def _tell(status: Connection, message: object) -> None:
 
 def _import(modules: Sequence[str]) -> None:
     """Import these modules. What is missing is reported by the child that needs it."""
-    for name in modules:
+    for name in modules if sys.platform != "darwin" else ():  # whose frameworks do not survive a fork
         if name not in sys.modules:
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)
@@ -316,25 +305,3 @@ def _run(setup: Setup, content: bytes, descriptors: Sequence[int], printed: int,
         with contextlib.suppress(OSError, ValueError):
             file.flush()
     return code
-
-
-def _spawn(descriptors: list[int]) -> int:
-    """Start a child as a new interpreter. descriptors: its block, those that it is passed, and its output."""
-    code = f"import sys; sys.path[:] = {sys.path!r}\nfrom {__name__} import begin; begin({descriptors}, {os.getpid()})"
-    flags: Any = util._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    arguments = [os.fsencode(word) for word in (sys.executable, *flags, "-c", code)]
-    return int(util.spawnv_passfds(arguments[0], arguments, descriptors))
-
-
-def begin(descriptors: list[int], parent_pid: int) -> NoReturn:
-    """Run a child that is a new interpreter."""
-    block, *passed, printed = descriptors
-    code = 1
-    try:
-        preload, setup, content = _read(block)
-        os.close(block)
-        _import(preload)
-        gc.enable()
-        code = _run(setup, content, passed, printed, parent_pid)
-    finally:
-        os._exit(code)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from border_cli.core.errors import ExitCode
+from border_cli.core.errors import ExitCode, Interrupted
 
 _CODES = {
     signal.SIGINT: ExitCode.SIGINT,
@@ -78,6 +78,11 @@ class StopFlag:
     def __call__(self) -> bool:
         """Whether the run has been asked to stop."""
         return self.code is not None
+
+    def check(self) -> None:
+        """Raise Interrupted once the run has been asked to stop."""
+        if self.code is not None:
+            raise Interrupted(self.code)
 
     def request(self, code: ExitCode) -> None:
         """Set the flag; the first code stays."""

@@ -116,25 +116,15 @@ def failed(error: BaseException, name: str) -> Failed:
 
 
 @dataclass(frozen=True)
-class Started:
-    """Message of the server: the child has this process id."""
-
-    pid: int
-
-
-@dataclass(frozen=True)
-class NotStarted:
-    """Message of the server: the system refused another process."""
-
-    errno: int
-
-
-@dataclass(frozen=True)
 class Ended:
-    """Message of the server: the child has ended, with what it had started. tail: the end of what it printed."""
+    """Message of the fork server: the child has ended, with what it had started.
+
+    code: of its exit · tail: the end of what it printed · errno: why the system did not start it.
+    """
 
     code: int
-    tail: str
+    tail: str = ""
+    errno: int = 0
 
 
 class Reporter:
@@ -250,10 +240,8 @@ def _enter(setup: Setup, parent_pid: int) -> None:
     if os.getppid() != parent_pid:  # it died before the lines above
         os._exit(1)
     os.setpgid(0, 0)  # a Ctrl-C in the terminal reaches the client alone
-    for (
-        number
-    ) in signals.LEFT_TO_CLIENT:  # no SIG_IGN, which programs that an environment starts would inherit
-        signals.handle(number, lambda *_: None)
+    for number in signals.LEFT_TO_CLIENT:
+        signals.handle(number, lambda *_: None)  # programs that an environment starts would inherit SIG_IGN
     if setup.trains:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals.LEFT_TO_CLIENT)

@@ -1,7 +1,7 @@
 """Evaluators: they run the evaluation episodes of a model in the learner's thread, or in a process of their own.
 
 The learner never waits for the process. It sends a model through shared memory, and one message through a pipe that always
-has room for it: the message is small and at most one is unread. The result comes back through shared memory too.
+has room for it: the message is small and at most one is unread.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from border_cli.runtime.child import Child
 from border_cli.runtime.clock import Deadline
 from border_cli.runtime.supervised import Condition, Factory, Limits, SupervisedProcess
 from border_cli.runtime.worker import Ready, Reporter
-from border_cli.transport import WORD, Block, Layout, ModelChannel, fence, model_layout
+from border_cli.transport import WORD, Block, Layout, ModelChannel, model_layout
 
 _START_TIMEOUT_S = 120.0
 """Time for making one environment, unless heartbeat_timeout_s is longer."""
@@ -192,86 +192,34 @@ class InlineEvaluator:
         return self._runner
 
 
-_HEARTBEAT, _ANSWERED, _OPT_STEPS, _EPISODES = range(4)
-
-
 class EvaluatorStatus:
-    """Seeds, results, heartbeat and stop request in memory that the learner and the evaluator's process share.
+    """Heartbeat and stop request in memory that the learner and the evaluator's process share.
 
-    Args:
-        info_keys: see `EpisodeRunner`.
-        block: the memory; None allocates it, which raises ResourceError if there is too little.
+    block: the memory; None allocates it, which raises ResourceError if there is too little.
     """
 
-    def __init__(
-        self, max_episodes: int, info_keys: tuple[str, ...] = (), block: Block | None = None
-    ) -> None:
-        self._max_episodes, self._info_keys = max_episodes, info_keys
+    def __init__(self, block: Block | None = None) -> None:
         layout = Layout()
-        stop, own = layout.reserve(WORD), layout.reserve(4 * WORD)
-        seeds, returns, lengths = (layout.reserve(max_episodes * WORD) for _ in range(3))
-        infos = layout.reserve(max(1, len(info_keys)) * WORD)
+        stop, beats = layout.reserve(WORD), layout.reserve(WORD)
         self._block = block or Block(layout.size, "the evaluator's status")
-        self._stop = self._block.words(stop, 1)
-        self._own = self._block.words(own, 4)
-        self._seeds = self._block.array(seeds, (max_episodes,), "int64")
-        self._returns = self._block.array(returns, (max_episodes,), "float64")
-        self._lengths = self._block.array(lengths, (max_episodes,), "int64")
-        self._infos = self._block.array(infos, (len(info_keys),), "float64")
+        self._stop, self._beats = self._block.words(stop, 1), self._block.words(beats, 1)
         self.close = self._block.close
 
     def __reduce__(self) -> tuple[Callable[..., EvaluatorStatus], tuple[Any, ...]]:
-        return EvaluatorStatus, (self._max_episodes, self._info_keys, self._block)
-
-    # -- the learner's side ---------------------------------------------------
-
-    def set_seeds(self, seeds: Sequence[int]) -> None:
-        """Seeds of the next task. Raises ValueError if there are more than max_episodes."""
-        if len(seeds) > self._max_episodes:
-            raise ValueError(f"{len(seeds)} episodes, and room for {self._max_episodes}")
-        self._seeds[: len(seeds)] = seeds
+        return EvaluatorStatus, (self._block,)
 
     def request_stop(self) -> None:
         self._stop[0] = 1
 
-    @property
-    def answered(self) -> int:
-        """Number of the last task that has a result, 0 before the first."""
-        return int(self._own[_ANSWERED])
-
-    def evaluation(self) -> Evaluation:
-        """The result of the task number `answered`."""
-        fence()
-        n = int(self._own[_EPISODES])
-        returns, lengths = self._returns[:n].tolist(), self._lengths[:n].tolist()
-        means = zip(self._info_keys, self._infos.tolist(), strict=True)
-        infos = {key: mean for key, mean in means if not math.isnan(mean)}
-        return Evaluation(int(self._own[_OPT_STEPS]), tuple(returns), tuple(lengths), infos)
-
-    @property
-    def heartbeat(self) -> int:
-        return int(self._own[_HEARTBEAT])
-
-    # -- the evaluator's side -------------------------------------------------
-
-    def seeds(self, n: int) -> list[int]:
-        """Seeds of the n episodes of the current task."""
-        seeds: list[int] = self._seeds[:n].tolist()
-        return seeds
-
     def stop_requested(self) -> bool:
         return bool(self._stop[0])
 
-    def beat(self) -> None:
-        self._own[_HEARTBEAT] += 1
+    @property
+    def heartbeat(self) -> int:
+        return int(self._beats[0])
 
-    def answer(self, task: int, evaluation: Evaluation) -> None:
-        n = len(evaluation.returns)
-        self._returns[:n], self._lengths[:n] = evaluation.returns, evaluation.lengths
-        self._infos[:] = [evaluation.infos.get(key, math.nan) for key in self._info_keys]
-        self._own[_OPT_STEPS], self._own[_EPISODES] = evaluation.opt_steps, n
-        fence()
-        self._own[_ANSWERED] = task
+    def beat(self) -> None:
+        self._beats[0] += 1
 
 
 @dataclass(frozen=True)
@@ -288,19 +236,26 @@ class EvaluatorSpec:
     env: Factory
     policy: Factory
     max_episode_steps: int
-    max_episodes: int
     info_keys: tuple[str, ...] = ()
     seed: int = 0
 
 
 @dataclass(frozen=True)
 class Task:
-    """Evaluate the newest model of the channel on the first `episodes` seeds of the status. number: counts from 1."""
+    """Evaluate the newest model of the channel on episodes of these seeds. number: counts from 1."""
 
     number: int
     opt_steps: int
-    episodes: int
+    seeds: tuple[int, ...]
     max_episode_steps: int
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The result of the task with this number."""
+
+    task: int
+    evaluation: Evaluation
 
 
 def evaluator_main(
@@ -321,10 +276,10 @@ def evaluator_main(
                 raise RuntimeError(f"there is no model for the evaluation of opt step {task.opt_steps}")
             policy.sync_model(model)
             runner.max_episode_steps = task.max_episode_steps
-            evaluation = runner.evaluate(policy, task.opt_steps, status.seeds(task.episodes), status.beat)
+            evaluation = runner.evaluate(policy, task.opt_steps, task.seeds, status.beat)
             if evaluation is None:
                 return
-            status.answer(task.number, evaluation)
+            reporter.send(Answer(task.number, evaluation))
 
 
 class ProcessEvaluator(SupervisedProcess):
@@ -357,9 +312,10 @@ class ProcessEvaluator(SupervisedProcess):
         self._spec = spec
         self._limit = limit or (lambda: spec.max_episode_steps)
         self._models = ModelChannel(model_layout(model))
-        self._status = EvaluatorStatus(spec.max_episodes, spec.info_keys)
+        self._status = EvaluatorStatus()
         self._task: Task | None = None
         self._tasks = 0
+        self._answer: Answer | None = None
         self._poll_due = Deadline(0.0)
 
     def begin(self, model: ModelInfo, seeds: Sequence[int], tick: Callable[[], None] = lambda: None) -> None:
@@ -367,17 +323,12 @@ class ProcessEvaluator(SupervisedProcess):
         if self._task is not None:
             raise RuntimeError(f"the model of opt step {self._task.opt_steps} is still being evaluated")
         self._models.publish(model)
-        self._status.set_seeds(seeds)
         self._tasks += 1
-        self._task = Task(self._tasks, model.version, len(seeds), self._limit())
+        self._task = Task(self._tasks, model.version, tuple(seeds), self._limit())
         self.send(self._task)
 
     def poll(self) -> Evaluation | None:
-        """The result, if it has arrived. Cheap: most calls only read one word and the clock."""
-        if self._task is not None and self._status.answered == self._task.number:
-            self._task = None
-            self._budget.reset()
-            return self._status.evaluation()
+        """The result, if it has arrived. Cheap: most calls only read the clock."""
         if self._poll_due.passed:
             self._poll_due = Deadline(_POLL_INTERVAL_S)
             if self.condition is Condition.NOT_STARTED:
@@ -390,7 +341,15 @@ class ProcessEvaluator(SupervisedProcess):
                 _logger.warning("%s; it is started again in %g s (%s)", loss.cause, loss.delay_s, restart)
                 if loss.cause.details:
                     _logger.info("the evaluator's own traceback:\n%s", loss.cause.details)
-        return None
+        if self._task is None or self._answer is None or self._answer.task != self._task.number:
+            return None
+        self._task = None
+        self._budget.reset()
+        return self._answer.evaluation
+
+    def _handle(self, message: object) -> None:
+        if isinstance(message, Answer):
+            self._answer = message
 
     def close(self) -> None:
         """Ask the process to stop, kill it if it does not, and release everything."""

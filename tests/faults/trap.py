@@ -58,7 +58,7 @@ def make(
     trapped = multiprocessing.current_process().name.startswith(place)
     if trapped and at == "make":
         spring(then)
-    env = CountingEnv(lengths=lengths)
+    env = CountingEnv(env=0, lengths=lengths)
     return Trapped(env, at, then, step) if trapped else env
 
 

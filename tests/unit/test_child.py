@@ -25,9 +25,9 @@ import pytest
 
 from border_cli.core.errors import ResourceError
 from border_cli.runtime import forkserver
-from border_cli.runtime.child import Child, ChildError, ChildStopped, describe_exit, output_to, run_in_child
+from border_cli.runtime.child import Child, ChildError, describe_exit, output_to, run_in_child
 from border_cli.runtime.forkserver_process import MOST_OUTPUT
-from border_cli.runtime.worker import MESSAGE_BYTES, Failed, Main, NotStarted, Reporter, Returned
+from border_cli.runtime.worker import MESSAGE_BYTES, Ended, Failed, Main, Reporter, Returned
 from tests.fakes import LIGHT_PRELOAD
 from tests.faults.processes import TIMEOUT_S, wait_gone, wait_until
 
@@ -78,14 +78,9 @@ def describe_self(word: str) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("forks", [True, False])
 def test_a_child_has_the_variables_limits_and_cpus_of_its_client_at_that_moment(
-    monkeypatch: pytest.MonkeyPatch, forks: bool
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Where nothing may be forked, a child is a new interpreter."""
-    if not forks:
-        forkserver.end_forkserver()
-        monkeypatch.setattr(forkserver, "FORKS", False)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     run_in_child(os.getpid, (), TIMEOUT_S)  # the server is there by now
     monkeypatch.setenv("BORDER_TEST", "1")
@@ -96,8 +91,6 @@ def test_a_child_has_the_variables_limits_and_cpus_of_its_client_at_that_moment(
         found = run_in_child(describe_self, ("hello",), TIMEOUT_S)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        if not forks:
-            forkserver.end_forkserver()
     pid = found.pop("pid")
     assert pid != os.getpid() and forkserver.pid_gone(pid)
     cpus = os.sched_getaffinity(0)
@@ -108,17 +101,13 @@ def test_a_child_has_the_variables_limits_and_cpus_of_its_client_at_that_moment(
     assert dict(os.environ) == before
 
 
-@pytest.mark.parametrize(("script", "runs"), [("border-train", False), ("my_training.py", True)])
-def test_a_child_runs_the_main_script_again_unless_it_is_our_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, runs: bool
-) -> None:
+def test_a_child_knows_what_the_main_script_defines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     main, mark = ModuleType("__main__"), tmp_path / "mark"
-    main.__file__ = str(tmp_path / script)
+    main.__file__ = str(tmp_path / "my_training.py")
     Path(main.__file__).write_text(f"open({str(mark)!r}, 'w').close()\n")
     monkeypatch.setitem(sys.modules, "__main__", main)
     run_in_child(os.getpid, (), TIMEOUT_S)
-    assert mark.exists() == runs
-    assert main.__file__ == str(tmp_path / script)
+    assert mark.exists()
 
 
 def fail(message: str) -> None:
@@ -141,7 +130,7 @@ def say_and_abort() -> None:
         (os._exit, (7,), {}, ChildError, "^the process exited with code 7$"),
         (say_and_abort, (), {}, ChildError, "SIGABRT\nits last output: assertion failed in the simulator$"),
         (hang, (), {"timeout_s": 0.3}, TimeoutError, r"no answer within 0\.3 s"),
-        (hang, (), {"should_stop": lambda: True}, ChildStopped, "^$"),
+        (hang, (), {"waiting": lambda: fail("stop")}, KeyError, "stop"),
     ],
     ids=["raises", "dies", "aborts", "hangs", "stopped"],
 )
@@ -158,7 +147,7 @@ def test_a_child_without_a_result_is_an_error(
 def test_f4_a_process_limit_is_reported_as_a_resource_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> Any:
         ours, theirs = forkserver.connected("")
-        theirs.send(NotStarted(errno.EAGAIN))
+        theirs.send(Ended(1, errno=errno.EAGAIN))
         theirs.close()
         return ours
 
