@@ -13,7 +13,6 @@ from border_cli.cli.help import complete_command
 from border_cli.cli.overrides import Parser, override_names, override_values, parse_overrides
 from border_cli.cli.translate import check_words
 from border_cli.config import registry
-from border_cli.config.resources import cores_for_actors
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import ExitCode, UsageError
 from border_cli.runtime.signals import StopFlag
@@ -84,4 +83,4 @@ def _bench(config: TrainConfig, typed: Mapping[str, str]) -> None:
         with StopFlag() as stop, doing:
             resolved, spec, _ = preflight(config, stop, overrides=typed, resuming=True)
             found = bench(resolved, spec, stop)
-        print_bench(Console(), resolved, found, cores_for_actors(resolved))
+        print_bench(Console(), found)

@@ -11,13 +11,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from border_cli.config.resolve import n_actors
-from border_cli.config.schema import TrainConfig
 from border_cli.config.throughput import Bench, Plan
 from border_cli.core.progress import Progress, RunResult
 from border_cli.core.types import ActorStat, Evaluation
 from border_cli.display import format
-from border_cli.display.advice import advice
 from border_cli.display.output import printable
 
 _PLAIN_WIDTH = 1000
@@ -107,10 +104,7 @@ def trainer_table(progress: Progress, result: RunResult) -> Table:
     if result.start is not None:
         rows.append(("score at the start", f"{format.number(result.start)} at opt step 0"))
     rows += [("last score", _score(result.last)), (best, _score(result.best))]
-    table = make_table("trainer", "", "value")
-    for row in rows:
-        add_row(table, *row)
-    return table
+    return _table("trainer", dict(rows))
 
 
 def actor_table(actors: Sequence[ActorStat]) -> Table:
@@ -159,6 +153,7 @@ def _per_second(n: int, seconds: float) -> float | None:
     return n / seconds if seconds > 0 else None
 
 
+_NOT_INCLUDED = "start, evaluations, checkpoints"
 _BOUND = {
     "acting": "the actors",
     "learning": "the learner",
@@ -170,74 +165,59 @@ _BOUND = {
 def print_plan(console: Console, plan: Plan) -> None:
     """Print what a run would do and take."""
     counts, one = plan.counts, plan.checkpoint
-    does = make_table("run", "", "value")
-    ends_surely = counts.exact or counts.limit == "max_time"
-    add_row(does, "ends by", counts.limit if ends_surely else f"{counts.limit}, or earlier")
-    for what, n in (
-        ("env steps", counts.env_steps),
-        ("opt steps", counts.opt_steps),
-        ("evaluations", counts.evaluations),
-        ("checkpoints written", counts.checkpoints),
-    ):
-        most = "" if counts.exact else "at most "
-        add_row(does, what, "known at the end" if n is None else f"{most}{format.count(n)}")
-    add_row(does, "processes", format.count(plan.processes))
-    add_row(does, "compute threads", f"{plan.threads} on {format.counted(plan.cpus, 'CPU')}")
-
-    memory = make_table("memory", "", "bytes")
-    _add_sizes(memory, plan.memory)
-    add_row(memory, "free", format.size(plan.free_memory))
-
-    disk = make_table("disk", "", "bytes")
-    add_row(disk, "one checkpoint", format.size(one.fixed))
-    add_row(disk, "one with a full replay", format.size(one.fixed + one.replay))
-    disk.add_section()
-    _add_sizes(disk, plan.disk)
-    add_row(disk, "free", format.size(plan.free_disk))
-
-    time = make_table("time (estimate)", "", "value")
-    add_row(time, "env steps/s of one actor alone", format.rate(plan.speeds.env_steps))
-    add_row(time, "opt steps/s of the learner alone", format.rate(plan.speeds.opt_steps))
-    add_row(time, "opt steps are", plan.opt_steps_are)
-    add_row(time, "slower side", _BOUND[plan.duration.bound_by])
-    add_row(time, "training", format.duration(plan.duration.seconds))
-    add_row(time, "not included", "start, evaluations, checkpoints")
-    print_tables(console, [does, memory, disk, time])
+    most = "" if counts.exact else "at most "
+    numbers = {
+        "env steps": counts.env_steps,
+        "opt steps": counts.opt_steps,
+        "evaluations": counts.evaluations,
+        "checkpoints written": counts.checkpoints,
+    }
+    surely = "" if counts.exact or counts.limit == "max_time" else ", or earlier"
+    run = {"ends by": f"{counts.limit}{surely}"}
+    for what, n in numbers.items():
+        run[what] = "known at the end" if n is None else f"{most}{format.count(n)}"
+    run["processes"] = format.count(plan.processes)
+    run["compute threads"] = f"{plan.threads} on {format.counted(plan.cpus, 'CPU')}"
+    checkpoints = {"one checkpoint": one.fixed, "one with a full replay": one.fixed + one.replay}
+    time = {
+        "env steps/s of one actor alone": format.rate(plan.speeds.env_steps),
+        "opt steps/s of the learner alone": format.rate(plan.speeds.opt_steps),
+        "opt steps are": plan.opt_steps_are,
+        "slower side": _BOUND[plan.duration.bound_by],
+        "training": format.duration(plan.duration.seconds),
+        "not included": _NOT_INCLUDED,
+    }
+    tables = [
+        _table("run", run),
+        _table("memory", _sizes(plan.memory, {"free": plan.free_memory})),
+        _table("disk", _sizes(plan.disk, {"free": plan.free_disk, **checkpoints})),
+        _table("time (estimate)", time),
+    ]
+    print_tables(console, tables)
 
 
-def print_bench(console: Console, config: TrainConfig, found: Bench, cores: int | None) -> None:
+def print_bench(console: Console, found: Bench) -> None:
     """Print what border-bench measured, predicts and recommends."""
-    ceilings = make_table("alone", "", "per second", "")
-    for what, (rate, unit) in found.ceilings.items():
-        add_row(ceilings, what, format.rate(rate), unit)
-    p, predicted = found.predicted, make_table("together", "", "predicted")
-    add_row(predicted, "env steps/s", format.rate(p.env_steps))
-    add_row(predicted, f"{found.opt_steps_are} opt steps/s", format.rate(p.opt_steps))
-    add_row(predicted, "opt steps/s with what is recommended", format.rate(found.recommended_opt_steps))
-    add_row(predicted, "slower side", _BOUND[p.bound_by])
-    add_row(predicted, "not included", "start, evaluations, checkpoints")
-    print_tables(console, [ceilings, predicted])
-    t = config.trainer
-    progress = Progress(
-        phase="training",
-        opt_steps=1,
-        env_steps=t.warmup_period + 1,
-        warmup_period=t.warmup_period,
-        ratio_target=t.opt_interval,
-        ratio_actual=p.env_steps / p.opt_steps,
-        actors_blocked=p.actors_blocked,
-        learner_blocked=p.learner_blocked,
-        n_actors=n_actors(config),
-        asynchronous=t.type == "async",
-    )
-    bound = advice(progress, cores)
-    if p.bound_by == "CPUs":
-        bound = "CPU-bound: actors and learner share the CPUs; a larger trainer.opt_interval needs fewer opt steps"
-    print_lines(console, ("bound", bound), ("try", " ".join(found.recommended)))
+    p = found.predicted
+    predicted = {
+        "env steps/s": format.rate(p.env_steps),
+        f"{found.opt_steps_are} opt steps/s": format.rate(p.opt_steps),
+        "opt steps/s with what is recommended": format.rate(found.recommended_opt_steps),
+        "slower side": _BOUND[p.bound_by],
+        "not included": _NOT_INCLUDED,
+    }
+    alone = {what: f"{format.rate(rate)} {unit}/s" for what, (rate, unit) in found.ceilings.items()}
+    print_tables(console, [_table("alone", alone), _table("together", predicted)])
+    print_lines(console, ("try", " ".join(found.recommended)))
 
 
-def _add_sizes(table: Table, sizes: Mapping[str, int]) -> None:
-    for what, nbytes in sizes.items():
-        add_row(table, what, format.size(nbytes))
-    table.add_section()
-    add_row(table, "in all", format.size(sum(sizes.values())))
+def _table(title: str, rows: Mapping[str, str]) -> Table:
+    table = make_table(title, "", "value")
+    for row in rows.items():
+        add_row(table, *row)
+    return table
+
+
+def _sizes(parts: Mapping[str, int], others: Mapping[str, int]) -> dict[str, str]:
+    """These numbers of bytes, and the sum of the first ones."""
+    return {what: format.size(n) for what, n in {**parts, "in all": sum(parts.values()), **others}.items()}
