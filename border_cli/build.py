@@ -57,7 +57,7 @@ from border_cli.envs.group import GymEnv, ReplayedEnv, try_env
 from border_cli.recorders import NullRecorder, RecorderGroup, TolerantRecorder
 from border_cli.recorders.files import CSV_FILE, METRICS_FILE, CsvRecorder, JsonlRecorder
 from border_cli.recorders.remote import RemoteRecorder
-from border_cli.replay.n_step import NStepProcessor, reward_limit
+from border_cli.replay.n_step import NStepProcessor
 from border_cli.runs.directory import SWEEP_FILE
 from border_cli.runs.resume import Resumed
 from border_cli.runs.summary import read_run_id
@@ -491,7 +491,6 @@ def actor_env(actor_id: ActorId, config: TrainConfig, made: Callable[[], None] =
         actor_id.n_envs,
         f"actor {actor_id.actor}",
         made=made,
-        reward_limit=reward_limit(config.buffer.n_step, config.agent.gamma, config.agent.reward_clip),
         native=steps_natively(config),
         quiet=True,
     )

@@ -189,11 +189,6 @@ class EnvSpec:
                 raise ValueError(f"there is no space of kind {part.kind!r} and dtype {part.dtype!r}")
             if not all(type(n) is int for n in (*part.shape, *numbers)) or min(part.shape, default=0) < 0:
                 raise ValueError(f"the shape or a count of a {part.kind} space is not made of integers")
-        for leaf in leaves:
-            if leaf.kind == "box" and leaf.categories and not leaf.has_channels(len(leaf.categories)):
-                raise ValueError("the categories of an image are not one number per channel")
-            if leaf.stack < 1 or (leaf.stack > 1 and leaf.shape[:1] != (leaf.stack,)):
-                raise ValueError(f"an observation of shape {leaf.shape} is not a stack of {leaf.stack}")
         if not all(isinstance(leaf.path, tuple) for leaf in leaves):
             raise ValueError("the path of an observation is not a list")
         if not all(isinstance(bound, int | float) for bound in (*action.low, *action.high)):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,8 +13,8 @@ import numpy as np
 from border_cli.core.spaces import Array, EnvSpec, Obs, ObsLeaf, encode
 from border_cli.core.state import State, check_like
 
-ANY_REWARD = sys.float_info.max
-"""The reward limit that only NaN and infinities exceed."""
+_MAX_REWARD = 1e30
+"""A larger one counts as infinite: n-step sums, in float32, stay finite."""
 _STRICT_OBSERVATIONS, _CHECK_INTERVAL = 100, 1000
 _MAX_DROPS_IN_A_ROW = 100
 _LEAST_CHANGE = 1e-3
@@ -43,7 +42,6 @@ class EnvChecker:
         spec: of the environments.
         n_envs: how many there are.
         drop: leave out env steps with numbers that are not finite, instead of raising an error.
-        reward_limit: rewards beyond ± this count as not finite.
 
     Attributes:
         obs: (n_envs, ...) current observations, as stored.
@@ -59,7 +57,6 @@ class EnvChecker:
         *,
         drop: bool = False,
         strict_bounds: bool = False,
-        reward_limit: float = ANY_REWARD,
     ) -> None:
         self.obs: Obs = spec.obs.zeros(n_envs)
         self.episodes = [0] * n_envs
@@ -73,7 +70,6 @@ class EnvChecker:
         self._finite_flags = {name: (flags, np.frombuffer(flags, bool)) for name, flags in floats.items()}
         self._drop = drop
         self._strict_bounds = strict_bounds
-        self._reward_limit = reward_limit
         self._observations = [0] * n_envs  # stored so far
         self._dropped = 0
         self._drops_in_a_row: dict[int, int] = {}
@@ -171,8 +167,7 @@ class EnvChecker:
             np.isfinite(self.obs[name].reshape(-1), is_finite)
             if 0 in flags:  # a search in bytes takes a quarter of the time of `all`
                 return False
-        limit = self._reward_limit
-        return reward is None or all(-limit <= value <= limit for value in reward.tolist())
+        return reward is None or all(-_MAX_REWARD <= value <= _MAX_REWARD for value in reward.tolist())
 
     def _not_finite(self, env_ix: int, reward: float) -> str:
         """Which number of this environment is not finite; empty if all are."""
@@ -181,11 +176,7 @@ class EnvChecker:
             if not np.isfinite(row).all():
                 index = tuple(np.argwhere(~np.isfinite(row))[0])
                 return f"observation {name}{_shown(index)} is {row[index]}"
-        if -self._reward_limit <= reward <= self._reward_limit:
-            return ""
-        if np.isfinite(reward):
-            return f"the reward is {reward:g}, beyond {self._reward_limit:.3g}: sums of such are infinite in float32"
-        return f"the reward is {reward}"
+        return "" if -_MAX_REWARD <= reward <= _MAX_REWARD else f"the reward is {reward}"
 
     def _count_drop(self, env_ix: int, problem: str) -> None:
         problem = f"{self._where(env_ix)}: {problem}"
@@ -367,44 +358,42 @@ class EnvApiError(EnvDataError):
     """An environment gave a result that is not of the form that gymnasium's API asks for."""
 
 
-_NUMBERS = (float, int, np.floating, np.integer)
+def _is_flag(value: Any) -> bool:
+    return type(value) is bool or (
+        not np.ndim(value) and np.asarray(value).dtype.kind in "biu" and value in (0, 1)
+    )
 
 
-def reset_parts(result: Any) -> tuple[Any, dict[str, Any]]:
-    """The result of `reset`, (observation, info). Raises EnvApiError for anything else."""
-    if not isinstance(result, tuple) or len(result) != 2:
-        raise EnvApiError(f"reset() returns {_form(result)}, not (observation, info)")
-    _check_info(result[1], "reset")
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float | int) or (not np.ndim(value) and np.asarray(value).dtype.kind in "biuf")
+
+
+def _is_dict(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+_Part = tuple[str, Callable[[Any], bool] | None, str]
+_RESET: tuple[_Part, ...] = (("observation", None, ""), ("info", _is_dict, "a dict"))
+_STEP: tuple[_Part, ...] = (
+    ("observation", None, ""),
+    ("reward", _is_number, "one number"),
+    ("terminated", _is_flag, "True or False"),
+    ("truncated", _is_flag, "True or False"),
+    ("info", _is_dict, "a dict"),
+)
+"""What each part of a result has to be."""
+
+
+def checked(result: Any, method: str) -> Any:
+    """The result of `reset` or `step`. Raises EnvApiError where it has other parts than gymnasium's API asks for."""
+    parts = _STEP if method == "step" else _RESET
+    if not isinstance(result, tuple) or len(result) != len(parts):
+        form = f"{len(result)} values" if isinstance(result, tuple) else f"a {type(result).__name__}"
+        raise EnvApiError(f"{method}() returns {form}, not ({', '.join(name for name, *_ in parts)})")
+    for (name, is_right, what), value in zip(parts, result, strict=True):
+        if is_right is not None and not is_right(value):
+            raise EnvApiError(f"{method}() returns {name} that is not {what}: {value!r:.60}")
     return result
-
-
-def step_parts(result: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-    """The result of `step`, (observation, reward, terminated, truncated, info). Raises EnvApiError for anything else."""
-    if not isinstance(result, tuple) or len(result) != 5:
-        names = "(observation, reward, terminated, truncated, info)"
-        raise EnvApiError(f"step() returns {_form(result)}, not {names}")
-    _, reward, terminated, truncated, info = result
-    if type(terminated) is not bool or type(truncated) is not bool:  # most are
-        _check_flag(terminated, "terminated")
-        _check_flag(truncated, "truncated")
-    if not isinstance(reward, _NUMBERS) and (np.ndim(reward) or np.asarray(reward).dtype.kind not in "biuf"):
-        raise EnvApiError(f"step() returns a reward that is not one number: {reward!r:.60}")
-    _check_info(info, "step")
-    return result
-
-
-def _form(result: Any) -> str:
-    return f"{len(result)} values" if isinstance(result, tuple) else f"a {type(result).__name__}"
-
-
-def _check_flag(value: Any, name: str) -> None:
-    if np.ndim(value) or np.asarray(value).dtype.kind not in "biu" or value not in (0, 1):
-        raise EnvApiError(f"step() returns {name} that is neither True nor False: {value!r:.60}")
-
-
-def _check_info(info: Any, method: str) -> None:
-    if not isinstance(info, dict):
-        raise EnvApiError(f"{method}() returns an info that is no dict: {info!r:.60}")
 
 
 def api_mistake(env: Any) -> str:
@@ -413,8 +402,8 @@ def api_mistake(env: Any) -> str:
     if "seed" not in parameters and all(p.kind is not p.VAR_KEYWORD for p in parameters.values()):
         return "reset() takes no seed"
     try:
-        reset_parts(env.reset(seed=0))
-        step_parts(env.step(env.action_space.sample()))
+        checked(env.reset(seed=0), "reset")
+        checked(env.step(env.action_space.sample()), "step")
     except EnvApiError as e:
         return str(e)
     return ""

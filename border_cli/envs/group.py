@@ -27,16 +27,8 @@ from border_cli.core.errors import ActorLostError, BorderError, UsageError
 from border_cli.core.spaces import ACTION_MASK, Array, EnvSpec, Obs, decode_actions
 from border_cli.core.state import State, check_like, joined, section
 from border_cli.core.types import Step
-from border_cli.envs.checks import (
-    ANY_REWARD,
-    EnvApiError,
-    EnvChecker,
-    EnvDataError,
-    api_mistake,
-    reset_parts,
-    step_parts,
-)
-from border_cli.envs.make import make_gym, own_statistics, stack_size
+from border_cli.envs.checks import EnvApiError, EnvChecker, EnvDataError, api_mistake, checked
+from border_cli.envs.make import check_statistics, make_gym, stack_size
 from border_cli.envs.spaces import env_spec, may_hold_categories, part_name
 from border_cli.runtime.clock import Deadline
 from border_cli.runtime.signals import LEFT_TO_CLIENT
@@ -94,7 +86,6 @@ class GymEnv:
         owner: who acts in them, for messages.
         render_mode: as gymnasium's.
         made: called after each environment is made, because making many can take long.
-        reward_limit: a reward beyond ± this counts as not finite.
         native: they are Atari games that run at the same time, in ALE's own threads.
         quiet: ignore warnings while they are made, because `try_env` has printed them.
 
@@ -110,7 +101,6 @@ class GymEnv:
         *,
         render_mode: str | None = None,
         made: Callable[[], None] = lambda: None,
-        reward_limit: float = ANY_REWARD,
         native: bool = False,
         quiet: bool = False,
     ) -> None:
@@ -137,7 +127,6 @@ class GymEnv:
             n_envs,
             drop=config.nonfinite == "drop",
             strict_bounds=config.out_of_bounds == "error",
-            reward_limit=reward_limit,
         )
         self.info_mask: tuple[int, ...] | None = None
         self._life_loss = config.preprocess == "atari" and config.life_loss
@@ -149,10 +138,10 @@ class GymEnv:
         """Start a new episode in one environment; without a seed its own generator continues."""
         with self._failures("reset", env_ix):
             self.checker.begin(env_ix)
-            observation, info = reset_parts(self.envs[env_ix].reset(seed=seed))
+            observation, info = checked(self.envs[env_ix].reset(seed=seed), "reset")
             while not self.checker.take_first(env_ix, observation):
                 self.checker.begin(env_ix)
-                observation, info = reset_parts(self.envs[env_ix].reset())
+                observation, info = checked(self.envs[env_ix].reset(), "reset")
             self._lives[env_ix] = info.get("lives", 0)
         mask = info.get(ACTION_MASK)
         self.info_mask = None if mask is None else np.shape(mask)
@@ -186,7 +175,7 @@ class GymEnv:
                     self.envs[i].unwrapped.send(given[row])
             checker.renew_arrays(whole=k == self.n_envs)
             for row, i in enumerate(env_ix):
-                result = step_parts(self.envs[i].step(given[row]))
+                result = checked(self.envs[i].step(given[row]), "step")
                 observation, reward[row], terminated[row], truncated[row], info = result
                 checker.take(i, observation)
                 if lost is not None:
@@ -299,7 +288,7 @@ def _try(config: EnvConfig, at_end: ExitStack) -> Probed:
         env = GymEnv(config)
         at_end.callback(env.close)
         is_simple = monotonic() - began <= _QUICKLY_S and psutil.Process().children() == before
-        _refuse_own_statistics(env.envs[0])
+        check_statistics(env.envs[0])
         env.reset(0, seed=0)
         action = env.spec.action
         if (
@@ -401,13 +390,8 @@ def _find_categories(env: GymEnv, config: EnvConfig) -> dict[str, list[int]]:
 
 
 def _number(value: Any) -> float:
-    """A value of an info; NaN for what is no number, inf for one that is too large."""
-    if not isinstance(value, int | float | np.bool_ | np.integer | np.floating):
-        return math.nan
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf
+    """A value of an info; NaN for what is no number."""
+    return float(value) if isinstance(value, int | float | np.bool_ | np.integer | np.floating) else math.nan
 
 
 def _random_action(env: GymEnv, rng: np.random.Generator) -> Array:
@@ -420,24 +404,6 @@ def _random_action(env: GymEnv, rng: np.random.Generator) -> Array:
     allowed = np.arange(spec.n) if mask is None else np.flatnonzero(env.observe([0])[mask][0])
     chosen: Array = rng.choice(allowed if len(allowed) else spec.n, 1)
     return chosen
-
-
-def _refuse_own_statistics(env: gymnasium.Env[Any, Any]) -> None:
-    """Raise UsageError for an environment that normalises by statistics of its own, different in each process."""
-    found = own_statistics(env)
-    if found is None:
-        return
-    layer, of_rewards = found
-    what, instead = "observations", "agent.normalize_obs=true instead of it"
-    if of_rewards:
-        what, instead = (
-            "rewards",
-            "agent.reward_clip, or a wrapper of your own with a fixed scale (env.wrappers=[module:name]), instead",
-        )
-    raise UsageError(
-        f"env: {layer} normalises {what} by running statistics of its own, which differ in each actor and evaluation\n"
-        f"allowed: {instead}"
-    )
 
 
 class ReplayedEnv:

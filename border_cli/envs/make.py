@@ -163,20 +163,29 @@ def _limited(env: gymnasium.Env[Any, Any], limit: int) -> gymnasium.Env[Any, Any
     return gymnasium.wrappers.TimeLimit(env, limit)
 
 
-def own_statistics(env: gymnasium.Env[Any, Any]) -> tuple[str, bool] | None:
-    """The layer of an environment that normalises by running statistics of its own, and whether it does so to rewards.
+def check_statistics(env: gymnasium.Env[Any, Any]) -> None:
+    """Raise UsageError for an environment that normalises by running statistics of its own, different in each process.
 
-    Such statistics are attributes of a class RunningMeanStd, or called as in gymnasium's and other wrappers. None where
-    there are none, or where they are fixed.
+    They are attributes of a class RunningMeanStd, or called as in gymnasium's and other wrappers, and are not fixed.
     """
+    layer = env
     while True:
-        for name, value in vars(env).items():
-            found = name in _STATISTICS or type(value).__name__ == "RunningMeanStd"
-            if found and getattr(env, "update_running_mean", True):
-                return type(env).__name__, "ret" in name or "rew" in name
-        if not isinstance(env, gymnasium.Wrapper):
-            return None
-        env = env.env
+        for name, value in vars(layer).items():
+            is_running = name in _STATISTICS or type(value).__name__ == "RunningMeanStd"
+            if is_running and getattr(layer, "update_running_mean", True):
+                what, instead = "observations", "agent.normalize_obs=true"
+                if "ret" in name or "rew" in name:
+                    what, instead = (
+                        "rewards",
+                        "agent.reward_clip, or a wrapper of your own with a fixed scale",
+                    )
+                raise UsageError(
+                    f"env: {type(layer).__name__} normalises {what} by running statistics of its own, which differ in "
+                    f"each actor and evaluation\nallowed: {instead} instead of it"
+                )
+        if not isinstance(layer, gymnasium.Wrapper):
+            return
+        layer = layer.env
 
 
 @functools.cache

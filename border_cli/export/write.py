@@ -20,7 +20,7 @@ from border_cli.agents.sac.agent import SacPolicy
 from border_cli.agents.sac.network import MEAN_RANGE, PolicyNetwork, TanhBijector
 from border_cli.core.errors import UsageError
 from border_cli.core.protocols import ActingPolicy
-from border_cli.core.spaces import Array, EnvSpec, ObsLeaf
+from border_cli.core.spaces import ActionSpec, Array, EnvSpec, ObsLeaf
 from border_cli.export import numpy_policy
 from border_cli.export.policy import ExportedPolicy, example, inner_bounds
 
@@ -216,11 +216,10 @@ def _readme(spec: EnvSpec, format: str, title: str, epsilon: float, mask_in_info
     lines = [f"# {title}", "", "A trained policy, with the preprocessing of its observations.", "", use]
     lines += ["| input | shape | dtype | what it is |", "| --- | --- | --- | --- |"]
     for leaf in leaves:
-        shape = ", ".join(map(str, (*batch, *leaf.shape)))
-        lines.append(f"| `{leaf.name}` | ({shape}) | {leaf.dtype} | {_about(leaf, spec)} |")
+        lines.append(f"| `{leaf.name}` | {_shape(leaf, batch)} | {leaf.dtype} | {_about(leaf, spec)} |")
     lines += [
         "",
-        _about_action(spec, batch),
+        f"The output `action` is {_shape(spec.action, batch)} {spec.action.dtype}, as the environment takes it.",
         "",
         "The actions are greedy, without exploration.",
     ]
@@ -229,18 +228,12 @@ def _readme(spec: EnvSpec, format: str, title: str, epsilon: float, mask_in_info
     return "\n".join(lines) + "\n"
 
 
+def _shape(part: ObsLeaf | ActionSpec, batch: tuple[str, ...]) -> str:
+    return f"({', '.join(map(str, (*batch, *part.shape)))})"
+
+
 def _about(leaf: ObsLeaf, spec: EnvSpec) -> str:
     if leaf.name == spec.mask:
         return "1 for an allowed action, 0 for another"
-    where = "the observation" if not leaf.path else f"its part {'.'.join(map(str, leaf.path))}"
-    kind = {"discrete": "an integer", "multi_discrete": "integers", "multi_binary": "zeros and ones"}
-    stacked = f"; the newest {leaf.stack} observations, the newest last" if leaf.stack > 1 else ""
-    return f"{where}: {kind.get(leaf.kind, 'numbers')}{stacked}"
-
-
-def _about_action(spec: EnvSpec, batch: tuple[str, ...]) -> str:
-    action = spec.action
-    what = f"The output `action` is ({', '.join(map(str, (*batch, *action.shape)))}) {action.dtype}, "
-    if action.kind == "discrete":
-        return f"{what}from {action.start} to {action.start + action.n - 1}."
-    return f"{what}within the bounds of the action space ({min(action.low):g} to {max(action.high):g})."
+    where = f"its part {'.'.join(map(str, leaf.path))}" if leaf.path else "the observation"
+    return f"{where}; the newest {leaf.stack}, the newest last" if leaf.stack > 1 else where

@@ -8,7 +8,6 @@ at the end of an episode the shorter ones, and last the final observation.
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -33,12 +32,6 @@ from border_cli.core.types import (
 )
 
 _MAX_PRIORITY = float(np.finfo(np.float32).max)
-
-
-def reward_limit(n_step: int, gamma: float, reward_clip: float | None = None) -> float:
-    """Rewards within ± this limit have finite n-step sums in float32, the dtype of stored rewards."""
-    limit = float(np.finfo(np.float32).max) / sum(gamma**k for k in range(n_step))
-    return limit if reward_clip is None or reward_clip > limit else sys.float_info.max
 
 
 _ROW = (

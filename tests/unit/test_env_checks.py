@@ -17,7 +17,7 @@ from border_cli.core.errors import ActorLostError, ExitCode, UsageError
 from border_cli.core.spaces import Array
 from border_cli.core.types import concat_items, item_columns
 from border_cli.envs.group import GymEnv, try_env
-from border_cli.replay.n_step import NStepProcessor, reward_limit
+from border_cli.replay.n_step import NStepProcessor
 from border_cli.training.evaluators import EpisodeRunner
 from tests.fakes import NumpyPolicy
 from tests.faults.amounts import sampled
@@ -60,14 +60,13 @@ class Scripted(gymnasium.Env[Any, Any]):  # type: ignore[misc] # gymnasium is no
 def group(
     n: int = 1,
     nonfinite: str = "error",
-    limit: float | None = None,
     out_of_bounds: str = EnvConfig().out_of_bounds,
     **kwargs: Any,
 ) -> GymEnv:
     config = EnvConfig(
         entry_point=f"{__name__}:Scripted", kwargs=kwargs, nonfinite=nonfinite, out_of_bounds=out_of_bounds
     )
-    env = GymEnv(config, n, "actor 7") if limit is None else GymEnv(config, n, reward_limit=limit)
+    env = GymEnv(config, n, "actor 7")
     for i in range(n):
         env.reset(i, seed=i)
     return env
@@ -130,7 +129,6 @@ def test_e2_numbers_are_checked_as_they_are_stored() -> None:
     # Large numbers are finite, even if their squares are not.
     space = spaces.Box(-INF, INF, (1,), np.float32)
     steps(group(space=space, observation=lambda e, t: np.array([3e38], np.float32)), 5)
-    steps(group(reward=lambda e, t: 1e300), 5)
 
 
 def rows(env: GymEnv, n: int, n_step: int = 1) -> tuple[Sampler, list[tuple[float, float, float, int]]]:
@@ -349,18 +347,18 @@ class Odd(Scripted):
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ({"reset_info": None}, "reset() returns an info that is no dict: None"),
-        ({"info": [1]}, "step() returns an info that is no dict: [1]"),
-        ({"reward": "1"}, "step() returns a reward that is not one number: '1'"),
-        ({"reward": np.ones(2)}, "step() returns a reward that is not one number: array([1., 1.])"),
-        ({"terminated": NAN}, "step() returns terminated that is neither True nor False: nan"),
-        ({"terminated": "False"}, "step() returns terminated that is neither True nor False: 'False'"),
-        ({"terminated": {}}, "step() returns terminated that is neither True nor False: {}"),
+        ({"reset_info": None}, "reset() returns info that is not a dict: None"),
+        ({"info": [1]}, "step() returns info that is not a dict: [1]"),
+        ({"reward": "1"}, "step() returns reward that is not one number: '1'"),
+        ({"reward": np.ones(2)}, "step() returns reward that is not one number: array([1., 1.])"),
+        ({"terminated": NAN}, "step() returns terminated that is not True or False: nan"),
+        ({"terminated": "False"}, "step() returns terminated that is not True or False: 'False'"),
+        ({"terminated": {}}, "step() returns terminated that is not True or False: {}"),
         (
             {"truncated": np.array([False, False])},
-            "step() returns truncated that is neither True nor False: array([False, False])",
+            "step() returns truncated that is not True or False: array([False, False])",
         ),
-        ({"truncated": 2}, "step() returns truncated that is neither True nor False: 2"),
+        ({"truncated": 2}, "step() returns truncated that is not True or False: 2"),
     ],
 )
 def test_e3_each_part_of_a_result_that_is_odd_is_named_with_what_came(
@@ -370,7 +368,7 @@ def test_e3_each_part_of_a_result_that_is_odd_is_named_with_what_came(
         env = GymEnv(EnvConfig(entry_point=f"{__name__}:Odd", kwargs=parts), owner="actor 7")
         env.reset(0, seed=0)
         steps(env, 1)
-    with pytest.raises(UsageError, match=f"^env: {re.escape(message)}\nallowed: gymnasium's API"):
+    with pytest.raises(UsageError, match=f"^env: {re.escape(message)}\n"):
         try_env(EnvConfig(entry_point=f"{__name__}:Odd", kwargs=parts))
 
 
@@ -401,21 +399,9 @@ def test_e3_numbers_that_float32_cannot_tell_apart_are_reported_once(
 # -- E5: extremes -------------------------------------------------------
 
 
-def test_e5_no_sum_within_the_limit_overflows() -> None:
-    for n, gamma in ((1, 0.99), (3, 1.0), (10, 0.997)):
-        limit = reward_limit(n, gamma)
-        total = sum(gamma**k * limit for k in range(n))
-        assert np.float32(total) == pytest.approx(FINITE)
-        assert np.isfinite(np.float32(total))
-    assert reward_limit(1, 0.9) == float(FINITE)
-    assert reward_limit(3, 1.0, reward_clip=1.0) > 1e300  # a clipped reward may be any finite number
-    assert reward_limit(3, 1.0, reward_clip=2e38) < 2e38
-
-
-def test_e5_rewards_with_an_infinite_sum_are_not_stored() -> None:
-    reward = at(2, 2, 2e38, at(2, 3, 2e38, lambda e, t: 1e30))
-    with data_error(r"the reward is 2e\+38, beyond 1\.94e\+38: sums of such are infinite"):
-        rows(group(limit=reward_limit(3, 0.5), reward=reward), 5, n_step=3)
-    env = group(nonfinite="drop", limit=reward_limit(3, 0.5), reward=reward)
-    huge = float(np.float32(1e30))
-    assert rows(env, 3, n_step=3)[1][:2] == [(2, 0, huge, 1), (2, 1, 0, 0)]
+def test_e5_rewards_whose_sums_may_be_infinite_are_not_stored() -> None:
+    reward = at(2, 2, 2e30, lambda e, t: 1e29)
+    with data_error(r"the reward is 2e\+30"):
+        rows(group(reward=reward), 5, n_step=3)
+    env = group(nonfinite="drop", reward=reward)
+    assert rows(env, 2, n_step=3)[1][0] == (2, 0, float(np.float32(1e29)), 1)

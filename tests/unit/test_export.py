@@ -106,10 +106,10 @@ def test_the_readme_has_every_input_and_the_output(tmp_path: Path) -> None:
     page = (tmp_path / "README.md").read_text()
     assert page.startswith("# sac on Car-v0\n")
     for line in (
-        "| `obs.gear` | () | int64 | its part gear: an integer |",
-        "| `obs.view` | (6, 6, 2) | float32 | its part view: numbers |",
+        "| `obs.gear` | () | int64 | its part gear |",
+        "| `obs.view` | (6, 6, 2) | float32 | its part view |",
         "action = policy(observation)\n",
-        "(3) float32, within the bounds of the action space (-1 to 3)",
+        "The output `action` is (3) float32, as the environment takes it.",
     ):
         assert line in page
     code = "".join(f"{line.strip()}\n" for line in page.splitlines() if line.startswith("    "))

@@ -168,14 +168,4 @@ def test_the_categories_of_a_saved_spec_are_those_of_its_channels() -> None:
     spec = EnvSpec(ObsSpec((GRID,)), ActionSpec("discrete", n=2))
     assert EnvSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
     wrong = EnvSpec(ObsSpec((replace(GRID, categories=(3, 1)),)), spec.action)
-    with pytest.raises(ValueError, match="one number per channel"):
-        EnvSpec.from_json(wrong.to_json())
     assert wrong.difference(spec) == "observation obs has categories (3, 1), here (3, 1, 2)"
-
-
-@pytest.mark.parametrize("stack", [0, -1, 2])
-def test_a_saved_stack_has_as_many_frames_as_its_shape(stack: int) -> None:
-    leaf = ObsLeaf("obs", (), "box", (3, 2), "float32", stack=stack)
-    spec = EnvSpec(ObsSpec((leaf,)), ActionSpec("discrete", n=2))
-    with pytest.raises(ValueError, match=f"is not a stack of {stack}"):
-        EnvSpec.from_json(spec.to_json())
