@@ -17,24 +17,6 @@ from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import ExitCode, UsageError
 from border_cli.runtime.signals import StopFlag
 
-HELP = """\
-border-bench measures each part of a run alone on this machine, in less than a minute: the environment, acting, the way of
-the rows to the replay, sampling, opt steps, publishing models. From that it predicts how fast the run trains and what
-limits it, and recommends settings. It trains nothing and writes no run; the first time it compiles the opt step, which
-takes up to a minute more and is kept for runs.
-
-  border-bench [group=option …] [key=value …]     the overrides of border-train (border-train --help)
-
-Flags
-  -cd, --config-dir DIR     as for border-train
-  -sc install=bash          set up completion: eval "$(border-bench -sc install=bash)" (also zsh, fish)
-  -h, --help  --version
-
-Examples
-  border-bench agent=dqn env=cartpole n_actors=4
-  border-bench agent=sac env=halfcheetah threads=2
-"""
-
 
 def main(argv: list[str] | None = None) -> int:
     """The command. argv: its arguments, by default those of the process. Returns the exit code."""
@@ -47,7 +29,7 @@ def _dispatch(argv: Sequence[str]) -> int:
     parser = Parser("border-bench")
     parser.add_argument("--config-dir", "-cd")
     flags, rest = parser.read(argv)
-    if parser.show_page(flags, HELP):
+    if parser.show_page(flags):
         return ExitCode.DONE
     if flags.shell_completion:
         return complete_command(rest)

@@ -7,11 +7,17 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from border_cli.core.errors import ActorLostError, BorderError, ExitCode, Interrupted, ResourceError, notes
 from border_cli.display.output import output, printable, write_line
 
 MAX_LINES = 3
+
+
+def read_page(name: str) -> str:
+    """A page of help, from the folder pages/."""
+    return (Path(__file__).parent / "pages" / f"{name}.txt").read_text(encoding="utf-8")
 
 
 def show(text: str) -> None:

@@ -54,40 +54,6 @@ from border_cli.training.evaluators import EpisodeRunner
 if TYPE_CHECKING:
     from border_cli.envs.group import GymEnv
 
-HELP = """\
-border-eval runs a trained model on new episodes and prints the mean return with a 95% interval.
-
-  border-eval [RUN] [key=value …]
-
-RUN is a run directory, one of its checkpoints, or best/; without it, the run that runs/latest points to.
-The statistics are also written as JSON into the run's eval/ folder.
-
-Settings
-  episodes=100              number of episodes
-  checkpoint=best           best, last, or an opt step of the run
-  seed=0                    seed of the episodes: the same for every model, new to training
-  max_episode_steps=30000   [env steps] a longer episode is cut, and its return so far counts
-  render=human              a window with the episodes
-  video=true                an mp4 file of an episode with the seed of the first; video=3: three
-  env.kwargs.NAME=VALUE     change an argument of the environment; other env keys work too
-  plugins=[package]         modules to import first, where the agent comes from a plugin
-  debug=true                show tracebacks
-
-A run may name modules of its environment or plugins. They are imported only if you name them as well, or with
-  trust=true                use the code that the run names: you trust whoever made the run
-
-Flags
-  -sc install=bash          set up completion: eval "$(border-eval -sc install=bash)"
-                            (also zsh, fish)
-  -h, --help  --version
-
-Examples
-  border-eval
-  border-eval runs/latest episodes=20 checkpoint=last
-  border-eval runs/latest env.max_episode_steps=1000
-  border-eval somebody/best env.imports=[their_package]
-"""
-
 _ENVS = 10
 """Episodes stepped together."""
 _SILENCE_S = 10.0
@@ -117,7 +83,7 @@ def _dispatch(argv: Sequence[str]) -> int:
     parser.add_setting("trust", true_or_false, False)
     given = [arg for arg in argv if re.match(r"(plugins|env\.[\w.]+)=", arg) and not Path(arg).exists()]
     flags, paths = parser.read_paths([arg for arg in argv if arg not in given], ("plugins", "env.<key>"))
-    if parser.show_page(flags, HELP):
+    if parser.show_page(flags):
         return ExitCode.DONE
     if flags.shell_completion:
         return complete_command([*map(str, paths)], [*parser.suggestions, *_COMPLETED])

@@ -14,34 +14,6 @@ from border_cli.runs import load
 from border_cli.runs.directory import DISK_FULL, check_plain, shown
 from border_cli.runs.locate import model_directory, parse_checkpoint
 
-HELP = """\
-border-export writes the policy of a trained model for programs without border-cli.
-
-  border-export [RUN] [format=FORMAT] [key=value …]
-
-RUN is a run directory, one of its checkpoints, or best/; without it, the run that runs/latest points
-to. The files take observations as the environment gives them, and give actions as it takes them. A
-README beside them lists inputs and outputs.
-
-Settings
-  format=numpy              onnx: one file for ONNX runtimes (needs the extra export)
-                            numpy: weights and a Python file that needs numpy alone
-  out=FOLDER                where to write; by default export/<format>/ in the run directory
-  checkpoint=best           best, last, or an opt step of the run
-  plugins=[package]         modules to import first, where the agent comes from a plugin
-  trust=true                import the plugins that the run names, too
-  debug=true                show tracebacks
-
-Flags
-  -sc install=bash          set up completion: eval "$(border-export -sc install=bash)"
-                            (also zsh, fish)
-  -h, --help  --version
-
-Examples
-  border-export
-  border-export runs/latest format=onnx
-  border-export runs/latest checkpoint=last out=policies/cartpole
-"""
 _FORMATS = ("onnx", "numpy")
 
 
@@ -59,7 +31,7 @@ def _dispatch(argv: Sequence[str]) -> int:
     parser.add_setting("trust", true_or_false, False)
     plugins = [arg for arg in argv if arg.startswith("plugins=")]
     flags, paths = parser.read_paths([arg for arg in argv if arg not in plugins], ("plugins",))
-    if parser.show_page(flags, HELP):
+    if parser.show_page(flags):
         return ExitCode.DONE
     if flags.shell_completion:
         formats = [f"format={name}" for name in _FORMATS]

@@ -12,7 +12,7 @@ from hydra._internal.hydra import Hydra
 
 from border_cli.cli.complete import folders_at, suggestions
 from border_cli.cli.compose import Composer, plain_data
-from border_cli.cli.errors import show
+from border_cli.cli.errors import read_page, show
 from border_cli.config.convert import describe_range, known_keys, option_values, to_config, to_plain
 from border_cli.config.presets import NONE, conf_dir, shipped, tuned_for, variants
 from border_cli.config.schema import OptionInfo
@@ -45,50 +45,6 @@ _GROUPS = {
     "checkpoint": "which checkpoints are kept",
 }
 
-_HEAD = """\
-border-train trains an agent and writes everything about it to runs/<date>/<time>_<agent>_<env>/.
-`python -m border_cli` is the same command.
-
-  border-train [group=option …] [key=value …] [flags]
-
-Examples
-  border-train agent=dqn env=cartpole n_actors=8
-  border-train env=gym env.id=FrozenLake-v1 trainer.max_env_steps=100000 agent.hidden=[128,128]
-  border-train -m agent=dqn env=cartpole,lunarlander seed=1,2,3
-  border-train agent=dqn env=cartpole plan=true      show memory, disk and time, and train nothing
-  border-train resume=runs/latest                    continue a run
-  border-train agent=dqn env=cartpole resume=auto    resume the unfinished run of this command, or start one
-  border-train agent=sac env=pendulum --help agent   list all keys of a group with their values
-"""
-
-SHORT_HELP = """\
-border-train trains an agent:
-
-  border-train agent=dqn env=cartpole
-  border-train agent=sac env=gym env.id=MountainCarContinuous-v0 trainer.max_env_steps=50k
-  border-train agent=dqn env=cartpole plan=true       show memory, disk and time, and train nothing
-
-border-train --help lists agents, environments and settings.
-"""
-
-_FLAGS = """\
-Flags
-  -m, --multirun          one run for each combination of the values separated by commas
-  -c, --cfg job           show the checked configuration; -p trainer shows one part of it
-  -cd, --config-dir DIR   add group files of your own, such as DIR/env/mine.yaml for env=mine
-  -i, --info [WHAT]       how Hydra composes the configuration: defaults, searchpath, plugins …
-  -sc install=bash        set up completion: eval "$(border-train -sc install=bash)"; also zsh, fish
-  -h, --help  --version
-
-With -m
-  sweep.slots=N           jobs at a time; auto (the default): as many as CPUs and memory allow
-  sweep.retry=true        run failed jobs again; jobs that are done are skipped, others are resumed
-  sweep.new=true          start a new sweep; without it, the same command continues its newest one
-  resume=SWEEP            continue this sweep
-
-The files below {folder} describe every key.
-"""
-
 
 def help_page(composer: Composer, groups: Sequence[str] = ()) -> str:
     """The page, or all keys of these groups, with the values that the composer's overrides give."""
@@ -103,7 +59,7 @@ def help_page(composer: Composer, groups: Sequence[str] = ()) -> str:
         choices = [f"{group}={' | '.join(composer.choices(group))}" for group in groups]
         keys = [key for key in infos if key.partition(".")[0] in groups and not key.endswith(".type")]
         return "\n".join([*choices, "", f"Keys {composed}", *_key_lines(keys, infos, values)])
-    page = [_HEAD, "Groups"]
+    page = [read_page("train"), "Groups"]
     for group, about in _GROUPS.items():
         listed = f"{'':17}{', '.join(composer.choices(group))}"
         page += [f"  {group:<13}  {about}", *_wrapped(listed, 17)]
@@ -114,7 +70,7 @@ def help_page(composer: Composer, groups: Sequence[str] = ()) -> str:
         f"Most used keys {composed}",
     ]
     most_used = [f"{group}.{name}".lstrip(".") for group, names in _MOST_USED.items() for name in names]
-    page += [*_key_lines(most_used, infos, values), "", _FLAGS.format(folder=conf_dir())]
+    page += [*_key_lines(most_used, infos, values), "", read_page("train-flags").format(folder=conf_dir())]
     return "\n".join(page)
 
 

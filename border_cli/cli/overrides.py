@@ -18,7 +18,7 @@ from hydra.core.override_parser.types import ChoiceSweep, Override, Quote, Quote
 from hydra.errors import OverrideParseException
 
 import border_cli
-from border_cli.cli.errors import show
+from border_cli.cli.errors import read_page, show
 from border_cli.config.convert import all_keys, nearest, nearest_key, read_number, to_config
 from border_cli.config.schema import GROUPS
 from border_cli.core.errors import UsageError
@@ -47,10 +47,10 @@ class Parser(argparse.ArgumentParser):
         flags = [name for name in names if name.removeprefix("--") not in self._settings]
         return [*(f"{key}=" for key in self._settings), *flags]
 
-    def show_page(self, flags: argparse.Namespace, page: str) -> bool:
+    def show_page(self, flags: argparse.Namespace) -> bool:
         """Show the help page or the version, if one of them is asked for; whether one was."""
         if flags.help:
-            show(page)
+            show(read_page(self.prog.removeprefix("border-")))
         elif flags.version:
             show(f"border-cli {border_cli.__version__}")
         return bool(flags.help or flags.version)

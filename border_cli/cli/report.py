@@ -32,33 +32,6 @@ from border_cli.runs.directory import RUNS, SWEEP_FILE, shown
 from border_cli.sweeps.jobs import DONE, RUNNING, STOPPED, Sweep
 from border_cli.sweeps.tuning import TUNING_FILE
 
-HELP = """\
-border-report compares runs: a table with intervals over their seeds, and learning curves.
-
-  border-report [PATH …] [key=value …]
-
-PATH is a run, a sweep, or any folder that contains runs; without one, ./runs. Runs that differ only
-in their seed, or in settings that do not affect learning, are one group. Only metrics.jsonl,
-summary.json, sweep.jsonl and provenance.json are read. To a folder are written: report.html, one page
-with everything in it; report.md with its pictures; and curves.csv, the curves as tidy data.
-
-Settings
-  out=FOLDER                where to write; by default report/ in the folder of all the runs
-  metric=eval/return_mean   the metric whose curves are drawn
-  debug=true                show tracebacks
-
-Flags
-  --json                    print scores, probabilities and curves as JSON, and write nothing
-  -sc install=bash          set up completion: eval "$(border-report -sc install=bash)";
-                            also zsh, fish
-  -h, --help  --version
-
-Examples
-  border-report
-  border-report runs/sweeps/2026-11-22/10-15-00 out=report/lr
-  border-report --json runs > report.json
-"""
-
 _SHOWN_PAIRS = 10
 """Pairs of algorithms in the terminal at most."""
 
@@ -75,7 +48,7 @@ def _dispatch(argv: Sequence[str]) -> int:
     parser.add_setting("debug", true_or_false, False)
     parser.add_argument("--json", action="store_true")
     flags, paths = parser.read_paths(argv)
-    if parser.show_page(flags, HELP):
+    if parser.show_page(flags):
         return ExitCode.DONE
     if flags.shell_completion:
         return complete_command([*map(str, paths)], parser.suggestions)

@@ -23,8 +23,8 @@ from hydra.core.override_parser.types import Override
 
 import border_cli
 from border_cli.cli.compose import PRIMARY, Composed, Composer, translated
-from border_cli.cli.errors import run_command, show, tracebacks
-from border_cli.cli.help import SHORT_HELP, complete_command, help_page
+from border_cli.cli.errors import read_page, run_command, show, tracebacks
+from border_cli.cli.help import complete_command, help_page
 from border_cli.cli.overrides import (
     Parser,
     check_single,
@@ -65,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _command(argv: Sequence[str]) -> int:
     if not argv:
-        show(SHORT_HELP)
+        show(read_page("train-short"))
         return ExitCode.DONE
     registry.import_installed_plugins()
     check_words(argv, "border-train")

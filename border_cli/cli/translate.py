@@ -14,7 +14,7 @@ from typing import Any
 
 from border_cli.config import presets
 from border_cli.config.convert import RESUME, all_keys, known_keys, nearest_key, read_number
-from border_cli.config.other_tools import ALGORITHMS, ON_POLICY, VALUES, known_as
+from border_cli.config.other_tools import known_as, table
 from border_cli.config.registry import AGENTS
 from border_cli.config.schema import GROUPS, TrainerConfig
 from border_cli.core.errors import UsageError
@@ -48,7 +48,7 @@ def check_words(argv: Sequence[str], command: str) -> None:
 
 @dataclass(frozen=True)
 class _Word:
-    """One setting or flag. target: our key, an entry of `other_tools.WORDS`, None if unknown · typed: as it was typed."""
+    """One setting or flag. target: our key, an entry of other_tools.yaml, None if unknown · typed: as it was typed."""
 
     target: str | None
     value: str
@@ -123,7 +123,7 @@ class _Translation:
         return target
 
     def _target_of_bare(self, word: str) -> str | None:
-        if _agent(word) or _plain(word) in ON_POLICY:
+        if _agent(word) or _plain(word) in table()["on_policy"].split():
             return "agent"
         if word in presets.env_ids() or re.search(r"-v\d+$", word):
             return "env"
@@ -170,7 +170,7 @@ class _Translation:
             value = f"ALE/{game['game']}-v5" if not game[1] else value
         with contextlib.suppress(ValueError):  # several values, or no number: the schema says what is allowed
             value = self._converted(unit.rstrip("]"), value)
-        return [f"{key}={VALUES.get(key, {}).get(value.lower(), value)}"]
+        return [f"{key}={table()['values'].get(key, {}).get(value.lower(), value)}"]
 
     def _converted(self, unit: str, value: str) -> str:
         """A value in our unit. Raises ValueError for no number."""
@@ -219,7 +219,7 @@ class _Translation:
             return name
         if "," in name:
             return ",".join(map(self._algorithm, name.split(",")))
-        if name and _plain(name) not in ON_POLICY:
+        if name and _plain(name) not in table()["on_policy"].split():
             return _agent(name) or name
         if name:
             self.left_out.append(f"{name} (on-policy: border-train has off-policy agents only)")
@@ -234,5 +234,10 @@ def _plain(name: str) -> str:
 def _agent(name: str) -> str | None:
     """Our name of an algorithm: QR-DQN is qrdqn, dqn_atari is dqn; None where there is none."""
     plain = _plain(name)
-    candidates = (plain, plain.replace("_", ""), ALGORITHMS.get(plain, ""), plain.partition("_")[0])
+    candidates = (
+        plain,
+        plain.replace("_", ""),
+        table()["algorithms"].get(plain, ""),
+        plain.partition("_")[0],
+    )
     return next((one for one in candidates if one in AGENTS), None)

@@ -15,8 +15,9 @@ from border_cli.cli import train
 from border_cli.cli.overrides import parse_overrides
 from border_cli.cli.train import main
 from border_cli.config.convert import all_keys
-from border_cli.config.other_tools import WORDS
+from border_cli.config.other_tools import table
 
+WORDS = table()["words"]
 LINES = {
     # stable-baselines3 and RL Zoo3
     "--algo dqn --env CartPole-v1": "agent=dqn env=cartpole",
