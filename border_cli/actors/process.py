@@ -13,7 +13,7 @@ from border_cli.core.errors import ActorLostError
 from border_cli.core.state import State
 from border_cli.core.types import ActorStat, Chunk, Column, ModelInfo, count_episodes
 from border_cli.runtime.child import Child
-from border_cli.runtime.supervised import Condition, Limits, Loss, Supervised, SupervisedProcess
+from border_cli.runtime.supervised import Condition, Limits, Loss, SupervisedProcess
 from border_cli.runtime.worker import Ready, Reporter
 from border_cli.transport import ModelChannel, Ring
 
@@ -144,7 +144,7 @@ class ActorHandle(SupervisedProcess):
         self._final: ActorStat | None = None
         self._absent = self._absence_reported = False
 
-    def _spawn(self) -> Supervised:
+    def _spawn(self) -> Child:
         shared, counts = self._shared, self._counts
         if self.losses:
             counts.incarnation += 1
@@ -163,7 +163,7 @@ class ActorHandle(SupervisedProcess):
             shared.selector.register(descriptor, EVENT_READ, self)
         return made
 
-    def _make(self, actor_id: ActorId) -> Supervised:
+    def _make(self, actor_id: ActorId) -> Child:
         """Start what runs this incarnation. Raises ResourceError."""
         shared = self._shared
         self._arriving = ring = Ring(shared.columns, shared.ring_rows)
@@ -274,7 +274,7 @@ class ActorHandle(SupervisedProcess):
             case SentState(state):
                 self.sent_state = state
 
-    def _exit_cause(self, process: Supervised) -> ActorLostError:
+    def _exit_cause(self, process: Child) -> ActorLostError:
         cause = super()._exit_cause(process)
         if cause.details:  # an exception, and not a process that just ended
             cause.context = {"actor": self.actor, "incarnation": self._counts.incarnation, **cause.context}

@@ -27,8 +27,9 @@ from border_cli.core.errors import ActorLostError, ResourceError
 from border_cli.core.protocols import StopCheck
 from border_cli.core.state import State
 from border_cli.core.types import ActorStat, Chunk, Column, ModelInfo
+from border_cli.runtime.child import Child, log_here
 from border_cli.runtime.ray_cluster import Cluster, brief
-from border_cli.runtime.supervised import Condition, Limits, Supervised
+from border_cli.runtime.supervised import Condition, Limits
 from border_cli.runtime.worker import Failed
 
 _CALLS = 2
@@ -119,7 +120,7 @@ class RayLink:
 
 
 class RayChild:
-    """A Ray actor in the place of a child process. Implements `Supervised`.
+    """A Ray actor in the place of a child process: it has what `SupervisedProcess` uses of a `Child`.
 
     first: number of the first publication that it may need.
     """
@@ -136,7 +137,6 @@ class RayChild:
         self._status = status
         self._chunks = chunks
         self._actor_id = setup.actor_id
-        self._name = f"actor {setup.actor_id.actor}"
         self._sent = first - 1  # number of the last publication that was sent
         self._told = (-1, False)  # credit and stop of the last command
         self._n_commands = 0
@@ -191,9 +191,10 @@ class RayChild:
             first = time.monotonic_ns() - int(1e9 * reply.seconds)
         status.state, status.heartbeat, status.first_step_ns = reply.state, reply.heartbeat, first
         status.blocked_ns = self._blocked_before + reply.blocked_ns
-        for level, logger, text in reply.logs:
-            logging.getLogger(logger).log(level, "%s: %s", self._name, text)
         for message in reply.messages:
+            if isinstance(message, logging.LogRecord):
+                log_here(message)
+                continue
             if isinstance(message, Finished | Failed):
                 self._ended = "has ended"
             if isinstance(message, Finished):  # the times of all incarnations
@@ -283,14 +284,14 @@ class RayHandle(ActorHandle):
         super().end(grace_s)
         self._remote = None
 
-    def _make(self, actor_id: ActorId) -> Supervised:
+    def _make(self, actor_id: ActorId) -> Child:
         shared = self._shared
         self._arriving = arrived = ArrivedChunks()
         setup = RemoteSetup(shared.spec, actor_id, shared.columns, shared.ring_rows, self._level, self._state)
         newest = self._link.models.publications
         first = newest if self._state is None and shared.spec.rounds is None else 1
         self._remote = RayChild(self._link, setup, self._status, arrived, first)
-        return self._remote
+        return cast("Child", self._remote)
 
 
 # -- all actors ----------------------------------------------------------------

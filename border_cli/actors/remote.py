@@ -7,11 +7,9 @@ learner can always tell something new. This module does not know what carries th
 
 from __future__ import annotations
 
-import logging
 import platform
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -20,11 +18,10 @@ from border_cli.actors.process import Finished, SentState
 from border_cli.actors.spec import LOCKSTEP_SLOTS, ActorId, ActorSpec, ActorState
 from border_cli.core.state import State
 from border_cli.core.types import ActorStat, Chunk, Column, Items, ModelInfo, empty_items
-from border_cli.runtime.worker import Failed, Ready, clipped, failed, one_torch_thread
+from border_cli.runtime.worker import Failed, Ready, failed, log_through, one_torch_thread
 
 WAIT_S = 0.2
 """How long a call waits for chunks at most [s]."""
-_MAX_LOGS = 1000
 
 
 @dataclass(frozen=True)
@@ -48,13 +45,11 @@ class Command:
 class Reply:
     """What an actor tells the learner.
 
-    messages: Ready, Finished, Failed or SentState · seconds: since its first env step, 0 before it ·
-    logs: level, logger and text of what it has logged.
+    messages: Ready, Finished, Failed, SentState or what it has logged · seconds: since its first env step, 0 before it.
     """
 
     chunks: list[Chunk]
     messages: list[object]
-    logs: list[tuple[int, str, str]]
     state: ActorState
     heartbeat: int
     seconds: float
@@ -165,18 +160,6 @@ class RemoteSetup:
     state: State | None = None
 
 
-class _LogHandler(logging.Handler):
-    def __init__(self, logs: deque[tuple[int, str, str]]) -> None:
-        super().__init__()
-        self._logs = logs
-
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            self._logs.append((record.levelno, record.name, clipped(self.format(record))))
-        except Exception:  # noqa: BLE001 - as in logging's own handlers: a message that cannot be formatted ends nothing
-            self.handleError(record)
-
-
 class RemoteActor:
     """One incarnation of an actor. Its methods may be called by several threads at a time."""
 
@@ -186,14 +169,11 @@ class RemoteActor:
         self._newest = -1  # number of the newest command
         self._ended = False
         self._messages: list[object] = []
-        self._logs: deque[tuple[int, str, str]] = deque(maxlen=_MAX_LOGS)
         self._status = LocalStatus(setup.actor_id.env_steps)
         self._sink = QueueSink(setup.columns, setup.capacity, self._changed)
         self._models = ReceivedModels()
-        self._requests = FlagRequests(self._send)
-        handlers = [_LogHandler(self._logs)]
-        logging.basicConfig(level=setup.level, format="%(message)s", handlers=handlers, force=True)
-        logging.captureWarnings(True)
+        self._requests = FlagRequests(self.send)
+        log_through(self.send, f"actor {setup.actor_id.actor}", setup.level)
         self._thread = threading.Thread(target=self._run, args=(setup,), name="actor", daemon=True)
         self._thread.start()
 
@@ -218,14 +198,12 @@ class RemoteActor:
                 self._changed.wait(left)
             messages = list(self._messages)
             self._messages.clear()
-            logs = [self._logs.popleft() for _ in range(len(self._logs))]
             first = status.first_step_ns
             chunks = self._sink.take()
             status.told.set()  # there is room again
             return Reply(
                 chunks,
                 messages,
-                logs,
                 status.state,
                 status.heartbeat,
                 (time.monotonic_ns() - first) / 1e9 if first else 0.0,
@@ -248,20 +226,21 @@ class RemoteActor:
                 setup.state,
             )
         except BaseException as error:  # noqa: BLE001 - also SystemExit, which user code may raise
-            self._send(failed_here(error, f"actor {actor_id.actor}"))
+            self.send(failed_here(error, f"actor {actor_id.actor}"))
         with self._changed:
             self._ended = True
             self._changed.notify_all()
 
     def _ready(self, exact: bool) -> None:
         one_torch_thread()  # of the policy, which has imported torch by now
-        self._send(Ready(exact))
+        self.send(Ready(exact))
 
     def _finished(self, stat: ActorStat) -> None:
         self._status.state = ActorState.DONE
-        self._send(Finished(stat))
+        self.send(Finished(stat))
 
-    def _send(self, message: object) -> None:
+    def send(self, message: object) -> None:
+        """Let the next reply have this message, or record of a log."""
         with self._changed:
             self._messages.append(message)
             self._changed.notify_all()

@@ -42,10 +42,7 @@ class Written:
 
 @dataclass(frozen=True)
 class End:
-    """Message to the process: no more records follow. The process sends it back once its recorder is closed.
-
-    failed: whether the run has failed.
-    """
+    """Message to the process: no more records follow. failed: whether the run has failed."""
 
     failed: bool = False
 
@@ -72,7 +69,7 @@ class RemoteRecorder:
         self._should_stop = should_stop
         self._accepted = self._written = 0
         self._queue: deque[Record | Video] = deque(maxlen=MAX_QUEUE)
-        self._failed = self._ended = False
+        self._failed = False
         self._process: Child | None = Child(f"recorder {name}", _main, (maker,))
 
     def write(self, record: Record) -> None:
@@ -137,9 +134,7 @@ class RemoteRecorder:
                 self._written += 1
             elif isinstance(message, Failed):
                 self._fail(message.error)
-            elif isinstance(message, End):
-                self._ended = True
-        if has_exited and not self._ended and not self._failed:
+        if has_exited and process.outcome is None and not self._failed:
             self._fail(f"recorder {self.name} {process.exit_reason}")
 
     def _fail(self, why: str) -> None:
@@ -178,4 +173,3 @@ def _main(reporter: Reporter, maker: Callable[[], Any]) -> None:
     if message.failed and hasattr(recorder, "mark_failed"):
         recorder.mark_failed()
     recorder.close()
-    reporter.send(End())

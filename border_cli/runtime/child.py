@@ -148,7 +148,7 @@ class Child:
                 message = reduction.ForkingPickler.loads(b"".join(self._pieces))
                 self._pieces = []
                 if isinstance(message, logging.LogRecord):
-                    _log_here(message)
+                    log_here(message)
                     continue
                 if isinstance(message, Returned | Failed):
                     self.outcome = message
@@ -295,7 +295,7 @@ def describe_exit(exitcode: int) -> str:
         return f"was killed by signal {-exitcode}"
 
 
-def _log_here(record: logging.LogRecord) -> None:
+def log_here(record: logging.LogRecord) -> None:
     """Log a record of a child as if it had been logged in this process."""
     logger = logging.getLogger(record.name)
     if logger.isEnabledFor(record.levelno):

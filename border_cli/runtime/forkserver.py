@@ -15,7 +15,6 @@ import signal
 import socket
 import subprocess
 import sys
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing import context, reduction, spawn, util
@@ -55,8 +54,6 @@ class _Link:
 _link: _Link | None = None
 _preload: tuple[str, ...] = ()
 """What the fork server imports, or another one in its place."""
-_open: weakref.WeakSet[Connection] = weakref.WeakSet()
-"""Of children that may still run."""
 
 
 def start_early(preload: Sequence[str] = PRELOAD) -> None:
@@ -80,16 +77,13 @@ def wake() -> None:
 
 
 def end_forkserver() -> None:
-    """End the fork server, with all children. The next child starts another one."""
+    """End the fork server, and the children that are left. The next child starts another one."""
     global _link
     link, _link = _link, None
     if link is None:
         return
     link.socket.close()
     if link.process is not None:
-        busy = any(not connection.closed for connection in _open)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            link.process.wait(_REQUEST_S if busy else 0.0)
         link.process.kill()
         link.process.wait()
 
@@ -115,7 +109,6 @@ def start(setup: Setup, function: Callable[..., Any], args: tuple[Any, ...], pip
             except OSError as error:
                 ours.close()
                 raise resource_error(error, f"starting {setup.name}") from error
-    _open.add(ours)
     return ours
 
 

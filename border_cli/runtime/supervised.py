@@ -9,11 +9,12 @@ import enum
 import importlib
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from border_cli.core.errors import ActorLostError, IncompatibleStateError, ResourceError, first_line
+from border_cli.runtime.child import Child
 from border_cli.runtime.clock import SYSTEM_CLOCK, Clock, Deadline
 from border_cli.runtime.worker import Failed, Ready
 
@@ -32,26 +33,6 @@ class Factory:
         """Import the function. Raises ImportError or AttributeError."""
         module, _, name = self.path.partition(":")
         return cast(Callable[..., Any], getattr(importlib.import_module(module), name))
-
-
-class Supervised(Protocol):
-    """What is supervised: a `Child`, or a process on another machine. See `Child` for the meaning of each method."""
-
-    start_error: ResourceError | None
-
-    @property
-    def pid(self) -> int | None: ...
-    @property
-    def descriptors(self) -> Sequence[int]: ...
-    @property
-    def exit_reason(self) -> str: ...
-    @property
-    def last_output(self) -> str: ...
-    def send(self, message: object) -> None: ...
-    def receive(self, last: bool = False) -> Iterator[object]: ...
-    def exited(self) -> bool: ...
-    def kill(self) -> None: ...
-    def end(self, grace_s: float = 0.0) -> None: ...
 
 
 class HeartbeatMonitor:
@@ -175,7 +156,7 @@ class SupervisedProcess(ABC):
         self._clock = clock
         self._budget = RestartBudget(limits.restarts, limits.restart_window_s, clock)
         self._monitor = HeartbeatMonitor(clock)
-        self._child: Supervised | None = None
+        self._child: Child | None = None
         self._failed: Failed | None = None
         self._failed_at: tuple[Any, ...] = ()  # where the last process failed
         self._killed = False
@@ -183,7 +164,7 @@ class SupervisedProcess(ABC):
         self._due = Deadline(0.0, clock)
 
     @abstractmethod
-    def _spawn(self) -> Supervised:
+    def _spawn(self) -> Child:
         """Start the process. Raises ResourceError."""
 
     @property
@@ -291,7 +272,7 @@ class SupervisedProcess(ABC):
             self._child.end(grace_s)
             self._child = None
 
-    def _exit_cause(self, process: Supervised) -> ActorLostError:
+    def _exit_cause(self, process: Child) -> ActorLostError:
         if process.start_error is not None and not self.losses:
             raise process.start_error
         if process.start_error is not None:

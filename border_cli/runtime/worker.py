@@ -154,9 +154,9 @@ class Reporter:
 
 
 class PipeLogHandler(QueueHandler):
-    """Sends the first log records, formatted, to the client; the others are printed. The "queue" is a Reporter."""
+    """Sends the first log records, formatted, to the client; the others are printed. The "queue" is what sends them."""
 
-    queue: Reporter  # type: ignore[assignment]
+    queue: Callable[[object], None]  # type: ignore[assignment]
     _left = _MAX_LOGS
 
     def enqueue(self, record: logging.LogRecord) -> None:
@@ -168,12 +168,12 @@ class PipeLogHandler(QueueHandler):
         record.msg = record.message = clipped(record.msg)
         if self._left == 0:
             record.msg += f"\n{_MAX_LOGS} messages: what this process logs from here on is in output.log"
-        self.queue.send(record)
+        self.queue(record)
 
 
-def log_through(reporter: Reporter, who: str, level: int) -> None:
+def log_through(send: Callable[[object], None], who: str, level: int) -> None:
     """Send what this process logs or warns about to the client, with `who` in front."""
-    handler = PipeLogHandler(reporter)  # type: ignore[arg-type]
+    handler = PipeLogHandler(send)  # type: ignore[arg-type]
     handler.setFormatter(logging.Formatter(f"{who}: %(message)s"))
     logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.captureWarnings(True)
@@ -220,7 +220,7 @@ def run(setup: Setup, content: bytes, pipe: int, descriptors: Sequence[int], par
         process._inheriting = True  # a script that trains when it is imported must not do so here
         spawn.prepare(setup.preparation)
         if not setup.trains:
-            log_through(reporter, setup.name, setup.level)
+            log_through(reporter.send, setup.name, setup.level)
         del process._inheriting
         main, args = reduction.ForkingPickler.loads(content)
         if not setup.trains:

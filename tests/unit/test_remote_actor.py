@@ -150,7 +150,7 @@ def two_calls(store: Store) -> tuple[RayChild, ArrivedChunks]:
 
 
 def answer(messages: list[object], *chunks: Chunk) -> Reply:
-    return Reply(list(chunks), messages, [], ActorState.DONE, 1, 0.0, 0)
+    return Reply(list(chunks), messages, ActorState.DONE, 1, 0.0, 0)
 
 
 def test_an_actor_has_ended_when_the_answers_of_all_calls_are_here() -> None:
@@ -256,9 +256,11 @@ def test_what_an_actor_logs_comes_with_its_traceback_and_never_raises(
         raise KeyError("missing")
     except KeyError:
         logger.exception("failed")
-    ((level, name, text),) = (log for log in actor.collect(Command(0, 0, 0)).logs if log[1] == logger.name)
-    assert (level, name) == (logging.ERROR, "an environment")
-    assert text.startswith("failed\nTraceback") and text.endswith("KeyError: 'missing'")
+    messages = actor.collect(Command(0, 0, 0)).messages
+    (record,) = (one for one in messages if isinstance(one, logging.LogRecord) and one.name == logger.name)
+    text = record.getMessage()
+    assert (record.levelno, record.name) == (logging.ERROR, "an environment")
+    assert text.startswith("actor 0: failed\nTraceback") and text.endswith("KeyError: 'missing'")
     assert "--- Logging error ---" in capsys.readouterr().err
 
 
