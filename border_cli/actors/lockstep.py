@@ -15,15 +15,12 @@ import numpy as np
 
 from border_cli.actors.manager import ActorManager, resumed_stat
 from border_cli.actors.process import ModelSink
-from border_cli.actors.spec import LOCKSTEP_SLOTS, ActorSpec, ActorState, Rounds, model_number
-from border_cli.config.schema import ActorManagerConfig
+from border_cli.actors.spec import LOCKSTEP_SLOTS, ActorState, Rounds, model_number
 from border_cli.core.errors import ActorLostError, IncompatibleStateError
-from border_cli.core.protocols import StopCheck
 from border_cli.core.state import State, check_like, joined, section
 from border_cli.core.types import (
     ActorStat,
     Chunk,
-    Column,
     Items,
     ModelInfo,
     concat_items,
@@ -37,18 +34,11 @@ from border_cli.transport import ModelChannel, model_layout
 class LockstepManager(ActorManager):
     """Implements `training.loop.RoundSource`. A lost actor ends the run, because its round can never be complete."""
 
-    def __init__(
-        self,
-        spec: ActorSpec,
-        columns: tuple[Column, ...],
-        n_actors: int,
-        config: ActorManagerConfig,
-        should_stop: StopCheck = lambda: False,
-        on_exception: Callable[[ActorLostError], None] = lambda _: None,
-    ) -> None:
-        config = replace(config, restarts=0, min_actors=n_actors)
-        super().__init__(spec, columns, n_actors, config, should_stop, on_exception)
-        self._rounds = cast("Rounds", spec.rounds)
+    def __post_init__(self) -> None:
+        n_actors = self.n_actors
+        self.config = replace(self.config, restarts=0, min_actors=n_actors)
+        super().__post_init__()
+        self._rounds = cast("Rounds", self.spec.rounds)
         self._next = 0  # the round whose chunks are inserted next
         self._inserted = np.zeros((n_actors, 2), np.int64)  # env steps and episodes before that round
         # Round → env steps by actor, for rounds that an earlier launch has started, perhaps with another budget.
@@ -108,7 +98,7 @@ class LockstepManager(ActorManager):
         for actor in self._actors:
             actor.request_state()
         self._await(lambda: all(actor.sent_state is not None for actor in self._actors), "the actors' states")
-        steps = [[self._env_steps(round_, actor) for actor in range(self._n_actors)] for round_ in started]
+        steps = [[self._env_steps(round_, actor) for actor in range(self.n_actors)] for round_ in started]
         rounds = self._rounds_state(self._rounds.before(started.stop), steps)
         chunks = {
             f"{actor}/{k}": _chunk_state(chunk)
@@ -122,7 +112,7 @@ class LockstepManager(ActorManager):
         """env_steps: before the first round that is not in the state · started: env steps by round and actor."""
         arrays = {
             "inserted": self._inserted.copy(),
-            "started": np.array(started, np.int64).reshape(-1, self._n_actors),
+            "started": np.array(started, np.int64).reshape(-1, self.n_actors),
         }
         values = {"next": self._next, "publications": self._publications, "env_steps": env_steps}
         return State(arrays, values)
@@ -163,7 +153,7 @@ class LockstepManager(ActorManager):
         # The present budget holds from the first round that has not started.
         first = self._next + len(self._earlier)
         self._rounds = replace(self._rounds, first=first, first_env_steps=values["env_steps"])
-        self._spec = replace(self._spec, rounds=self._rounds)
+        self.spec = replace(self.spec, rounds=self._rounds)
         if not self._earlier:
             return model_number(self._next) - 1
         if first != values["publications"] + 2:
@@ -175,7 +165,7 @@ class LockstepManager(ActorManager):
             for k in range(sum(env_steps[actor] > 0 for env_steps in self._earlier.values())):
                 saved = section(chunks, f"{actor}/{k}")
                 rows = np.size(saved.arrays.get("n_steps", ()))
-                chunk = Chunk(actor, 0, 0, 0, 0, empty_items(self._columns, rows))
+                chunk = Chunk(actor, 0, 0, 0, 0, empty_items(self.columns, rows))
                 check_like(saved, _chunk_state(chunk), "a chunk")
                 queue.append(replace(chunk, items=saved.arrays, **saved.values))
         return int(values["publications"]) - 1
@@ -208,15 +198,15 @@ class LockstepManager(ActorManager):
 
     def _acting(self, round_: int) -> list[int]:
         """Actors that take any env step in a round. In the last round of a budget some may not."""
-        return [actor for actor in range(self._n_actors) if self._env_steps(round_, actor) > 0]
+        return [actor for actor in range(self.n_actors) if self._env_steps(round_, actor) > 0]
 
     def _await(self, done: Callable[[], bool], what: str) -> None:
         """Wait for actors. Raises ActorLostError if one is lost, or if none of them acts for too long."""
-        backoff, deadline = Backoff(), Deadline(self._config.heartbeat_timeout_s)
+        backoff, deadline = Backoff(), Deadline(self.config.heartbeat_timeout_s)
         while not done():
             self._sort(super().collect())
             if any(actor.state == ActorState.ACTING for actor in self._actors):
-                deadline = Deadline(self._config.heartbeat_timeout_s)
+                deadline = Deadline(self.config.heartbeat_timeout_s)
             if deadline.passed:
                 states = ", ".join(f"{actor.actor} {actor.doing}" for actor in self._actors)
                 raise ActorLostError(f"the learner timed out waiting for {what}; actors: {states}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from selectors import DefaultSelector
 from time import monotonic
 from typing import Any
@@ -45,6 +45,7 @@ def make_manager(
     return kind(spec, columns, n_actors, config, should_stop, on_exception)
 
 
+@dataclass(eq=False)
 class ActorManager:
     """Runs actors in processes.
 
@@ -56,25 +57,18 @@ class ActorManager:
         on_exception: called with each exception that was raised in an actor; equal ones are reported once.
     """
 
+    spec: ActorSpec
+    columns: tuple[Column, ...]
+    n_actors: int
+    config: ActorManagerConfig
+    should_stop: StopCheck = lambda: False
+    on_exception: Callable[[ActorLostError], None] = lambda _: None
+
     # `collect` also supervises the actors, 2 µs each, if this long ago and for at most this share of the learner's time.
     _poll_interval_s, _poll_share = 0.01, 0.02
 
-    def __init__(
-        self,
-        spec: ActorSpec,
-        columns: tuple[Column, ...],
-        n_actors: int,
-        config: ActorManagerConfig,
-        should_stop: StopCheck = lambda: False,
-        on_exception: Callable[[ActorLostError], None] = lambda _: None,
-    ) -> None:
-        self._spec = spec
-        self._columns = columns
-        self._n_actors = n_actors
-        self._config = config
-        self._should_stop = should_stop
-        self._on_exception = on_exception
-        self._status = StatusBlock(n_actors)
+    def __post_init__(self) -> None:
+        self._status = StatusBlock(self.n_actors)
         self._selector = DefaultSelector()
         self._models: ModelSink | None = None
         self._actors: list[ActorHandle] = []
@@ -94,20 +88,20 @@ class ActorManager:
         """
         self._models = self._make_model_sink(model, state)
         self._models.publish(model)
-        c, n = self._config, self._n_actors
+        c, n = self.config, self.n_actors
         if state is not None:  # actor numbers; other keys are those of lockstep
             numbers = [key for key in state.values if key.isdecimal()]
             self._former = {key: state.values[key] for key in numbers if int(key) >= n}
         limits = Limits(**{field.name: getattr(c, field.name) for field in fields(Limits)})
-        rows = ring_rows(self._spec.credit, self._spec.n_envs, self._columns)
-        shared = Shared(self._spec, self._columns, rows, n, self._status, self._models, self._selector)
+        rows = ring_rows(self.spec.credit, self.spec.n_envs, self.columns)
+        shared = Shared(self.spec, self.columns, rows, n, self._status, self._models, self._selector)
         self._actors = [self._make_handle(i, shared, limits, *self._resumed(i, state)) for i in range(n)]
         try:
             for group in [[actor] for actor in self._actors] if c.serial_init else [self._actors]:
                 for actor in group:
-                    if not self._should_stop():
+                    if not self.should_stop():
                         actor.start()
-                while not (self._enough_started(group) or self._should_stop()):
+                while not (self._enough_started(group) or self.should_stop()):
                     self._poll(_START_POLL_S)
                     if self._lost is not None:
                         raise self._lost
@@ -206,7 +200,7 @@ class ActorManager:
                 self._handle_loss(loss)
 
     def _handle_loss(self, loss: Loss) -> None:
-        c, cause = self._config, loss.cause
+        c, cause = self.config, loss.cause
         self._first_cause = self._first_cause or cause
         left = sum(actor.condition is not Condition.GIVEN_UP for actor in self._actors)
         restarts = "1 restart" if c.restarts == 1 else f"{c.restarts} restarts"
@@ -224,7 +218,7 @@ class ActorManager:
             return
         what = first_line(cause)
         if loss.restart is None:
-            what += f": given up after {restarts}, {left} of {self._n_actors} actors left"
+            what += f": given up after {restarts}, {left} of {self.n_actors} actors left"
         else:
             what += f": restart {loss.restart} of {c.restarts} in {loss.delay_s:g} s"
         self._report(cause, what)
@@ -247,12 +241,12 @@ class ActorManager:
             return False
         self._known_exceptions.add(kind)
         if cause.details:
-            self._on_exception(cause)
+            self.on_exception(cause)
         return True
 
     def _wait_for_exits(self) -> None:
         """Collect what the actors hand over until all have exited, and kill those that have not in time."""
-        deadline = Deadline(self._config.stop_timeout_s)
+        deadline = Deadline(self.config.stop_timeout_s)
         while not deadline.passed and not all(actor.exited() for actor in self._actors):
             for actor in self._actors:
                 self._left += [chunk.copy() for chunk in actor.collect()]

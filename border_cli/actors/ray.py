@@ -306,16 +306,11 @@ class _OnRay(ActorManager):
         0.1,
     )  # one takes 0.1 ms with few actors, and some ms with a thousand
 
-    def __init__(
-        self,
-        spec: ActorSpec,
-        columns: tuple[Column, ...],
-        n_actors: int,
-        config: RayConfig,
-        should_stop: StopCheck = lambda: False,
-        on_exception: Callable[[ActorLostError], None] = lambda _: None,
-    ) -> None:
-        super().__init__(spec, columns, n_actors, config, should_stop, on_exception)
+    config: RayConfig
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        config, n_actors = self.config, self.n_actors
         cpus = math.ceil(n_actors * config.cpus_per_actor)  # actors mostly wait
         self._cluster = Cluster("actor_manager.address", config.address, cpus)
         others = dict(config.resources)
@@ -341,7 +336,7 @@ class _OnRay(ActorManager):
             self._cluster.ray.wait(list(callers), num_returns=1, timeout=timeout_s)
         n_ready = sum(actor.condition is Condition.READY for actor in self._actors)
         for handle in handles:
-            handle.needed = n_ready < self._config.min_actors
+            handle.needed = n_ready < self.config.min_actors
             handle.tell()
         # One question for all calls: Ray needs as long for it as for a single call.
         ready = (
@@ -368,7 +363,7 @@ class RayManager(_OnRay):
 
     def _enough_started(self, group: Sequence[ActorHandle]) -> bool:
         ready = sum(actor.was_ready for actor in self._actors)
-        return ready >= min(self._config.min_actors, self._n_actors) or super()._enough_started(group)
+        return ready >= min(self.config.min_actors, self.n_actors) or super()._enough_started(group)
 
 
 class RayLockstepManager(_OnRay, LockstepManager):
