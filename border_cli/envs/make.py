@@ -253,7 +253,10 @@ def _registering(env_id: str, imports: Sequence[str]) -> str:
                 if "register(" in text and (found := re.search(rf"['\"]{re.escape(env_id)}['\"]", text)):
                     # what stands at the beginning of a line before it: the call, or the function that it is in
                     *_, function = re.findall(r"^(?:def (\w+)\(\)|\w)", text[: found.start()], re.M)
-                    return f"nearest: env.imports=[{module}{function and ':'}{function}]"
+                    path = f"{module}{function and ':'}{function}"
+                    if path in imports:
+                        return f"{path} registers it, but not with gymnasium: docs/extending.md shows how to wrap it"
+                    return f"nearest: env.imports=[{path}]"
     if functions and not brought:
         return f"nearest: env.imports=[{functions[0]}]"
     if match := nearest(env_id, brought) or nearest(env_id, known):

@@ -216,10 +216,13 @@ def test_the_module_that_registers_an_id_is_suggested(
         "    gymnasium.register('ids_of_tests/Late-v0', 'tests.old_envs:Sound')\n"
         "    gymnasium.register('Made-' + 'up-v0', 'tests.old_envs:Sound')\n"
     )
+    (tmp_path / "ids_of_tests" / "old.py").write_text("register = print\nregister('ids_of_tests/Old-v0')\n")
     monkeypatch.syspath_prepend(tmp_path)
     for env_id in ("ids_of_tests/Late-v0", "Made-up-v0"):
         message = refused(env_config(id=env_id, imports=["ids_of_tests"]))
         assert message.endswith("\nnearest: env.imports=[ids_of_tests.late:register_late]")
+    message = refused(env_config(id="ids_of_tests/Old-v0", imports=["ids_of_tests.old"]))
+    assert "ids_of_tests.old registers it, but not with gymnasium" in message
     for imports in ([], ["ids_of_tests"]):
         message = refused(env_config(id="ids_of_tests/Deep-v0", imports=imports))
         assert message.endswith("\nnearest: env.imports=[ids_of_tests.envs]")
