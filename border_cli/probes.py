@@ -23,21 +23,18 @@ from border_cli.agents.agent import NetworkAgent
 from border_cli.agents.compiler import PAYS_FROM_S, GraphCompiler
 from border_cli.agents.config import NetworkConfig
 from border_cli.config import resources, throughput
-from border_cli.config.registry import import_plugins
 from border_cli.config.resolve import envs_per_actor, may_switch, n_actors, reopen, threads
 from border_cli.config.schema import TrainConfig
 from border_cli.config.throughput import Bench, Measured
 from border_cli.config.validate import least_capacity
 from border_cli.core.errors import UsageError, first_line
-from border_cli.core.spaces import ACTION_MASK, EnvSpec
-from border_cli.core.types import AFTER_TRAINING, Chunk, Items, empty_items
+from border_cli.core.spaces import EnvSpec
+from border_cli.core.types import AFTER_TRAINING, Items, empty_items
 from border_cli.display.format import counted
-from border_cli.envs.make import make_gym
 from border_cli.preflight import making_s
 from border_cli.runtime import seeding
 from border_cli.runtime.child import ChildError, run_in_child
 from border_cli.runtime.signals import StopFlag
-from border_cli.transport import ModelChannel, Ring, model_layout
 
 _logger = logging.getLogger(__name__)
 PLAN_S = 0.5
@@ -46,8 +43,6 @@ AUTO_S = 0.1
 """How long each speed is measured that decides what `auto` becomes: it delays the run."""
 BENCH_S = 0.5
 """How long border-bench measures each part."""
-_SMALL_PART_S = 0.02
-"""How long the small parts of the learner's work are measured elsewhere."""
 REPLAY_ROWS = 4096
 """In the replay that the opt steps sample from; fewer if the configuration has fewer."""
 _WARM_UP = 20
@@ -85,8 +80,6 @@ def measure(
     return Measured(
         acted,
         fastest,
-        learner.insert_s(_SMALL_PART_S)[1],
-        learner.publish_s(_SMALL_PART_S),
         compiled=bool(compiled),
         compiling=not compiled and (how == "true" or (how == "auto" and is_long)),
     )
@@ -98,30 +91,23 @@ def bench(config: TrainConfig, spec: EnvSpec, stop: StopFlag) -> Bench:
     Raises UsageError if the environment raises, Interrupted when asked to stop.
     """
     cpus, k = resources.cpus(), envs_per_actor(config)
-    alone = stepping(config, spec.mask is not None, BENCH_S, stop)
-    ceilings = {"environment, random actions": (alone, "env steps")}
+    ceilings: dict[str, tuple[float, str]] = {}
     acted = acting(config, {throughput.ENVS[0], k, throughput.ENVS[-1]}, BENCH_S, stop)
     for n, rate in acted.items():
         ceilings[f"one actor, {counted(n, 'environment')}"] = rate, "env steps"
     learner = Learner(config, spec, stop)
-    passed, insert_s = learner.insert_s(BENCH_S)
-    ceilings["ring to the learner"] = passed, "rows"
-    ceilings["ring to the replay"] = 1 / insert_s, "rows"
-    ceilings["sampling"] = learner.batches(BENCH_S), "batches"
     numbers = sorted({threads(config), *throughput.up_to(cpus)}) if config.device == "cpu" else [1]
     learned = learner.opt_steps(numbers, BENCH_S)
     for n, rate in learned.items():
         ceilings[f"opt step, {counted(n, 'thread')}"] = rate, "opt steps"
-    publish_s = learner.publish_s(BENCH_S)
     may_compile = getattr(config.agent, "compile", "false") != "false"
     compiled = learner.compiled_opt_steps(numbers, BENCH_S) if may_compile else {}
     for n, rate in compiled.items():
         ceilings[f"opt step, compiled, {counted(n, 'thread')}"] = rate, "opt steps"
-    ceilings["publishing a model"] = 1 / publish_s, "models"
 
     learned = compiled or learned
     rate = learned[config.threads] if config.threads in learned else max(learned.values())
-    measured = Measured(acted, rate, insert_s, publish_s)
+    measured = Measured(acted, rate)
     predicted = throughput.predict(config, measured.speeds(k), cpus)
     interval = config.trainer.opt_interval or float(f"{predicted.env_steps / predicted.opt_steps:.2g}")
     open_config = throughput.open_numbers(config, interval)
@@ -153,11 +139,6 @@ def acting(config: TrainConfig, envs: Iterable[int], seconds: float, stop: StopF
     return dict(zip(sorted(envs), rates, strict=True))
 
 
-def stepping(config: TrainConfig, masked: bool, seconds: float, stop: StopFlag) -> float:
-    """Env steps/s of the environment alone, with random actions. Raises UsageError as `acting` does."""
-    return float(_in_child(step_alone, (config, masked, seconds), making_s(config) + 10 * seconds, stop))
-
-
 def act_alone(configs: Iterable[TrainConfig], seconds: float) -> list[float]:
     """Env steps/s of one actor of each configuration over all of its environments, items included.
 
@@ -175,23 +156,6 @@ def act_alone(configs: Iterable[TrainConfig], seconds: float) -> list[float]:
             everyone = list(range(env.n_envs))
             rates.append(env.n_envs * _rate(partial(sampler.sample, everyone, AFTER_TRAINING), seconds))
     return rates
-
-
-def step_alone(config: TrainConfig, masked: bool, seconds: float) -> float:
-    """Env steps/s with random actions, resets included. masked: its observations say which actions are allowed."""
-    import_plugins(config.plugins)
-    with closing(make_gym(config.env)) as env:
-        env.action_space.seed(config.seed)
-        observation, _ = env.reset(seed=config.seed)
-
-        def step() -> None:
-            nonlocal observation
-            mask = np.asarray(observation[ACTION_MASK], np.int8) if masked else None
-            observation, _, terminated, truncated, _ = env.step(env.action_space.sample(mask))
-            if terminated or truncated:
-                observation, _ = env.reset()
-
-        return _rate(step, seconds)
 
 
 def _in_child(function: Callable[..., Any], args: tuple[Any, ...], limit_s: float, stop: StopFlag) -> Any:
@@ -255,46 +219,6 @@ class Learner:
         rates = self.opt_steps(counts, seconds) if graphs else {}
         graphs.clear()
         return rates
-
-    def batches(self, seconds: float) -> float:
-        """Batches/s that the replay samples."""
-        return self._rate(lambda: self._buffer.batch(self._config.agent.batch_size), seconds)
-
-    def insert_s(self, seconds: float) -> tuple[float, float]:
-        """Rows/s that one ring can pass on, and the learner's time to take one row from it into the replay [s].
-
-        Chunks are as large as the credit of an actor makes them in a run.
-        """
-        c = self._config
-        rows = max(1, min(c.actor_manager.n_buffer, build.actor_credit(c) // 2))
-        ring, items = Ring(build.run_columns(c, self._spec), 4 * rows), made_up(self._spec, rows, c)
-        passing_s = inserting_s = 0.0
-        n = 0
-        while passing_s + inserting_s < seconds:
-            self._check_stop()
-            began = monotonic()
-            room = ring.reserve(rows)
-            assert room is not None  # each chunk is taken before the next one is written
-            for name, column in room.items():
-                column[:] = items[name]
-            ring.push(Chunk(0, 0, n, rows, 0, room))
-            written = monotonic()
-            (chunk,) = ring.pop_all()
-            taken = monotonic()
-            self._buffer.push(chunk.items)
-            ring.pop_all()  # gives the room back
-            passing_s += taken - began
-            inserting_s += monotonic() - written
-            n += 1
-        ring.close()
-        return n * rows / passing_s, inserting_s / (n * rows)
-
-    def publish_s(self, seconds: float) -> float:
-        """The learner's time to publish its model [s]."""
-        channel = ModelChannel(model_layout(self._agent.model_info()))
-        rate = self._rate(lambda: channel.publish(self._agent.model_info()), seconds)
-        channel.close()
-        return 1 / rate
 
     def _rate(self, call: Callable[[], object], seconds: float, warm_up: int = _WARM_UP) -> float:
         def once() -> None:

@@ -22,15 +22,11 @@ LOOP_S = 35e-6
 class Speeds:
     """Measured alone on this machine.
 
-    env_steps: per second, of one actor over all its environments · opt_steps: per second, sampling included ·
-    insert_s: the learner's time to take the rows of one env step from a ring into the replay [s] · publish_s: its time to
-    publish a model [s].
+    env_steps: per second, of one actor over all its environments · opt_steps: per second, sampling included.
     """
 
     env_steps: float
     opt_steps: float
-    insert_s: float = 0.0
-    publish_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -57,14 +53,12 @@ class Measured:
     """Speeds by what `auto` may choose.
 
     acting: env steps/s of one actor, by its number of environments · learning: opt steps/s, with the fastest number of
-    threads · insert_s, publish_s: see `Speeds` · compiled: whether these opt steps are compiled · compiling: whether they
+    threads · compiled: whether these opt steps are compiled · compiling: whether they
     are eager and the run will compile them; then `speeds` counts them as faster.
     """
 
     acting: Mapping[int, float]
     learning: float
-    insert_s: float = 0.0
-    publish_s: float = 0.0
     compiled: bool = False
     compiling: bool = False
 
@@ -78,7 +72,7 @@ class Measured:
     def speeds(self, envs: int) -> Speeds:
         """With this number of environments per actor, which need not have been measured."""
         opt_steps = self.learning * (COMPILED if self.compiling else 1)
-        return Speeds(self._acting(envs), opt_steps, self.insert_s, self.publish_s)
+        return Speeds(self._acting(envs), opt_steps)
 
     def _acting(self, envs: int) -> float:
         """The time of a step grows linearly with the environments: a fixed part is spent once, on the policy."""
@@ -141,15 +135,12 @@ def predict(config: TrainConfig, speeds: Speeds, cpus: int) -> Throughput:
     t, n, own = config.trainer, n_actors(config), threads(config)
     act_s, opt_s = 1 / speeds.env_steps, 1 / speeds.opt_steps + LOOP_S
     takes_turns, acts_here = t.type == "sync", actor_processes(config) > 0  # else on a cluster
-    if not takes_turns and t.sync_interval is not None:
-        opt_s += speeds.publish_s / t.sync_interval
     if t.opt_interval is None:  # each side at its own speed, or at its share of the CPUs
         share = min(1.0, cpus / (own + (n if acts_here else 0)))
         env_steps = n * share * speeds.env_steps
-        opt_steps = max(share / 100, share - env_steps * speeds.insert_s) / opt_s  # never 0
+        opt_steps = share / opt_s
         return Throughput(env_steps, opt_steps, "CPUs" if share < 1 else "learning", 0.0, 0.0)
     acting_s = t.opt_interval * act_s  # per opt step, by one actor
-    opt_s += t.opt_interval * speeds.insert_s
     sides = {"acting": acting_s / n, "learning": opt_s}
     slower_s = max(sides.values())
     waits = {side: 1 - each_s / slower_s for side, each_s in sides.items()}

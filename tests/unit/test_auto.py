@@ -95,9 +95,9 @@ def test_what_is_chosen(
 
 
 def test_speeds_between_two_numbers_of_environments() -> None:
-    measured = Measured({1: 1_000, 16: 8_000}, 70, 1e-5, 1e-4)
-    assert measured.speeds(1) == Speeds(1_000, 70, 1e-5, 1e-4)
-    assert replace(measured, compiling=True).speeds(1) == Speeds(1_000, 140, 1e-5, 1e-4)
+    measured = Measured({1: 1_000, 16: 8_000}, 70)
+    assert measured.speeds(1) == Speeds(1_000, 70)
+    assert replace(measured, compiling=True).speeds(1) == Speeds(1_000, 140)
     # a step takes 1 ms with one environment and 2 ms with 16: 1/15 ms for each further one
     assert measured.speeds(4).env_steps == pytest.approx(4 / (1e-3 + 3 * 1e-3 / 15))
 
@@ -105,15 +105,8 @@ def test_speeds_between_two_numbers_of_environments() -> None:
 @pytest.mark.parametrize(
     ("given", "speeds", "cpus", "opt_steps", "bound_by", "waits"),
     [
-        # 10 ms of opt step, 2·1 ms of inserting, 5 ms / 10 of publishing, beside 2·1 ms of acting
-        (
-            {},
-            Speeds(1_000, 100, 1e-3, 5e-3),
-            16,
-            1 / (0.0125 + LOOP_S),
-            "learning",
-            (1 - 0.002 / (0.0125 + LOOP_S), 0),
-        ),
+        # 10 ms of opt step, beside 2·1 ms of acting
+        ({}, Speeds(1_000, 100), 16, 1 / OPT_S, "learning", (1 - 0.002 / OPT_S, 0)),
         ({}, Speeds(100, 100), 16, 50, "acting", (0, 1 - OPT_S / 0.02)),
         (
             {"n_actors": 4},
@@ -124,14 +117,6 @@ def test_speeds_between_two_numbers_of_environments() -> None:
             (1 - 0.005 / OPT_S, 0),
         ),
         ({"n_actors": 4}, Speeds(100, 100), 2, 2 / (0.03 + LOOP_S), "CPUs", (1 - 0.005 / OPT_S, 0)),
-        (
-            {"sync_interval": None},
-            Speeds(1_000, 100, 0, 5e-3),
-            16,
-            1 / OPT_S,
-            "learning",
-            (1 - 0.002 / OPT_S, 0),
-        ),
     ],
 )
 def test_the_predicted_speed(
@@ -223,8 +208,6 @@ class FakeLearner:
 
     def __init__(self, config: TrainConfig, *_: Any) -> None:
         on_cpu = config.device == "cpu"
-        self.publish_s = self.batches = lambda seconds: 1.0
-        self.insert_s = lambda seconds: (1.0, 1.0)
         self.opt_steps = lambda counts, seconds: dict.fromkeys(counts, 10.0)
         self.compiled_opt_steps = lambda counts, seconds, only_cached=False: (
             dict.fromkeys(counts, 30.0) if on_cpu and not only_cached else {}
@@ -235,7 +218,6 @@ class FakeLearner:
 def fake_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes, "Learner", FakeLearner)
     monkeypatch.setattr(probes, "acting", lambda _, envs, *rest: dict.fromkeys(envs, 10.0))
-    monkeypatch.setattr(probes, "stepping", lambda *_: 10.0)
     monkeypatch.setattr(probes.resources, "cpus", lambda: 1)
 
 
