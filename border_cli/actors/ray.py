@@ -244,7 +244,7 @@ class RayChild:
 
 
 class RayHandle(ActorHandle):
-    """The learner's handle of one actor on a cluster. level: of the actor's logging."""
+    """The learner's handle of one actor on a cluster."""
 
     start_hint = "allowed: a higher actor_manager.start_timeout_s, fewer actors, or a cluster with more CPUs"
 
@@ -256,11 +256,9 @@ class RayHandle(ActorHandle):
         counts: ActorStat | None,
         state: State | None,
         link: RayLink,
-        level: int,
     ) -> None:
         super().__init__(actor, shared, limits, counts, state)
         self._link = link
-        self._level = level
         self.needed = True  # whether the run waits for it; else it may wait for a place on the cluster
         self._absent = True  # until it is ready
         self._remote: RayChild | None = None  # the last one
@@ -287,7 +285,8 @@ class RayHandle(ActorHandle):
     def _make(self, actor_id: ActorId) -> Child:
         shared = self._shared
         self._arriving = arrived = ArrivedChunks()
-        setup = RemoteSetup(shared.spec, actor_id, shared.columns, shared.ring_rows, self._level, self._state)
+        level = logging.getLogger().getEffectiveLevel()
+        setup = RemoteSetup(shared.spec, actor_id, shared.columns, shared.ring_rows, level, self._state)
         newest = self._link.models.publications
         first = newest if self._state is None and shared.spec.rounds is None else 1
         self._remote = RayChild(self._link, setup, self._status, arrived, first)
@@ -326,8 +325,7 @@ class _OnRay(ActorManager):
     def _make_handle(
         self, actor: int, shared: Shared, limits: Limits, counts: ActorStat, state: State | None
     ) -> ActorHandle:
-        level = logging.getLogger().getEffectiveLevel()
-        return RayHandle(actor, shared, limits, counts, state, self._link, level)
+        return RayHandle(actor, shared, limits, counts, state, self._link)
 
     def _listen(self, timeout_s: float) -> None:
         handles = [cast("RayHandle", actor) for actor in self._actors]
