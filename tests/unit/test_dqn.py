@@ -327,6 +327,14 @@ def test_a_given_side_of_the_range_stays() -> None:
         assert agent.algorithm.networks.online.support.tolist() == pytest.approx(expected, rel=1e-3)
 
 
+def test_with_a_typed_range_only_opt_steps_change_the_network() -> None:
+    agent, _ = full_agent(head="categorical", v_min=0.0, v_max=9.0)
+    before = agent.algorithm.state.online.params.clone()
+    for number in (1, 101, 201):
+        agent.algorithm.adapt(batch_of([1.0] * 4), number)
+    assert torch.equal(agent.algorithm.state.online.params, before)
+
+
 @pytest.mark.parametrize("parts", ["policy", "all"])
 def test_a_typed_range_stays_when_the_weights_of_another_run_are_taken(
     parts: str, caplog: pytest.LogCaptureFixture

@@ -268,7 +268,9 @@ class DqnAlgorithm(Algorithm):
 
     def adapt(self, batch: TensorBatch, number: int) -> None:
         """Set the open ends of a categorical head's range, once, from the first batch with a reward."""
-        if not isinstance(self._head, loss.CategoricalHead) or number % _ESTIMATE_INTERVAL != 1:
+        is_open = None in (self.config.v_min, self.config.v_max)
+        is_categorical = isinstance(self._head, loss.CategoricalHead)
+        if not (is_categorical and is_open) or number % _ESTIMATE_INTERVAL != 1:
             return
         if self._range != self._initial_range:
             return
@@ -317,7 +319,7 @@ class DqnAlgorithm(Algorithm):
         """The range of a categorical head, and the share of targets that it clips. Logs a warning, once, if it is large."""
         if not isinstance(self._head, loss.CategoricalHead):
             return {}
-        share = sum(loss.mean_share_clipped(self.networks, self._head, self.config, batch, self._mask))
+        share = loss.mean_share_clipped(self.networks, self._head, self.config, batch, self._mask)
         low, high = self._head.of(self.networks.online).atoms[[0, -1]].tolist()
         if not math.isfinite(share):  # the opt step of this batch was skipped
             return {}

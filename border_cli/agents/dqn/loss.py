@@ -122,18 +122,12 @@ class CategoricalHead(Head):
         m = torch.zeros_like(p).scatter_add_(1, l, p * (1 - weight_u))
         return m.scatter_add_(1, l + 1, p * weight_u)
 
-    def share_clipped(
-        self, outputs: Tensor, reward: Tensor, discount: Tensor, terminated: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """(B,) probabilities of the returns that `project` clips by more than rounding, below and above the atoms.
-
-        Arguments: see `target`.
-        """
+    def share_clipped(self, outputs: Tensor, reward: Tensor, discount: Tensor, terminated: Tensor) -> Tensor:
+        """(B,) probabilities of the returns that `project` clips by more than rounding. Arguments: see `target`."""
         p, tz = self._shifted(outputs, reward, discount, terminated)
         low, high = self.atoms[0], self.atoms[-1]
         slack = _ROUNDING * (high - low)
-        below, above = tz < low - slack, tz > high + slack
-        return torch.where(below, p, 0.0).sum(1), torch.where(above, p, 0.0).sum(1)
+        return torch.where((tz < low - slack) | (tz > high + slack), p, 0.0).sum(1)
 
     def loss(self, outputs: Tensor, target: Tensor, tau: Tensor | None) -> Tensor:
         """(B,) cross-entropies."""
@@ -312,13 +306,12 @@ def _next_outputs(
 @torch.no_grad()
 def mean_share_clipped(
     nets: DqnNetworks, head: CategoricalHead, config: DqnConfig, batch: TensorBatch, mask: str | None = None
-) -> tuple[float, float]:
-    """Mean probabilities of this batch's targets below and above the range of the atoms; computed without noise."""
+) -> float:
+    """Mean probability of this batch's targets beyond the atoms; computed without noise."""
     head = head.of(nets.online)
     outputs, q_select = _next_outputs(nets, head, config, batch, NO_STEP_NOISE, mask)
     selected = gather_action(outputs, q_select.argmax(1))
-    below, above = head.share_clipped(selected, batch.reward, batch.discount, batch.terminated)
-    return below.mean().item(), above.mean().item()
+    return head.share_clipped(selected, batch.reward, batch.discount, batch.terminated).mean().item()
 
 
 def estimated_support(reward: Tensor, discount: Tensor) -> tuple[float, float]:
