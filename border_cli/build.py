@@ -52,7 +52,7 @@ from border_cli.core.spaces import EnvSpec
 from border_cli.core.state import State, check_like
 from border_cli.core.types import Column, ModelInfo, item_columns
 from border_cli.display.output import Output
-from border_cli.display.views import PlainView, ScreenView, SilentView
+from border_cli.display.views import PlainView, ScreenView
 from border_cli.envs.group import GymEnv, ReplayedEnv, try_env
 from border_cli.recorders import NullRecorder, RecorderGroup, TolerantRecorder
 from border_cli.recorders.files import CSV_FILE, METRICS_FILE, CsvRecorder, JsonlRecorder
@@ -365,7 +365,7 @@ def make_view(config: TrainConfig, output: Output, console: Console, title: str)
     """Screen, lines or nothing, as `recorder.console` has it."""
     wanted = config.recorder.console
     if wanted == "none":
-        return SilentView()
+        return View()
     if wanted == "screen":
         return ScreenView(output, console, title, cores=cores_for_actors(config))
     return PlainView(sys.stdout)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from border_cli.core.errors import ExitCode
 from border_cli.core.types import ActorStat, Evaluation
@@ -128,8 +127,8 @@ class JobProgress:
     opt_steps_per_sec: float | None = None
 
 
-class View(Protocol):
-    """Shows a run to a person."""
+class View:
+    """Shows a run to a person. This one shows nothing."""
 
     def show(self, progress: Progress) -> None:
         """Cheap to call at any time: the view itself decides when to draw (live: 4 times a second at most; plain: when

@@ -1,4 +1,4 @@
-"""Views of a run: a frame in a terminal, redrawn in place below its messages; lines of key=value text; nothing."""
+"""Views of a run: a frame in a terminal, redrawn in place below its messages; lines of key=value text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from border_cli.core.metrics import INFO_UNIT, METRICS, Record
-from border_cli.core.progress import ENDED, Progress
+from border_cli.core.progress import ENDED, Progress, View
 from border_cli.display import format
 from border_cli.display.advice import WAITS, advice, first_to_end
 from border_cli.display.output import Output, printable, write_line
@@ -149,7 +149,7 @@ def terminal_text(console: Console, *renderables: RenderableType) -> str:
     return "".join(lines[: max(1, console.height - 1)])
 
 
-class ScreenView:
+class ScreenView(View):
     """A `View` that has a frame drawn in place and prints messages above it. `close` leaves the last frame where it is.
 
     cores: processor cores, for the advice.
@@ -207,7 +207,7 @@ _COLUMNS: dict[str, tuple[str, _Format]] = {
 """The metrics worth a place in one line, in this order; all others are in metrics.jsonl."""
 
 
-class PlainView:
+class PlainView(View):
     """A `View` and a `Recorder` that writes lines of `key=value` words to a stream, each flushed at once.
 
     Lines are never wrapped. now: a monotonic clock in seconds.
@@ -251,9 +251,6 @@ class PlainView:
     def flush(self) -> None:
         """Nothing is held back."""
 
-    def close(self) -> None:
-        """Nothing to release: the stream belongs to the caller."""
-
     def _words(self, words: list[str]) -> None:
         """Figures without the commas that are for tables: a line is read by programs too."""
         self._line([word.replace(",", "") for word in words])
@@ -282,16 +279,3 @@ def _progress_words(p: Progress) -> list[str]:
     if budget is not None and p.phase not in ENDED:
         words.append(f"eta={format.duration(budget.eta_s)}")
     return words
-
-
-class SilentView:
-    """Implements `core.progress.View` for `recorder.console=none` and for use from Python."""
-
-    def show(self, progress: Progress) -> None:
-        """Nothing."""
-
-    def note(self, message: str) -> None:
-        """Nothing."""
-
-    def close(self) -> None:
-        """Nothing."""

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from border_cli.config import resources
 from border_cli.core.errors import ExitCode, first_line
-from border_cli.core.progress import JobProgress, Progress
+from border_cli.core.progress import JobProgress, Progress, View
 from border_cli.display.advice import first_to_end
 from border_cli.runtime.child import OUTPUT_FILE, Child
 from border_cli.runtime.forkserver import PRELOAD, start_early
@@ -39,7 +39,7 @@ class JobError:
     cause: str
 
 
-class JobView:
+class JobView(View):
     """The `View` of a run in a job's process: it sends how far the run is to the sweep."""
 
     def __init__(self, reporter: Reporter) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
+import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from typing import Protocol
 
 from border_cli.core.errors import ExitCode, ResourceError
 from border_cli.core.progress import JobProgress
+from border_cli.display.output import write_line
 from border_cli.runs.directory import SWEEP_FILE, folder_error
 from border_cli.runtime.child import OUTPUT_FILE, describe_exit
 from border_cli.runtime.signals import StopFlag
@@ -25,8 +27,8 @@ _LOSSES = 3
 """How often a job runs again after its node was lost."""
 
 
-class SweepView(Protocol):
-    """Shows a sweep to a person."""
+class SweepView:
+    """Shows a sweep to a person. This one shows errors alone."""
 
     def show(self, rows: Sequence[tuple[Job, JobProgress]], eta_s: float | None, stage: str) -> None:
         """All jobs with their progress, and the estimated seconds until the last one ends. Cheap to call at any time.
@@ -38,7 +40,8 @@ class SweepView(Protocol):
         """A job has another state."""
 
     def note(self, message: str) -> None:
-        """Lines that stay, such as an error."""
+        """Lines that stay, such as an error; on stderr."""
+        write_line(sys.stderr, message)
 
     def close(self) -> None:
         """Leave the terminal as it was found."""

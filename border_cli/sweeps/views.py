@@ -1,4 +1,4 @@
-"""Views of a sweep: a table of its jobs redrawn in place; a line per change; nothing."""
+"""Views of a sweep: a table of its jobs redrawn in place; a line per change."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def make_sweep_view(output: Output, sweep: Sweep, title: str, console_mode: str)
     """The view for a value of `recorder.console`."""
     console = Console()
     if console_mode == "none":
-        return SilentSweepView()
+        return SweepView()
     if console_mode == "screen" or (console_mode == "auto" and is_live(console)):
         return ScreenSweepView(output, sweep, title, console)
     return PlainSweepView(sweep)
@@ -50,7 +50,7 @@ def make_sweep_view(output: Output, sweep: Sweep, title: str, console_mode: str)
 Rows = Sequence[tuple[Job, JobProgress]]
 
 
-class ScreenSweepView:
+class ScreenSweepView(SweepView):
     """A table of the jobs that is redrawn in place, below the notes."""
 
     def __init__(self, output: Output, sweep: Sweep, title: str, console: Console) -> None:
@@ -65,9 +65,6 @@ class ScreenSweepView:
     def show(self, rows: Rows, eta_s: float | None, stage: str) -> None:
         self._latest = rows, eta_s, stage
         self._output.draw(lambda: terminal_text(self._console, self._table(*self._latest)))
-
-    def changed(self, job: Job) -> None:
-        """Nothing: `show` shows it."""
 
     def note(self, message: str) -> None:
         write_line(self._output.stdout, message)
@@ -133,7 +130,7 @@ def _newest_first(job: Job) -> int:
     return -job.number if job.state == DONE else job.number
 
 
-class PlainSweepView:
+class PlainSweepView(SweepView):
     """A line of text per change, and one about the whole sweep after a long silence."""
 
     def __init__(self, sweep: Sweep) -> None:
@@ -164,31 +161,9 @@ class PlainSweepView:
             words.append(f"time={format.duration(job.seconds)}")
         self._line(" ".join(words))
 
-    def note(self, message: str) -> None:
-        write_line(sys.stderr, message)
-
     def _line(self, message: str) -> None:
         self._due = time.monotonic() + SILENCE_S
         write_line(sys.stdout, message)
-
-    def close(self) -> None:
-        """Nothing to release."""
-
-
-class SilentSweepView:
-    """For `recorder.console=none`: errors alone are shown, on stderr."""
-
-    def show(self, rows: Rows, eta_s: float | None, stage: str) -> None:
-        """Nothing."""
-
-    def changed(self, job: Job) -> None:
-        """Nothing."""
-
-    def note(self, message: str) -> None:
-        write_line(sys.stderr, message)
-
-    def close(self) -> None:
-        """Nothing to release."""
 
 
 def print_sweep_tables(console: Console, sweep: Sweep, found: Sequence[Result]) -> None:

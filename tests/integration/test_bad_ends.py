@@ -17,7 +17,7 @@ from border_cli.cli.train import main
 from border_cli.core.metrics import Record
 from tests.real_runs import Run, tiny
 
-SYNC = ("trainer=sync", "env=gym", "trainer.max_opts=120", "trainer.eval_interval=null")
+SYNC = ("trainer=sync", "trainer.max_opts=120", "trainer.eval_interval=null")
 
 
 def run_to_end(*args: str) -> tuple[int, Run]:
@@ -50,7 +50,7 @@ def test_weights_that_are_not_finite_are_never_kept(
 
 
 def test_an_environment_that_exits_fails_its_job_and_the_sweep_continues(workplace: Path) -> None:
-    assert main(tiny("-m", *SYNC, "env.entry_point=tests.envs:Leaving", "seed=1,2")) == 5
+    assert main(tiny("-m", *SYNC, "env=gym", "env.entry_point=tests.envs:Leaving", "seed=1,2")) == 5
     (sweep,) = Path("runs/sweeps").glob("*/*")
     assert [Run(path.parent).summary["exit_code"] for path in sweep.glob("*/summary.json")] == [5, 5]
 
@@ -67,8 +67,8 @@ def test_names_of_folders_need_not_be_text(workplace: Path) -> None:
     folder = workplace / os.fsdecode(b"\xff\xc3")
     folder.mkdir()
     os.chdir(folder)
-    _, run = run_to_end("env=cartpole", "trainer=sync")
-    words = ["trainer=sync", "trainer.max_opts=20", f"init_from='{folder / 'runs' / 'latest'}'"]
+    _, run = run_to_end("env=cartpole")
+    words = ["trainer.max_opts=20", f"init_from='{folder / 'runs' / 'latest'}'"]
     _, second = run_to_end("env=cartpole", *words)
     for done in (run, second):
         assert done.summary["status"] == "done"
