@@ -45,15 +45,10 @@ def env_spec(
     if keys:
         chosen, left_out = _chosen(parts, leaves, root, keys), []
         leaves = {path: leaf for path, leaf in leaves.items() if path in chosen or path == (ACTION_MASK,)}
-    names = [leaf.name for leaf in leaves.values()]
     if not set(leaves) - {(ACTION_MASK,)}:
         about = ", ".join(f"{part_name(path, root)} is a {_kind(parts[path])}" for path in left_out)
         raise UsageError(
             f"the observation space has nothing that an agent takes: {about or 'it is empty'}\nallowed: {OBSERVATIONS}"
-        )
-    if len(set(names)) < len(names):
-        raise UsageError(
-            f"the observation space has two parts called {max(names, key=names.count)}\nallowed: keys that differ"
         )
     stacked = [replace(leaf, stack=stack) if leaf.kind == "box" else leaf for leaf in leaves.values()]
     obs = ObsSpec(_with_categories(stacked, categories or {}, root))
