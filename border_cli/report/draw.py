@@ -3,48 +3,83 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from border_cli.core.metrics import SCORE
 from border_cli.report.stats import Band
 
 AXES = {"env_steps": "env steps", "seconds": "seconds"}
 FEW = 5
 """With fewer runs an interval means little, and a picture shows the runs themselves."""
-_FEW_POINTS = 3
+_MOST = 3.0
+_LABELS = {SCORE: "return of evaluations", "train/episode_return": "return of training episodes"}
 Curves = dict[str, dict[str, Band]]
 """By axis, then by the group's name."""
 
 
 def draw(curves: Curves, envs: Mapping[str, str], metric: str, folder: Path) -> list[Path]:
-    """One picture per environment and axis: the interquartile mean of each group, with its interval or with its few runs.
+    """Draw the interquartile mean of each group, with its interval or with its few runs.
 
-    envs: by the group's name. Raises ModuleNotFoundError where matplotlib is not installed.
+    One picture per environment and axis, and another one for groups with much smaller budgets. envs: by the group's name.
+    Raises ModuleNotFoundError where matplotlib is not installed.
     """
     written = []
     several = len(set(envs.values())) > 1
     for axis, bands in curves.items():
         for env in dict.fromkeys(envs[name] for name in bands):
             prefix = re.sub(r"\W+", "-", env).strip("-") + "_" if several else ""
-            written.append(folder / f"{prefix}{axis}.png")
-            own = {name: band for name, band in bands.items() if envs[name] == env}
-            figure, plot = _axes(len(own))
-            for name, band in own.items():
-                # Of a few evaluations, the line may be too short to be seen.
-                marker = "o" if max(len(at) for at, _ in band.runs) <= _FEW_POINTS else None
-                means = [one.value for one in band.intervals]
-                (drawn,) = plot.plot(band.at, means, marker=marker, label=name)
-                color, style = drawn.get_color(), drawn.get_linestyle()
-                if len(band.runs) >= FEW:
-                    low, high = ([getattr(one, end) for one in band.intervals] for end in ("low", "high"))
-                    plot.fill_between(band.at, low, high, color=color, alpha=0.2)
-                elif len(band.runs) > 1:
-                    for at, values in band.runs:
-                        plot.plot(at, values, color=color, linestyle=style, alpha=0.3, linewidth=0.8)
-            plot.set(xlabel=AXES[axis], ylabel=metric, title=env)
-            _save(figure, plot, written[-1])
+            of_env = {name: band for name, band in bands.items() if envs[name] == env}
+            labels = dict(zip(of_env, _labels(list(of_env)), strict=True))
+            for i, part in enumerate(_of_like_length(of_env)):
+                end = f"-{max(band.at[-1] for band in part.values()):.0f}" if i else ""
+                written.append(folder / f"{prefix}{axis}{end}.png")
+                figure, plot = _axes(len(part))
+                for name, band in part.items():
+                    _draw_band(plot, band, labels[name])
+                plot.set(xlabel=AXES[axis], ylabel=label_of(metric), title=env)
+                _save(figure, plot, written[-1])
     return written
+
+
+def label_of(metric: str) -> str:
+    """A metric in words, or its name."""
+    return _LABELS.get(metric, metric)
+
+
+def _of_like_length(bands: Mapping[str, Band]) -> list[dict[str, Band]]:
+    """The groups in parts, the longest first: within a part the longest curve has at most _MOST times the shortest."""
+    lengths = {name: float(band.at[-1]) for name, band in bands.items()}
+    parts: list[list[str]] = []
+    for name in sorted(bands, key=lambda one: -lengths[one]):
+        if parts and lengths[parts[-1][0]] <= _MOST * lengths[name]:
+            parts[-1].append(name)
+        else:
+            parts.append([name])
+    return [{name: band for name, band in bands.items() if name in part} for part in parts]
+
+
+def _labels(names: Sequence[str]) -> list[str]:
+    """The names of groups without the words that all of them have."""
+    words = [name.split() for name in names]
+    shared = set.intersection(*map(set, words)) if len(names) > 1 else set()
+    labels = [" ".join(word for word in one if word not in shared) or one[0] for one in words]
+    return labels if len(set(labels)) == len(labels) else list(names)
+
+
+def _draw_band(plot: Any, band: Band, label: str) -> None:
+    marker = "o" if min(len(at) for at, _ in band.runs) <= FEW else None
+    means = [one.value for one in band.intervals]
+    every = max(1, len(means) // FEW)
+    (drawn,) = plot.plot(band.at, means, marker=marker, markevery=every, label=label)
+    color, style = drawn.get_color(), drawn.get_linestyle()
+    if len(band.runs) >= FEW:
+        low, high = ([getattr(one, end) for one in band.intervals] for end in ("low", "high"))
+        plot.fill_between(band.at, low, high, color=color, alpha=0.2)
+    elif len(band.runs) > 1:
+        for at, values in band.runs:
+            plot.plot(at, values, color=color, linestyle=style, alpha=0.3, linewidth=0.8)
 
 
 def _axes(n_groups: int) -> tuple[Any, Any]:

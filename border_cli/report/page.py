@@ -13,7 +13,7 @@ from typing import Any
 
 from border_cli.config.convert import as_typed
 from border_cli.display.format import number, share
-from border_cli.report.draw import AXES, FEW, Curves
+from border_cli.report.draw import AXES, FEW, Curves, label_of
 from border_cli.report.runs import Group
 from border_cli.report.stats import (
     LEVEL,
@@ -26,6 +26,9 @@ from border_cli.report.stats import (
     last_scores,
     line,
 )
+
+_NAMED = 4
+"""More agents or environments are not named in the title."""
 
 
 @dataclass(frozen=True)
@@ -74,11 +77,22 @@ def table(lines: Sequence[Line]) -> list[list[str]]:
     return rows
 
 
+def title(report: Report) -> str:
+    """What is compared: agents and environments."""
+    agents = list(dict.fromkeys(group.algorithm.split(" ")[0] for group in report.groups))
+    envs = list(dict.fromkeys(group.env for group in report.groups))
+    return " on ".join(
+        ", ".join(names) if len(names) <= _NAMED else f"{len(names)} {what}"
+        for names, what in ((agents, "agents"), (envs, "environments"))
+        if any(names)
+    )
+
+
 def markdown(report: Report, pictures: Sequence[Path]) -> str:
     """The page report.md."""
     pairs = improvement_rows(report.improvements)
     parts = [
-        "# Report",
+        f"# {title(report)}",
         _grid(table(report.lines)),
         about(report.metric),
         few_runs(report.lines),
@@ -107,8 +121,14 @@ def as_json(report: Report) -> dict[str, Any]:
 
 def _grid(rows: Sequence[Sequence[str]]) -> str:
     """A table in Markdown."""
-    grid = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
+    columns = zip(*rows[1:], strict=True)
+    ends = ["---:" if all(map(_is_number, column)) else "---" for column in columns]
+    grid = [rows[0], ends, *rows[1:]]
     return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in grid)
+
+
+def _is_number(cell: str) -> bool:
+    return re.match(r"-?\d|-$", cell) is not None
 
 
 def about(metric: str) -> str:
@@ -117,7 +137,8 @@ def about(metric: str) -> str:
         f"Scores are interquartile means over runs with {LEVEL:.0%} bootstrap intervals ({RESAMPLES:,} resamples of "
         "runs; Agarwal et al., 2021). *Best* is the score of the model that each run kept as its best, *last* that of its "
         "last model, on the same episodes, which had no part in the choice. "
-        f"Curves show `{metric}`, up to the end of the shortest run of a group."
+        f"Curves show `{metric}`, over env steps up to the end of the shortest run of a group; over seconds a run that has "
+        "ended keeps its last value."
     )
 
 
@@ -188,8 +209,9 @@ def health(groups: Sequence[Group]) -> list[list[str]]:
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
 table { border-collapse: collapse; margin: 1rem 0; display: block; overflow-x: auto; font-size: 14px; }
-th, td { border: 1px solid #ddd; padding: .3rem .6rem; text-align: right; white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; white-space: normal; }
+th, td { border: 1px solid #ddd; padding: .3rem .6rem; text-align: left; white-space: nowrap; }
+td.number { text-align: right; }
+th:first-child, td:first-child { white-space: normal; }
 th { background: #f5f5f5; }
 img { max-width: 100%; }
 p.note { color: #555; }
@@ -199,7 +221,7 @@ p.note { color: #555; }
 def html_page(report: Report, pictures: Sequence[Path]) -> str:
     """The page report.html. It needs no other file and no network."""
     parts = [
-        "<h1>Report</h1>",
+        f"<h1>{html.escape(title(report))}</h1>",
         _html_table(table(report.lines)),
         f'<p class="note">{_html_text(about(report.metric))}</p>',
     ]
@@ -207,17 +229,16 @@ def html_page(report: Report, pictures: Sequence[Path]) -> str:
         parts.append(f'<p class="note">{html.escape(warning)}</p>')
     for path in pictures:
         encoded = base64.b64encode(path.read_bytes()).decode("ascii")
-        parts.append(
-            f'<h2>{_title(path.stem)}</h2><img alt="{_title(path.stem)}" src="data:image/png;base64,{encoded}">'
-        )
-    for title, rows in (
+        heading = _title(path.stem, report.metric)
+        parts.append(f'<h2>{heading}</h2><img alt="{heading}" src="data:image/png;base64,{encoded}">')
+    for heading, rows in (
         ("Probability of improvement, by last scores", improvement_rows(report.improvements)),
         ("Differences of the configurations", differences(report.groups)),
         ("Health of the runs", health(report.groups)),
     ):
         if len(rows) > 1:
-            parts += [f"<h2>{title}</h2>", _html_table(rows)]
-    head = f'<meta charset="utf-8"><title>border-cli report</title><style>{_STYLE}</style>'
+            parts += [f"<h2>{heading}</h2>", _html_table(rows)]
+    head = f'<meta charset="utf-8"><title>{html.escape(title(report))}</title><style>{_STYLE}</style>'
     return f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(parts)}</body></html>\n'
 
 
@@ -227,15 +248,19 @@ def _html_text(text: str) -> str:
     return re.sub(r"\*([^*]+)\*", r"<em>\1</em>", marked)
 
 
-def _title(stem: str) -> str:
+def _title(stem: str, metric: str) -> str:
     """The title of a picture, by the name of its file."""
-    axis = next(one for one in AXES if stem.endswith(one))
-    env = stem.removesuffix(axis).rstrip("_")
-    return html.escape(f"Curves over {AXES[axis]}{f': {env}' if env else ''}")
+    found = re.fullmatch(rf"(?:(.+)_)?({'|'.join(AXES)})(?:-(\d+))?", stem)
+    assert found is not None
+    env, axis, end = found.groups()
+    most = f", up to {int(end):,} {AXES[axis]}" if end else ""
+    return html.escape(f"{label_of(metric).capitalize()} over {AXES[axis]}{f': {env}' if env else ''}{most}")
 
 
 def _html_table(rows: Sequence[Sequence[str]]) -> str:
     def line(tag: str, cells: Sequence[str]) -> str:
-        return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+        starts = [f'{tag} class="number"' if tag == "td" and _is_number(cell) else tag for cell in cells]
+        ends = zip(starts, map(html.escape, cells), strict=True)
+        return "<tr>" + "".join(f"<{start}>{cell}</{tag}>" for start, cell in ends) + "</tr>"
 
     return "<table>" + line("th", rows[0]) + "".join(line("td", row) for row in rows[1:]) + "</table>"

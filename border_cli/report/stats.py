@@ -115,13 +115,13 @@ class Band:
 def band(group: Group, axis: str) -> Band:
     """The curve against "env_steps" or "seconds": a single run's own points, or several runs interpolated at POINTS places.
 
-    It ends where the shortest run does.
+    Over env steps it ends where the shortest run does. Over seconds a run that has ended keeps its last value.
     """
     own = [(getattr(run.curve, axis), run.curve.values) for run in group.runs]
     if len(own) == 1:
         at, values = own[0][0], own[0][1][:, np.newaxis]
     else:
-        end = min(float(places[-1]) for places, _ in own)
+        end = (max if axis == "seconds" else min)(float(places[-1]) for places, _ in own)
         begin = min(max(float(places[0]) for places, _ in own), end)
         at = np.linspace(begin, end, POINTS)
         values = np.stack([np.interp(at, places, curve) for places, curve in own], axis=1)

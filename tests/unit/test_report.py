@@ -228,7 +228,9 @@ def test_a_run_without_a_configuration_is_its_own_group(tmp_path: Path) -> None:
     assert sorted(group.name for group in groups_in(tmp_path)) == ["0", "0 (2)", "one"]
 
 
-def test_curves_of_unequal_length_end_with_the_shortest(tmp_path: Path) -> None:
+def test_curves_over_env_steps_end_with_the_shortest_run_and_over_seconds_with_the_longest(
+    tmp_path: Path,
+) -> None:
     write_run(tmp_path / "a", [(0, 0.0, 0.0), (100, 10.0, 100.0)], seed=1)
     write_run(tmp_path / "b", [(20, 1.0, 20.0), (40, 2.0, 80.0), (60, 3.0, 80.0)], seed=2)
     (group,) = groups_in(tmp_path)
@@ -239,7 +241,8 @@ def test_curves_of_unequal_length_end_with_the_shortest(tmp_path: Path) -> None:
     assert at[20.0].value == 20.0
     nearest = min(at, key=lambda place: abs(place - 30.0))
     assert at[nearest].value == pytest.approx((nearest + 20 + 3 * (nearest - 20)) / 2)
-    assert band(group, "seconds").at[-1] == 3.0
+    over_seconds = band(group, "seconds")
+    assert (over_seconds.at[-1], over_seconds.intervals[-1].value) == (10.0, (100.0 + 80.0) / 2)
 
 
 def test_the_line_of_a_group(tmp_path: Path) -> None:
@@ -287,6 +290,7 @@ def test_each_environment_has_a_page_and_pictures(runs: Path, capsys: pytest.Cap
     write_run(runs / "other", [(10, 1.0, -5.0), (20, 2.0, -4.0)], env="my_envs:Corridor")
     assert main([]) == 0
     page = Path("runs/report/report.md").read_text()
+    assert page.startswith("# dqn on CartPole-v1, my_envs:Corridor\n")
     assert "| dqn on CartPole-v1 | 3 | 20 | 5.00 | 2.00 (1.00 to 3.00) |" in page
     assert "9.00: not met" in page
     ends = ("env_steps.png", "seconds.png")
@@ -297,6 +301,30 @@ def test_each_environment_has_a_page_and_pictures(runs: Path, capsys: pytest.Cap
         assert (Path("runs/report") / name).read_bytes().startswith(b"\x89PNG")
         assert f"({name})" in page
     assert "written: runs/report/report.md" in capsys.readouterr().out
+
+
+def test_pictures_name_what_differs_and_short_curves_have_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figure = pytest.importorskip("matplotlib.figure", reason="extra report is not installed").Figure
+    figures, save = list[Any](), figure.savefig
+    monkeypatch.setattr(figure, "savefig", lambda self, *a, **k: (figures.append(self), save(self, *a, **k)))
+    for i, (lr, budget) in enumerate([(0.1, 100), (0.2, 90), (0.3, 20)]):
+        write_run(tmp_path / f"{i}", [(10, 1.0, 1.0), (budget, 2.0, 2.0)], lr=lr)
+    assert main([str(tmp_path)]) == 0
+    plots = [one.axes[0] for one in figures[:3]]
+    labels = [[line.get_label() for line in plot.get_lines()] for plot in plots]
+    one, two, three = (f"agent.lr=0.{n}" for n in (1, 2, 3))
+    assert labels == [[one, two], [three], [one, two, three]]
+    assert {plot.get_ylabel() for plot in plots} == {"return of evaluations"}
+    assert all(
+        line.get_marker() == "o" for plot in plots for line in plot.get_lines()
+    )  # two evaluations each
+    pictures = {path.name for path in (tmp_path / "report").glob("*.png")}
+    assert pictures >= {"env_steps.png", "env_steps-20.png", "seconds.png"}
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert "<h2>Return of evaluations over env steps, up to 20 env steps</h2>" in page
+    assert '<td class="number">100</td>' in page
 
 
 def test_a_note_warns_of_few_runs(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
