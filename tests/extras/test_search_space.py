@@ -72,5 +72,5 @@ def test_several_environments_are_no_search_space() -> None:
 
 
 def test_an_agent_without_a_search_space_is_named() -> None:
-    with pytest.raises(UsageError, match="nearest: dqn"):
+    with pytest.raises(UsageError, match=r"nearest: hydra\.sweeper\.space=dqn"):
         default_space("dqnn")
