@@ -71,7 +71,7 @@ def test_j1_a_forked_worker_that_stays_ends_with_its_actor_and_holds_no_lock(tmp
         lambda: all(pid_gone(int(pid)) for pids in notes(tmp_path, "pid").values() for pid in pids),
         "the workers",
     )
-    with Command(tmp_path, "resume=runs/latest", "trainer.max_opts=1") as command:
+    with Command(tmp_path, "resume=runs/latest", "trust=true", "trainer.max_opts=1") as command:
         command.end()
         assert "trained by another process" not in command.errors
 
@@ -83,7 +83,7 @@ def test_j1_a_forked_worker_of_the_learner_holds_no_lock(tmp_path: Path) -> None
         command.process.wait()
         (worker,) = map(int, notes(tmp_path, "pid")["MainProcess"])
         try:
-            with Command(tmp_path, "resume=runs/latest", "trainer.max_opts=1") as again:
+            with Command(tmp_path, "resume=runs/latest", "trust=true", "trainer.max_opts=1") as again:
                 again.process.wait()
                 assert "trained by another process" not in again.errors
         finally:
