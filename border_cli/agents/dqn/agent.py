@@ -17,7 +17,6 @@ from border_cli.agents.dqn import loss
 from border_cli.agents.dqn.config import DqnConfig
 from border_cli.agents.dqn.network import (
     NO_NOISE,
-    UNKNOWN_SUPPORT,
     Noise,
     QArrays,
     QNetwork,
@@ -44,6 +43,8 @@ _MAX_CLIPPED = 0.5
 """A larger share of clipped targets is logged: the range of the atoms is too narrow. An untrained network has less."""
 _ESTIMATE_INTERVAL = 100
 """Opt steps between two estimates of a categorical head's range, while all rewards are 0."""
+_MARGIN = 1.00001
+"""Factor of an estimated range, so that it differs from the initial one, by which a range that is not set yet is known."""
 _LARGEST = 1e37
 """The range does not reach further, so that its width is finite in float32."""
 _logger = logging.getLogger(__name__)
@@ -275,9 +276,9 @@ class DqnAlgorithm(Algorithm):
         if self._range != self._initial_range:
             return
         low, high = loss.estimated_support(batch.reward, batch.discount)
-        if (low, high) == UNKNOWN_SUPPORT or max(-low, high) > _LARGEST:
+        if not batch.reward.any() or max(-low, high) > _LARGEST:
             return
-        self._set_range(low, high)
+        self._set_range(_MARGIN * low, _MARGIN * high)
         if number > 1:  # all rewards were 0, and so is the value: what was learned is for other atoms
             support = cast(Tensor, self.networks.online.support)
             head, zero = self._head.of(self.networks.online), support.new_zeros(1)
