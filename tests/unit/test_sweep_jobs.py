@@ -332,14 +332,10 @@ def test_the_cause_of_a_failed_job_is_its_message_not_a_line_of_the_traceback() 
     assert read(sweep).cause == "the cause"
 
 
-@pytest.mark.parametrize(("pause_at", "expected"), [(None, (0.2, 8.0)), (50, (0.4, 3.0))])
-def test_the_progress_of_a_run_that_will_pause_is_that_until_the_pause(
-    pause_at: int | None, expected: tuple[float, float]
-) -> None:
+def test_a_job_tells_the_sweep_its_progress() -> None:
     """20 of 100 opt steps, ten in a second."""
     sweep, job = multiprocessing.Pipe()
     view = JobView(Reporter(job))
-    view.pause_at = pause_at
     view.show(Progress("training", opt_steps=20, max_opts=100, opt_steps_per_sec=10.0))
     progress = read(sweep)
-    assert (progress.fraction, progress.eta_s) == expected
+    assert (progress.fraction, progress.eta_s) == (0.2, 8.0)
