@@ -89,8 +89,6 @@ class ScreenSweepView(SweepView):
             wide = {"ratio": 1, "overflow": "ellipsis"} if name == "settings" else {}
             table.add_column(name, justify="left" if left else "right", no_wrap=True, **wide)  # type: ignore[arg-type]
         shown = self._shown(rows)
-        # A tuning, which has a stage, pauses jobs.
-        words = {state: "paused" if state == STOPPED and stage else state for state in STATES}
         for job, _ in rows:  # a tuning adds jobs
             if job.number not in self._settings:
                 self._settings[job.number] = self._sweep.settings(job)
@@ -100,7 +98,7 @@ class ScreenSweepView(SweepView):
             cells: dict[str, RenderableType] = {
                 "job": str(job.number),
                 "settings": Text(printable(self._settings[job.number], self._console.encoding)),
-                "state": Text(p.phase if job.state == RUNNING else words[job.state], style),
+                "state": Text(p.phase if job.state == RUNNING else job.state, style),
                 "progress": fraction if p.fraction is not None else "",
                 "ETA": "" if p.eta_s is None else format.duration(p.eta_s),
                 "last": "" if p.last is None else format.number(p.last),
@@ -109,7 +107,7 @@ class ScreenSweepView(SweepView):
             }
             table.add_row(*(cells[name] for name in columns))
         states = Counter(job.state for job, _ in rows)
-        counts = ", ".join(f"{states[state]} {words[state]}" for state in STATES if states[state])
+        counts = ", ".join(f"{states[state]} {state}" for state in STATES if states[state])
         seconds = time.monotonic() - self._began
         eta = "unknown" if eta_s is None else format.duration(eta_s)
         hidden = len(rows) - len(shown)
