@@ -257,12 +257,12 @@ def test_c8_a_second_process_is_refused_while_the_first_one_lives(
         run = first.run
         before = all_but_the_lock(run)
         with in_folder(tmp_path):
-            assert main([f"resume={run.path}"]) == 2
+            assert main([f"resume={run.path}", "trust=true"]) == 2
             assert f"is being trained by another process (pid {first.pid})" in capsys.readouterr().err
             assert all_but_the_lock(run) == before
             first.send(SIGKILL)
             assert first.end() == 137
-            assert main([f"resume={run.path}", f"trainer.max_opts={LAST}"]) == 0
+            assert main([f"resume={run.path}", "trust=true", f"trainer.max_opts={LAST}"]) == 0
     assert f"resumed  step-{INTERVAL:09d}: " in first.log
     assert (run.summary["status"], assert_last_state_is_kept(run)) == ("done", LAST)
 
