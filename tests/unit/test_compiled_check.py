@@ -13,7 +13,7 @@ from torch import Tensor
 from border_cli.agents import graph
 from border_cli.agents.compiler import CompileJob, graph_path
 from border_cli.agents.config import NetworkConfig
-from border_cli.agents.graph import TensorLayout, compile_graph, leaves, map_leaves
+from border_cli.agents.graph import TensorLayout, leaves, map_leaves
 from border_cli.agents.params import BatchLoader, TensorBatch
 from border_cli.config.registry import AGENTS
 from tests.contract.test_every_agent import OneBatchBuffer, batch, config_of, spec_of
@@ -29,14 +29,15 @@ def job(agent: str, **settings: Any) -> CompileJob:
     return CompileJob(config, [], spec_of(agent), layout)
 
 
-def compile_wrongly(
-    agent: str, error: Callable[[TensorBatch, Tensor], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def check_wrongly(
+    agent: str, error: Callable[[TensorBatch, Tensor], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Compile with a compiler whose code computes the opt step of a changed batch and learning rate."""
-    exported = []
+    """Check code that computes the opt step of a changed batch and learning rate."""
     one = job(agent)
     example = one.example_batch()
     algorithm = AGENTS[agent].load().make_agent(one.config, one.spec, 0).algorithm
+    noise = algorithm.noise(16)
+    traced = graph.trace(algorithm, example, noise, 0)
     before = len(list(leaves(algorithm.state)))
 
     def run(arguments: list[Tensor]) -> list[Tensor]:
@@ -45,15 +46,11 @@ def compile_wrongly(
         lr_scale = arguments[-2].clone()
         error(changed, lr_scale)
         end = before + len(list(leaves(example)))
-        exported[0](*arguments[:before], *leaves(changed), *arguments[end:-2], lr_scale, arguments[-1])
+        traced(*arguments[:before], *leaves(changed), *arguments[end:-2], lr_scale, arguments[-1])
         return []
 
-    monkeypatch.setattr(
-        "torch._inductor.aoti_compile_and_package",
-        lambda program, package_path: exported.append(program.module()),
-    )
     monkeypatch.setattr(graph, "_load", lambda path: run)
-    compile_graph(algorithm, example, algorithm.noise(16), 0, tmp_path / "graph.pt2")
+    graph.check(algorithm, example, noise, 0, Path("graph.pt2"))
 
 
 ERRORS: dict[str, Callable[[TensorBatch, Tensor], object]] = {
@@ -65,14 +62,14 @@ ERRORS: dict[str, Callable[[TensorBatch, Tensor], object]] = {
 
 
 @pytest.mark.parametrize("error", ERRORS)
-def test_code_with_an_error_is_refused(error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_with_an_error_is_refused(error: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RuntimeError, match=r"the compiled opt step differs from the eager one in online\."):
-        compile_wrongly("dqn", ERRORS[error], tmp_path, monkeypatch)  # type: ignore[arg-type]
+        check_wrongly("dqn", ERRORS[error], monkeypatch)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("agent", ["dqn", "c51", "iqn", "td3", "sac", "tqc"])
-def test_code_without_an_error_is_taken(agent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compile_wrongly(agent, lambda batch, lr_scale: None, tmp_path, monkeypatch)
+def test_code_without_an_error_is_taken(agent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_wrongly(agent, lambda batch, lr_scale: None, monkeypatch)
 
 
 @pytest.mark.parametrize("settings", [{"gamma": 0.9}, {"reward_clip": 1.0}, {"lr": 0.5}])
