@@ -129,7 +129,7 @@ def test_d5_killed_while_it_saves_after_a_sigterm_it_can_be_resumed(
     assert len(list((run.path / "checkpoints").glob(".*"))) == 1
     last = held * INTERVAL + 5
     with in_folder(tmp_path):
-        assert main([f"resume={run.path}", f"trainer.max_opts={last}"]) == 0
+        assert main([f"resume={run.path}", "trust=true", f"trainer.max_opts={last}"]) == 0
     assert run.summary["status"] == "done"
     assert saved_steps(run)[0] == last
     assert list((run.path / "checkpoints").glob(".*")) == []

@@ -78,7 +78,7 @@ def test_j1_a_forked_worker_that_stays_ends_with_its_actor_and_holds_no_lock(tmp
 
 def test_j1_a_forked_worker_of_the_learner_holds_no_lock(tmp_path: Path) -> None:
     with run(tmp_path, "leaves_worker", "trainer=sync", opts=10**9) as command:
-        wait_until(lambda: "MainProcess" in notes(tmp_path, "pid"), "the worker")
+        wait_until(lambda: notes(tmp_path, "pid").get("MainProcess"), "the worker")
         os.kill(command.pid, signal.SIGKILL)
         command.process.wait()
         (worker,) = map(int, notes(tmp_path, "pid")["MainProcess"])
