@@ -160,6 +160,8 @@ class _Translation:
             self.left_out.append(f"{word.typed} ({why})")
             return []
         if target in ("env", "agent"):
+            if value != self._typed[target]:  # the same key follows, and the last one counts
+                return [f"{target}={value}"]
             return self._env if target == "env" else [f"agent={self._agent}"]
         if target == "--config-dir":
             return [target, value]

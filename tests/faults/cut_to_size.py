@@ -15,7 +15,7 @@ def make(file: str) -> gymnasium.Env[Any, Any]:
 
     file: path of a file with the number.
     """
-    env, width = CountingEnv(), int(Path(file).read_text(encoding="ascii"))
+    env, width = CountingEnv(env=0), int(Path(file).read_text(encoding="ascii"))
     whole = env.observation_space
     shown = gymnasium.spaces.Box(whole.low[:width], whole.high[:width], dtype=whole.dtype)
     return gymnasium.wrappers.TransformObservation(env, lambda obs: obs[:width], shown)

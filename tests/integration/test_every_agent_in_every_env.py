@@ -95,8 +95,9 @@ def test_a_pair_that_does_not_fit_is_refused(
 ) -> None:
     args = [f"agent={agent}", f"env={env}", *NEEDS.get(env, ()), "preset=none", "recorder.console=none"]
     assert main(args) == 2
-    message, allowed = capsys.readouterr().err.splitlines()
+    message, nearest, allowed = capsys.readouterr().err.splitlines()
     assert message.startswith(f"error: agent={agent} ")
+    assert nearest.startswith("nearest: agent=")
     assert allowed.startswith("allowed: agent=")
     assert not Path("runs").exists()
 

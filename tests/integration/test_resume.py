@@ -314,7 +314,6 @@ def test_a_run_that_is_done_needs_a_larger_budget(done: Run, capsys: pytest.Capt
         (["-m"], "is not a sweep"),
         (["--cfg", "job"], "--cfg is about composing"),
         (["--info"], "--info is about composing"),
-        (["--hydra-help"], "--hydra-help is about composing"),
         (["--config-dir", "."], "--config-dir is about composing"),
     ],
 )

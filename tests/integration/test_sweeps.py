@@ -26,7 +26,7 @@ from border_cli.cli.sweep import SweepRun, SweepSettings
 from border_cli.cli.train import main
 from border_cli.config.registry import TABLES
 from border_cli.config.schema import TrainConfig
-from border_cli.core.errors import ExitCode, Interrupted
+from border_cli.core.errors import ExitCode, Interrupted, ResourceError
 from border_cli.display.output import output
 from border_cli.recorders.files import read_jsonl
 from border_cli.runs.directory import Launch
@@ -233,12 +233,12 @@ def test_without_room_for_the_measurement_a_sweep_has_one_slot(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(*_: object) -> None:
-        raise BlockingIOError(11, "Resource temporarily unavailable")
+        raise ResourceError("starting job: Resource temporarily unavailable")
 
     monkeypatch.setattr("border_cli.cli.sweep.JobProcess", fail)
     assert sweep("seed=1,2", "trainer=sync", "recorder.console=plain") == 0
     assert "1 job at a time" in (out := capsys.readouterr().out)
-    assert "what a job needs could not be measured: [Errno 11] Resource temporarily unavailable" in out
+    assert "what a job needs could not be measured: starting job: Resource temporarily unavailable" in out
 
 
 def test_a_stop_ends_the_sweeper_of_a_plugin(tmp_path: Path) -> None:
