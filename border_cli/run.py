@@ -87,9 +87,8 @@ def train(
     if config.device.startswith("cuda"):
         repeat_bits_on_gpu(is_reproducible(config))
     keep_freed_memory()
-    seeding.seed_global_generators(
-        config.seed, seeding.GLOBAL, 0
-    )  # which environments in this process may use
+    # Environments in this process may draw from the global generators.
+    seeding.seed_global_generators(config.seed, seeding.GLOBAL, 0)
     with or_new(stop) as flag, output() as out, _resource_errors():
         console, on_console = Console(), view is None and config.recorder.console != "none"
         view = view or build.make_view(config, out, console, banner.title(config))

@@ -35,11 +35,11 @@ class ThreadStatus:
     first_step_ns: int = 0
     blocked_ns: int = 0
     heartbeat: int = 0
-    told: threading.Event = field(default_factory=threading.Event)
+    changed: threading.Event = field(default_factory=threading.Event)
 
     def wait(self, seconds: float) -> None:
-        self.told.wait(seconds)
-        self.told.clear()
+        self.changed.wait(seconds)
+        self.changed.clear()
 
 
 class QueueSink:
@@ -132,7 +132,7 @@ class ThreadManager:
     def grant(self, credits: Sequence[int]) -> None:
         for status, credit in zip(self._status, credits, strict=True):
             status.credit = credit
-            status.told.set()
+            status.changed.set()
 
     def announce(self, env_steps: int) -> None:
         for status in self._status:
@@ -155,7 +155,7 @@ class ThreadManager:
     def stop(self) -> list[ActorStat]:
         for status in self._status:
             status.stop_requested = True
-            status.told.set()
+            status.changed.set()
         for thread in self._threads:
             while thread.is_alive():
                 self._fetch()
@@ -170,7 +170,7 @@ class ThreadManager:
             self._counts[chunk.actor].episodes += count_episodes(chunk.items)
             self._arrived.append(chunk)
         for status in self._status:
-            status.told.set()  # there is room in the queue
+            status.changed.set()  # there is room in the queue
 
     @property
     def _stopped(self) -> bool:

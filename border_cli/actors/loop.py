@@ -343,9 +343,8 @@ def run_actor(
         requests: in lockstep, how the learner asks for the actor's state.
         state: in lockstep, the saved state to continue from.
     """
-    seeding.seed_global_generators(
-        actor_id.seed, seeding.ACTOR, actor_id.actor, actor_id.incarnation, 2
-    )  # which environments may use
+    # Environments may draw from the global generators.
+    seeding.seed_global_generators(actor_id.seed, seeding.ACTOR, actor_id.actor, actor_id.incarnation, 2)
     status.state = ActorState.MAKING_ENVIRONMENT
     with contextlib.closing(spec.env.load()(actor_id, *spec.env.args)) as env:
         processor: StepProcessor = spec.processor.load()(actor_id, env.spec, *spec.processor.args)

@@ -215,7 +215,7 @@ class ActorHandle(SupervisedProcess):
         chunks, self._last_chunks = self._last_chunks, []
         arrived = [] if self._arriving is None else self._arriving.pop_all()
         if self._holds_rows:
-            self._status.told.set()  # there is room in the ring again
+            self._status.changed.set()  # there is room in the ring again
         for chunk in arrived:
             if chunk.sequence != self._sequence:
                 raise RuntimeError(f"actor {self.actor}: chunk {chunk.sequence} came, not {self._sequence}")
@@ -248,7 +248,7 @@ class ActorHandle(SupervisedProcess):
         """Ask for the actor's state, which it sends between two rounds."""
         self.sent_state = None
         self.send(SendState())
-        self._status.told.set()
+        self._status.changed.set()
 
     def _release(self) -> None:
         for descriptor in self.descriptors:

@@ -67,11 +67,11 @@ class LocalStatus:
     first_step_ns: int = 0
     blocked_ns: int = 0
     heartbeat: int = 0
-    told: threading.Event = field(default_factory=threading.Event)
+    changed: threading.Event = field(default_factory=threading.Event)
 
     def wait(self, seconds: float) -> None:
-        self.told.wait(seconds)
-        self.told.clear()
+        self.changed.wait(seconds)
+        self.changed.clear()
 
 
 class QueueSink:
@@ -190,7 +190,7 @@ class RemoteActor:
             for number, model in zip(command.publications, models, strict=True):
                 self._models.add(number, model)
             self._requests.flag |= command.wants_state
-            status.told.set()
+            status.changed.set()
             self._changed.notify_all()
             while not (len(self._sink) or self._messages or self._ended or self._entered > mine):
                 if (left := until - time.monotonic()) <= 0:
@@ -200,7 +200,7 @@ class RemoteActor:
             self._messages.clear()
             first = status.first_step_ns
             chunks = self._sink.take()
-            status.told.set()  # there is room again
+            status.changed.set()  # there is room again
             return Reply(
                 chunks,
                 messages,

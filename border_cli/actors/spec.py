@@ -137,20 +137,20 @@ class ActorStatus:
 
     Args:
         shared, credit, own: where in the block the words of all actors, this one's credit and its own words are.
-        told: set whenever the learner has changed something that the actor may be waiting for.
+        changed: set whenever the learner has changed something that the actor may be waiting for.
     """
 
     heartbeat, first_step_ns, blocked_ns = _Word(1), _Word(2), _Word(3)
 
-    def __init__(self, block: Block, shared: int, credit: int, own: int, told: SharedEvent) -> None:
+    def __init__(self, block: Block, shared: int, credit: int, own: int, changed: SharedEvent) -> None:
         self._places = block, shared, credit, own
         self._shared = block.words(shared, 2)
         self._credit = block.words(credit, 1)
         self.words = block.words(own, 4)  # of this actor alone; the first is its state
-        self.told = told
+        self.changed = changed
 
     def __reduce__(self) -> tuple[Callable[..., ActorStatus], tuple[Any, ...]]:
-        return ActorStatus, (*self._places, self.told)
+        return ActorStatus, (*self._places, self.changed)
 
     @property
     def stop_requested(self) -> bool:
@@ -168,10 +168,10 @@ class ActorStatus:
     def credit(self, env_steps: int) -> None:
         if env_steps != self._credit[0]:
             self._credit[0] = env_steps
-            self.told.set()
+            self.changed.set()
 
     def wait(self, seconds: float) -> None:
-        self.told.wait(seconds)
+        self.changed.wait(seconds)
 
     @property
     def state(self) -> ActorState:
@@ -215,10 +215,10 @@ class StatusBlock:
     def wake(self) -> None:
         """Wake every actor that waits."""
         for actor in self._actors:
-            actor.told.set()
+            actor.changed.set()
 
     def close(self) -> None:
         """Close the descriptors."""
         self._block.close()
         for actor in self._actors:
-            actor.told.close()
+            actor.changed.close()

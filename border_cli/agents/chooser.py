@@ -66,7 +66,7 @@ class FormChooser:
         self.form = forms[0]
         self._use, self._tell, self._idle_s, self._clock = use, tell, idle_s, clock
         self._forms: list[Form] = []
-        self._told: Form | None = None
+        self._reported: Form | None = None
         self.add(forms)
 
     def add(self, forms: Sequence[Form]) -> None:
@@ -139,15 +139,15 @@ class FormChooser:
 
     def _report(self, speeds: dict[Form, float]) -> None:
         """speeds: of all forms that have competed, over that of the one in use."""
-        if self.form == self._told or len(speeds) == 1:
+        if self.form == self._reported or len(speeds) == 1:
             return
         others = sorted((speed, str(form)) for form, speed in speeds.items() if form != self.form)
         compared = ", ".join(f"{form} {speed:.2f}" for speed, form in reversed(others))
         text = f"the fastest opt steps here are {self.form}; as a share of their speed: {compared}"
         _logger.info("%s", text)
-        if self._told is None:
+        if self._reported is None:
             self._tell(text)
-        self._told = self.form
+        self._reported = self.form
 
 
 class OptStepForms:

@@ -227,10 +227,9 @@ class _Server:
                 running.code = os.waitstatus_to_exitcode(status)
                 running.report_due = time.monotonic() + _REPORT_S
                 self._ended.append(running)
+                # Where orphans are not adopted, this is all that can be done.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(
-                        pid, signal.SIGTERM
-                    )  # where orphans are not adopted, this is all that can be done
+                    os.killpg(pid, signal.SIGTERM)
 
     def _end_what_is_left(self) -> None:
         """End what children have left behind, and report their ends when nothing of it is there any more."""
