@@ -49,6 +49,7 @@ _KEPT_GRAPHS = 200
 _CALLS_PER_POLL = 32
 _COMPILING_S = 600.0
 """How long a run waits for its compiled opt step, which takes 10 to 30 s."""
+_COMPILING_NICE = 10
 _MEASURING_S = 0.5
 PAYS_FROM_S = 20.0
 """Time from which on compiling pays: it keeps a core busy for 10 to 20 s, and traced opt steps come after 3 s."""
@@ -203,7 +204,6 @@ class GraphCompiler:
             self._tell("compiling the opt step, which takes half a minute the first time")
         try:
             args = (self._job, self._paths, Path(self._folder.name))
-            # Before actors that only wait, and evaluations.
             self._child = Child("compiler", call, (compile_in_child, args), nice=0)
         except ResourceError as error:
             return self._stay_eager(first_line(error))
@@ -262,12 +262,19 @@ def compile_in_child(job: CompileJob, paths: Mapping[int, Path], folder: Path) -
     batch = job.example_batch()
     noise = algorithm.noise(len(batch.reward))
     graphs = {variant: trace(algorithm, batch, noise, variant) for variant in paths}
-    for save, suffix in ((save_traced, TRACED_SUFFIX), (save_compiled, COMPILED_SUFFIX)):
-        for variant, graph in graphs.items():
-            made = folder / f"unchecked{suffix}"
-            save(graph, example(algorithm, batch, noise), made)
-            check(algorithm, batch, noise, variant, made)
-            made.replace(traced_path(folder, variant) if suffix == TRACED_SUFFIX else paths[variant])
+
+    def write(save: Callable[..., None], variant: int, path: Path) -> None:
+        unchecked = folder / f"unchecked{path.suffix}"
+        save(graphs[variant], example(algorithm, batch, noise), unchecked)
+        check(algorithm, batch, noise, variant, unchecked)
+        unchecked.replace(path)
+
+    for variant in paths:
+        write(save_traced, variant, traced_path(folder, variant))
+    # What follows takes 20 s of CPU, and traced opt steps are more than half as fast: actors and the learner come first.
+    os.nice(_COMPILING_NICE)
+    for variant, path in paths.items():
+        write(save_compiled, variant, path)
     remove_old_files(cache_folder())
 
 
