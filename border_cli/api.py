@@ -94,7 +94,7 @@ def _alone() -> Iterator[None]:
     """Raises UsageError while another thread trains: log, standard output and threads of torch are the process's."""
     if not _training.acquire(blocking=False):
         raise UsageError(
-            "another run trains in this process\nallowed: a process for each run, or one run after another"
+            "another run trains in this process", allowed="a process for each run, or one run after another"
         )
     try:
         yield
@@ -117,12 +117,12 @@ def _train(config: TrainConfig, run_dir: Path, user: UserParts) -> RunResult:
     validate(config)
     if config.plan:
         raise UsageError(
-            "plan=true shows a plan, and this function trains\nallowed: border-train … plan=true"
+            "plan=true shows a plan, and this function trains", allowed="border-train … plan=true"
         )
     if user.actor_agents and len(user.actor_agents) != config.n_actors:
         raise UsageError(
-            f"actor_agents has {len(user.actor_agents)} configurations for n_actors={config.n_actors or 'auto'}\n"
-            "allowed: one for each actor"
+            f"actor_agents has {len(user.actor_agents)} configurations for n_actors={config.n_actors or 'auto'}",
+            allowed="one for each actor",
         )
     if wrong := [own for own in user.actor_agents if type(own) is not type(config.agent)]:
         raise UsageError(
@@ -130,8 +130,8 @@ def _train(config: TrainConfig, run_dir: Path, user: UserParts) -> RunResult:
         )
     if user.evaluator is not None and user.evaluation_env is not None:
         raise UsageError(
-            "evaluator and evaluation_env: an evaluator of your own has its own environment\n"
-            "allowed: one of them"
+            "evaluator and evaluation_env: an evaluator of your own has its own environment",
+            allowed="one of them",
         )
     if user.evaluator is not None:  # it is called in this thread, and there is no process for it
         config = replace(config, evaluator=replace(config.evaluator, type="inline"))

@@ -89,7 +89,7 @@ def preflight(
     build.agent_module(config)  # imports torch while the forkserver does the same: the probe waits for that
     for key, path in import_paths(to_plain(config)).items():
         if not callable(import_path(path, key)):
-            raise UsageError(f"{key}={path} is no class or function\nallowed: module:name")
+            raise UsageError(f"{key}={path} is no class or function", allowed="module:name")
     _check_packages(config)
     probed, weights = probe_env(config, stop), None
     if config.init_from is not None and not resuming:
@@ -104,14 +104,14 @@ def preflight(
     images = has_images(spec.inputs)
     if "agent.channels" in overrides and not images:
         raise UsageError(
-            "agent.channels has no effect on these observations: none of them is an image\n"
-            "allowed: agent.channels with images, agent.hidden for layers on vectors"
+            "agent.channels has no effect on these observations: none of them is an image",
+            allowed="agent.channels with images, agent.hidden for layers on vectors",
         )
     if "agent.normalize_obs" in overrides and not any(map(is_normalizable, spec.inputs.leaves)):
         raise UsageError(
             "agent.normalize_obs has no effect on these observations: images, discrete values and integers of a "
-            "small range are scaled by their bounds\n"
-            "allowed: agent.normalize_obs with boxes of floats, or of integers with a range above 255"
+            "small range are scaled by their bounds",
+            allowed="agent.normalize_obs with boxes of floats, or of integers with a range above 255",
         )
     _check_device(config.device)
     _check_precision(getattr(config.agent, "precision", "float32"), config.device)
@@ -161,8 +161,8 @@ def probe_env(config: TrainConfig, stop: StopFlag | None) -> Probed:
             found: dict[str, Any] = child.answer(making_s(config), waiting)
         except TimeoutError as e:
             raise UsageError(
-                f"env: making the environment took longer than {making_s(config):g} s\n"
-                "allowed: a higher actor_manager.start_timeout_s"
+                f"env: making the environment took longer than {making_s(config):g} s",
+                allowed="a higher actor_manager.start_timeout_s",
             ) from e
         except ChildError as e:
             raise _probe_error(e) from e
@@ -179,7 +179,7 @@ def _probe_error(error: ChildError) -> BorderError:
         return BorderError(str(error))
     if error.error_type == "RuntimeError" and "bootstrapping phase" in str(error):
         return UsageError(
-            'your script trains when it is imported\nallowed: train under `if __name__ == "__main__":`'
+            "your script trains when it is imported", allowed='train under `if __name__ == "__main__":`'
         )
     if not error.error_type:
         first, newline, said = str(error).partition("\n")
@@ -201,8 +201,8 @@ def _sizes(config: TrainConfig, spec: EnvSpec) -> Sizes:
         if isinstance(e, RuntimeError) and "not enough memory" not in str(e) and "allocate" not in str(e):
             raise
         raise ResourceError(
-            f"agent={config.agent.type}: the network alone takes more memory than there is\n"
-            "allowed: a smaller network"
+            f"agent={config.agent.type}: the network alone takes more memory than there is",
+            allowed="a smaller network",
         ) from e
 
 
@@ -216,7 +216,8 @@ def _check_packages(config: TrainConfig) -> None:
     for option, package, extra in needed:
         if importlib.util.find_spec(package) is None:
             raise UsageError(
-                f"{option}: the package {package} is not installed\nallowed: pip install 'border-cli[{extra}]'"
+                f"{option}: the package {package} is not installed",
+                allowed=f"pip install 'border-cli[{extra}]'",
             )
 
 
@@ -278,8 +279,8 @@ def _replay_on_gpu(config: TrainConfig, replay_bytes: int) -> bool:
     if not build.has_rows_on_gpu(config):
         if wanted == "cuda":
             raise UsageError(
-                f"buffer.device=cuda: buffer={config.buffer.type} has its rows in the main memory\n"
-                "allowed: buffer.device=cpu"
+                f"buffer.device=cuda: buffer={config.buffer.type} has its rows in the main memory",
+                allowed="buffer.device=cpu",
             )
         return False
     import torch
@@ -287,8 +288,8 @@ def _replay_on_gpu(config: TrainConfig, replay_bytes: int) -> bool:
     free = torch.cuda.mem_get_info(config.device)[0]
     if wanted == "cuda" and replay_bytes > free:
         raise ResourceError(
-            f"the replay takes {size(replay_bytes)}, and device={config.device} has {size(free)} of free memory\n"
-            "allowed: a smaller buffer.capacity, or buffer.device=cpu"
+            f"the replay takes {size(replay_bytes)}, and device={config.device} has {size(free)} of free memory",
+            allowed="a smaller buffer.capacity, or buffer.device=cpu",
         )
     return replay_bytes <= free // 2
 

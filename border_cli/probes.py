@@ -163,7 +163,7 @@ def _in_child(function: Callable[..., Any], args: tuple[Any, ...], limit_s: floa
         return run_in_child(function, args, limit_s, stop.check)
     except TimeoutError as e:
         raise UsageError(
-            f"an actor cannot be tried: {e}\nallowed: a higher actor_manager.start_timeout_s"
+            f"an actor cannot be tried: {e}", allowed="a higher actor_manager.start_timeout_s"
         ) from e
     except ChildError as e:
         raise UsageError(f"an actor cannot be tried: {first_line(e)}") from e

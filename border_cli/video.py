@@ -153,7 +153,7 @@ def _drawn(env: GymEnv) -> Array:
         ) from e
     if frame.ndim != 3 or frame.shape[2] != 3:
         raise UsageError(
-            f"video: the environment draws frames of shape {frame.shape}\nallowed: (height, width, 3)"
+            f"video: the environment draws frames of shape {frame.shape}", allowed="(height, width, 3)"
         )
     return frame.astype(np.uint8, copy=False)
 

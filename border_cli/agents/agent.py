@@ -224,7 +224,7 @@ class Algorithm(ABC):
         """The encoders of all networks, the acting network's first. Needed where observations are normalised."""
         del networks
         raise UsageError(
-            f"agent={self.config.type} does not normalise observations\nallowed: agent.normalize_obs=false"
+            f"agent={self.config.type} does not normalise observations", allowed="agent.normalize_obs=false"
         )
 
     @abstractmethod

@@ -242,7 +242,7 @@ class GraphCompiler:
 
     def _stay_eager(self, reason: str) -> bool:
         if self._waits:  # eager opt steps would have other bits
-            raise UsageError(f"agent.compile=true: {reason}\nallowed: agent.compile=false")
+            raise UsageError(f"agent.compile=true: {reason}", allowed="agent.compile=false")
         _logger.warning("agent.compile: opt steps stay eager, %s", reason)
         return True
 

@@ -69,8 +69,8 @@ class NetworkConfig(AgentConfig):
             return self
         if opt_steps is None:
             raise UsageError(
-                f"agent.lr_schedule={self.lr_schedule} ends with the budget, whose opt steps are not known\n"
-                "allowed: agent.lr_opt_steps=<number>, or a budget of trainer.max_opts"
+                f"agent.lr_schedule={self.lr_schedule} ends with the budget, whose opt steps are not known",
+                allowed="agent.lr_opt_steps=<number>, or a budget of trainer.max_opts",
             )
         return replace(self, lr_opt_steps=opt_steps)
 

@@ -38,7 +38,7 @@ def _dispatch(argv: Sequence[str]) -> int:
     for key in ("plan", "init_from", "resume"):
         if key in typed:
             raise UsageError(
-                f"{key} has no effect in border-bench, which trains nothing\nallowed: border-train {key}=…"
+                f"{key} has no effect in border-bench, which trains nothing", allowed=f"border-train {key}=…"
             )
     registry.import_plugins(override_names(overrides, "plugins"))
     with Composer(overrides, flags.config_dir) as composer:

@@ -148,7 +148,7 @@ class Composer:
         if config_dir is not None:
             self.typed_search += ["--config-dir", config_dir]
             if not Path(config_dir).is_dir():
-                raise UsageError(f"--config-dir: no folder {config_dir}\nallowed: a folder with group files")
+                raise UsageError(f"--config-dir: no folder {config_dir}", allowed="a folder with group files")
             folders.insert(0, f"file://{Path(config_dir).resolve()}")
         self.search = [f"{_SEARCH}=[{','.join(map(quoted, folders))}]"] if folders else []
         self._preset_files: dict[str, Path] = {}
@@ -181,7 +181,7 @@ class Composer:
         path = Path(str(value))
         if not path.is_file():
             raise UsageError(
-                f"preset={value}: there is no such file\nallowed: a preset's name, or a file of one"
+                f"preset={value}: there is no such file", allowed="a preset's name, or a file of one"
             )
         name = f"file_{path.stem}"
         self._preset_files[name] = path
@@ -197,7 +197,7 @@ class Composer:
                     raise UsageError(f"preset={path} cannot be read: {e.strerror or e}") from e
             if not isinstance(values, dict) or not values:
                 raise UsageError(
-                    f"preset={path} holds no values\nallowed: a file such as those in {conf_dir()}/preset"
+                    f"preset={path} holds no values", allowed=f"a file such as those in {conf_dir()}/preset"
                 )
             section = values.setdefault("preset", {})
             if isinstance(section, dict):
@@ -253,7 +253,7 @@ class Composer:
         with translated():
             folder = OmegaConf.select(merged, "hydra.run.dir", throw_on_missing=True)
         if not folder:
-            raise UsageError("hydra.run.dir=: the value is missing\nallowed: hydra.run.dir=<folder>")
+            raise UsageError("hydra.run.dir=: the value is missing", allowed="hydra.run.dir=<folder>")
         return Path(str(folder))
 
     def compose(self, argv: Sequence[str] | None = None) -> Composed:
@@ -307,8 +307,8 @@ def plain_data(composed: DictConfig) -> dict[str, Any]:
     for key, value in dotted(unresolved).items():
         if _VARIABLE.search(str(value)):
             raise UsageError(
-                f"{key}={value}: the variable's value would be written to the files of the run\n"
-                "allowed: a plain value, or an environment that reads the variable itself"
+                f"{key}={value}: the variable's value would be written to the files of the run",
+                allowed="a plain value, or an environment that reads the variable itself",
             )
     with translated():
         own = OmegaConf.masked_copy(composed, list(unresolved))
@@ -383,8 +383,8 @@ def _with_origin(
     group, preset = error.key.partition(".")[0], typed.get("preset", "")
     if presets.is_for_another(preset, str(choices.get("agent"))):  # its keys are those of that agent
         return UsageError(
-            f"preset={preset} was tuned for another agent than agent={choices['agent']}\n"
-            "allowed: leave preset out to use the tuned one, or preset=none"
+            f"preset={preset} was tuned for another agent than agent={choices['agent']}",
+            allowed="leave preset out to use the tuned one, or preset=none",
         )
     files = [f"{group}/{choices[group]}.yaml"] if group in GROUPS and choices.get(group) else []
     section = data.get("preset")

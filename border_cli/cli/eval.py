@@ -88,7 +88,7 @@ def _dispatch(argv: Sequence[str]) -> int:
     if flags.shell_completion:
         return complete_command([*map(str, paths)], [*parser.suggestions, *_COMPLETED])
     if len(paths) > 1:
-        raise UsageError(f"{paths[0]} and {paths[1]} are two models\nallowed: one at a time")
+        raise UsageError(f"{paths[0]} and {paths[1]} are two models", allowed="one at a time")
     _evaluate(flags, paths[0] if paths else None, parse_overrides(given))
     return ExitCode.DONE
 
@@ -153,7 +153,7 @@ def _env_config(stored: EnvConfig, overrides: Sequence[Override]) -> EnvConfig:
         data["env"]["id"] = ""
     for key in ("env.native", "env.out_of_bounds"):
         if key in keys:
-            raise UsageError(f"{key} has no effect in an evaluation\nallowed: the other keys of env")
+            raise UsageError(f"{key} has no effect in an evaluation", allowed="the other keys of env")
     config = to_config(data)
     check_effect(config, keys)
     config.env.imports = list(dict.fromkeys([*stored.imports, *config.env.imports]))

@@ -37,7 +37,7 @@ def _dispatch(argv: Sequence[str]) -> int:
         formats = [f"format={name}" for name in _FORMATS]
         return complete_command([*map(str, paths)], [*parser.suggestions, *formats, "plugins="])
     if len(paths) > 1:
-        raise UsageError(f"{paths[0]} and {paths[1]} are two models\nallowed: one at a time")
+        raise UsageError(f"{paths[0]} and {paths[1]} are two models", allowed="one at a time")
     named = override_names(parse_overrides(plugins), "plugins")
     located = model_directory(paths[0] if paths else None, flags.checkpoint)
     if located.note:
@@ -51,7 +51,7 @@ def _dispatch(argv: Sequence[str]) -> int:
     if flags.out:
         folder = Path(flags.out)
         if (folder / "README.md").exists() and not list(folder.glob("policy.*")):
-            raise UsageError(f"out={folder} has a README.md of something else\nallowed: out=<a new folder>")
+            raise UsageError(f"out={folder} has a README.md of something else", allowed="out=<a new folder>")
     else:
         if located.run_dir is not None:
             check_plain(located.run_dir, flags.trust)

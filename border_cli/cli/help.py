@@ -132,6 +132,6 @@ def _parse_request(request: Sequence[str]) -> tuple[str, str, str]:
     action, _, shell = " ".join(request).partition("=")
     if action not in ("install", "uninstall", "query") or shell not in ("bash", "zsh", "fish"):
         raise UsageError(
-            "-sc sets up completion in a shell\nallowed: -sc install=bash, -sc install=zsh, -sc install=fish"
+            "-sc sets up completion in a shell", allowed="-sc install=bash, -sc install=zsh, -sc install=fish"
         )
     return action, shell, os.environ.get("COMP_LINE", "").split(" ")[-1]

@@ -104,7 +104,7 @@ class Parser(argparse.ArgumentParser):
         name, _, rest = message.removeprefix("argument --").partition(": ")
         if name in self._settings:
             raise UsageError(f"{name}={rest}")
-        raise UsageError(f"{message}\nallowed: see {self.prog} --help")
+        raise UsageError(message, allowed=f"see {self.prog} --help")
 
 
 def unquoted(text: str) -> str:
@@ -172,8 +172,8 @@ def parse_overrides(argv: Sequence[str]) -> list[Override]:
             split = uneven or sum(other.startswith(f"{key}=") for other in argv) > 1
             hint = f"\na shell splits words at spaces and braces; quote it: '{key}=…'" if split else ""
             raise UsageError(
-                f"{arg!r} cannot be read as key=value\n"
-                f"allowed: n_actors=8, hidden=[64,64], \"key='any text'\"{hint}"
+                f"{arg!r} cannot be read as key=value",
+                allowed=f"n_actors=8, hidden=[64,64], \"key='any text'\"{hint}",
             ) from e
     return found
 
@@ -207,8 +207,8 @@ def check_interval(override: Override) -> None:
     if override.is_interval_sweep():
         key = override.key_or_group
         raise UsageError(
-            f"{key}={_text(override)} is a search space\n"
-            f"allowed: -m hydra/sweeper=border_optuna, for tuning, or -m with values: {key}=<value>,<value>"
+            f"{key}={_text(override)} is a search space",
+            allowed=f"-m hydra/sweeper=border_optuna, for tuning, or -m with values: {key}=<value>,<value>",
         )
 
 
@@ -225,7 +225,7 @@ def check_single(overrides: Sequence[Override]) -> None:
             to_config(data)
             as_list = f", or one run with a list: {key}=[{text}]"
         raise UsageError(
-            f"{key}={text} has several values\nallowed: -m, for one run with each of them{as_list}"
+            f"{key}={text} has several values", allowed=f"-m, for one run with each of them{as_list}"
         )
 
 
@@ -236,11 +236,11 @@ def for_hydra(override: Override, choices: Callable[[str], list[str]]) -> str:
     """
     key, text = override.key_or_group, str(override.input_line)
     if key == "hydra.mode":
-        raise UsageError("hydra.mode is set by -m alone\nallowed: -m sweeps over values separated by commas")
+        raise UsageError("hydra.mode is set by -m alone", allowed="-m sweeps over values separated by commas")
     if override.is_hydra_override():
         return text
     if override.package is not None:
-        raise UsageError(f"{key}@{override.package}: a group keeps its place\nallowed: {key}=<option>")
+        raise UsageError(f"{key}@{override.package}: a group keeps its place", allowed=f"{key}=<option>")
     if override.is_delete():
         _check_deletion(key)
         return text
@@ -259,7 +259,7 @@ def _check_deletion(key: str) -> None:
         return
     if key in GROUPS or key in keys:
         raise UsageError(
-            f"~{key}: every run has this key, it cannot be removed\nallowed: {key}=<another value>"
+            f"~{key}: every run has this key, it cannot be removed", allowed=f"{key}=<another value>"
         )
     raise UsageError(
         f"~{key}: there is no such key", nearest=nearest_key(key, keys), allowed="only keys of env.kwargs"
@@ -294,7 +294,7 @@ def quoted(text: str) -> str:
 def set_value(data: dict[str, Any], override: Override, *, command: str) -> None:
     """Apply an override to nested plain data, without Hydra. Raises UsageError for a form that needs Hydra."""
     if override.is_hydra_override() or override.is_delete() or override.package is not None:
-        raise UsageError(f"{command}: {override.input_line} is not possible with it\nallowed: key=value")
+        raise UsageError(f"{command}: {override.input_line} is not possible with it", allowed="key=value")
     *path, name = override.key_or_group.split(".")
     section: Any = data
     keys = all_keys()

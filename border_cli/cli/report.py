@@ -110,7 +110,7 @@ def _notes_on_sweeps(paths: Sequence[Path]) -> Iterator[str]:
 def _write(report: Report, out: Path) -> None:
     """Write the pages, the curves and the pictures, and print where. Raises UsageError where that is impossible."""
     if out.is_symlink():
-        raise UsageError(f"{out} is a link, which may lead anywhere\nallowed: out=<folder>")
+        raise UsageError(f"{out} is a link, which may lead anywhere", allowed="out=<folder>")
     pictures = list[Path]()
     pages = [out / name for name in ("report.md", "report.html", "curves.csv")]
     try:
@@ -126,6 +126,6 @@ def _write(report: Report, out: Path) -> None:
         pages[1].write_text(html_page(report, pictures), encoding="utf-8", errors="replace")
         write_tidy(pages[2], report.groups, report.metric)
     except OSError as e:
-        raise UsageError(f"{out} cannot be written: {e.strerror or e}\nallowed: out=<another folder>") from e
+        raise UsageError(f"{out} cannot be written: {e.strerror or e}", allowed="out=<another folder>") from e
     for path in (*pages, *pictures):
         show(f"written: {path}")

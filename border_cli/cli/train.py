@@ -98,7 +98,7 @@ def _dispatch(argv: Sequence[str], sweep: Path | None = None) -> int:
     if not (shows or flags.multirun) and (
         of_sweeps := [key for key in launch.typed if key.startswith(_OF_SWEEPS)]
     ):
-        raise UsageError(f"{of_sweeps[0]} has no effect without -m\nallowed: -m, which starts a sweep")
+        raise UsageError(f"{of_sweeps[0]} has no effect without -m", allowed="-m, which starts a sweep")
     if resumed not in (None, _AUTO) and not flags.help:
         return _resume_named(resumed, overrides, launch, flags.trust)
     with Composer(overrides, flags.config_dir) as composer:
@@ -137,13 +137,13 @@ def _resume_sweep(folder: Path, argv: Sequence[str], trusted: bool) -> int:
     added = [arg for arg in argv if job_argv([arg])]
     if added:
         raise UsageError(
-            f"{added[0]}: a sweep that is continued keeps its arguments\n"
-            f"allowed: -m resume={folder} alone, or with sweep.…, recorder.console and debug"
+            f"{added[0]}: a sweep that is continued keeps its arguments",
+            allowed=f"-m resume={folder} alone, or with sweep.…, recorder.console and debug",
         )
     if sweep.code_words and not trusted:
         raise UsageError(
-            f"{folder}: its arguments may name code or addresses: {shlex.join(sweep.code_words)}\n"
-            "allowed: trust=true, if you trust whoever made the sweep, or the command that started it"
+            f"{folder}: its arguments may name code or addresses: {shlex.join(sweep.code_words)}",
+            allowed="trust=true, if you trust whoever made the sweep, or the command that started it",
         )
     return _dispatch([*argv, *sweep.argv], folder)
 
@@ -164,23 +164,23 @@ def _check_flags(parser: Parser, flags: Namespace, resumed: str | None, settings
     """Refuse flags and settings of sweeps that do not go together, or not with `resume`."""
     if settings and not flags.multirun:
         raise UsageError(
-            f"sweep.{next(iter(settings))} has no effect without -m\nallowed: -m, which starts a sweep"
+            f"sweep.{next(iter(settings))} has no effect without -m", allowed="-m, which starts a sweep"
         )
     if flags.trust and resumed is None:
-        raise UsageError("trust has no effect without resume\nallowed: resume=<run> trust=true")
+        raise UsageError("trust has no effect without resume", allowed="resume=<run> trust=true")
     if flags.cfg is None and (flags.package or flags.resolve):
         parser.error("--package and --resolve are for --cfg")
     if resumed == _AUTO and flags.multirun:
         raise UsageError(
-            f"resume={_AUTO} looks for one run, and -m starts several\n"
-            "allowed: the same command again, which continues its sweep, or -m resume=<sweep>"
+            f"resume={_AUTO} looks for one run, and -m starts several",
+            allowed="the same command again, which continues its sweep, or -m resume=<sweep>",
         )
     names = ("cfg", "info", "config_dir")
     given = [f"--{name.replace('_', '-')}" for name in names if getattr(flags, name)]
     if given and resumed not in (None, _AUTO) and not flags.multirun:
         raise UsageError(
-            f"{given[0]} is about composing, and resume={resumed} uses the configuration stored with the run\n"
-            f"allowed: {given[0]} without resume; the run's config.yaml shows its values"
+            f"{given[0]} is about composing, and resume={resumed} uses the configuration stored with the run",
+            allowed=f"{given[0]} without resume; the run's config.yaml shows its values",
         )
 
 
@@ -248,13 +248,14 @@ def _split_resume(argv: Sequence[str]) -> tuple[str | None, list[str]]:
     """The value of `resume`, None without one, and the other arguments. A path may hold what Hydra cannot read."""
     found = [arg for arg in argv if arg.lstrip("+").startswith(f"{RESUME}=")]
     if len(found) > 1:
-        raise UsageError(f"{found[0]} and {found[1]} are two runs\nallowed: one of them")
+        raise UsageError(f"{found[0]} and {found[1]} are two runs", allowed="one of them")
     if not found:
         return None, list(argv)
     value = unquoted(found[0].partition("=")[2])
     if not value:
         raise UsageError(
-            f"{found[0]} names no run\nallowed: {RESUME}=<run>, {RESUME}={_AUTO}, or {RESUME}=null for a new run"
+            f"{found[0]} names no run",
+            allowed=f"{RESUME}=<run>, {RESUME}={_AUTO}, or {RESUME}=null for a new run",
         )
     return None if value == "null" else value, [arg for arg in argv if arg is not found[0]]
 
@@ -291,8 +292,8 @@ def _resume_unfinished(composed: Composed, launch: Launch, trusted: bool) -> int
 
     if composed.run_dir is not None:
         raise UsageError(
-            f"resume=auto looks for a run below {RUNS}/, so hydra.run.dir has no effect with it\n"
-            f"allowed: resume=auto alone, or resume={composed.run_dir} for a run in that directory"
+            f"resume=auto looks for a run below {RUNS}/, so hydra.run.dir has no effect with it",
+            allowed=f"resume=auto alone, or resume={composed.run_dir} for a run in that directory",
         )
     run_dir = newest_unfinished(RUNS, composed.config, trusted)
     if run_dir is None:
@@ -313,8 +314,8 @@ def _with_overrides(
         key = override.key_or_group
         if key in GROUPS:
             raise UsageError(
-                f"{command}: {key}={override.value()} chooses a group, and a stored run keeps its own\n"
-                f"allowed: single values, such as {key}.<key>=<value>, or a new run with init_from=<run>"
+                f"{command}: {key}={override.value()} chooses a group, and a stored run keeps its own",
+                allowed=f"single values, such as {key}.<key>=<value>, or a new run with init_from=<run>",
             )
         set_value(changed, override, command=command)
     for group, section in changed.items():

@@ -83,7 +83,7 @@ def dump(data: Any) -> str:
 def load(path: Path) -> Any:
     """Plain data of a YAML file. Raises UsageError with file and line when it is not YAML, OSError as it is."""
     if path.stat().st_size > MAX_BYTES:
-        raise UsageError(f"{path} is larger than {MAX_BYTES} bytes\nallowed: a configuration")
+        raise UsageError(f"{path} is larger than {MAX_BYTES} bytes", allowed="a configuration")
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, ValueError, RecursionError) as e:  # ValueError: a date that does not exist

@@ -343,9 +343,9 @@ def check_descriptors(config: TrainConfig) -> None:
         descriptor_limit_before = descriptor_limit_before or soft
         return
     raise ResourceError(
-        f"n_actors={n_actors(config)} needs {need} file descriptors, and this process may hold {hard}\n"
-        f"allowed: a higher limit (`ulimit -n {need}`)"
-        f"{_or_fewer_actors(config, need - hard, ACTOR_DESCRIPTORS)}"
+        f"n_actors={n_actors(config)} needs {need} file descriptors, and this process may hold {hard}",
+        allowed=f"a higher limit (`ulimit -n {need}`)"
+        f"{_or_fewer_actors(config, need - hard, ACTOR_DESCRIPTORS)}",
     )
 
 
@@ -355,9 +355,9 @@ def check_tasks(config: TrainConfig) -> None:
     if free is None or need <= free:
         return
     raise ResourceError(
-        f"n_actors={n_actors(config)} needs {need} processes and threads, and {free} more may be started\n"
-        f"allowed: a higher limit (`ulimit -u`, or pids.max of the control group)"
-        f"{_or_fewer_actors(config, need - free, ACTOR_TASKS)}"
+        f"n_actors={n_actors(config)} needs {need} processes and threads, and {free} more may be started",
+        allowed="a higher limit (`ulimit -u`, or pids.max of the control group)"
+        f"{_or_fewer_actors(config, need - free, ACTOR_TASKS)}",
     )
 
 
@@ -380,7 +380,8 @@ def check_memory(config: TrainConfig, sizes: Sizes) -> None:
         fitting = "a smaller n_actors, and then a smaller buffer.capacity"
     raise ResourceError(
         f"this run needs {size(sum(need.values()))} of memory, and {size(free)} are free, of which it may take "
-        f"{MEMORY_SHARE:.0%}\n{_listed(need)}\nallowed: {fitting}"
+        f"{MEMORY_SHARE:.0%}\n{_listed(need)}",
+        allowed=fitting,
     )
 
 
@@ -390,8 +391,8 @@ def check_disk(config: TrainConfig, sizes: Sizes, folder: Path) -> None:
     if sum(need.values()) > free:
         raise ResourceError(
             f"{folder}: this run needs {size(sum(need.values()))} of disk, and {size(free)} are free\n"
-            f"{_listed(need)} (checkpoint.keep={config.checkpoint.keep} and the one being written)\n"
-            "allowed: free some space, a smaller checkpoint.keep, or another folder by hydra.run.dir=<folder>"
+            f"{_listed(need)} (checkpoint.keep={config.checkpoint.keep} and the one being written)",
+            allowed="free some space, a smaller checkpoint.keep, or another folder by hydra.run.dir=<folder>",
         )
 
 

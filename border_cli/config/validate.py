@@ -46,7 +46,7 @@ def validate(config: TrainConfig) -> None:
     for checks in (_environment, _compiling, _actors, _replay, _ratio, _evaluation):
         for fails, problem, allowed in checks(config):
             if fails:
-                raise UsageError(f"{problem}\nallowed: {allowed}")
+                raise UsageError(problem, allowed=allowed)
 
 
 def is_valid(config: TrainConfig) -> bool:
@@ -64,11 +64,11 @@ def check_overrides(overrides: Collection[str]) -> None:
         group, _, name = key.partition(".")
         if name == "type" and group in ("agent", "buffer", "env"):
             raise UsageError(
-                f"{key} cannot be typed: it is set by the option's file\nallowed: {group}=<name>"
+                f"{key} cannot be typed: it is set by the option's file", allowed=f"{group}=<name>"
             )
         if group == "preset" and name:
             raise UsageError(
-                f"{key}: written by preset files, not to be typed\nallowed: preset=<name> or preset=none"
+                f"{key}: written by preset files, not to be typed", allowed="preset=<name> or preset=none"
             )
 
 
@@ -77,7 +77,7 @@ def check_effect(config: TrainConfig, overrides: Collection[str]) -> None:
     for unused, keys, reason, allowed in _effects(config, overrides):
         for key in keys if unused else ():
             if key in overrides:
-                raise UsageError(f"{key} has no effect {reason}\nallowed: {key} {allowed}")
+                raise UsageError(f"{key} has no effect {reason}", allowed=f"{key} {allowed}")
 
 
 def _effects(

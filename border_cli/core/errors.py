@@ -27,19 +27,13 @@ class ExitCode(enum.IntEnum):
 
 
 class BorderError(Exception):
-    """Base of every error with an exit code. Raised as it is for defects."""
-
-    code: ExitCode = ExitCode.DEFECT
-
-
-class UsageError(BorderError):
-    """The user can fix it by typing something else.
+    """Base of every error with an exit code. Raised as it is for defects.
 
     problem: what is wrong · nearest: what was probably meant, as it is typed · allowed: in words, or names to choose from;
     beside a nearest one, a few of them are listed.
     """
 
-    code = ExitCode.USAGE
+    code: ExitCode = ExitCode.DEFECT
 
     def __init__(
         self, problem: str, *, nearest: str | None = None, allowed: str | Sequence[str] = ""
@@ -50,6 +44,12 @@ class UsageError(BorderError):
             allowed = ", ".join(allowed[:n]) + more
         lines = [problem, nearest and f"nearest: {nearest}", allowed and f"allowed: {allowed}"]
         super().__init__("\n".join(filter(None, lines)))
+
+
+class UsageError(BorderError):
+    """The user can fix it by typing something else."""
+
+    code = ExitCode.USAGE
 
 
 class ResourceError(BorderError):

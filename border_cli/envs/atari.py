@@ -44,7 +44,8 @@ def preprocessed(env: gymnasium.Env[Any, Any], config: EnvConfig) -> gymnasium.E
     """The environment with the usual preprocessing. Raises UsageError if it is no Atari game."""
     if not hasattr(env.unwrapped, "ale"):
         raise UsageError(
-            f"env.preprocess=atari: {config.name} is no Atari game\nallowed: ids such as ALE/Pong-v5, or preprocess=none"
+            f"env.preprocess=atari: {config.name} is no Atari game",
+            allowed="ids such as ALE/Pong-v5, or preprocess=none",
         )
     try:
         return gymnasium.wrappers.AtariPreprocessing(

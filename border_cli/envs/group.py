@@ -299,8 +299,8 @@ def _try(config: EnvConfig, at_end: ExitStack) -> Probed:
         ):
             if env.info_mask != (action.n,):
                 raise UsageError(
-                    f'env: info["{ACTION_MASK}"] has shape {env.info_mask}, and there are {action.n} actions\n'
-                    f"allowed: a mask of shape {(action.n,)}, or env.action_mask=none"
+                    f'env: info["{ACTION_MASK}"] has shape {env.info_mask}, and there are {action.n} actions',
+                    allowed=f"a mask of shape {(action.n,)}, or env.action_mask=none",
                 )
             return _try(replace(config, action_mask="info"), at_end)  # the mask is one of the spaces then
         action_mask = "none" if config.action_mask == "auto" else config.action_mask

@@ -79,8 +79,8 @@ def make_gym(
     if config.frame_stack > 1:
         if ACTION_MASK in getattr(env.observation_space, "spaces", ()):
             raise UsageError(
-                f"env.frame_stack={config.frame_stack} would stack the {ACTION_MASK} of the observations too\n"
-                f"allowed: env.frame_stack=1, or a mask in the info of the environment"
+                f"env.frame_stack={config.frame_stack} would stack the {ACTION_MASK} of the observations too",
+                allowed="env.frame_stack=1, or a mask in the info of the environment",
             )
         env = gymnasium.wrappers.FrameStackObservation(env, config.frame_stack)
     layer = env
@@ -156,8 +156,8 @@ def _limited(env: gymnasium.Env[Any, Any], limit: int) -> gymnasium.Env[Any, Any
     while isinstance(layer, gymnasium.Wrapper):
         if isinstance(layer, gymnasium.wrappers.TimeLimit) and (least := layer._max_episode_steps) < limit:
             raise UsageError(
-                f"env.max_episode_steps={limit}: a TimeLimit within the environment ends episodes after {least} env steps\n"
-                f"allowed: {least} at most, or an argument of the environment that changes its limit (env.kwargs)"
+                f"env.max_episode_steps={limit}: a TimeLimit within the environment ends episodes after {least} env steps",
+                allowed=f"{least} at most, or an argument of the environment that changes its limit (env.kwargs)",
             )
         layer = layer.env
     return gymnasium.wrappers.TimeLimit(env, limit)
@@ -181,7 +181,8 @@ def check_statistics(env: gymnasium.Env[Any, Any]) -> None:
                     )
                 raise UsageError(
                     f"env: {type(layer).__name__} normalises {what} by running statistics of its own, which differ in "
-                    f"each actor and evaluation\nallowed: {instead} instead of it"
+                    "each actor and evaluation",
+                    allowed=f"{instead} instead of it",
                 )
         if not isinstance(layer, gymnasium.Wrapper):
             return
@@ -207,8 +208,8 @@ def _from_id(config: EnvConfig, kwargs: dict[str, Any]) -> gymnasium.Env[Any, An
         _log_mujoco_warnings()
     if config.max_episode_steps is not None and "max_episode_steps" in kwargs:
         raise UsageError(
-            f"env.max_episode_steps={config.max_episode_steps} and env.kwargs.max_episode_steps are two limits\n"
-            "allowed: one of them"
+            f"env.max_episode_steps={config.max_episode_steps} and env.kwargs.max_episode_steps are two limits",
+            allowed="one of them",
         )
     try:
         # `EnvChecker` checks more than gymnasium's checker does, and in every process.
@@ -299,5 +300,5 @@ def _checked(env: Any, label: str) -> gymnasium.Env[Any, Any]:
     if not isinstance(env, gymnasium.Env):
         hint = "; docs/extending.md shows how to wrap one of the old gym" if hasattr(env, "step") else ""
         name = f"{type(env).__module__}.{type(env).__qualname__}"
-        raise UsageError(f"{label} gave a {name}\nallowed: gymnasium.Env{hint}")
+        raise UsageError(f"{label} gave a {name}", allowed=f"gymnasium.Env{hint}")
     return env

@@ -48,7 +48,8 @@ def env_spec(
     if not set(leaves) - {(ACTION_MASK,)}:
         about = ", ".join(f"{part_name(path, root)} is a {_kind(parts[path])}" for path in left_out)
         raise UsageError(
-            f"the observation space has nothing that an agent takes: {about or 'it is empty'}\nallowed: {OBSERVATIONS}"
+            f"the observation space has nothing that an agent takes: {about or 'it is empty'}",
+            allowed=OBSERVATIONS,
         )
     stacked = [replace(leaf, stack=stack) if leaf.kind == "box" else leaf for leaf in leaves.values()]
     obs = ObsSpec(_with_categories(stacked, categories or {}, root))
@@ -58,8 +59,8 @@ def env_spec(
     if spec.action.kind == "discrete" and stray is not None and spec.mask is None:
         n = spec.action.n
         raise UsageError(
-            f"the observation's {ACTION_MASK} has shape {stray.shape} and dtype {stray.dtype}\n"
-            f"allowed: 0 or 1 for each of {n} actions, such as MultiBinary({n}) or Box(0, 1, ({n},))"
+            f"the observation's {ACTION_MASK} has shape {stray.shape} and dtype {stray.dtype}",
+            allowed=f"0 or 1 for each of {n} actions, such as MultiBinary({n}) or Box(0, 1, ({n},))",
         )
     return spec
 
@@ -73,19 +74,19 @@ def _action_spec(space: spaces.Space[Any]) -> ActionSpec:
         if np.abs([low, high]).max() <= _MAX_BOUND:
             return ActionSpec("box", shape=space.shape, low=low, high=high, dtype=np.dtype(space.dtype).name)
         raise UsageError(
-            f"the action space {space} has no finite bounds (±{_MAX_BOUND:g} at most)\n"
-            "nearest: 'env.wrappers=[{name:BoundActions,kwargs:{low:-1,high:1}}]'\n"
-            "allowed: other numbers, or a list with one for each component"
+            f"the action space {space} has no finite bounds (±{_MAX_BOUND:g} at most)",
+            nearest="'env.wrappers=[{name:BoundActions,kwargs:{low:-1,high:1}}]'",
+            allowed="other numbers, or a list with one for each component",
         )
     count = combinations(space)
     if 0 < count <= MAX_COMBINATIONS:
         raise UsageError(
-            f"the action space {space} is not one that any agent takes\n"
-            f"nearest: env.wrappers=[FlattenActions]\nit makes them the {count} actions of a Discrete space"
+            f"the action space {space} is not one that any agent takes",
+            nearest=f"env.wrappers=[FlattenActions]\nit makes them the {count} actions of a Discrete space",
         )
     raise UsageError(
-        f"the action space {space} is not one that any agent takes\n"
-        f"allowed: {ACTIONS}; a wrapper of yours can give one of these: env.wrappers=[module:name]"
+        f"the action space {space} is not one that any agent takes",
+        allowed=f"{ACTIONS}; a wrapper of yours can give one of these: env.wrappers=[module:name]",
     )
 
 
@@ -117,8 +118,8 @@ def _with_categories(
         if not images[name].has_channels(len(sizes)):
             channels = images[name].shape[images[name].channel_axis]
             raise UsageError(
-                f"env.categories.{name}={list(sizes)}: the image has {channels} channels\n"
-                f"allowed: {channels} numbers of categories"
+                f"env.categories.{name}={list(sizes)}: the image has {channels} channels",
+                allowed=f"{channels} numbers of categories",
             )
     coded = {images[name].name: tuple(sizes) for name, sizes in categories.items()}
     return tuple(replace(leaf, categories=coded.get(leaf.name, leaf.categories)) for leaf in leaves)

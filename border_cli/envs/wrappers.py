@@ -29,8 +29,8 @@ def flatten_actions(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
     sizes = _sizes(space)
     if not 0 < prod(sizes) <= MAX_COMBINATIONS:
         raise UsageError(
-            f"env.wrappers: FlattenActions cannot number the actions of {space}\n"
-            f"allowed: MultiDiscrete and MultiBinary with at most {MAX_COMBINATIONS:,} combinations"
+            f"env.wrappers: FlattenActions cannot number the actions of {space}",
+            allowed=f"MultiDiscrete and MultiBinary with at most {MAX_COMBINATIONS:,} combinations",
         )
 
     def combination(number: Any) -> Any:
@@ -84,8 +84,8 @@ class MaskFromInfo(gymnasium.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc]
         super().__init__(env)
         if not isinstance(env.action_space, spaces.Discrete):
             raise UsageError(
-                "env.action_mask=info: only one of a finite number of actions can be forbidden\n"
-                "allowed: environments with a Discrete action space, or env.action_mask=none"
+                "env.action_mask=info: only one of a finite number of actions can be forbidden",
+                allowed="environments with a Discrete action space, or env.action_mask=none",
             )
         self._n = int(env.action_space.n)
         self.observation_space = spaces.Dict(

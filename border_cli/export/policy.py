@@ -25,7 +25,8 @@ class ExportedPolicy(nn.Module):
         super().__init__()
         if not isinstance(policy, NetworkPolicy) or not _decides(type(policy)):
             raise UsageError(
-                "the agent of this model cannot be exported\nallowed: border-cli's own agents, and those with `decide`"
+                "the agent of this model cannot be exported",
+                allowed="border-cli's own agents, and those with `decide`",
             )
         self.network = policy.network
         self._policy = policy

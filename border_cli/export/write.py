@@ -55,7 +55,7 @@ def _write_onnx(module: ExportedPolicy, spec: EnvSpec, path: Path) -> None:
         importlib.import_module("onnx")
     except ImportError as e:
         raise UsageError(
-            "format=onnx: the package onnx is not installed\nallowed: pip install 'border-cli[export]'"
+            "format=onnx: the package onnx is not installed", allowed="pip install 'border-cli[export]'"
         ) from e
     names = [leaf.name for leaf in spec.obs.leaves]
     with warnings.catch_warnings():
@@ -82,7 +82,7 @@ def _write_numpy(policy: ActingPolicy, spec: EnvSpec, folder: Path, mask_in_info
     elif type(policy) is SacPolicy:
         description = _described_actions(policy, spec, arrays)
     else:
-        raise UsageError("format=numpy is for border-cli's own agents\nallowed: format=onnx")
+        raise UsageError("format=numpy is for border-cli's own agents", allowed="format=onnx")
     action = {"start": spec.action.start, "shape": spec.action.shape, "dtype": spec.action.dtype}
     inputs = [
         {"name": leaf.name, "path": leaf.path, "shape": leaf.shape, "dtype": leaf.dtype}

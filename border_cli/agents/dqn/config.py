@@ -113,13 +113,13 @@ class DqnConfig(NetworkConfig):
             and self.v_min >= self.v_max
         ):
             raise UsageError(
-                f"agent.v_min={self.v_min:g} is not below agent.v_max={self.v_max:g}\n"
-                "allowed: v_min < v_max, and returns between them"
+                f"agent.v_min={self.v_min:g} is not below agent.v_max={self.v_max:g}",
+                allowed="v_min < v_max, and returns between them",
             )
         if self.exploration == "none" and not self.noisy:
             raise UsageError(
-                "agent.exploration=none explores by noisy layers alone, and agent.noisy=false has none\n"
-                "allowed: agent.noisy=true, or agent.exploration=epsilon"
+                "agent.exploration=none explores by noisy layers alone, and agent.noisy=false has none",
+                allowed="agent.noisy=true, or agent.exploration=epsilon",
             )
 
     def trained(self) -> DqnConfig:

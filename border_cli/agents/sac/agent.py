@@ -47,7 +47,7 @@ def check_spec(config: SacConfig, spec: EnvSpec) -> None:
         )
     if not spec.action.low:
         raise UsageError(
-            f"agent={config.type}: the environment's actions have no component\nallowed: at least one"
+            f"agent={config.type}: the environment's actions have no component", allowed="at least one"
         )
 
 

@@ -105,13 +105,13 @@ class SacConfig(NetworkConfig):
         allowed = EXPLORATIONS[self.policy]
         if self.exploration not in allowed:
             raise UsageError(
-                f"agent.exploration={self.exploration} is not for agent.policy={self.policy}\n"
-                f"allowed: agent.exploration={' or '.join(allowed)}"
+                f"agent.exploration={self.exploration} is not for agent.policy={self.policy}",
+                allowed=f"agent.exploration={' or '.join(allowed)}",
             )
         if self.drop_quantiles >= self.quantiles:
             raise UsageError(
-                f"agent.drop_quantiles={self.drop_quantiles} leaves none of agent.quantiles={self.quantiles}\n"
-                "allowed: drop_quantiles < quantiles"
+                f"agent.drop_quantiles={self.drop_quantiles} leaves none of agent.quantiles={self.quantiles}",
+                allowed="drop_quantiles < quantiles",
             )
 
     def trained(self) -> SacConfig:
