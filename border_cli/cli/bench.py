@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 
 from border_cli.cli.compose import Composer
 from border_cli.cli.errors import run_command, tracebacks
-from border_cli.cli.help import complete_command
 from border_cli.cli.overrides import Parser, override_names, override_values, parse_overrides
 from border_cli.cli.translate import check_words
 from border_cli.config import registry
@@ -29,10 +28,8 @@ def _dispatch(argv: Sequence[str]) -> int:
     parser = Parser("border-bench")
     parser.add_argument("--config-dir", "-cd")
     flags, rest = parser.read(argv)
-    if parser.show_page(flags):
+    if parser.answers(flags, rest):
         return ExitCode.DONE
-    if flags.shell_completion:
-        return complete_command(rest)
     overrides = parse_overrides(rest)
     typed = override_values(overrides)
     for key in ("plan", "init_from", "resume"):

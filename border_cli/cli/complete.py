@@ -1,6 +1,6 @@
-"""Shell completion of border-train and border-bench, from the schema and the files of conf/.
+"""Shell completion (`-sc install=bash`), of border-train and border-bench from the schema and the files of conf/.
 
-It imports neither Hydra nor torch, because a person waits for each answer.
+An answer imports neither Hydra nor torch, because a person waits for it.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ import itertools
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import Field, fields
+from dataclasses import Field
 from pathlib import Path
 from typing import Any
 
+from border_cli.cli.errors import show
 from border_cli.config import presets
-from border_cli.config.convert import RESUME
+from border_cli.config.convert import RESUME, known_fields
 from border_cli.config.registry import TABLES, import_installed_plugins
-from border_cli.config.schema import GROUPS, TrainConfig
+from border_cli.config.schema import GROUPS
+from border_cli.core.errors import UsageError
 
 _FLAGS = (
     *("--help", "--version", "--multirun", "--cfg", "--info"),
@@ -39,10 +41,33 @@ _PATHS = (RESUME, "init_from", "run", "hydra.run.dir", "hydra.sweep.dir")
 
 
 def answer() -> int:
-    """Print what the shell may offer for the last word of COMP_LINE. Returns the exit code."""
+    """Answer a shell that completes border-train or border-bench. Returns the exit code."""
     import_installed_plugins()
-    sys.stdout.write("\n".join([*suggestions(os.environ.get("COMP_LINE", "")), ""]))
+    complete_command(sys.argv[2:])
     return 0
+
+
+def complete_command(request: Sequence[str], names: Sequence[str] | None = None) -> None:
+    """Answer a shell, by COMP_LINE. names: settings and flags of a command with paths, None for one that trains.
+
+    Raises UsageError for a request that is not Hydra's.
+    """
+    action, _, shell = " ".join(request).partition("=")
+    if action not in ("install", "uninstall", "query") or shell not in ("bash", "zsh", "fish"):
+        raise UsageError(
+            "-sc sets up completion in a shell",
+            allowed=[f"-sc install={one}" for one in ("bash", "zsh", "fish")],
+        )
+    line = os.environ.get("COMP_LINE", "")
+    if action != "query":
+        from hydra._internal.hydra import Hydra
+
+        getattr(Hydra.get_shell_to_plugin_map(None)[shell][0], action)()
+    elif names is None:
+        show("\n".join(suggestions(line)))
+    else:
+        word = line.split(" ")[-1]
+        show("\n".join([*(name for name in names if name.startswith(word)), *folders_at(word)]))
 
 
 def suggestions(line: str) -> list[str]:
@@ -85,16 +110,9 @@ def _values(key: str, start: str, typed: Mapping[str, str], folders: Sequence[Pa
 
 def _fields(typed: Mapping[str, str]) -> dict[str, Field[Any]]:
     """Every key with its declaration; the typed option of a group decides its keys."""
-    found = {}
-    for field in fields(TrainConfig):
-        if "option" in field.metadata:
-            found[field.name] = field
-            continue
-        options = {"agent": "dqn"} | dict(typed)
-        entry = TABLES.get(field.name, {}).get(options.get(field.name, ""))
-        section: Any = field.default_factory if entry is None else entry.config
-        found |= {f"{field.name}.{one.name}": one for one in fields(section) if one.name != "type"}
-    return found
+    chosen = ({"agent": "dqn"} | dict(typed)).items()
+    data = {group: {"type": name} for group, name in chosen if name in TABLES.get(group, ())}
+    return {key: field for key, field in known_fields(data).items() if not key.endswith(".type")}
 
 
 def folders_at(start: str) -> list[str]:

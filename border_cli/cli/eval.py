@@ -18,7 +18,6 @@ from hydra.core.override_parser.types import Override
 
 from border_cli.checkpoints.contents import SavedModel, read_model
 from border_cli.cli.errors import run_command, show
-from border_cli.cli.help import complete_command
 from border_cli.cli.overrides import (
     Parser,
     check_single,
@@ -60,10 +59,6 @@ _SILENCE_S = 10.0
 """Time between two lines that say how far the evaluation is [s]."""
 MAX_EPISODE_STEPS = 30_000
 """By default."""
-_COMPLETED = (
-    *("checkpoint=best", "checkpoint=last", "render=human", "video=true"),
-    *("env.kwargs.", "plugins="),
-)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -72,21 +67,18 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _dispatch(argv: Sequence[str]) -> int:
-    parser = Parser("border-eval")
+    parser = Parser("border-eval", overrides=("plugins=", "env."))
     parser.add_setting("episodes", whole_number(1), 100)
-    parser.add_setting("checkpoint", parse_checkpoint)
+    parser.add_setting("checkpoint", parse_checkpoint, examples=("best", "last"))
     parser.add_setting("seed", whole_number(0), 0)
     parser.add_setting("max_episode_steps", whole_number(1), MAX_EPISODE_STEPS)
-    parser.add_setting("render", one_of("human"))
-    parser.add_setting("video", _episodes_or_bool, 0)
+    parser.add_setting("render", one_of("human"), examples=("human",))
+    parser.add_setting("video", _episodes_or_bool, 0, ("true",))
     parser.add_setting("debug", true_or_false, False)
     parser.add_setting("trust", true_or_false, False)
-    given = [arg for arg in argv if re.match(r"(plugins|env\.[\w.]+)=", arg) and not Path(arg).exists()]
-    flags, paths = parser.read_paths([arg for arg in argv if arg not in given], ("plugins", "env.<key>"))
-    if parser.show_page(flags):
+    flags, paths, given = parser.read_paths(argv)
+    if parser.answers(flags, paths):
         return ExitCode.DONE
-    if flags.shell_completion:
-        return complete_command([*map(str, paths)], [*parser.suggestions, *_COMPLETED])
     if len(paths) > 1:
         raise UsageError(f"{paths[0]} and {paths[1]} are two models", allowed="one at a time")
     _evaluate(flags, paths[0] if paths else None, parse_overrides(given))

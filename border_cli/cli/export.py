@@ -7,7 +7,6 @@ from pathlib import Path
 
 from border_cli.checkpoints.contents import read_model
 from border_cli.cli.errors import run_command, show
-from border_cli.cli.help import complete_command
 from border_cli.cli.overrides import Parser, one_of, override_names, parse_overrides, some_text, true_or_false
 from border_cli.core.errors import ExitCode, ResourceError, UsageError
 from border_cli.runs import load
@@ -23,19 +22,15 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _dispatch(argv: Sequence[str]) -> int:
-    parser = Parser("border-export")
-    parser.add_setting("format", one_of(*_FORMATS), "numpy")
+    parser = Parser("border-export", overrides=("plugins=",))
+    parser.add_setting("format", one_of(*_FORMATS), "numpy", _FORMATS)
     parser.add_setting("out", some_text)
     parser.add_setting("checkpoint", parse_checkpoint)
     parser.add_setting("debug", true_or_false, False)
     parser.add_setting("trust", true_or_false, False)
-    plugins = [arg for arg in argv if arg.startswith("plugins=")]
-    flags, paths = parser.read_paths([arg for arg in argv if arg not in plugins], ("plugins",))
-    if parser.show_page(flags):
+    flags, paths, plugins = parser.read_paths(argv)
+    if parser.answers(flags, paths):
         return ExitCode.DONE
-    if flags.shell_completion:
-        formats = [f"format={name}" for name in _FORMATS]
-        return complete_command([*map(str, paths)], [*parser.suggestions, *formats, "plugins="])
     if len(paths) > 1:
         raise UsageError(f"{paths[0]} and {paths[1]} are two models", allowed="one at a time")
     named = override_names(parse_overrides(plugins), "plugins")

@@ -1,22 +1,17 @@
-"""`border-train --help`, from the schema and the files that can be chosen; shell completion (`-sc install=bash`)."""
+"""`border-train --help`, from the schema and the files that can be chosen."""
 
 from __future__ import annotations
 
 import json
-import os
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from hydra._internal.hydra import Hydra
-
-from border_cli.cli.complete import folders_at, suggestions
 from border_cli.cli.compose import Composer, plain_data
-from border_cli.cli.errors import read_page, show
+from border_cli.cli.errors import read_page
 from border_cli.config.convert import describe_range, known_keys, option_values, to_config, to_plain
 from border_cli.config.presets import NONE, conf_dir, shipped, tuned_for, variants
 from border_cli.config.schema import OptionInfo
-from border_cli.core.errors import ExitCode, UsageError
 
 _WIDTH = 100
 
@@ -114,24 +109,3 @@ def _key_lines(
 def _wrapped(text: str, indent: int) -> list[str]:
     """Lines of the page's width; the second and the following ones are indented."""
     return textwrap.wrap(text, _WIDTH, subsequent_indent=" " * indent, break_on_hyphens=False)
-
-
-def complete_command(request: Sequence[str], names: Sequence[str] = ()) -> int:
-    """Answer a shell. names: settings and flags of a command with paths, none for one that trains. The exit code."""
-    action, shell, word = _parse_request(request)
-    if action == "query":
-        found = [*(name for name in names if name.startswith(word)), *folders_at(word)]
-        show("\n".join(found if names else suggestions(os.environ.get("COMP_LINE", ""))))
-    else:
-        getattr(Hydra.get_shell_to_plugin_map(None)[shell][0], action)()
-    return ExitCode.DONE
-
-
-def _parse_request(request: Sequence[str]) -> tuple[str, str, str]:
-    """What a shell asks for, the shell, and the word that it wants completed. Raises UsageError for anything else."""
-    action, _, shell = " ".join(request).partition("=")
-    if action not in ("install", "uninstall", "query") or shell not in ("bash", "zsh", "fish"):
-        raise UsageError(
-            "-sc sets up completion in a shell", allowed="-sc install=bash, -sc install=zsh, -sc install=fish"
-        )
-    return action, shell, os.environ.get("COMP_LINE", "").split(" ")[-1]

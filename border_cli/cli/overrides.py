@@ -18,6 +18,7 @@ from hydra.core.override_parser.types import ChoiceSweep, Override, Quote, Quote
 from hydra.errors import OverrideParseException
 
 import border_cli
+from border_cli.cli.complete import complete_command
 from border_cli.cli.errors import read_page, show
 from border_cli.config.convert import all_keys, nearest, nearest_key, read_number, to_config
 from border_cli.config.schema import GROUPS
@@ -26,34 +27,42 @@ from border_cli.runs.trust import names_in
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse for flags and for settings of the form `key=value`. It raises UsageError instead of exiting."""
+    """argparse for flags and for settings of the form `key=value`. It raises UsageError instead of exiting.
 
-    def __init__(self, prog: str) -> None:
+    overrides: how arguments begin that `read_paths` leaves to `parse_overrides`, in a command with paths.
+    """
+
+    def __init__(self, prog: str, overrides: tuple[str, ...] | None = None) -> None:
         super().__init__(prog=prog, add_help=False, allow_abbrev=False)
-        self._settings: list[str] = []
+        self._settings: dict[str, Sequence[str]] = {}
+        self._overrides = overrides
         self.add_argument("--help", "-h", action="store_true")
         self.add_argument("--version", action="store_true")
         self.add_argument("--shell-completion", "-sc", action="store_true")
 
-    def add_setting(self, key: str, read: Callable[[str], Any], default: Any = None) -> None:
-        """Accept `key=value`. read: from the text to the value; raises ArgumentTypeError."""
-        self._settings.append(key)
+    def add_setting(
+        self, key: str, read: Callable[[str], Any], default: Any = None, examples: Sequence[str] = ()
+    ) -> None:
+        """Accept `key=value`. read: from the text to the value; raises ArgumentTypeError. examples: for completion."""
+        self._settings[key] = examples
         self.add_argument(f"--{key}", type=read, default=default)
 
     @property
-    def suggestions(self) -> list[str]:
-        """Flags and settings, as the shell may complete them."""
+    def _flags(self) -> list[str]:
         names = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
-        flags = [name for name in names if name.removeprefix("--") not in self._settings]
-        return [*(f"{key}=" for key in self._settings), *flags]
+        return [name for name in names if name.removeprefix("--") not in self._settings]
 
-    def show_page(self, flags: argparse.Namespace) -> bool:
-        """Show the help page or the version, if one of them is asked for; whether one was."""
+    def answers(self, flags: argparse.Namespace, rest: Sequence[str | Path]) -> bool:
+        """Show the help page, the version, or what completes a word, if one of them is asked for; whether one was."""
         if flags.help:
             show(read_page(self.prog.removeprefix("border-")))
         elif flags.version:
             show(f"border-cli {border_cli.__version__}")
-        return bool(flags.help or flags.version)
+        elif flags.shell_completion:
+            names = [f"{key}={value}" for key, values in self._settings.items() for value in ("", *values)]
+            own = None if self._overrides is None else [*names, *self._flags, *self._overrides]
+            complete_command(list(map(str, rest)), own)
+        return bool(flags.help or flags.version or flags.shell_completion)
 
     def read(self, argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         """The flags and settings, and the remaining arguments in order. Raises UsageError for an unknown flag."""
@@ -65,7 +74,7 @@ class Parser(argparse.ArgumentParser):
         known, rest = self.parse_known_args(as_options)
         for arg in rest:
             if arg.startswith("-"):
-                flag, flags = arg.partition("=")[0], [name for name in self.suggestions if name[-1] != "="]
+                flag, flags = arg.partition("=")[0], self._flags
                 raise UsageError(f"there is no flag {flag}", nearest=nearest(flag, flags), allowed=flags)
         return known, rest
 
@@ -82,22 +91,23 @@ class Parser(argparse.ArgumentParser):
         if dashed:
             raise UsageError(f"{dashed}: settings have no dashes", nearest=shlex.join([self.prog, *words]))
 
-    def read_paths(
-        self, argv: Sequence[str], other_settings: Sequence[str] = ()
-    ) -> tuple[argparse.Namespace, list[Path]]:
-        """The same where the remaining arguments are paths. Raises UsageError for an unknown setting too.
-
-        other_settings: names for the error message, of settings that the caller has read already.
-        """
-        known, rest = self.read(argv)
+    def read_paths(self, argv: Sequence[str]) -> tuple[argparse.Namespace, list[Path], list[str]]:
+        """The flags and settings, the paths, and the overrides. Raises UsageError for an unknown setting too."""
+        overrides = self._overrides or ()
+        known, rest = self.read([arg for arg in argv if not arg.startswith(overrides)])
         for arg in rest:
             key, equals, _ = arg.partition("=")  # the name of a sweep's job contains "=" as well
             if equals and "/" not in key and not Path(arg).exists() and not known.shell_completion:
-                match, allowed = nearest(key, self._settings), [*self._settings, *other_settings]
-                raise UsageError(
-                    f"{key}: there is no such key", nearest=match and f"{match}=", allowed=allowed
+                match, others = (
+                    nearest(key, self._settings),
+                    [f"{one}<key>".replace("=<key>", "") for one in overrides],
                 )
-        return known, [Path(arg) for arg in rest]
+                raise UsageError(
+                    f"{key}: there is no such key",
+                    nearest=match and f"{match}=",
+                    allowed=[*self._settings, *others],
+                )
+        return known, [Path(arg) for arg in rest], [arg for arg in argv if arg.startswith(overrides)]
 
     def error(self, message: str) -> NoReturn:
         """Raise what argparse found wrong with an argument."""

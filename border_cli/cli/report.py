@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from border_cli.cli.errors import run_command, show
-from border_cli.cli.help import complete_command
 from border_cli.cli.overrides import Parser, some_text, true_or_false
 from border_cli.config.convert import nearest
 from border_cli.core.errors import ExitCode, UsageError
@@ -42,17 +41,14 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _dispatch(argv: Sequence[str]) -> int:
-    parser = Parser("border-report")
+    parser = Parser("border-report", overrides=())
     parser.add_setting("out", some_text)
     parser.add_setting("metric", some_text, SCORE)
     parser.add_setting("debug", true_or_false, False)
     parser.add_argument("--json", action="store_true")
-    flags, paths = parser.read_paths(argv)
-    if parser.show_page(flags):
-        return ExitCode.DONE
-    if flags.shell_completion:
-        return complete_command([*map(str, paths)], parser.suggestions)
-    _report(flags, paths)
+    flags, paths, _ = parser.read_paths(argv)
+    if not parser.answers(flags, paths):
+        _report(flags, paths)
     return ExitCode.DONE
 
 

@@ -21,10 +21,9 @@ from typing import Any
 
 from hydra.core.override_parser.types import Override
 
-import border_cli
 from border_cli.cli.compose import PRIMARY, Composed, Composer, translated
 from border_cli.cli.errors import read_page, run_command, show, tracebacks
-from border_cli.cli.help import complete_command, help_page
+from border_cli.cli.help import help_page
 from border_cli.cli.overrides import (
     Parser,
     check_single,
@@ -76,11 +75,8 @@ def _dispatch(argv: Sequence[str], sweep: Path | None = None) -> int:
     """sweep: the folder of the sweep that is to be continued, if `argv` are its arguments."""
     parser = _parser()
     flags, rest = parser.read(argv)
-    if flags.version:
-        show(f"border-cli {border_cli.__version__}")
+    if not flags.help and parser.answers(flags, rest):
         return ExitCode.DONE
-    if flags.shell_completion:
-        return complete_command(rest)
     resumed, rest = _split_resume(rest)
     settings = {
         name: value for name in SWEEP_SETTINGS if (value := getattr(flags, f"sweep.{name}")) is not None

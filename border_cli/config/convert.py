@@ -151,10 +151,15 @@ def dotted(plain: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def known_keys(data: Mapping[str, Any]) -> dict[str, OptionInfo]:
-    """Every dotted key with its declaration, in schema order; the `type` of each section in `data` decides its keys."""
+def known_fields(data: Mapping[str, Any]) -> dict[str, dataclasses.Field[Any]]:
+    """Every dotted key with its field, in schema order; the `type` of each section in `data` decides its keys."""
     classes = {group: _section_class(group, data[group]) for group in TABLES if group in data}
     return dict(_walk(TrainConfig, "", classes))
+
+
+def known_keys(data: Mapping[str, Any]) -> dict[str, OptionInfo]:
+    """The same with the declaration of each."""
+    return {key: field.metadata["option"] for key, field in known_fields(data).items()}
 
 
 def option_values(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -166,8 +171,8 @@ def all_keys() -> dict[str, OptionInfo]:
     """Every dotted key of any kind of section."""
     keys = known_keys({})
     for group, table in TABLES.items():
-        for entry in table.values():
-            keys |= dict(_walk(entry.config, group, {}))
+        for name in table:
+            keys |= known_keys({group: {"type": name}})
     return keys
 
 
@@ -185,14 +190,13 @@ def _section_class(group: str, section: Any) -> type:
     raise ConfigError(f"{group}.type", problem, nearest=match, allowed=allowed)
 
 
-def _walk(cls: type, path: str, classes: Mapping[str, type]) -> Iterator[tuple[str, OptionInfo]]:
+def _walk(cls: type, path: str, classes: Mapping[str, type]) -> Iterator[tuple[str, dataclasses.Field[Any]]]:
     for field in dataclasses.fields(cls):
         key = _join(path, field.name)
-        info = field.metadata.get("option")
-        if info is None:
-            yield from _walk(classes.get(key, _hints(cls)[field.name]), key, classes)
+        if "option" in field.metadata:
+            yield key, field
         else:
-            yield key, info
+            yield from _walk(classes.get(key, _hints(cls)[field.name]), key, classes)
 
 
 def _section(cls: type, data: Any, path: str, classes: Mapping[str, type]) -> Any:
