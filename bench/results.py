@@ -28,6 +28,7 @@ from bench.table_of_runs import ROWS, Row
 from border_cli.cli.compose import Composer
 from border_cli.cli.overrides import parse_overrides
 from border_cli.config.convert import to_plain
+from border_cli.config.validate import unused
 
 KEPT = Path(__file__).parent / "results"
 RUNS = Path("runs/results")
@@ -132,8 +133,9 @@ def config_hash(args: list[str]) -> str:
     kept = {name: value for name, value in to_plain(config).items() if name not in _UNLIKE}
     for name in ("native", "type"):  # gymnasium and ALE give the same frames
         kept["env"].pop(name)
-    for group, section in (("agent", config.agent), ("env", config.env)):
-        for name, _ in section.unused_options():  # so that a new switch that is off does not change the hash
+    for key, reason, _ in unused(config):  # so that a new switch that is off does not change the hash
+        group, _, name = key.partition(".")
+        if group in ("agent", "env") and reason.startswith(f"with {group}."):
             kept[group].pop(name, None)
     if config.init_from is None:
         kept.pop("init_from_parts")

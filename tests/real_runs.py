@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from border_cli.cli.train import main
-from border_cli.config.convert import known_keys
+from border_cli.config.convert import known_keys, to_config
 from border_cli.config.registry import AGENTS
 from border_cli.config.schema import TrainConfig
+from border_cli.config.validate import unused
 from border_cli.recorders.files import read_jsonl
 from border_cli.runs.directory import read_config
 
@@ -56,7 +57,9 @@ def known_to(agent: str, *args: str) -> list[str]:
     is_registered = agent in AGENTS  # the agent of a plugin may be registered later
     known = known_keys({"agent": {"type": agent}} if is_registered else {}).keys()
     if is_registered:
-        known -= {f"agent.{name}" for name, _ in AGENTS[agent].config().unused_options()}
+        known -= {
+            key for key, reason, _ in unused(to_config({"agent": {"type": agent}})) if "with agent." in reason
+        }
     return [arg for arg in args if "." not in (key := arg.partition("=")[0]) or key in known]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import ClassVar
 
@@ -20,6 +19,7 @@ class NetworkConfig(AgentConfig):
     """
 
     not_in_opt_step: ClassVar[tuple[str, ...]] = ("compile", "lr_schedule", "lr_final", "lr_opt_steps")
+    only_with: ClassVar[dict[str, str]] = {"agent.lr_schedule=linear|cosine": "lr_final lr_opt_steps"}
 
     lr: float = option(1e-3, "Adam's learning rate", unit="rate", gt=0.0, le=1.0)
     lr_schedule: str = option(
@@ -87,8 +87,3 @@ class NetworkConfig(AgentConfig):
         """With defaults in place of the values that an opt step does not read."""
         defaults = {field.name: field.default for field in fields(self) if field.name in self.not_in_opt_step}
         return replace(self, **defaults)  # type: ignore[arg-type]
-
-    def unused_options(self) -> Iterator[tuple[str, str]]:
-        if self.lr_schedule == "constant":
-            yield "lr_final", "lr_schedule=linear or cosine"
-            yield "lr_opt_steps", "lr_schedule=linear or cosine"

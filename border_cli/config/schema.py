@@ -7,9 +7,9 @@ dataclasses: `border_cli.config.registry` has them by the name of the type.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, ClassVar
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,13 @@ def override_default(cls: type, name: str, default: Any) -> Any:
 
 @dataclass
 class AgentConfig:
-    """What every agent has; the rest is its own."""
+    """What every agent has; the rest is its own.
+
+    only_with: values of keys, and the names of the options of this section that have an effect only with them; a subclass
+    adds its own to those of its parent.
+    """
+
+    only_with: ClassVar[dict[str, str]] = {}
 
     type: str = option("", "name of the agent")
     batch_size: int = option(64, "rows per opt step", unit="rows", ge=1)
@@ -81,10 +87,6 @@ class AgentConfig:
         """Whether its policy knows Q-values when it acts, whose errors have the unit of its opt steps' priorities."""
         return False
 
-    def unused_options(self) -> Iterator[tuple[str, str]]:
-        """Names of values that have no effect with the others as they are, each with what would give it one."""
-        return iter(())
-
 
 @dataclass
 class WrapperConfig:
@@ -97,6 +99,12 @@ class WrapperConfig:
 @dataclass
 class EnvConfig:
     """One environment, by gymnasium id or by the import path of a class or factory; or one that a plugin registered."""
+
+    only_with: ClassVar[dict[str, str]] = {
+        "env.preprocess=atari": "noop_max frame_skip screen_size life_loss fire_reset sticky_actions native",
+        "env.entry_point=null": "sticky_actions native",
+        "env.wrappers=[]": "native",
+    }
 
     type: str = option("gym", "kind of environment: gym, or one that a plugin registered")
     id: str = option("", "gymnasium id; `module:Id-v0` imports the module first")
@@ -175,18 +183,6 @@ class EnvConfig:
         choices=("auto", "always", "never"),
     )
 
-    def unused_options(self) -> Iterator[tuple[str, str]]:
-        """As `AgentConfig.unused_options`."""
-        if self.preprocess != "atari":
-            of_games = ("noop_max", "frame_skip", "screen_size", "life_loss", "fire_reset", "sticky_actions")
-            for name in (*of_games, "native"):
-                yield name, "preprocess=atari"
-        elif self.entry_point is not None:
-            yield "sticky_actions", "id=<game of ALE>"
-            yield "native", "id=<game of ALE>"
-        elif self.wrappers:
-            yield "native", "wrappers=[]"
-
     @property
     def name(self) -> str:
         """The id, the import path, or the name that a plugin registered."""
@@ -220,6 +216,12 @@ class BufferConfig:
 @dataclass
 class ActorManagerConfig:
     """How the actors are run."""
+
+    only_with: ClassVar[dict[str, str]] = {
+        "trainer.lockstep=false": "n_buffer min_actors restarts restart_window_s restart_delay_s",
+        "actor_manager.restarts!=0": "restart_window_s restart_delay_s",
+        "n_actors!=1": "serial_init",
+    }
 
     type: str = option("process", "where actors run: process, or `module:name` of a manager")
     envs_per_actor: int | None = option(
@@ -283,6 +285,13 @@ class RayConfig(ActorManagerConfig):
 @dataclass
 class TrainerConfig:
     """Ratio, intervals and budgets, the same in both trainers."""
+
+    only_with: ClassVar[dict[str, str]] = {
+        "trainer.type=async": "sync_interval",
+        "trainer.lockstep=false": "sync_interval ratio_tolerance",
+        "trainer.lockstep=true": "lockstep_steps",
+        "trainer.opt_interval!=null": "ratio_tolerance",
+    }
 
     type: str = option(
         "async", "who acts: actor processes, or the learner's own thread", choices=("async", "sync")
@@ -437,6 +446,8 @@ class PresetConfig:
 @dataclass
 class TrainConfig:
     """One run."""
+
+    only_with: ClassVar[dict[str, str]] = {"init_from!=null": "init_from_parts"}
 
     agent: AgentConfig = field(default_factory=AgentConfig)
     env: EnvConfig = field(default_factory=EnvConfig)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 
 from border_cli.config import presets
+from border_cli.config.convert import as_typed, option_values, to_plain
 from border_cli.config.resolve import (
     is_game,
     is_reproducible,
@@ -21,20 +22,6 @@ from border_cli.config.resolve import (
 )
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import UsageError
-
-_OF_PROCESSES = (
-    *("actor_manager.n_buffer", "actor_manager.heartbeat_timeout_s"),
-    *("actor_manager.stop_timeout_s", "actor_manager.serial_init"),
-    "trainer.sync_interval",
-)
-"""Keys that matter only to actors in processes."""
-_OF_RESTARTS = (
-    *("actor_manager.restarts", "actor_manager.restart_window_s"),
-    *("actor_manager.restart_delay_s", "actor_manager.min_actors"),
-)
-"""Keys about actors that are lost: a reproducible run ends then."""
-_OF_FREE_ROUNDS = ("trainer.sync_interval", "trainer.ratio_tolerance", "actor_manager.n_buffer")
-"""Keys that the rounds of lockstep replace."""
 
 Checks = Iterator[tuple[bool, str, str]]
 """For each check whether the configuration fails it, what is wrong then, and what is allowed."""
@@ -74,58 +61,49 @@ def check_overrides(overrides: Collection[str]) -> None:
 
 def check_effect(config: TrainConfig, overrides: Collection[str]) -> None:
     """Refuse typed keys that would change nothing in this configuration. overrides: the keys that were typed."""
-    for unused, keys, reason, allowed in _effects(config, overrides):
-        for key in keys if unused else ():
-            if key in overrides:
-                raise UsageError(f"{key} has no effect {reason}", allowed=f"{key} {allowed}")
+    for key, reason, allowed in (*unused(config), *_unused_typed(config, overrides)):
+        if key in overrides:
+            raise UsageError(f"{key} has no effect {reason}", allowed=f"{key} {allowed}")
 
 
-def _effects(
-    config: TrainConfig, overrides: Collection[str]
-) -> Iterator[tuple[bool, Collection[str], str, str]]:
-    """Whether these keys have no effect, for which reason, and where they have one."""
-    for group, section in (("agent", config.agent), ("env", config.env)):
-        for name, wanted in section.unused_options():
-            reason = f"with the other values of {group}"
-            yield True, [f"{group}.{name}"], reason, f"with {group}.{wanted}"
-    t, evaluator, key = config.trainer, config.evaluator, "init_from_parts"
-    yield config.init_from is None, [key], "without init_from", "with init_from=<run>"
-    sync = t.type == "sync"
-    yield sync, _OF_PROCESSES, "under trainer=sync", "with trainer=async"
-    keys = ["actor_manager.serial_init", "agent.epsilon_ladder"]
-    yield config.n_actors == 1, keys, "with n_actors=1", "with n_actors > 1"
-    yield "hydra.run.dir" in overrides, ["name"], "with hydra.run.dir", "without it"
-    mode = "trainer=sync" if sync else "trainer.lockstep=true"
-    reason = f"under {mode}: a restart would not be reproducible, so the loss of an actor ends the run"
-    yield is_reproducible(config), _OF_RESTARTS, reason, "with trainer=async without lockstep"
-    reason = "under trainer.lockstep=true, where rounds replace it"
-    yield t.lockstep, _OF_FREE_ROUNDS, reason, "with trainer.lockstep=false"
-    keys = ["actor_manager.restart_window_s", "actor_manager.restart_delay_s"]
-    unused = config.actor_manager.restarts == 0
-    yield unused, keys, "with actor_manager.restarts=0", "with actor_manager.restarts > 0"
-    of_actors = [one for one in overrides if one.partition(".")[0] == "actor_manager"]
+def unused(config: TrainConfig) -> Iterator[tuple[str, str, str]]:
+    """The keys without effect by the tables `only_with`, each with the reason, and with what would give it one."""
+    values = option_values(to_plain(config))
+    for group, section in {"": config, **vars(config)}.items():
+        for condition, names in getattr(section, "only_with", {}).items():
+            key, wanted = re.split("!?=", condition, maxsplit=1)
+            value = as_typed(values[key])
+            if (value in wanted.split("|")) == ("!=" in condition):
+                key = key.removesuffix(".type")
+                others = wanted.replace("|", " or ")
+                allowed = f"with {key} other than {others}" if "!=" in condition else f"with {key}={others}"
+                for name in names.split():
+                    yield f"{group}.{name}".lstrip("."), f"with {key}={value}", allowed
+
+
+def _unused_typed(config: TrainConfig, typed: Collection[str]) -> Iterator[tuple[str, str, str]]:
+    """The typed keys without effect by other rules, as `unused` has them."""
+    t, evaluator, recorder = config.trainer, config.evaluator, config.recorder
     # The start timeout also limits the making of the environment before the run.
-    kept = ("actor_manager.envs_per_actor", "actor_manager.start_timeout_s")
-    keys = [one for one in of_actors if one not in kept]
-    yield sync, keys, "under trainer=sync", "with trainer=async"
-    keys, recorder = ["recorder.project", "recorder.finish_s"], config.recorder
-    unused, reason = not trackers(recorder) and recorder.type == "default", "without a tracker"
-    yield unused, keys, reason, "with recorder.wandb, recorder.mlflow or recorder.type"
-    key, reason = "trainer.lockstep_steps", "under trainer.lockstep=false"
-    yield not t.lockstep, [key], reason, "with trainer.lockstep=true"
-    key, reason = "trainer.ratio_tolerance", "under trainer.opt_interval=null"
-    yield t.opt_interval is None, [key], reason, "with a number of env steps per opt step"
+    of_any_actor = ("actor_manager.envs_per_actor", "actor_manager.start_timeout_s")
     of_films = ("evaluator.video_interval", "evaluator.max_episode_steps") if evaluator.video_interval else ()
-    keys = [one for one in overrides if one.startswith("evaluator.") and one not in of_films]
-    reason = "with trainer.eval_interval=null"
-    yield t.eval_interval is None, keys, reason, "with an eval_interval (opt steps)"
-    keys = ["evaluator.heartbeat_timeout_s", "evaluator.restarts"]
-    mode = " in a reproducible run" if evaluator.type == "auto" else ""
-    reason = f"with evaluator={evaluator.type}{mode}, which has no process"
-    yield not may_evaluate_beside(config), keys, reason, "with evaluator=process"
-    most, key = evaluator.episodes, "evaluator.n_envs"
-    reason = f"above the {most} episodes of an evaluation"
-    yield evaluator.n_envs > most, [key], reason, f"up to {most}, or more evaluator.episodes"
+    for key in typed:
+        if key.partition(".")[0] == "actor_manager" and t.type == "sync" and key not in of_any_actor:
+            yield key, "with trainer=sync", "with trainer=async"
+        if key.startswith("evaluator.") and t.eval_interval is None and key not in of_films:
+            yield key, "with trainer.eval_interval=null", "with an eval_interval (opt steps)"
+    if not may_evaluate_beside(config):
+        reason = f"with evaluator={evaluator.type}, which has no process"
+        for key in ("evaluator.heartbeat_timeout_s", "evaluator.restarts"):
+            yield key, reason, "with evaluator=process"
+    if evaluator.n_envs > evaluator.episodes:
+        reason = f"above the {evaluator.episodes} episodes of an evaluation"
+        yield "evaluator.n_envs", reason, f"up to {evaluator.episodes}, or more evaluator.episodes"
+    if not trackers(recorder) and recorder.type == "default":
+        for key in ("recorder.project", "recorder.finish_s"):
+            yield key, "without a tracker", "with recorder.wandb, recorder.mlflow or recorder.type"
+    if "hydra.run.dir" in typed:
+        yield "name", "with hydra.run.dir", "without it"
 
 
 def batch_steps(config: TrainConfig) -> int:

@@ -5,7 +5,6 @@ There is one class whose options can be combined freely; C51, QR-DQN, IQN and Ra
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -15,13 +14,7 @@ from border_cli.core.errors import UsageError
 
 HEADS = ("scalar", "categorical", "quantile", "implicit_quantile")
 EXPLORATIONS = ("epsilon", "none")
-_OF_EPSILON = "epsilon_start", "epsilon_final", "epsilon_env_steps", "epsilon_ladder"
-_OF_HEADS = {
-    ("scalar",): ("loss",),
-    ("categorical",): ("atoms", "v_min", "v_max"),
-    ("quantile", "implicit_quantile"): ("quantiles", "kappa"),
-    ("implicit_quantile",): ("target_quantiles", "act_quantiles", "cosines"),
-}
+_OF_EPSILON = "epsilon_start epsilon_final epsilon_env_steps epsilon_ladder"
 
 
 @dataclass
@@ -30,8 +23,17 @@ class DqnConfig(NetworkConfig):
 
     not_in_opt_step: ClassVar[tuple[str, ...]] = (
         *NetworkConfig.not_in_opt_step,
-        *("exploration", *_OF_EPSILON, "eval_epsilon", "target_interval", "target_tau"),
+        *("exploration", *_OF_EPSILON.split(), "eval_epsilon", "target_interval", "target_tau"),
     )
+    only_with: ClassVar[dict[str, str]] = NetworkConfig.only_with | {
+        "agent.head=scalar": "loss",
+        "agent.head=categorical": "atoms v_min v_max",
+        "agent.head=quantile|implicit_quantile": "quantiles kappa",
+        "agent.head=implicit_quantile": "target_quantiles act_quantiles cosines",
+        "agent.exploration=epsilon": _OF_EPSILON,
+        "n_actors!=1": "epsilon_ladder",
+        "agent.noisy=true": "noisy_std",
+    }
 
     type: str = option("dqn", "name of the agent")
     max_grad_norm: float | None = override_default(NetworkConfig, "max_grad_norm", 10.0)
@@ -128,16 +130,6 @@ class DqnConfig(NetworkConfig):
     def gives_priorities(self) -> bool:
         """Errors of values; the priorities of a categorical head are divergences, which actors do not know."""
         return self.head != "categorical"
-
-    def unused_options(self) -> Iterator[tuple[str, str]]:
-        yield from super().unused_options()
-        for heads, names in _OF_HEADS.items():
-            if self.head not in heads:
-                yield from ((name, f"head={' or '.join(heads)}") for name in names)
-        if self.exploration != "epsilon":
-            yield from ((name, "exploration=epsilon") for name in _OF_EPSILON)
-        if not self.noisy:
-            yield "noisy_std", "noisy=true"
 
 
 @dataclass

@@ -5,7 +5,6 @@ There is one class whose options can be combined; TD3 and TQC have other default
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -27,6 +26,13 @@ class SacConfig(NetworkConfig):
         *NetworkConfig.not_in_opt_step,
         *("noise_std", "noise_interval", "random_env_steps", "target_interval", "target_tau"),
     )
+    only_with: ClassVar[dict[str, str]] = NetworkConfig.only_with | {
+        "agent.policy=gaussian": "entropy_coef entropy_coef_start target_entropy",
+        "agent.entropy_coef=null": "entropy_coef_start target_entropy",
+        "agent.policy=deterministic": "target_noise target_noise_clip noise_std",
+        "agent.quantiles!=1": "kappa",
+        "agent.exploration=state_dependent": "log_std_start noise_interval",
+    }
 
     type: str = option("sac", "name of the agent")
     batch_size: int = override_default(NetworkConfig, "batch_size", 256)
@@ -116,23 +122,6 @@ class SacConfig(NetworkConfig):
 
     def trained(self) -> SacConfig:
         return replace(self, random_env_steps=0)
-
-    def unused_options(self) -> Iterator[tuple[str, str]]:
-        yield from super().unused_options()
-        if self.policy == "deterministic":
-            for name in ("entropy_coef", "entropy_coef_start", "target_entropy"):
-                yield name, "policy=gaussian"
-        elif self.entropy_coef is not None:
-            for name in ("entropy_coef_start", "target_entropy"):
-                yield name, "entropy_coef=auto"
-        if self.policy == "gaussian":
-            for name in ("target_noise", "target_noise_clip", "noise_std"):
-                yield name, "policy=deterministic"
-        if self.quantiles == 1:
-            yield "kappa", "quantiles=2 or more"
-        if self.exploration != "state_dependent":
-            for name in ("log_std_start", "noise_interval"):
-                yield name, "exploration=state_dependent"
 
 
 @dataclass
