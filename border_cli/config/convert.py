@@ -252,7 +252,8 @@ def _value(key: str, hint: Any, info: OptionInfo, value: Any) -> Any:
 
 def _kind_name(hint: Any) -> str:
     if typing.get_origin(hint) is dict:
-        example = f"{{name: {1 if typing.get_args(hint)[1] is Any else [1, 2]}}}"
+        items = typing.get_origin(typing.get_args(hint)[1]) is list
+        example = f"{{name: {[1, 2] if items else 1}}}"
         return f"keys with values, such as {example}, which a shell needs in quotes"
     if typing.get_origin(hint) is list:
         return f"a list in brackets, each {_kind_name(typing.get_args(hint)[0])}"

@@ -279,7 +279,9 @@ class RayConfig(ActorManagerConfig):
     cpus_per_actor: float = option(
         1.0, "CPUs that Ray reserves for each actor; fractions share a CPU", unit="CPUs", gt=0.0
     )
-    resources: dict[str, Any] = option({}, "other resources that Ray reserves for each actor, by their name")
+    resources: dict[str, float] = option(
+        {}, "other resources that Ray reserves for each actor, by their name", unit="amounts", ge=0.0
+    )
 
 
 @dataclass

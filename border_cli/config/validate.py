@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 
 from border_cli.config import presets
 from border_cli.config.convert import as_typed, option_values, to_plain
@@ -30,7 +30,7 @@ Checks = Iterator[tuple[bool, str, str]]
 def validate(config: TrainConfig) -> None:
     """Run every cross-check. Raises UsageError for the first one that fails."""
     config.agent.validate()
-    for checks in (_environment, _compiling, _actors, _replay, _ratio, _evaluation):
+    for checks in (_environment, _actors, _replay, _ratio, _evaluation):
         for fails, problem, allowed in checks(config):
             if fails:
                 raise UsageError(problem, allowed=allowed)
@@ -172,15 +172,6 @@ def _environment(config: TrainConfig) -> Checks:
     )
 
 
-def _compiling(config: TrainConfig) -> Checks:
-    compiled = getattr(config.agent, "compile", "auto")
-    yield (
-        compiled == "true" and config.device == "mps",
-        f"agent.compile=true is for opt steps on the CPU or by CUDA, and device={config.device}",
-        "agent.compile=auto or false, or device=cpu",
-    )
-
-
 def _actors(config: TrainConfig) -> Checks:
     t, actors, manager = config.trainer, n_actors(config), config.actor_manager
     sync = t.type == "sync"
@@ -188,6 +179,11 @@ def _actors(config: TrainConfig) -> Checks:
         not re.fullmatch(r"cpu|mps|cuda(:\d+)?", config.device),
         f"device: there is no {config.device!r}",
         "cpu, cuda, cuda:<number>, mps",
+    )
+    yield (
+        getattr(config.agent, "compile", "auto") == "true" and config.device == "mps",
+        f"agent.compile=true is for opt steps on the CPU or by CUDA, and device={config.device}",
+        "agent.compile=auto or false, or device=cpu",
     )
     yield (
         sync and actors != 1,
@@ -205,13 +201,10 @@ def _actors(config: TrainConfig) -> Checks:
         f"actor_manager.min_actors={manager.min_actors} are more than n_actors={actors}",
         "min_actors <= n_actors",
     )
-    others: Mapping[str, object] = getattr(manager, "resources", {})
-    bad = [name for name, one in others.items() if not isinstance(one, int | float) or one < 0]
     yield (
-        bool(bad) or "CPU" in others,
-        f"actor_manager.resources={others}: "
-        + ("CPU is an option of its own" if "CPU" in others else "not amounts"),
-        "numbers >= 0 by the name of the resource, and actor_manager.cpus_per_actor for CPUs",
+        "CPU" in getattr(manager, "resources", {}),
+        "actor_manager.resources: CPU is an option of its own",
+        "actor_manager.cpus_per_actor",
     )
     yield (
         sync and t.lockstep,
@@ -219,29 +212,19 @@ def _actors(config: TrainConfig) -> Checks:
         "trainer=async trainer.lockstep=true, or trainer=sync",
     )
     yield (
-        t.lockstep and t.opt_interval is None,
-        "trainer.opt_interval=null enforces no ratio, and the rounds of lockstep follow from the ratio",
-        "a number > 0 (env steps)",
-    )
-    yield (
         t.lockstep and config.env.nonfinite == "drop",
         "env.nonfinite=drop leaves out env steps, and the rounds of lockstep have a fixed number of them",
         "env.nonfinite=error, or trainer=sync",
     )
     yield (
-        sync and t.opt_interval is None,
-        "trainer.opt_interval=null enforces no ratio, and trainer=sync alternates by the ratio",
-        "a number > 0 (env steps), or trainer=async",
+        is_reproducible(config) and t.opt_interval is None,
+        "trainer.opt_interval=null enforces no ratio, and a reproducible run alternates by the ratio",
+        "a number > 0 (env steps), or trainer=async without lockstep",
     )
 
 
 def _replay(config: TrainConfig) -> Checks:
     capacity, batch, warmup = config.buffer.capacity, config.agent.batch_size, config.trainer.warmup_period
-    yield (
-        capacity < batch,
-        f"buffer.capacity={capacity} cannot hold a batch of agent.batch_size={batch}",
-        "capacity >= batch_size",
-    )
     yield (
         warmup > capacity,
         f"trainer.warmup_period={warmup} env steps do not fit into buffer.capacity={capacity}",
