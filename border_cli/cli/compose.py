@@ -281,17 +281,14 @@ def check_composed(
     section, choice = data.setdefault("preset", {}), choices.get("preset")
     if choice in preset_options and choice != presets.NONE and isinstance(section, dict):
         section.setdefault("name", choice)  # a user's preset need not repeat its own name
+    agent = data.get("agent")
+    kind = agent.get("type") if isinstance(agent, dict) else None
+    presets.check_choice(str(choice), str(kind), str(choices.get("env")))
     try:
         config = to_config(data)
     except ConfigError as e:
         raise _with_origin(e, data, choices, typed) from e
     config = with_trained_agent(with_typed_budget(config, typed), typed)
-    preset, env = typed.get("preset", ""), str(choices.get("env"))
-    if presets.is_for_other_environments(preset, env):
-        raise UsageError(
-            f"preset={preset} was tuned for other environments than env={env}",
-            allowed="leave preset out to use the tuned one, or preset=none",
-        )
     validate.validate(config)
     validate.check_effect(config, typed)
     return config
@@ -380,12 +377,7 @@ def _with_origin(
     dots = f"{error.key}."
     if any(dots.startswith(f"{key}.") or key.startswith(dots) for key in typed if key not in GROUPS):
         return error
-    group, preset = error.key.partition(".")[0], typed.get("preset", "")
-    if presets.is_for_another(preset, str(choices.get("agent"))):  # its keys are those of that agent
-        return UsageError(
-            f"preset={preset} was tuned for another agent than agent={choices['agent']}",
-            allowed="leave preset out to use the tuned one, or preset=none",
-        )
+    group = error.key.partition(".")[0]
     files = [f"{group}/{choices[group]}.yaml"] if group in GROUPS and choices.get(group) else []
     section = data.get("preset")
     if isinstance(section, dict) and section.get("name", presets.NONE) != presets.NONE and group != "preset":

@@ -16,11 +16,12 @@ from typing import Any
 import yaml
 
 from border_cli.config.schema import GROUPS
-from border_cli.core.errors import BorderError
+from border_cli.core.errors import BorderError, UsageError
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _SAFE_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the first is ten times as fast
 NONE = "none"
+INSTEAD = "leave preset out to use the tuned one, or preset=none"
 
 
 def conf_dir() -> Path:
@@ -44,18 +45,17 @@ def preset_for(agent: str, env_id: str) -> str | None:
     return None
 
 
-def is_for_another(preset: str, agent: str) -> bool:
-    """Whether a shipped preset is one of another agent."""
-    own_file = conf_dir() / "preset" / f"{preset}.yaml"
-    is_shipped = preset != NONE and (own_file.exists() or preset in in_families())
-    return is_shipped and not preset.startswith(f"{agent}_")
-
-
-def is_for_other_environments(preset: str, env: str) -> bool:
-    """Whether a shipped preset of a family has no environment of this option, which is a shipped one with an id."""
-    file = in_families()[preset][0] if preset in in_families() else preset
-    family = [name.split("_")[1] for name, (stem, _) in in_families().items() if stem == file]
-    return bool(family) and bool(env_ids().get(env)) and env not in family
+def check_choice(preset: str, agent: str, env: str) -> None:
+    """Raise UsageError for a shipped preset of another agent, or of a family without the shipped environment `env`."""
+    file = file_of(preset)
+    family = [name.split("_")[1] for name in in_families() if file_of(name) == file]
+    if (conf_dir() / file).exists() and preset != NONE and not preset.startswith(f"{agent}_"):
+        other = f"another agent than agent={agent}"
+    elif family and env_ids().get(env) and env not in family:
+        other = f"other environments than env={env}"
+    else:
+        return
+    raise UsageError(f"preset={preset} was tuned for {other}", allowed=INSTEAD)
 
 
 def tuned_for() -> dict[str, list[str]]:

@@ -161,14 +161,9 @@ def _environment(config: TrainConfig) -> Checks:
         "ids such as ALE/Pong-v5 with env.preprocess=atari env.kwargs={} env.wrappers=[], or env.native=auto",
     )
     yield (
-        presets.is_for_another(preset.name, agent),
-        f"preset={preset.name} was tuned for another agent than agent={agent}",
-        "no preset, which takes that of this agent and environment if there is one, or preset=none",
-    )
-    yield (
         preset.env_id not in ("", env.name),
         f"preset={preset.name} was tuned for {preset.env_id}, and the environment is {env.name}",
-        "no preset, which takes that of this agent and environment if there is one, or preset=none",
+        presets.INSTEAD,
     )
 
 

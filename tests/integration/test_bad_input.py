@@ -123,7 +123,7 @@ COMPOSITION = [
     Row("env.id=Acrobot-v1", "preset=dqn_cartpole|CartPole-v1|Acrobot-v1|preset=none"),
     Row(
         "preset=sac_pendulum",
-        "preset=sac_pendulum was tuned for another agent than agent=dqn|allowed: no preset",
+        "preset=sac_pendulum was tuned for another agent than agent=dqn|allowed: leave preset out",
     ),
     Row("trainer=sync n_actors=8", "n_actors=8|trainer=async"),
     Row("trainer.stop_return=9 evaluator.episodes=1", "needs an interval|evaluator.episodes of at least 2"),
