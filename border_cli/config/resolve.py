@@ -11,6 +11,7 @@ import copy
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,12 @@ _SAFE = (
     "device",
     "debug",
 )
-_DECIDED_BY_THE_AGENT = ("lr_opt_steps", "compile", "v_min", "v_max")
+_DECIDED_ONCE = (
+    *("n_actors", "threads", "actor_manager.envs_per_actor", "trainer.lockstep_steps", "checkpoint.replay"),
+    *("env.action_mask", "env.categories"),
+    *("agent.lr_opt_steps", "agent.compile", "agent.v_min", "agent.v_max"),
+)
+"""What is decided when a run starts, where it is open; so are all open values of the buffer."""
 _SAFE_RUNNING_FREE = ("n_actors", "actor_manager.", "threads", "trainer.ratio_tolerance")
 _KEEP_THE_BITS = (
     *BUDGETS,
@@ -156,33 +162,15 @@ def reopen_for_device(config: TrainConfig, stored: TrainConfig, chosen: Collecti
 def inherit(config: TrainConfig, stored: TrainConfig) -> TrainConfig:
     """A new configuration with what a stored one has decided once for its run, as far as it is left open here."""
     inherited = copy.deepcopy(config)
-    if config.env.action_mask == "auto":
-        inherited.env.action_mask = stored.env.action_mask
-    if config.env.categories is None:
-        inherited.env.categories = stored.env.categories
-    if config.checkpoint.replay == "auto":
-        inherited.checkpoint.replay = stored.checkpoint.replay
-    if config.evaluator.type == "auto" and stored.evaluator.type in (
-        "inline",
-        "process",
-    ):  # no code of a plugin
+    for key in (*_DECIDED_ONCE, *(f"buffer.{name}" for name in vars(config.buffer))):
+        *group, name = key.split(".")
+        section, before = (reduce(getattr, group, one) for one in (inherited, stored))
+        if getattr(section, name, "") in (None, "auto") and hasattr(before, name):
+            setattr(section, name, getattr(before, name))
+    if config.evaluator.type == "auto" and stored.evaluator.type in ("inline", "process"):  # not a plugin's
         inherited.evaluator.type = stored.evaluator.type
-    inherited.n_actors = config.n_actors or stored.n_actors
-    inherited.threads = config.threads or stored.threads
-    manager = inherited.actor_manager
-    manager.envs_per_actor = manager.envs_per_actor or stored.actor_manager.envs_per_actor
-    if config.trainer.lockstep_steps is None:
-        inherited.trainer.lockstep_steps = stored.trainer.lockstep_steps
     if _may_name(config.init_from, stored.init_from):
         inherited.init_from = stored.init_from
-    for name in _DECIDED_BY_THE_AGENT:
-        if getattr(config.agent, name, "") in (None, "auto") and hasattr(stored.agent, name):
-            setattr(inherited.agent, name, getattr(stored.agent, name))
-    if type(config.buffer) is type(stored.buffer):
-        left_open = [name for name, value in vars(config.buffer).items() if value in (None, "auto")]
-        inherited.buffer = replace(
-            config.buffer, **{name: getattr(stored.buffer, name) for name in left_open}
-        )
     chosen = [key for key, value in dotted(to_plain(config)).items() if value != "auto"]
     return reopen_for_device(inherited, stored, chosen)
 
