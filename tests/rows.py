@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from border_cli.actors.sampler import Sampler
-from border_cli.core.protocols import Env, Policy, StepProcessor
+from border_cli.core.protocols import ActingPolicy, Env, StepProcessor
 from border_cli.core.types import Items, Step
 
 
@@ -14,7 +14,7 @@ def processed(processor: StepProcessor, *steps: Step) -> Items:
     return processor.take()
 
 
-def sampler_of(env: Env, policy: Policy, processor: StepProcessor) -> Sampler:
+def sampler_of(env: Env, policy: ActingPolicy, processor: StepProcessor) -> Sampler:
     """Return a started sampler. The first episodes have the seeds 1, 2 …"""
     sampler = Sampler(env, policy, processor, lambda env, episode: None if episode else env + 1)
     sampler.begin()

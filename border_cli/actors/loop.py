@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar, cast
 
 from border_cli.actors.sampler import Sampler
 from border_cli.actors.spec import ActorId, ActorSpec, ActorState, Rounds, model_number
-from border_cli.core.protocols import ActingPolicy, StepProcessor, SyncModel
+from border_cli.core.protocols import ActingPolicy, StepProcessor
 from border_cli.core.state import State, check_like, joined, section
 from border_cli.core.types import ActorStat, Chunk, Items, ModelInfo, count_episodes, count_transitions
 from border_cli.runtime import seeding
@@ -131,7 +131,7 @@ class Actor:
         self,
         actor_id: ActorId,
         sampler: Sampler,
-        policy: SyncModel,
+        policy: ActingPolicy,
         models: ModelSource,
         sink: ChunkSink,
         status: Status,

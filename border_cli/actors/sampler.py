@@ -13,7 +13,7 @@ from typing import Protocol, cast
 import numpy as np
 
 from border_cli.core.errors import IncompatibleStateError
-from border_cli.core.protocols import Env, Policy, StepProcessor
+from border_cli.core.protocols import ActingPolicy, Env, StepProcessor
 from border_cli.core.state import State, check_like, joined, section
 from border_cli.core.types import ActorStat, Chunk, Items, ModelInfo, count_episodes
 
@@ -50,7 +50,7 @@ class Sampler:
     def __init__(
         self,
         env: Env,
-        policy: Policy,
+        policy: ActingPolicy,
         processor: StepProcessor,
         seed_of: Callable[[int, int], int | None],
         owner: str = "",

@@ -5,7 +5,7 @@ The module of a family offers these functions; see `border_cli.agents.dqn.agent`
 - `check_spec(config, spec)` raises UsageError if the agent cannot act in these spaces.
 - `make_policy(config, spec, seed, actor, n_actors, incarnation)` returns the policy of an actor or an evaluation.
 - `make_agent(config, spec, seed, device)` returns the agent that learns.
-- `extra_columns(config, spec)`, optional, returns the columns that the policy adds to each row (`Policy.extras`).
+- `extra_columns(config, spec)`, optional, returns the columns that the policy adds to each row (`ActingPolicy.extras`).
 - `make_step_processor(spec, n_envs, config)`, optional, replaces `border_cli.replay.n_step`; config is the whole run's.
 """
 

@@ -63,8 +63,11 @@ class StepProcessor(Protocol):
         """Load a saved state. Raises ValueError if it does not fit."""
 
 
-class Policy(Protocol):
-    """Chooses actions. It may keep a state per environment during an episode, such as a hidden state."""
+class ActingPolicy(Protocol):
+    """Chooses actions, in an actor or an evaluation, with a model that can be replaced.
+
+    It may keep a state per environment during an episode, such as a hidden state.
+    """
 
     def sample(self, obs: Obs, env_steps: int = 0, env_ix: Sequence[int] = ()) -> Array:
         """Actions (B, ...) as stored.
@@ -96,19 +99,11 @@ class Policy(Protocol):
     def load_generator_state(self, state: dict[str, Any]) -> None:
         """Continue from a saved state. Raises ValueError if it does not fit."""
 
-
-class SyncModel(Protocol):
-    """Exports and imports what acting needs."""
-
     def model_info(self) -> ModelInfo:
         """A snapshot whose arrays are views: the next opt step changes them."""
 
     def sync_model(self, info: ModelInfo) -> None:
         """Act with a copy of this snapshot."""
-
-
-class ActingPolicy(Policy, SyncModel, Protocol):
-    """What runs in an actor or an evaluation: a policy whose model can be replaced."""
 
 
 class Agent(ActingPolicy, Protocol):

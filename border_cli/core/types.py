@@ -70,7 +70,7 @@ EPISODE_INFO = "episode_info"
 PRIORITY = Column("priority", (), "float32")
 UNKNOWN_PRIORITY = -1.0
 Q_MAX, Q_ACTION = "q_max", "q_action"
-"""Names in `Policy.extras` of the values of the best and of the chosen action."""
+"""Names in `ActingPolicy.extras` of the values of the best and of the chosen action."""
 AFTER_TRAINING = 2**62
 """Env steps at which every exploration schedule has reached its end."""
 _FIXED = (
@@ -153,7 +153,7 @@ class Step:
     none are: env steps with numbers that are not finite. They are not counted, and their episode ended before them ·
     life_lost: (k,) bool, or None if none are: the episode continues, but the learner treats the step as terminated ·
     infos: (k, n_info) float64, values of `info` where an episode ends, NaN elsewhere; None if none are asked for ·
-    extras: (k, ...) what the policy adds to each step, if the step processor needs it (see `Policy.extras`).
+    extras: (k, ...) what the policy adds to each step, if the step processor needs it (see `ActingPolicy.extras`).
     """
 
     env_ix: Sequence[int]
