@@ -1,7 +1,4 @@
-"""What is checked before there is a run directory: environment, spaces, device, weights, and room for the run.
-
-For `plan=true` also the plan: arithmetic over the speeds of the two sides of a run, each measured alone for a few seconds.
-"""
+"""What is checked before there is a run directory: environment, spaces, device, weights, and room for the run."""
 
 from __future__ import annotations
 
@@ -23,7 +20,6 @@ from border_cli.config import resources, throughput
 from border_cli.config.convert import to_plain
 from border_cli.config.registry import import_path, import_paths
 from border_cli.config.resolve import (
-    envs_per_actor,
     may_evaluate_beside,
     resolve,
     threads,
@@ -32,7 +28,6 @@ from border_cli.config.resolve import (
 )
 from border_cli.config.resources import Sizes
 from border_cli.config.schema import TrainConfig
-from border_cli.config.throughput import Decision, Plan
 from border_cli.core.errors import BorderError, ResourceError, UsageError
 from border_cli.core.spaces import EnvSpec, ObsSpec
 from border_cli.display.format import size
@@ -116,10 +111,10 @@ def preflight(
     _check_device(config.device)
     _check_precision(getattr(config.agent, "precision", "float32"), config.device)
     sizes = _sizes(config, spec)
-    decision = _decide(with_env_facts(config, probed.action_mask, probed.categories), spec, stop)
+    decided, reason = _decide(with_env_facts(config, probed.action_mask, probed.categories), spec, stop)
     with_replay = sum(resources.disk_need(config, sizes, with_replay=True).values())
     resolved = resolve(
-        throughput.with_numbers(config, decision),
+        decided,
         action_mask=probed.action_mask,
         categories=probed.categories,
         replay_fits=with_replay <= resources.disk_for(folder),
@@ -129,11 +124,11 @@ def preflight(
     )
     resources.check_memory(resolved, sizes)
     resources.check_disk(resolved, sizes, folder)
-    return resolved, spec, decision.reason
+    return resolved, spec, reason
 
 
-def _decide(config: TrainConfig, spec: EnvSpec, stop: StopFlag | None) -> Decision:
-    """What `auto` becomes for actors and environments. Measures only what may and can change something."""
+def _decide(config: TrainConfig, spec: EnvSpec, stop: StopFlag | None) -> tuple[TrainConfig, str]:
+    """As `throughput.decide`. Measures only what may and can change something."""
     cpus, measured = resources.cpus(), None
     if envs := throughput.env_counts(config):
         from border_cli import probes
@@ -345,33 +340,3 @@ def _init_from(config: TrainConfig, spec: EnvSpec, path: Path) -> str:
             path = newest
             build.init_weights(agent, replace(config, init_from=str(path)))
     return str(path.resolve())
-
-
-# -- the plan of a run -------------------------------------------------------------
-
-
-def make_plan(config: TrainConfig, spec: EnvSpec, folder: Path, stop: StopFlag) -> Plan:
-    """The plan of a run whose directory would be in `folder`. Takes a few seconds.
-
-    Raises UsageError if the environment raises, Interrupted when asked to stop.
-    """
-    from border_cli import probes
-
-    sizes, cpus = build.sizes(config, spec), resources.cpus()
-    envs = envs_per_actor(config)
-    measured = probes.measure(config, spec, [envs], probes.PLAN_S, stop)
-    speeds = measured.speeds(envs)
-    return Plan(
-        counts=resources.counts(config),
-        memory=resources.memory_need(config, sizes),
-        free_memory=resources.available_memory(),
-        checkpoint=sizes,
-        disk=resources.disk_need(config, sizes, config.checkpoint.replay == "full"),
-        free_disk=resources.free_disk(folder),
-        processes=resources.processes(config),
-        threads=resources.compute_threads(config),
-        cpus=cpus,
-        speeds=speeds,
-        opt_steps_are=measured.opt_steps_are,
-        duration=throughput.duration(config, speeds, cpus),
-    )

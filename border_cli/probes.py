@@ -111,17 +111,16 @@ def bench(config: TrainConfig, spec: EnvSpec, stop: StopFlag) -> Bench:
     predicted = throughput.predict(config, measured.speeds(k), cpus)
     interval = config.trainer.opt_interval or float(f"{predicted.env_steps / predicted.opt_steps:.2g}")
     open_config = throughput.open_numbers(config, interval)
-    found = throughput.decide(open_config, measured, cpus)
+    found, _ = throughput.decide(open_config, measured, cpus)
+    envs = envs_per_actor(found)
     recommended = [
         f"n_actors={found.n_actors}",
-        f"actor_manager.envs_per_actor={found.envs_per_actor}",
+        f"actor_manager.envs_per_actor={envs}",
         f"trainer.opt_interval={interval:g}",
     ]
     captured = may_compile and config.device.startswith("cuda")
     how = "compiled" if compiled else "captured" if captured else "eager"
-    fastest = throughput.predict(
-        throughput.with_numbers(open_config, found), measured.speeds(found.envs_per_actor), cpus
-    )
+    fastest = throughput.predict(found, measured.speeds(envs), cpus)
     return Bench(ceilings, predicted, how, recommended, fastest.opt_steps)
 
 

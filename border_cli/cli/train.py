@@ -184,11 +184,13 @@ def _plan(composed: Composed, launch: Launch) -> int:
     """Check environment and machine as a run does, measure, and show the plan. There is no run directory."""
     from rich.console import Console
 
-    from border_cli.build import described_inputs
+    from border_cli import build, probes
+    from border_cli.config import resources
+    from border_cli.config.resolve import envs_per_actor
     from border_cli.display.banner import banner, line_width, preset_note
     from border_cli.display.output import output, write_line
     from border_cli.display.tables import print_plan
-    from border_cli.preflight import make_plan, preflight
+    from border_cli.preflight import preflight
 
     folder = composed.run_dir or RUNS
     with StopFlag() as stop, output():
@@ -196,12 +198,13 @@ def _plan(composed: Composed, launch: Launch) -> int:
         config, spec, decided = preflight(composed.config, stop, folder, launch.typed)
         end_imports()
         write_line(sys.stderr, "measuring the actors and the opt steps, each alone for half a second")
-        plan = make_plan(config, spec, folder, stop)
-        replay, note, console = plan.checkpoint.replay, preset_note(config), Console()
-        counts = (replay, plan.processes, plan.threads)
+        sizes = build.sizes(config, spec)
+        measured = probes.measure(config, spec, [envs_per_actor(config)], probes.PLAN_S, stop)
+        note, console = preset_note(config), Console()
+        counts = sizes.replay, resources.processes(config), resources.compute_threads(config)
         lines = banner(config, launch.typed, *counts, note, None, line_width(console), decided=decided)
-        show("\n".join([*lines, *described_inputs(config, spec)]))
-        print_plan(console, plan)
+        show("\n".join([*lines, *build.described_inputs(config, spec)]))
+        print_plan(console, config, sizes, measured, folder)
     return ExitCode.DONE
 
 

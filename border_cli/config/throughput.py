@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from border_cli.config.resolve import envs_per_actor, is_reproducible, n_actors, reopen, threads
-from border_cli.config.resources import Counts, Sizes, actor_processes, counts
+from border_cli.config.resources import actor_processes, counts
 from border_cli.config.schema import TrainConfig
 from border_cli.config.validate import is_valid
 
@@ -38,14 +38,6 @@ class Throughput:
     bound_by: str
     actors_blocked: float
     learner_blocked: float
-
-
-@dataclass(frozen=True)
-class Duration:
-    """Estimated seconds without evaluations and checkpoints, and which part limits them."""
-
-    seconds: float
-    bound_by: str
 
 
 @dataclass(frozen=True)
@@ -81,37 +73,6 @@ class Measured:
         few, many = min(self.acting), max(self.acting)
         first_s, last_s = few / self.acting[few], many / self.acting[many]
         return envs / (first_s + (last_s - first_s) * (envs - few) / (many - few))
-
-
-@dataclass(frozen=True)
-class Decision:
-    """What `auto` becomes, and why, in one line; the reason is empty where nothing was `auto`."""
-
-    n_actors: int
-    envs_per_actor: int
-    reason: str = ""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What `plan=true` shows.
-
-    memory, disk: bytes by what takes them · checkpoint: `fixed` and `replay` of one · opt_steps_are: what the opt steps in
-    `speeds` are, as `Measured.opt_steps_are` has it.
-    """
-
-    counts: Counts
-    memory: dict[str, int]
-    free_memory: int
-    checkpoint: Sizes
-    disk: dict[str, int]
-    free_disk: int
-    processes: int
-    threads: int
-    cpus: int
-    speeds: Speeds
-    opt_steps_are: str
-    duration: Duration
 
 
 @dataclass(frozen=True)
@@ -151,21 +112,21 @@ def predict(config: TrainConfig, speeds: Speeds, cpus: int) -> Throughput:
     return Throughput(t.opt_interval / each_s, 1 / each_s, bound_by, waits["acting"], waits["learning"])
 
 
-def duration(config: TrainConfig, speeds: Speeds, cpus: int) -> Duration:
-    """Estimated time of training at the predicted speed; never more than max_time."""
+def duration(config: TrainConfig, speeds: Speeds, cpus: int) -> tuple[float, str]:
+    """Estimated seconds of training, without evaluations and checkpoints, at most max_time; and which part limits them."""
     t, rates = config.trainer, predict(config, speeds, cpus)
-    ends = [] if t.max_time is None else [Duration(t.max_time, "max_time")]
+    ends = [] if t.max_time is None else [(t.max_time, "max_time")]
     opt_steps = counts(config).opt_steps
     if t.opt_interval is None:
         if t.max_env_steps is not None:
-            ends.append(Duration(t.max_env_steps / rates.env_steps, "acting"))
+            ends.append((t.max_env_steps / rates.env_steps, "acting"))
         if t.max_opts is not None:
-            ends.append(Duration(t.max_opts / rates.opt_steps, "learning"))
+            ends.append((t.max_opts / rates.opt_steps, "learning"))
     elif opt_steps is not None:
         n_acting = min(n_actors(config), cpus) if actor_processes(config) else n_actors(config)
         warmup_s = t.warmup_period / (speeds.env_steps * n_acting)
-        ends.append(Duration(warmup_s + opt_steps / rates.opt_steps, rates.bound_by))
-    return min(ends, key=lambda end: end.seconds)
+        ends.append((warmup_s + opt_steps / rates.opt_steps, rates.bound_by))
+    return min(ends)
 
 
 ENVS = (1, 2, 4, 8, 16)
@@ -202,8 +163,8 @@ def up_to(cpus: int) -> tuple[int, ...]:
     return (*(2**i for i in range(cpus.bit_length()) if 2**i < cpus), cpus)
 
 
-def decide(config: TrainConfig, measured: Measured | None, cpus: int) -> Decision:
-    """Choose the numbers that are `auto`.
+def decide(config: TrainConfig, measured: Measured | None, cpus: int) -> tuple[TrainConfig, str]:
+    """The configuration with the numbers of actors and environments that were `auto`, and why these, in one line.
 
     The fewest actors, with the fewest environments, such that the learner does not wait for them, or else the fastest that
     the CPUs allow: one stays with the learner.
@@ -211,26 +172,24 @@ def decide(config: TrainConfig, measured: Measured | None, cpus: int) -> Decisio
     Args:
         measured: None where no measurement may or need decide: then the smallest numbers are chosen.
     """
-    chosen = Decision(n_actors(config), envs_per_actor(config))
-    if measured is None:
-        return replace(chosen, reason=_reason(config, chosen, None))
-    actors = range(chosen.n_actors, most_actors(config, cpus) + 1)
-    envs = ENVS if config.actor_manager.envs_per_actor is None else (chosen.envs_per_actor,)
-    found: dict[Decision, float] = {}
-    for n, k in itertools.product(actors, envs):
-        one = Decision(n, k)
-        if is_valid(tried := with_numbers(config, one)):
-            speeds = measured.speeds(k)
-            ahead = replace(speeds, env_steps=speeds.env_steps / ACTORS_AHEAD)
-            found[one] = predict(tried, ahead, cpus).opt_steps
-    fastest = max(found.values(), default=0.0)
-    chosen = next((one for one, each in found.items() if each >= _SAME * fastest), chosen)
-    return replace(chosen, reason=_reason(config, chosen, measured))
+    chosen = with_numbers(config, n_actors(config), envs_per_actor(config))
+    if measured is not None:
+        actors = range(n_actors(config), most_actors(config, cpus) + 1)
+        envs = ENVS if config.actor_manager.envs_per_actor is None else (envs_per_actor(config),)
+        found = []
+        for n, k in itertools.product(actors, envs):
+            if is_valid(tried := with_numbers(config, n, k)):
+                speeds = measured.speeds(k)
+                ahead = replace(speeds, env_steps=speeds.env_steps / ACTORS_AHEAD)
+                found.append((predict(tried, ahead, cpus).opt_steps, tried))
+        fastest = max((rate for rate, _ in found), default=0.0)
+        chosen = next((tried for rate, tried in found if rate >= _SAME * fastest), chosen)
+    return chosen, _reason(config, chosen, measured)
 
 
-def _reason(config: TrainConfig, chosen: Decision, measured: Measured | None) -> str:
+def _reason(config: TrainConfig, chosen: TrainConfig, measured: Measured | None) -> str:
     """What was chosen, and why, in one line; empty where nothing was `auto`."""
-    n, k = chosen.n_actors, chosen.envs_per_actor
+    n, k = n_actors(chosen), envs_per_actor(chosen)
     if config.n_actors is not None and config.actor_manager.envs_per_actor is not None:
         return ""
     numbers = f"n_actors={n} envs_per_actor={k}"
@@ -258,10 +217,7 @@ def open_numbers(config: TrainConfig, opt_interval: float) -> TrainConfig:
     )
 
 
-def with_numbers(config: TrainConfig, decision: Decision) -> TrainConfig:
-    """The configuration with these numbers of actors and environments."""
-    return replace(
-        config,
-        n_actors=decision.n_actors,
-        actor_manager=replace(config.actor_manager, envs_per_actor=decision.envs_per_actor),
-    )
+def with_numbers(config: TrainConfig, actors: int, envs: int) -> TrainConfig:
+    """The configuration with these numbers of actors and of environments per actor."""
+    manager = replace(config.actor_manager, envs_per_actor=envs)
+    return replace(config, n_actors=actors, actor_manager=manager)

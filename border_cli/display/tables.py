@@ -5,13 +5,18 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 from io import StringIO
+from pathlib import Path
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from border_cli.config.throughput import Bench, Plan
+from border_cli.config import resources, throughput
+from border_cli.config.resolve import envs_per_actor
+from border_cli.config.resources import Sizes
+from border_cli.config.schema import TrainConfig
+from border_cli.config.throughput import Bench, Measured
 from border_cli.core.progress import Progress, RunResult
 from border_cli.core.types import ActorStat, Evaluation
 from border_cli.display import format
@@ -162,9 +167,11 @@ _BOUND = {
 }
 
 
-def print_plan(console: Console, plan: Plan) -> None:
-    """Print what a run would do and take."""
-    counts, one = plan.counts, plan.checkpoint
+def print_plan(console: Console, config: TrainConfig, sizes: Sizes, measured: Measured, folder: Path) -> None:
+    """Print what a run would do and take, in a directory below `folder`, by arithmetic over measured speeds."""
+    counts, cpus = resources.counts(config), resources.cpus()
+    speeds = measured.speeds(envs_per_actor(config))
+    seconds, bound_by = throughput.duration(config, speeds, cpus)
     most = "" if counts.exact else "at most "
     numbers = {
         "env steps": counts.env_steps,
@@ -176,21 +183,23 @@ def print_plan(console: Console, plan: Plan) -> None:
     run = {"ends by": f"{counts.limit}{surely}"}
     for what, n in numbers.items():
         run[what] = "known at the end" if n is None else f"{most}{format.count(n)}"
-    run["processes"] = format.count(plan.processes)
-    run["compute threads"] = f"{plan.threads} on {format.counted(plan.cpus, 'CPU')}"
-    checkpoints = {"one checkpoint": one.fixed, "one with a full replay": one.fixed + one.replay}
+    run["processes"] = format.count(resources.processes(config))
+    run["compute threads"] = f"{resources.compute_threads(config)} on {format.counted(cpus, 'CPU')}"
+    checkpoints = {"one checkpoint": sizes.fixed, "one with a full replay": sizes.fixed + sizes.replay}
+    free_memory, free_disk = resources.available_memory(), resources.free_disk(folder)
+    disk = resources.disk_need(config, sizes, config.checkpoint.replay == "full")
     time = {
-        "env steps/s of one actor alone": format.rate(plan.speeds.env_steps),
-        "opt steps/s of the learner alone": format.rate(plan.speeds.opt_steps),
-        "opt steps are": plan.opt_steps_are,
-        "slower side": _BOUND[plan.duration.bound_by],
-        "training": format.duration(plan.duration.seconds),
+        "env steps/s of one actor alone": format.rate(speeds.env_steps),
+        "opt steps/s of the learner alone": format.rate(speeds.opt_steps),
+        "opt steps are": measured.opt_steps_are,
+        "slower side": _BOUND[bound_by],
+        "training": format.duration(seconds),
         "not included": _NOT_INCLUDED,
     }
     tables = [
         _table("run", run),
-        _table("memory", _sizes(plan.memory, {"free": plan.free_memory})),
-        _table("disk", _sizes(plan.disk, {"free": plan.free_disk, **checkpoints})),
+        _table("memory", _sizes(resources.memory_need(config, sizes), {"free": free_memory})),
+        _table("disk", _sizes(disk, {"free": free_disk, **checkpoints})),
         _table("time (estimate)", time),
     ]
     print_tables(console, tables)

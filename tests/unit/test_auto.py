@@ -16,7 +16,6 @@ from border_cli.config.resources import cores_for_actors
 from border_cli.config.schema import ActorManagerConfig, EnvConfig, RayConfig, TrainConfig, TrainerConfig
 from border_cli.config.throughput import (
     LOOP_S,
-    Decision,
     Measured,
     Speeds,
     decide,
@@ -49,8 +48,8 @@ def config(**given: Any) -> TrainConfig:
     )
 
 
-def numbers(found: Decision) -> tuple[int, int]:
-    return found.n_actors, found.envs_per_actor
+def numbers(found: TrainConfig) -> tuple[int | None, int | None]:
+    return found.n_actors, found.actor_manager.envs_per_actor
 
 
 @pytest.mark.parametrize(
@@ -91,7 +90,7 @@ def test_what_is_chosen(
 ) -> None:
     given = dict(given)
     measured = Measured(acting, learning, compiling=given.pop("compiling", False))
-    assert numbers(decide(config(**given), measured, cpus)) == expected
+    assert numbers(decide(config(**given), measured, cpus)[0]) == expected
 
 
 def test_speeds_between_two_numbers_of_environments() -> None:
@@ -145,7 +144,7 @@ def test_actors_on_a_cluster_take_no_cpu_of_the_learner() -> None:
     predicted = predict(found, speeds, 2)
     assert (predicted.opt_steps, predicted.bound_by) == (pytest.approx(1 / (0.002 + LOOP_S)), "learning")
     expected = 2_000 / (200 * 20) + 4_000 * (0.002 + LOOP_S)
-    assert duration(found, speeds, 2).seconds == pytest.approx(expected)
+    assert duration(found, speeds, 2)[0] == pytest.approx(expected)
     assert (most_actors(replace(found, n_actors=None), 2), cores_for_actors(found)) == (256, None)
 
 
@@ -156,11 +155,9 @@ REPRODUCIBLE = ({"type": "sync"}, {"lockstep": True})
 def test_no_measurement_decides_in_a_reproducible_run(mode: dict[str, Any]) -> None:
     found = config(**OPEN, **mode)
     assert (env_counts(found), most_actors(found, 64)) == ((), 1)
-    decision = decide(found, None, 64)
-    assert numbers(decision) == (1, 1)
-    assert (
-        decision.reason == "n_actors=1 envs_per_actor=1: a reproducible run decides nothing by a measurement"
-    )
+    decided, reason = decide(found, None, 64)
+    assert numbers(decided) == (1, 1)
+    assert reason == "n_actors=1 envs_per_actor=1: a reproducible run decides nothing by a measurement"
 
 
 def test_what_is_measured_of_acting() -> None:
@@ -171,11 +168,11 @@ def test_what_is_measured_of_acting() -> None:
 
 def test_reasons() -> None:
     measured = Measured({1: 2_000.0}, 160.0)
-    found = decide(config(n_actors=None, opt_interval=4.0), measured, 8)
-    assert found.reason == (
+    _, reason = decide(config(n_actors=None, opt_interval=4.0), measured, 8)
+    assert reason == (
         "n_actors=1 envs_per_actor=1: they can take 2,000 env steps/s, and the learner's 160 opt steps/s need 640"
     )
-    assert decide(config(), None, 8).reason == ""
+    assert decide(config(), None, 8)[1] == ""
 
 
 def test_auto_is_left_open_until_it_is_decided() -> None:
@@ -185,9 +182,9 @@ def test_auto_is_left_open_until_it_is_decided() -> None:
     assert found == to_config(to_plain(found)) == with_numbers_open()
     assert streams(found) == 1
     validate(found)
-    decided = with_numbers(found, Decision(3, 4))
+    decided = with_numbers(found, 3, 4)
     assert streams(decided) == 12
-    stored = with_numbers(replace(config(), threads=7), Decision(5, 6))
+    stored = with_numbers(replace(config(), threads=7), 5, 6)
     assert inherit(found, stored) == stored
     assert inherit(replace(decided, threads=2), stored) == replace(decided, threads=2)
 
@@ -200,7 +197,7 @@ def with_numbers_open() -> TrainConfig:
 def test_numbers_that_were_decided_do_not_limit_what_is_recommended(given: dict[str, Any]) -> None:
     """128 is the tolerance of up to 64 environments by default. 9 actors with 16 environments take 144 env steps/s."""
     measured = Measured({1: 1.0, 16: 16.0}, 1_000.0)
-    assert numbers(decide(open_numbers(config(**given), 1.0), measured, 10)) == (9, 16)
+    assert numbers(decide(open_numbers(config(**given), 1.0), measured, 10)[0]) == (9, 16)
 
 
 class FakeLearner:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from border_cli.agents.dqn.config import DqnConfig
 from border_cli.config import resources, throughput
 from border_cli.config.resources import Sizes
 from border_cli.config.schema import CheckpointConfig, EnvConfig, RecorderConfig, TrainConfig, TrainerConfig
-from border_cli.config.throughput import Plan, Speeds
+from border_cli.config.throughput import Measured, Speeds
 from border_cli.display.tables import print_plan
 
 SIZES = Sizes(replay=1_000_000, ring=2_000, channel=300, model=400, training=1_600)
@@ -149,28 +150,14 @@ def test_the_estimated_time_and_what_bounds_it(
     trainer: dict[str, Any], speeds: tuple[float, float], cpus: int, seconds: float, bound_by: str
 ) -> None:
     found = throughput.duration(config(**trainer), Speeds(*speeds), cpus)
-    assert found == throughput.Duration(pytest.approx(seconds), bound_by)
+    assert found == (pytest.approx(seconds), bound_by)
 
 
-def printed(found: TrainConfig, opt_steps_are: str = "eager") -> dict[str, str]:
+def printed(found: TrainConfig, compiled: bool = False) -> dict[str, str]:
     """Return label and value of each row."""
-    speeds = Speeds(1_000, 100)
-    shown = Plan(
-        counts=resources.counts(found),
-        memory=resources.memory_need(found, SIZES),
-        free_memory=2**30,
-        checkpoint=SIZES,
-        disk=resources.disk_need(found, SIZES, False),
-        free_disk=2**40,
-        processes=resources.processes(found),
-        threads=resources.compute_threads(found),
-        cpus=2,
-        speeds=speeds,
-        opt_steps_are=opt_steps_are,
-        duration=throughput.duration(found, speeds, 2),
-    )
     out = io.StringIO()
-    print_plan(Console(file=out), shown)
+    measured = Measured({1: 1_000.0}, 100.0, compiled=compiled)
+    print_plan(Console(file=out), found, SIZES, measured, Path())
     return cells(out.getvalue())
 
 
@@ -179,7 +166,8 @@ def cells(text: str) -> dict[str, str]:
     return {row[0].strip(): row[1].strip() for row in rows}
 
 
-def test_the_printed_rows() -> None:
+def test_the_printed_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resources, "cpus", lambda: 2)
     rows = printed(config(max_opts=500))
     assert rows["ends by"] == "max_opts"
     assert (rows["env steps"], rows["opt steps"]) == ("1,100", "500")
@@ -188,7 +176,7 @@ def test_the_printed_rows() -> None:
     assert rows["slower side"] == "the learner"
     assert rows["training"] == "0:00:05"
     assert (rows["opt steps/s of the learner alone"], rows["opt steps are"]) == ("100", "eager")
-    assert printed(config(max_opts=500), "compiled")["opt steps are"] == "compiled"
+    assert printed(config(max_opts=500), compiled=True)["opt steps are"] == "compiled"
 
 
 def test_unknown_values_are_marked() -> None:
