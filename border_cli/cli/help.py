@@ -11,7 +11,7 @@ from border_cli.cli.compose import Composer, plain_data
 from border_cli.cli.errors import read_page
 from border_cli.config.convert import describe_range, known_keys, option_values, to_config, to_plain
 from border_cli.config.presets import NONE, conf_dir, shipped, tuned_for, variants
-from border_cli.config.schema import OptionInfo
+from border_cli.config.schema import GROUPS, OptionInfo, TrainConfig
 
 _WIDTH = 100
 
@@ -29,17 +29,6 @@ _MOST_USED = {
     "checkpoint": ("keep",),
 }
 
-_GROUPS = {
-    "agent": "the algorithm",
-    "env": "the environment; env=gym takes any gymnasium id",
-    "trainer": "async: actors in their own processes; sync: one actor in the learner's thread",
-    "buffer": "the replay buffer",
-    "actor_manager": "where the actors run",
-    "evaluator": "where evaluations run: in the learner's thread, or in their own process",
-    "recorder": "where metrics are written",
-    "checkpoint": "which checkpoints are kept",
-}
-
 
 def help_page(composer: Composer, groups: Sequence[str] = ()) -> str:
     """The page, or all keys of these groups, with the values that the composer's overrides give."""
@@ -55,9 +44,11 @@ def help_page(composer: Composer, groups: Sequence[str] = ()) -> str:
         keys = [key for key in infos if key.partition(".")[0] in groups and not key.endswith(".type")]
         return "\n".join([*choices, "", f"Keys {composed}", *_key_lines(keys, infos, values)])
     page = [read_page("train"), "Groups"]
-    for group, about in _GROUPS.items():
-        listed = f"{'':17}{', '.join(composer.choices(group))}"
-        page += [f"  {group:<13}  {about}", *_wrapped(listed, 17)]
+    for group, section in vars(TrainConfig()).items():
+        if group in GROUPS and group != "preset":
+            about, _, _ = str(section.__doc__).partition("\n")
+            page += _wrapped(f"  {group:<13}  {about}", 17)
+            page += _wrapped(f"{'':17}{', '.join(composer.choices(group))}", 17)
     page += [
         "",
         *_preset_lines(composer.choices("preset"), composer.choices("agent")),

@@ -52,7 +52,7 @@ def override_default(cls: type, name: str, default: Any) -> Any:
 
 @dataclass
 class AgentConfig:
-    """What every agent has; the rest is its own.
+    """The algorithm: what every agent has. The rest is its own.
 
     only_with: values of keys, and the names of the options of this section that have an effect only with them; a subclass
     adds its own to those of its parent.
@@ -98,7 +98,7 @@ class WrapperConfig:
 
 @dataclass
 class EnvConfig:
-    """One environment, by gymnasium id or by the import path of a class or factory; or one that a plugin registered."""
+    """The environment, by gymnasium id (env=gym) or by the import path of a class or factory; or one of a plugin."""
 
     only_with: ClassVar[dict[str, str]] = {
         "env.preprocess=atari": "noop_max frame_skip screen_size life_loss fire_reset sticky_actions native",
@@ -191,7 +191,7 @@ class EnvConfig:
 
 @dataclass
 class BufferConfig:
-    """What every replay buffer has."""
+    """The replay buffer."""
 
     type: str = option("uniform", "name of the buffer")
     capacity: int = option(100_000, "rows kept; the oldest are overwritten", unit="rows", ge=1)
@@ -215,7 +215,7 @@ class BufferConfig:
 
 @dataclass
 class ActorManagerConfig:
-    """How the actors are run."""
+    """Where and how the actors run."""
 
     only_with: ClassVar[dict[str, str]] = {
         "trainer.lockstep=false": "n_buffer min_actors restarts restart_window_s restart_delay_s",
@@ -286,7 +286,7 @@ class RayConfig(ActorManagerConfig):
 
 @dataclass
 class TrainerConfig:
-    """Ratio, intervals and budgets, the same in both trainers."""
+    """Ratio, intervals, budgets. async: actors in their own processes; sync: one actor in the learner's thread."""
 
     only_with: ClassVar[dict[str, str]] = {
         "trainer.type=async": "sync_interval",
@@ -388,7 +388,7 @@ class EvaluatorConfig:
 
 @dataclass
 class RecorderConfig:
-    """Where metrics go. The files are in the run directory."""
+    """Where metrics are written. The files are in the run directory."""
 
     type: str = option("default", "default, or `module:name` of a recorder that gets every record too")
     jsonl: bool = option(True, "metrics.jsonl")
@@ -414,7 +414,7 @@ class RecorderConfig:
 
 @dataclass
 class CheckpointConfig:
-    """What is kept under checkpoints/."""
+    """Which checkpoints are kept."""
 
     keep: int = option(
         3,
