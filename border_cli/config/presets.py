@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from border_cli.config.schema import GROUPS
-from border_cli.core.errors import BorderError, UsageError
+from border_cli.core.errors import UsageError
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _SAFE_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the first is ten times as fast
@@ -25,13 +25,9 @@ INSTEAD = "leave preset out to use the tuned one, or preset=none"
 
 
 def conf_dir() -> Path:
-    """The folder of the config groups: inside the package when installed, beside it in a checkout. Raises BorderError."""
-    for folder in (_PACKAGE / "conf", _PACKAGE.parent / "conf"):
-        if (folder / "train.yaml").is_file():
-            return folder
-    raise BorderError(
-        f"conf/train.yaml is not where it should be, in or beside {_PACKAGE}\ninstall border-cli again"
-    )
+    """The folder of the config groups: inside the package when installed, beside it in a checkout."""
+    installed = _PACKAGE / "conf"
+    return installed if installed.is_dir() else _PACKAGE.parent / "conf"
 
 
 def preset_for(agent: str, env_id: str) -> str | None:
@@ -39,10 +35,8 @@ def preset_for(agent: str, env_id: str) -> str | None:
 
     For the hint under `env=gym env.id=…`, where no preset is picked because none has that option's name.
     """
-    for name, values in shipped().items():
-        if name.startswith(f"{agent}_") and values["preset"].get("env_id") == env_id:
-            return name
-    return None
+    own = (name for name in shipped() if name.startswith(f"{agent}_"))
+    return next((name for name in own if shipped()[name]["preset"].get("env_id") == env_id), None)
 
 
 def check_choice(preset: str, agent: str, env: str) -> None:
@@ -82,11 +76,9 @@ def file_of(preset: str) -> str:
 
 def keys_of(preset: str) -> set[str]:
     """The dotted keys that a preset has values for; preset: its name, or the path of a file."""
-    if preset in in_families():
-        values = in_families()[preset][1]
-    else:
-        file = Path(preset) if preset.endswith(".yaml") else conf_dir() / "preset" / f"{preset}.yaml"
-        values = _parsed(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    values = shipped().get(preset) or {}
+    if preset.endswith(".yaml") and (file := Path(preset)).is_file():
+        values = _parsed(file.read_text(encoding="utf-8"))
     return {f"{group}.{key}" for group in GROUPS for key in values.get(group) or {}}
 
 
