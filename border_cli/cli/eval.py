@@ -165,10 +165,8 @@ def _run_episodes(flags: Namespace, saved: SavedModel, config: EnvConfig, policy
                 "the environment's spaces are not those that the model was trained with\n"
                 f"{saved.description.spec.difference(env.spec)}"
             )
-        runner, silence = (
-            EpisodeRunner(env, flags.max_episode_steps, stop, config.info_keys),
-            Deadline(_SILENCE_S),
-        )
+        runner = EpisodeRunner(env, flags.max_episode_steps, stop, config.info_keys)
+        silence = Deadline(_SILENCE_S)
 
         def tick() -> None:
             nonlocal silence
@@ -182,7 +180,10 @@ def _run_episodes(flags: Namespace, saved: SavedModel, config: EnvConfig, policy
         except (ActorLostError, DependencyNotInstalled) as e:  # which shows at the first frame
             cause = e.__cause__ if isinstance(e, ActorLostError) else e
             if isinstance(cause, DependencyNotInstalled):
-                raise _missing_package(f"render={flags.render} needs a package that is not installed") from e
+                raise UsageError(
+                    f"render={flags.render} needs a package that is not installed",
+                    allowed="pip install 'border-cli[render]'",
+                ) from e
             raise
         if evaluation is None:
             raise Interrupted(stop.code or ExitCode.SIGINT)
@@ -234,10 +235,6 @@ def _episodes_or_bool(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise ArgumentTypeError(f"{text}: not allowed\nallowed: true, false, or a whole number >= 1")
     return int(text)
-
-
-def _missing_package(problem: str) -> UsageError:
-    return UsageError(f"{problem}\ninstall it with: pip install 'border-cli[render]'")
 
 
 def _table(facts: Mapping[str, str], s: Statistics, infos: Mapping[str, float]) -> str:
