@@ -84,7 +84,7 @@ COMPOSITION = [
         "buffer.initial_priority=actor: actors with agent=rainbow do not know|allowed: buffer.initial_priority=max",
     ),
     Row("trainer.lockstep_steps=8", "trainer.lockstep_steps has no effect|with trainer.lockstep=true"),
-    Row("env=catch env.sticky_actions=0.25", "env.sticky_actions has no effect|env.id=<game of ALE>"),
+    Row("env=catch env.sticky_actions=0.25", "env.sticky_actions has no effect|with env.entry_point=null"),
     Row(
         "agent=sac env=pendulum preset=td3_pendulum",
         "preset=td3_pendulum was tuned for another agent|preset=none",

@@ -60,7 +60,6 @@ def test_values_at_the_limit_are_allowed(changes):
 @pytest.mark.parametrize(
     ("changes", "fragments"),
     [
-        ({"buffer__capacity": 9}, ["capacity=9", "batch_size=10", "= 22"]),
         ({"trainer__warmup_period": 101}, ["warmup_period=101", "capacity=100"]),
         # with episodes of one env step, 10 of 21 rows are final observations and the newest is pending
         ({"buffer__capacity": 21}, ["capacity=21", "batch_size=10", "= 22"]),
