@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from border_cli.actors.manager import ActorManager, resumed_stat
-from border_cli.actors.process import ModelSink
-from border_cli.actors.spec import LOCKSTEP_SLOTS, ActorState, Rounds, model_number
+from border_cli.actors.process import resumed_stat
+from border_cli.actors.spec import ActorState, Rounds, model_number
 from border_cli.core.errors import ActorLostError, IncompatibleStateError
 from border_cli.core.state import State, check_like, joined, section
 from border_cli.core.types import (
@@ -28,38 +27,47 @@ from border_cli.core.types import (
     empty_items,
 )
 from border_cli.runtime.clock import Backoff, Deadline
-from border_cli.transport import ModelChannel, model_layout
+
+if TYPE_CHECKING:
+    from border_cli.actors.manager import ActorManager
 
 
-class LockstepManager(ActorManager):
-    """Implements `training.loop.RoundSource`. A lost actor ends the run, because its round can never be complete."""
+class LockstepSource:
+    """The actors of a manager in rounds. Implements `training.loop.RoundSource`."""
 
-    def __post_init__(self) -> None:
-        n_actors = self.n_actors
-        self.config = replace(self.config, restarts=0, min_actors=n_actors)
-        super().__post_init__()
-        self._rounds = cast("Rounds", self.spec.rounds)
+    def __init__(self, manager: ActorManager) -> None:
+        n_actors = manager.n_actors
+        self._manager = manager
+        self._rounds = cast("Rounds", manager.spec.rounds)
         self._next = 0  # the round whose chunks are inserted next
         self._inserted = np.zeros((n_actors, 2), np.int64)  # env steps and episodes before that round
         # Round → env steps by actor, for rounds that an earlier launch has started, perhaps with another budget.
         self._earlier: dict[int, list[int]] = {}
         self._pieces: list[list[Items]] = [[] for _ in range(n_actors)]
         self._complete: list[deque[Chunk]] = [deque() for _ in range(n_actors)]
+        self.present, self.stats, self.stop = manager.present, manager.stats, manager.stop
+
+    def start(self, model: ModelInfo, state: State | None = None) -> None:
+        """See `ActorManager.begin`. From a saved state the actors continue in the rounds that had started."""
+        published = 0 if state is None else self._load(state)
+        self._manager.spec = replace(self._manager.spec, rounds=self._rounds)
+        actors = [self._resumed(actor, state) for actor in range(self._manager.n_actors)]
+        self._manager.begin(model, actors, published)
 
     @property
     def model_due(self) -> bool:
         """Whether the model of the round that was inserted last is still to be published."""
-        return self._publications < self._next + 1
+        return self._manager.publications < self._next + 1
 
     def collect(self) -> list[Chunk]:
         """The chunks of the next round in the order of the actors, once all of them are there; else nothing.
 
         After `stop` there is nothing any more. Raises ActorLostError as `ActorManager.collect`.
         """
-        self._sort(super().collect())
+        self._sort(self._manager.collect())
         actors = self._acting(self._next)
         # A round without any env step is the end of the budget, unless an earlier launch had a smaller one.
-        if self._stopped or not (actors or self._next in self._earlier):
+        if self._manager.stopped or not (actors or self._next in self._earlier):
             return []
         if not all(self._complete[actor] for actor in actors):
             return []
@@ -77,8 +85,8 @@ class LockstepManager(ActorManager):
 
     def publish(self, model: ModelInfo) -> None:
         """As `ActorManager.publish`; actors wait for the model."""
-        super().publish(model)
-        self._status.wake()
+        self._manager.publish(model)
+        self._manager.wake()
 
     def state(self, whole: bool = True) -> State:
         """Wait until the rounds that have started are complete; then the rounds, their chunks and each actor's state.
@@ -89,40 +97,37 @@ class LockstepManager(ActorManager):
             first = max(self._next, self._rounds.first)
             earlier = sum(sum(self._earlier[round_]) for round_ in range(self._next, first))
             return joined({"rounds": self._rounds_state(self._rounds.before(first) - earlier)})
-        started = range(self._next, self._publications + 2)
+        started = range(self._next, self._manager.publications + 2)
         expected = Counter(actor for round_ in started for actor in self._acting(round_))
         self._await(
             lambda: all(len(self._complete[actor]) >= n for actor, n in expected.items()),
             "the rounds under way",
         )
-        for actor in self._actors:
+        for actor in self._manager.actors:
             actor.request_state()
-        self._await(lambda: all(actor.sent_state is not None for actor in self._actors), "the actors' states")
-        steps = [[self._env_steps(round_, actor) for actor in range(self.n_actors)] for round_ in started]
+        self._await(
+            lambda: all(actor.sent_state is not None for actor in self._manager.actors), "the actors' states"
+        )
+        steps = [
+            [self._env_steps(round_, actor) for actor in range(self._manager.n_actors)] for round_ in started
+        ]
         rounds = self._rounds_state(self._rounds.before(started.stop), steps)
         chunks = {
             f"{actor}/{k}": _chunk_state(chunk)
             for actor, queue in enumerate(self._complete)
             for k, chunk in enumerate(queue)
         }
-        actors = {f"actor{a.actor}": a.sent_state for a in self._actors if a.sent_state is not None}
+        actors = {f"actor{a.actor}": a.sent_state for a in self._manager.actors if a.sent_state is not None}
         return joined({"rounds": rounds, "chunks": joined(chunks), **actors})
 
     def _rounds_state(self, env_steps: int = 0, started: Sequence[Sequence[int]] = ()) -> State:
         """env_steps: before the first round that is not in the state · started: env steps by round and actor."""
         arrays = {
             "inserted": self._inserted.copy(),
-            "started": np.array(started, np.int64).reshape(-1, self.n_actors),
+            "started": np.array(started, np.int64).reshape(-1, self._manager.n_actors),
         }
-        values = {"next": self._next, "publications": self._publications, "env_steps": env_steps}
+        values = {"next": self._next, "publications": self._manager.publications, "env_steps": env_steps}
         return State(arrays, values)
-
-    def _make_model_sink(self, model: ModelInfo, state: State | None) -> ModelSink:
-        published = 0 if state is None else self._load(state)
-        return self._sink_after(model, published)
-
-    def _sink_after(self, model: ModelInfo, published: int) -> ModelSink:
-        return ModelChannel(model_layout(model), LOCKSTEP_SLOTS, published)
 
     def _resumed(self, actor: int, state: State | None) -> tuple[ActorStat, State | None]:
         if state is None:
@@ -153,7 +158,6 @@ class LockstepManager(ActorManager):
         # The present budget holds from the first round that has not started.
         first = self._next + len(self._earlier)
         self._rounds = replace(self._rounds, first=first, first_env_steps=values["env_steps"])
-        self.spec = replace(self.spec, rounds=self._rounds)
         if not self._earlier:
             return model_number(self._next) - 1
         if first != values["publications"] + 2:
@@ -165,14 +169,10 @@ class LockstepManager(ActorManager):
             for k in range(sum(env_steps[actor] > 0 for env_steps in self._earlier.values())):
                 saved = section(chunks, f"{actor}/{k}")
                 rows = np.size(saved.arrays.get("n_steps", ()))
-                chunk = Chunk(actor, 0, 0, 0, 0, empty_items(self.columns, rows))
+                chunk = Chunk(actor, 0, 0, 0, 0, empty_items(self._manager.columns, rows))
                 check_like(saved, _chunk_state(chunk), "a chunk")
                 queue.append(replace(chunk, items=saved.arrays, **saved.values))
         return int(values["publications"]) - 1
-
-    @property
-    def _publications(self) -> int:
-        return 0 if self._models is None else self._models.publications
 
     def _sort(self, arrived: Sequence[Chunk]) -> None:
         """Join the pieces of each actor's round. The last piece of a round stands for all of its env steps.
@@ -198,17 +198,17 @@ class LockstepManager(ActorManager):
 
     def _acting(self, round_: int) -> list[int]:
         """Actors that take any env step in a round. In the last round of a budget some may not."""
-        return [actor for actor in range(self.n_actors) if self._env_steps(round_, actor) > 0]
+        return [actor for actor in range(self._manager.n_actors) if self._env_steps(round_, actor) > 0]
 
     def _await(self, done: Callable[[], bool], what: str) -> None:
         """Wait for actors. Raises ActorLostError if one is lost, or if none of them acts for too long."""
-        backoff, deadline = Backoff(), Deadline(self.config.heartbeat_timeout_s)
+        backoff, deadline = Backoff(), Deadline(self._manager.config.heartbeat_timeout_s)
         while not done():
-            self._sort(super().collect())
-            if any(actor.state == ActorState.ACTING for actor in self._actors):
-                deadline = Deadline(self.config.heartbeat_timeout_s)
+            self._sort(self._manager.collect())
+            if any(actor.state == ActorState.ACTING for actor in self._manager.actors):
+                deadline = Deadline(self._manager.config.heartbeat_timeout_s)
             if deadline.passed:
-                states = ", ".join(f"{actor.actor} {actor.doing}" for actor in self._actors)
+                states = ", ".join(f"{actor.actor} {actor.doing}" for actor in self._manager.actors)
                 raise ActorLostError(f"the learner timed out waiting for {what}; actors: {states}")
             backoff.sleep()
 

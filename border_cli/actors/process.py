@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from selectors import EVENT_READ, BaseSelector
+from selectors import EVENT_READ, DefaultSelector
 from typing import Protocol
 
 from border_cli.actors.loop import run_actor
-from border_cli.actors.spec import ActorId, ActorSpec, ActorState, ActorStatus, StatusBlock
+from border_cli.actors.spec import LOCKSTEP_SLOTS, ActorId, ActorSpec, ActorState, ActorStatus, StatusBlock
 from border_cli.core.errors import ActorLostError
 from border_cli.core.state import State
 from border_cli.core.types import ActorStat, Chunk, Column, ModelInfo, count_episodes
 from border_cli.runtime.child import Child
 from border_cli.runtime.supervised import Condition, Limits, Loss, SupervisedProcess
 from border_cli.runtime.worker import Ready, Reporter
-from border_cli.transport import ModelChannel, Ring
+from border_cli.transport import ModelChannel, Ring, model_layout
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ class ChunkSource(Protocol):
 
 @dataclass(frozen=True)
 class Shared:
-    """What all actors of a run have in common. selector: of what the learner listens to, with the handle of its actor."""
+    """What all actors of a run have in common."""
 
     spec: ActorSpec
     columns: tuple[Column, ...]
@@ -106,7 +107,7 @@ class Shared:
     n_actors: int
     status: StatusBlock
     models: ModelSink
-    selector: BaseSelector
+    link: Link
 
 
 class ActorHandle(SupervisedProcess):
@@ -120,6 +121,7 @@ class ActorHandle(SupervisedProcess):
     """
 
     start_hint = "allowed: a higher actor_manager.start_timeout_s, or fewer actors"
+    _absent = False
 
     def __init__(
         self,
@@ -142,7 +144,7 @@ class ActorHandle(SupervisedProcess):
         self._holds_rows = False  # whether the last `collect` returned some, which the next one gives back
         self._sequence = 0  # of the next chunk
         self._final: ActorStat | None = None
-        self._absent = self._absence_reported = False
+        self._absence_reported = False
 
     def _spawn(self) -> Child:
         shared, counts = self._shared, self._counts
@@ -160,7 +162,7 @@ class ActorHandle(SupervisedProcess):
             shared.spec.actor_id(self.actor, counts.incarnation, shared.n_actors, counts.env_steps)
         )
         for descriptor in made.descriptors:
-            shared.selector.register(descriptor, EVENT_READ, self)
+            shared.link.selector.register(descriptor, EVENT_READ, self)
         return made
 
     def _make(self, actor_id: ActorId) -> Child:
@@ -252,7 +254,7 @@ class ActorHandle(SupervisedProcess):
 
     def _release(self) -> None:
         for descriptor in self.descriptors:
-            self._shared.selector.unregister(descriptor)
+            self._shared.link.selector.unregister(descriptor)
         try:
             self._last_chunks = self.collect()  # their arrays keep the ring's memory
         finally:
@@ -279,3 +281,42 @@ class ActorHandle(SupervisedProcess):
         if cause.details:  # an exception, and not a process that just ended
             cause.context = {"actor": self.actor, "incarnation": self._counts.incarnation, **cause.context}
         return cause
+
+
+def resumed_stat(actor: int, counts: Mapping[str, int]) -> ActorStat:
+    """What an actor of a resumed run has counted so far."""
+    steps = counts["env_steps"]
+    return ActorStat(actor, counts["incarnation"], steps, counts["episodes"], env_steps_before=steps)
+
+
+class Link:
+    """How a manager reaches its actors. With this one they are processes of this machine.
+
+    handle_class: of the learner's handles · poll_interval_s, poll_share: `collect` also supervises the actors, if this
+    long ago and for at most this share of the learner's time · may_join: whether a run begins with `min_actors`, and the
+    others join when there is room.
+    """
+
+    handle_class = ActorHandle
+    poll_interval_s, poll_share = 0.01, 0.02  # supervising takes 2 µs per actor
+    may_join = False
+
+    def __init__(self) -> None:
+        self.selector = DefaultSelector()  # of what the learner listens to, with the handle of its actor
+
+    def open_models(self, model: ModelInfo, in_rounds: bool, published: int) -> ModelSink:
+        """What models like this one are published in. published: publications before the first of this launch."""
+        return ModelChannel(model_layout(model), LOCKSTEP_SLOTS if in_rounds else 2, published)
+
+    def listen(self, actors: Sequence[ActorHandle], timeout_s: float, needed: bool) -> None:
+        """Receive what actors have sent, waiting no longer than timeout_s for the first of it.
+
+        needed: whether the run waits for actors that have no place yet.
+        """
+        del actors, needed
+        for actor in {key.data for key, _ in self.selector.select(timeout_s)}:
+            actor.receive()
+
+    def close(self) -> None:
+        """Release what the actors were reached by."""
+        self.selector.close()

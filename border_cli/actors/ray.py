@@ -14,22 +14,19 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
-from border_cli.actors.lockstep import LockstepManager
-from border_cli.actors.manager import ActorManager
-from border_cli.actors.process import ActorHandle, Finished, ModelSink, Shared
+from border_cli.actors import manager
+from border_cli.actors.process import ActorHandle, Finished, Link, ModelSink
 from border_cli.actors.remote import Command, RemoteActor, RemoteSetup, Reply
 from border_cli.actors.spec import LOCKSTEP_SLOTS, ActorId, ActorSpec, ActorStatus
 from border_cli.config.schema import RayConfig
 from border_cli.core.errors import ActorLostError, ResourceError
-from border_cli.core.protocols import StopCheck
-from border_cli.core.state import State
+from border_cli.core.protocols import ExperienceSource, StopCheck
 from border_cli.core.types import ActorStat, Chunk, Column, ModelInfo
 from border_cli.runtime.child import Child, log_here
 from border_cli.runtime.ray_cluster import Cluster, brief
-from border_cli.runtime.supervised import Condition, Limits
 from border_cli.runtime.worker import Failed
 
 _CALLS = 2
@@ -44,10 +41,10 @@ def make_manager(
     config: RayConfig,
     should_stop: StopCheck,
     on_exception: Callable[[ActorLostError], None],
-) -> ActorManager:
-    """The manager for `actor_manager.type=ray`, in lockstep if the actors have rounds. Raises UsageError."""
-    kind = RayManager if spec.rounds is None else RayLockstepManager
-    return kind(spec, columns, n_actors, config, should_stop, on_exception)
+) -> ExperienceSource:
+    """The source for `actor_manager.type=ray`. Raises UsageError if no cluster is reachable."""
+    link = RayLink(config, n_actors)
+    return manager.make_manager(spec, columns, n_actors, config, should_stop, on_exception, link)
 
 
 # -- models --------------------------------------------------------------------
@@ -59,12 +56,12 @@ class RayModels:
     Implements `ModelSink`.
     """
 
-    def __init__(self, ray: Any, kept: int) -> None:
+    def __init__(self, ray: Any, kept: int, published: int = 0) -> None:
         self._ray = ray
         self._kept = kept
         self._models: dict[int, ModelInfo] = {}
         self._refs: dict[int, Any] = {}
-        self.publications = 0
+        self.publications = published
 
     def publish(self, model: ModelInfo) -> None:
         """Make this model the newest."""
@@ -108,15 +105,6 @@ class ArrivedChunks:
             chunks.append(chunk)
             self._next += 1
         return chunks
-
-
-@dataclass
-class RayLink:
-    """What all actors of a run have in common. options: of the Ray actors."""
-
-    ray: Any
-    models: RayModels
-    options: dict[str, Any]
 
 
 class RayChild:
@@ -248,20 +236,9 @@ class RayHandle(ActorHandle):
 
     start_hint = "allowed: a higher actor_manager.start_timeout_s, fewer actors, or a cluster with more CPUs"
 
-    def __init__(
-        self,
-        actor: int,
-        shared: Shared,
-        limits: Limits,
-        counts: ActorStat | None,
-        state: State | None,
-        link: RayLink,
-    ) -> None:
-        super().__init__(actor, shared, limits, counts, state)
-        self._link = link
-        self.needed = True  # whether the run waits for it; else it may wait for a place on the cluster
-        self._absent = True  # until it is ready
-        self._remote: RayChild | None = None  # the last one
+    needed = True  # whether the run waits for it; else it may wait for a place on the cluster
+    _absent = True  # until it is ready
+    _remote: RayChild | None = None  # the last one
 
     @property
     def calls(self) -> Sequence[Any]:
@@ -287,88 +264,55 @@ class RayHandle(ActorHandle):
         self._arriving = arrived = ArrivedChunks()
         level = logging.getLogger().getEffectiveLevel()
         setup = RemoteSetup(shared.spec, actor_id, shared.columns, shared.ring_rows, level, self._state)
-        newest = self._link.models.publications
-        first = newest if self._state is None and shared.spec.rounds is None else 1
-        self._remote = RayChild(self._link, setup, self._status, arrived, first)
+        first = shared.models.publications if shared.spec.rounds is None else 1
+        self._remote = RayChild(cast("RayLink", shared.link), setup, self._status, arrived, first)
         return cast("Child", self._remote)
 
 
 # -- all actors ----------------------------------------------------------------
 
 
-class _OnRay(ActorManager):
-    """What differs from actors in processes. Raises UsageError if no cluster is reachable."""
+class RayLink(Link):
+    """Actors on a cluster. A run on credit begins with min_actors of them; the others join when there is room."""
 
-    _kept_models = 1
-    _poll_interval_s, _poll_share = (
-        0.001,
-        0.1,
-    )  # one takes 0.1 ms with few actors, and some ms with a thousand
+    handle_class = RayHandle
+    poll_interval_s, poll_share = 0.001, 0.1  # 0.1 ms with few actors, and some ms with a thousand
+    may_join = True
+    models: RayModels
 
-    config: RayConfig
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        config, n_actors = self.config, self.n_actors
+    def __init__(self, config: RayConfig, n_actors: int) -> None:
+        super().__init__()
         cpus = math.ceil(n_actors * config.cpus_per_actor)  # actors mostly wait
         self._cluster = Cluster("actor_manager.address", config.address, cpus)
-        others = dict(config.resources)
-        options: dict[str, Any] = {"num_cpus": config.cpus_per_actor, "num_gpus": others.pop("GPU", 0)}
-        options["resources"] = others
-        self._link = RayLink(self._cluster.ray, RayModels(self._cluster.ray, self._kept_models), options)
-        capacity = self._cluster.capacity({"CPU": config.cpus_per_actor, **config.resources})
+        self.ray = self._cluster.ray
+        need = {"CPU": config.cpus_per_actor, **config.resources}
+        self.options = self._cluster.options(need)
+        capacity = self._cluster.capacity(need)
         if capacity < n_actors:
             _logger.warning(
                 "the cluster has room for %d of %d actors; the others wait for nodes", capacity, n_actors
             )
 
-    def _make_handle(
-        self, actor: int, shared: Shared, limits: Limits, counts: ActorStat, state: State | None
-    ) -> ActorHandle:
-        return RayHandle(actor, shared, limits, counts, state, self._link)
+    def open_models(self, model: ModelInfo, in_rounds: bool, published: int) -> ModelSink:
+        self.models = RayModels(self.ray, LOCKSTEP_SLOTS if in_rounds else 1, published)
+        return self.models
 
-    def _listen(self, timeout_s: float) -> None:
-        handles = [cast("RayHandle", actor) for actor in self._actors]
+    def listen(self, actors: Sequence[ActorHandle], timeout_s: float, needed: bool) -> None:
+        handles = cast("Sequence[RayHandle]", actors)
         callers = {ref: handle for handle in handles for ref in handle.calls}
         if timeout_s > 0 and callers:
-            self._cluster.ray.wait(list(callers), num_returns=1, timeout=timeout_s)
-        n_ready = sum(actor.condition is Condition.READY for actor in self._actors)
+            self.ray.wait(list(callers), num_returns=1, timeout=timeout_s)
         for handle in handles:
-            handle.needed = n_ready < self.config.min_actors
+            handle.needed = needed
             handle.tell()
         # One question for all calls: Ray needs as long for it as for a single call.
-        ready = (
-            self._cluster.ray.wait(list(callers), num_returns=len(callers), timeout=0)[0] if callers else []
-        )
+        ready = self.ray.wait(list(callers), num_returns=len(callers), timeout=0)[0] if callers else []
         for handle in dict.fromkeys([callers[ref] for ref in ready]):
             handle.receive()
         for handle in handles:
             if handle.exited():
                 handle.receive()
 
-    def _release(self) -> None:
-        try:
-            super()._release()
-        finally:
-            self._cluster.close()
-
-
-class RayManager(_OnRay):
-    """Actors on credit. A run begins with min_actors of them; the others join when the cluster has room."""
-
-    def _make_model_sink(self, model: ModelInfo, state: State | None) -> ModelSink:
-        return self._link.models
-
-    def _enough_started(self, group: Sequence[ActorHandle]) -> bool:
-        ready = sum(actor.was_ready for actor in self._actors)
-        return ready >= min(self.config.min_actors, self.n_actors) or super()._enough_started(group)
-
-
-class RayLockstepManager(_OnRay, LockstepManager):
-    """Actors in rounds: all of them have to be there."""
-
-    _kept_models = LOCKSTEP_SLOTS
-
-    def _sink_after(self, model: ModelInfo, published: int) -> ModelSink:
-        self._link.models.publications = published
-        return self._link.models
+    def close(self) -> None:
+        super().close()
+        self._cluster.close()

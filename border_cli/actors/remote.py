@@ -10,7 +10,6 @@ from __future__ import annotations
 import platform
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from border_cli.actors.loop import run_actor
@@ -133,21 +132,6 @@ class ReceivedModels:
         return self._models[number]
 
 
-@dataclass
-class FlagRequests:
-    """Implements `actors.loop.StateRequests`. send: sends a message to the learner."""
-
-    send: Callable[[object], None]
-    flag: bool = False
-
-    def wanted(self) -> bool:
-        wanted, self.flag = self.flag, False
-        return wanted
-
-    def answer(self, state: State) -> None:
-        self.send(SentState(state))
-
-
 @dataclass(frozen=True)
 class RemoteSetup:
     """What an actor is made of. capacity: rows that may wait for the learner · state: what lockstep continues from."""
@@ -161,7 +145,7 @@ class RemoteSetup:
 
 
 class RemoteActor:
-    """One incarnation of an actor. Its methods may be called by several threads at a time."""
+    """One incarnation of an actor. Its methods may be called by several threads at a time. Implements `StateRequests`."""
 
     def __init__(self, setup: RemoteSetup) -> None:
         self._changed = threading.Condition()
@@ -172,7 +156,7 @@ class RemoteActor:
         self._status = LocalStatus(setup.actor_id.env_steps)
         self._sink = QueueSink(setup.columns, setup.capacity, self._changed)
         self._models = ReceivedModels()
-        self._requests = FlagRequests(self.send)
+        self._wants_state = False
         log_through(self.send, f"actor {setup.actor_id.actor}", setup.level)
         self._thread = threading.Thread(target=self._run, args=(setup,), name="actor", daemon=True)
         self._thread.start()
@@ -189,7 +173,7 @@ class RemoteActor:
                 status.stop_requested = command.stop
             for number, model in zip(command.publications, models, strict=True):
                 self._models.add(number, model)
-            self._requests.flag |= command.wants_state
+            self._wants_state |= command.wants_state
             status.changed.set()
             self._changed.notify_all()
             while not (len(self._sink) or self._messages or self._ended or self._entered > mine):
@@ -222,7 +206,7 @@ class RemoteActor:
                 self._status,
                 self._ready,
                 self._finished,
-                self._requests,
+                self,
                 setup.state,
             )
         except BaseException as error:  # noqa: BLE001 - also SystemExit, which user code may raise
@@ -238,6 +222,13 @@ class RemoteActor:
     def _finished(self, stat: ActorStat) -> None:
         self._status.state = ActorState.DONE
         self.send(Finished(stat))
+
+    def wanted(self) -> bool:
+        wanted, self._wants_state = self._wants_state, False
+        return wanted
+
+    def answer(self, state: State) -> None:
+        self.send(SentState(state))
 
     def send(self, message: object) -> None:
         """Let the next reply have this message, or record of a log."""

@@ -10,7 +10,7 @@ import os
 import re
 import signal
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from border_cli.core.errors import UsageError
@@ -71,7 +71,13 @@ class Cluster:
                     "allowed: auto (one that runs on this machine), ray://<host>:10001, or local (a new one)"
                 ) from e
 
-    def capacity(self, need: dict[str, float]) -> int:
+    @staticmethod
+    def options(need: Mapping[str, float]) -> dict[str, Any]:
+        """The options of a Ray actor that takes these resources ("CPU", "GPU", …)."""
+        others = {name: amount for name, amount in need.items() if name not in ("CPU", "GPU")}
+        return {"num_cpus": need.get("CPU", 0), "num_gpus": need.get("GPU", 0), "resources": others}
+
+    def capacity(self, need: Mapping[str, float]) -> int:
         """How many times these resources ("CPU", "GPU", …) fit into the nodes, if nothing else used them."""
         return sum(
             min(

@@ -54,8 +54,13 @@ def running(
         manager.stop()
 
 
+def pids(manager: ActorManager) -> list[int | None]:
+    """Process id of each actor, None for one that has no process."""
+    return [actor.pid for actor in manager.actors]
+
+
 def pid_of(manager: ActorManager, actor: int) -> int:
-    pid = manager.pids()[actor]
+    pid = pids(manager)[actor]
     assert pid is not None
     return pid
 

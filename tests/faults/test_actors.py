@@ -19,7 +19,7 @@ from border_cli.core.errors import ActorLostError
 from border_cli.core.types import Chunk
 from border_cli.runtime import forkserver
 from tests.fakes import COUNTING_COLUMNS, counting_actors, model
-from tests.faults.actors import pid_of, running
+from tests.faults.actors import pid_of, pids, running
 from tests.faults.processes import named_memory, wait_gone, wait_until
 
 pytestmark = pytest.mark.usefixtures("light_forkserver")
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("light_forkserver")
 
 def act(manager: ActorManager, credit: int) -> None:
     """Let every actor use its first credit. The rows stay in the rings."""
-    manager.grant([credit] * len(manager.pids()))
+    manager.grant([credit] * len(pids(manager)))
     wait_until(
         lambda: all(s.seconds > 0 and s.state == "waiting for credit" for s in manager.stats()),
         "the credit to be used",
@@ -141,7 +141,7 @@ def test_d1_d3_a_stop_request_ends_the_start_of_actors() -> None:
 def test_f1_shared_memory_of_actors_has_no_name() -> None:
     with running(counting_actors()) as manager, tempfile.NamedTemporaryFile(dir="/dev/shm") as named:
         act(manager, 10)
-        assert named_memory([os.getpid(), *manager.pids()]) == {named.name}
+        assert named_memory([os.getpid(), *pids(manager)]) == {named.name}
 
 
 def test_serial_init_makes_one_environment_after_the_other() -> None:

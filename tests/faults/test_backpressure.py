@@ -13,7 +13,7 @@ import pytest
 from border_cli.actors.manager import ActorManager
 from border_cli.runtime.clock import SYSTEM_CLOCK
 from tests.fakes import counting_actors
-from tests.faults.actors import RING_ROWS, running
+from tests.faults.actors import RING_ROWS, pids, running
 from tests.faults.amounts import times
 from tests.faults.processes import wait_until
 from tests.real_runs import train
@@ -29,7 +29,7 @@ class Memory:
     """Resident memory of learner and actors, compared with its start value."""
 
     def __init__(self, manager: ActorManager) -> None:
-        self._pids = [os.getpid(), *(pid for pid in manager.pids() if pid is not None)]
+        self._pids = [os.getpid(), *(pid for pid in pids(manager) if pid is not None)]
         self._before = self._mb()
 
     def _mb(self) -> list[float]:
@@ -60,7 +60,7 @@ def collect(
         chunks = manager.collect()
         found[bool(chunks)] += 1
         env_steps -= sum(chunk.env_steps for chunk in chunks)
-        for actor in range(len(manager.pids())):
+        for actor in range(len(pids(manager))):
             assert sum(chunk.rows for chunk in chunks if chunk.actor == actor) <= RING_ROWS
     return found
 
@@ -95,7 +95,7 @@ def test_a10_with_slow_environments_only_the_learner_waits() -> None:
 def test_a10_an_actor_that_waits_sleeps_until_the_learner_gives_credit() -> None:
     with running(counting_actors(**SPEC), n_actors=1) as manager:
         wait_until(lambda: manager.stats()[0].state == "waiting for credit", "the actor to wait")
-        process = psutil.Process(manager.pids()[0])
+        process = psutil.Process(pids(manager)[0])
         before = process.num_ctx_switches().voluntary
         SYSTEM_CLOCK.sleep(1.0)
         assert process.num_ctx_switches().voluntary - before < 20  # four heartbeats

@@ -19,7 +19,7 @@ from border_cli.recorders.files import JsonlRecorder
 from border_cli.replay.buffer import RowReplayBuffer
 from border_cli.training.evaluators import EpisodeRunner
 from tests.fakes import counting_actors
-from tests.faults.actors import running
+from tests.faults.actors import pids, running
 from tests.faults.commands import resume_hint, run_here, saved_steps
 from tests.real_runs import Run, tiny
 
@@ -148,7 +148,7 @@ def test_f3_the_other_actors_end_if_ending_one_raises(monkeypatch: pytest.Monkey
         )
         with pytest.raises(MemoryError):
             manager.stop()
-        assert manager.pids() == [None] * 3
+        assert pids(manager) == [None] * 3
 
 
 @pytest.mark.parametrize("args", [(), LOCKSTEP], ids=["async", "lockstep"])

@@ -37,6 +37,7 @@ from tests.faults.actors import (
     actors_with_diaries,
     failing_actors,
     pid_of,
+    pids,
     read_diary,
     running,
 )
@@ -164,7 +165,7 @@ class Outage:
         pid = pid_of(learner.manager, actor)
         began = time.monotonic()
         os.kill(pid, SIGKILL)
-        wait_until(lambda: learner.turn() or learner.manager.pids()[actor] != pid, "its end")
+        wait_until(lambda: learner.turn() or pids(learner.manager)[actor] != pid, "its end")
         self.noticed_s = time.monotonic() - began
         learner.until_back(actor, self.victim[1] + 1)
         self.back_s = time.monotonic() - began
@@ -335,7 +336,7 @@ def test_a4_fewer_than_min_actors_end_the_run() -> None:
         learner = Learner(manager, 3)
         learner.until(100)
         os.kill(pid_of(manager, 0), SIGKILL)
-        wait_until(lambda: learner.turn() or manager.pids()[0] is None, "the first to be given up")
+        wait_until(lambda: learner.turn() or pids(manager)[0] is None, "the first to be given up")
         os.kill(pid_of(manager, 2), SIGKILL)
         with pytest.raises(ActorLostError, match=r"^actor 2 was killed by SIGKILL \(it was .*\)$"):
             wait_until(lambda: learner.turn() is not None, "the end")
@@ -346,7 +347,7 @@ def test_a4_rows_of_the_remaining_actors_do_not_delay_the_end() -> None:
         manager.grant([10**6, 10**6])
         wait_until(lambda: any(chunk.actor == 1 for chunk in manager.collect()), "rows of the second")
         os.kill(pid_of(manager, 0), SIGKILL)
-        wait_until(lambda: (manager.collect(), manager.pids()[0] is None)[1], "the loss")
+        wait_until(lambda: (manager.collect(), pids(manager)[0] is None)[1], "the loss")
         with pytest.raises(ActorLostError, match="actor 0 was killed by SIGKILL"):
             manager.collect()
 
@@ -357,7 +358,7 @@ def test_a6_a_failure_while_the_run_stops_is_reported(caplog: pytest.LogCaptureF
     spec = counting_actors(fault="raise", fault_step=50)
     with running(spec, n_actors=1, on_exception=reported.append) as manager:
         manager.grant([10**6])
-        ended = manager._actors[0].descriptors[1]
+        ended = manager.actors[0].descriptors[1]
         multiprocessing.connection.wait([ended], 60)  # before the manager notices it
         assert manager.stop()[0].state == "failed"
     assert len(reported) == 1
@@ -539,7 +540,7 @@ def test_a10_restarts_do_not_leak_memory_or_descriptors() -> None:
 def test_f2_the_kernel_kills_actors_before_the_learner_if_memory_ends() -> None:
     own = int(Path("/proc/self/oom_score_adj").read_text())
     with running(counting_actors()) as manager:
-        for pid in manager.pids():
+        for pid in pids(manager):
             assert int(Path(f"/proc/{pid}/oom_score_adj").read_text()) > own
 
 
@@ -560,7 +561,7 @@ def test_a_restarted_actor_gets_credit_only_after_its_loss_was_reported() -> Non
         def replaced() -> bool:
             assert manager.collect() == []
             waits = manager.stats()[0].state == "waiting for credit"
-            return manager.pids()[0] not in (None, victim) and waits
+            return pids(manager)[0] not in (None, victim) and waits
 
         wait_until(replaced, "its successor")
         assert manager.present() == [False]

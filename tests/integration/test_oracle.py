@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from border_cli.actors.lockstep import LockstepManager
+from border_cli.actors.lockstep import LockstepSource
 from border_cli.actors.manager import ActorManager
 from border_cli.actors.spec import Rounds
 from border_cli.config.schema import ActorManagerConfig
@@ -126,7 +126,7 @@ def test_every_env_step_arrives_once_and_in_order(n_envs: int, n_step: int) -> N
 # -- in lockstep --------------------------------------------------------
 
 
-def collect_rounds(manager: LockstepManager, n: int) -> list[list[Chunk]]:
+def collect_rounds(manager: LockstepSource, n: int) -> list[list[Chunk]]:
     """Collect n rounds as the learner does. After round r publish a model with version r + 1."""
     rounds: list[list[Chunk]] = []
     backoff = Backoff()
@@ -154,7 +154,8 @@ def test_rounds_deliver_every_row_with_the_expected_model_version(n_step: int, c
         truncate="odd",
     )
     config = ActorManagerConfig(n_buffer=1)
-    manager = LockstepManager(replace(spec, rounds=rounds), COUNTING_COLUMNS, rounds.n_actors, config)
+    spec = replace(spec, rounds=rounds)
+    manager = LockstepSource(ActorManager(spec, COUNTING_COLUMNS, rounds.n_actors, config))
     try:
         manager.start(model())
         found = collect_rounds(manager, 40)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from border_cli.actors.process import Finished
-from border_cli.actors.ray import ArrivedChunks, RayChild, RayLink, RayModels
+from border_cli.actors.ray import ArrivedChunks, RayChild, RayModels
 from border_cli.actors.remote import (
     Command,
     QueueSink,
@@ -74,8 +74,7 @@ def test_a_model_is_put_into_the_store_once_and_only_if_an_actor_needs_it() -> N
     assert models.since(0) == {2: "ref 2"}
     assert models.since(0) == {2: "ref 2"}
     assert (put, models.since(2), models.publications) == ([2], {}, 2)
-    lockstep = RayModels(store, kept=3)
-    lockstep.publications = 5
+    lockstep = RayModels(store, kept=3, published=5)
     for version in (6, 7, 8, 9):
         lockstep.publish(model(version))
     assert list(lockstep.since(6)) == [7, 8, 9]
@@ -138,11 +137,16 @@ class Store:
     def kill(self, *_: Any, **__: Any) -> None: ...
 
 
+def link_to(store: Store) -> Any:
+    """What an actor needs of a `RayLink`."""
+    return SimpleNamespace(ray=store, models=RayModels(store, 1), options={})
+
+
 def two_calls(store: Store) -> tuple[RayChild, ArrivedChunks]:
     """An actor with two calls under way."""
     spec, arrived, block = counting_actors(lengths=[7]), ArrivedChunks(), StatusBlock(1)
     setup = RemoteSetup(spec, spec.actor_id(0, 0, 1), COLUMNS, 64, 30)
-    child = RayChild(RayLink(store, RayModels(store, 1), {}), setup, block[0], arrived, 1)
+    child = RayChild(link_to(store), setup, block[0], arrived, 1)
     block.grant([5])
     child.tell()
     assert list(child.calls) == [1, 2]
@@ -178,7 +182,7 @@ def test_an_actor_that_waits_for_its_place_ends_when_the_run_does() -> None:
     setup = RemoteSetup(
         spec, spec.actor_id(0, 1, 1, 40), COLUMNS, 64, 30
     )  # an earlier incarnation did 40 env steps
-    child = RayChild(RayLink(store, RayModels(store, 1), {}), setup, block[0], ArrivedChunks(), 1)
+    child = RayChild(link_to(store), setup, block[0], ArrivedChunks(), 1)
     block.request_stop()
     (message,) = child.receive()
     assert isinstance(message, Finished)
@@ -192,7 +196,7 @@ def test_the_times_of_an_actor_are_those_of_all_its_incarnations() -> None:
     block[0].first_step_ns, block[0].blocked_ns = 1, 3_000_000_000  # an earlier one was blocked for 3 s
     spec, arrived = counting_actors(lengths=[7]), ArrivedChunks()
     setup = RemoteSetup(spec, spec.actor_id(0, 1, 1), COLUMNS, 64, 30)
-    child = RayChild(RayLink(store, RayModels(store, 1), {}), setup, block[0], arrived, 1)
+    child = RayChild(link_to(store), setup, block[0], arrived, 1)
     end = Finished(ActorStat(0, seconds=1.0, blocked_seconds=0.5))
     store.answers[1] = replace(answer([end]), seconds=1.0, blocked_ns=500_000_000)
     (message,) = child.receive()
