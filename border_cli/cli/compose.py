@@ -39,6 +39,7 @@ from border_cli.config.convert import (
     dotted,
     known_keys,
     nearest,
+    read_section,
     to_config,
 )
 from border_cli.config.presets import conf_dir
@@ -264,6 +265,12 @@ class Composer:
         config = check_composed(merged, merged.hydra.runtime.choices, typed, self.choices("preset"))
         run_dir = self._run_dir(merged) if "hydra.run.dir" in typed else None
         return Composed(config, merged, HydraContext(self.hydra.config_loader, Callbacks(merged)), run_dir)
+
+
+def hydra_section(cls: type[T], merged: DictConfig, name: str) -> T:
+    """The settings of the launcher or the sweeper, as an instance of their dataclass. Raises UsageError."""
+    section: Any = OmegaConf.to_container(merged.hydra[name])
+    return read_section(cls, {key: section[key] for key in section if key != "_target_"}, f"hydra.{name}")
 
 
 def check_composed(

@@ -9,9 +9,9 @@ import io
 import math
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hydra._internal.callbacks import Callbacks
@@ -32,7 +32,6 @@ from border_cli.core.progress import View
 from border_cli.runs.directory import CONFIG_FILE, Launch, read_config
 from border_cli.runs.resume import DONE
 from border_cli.runs.summary import read_summary
-from border_cli.sweeps import slots
 from border_cli.sweeps.process import JobView
 
 
@@ -42,36 +41,19 @@ class SlotTask:
 
     config: TrainConfig
     hydra_config: DictConfig
-    run_dir: Path
     launch: Launch
     label: str
 
-    def __call__(self, view: JobView) -> int:
+    def __call__(self, view: JobView, run_dir: Path) -> int:
         registry.import_installed_plugins()
         context = HydraContext(None, Callbacks(self.hydra_config))
-        composed = Composed(self.config, self.hydra_config, context, self.run_dir)
-        with _errors_to(view.fail, self.label) as ended:
+        composed = Composed(self.config, self.hydra_config, context, run_dir)
+        with _errors(self.label) as ended:
             ended.debug = self.config.debug
             registry.import_plugins(self.config.plugins)  # the stored configuration names what they register
             _train_or_resume(composed, self.launch, view)
-        return ended.code
-
-    def moved(self, run_dir: Path) -> SlotTask:
-        return replace(self, run_dir=run_dir)
-
-
-@dataclass(frozen=True)
-class NeedTask:
-    """Finds out what one job needs. overrides: the keys that were typed."""
-
-    config: TrainConfig
-    folder: Path
-    overrides: Collection[str]
-
-    def __call__(self, view: JobView) -> int:
-        registry.import_installed_plugins()
-        with _errors_to(view.fail, "") as ended:
-            view.send(slots.measure_need(self.config, self.folder, self.overrides))
+        if ended.text:
+            view.fail(ended.text)
         return ended.code
 
 
@@ -121,7 +103,7 @@ class SweepTask:
         overrides = tuple(state.overrides.task)
         run_dir = Path(state.runtime.output_dir)
         label = f"job {state.job.num} ({' '.join(word.lstrip('+') for word in overrides)}): "
-        with _errors_to(lambda _: None, label) as ended:
+        with _errors(label) as ended:
             if _stopped_by is not None:
                 raise Interrupted(_stopped_by)
             typed = override_values(parse_overrides(overrides))
@@ -168,8 +150,8 @@ class _End:
 
 
 @contextmanager
-def _errors_to(tell: Callable[[str], None], label: str) -> Iterator[_End]:
-    """Turn what a job raises into an exit code; print errors on stderr, and tell them too."""
+def _errors(label: str) -> Iterator[_End]:
+    """Turn what a job raises into an exit code; print errors on stderr."""
     end, text = _End(), io.StringIO()
     try:
         yield end
@@ -183,7 +165,6 @@ def _errors_to(tell: Callable[[str], None], label: str) -> Iterator[_End]:
         end.text = text.getvalue().rstrip()
         sys.stderr.write(f"{end.text}\n")
         sys.stderr.flush()
-        tell(end.text)
 
 
 def refuse_plan(config: TrainConfig) -> None:

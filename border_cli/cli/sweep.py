@@ -11,19 +11,17 @@ import math
 import shlex
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from border_cli.cli.compose import PRIMARY, Composed, Composer, translated
-from border_cli.cli.jobs import JobScore, NeedTask, SlotTask, SweepTask, refuse_plan
+from border_cli.cli.compose import PRIMARY, Composed, Composer, hydra_section, translated
+from border_cli.cli.jobs import JobScore, SlotTask, SweepTask, refuse_plan
 from border_cli.cli.overrides import check_interval, override_values, parse_overrides, quoted
 from border_cli.config.resources import cpus
 from border_cli.config.schema import TrainConfig
@@ -41,12 +39,13 @@ from border_cli.runs.directory import (
     make_folder,
     shown,
 )
+from border_cli.runtime.child import Child, ChildError
 from border_cli.runtime.signals import StopFlag
 from border_cli.sweeps import slots
 from border_cli.sweeps.jobs import DONE, FAILED, RETRY, Job, Sweep, job_argv, newest_sweep
-from border_cli.sweeps.process import JobProcess, LocalExecutor
-from border_cli.sweeps.results import BESIDE_PRESETS, results, to_json, winners, write_preset
-from border_cli.sweeps.scheduler import Executor, JobQueue, JobSource, Scheduler
+from border_cli.sweeps.process import LocalExecutor
+from border_cli.sweeps.results import BESIDE_PRESETS, results, winners, write_preset
+from border_cli.sweeps.scheduler import Executor, JobQueue, Scheduler
 from border_cli.sweeps.slots import Slots
 from border_cli.sweeps.views import make_sweep_view, print_sweep_tables
 
@@ -70,48 +69,34 @@ class SweepSettings:
     new: bool = False
     folder: Path | None = None
 
-    @classmethod
-    def read(cls, typed: Mapping[str, Any], folder: Path | None) -> SweepSettings:
-        """From the settings that were typed, by name."""
-        return cls(typed.get("slots"), typed.get("retry", False), typed.get("new", False), folder)
-
 
 SWEEP_SETTINGS = ("slots", "retry", "new")
 OWN_LAUNCHERS = ("border", "border_ray")
 """Of Hydra's launchers, those that run jobs with a `SweepRun`."""
-
-
-_END_S = 5.0
-"""How long a measurement that is stopped may take to end [s]."""
+_MEASURED_S = 600.0
+"""How long it may take to measure what a job needs [s]."""
 
 
 def run_sweep(composer: Composer, launch: Launch, settings: SweepSettings) -> int:
     """Run the jobs of a sweep, or continue it. Returns the first exit code that is not 0, or 0."""
-    argv = composer.argv()
-    own_sweeper = launch.typed.get("hydra/sweeper", "basic") == "basic"
-    _check_words(launch, own_sweeper)
-    composed = [composer.compose(job) for job in _split(composer, argv)] if own_sweeper else []
-    if own_sweeper and not composed:
-        raise UsageError("the sweep has no jobs: one of its ranges is empty\nallowed: range(<start>,<stop>)")
-    for one in composed:
-        refuse_plan(one.config)
-    choices = composed[0].choices if composed else composer.merge().hydra.runtime.choices
-    launcher, one_of_each = choices["hydra/launcher"], composed
-    if launch.typed.get("hydra/sweeper") == "border_optuna":
-        from border_cli.cli.tune import check_tuning
+    argv, sweeper = composer.argv(), launch.typed.get("hydra/sweeper", "basic")
+    _check_words(launch, sweeper)
+    composed, tuning = list[Composed](), None
+    if sweeper == "basic":
+        composed = [composer.compose(job) for job in _split(composer, argv)]
+    elif sweeper == "border_optuna":
+        from border_cli.cli.tune import read_tuning, tune
 
-        if launcher not in OWN_LAUNCHERS:
-            raise UsageError(
-                f"hydra/launcher={launcher} does not run the trials of hydra/sweeper=border_optuna\n"
-                f"allowed: {', '.join(OWN_LAUNCHERS)}"
-            )
-        one_of_each = [check_tuning(composer, argv)]
-    if launcher == "border_ray":
-        from border_cli.runtime.ray_cluster import import_ray
-
-        import_ray("hydra/launcher=border_ray")
-        for one in one_of_each:
-            _ray_settings(one)
+        tuning = read_tuning(composer, argv)
+    samples = composed if tuning is None else [tuning.largest]
+    choices = samples[0].choices if samples else composer.merge().hydra.runtime.choices
+    launcher = choices["hydra/launcher"]
+    if tuning is not None and launcher not in OWN_LAUNCHERS:
+        raise UsageError(
+            f"hydra/launcher={launcher} does not run the trials of hydra/sweeper=border_optuna",
+            allowed=OWN_LAUNCHERS,
+        )
+    _check_jobs(samples, launcher)
     wanted = job_argv(launch.argv)
     folder, continued = _folder(composer, launch, settings, wanted)
     folder = folder.absolute()
@@ -121,27 +106,42 @@ def run_sweep(composer: Composer, launch: Launch, settings: SweepSettings) -> in
         held.callback(run.close)
         run.announce(continued)
         try:
-            if own_sweeper and launcher in OWN_LAUNCHERS:
+            if tuning is not None:
+                code = tune(run, tuning)
+            elif composed and launcher in OWN_LAUNCHERS:
                 run.run(list(enumerate(composed)))
             else:
                 _multirun(composer, run, argv, composed, launcher)
         except Interrupted as e:
             stop.request(e.code)
-        code = run.finish()
+        if tuning is None:
+            code = run.finish()
     return code if stop.code is None else int(stop.code)
 
 
-def _check_words(launch: Launch, own_sweeper: bool) -> None:
+def _check_words(launch: Launch, sweeper: str) -> None:
     """Raise UsageError for words about sweeper and launcher that cannot be meant so."""
     for key in ("hydra/sweeper", "hydra/launcher"):
         if "," in launch.typed.get(key, ""):
-            raise UsageError(f"{key}={launch.typed[key]}: a sweep has one\nallowed: {key}=<one of them>")
-    ignored = next((key for key in launch.typed if key.startswith("hydra.sweeper.") and own_sweeper), None)
-    if ignored is not None:
+            raise UsageError(f"{key}={launch.typed[key]}: a sweep has one", allowed=f"{key}=<one of them>")
+    ignored = [key for key in launch.typed if key.startswith("hydra.sweeper.")]
+    if ignored and sweeper == "basic":
         raise UsageError(
-            f"{ignored} has no effect without another sweeper\n"
-            "allowed: hydra/sweeper=border_optuna, for tuning, or the sweeper of a plugin"
+            f"{ignored[0]} has no effect without another sweeper",
+            allowed="hydra/sweeper=border_optuna, for tuning, or the sweeper of a plugin",
         )
+
+
+def _check_jobs(samples: Sequence[Composed], launcher: str) -> None:
+    """Raise UsageError for jobs that cannot be run so."""
+    for one in samples:
+        refuse_plan(one.config)
+    if launcher == "border_ray":
+        from border_cli.runtime.ray_cluster import import_ray
+
+        import_ray("hydra/launcher=border_ray")
+        for one in samples:
+            _ray_settings(one)
 
 
 def _split(composer: Composer, argv: Sequence[str]) -> list[list[str]]:
@@ -151,6 +151,8 @@ def _split(composer: Composer, argv: Sequence[str]) -> list[list[str]]:
         for override in parsed:
             check_interval(override)
         (jobs,) = BasicSweeper.split_arguments(parsed, None)
+    if not jobs:
+        raise UsageError("the sweep has no jobs: one of its ranges is empty", allowed="range(<start>,<stop>)")
     return list(jobs)
 
 
@@ -167,7 +169,7 @@ def _folder(
         if (folder / SWEEP_FILE).exists():
             if settings.new or Sweep.read(folder).argv != list(argv):
                 raise UsageError(
-                    f"{folder} holds a sweep\nallowed: a folder without one, or the arguments of that sweep"
+                    f"{folder} holds a sweep", allowed="a folder without one, or the arguments of that sweep"
                 )
             return folder, True
         make_folder(folder)
@@ -202,16 +204,14 @@ def _multirun(
         if isinstance(task, SweepTask):
             batches = returned if isinstance(returned, list) else []
             run.ran_elsewhere(task.scores or [job.return_value for batch in batches for job in batch])
-    run.tune()
 
 
 def _ray_settings(composed: Composed) -> RaySettings:
     """What `hydra.launcher` says for this job. Raises UsageError."""
-    from border_cli.sweeps.ray import RaySettings, check_device
+    from border_cli.sweeps.ray import RaySettings
 
-    section: Any = OmegaConf.to_container(composed.hydra_config.hydra.launcher)
-    settings = RaySettings.read({key: section[key] for key in section if key != "_target_"})
-    check_device(composed.config.device, settings)
+    settings = hydra_section(RaySettings, composed.hydra_config, "launcher")
+    settings.check_device(composed.config.device)
     return settings
 
 
@@ -247,23 +247,16 @@ class SweepRun:
         self.composer = composer
         self.argv = launch.argv
         self._typed = launch.typed
-        self._settings = settings
+        self.settings = settings
         self._stop = stop
         self._output = out
         self.configs: dict[int, Composed] = {}
         self._begun: list[Job] = []  # in this launch
-        self._to_tune: tuple[Sequence[str], Mapping[str, Any]] | None = None  # arguments, settings
-        self._tuned: int | None = None  # exit code of a tuning
         self._launcher_failed = False
         self._retry_hint = RETRY
         self._executor: Executor | None = None
         quiet = launch.typed.get("recorder") == "none"
         self.console = launch.typed.get("recorder.console", "none" if quiet else "auto")
-
-    @property
-    def retries_failed(self) -> bool:
-        """Whether jobs that failed in an earlier launch run again."""
-        return self._settings.retry
 
     def announce(self, continued: bool) -> None:
         """Say where the sweep is, and write its journal with what the runs have reached."""
@@ -289,31 +282,30 @@ class SweepRun:
         n_jobs: upper limit of the slots; by default the number of jobs that are left.
         """
         added = self.add(jobs)
-        ended = DONE if self._settings.retry else (DONE, FAILED)
+        ended = (DONE,) if self.settings.retry else (DONE, FAILED)
         kept = sum(job.state in ended for job in added)
         # by number: in another launch a sweeper may draw the same values twice
         left = list({job.number: job for job in added if job.state not in ended}.values())
         if kept:
-            failed = sum(job.state == FAILED for job in added) if not self._settings.retry else 0
+            failed = sum(job.state == FAILED for job in added) if not self.settings.retry else 0
             again = f", {failed} of them failed (sweep.retry=true runs those again)" if failed else ""
             self.say(f"{counted(kept, 'job')} of {len(added)} ended in an earlier launch{again}")
         if left and not self._stop():
-            self.make_executor(self.configs[left[0].number], n_jobs or len(left))
             self._begun += left
-            self.drive(JobQueue(left))
+            self.drive(JobQueue(left), self.configs[left[0].number], n_jobs or len(left))
         return added
 
-    def drive(self, source: JobSource) -> None:
-        """Run the jobs of a source."""
+    def drive(self, source: JobQueue, sample: Composed, n_jobs: int) -> None:
+        """Run the jobs of a source, as many at a time as what one of them needs says, and `n_jobs` at most."""
         if self._executor is None:
-            raise AssertionError("drive was called before make_executor")
+            self._executor = self._make_executor(sample, n_jobs)
         view = make_sweep_view(self._output, self.sweep, f"sweep {shown(self.sweep.folder)}", self.console)
 
         def task_of(job: Job) -> SlotTask:
             composed = self.configs[job.number]
             label = f"job {job.number} ({self.sweep.settings(job)}): "
             launch = Launch(self.argv, override_values(parse_overrides(job.overrides)))
-            return SlotTask(composed.config, composed.hydra_config, job.run_dir, launch, label)
+            return SlotTask(composed.config, composed.hydra_config, launch, label)
 
         try:
             Scheduler(self.sweep, self._executor, task_of, view, self._stop).run(source)
@@ -327,21 +319,6 @@ class SweepRun:
         if self._stop.code is not None:  # the sweeper would go on
             raise Interrupted(self._stop.code)
         return [(job, math.nan if job.best is None else job.best) for job in jobs]
-
-    def request_tuning(self, arguments: Sequence[str], settings: Mapping[str, Any]) -> None:
-        """Note what Hydra's sweeper `border_optuna` is asked for; `tune` does it when Hydra has returned."""
-        self._to_tune = arguments, settings
-
-    def tune(self) -> None:
-        """Run the trials of a tuning, if one was asked for."""
-        if self._to_tune is not None:
-            from border_cli.cli.tune import tune
-
-            self._tuned = tune(self, *self._to_tune)
-
-    def __call__(self, composed: DictConfig) -> float:
-        """What Hydra calls a task; its launcher `border` calls `launch` instead."""
-        raise NotImplementedError
 
     def ran_elsewhere(self, scores: Sequence[JobScore]) -> None:
         """Note the jobs that another launcher has run, and print the errors of those that were on other machines."""
@@ -366,13 +343,11 @@ class SweepRun:
 
     def finish(self) -> int:
         """Print the tables, write the presets. The first exit code but 0 of this launch, or 0."""
-        if self._tuned is not None:
-            return self._tuned
         found = results(self.sweep)
         # The sweeper of a plugin may have forgotten jobs of earlier launches.
         known = [one for one in winners(found) if one.jobs[0].number in self.configs]
-        presets = [self.write_preset(winner.jobs[0], winner.expect, winner.name) for winner in known]
-        self._save(to_json(found))
+        presets = [self.write_preset(winner.jobs[0], winner.expect, winner.line.name) for winner in known]
+        self._save()
         if self.console != "none":
             folder = shlex.quote(str(shown(self.sweep.folder)))
             unfinished = any(job.state not in (DONE, FAILED) for job in self.sweep.jobs)
@@ -387,23 +362,21 @@ class SweepRun:
         otherwise = ExitCode.DEFECT if self._launcher_failed else ExitCode.DONE
         return next((job.exit_code for job in self._begun if job.exit_code), int(otherwise))
 
-    def make_executor(self, composed: Composed, n_jobs: int) -> None:
-        """Decide, once, where jobs run and how many at a time, by what one of this configuration needs."""
-        if self._executor is not None:
-            return
+    def _make_executor(self, composed: Composed, n_jobs: int) -> Executor:
+        """Decide where jobs run and how many at a time, by what one of this configuration needs."""
         if composed.choices["hydra/launcher"] == "border_ray":
             from border_cli.sweeps.ray import RayExecutor
 
-            settings = _ray_settings(composed)
-            limit = None if self._settings.slots is None else min(self._settings.slots, n_jobs)
-            self._executor = RayExecutor(settings, limit, self.sweep.folder, self.sweep.sweep_id)
-            self.say(self._executor.description)
-            return
+            limit = None if self.settings.slots is None else min(self.settings.slots, n_jobs)
+            sweep = self.sweep.folder, self.sweep.sweep_id
+            cluster = RayExecutor(_ray_settings(composed), limit, *sweep)
+            self.say(cluster.description)
+            return cluster
         found = self._divided(composed.config, n_jobs)
-        self._executor = LocalExecutor(found.count, found.cpus, found.gpus)
         why = f": {found.reason}" if found.reason else ""
         if not self._stop():  # while it measured
             self.say(f"{counted(found.count, 'job')} at a time, with {counted(found.cpus, 'CPU')} each{why}")
+        return LocalExecutor(found.count, found.cpus, found.gpus)
 
     def close(self) -> None:
         """Leave where the jobs ran."""
@@ -411,23 +384,20 @@ class SweepRun:
             self._executor.close()
 
     def _divided(self, config: TrainConfig, n_jobs: int) -> Slots:
-        if self._settings.slots is not None or n_jobs == 1:
-            return slots.fixed(self._settings.slots or 1, n_jobs, config.device)
-        task = NeedTask(config, self.sweep.folder, set(self._typed))
+        if self.settings.slots is not None or n_jobs == 1:
+            return slots.fixed(self.settings.slots or 1, n_jobs, config.device)
+        args = (config, self.sweep.folder, set(self._typed), max(1, cpus() // n_jobs))
+
+        def pass_on_stop() -> None:
+            if self._stop():
+                child.signal(signal.SIGTERM)
+
         try:
-            process = JobProcess(task, None, max(1, cpus() // n_jobs))
-        except ResourceError as e:
-            return Slots(1, cpus(), (), f"what a job needs could not be measured: {e}")
-        with contextlib.closing(process):
-            while process.exit_code is None and not self._stop():
-                wait(process.descriptors, 0.1)
-            if process.exit_code is None:  # it removes its temporary files
-                process.signal(signal.SIGTERM)
-                process.close(_END_S)
-        if process.result is None:
-            why = process.error.cause or "its process was stopped"
-            return Slots(1, cpus(), (), f"what a job needs could not be measured: {why}")
-        return slots.divide(process.result, n_jobs)
+            child = Child("job", slots.measure_need, args, trains=True)
+            measured = child.answer(_MEASURED_S, pass_on_stop)
+        except (ChildError, ResourceError, TimeoutError) as e:
+            return Slots(1, cpus(), (), f"what a job needs could not be measured: {first_line(e)}")
+        return slots.divide(measured, n_jobs)
 
     def write_preset(self, job: Job, expect: str, name: str) -> str:
         """Write the configuration of a job as the best preset of its environment. The command that uses it.
@@ -449,11 +419,9 @@ class SweepRun:
             raise folder_error(e, path) from e
         return command
 
-    def _save(self, configurations: Sequence[Mapping[str, Any]] = ()) -> None:
+    def _save(self) -> None:
         try:
             self.sweep.save()
-            if configurations:
-                self.sweep.save_results(configurations)
         except OSError as e:
             raise folder_error(e, self.sweep.folder / SWEEP_FILE) from e
 

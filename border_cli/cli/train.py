@@ -101,7 +101,7 @@ def _dispatch(argv: Sequence[str], sweep: Path | None = None) -> int:
         if shows:
             return _show(composer, flags, groups)
         if flags.multirun:
-            return run_sweep(composer, launch, SweepSettings.read(settings, sweep))
+            return run_sweep(composer, launch, SweepSettings(**settings, folder=sweep))
         composed = composer.compose()
     with tracebacks(composed.config.debug):
         if composed.config.plan:

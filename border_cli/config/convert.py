@@ -102,6 +102,7 @@ def describe(error: Exception) -> str:
 RESUME = "resume"
 """A word of the command beside the keys: the run to resume."""
 _LARGEST = 2**63 - 1
+T = typing.TypeVar("T")
 _COMPARISONS = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
 
 
@@ -122,6 +123,12 @@ def to_config(data: Mapping[str, Any]) -> TrainConfig:
     # the class of a section that is missing is not the one of the schema's default
     config: TrainConfig = _section(TrainConfig, {group: {} for group in TABLES} | dict(data), "", classes)
     return config
+
+
+def read_section(cls: type[T], data: Mapping[str, Any], path: str) -> T:
+    """An instance of a dataclass whose fields are options. path: of the section, for messages. Raises ConfigError."""
+    section: T = _section(cls, data, path, {})
+    return section
 
 
 def to_plain(config: TrainConfig) -> dict[str, Any]:

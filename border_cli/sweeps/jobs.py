@@ -8,13 +8,14 @@ import json
 import re
 import shlex
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from border_cli.core.errors import UsageError
 from border_cli.core.json_text import finite_or_null
+from border_cli.core.progress import JobProgress
 from border_cli.recorders.files import AppendedFile
 from border_cli.runs.directory import CONFIG_FILE, RUNS, SWEEP_FILE, SWEEPS, shown
 from border_cli.runs.summary import read_summary
@@ -87,6 +88,13 @@ class Job:
     def _score(self, key: str) -> float | None:
         mean = (self.summary.get(key) or {}).get("mean")
         return float(mean) if isinstance(mean, int | float) else None
+
+    @property
+    def progress(self) -> JobProgress:
+        """How far the run is by its directory, for as long as no process says more."""
+        phase = "starting" if self.state == RUNNING else self.state
+        fraction = 1.0 if self.state == DONE else None
+        return JobProgress(phase, self.seconds, fraction, last=self.last, best=self.best)
 
     def to_json(self, folder: Path) -> dict[str, Any]:
         """The line in the journal."""
@@ -186,37 +194,26 @@ class Sweep:
         return next((number for number, one in numbers.items() if one == own), max(numbers) + 1)
 
     def add(self, number: int, overrides: Sequence[str], run_dir: Path) -> Job:
-        """The job with this number and these overrides: that of an earlier launch with its results, or a new one."""
-        own = tuple(job_argv(overrides))
-        for job in self.jobs:
-            if (job.number, job.overrides) == (number, own):
-                job.refresh()
-                return job
-        job = Job(number, own, run_dir)
+        """The job with this number (see `numbered`): that of an earlier launch with its results, or a new one."""
+        job = next((job for job in self.jobs if job.number == number), None)
+        if job is None:
+            job = Job(number, tuple(job_argv(overrides)), run_dir)
+            bisect.insort(self.jobs, job, key=lambda one: one.number)
+            self._shared = None
         job.refresh()
-        self.jobs = [one for one in self.jobs if one.number != number]
-        bisect.insort(self.jobs, job, key=lambda one: one.number)
-        self._shared = None
         return job
 
     def save(self, *jobs: Job) -> None:
         """Append what has changed of these jobs, or of all, to the journal. Raises OSError; a later call tries again."""
         entries = {job.number: job.to_json(self.folder) for job in jobs or self.jobs}
         changed = {number: entry for number, entry in entries.items() if self._saved.get(number) != entry}
-        if changed or not self._end:
-            self._append(changed.values())
-        self._saved |= changed
-
-    def save_results(self, configurations: Sequence[Mapping[str, Any]]) -> None:
-        """Append what the finished jobs have reached, as JSON values. Raises OSError."""
-        self._append([{"configurations": list(configurations)}])
-
-    def _append(self, entries: Iterable[Mapping[str, Any]]) -> None:
         head = [] if self._end else [{"sweep_id": self.sweep_id, "argv": self.argv}]
-        text = "".join(f"{json.dumps(finite_or_null(entry))}\n" for entry in (*head, *entries))
-        with contextlib.closing(AppendedFile(self.folder / SWEEP_FILE, self._end)) as file:
-            file.append(text.encode("ascii"))
-            self._end = file.end
+        text = "".join(f"{json.dumps(finite_or_null(one))}\n" for one in (*head, *changed.values()))
+        if text:
+            with contextlib.closing(AppendedFile(self.folder / SWEEP_FILE, self._end)) as file:
+                file.append(text.encode("ascii"))
+                self._end = file.end
+        self._saved |= changed
 
     def settings(self, job: Job) -> str:
         """The label of a job, or the overrides that not all jobs share. If it is the only job, all of them."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from border_cli.config import resources
 from border_cli.core.errors import ExitCode, first_line
@@ -53,7 +53,6 @@ class JobView(View):
         self._due = time.monotonic() + _SENT_S
         budget = first_to_end(progress)
         last_at, last = progress.evaluations[-1] if progress.evaluations else (None, None)
-        best = progress.best[1] if progress.best is not None else None
         self._reporter.send(
             JobProgress(
                 phase=progress.phase,
@@ -62,16 +61,10 @@ class JobView(View):
                 eta_s=None if budget is None else budget.eta_s,
                 last=last,
                 last_at=last_at,
-                best=best,
+                best=None if progress.best is None else progress.best[1],
                 opt_steps_per_sec=progress.opt_steps_per_sec,
             )
         )
-
-    def note(self, message: str) -> None:
-        """Nothing: train.log has it."""
-
-    def close(self) -> None:
-        """Nothing."""
 
     def fail(self, text: str) -> None:
         """Send what went wrong, as the command prints it."""
@@ -80,44 +73,36 @@ class JobView(View):
         cause = next((line for line in reversed(lines) if "error: " in line), lines[0])
         self._reporter.send(JobError(clipped(text), cause.partition("error: ")[2] or cause))
 
-    def send(self, result: object) -> None:
-        """Send what the task has found out."""
-        self._reporter.send(result)
 
-
-class Task(Protocol):
-    """What a job's process does. It is pickled."""
-
-    def __call__(self, view: JobView) -> int:
-        """Train or resume the run. Returns the exit code; `view.fail` is called with an error."""
-
-    def moved(self, run_dir: Path) -> Task:
-        """The same for this run directory."""
+Task = Callable[[JobView, Path], int]
+"""(view, run directory) → exit code: trains or resumes the run. It is pickled, and calls `view.fail` with an error."""
 
 
 class JobProcess:
     """A process that runs a task. Raises ResourceError where it cannot be started.
 
     Args:
-        run_dir: created if necessary; what the process prints is written there. None: it is dropped.
+        run_dir: created if necessary; what the process prints is written there.
         cpus: CPUs that the run is to use.
         gpu: name of the only GPU that the run sees; None for all.
+
+    Attributes:
+        latest: its progress, None at first.
+        error: what went wrong, if it failed.
+        lost: why there will be no more messages; of a process on this machine always empty.
     """
 
-    lost = ""  # a process on this machine always has an exit code
+    lost = ""
 
-    def __init__(
-        self, task: Callable[[JobView], int], run_dir: Path | None, cpus: int, gpu: str | None = None
-    ) -> None:
-        if run_dir is not None:
-            run_dir.mkdir(parents=True, exist_ok=True)
-        output = None if run_dir is None else run_dir / OUTPUT_FILE
-        visible = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
-        self._child = Child("job", _run_job, (task, cpus), output=output, trains=True, environment=visible)
+    def __init__(self, task: Task, run_dir: Path, cpus: int, gpu: str | None = None) -> None:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        self.gpu = gpu
         self.latest: JobProgress | None = None
         self.error = JobError("", "")
-        self.result: Any = None
-        self.closed = False
+        visible = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
+        args = (task, run_dir, cpus)
+        output = run_dir / OUTPUT_FILE
+        self._child = Child("job", _run_job, args, output=output, trains=True, environment=visible)
 
     def receive(self) -> None:
         """Take what the job has sent."""
@@ -128,8 +113,6 @@ class JobProcess:
                 self.error = message
             elif isinstance(message, Failed):
                 self.error = JobError(message.traceback, message.error)
-            elif not isinstance(message, Returned):
-                self.result = message
 
     @property
     def descriptors(self) -> tuple[int, int]:
@@ -152,42 +135,35 @@ class JobProcess:
         """Send a signal, if the process still runs."""
         self._child.signal(number)
 
-    def close(self, grace_s: float = 0.0) -> None:
-        """Kill the process unless it exits within grace_s [s], and release its resources."""
-        self.closed = True
+    def close(self) -> None:
+        """Kill the process if it still runs, and release its resources."""
         self.receive()
-        self._child.end(grace_s)
+        self._child.end()
 
 
 class LocalExecutor:
-    """Runs jobs in processes on this machine. gpus: names of the GPUs among which they are divided."""
+    """Runs jobs in processes on this machine. count: jobs at a time · gpus: names of the GPUs that they share."""
 
     def __init__(self, count: int, cpus: int, gpus: Sequence[str] = ()) -> None:
         self.count = count
         self._cpus = cpus
         self._gpus = gpus
-        self._running: list[tuple[JobProcess, str | None]] = []
         start_early(_PRELOAD)
 
-    def start(self, task: Task, run_dir: Path) -> JobProcess:
-        """Start a process. Raises ResourceError or OSError where that fails."""
-        self._running = [one for one in self._running if not one[0].closed]
-        taken = [gpu for _, gpu in self._running]
-        gpu = min(self._gpus, key=taken.count, default=None)
-        process = JobProcess(task, run_dir, self._cpus, gpu)
-        self._running.append((process, gpu))
-        return process
+    def start(self, task: Task, run_dir: Path, beside: Sequence[Any]) -> JobProcess:
+        """Start a job beside these. Raises ResourceError or OSError where memory or processes are too few."""
+        taken = [job.gpu for job in beside]
+        return JobProcess(task, run_dir, self._cpus, min(self._gpus, key=taken.count, default=None))
 
-    def wait(self, timeout_s: float) -> None:
-        """Wait until a process has sent something, or has ended."""
-        self._running = [one for one in self._running if not one[0].closed]
-        wait([end for process, _ in self._running for end in process.descriptors], timeout_s)
+    def wait(self, jobs: Sequence[Any], timeout_s: float) -> None:
+        """Wait until one of these jobs has sent something, or has ended."""
+        wait([end for job in jobs for end in job.descriptors], timeout_s)
 
     def close(self) -> None:
         """Nothing: the scheduler closes the processes."""
 
 
-def _run_job(reporter: Reporter, task: Callable[[JobView], int], cpus: int) -> int:
+def _run_job(reporter: Reporter, task: Task, run_dir: Path, cpus: int) -> int:
     """What the process runs. Returns the exit code."""
     resources.limit_cpus(cpus)
-    return int(task(JobView(reporter)))
+    return int(task(JobView(reporter), run_dir))

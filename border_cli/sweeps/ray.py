@@ -16,13 +16,14 @@ import signal
 import tarfile
 import tempfile
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 from border_cli.config.resources import cpus
+from border_cli.config.schema import option
 from border_cli.core.errors import ExitCode, UsageError
 from border_cli.core.progress import JobProgress
 from border_cli.display.format import counted
@@ -39,48 +40,33 @@ _LOOK_S = 2.0
 
 @dataclass(frozen=True)
 class RaySettings:
-    """The keys of `hydra.launcher`.
+    """The keys of `hydra.launcher`."""
 
-    address: of the cluster, see `Cluster` · cpus_per_job, gpus_per_job, resources: what Ray reserves for each job.
-    """
-
-    address: str = "local"
-    cpus_per_job: float = 2
-    gpus_per_job: float = 0
-    resources: Mapping[str, float] | None = None
-
-    @classmethod
-    def read(cls, settings: Mapping[str, Any]) -> RaySettings:
-        """From the configuration. Raises UsageError."""
-        try:
-            read = cls(**settings)
-        except TypeError as e:
-            raise UsageError(f"hydra.launcher: {e}\nallowed: {', '.join(cls.__annotations__)}") from e
-        if read.resources is not None and not isinstance(read.resources, Mapping):
-            raise UsageError(
-                f"hydra.launcher.resources={read.resources}: not allowed\nallowed: {{<name>: <number>}}"
-            )
-        amounts = {"cpus_per_job": read.cpus_per_job, "gpus_per_job": read.gpus_per_job}
-        amounts |= {f"resources.{name}": amount for name, amount in (read.resources or {}).items()}
-        own = next((name for name in ("CPU", "GPU") if name in (read.resources or {})), None)
-        if own is not None:
-            raise UsageError(
-                f"hydra.launcher.resources: {own} is a key of its own\nallowed: hydra.launcher.{own.lower()}s_per_job"
-            )
-        for name, amount in amounts.items():
-            is_number = (
-                isinstance(amount, int | float) and not isinstance(amount, bool) and math.isfinite(amount)
-            )
-            if not is_number or amount < 0 or (name == "cpus_per_job" and amount == 0):
-                least = "> 0" if name == "cpus_per_job" else ">= 0"
-                raise UsageError(f"hydra.launcher.{name}={amount}: not allowed\nallowed: a number {least}")
-        return read
+    address: str = option("local", "the cluster: see `Cluster`")
+    cpus_per_job: float = option(2.0, "reserved for each job, which uses them", unit="CPUs", gt=0)
+    gpus_per_job: float = option(0.0, "reserved for each job", unit="GPUs", ge=0)
+    resources: dict[str, float] | None = option(None, "reserved for each job beside these", ge=0)
 
     @property
     def need(self) -> dict[str, float]:
         """What one job takes of a node."""
-        every = {"CPU": self.cpus_per_job, "GPU": self.gpus_per_job, **(self.resources or {})}
+        every = {"CPU": self.cpus_per_job, "GPU": self.gpus_per_job} | (self.resources or {})
         return {name: amount for name, amount in every.items() if amount}
+
+    @property
+    def cpus(self) -> int:
+        """CPUs that one job uses."""
+        return max(1, math.ceil(self.need.get("CPU", 0)))
+
+    def check_device(self, device: str) -> None:
+        """Raise UsageError for jobs on a GPU for which none is reserved."""
+        if device.startswith("cuda") and "GPU" not in self.need:
+            raise UsageError(
+                f"device={device} with hydra.launcher.gpus_per_job=0: Ray would hide the GPUs from the jobs",
+                allowed="hydra.launcher.gpus_per_job=1, or a fraction of one, or device=cpu",
+            )
+        if device.startswith("cuda:"):
+            raise UsageError(f"device={device}: Ray chooses the GPU of each job", allowed="device=cuda")
 
 
 # -- on the node ---------------------------------------------------------------
@@ -100,34 +86,33 @@ class JobHost:
 
     def __init__(self, task: Task, run_dir: Path, cpus: int, cwd: Path, folder: Path, sweep_id: str) -> None:
         self._task = task
-        self._run_dir = run_dir
+        self._run_dir = cwd / run_dir
         self._cpus = cpus
         self._cwd = cwd
-        self._folder = folder
+        self._folder = cwd / folder
         self._sweep_id = sweep_id
         self._temporary: Path | None = None
         self._process: JobProcess
 
     def sees_folder(self) -> bool:
         """Whether this node sees the folder of the sweep."""
-        return bool(read_head(self._cwd / self._folder / SWEEP_FILE).get("sweep_id") == self._sweep_id)
+        return bool(read_head(self._folder / SWEEP_FILE).get("sweep_id") == self._sweep_id)
 
     def start(self, packed: bytes | None) -> None:
         """Start the job. packed: its run directory as far as it is, empty for a new one; None: it is in place."""
-        task, run_dir = self._task, self._cwd / self._run_dir
-        if packed is None:
-            os.chdir(self._cwd)
-        else:
-            self._temporary = Path(tempfile.mkdtemp(prefix="border-job-"))
-            os.chdir(self._temporary)
-            sweep = self._temporary / self._folder.name
-            sweep.mkdir()
-            Sweep(sweep, [], self._sweep_id).save()  # by which a run knows its sweep
-            run_dir = sweep / run_dir.name
-            if packed:
-                unpack_directory(packed, run_dir)
-            task = task.moved(run_dir)
-        self._process = JobProcess(task, run_dir, self._cpus)
+        os.chdir(self._cwd if packed is None else self._make_temporary())
+        if packed:
+            unpack_directory(packed, self._run_dir)
+        self._process = JobProcess(self._task, self._run_dir, self._cpus)
+
+    def _make_temporary(self) -> Path:
+        """A folder in the place of the one of the sweep."""
+        self._temporary = Path(tempfile.mkdtemp(prefix="border-job-"))
+        sweep = self._temporary / self._folder.name
+        sweep.mkdir()
+        Sweep(sweep, [], self._sweep_id).save()  # by which a run knows its sweep
+        self._run_dir = sweep / self._run_dir.name
+        return self._temporary
 
     def report(self) -> JobStatus:
         """How far the job is. Waits a moment for something new."""
@@ -143,9 +128,7 @@ class JobHost:
 
     def fetch(self) -> bytes:
         """The run directory, if this node does not see the sweep's folder."""
-        if self._temporary is None:
-            raise AssertionError("the job works in the sweep's folder")
-        return pack_directory(self._temporary / self._folder.name / self._run_dir.name)
+        return pack_directory(self._run_dir)
 
     def end(self) -> None:
         """Remove what only this node has."""
@@ -201,15 +184,14 @@ class RayJob:
         sees_folder = yield self._host.sees_folder.remote()
         self.placed = True
         yield self._host.start.remote(None if sees_folder else self._ray.put(pack_directory(self._run_dir)))
-        report = yield self._host.report.remote()
-        while report.exit_code is None:
-            self.latest, self.error = report.latest, report.error
+        ended = None
+        while ended is None:
             report = yield self._host.report.remote()
-        self.latest, self.error = report.latest, report.error
+            self.latest, self.error, ended = report.latest, report.error, report.exit_code
         if not sees_folder and (packed := (yield self._host.fetch.remote())):
             unpack_directory(packed, self._run_dir)
         yield self._host.end.remote()
-        return int(report.exit_code)
+        return int(ended)
 
     def receive(self) -> None:
         """Take the answer of the host, if it has come."""
@@ -254,15 +236,10 @@ class RayExecutor:
         self._settings = settings
         self._limit = limit
         self._sweep = folder, sweep_id
-        self._cluster = Cluster(
-            "hydra.launcher.address", settings.address, max(cpus(), math.ceil(settings.cpus_per_job))
-        )
-        ray: Any = self._cluster.ray
-        self._ray = ray
-        options: dict[str, Any] = {"num_cpus": settings.cpus_per_job, "num_gpus": settings.gpus_per_job}
-        options |= {"resources": dict(settings.resources or {}), "max_restarts": 0}
-        self._host_class = ray.remote(JobHost).options(**options)
-        self._jobs: list[RayJob] = []
+        self._cluster = Cluster("hydra.launcher.address", settings.address, max(cpus(), settings.cpus))
+        self._ray: Any = self._cluster.ray
+        options = self._cluster.options(settings.need)
+        self._host_class = self._ray.remote(JobHost).options(max_restarts=0, **options)
         self._looked, self._capacity = 0.0, 0
 
     @property
@@ -286,32 +263,15 @@ class RayExecutor:
             return f"{nodes} on Ray, none of which has room for a job with {need}: jobs wait for one"
         return f"{counted(self.count, 'job')} at a time on Ray: {nodes} with room for {capacity}, each with {need}"
 
-    def start(self, task: Task, run_dir: Path) -> RayJob:
+    def start(self, task: Task, run_dir: Path, beside: Sequence[Any]) -> RayJob:
         """Give a job to the cluster."""
-        job_cpus = max(1, math.ceil(self._settings.cpus_per_job))
-        host = self._host_class.remote(task, run_dir, job_cpus, Path.cwd(), *self._sweep)
-        job = RayJob(self._ray, host, run_dir)
-        self._jobs.append(job)
-        return job
+        host = self._host_class.remote(task, run_dir, self._settings.cpus, Path.cwd(), *self._sweep)
+        return RayJob(self._ray, host, run_dir)
 
-    def wait(self, timeout_s: float) -> None:
-        """Wait until a job has something new."""
-        self._jobs = [job for job in self._jobs if job.exit_code is None and not job.lost]
-        awaited = [job.awaited for job in self._jobs]
-        if awaited:
-            self._ray.wait(awaited, num_returns=1, timeout=timeout_s)
+    def wait(self, jobs: Sequence[Any], timeout_s: float) -> None:
+        """Wait until one of these jobs has something new."""
+        self._ray.wait([job.awaited for job in jobs], num_returns=1, timeout=timeout_s)
 
     def close(self) -> None:
         """Leave the cluster."""
         self._cluster.close()
-
-
-def check_device(device: str, settings: RaySettings) -> None:
-    """Raise UsageError for jobs on a GPU for which none is reserved."""
-    if device.startswith("cuda") and not settings.gpus_per_job:
-        raise UsageError(
-            f"device={device} with hydra.launcher.gpus_per_job=0: Ray would hide the GPUs from the jobs\n"
-            "allowed: hydra.launcher.gpus_per_job=1, or a fraction of one, or device=cpu"
-        )
-    if device.startswith("cuda:"):
-        raise UsageError(f"device={device}: Ray chooses the GPU of each job\nallowed: device=cuda")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from border_cli.core.errors import UsageError
 from border_cli.core.metrics import SCORE
 from border_cli.display.format import counted, number
 from border_cli.report.runs import grouped, read_run
-from border_cli.report.stats import Interval, line
+from border_cli.report.stats import Line, line
 from border_cli.sweeps.jobs import DONE, Job, Sweep
 
 _IN_PRESETS = ("agent", "env", "buffer", "actor_manager", "trainer", "evaluator", "n_actors")
@@ -32,19 +34,21 @@ _MISSING = object()
 
 @dataclass(frozen=True)
 class Result:
-    """The finished runs of one configuration, without the seed: interquartile means over runs, with 95% intervals."""
+    """The finished runs of one configuration, without the seed. line: what reports say of them."""
 
-    name: str
     env: str
     jobs: Sequence[Job]
-    best: Interval
-    last: Interval
-    seconds: float
+    line: Line
+
+    @property
+    def best(self) -> float:
+        """Score of the best models."""
+        return math.nan if self.line.best is None else self.line.best.value
 
     @property
     def expect(self) -> str:
         """What a run of this configuration should reach, for its preset."""
-        return f"mean return of {number(self.best.value)} with the best models of {counted(len(self.jobs), 'run')}"
+        return f"mean return of {number(self.best)} with the best models of {counted(len(self.jobs), 'run')}"
 
 
 def results(sweep: Sweep) -> list[Result]:
@@ -52,22 +56,15 @@ def results(sweep: Sweep) -> list[Result]:
     by_path = {job.run_dir.resolve(): job for job in sweep.jobs if job.state == DONE}
     records = []
     for path in by_path:
-        try:
-            record = read_run(path, SCORE)
-        except UsageError:  # a file that cannot be read; the table of jobs has the run
-            continue
-        if record is not None and record.summary.get("best_score") and record.summary.get("last_score"):
-            records.append(record)
-    found = []
-    for group in grouped(records):
-        found_line = line(group)
-        if found_line.best is not None and found_line.last is not None:
-            jobs = [by_path[run.path] for run in group.runs]
-            found.append(
-                Result(group.name, group.env, jobs, found_line.best, found_line.last, found_line.seconds)
-            )
+        with contextlib.suppress(UsageError):  # a file that cannot be read; the table of jobs has the run
+            records.append(read_run(path, SCORE))
+    scored = [
+        one for one in records if one and one.summary.get("best_score") and one.summary.get("last_score")
+    ]
+    groups = grouped(scored)
+    found = [Result(one.env, [by_path[run.path] for run in one.runs], line(one)) for one in groups]
     first = {result.env: i for i, result in reversed(list(enumerate(found)))}
-    return sorted(found, key=lambda result: (first[result.env], -result.best.value))
+    return sorted(found, key=lambda result: (first[result.env], -result.best))
 
 
 def winners(found: Sequence[Result]) -> list[Result]:
@@ -100,17 +97,3 @@ def _set(data: dict[str, Any], path: Sequence[str], value: Any) -> None:
     for section in sections:
         data = data.setdefault(section, {})
     data[name] = value
-
-
-def to_json(found: Sequence[Result]) -> list[Mapping[str, Any]]:
-    """The results as JSON values, for sweep.jsonl."""
-    return [
-        {
-            "name": result.name,
-            "env": result.env,
-            "jobs": [job.number for job in result.jobs],
-            "best": [result.best.value, result.best.low, result.best.high],
-            "last": [result.last.value, result.last.low, result.last.high],
-        }
-        for result in found
-    ]

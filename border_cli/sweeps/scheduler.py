@@ -7,10 +7,9 @@ import signal
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 from border_cli.core.errors import ExitCode, ResourceError
 from border_cli.core.progress import JobProgress
@@ -19,7 +18,10 @@ from border_cli.runs.directory import SWEEP_FILE, folder_error
 from border_cli.runtime.child import OUTPUT_FILE, describe_exit
 from border_cli.runtime.signals import StopFlag
 from border_cli.sweeps.jobs import DONE, FAILED, RUNNING, STOPPED, WAITING, Job, Sweep
-from border_cli.sweeps.process import JobError, Task
+from border_cli.sweeps.process import JobProcess, LocalExecutor, Task
+
+if TYPE_CHECKING:
+    from border_cli.sweeps.ray import RayExecutor, RayJob
 
 _POLL_S = 0.25
 _KILLED = -signal.SIGKILL
@@ -33,7 +35,7 @@ class SweepView:
     def show(self, rows: Sequence[tuple[Job, JobProgress]], eta_s: float | None, stage: str) -> None:
         """All jobs with their progress, and the estimated seconds until the last one ends. Cheap to call at any time.
 
-        stage: see `JobSource.stage`.
+        stage: see `JobQueue.stage`.
         """
 
     def changed(self, job: Job) -> None:
@@ -47,92 +49,36 @@ class SweepView:
         """Leave the terminal as it was found."""
 
 
-class JobSource(Protocol):
-    """Where the jobs of a sweep come from."""
+class JobQueue:
+    """Where the jobs of a sweep come from. Of this one all jobs are known from the beginning."""
+
+    def __init__(self, jobs: Iterable[Job] = ()) -> None:
+        self._todo = deque(jobs)
 
     @property
     def left(self) -> int:
         """How many jobs are still to be started, as far as that is known."""
+        return len(self._todo)
 
     @property
     def stage(self) -> str:
         """How far it is, in words; empty if the states of the jobs say enough."""
+        return ""
 
     def next(self) -> Job | None:
         """The next job to run; None if there is none now. With no job running either, the sweep ends."""
+        return self._todo.popleft() if self._todo else None
 
     def may_continue(self, job: Job, progress: JobProgress) -> bool:
         """Whether a running job continues. One that does not is stopped with a checkpoint."""
+        return True
 
     def ended(self, job: Job) -> None:
         """The process of a job has ended; its state says how."""
 
 
-class RunningJob(Protocol):
-    """A job that has been started.
-
-    latest: its progress, None at first · error: what went wrong, if it failed · exit_code: None while it runs, negative for
-    a signal that killed it · lost: why there will be no more messages, empty otherwise.
-    """
-
-    latest: JobProgress | None
-    error: JobError
-
-    @property
-    def exit_code(self) -> int | None: ...
-
-    @property
-    def lost(self) -> str: ...
-
-    def receive(self) -> None:
-        """Take what it has sent."""
-
-    def signal(self, number: signal.Signals) -> None:
-        """Send a signal, if it still runs."""
-
-    def close(self) -> None:
-        """Kill it if it still runs."""
-
-
-class Executor(Protocol):
-    """Where jobs run."""
-
-    @property
-    def count(self) -> int:
-        """How many jobs may run at a time, at least 1."""
-
-    def start(self, task: Task, run_dir: Path) -> RunningJob:
-        """Start a job. Raises OSError where memory or processes are too few."""
-
-    def wait(self, timeout_s: float) -> None:
-        """Wait until a job has sent something or has ended."""
-
-    def close(self) -> None:
-        """No more jobs will be started."""
-
-
-class JobQueue:
-    """Jobs that are all known from the beginning."""
-
-    def __init__(self, jobs: Sequence[Job]) -> None:
-        self._jobs = deque(jobs)
-
-    @property
-    def left(self) -> int:
-        return len(self._jobs)
-
-    @property
-    def stage(self) -> str:
-        return ""
-
-    def next(self) -> Job | None:
-        return self._jobs.popleft() if self._jobs else None
-
-    def may_continue(self, job: Job, progress: JobProgress) -> bool:
-        return True
-
-    def ended(self, job: Job) -> None:
-        """Nothing follows from it."""
+RunningJob: TypeAlias = "JobProcess | RayJob"
+Executor: TypeAlias = "LocalExecutor | RayExecutor"
 
 
 @dataclass
@@ -152,9 +98,9 @@ class _Slot:
 class Scheduler:
     """Runs jobs of a sweep in the slots of an executor.
 
-    A job that fails for lack of memory or processes while others run goes back into the queue, and starts again once those
-    have ended. From then on, at most as many jobs run at a time as the others were. A job whose node is lost starts again,
-    or resumes from what its run directory holds.
+    A job that fails for lack of memory or processes while others run starts again when the next of them has ended. From
+    then on, at most as many jobs run at a time as the others were. A job whose node is lost starts again, or resumes from
+    what its run directory holds.
 
     Args:
         task_of: what a job's process is to do.
@@ -175,13 +121,12 @@ class Scheduler:
         self._view = view
         self._stop = stop
         self._running: list[_Slot] = []
-        self._again: list[Job] = []  # for which there was no room beside others
-        self._lost: list[Job] = []
+        self._again: list[Job] = []  # to be started before those of the source
         self._losses: Counter[int] = Counter()
         self._is_saved = True
         self._durations: list[float] = []  # of the jobs that this launch has done, from their start [s]
 
-    def run(self, source: JobSource) -> None:
+    def run(self, source: JobQueue) -> None:
         """Run the jobs of a source until it has no more, or until asked to stop.
 
         Raises ResourceError if the disk is too full for what the source keeps there; the jobs stop with checkpoints first.
@@ -196,11 +141,11 @@ class Scheduler:
                 if not self._running:
                     return
                 self._pass_on_save_request()
-                self._executor.wait(_POLL_S)
+                self._executor.wait(self._processes, _POLL_S)
                 for slot in list(self._running):
                     self._update(slot, source)
-                n_waiting = len(self._again) + len(self._lost) + source.left
-                self._view.show(self._rows(), self._eta_s(n_waiting), source.stage)
+                eta_s = self._eta_s(len(self._again) + source.left)
+                self._view.show(self._rows(), eta_s, source.stage)
         except OSError as e:
             self._drain()
             raise folder_error(e, self._sweep.folder) from e
@@ -211,18 +156,16 @@ class Scheduler:
             for slot in self._running:
                 slot.process.close()
 
-    def _fill_slots(self, source: JobSource) -> None:
+    def _fill_slots(self, source: JobQueue) -> None:
         while len(self._running) < self._count:
-            # Jobs that run again wait until no other job runs, and then start first.
-            now = self._lost or ([] if self._running else self._again)
-            job = now.pop(0) if now else source.next()
+            job = self._again.pop(0) if self._again else source.next()
             if job is None:
                 return
             self._start(job, source)
 
-    def _start(self, job: Job, source: JobSource) -> None:
+    def _start(self, job: Job, source: JobQueue) -> None:
         try:
-            process = self._executor.start(self._task_of(job), job.run_dir)
+            process = self._executor.start(self._task_of(job), job.run_dir, self._processes)
         except (OSError, ResourceError) as e:
             if self._running:
                 self._run_beside_fewer(job, f"it could not be started: {e}")
@@ -236,7 +179,7 @@ class Scheduler:
         self._save(job)
         self._view.changed(job)
 
-    def _update(self, slot: _Slot, source: JobSource) -> None:
+    def _update(self, slot: _Slot, source: JobQueue) -> None:
         """Take what a job has sent; stop it if it is not to continue."""
         slot.process.receive()
         if slot.process.exit_code is not None or slot.process.lost:
@@ -244,7 +187,7 @@ class Scheduler:
         elif slot.process.latest and not source.may_continue(slot.job, slot.process.latest):
             self._stop_job(slot)
 
-    def _end(self, slot: _Slot, source: JobSource) -> None:
+    def _end(self, slot: _Slot, source: JobQueue) -> None:
         """Note how a job ended."""
         job, process = slot.job, slot.process
         process.receive()
@@ -253,7 +196,7 @@ class Scheduler:
         process.close()
         if process.lost and self._losses[job.number] < _LOSSES and not self._stop():
             self._losses[job.number] += 1
-            self._run_again(job, self._lost, "as soon as there is room", process.lost)
+            self._run_again(job, "as soon as there is room", process.lost)
             return
         if exit_code in (ExitCode.RESOURCES, _KILLED) and self._running and not self._stop():
             self._run_beside_fewer(job, process.error.cause or "it was killed, probably for lack of memory")
@@ -283,13 +226,13 @@ class Scheduler:
     def _run_beside_fewer(self, job: Job, why: str) -> None:
         """Put a job back for which there was no room beside the others, and use fewer slots from now on."""
         self._limit = len(self._running)
-        self._run_again(job, self._again, f"later, with {self._limit} at once", why)
+        self._run_again(job, f"later, with {self._limit} at once", why)
 
-    def _run_again(self, job: Job, queue: list[Job], when: str, why: str) -> None:
+    def _run_again(self, job: Job, when: str, why: str) -> None:
         self._view.note(f"job {job.number} will run again {when}: {why}")
         job.state = WAITING
         self._save(job)
-        queue.append(job)
+        self._again.append(job)
 
     def _save(self, job: Job) -> None:
         """Write the job's state. A full disk must not end the jobs: the end of the sweep writes what is missing."""
@@ -312,10 +255,9 @@ class Scheduler:
         """Stop all jobs, and wait until their processes have ended."""
         for slot in self._running:
             self._stop_job(slot)
-        processes = [slot.process for slot in self._running]
-        while any(one.exit_code is None and not one.lost for one in processes):
-            self._executor.wait(_POLL_S)
-            for process in processes:
+        while left := [one for one in self._processes if one.exit_code is None and not one.lost]:
+            self._executor.wait(left, _POLL_S)
+            for process in left:
                 process.receive()
 
     def _pass_on_save_request(self) -> None:
@@ -324,22 +266,8 @@ class Scheduler:
                 slot.process.signal(signal.SIGUSR1)
 
     def _rows(self) -> list[tuple[Job, JobProgress]]:
-        return [(job, self._progress(job)) for job in self._sweep.jobs]
-
-    def _progress(self, job: Job) -> JobProgress:
-        """That of its process, and the stored results while it does not run."""
-        for slot in self._running:
-            if slot.job is job:
-                return slot.process.latest or JobProgress(
-                    "starting", job.seconds, last=job.last, best=job.best
-                )
-        return JobProgress(
-            job.state,
-            job.seconds,
-            fraction=1.0 if job.state == DONE else None,
-            last=job.last,
-            best=job.best,
-        )
+        latest = {slot.job.number: slot.process.latest for slot in self._running}
+        return [(job, latest.get(job.number) or job.progress) for job in self._sweep.jobs]
 
     def _eta_s(self, n_waiting: int) -> float | None:
         """Seconds until all jobs have ended; None while unknown. A job without an ETA is taken to be an average one."""
@@ -351,6 +279,10 @@ class Scheduler:
         mean = sum(whole) / len(whole)
         left = [max(0.0, mean - slot.seconds) if eta is None else eta for slot, eta in slots]
         return max([(sum(left) + n_waiting * mean) / self._count, *left])
+
+    @property
+    def _processes(self) -> list[RunningJob]:
+        return [slot.process for slot in self._running]
 
     @property
     def _count(self) -> int:

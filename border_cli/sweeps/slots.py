@@ -7,13 +7,14 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from border_cli.config import resources, throughput
+from border_cli.config import registry, resources, throughput
 from border_cli.config.resolve import envs_per_actor, n_actors, threads
 from border_cli.config.resources import MEMORY_SHARE
 from border_cli.config.schema import TrainConfig
 from border_cli.core.spaces import EnvSpec
 from border_cli.display.format import counted, number, size
 from border_cli.runtime.signals import StopFlag
+from border_cli.runtime.worker import Reporter
 
 IMPORT_BYTES = 640 << 20
 """Memory of one job beside what its plan lists: Python and torch, twice. Measured: 610 MiB, shared pages counted once."""
@@ -49,11 +50,17 @@ class Slots:
     reason: str
 
 
-def measure_need(config: TrainConfig, folder: Path, overrides: Collection[str]) -> Need:
-    """What a run needs on the CPUs that this process may use. Takes a few seconds. Raises what `preflight` raises."""
+def measure_need(
+    reporter: Reporter, config: TrainConfig, folder: Path, overrides: Collection[str], cpus: int
+) -> Need:
+    """What a run needs on so many CPUs, for a child that trains. Takes a few seconds. Raises what `preflight` raises."""
     from border_cli import build
     from border_cli.preflight import preflight
 
+    del reporter
+    registry.import_installed_plugins()
+    registry.import_plugins(config.plugins)
+    resources.limit_cpus(cpus)
     with StopFlag() as stop:
         config, spec, _ = preflight(config, stop, folder, overrides)
         busy = float(threads(config))

@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from border_cli.config.convert import nearest
 from border_cli.config.resources import counts
-from border_cli.config.schema import TrainConfig
+from border_cli.config.schema import TrainConfig, option
 from border_cli.core.errors import BorderError, UsageError
 from border_cli.core.metrics import SCORE
 from border_cli.recorders.files import METRICS_FILE, read_jsonl
@@ -24,56 +23,20 @@ _NEVER_PRUNED = 3
 
 @dataclass(frozen=True)
 class TuningSettings:
-    """The keys of `hydra.sweeper`.
+    """The keys of `hydra.sweeper`."""
 
-    Attributes:
-        n_trials: configurations to try.
-        seeds: runs of each trial, with seeds from `seed` of the run on; scores are means over them.
-        objective: what is maximised: "best", the score of the best model; "last", the score of the last one; "area", the
-            mean height of the evaluation curve.
-        reduction: of `pruner=halving`: one of so many trials runs on from each rung.
-        top, top_seeds: this many trials are confirmed at the end, each by this many runs on fresh seeds.
-        seed: of the sampler.
-        space: file or agent whose default search space is used where no value was typed as one.
-    """
-
-    n_trials: int = 40
-    sampler: str = "tpe"
-    pruner: str = "median"
-    seeds: int = 1
-    objective: str = "best"
-    reduction: int = 2
-    top: int = 3
-    top_seeds: int = 5
-    seed: int = 0
-    space: str | None = None
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.space, str | None):
-            raise UsageError(
-                f"hydra.sweeper.space={self.space}: not allowed\nallowed: an agent, or a file that ends in .yaml"
-            )
-        for name, allowed in (("sampler", SAMPLERS), ("pruner", PRUNERS), ("objective", OBJECTIVES)):
-            if getattr(self, name) not in allowed:
-                value = getattr(self, name)
-                raise UsageError(
-                    f"hydra.sweeper.{name}={value}: not allowed",
-                    nearest=nearest(str(value), allowed),
-                    allowed=allowed,
-                )
-        for name, least in (
-            ("n_trials", 1),
-            ("seeds", 1),
-            ("reduction", 2),
-            ("top", 0),
-            ("top_seeds", 1),
-            ("seed", 0),
-        ):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise UsageError(
-                    f"hydra.sweeper.{name}={value}: not allowed\nallowed: a whole number >= {least}"
-                )
+    n_trials: int = option(40, "configurations to try", ge=1)
+    sampler: str = option("tpe", "what draws the values of a trial", choices=SAMPLERS)
+    pruner: str = option("median", "what stops bad trials", choices=PRUNERS)
+    seeds: int = option(1, "runs of each trial, with seeds from `seed` of the run on", ge=1)
+    objective: str = option("best", "which score is maximised, see `objective`", choices=OBJECTIVES)
+    reduction: int = option(2, "of pruner=halving: one of so many trials runs on from each rung", ge=2)
+    top: int = option(3, "trials that are confirmed at the end, on fresh seeds", ge=0)
+    top_seeds: int = option(5, "runs of each of them", ge=1)
+    seed: int = option(0, "of the sampler", ge=0)
+    space: str | None = option(
+        None, "agent, or file that ends in .yaml, whose search space is used by default"
+    )
 
 
 @dataclass
@@ -84,7 +47,8 @@ class Trial:
         number: counted from 0. in_study: its number in Optuna's study.
         params: value of each tuned key, as it is typed.
         jobs: numbers of its runs.
-        score: of its runs, once all have ended.
+        score: mean over its runs, once all have ended.
+        confirming: numbers of its runs on fresh seeds. fresh: scores of those that are done.
     """
 
     number: int
@@ -93,15 +57,8 @@ class Trial:
     jobs: list[int] = field(default_factory=list)
     state: str = RUNNING
     score: float | None = None
-
-
-@dataclass
-class Confirmation:
-    """A trial on fresh seeds. scores: of its runs that are done."""
-
-    trial: int
-    jobs: list[int]
-    scores: list[float] = field(default_factory=list)
+    confirming: list[int] = field(default_factory=list)
+    fresh: list[float] = field(default_factory=list)
 
 
 def prunes_from(config: TrainConfig, settings: TuningSettings) -> int:
@@ -110,12 +67,12 @@ def prunes_from(config: TrainConfig, settings: TuningSettings) -> int:
     Raises UsageError for a run without evaluations, or without the budget that `pruner=halving` divides.
     """
     if config.trainer.eval_interval is None:
-        raise UsageError("tuning needs evaluations\nallowed: trainer.eval_interval=<opt steps>")
+        raise UsageError("tuning needs evaluations", allowed="trainer.eval_interval=<opt steps>")
     whole = counts(config).opt_steps
     if whole is None and settings.pruner == "halving":
         raise UsageError(
-            "hydra.sweeper.pruner=halving divides a budget of opt steps, and this run has none\n"
-            "allowed: trainer.max_opts or trainer.max_env_steps with an opt_interval, or pruner=median"
+            "hydra.sweeper.pruner=halving divides a budget of opt steps, and this run has none",
+            allowed="trainer.max_opts or trainer.max_env_steps with an opt_interval, or pruner=median",
         )
     return (whole or 0) // _NEVER_PRUNED
 
@@ -132,7 +89,9 @@ def evaluations_of(job: Job) -> list[tuple[int, float]]:
 
 
 def objective(job: Job, kind: str) -> float:
-    """What is maximised, of one run. "best" is the score of its best model; without one, the highest evaluation."""
+    """What is maximised, of one run: the score of the "best" model (without one, the highest evaluation), that of the
+    "last" model, or the mean height of the evaluation curve ("area").
+    """
     evaluations = evaluations_of(job)
     if not evaluations:
         raise BorderError(f"job {job.number} has no evaluation")

@@ -55,7 +55,6 @@ class ScreenSweepView(SweepView):
 
     def __init__(self, output: Output, sweep: Sweep, title: str, console: Console) -> None:
         self._output = output
-        self._settings: dict[int, str] = {}
         self._sweep = sweep
         self._title = title
         self._console = console
@@ -73,11 +72,11 @@ class ScreenSweepView(SweepView):
         self._output.draw(None)
 
     def _table(self, rows: Rows, eta_s: float | None, stage: str) -> Group:
-        ascii_only = not self._console.encoding.startswith("utf")
+        encoding = self._console.encoding
         table = Table(
-            title=Text(printable(self._title, self._console.encoding), "bold"),
+            title=Text(printable(self._title, encoding), "bold"),
             title_justify="left",
-            box=box.ASCII if ascii_only else box.ROUNDED,
+            box=box.ROUNDED if encoding.startswith("utf") else box.ASCII,
             border_style="dim",
             width=max(1, min(self._console.width - ECHO, 140)),
         )
@@ -89,43 +88,41 @@ class ScreenSweepView(SweepView):
             wide = {"ratio": 1, "overflow": "ellipsis"} if name == "settings" else {}
             table.add_column(name, justify="left" if left else "right", no_wrap=True, **wide)  # type: ignore[arg-type]
         shown = self._shown(rows)
-        for job, _ in rows:  # a tuning adds jobs
-            if job.number not in self._settings:
-                self._settings[job.number] = self._sweep.settings(job)
         for job, p in shown:
             style = _STYLES.get(job.state, "bold green" if p.phase == "training" else "bold yellow")
-            fraction = ProgressBar(total=1.0, completed=p.fraction or 0.0, width=_BAR, complete_style="green")
             cells: dict[str, RenderableType] = {
                 "job": str(job.number),
-                "settings": Text(printable(self._settings[job.number], self._console.encoding)),
+                "settings": Text(printable(self._sweep.settings(job), encoding)),
                 "state": Text(p.phase if job.state == RUNNING else job.state, style),
-                "progress": fraction if p.fraction is not None else "",
-                "ETA": "" if p.eta_s is None else format.duration(p.eta_s),
-                "last": "" if p.last is None else format.number(p.last),
-                "best": "" if p.best is None else format.number(p.best),
-                "opt steps/s": "" if p.opt_steps_per_sec is None else format.rate(p.opt_steps_per_sec),
+                "progress": ProgressBar(1.0, p.fraction or 0.0, _BAR, complete_style="green"),
+                "ETA": format.duration(p.eta_s),
+                "last": format.number(p.last),
+                "best": format.number(p.best),
+                "opt steps/s": format.rate(p.opt_steps_per_sec),
             }
             table.add_row(*(cells[name] for name in columns))
-        states = Counter(job.state for job, _ in rows)
-        counts = ", ".join(f"{states[state]} {state}" for state in STATES if states[state])
-        seconds = time.monotonic() - self._began
-        eta = "unknown" if eta_s is None else format.duration(eta_s)
+        counts = ", ".join(f"{n} {state}" for state, n in _counted_states(rows))
         hidden = len(rows) - len(shown)
         more = f", {hidden} of them not shown" if hidden else ""
         jobs = f"{format.counted(len(rows), 'job')}: {counts}{more}"
-        line = "   ".join([*([stage] if stage else []), jobs, format.duration(seconds), f"ETA {eta}"])
-        return Group(table, Text(line))
+        times = format.duration(time.monotonic() - self._began), f"ETA {format.duration(eta_s)}"
+        return Group(table, Text("   ".join(filter(None, (stage, jobs, *times)))))
 
     def _shown(self, rows: Rows) -> Rows:
+        """As many rows as there is room for: of the jobs that are done the newest, of the others the oldest."""
+
+        def interest(row: tuple[Job, JobProgress]) -> tuple[int, int]:
+            job = row[0]
+            return _ORDER.index(job.state), -job.number if job.state == DONE else job.number
+
         room = max(3, self._console.height - _MARGIN)
-        if len(rows) <= room:
-            return rows
-        by_interest = sorted(rows, key=lambda row: (_ORDER.index(row[0].state), _newest_first(row[0])))
-        return sorted(by_interest[:room], key=lambda row: row[0].number)
+        return sorted(sorted(rows, key=interest)[:room], key=lambda row: row[0].number)
 
 
-def _newest_first(job: Job) -> int:
-    return -job.number if job.state == DONE else job.number
+def _counted_states(rows: Rows) -> list[tuple[str, int]]:
+    """How many jobs are in each state, without those in which none is."""
+    states = Counter(job.state for job, _ in rows)
+    return [(state, states[state]) for state in STATES if states[state]]
 
 
 class PlainSweepView(SweepView):
@@ -138,14 +135,12 @@ class PlainSweepView(SweepView):
     def show(self, rows: Rows, eta_s: float | None, stage: str) -> None:
         if time.monotonic() < self._due:
             return
-        states = Counter(job.state for job, _ in rows)
-        words = [f"{state}={states[state]}" for state in STATES if states[state]]
+        words = [f"{state}={n}" for state, n in _counted_states(rows)]
         if stage:  # of jobs that are made one by one
             words.insert(0, f"{stage},")
         else:
-            words.append(
-                f"progress={format.share(math.fsum(p.fraction or 0.0 for _, p in rows) / len(rows))}"
-            )
+            fractions = math.fsum(p.fraction or 0.0 for _, p in rows)
+            words.append(f"progress={format.share(fractions / len(rows))}")
         if eta_s is not None:
             words.append(f"eta={format.duration(eta_s)}")
         self._line(f"sweep: {' '.join(words)}")
@@ -166,32 +161,28 @@ class PlainSweepView(SweepView):
 
 def print_sweep_tables(console: Console, sweep: Sweep, found: Sequence[Result]) -> None:
     """Print a row per job, and a row per configuration."""
-    title = f"jobs, in {shown(sweep.folder)}"
     columns = ["job", "settings", "state", "exit code", "best", "last", "time", "run"]
     if console.is_terminal and console.width < _WIDE:
         columns = [name for name in columns if name not in ("exit code", "run")]
-    jobs = make_table(title, *columns)
+    jobs = make_table(f"jobs, in {shown(sweep.folder)}", *columns)
     for job in sweep.jobs:
-        best, last = (format.MISSING if one is None else format.number(one) for one in (job.best, job.last))
-        seconds = format.MISSING if job.seconds is None else format.duration(job.seconds)
-        code = format.MISSING if job.exit_code is None else str(job.exit_code)
         cells = {
             "job": str(job.number),
             "settings": sweep.settings(job),
             "state": job.state,
-            "exit code": code,
+            "exit code": format.MISSING if job.exit_code is None else str(job.exit_code),
+            "best": format.number(job.best),
+            "last": format.number(job.last),
+            "time": format.duration(job.seconds),
+            "run": job.run_dir.name,
         }
-        cells |= {"best": best, "last": last, "time": seconds, "run": job.run_dir.name}
         add_row(jobs, *(cells[name] for name in columns))
-    tables = [jobs]
-    if found:
-        title = "configurations: interquartile means over runs, with 95% intervals"
-        groups = make_table(title, "settings", "runs", "best", "last", "time")
-        for one in found:
-            scores = (str(one.best), str(one.last))
-            add_row(groups, one.name, str(len(one.jobs)), *scores, format.duration(one.seconds))
-        tables.append(groups)
-    print_tables(console, tables)
+    title = "configurations: interquartile means over runs, with 95% intervals"
+    groups = make_table(title, "settings", "runs", "best", "last", "time")
+    for one in (result.line for result in found):
+        scores = str(one.best), str(one.last)
+        add_row(groups, one.name, str(one.runs), *scores, format.duration(one.seconds))
+    print_tables(console, [jobs, groups] if found else [jobs])
 
 
 def print_tuning_tables(console: Console, tuner: Tuner) -> None:
@@ -206,13 +197,12 @@ def print_tuning_tables(console: Console, tuner: Tuner) -> None:
     trials = make_table(title, "trial", "settings", "score")
     for trial in ranking:
         values = " ".join(f"{key}={value}" for key, value in trial.params.items())
-        score = format.MISSING if trial.score is None else format.number(trial.score)
-        add_row(trials, str(trial.number), values, score)
+        add_row(trials, str(trial.number), values, format.number(trial.score))
     tables = [trials]
-    if confirmed := [one for one in tuner.confirmations if one.scores]:
+    if confirmed := [one for one in tuner.confirmed if one.fresh]:
         table = make_table("confirmed on fresh seeds", "trial", "runs", "score", "lowest", "highest")
-        for one in sorted(confirmed, key=lambda one: -fmean(one.scores)):
-            figures = (format.number(of(one.scores)) for of in (fmean, min, max))
-            add_row(table, str(one.trial), str(len(one.scores)), *figures)
+        for one in sorted(confirmed, key=lambda one: -fmean(one.fresh)):
+            figures = (format.number(of(one.fresh)) for of in (fmean, min, max))
+            add_row(table, str(one.number), str(len(one.fresh)), *figures)
         tables.append(table)
     print_tables(console, tables)

@@ -42,7 +42,7 @@ def test_a_tuning_that_stops_anywhere_continues_with_the_same_trials(tmp_path: P
         run_all(tuner, jobs, most)
     assert [len(trial.jobs) for trial in tuner.trials] == [1] * 9
     assert len(tuner.study.trials) == 9
-    assert [len(confirmation.scores) for confirmation in tuner.confirmations] == [2]
+    assert [len(trial.fresh) for trial in tuner.confirmed] == [2]
     assert tuner.stage == "confirming the best 1"
     pieces = [number for number, _ in jobs.opt_steps]
     assert sorted(pieces) == list(range(9 + 2))  # no job was run twice
@@ -180,10 +180,10 @@ def test_a_trial_that_failed_and_ran_again_is_confirmed_too(tmp_path: Path) -> N
     tuner.ended(job)
     run_all(tuner, jobs)
     assert [(one.number, one.state) for one in tuner.ranking] == [(1, "done"), (2, "done")]
-    assert [one.trial for one in tuner.confirmations] == [1]
+    assert [one.number for one in tuner.confirmed] == [1]
     again = tuner_of(jobs, retry=True, **settings)
     run_all(again, jobs)
-    assert [(one.trial, len(one.scores)) for one in again.confirmations] == [(1, 1), (0, 1)]
+    assert [(one.number, len(one.fresh)) for one in again.confirmed] == [(0, 1), (1, 1)]
     assert (again.winner, again.has_ended, saved_winner(tmp_path)) == (again.trials[0], True, 0)
 
 

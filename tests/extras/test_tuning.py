@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from border_cli.cli.train import main
-from border_cli.config.convert import load
+from border_cli.config.convert import load, read_section
 from border_cli.core.errors import UsageError
 from border_cli.sweeps.trials import TuningSettings
 from tests.faults.commands import Command
@@ -150,5 +150,5 @@ def test_mistakes_are_named_before_there_is_a_folder(
     ],
 )
 def test_settings_out_of_range_are_named(name: str, value: Any) -> None:
-    with pytest.raises(UsageError, match=rf"hydra\.sweeper\.{name}="):
-        TuningSettings(**{name: value})
+    with pytest.raises(UsageError, match=rf"(?s)hydra\.sweeper\.{name}: .+\nallowed: "):
+        read_section(TuningSettings, {name: value}, "hydra.sweeper")

@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -36,11 +37,11 @@ class Light:
     waits_for_retry: bool = False
     says_why: bool = True
 
-    def __call__(self, view: JobView) -> int:
-        starts = self.run_dir / "starts"
+    def __call__(self, view: JobView, run_dir: Path) -> int:
+        starts = run_dir / "starts"
         n = len(starts.read_text()) if starts.exists() else 0
         starts.write_text("x" * (n + 1))
-        (self.run_dir / "config.yaml").write_text("{}\n")
+        (run_dir / "config.yaml").write_text("{}\n")
         view.show(Progress(phase="training", seconds=1.0, opt_steps=1, max_opts=4, opt_steps_per_sec=1.0))
         if n == 0 and self.meet is not None:
             wait_until(self._met, "the other job")
@@ -49,11 +50,8 @@ class Light:
             os.kill(os.getpid(), -code)
         if code and self.says_why:
             view.fail(f"job: error: code {code}\nallowed: 0")
-        (self.run_dir / "summary.json").write_text(json.dumps({"status": "failed" if code else "done"}))
+        (run_dir / "summary.json").write_text(json.dumps({"status": "failed" if code else "done"}))
         return code
-
-    def moved(self, run_dir: Path) -> Light:
-        return replace(self, run_dir=run_dir)
 
     def _met(self) -> bool:
         if not (self.run_dir.parent / str(self.meet) / "starts").exists():
@@ -133,12 +131,12 @@ def test_a_job_sees_its_gpu_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with contextlib.closing(process):
         wait_until(lambda: process.exit_code is not None, "the end of the job")
         process.receive()
-        assert process.result == (gpu or "0,3")
+        assert process.error.text == (gpu or "0,3")
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,3"
 
 
-def visible_gpus(view: JobView) -> int:
-    view.send(os.environ["CUDA_VISIBLE_DEVICES"])
+def visible_gpus(view: JobView, _: Path) -> int:
+    view.fail(os.environ["CUDA_VISIBLE_DEVICES"])
     return 0
 
 
@@ -165,7 +163,7 @@ def test_a_job_that_fails_is_reported_and_the_others_run(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("code", [ExitCode.RESOURCES, -signal.SIGKILL])
-def test_a_job_for_which_there_was_no_memory_beside_others_runs_again_when_they_have_ended(
+def test_a_job_for_which_there_was_no_memory_beside_others_runs_again_when_the_next_has_ended(
     tmp_path: Path, code: int
 ) -> None:
     jobs = [
@@ -191,11 +189,11 @@ class Refusing(LocalExecutor):
         super().__init__(count, 1)
         self._job: str | None = job
 
-    def start(self, task, run_dir: Path) -> JobProcess:
+    def start(self, task, run_dir: Path, beside: Sequence[JobProcess]) -> JobProcess:
         if run_dir.name == self._job:
             self._job = None
             raise OSError(11, "Resource temporarily unavailable")
-        return super().start(task, run_dir)
+        return super().start(task, run_dir, beside)
 
 
 @pytest.mark.parametrize(("slots", "state"), [(2, "done"), (1, "failed")])
@@ -228,14 +226,14 @@ def test_a_sweep_file_that_cannot_be_written_does_not_end_the_jobs(
 
 def test_jobs_are_divided_among_the_gpus_that_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
     def process(task: object, run_dir: Path, cpus: int, gpu: str | None) -> SimpleNamespace:
-        return SimpleNamespace(gpu=gpu, closed=False)
+        return SimpleNamespace(gpu=gpu)
 
     monkeypatch.setattr("border_cli.sweeps.process.JobProcess", process)
     executor, task = LocalExecutor(2, 1, ("0", "3")), Light(Path("0"))
-    first, second = executor.start(task, Path("0")), executor.start(task, Path("1"))
-    assert [one.gpu for one in (first, second)] == ["0", "3"]  # type: ignore[attr-defined]
-    second.closed = True
-    assert executor.start(task, Path("2")).gpu == "3"  # type: ignore[attr-defined]
+    first = executor.start(task, Path("0"), [])
+    second = executor.start(task, Path("1"), [first])
+    assert [one.gpu for one in (first, second)] == ["0", "3"]
+    assert executor.start(task, Path("2"), [first]).gpu == "3"
 
 
 def test_the_time_that_a_sweep_needs_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,17 +266,17 @@ class Patient:
     beside: Path | None = None
     sweep: int = field(default_factory=os.getpid)
 
-    def __call__(self, view: JobView) -> int:
+    def __call__(self, view: JobView, run_dir: Path) -> int:
         with StopFlag() as stop:
-            (self.run_dir / "config.yaml").write_text("{}\n")
-            (self.run_dir / "starts").write_text("x")
+            (run_dir / "config.yaml").write_text("{}\n")
+            (run_dir / "starts").write_text("x")
             if self.beside is not None:
                 wait_until((self.beside / "starts").exists, "the other job")
             if self.asks:
                 os.kill(self.sweep, signal.SIGINT)
             while not stop():
                 time.sleep(0.01)
-            (self.run_dir / "saved").touch()
+            (run_dir / "saved").touch()
             return int(stop.code or 0)
 
 

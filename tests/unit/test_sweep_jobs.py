@@ -21,7 +21,7 @@ from border_cli.core.errors import UsageError
 from border_cli.core.progress import JobProgress, Progress
 from border_cli.display.output import Output, output
 from border_cli.recorders.files import read_jsonl
-from border_cli.report.stats import Interval
+from border_cli.report.stats import Interval, Line
 from border_cli.runs.directory import create_sweep
 from border_cli.runtime.worker import Reporter
 from border_cli.sweeps.jobs import Job, Sweep, job_argv, newest_sweep
@@ -233,7 +233,7 @@ def test_results_group_runs_without_their_seed_and_the_best_of_each_environment_
         sweep.add(n, [f"n={n}"], tmp_path / str(n))
     sweep.add(5, ["n=5"], tmp_path / "never started")
     found = results(sweep)
-    assert [(one.env, [job.number for job in one.jobs], one.best.value) for one in found] == [
+    assert [(one.env, [job.number for job in one.jobs], one.best) for one in found] == [
         ("A", [2], 40.0),
         ("A", [0, 1], 20.0),
         ("B", [4], 6.0),
@@ -248,9 +248,8 @@ def test_a_preset_has_what_differs_from_the_groups_alone(tmp_path: Path) -> None
         agent=DqnConfig(type="dqn", lr=0.5, hidden=[8]), env=EnvConfig(id="A"), buffer=BufferConfig(n_step=3)
     )
     config.seed, config.trainer.lockstep, config.n_actors = 7, True, 4
-    result = Result(
-        "lr=0.5", "A", [Job(0, (), tmp_path)], Interval(9.0, 9.0, 9.0), Interval(1.0, 1.0, 1.0), 1.0
-    )
+    scores = Line("lr=0.5", 1, 1, 1, 10, Interval(9.0, 9.0, 9.0), Interval(1.0, 1.0, 1.0), 1.0, 0, None)
+    result = Result("A", [Job(0, (), tmp_path)], scores)
     write_preset(tmp_path / "best.yaml", config, base, result.expect, "a sweep", "border-train env=x")
     assert load(tmp_path / "best.yaml") == {
         "preset": {
