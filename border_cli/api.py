@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,12 +23,12 @@ def compose(*overrides: str, config_dir: str | None = None) -> TrainConfig:
         UsageError: an override is refused.
     """
     from border_cli.cli.compose import Composer
-    from border_cli.cli.overrides import override_names, parse_overrides
+    from border_cli.cli.overrides import parse_overrides, typed_names
     from border_cli.config import registry
 
     given = parse_overrides(overrides)
     registry.import_installed_plugins()
-    registry.import_plugins(override_names(given, "plugins"))
+    registry.import_plugins(typed_names(given).get("plugins", ()))
     with Composer(given, config_dir) as composer:
         return composer.compose().config
 
@@ -66,8 +64,7 @@ def train_async(
         BorderError: the run failed. Interrupted: it was asked to stop.
     """
     user = UserParts(recorder, evaluator, step_processor, evaluation_env, tuple(actor_agents))
-    with _alone():
-        return _train(_composed(config), Path(run_dir), user)
+    return _train(_composed(config), Path(run_dir), user)
 
 
 def train(
@@ -82,24 +79,7 @@ def train(
     """Train in this thread, with `trainer.type=sync`. Arguments, result and errors are those of `train_async`."""
     config = _composed(config, "trainer=sync")
     config = replace(config, trainer=replace(config.trainer, type="sync"))
-    with _alone():
-        return _train(config, Path(run_dir), UserParts(recorder, evaluator, step_processor, evaluation_env))
-
-
-_training = threading.Lock()
-
-
-@contextmanager
-def _alone() -> Iterator[None]:
-    """Raises UsageError while another thread trains: log, standard output and threads of torch are the process's."""
-    if not _training.acquire(blocking=False):
-        raise UsageError(
-            "another run trains in this process", allowed="a process for each run, or one run after another"
-        )
-    try:
-        yield
-    finally:
-        _training.release()
+    return _train(config, Path(run_dir), UserParts(recorder, evaluator, step_processor, evaluation_env))
 
 
 def _composed(config: TrainConfig | Sequence[str], *words: str) -> TrainConfig:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from border_cli.cli.compose import Composer
 from border_cli.cli.errors import run_command, tracebacks
-from border_cli.cli.overrides import Parser, override_names, override_values, parse_overrides
+from border_cli.cli.overrides import Parser, override_values, parse_overrides, typed_names
 from border_cli.cli.translate import check_words
 from border_cli.config import registry
 from border_cli.config.schema import TrainConfig
@@ -37,7 +37,7 @@ def _dispatch(argv: Sequence[str]) -> int:
             raise UsageError(
                 f"{key} has no effect in border-bench, which trains nothing", allowed=f"border-train {key}=…"
             )
-    registry.import_plugins(override_names(overrides, "plugins"))
+    registry.import_plugins(typed_names(overrides).get("plugins", ()))
     with Composer(overrides, flags.config_dir) as composer:
         config = composer.compose().config
     with tracebacks(config.debug):

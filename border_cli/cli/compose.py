@@ -27,10 +27,10 @@ from yaml import YAMLError
 from border_cli.cli.overrides import (
     check_single,
     for_hydra,
-    override_names,
     override_values,
     parse_overrides,
     quoted,
+    typed_names,
 )
 from border_cli.config import presets, registry, validate
 from border_cli.config.convert import (
@@ -144,7 +144,7 @@ class Composer:
     """
 
     def __init__(self, overrides: Sequence[Override], config_dir: str | None = None) -> None:
-        folders = override_names(overrides, _SEARCH)
+        folders = typed_names(overrides).get(_SEARCH, [])
         self.typed_search = [f"{_SEARCH}=[{','.join(folders)}]"] if folders else []
         if config_dir is not None:
             self.typed_search += ["--config-dir", config_dir]

@@ -22,7 +22,6 @@ from border_cli.cli.overrides import (
     Parser,
     check_single,
     one_of,
-    override_names,
     override_values,
     parse_overrides,
     set_value,
@@ -79,24 +78,29 @@ def _dispatch(argv: Sequence[str]) -> int:
     flags, paths, given = parser.read_paths(argv)
     if parser.answers(flags, paths):
         return ExitCode.DONE
-    if len(paths) > 1:
-        raise UsageError(f"{paths[0]} and {paths[1]} are two models", allowed="one at a time")
-    _evaluate(flags, paths[0] if paths else None, parse_overrides(given))
+    _evaluate(flags, paths, parse_overrides(given))
     return ExitCode.DONE
 
 
-def _evaluate(flags: Namespace, run: Path | None, overrides: Sequence[Override]) -> None:
-    located = model_directory(run, flags.checkpoint)
+def find_model(paths: Sequence[Path], checkpoint: str | int | None) -> tuple[Located, SavedModel]:
+    """Find and read the model of a command line. Raises UsageError for two of them, and where there is none."""
+    if len(paths) > 1:
+        raise UsageError(f"{paths[0]} and {paths[1]} are two models", allowed="one at a time")
+    located = model_directory(paths[0] if paths else None, checkpoint)
     if located.note:
         show(f"note: {located.note}")
-    saved = read_model(located.path)
+    return located, read_model(located.path)
+
+
+def _evaluate(flags: Namespace, paths: Sequence[Path], overrides: Sequence[Override]) -> None:
+    located, saved = find_model(paths, flags.checkpoint)
     if flags.video:
         from border_cli.video import import_av
 
         import_av()  # its absence should not be noticed after the episodes
     changed, named = override_values(overrides), typed_names(overrides)
-    plugins = override_names(overrides, "plugins")
-    load.import_plugins(saved.description, plugins, flags.trust)  # they may define the environment's keys
+    # Plugins may define the environment's keys.
+    load.import_plugins(saved.description, named.get("plugins", ()), flags.trust)
     env = _env_config(load.env_config(saved.description), overrides)
     check_code({"env": asdict(env)}, named, flags.trust)
     import torch

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from border_cli.checkpoints.contents import read_model
 from border_cli.cli.errors import run_command, show
-from border_cli.cli.overrides import Parser, one_of, override_names, parse_overrides, some_text, true_or_false
+from border_cli.cli.eval import find_model
+from border_cli.cli.overrides import Parser, one_of, parse_overrides, some_text, true_or_false, typed_names
 from border_cli.core.errors import ExitCode, ResourceError, UsageError
 from border_cli.runs import load
 from border_cli.runs.directory import DISK_FULL, check_plain, shown
-from border_cli.runs.locate import model_directory, parse_checkpoint
+from border_cli.runs.locate import parse_checkpoint
 
 _FORMATS = ("onnx", "numpy")
 
@@ -31,13 +31,8 @@ def _dispatch(argv: Sequence[str]) -> int:
     flags, paths, plugins = parser.read_paths(argv)
     if parser.answers(flags, paths):
         return ExitCode.DONE
-    if len(paths) > 1:
-        raise UsageError(f"{paths[0]} and {paths[1]} are two models", allowed="one at a time")
-    named = override_names(parse_overrides(plugins), "plugins")
-    located = model_directory(paths[0] if paths else None, flags.checkpoint)
-    if located.note:
-        show(f"note: {located.note}")
-    saved = read_model(located.path)
+    named = typed_names(parse_overrides(plugins)).get("plugins", ())
+    located, saved = find_model(paths, flags.checkpoint)
     model = saved.description
     load.import_plugins(model, named, flags.trust)
     policy = load.make_policy(saved, 0)
@@ -58,6 +53,6 @@ def _dispatch(argv: Sequence[str]) -> int:
         files = write_policy(policy, model.spec, folder, flags.format, title, in_info)
     except OSError as e:
         kind = ResourceError if e.errno in DISK_FULL else UsageError
-        raise kind(f"{folder} cannot be written: {e.strerror or e}\nallowed: out=<another folder>") from e
+        raise kind(f"{folder} cannot be written: {e.strerror or e}", allowed="out=<another folder>") from e
     show("\n".join(["written", *(f"  {shown(path.absolute())}" for path in files)]))
     return ExitCode.DONE

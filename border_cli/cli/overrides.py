@@ -189,20 +189,6 @@ def override_values(overrides: Sequence[Override]) -> dict[str, str]:
     return {o.key_or_group: _text(o) for o in overrides if not o.is_delete()}
 
 
-def override_names(overrides: Sequence[Override], key: str) -> list[str]:
-    """The list of names that was given for a key; empty without one."""
-    found: list[str] = []
-    for override in overrides:
-        if override.key_or_group != key:
-            continue
-        value = override.value()
-        names = value if isinstance(value, list) else [value]
-        if not all(isinstance(item, str) for item in names):
-            raise UsageError(f"{key}: {_text(override)!r} is no list of names", allowed=f"'{key}=[one,two]'")
-        found = [str(item) for item in names]
-    return found
-
-
 def typed_names(overrides: Sequence[Override]) -> dict[str, list[str]]:
     """The names in the values that were typed, by key: see `border_cli.runs.trust`."""
     return {o.key_or_group: names_in(o.value()) for o in overrides if not o.is_delete()}

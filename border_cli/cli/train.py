@@ -27,7 +27,6 @@ from border_cli.cli.help import help_page
 from border_cli.cli.overrides import (
     Parser,
     check_single,
-    override_names,
     override_values,
     parse_overrides,
     set_value,
@@ -88,7 +87,7 @@ def _dispatch(argv: Sequence[str], sweep: Path | None = None) -> int:
         return _resume_sweep(Path(resumed), words, flags.trust)
     groups = [arg for arg in rest if arg in GROUPS] if flags.help else []
     overrides = parse_overrides([arg for arg in rest if arg not in groups])
-    registry.import_plugins(override_names(overrides, "plugins"))
+    registry.import_plugins(typed_names(overrides).get("plugins", ()))
     launch = Launch(list(argv), override_values(overrides))
     shows = flags.help or flags.info or flags.cfg
     if not (shows or flags.multirun) and (

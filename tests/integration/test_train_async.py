@@ -243,23 +243,9 @@ def test_a_failing_actor_is_raised_and_recorded(workplace: Path) -> None:
     assert (summary["status"], summary["ended_by"], summary["exit_code"]) == ("failed", "error", 5)
 
 
-def test_a_second_run_in_a_process_waits_for_its_turn(workplace: Path) -> None:
-    """Log, standard output and torch's threads belong to the process. The first run starts the second in an evaluation."""
-    refused: list[str] = []
-
-    class Nested(FixedEvaluator):
-        def begin(self, *args: Any) -> None:
-            with pytest.raises(UsageError) as error:
-                border_cli.train(small(), workplace / "second")
-            refused.append(str(error.value))
-            super().begin(*args)
-
-    border_cli.train(small(), workplace / "first", evaluator=Nested())
-    assert set(refused) == {
-        "another run trains in this process\nallowed: a process for each run, or one run after another"
-    }
-    assert border_cli.train(small(), workplace / "third").code == ExitCode.DONE
-    command = Run(workplace / "third").json("provenance.json")["launches"][0]["command"]
+def test_a_run_notes_the_function_that_started_it(workplace: Path) -> None:
+    assert border_cli.train(small(), workplace / "run").code == ExitCode.DONE
+    command = Run(workplace / "run").json("provenance.json")["launches"][0]["command"]
     assert command == "train"
 
 

@@ -16,8 +16,7 @@ from border_cli.config.registry import AGENTS
 from border_cli.core.errors import UsageError
 from border_cli.core.spaces import ActionSpec, Array, Obs
 from border_cli.export import numpy_policy
-from border_cli.export.policy import inner_bounds
-from border_cli.export.write import write_policy
+from border_cli.export.write import inner_bounds, write_policy
 from tests.exported import (
     OBSERVATIONS,
     VARIANTS,
