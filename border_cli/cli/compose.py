@@ -205,18 +205,13 @@ class Composer:
                 section.setdefault("name", str(path))
             ConfigStore.instance().store(group="preset", name=name, node=values, package="_global_")
         typed = override_values(self._overrides)
-        agents, envs, preset = typed.get("agent", ""), typed.get("env", ""), typed.get("preset")
-        families = presets.in_families()
         # A group of the user's own, such as experiment=…, may choose agent and environment.
         ours = (*GROUPS, *known_keys({}))
         own_groups = [k for k in typed if "." not in k and k not in ours and not k.startswith("hydra/")]
-        every = (
-            own_groups or "glob" in agents or "glob" in envs or preset not in (None, presets.NONE, *families)
-        )
-        for name, (_, values) in families.items():
-            agent, _, env = name.partition("_")
-            by_default = preset is None and env in envs and (agent in agents or not agents)
-            if every or by_default or name == preset:
+        preset = typed.get("preset", presets.NONE)
+        every = own_groups or preset != presets.NONE or "glob" in typed.get("env", "")
+        for name, (_, values) in presets.in_families().items():
+            if every or name.partition("_")[2] in typed.get("env", ""):
                 ConfigStore.instance().store(group="preset", name=name, node=values, package="_global_")
 
     def choices(self, group: str) -> list[str]:

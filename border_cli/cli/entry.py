@@ -66,11 +66,7 @@ def _start_early() -> None:
 
 
 def _exit(number: int, _: object) -> None:
-    _kill_forkserver()
-    os._exit(128 + number)  # as core.errors.ExitCode has it, which is not imported yet
-
-
-def _kill_forkserver() -> None:
-    """End the fork server, which would first complete its imports. The modules may be imported in part only."""
+    # End the fork server, which would first complete its imports. Its module may be imported in part only.
     end = getattr(sys.modules.get("border_cli.runtime.forkserver"), "end_forkserver", lambda: None)
     end()
+    os._exit(128 + number)  # as core.errors.ExitCode has it, which is not imported yet
