@@ -163,6 +163,10 @@ def some_text(text: str) -> str:
 
 def parse_overrides(argv: Sequence[str]) -> list[Override]:
     """Read overrides. Raises UsageError for one that is not `key=value`, or whose value cannot be read."""
+    if not __debug__:
+        raise UsageError(
+            "Hydra reads arguments with assert statements", allowed="no PYTHONOPTIMIZE and no -O"
+        )
     found = []
     for arg in argv:
         key, equals, value = arg.partition("=")

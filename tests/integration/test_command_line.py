@@ -157,6 +157,15 @@ def test_values_of_every_setting_may_stand_in_quotes(tmp_path, monkeypatch, caps
     assert "a path" not in capsys.readouterr().err
 
 
+def test_an_optimised_interpreter_is_refused_in_one_place(tmp_path):
+    program = "from border_cli.cli.train import main; raise SystemExit(main(['env.kwargs={a: 1}']))"
+    done = subprocess.run([sys.executable, "-O", "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.splitlines()) == (
+        2,
+        ["error: Hydra reads arguments with assert statements", "allowed: no PYTHONOPTIMIZE and no -O"],
+    )
+
+
 def test_the_name_is_the_last_part_of_the_runs_folder(build, capsys):
     assert main(["env=cartpole", "name=my run"]) == 0
     ((_, run_dir, _),) = build.trained
