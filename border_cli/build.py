@@ -54,8 +54,8 @@ from border_cli.core.types import Column, ModelInfo, item_columns
 from border_cli.display.output import Output
 from border_cli.display.views import PlainView, ScreenView
 from border_cli.envs.group import GymEnv, ReplayedEnv, try_env
-from border_cli.recorders import NullRecorder, RecorderGroup, TolerantRecorder
-from border_cli.recorders.files import CSV_FILE, METRICS_FILE, CsvRecorder, JsonlRecorder
+from border_cli.recorders import RecorderGroup
+from border_cli.recorders.files import CSV_FILE, METRICS_FILE, CsvRecorder, FileRecorder, JsonlRecorder
 from border_cli.recorders.remote import RemoteRecorder
 from border_cli.replay.n_step import NStepProcessor
 from border_cli.runs.directory import SWEEP_FILE
@@ -67,7 +67,7 @@ from border_cli.runtime.supervised import Factory
 from border_cli.runtime.worker import Reporter
 from border_cli.training.evaluation import EvalSeeds
 from border_cli.training.evaluators import EpisodeRunner, EvaluatorSpec, InlineEvaluator, ProcessEvaluator
-from border_cli.training.films import Films, VideoSink
+from border_cli.training.films import Films
 from border_cli.training.loop import AsyncTrainer, LockstepTrainer, SyncTrainer, TrainingLoop
 from border_cli.training.metrics import LONGEST_EPISODE, Telemetry
 from border_cli.training.ratio_limiter import RatioLimiter, most_credit
@@ -132,12 +132,15 @@ def make_loop(
         view.show(progress)
         return stop()
 
-    files = _make_files(c, observer.run_dir, resumed)
-    remote = _make_remote(c, observer.run_dir, resumed, waiting)
-    recorder = _make_recorder([*files, *remote], view, user.recorder)
+    recorders: list[Recorder] = [*_make_files(c, observer.run_dir, resumed)]
+    recorders += _make_remote(c, observer.run_dir, resumed, waiting)
+    shown = [view] if isinstance(view, PlainView) else []
+    recorder = RecorderGroup([*recorders, *filter(None, [user.recorder]), *shown])
     closing.append(recorder.close)
-    films = _make_films(_evaluated(c, user), spec, observer.run_dir, [*files, *remote], waiting)
-    if films is not None:
+    films = None
+    if (interval := c.evaluator.video_interval) is not None:
+        filmed, videos = (_evaluated(c, user), spec), observer.run_dir / "videos"
+        films = Films(interval, videos, film_model, filmed, recorders, waiting)
         closing.append(films.close)
     agent = make_agent(c, spec)
     if c.init_from is not None and resumed.state is None and (missing := init_weights(agent, c)):
@@ -186,7 +189,7 @@ def make_loop(
         confirm_best=c.evaluator.confirm,
         pretrained=c.init_from is not None,
         recorder=recorder,
-        recorder_files=[*files, *remote],
+        lossy_recorders=recorders,
         checkpoints=CheckpointManager(
             observer.run_dir, c, spec, agent, telemetry, observer.saved, resumed.path
         ),
@@ -371,21 +374,19 @@ def make_view(config: TrainConfig, output: Output, console: Console, title: str)
     return PlainView(sys.stdout)
 
 
-def _make_files(config: TrainConfig, folder: Path, resumed: Resumed) -> list[TolerantRecorder]:
+def _make_files(config: TrainConfig, folder: Path, resumed: Resumed) -> list[FileRecorder]:
     """The recorders that write files. On resume they continue behind the records of the checkpoint."""
-    wanted, files = config.recorder, list[TolerantRecorder]()
+    wanted, files = config.recorder, list[FileRecorder]()
     if wanted.jsonl:
-        jsonl = JsonlRecorder(folder / METRICS_FILE, resumed.position("jsonl"))
-        files.append(TolerantRecorder(jsonl, METRICS_FILE))
+        files.append(JsonlRecorder(folder / METRICS_FILE, resumed.position("jsonl")))
     if wanted.tensorboard:
         # Its import takes a tenth of a second, and every actor imports this module.
         from border_cli.recorders.tensorboard import EVENTS, TensorBoardRecorder
 
-        events = TensorBoardRecorder(folder / EVENTS, 0 if resumed.path is None else resumed.env_steps + 1)
-        files.append(TolerantRecorder(events, EVENTS))
+        purge_step = 0 if resumed.path is None else resumed.env_steps + 1
+        files.append(TensorBoardRecorder(folder / EVENTS, purge_step))
     if wanted.csv:
-        table = CsvRecorder(folder / CSV_FILE, resumed.position("csv"))
-        files.append(TolerantRecorder(table, CSV_FILE))
+        files.append(CsvRecorder(folder / CSV_FILE, resumed.position("csv")))
     return files
 
 
@@ -422,36 +423,19 @@ def remote_recorder(kind: str, config: TrainConfig, folder: Path, keep: int) -> 
     return make_tracker(kind, info, config.recorder, keep)
 
 
-def _make_films(
-    c: TrainConfig, spec: EnvSpec, folder: Path, sinks: list[VideoSink], should_stop: StopCheck
-) -> Films | None:
-    if c.evaluator.video_interval is None:
-        return None
-    return Films(c.evaluator.video_interval, folder / "videos", film_model, (c, spec), sinks, should_stop)
-
-
-def film_model(c: TrainConfig, spec: EnvSpec, model: ModelInfo, path: Path) -> tuple[bytes, tuple[int, int]]:
-    """Film an episode of a model, in a process of its own. Returns a GIF and its size."""
-    from border_cli.video import Thumbnails, film
+def film_model(c: TrainConfig, spec: EnvSpec, model: ModelInfo, path: Path) -> bytes:
+    """Film an episode of a model, in a process of its own. Returns a small version as a GIF."""
+    from border_cli.video import film, small_gif
 
     import_plugins(c.plugins)
     seeding.seed_global_generators(c.seed, seeding.GLOBAL, 3, model.version)
-    policy, small = evaluation_policy(spec, c), Thumbnails()
+    policy = evaluation_policy(spec, c)
     policy.sync_model(model)
     env_config = replace(c.env, out_of_bounds="warn", info_keys=[])
     with closing_at_end(GymEnv(env_config, 1, "the film", render_mode="rgb_array", quiet=True)) as env:
         seed = seeding.evaluation_seed(c.seed, 0)
-        longest = c.evaluator.max_episode_steps or LONGEST_EPISODE
-        film(env, policy, model.version, seed, path, longest, frame_sinks=[small.add])
-    return small.gif(), small.size
-
-
-def _make_recorder(files: Sequence[Recorder], view: View, own: Recorder | None = None) -> Recorder:
-    """One recorder for the files and processes, for one given from Python, and for a view that shows records too."""
-    recorders: list[Recorder] = [*files, *filter(None, [own])]
-    if isinstance(view, PlainView):
-        recorders.append(view)
-    return RecorderGroup(recorders) if recorders else NullRecorder()
+        film(env, policy, model.version, seed, path, c.evaluator.max_episode_steps or LONGEST_EPISODE)
+    return small_gif(path)
 
 
 # -- parts of any process: actors and evaluators import the functions below by path in their own processes

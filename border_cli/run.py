@@ -229,7 +229,6 @@ class RunFiles:
             actors_blocked=actors_blocked,
             learner_blocked=learner_blocked,
         )
-        files = [file for file in parts.recorder_files if file.dropped]
         return RunResult(
             ended_by,
             code,
@@ -250,7 +249,7 @@ class RunFiles:
             bound=advice(whole, resources.cores_for_actors(self._config)),
             expected=_expected(self._config, None if best is None else best.mean, limiter.env_steps),
             exact=self._exact(loop),
-            dropped={file.name: file.dropped for file in files},
+            dropped={one.name: one.dropped for one in parts.lossy_recorders if one.dropped},
         )
 
     def _knows_the_run(self) -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from fractions import Fraction
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,75 +26,44 @@ GIF_FRAMES, GIF_SIDE, GIF_RATE = 100, 160, 10
 """Most frames of a GIF, its longer side [pixels], and the most frames that it shows per second."""
 
 
-class Mp4Writer:
-    """Writes frames to an mp4 file, which is there when `close` returns. Raises UsageError without PyAV."""
+@contextmanager
+def mp4_file(path: Path, fps: float) -> Iterator[Callable[[Array], None]]:
+    """A function that adds a frame (height, width, 3) uint8 to an mp4 file. The file is complete at the end.
 
-    def __init__(self, path: Path, fps: float) -> None:
-        av = import_av()
-        self._path = path
-        self._temporary = path.with_name(f".{path.name}")
-        self._container = av.open(str(self._temporary), "w", format="mp4")
-        self._stream = self._container.add_stream("libx264", rate=Fraction(fps).limit_denominator(1000))
-        self._stream.codec_context.thread_count = 1  # a film is made beside a run
-        self._frame_of = av.VideoFrame.from_ndarray
-        self._is_empty = True
+    An odd last row or column of a frame is left out: the format has none. Raises UsageError without PyAV.
+    """
+    av = import_av()
+    with av.open(str(path), "w", format="mp4") as container:
+        stream = container.add_stream("libx264", rate=Fraction(fps).limit_denominator(1000))
+        stream.codec_context.thread_count = 1  # a film is made beside a run
 
-    def add(self, frame: Array) -> None:
-        """Add a frame (height, width, 3) uint8. An odd last row or column is left out: the format has none."""
-        height, width = (side // 2 * 2 for side in frame.shape[:2])
-        if self._is_empty:
-            self._stream.height, self._stream.width, self._stream.pix_fmt = height, width, "yuv420p"
-            self._is_empty = False
-        self._container.mux(self._stream.encode(self._frame_of(np.ascontiguousarray(frame[:height, :width]))))
+        def add(frame: Array) -> None:
+            height, width = (side // 2 * 2 for side in frame.shape[:2])
+            if not stream.codec_context.is_open:
+                stream.height, stream.width, stream.pix_fmt = height, width, "yuv420p"
+            frame = np.ascontiguousarray(frame[:height, :width])
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame)))
 
-    def close(self, complete: bool = True) -> None:
-        """End the file; one that is not complete is removed."""
-        try:
-            if complete and not self._is_empty:
-                self._container.mux(self._stream.encode(None))
-            self._container.close()
-            if complete and not self._is_empty:
-                self._temporary.replace(self._path)
-        finally:
-            self._temporary.unlink(missing_ok=True)
-
-
-class Thumbnails:
-    """Small frames of an episode of unknown length, evenly spaced, at most GIF_FRAMES of them."""
-
-    def __init__(self) -> None:
-        self._frames: list[Array] = []
-        self._every, self._n = 1, 0
-
-    def add(self, frame: Array) -> None:
-        """Take a frame (height, width, 3), if it is its turn."""
-        if self._n % self._every == 0:
-            step = max(1, -(-max(frame.shape[:2]) // GIF_SIDE))
-            self._frames.append(
-                frame[::step, ::step].copy()
-            )  # an environment may draw into the same frame again
-            if len(self._frames) > GIF_FRAMES:
-                self._frames = self._frames[::2]
-                self._every *= 2
-        self._n += 1
-
-    def gif(self) -> bytes:
-        """The frames as a GIF."""
-        av, file = import_av(), io.BytesIO()
-        height, width = self._frames[0].shape[:2]
-        with av.open(file, "w", format="gif") as container:
-            stream = container.add_stream("gif", rate=min(GIF_RATE, len(self._frames)))
-            stream.height, stream.width, stream.pix_fmt = height, width, "rgb8"
-            for frame in self._frames:
-                container.mux(stream.encode(av.VideoFrame.from_ndarray(frame)))
+        yield add
+        if stream.codec_context.is_open:
             container.mux(stream.encode(None))
-        return file.getvalue()
 
-    @property
-    def size(self) -> tuple[int, int]:
-        """Height and width."""
-        height, width = self._frames[0].shape[:2]
-        return height, width
+
+def small_gif(path: Path) -> bytes:
+    """A small version of a film: at most GIF_FRAMES of its frames, evenly spaced, as a GIF."""
+    av, file = import_av(), io.BytesIO()
+    with av.open(str(path)) as film, av.open(file, "w", format="gif") as small:
+        source = film.streams.video[0]
+        every, step = ceil(source.frames / GIF_FRAMES), ceil(max(source.width, source.height) / GIF_SIDE)
+        width, height = ceil(source.width / step), ceil(source.height / step)
+        stream = small.add_stream("gif", rate=min(GIF_RATE, source.frames))
+        stream.width, stream.height, stream.pix_fmt = width, height, "rgb8"
+        for i, frame in enumerate(film.decode(source)):
+            if i % every == 0:
+                pixels = frame.to_ndarray(width=width, height=height, format="rgb24")
+                small.mux(stream.encode(av.VideoFrame.from_ndarray(pixels)))
+        small.mux(stream.encode(None))
+    return file.getvalue()
 
 
 def film(
@@ -104,40 +74,34 @@ def film(
     path: Path,
     max_episode_steps: int,
     should_stop: StopCheck = lambda: False,
-    frame_sinks: Sequence[Callable[[Array], None]] = (),
 ) -> Evaluation | None:
     """Film one episode in the first environment, which renders `rgb_array`: a frame before each env step, and the last.
 
-    frame_sinks: get each frame too. Returns the episode, None if asked to stop meanwhile; then there is no file.
+    Returns the episode, None if asked to stop meanwhile; then there is no file.
     Raises UsageError where the environment cannot draw, ResourceError where the file cannot be written.
     """
     fps = float(env.envs[0].metadata.get("render_fps") or 30)
-    began, done = False, False
-
-    def add_frame() -> None:
-        frame = _drawn(env)
-        for take in (writer.add, *frame_sinks):
-            take(frame)
-
-    def tick() -> None:
-        nonlocal began
-        if began:  # the first call comes before the reset
-            add_frame()
-        began = True
-
+    temporary, began = path.with_name(f".{path.name}"), False
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        writer = Mp4Writer(path, fps)
-        with ExitStack() as stack:
-            stack.callback(lambda: writer.close(done))
-            evaluation = EpisodeRunner(env, max_episode_steps, should_stop).evaluate(
-                policy, opt_steps, [seed], tick
-            )
+        with mp4_file(temporary, fps) as add:
+
+            def tick() -> None:
+                nonlocal began
+                if began:  # the first call comes before the reset
+                    add(_drawn(env))
+                began = True
+
+            runner = EpisodeRunner(env, max_episode_steps, should_stop)
+            evaluation = runner.evaluate(policy, opt_steps, [seed], tick)
             if evaluation is not None:
-                add_frame()
-                done = True
+                add(_drawn(env))
+        if evaluation is not None:
+            temporary.replace(path)
     except OSError as e:
         raise ResourceError(f"{path} cannot be written: {e.strerror or e}") from e
+    finally:
+        temporary.unlink(missing_ok=True)
     return evaluation
 
 

@@ -1,8 +1,9 @@
-"""The roles. The training loop uses these protocols only; `border_cli.build` alone knows the classes behind them."""
+"""The roles. The training loop uses these only; `border_cli.build` alone knows the classes behind them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 from border_cli.core.metrics import Record
@@ -258,27 +259,29 @@ class Evaluator(Protocol):
         """Release the environments, even during an evaluation."""
 
 
-class Recorder(Protocol):
-    """A sink of records."""
+class Recorder:
+    """A sink of records. This one keeps nothing.
+
+    Attributes:
+        name: for messages and summary.json.
+        dropped: records that could not be written so far.
+    """
+
+    name = ""
+    dropped = 0
 
     def write(self, record: Record) -> None:
         """Write one record; its opt_steps never decrease."""
 
+    def video(self, path: Path, gif: bytes, opt_steps: int, env_steps: int) -> None:
+        """Take a film. path: the mp4 file · gif: a small version."""
+
     def positions(self) -> dict[str, int]:
         """Lines in each file, by the option that turned it on. A resumed run cuts off what follows."""
-
-    def flush(self) -> None:
-        """Make everything written readable for another process."""
+        return {}
 
     def close(self) -> None:
-        """Flush and release."""
-
-
-class LossyRecorder(Recorder, Protocol):
-    """A recorder that loses records rather than end the run. dropped: how many so far."""
-
-    name: str
-    dropped: int
+        """Write what is left, and release."""
 
 
 StopCheck = Callable[[], bool]

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import IO
 
-from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -18,6 +17,7 @@ from rich.text import Text
 
 from border_cli.core.metrics import INFO_UNIT, METRICS, Record
 from border_cli.core.progress import ENDED, Progress, View
+from border_cli.core.protocols import Recorder
 from border_cli.display import format
 from border_cli.display.advice import WAITS, advice, first_to_end
 from border_cli.display.output import Output, printable, write_line
@@ -47,7 +47,6 @@ def frame(p: Progress, title: str, cores: int | None = None, *, ascii_only: bool
         title=Text(printable(title, "ascii" if ascii_only else "utf-8"), "bold"),
         title_align="left",
         border_style="dim",
-        box=box.ASCII if ascii_only else box.ROUNDED,
     )
 
 
@@ -207,8 +206,8 @@ _COLUMNS: dict[str, tuple[str, _Format]] = {
 """The metrics worth a place in one line, in this order; all others are in metrics.jsonl."""
 
 
-class PlainView(View):
-    """A `View` and a `Recorder` that writes lines of `key=value` words to a stream, each flushed at once.
+class PlainView(View, Recorder):
+    """Writes lines of `key=value` words to a stream, each flushed at once.
 
     Lines are never wrapped. now: a monotonic clock in seconds.
     """
@@ -243,13 +242,6 @@ class PlainView(View):
         asked = [name for name in values if name in METRICS and METRICS[name].unit == INFO_UNIT]
         chosen += [f"{name}={format.number(values[name])}" for name in asked]
         self._words(words + (chosen or [f"{name}={format.number(value)}" for name, value in values.items()]))
-
-    def positions(self) -> dict[str, int]:
-        """None of it lasts."""
-        return {}
-
-    def flush(self) -> None:
-        """Nothing is held back."""
 
     def _words(self, words: list[str]) -> None:
         """Figures without the commas that are for tables: a line is read by programs too."""

@@ -1,37 +1,17 @@
-"""Recorders in memory, groups of recorders, and one that may fail for a while without ending the run."""
+"""A recorder in memory, and a group of recorders."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
-from border_cli.core.errors import ResourceError, first_line
 from border_cli.core.metrics import METRICS, Record
 from border_cli.core.protocols import Recorder
 from border_cli.runtime.files import run_all
 
 
-class NullRecorder:
-    """Keeps nothing."""
-
-    def write(self, record: Record) -> None:
-        """Drop the record."""
-
-    def positions(self) -> dict[str, int]:
-        """No record is kept."""
-        return {}
-
-    def flush(self) -> None:
-        """Nothing is held back."""
-
-    def close(self) -> None:
-        """Nothing to release."""
-
-
-class BufferedRecorder(NullRecorder):
+class BufferedRecorder(Recorder):
     """Keeps every record in memory, oldest first, as copies that later changes of a record do not reach."""
 
     def __init__(self) -> None:
@@ -46,7 +26,7 @@ class BufferedRecorder(NullRecorder):
         return [(record.opt_steps, record.values[name]) for record in self.records if name in record.values]
 
 
-class RecorderGroup:
+class RecorderGroup(Recorder):
     """Passes each record to all recorders; an error of one of them is raised after all the others had their turn."""
 
     def __init__(self, recorders: Sequence[Recorder]) -> None:
@@ -77,60 +57,6 @@ class RecorderGroup:
         """The positions of all recorders."""
         return {name: n for recorder in self._recorders for name, n in recorder.positions().items()}
 
-    def flush(self) -> None:
-        """Flush all."""
-        run_all([recorder.flush for recorder in self._recorders])
-
     def close(self) -> None:
         """Close all."""
         run_all([recorder.close for recorder in self._recorders])
-
-
-_logger = logging.getLogger(__name__)
-
-
-class TolerantRecorder:
-    """Passes records on to `recorder`, which may fail for lack of disk or memory (ResourceError).
-
-    Training continues without the records that could not be written: `dropped` counts them, and a single warning names the
-    cause. Any other error is a defect, and is raised.
-    """
-
-    def __init__(self, recorder: Recorder, name: str) -> None:
-        self.name = name
-        self.dropped = 0
-        self._recorder = recorder
-        self._has_warned = False
-
-    def write(self, record: Record) -> None:
-        """Pass it on, or count it as dropped."""
-        self.dropped += not self._tried(lambda: self._recorder.write(record))
-
-    def video(self, path: Path, gif: bytes, size: tuple[int, int], opt_steps: int, env_steps: int) -> None:
-        """Pass a film on to a recorder that takes films."""
-        if (take := getattr(self._recorder, "video", None)) is not None:
-            self._tried(lambda: take(path, gif, size, opt_steps, env_steps))
-
-    def positions(self) -> dict[str, int]:
-        """Positions after the records that were written."""
-        return self._recorder.positions()
-
-    def flush(self) -> None:
-        """Flush."""
-        self._tried(self._recorder.flush)
-
-    def close(self) -> None:
-        """Close, and say how many records are missing."""
-        self._tried(self._recorder.close)
-        if self.dropped:
-            _logger.warning("%s lacks %d records", self.name, self.dropped)
-
-    def _tried(self, call: Callable[[], object]) -> bool:
-        try:
-            call()
-        except ResourceError as e:
-            if not self._has_warned:
-                _logger.warning("%s; records may be lost, training continues", first_line(e))
-            self._has_warned = True
-            return False
-        return True

@@ -6,28 +6,20 @@ import contextlib
 import csv
 import io
 import json
+import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from border_cli.core.errors import ResourceError
 from border_cli.core.json_text import finite_or_null
 from border_cli.core.metrics import Record
+from border_cli.core.protocols import Recorder
 
 METRICS_FILE = "metrics.jsonl"
 CSV_FILE = "metrics.csv"
-
-
-@contextlib.contextmanager
-def writing(path: Path, key: str) -> Iterator[None]:
-    """Raise ResourceError for an OSError inside. key: of the configuration, which turns this recorder off."""
-    try:
-        yield
-    except OSError as e:
-        reason = e.strerror or type(e).__name__
-        raise ResourceError(f"{path} cannot be written: {reason}\n{key}=false trains without it") from e
+_logger = logging.getLogger(__name__)
 
 
 class AppendedFile:
@@ -41,90 +33,94 @@ class AppendedFile:
     """
 
     def __init__(self, path: Path, keep: int = 0) -> None:
-        self._file = path.open("ab", buffering=0)
-        self.end = min(keep, self._file.tell())
+        self.path = path.absolute()  # an environment may change the current folder
+        self.end = keep
 
     def append(self, piece: bytes) -> None:
         """Append the piece. Raises OSError; then the next call cuts off what was written of it, if this one cannot."""
-        self._file.truncate(self.end)
-        rest = memoryview(piece)
-        try:
-            while rest:
-                rest = rest[self._file.write(rest) :]
-        except OSError:
-            with contextlib.suppress(OSError):  # the first error is the one to raise
-                self._file.truncate(self.end)
-            raise
-        self.end += len(piece)
+        self.path.parent.mkdir(exist_ok=True)
+        with self.path.open("ab", buffering=0) as file:
+            start = min(self.end, file.tell())
+            file.truncate(start)
+            rest = memoryview(piece)
+            try:
+                while rest:
+                    rest = rest[file.write(rest) :]
+            except OSError:
+                with contextlib.suppress(OSError):  # the first error is the one to raise
+                    file.truncate(start)
+                raise
+        self.end = start + len(piece)
 
     def sync(self) -> None:
-        """Write everything to the disk itself. Raises OSError."""
-        os.fsync(self._file.fileno())
-
-    @property
-    def closed(self) -> bool:
-        """Whether it is closed."""
-        return self._file.closed
-
-    def close(self) -> None:
-        """Release the file; closing twice is no error."""
-        self._file.close()
+        """Write what was appended to the disk itself. Raises OSError."""
+        if self.end:
+            with self.path.open("rb") as file:
+                os.fsync(file.fileno())
 
 
-class FileRecorder(ABC):
+class FileRecorder(Recorder, ABC):
     """Appends records to a file. A record is in the file when `write` returns.
 
-    All methods raise ResourceError when the disk takes no more.
+    While the disk takes no more, training continues without the records that could not be written: `dropped` counts
+    them, and a single warning names the cause.
 
     Args:
         keep: lines of earlier launches that stay; the first `write` cuts off what follows them.
 
     Attributes:
-        name: of the recorder's option, and of its position in checkpoints.
+        option: that turns the recorder on, and the name of its position in checkpoints.
     """
 
-    name: str
+    option: str
 
     def __init__(self, path: Path, keep: int = 0) -> None:
-        self._path = path
-        with self._writing():
-            self._lines, end = _whole_lines(path, keep)
-            self._file = AppendedFile(path, end)
+        self.name = path.name
+        self._lines, end = _whole_lines(path, keep)
+        self._file = AppendedFile(path, end)
+        self._has_warned = False
 
     @abstractmethod
     def _encoded(self, record: Record) -> bytes:
         """What is appended for a record."""
 
     def write(self, record: Record) -> None:
-        """Append one record; on an error the file is as it was."""
-        piece = self._encoded(record)
-        with self._writing():
-            self._file.append(piece)
-        self._lines += piece.count(b"\n")
+        """Append one record."""
+        self._append(self._encoded(record))
+
+    def _append(self, piece: bytes) -> None:
+        """Append a record, or count it as dropped; then the file is as it was."""
+        if self._tried(lambda: self._file.append(piece)):
+            self._lines += piece.count(b"\n")
+        else:
+            self.dropped += 1
+
+    def _tried(self, call: Callable[[], None]) -> bool:
+        try:
+            call()
+        except OSError as e:
+            if not self._has_warned:
+                problem = f"{self._file.path} cannot be written: {e.strerror or type(e).__name__}"
+                _logger.warning("%s; records may be lost, training continues", problem)
+            self._has_warned = True
+            return False
+        return True
 
     def positions(self) -> dict[str, int]:
         """Lines in the file. Their length would depend on the clock."""
-        return {self.name: self._lines}
-
-    def flush(self) -> None:
-        """Bring what was written to the disk itself."""
-        with self._writing():
-            self._file.sync()
+        return {self.option: self._lines}
 
     def close(self) -> None:
-        """Flush and close; closing twice is no error."""
-        if not self._file.closed:
-            with self._writing(), contextlib.closing(self._file):
-                self._file.sync()
-
-    def _writing(self) -> contextlib.AbstractContextManager[None]:
-        return writing(self._path, f"recorder.{self.name}")
+        """Bring what was written to the disk itself, and say how many records are missing."""
+        self._tried(self._file.sync)
+        if self.dropped:
+            _logger.warning("%s lacks %d records", self.name, self.dropped)
 
 
 class JsonlRecorder(FileRecorder):
     """Appends `{"opt_steps", "env_steps", "time", <metric>…}` lines; numbers that are not finite are null."""
 
-    name = "jsonl"
+    option = "jsonl"
 
     def _encoded(self, record: Record) -> bytes:
         head = {"opt_steps": record.opt_steps, "env_steps": record.env_steps, "time": record.time}
@@ -135,7 +131,7 @@ class JsonlRecorder(FileRecorder):
 class CsvRecorder(FileRecorder):
     """Appends a line `opt_steps,env_steps,time,metric,value` for each value, for spreadsheets and data frames."""
 
-    name = "csv"
+    option = "csv"
 
     def _encoded(self, record: Record) -> bytes:
         text = io.StringIO()

@@ -15,7 +15,7 @@ from typing import Any
 
 from border_cli.core.errors import BorderError, first_line
 from border_cli.core.metrics import Record
-from border_cli.core.protocols import StopCheck
+from border_cli.core.protocols import Recorder, StopCheck
 from border_cli.runtime.child import Child
 from border_cli.runtime.worker import Failed, Reporter
 
@@ -47,7 +47,7 @@ class End:
     failed: bool = False
 
 
-class RemoteRecorder:
+class RemoteRecorder(Recorder):
     """Passes records on to a recorder in its own process, and never waits for it before the end.
 
     Args:
@@ -57,42 +57,33 @@ class RemoteRecorder:
         should_stop: whether the run was asked to stop; then `close` waits for STOPPED_S at most.
 
     Attributes:
-        dropped: records that were not written, known after `close`.
+        dropped: known after `close`.
     """
 
     def __init__(
         self, name: str, maker: Callable[[], Any], finish_s: float, should_stop: StopCheck = lambda: False
     ) -> None:
         self.name = name
-        self.dropped = 0
         self._finish_s = finish_s
         self._should_stop = should_stop
         self._accepted = self._written = 0
-        self._queue: deque[Record | Video] = deque(maxlen=MAX_QUEUE)
+        self._queue: deque[Record | Video | End] = deque(maxlen=MAX_QUEUE)
         self._failed = False
         self._process: Child | None = Child(f"recorder {name}", _main, (maker,))
 
     def write(self, record: Record) -> None:
         """Pass the record on, or keep it until the process takes it."""
-        self._accepted += 1
         self._take(record)
 
-    def video(self, path: Path, gif: bytes, size: tuple[int, int], opt_steps: int, env_steps: int) -> None:
+    def video(self, path: Path, gif: bytes, opt_steps: int, env_steps: int) -> None:
         """The same with a film."""
-        self._accepted += 1
         self._take(Video(path, opt_steps, env_steps))
 
     def _take(self, message: Record | Video) -> None:
+        self._accepted += 1
         if self._process is not None and not self._failed:
             self._queue.append(message)
             self._pass_on(self._process)
-
-    def positions(self) -> dict[str, int]:
-        """None: the recorder keeps its own, because a resumed run cannot cut off what another program has stored."""
-        return {}
-
-    def flush(self) -> None:
-        """Nothing that could be waited for."""
 
     def close(self) -> None:
         """Give the process some time for what is left, and end it. Closing again does nothing."""
@@ -100,13 +91,11 @@ class RemoteRecorder:
         if process is None:
             return
         failed = isinstance(sys.exc_info()[1], Exception)  # a recorder is closed while an error ends its run
-        began, is_notified = time.monotonic(), False
+        self._queue.append(End(failed))
+        began = time.monotonic()
         try:
             while not self._failed and not process.exited() and time.monotonic() - began < self._most_s:
                 self._pass_on(process)
-                if not self._queue and not is_notified and _takes_more(process):
-                    process.send(End(failed))
-                    is_notified = True
                 wait(process.descriptors, min(self._most_s, 0.1))
             self._receive(process, last=True)
             if not self._failed and not process.exited():
@@ -140,11 +129,8 @@ class RemoteRecorder:
     def _fail(self, why: str) -> None:
         self._failed = True
         self._queue.clear()
-        if self._process is not None:
-            why += "; its records are lost, training continues"
-        elif self._accepted > self._written:  # at the end of the run
-            why += "; its records are lost"
-        _logger.warning("%s", why)
+        during = self._process is not None
+        _logger.warning("%s%s", why, "; its records are lost, training continues" if during else "")
 
 
 def _takes_more(process: Child) -> bool:

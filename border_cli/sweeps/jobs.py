@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import contextlib
 import json
 import re
 import shlex
@@ -210,9 +209,9 @@ class Sweep:
         head = [] if self._end else [{"sweep_id": self.sweep_id, "argv": self.argv}]
         text = "".join(f"{json.dumps(finite_or_null(one))}\n" for one in (*head, *changed.values()))
         if text:
-            with contextlib.closing(AppendedFile(self.folder / SWEEP_FILE, self._end)) as file:
-                file.append(text.encode("ascii"))
-                self._end = file.end
+            file = AppendedFile(self.folder / SWEEP_FILE, self._end)
+            file.append(text.encode("ascii"))
+            self._end = file.end
         self._saved |= changed
 
     def settings(self, job: Job) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from border_cli.core.errors import ResourceError, first_line
-from border_cli.core.protocols import StopCheck
+from border_cli.core.protocols import Recorder, StopCheck
 from border_cli.core.types import ModelInfo
 from border_cli.runtime.child import Child, ChildError, call
 from border_cli.runtime.clock import Deadline
@@ -18,19 +18,11 @@ END_S = 60.0
 _logger = logging.getLogger(__name__)
 
 
-class VideoSink(Protocol):
-    """A recorder that takes films."""
-
-    def video(self, path: Path, gif: bytes, size: tuple[int, int], opt_steps: int, env_steps: int) -> None:
-        """path: the mp4 file · gif: a small version · size: its height and width."""
-
-
 class Films:
     """Films an episode every `interval` opt steps, with the model of that step, unless the last film is still being made.
 
     Args:
-        make: importable by its path: make(*args, model, path) films and returns (gif, size) as plain data.
-        sinks: recorders that take films.
+        make: importable by its path: make(*args, model, path) films and returns a small version as a GIF.
         should_stop: whether the run was asked to stop; then its end does not wait for a film.
     """
 
@@ -40,13 +32,13 @@ class Films:
         folder: Path,
         make: Callable[..., Any],
         args: tuple[Any, ...],
-        sinks: list[VideoSink],
+        recorders: Sequence[Recorder],
         should_stop: StopCheck = lambda: False,
     ) -> None:
         self.interval = interval
         self._folder = folder
         self._make, self._args = make, args
-        self._sinks = sinks
+        self._recorders = recorders
         self._should_stop = should_stop
         self._film: tuple[Child, Path, int, int] | None = None
 
@@ -57,9 +49,8 @@ class Films:
             _logger.info("the film of opt step %d is left out: the one before is not ready", model.version)
             return
         path = self._folder / f"step-{model.version:09d}.mp4"
-        copy = ModelInfo(model.version, {name: array.copy() for name, array in model.arrays.items()})
         try:
-            child = Child("film", call, (self._make, (*self._args, copy, path)))
+            child = Child("film", call, (self._make, (*self._args, model, path)))
         except ResourceError as e:
             _logger.warning("no film of opt step %d: %s", model.version, first_line(e))
             return
@@ -72,9 +63,9 @@ class Films:
         child, path, opt_steps, env_steps = self._film
         self._film = None
         try:
-            gif, size = child.result()
-            for sink in self._sinks:
-                sink.video(path, gif, size, opt_steps, env_steps)
+            gif = child.result()
+            for recorder in self._recorders:
+                recorder.video(path, gif, opt_steps, env_steps)
         except (ChildError, ResourceError) as e:
             _logger.warning("no film of opt step %d: %s", opt_steps, str(e).partition("\n")[0])
         finally:

@@ -74,7 +74,6 @@ class TrainingLoop(ABC):
                 [
                     *self._shutdown(),
                     *([self._record] if self._started else []),
-                    self.parts.recorder.flush,
                     lambda: telemetry.refresh(self._final_phase, len(self.parts.buffer), self.actors),
                 ]
             )

@@ -14,7 +14,6 @@ from border_cli.core.protocols import (
     Agent,
     Evaluator,
     ExperienceSource,
-    LossyRecorder,
     Recorder,
     ReplayBuffer,
     StopCheck,
@@ -45,7 +44,7 @@ class Components:
     evaluator: Evaluator
     eval_seeds: EvalSeeds
     recorder: Recorder
-    recorder_files: Sequence[LossyRecorder]
+    lossy_recorders: Sequence[Recorder]
     checkpoints: CheckpointManager
     view: View
     telemetry: Telemetry

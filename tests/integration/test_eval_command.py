@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -436,10 +438,15 @@ def test_a_video_has_a_frame_before_each_env_step_and_one_at_the_end(
 def test_a_full_disk_is_no_defect_and_leaves_no_part_of_a_video(
     capsys: pytest.CaptureFixture[str], drawing_env: list[DrawingEnv], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
+    def full(frame: np.ndarray) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(video.Mp4Writer, "add", full)
+    @contextmanager
+    def file_on_full_disk(path: Path, fps: float) -> Iterator[Callable[[np.ndarray], None]]:
+        path.touch()
+        yield full
+
+    monkeypatch.setattr(video, "mp4_file", file_on_full_disk)
     save_drawing()
     assert main(["run", "trust=true", "episodes=1", "video=1"]) == 3
     assert "episode0.mp4 cannot be written: No space left on device" in capsys.readouterr().err

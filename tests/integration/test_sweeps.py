@@ -364,9 +364,9 @@ def test_a_job_of_a_plugin_resumes_although_its_process_has_not_imported_the_plu
     (workplace / "mine.py").write_text(
         "from border_cli.config.registry import register\n"
         "from border_cli.config.schema import RecorderConfig\n"
-        "from border_cli.recorders import NullRecorder\n"
+        "from border_cli.core.protocols import Recorder\n"
         'register("recorder", "mine", RecorderConfig, "mine:make")\n'
-        "def make(config, run_dir):\n    return NullRecorder()\n"
+        "def make(config, run_dir):\n    return Recorder()\n"
     )
     monkeypatch.syspath_prepend(str(workplace))
     monkeypatch.setenv("PYTHONPATH", str(workplace))

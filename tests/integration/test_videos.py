@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 
 from border_cli.core.types import ModelInfo
 from border_cli.training.films import Films
-from border_cli.video import Thumbnails
+from border_cli.video import mp4_file, small_gif
 from tests.faults.processes import wait_until
 from tests.real_runs import Run, train
 
@@ -60,12 +60,13 @@ def test_films_have_whole_episodes_and_tensorboard_has_them_too(workplace: Path)
     assert run.summary["records_dropped"] == {}
 
 
-def test_a_small_version_of_frames_that_the_environment_draws_into_one_array() -> None:
-    small, frame = Thumbnails(), np.zeros((8, 8, 3), np.uint8)
-    for level in (0, 100, 200):
-        frame[:] = level
-        small.add(frame)
-    with Image.open(io.BytesIO(small.gif())) as image:
+def test_a_small_version_of_frames_that_the_environment_draws_into_one_array(tmp_path: Path) -> None:
+    frame = np.zeros((8, 8, 3), np.uint8)
+    with mp4_file(tmp_path / "film.mp4", 30) as add:
+        for level in (0, 100, 200):
+            frame[:] = level
+            add(frame)
+    with Image.open(io.BytesIO(small_gif(tmp_path / "film.mp4"))) as image:
         found = [np.asarray(one.convert("L")).mean() for one in ImageSequence.Iterator(image)]
     assert found == pytest.approx([0, 100, 200], abs=40)  # rgb8 has few colours
 

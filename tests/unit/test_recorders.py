@@ -30,9 +30,6 @@ class Failing(BufferedRecorder):
         super().write(record)
         self._called("write")
 
-    def flush(self) -> None:
-        self._called("flush")
-
     def close(self) -> None:
         self._called("close")
 
@@ -63,7 +60,6 @@ def test_a_resumed_recorder_continues_at_its_position_and_cuts_off_the_rest_with
     path = tmp_path / "records"
     recorder = kind(path)
     recorder.write(RECORD)
-    recorder.flush()
     saved, (keep,) = path.read_bytes(), recorder.positions().values()
     recorder.write(Record({"agent/loss": 0.5}, 4))
     recorder.close()
@@ -164,13 +160,9 @@ def test_the_steps_of_a_metric_may_repeat_but_not_decrease() -> None:
 def test_a_failing_recorder_does_not_affect_the_others() -> None:
     recorders = [Failing(fails) for fails in (False, True, False)]
     group = RecorderGroup(recorders)
-    for name, call in (
-        ("write", lambda: group.write(RECORD)),
-        ("flush", group.flush),
-        ("close", group.close),
-    ):
+    for name, call in (("write", lambda: group.write(RECORD)), ("close", group.close)):
         with pytest.raises(OSError, match=name):
             call()
     for recorder in recorders:
         assert recorder.records == [RECORD]
-        assert recorder.calls == ["write", "flush", "close"]
+        assert recorder.calls == ["write", "close"]

@@ -12,31 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from border_cli.core.errors import ResourceError
 from border_cli.core.metrics import Record
-from border_cli.core.protocols import Recorder
-from border_cli.recorders import BufferedRecorder, TolerantRecorder
-from border_cli.recorders.files import AppendedFile, JsonlRecorder, read_jsonl
+from border_cli.recorders.files import AppendedFile, FileRecorder, JsonlRecorder, read_jsonl
 from border_cli.recorders.tensorboard import TensorBoardRecorder
 from border_cli.runs.directory import log_to
 from tests.faults.amounts import times
 from tests.unit.test_recorders import scalars
-
-
-class FailingNow(BufferedRecorder):
-    """Raises `error` from all methods while it is set."""
-
-    error: Exception | None = None
-
-    def write(self, record: Record) -> None:
-        self.flush()
-        super().write(record)
-
-    def flush(self) -> None:
-        if self.error is not None:
-            raise self.error
-
-    close = flush
 
 
 def record(opt_steps: int) -> Record:
@@ -60,46 +41,75 @@ def allow_bytes(n: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (n, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
 
-def test_h3_a_failing_recorder_costs_records_and_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    sink = FailingNow()
-    recorder = TolerantRecorder(sink, "metrics.jsonl")
+def test_h3_a_failing_recorder_costs_records_and_one_warning(
+    tmp_path: Path, limit: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    recorder = JsonlRecorder(path)
     for opt_steps in range(1, 7):
-        full = ResourceError("metrics.jsonl cannot be written: No space left\nhint")
-        sink.error = full if opt_steps in (2, 3, 5) else None
+        full = opt_steps in (2, 3, 5)
+        allow_bytes(path.stat().st_size + 10 if full else resource.RLIM_INFINITY)
         recorder.write(record(opt_steps))
-        recorder.flush()
     recorder.close()
-    assert [kept.opt_steps for kept in sink.records] == [1, 4, 6]
-    assert recorder.dropped == 3
+    assert lines_of(path) == [1, 4, 6]
+    assert (recorder.dropped, recorder.positions()) == (3, {"jsonl": 3})
     assert caplog.messages == [
-        "metrics.jsonl cannot be written: No space left; records may be lost, training continues",
+        f"{path} cannot be written: File too large; records may be lost, training continues",
         "metrics.jsonl lacks 3 records",
     ]
 
 
-def test_another_error_is_raised() -> None:
-    sink = FailingNow()
-    recorder = TolerantRecorder(sink, "metrics.jsonl")
-    sink.error = KeyError("defect")
-    for call in (lambda: recorder.write(record(1)), recorder.flush, recorder.close):
+def test_another_error_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def defect(*_: object) -> None:
+        raise KeyError("defect")
+
+    recorder = JsonlRecorder(tmp_path / "metrics.jsonl")
+    monkeypatch.setattr(recorder._file, "append", defect)
+    monkeypatch.setattr(recorder._file, "sync", defect)
+    for call in (lambda: recorder.write(record(1)), recorder.close):
         with pytest.raises(KeyError):
             call()
     assert recorder.dropped == 0
 
 
+def test_a_file_that_cannot_be_opened_costs_records_and_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder = JsonlRecorder(tmp_path / "metrics.jsonl")
+    (tmp_path / "metrics.jsonl").mkdir()
+    for opt_steps in (1, 2):
+        recorder.write(record(opt_steps))
+    assert recorder.dropped == 2
+    assert "metrics.jsonl cannot be written: Is a directory; records may be lost" in caplog.text
+
+
+def test_a_file_that_was_removed_is_begun_again(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    recorder = JsonlRecorder(path)
+    recorder.write(record(1))
+    path.unlink()
+    recorder.write(record(2))
+    recorder.close()
+    assert lines_of(path) == [2]
+
+
 @pytest.mark.parametrize("kind", ["jsonl", "tensorboard"])
-def test_h3_a_partly_written_record_is_removed(tmp_path: Path, limit: None, kind: str) -> None:
+def test_h3_a_partly_written_record_is_removed(
+    tmp_path: Path, limit: None, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
     events = kind == "tensorboard"
     folder = tmp_path / kind
     folder.mkdir()
-    recorder: Recorder = TensorBoardRecorder(folder) if events else JsonlRecorder(folder / "metrics.jsonl")
+    recorder: FileRecorder = (
+        TensorBoardRecorder(folder) if events else JsonlRecorder(folder / "metrics.jsonl")
+    )
     recorder.write(record(1))
     (path,) = folder.iterdir()
     size = path.stat().st_size
     allow_bytes(size + 10)
-    name = (folder if events else path).name
-    with pytest.raises(ResourceError, match=f"{name} cannot be written: File too large"):
-        recorder.write(record(2))
+    recorder.write(record(2))
+    assert recorder.dropped == 1
+    assert f"{path} cannot be written: File too large" in caplog.text
     assert path.stat().st_size == size
     allow_bytes(resource.RLIM_INFINITY)
     recorder.write(record(3))
@@ -115,7 +125,6 @@ def test_a_partial_record_that_cannot_be_removed_at_once_is_removed_by_the_next_
     with (tmp_path / "file").open("ab") as other:
         other.write(b"to")
     file.append(b"next\n")
-    file.close()
     assert (tmp_path / "file").read_bytes() == b"whole\nnext\n"
 
 
