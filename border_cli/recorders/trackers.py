@@ -21,7 +21,7 @@ from typing import Any
 
 from border_cli.config.schema import RecorderConfig
 from border_cli.core.metrics import Record
-from border_cli.recorders.files import METRICS_FILE, AppendedFile, read_jsonl
+from border_cli.recorders.files import METRICS_FILE, read_jsonl
 
 
 @dataclass(frozen=True)
@@ -51,48 +51,57 @@ class RunInfo:
         return {"best/return_mean": score["mean"], "best/opt_steps": score["opt_steps"]}
 
 
-def record_values(record: Record) -> dict[str, float]:
-    """The values with the counts of the record."""
+Newest = dict[str, tuple[int, int]]
+"""By metric: (opt steps, env steps) of the newest value that a tracker has of earlier launches."""
+_FILM = "video/episode"
+
+
+def _is_new(name: str, opt_steps: int, env_steps: int, stored: Newest) -> bool:
+    return (opt_steps, env_steps) > stored.get(name, (-1, 0))
+
+
+def missing(record: Record, stored: Newest) -> dict[str, float]:
+    """The values that a tracker lacks, with the counts of the record; empty where it has all.
+
+    A resumed run repeats the records after its checkpoint.
+    """
     counts = {"env_steps": record.env_steps, "opt_steps": record.opt_steps, "time": record.time}
-    return record.values | counts
-
-
-def start_wandb(info: RunInfo, mode: str) -> Any:
-    """A run of Weights & Biases; its files are in `wandb/` of the run directory. mode: online or offline."""
-    wandb: Any = importlib.import_module("wandb")
-    run = wandb.init(
-        project=info.project,
-        name=info.name,
-        id=info.run_id.replace("-", ""),
-        group=info.group,
-        config=dict(info.config),
-        dir=str(info.run_dir),
-        mode=mode,
-        resume="allow",
-        settings=wandb.Settings(console="off", silent=True, x_disable_stats=True),
-    )
-    run.define_metric("*", step_metric="env_steps")  # the axis of all charts
-    return run
+    at = record.opt_steps, record.env_steps
+    values = {name: value for name, value in record.values.items() if _is_new(name, *at, stored)}
+    return values | counts if values else {}
 
 
 class WandbRecorder:
-    """Passes records to a run of Weights & Biases."""
+    """A run of Weights & Biases; its files are in `wandb/` of the run directory. mode: online or offline."""
 
-    def __init__(self, info: RunInfo, run: Any) -> None:
+    def __init__(self, info: RunInfo, mode: str) -> None:
+        self._wandb: Any = importlib.import_module("wandb")
         self._info = info
-        self._run = run
         self._exit_code = 0
+        self._stored = wandb_stored(info.run_dir)
+        self._run = self._wandb.init(
+            project=info.project,
+            name=info.name,
+            id=info.run_id.replace("-", ""),
+            group=info.group,
+            config=dict(info.config),
+            dir=str(info.run_dir),
+            mode=mode,
+            resume="allow",
+            settings=self._wandb.Settings(console="off", silent=True, x_disable_stats=True),
+        )
+        self._run.define_metric("*", step_metric="env_steps")  # the axis of all charts
 
     def write(self, record: Record) -> None:
         """Log the values."""
-        self._run.log(record_values(record))
+        if values := missing(record, self._stored):
+            self._run.log(values)
 
     def video(self, path: Path, opt_steps: int, env_steps: int) -> None:
         """Log a film."""
-        wandb: Any = importlib.import_module("wandb")
-        self._run.log(
-            {"video/episode": wandb.Video(str(path)), "env_steps": env_steps, "opt_steps": opt_steps}
-        )
+        if _is_new(_FILM, opt_steps, env_steps, self._stored):
+            film = self._wandb.Video(str(path))
+            self._run.log({_FILM: film, "env_steps": env_steps, "opt_steps": opt_steps})
 
     def mark_failed(self) -> None:
         """Have `close` end the run as a failed one."""
@@ -104,19 +113,29 @@ class WandbRecorder:
         self._run.finish(exit_code=self._exit_code)
 
 
-def wandb_stored(folder: Path) -> int:
-    """How many calls of `log` the newest file of Weights & Biases in a run directory holds.
+def wandb_stored(folder: Path) -> Newest:
+    """What the files of Weights & Biases in a run directory hold.
 
-    The library writes blocks of 32 KiB: a process that is killed leaves up to one block unwritten. The file is a log of
-    LevelDB: blocks of fragments, each behind its checksum (4 bytes), length and kind (1 or 4: the last of a record). The
+    The library writes blocks of 32 KiB: a process that is killed leaves up to one block unwritten.
+    """
+    messages: Any = importlib.import_module("wandb.proto.wandb_internal_pb2")
+    newest: Newest = {}
+    for path in folder.glob("wandb/*run-*/*.wandb"):
+        for data in _leveldb_records(path.read_bytes()):
+            row = messages.Record.FromString(data).history.item  # empty in a record of another kind
+            values = {item.key or item.nested_key[0]: item.value_json for item in row}
+            at = int(values.get("opt_steps", -1)), int(values.get("env_steps", 0))
+            newest |= {name: max(at, newest.get(name, at)) for name in values}
+    return newest
+
+
+def _leveldb_records(data: bytes) -> Iterator[bytes]:
+    """The records of a log of LevelDB that are whole.
+
+    It has blocks of fragments, each behind its checksum (4 bytes), length and kind (1 or 4: the last of a record). The
     first 7 bytes are a header.
     """
-    block, at, stored, record = 32 * 1024, 7, 0, b""
-    messages: Any = importlib.import_module("wandb.proto.wandb_internal_pb2")
-    files = sorted(
-        folder.glob("wandb/*run-*/*.wandb"), key=lambda path: path.parent.name.partition("run-")[2]
-    )
-    data = files[-1].read_bytes() if files else b""
+    block, at, record = 32 * 1024, 7, b""
     while at + 7 <= len(data):
         if block - at % block < 7:  # no room for another fragment
             at += block - at % block
@@ -125,9 +144,8 @@ def wandb_stored(folder: Path) -> int:
         record += data[at + 7 : at + 7 + length]
         at += 7 + length
         if kind in (1, 4) and at <= len(data):
-            stored += messages.Record.FromString(record).HasField("history")
+            yield record
             record = b""
-    return stored
 
 
 class MlflowRecorder:
@@ -143,6 +161,7 @@ class MlflowRecorder:
         self._info = info
         self._client = mlflow.MlflowClient(tracking_uri=uri)
         self._status = "FINISHED"
+        self._stored: Newest = {}
         experiment_id = self._experiment_id(mlflow.MlflowException)
         tag = "border.run_id"
         found = self._client.search_runs([experiment_id], f"tags.`{tag}` = '{info.run_id}'")
@@ -154,6 +173,7 @@ class MlflowRecorder:
             for key, value in config.items():
                 if before.get(key) != value:  # a parameter cannot change
                     self._client.set_tag(self._run_id, key, value)
+            self._stored = self._newest(found[0].data.metrics)
         else:
             tags = {tag: info.run_id} | ({"border.sweep": info.group} if info.group else {})
             run = self._client.create_run(experiment_id, run_name=info.name, tags=tags)
@@ -173,17 +193,28 @@ class MlflowRecorder:
                     raise
         return experiment.experiment_id
 
+    def _newest(self, names: Iterable[str]) -> Newest:
+        """What is stored of these metrics. The values of a record have one time stamp."""
+
+        def points(name: str) -> Any:
+            return self._client.get_metric_history(self._run_id, name)
+
+        opt_steps = {(point.timestamp, point.step): int(point.value) for point in points("opt_steps")}
+        return {
+            name: max(
+                (opt_steps.get((point.timestamp, point.step), -1), point.step) for point in points(name)
+            )
+            for name in names
+        }
+
     def write(self, record: Record) -> None:
         """Log the finite values at the record's env step."""
-        stamp = int(1000 * time.time())
-        self._client.log_batch(
-            self._run_id,
-            metrics=[
-                self._entities.Metric(_allowed(name), value, stamp, record.env_steps)
-                for name, value in record_values(record).items()
-                if math.isfinite(value)
-            ],
-        )
+        finite = {_allowed(name): value for name, value in record.values.items() if math.isfinite(value)}
+        stamp, values = int(1000 * time.time()), missing(replace(record, values=finite), self._stored)
+        metrics = [
+            self._entities.Metric(name, value, stamp, record.env_steps) for name, value in values.items()
+        ]
+        self._client.log_batch(self._run_id, metrics=metrics)
 
     def video(self, path: Path, opt_steps: int, env_steps: int) -> None:
         """Store the film as an artifact."""
@@ -210,66 +241,6 @@ def _allowed(name: str) -> str:
     return re.sub(r"[^\w .:/-]", "_", name)
 
 
-_END = b"[]\n"
-
-
-class OnceRecorder:
-    """Passes on what a tracker has not stored yet: a resumed run repeats the records after its checkpoint.
-
-    Args:
-        path: a file with a line for each record that was passed on, and one for each launch that has ended.
-        stored: how many records the tracker has of the last launch, if that was killed; None: all that were passed on.
-    """
-
-    def __init__(
-        self, recorder: WandbRecorder | MlflowRecorder, path: Path, stored: int | None = None
-    ) -> None:
-        self._recorder = recorder
-        self._stored: dict[str, tuple[int, int]] = {}  # by metric, the newest (opt_steps, env_steps)
-        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-        if lines and not lines[-1].endswith(b"\n"):  # torn
-            lines.pop()
-        ended = len(lines) - next((i for i, line in enumerate(lines[::-1]) if line == _END), len(lines))
-        kept = lines if stored is None else lines[: ended + stored]
-        for line in kept:
-            if line != _END:
-                opt_steps, env_steps, *names = json.loads(line)
-                self._stored |= dict.fromkeys(names, (opt_steps, env_steps))
-        self._file = AppendedFile(path, sum(map(len, kept)))
-        if len(kept) > ended:
-            self._file.append(_END)
-
-    def write(self, record: Record) -> None:
-        """Pass on the values that are newer than those of earlier launches."""
-        at = record.opt_steps, record.env_steps
-        values = {
-            name: value for name, value in record.values.items() if at > self._stored.get(name, (-1, 0))
-        }
-        if values:
-            self._recorder.write(replace(record, values=values))
-            self._passed_on(at, values)
-
-    def video(self, path: Path, opt_steps: int, env_steps: int) -> None:
-        """Pass on a film of a new opt step."""
-        at = opt_steps, env_steps
-        if at > self._stored.get("video/episode", (-1, 0)):
-            self._recorder.video(path, opt_steps, env_steps)
-            self._passed_on(at, ["video/episode"])
-
-    def _passed_on(self, at: tuple[int, int], names: Iterable[str]) -> None:
-        self._file.append(f"{json.dumps([*at, *names])}\n".encode("ascii"))
-
-    def mark_failed(self) -> None:
-        """Pass it on."""
-        self._recorder.mark_failed()
-
-    def close(self) -> None:
-        """Close the recorder, which then has stored everything."""
-        self._recorder.close()
-        self._file.append(_END)
-        self._file.close()
-
-
 @contextlib.contextmanager
 def _alone(uri: str) -> Iterator[None]:
     """Hold a lock beside a sqlite file: MLflow creates its tables without one, and jobs of a sweep start together."""
@@ -282,19 +253,20 @@ def _alone(uri: str) -> Iterator[None]:
         yield
 
 
-def make_tracker(kind: str, info: RunInfo, recorder: RecorderConfig, keep: int) -> OnceRecorder:
+def make_tracker(
+    kind: str, info: RunInfo, recorder: RecorderConfig, keep: int
+) -> WandbRecorder | MlflowRecorder:
     """The recorder for one of `border_cli.config.resolve.TRACKERS`. Raises what the tracker's package raises.
 
     Args:
         keep: lines that metrics.jsonl has of the run so far; the tracker gets what it lacks of them.
     """
-    path = info.run_dir / f".{kind}.jsonl"
+    tracker: WandbRecorder | MlflowRecorder
     if kind == "mlflow":
         with _alone(str(recorder.mlflow)):
-            tracker = OnceRecorder(MlflowRecorder(info, str(recorder.mlflow)), path)
+            tracker = MlflowRecorder(info, str(recorder.mlflow))
     else:
-        stored = wandb_stored(info.run_dir)  # before this launch has a file
-        tracker = OnceRecorder(WandbRecorder(info, start_wandb(info, recorder.wandb)), path, stored)
+        tracker = WandbRecorder(info, recorder.wandb)
     if keep:
         for line in read_jsonl(info.run_dir / METRICS_FILE, keep):
             counts = (line.pop(name) for name in ("opt_steps", "env_steps", "time"))

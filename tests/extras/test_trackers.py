@@ -5,15 +5,14 @@ from __future__ import annotations
 import fcntl
 import importlib.util
 import json
-import os
 import shutil
 import struct
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +21,8 @@ from border_cli.cli.train import main
 from border_cli.config.schema import RecorderConfig
 from border_cli.core.metrics import Record
 from border_cli.recorders import trackers
-from border_cli.recorders.trackers import MlflowRecorder, OnceRecorder, RunInfo
+from border_cli.recorders.remote import RemoteRecorder
+from border_cli.recorders.trackers import MlflowRecorder, RunInfo, make_tracker
 from tests.faults.processes import wait_until
 from tests.real_runs import Run, tiny, train
 
@@ -140,10 +140,14 @@ def test_the_runs_of_a_sweep_are_a_group(workplace: Path) -> None:
     assert {start.run_group for start in starts} == {runs[0].path.parent.name}
 
 
-@pytest.mark.parametrize("passed_on", [0, 150])
-def test_after_a_kill_weights_and_biases_gets_what_it_had_not_stored(workplace: Path, passed_on: int) -> None:
+@pytest.mark.parametrize("blocks", [0, 3])
+def test_after_a_kill_weights_and_biases_gets_what_it_had_not_stored(workplace: Path, blocks: int) -> None:
     """Killed before the library is ready, and while it holds back records of its last block of 32 KiB."""
     pytest.importorskip("wandb")
+
+    def stored_bytes() -> int:
+        return sum(path.stat().st_size for path in (workplace / "run").glob("wandb/offline-run-*/*.wandb"))
+
     words = tiny(
         "trainer=sync",
         "evaluator=inline",
@@ -156,11 +160,7 @@ def test_after_a_kill_weights_and_biases_gets_what_it_had_not_stored(workplace: 
     train_command = str(Path(sys.executable).with_name("border-train"))
     with subprocess.Popen([train_command, *words], stdout=subprocess.DEVNULL) as process:
         wait_until((workplace / "run" / "checkpoints").exists, "the first checkpoint")
-        if passed_on:
-            passed = workplace / "run" / ".wandb.jsonl"
-            wait_until(
-                lambda: passed.exists() and passed.read_bytes().count(b"\n") > passed_on, "the tracker"
-            )
+        wait_until(lambda: stored_bytes() >= blocks * 32 * 1024, "the tracker")
         process.kill()
     run = Run(workplace / "run")
     assert main([f"resume={run.path}"]) == 0
@@ -241,15 +241,20 @@ def test_mlflow_takes_any_name_and_a_run_ends_without_artifacts(
     assert (found.data.metrics["env/score_0_"], found.data.metrics["eval/return_mean"]) == (1.5, 2.5)
 
 
-def test_a_film_is_passed_on_once(tmp_path: Path) -> None:
+def test_a_film_is_passed_on_once(workplace: Path) -> None:
     """Also if no record follows it before the run ends."""
-    passed: list[int] = []
-    tracker: Any = SimpleNamespace(video=lambda path, opt_steps, env_steps: passed.append(opt_steps))
-    for _ in range(2):
-        recorder = OnceRecorder(tracker, tmp_path / ".wandb.jsonl")
-        recorder.video(tmp_path / "film.mp4", 20, 40)
-        recorder._file.close()
-    assert passed == [20]
+    pytest.importorskip("wandb")
+    run = train(*SHORT, "trainer=sync", "recorder.wandb=offline")
+    (run.path / "film.mp4").touch()
+    info = RunInfo(run.path.name, "name", None, "mine", {}, run.path)
+    settings = RecorderConfig(wandb="offline")
+    for opt_steps in (50, 50, 60):
+        recorder = RemoteRecorder("wandb", partial(make_tracker, "wandb", info, settings, 0), 60.0)
+        recorder.video(run.path / "film.mp4", b"", opt_steps, 2 * opt_steps)
+        recorder.close()
+        assert recorder.dropped == 0
+    films = [row["opt_steps"] for row in wandb_rows(wandb_items(run)) if "video/episode/path" in row]
+    assert sorted(films) == [50, 60]
 
 
 @pytest.mark.parametrize("uri", ["sqlite:///{0}/mlflow.db", "sqlite:///{0}/mlflow.db?timeout=9"])
@@ -265,10 +270,8 @@ def test_runs_that_begin_together_make_the_tables_of_mlflow_one_after_the_other(
         held.append(True)
 
     monkeypatch.setattr(trackers, "MlflowRecorder", make)
-    monkeypatch.setattr(os, "dup2", lambda *_: None)
     settings = RecorderConfig(mlflow=uri.format(tmp_path))
-    tracker = trackers.make_tracker("mlflow", RunInfo("id", "name", None, "mine", {}, tmp_path), settings, 0)
-    tracker._file.close()
+    make_tracker("mlflow", RunInfo("id", "name", None, "mine", {}, tmp_path), settings, 0)
     assert held == [True]
     with (tmp_path / "mlflow.db.lock").open() as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
