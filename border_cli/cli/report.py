@@ -21,7 +21,7 @@ from border_cli.report.page import (
     few_runs,
     html_page,
     improvement_rows,
-    markdown,
+    markdown_page,
     table,
 )
 from border_cli.report.runs import find_runs, grouped, metrics_of, read_run
@@ -107,7 +107,7 @@ def _write(report: Report, out: Path) -> None:
     """Write the pages, the curves and the pictures, and print where. Raises UsageError where that is impossible."""
     if out.is_symlink():
         raise UsageError(f"{out} is a link, which may lead anywhere", allowed="out=<folder>")
-    pictures = list[Path]()
+    pictures = dict[Path, str]()
     pages = [out / name for name in ("report.md", "report.html", "curves.csv")]
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -116,10 +116,11 @@ def _write(report: Report, out: Path) -> None:
             pictures = draw(report.curves, envs, report.metric, out)
         except ModuleNotFoundError:
             show("note: no pictures without matplotlib; install it with: pip install 'border-cli[report]'")
-        for page in pages:
-            page.unlink(missing_ok=True)  # a link there is not followed
-        pages[0].write_text(markdown(report, pictures), encoding="utf-8", errors="replace")
-        pages[1].write_text(html_page(report, pictures), encoding="utf-8", errors="replace")
+        for path in pages:
+            path.unlink(missing_ok=True)  # a link there is not followed
+        page = markdown_page(report, pictures)
+        pages[0].write_text(page, encoding="utf-8", errors="replace")
+        pages[1].write_text(html_page(page, pictures), encoding="utf-8", errors="replace")
         write_tidy(pages[2], report.groups, report.metric)
     except OSError as e:
         raise UsageError(f"{out} cannot be written: {e.strerror or e}", allowed="out=<another folder>") from e

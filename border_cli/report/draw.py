@@ -19,33 +19,35 @@ Curves = dict[str, dict[str, Band]]
 """By axis, then by the group's name."""
 
 
-def draw(curves: Curves, envs: Mapping[str, str], metric: str, folder: Path) -> list[Path]:
-    """Draw the interquartile mean of each group, with its interval or with its few runs.
+def draw(curves: Curves, envs: Mapping[str, str], metric: str, folder: Path) -> dict[Path, str]:
+    """Draw the interquartile mean of each group, with its interval or with its few runs. Returns a heading by picture.
 
     One picture per environment and axis, and another one for groups with much smaller budgets. envs: by the group's name.
     Raises ModuleNotFoundError where matplotlib is not installed.
     """
-    written = []
-    several = len(set(envs.values())) > 1
+    written = {}
+    several, label = len(set(envs.values())) > 1, _LABELS.get(metric, metric)
     for axis, bands in curves.items():
         for env in dict.fromkeys(envs[name] for name in bands):
             prefix = re.sub(r"\W+", "-", env).strip("-") + "_" if several else ""
             of_env = {name: band for name, band in bands.items() if envs[name] == env}
             labels = dict(zip(of_env, _labels(list(of_env)), strict=True))
             for i, part in enumerate(_of_like_length(of_env)):
-                end = f"-{max(band.at[-1] for band in part.values()):.0f}" if i else ""
-                written.append(folder / f"{prefix}{axis}{end}.png")
+                heading = f"{label.capitalize()} over {AXES[axis]}{f': {env}' if several else ''}"
+                end = max(band.at[-1] for band in part.values())
+                if i:
+                    heading += f", up to {end:,.0f} {AXES[axis]}"
+                path = folder / f"{prefix}{axis}{f'-{end:.0f}' if i else ''}.png"
                 figure, plot = _axes(len(part))
                 for name, band in part.items():
                     _draw_band(plot, band, labels[name])
-                plot.set(xlabel=AXES[axis], ylabel=label_of(metric), title=env)
-                _save(figure, plot, written[-1])
+                plot.set(xlabel=AXES[axis], ylabel=label, title=env)
+                plot.grid(alpha=0.3)
+                figure.legend(loc="outside lower center", ncols=1, fontsize="small")
+                path.unlink(missing_ok=True)  # a link there is not followed
+                figure.savefig(path, dpi=120)
+                written[path] = heading
     return written
-
-
-def label_of(metric: str) -> str:
-    """A metric in words, or its name."""
-    return _LABELS.get(metric, metric)
 
 
 def _of_like_length(bands: Mapping[str, Band]) -> list[dict[str, Band]]:
@@ -93,11 +95,3 @@ def _axes(n_groups: int) -> tuple[Any, Any]:
     if n_groups > len(colors):
         plot.set_prop_cycle(cycler(linestyle=["-", "--", "-.", ":"]) * cycler(color=colors))
     return figure, plot
-
-
-def _save(figure: Any, plot: Any, path: Path) -> None:
-    """Add grid and legend, and write the file."""
-    plot.grid(alpha=0.3)
-    figure.legend(loc="outside lower center", ncols=1, fontsize="small")
-    path.unlink(missing_ok=True)  # a link there is not followed
-    figure.savefig(path, dpi=120)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import base64
 import html
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from markdown import markdown
+
 from border_cli.config.convert import as_typed
 from border_cli.display.format import number, share
-from border_cli.report.draw import AXES, FEW, Curves, label_of
+from border_cli.report.draw import AXES, FEW, Curves
 from border_cli.report.runs import Group
 from border_cli.report.stats import (
     LEVEL,
@@ -88,18 +90,30 @@ def title(report: Report) -> str:
     )
 
 
-def markdown(report: Report, pictures: Sequence[Path]) -> str:
-    """The page report.md."""
-    pairs = improvement_rows(report.improvements)
-    parts = [
-        f"# {title(report)}",
-        _grid(table(report.lines)),
-        about(report.metric),
-        few_runs(report.lines),
-        *(f"![{path.stem}]({path.name})" for path in pictures),
-        *([_grid(pairs)] if len(pairs) > 1 else []),
-    ]
-    return "\n\n".join(filter(None, parts)) + "\n"
+def markdown_page(report: Report, pictures: Mapping[Path, str]) -> str:
+    """The page report.md. pictures: with their headings."""
+    parts = [f"# {title(report)}", _grid(table(report.lines)), about(report.metric), few_runs(report.lines)]
+    for path, heading in pictures.items():
+        parts += [f"## {heading}", f"![{heading}]({path.name})"]
+    for heading, rows in (
+        ("Probability of improvement, by last scores", improvement_rows(report.improvements)),
+        ("Differences of the configurations", differences(report.groups)),
+        ("Health of the runs", health(report.groups)),
+    ):
+        if len(rows) > 1:
+            parts += [f"## {heading}", _grid(rows)]
+    return html.escape("\n\n".join(filter(None, parts)), quote=False) + "\n"
+
+
+def html_page(page: str, pictures: Iterable[Path]) -> str:
+    """The page report.html, from that in Markdown. It needs no other file and no network."""
+    body = markdown(page, extensions=["tables"])
+    for path in pictures:
+        encoded = base64.b64encode(path.read_bytes()).decode("ascii")
+        body = body.replace(f'src="{path.name}"', f'src="data:image/png;base64,{encoded}"')
+    heading = page.partition("\n")[0].removeprefix("# ")
+    head = f'<meta charset="utf-8"><title>{heading}</title><style>{_STYLE}</style>'
+    return f'<!doctype html><html lang="en"><head>{head}</head><body>\n{body}\n</body></html>\n'
 
 
 def as_json(report: Report) -> dict[str, Any]:
@@ -172,95 +186,32 @@ def differences(groups: Sequence[Group]) -> list[list[str]]:
 
 def health(groups: Sequence[Group]) -> list[list[str]]:
     """Header and rows: how each run ended, and whether its actors and recorders were well."""
-    rows = [
-        [
-            "run",
-            "group",
-            "status",
-            "ended by",
-            "actor restarts",
-            "actors blocked",
-            "records dropped",
-        ]
-    ]
+    rows = []
     for group in groups:
         for run in group.runs:
             summary = run.summary
             actors = [actor for actor in summary.get("actors") or [] if isinstance(actor, Mapping)]
-            lost = sum((summary.get("records_dropped") or {}).values())
             seconds = sum(float(actor.get("seconds") or 0.0) for actor in actors)
             blocked = sum(float(actor.get("blocked_seconds") or 0.0) for actor in actors)
             restarts = sum(int(actor.get("restarts") or 0) for actor in actors)
-            ended = str(summary.get("ended_by") or "-")
-            rows.append(
-                [
-                    run.path.name,
-                    group.name,
-                    str(summary.get("status")),
-                    ended,
-                    str(restarts),
-                    share(blocked / seconds if seconds else None),
-                    str(lost),
-                ]
-            )
-    return rows
+            row = {
+                "run": run.path.name,
+                "group": group.name,
+                "status": str(summary.get("status")),
+                "ended by": str(summary.get("ended_by") or "-"),
+                "actor restarts": str(restarts),
+                "actors blocked": share(blocked / seconds if seconds else None),
+                "records dropped": str(sum((summary.get("records_dropped") or {}).values())),
+            }
+            rows.append(row)
+    return [list(rows[0]), *(list(row.values()) for row in rows)]
 
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
 table { border-collapse: collapse; margin: 1rem 0; display: block; overflow-x: auto; font-size: 14px; }
 th, td { border: 1px solid #ddd; padding: .3rem .6rem; text-align: left; white-space: nowrap; }
-td.number { text-align: right; }
 th:first-child, td:first-child { white-space: normal; }
 th { background: #f5f5f5; }
 img { max-width: 100%; }
-p.note { color: #555; }
 """
-
-
-def html_page(report: Report, pictures: Sequence[Path]) -> str:
-    """The page report.html. It needs no other file and no network."""
-    parts = [
-        f"<h1>{html.escape(title(report))}</h1>",
-        _html_table(table(report.lines)),
-        f'<p class="note">{_html_text(about(report.metric))}</p>',
-    ]
-    if warning := few_runs(report.lines):
-        parts.append(f'<p class="note">{html.escape(warning)}</p>')
-    for path in pictures:
-        encoded = base64.b64encode(path.read_bytes()).decode("ascii")
-        heading = _title(path.stem, report.metric)
-        parts.append(f'<h2>{heading}</h2><img alt="{heading}" src="data:image/png;base64,{encoded}">')
-    for heading, rows in (
-        ("Probability of improvement, by last scores", improvement_rows(report.improvements)),
-        ("Differences of the configurations", differences(report.groups)),
-        ("Health of the runs", health(report.groups)),
-    ):
-        if len(rows) > 1:
-            parts += [f"<h2>{heading}</h2>", _html_table(rows)]
-    head = f'<meta charset="utf-8"><title>{html.escape(title(report))}</title><style>{_STYLE}</style>'
-    return f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(parts)}</body></html>\n'
-
-
-def _html_text(text: str) -> str:
-    """Text with Markdown's `code` and *emphasis*."""
-    marked = re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
-    return re.sub(r"\*([^*]+)\*", r"<em>\1</em>", marked)
-
-
-def _title(stem: str, metric: str) -> str:
-    """The title of a picture, by the name of its file."""
-    found = re.fullmatch(rf"(?:(.+)_)?({'|'.join(AXES)})(?:-(\d+))?", stem)
-    assert found is not None
-    env, axis, end = found.groups()
-    most = f", up to {int(end):,} {AXES[axis]}" if end else ""
-    return html.escape(f"{label_of(metric).capitalize()} over {AXES[axis]}{f': {env}' if env else ''}{most}")
-
-
-def _html_table(rows: Sequence[Sequence[str]]) -> str:
-    def line(tag: str, cells: Sequence[str]) -> str:
-        starts = [f'{tag} class="number"' if tag == "td" and _is_number(cell) else tag for cell in cells]
-        ends = zip(starts, map(html.escape, cells), strict=True)
-        return "<tr>" + "".join(f"<{start}>{cell}</{tag}>" for start, cell in ends) + "</tr>"
-
-    return "<table>" + line("th", rows[0]) + "".join(line("td", row) for row in rows[1:]) + "</table>"
