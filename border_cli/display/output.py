@@ -33,12 +33,12 @@ def printable(text: str, encoding: str) -> str:
     return visible.encode(encoding, "replace").decode(encoding)
 
 
-def _wrapped(line: str, width: int) -> str:
-    """The line with breaks between words; a command, which may be copied, stays in one piece."""
-    return (
-        line
-        if "border-" in line
-        else textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
+def wrapped(line: str, width: int, indent: str = "") -> str:
+    """The line with breaks between words, indented behind them; a command, which may be copied, stays in one piece."""
+    if "border-" in line:
+        return line
+    return textwrap.fill(
+        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
 
 
@@ -47,7 +47,7 @@ def write_line(stream: IO[str] | QueuedStream, text: str) -> None:
     text = printable(text, getattr(stream, "encoding", None) or "utf-8")
     if stream.isatty():
         width = shutil.get_terminal_size().columns
-        text = "\n".join(_wrapped(line, width) for line in text.split("\n"))
+        text = "\n".join(wrapped(line, width) for line in text.split("\n"))
     stream.write(f"{text}\n")
     stream.flush()
 
@@ -118,12 +118,7 @@ class Output:
         with self._changed:
             self._pid = None
             self._changed.notify_all()
-        self._thread.join(_LAST_S)
-        if (
-            not self._thread.is_alive()
-        ):  # else a reader takes nothing, and the descriptors are closed with the process
-            self.stdout.release()
-            self.stderr.release()
+        self._thread.join(_LAST_S)  # a reader that takes nothing keeps it until the process ends
 
     def _write_all(self) -> None:
         while self._pid is not None:
@@ -132,18 +127,15 @@ class Output:
                     self._changed.wait_for(lambda: self._queue or self._frame or self._pid is None)
                 else:
                     self._changed.wait_for(lambda: self._pid is None, REDRAW_S)
-            self._write(self._queued())
-        self._write(self._queued())
+            self._write()
+        self._write()
         for stream in (self.stdout, self.stderr):
             stream.release()
 
-    def _queued(self) -> list[tuple[QueuedStream, str]]:
+    def _write(self) -> None:
+        """Erase the frame, write what was queued, draw the frame again."""
         with self._changed:
             pieces, self._queue = self._queue, []
-        return pieces
-
-    def _write(self, pieces: list[tuple[QueuedStream, str]]) -> None:
-        """Erase the frame, write what was queued, draw the frame again."""
         frame = self._drawn()
         whole = [(self.stdout, _ERASE * self._height), *pieces, (self.stdout, frame)]
         self._height = frame.count("\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from io import StringIO
 from pathlib import Path
@@ -20,7 +19,7 @@ from border_cli.config.throughput import Bench, Measured
 from border_cli.core.progress import Progress, RunResult
 from border_cli.core.types import ActorStat, Evaluation
 from border_cli.display import format
-from border_cli.display.output import printable
+from border_cli.display.output import printable, wrapped
 
 _PLAIN_WIDTH = 1000
 """Columns without a terminal: nothing is cut or wrapped, so that the text can be searched."""
@@ -42,12 +41,8 @@ def print_lines(console: Console, *lines: tuple[str, str]) -> None:
     for name, text in lines:
         if text:
             line = f"{name:<8} {text}" if name else text
-            if console.is_terminal and name not in (
-                "next",
-                "try",
-                "best",
-            ):  # what is to be copied stays in one piece
-                line = textwrap.fill(line, console.width, subsequent_indent=" " * 9, break_on_hyphens=False)
+            if console.is_terminal and name != "try":  # which is to be copied
+                line = wrapped(line, console.width, " " * 9)
             console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
