@@ -276,7 +276,6 @@ def check_composed(
     choices: the chosen option of each group · typed: the overrides, by key · preset_options: the presets that exist.
     """
     data = plain_data(composed)
-    validate.check_overrides(typed)
     listed = data.get("plugins")
     if isinstance(listed, list):
         registry.import_plugins(name for name in listed if isinstance(name, str))

@@ -69,7 +69,7 @@ class Parser(argparse.ArgumentParser):
         self._check_dashes(argv)
         as_options = []
         for arg in argv:
-            key, equals, value = arg.partition("=")
+            key, equals, value = arg.lstrip("+").partition("=")
             as_options.append(f"--{key}={unquoted(value)}" if equals and key in self._settings else arg)
         known, rest = self.parse_known_args(as_options)
         for arg in rest:
@@ -162,7 +162,7 @@ def some_text(text: str) -> str:
 
 
 def parse_overrides(argv: Sequence[str]) -> list[Override]:
-    """Read overrides. Raises UsageError for one that is not `key=value`, or whose value cannot be read."""
+    """Read overrides. Raises UsageError for one that is not `key=value`, cannot be read, or is set by files alone."""
     if not __debug__:
         raise UsageError(
             "Hydra reads arguments with assert statements", allowed="no PYTHONOPTIMIZE and no -O"
@@ -175,6 +175,9 @@ def parse_overrides(argv: Sequence[str]) -> list[Override]:
             raise UsageError(
                 f"{arg!r} is not a setting", nearest=match and f"{match}=<value>", allowed="key=value"
             )
+        group, _, name = key.lstrip("+").partition(".")
+        if (name == "type" and group in ("agent", "buffer", "env")) or (group == "preset" and name):
+            raise UsageError(f"{key} cannot be typed: the option's file sets it", allowed=f"{group}=<name>")
         try:
             found += OverridesParser.create().parse_overrides([arg])
         except OverrideParseException as e:

@@ -11,7 +11,7 @@ import atexit
 import gc
 import shlex
 import sys
-from argparse import Namespace
+from argparse import ArgumentTypeError, Namespace
 from collections.abc import Collection, Sequence
 from contextlib import redirect_stdout
 from dataclasses import fields
@@ -32,7 +32,6 @@ from border_cli.cli.overrides import (
     set_value,
     true_or_false,
     typed_names,
-    unquoted,
     whole_number,
 )
 from border_cli.cli.start import end_imports, resume_run, start_run
@@ -42,7 +41,7 @@ from border_cli.config import registry
 from border_cli.config.convert import RESUME, dump, nearest, to_config, to_plain
 from border_cli.config.resolve import inherit, reopen, reopen_for_device, with_typed_budget
 from border_cli.config.schema import GROUPS, TrainConfig
-from border_cli.config.validate import check_effect, check_overrides, validate
+from border_cli.config.validate import check_effect, validate
 from border_cli.core.errors import ExitCode, UsageError
 from border_cli.runs.directory import RUNS, Launch, check_plain, read_config, read_config_data
 from border_cli.runs.locate import run_directory
@@ -76,11 +75,11 @@ def _dispatch(argv: Sequence[str], sweep: Path | None = None) -> int:
     flags, rest = parser.read(argv)
     if not flags.help and parser.answers(flags, rest):
         return ExitCode.DONE
-    resumed, rest = _split_resume(rest)
     settings = {
         name: value for name in SWEEP_SETTINGS if (value := getattr(flags, f"sweep.{name}")) is not None
     }
-    _check_flags(parser, flags, resumed, settings)
+    _check_flags(parser, flags, settings)
+    resumed = flags.resume
     _check_sweep_keys(rest)
     if flags.multirun and resumed is not None and sweep is None:
         words = [arg for arg in argv if not arg.lstrip("+").startswith((f"{RESUME}=", "trust="))]
@@ -119,6 +118,7 @@ def _parser() -> Parser:
     parser.add_setting("sweep.retry", true_or_false)
     parser.add_setting("sweep.new", true_or_false)
     parser.add_setting("trust", true_or_false, False)
+    parser.add_setting(RESUME, _run_or_null)
     modes = parser.add_mutually_exclusive_group()
     modes.add_argument("--multirun", "-m", action="store_true")
     modes.add_argument("--cfg", "-c", choices=["job", "hydra", "all"])
@@ -147,6 +147,14 @@ def _number_or_auto(text: str) -> int | None:
     return None if text == _AUTO else whole_number(1)(text)
 
 
+def _run_or_null(text: str) -> str | None:
+    if not text:
+        raise ArgumentTypeError(
+            f" names no run\nallowed: {RESUME}=<run>, {RESUME}={_AUTO}, or {RESUME}=null for a new run"
+        )
+    return None if text == "null" else text
+
+
 def _check_sweep_keys(words: Sequence[str]) -> None:
     """Refuse a misspelt setting of sweeps; the parser has taken the others."""
     names = [f"sweep.{name}" for name in SWEEP_SETTINGS]
@@ -155,8 +163,9 @@ def _check_sweep_keys(words: Sequence[str]) -> None:
             raise UsageError(f"{key}: there is no such key", nearest=nearest(key, names), allowed=names)
 
 
-def _check_flags(parser: Parser, flags: Namespace, resumed: str | None, settings: Collection[str]) -> None:
+def _check_flags(parser: Parser, flags: Namespace, settings: Collection[str]) -> None:
     """Refuse flags and settings of sweeps that do not go together, or not with `resume`."""
+    resumed = flags.resume
     if settings and not flags.multirun:
         raise UsageError(
             f"sweep.{next(iter(settings))} has no effect without -m", allowed="-m, which starts a sweep"
@@ -242,22 +251,6 @@ def _part(plain: dict[str, Any], package: str | None) -> str:
     return f"# @package {package}\n{dump(part)}" if isinstance(part, dict | list) else str(part)
 
 
-def _split_resume(argv: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The value of `resume`, None without one, and the other arguments. A path may hold what Hydra cannot read."""
-    found = [arg for arg in argv if arg.lstrip("+").startswith(f"{RESUME}=")]
-    if len(found) > 1:
-        raise UsageError(f"{found[0]} and {found[1]} are two runs", allowed="one of them")
-    if not found:
-        return None, list(argv)
-    value = unquoted(found[0].partition("=")[2])
-    if not value:
-        raise UsageError(
-            f"{found[0]} names no run",
-            allowed=f"{RESUME}=<run>, {RESUME}={_AUTO}, or {RESUME}=null for a new run",
-        )
-    return None if value == "null" else value, [arg for arg in argv if arg is not found[0]]
-
-
 def _resume_named(name: str, overrides: Sequence[Override], launch: Launch, trusted: bool) -> int:
     """Continue this run. The exit code. Raises BorderError for what is refused; the run is then unchanged."""
     run_dir = run_directory(Path(name), "a run, or resume=auto for the unfinished run with these arguments")
@@ -306,7 +299,6 @@ def _with_overrides(
     stored: TrainConfig, overrides: Sequence[Override], typed: dict[str, str], command: str
 ) -> TrainConfig:
     check_single(overrides)
-    check_overrides(typed)
     changed = to_plain(stored)
     for override in overrides:
         key = override.key_or_group

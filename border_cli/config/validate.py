@@ -45,20 +45,6 @@ def is_valid(config: TrainConfig) -> bool:
     return True
 
 
-def check_overrides(overrides: Collection[str]) -> None:
-    """Refuse keys that are written by files and must not be typed. overrides: the keys that were."""
-    for key in overrides:
-        group, _, name = key.partition(".")
-        if name == "type" and group in ("agent", "buffer", "env"):
-            raise UsageError(
-                f"{key} cannot be typed: it is set by the option's file", allowed=f"{group}=<name>"
-            )
-        if group == "preset" and name:
-            raise UsageError(
-                f"{key}: written by preset files, not to be typed", allowed="preset=<name> or preset=none"
-            )
-
-
 def check_effect(config: TrainConfig, overrides: Collection[str]) -> None:
     """Refuse typed keys that would change nothing in this configuration. overrides: the keys that were typed."""
     for key, reason, allowed in (*unused(config), *_unused_typed(config, overrides)):

@@ -69,7 +69,7 @@ COMPOSITION = [
     Row("~env.kwargs.n", "env.kwargs.n"),
     Row("resume=", "resume= names no run|resume=auto"),
     Row("env=gym env.kwargs.bad=nan", "env.kwargs: nan"),
-    Row("preset.env_id=Acrobot-v1", "preset.env_id: written by preset files|preset=none"),
+    Row("preset.env_id=Acrobot-v1", "preset.env_id cannot be typed|allowed: preset=<name>"),
     Row("-m seed=1,2 agent.lrr=0.1", "agent.lrr: there is no such key"),
     # types and ranges
     Row("agent.lr=fast", "agent.lr: 'fast' is of the wrong type|a number > 0 and <= 1"),

@@ -310,7 +310,6 @@ def test_a_run_that_is_done_needs_a_larger_budget(done: Run, capsys: pytest.Capt
         (["~agent.lr"], "is not possible with it"),
         (["trainer.max_opts=1,2"], "has several values"),
         (["trainer.max_opts=-1"], "trainer.max_opts"),
-        (["resume=other"], "are two runs"),
         (["-m"], "is not a sweep"),
         (["--cfg", "job"], "--cfg is about composing"),
         (["--info"], "--info is about composing"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from border_cli.cli.overrides import parse_overrides
 from border_cli.config import resolve, validate
 from border_cli.config.convert import to_config, to_plain
 from border_cli.config.resolve import changes
@@ -137,8 +138,8 @@ def test_one_typed_budget_drops_the_other(typed, before, after):
 def test_keys_set_by_options_cannot_be_typed():
     for key in ("preset.name", "agent.type", "env.type"):
         with pytest.raises(UsageError, match=key):
-            validate.check_overrides({key: "x"})
-    validate.check_overrides({"preset": "none", "agent.lr": "1", "evaluator.type": "mine:Evaluator"})
+            parse_overrides([f"{key}=x"])
+    assert len(parse_overrides(["preset=none", "agent.lr=1", "evaluator.type=mine:Evaluator"])) == 3
 
 
 # -- typed keys without effect --------------------------------------------
