@@ -159,10 +159,11 @@ class MlflowRecorder:
         mlflow: Any = importlib.import_module("mlflow")
         self._entities: Any = importlib.import_module("mlflow.entities")
         self._info = info
-        self._client = mlflow.MlflowClient(tracking_uri=uri)
+        mlflow.set_tracking_uri(uri)
+        self._client = mlflow.MlflowClient()
         self._status = "FINISHED"
         self._stored: Newest = {}
-        experiment_id = self._experiment_id(mlflow.MlflowException)
+        experiment_id = mlflow.set_experiment(info.project).experiment_id
         tag = "border.run_id"
         found = self._client.search_runs([experiment_id], f"tags.`{tag}` = '{info.run_id}'")
         config = {_allowed(key): str(value)[:500] for key, value in info.config.items()}
@@ -181,17 +182,6 @@ class MlflowRecorder:
             params = [self._entities.Param(key, value) for key, value in config.items()]
             for start in range(0, len(params), 100):  # the most that one call takes
                 self._client.log_batch(self._run_id, params=params[start : start + 100])
-
-    def _experiment_id(self, error: type[Exception]) -> Any:
-        """That of the project, which is created if it is not there."""
-        name = self._info.project
-        if (experiment := self._client.get_experiment_by_name(name)) is None:
-            try:
-                return self._client.create_experiment(name)
-            except error:  # another run has created it meanwhile
-                if (experiment := self._client.get_experiment_by_name(name)) is None:
-                    raise
-        return experiment.experiment_id
 
     def _newest(self, names: Iterable[str]) -> Newest:
         """What is stored of these metrics. The values of a record have one time stamp."""
