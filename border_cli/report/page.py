@@ -6,8 +6,7 @@ import base64
 import html
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from border_cli.report.stats import (
     RESAMPLES,
     Improvement,
     Line,
-    Scores,
     band,
     improvements,
     last_scores,
@@ -33,32 +31,16 @@ _NAMED = 4
 """More agents or environments are not named in the title."""
 
 
-@dataclass(frozen=True)
 class Report:
-    """What is compared. metric: of the curves."""
+    """What is compared, and the results. metric: of the curves."""
 
-    groups: Sequence[Group]
-    metric: str
-
-    @cached_property
-    def lines(self) -> list[Line]:
-        """The results of our groups."""
-        return [line(group) for group in self.groups]
-
-    @cached_property
-    def scores(self) -> Scores:
-        """The last scores that are compared."""
-        return last_scores(self.groups)
-
-    @cached_property
-    def improvements(self) -> list[Improvement]:
-        """Of each pair of algorithms, if there are not too many."""
-        return improvements(self.scores)
-
-    @cached_property
-    def curves(self) -> Curves:
-        """The curves of all groups on each axis."""
-        return {axis: {group.name: band(group, axis) for group in self.groups} for axis in AXES}
+    def __init__(self, groups: Sequence[Group], metric: str) -> None:
+        self.groups = groups
+        self.metric = metric
+        self.lines = [line(group) for group in groups]
+        self.scores = last_scores(groups)
+        self.improvements = improvements(self.scores)
+        self.curves: Curves = {axis: {group.name: band(group, axis) for group in groups} for axis in AXES}
 
 
 def table(lines: Sequence[Line]) -> list[list[str]]:
