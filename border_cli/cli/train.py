@@ -193,9 +193,8 @@ def _plan(composed: Composed, launch: Launch) -> int:
     from rich.console import Console
 
     from border_cli import build, probes
-    from border_cli.config import resources
     from border_cli.config.resolve import envs_per_actor
-    from border_cli.display.banner import banner, line_width, preset_note
+    from border_cli.display.banner import banner, line_width
     from border_cli.display.output import output, write_line
     from border_cli.display.tables import print_plan
     from border_cli.preflight import preflight
@@ -208,9 +207,8 @@ def _plan(composed: Composed, launch: Launch) -> int:
         write_line(sys.stderr, "measuring the actors and the opt steps, each alone for half a second")
         sizes = build.sizes(config, spec)
         measured = probes.measure(config, spec, [envs_per_actor(config)], probes.PLAN_S, stop)
-        note, console = preset_note(config), Console()
-        counts = sizes.replay, resources.processes(config), resources.compute_threads(config)
-        lines = banner(config, launch.typed, *counts, note, None, line_width(console), decided=decided)
+        console = Console()
+        lines = banner(config, launch.typed, sizes.replay, None, line_width(console), decided=decided)
         show("\n".join([*lines, *build.described_inputs(config, spec)]))
         print_plan(console, config, sizes, measured, folder)
     return ExitCode.DONE

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 import border_cli
-from border_cli.config import presets
+from border_cli.config import presets, resources
 from border_cli.config.convert import as_typed, option_values, to_plain
 from border_cli.config.resolve import envs_per_actor, is_reproducible, n_actors, reopen
 from border_cli.config.schema import GROUPS, BufferConfig, TrainConfig
@@ -29,9 +29,6 @@ def banner(
     config: TrainConfig,
     typed: Mapping[str, str],
     replay_bytes: int,
-    processes: int,
-    threads: int,
-    preset_note: str,
     run_dir: Path | None,
     width: int = WIDTH,
     resumed: str = "",
@@ -42,8 +39,6 @@ def banner(
     Args:
         typed: overrides by key, groups included.
         replay_bytes: what the replay takes once it is full.
-        processes, threads: of the whole run, the learner included.
-        preset_note: see `preset_note`.
         run_dir: None for a plan.
         resumed: what the run resumes from; empty for a new run.
         decided: what `auto` became, and why; empty where nothing was measured or left open.
@@ -51,15 +46,17 @@ def banner(
     by_hand, by_file = _differences(config, typed)
     tuned = presets.keys_of(config.preset.name)
     others = [value for key, value in by_file.items() if key not in tuned]
+    preset = preset_note(config)
     if len(by_file) > len(others):
         n = format.counted(len(by_file) - len(others), "other value")
-        preset_note = f"{preset_note}; {n}, which --cfg job shows"
+        preset = f"{preset}; {n}, which --cfg job shows"
     kept = "not part of checkpoints" if config.checkpoint.replay == "none" else "part of each checkpoint"
     rows_of = format.counted(config.buffer.capacity, "row")
+    processes, threads = resources.processes(config), resources.compute_threads(config)
     n_processes = f"{processes} process{'' if processes == 1 else 'es'}"
     rows = (
         ("", f"border-cli {border_cli.__version__}: {_what(config)}"),
-        ("preset", preset_note),
+        ("preset", preset),
         ("resumed", resumed),
         ("budget", _budget(config)),
         ("typed", "  ".join(by_hand)),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 import time
 from collections.abc import Callable, Iterator
 from typing import IO
@@ -154,9 +153,7 @@ class ScreenView(View):
     cores: processor cores, for the advice.
     """
 
-    def __init__(
-        self, output: Output, console: Console, title: str, cores: int | None = os.cpu_count()
-    ) -> None:
+    def __init__(self, output: Output, console: Console, title: str, cores: int | None) -> None:
         self._output = output
         self._console = console
         self._title = title

@@ -20,7 +20,7 @@ def config(**changes: object) -> TrainConfig:
 
 
 def lines_of(c: TrainConfig, overrides: dict[str, str] | None = None, width: int = 100) -> list[str]:
-    return banner(c, overrides or {}, 4_000_000, 10, 9, preset_note(c), RUN, width)
+    return banner(c, overrides or {}, 4_000_000, RUN, width)
 
 
 def differences(c: TrainConfig, overrides: dict[str, str] | None = None) -> tuple[str | None, str | None]:
@@ -45,7 +45,7 @@ def test_the_complete_banner() -> None:
         "typed    n_actors=8",
         "changed  agent.atoms=21",
         "replay   3.8 MiB for 100,000 rows, part of each checkpoint",
-        "machine  10 processes, 9 compute threads",
+        "machine  9 processes, 9 compute threads",
         "run      runs/2026-11-21/10-15-00.123_dqn_cartpole",
     ]
 
