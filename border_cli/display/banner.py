@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from border_cli.config.convert import as_typed, option_values, to_plain
 from border_cli.config.resolve import envs_per_actor, is_reproducible, n_actors, reopen
 from border_cli.config.schema import GROUPS, BufferConfig, TrainConfig
 from border_cli.display import format
+from border_cli.display.output import wrapped
 
 WIDTH = 100
 _INDENT = 9
@@ -66,7 +66,8 @@ def banner(
         ("machine", f"{n_processes}, {format.counted(threads, 'compute thread')}"),
         ("run", "" if run_dir is None else str(run_dir)),
     )
-    return [line for label, text in rows if text for line in _lines(label, text, width)]
+    named = (f"{label:<{_INDENT}}{text}" if label else text for label, text in rows if text)
+    return [line for row in named for line in wrapped(row, width, " " * _INDENT).split("\n")]
 
 
 def line_width(console: Console) -> int:
@@ -139,15 +140,3 @@ def _differences(config: TrainConfig, typed: Mapping[str, str]) -> tuple[list[st
         elif shown and followed[key] != defaults[key]:
             by_file[key] = f"{name}={as_typed(value)}"
     return by_hand, by_file
-
-
-def _lines(label: str, text: str, width: int) -> list[str]:
-    lead = label.ljust(_INDENT) if label else ""
-    return textwrap.wrap(
-        text,
-        width,
-        initial_indent=lead,
-        subsequent_indent=" " * _INDENT,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )

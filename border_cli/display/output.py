@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+import re
 import select
 import shutil
 import sys
@@ -35,7 +36,7 @@ def printable(text: str, encoding: str) -> str:
 
 def wrapped(line: str, width: int, indent: str = "") -> str:
     """The line with breaks between words, indented behind them; a command, which may be copied, stays in one piece."""
-    if "border-" in line:
+    if re.search("border-(?!cli)", line):
         return line
     return textwrap.fill(
         line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False

@@ -13,7 +13,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from border_cli.core.errors import BorderError, first_line
+from border_cli.core.errors import first_line
 from border_cli.core.metrics import Record
 from border_cli.core.protocols import Recorder, StopCheck
 from border_cli.runtime.child import Child
@@ -44,7 +44,7 @@ class Written:
 class End:
     """Message to the process: no more records follow. failed: whether the run has failed."""
 
-    failed: bool = False
+    failed: bool
 
 
 class RemoteRecorder(Recorder):
@@ -151,7 +151,7 @@ def _main(reporter: Reporter, maker: Callable[[], Any]) -> None:
                 recorder.video(message.path, message.opt_steps, message.env_steps)
         except Exception as e:  # noqa: BLE001 - anything may go wrong in another program; the record is lost
             if not has_warned:
-                what = first_line(e) if isinstance(e, BorderError) else f"{type(e).__name__}: {first_line(e)}"
+                what = f"{type(e).__name__}: {first_line(e)}"
                 _logger.warning("%s; records may be lost, training continues", what)
             has_warned = True
         else:

@@ -27,7 +27,6 @@ POINTS = 100
 INTERVAL = "95% interval of the mean, Student's t"
 """What `Statistics.interval` is, in words."""
 _SEED = 20210830
-_ROWS_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
@@ -91,16 +90,12 @@ def interquartile_mean(values: Array) -> Array:
 
 def bootstrap(values: Array, resamples: int = RESAMPLES) -> list[Interval]:
     """Interquartile mean of each row (m, n) of values of n runs, with its 95% percentile bootstrap interval over runs."""
-    rows, n = values.shape
+    n, means = values.shape[-1], interquartile_mean(values).tolist()
     if n < LEAST:
-        return [Interval(mean, mean, mean) for mean in interquartile_mean(values).tolist()]
+        return [Interval(mean, mean, mean) for mean in means]
     drawn = np.random.default_rng(_SEED).integers(0, n, (resamples, n))
-    found: list[Interval] = []
-    for start in range(0, rows, _ROWS_AT_ONCE):  # bounds the memory for long curves
-        part = values[start : start + _ROWS_AT_ONCE]
-        low, high = np.quantile(interquartile_mean(part[:, drawn]), _ENDS, axis=1)
-        found += map(Interval, interquartile_mean(part).tolist(), low.tolist(), high.tolist())
-    return found
+    low, high = np.quantile(interquartile_mean(values[:, drawn]), _ENDS, axis=1).tolist()
+    return [Interval(*ends) for ends in zip(means, low, high, strict=True)]
 
 
 @dataclass(frozen=True)
