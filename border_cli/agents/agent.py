@@ -66,7 +66,7 @@ class NetworkPolicy(ABC):
         self.version = 0
         self._layout = layout
         self._network = layout.bind(params)
-        self._rng = seeding.generator(seed, *seeding.exploration_key(actor, incarnation))
+        self._rng = seeding.generator(seed, seeding.ACTOR, actor, incarnation, 1)
         self._seed = seed
         self._eval_rng = seeding.generator(seed, seeding.EVALUATION_POLICY)
         self._exploring = True

@@ -84,9 +84,9 @@ class CheckpointManager:
         try:
             _twice(self._write_best)
         except CheckpointIOError as e:
-            self._telemetry.save_failed()
+            self._telemetry.failed_saves += 1
             _logger.warning("%s; the model is kept in memory for the next checkpoint", first_line(e))
-        self._telemetry.excluded(monotonic() - began)
+        self._telemetry.excluded_s += monotonic() - began
 
     def save(self, state: RunState, counters: Mapping[str, object], last: bool = False) -> None:
         """Write a checkpoint of this state, after the best model if that is still pending.
@@ -102,12 +102,13 @@ class CheckpointManager:
         try:
             _twice(write)
         except CheckpointIOError as e:
-            self._telemetry.excluded(monotonic() - began)
             self._count_failure(e, last)
-            return
-        self.saved_at = int(state.loop["limiter"]["opt_steps"])
-        self._failures = self._skips = 0
-        self._telemetry.saved(monotonic() - began)
+        else:
+            self.saved_at = int(state.loop["limiter"]["opt_steps"])
+            self._failures = self._skips = 0
+            self._telemetry.took("time/save_ms", monotonic() - began)
+        finally:
+            self._telemetry.excluded_s += monotonic() - began
 
     def save_pending_best(self) -> None:
         """At the end of a run: write the best model if that is still pending. Raises CheckpointIOError."""
@@ -176,7 +177,7 @@ class CheckpointManager:
         self._written_blocks = {name: (path / name, files[name]) for name in _full(replay) if name in files}
 
     def _count_failure(self, error: CheckpointIOError, last: bool) -> None:
-        self._telemetry.save_failed()
+        self._telemetry.failed_saves += 1
         self._failures += 1
         if last or self._failures >= MAX_FAILURES:
             why = "it was the last save of the run" if last else f"{MAX_FAILURES} saves in a row have failed"

@@ -44,8 +44,8 @@ from border_cli.runs.directory import check_plain
 from border_cli.runs.locate import Located, model_directory, parse_checkpoint
 from border_cli.runs.summary import write_json
 from border_cli.runs.trust import check_code
+from border_cli.runtime import seeding
 from border_cli.runtime.clock import Deadline
-from border_cli.runtime.seeding import eval_command_seed
 from border_cli.runtime.signals import StopFlag
 from border_cli.training.evaluators import EpisodeRunner
 
@@ -162,7 +162,7 @@ def _run_episodes(flags: Namespace, saved: SavedModel, config: EnvConfig, policy
     from gymnasium.error import DependencyNotInstalled
 
     n_envs = 1 if flags.render == "human" else min(_ENVS, flags.episodes)  # a person watches one window
-    seeds = [eval_command_seed(flags.seed, episode) for episode in range(flags.episodes)]
+    seeds = [seeding.integer(flags.seed, seeding.EVAL_COMMAND, i) for i in range(flags.episodes)]
     with StopFlag() as stop, closing(_make_env(config, n_envs, flags.render)) as env:
         if env.spec != saved.description.spec:
             raise UsageError(
@@ -224,7 +224,7 @@ def _film(
     with StopFlag() as stop, closing(_make_env(config, 1, "rgb_array")) as env:
         for episode in range(min(flags.video, flags.episodes)):
             target = path.with_name(f"{path.stem}-episode{episode}.mp4")
-            seed = eval_command_seed(flags.seed, episode)
+            seed = seeding.integer(flags.seed, seeding.EVAL_COMMAND, episode)
             found = film(env, policy, saved.info.version, seed, target, flags.max_episode_steps, stop)
             if found is None:
                 raise Interrupted(stop.code or ExitCode.SIGINT)

@@ -47,21 +47,6 @@ def integer(seed: int, *key: int) -> int:
     return int(stream(seed, *key).generate_state(1, np.uint32)[0] >> 1)
 
 
-def evaluation_seed(seed: int, episode: int) -> int:
-    """Seed of the environment in episode i of regular evaluations: the same in every evaluation of a run."""
-    return integer(seed, EVALUATION, episode)
-
-
-def confirmation_seed(seed: int, opt_steps: int, episode: int) -> int:
-    """Seed of the environment in episode i of confirming the model of this opt step."""
-    return integer(seed, CONFIRMATION, opt_steps, episode)
-
-
-def eval_command_seed(seed: int, episode: int) -> int:
-    """Seed of the environment in episode i of `border-eval`."""
-    return integer(seed, EVAL_COMMAND, episode)
-
-
 def first_seed(seed: int, actor: int, incarnation: int, env: int, episode: int) -> int | None:
     """Seed of the first reset of one environment of one actor. Later resets continue its own generator: None."""
     return None if episode else integer(seed, ACTOR, actor, incarnation, 0, env)
@@ -70,11 +55,6 @@ def first_seed(seed: int, actor: int, incarnation: int, env: int, episode: int) 
 def episode_seed(seed: int, actor: int, incarnation: int, env: int, episode: int) -> int:
     """Seed of one episode, with trainer=sync and in lockstep."""
     return integer(seed, ACTOR, actor, incarnation, 0, env, episode)
-
-
-def exploration_key(actor: int, incarnation: int) -> tuple[int, ...]:
-    """Spawn key of an actor's exploration."""
-    return (ACTOR, actor, incarnation, 1)
 
 
 def seed_global_generators(seed: int, *key: int) -> None:

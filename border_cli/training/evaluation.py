@@ -52,12 +52,13 @@ class EvalSeeds:
 
     def __init__(self, seed: int, episodes: int) -> None:
         self._seed = seed
-        self.regular = [seeding.evaluation_seed(seed, i) for i in range(episodes)]
+        self.regular = [seeding.integer(seed, seeding.EVALUATION, i) for i in range(episodes)]
 
     def fresh(self, opt_steps: int, number: int) -> list[int]:
         """Seeds of as many fresh episodes, which depend on an opt step of the run. Those of each number are others."""
         n = len(self.regular)
-        return [seeding.confirmation_seed(self._seed, opt_steps, number * n + i) for i in range(n)]
+        episodes = range(number * n, (number + 1) * n)
+        return [seeding.integer(self._seed, seeding.CONFIRMATION, opt_steps, i) for i in episodes]
 
 
 @dataclass
@@ -307,7 +308,7 @@ class EvalManager:
             backoff.sleep()
             self._advance(keep_open)
         if self._parts.evaluator.concurrent:
-            self._parts.telemetry.excluded(monotonic() - began)
+            self._parts.telemetry.excluded_s += monotonic() - began
 
     @property
     def _out_of_time(self) -> bool:
@@ -361,7 +362,7 @@ class EvalManager:
             self._started_at = monotonic()
             evaluator.begin(model, seeds, self._tick_in_time)
             if not evaluator.concurrent:
-                self._parts.telemetry.excluded(monotonic() - self._started_at)
+                self._parts.telemetry.excluded_s += monotonic() - self._started_at
         if (evaluation := evaluator.poll()) is not None:
             self._started_at = None
         return evaluation

@@ -87,24 +87,20 @@ class TrainingLoop(ABC):
 
         Raises IncompatibleStateError if the saved state does not fit. Nothing of the run has changed then.
         """
+        p = self.parts
         if resumed is None:
-            self.parts.source.start(self.parts.agent.model_info())
+            p.source.start(p.agent.model_info())
         else:
-            self.load_state(resumed, later_best)
+            load_state(resumed, p, self.eval_manager, self._state, later_best)
+            p.telemetry.set_best(self.eval_manager.best)
+            p.checkpoints.saved_at = p.limiter.opt_steps
+            if p.limiter.opt_steps and resumed.replay is not None:
+                self._phase = "training"
+            p.source.start(p.agent.model_info(), resumed.actors)
+            p.source.announce(p.limiter.env_steps)
+            p.source.grant(p.limiter.credits)
             self.eval_manager.save_best()  # best/ may be later than the saved state
         self._started = True
-
-    def load_state(self, saved: RunState, later_best: Candidate | None = None) -> None:
-        """Load a saved state into every part and start the actors from it. See `start`."""
-        p = self.parts
-        load_state(saved, p, self.eval_manager, self._state, later_best)
-        p.telemetry.set_best(self.eval_manager.best)
-        p.checkpoints.saved_at = p.limiter.opt_steps
-        if p.limiter.opt_steps and saved.replay is not None:
-            self._phase = "training"
-        p.source.start(p.agent.model_info(), saved.actors)
-        p.source.announce(p.limiter.env_steps)
-        p.source.grant(p.limiter.credits)
 
     def run(self) -> None:
         """Train until a budget is used up, an evaluation reaches `stop_return`, or the run is asked to stop."""
@@ -124,7 +120,7 @@ class TrainingLoop(ABC):
             elif not arrived:
                 began = monotonic()
                 self._backoff.sleep()
-                p.telemetry.waited(monotonic() - began)
+                p.telemetry.blocked_s += monotonic() - began
             if p.save_request() and p.limiter.opt_steps > p.checkpoints.saved_at:
                 self._save()
             self._show()
@@ -195,7 +191,7 @@ class TrainingLoop(ABC):
                 p.buffer.push(chunk.items, chunk.actor)
             p.telemetry.chunk(chunk)
         if chunks:
-            p.telemetry.collect_took(monotonic() - began)
+            p.telemetry.took("time/collect_ms", monotonic() - began)
         return bool(chunks)
 
     # -- learning -----------------------------------------------------------------------------------------------
@@ -213,7 +209,7 @@ class TrainingLoop(ABC):
                 p.limiter.count_opt()  # the agent has counted it: the state that is saved now must agree
             raise
         p.limiter.count_opt()
-        p.telemetry.opt_took(monotonic() - began)
+        p.telemetry.took("time/opt_ms", monotonic() - began)
         self._non_finite.watch(p.agent, p.limiter.opt_steps)
         if p.agent.skipped_in_a_row >= self.config.max_nonfinite:
             raise self._non_finite_error(
@@ -264,17 +260,13 @@ class TrainingLoop(ABC):
                     self._require_finite()
                     with self._in_phase("evaluating"):
                         self.eval_manager.submit(p.agent.model_info(), p.limiter.env_steps)
-                case "film":
-                    self._film()
+                case "film" if p.films is not None:
+                    p.films.film(p.agent.model_info(), p.limiter.env_steps)
                 case "record":
                     self._record()
                 case "save":
                     if not p.checkpoints.skip_interval():
                         self._save()
-
-    def _film(self) -> None:
-        if (films := self.parts.films) is not None:
-            films.film(self.parts.agent.model_info(), self.parts.limiter.env_steps)
 
     def _record(self) -> None:
         """Write the metrics since the last record, at most once per opt step."""

@@ -48,6 +48,8 @@ class Telemetry:
 
     Attributes:
         blocked_s: time that the learner has waited for experience in this launch [s].
+        excluded_s: time of evaluating and saving, which counts neither as work nor as waiting [s].
+        failed_saves: in this launch.
     """
 
     def __init__(
@@ -58,19 +60,18 @@ class Telemetry:
         info_keys: Sequence[str] = (),
     ) -> None:
         self.progress = progress
-        self.blocked_s = 0.0
+        self.blocked_s = self.excluded_s = 0.0
+        self.failed_saves = 0
         self._longest = 0  # env steps of an episode
         self.episodes = 0
         self._limiter = limiter
         self._began = monotonic() - seconds_before
-        self._excluded_s = 0.0
         self._infos = [f"env/{key}" for key in info_keys]
         for name in self._infos:
             declare(name, INFO_UNIT, f"mean of info[{name[4:]!r}] at the end of the episodes of the interval")
             declare(f"eval/{name[4:]}", INFO_UNIT, "the same of the evaluation's episodes")
         self._means = {name: Mean() for name in (*_MEANS, *self._infos)}
         self._interval_episodes = 0
-        self._failed_saves = 0
         self._lags: deque[tuple[int, int]] = deque(maxlen=_MAX_LAGS)  # (lag, env steps) per chunk
         self._recent_lags: deque[tuple[int, int]] = deque(maxlen=1000)
         self._recent_returns: deque[float] = deque(maxlen=_RECENT_EPISODES)
@@ -149,26 +150,9 @@ class Telemetry:
         """
         return min(LONGEST_EPISODE, max(_SHORTEST_LIMIT, 10 * self._longest or self._limiter.env_steps))
 
-    def opt_took(self, seconds: float) -> None:
-        self._means["time/opt_ms"].add(1e3 * seconds)
-
-    def collect_took(self, seconds: float) -> None:
-        self._means["time/collect_ms"].add(1e3 * seconds)
-
-    def waited(self, seconds: float) -> None:
-        self.blocked_s += seconds
-
-    def excluded(self, seconds: float) -> None:
-        """Add time of evaluating and saving, which counts neither as work nor as waiting."""
-        self._excluded_s += seconds
-
-    def saved(self, seconds: float) -> None:
-        """Add the duration of writing a checkpoint."""
-        self._means["time/save_ms"].add(1e3 * seconds)
-        self.excluded(seconds)
-
-    def save_failed(self) -> None:
-        self._failed_saves += 1
+    def took(self, name: str, seconds: float) -> None:
+        """Add a duration to the metric `time/…_ms` of this name."""
+        self._means[name].add(1e3 * seconds)
 
     def set_best(self, best: Evaluation | None, confirmed: bool = False) -> None:
         """Show the score of the best model. confirmed: it comes from fresh episodes."""
@@ -201,8 +185,8 @@ class Telemetry:
         for name, mean in self._means.items():
             if (value := mean.take()) is not None:
                 values[name] = value
-        if self._failed_saves:
-            values["checkpoint/failed_saves"] = float(self._failed_saves)
+        if self.failed_saves:
+            values["checkpoint/failed_saves"] = float(self.failed_saves)
         self._lags.clear()
         self._last = now
         return values
@@ -242,7 +226,7 @@ class Telemetry:
             self._limiter.opt_steps,
             self._limiter.env_steps,
             self.blocked_s,
-            self._excluded_s,
+            self.excluded_s,
             sum(a.blocked_seconds for a in actors),
             sum(a.seconds for a in actors),
             sum(a.alive for a in actors),

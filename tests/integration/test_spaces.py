@@ -16,7 +16,7 @@ from border_cli.checkpoints.contents import read_scores
 from border_cli.cli.eval import main as evaluate_main
 from border_cli.cli.train import main
 from border_cli.core.state import State
-from border_cli.runtime.seeding import evaluation_seed
+from border_cli.runtime import seeding
 from tests.envs import SPACES, START, Grid
 from tests.real_runs import Run, in_folder, tiny, train
 from tests.trained import read_checkpoint
@@ -125,7 +125,7 @@ def test_a_loaded_model_repeats_its_evaluation(first: Run) -> None:
     model = border_cli.load(first.path)
     env = gymnasium.make("CartPole-v1")
     for episode, expected in enumerate(regular.returns):
-        observation, _ = env.reset(seed=evaluation_seed(7, episode))
+        observation, _ = env.reset(seed=seeding.integer(7, seeding.EVALUATION, episode))
         total, over = 0.0, False
         while not over:
             observation, reward, terminated, truncated, _ = env.step(model.sample(observation))

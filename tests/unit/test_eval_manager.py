@@ -60,7 +60,7 @@ class Script:
             step,
             step,
         ]  # a copy, because the weights of the agent change
-        regular = list(seeds) == [seeding.evaluation_seed(SEED, i) for i in range(len(seeds))]
+        regular = list(seeds) == [seeding.integer(SEED, seeding.EVALUATION, i) for i in range(len(seeds))]
         self.evaluated.append((step, "regular" if regular else "fresh"))
         self.seeds.append(list(seeds))
         mean = pair[0 if regular else 1] if isinstance(pair, tuple) else pair
@@ -227,7 +227,7 @@ def test_at_the_end_the_candidates_play_the_same_fresh_episodes_and_the_winner_o
     deciding, scoring = setup.evaluator.seeds[3], setup.evaluator.seeds[5]
     assert setup.evaluator.seeds[3:] == [deciding, deciding, scoring, scoring]
     used = [*setup.evaluator.seeds[0], *deciding, *scoring]
-    assert len({*used, *(seeding.eval_command_seed(SEED, i) for i in range(100))}) == 9 + 100
+    assert len({*used, *(seeding.integer(SEED, seeding.EVAL_COMMAND, i) for i in range(100))}) == 9 + 100
     model, score, of_regular = setup.saved[-1]
     assert (model.version, score.mean, of_regular and of_regular.mean) == (20, 7.0, 8.0)
     assert setup.manager.best is score and setup.manager.confirmed

@@ -14,9 +14,9 @@ ACTORS, INCARNATIONS, ENVS, EPISODES = 64, 5, 2, 100
 def numbers(seed: int) -> Iterator[int]:
     """Return the seeds of environments, which gymnasium accepts."""
     for episode in range(EPISODES):
-        yield seeding.evaluation_seed(seed, episode)
-        yield seeding.eval_command_seed(seed, episode)
-        yield seeding.confirmation_seed(seed, 1000, episode)
+        yield seeding.integer(seed, seeding.EVALUATION, episode)
+        yield seeding.integer(seed, seeding.EVAL_COMMAND, episode)
+        yield seeding.integer(seed, seeding.CONFIRMATION, 1000, episode)
     for actor in range(ACTORS):
         for incarnation in range(INCARNATIONS):
             for env in range(ENVS):
@@ -26,7 +26,7 @@ def numbers(seed: int) -> Iterator[int]:
 def states(seed: int) -> Iterator[bytes]:
     """Return the initial states of our generators."""
     keys = [(seeding.AGENT,), seeding.LEARNING, (seeding.REPLAY,), (seeding.EVALUATION_POLICY,)]
-    keys += [seeding.exploration_key(actor, n) for actor in range(ACTORS) for n in range(INCARNATIONS)]
+    keys += [(seeding.ACTOR, actor, n, 1) for actor in range(ACTORS) for n in range(INCARNATIONS)]
     for key in keys:
         yield seeding.stream(seed, *key).generate_state(4).tobytes()
 

@@ -35,18 +35,18 @@ def test_the_waiting_shares_are_those_of_the_training_in_this_launch(now: list[f
     telemetry = make(seconds_before=3600.0)
     telemetry.progress.asynchronous = True
     assert telemetry.blocked == (None, None)
-    telemetry.waited(20.0)  # for the actors' start
+    telemetry.blocked_s += 20.0  # for the actors' start
     now[0] += 30.0
     actors = [ActorStat(i, state="acting", seconds=10.0, blocked_seconds=9.0) for i in range(2)]
     telemetry.refresh("starting", 0, actors)
     telemetry.refresh("training", 0, actors)
     now[0] += 10.0
-    telemetry.waited(2.0)
-    telemetry.excluded(5.0)
+    telemetry.blocked_s += 2.0
+    telemetry.excluded_s += 5.0
     later = [ActorStat(i, state="acting", seconds=20.0, blocked_seconds=15.0) for i in range(2)]
     telemetry.refresh("training", 0, later)
     now[0] += 50.0
-    telemetry.excluded(50.0)  # the last evaluation
+    telemetry.excluded_s += 50.0  # the last evaluation
     telemetry.refresh(
         "done", 0, [ActorStat(i, state="done", seconds=20.0, blocked_seconds=15.0) for i in range(2)]
     )
@@ -61,7 +61,7 @@ def test_only_actors_that_are_alive_count_as_waiting(now: list[float]) -> None:
     two = [ActorStat(i, state="acting", seconds=50.0) for i in (6, 7)]
     telemetry.interval_values(0, 1, gone + two, {})
     now[0] += 10.0
-    telemetry.excluded(3.0)
+    telemetry.excluded_s += 3.0
     two = [ActorStat(i, state="acting", seconds=60.0, blocked_seconds=4.0) for i in (6, 7)]
     values = telemetry.interval_values(0, 1, gone + two, {})
     assert values["async/actors_blocked"] == pytest.approx(1.0 / 7.0)

@@ -28,9 +28,7 @@ class Components:
         self.eval_seeds = EvalSeeds(0, 20)
         self.evaluator = SimpleNamespace(concurrent=False)
         self.recorder = SimpleNamespace(write=None)
-        self.telemetry = SimpleNamespace(
-            chunk=lambda _: None, collect_took=lambda _: None, opt_took=lambda _: None
-        )
+        self.telemetry = SimpleNamespace(chunk=lambda _: None, took=lambda *_: None)
         self.source = SimpleNamespace(
             collect=lambda: self.arrived,
             present=lambda: self.there,
