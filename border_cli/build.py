@@ -12,7 +12,7 @@ from contextlib import closing as closing_at_end
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -36,7 +36,7 @@ from border_cli.config.resolve import (
 from border_cli.config.resources import Sizes, cores_for_actors, counts, cpus, idle_s
 from border_cli.config.schema import AgentConfig, EnvConfig, TrainConfig
 from border_cli.config.throughput import up_to
-from border_cli.core.errors import IncompatibleStateError, UsageError
+from border_cli.core.errors import ActorLostError, IncompatibleStateError, UsageError
 from border_cli.core.progress import Progress, View
 from border_cli.core.protocols import (
     ActingPolicy,
@@ -55,7 +55,7 @@ from border_cli.display.output import Output
 from border_cli.display.views import PlainView, ScreenView
 from border_cli.envs.group import GymEnv, ReplayedEnv, try_env
 from border_cli.recorders import RecorderGroup
-from border_cli.recorders.files import CSV_FILE, METRICS_FILE, CsvRecorder, FileRecorder, JsonlRecorder
+from border_cli.recorders.files import CSV_FILE, METRICS_FILE, CsvRecorder, JsonlRecorder
 from border_cli.recorders.remote import RemoteRecorder
 from border_cli.replay.n_step import NStepProcessor
 from border_cli.runs.directory import SWEEP_FILE
@@ -63,10 +63,9 @@ from border_cli.runs.resume import Resumed
 from border_cli.runs.summary import read_run_id
 from border_cli.runtime import seeding
 from border_cli.runtime.signals import StopFlag
-from border_cli.runtime.supervised import Factory
 from border_cli.runtime.worker import Reporter
 from border_cli.training.evaluation import EvalSeeds
-from border_cli.training.evaluators import EpisodeRunner, EvaluatorSpec, InlineEvaluator, ProcessEvaluator
+from border_cli.training.evaluators import EvaluatorSpec, InlineEvaluator, ProcessEvaluator
 from border_cli.training.films import Films
 from border_cli.training.loop import AsyncTrainer, LockstepTrainer, SyncTrainer, TrainingLoop
 from border_cli.training.metrics import LONGEST_EPISODE, Telemetry
@@ -74,19 +73,10 @@ from border_cli.training.ratio_limiter import RatioLimiter, most_credit
 from border_cli.training.state import Components
 from border_cli.transport import ring_bytes, ring_rows
 
+if TYPE_CHECKING:
+    from border_cli.run import RunFiles
+
 _logger = logging.getLogger(__name__)
-
-
-class RunObserver(Protocol):
-    """What a run does when something happens to it that its own files have to say."""
-
-    run_dir: Path
-
-    def saved(self, opt_steps: int) -> None:
-        """A checkpoint of this opt step was written."""
-
-    def crashed(self, error: Exception) -> None:
-        """An actor raised. The run may survive it."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +99,7 @@ class UserParts:
 def make_loop(
     config: TrainConfig,
     spec: EnvSpec,
-    observer: RunObserver,
+    run_files: RunFiles,
     stop: StopFlag,
     view: View,
     closing: list[Callable[[], None]],
@@ -124,7 +114,7 @@ def make_loop(
     Raises:
         ResourceError, ActorLostError.
     """
-    c, resumed, user = config, resumed or Resumed(), user or UserParts()
+    c, resumed, user, folder = config, resumed or Resumed(), user or UserParts(), run_files.run_dir
     progress = _make_progress(c)
 
     def waiting() -> bool:
@@ -132,15 +122,14 @@ def make_loop(
         view.show(progress)
         return stop()
 
-    recorders: list[Recorder] = [*_make_files(c, observer.run_dir, resumed)]
-    recorders += _make_remote(c, observer.run_dir, resumed, waiting)
+    recorders = _make_recorders(c, folder, resumed, waiting)
     shown = [view] if isinstance(view, PlainView) else []
     recorder = RecorderGroup([*recorders, *filter(None, [user.recorder]), *shown])
     closing.append(recorder.close)
     films = None
     if (interval := c.evaluator.video_interval) is not None:
-        filmed, videos = (_evaluated(c, user), spec), observer.run_dir / "videos"
-        films = Films(interval, videos, film_model, filmed, recorders, waiting)
+        filmed = _evaluated(c, user), spec
+        films = Films(interval, folder / "videos", film_model, filmed, recorders, waiting)
         closing.append(films.close)
     agent = make_agent(c, spec)
     if c.init_from is not None and resumed.state is None and (missing := init_weights(agent, c)):
@@ -182,7 +171,7 @@ def make_loop(
     parts = Components(
         agent=agent,
         buffer=buffer,
-        source=_make_source(c, spec, user, agent, observer, waiting, made),
+        source=_make_source(c, spec, user, agent, run_files.crashed, waiting, made),
         limiter=limiter,
         evaluator=evaluator,
         eval_seeds=EvalSeeds(c.seed, c.evaluator.episodes),
@@ -190,9 +179,7 @@ def make_loop(
         pretrained=c.init_from is not None,
         recorder=recorder,
         lossy_recorders=recorders,
-        checkpoints=CheckpointManager(
-            observer.run_dir, c, spec, agent, telemetry, observer.saved, resumed.path
-        ),
+        checkpoints=CheckpointManager(folder, c, spec, agent, telemetry, run_files.saved, resumed.path),
         view=view,
         telemetry=telemetry,
         should_stop=stop,
@@ -274,7 +261,7 @@ def _make_source(
     spec: EnvSpec,
     user: UserParts,
     agent: Agent,
-    observer: RunObserver,
+    on_exception: Callable[[ActorLostError], None],
     should_stop: StopCheck,
     made: Callable[[], None],
 ) -> ExperienceSource:
@@ -287,7 +274,7 @@ def _make_source(
         sampler = Sampler(ReplayedEnv(env), agent, processor, seed_of, "actor 0")
         return InThreadSource(sampler, actors.n_envs, env.close)
     source: ExperienceSource = _factory("actor_manager", c.actor_manager.type)(
-        actors, columns, n_actors(c), c.actor_manager, should_stop, observer.crashed
+        actors, columns, n_actors(c), c.actor_manager, should_stop, on_exception
     )
     return source
 
@@ -313,40 +300,23 @@ def _make_evaluator(
     if (own := _factory("evaluator", c.evaluator.type)) is not None:
         evaluator: Evaluator = own(evaluated, spec)
         return evaluator
+    parts = EvaluatorSpec(
+        env=partial(evaluation_env, config=evaluated),
+        policy=partial(evaluation_policy, config=evaluated),
+        max_episode_steps=c.evaluator.max_episode_steps or LONGEST_EPISODE,
+        info_keys=tuple(evaluated.env.info_keys),
+        seed=c.seed,
+    )
     if c.evaluator.type == "process":
         timeout_s, restarts = c.evaluator.heartbeat_timeout_s, c.evaluator.restarts
-        spec_of_process = EvaluatorSpec(
-            env=Factory("border_cli.build:evaluation_env", (evaluated,)),
-            policy=Factory("border_cli.build:evaluation_policy", (evaluated,)),
-            max_episode_steps=c.evaluator.max_episode_steps or LONGEST_EPISODE,
-            info_keys=tuple(evaluated.env.info_keys),
-            seed=c.seed,
-        )
-        return ProcessEvaluator(spec_of_process, agent.model_info(), timeout_s, restarts, limit)
+        return ProcessEvaluator(parts, agent.model_info(), timeout_s, restarts, limit)
     lazy = c.trainer.eval_interval is None or not is_reproducible(c)
-    return make_inline_evaluator(evaluated, spec, stop, made, lazy, limit)
+    return InlineEvaluator(partial(parts.runner, made, stop), parts.policy(spec), lazy, limit)
 
 
 def _evaluated(c: TrainConfig, user: UserParts) -> TrainConfig:
     """The configuration with the environment of evaluations."""
     return c if user.evaluation_env is None else replace(c, env=user.evaluation_env)
-
-
-def make_inline_evaluator(
-    config: TrainConfig,
-    spec: EnvSpec,
-    should_stop: StopCheck = lambda: False,
-    made: Callable[[], None] = lambda: None,
-    lazy: bool = False,
-    limit: Callable[[], int] | None = None,
-) -> InlineEvaluator:
-    """An evaluator in the caller's thread. made: called after each environment · lazy, limit: see `InlineEvaluator`."""
-
-    def make_runner() -> EpisodeRunner:
-        env, longest = evaluation_env(made, config), config.evaluator.max_episode_steps or LONGEST_EPISODE
-        return EpisodeRunner(env, longest, should_stop, config.env.info_keys)
-
-    return InlineEvaluator(make_runner, evaluation_policy(spec, config), lazy, limit)
 
 
 def _make_progress(config: TrainConfig) -> Progress:
@@ -374,36 +344,29 @@ def make_view(config: TrainConfig, output: Output, console: Console, title: str)
     return PlainView(sys.stdout)
 
 
-def _make_files(config: TrainConfig, folder: Path, resumed: Resumed) -> list[FileRecorder]:
-    """The recorders that write files. On resume they continue behind the records of the checkpoint."""
-    wanted, files = config.recorder, list[FileRecorder]()
+def _make_recorders(
+    config: TrainConfig, folder: Path, resumed: Resumed, should_stop: StopCheck
+) -> list[Recorder]:
+    """The recorders that write files, and those with a process of their own: experiment trackers and the user's own.
+
+    On resume, files continue behind the records of the checkpoint.
+    """
+    wanted, recorders = config.recorder, list[Recorder]()
     if wanted.jsonl:
-        files.append(JsonlRecorder(folder / METRICS_FILE, resumed.position("jsonl")))
+        recorders.append(JsonlRecorder(folder / METRICS_FILE, resumed.position("jsonl")))
     if wanted.tensorboard:
         # Its import takes a tenth of a second, and every actor imports this module.
         from border_cli.recorders.tensorboard import EVENTS, TensorBoardRecorder
 
         purge_step = 0 if resumed.path is None else resumed.env_steps + 1
-        files.append(TensorBoardRecorder(folder / EVENTS, purge_step))
+        recorders.append(TensorBoardRecorder(folder / EVENTS, purge_step))
     if wanted.csv:
-        files.append(CsvRecorder(folder / CSV_FILE, resumed.position("csv")))
-    return files
-
-
-def _make_remote(
-    config: TrainConfig, folder: Path, resumed: Resumed, should_stop: StopCheck
-) -> list[RemoteRecorder]:
-    """The recorders with a process of their own: experiment trackers, and the user's own by its import path or name."""
-    kinds = trackers(config.recorder)
-    if config.recorder.type != "default":
-        kinds.append(config.recorder.type)
-    keep = resumed.position("jsonl") if config.recorder.jsonl else 0
-    return [
-        RemoteRecorder(
-            kind, partial(remote_recorder, kind, config, folder, keep), config.recorder.finish_s, should_stop
-        )
-        for kind in kinds
-    ]
+        recorders.append(CsvRecorder(folder / CSV_FILE, resumed.position("csv")))
+    keep = resumed.position("jsonl") if wanted.jsonl else 0
+    for kind in (*trackers(wanted), *([] if wanted.type == "default" else [wanted.type])):
+        maker = partial(remote_recorder, kind, config, folder, keep)
+        recorders.append(RemoteRecorder(kind, maker, wanted.finish_s, should_stop))
+    return recorders
 
 
 def remote_recorder(kind: str, config: TrainConfig, folder: Path, keep: int) -> Any:
@@ -433,7 +396,7 @@ def film_model(c: TrainConfig, spec: EnvSpec, model: ModelInfo, path: Path) -> b
     policy.sync_model(model)
     env_config = replace(c.env, out_of_bounds="warn", info_keys=[])
     with closing_at_end(GymEnv(env_config, 1, "the film", render_mode="rgb_array", quiet=True)) as env:
-        seed = seeding.evaluation_seed(c.seed, 0)
+        seed = seeding.integer(c.seed, seeding.EVALUATION, 0)
         film(env, policy, model.version, seed, path, c.evaluator.max_episode_steps or LONGEST_EPISODE)
     return small_gif(path)
 
@@ -448,9 +411,9 @@ def actor_spec(config: TrainConfig, user: UserParts | None = None) -> ActorSpec:
         n_actors(config), envs_per_actor(config), lockstep_steps(config), config.trainer.max_env_steps
     )
     return ActorSpec(
-        env=Factory(f"border_cli.build:{'resumable_env' if lockstep else 'actor_env'}", (config,)),
-        policy=Factory("border_cli.build:actor_policy", (config, tuple(user.actor_agents))),
-        processor=Factory("border_cli.build:actor_processor", (config, user.step_processor)),
+        env=partial(resumable_env if lockstep else actor_env, config=config),
+        policy=partial(actor_policy, config=config, own=tuple(user.actor_agents)),
+        processor=partial(actor_processor, config=config, make=user.step_processor),
         n_envs=envs_per_actor(config),
         n_buffer=actors.n_buffer,
         credit=actor_credit(config),
@@ -574,11 +537,6 @@ def make_agent(config: TrainConfig, spec: EnvSpec) -> Agent:
     return agent
 
 
-def check_spec(config: TrainConfig, spec: EnvSpec) -> None:
-    """Raise UsageError where the environment's spaces are not for the agent."""
-    agent_module(config).check_spec(config.agent, spec)
-
-
 def described_inputs(config: TrainConfig, spec: EnvSpec) -> list[str]:
     """A line for each part of an observation: what the agent's networks make of it. None for other networks."""
     from border_cli.agents.config import NetworkConfig
@@ -629,9 +587,8 @@ def sizes(config: TrainConfig, spec: EnvSpec) -> Sizes:
 
 
 def probe_env(reporter: Reporter, config: EnvConfig, plugins: Sequence[str], seed: int) -> None:
-    """Try the environment in a child process. Answers with a `Probed` as plain data, before the environment is closed."""
+    """Try the environment in a child process. Answers with a `Probed` before the environment is closed."""
     import_plugins(plugins)
     seeding.seed_global_generators(seed, seeding.GLOBAL, 1)
     with ExitStack() as at_end:
-        found = try_env(config, at_end)
-        reporter.answer(vars(found) | {"spec": found.spec.to_json(), "left_out": found.spec.left_out})
+        reporter.answer(try_env(config, at_end))

@@ -7,14 +7,13 @@ import itertools
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium
 import numpy as np
 from numpy.typing import NDArray
-
-from border_cli.runtime.clock import SYSTEM_CLOCK
 
 Observation = NDArray[np.int32]
 _made = itertools.count()
@@ -59,7 +58,7 @@ class CountingEnv(gymnasium.Env[Observation, np.int64]):  # type: ignore[misc] #
         make_s: float = 0.0,
         step_s: float = 0.0,
     ) -> None:
-        SYSTEM_CLOCK.sleep(make_s)
+        time.sleep(make_s)
         high = np.iinfo(np.int32).max
         self.observation_space = gymnasium.spaces.Box(0, high, (4,), np.int32)
         self.action_space = gymnasium.spaces.Discrete(2)
@@ -92,7 +91,7 @@ class CountingEnv(gymnasium.Env[Observation, np.int64]):  # type: ignore[misc] #
         """Advance the time by one."""
         del action
         if self._step_s:
-            SYSTEM_CLOCK.sleep(self._step_s)
+            time.sleep(self._step_s)
         self._steps += 1
         if self._steps == self._fault_step:
             self._strike_at("step")

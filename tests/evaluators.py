@@ -9,16 +9,17 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from border_cli.core.errors import ActorLostError
+from border_cli.core.protocols import Env
 from border_cli.core.spaces import ActionSpec, Array, EnvSpec, Obs, ObsLeaf, ObsSpec
 from border_cli.core.types import Evaluation, ModelInfo, Step
 from border_cli.runtime.clock import Backoff, Deadline
-from border_cli.runtime.supervised import Factory
 from border_cli.training.evaluators import EvaluatorSpec, ProcessEvaluator
 
 SPEC = EnvSpec(ObsSpec((ObsLeaf("obs", (), "box", (1,), "float32"),)), ActionSpec("discrete", n=2))
@@ -184,9 +185,12 @@ def make_policy(spec: EnvSpec) -> WeightPolicy:
     return WeightPolicy()
 
 
-def spec_of(make: str, *args: Any, cap: int = 100) -> EvaluatorSpec:
-    env = Factory(f"tests.evaluators:{make}", args)
-    return EvaluatorSpec(env, Factory("tests.evaluators:make_policy"), cap)
+def spec_of(make: Callable[..., Env], *args: Any, cap: int = 100) -> EvaluatorSpec:
+    return EvaluatorSpec(partial(call_with, make, args), make_policy, cap)
+
+
+def call_with(make: Callable[..., Env], args: tuple[Any, ...], made: Callable[[], None]) -> Env:
+    return make(made, *args)
 
 
 @contextlib.contextmanager

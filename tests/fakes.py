@@ -6,6 +6,7 @@ import io
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,6 @@ from border_cli.core.spaces import ActionSpec, Array, EnvSpec, Obs, ObsLeaf, Obs
 from border_cli.core.types import Column, ModelInfo, item_columns
 from border_cli.envs.group import GymEnv, ReplayedEnv
 from border_cli.replay.n_step import NStepProcessor
-from border_cli.runtime.supervised import Factory
 
 COUNTING_SPEC = EnvSpec(
     ObsSpec((ObsLeaf("obs", (), "box", (4,), "int32", 0.0, float(2**31 - 1)),)),
@@ -92,15 +92,15 @@ def counting_actors(
     n_step: int = 1,
     n_buffer: int = 64,
     credit: int = 63,
-    make_env: str = "make_counting_env",
+    make_env: Callable[..., Any] = make_counting_env,
     **env_kwargs: Any,
 ) -> ActorSpec:
     """Actors over CountingEnv with the numpy policy. A ring has 4·(credit + n_envs) rows."""
     config = EnvConfig(entry_point="tests.counting:CountingEnv", kwargs=env_kwargs)
     return ActorSpec(
-        env=Factory(f"tests.fakes:{make_env}", (config,)),
-        policy=Factory("tests.fakes:make_policy"),
-        processor=Factory("tests.fakes:make_processor", (n_step,)),
+        env=partial(make_env, config=config),
+        policy=make_policy,
+        processor=partial(make_processor, n_step=n_step),
         n_envs=n_envs,
         n_buffer=n_buffer,
         credit=credit,

@@ -181,10 +181,7 @@ class ThreadManager:
         actor_id = self._spec.actor_id(actor, count.incarnation, len(self._counts), count.env_steps)
         models, sink, ready = NewestModel(self), QueueSink(self._chunks, self._columns), self._ready[actor]
         try:
-            run_actor(
-                self._spec, actor_id, models, sink, status, lambda exact: ready.set(), lambda stat: None
-            )
-            status.state = ActorState.DONE
+            run_actor(self._spec, actor_id, models, sink, status, lambda message: ready.set())
         except Exception as error:
             where = getattr(error, "context", {})
             lost = ActorLostError(

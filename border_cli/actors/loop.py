@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from time import monotonic_ns
 from typing import Protocol, TypeVar, cast
 
 from border_cli.actors.sampler import Sampler
 from border_cli.actors.spec import ActorId, ActorSpec, ActorState, Rounds, model_number
-from border_cli.core.protocols import ActingPolicy, StepProcessor
+from border_cli.core.protocols import ActingPolicy
 from border_cli.core.state import State, check_like, joined, section
 from border_cli.core.types import ActorStat, Chunk, Items, ModelInfo, count_episodes, count_transitions
 from border_cli.runtime import seeding
-from border_cli.runtime.clock import SYSTEM_CLOCK, Clock
+from border_cli.runtime.worker import Ready
 
 MAX_AGE_NS = 50_000_000
 """A chunk leaves after 50 ms at the latest, so that the steps of a slow environment are not held back."""
@@ -86,17 +88,21 @@ class RoundModels(ModelSource, Protocol):
         """The model of this publication. Raises RuntimeError if it is not there any more."""
 
 
-class StateRequests(Protocol):
-    """How the learner asks an actor for its state."""
+@dataclass(frozen=True)
+class Finished:
+    """Message to the learner: the actor has handed over everything and exits as asked."""
 
-    def wanted(self) -> bool:
-        """Whether it asks now."""
-
-    def answer(self, state: State) -> None:
-        """Send the state."""
+    stat: ActorStat
 
 
-def wait_until(poll: Callable[[], T], state: ActorState, status: Status, clock: Clock = SYSTEM_CLOCK) -> T:
+@dataclass(frozen=True)
+class SentState:
+    """Message to the learner, which has asked for the actor's state."""
+
+    state: State
+
+
+def wait_until(poll: Callable[[], T], state: ActorState, status: Status) -> T:
     """Call `poll` until it returns something true, and return that; in between, sleep until the learner has done something.
 
     The status shows `state` meanwhile, with a heartbeat. The time counts as blocked from the first env step on.
@@ -104,10 +110,10 @@ def wait_until(poll: Callable[[], T], state: ActorState, status: Status, clock: 
     if result := poll():
         return result
     before, status.state = status.state, state
-    since = clock.monotonic_ns()
+    since = monotonic_ns()
     while not (result := poll()):
         status.wait(_BEAT_S)
-        now = clock.monotonic_ns()
+        now = monotonic_ns()
         if status.first_step_ns:
             status.blocked_ns += now - since
         status.heartbeat += 1
@@ -137,7 +143,6 @@ class Actor:
         status: Status,
         n_buffer: int,
         version: int = 0,
-        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.id = actor_id
         self.env_steps = actor_id.env_steps
@@ -148,7 +153,6 @@ class Actor:
         self._status = status
         self._n_buffer = n_buffer
         self._version = version
-        self._clock = clock
         self._pending = 0  # env steps that were taken and not handed over yet
         self._began_ns = 0  # when the first of them began
         self._sequence = 0  # of the next chunk
@@ -187,7 +191,7 @@ class Actor:
             incarnation=self.id.incarnation,
             env_steps=self.env_steps,
             episodes=self._episodes,
-            seconds=(self._clock.monotonic_ns() - first) / 1e9 if first else 0.0,
+            seconds=(monotonic_ns() - first) / 1e9 if first else 0.0,
             blocked_seconds=self._status.blocked_ns / 1e9,
             dropped=self._sampler.dropped,
             state=ActorState.DONE.label,
@@ -196,16 +200,16 @@ class Actor:
 
     def _step(self, env_ix: list[int], global_env_steps: int) -> None:
         if not self._status.first_step_ns:
-            self._status.first_step_ns = self._clock.monotonic_ns()
+            self._status.first_step_ns = monotonic_ns()
         if self._pending == 0:
-            self._began_ns = self._clock.monotonic_ns()
+            self._began_ns = monotonic_ns()
         taken = self._sampler.step(env_ix, global_env_steps)
         self.env_steps += taken
         self._pending += taken
 
     def _chunk_due(self) -> bool:
         return self._pending > 0 and (
-            self._pending >= self._n_buffer or self._clock.monotonic_ns() - self._began_ns >= MAX_AGE_NS
+            self._pending >= self._n_buffer or monotonic_ns() - self._began_ns >= MAX_AGE_NS
         )
 
     def _hand_over(self) -> None:
@@ -229,7 +233,7 @@ class Actor:
         return min(count_transitions(items), self._pending - 1)  # one is left for the last part
 
     def _wait(self, poll: Callable[[], T], state: ActorState) -> T:
-        return wait_until(poll, state, self._status, self._clock)
+        return wait_until(poll, state, self._status)
 
     def _sync(self, model: ModelInfo) -> None:
         self._policy.sync_model(model)
@@ -251,11 +255,13 @@ class LockstepActor(Actor):
         sink: ChunkSink,
         status: Status,
         rounds: Rounds,
-        requests: StateRequests,
+        send: Callable[[object], None],
+        state_wanted: Callable[[], bool],
     ) -> None:
         super().__init__(actor_id, sampler, policy, models, sink, status, n_buffer=1)
         self._rounds = rounds
-        self._requests = requests
+        self._send = send
+        self._state_wanted = state_wanted
         self._round = 0
         self._held = 0  # number of the publication whose model the policy has
 
@@ -310,8 +316,8 @@ class LockstepActor(Actor):
         def there() -> bool:
             if self._status.stop_requested or self._models.publications >= number:
                 return True
-            if self._requests.wanted():  # only now: every round that may have started is complete
-                self._requests.answer(self._state())
+            if self._state_wanted():  # only now: every round that may have started is complete
+                self._send(SentState(self._state()))
             return False
 
         self._wait(there, ActorState.WAITING_FOR_MODEL)
@@ -329,34 +335,33 @@ def run_actor(
     models: ModelSource,
     sink: ChunkSink,
     status: Status,
-    ready: Callable[[bool], None],
-    finished: Callable[[ActorStat], None],
-    requests: StateRequests | None = None,
+    send: Callable[[object], None],
+    state_wanted: Callable[[], bool] = lambda: False,
     state: State | None = None,
 ) -> None:
     """One incarnation of an actor, from making its environments to closing them.
 
     Args:
         models: where it gets models from; in lockstep `RoundModels`.
-        ready: called with `Actor.exact` once the environments are reset and the first model is held.
-        finished: called with what it did, before its environments are closed, which may take long.
-        requests: in lockstep, how the learner asks for the actor's state.
+        send: gets `Ready` once the environments are reset and the first model is held, and `Finished` before the
+            environments are closed, which may take long.
+        state_wanted: in lockstep, whether the learner asks for the actor's state; `send` then gets `SentState`.
         state: in lockstep, the saved state to continue from.
     """
     # Environments may draw from the global generators.
     seeding.seed_global_generators(actor_id.seed, seeding.ACTOR, actor_id.actor, actor_id.incarnation, 2)
     status.state = ActorState.MAKING_ENVIRONMENT
-    with contextlib.closing(spec.env.load()(actor_id, *spec.env.args)) as env:
-        processor: StepProcessor = spec.processor.load()(actor_id, env.spec, *spec.processor.args)
-        policy: ActingPolicy = spec.policy.load()(actor_id, env.spec, *spec.policy.args)
+    with contextlib.closing(spec.env(actor_id)) as env:
+        processor, policy = spec.processor(actor_id, env.spec), spec.policy(actor_id, env.spec)
 
         def first_model() -> ModelInfo | bool:
             return models.poll() or status.stop_requested
 
         model = wait_until(first_model, ActorState.WAITING_FOR_MODEL, status)
         if isinstance(model, bool):  # the run was stopped before there was a model
+            status.state = ActorState.DONE
             done = ActorState.DONE.label
-            finished(ActorStat(actor_id.actor, actor_id.incarnation, actor_id.env_steps, state=done))
+            send(Finished(ActorStat(actor_id.actor, actor_id.incarnation, actor_id.env_steps, state=done)))
             return
         policy.sync_model(model)
         policy.train()
@@ -371,8 +376,10 @@ def run_actor(
             sampler.begin()
             actor = Actor(actor_id, sampler, policy, models, sink, status, spec.n_buffer, model.version)
         else:
-            rounds = cast("RoundModels", models), sink, status, spec.rounds, cast("StateRequests", requests)
+            rounds = cast("RoundModels", models), sink, status, spec.rounds, send, state_wanted
             actor = LockstepActor(actor_id, sampler, policy, *rounds)
             actor.begin(state)
-        ready(actor.exact)
-        finished(actor.run())
+        send(Ready(actor.exact))
+        stat = actor.run()
+        status.state = ActorState.DONE
+        send(Finished(stat))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from selectors import EVENT_READ, DefaultSelector
 from typing import Protocol
 
-from border_cli.actors.loop import run_actor
+from border_cli.actors.loop import Finished, SentState, run_actor
 from border_cli.actors.spec import LOCKSTEP_SLOTS, ActorId, ActorSpec, ActorState, ActorStatus, StatusBlock
 from border_cli.core.errors import ActorLostError
 from border_cli.core.state import State
@@ -20,39 +20,8 @@ from border_cli.transport import ModelChannel, Ring, model_layout
 
 
 @dataclass(frozen=True)
-class Finished:
-    """The actor has handed over everything and exits as asked."""
-
-    stat: ActorStat
-
-
-@dataclass(frozen=True)
 class SendState:
-    """The learner asks for the actor's state."""
-
-
-@dataclass(frozen=True)
-class SentState:
-    """The actor's state, which the learner has asked for."""
-
-    state: State
-
-
-class PipedRequests:
-    """The actor's side of `SendState`. Implements `StateRequests`."""
-
-    def __init__(self, reporter: Reporter) -> None:
-        self._reporter = reporter
-
-    def wanted(self) -> bool:
-        pipe = self._reporter.pipe
-        try:
-            return pipe.poll() and isinstance(pipe.recv(), SendState)
-        except (EOFError, ConnectionResetError):
-            return False  # the learner died; the watchdog ends this process
-
-    def answer(self, state: State) -> None:
-        self._reporter.send(SentState(state))
+    """Message to the actor: the learner asks for its state."""
 
 
 def actor_main(
@@ -66,14 +35,13 @@ def actor_main(
 ) -> None:
     """What the process runs (see `border_cli.runtime.child.Child`)."""
 
-    def ready(exact: bool) -> None:
-        reporter.send(Ready(exact))
+    def state_wanted() -> bool:
+        try:
+            return reporter.pipe.poll() and isinstance(reporter.pipe.recv(), SendState)
+        except (EOFError, ConnectionResetError):
+            return False  # the learner died, and this process ends with it
 
-    def finished(stat: ActorStat) -> None:
-        status.state = ActorState.DONE
-        reporter.send(Finished(stat))
-
-    run_actor(spec, actor_id, models, ring, status, ready, finished, PipedRequests(reporter), state)
+    run_actor(spec, actor_id, models, ring, status, reporter.send, state_wanted, state)
 
 
 class ModelSink(Protocol):

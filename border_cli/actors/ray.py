@@ -18,7 +18,8 @@ from dataclasses import replace
 from typing import Any, cast
 
 from border_cli.actors import manager
-from border_cli.actors.process import ActorHandle, Finished, Link, ModelSink
+from border_cli.actors.loop import Finished
+from border_cli.actors.process import ActorHandle, Link, ModelSink
 from border_cli.actors.remote import Command, RemoteActor, RemoteSetup, Reply
 from border_cli.actors.spec import LOCKSTEP_SLOTS, ActorId, ActorSpec, ActorStatus
 from border_cli.config.schema import RayConfig

@@ -13,10 +13,9 @@ import time
 from dataclasses import dataclass, field, replace
 
 from border_cli.actors.loop import run_actor
-from border_cli.actors.process import Finished, SentState
 from border_cli.actors.spec import LOCKSTEP_SLOTS, ActorId, ActorSpec, ActorState
 from border_cli.core.state import State
-from border_cli.core.types import ActorStat, Chunk, Column, Items, ModelInfo, empty_items
+from border_cli.core.types import Chunk, Column, Items, ModelInfo, empty_items
 from border_cli.runtime.worker import Failed, Ready, failed, log_through, one_torch_thread
 
 WAIT_S = 0.2
@@ -145,7 +144,7 @@ class RemoteSetup:
 
 
 class RemoteActor:
-    """One incarnation of an actor. Its methods may be called by several threads at a time. Implements `StateRequests`."""
+    """One incarnation of an actor. Its methods may be called by several threads at a time."""
 
     def __init__(self, setup: RemoteSetup) -> None:
         self._changed = threading.Condition()
@@ -196,42 +195,23 @@ class RemoteActor:
 
     def _run(self, setup: RemoteSetup) -> None:
         spec, actor_id = setup.spec, setup.actor_id
-        one_torch_thread()
+        parts = self._models, self._sink, self._status, self.send, self._state_wanted
         try:
-            run_actor(
-                spec,
-                actor_id,
-                self._models,
-                self._sink,
-                self._status,
-                self._ready,
-                self._finished,
-                self,
-                setup.state,
-            )
+            run_actor(spec, actor_id, *parts, setup.state)
         except BaseException as error:  # noqa: BLE001 - also SystemExit, which user code may raise
             self.send(failed_here(error, f"actor {actor_id.actor}"))
         with self._changed:
             self._ended = True
             self._changed.notify_all()
 
-    def _ready(self, exact: bool) -> None:
-        one_torch_thread()  # of the policy, which has imported torch by now
-        self.send(Ready(exact))
-
-    def _finished(self, stat: ActorStat) -> None:
-        self._status.state = ActorState.DONE
-        self.send(Finished(stat))
-
-    def wanted(self) -> bool:
+    def _state_wanted(self) -> bool:
         wanted, self._wants_state = self._wants_state, False
         return wanted
 
-    def answer(self, state: State) -> None:
-        self.send(SentState(state))
-
     def send(self, message: object) -> None:
         """Let the next reply have this message, or record of a log."""
+        if isinstance(message, Ready):
+            one_torch_thread()  # of the policy, which has imported torch by now
         with self._changed:
             self._messages.append(message)
             self._changed.notify_all()

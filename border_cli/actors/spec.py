@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from border_cli.runtime.supervised import Factory
+from border_cli.core.protocols import ActingPolicy, StepProcessor
+from border_cli.core.spaces import EnvSpec
 from border_cli.transport import WORD, Block, Layout, SharedEvent
 
 
@@ -33,16 +34,15 @@ class ActorSpec:
     """What every actor of a run is made of. Plain data that is sent to the actor's process.
 
     Args:
-        env: (actor_id, *args) → Env with actor_id.n_envs environments; in lockstep a ResumableEnv.
-        policy: (actor_id, spec, *args) → ActingPolicy.
-        processor: (actor_id, spec, *args) → StepProcessor.
+        env: makes an Env with actor_id.n_envs environments; in lockstep a ResumableEnv.
+        policy, processor: make these parts for the spaces of the environment.
         credit: env steps that one actor takes at most before the learner has inserted any; the size of its ring follows.
         rounds: of lockstep; None for actors that act on credit.
     """
 
-    env: Factory
-    policy: Factory
-    processor: Factory
+    env: Callable[[ActorId], Any]
+    policy: Callable[[ActorId, EnvSpec], ActingPolicy]
+    processor: Callable[[ActorId, EnvSpec], StepProcessor]
     n_envs: int
     n_buffer: int
     credit: int

@@ -172,9 +172,9 @@ class Child:
 
     @property
     def last_output(self) -> str:
-        """The last line that it has printed, known once it has ended."""
+        """For messages, once it has ended: a line with the last line that it has printed; empty if there is none."""
         lines = [] if self._ended is None else self._ended.tail.strip().splitlines()
-        return lines[-1].strip() if lines else ""
+        return f"\nits last output: {lines[-1].strip()}" if lines else ""
 
     def signal(self, number: signal.Signals) -> None:
         """Send it a signal, if it still runs."""
@@ -238,8 +238,7 @@ class Child:
             return outcome.value
         if isinstance(outcome, Failed):
             raise ChildError(outcome.error_type, outcome.message, outcome.traceback)
-        said = f"\nits last output: {self.last_output}" if self.last_output else ""
-        raise ChildError("", f"the process {self.exit_reason}{said}")
+        raise ChildError("", f"the process {self.exit_reason}{self.last_output}")
 
     def _look(self) -> None:
         """Take what the fork server has told."""

@@ -102,10 +102,7 @@ def start(setup: Setup, function: Callable[..., Any], args: tuple[Any, ...], pip
             _pickled((_preload, setup, content), f"the arguments of {setup.name}")
         ) as block:
             try:
-                client = [second_client()] if setup.trains else []
-                with contextlib.ExitStack() as stack:
-                    own = [stack.enter_context(end).fileno() for end in client]
-                    _request(b"s", [theirs.fileno(), block.fileno(), pipe, *own, *passing.descriptors])
+                _request(b"s", [theirs.fileno(), block.fileno(), pipe, *passing.descriptors])
             except OSError as error:
                 ours.close()
                 raise resource_error(error, f"starting {setup.name}") from error
@@ -123,14 +120,6 @@ def connected(owner: str) -> tuple[Connection, Connection]:
             end.setsockopt(socket.SOL_SOCKET, buffer, _SOCKET_BYTES)
     first, second = (Connection(end.detach()) for end in ends)
     return first, second
-
-
-def second_client() -> socket.socket:
-    """A socket for requests that a child can use."""
-    ours, theirs = socket.socketpair()
-    with theirs:
-        _request(b"c", [theirs.fileno()])
-    return ours
 
 
 def become_client(descriptor: int) -> None:

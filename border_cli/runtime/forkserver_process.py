@@ -46,7 +46,7 @@ _CHUNK = 1 << 16
 
 
 def serve(descriptor: int) -> NoReturn:
-    """Serve the client at the other end of this socket, and the clients that it brings, until none is left."""
+    """Serve the client at the other end of this socket, and the jobs that it starts, until none is left."""
     os.setpgid(0, 0)
     for number in LEFT_TO_CLIENT:
         signal.signal(number, signal.SIG_IGN)
@@ -126,8 +126,6 @@ class _Server:
             case b"p":
                 _import(_read(descriptors[0]))
                 os.close(descriptors[0])
-            case b"c":
-                self._add_client(socket.socket(fileno=descriptors[0]))
             case _:
                 self._selector.unregister(client.fileno())
                 self._clients.discard(client)
@@ -140,6 +138,10 @@ class _Server:
         status = Connection(descriptors[0])
         preload, setup, content = _read(descriptors[1])
         _import(preload)
+        if setup.trains:  # it is a client too
+            ours, requests = socket.socketpair()
+            self._add_client(ours)
+            descriptors.insert(3, requests.detach())
         printed, theirs = os.pipe()
         os.set_blocking(printed, False)
         try:

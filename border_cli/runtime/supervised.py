@@ -6,33 +6,19 @@ Nothing here waits: `SupervisedProcess.supervise` is called repeatedly and does 
 from __future__ import annotations
 
 import enum
-import importlib
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from time import monotonic_ns
+from typing import Any
 
 from border_cli.core.errors import ActorLostError, IncompatibleStateError, ResourceError, first_line
 from border_cli.runtime.child import Child
-from border_cli.runtime.clock import SYSTEM_CLOCK, Clock, Deadline
+from border_cli.runtime.clock import Deadline
 from border_cli.runtime.worker import Failed, Ready
 
 MAX_DELAY_S = 30.0
 _MIN_CHECKS = 4
-
-
-@dataclass(frozen=True)
-class Factory:
-    """A function by its import path `module:name`, imported where it is needed, and the last arguments of its call."""
-
-    path: str
-    args: tuple[Any, ...] = ()
-
-    def load(self) -> Callable[..., Any]:
-        """Import the function. Raises ImportError or AttributeError."""
-        module, _, name = self.path.partition(":")
-        return cast(Callable[..., Any], getattr(importlib.import_module(module), name))
 
 
 class HeartbeatMonitor:
@@ -42,15 +28,14 @@ class HeartbeatMonitor:
     with the process that it watches, does not take its own pause for a missing heartbeat.
     """
 
-    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._count = -1
         self._still_ns = 0
-        self._checked_ns = clock.monotonic_ns()
+        self._checked_ns = monotonic_ns()
 
     def timed_out(self, count: int, timeout_s: float) -> bool:
         """Check once: whether the counter has had this value for timeout_s [s]."""
-        now, timeout_ns = self._clock.monotonic_ns(), int(timeout_s * 1e9)
+        now, timeout_ns = monotonic_ns(), int(timeout_s * 1e9)
         if count != self._count:
             self._still_ns = 0
         else:
@@ -62,34 +47,24 @@ class HeartbeatMonitor:
 class RestartBudget:
     """At most `restarts` within any `window_s` seconds, which may be infinite."""
 
-    def __init__(self, restarts: int, window_s: float, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, restarts: int, window_s: float) -> None:
         self._restarts = restarts
         self._window_ns = window_s * 1e9
-        self._clock = clock
-        self._spent: deque[int] = deque()
+        self.spent: list[int] = []
 
-    @property
-    def spent(self) -> int:
-        """Restarts within the window that ends now."""
-        since = self._clock.monotonic_ns() - self._window_ns
-        while self._spent and self._spent[0] <= since:
-            self._spent.popleft()
-        return len(self._spent)
+    def spend(self) -> int | None:
+        """Take one restart. Returns its number within the window that ends now, None if none is left."""
+        now = monotonic_ns()
+        self.spent = [at for at in self.spent if at > now - self._window_ns]
+        if len(self.spent) >= self._restarts:
+            return None
+        self.spent.append(now)
+        return len(self.spent)
 
-    def spend(self) -> bool:
-        """Take one restart. Returns False if none is left."""
-        if self.spent >= self._restarts:
-            return False
-        self._spent.append(self._clock.monotonic_ns())
-        return True
 
-    def delay_s(self, first_s: float) -> float:
-        """Delay before the restart that was taken last [s]: first_s, doubled for each one before it, at most 30 s."""
-        return min(MAX_DELAY_S, first_s * 2.0 ** min(self.spent - 1, 60))
-
-    def reset(self) -> None:
-        """Forget the restarts so far."""
-        self._spent.clear()
+def restart_delay_s(number: int, first_s: float) -> float:
+    """Delay before a restart [s]: first_s, doubled for each one before it within the window, at most 30 s."""
+    return min(MAX_DELAY_S, first_s * 2.0 ** min(number - 1, 60))
 
 
 class Condition(enum.Enum):
@@ -146,22 +121,21 @@ class SupervisedProcess(ABC):
     start_hint = ""
     """A line with what the user can do if it is not ready in time."""
 
-    def __init__(self, name: str, limits: Limits, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, name: str, limits: Limits) -> None:
         self.name = name
         self.condition = Condition.NOT_STARTED
         self.losses = 0
         self.was_ready = False  # by any process so far
         self._is_ready = False  # the present process
         self._limits = limits
-        self._clock = clock
-        self._budget = RestartBudget(limits.restarts, limits.restart_window_s, clock)
-        self._monitor = HeartbeatMonitor(clock)
+        self._budget = RestartBudget(limits.restarts, limits.restart_window_s)
+        self._monitor = HeartbeatMonitor()
         self._child: Child | None = None
         self._failed: Failed | None = None
         self._failed_at: tuple[Any, ...] = ()  # where the last process failed
         self._killed = False
         self._cause: ActorLostError | None = None
-        self._due = Deadline(0.0, clock)
+        self._due = Deadline(0.0)
 
     @abstractmethod
     def _spawn(self) -> Child:
@@ -206,7 +180,7 @@ class SupervisedProcess(ABC):
         """Start the process. Raises ResourceError if memory or descriptors are too few."""
         self._failed, self._cause, self._killed, self._is_ready = None, None, False, False
         self._child = self._spawn()
-        self._monitor = HeartbeatMonitor(self._clock)
+        self._monitor = HeartbeatMonitor()
         self.condition = Condition.STARTING
 
     def send(self, message: object) -> None:
@@ -225,7 +199,7 @@ class SupervisedProcess(ABC):
             else:
                 if isinstance(message, Ready):
                     self.condition, self._is_ready, self.was_ready = Condition.READY, True, True
-                    self._monitor = HeartbeatMonitor(self._clock)
+                    self._monitor = HeartbeatMonitor()
                 self._handle(message)
         if self._cause is None and (exited or self._failed is not None):
             self._cause = self._exit_cause(self._child)
@@ -279,12 +253,12 @@ class SupervisedProcess(ABC):
             return self._not_started(process.start_error)
         if self._failed is not None:
             return ActorLostError(self._failed.error, self._failed.traceback, self._failed.context)
-        said = f"\nits last output: {process.last_output}" if process.last_output else ""
-        return ActorLostError(f"{self.name} {process.exit_reason} (it was {self.doing}){said}")
+        how = f"{process.exit_reason} (it was {self.doing}){process.last_output}"
+        return ActorLostError(f"{self.name} {how}")
 
     def _check_heartbeat(self) -> None:
         if not self._watched:
-            self._monitor = HeartbeatMonitor(self._clock)
+            self._monitor = HeartbeatMonitor()
             return
         starting = self.condition is Condition.STARTING
         timeout_s = self._limits.start_timeout_s if starting else self._limits.heartbeat_timeout_s
@@ -298,7 +272,7 @@ class SupervisedProcess(ABC):
 
     def _begin_exit(self, grace_s: float) -> None:
         self.condition = Condition.EXITING
-        self._due = Deadline(grace_s, self._clock)
+        self._due = Deadline(grace_s)
 
     def _lose(self) -> Loss:
         """Release what is left of the process, and decide whether it is started again."""
@@ -310,13 +284,14 @@ class SupervisedProcess(ABC):
             raise IncompatibleStateError(failed.error)
         before, self._failed_at = self._failed_at, () if failed is None else _place_of_failure(failed)
         repeated = bool(before) and before == self._failed_at
-        if repeated or not self._budget.spend():
+        number = None if repeated else self._budget.spend()
+        if number is None:
             self.condition = Condition.GIVEN_UP
             return Loss(cause, repeated=repeated)
-        delay_s = self._budget.delay_s(self._limits.restart_delay_s)
+        delay_s = restart_delay_s(number, self._limits.restart_delay_s)
         self.condition = Condition.BACKING_OFF
-        self._due = Deadline(delay_s, self._clock)
-        return Loss(cause, self._budget.spent, delay_s)
+        self._due = Deadline(delay_s)
+        return Loss(cause, number, delay_s)
 
 
 def _place_of_failure(failed: Failed) -> tuple[Any, ...]:

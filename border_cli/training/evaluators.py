@@ -15,13 +15,14 @@ from statistics import fmean
 from typing import Any
 
 from border_cli.core.protocols import ActingPolicy, Env, StopCheck
+from border_cli.core.spaces import EnvSpec
 from border_cli.core.types import Evaluation, ModelInfo
 from border_cli.runtime import seeding
 from border_cli.runtime.child import Child
 from border_cli.runtime.clock import Deadline
-from border_cli.runtime.supervised import Condition, Factory, Limits, SupervisedProcess
+from border_cli.runtime.supervised import Condition, Limits, SupervisedProcess
 from border_cli.runtime.worker import Ready, Reporter
-from border_cli.transport import WORD, Block, Layout, ModelChannel, model_layout
+from border_cli.transport import WORD, Block, ModelChannel, model_layout
 
 _START_TIMEOUT_S = 120.0
 """Time for making one environment, unless heartbeat_timeout_s is longer."""
@@ -48,7 +49,7 @@ class EpisodeRunner:
     def __init__(
         self, env: Env, max_episode_steps: int, should_stop: StopCheck, info_keys: Sequence[str] = ()
     ) -> None:
-        self._env = env
+        self.env = env
         self.max_episode_steps = max_episode_steps
         self._should_stop = should_stop
         self._info_keys = info_keys
@@ -77,7 +78,7 @@ class EpisodeRunner:
         Returns:
             Raw returns and lengths in the order of the seeds; None if asked to stop meanwhile.
         """
-        env, episodes = self._env, iter(range(len(seeds)))
+        env, episodes = self.env, iter(range(len(seeds)))
         returns, lengths, cut = [0.0] * len(seeds), [0] * len(seeds), 0
         self.ended, self._lengths, self._running = 0, lengths, {}
         infos: list[list[float]] = []  # of each episode that has ended
@@ -141,7 +142,7 @@ class EpisodeRunner:
             _logger.warning("%s", warning)
 
     def close(self) -> None:
-        self._env.close()
+        self.env.close()
 
 
 class InlineEvaluator:
@@ -199,10 +200,8 @@ class EvaluatorStatus:
     """
 
     def __init__(self, block: Block | None = None) -> None:
-        layout = Layout()
-        stop, beats = layout.reserve(WORD), layout.reserve(WORD)
-        self._block = block or Block(layout.size, "the evaluator's status")
-        self._stop, self._beats = self._block.words(stop, 1), self._block.words(beats, 1)
+        self._block = block or Block(2 * WORD, "the evaluator's status")
+        self._stop, self._beats = self._block.words(0, 1), self._block.words(WORD, 1)
         self.close = self._block.close
 
     def __reduce__(self) -> tuple[Callable[..., EvaluatorStatus], tuple[Any, ...]]:
@@ -224,38 +223,33 @@ class EvaluatorStatus:
 
 @dataclass(frozen=True)
 class EvaluatorSpec:
-    """What an evaluator is made of: plain data that is sent to its process.
+    """What an evaluator is made of. It can be sent to a process.
 
     Args:
-        env: (made, *args) → Env; calls `made` after each environment, because making many takes long.
-        policy: (spec, *args) → ActingPolicy.
+        env: env(made) makes the environments, and calls `made` after each, because making many takes long.
+        policy: makes the policy for their spaces.
         max_episode_steps: env steps at which an episode is cut.
         info_keys: see `EpisodeRunner`.
     """
 
-    env: Factory
-    policy: Factory
+    env: Callable[[Callable[[], None]], Env]
+    policy: Callable[[EnvSpec], ActingPolicy]
     max_episode_steps: int
     info_keys: tuple[str, ...] = ()
     seed: int = 0
 
+    def runner(self, made: Callable[[], None], should_stop: StopCheck) -> EpisodeRunner:
+        """Make the environments, and what runs episodes in them."""
+        return EpisodeRunner(self.env(made), self.max_episode_steps, should_stop, self.info_keys)
+
 
 @dataclass(frozen=True)
 class Task:
-    """Evaluate the newest model of the channel on episodes of these seeds. number: counts from 1."""
+    """Evaluate the newest model of the channel on episodes of these seeds. The answer is an `Evaluation`."""
 
-    number: int
     opt_steps: int
     seeds: tuple[int, ...]
     max_episode_steps: int
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The result of the task with this number."""
-
-    task: int
-    evaluation: Evaluation
 
 
 def evaluator_main(
@@ -263,9 +257,8 @@ def evaluator_main(
 ) -> None:
     """What the process runs (see `border_cli.runtime.child.Child`)."""
     seeding.seed_global_generators(spec.seed, seeding.GLOBAL, 2, incarnation)
-    with closing(spec.env.load()(status.beat, *spec.env.args)) as env:
-        policy: ActingPolicy = spec.policy.load()(env.spec, *spec.policy.args)
-        runner = EpisodeRunner(env, spec.max_episode_steps, status.stop_requested, spec.info_keys)
+    with closing(spec.runner(status.beat, status.stop_requested)) as runner:
+        policy = spec.policy(runner.env.spec)
         reporter.send(Ready())
         while True:
             try:
@@ -279,7 +272,7 @@ def evaluator_main(
             evaluation = runner.evaluate(policy, task.opt_steps, task.seeds, status.beat)
             if evaluation is None:
                 return
-            reporter.send(Answer(task.number, evaluation))
+            reporter.send(evaluation)
 
 
 class ProcessEvaluator(SupervisedProcess):
@@ -314,8 +307,7 @@ class ProcessEvaluator(SupervisedProcess):
         self._models = ModelChannel(model_layout(model))
         self._status = EvaluatorStatus()
         self._task: Task | None = None
-        self._tasks = 0
-        self._answer: Answer | None = None
+        self._answer: Evaluation | None = None
         self._poll_due = Deadline(0.0)
 
     def begin(self, model: ModelInfo, seeds: Sequence[int], tick: Callable[[], None] = lambda: None) -> None:
@@ -323,8 +315,7 @@ class ProcessEvaluator(SupervisedProcess):
         if self._task is not None:
             raise RuntimeError(f"the model of opt step {self._task.opt_steps} is still being evaluated")
         self._models.publish(model)
-        self._tasks += 1
-        self._task = Task(self._tasks, model.version, tuple(seeds), self._limit())
+        self._task = Task(model.version, tuple(seeds), self._limit())
         self.send(self._task)
 
     def poll(self) -> Evaluation | None:
@@ -341,14 +332,14 @@ class ProcessEvaluator(SupervisedProcess):
                 _logger.warning("%s; it is started again in %g s (%s)", loss.cause, loss.delay_s, restart)
                 if loss.cause.details:
                     _logger.info("the evaluator's own traceback:\n%s", loss.cause.details)
-        if self._task is None or self._answer is None or self._answer.task != self._task.number:
-            return None
-        self._task = None
-        self._budget.reset()
-        return self._answer.evaluation
+        evaluation, self._answer = self._answer, None
+        if evaluation is not None:
+            self._task = None
+            self._budget.spent.clear()
+        return evaluation
 
     def _handle(self, message: object) -> None:
-        if isinstance(message, Answer):
+        if isinstance(message, Evaluation):
             self._answer = message
 
     def close(self) -> None:

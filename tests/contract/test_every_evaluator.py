@@ -11,7 +11,16 @@ import pytest
 from border_cli.core.protocols import Evaluator
 from border_cli.runtime import forkserver
 from border_cli.training.evaluators import EpisodeRunner, InlineEvaluator
-from tests.evaluators import SeededEnv, WeightPolicy, await_result, beside, expected, model, spec_of
+from tests.evaluators import (
+    SeededEnv,
+    WeightPolicy,
+    await_result,
+    beside,
+    expected,
+    make_env,
+    model,
+    spec_of,
+)
 from tests.fakes import LIGHT_PRELOAD
 
 SEEDS = [10 * i + 3 for i in range(9)]
@@ -58,7 +67,7 @@ def test_a_lazy_evaluator_makes_its_environments_once(first: str) -> None:
 
 @contextmanager
 def process(n_envs: int = 2, cap: int = 100, truncating: bool = False) -> Iterator[Evaluator]:
-    with beside(spec_of("make_env", n_envs, truncating, cap=cap)) as evaluator:
+    with beside(spec_of(make_env, n_envs, truncating, cap=cap)) as evaluator:
         yield evaluator
 
 

@@ -6,7 +6,8 @@ The test acts as the learner whenever the actor sleeps.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -32,9 +33,6 @@ class FakeClock:
     now_ns: int = 10**12
     on_sleep: Callable[[], None] = lambda: None
 
-    def monotonic_ns(self) -> int:
-        return self.now_ns
-
     def sleep(self, seconds: float) -> None:
         self.now_ns += round(seconds * 1e9)
         self.on_sleep()
@@ -49,7 +47,7 @@ class Bench:
     ring_rows: int = 64
     n_step: int = 1
     length: int = 7
-    clock: FakeClock = field(default_factory=FakeClock)
+    clock: ClassVar = FakeClock()
 
     def __post_init__(self) -> None:
         self.status = StatusBlock(2)
@@ -77,8 +75,6 @@ class Bench:
             self.ring,
             self.actor_status,
             self.n_buffer,
-            0,
-            self.clock,
         )
 
     def run(self, *learner_acts: Callable[[], None]) -> ActorStat:
@@ -102,6 +98,12 @@ class Bench:
     @property
     def env_steps(self) -> list[int]:
         return [chunk.env_steps for chunk in self.chunks]
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Bench, "clock", FakeClock())
+    monkeypatch.setattr("border_cli.actors.loop.monotonic_ns", lambda: Bench.clock.now_ns)
 
 
 def test_a_chunk_is_sent_at_n_buffer_env_steps_and_before_waiting() -> None:

@@ -106,35 +106,20 @@ def test_the_fence_for_other_processors_does_not_block(monkeypatch: pytest.Monke
         shared_memory.fence()
 
 
-def test_backoff_grows_to_its_limit() -> None:
+def test_backoff_grows_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-
-    class RecordingClock:
-        def monotonic_ns(self) -> int:
-            return 0
-
-        def sleep(self, seconds: float) -> None:
-            slept.append(seconds)
-
-    backoff = Backoff(RecordingClock())
+    monkeypatch.setattr("border_cli.runtime.clock.sleep", slept.append)
+    backoff = Backoff()
     for _ in range(8):
         backoff.sleep()
     assert slept == pytest.approx([1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3, 3.2e-3, 5e-3, 5e-3])
 
 
-def test_deadline_passes() -> None:
-    class ManualClock:
-        now = 0
-
-        def monotonic_ns(self) -> int:
-            return self.now
-
-        def sleep(self, seconds: float) -> None:
-            raise AssertionError
-
-    clock = ManualClock()
-    deadline = Deadline(2.0, clock)
-    clock.now = 1_500_000_000
+def test_deadline_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0]
+    monkeypatch.setattr("border_cli.runtime.clock.monotonic_ns", lambda: now[0])
+    deadline = Deadline(2.0)
+    now[0] = 1_500_000_000
     assert (deadline.remaining_s, deadline.passed) == (0.5, False)
-    clock.now = 2_000_000_001
+    now[0] = 2_000_000_001
     assert (deadline.remaining_s, deadline.passed) == (0.0, True)

@@ -10,6 +10,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from signal import SIGKILL
 from typing import Any
@@ -26,7 +27,6 @@ from border_cli.core.spaces import EnvSpec
 from border_cli.core.types import Items
 from border_cli.envs.group import GymEnv
 from border_cli.replay.n_step import NStepProcessor
-from border_cli.runtime.supervised import Factory
 from tests.fakes import COUNTING_COLUMNS, counting_actors, make_counting_env, make_processor, model
 
 RING_ROWS = 256
@@ -73,8 +73,7 @@ def failing_actors(*failures: tuple[int, int, int], fault: str, **kwargs: Any) -
 
     failures: (actor, incarnation, env step of each of its environments, counted from 1).
     """
-    spec = counting_actors(**kwargs)
-    return replace(spec, env=Factory("tests.faults.actors:make_failing", (*spec.env.args, failures, fault)))
+    return counting_actors(make_env=partial(make_failing, failures=failures, fault=fault), **kwargs)
 
 
 def make_failing(
@@ -93,7 +92,7 @@ def actors_that_die_in_a_push(moment: float, **kwargs: Any) -> ActorSpec:
     written, before they are announced.
     """
     spec = counting_actors(**kwargs)
-    return replace(spec, processor=Factory("tests.faults.actors:make_dying_in_a_push", (moment,)))
+    return replace(spec, processor=partial(make_dying_in_a_push, moment=moment))
 
 
 def make_dying_in_a_push(place: ActorId, spec: EnvSpec, moment: float) -> NStepProcessor:
@@ -153,8 +152,7 @@ class Diary(gymnasium.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc] # gymn
 
 def actors_with_diaries(folder: Path, **kwargs: Any) -> ActorSpec:
     """Counting actors (see `tests.fakes.counting_actors`) that write diaries, see `read_diary`."""
-    spec = counting_actors(**kwargs)
-    return replace(spec, env=Factory("tests.faults.actors:make_with_diary", (*spec.env.args, str(folder))))
+    return counting_actors(make_env=partial(make_with_diary, folder=str(folder)), **kwargs)
 
 
 def make_with_diary(place: ActorId, config: EnvConfig, folder: str) -> GymEnv:

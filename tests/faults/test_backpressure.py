@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -11,7 +12,6 @@ import psutil
 import pytest
 
 from border_cli.actors.manager import ActorManager
-from border_cli.runtime.clock import SYSTEM_CLOCK
 from tests.fakes import counting_actors
 from tests.faults.actors import RING_ROWS, pids, running
 from tests.faults.amounts import times
@@ -54,7 +54,7 @@ def collect(
     """
     found = Counter[bool]()
     while env_steps > 0:
-        SYSTEM_CLOCK.sleep(pause_s)
+        time.sleep(pause_s)
         if slowly:
             wait_until(lambda: full(manager), "the rings to be full")
         chunks = manager.collect()
@@ -97,7 +97,7 @@ def test_a10_an_actor_that_waits_sleeps_until_the_learner_gives_credit() -> None
         wait_until(lambda: manager.stats()[0].state == "waiting for credit", "the actor to wait")
         process = psutil.Process(pids(manager)[0])
         before = process.num_ctx_switches().voluntary
-        SYSTEM_CLOCK.sleep(1.0)
+        time.sleep(1.0)
         assert process.num_ctx_switches().voluntary - before < 20  # four heartbeats
         manager.grant([100])
         collect(manager, 100)

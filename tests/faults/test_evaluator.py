@@ -14,7 +14,18 @@ from border_cli.core.errors import ActorLostError
 from border_cli.core.types import Evaluation
 from border_cli.training import evaluators as evaluator_process
 from border_cli.training.evaluators import ProcessEvaluator
-from tests.evaluators import CLOSED, await_result, beside, expected, model, put_marks, spec_of
+from tests.evaluators import (
+    CLOSED,
+    await_result,
+    beside,
+    expected,
+    make_env_that_strikes,
+    make_env_with_helper,
+    make_faulty_env,
+    model,
+    put_marks,
+    spec_of,
+)
 from tests.faults.commands import run_here, saved_steps
 from tests.faults.processes import wait_gone, wait_until
 from tests.faults.test_runs import EVALUATED, EVALUATOR_HANGS, INTERVAL, trap
@@ -47,7 +58,7 @@ def test_the_next_process_evaluates_the_model_again_and_restarts_are_refilled(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, fault: str, cause: str
 ) -> None:
     silent_s = SILENT_S if fault in ("stop", "hang") else 60.0
-    with beside(spec_of("make_faulty_env", 2, tmp_path, fault), silent_s, restarts=5) as evaluator:
+    with beside(spec_of(make_faulty_env, 2, tmp_path, fault), silent_s, restarts=5) as evaluator:
         for version in (10, 20) if fault == "die" else (10,):
             put_marks(tmp_path, 1)
             assert evaluate(evaluator, 1, version) == expected(1, version, SEEDS)
@@ -59,7 +70,7 @@ def test_the_next_process_evaluates_the_model_again_and_restarts_are_refilled(
 def test_d8_without_restarts_left_the_error_has_the_traceback_and_the_cause(tmp_path: Path) -> None:
     put_marks(tmp_path, 2)
     with (
-        beside(spec_of("make_faulty_env", 2, tmp_path, "raise"), restarts=1) as evaluator,
+        beside(spec_of(make_faulty_env, 2, tmp_path, "raise"), restarts=1) as evaluator,
         pytest.raises(ActorLostError) as lost,
     ):
         evaluate(evaluator)
@@ -72,7 +83,7 @@ def test_d8_without_restarts_left_the_error_has_the_traceback_and_the_cause(tmp_
 def test_a_process_killed_while_idle_is_restarted_for_the_next_model(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with beside(spec_of("make_faulty_env", 1, tmp_path, "none"), restarts=1) as evaluator:
+    with beside(spec_of(make_faulty_env, 1, tmp_path, "none"), restarts=1) as evaluator:
         evaluate(evaluator)
         victim = evaluator.pid
         assert victim is not None
@@ -91,7 +102,7 @@ def test_a_fault_while_environments_are_made_is_reported_before_the_first_model(
     monkeypatch.setattr(evaluator_process, "_START_TIMEOUT_S", silent_s)
     put_marks(tmp_path, 1)
     with (
-        beside(spec_of("make_env_that_strikes", tmp_path, fault), silent_s) as evaluator,
+        beside(spec_of(make_env_that_strikes, tmp_path, fault), silent_s) as evaluator,
         pytest.raises(ActorLostError) as error,
     ):
         wait_until(lambda: evaluator.poll() is not None, "the loss")
@@ -99,7 +110,7 @@ def test_a_fault_while_environments_are_made_is_reported_before_the_first_model(
 
 
 def test_d3_it_ignores_signals_and_closes_its_environments_at_its_stop(tmp_path: Path) -> None:
-    with beside(spec_of("make_faulty_env", 1, tmp_path, "none")) as evaluator:
+    with beside(spec_of(make_faulty_env, 1, tmp_path, "none")) as evaluator:
         evaluate(evaluator)
         for number in (SIGINT, SIGTERM):
             os.kill(evaluator.pid or 0, number)
@@ -109,7 +120,7 @@ def test_d3_it_ignores_signals_and_closes_its_environments_at_its_stop(tmp_path:
 
 
 def test_a8_programs_started_by_its_environments_end_with_it(caplog: pytest.LogCaptureFixture) -> None:
-    with beside(spec_of("make_env_with_helper")) as evaluator:
+    with beside(spec_of(make_env_with_helper)) as evaluator:
         wait_until(lambda: evaluator.poll() is None and "helper" in caplog.text, "the helper")
         (helper,) = (int(found) for found in re.findall(r"helper (\d+)", caplog.text))
         os.kill(helper, 0)
@@ -122,7 +133,7 @@ def test_a_hanging_evaluator_is_killed_at_its_stop(
 ) -> None:
     monkeypatch.setattr(evaluator_process, "_STOP_TIMEOUT_S", 0.2)
     put_marks(tmp_path, 1)
-    with beside(spec_of("make_faulty_env", 1, tmp_path, fault)) as evaluator:
+    with beside(spec_of(make_faulty_env, 1, tmp_path, fault)) as evaluator:
         evaluator.begin(model(1), SEEDS)
         wait_until(lambda: evaluator.poll() is None and not list(tmp_path.glob("mark-*")), "the hang")
         pid = evaluator.pid
@@ -134,7 +145,7 @@ def test_the_learner_never_waits_for_an_evaluator_that_does_not_read(tmp_path: P
     """The process is stopped, and the model is larger than the buffer of a pipe."""
     big = model(1)
     big.arrays["weight"] = big.arrays["weight"].repeat(1 << 20)
-    with beside(spec_of("make_faulty_env", 1, tmp_path, "none"), first=big) as evaluator:
+    with beside(spec_of(make_faulty_env, 1, tmp_path, "none"), first=big) as evaluator:
         wait_until(lambda: evaluator.poll() is None and evaluator.pid is not None, "its start")
         os.kill(evaluator.pid or 0, signal.SIGSTOP)
         evaluator.begin(big, SEEDS)

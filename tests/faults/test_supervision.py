@@ -12,7 +12,6 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGSTOP
 from typing import Any
@@ -28,7 +27,6 @@ from border_cli.core.types import Chunk
 from border_cli.recorders.files import read_jsonl
 from border_cli.runtime import seeding
 from border_cli.runtime.child import Child, call
-from border_cli.runtime.supervised import Factory
 from border_cli.training.ratio_limiter import RatioLimiter
 from tests.fakes import COUNTING_COLUMNS, counting_actors, model
 from tests.faults.actors import (
@@ -36,6 +34,7 @@ from tests.faults.actors import (
     actors_that_die_in_a_push,
     actors_with_diaries,
     failing_actors,
+    make_with_helpers,
     pid_of,
     pids,
     read_diary,
@@ -494,8 +493,7 @@ def test_a6_a_real_run_continues_and_keeps_the_context(tmp_path: Path) -> None:
 def test_a8_programs_started_by_an_environment_end_with_its_actor(
     end: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    spec = counting_actors()
-    spec = replace(spec, env=Factory("tests.faults.actors:make_with_helpers", spec.env.args))
+    spec = counting_actors(make_env=make_with_helpers)
     with running(spec, n_actors=1, **QUICK) as manager:
         (helper,) = (int(found) for found in re.findall(r"actor 0: helper (\d+)", caplog.text))
         os.kill(helper, 0)

@@ -21,7 +21,7 @@ from border_cli.core.spaces import Array
 from border_cli.core.types import Chunk
 from border_cli.runtime import forkserver
 from border_cli.runtime.clock import Backoff
-from tests.fakes import COUNTING_COLUMNS, LIGHT_PRELOAD, counting_actors, model
+from tests.fakes import COUNTING_COLUMNS, LIGHT_PRELOAD, counting_actors, make_resumable_env, model
 from tests.faults.amounts import sampled, times
 
 N_ACTORS = 8
@@ -149,7 +149,7 @@ def test_rounds_deliver_every_row_with_the_expected_model_version(n_step: int, c
         n_envs=2,
         n_step=n_step,
         credit=credit,
-        make_env="make_resumable_env",
+        make_env=make_resumable_env,
         lengths=LENGTHS,
         truncate="odd",
     )

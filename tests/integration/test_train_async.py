@@ -185,7 +185,7 @@ def test_each_actor_has_its_own_agent_configuration(workplace: Path) -> None:
     make = build.actor_spec(small(n_actors=2), build.UserParts(actor_agents=agents)).policy
     spec = border_cli.load(workplace / "run").spec
     for actor, actions in ((0, {0, 1}), (1, {0})):
-        policy = build.actor_policy(ActorId(actor, 0, 2, 1, 0), spec, *make.args)
+        policy = make(ActorId(actor, 0, 2, 1, 0), spec)
         sampled = [int(policy.sample(spec.obs.zeros(1))[0]) for _ in range(50)]
         assert len(set(sampled)) == len(actions)
 

@@ -10,19 +10,10 @@ from border_cli.actors.loop import LockstepActor
 from border_cli.actors.sampler import Sampler
 from border_cli.actors.spec import LOCKSTEP_SLOTS, ActorId, ActorStatus, Rounds, StatusBlock
 from border_cli.config.schema import EnvConfig
-from border_cli.core.state import State
 from border_cli.transport import ModelChannel, Ring, model_layout
 from tests.fakes import COUNTING_COLUMNS, NumpyPolicy, make_processor, make_resumable_env, model
 
 ROUNDS = Rounds(n_actors=3, envs_per_actor=2, steps=4)
-
-
-class NoRequests:
-    def wanted(self) -> bool:
-        return False
-
-    def answer(self, state: State) -> None:
-        raise AssertionError("not asked")
 
 
 class PublishingStatus(ActorStatus):
@@ -51,7 +42,7 @@ def acted(publications: int) -> tuple[NumpyPolicy, list[Any]]:
     processor = make_processor(actor_id, env.spec, 1)
     sampler = Sampler(env, policy, processor, lambda env, episode: episode, "")
     waiting = PublishingStatus(status, models, publications)
-    actor = LockstepActor(actor_id, sampler, policy, models, ring, waiting, ROUNDS, NoRequests())
+    actor = LockstepActor(actor_id, sampler, policy, models, ring, waiting, ROUNDS, print, lambda: False)
     actor.begin(None)
     actor.run()
     return policy, ring.pop_all()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from border_cli.actors.process import Finished
+from border_cli.actors.loop import Finished
 from border_cli.actors.ray import ArrivedChunks, RayChild, RayModels
 from border_cli.actors.remote import (
     Command,
