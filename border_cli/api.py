@@ -12,6 +12,7 @@ from border_cli.core.errors import UsageError
 from border_cli.core.progress import RunResult
 from border_cli.core.protocols import Evaluator, Recorder, StepProcessor
 from border_cli.core.spaces import EnvSpec
+from border_cli.runtime.signals import StopFlag
 
 
 def compose(*overrides: str, config_dir: str | None = None) -> TrainConfig:
@@ -64,7 +65,8 @@ def train_async(
         BorderError: the run failed. Interrupted: it was asked to stop.
     """
     user = UserParts(recorder, evaluator, step_processor, evaluation_env, tuple(actor_agents))
-    return _train(_composed(config), Path(run_dir), user)
+    with StopFlag() as stop:
+        return _train(_composed(config), Path(run_dir), user, stop)
 
 
 def train(
@@ -79,14 +81,16 @@ def train(
     """Train in this thread, with `trainer.type=sync`. Arguments, result and errors are those of `train_async`."""
     config = _composed(config, "trainer=sync")
     config = replace(config, trainer=replace(config.trainer, type="sync"))
-    return _train(config, Path(run_dir), UserParts(recorder, evaluator, step_processor, evaluation_env))
+    user = UserParts(recorder, evaluator, step_processor, evaluation_env)
+    with StopFlag() as stop:
+        return _train(config, Path(run_dir), user, stop)
 
 
 def _composed(config: TrainConfig | Sequence[str], *words: str) -> TrainConfig:
     return config if isinstance(config, TrainConfig) else compose(*words, *config)
 
 
-def _train(config: TrainConfig, run_dir: Path, user: UserParts) -> RunResult:
+def _train(config: TrainConfig, run_dir: Path, user: UserParts, stop: StopFlag) -> RunResult:
     from border_cli import run
     from border_cli.config.convert import to_config, to_plain
     from border_cli.config.validate import validate
@@ -115,11 +119,11 @@ def _train(config: TrainConfig, run_dir: Path, user: UserParts) -> RunResult:
         )
     if user.evaluator is not None:  # it is called in this thread, and there is no process for it
         config = replace(config, evaluator=replace(config.evaluator, type="inline"))
-    config, spec, decided = preflight(config, folder=run_dir)
+    config, spec, decided = preflight(config, stop, run_dir)
     if (env := user.evaluation_env) is not None:
         if env.categories is None:  # those that its own first env steps show might be others
             env = replace(env, categories=config.env.categories)
-        probed = probe_env(replace(config, env=env), None)
+        probed = probe_env(replace(config, env=env), stop)
         if probed.spec != spec:
             raise UsageError(
                 f"evaluation_env: its spaces are not those of the training: {probed.spec.difference(spec)}"
@@ -128,4 +132,4 @@ def _train(config: TrainConfig, run_dir: Path, user: UserParts) -> RunResult:
     with directory.exclusive(run_dir) as path:
         directory.write_config(path, config)
         launch = directory.Launch([], command="train" if config.trainer.type == "sync" else "train_async")
-        return run.train(config, spec, path, launch, user=user, decided=decided)
+        return run.train(config, spec, path, launch, stop, user=user, decided=decided)

@@ -40,7 +40,7 @@ from border_cli.runs.locate import weights_directory
 from border_cli.runtime import forkserver
 from border_cli.runtime.child import Child, ChildError
 from border_cli.runtime.clock import Deadline
-from border_cli.runtime.signals import StopFlag, or_new
+from border_cli.runtime.signals import StopFlag
 
 _MAKING_S = 120.0
 
@@ -52,7 +52,7 @@ def making_s(config: TrainConfig) -> float:
 
 def preflight(
     config: TrainConfig,
-    stop: StopFlag | None = None,
+    stop: StopFlag,
     folder: Path = RUNS,
     overrides: Collection[str] = (),
     *,
@@ -61,7 +61,6 @@ def preflight(
     """Make the environment once in a child process and check everything that needs its spaces or the machine.
 
     Args:
-        stop: Asks to stop; None for one that handles signals itself.
         folder: Where the run directory will be, or is.
         resuming: Whether the weights are those of a checkpoint in the folder, so `init_from` has no effect.
 
@@ -81,7 +80,8 @@ def preflight(
     resources.check_tasks(largest)
     policies = config.trainer.type == "async" or may_evaluate_beside(config)  # in children
     forkserver.start_early(forkserver.PRELOAD if policies else forkserver.LIGHT_PRELOAD)
-    build.agent_module(config)  # imports torch while the forkserver does the same: the probe waits for that
+    # This imports torch while the forkserver does the same: the probe waits for that.
+    agent_module = build.agent_module(config)
     for key, path in import_paths(to_plain(config)).items():
         if not callable(import_path(path, key)):
             raise UsageError(f"{key}={path} is no class or function", allowed="module:name")
@@ -93,7 +93,7 @@ def preflight(
         probed = _with_spec_of(weights, config, probed)
         config = _with_range_of(weights, config)
     spec = probed.spec
-    build.check_spec(config, spec)
+    agent_module.check_spec(config.agent, spec)
     from border_cli.agents.nets import has_images, is_normalizable  # torch is imported by now
 
     images = has_images(spec.inputs)
@@ -127,44 +127,41 @@ def preflight(
     return resolved, spec, reason
 
 
-def _decide(config: TrainConfig, spec: EnvSpec, stop: StopFlag | None) -> tuple[TrainConfig, str]:
+def _decide(config: TrainConfig, spec: EnvSpec, stop: StopFlag) -> tuple[TrainConfig, str]:
     """As `throughput.decide`. Measures only what may and can change something."""
     cpus, measured = resources.cpus(), None
     if envs := throughput.env_counts(config):
         from border_cli import probes
 
-        with or_new(stop) as flag:
-            measured = probes.measure(config, spec, envs, probes.AUTO_S, flag)
+        measured = probes.measure(config, spec, envs, probes.AUTO_S, stop)
     return throughput.decide(config, measured, cpus)
 
 
-def probe_env(config: TrainConfig, stop: StopFlag | None) -> Probed:
+def probe_env(config: TrainConfig, stop: StopFlag) -> Probed:
     """Make the environment once in a child process, and find out what can be known before the run."""
     began, silence = time.monotonic(), Deadline(SILENCE_S)
-    with or_new(stop) as flag:
 
-        def waiting() -> None:
-            nonlocal silence
-            if silence.passed:
-                write_line(sys.stderr, f"making the environment, for {time.monotonic() - began:.0f} s")
-                silence = Deadline(SILENCE_S)
-            flag.check()
+    def waiting() -> None:
+        nonlocal silence
+        if silence.passed:
+            write_line(sys.stderr, f"making the environment, for {time.monotonic() - began:.0f} s")
+            silence = Deadline(SILENCE_S)
+        stop.check()
 
-        try:
-            args = (config.env, tuple(config.plugins), config.seed)
-            child = Child("trial", build.probe_env, args)
-            found: dict[str, Any] = child.answer(making_s(config), waiting)
-        except TimeoutError as e:
-            raise UsageError(
-                f"env: making the environment took longer than {making_s(config):g} s",
-                allowed="a higher actor_manager.start_timeout_s",
-            ) from e
-        except ChildError as e:
-            raise _probe_error(e) from e
-    for text in found["warnings"]:
+    try:
+        args = (config.env, tuple(config.plugins), config.seed)
+        child = Child("trial", build.probe_env, args)
+        probed: Probed = child.answer(making_s(config), waiting)
+    except TimeoutError as e:
+        raise UsageError(
+            f"env: making the environment took longer than {making_s(config):g} s",
+            allowed="a higher actor_manager.start_timeout_s",
+        ) from e
+    except ChildError as e:
+        raise _probe_error(e) from e
+    for text in probed.warnings:
         write_line(sys.stderr, f"warning: {text}")
-    spec = replace(EnvSpec.from_json(found["spec"]), left_out=tuple(found.pop("left_out")))
-    return Probed(**found | {"spec": spec})
+    return probed
 
 
 def _probe_error(error: ChildError) -> BorderError:

@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import partial
 from statistics import median
 from time import monotonic
-from typing import Any
 
 import numpy as np
 import torch
@@ -133,8 +132,15 @@ def acting(config: TrainConfig, envs: Iterable[int], seconds: float, stop: StopF
     configs = [
         replace(config, actor_manager=replace(config.actor_manager, envs_per_actor=n)) for n in sorted(envs)
     ]
-    limit = len(configs) * (making_s(config) + 10 * seconds)
-    rates: list[float] = _in_child(act_alone, (configs, seconds), limit, stop)
+    limit_s = len(configs) * (making_s(config) + 10 * seconds)
+    try:
+        rates: list[float] = run_in_child(act_alone, (configs, seconds), limit_s, stop.check)
+    except TimeoutError as e:
+        raise UsageError(
+            f"an actor cannot be tried: {e}", allowed="a higher actor_manager.start_timeout_s"
+        ) from e
+    except ChildError as e:
+        raise UsageError(f"an actor cannot be tried: {first_line(e)}") from e
     return dict(zip(sorted(envs), rates, strict=True))
 
 
@@ -157,17 +163,6 @@ def act_alone(configs: Iterable[TrainConfig], seconds: float) -> list[float]:
     return rates
 
 
-def _in_child(function: Callable[..., Any], args: tuple[Any, ...], limit_s: float, stop: StopFlag) -> Any:
-    try:
-        return run_in_child(function, args, limit_s, stop.check)
-    except TimeoutError as e:
-        raise UsageError(
-            f"an actor cannot be tried: {e}", allowed="a higher actor_manager.start_timeout_s"
-        ) from e
-    except ChildError as e:
-        raise UsageError(f"an actor cannot be tried: {first_line(e)}") from e
-
-
 # -- the learner, in this process ---------------------------------------------------
 
 
@@ -186,6 +181,11 @@ class Learner:
 
     def opt_steps(self, counts: Iterable[int], seconds: float) -> dict[int, float]:
         """Opt steps/s by the number of threads, sampling included, `seconds` for each."""
+
+        def opt() -> None:
+            self._stop.check()
+            self._agent.opt(self._buffer)
+
         before = torch.get_num_threads()
         rates: dict[int, list[float]] = {n: [] for n in counts}
         try:
@@ -194,7 +194,8 @@ class Learner:
                     if found and found[0] < rates[min(rates)][0]:
                         continue  # on a busy machine, threads that wait for each other take seconds for an opt step
                     torch.set_num_threads(n)
-                    found.append(self._rate(lambda: self._agent.opt(self._buffer), seconds / _ROUNDS, 2))
+                    # a GPU cannot answer whether the agent is finite before it is done
+                    found.append(_rate(opt, seconds / _ROUNDS, 2, self._agent.check_finite))
         finally:
             torch.set_num_threads(before)
         return {n: median(found) for n, found in rates.items()}
@@ -218,17 +219,6 @@ class Learner:
         rates = self.opt_steps(counts, seconds) if graphs else {}
         graphs.clear()
         return rates
-
-    def _rate(self, call: Callable[[], object], seconds: float, warm_up: int = _WARM_UP) -> float:
-        def once() -> None:
-            self._check_stop()
-            call()
-
-        # a GPU cannot answer whether the agent is finite before it is done
-        return _rate(once, seconds, warm_up, self._agent.check_finite)
-
-    def _check_stop(self) -> None:
-        self._stop.check()
 
 
 def made_up(spec: EnvSpec, n: int, config: TrainConfig) -> Items:

@@ -48,7 +48,7 @@ from border_cli.runs.trust import code_names
 from border_cli.runtime import seeding
 from border_cli.runtime.child import OUTPUT_FILE, output_to
 from border_cli.runtime.files import run_all
-from border_cli.runtime.signals import StopFlag, or_new
+from border_cli.runtime.signals import StopFlag
 from border_cli.runtime.worker import keep_freed_memory
 from border_cli.training.loop import TrainingLoop
 
@@ -61,7 +61,7 @@ def train(
     spec: EnvSpec,
     run_dir: Path,
     launch: Launch,
-    stop: StopFlag | None = None,
+    stop: StopFlag,
     resumed: Resumed | None = None,
     user: build.UserParts | None = None,
     decided: str = "",
@@ -89,7 +89,7 @@ def train(
     keep_freed_memory()
     # Environments in this process may draw from the global generators.
     seeding.seed_global_generators(config.seed, seeding.GLOBAL, 0)
-    with or_new(stop) as flag, output() as out, _resource_errors():
+    with output() as out, _resource_errors():
         console, on_console = Console(), view is None and config.recorder.console != "none"
         view = view or build.make_view(config, out, console, banner.title(config))
         files = RunFiles(config, run_dir, launch, resumed)
@@ -101,7 +101,7 @@ def train(
             try:
                 with _resource_errors():
                     try:
-                        loop = build.make_loop(config, spec, files, flag, view, closing, resumed, user)
+                        loop = build.make_loop(config, spec, files, stop, view, closing, resumed, user)
                         files.loop = loop
                         with loop:
                             _start(loop, resumed, run_dir)
@@ -115,7 +115,7 @@ def train(
                 files.failed(error)
                 raise
             view.close()
-            result = files.finished(flag)
+            result = files.finished(stop)
         if on_console and not result.opt_steps:
             print_lines(console, ("", "stopped before the first opt step: nothing was learned or saved"))
         elif on_console:
@@ -154,7 +154,7 @@ class RunFiles:
         run_id = summary.record_launch(self.run_dir, launch.argv, config.seed, launch.command)
         saved = None if before.path is None else (before.opt_steps, before.seconds)
         exact = before.exact if is_reproducible(config) else None
-        self._summary = Summary.start(self.run_dir, run_id, saved, exact, to_plain(config))
+        self._summary = Summary(self.run_dir, run_id, saved, exact, to_plain(config))
 
     def saved(self, opt_steps: int) -> None:
         """A checkpoint was written. A summary that cannot be written is logged: the checkpoint counts."""
@@ -331,15 +331,10 @@ def _announce(
             "a Box (env.wrappers=[module:name])",
             ", ".join(spec.left_out),
         )
-    before, cpus = resources.descriptor_limit_before, resources.cpus()
-    if before is not None:
-        _log.info(
-            "the limit of file descriptors was raised from %d to %d", before, resources.descriptor_limit()
-        )
-    if threads(config) > cpus:
+    if (n_threads := threads(config)) > (cpus := resources.cpus()):
         _log.warning(
             "threads=%d, and the learner may use %d CPUs: more threads than CPUs make an opt step slower",
-            threads(config),
+            n_threads,
             cpus,
         )
     if console is not None:

@@ -322,25 +322,15 @@ def disk_for(run_dir: Path) -> int:
 
 # -- whether it fits ------------------------------------------------------
 
-descriptor_limit_before: int | None = None
-"""The soft limit that this process was started with, if `check_descriptors` has raised it."""
-
-
-def descriptor_limit() -> int:
-    """File descriptors that this process may hold now."""
-    return int(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-
 
 def check_descriptors(config: TrainConfig) -> None:
     """Raise the soft limit as far as needed. Raises ResourceError where the hard limit is too low."""
-    global descriptor_limit_before
     need = descriptors_need(config)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or need <= soft:
         return
     if hard == resource.RLIM_INFINITY or need <= hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (need, hard))
-        descriptor_limit_before = descriptor_limit_before or soft
         return
     raise ResourceError(
         f"n_actors={n_actors(config)} needs {need} file descriptors, and this process may hold {hard}",

@@ -57,7 +57,7 @@ def run_name(name: str, agent: str, env_option: str, env_id: str) -> str:
 def create_run(name: str, root: Path = RUNS, now: datetime | None = None) -> Path:
     """Create `<root>/<date>/<time>_<name>`, which no other run has, and let `<root>/latest` point to it.
 
-    Raises UsageError if it cannot be created, ResourceError if the disk is full; then nothing is left.
+    Raises UsageError if it cannot be created, ResourceError if the disk is full.
     """
     date, time = _stamp(now)
     path = _make_exclusively(root / date / f"{time}_{name}")
@@ -79,7 +79,7 @@ def locked(run_dir: Path) -> Iterator[None]:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     except OSError as e:
         raise UsageError(
-            f"{shown(path)} cannot be written: {e.strerror}\nallowed: a run that you may write to"
+            f"{shown(path)} cannot be written: {e.strerror}\nallowed: a folder that you may write to"
         ) from e
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -123,8 +123,6 @@ def exclusive(path: Path) -> Iterator[Path]:
     path = path.absolute()  # environments may change the working folder
     _check_no_run(path)
     make_folder(path)
-    if not os.access(path, os.W_OK | os.X_OK):
-        raise UsageError(f"{shown(path)} cannot be written to\nallowed: a folder you may write to")
     with locked(path):
         _check_no_run(path)  # again: another process may have been faster
         yield path
@@ -208,19 +206,10 @@ def _make_exclusively(path: Path) -> Path:
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder and its parents; remove what was created if one of them fails."""
-    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
-    made: list[Path] = []
+    """Create a folder and its parents, unless it exists. Raises UsageError, or ResourceError for a full disk."""
     try:
-        for folder in reversed(missing):
-            folder.mkdir(exist_ok=True)
-            made.append(folder)
-        if not path.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, "is not a folder")
+        path.mkdir(parents=True, exist_ok=True)
     except OSError as e:
-        for folder in reversed(made):
-            with contextlib.suppress(OSError):  # another process uses it by now
-                folder.rmdir()
         raise folder_error(e, path) from e
 
 

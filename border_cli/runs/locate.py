@@ -16,7 +16,6 @@ from border_cli.runs.directory import CONFIG_FILE, LATEST, RUNS, SWEEP_FILE
 from border_cli.runs.summary import PROVENANCE_FILE, read_summary
 
 LAST = "last"
-_MAX_LISTED = 6
 _UNREAD = (REPLAY,)
 """Acting needs no replay, and it may be large: only the sizes of its files are verified."""
 
@@ -60,9 +59,13 @@ def model_directory(named: Path | None = None, checkpoint: str | int | None = No
     run_dir = path.parent if path.name == CHECKPOINTS else path
     if not any((run_dir / mark).exists() for mark in (CONFIG_FILE, PROVENANCE_FILE, CHECKPOINTS, BEST)):
         raise _no_run(path)
-    if checkpoint in (None, BEST):
-        return _best(run_dir)
-    return _last(run_dir) if checkpoint == LAST else _step(run_dir, int(str(checkpoint)))
+    if checkpoint == LAST:
+        return _last(run_dir)
+    if checkpoint in (None, BEST) and not store.exists(run_dir / BEST):
+        last = _last(run_dir)
+        note = f"no evaluation has found a best model yet: this is the last checkpoint, {last.path.name}"
+        return Located(last.path, run_dir, f"{note}; {last.note}" if last.note else note)
+    return _chosen(run_dir, str(BEST if checkpoint is None else checkpoint))
 
 
 def weights_directory(named: Path, whole_agent: bool) -> Path:
@@ -107,18 +110,25 @@ def _single_model(path: Path, checkpoint: str | int | None) -> Located:
     return Located(path, run_dir if is_run else None)
 
 
-def _best(run_dir: Path) -> Located:
-    path = run_dir / BEST
-    if not store.exists(path):
-        last = _last(run_dir)
-        note = f"no evaluation has found a best model yet: this is the last checkpoint, {last.path.name}"
-        return Located(last.path, run_dir, f"{note}; {last.note}" if last.note else note)
+def _chosen(run_dir: Path, checkpoint: str) -> Located:
+    """Best/ or the checkpoint of an opt step. Raises UsageError, with the others, if it is not there or does not verify."""
+    steps = {str(int(path.name.partition("-")[2])): path for path in store.list_steps(run_dir / CHECKPOINTS)}
+    models = {BEST: run_dir / BEST} if store.exists(run_dir / BEST) else {}
+    if (path := (models | steps).get(checkpoint)) is None:
+        near = min(steps, key=lambda step: abs(int(step) - int(checkpoint)), default=None)
+        raise UsageError(
+            f"checkpoint={checkpoint}: {run_dir} has none",
+            nearest=near and f"checkpoint={near}",
+            allowed=[*models, *[LAST][: len(steps)], *steps] or "another run",
+        )
     try:
         store.verify(path, _UNREAD)
     except store.InvalidCheckpointError as e:
-        if any(store.verifies(step, _UNREAD) for step in store.list_steps(run_dir / CHECKPOINTS)):
-            raise UsageError(f"{e}\nallowed: checkpoint=last") from e
-        raise
+        others = [(name, other) for name, other in (models | steps).items() if other != path]
+        valid = [name for name, other in others if store.verifies(other, _UNREAD)]
+        if valid:
+            raise UsageError(str(e), nearest=f"checkpoint={valid[0]}", allowed=valid) from e
+        raise NoValidCheckpointError(f"{e}\nand nothing else in {run_dir} does") from e
     return Located(path, run_dir)
 
 
@@ -127,50 +137,11 @@ def _last(run_dir: Path) -> Located:
     newest = store.newest_valid(run_dir / CHECKPOINTS, _UNREAD)
     if newest is None:
         allowed = "\nallowed: checkpoint=best" if store.exists(run_dir / BEST) else ""
-        raise UsageError(f"{run_dir} has no checkpoint{_why_none(run_dir)}{allowed}")
+        raise UsageError(
+            f"{run_dir} has no checkpoint: a run saves them every trainer.save_interval opt steps, and at its end{allowed}"
+        )
     skipped = "" if newest == steps[0] else f"{steps[0].name} does not verify: this is {newest.name}"
     return Located(newest, run_dir, skipped)
-
-
-def _why_none(run_dir: Path) -> str:
-    """Why a run has no checkpoint."""
-    summary = read_summary(run_dir)
-    if summary.get("status") not in ("done", "stopped", "failed"):
-        return " yet: the first one comes after trainer.save_interval opt steps"
-    if summary.get("saved"):
-        return ": those that it saved are gone"
-    counters = summary.get("counters")
-    learned = isinstance(counters, dict) and counters.get("opt_steps")
-    return f": the run ended before its first {'checkpoint' if learned else 'opt step'}"
-
-
-def _step(run_dir: Path, opt_steps: int) -> Located:
-    path = run_dir / CHECKPOINTS / store.step_name(opt_steps)
-    steps = {step: str(int(step.name.partition("-")[2])) for step in store.list_steps(path.parent)}
-    choices = {run_dir / BEST: BEST} if store.exists(run_dir / BEST) else {}
-    if path not in steps:
-        raise _no_such_step(run_dir, opt_steps, list(choices.values()), list(steps.values()))
-    try:
-        store.verify(path, _UNREAD)
-    except store.InvalidCheckpointError as e:
-        choices |= steps
-        valid = [name for other, name in choices.items() if other != path and store.verifies(other, _UNREAD)]
-        if valid:
-            raise UsageError(f"{e}\nallowed: {_listed(valid)}") from e
-        raise NoValidCheckpointError(f"{e}\nand nothing else in {run_dir} does") from e
-    return Located(path, run_dir)
-
-
-def _no_such_step(run_dir: Path, opt_steps: int, best: list[str], steps: list[str]) -> UsageError:
-    if not steps:
-        return UsageError(
-            f"checkpoint={opt_steps}: {run_dir} has no checkpoints\nallowed: {_listed(best) or 'another run'}"
-        )
-    near = min(steps, key=lambda step: abs(int(step) - opt_steps))
-    shown = _listed([*best, LAST, *steps])
-    return UsageError(
-        f"checkpoint={opt_steps}: {run_dir} has none", nearest=f"checkpoint={near}", allowed=shown
-    )
 
 
 def _latest_run() -> Path:
@@ -217,8 +188,3 @@ def _runs_in(folder: Path) -> list[Path]:
 
 def _number(runs: Sequence[Path]) -> str:
     return f"{len(runs)} run{'s' * (len(runs) != 1)}"
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
-    return ", ".join(names[:_MAX_LISTED]) + more

