@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fractions import Fraction
 from math import ceil
 from pathlib import Path
@@ -101,7 +101,8 @@ def film(
     except OSError as e:
         raise ResourceError(f"{path} cannot be written: {e.strerror or e}") from e
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # such as that it was renamed
+            temporary.unlink()
     return evaluation
 
 
@@ -109,12 +110,11 @@ def _drawn(env: GymEnv) -> Array:
     try:
         frame = np.asarray(env.render())
     except Exception as e:
-        hint = "without a display, MuJoCo draws with MUJOCO_GL=egl (or osmesa) in front of the command"
+        allowed = "without a display, MuJoCo draws with MUJOCO_GL=egl (or osmesa) in front of the command"
         if isinstance(e, gymnasium.error.DependencyNotInstalled):
-            hint = "allowed: the package that the environment draws with"
-        raise UsageError(
-            f"video: the environment cannot draw: {type(e).__name__}: {first_line(e)}\n{hint}"
-        ) from e
+            allowed = "the package that the environment draws with"
+        problem = f"video: the environment cannot draw: {type(e).__name__}: {first_line(e)}"
+        raise UsageError(problem, allowed=allowed) from e
     if frame.ndim != 3 or frame.shape[2] != 3:
         raise UsageError(
             f"video: the environment draws frames of shape {frame.shape}", allowed="(height, width, 3)"
@@ -127,5 +127,5 @@ def import_av() -> Any:
     try:
         import av
     except ImportError as e:
-        raise UsageError("video needs PyAV\ninstall it with: pip install 'border-cli[video]'") from e
+        raise UsageError("video needs PyAV", allowed="pip install 'border-cli[video]'") from e
     return av

@@ -122,10 +122,11 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     found: dict[Path, None] = {}
     for path in paths:
         if not path.is_dir():
-            raise UsageError(f"{path}: there is no such folder\nallowed: runs, and folders with runs")
+            raise UsageError(f"{path}: there is no such folder", allowed="runs, and folders with runs")
         below = sorted(Path(folder) for folder, _, files in os.walk(path) if SUMMARY_FILE in files)
         if not below:
-            raise UsageError(f"{path}: there is no run at or below it\na run has a {SUMMARY_FILE}")
+            allowed = f"runs, which have a {SUMMARY_FILE}, and folders with runs"
+            raise UsageError(f"{path}: there is no run at or below it", allowed=allowed)
         found |= dict.fromkeys(run.resolve() for run in below)
     return list(found)
 
