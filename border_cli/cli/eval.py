@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 import sys
-from argparse import ArgumentTypeError, Namespace
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,16 +21,13 @@ from border_cli.cli.errors import run_command, show
 from border_cli.cli.overrides import (
     Parser,
     check_single,
-    one_of,
     override_values,
     parse_overrides,
     set_value,
-    true_or_false,
     typed_names,
-    whole_number,
 )
 from border_cli.config.convert import to_config
-from border_cli.config.schema import EnvConfig
+from border_cli.config.schema import EnvConfig, option
 from border_cli.config.validate import check_effect
 from border_cli.core.errors import ActorLostError, ExitCode, Interrupted, UsageError, first_line
 from border_cli.core.protocols import ActingPolicy
@@ -60,33 +57,42 @@ MAX_EPISODE_STEPS = 30_000
 """By default."""
 
 
+@dataclass
+class _Settings:
+    """What the command is told, beside the model and overrides of its environment."""
+
+    episodes: int = option(100, "number of episodes", unit="episodes", ge=1)
+    checkpoint: str | None = option(None, "best, last, or an opt step")
+    seed: int = option(0, "seed of the episodes", unit="seed", ge=0)
+    max_episode_steps: int = option(MAX_EPISODE_STEPS, "a longer episode is cut here", unit="env steps", ge=1)
+    render: str | None = option(None, "a window with the episodes", choices=("human",))
+    video: str = option("false", "films of this many episodes; true: of one")
+    debug: bool = option(False, "show tracebacks")
+    trust: bool = option(False, "import the code that the run names")
+
+
 def main(argv: list[str] | None = None) -> int:
     """The command. argv: its arguments, by default those of the process. Returns the exit code."""
     return run_command(_dispatch, argv)
 
 
 def _dispatch(argv: Sequence[str]) -> int:
-    parser = Parser("border-eval", overrides=("plugins=", "env."))
-    parser.add_setting("episodes", whole_number(1), 100)
-    parser.add_setting("checkpoint", parse_checkpoint, examples=("best", "last"))
-    parser.add_setting("seed", whole_number(0), 0)
-    parser.add_setting("max_episode_steps", whole_number(1), MAX_EPISODE_STEPS)
-    parser.add_setting("render", one_of("human"), examples=("human",))
-    parser.add_setting("video", _episodes_or_bool, 0, ("true",))
-    parser.add_setting("debug", true_or_false, False)
-    parser.add_setting("trust", true_or_false, False)
+    examples = ("checkpoint=best", "checkpoint=last", "video=true")
+    parser = Parser("border-eval", _Settings, ("plugins=", "env."), examples)
     flags, paths, given = parser.read_paths(argv)
     if parser.answers(flags, paths):
         return ExitCode.DONE
+    flags.video = _films(flags.video)
     _evaluate(flags, paths, parse_overrides(given))
     return ExitCode.DONE
 
 
-def find_model(paths: Sequence[Path], checkpoint: str | int | None) -> tuple[Located, SavedModel]:
+def find_model(paths: Sequence[Path], checkpoint: str | None) -> tuple[Located, SavedModel]:
     """Find and read the model of a command line. Raises UsageError for two of them, and where there is none."""
     if len(paths) > 1:
         raise UsageError(f"{paths[0]} and {paths[1]} are two models", allowed="one at a time")
-    located = model_directory(paths[0] if paths else None, checkpoint)
+    chosen = None if checkpoint is None else parse_checkpoint(checkpoint)
+    located = model_directory(paths[0] if paths else None, chosen)
     if located.note:
         show(f"note: {located.note}")
     return located, read_model(located.path)
@@ -232,12 +238,12 @@ def _film(
             show(f"written: {target} (return {number(found.returns[0])}, {steps})")
 
 
-def _episodes_or_bool(text: str) -> int:
+def _films(text: str) -> int:
     """`true` is one episode, `false` none."""
     if text in ("true", "false"):
         return int(text == "true")
     if not text.isdigit() or int(text) < 1:
-        raise ArgumentTypeError(f"{text}: not allowed\nallowed: true, false, or a whole number >= 1")
+        raise UsageError(f"video={text}: not allowed", allowed="true, false, or a whole number >= 1")
     return int(text)
 
 

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from border_cli.cli.errors import run_command, show
 from border_cli.cli.eval import find_model
-from border_cli.cli.overrides import Parser, one_of, parse_overrides, some_text, true_or_false, typed_names
+from border_cli.cli.overrides import Parser, parse_overrides, typed_names
+from border_cli.config.schema import option
 from border_cli.core.errors import ExitCode, ResourceError, UsageError
 from border_cli.runs import load
 from border_cli.runs.directory import DISK_FULL, check_plain, shown
-from border_cli.runs.locate import parse_checkpoint
 
-_FORMATS = ("onnx", "numpy")
+
+@dataclass
+class _Settings:
+    """What the command is told, beside the model."""
+
+    format: str = option("numpy", "what to write", choices=("onnx", "numpy"))
+    out: str | None = option(None, "the folder to write to")
+    checkpoint: str | None = option(None, "best, last, or an opt step")
+    debug: bool = option(False, "show tracebacks")
+    trust: bool = option(False, "import the code that the run names")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -22,12 +32,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _dispatch(argv: Sequence[str]) -> int:
-    parser = Parser("border-export", overrides=("plugins=",))
-    parser.add_setting("format", one_of(*_FORMATS), "numpy", _FORMATS)
-    parser.add_setting("out", some_text)
-    parser.add_setting("checkpoint", parse_checkpoint)
-    parser.add_setting("debug", true_or_false, False)
-    parser.add_setting("trust", true_or_false, False)
+    examples = ("checkpoint=best", "checkpoint=last")
+    parser = Parser("border-export", _Settings, ("plugins=",), examples)
     flags, paths, plugins = parser.read_paths(argv)
     if parser.answers(flags, paths):
         return ExitCode.DONE

@@ -20,37 +20,36 @@ from hydra.errors import OverrideParseException
 import border_cli
 from border_cli.cli.complete import complete_command
 from border_cli.cli.errors import read_page, show
-from border_cli.config.convert import all_keys, nearest, nearest_key, read_number, to_config
+from border_cli.config.convert import all_keys, nearest, nearest_key, read_section, section_keys, to_config
 from border_cli.config.schema import GROUPS
 from border_cli.core.errors import UsageError
 from border_cli.runs.trust import names_in
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse for flags and for settings of the form `key=value`. It raises UsageError instead of exiting.
+    """argparse for flags; settings of the form `key=value` are read as values of the configuration are.
 
-    overrides: how arguments begin that `read_paths` leaves to `parse_overrides`, in a command with paths.
+    settings: a dataclass of options, None for a command without settings · overrides: how arguments begin that `read_paths`
+    leaves to `parse_overrides`, in a command with paths · examples: what else the shell completes.
     """
 
-    def __init__(self, prog: str, overrides: tuple[str, ...] | None = None) -> None:
+    def __init__(
+        self,
+        prog: str,
+        settings: type | None = None,
+        overrides: tuple[str, ...] | None = None,
+        examples: Sequence[str] = (),
+    ) -> None:
         super().__init__(prog=prog, add_help=False, allow_abbrev=False)
-        self._settings: dict[str, Sequence[str]] = {}
-        self._overrides = overrides
+        self._class, self._settings = settings, {} if settings is None else section_keys(settings)
+        self._overrides, self._examples = overrides, examples
         self.add_argument("--help", "-h", action="store_true")
         self.add_argument("--version", action="store_true")
         self.add_argument("--shell-completion", "-sc", action="store_true")
 
-    def add_setting(
-        self, key: str, read: Callable[[str], Any], default: Any = None, examples: Sequence[str] = ()
-    ) -> None:
-        """Accept `key=value`. read: from the text to the value; raises ArgumentTypeError. examples: for completion."""
-        self._settings[key] = examples
-        self.add_argument(f"--{key}", type=read, default=default)
-
     @property
     def _flags(self) -> list[str]:
-        names = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
-        return [name for name in names if name.removeprefix("--") not in self._settings]
+        return [name for action in self._actions for name in action.option_strings if name.startswith("--")]
 
     def answers(self, flags: argparse.Namespace, rest: Sequence[str | Path]) -> bool:
         """Show the help page, the version, or what completes a word, if one of them is asked for; whether one was."""
@@ -59,24 +58,39 @@ class Parser(argparse.ArgumentParser):
         elif flags.version:
             show(f"border-cli {border_cli.__version__}")
         elif flags.shell_completion:
-            names = [f"{key}={value}" for key, values in self._settings.items() for value in ("", *values)]
-            own = None if self._overrides is None else [*names, *self._flags, *self._overrides]
-            complete_command(list(map(str, rest)), own)
+            names = [
+                f"{key}={value}" for key, info in self._settings.items() for value in ("", *info.choices)
+            ]
+            own = [*names, *self._examples, *self._flags, *(self._overrides or ())]
+            complete_command(list(map(str, rest)), None if self._overrides is None else own)
         return bool(flags.help or flags.version or flags.shell_completion)
 
     def read(self, argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         """The flags and settings, and the remaining arguments in order. Raises UsageError for an unknown flag."""
         self._check_dashes(argv)
-        as_options = []
+        typed: dict[str, Any] = {}
+        others = []
+        sections = {key.rpartition(".")[0] for key in self._settings} - {""}
         for arg in argv:
             key, equals, value = arg.lstrip("+").partition("=")
-            as_options.append(f"--{key}={unquoted(value)}" if equals and key in self._settings else arg)
-        known, rest = self.parse_known_args(as_options)
+            section, _, name = key.rpartition(".")
+            if not equals or not (key in self._settings or section in sections):
+                others.append(arg)
+            elif not value:
+                raise UsageError(f"{key}=: the value is missing")
+            else:
+                values = typed.setdefault(section, {}) if section else typed
+                values[name] = None if value == "null" else unquoted(value)
+        flags, rest = self.parse_known_args(others)
         for arg in rest:
             if arg.startswith("-"):
-                flag, flags = arg.partition("=")[0], self._flags
-                raise UsageError(f"there is no flag {flag}", nearest=nearest(flag, flags), allowed=flags)
-        return known, rest
+                flag = arg.partition("=")[0]
+                raise UsageError(
+                    f"there is no flag {flag}", nearest=nearest(flag, self._flags), allowed=self._flags
+                )
+        if self._class is not None:
+            vars(flags).update(vars(read_section(self._class, typed, "")))
+        return flags, rest
 
     def _check_dashes(self, argv: Sequence[str]) -> None:
         """Raise UsageError with the whole command for settings with dashes, which argparse would take."""
@@ -111,9 +125,6 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise what argparse found wrong with an argument."""
-        name, _, rest = message.removeprefix("argument --").partition(": ")
-        if name in self._settings:
-            raise UsageError(f"{name}={rest}")
         raise UsageError(message, allowed=f"see {self.prog} --help")
 
 
@@ -122,42 +133,6 @@ def unquoted(text: str) -> str:
     quote = text[:1]
     if quote in ("'", '"') and len(text) > 1 and text.endswith(quote):
         return text[1:-1].replace(f"\\{quote}", quote)
-    return text
-
-
-def whole_number(least: int) -> Callable[[str], int]:
-    """A reader of whole numbers >= least."""
-
-    def read(text: str) -> int:
-        with contextlib.suppress(ValueError):
-            if (number := read_number(text)) >= least and number.is_integer():
-                return int(number)
-        raise argparse.ArgumentTypeError(f"{text}: not allowed\nallowed: a whole number >= {least}")
-
-    return read
-
-
-def one_of(*choices: str) -> Callable[[str], str]:
-    """A reader of one of these words."""
-
-    def read(text: str) -> str:
-        if text not in choices:
-            error = UsageError(f"{text}: not allowed", nearest=nearest(text, choices), allowed=choices)
-            raise argparse.ArgumentTypeError(str(error))
-        return text
-
-    return read
-
-
-def true_or_false(text: str) -> bool:
-    """A reader of true and false."""
-    return one_of("true", "false")(text) == "true"
-
-
-def some_text(text: str) -> str:
-    """A reader of text that is not empty."""
-    if not text:
-        raise argparse.ArgumentTypeError(": the value is missing")
     return text
 
 

@@ -6,11 +6,13 @@ import json
 import os
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from border_cli.cli.errors import run_command, show
-from border_cli.cli.overrides import Parser, some_text, true_or_false
+from border_cli.cli.overrides import Parser
 from border_cli.config.convert import nearest
+from border_cli.config.schema import option
 from border_cli.core.errors import ExitCode, UsageError
 from border_cli.core.metrics import SCORE
 from border_cli.display.tables import table_text
@@ -35,16 +37,22 @@ _SHOWN_PAIRS = 10
 """Pairs of algorithms in the terminal at most."""
 
 
+@dataclass
+class _Settings:
+    """What the command is told, beside the runs."""
+
+    out: str | None = option(None, "the folder to write to")
+    metric: str = option(SCORE, "the metric whose curves are drawn")
+    debug: bool = option(False, "show tracebacks")
+
+
 def main(argv: list[str] | None = None) -> int:
     """The command. argv: its arguments, by default those of the process. Returns the exit code."""
     return run_command(_dispatch, argv)
 
 
 def _dispatch(argv: Sequence[str]) -> int:
-    parser = Parser("border-report", overrides=())
-    parser.add_setting("out", some_text)
-    parser.add_setting("metric", some_text, SCORE)
-    parser.add_setting("debug", true_or_false, False)
+    parser = Parser("border-report", _Settings, overrides=())
     parser.add_argument("--json", action="store_true")
     flags, paths, _ = parser.read_paths(argv)
     if not parser.answers(flags, paths):

@@ -24,7 +24,7 @@ from border_cli.cli.compose import PRIMARY, Composed, Composer, hydra_section, t
 from border_cli.cli.jobs import JobScore, SlotTask, SweepTask, refuse_plan
 from border_cli.cli.overrides import check_interval, override_values, parse_overrides, quoted
 from border_cli.config.resources import cpus
-from border_cli.config.schema import TrainConfig
+from border_cli.config.schema import TrainConfig, option
 from border_cli.core.errors import BorderError, ExitCode, Interrupted, ResourceError, UsageError, first_line
 from border_cli.display.format import counted
 from border_cli.display.output import Output, output, write_line
@@ -58,27 +58,28 @@ _ALSO_TYPED = ("plugins", "env.imports", "env.kwargs")
 
 @dataclass(frozen=True)
 class SweepSettings:
-    """The settings `sweep.…` of the command.
+    """The settings `sweep.…` of the command."""
 
-    slots: jobs at once; None: as many as the machine takes · retry: run failed jobs again · new: start a new sweep even if
-    there is one of this command · folder: the sweep of `resume=<sweep>`.
-    """
-
-    slots: int | None = None
-    retry: bool = False
-    new: bool = False
-    folder: Path | None = None
+    slots: int | None = option(
+        None, "jobs at a time; auto: as many as the machine takes", unit="jobs", ge=1, auto=True
+    )
+    retry: bool = option(False, "run failed jobs again")
+    new: bool = option(False, "start a new sweep even if there is one of this command")
 
 
-SWEEP_SETTINGS = ("slots", "retry", "new")
 OWN_LAUNCHERS = ("border", "border_ray")
 """Of Hydra's launchers, those that run jobs with a `SweepRun`."""
 _MEASURED_S = 600.0
 """How long it may take to measure what a job needs [s]."""
 
 
-def run_sweep(composer: Composer, launch: Launch, settings: SweepSettings) -> int:
-    """Run the jobs of a sweep, or continue it. Returns the first exit code that is not 0, or 0."""
+def run_sweep(
+    composer: Composer, launch: Launch, settings: SweepSettings, resumed: Path | None = None
+) -> int:
+    """Run the jobs of a sweep, or continue it. Returns the first exit code that is not 0, or 0.
+
+    resumed: the folder of `resume=<sweep>`.
+    """
     argv, sweeper = composer.argv(), launch.typed.get("hydra/sweeper", "basic")
     _check_words(launch, sweeper)
     composed, tuning = list[Composed](), None
@@ -98,7 +99,7 @@ def run_sweep(composer: Composer, launch: Launch, settings: SweepSettings) -> in
         )
     _check_jobs(samples, launcher)
     wanted = job_argv(launch.argv)
-    folder, continued = _folder(composer, launch, settings, wanted)
+    folder, continued = (resumed, True) if resumed else _folder(composer, launch, settings, wanted)
     folder = folder.absolute()
     with locked(folder), StopFlag() as stop, output() as out, contextlib.ExitStack() as held:
         sweep = Sweep.read(folder) if continued else Sweep(folder, wanted)
@@ -162,8 +163,6 @@ def _folder(
     """The folder of the sweep, and whether it is there already: that of the newest sweep with these arguments, or a new
     one.
     """
-    if settings.folder is not None:
-        return settings.folder, True
     if "hydra.sweep.dir" in launch.typed:
         folder = Path(composer.merge().hydra.sweep.dir)  # interpolations are resolved
         if (folder / SWEEP_FILE).exists():

@@ -11,10 +11,10 @@ import atexit
 import gc
 import shlex
 import sys
-from argparse import ArgumentTypeError, Namespace
-from collections.abc import Collection, Sequence
+from argparse import Namespace
+from collections.abc import Sequence
 from contextlib import redirect_stdout
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -30,17 +30,15 @@ from border_cli.cli.overrides import (
     override_values,
     parse_overrides,
     set_value,
-    true_or_false,
     typed_names,
-    whole_number,
 )
 from border_cli.cli.start import end_imports, resume_run, start_run
-from border_cli.cli.sweep import SWEEP_SETTINGS, SweepSettings, run_sweep
+from border_cli.cli.sweep import SweepSettings, run_sweep
 from border_cli.cli.translate import check_words
 from border_cli.config import registry
 from border_cli.config.convert import RESUME, dump, nearest, to_config, to_plain
 from border_cli.config.resolve import inherit, reopen, reopen_for_device, with_typed_budget
-from border_cli.config.schema import GROUPS, TrainConfig
+from border_cli.config.schema import GROUPS, TrainConfig, option
 from border_cli.config.validate import check_effect, validate
 from border_cli.core.errors import ExitCode, UsageError
 from border_cli.runs.directory import RUNS, Launch, check_plain, read_config, read_config_data
@@ -50,7 +48,18 @@ from border_cli.runtime.signals import StopFlag
 from border_cli.sweeps.jobs import Sweep, job_argv
 
 _AUTO = "auto"
-_OF_SWEEPS = ("hydra/launcher", "hydra/sweeper", "hydra.launcher.", "hydra.sweeper.")
+_OF_SWEEPS = ("sweep.", "hydra/launcher", "hydra/sweeper", "hydra.launcher.", "hydra.sweeper.")
+
+
+@dataclass
+class _Settings:
+    """What the command reads itself, beside the overrides."""
+
+    sweep: SweepSettings = field(default_factory=SweepSettings)
+    trust: bool = option(False, "import the code that the run to resume names")
+    resume: str | None = option(
+        None, f"a run or sweep to continue; {_AUTO}: the unfinished run of this command, or a new one"
+    )
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -75,12 +84,11 @@ def _dispatch(argv: Sequence[str], sweep: Path | None = None) -> int:
     flags, rest = parser.read(argv)
     if not flags.help and parser.answers(flags, rest):
         return ExitCode.DONE
-    settings = {
-        name: value for name in SWEEP_SETTINGS if (value := getattr(flags, f"sweep.{name}")) is not None
-    }
-    _check_flags(parser, flags, settings)
-    resumed = flags.resume
-    _check_sweep_keys(rest)
+    resumed, shows = flags.resume, flags.help or flags.info or flags.cfg
+    _check_flags(parser, flags)
+    keys = (arg.lstrip("+").partition("=")[0] for arg in argv)
+    if not (shows or flags.multirun) and (of_sweeps := [key for key in keys if key.startswith(_OF_SWEEPS)]):
+        raise UsageError(f"{of_sweeps[0]} has no effect without -m", allowed="-m, which starts a sweep")
     if flags.multirun and resumed is not None and sweep is None:
         words = [arg for arg in argv if not arg.lstrip("+").startswith((f"{RESUME}=", "trust="))]
         return _resume_sweep(Path(resumed), words, flags.trust)
@@ -88,18 +96,13 @@ def _dispatch(argv: Sequence[str], sweep: Path | None = None) -> int:
     overrides = parse_overrides([arg for arg in rest if arg not in groups])
     registry.import_plugins(typed_names(overrides).get("plugins", ()))
     launch = Launch(list(argv), override_values(overrides))
-    shows = flags.help or flags.info or flags.cfg
-    if not (shows or flags.multirun) and (
-        of_sweeps := [key for key in launch.typed if key.startswith(_OF_SWEEPS)]
-    ):
-        raise UsageError(f"{of_sweeps[0]} has no effect without -m", allowed="-m, which starts a sweep")
     if resumed not in (None, _AUTO) and not flags.help:
         return _resume_named(resumed, overrides, launch, flags.trust)
     with Composer(overrides, flags.config_dir) as composer:
         if shows:
             return _show(composer, flags, groups)
         if flags.multirun:
-            return run_sweep(composer, launch, SweepSettings(**settings, folder=sweep))
+            return run_sweep(composer, launch, flags.sweep, sweep)
         composed = composer.compose()
     with tracebacks(composed.config.debug):
         if composed.config.plan:
@@ -110,15 +113,10 @@ def _dispatch(argv: Sequence[str], sweep: Path | None = None) -> int:
 
 
 def _parser() -> Parser:
-    parser = Parser("border-train")
+    parser = Parser("border-train", _Settings)
     parser.add_argument("--config-dir", "-cd")
     parser.add_argument("--resolve", action="store_true")
     parser.add_argument("--package", "-p")
-    parser.add_setting("sweep.slots", _number_or_auto)
-    parser.add_setting("sweep.retry", true_or_false)
-    parser.add_setting("sweep.new", true_or_false)
-    parser.add_setting("trust", true_or_false, False)
-    parser.add_setting(RESUME, _run_or_null)
     modes = parser.add_mutually_exclusive_group()
     modes.add_argument("--multirun", "-m", action="store_true")
     modes.add_argument("--cfg", "-c", choices=["job", "hydra", "all"])
@@ -143,33 +141,9 @@ def _resume_sweep(folder: Path, argv: Sequence[str], trusted: bool) -> int:
     return _dispatch([*argv, *sweep.argv], folder)
 
 
-def _number_or_auto(text: str) -> int | None:
-    return None if text == _AUTO else whole_number(1)(text)
-
-
-def _run_or_null(text: str) -> str | None:
-    if not text:
-        raise ArgumentTypeError(
-            f" names no run\nallowed: {RESUME}=<run>, {RESUME}={_AUTO}, or {RESUME}=null for a new run"
-        )
-    return None if text == "null" else text
-
-
-def _check_sweep_keys(words: Sequence[str]) -> None:
-    """Refuse a misspelt setting of sweeps; the parser has taken the others."""
-    names = [f"sweep.{name}" for name in SWEEP_SETTINGS]
-    for key in (word.lstrip("+").partition("=")[0] for word in words):
-        if key.startswith("sweep."):
-            raise UsageError(f"{key}: there is no such key", nearest=nearest(key, names), allowed=names)
-
-
-def _check_flags(parser: Parser, flags: Namespace, settings: Collection[str]) -> None:
-    """Refuse flags and settings of sweeps that do not go together, or not with `resume`."""
+def _check_flags(parser: Parser, flags: Namespace) -> None:
+    """Refuse flags that do not go together, or not with `resume`."""
     resumed = flags.resume
-    if settings and not flags.multirun:
-        raise UsageError(
-            f"sweep.{next(iter(settings))} has no effect without -m", allowed="-m, which starts a sweep"
-        )
     if flags.trust and resumed is None:
         raise UsageError("trust has no effect without resume", allowed="resume=<run> trust=true")
     if flags.cfg is None and (flags.package or flags.resolve):

@@ -174,6 +174,11 @@ def option_values(data: Mapping[str, Any]) -> dict[str, Any]:
     return {key: functools.reduce(operator.getitem, key.split("."), data) for key in known_keys(data)}
 
 
+def section_keys(cls: type) -> dict[str, OptionInfo]:
+    """Every dotted key of a dataclass of options, with its declaration."""
+    return {key: field.metadata["option"] for key, field in _walk(cls, "", {})}
+
+
 def all_keys() -> dict[str, OptionInfo]:
     """Every dotted key of any kind of section."""
     keys = known_keys({})
@@ -286,13 +291,19 @@ def _convert(hint: Any, info: OptionInfo, value: Any) -> Any:
         return _wrapper(value)
     if kind in (int, float):
         return _number(kind, info, value)
-    if isinstance(value, bool) and "true" in info.choices:
-        value = str(value).lower()  # YAML reads true and false as truth values
+    value = _truth(kind, info, value)
     if not isinstance(value, kind):
         raise ValueError(_wrong_type(value))
     if info.choices and value not in info.choices:
         raise ValueError(f"there is no {value!r}")
     return value
+
+
+def _truth(kind: Any, info: OptionInfo, value: Any) -> Any:
+    """The value; true and false are texts in a shell and truth values in YAML, whatever is meant."""
+    if isinstance(value, bool) and "true" in info.choices:
+        return str(value).lower()
+    return value == "true" if kind is bool and value in ("true", "false") else value
 
 
 def _wrapper(value: Any) -> WrapperConfig:

@@ -185,7 +185,7 @@ def test_help_and_refused_arguments_import_neither_torch_nor_gymnasium(workplace
         (["run", "plugins=[a"], "cannot be read as key=value"),
         (["run", "plugins=a"], "plugins: there is no module 'a'"),
         (["run", "env.entry_point=nothing"], "module:name"),
-        (["run", "debug=perhaps"], "allowed: true, false"),
+        (["run", "debug=perhaps"], "allowed: true or false"),
         (["run", "--hepl"], "nearest: --help"),
         (["run", "other"], "two models"),
         (["rnu"], "nearest: run"),

@@ -139,7 +139,7 @@ def composes_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         code = 0
 
     monkeypatch.setattr(train, "start_run", lambda *_: Done())
-    monkeypatch.setattr(train, "run_sweep", lambda composer, launch, _: bool(composer.argv()))
+    monkeypatch.setattr(train, "run_sweep", lambda composer, launch, *_: bool(composer.argv()))
 
 
 def answer(capsys: pytest.CaptureFixture[str], words: list[str]) -> str:
