@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import math
 import shutil
@@ -325,6 +326,16 @@ def test_pictures_name_what_differs_and_short_curves_have_their_own(
     page = (tmp_path / "report" / "report.html").read_text()
     assert "<h2>Return of evaluations over env steps, up to 20 env steps</h2>" in page
     assert '<td style="text-align: right;">100</td>' in page
+
+
+def test_columns_of_figures_stand_to_the_right_and_names_of_runs_to_the_left(runs: Path) -> None:
+    for path in runs.iterdir():
+        path.rename(runs / f"10-15-00.12{path.name}_dqn_cartpole")
+    assert main([]) == 0
+    lines = Path("runs/report/report.md").read_text().splitlines()
+    ends = {line.split(" | ")[0]: below for line, below in itertools.pairwise(lines)}
+    assert ends["| runs of"] == "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
+    assert ends["| run"] == "| --- | --- | --- | --- | ---: | --- | ---: |"
 
 
 def test_a_note_warns_of_few_runs(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
