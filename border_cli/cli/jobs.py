@@ -27,7 +27,7 @@ from border_cli.config import registry
 from border_cli.config.resolve import changes, check_changes, inherit, reopen
 from border_cli.config.schema import TrainConfig
 from border_cli.config.validate import validate
-from border_cli.core.errors import ExitCode, Interrupted, UsageError
+from border_cli.core.errors import ExitCode, Interrupted
 from border_cli.core.progress import View
 from border_cli.runs.directory import CONFIG_FILE, Launch, read_config
 from border_cli.runs.resume import DONE
@@ -108,7 +108,6 @@ class SweepTask:
                 raise Interrupted(_stopped_by)
             typed = override_values(parse_overrides(overrides))
             config = check_composed(composed, state.runtime.choices, typed, self.presets)
-            refuse_plan(config)
             ended.debug = config.debug
             _train_or_resume(Composed(config, composed, None, run_dir), Launch(self.argv, typed))
         if ended.code in (ExitCode.SIGINT, ExitCode.SIGTERM):
@@ -165,9 +164,3 @@ def _errors(label: str) -> Iterator[_End]:
         end.text = text.getvalue().rstrip()
         sys.stderr.write(f"{end.text}\n")
         sys.stderr.flush()
-
-
-def refuse_plan(config: TrainConfig) -> None:
-    """Raise UsageError for `plan=true`."""
-    if config.plan:
-        raise UsageError("plan=true shows one run, and --multirun starts several\nallowed: one of them")

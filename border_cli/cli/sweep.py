@@ -21,7 +21,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from rich.console import Console
 
 from border_cli.cli.compose import PRIMARY, Composed, Composer, hydra_section, translated
-from border_cli.cli.jobs import JobScore, SlotTask, SweepTask, refuse_plan
+from border_cli.cli.jobs import JobScore, SlotTask, SweepTask
 from border_cli.cli.overrides import check_interval, override_values, parse_overrides, quoted
 from border_cli.config.resources import cpus
 from border_cli.config.schema import TrainConfig, option
@@ -46,7 +46,6 @@ from border_cli.sweeps.jobs import DONE, FAILED, RETRY, Job, Sweep, job_argv, ne
 from border_cli.sweeps.process import LocalExecutor
 from border_cli.sweeps.results import BESIDE_PRESETS, results, winners, write_preset
 from border_cli.sweeps.scheduler import Executor, JobQueue, Scheduler
-from border_cli.sweeps.slots import Slots
 from border_cli.sweeps.views import make_sweep_view, print_sweep_tables
 
 if TYPE_CHECKING:
@@ -92,12 +91,7 @@ def run_sweep(
     samples = composed if tuning is None else [tuning.largest]
     choices = samples[0].choices if samples else composer.merge().hydra.runtime.choices
     launcher = choices["hydra/launcher"]
-    if tuning is not None and launcher not in OWN_LAUNCHERS:
-        raise UsageError(
-            f"hydra/launcher={launcher} does not run the trials of hydra/sweeper=border_optuna",
-            allowed=OWN_LAUNCHERS,
-        )
-    _check_jobs(samples, launcher)
+    _check_launcher(launcher, sweeper, samples)
     wanted = job_argv(launch.argv)
     folder, continued = (resumed, True) if resumed else _folder(composer, launch, settings, wanted)
     folder = folder.absolute()
@@ -110,7 +104,7 @@ def run_sweep(
             if tuning is not None:
                 code = tune(run, tuning)
             elif composed and launcher in OWN_LAUNCHERS:
-                run.run(list(enumerate(composed)))
+                run.run(composed)
             else:
                 _multirun(composer, run, argv, composed, launcher)
         except Interrupted as e:
@@ -121,7 +115,9 @@ def run_sweep(
 
 
 def _check_words(launch: Launch, sweeper: str) -> None:
-    """Raise UsageError for words about sweeper and launcher that cannot be meant so."""
+    """Raise UsageError for words that cannot be meant so in a sweep."""
+    if "true" in launch.typed.get("plan", "").lower():
+        raise UsageError("plan=true shows one run, and --multirun starts several", allowed="one of them")
     for key in ("hydra/sweeper", "hydra/launcher"):
         if "," in launch.typed.get(key, ""):
             raise UsageError(f"{key}={launch.typed[key]}: a sweep has one", allowed=f"{key}=<one of them>")
@@ -133,10 +129,13 @@ def _check_words(launch: Launch, sweeper: str) -> None:
         )
 
 
-def _check_jobs(samples: Sequence[Composed], launcher: str) -> None:
-    """Raise UsageError for jobs that cannot be run so."""
-    for one in samples:
-        refuse_plan(one.config)
+def _check_launcher(launcher: str, sweeper: str, samples: Sequence[Composed]) -> None:
+    """Raise UsageError for a launcher that cannot run such jobs."""
+    if sweeper == "border_optuna" and launcher not in OWN_LAUNCHERS:
+        raise UsageError(
+            f"hydra/launcher={launcher} does not run the trials of hydra/sweeper=border_optuna",
+            allowed=OWN_LAUNCHERS,
+        )
     if launcher == "border_ray":
         from border_cli.runtime.ray_cluster import import_ray
 
@@ -181,7 +180,7 @@ def _multirun(
     composer: Composer, run: SweepRun, argv: list[str], composed: Sequence[Composed], launcher: str
 ) -> None:
     """Let Hydra run the sweep with a sweeper or a launcher of a plugin."""
-    run.add(list(enumerate(composed)))
+    run.add(composed)
     is_own = launcher in OWN_LAUNCHERS
     task = run if is_own else SweepTask(run.argv, composer.choices("preset"))
     folder = f"hydra.sweep.dir={quoted(str(run.sweep.folder))}"
@@ -264,10 +263,10 @@ class SweepRun:
         self._save()
         self.say(f"{'continuing' if continued else 'sweep in'} {shown(self.sweep.folder)}")
 
-    def add(self, jobs: Sequence[tuple[int, Composed]]) -> list[Job]:
-        """The jobs of these numbers and configurations, with what earlier launches have made of them."""
+    def add(self, configs: Sequence[Composed], first: int = 0) -> list[Job]:
+        """The jobs of these configurations, numbered from `first`, with what earlier launches have made of them."""
         added = []
-        for wanted, composed in jobs:
+        for wanted, composed in enumerate(configs, first):
             number = self.sweep.numbered(wanted, composed.overrides)
             run_dir = composed.place_in_sweep(self.sweep.folder, number)
             self.configs[number] = composed
@@ -275,12 +274,12 @@ class SweepRun:
         self._save()
         return added
 
-    def run(self, jobs: Sequence[tuple[int, Composed]], n_jobs: int | None = None) -> list[Job]:
+    def run(self, configs: Sequence[Composed], first: int = 0, n_jobs: int | None = None) -> list[Job]:
         """Run these jobs in slots, without those that are finished. Returns when they have ended.
 
-        n_jobs: upper limit of the slots; by default the number of jobs that are left.
+        first: number of the first one · n_jobs: upper limit of the slots; by default the number of jobs that are left.
         """
-        added = self.add(jobs)
+        added = self.add(configs, first)
         ended = (DONE,) if self.settings.retry else (DONE, FAILED)
         kept = sum(job.state in ended for job in added)
         # by number: in another launch a sweeper may draw the same values twice
@@ -298,6 +297,8 @@ class SweepRun:
         """Run the jobs of a source, as many at a time as what one of them needs says, and `n_jobs` at most."""
         if self._executor is None:
             self._executor = self._make_executor(sample, n_jobs)
+            if not self._stop():  # while it measured
+                self.say(self._executor.description)
         view = make_sweep_view(self._output, self.sweep, f"sweep {shown(self.sweep.folder)}", self.console)
 
         def task_of(job: Job) -> SlotTask:
@@ -314,7 +315,7 @@ class SweepRun:
     def launch(self, batch: Sequence[Sequence[str]], first: int) -> list[tuple[Job, float]]:
         """Run the jobs that a sweeper of a plugin asks for, numbered from `first`. Each with its best score, or NaN."""
         composed = [self.composer.compose(overrides) for overrides in batch]
-        jobs = self.run(list(enumerate(composed, first)), len(composed))  # later batches may have more left
+        jobs = self.run(composed, first, len(composed))  # later batches may have more left
         if self._stop.code is not None:  # the sweeper would go on
             raise Interrupted(self._stop.code)
         return [(job, math.nan if job.best is None else job.best) for job in jobs]
@@ -368,21 +369,15 @@ class SweepRun:
 
             limit = None if self.settings.slots is None else min(self.settings.slots, n_jobs)
             sweep = self.sweep.folder, self.sweep.sweep_id
-            cluster = RayExecutor(_ray_settings(composed), limit, *sweep)
-            self.say(cluster.description)
-            return cluster
-        found = self._divided(composed.config, n_jobs)
-        why = f": {found.reason}" if found.reason else ""
-        if not self._stop():  # while it measured
-            self.say(f"{counted(found.count, 'job')} at a time, with {counted(found.cpus, 'CPU')} each{why}")
-        return LocalExecutor(found.count, found.cpus, found.gpus)
+            return RayExecutor(_ray_settings(composed), limit, *sweep)
+        return self._divided(composed.config, n_jobs)
 
     def close(self) -> None:
         """Leave where the jobs ran."""
         if self._executor is not None:
             self._executor.close()
 
-    def _divided(self, config: TrainConfig, n_jobs: int) -> Slots:
+    def _divided(self, config: TrainConfig, n_jobs: int) -> LocalExecutor:
         if self.settings.slots is not None or n_jobs == 1:
             return slots.fixed(self.settings.slots or 1, n_jobs, config.device)
         args = (config, self.sweep.folder, set(self._typed), max(1, cpus() // n_jobs))
@@ -395,7 +390,8 @@ class SweepRun:
             child = Child("job", slots.measure_need, args, trains=True)
             measured = child.answer(_MEASURED_S, pass_on_stop)
         except (ChildError, ResourceError, TimeoutError) as e:
-            return Slots(1, cpus(), (), f"what a job needs could not be measured: {first_line(e)}")
+            why = f"what a job needs could not be measured: {first_line(e)}"
+            return LocalExecutor(1, cpus(), reason=why)
         return slots.divide(measured, n_jobs)
 
     def write_preset(self, job: Job, expect: str, name: str) -> str:

@@ -60,7 +60,7 @@ def tune(run: SweepRun, tuning: Tuning) -> int:
     def make_job(params: Mapping[str, str], more_seed: int, label: str) -> Job:
         composed = run.composer.compose(space.overrides(params, more_seed))
         # Number 0 unless job 0 has other overrides: then that of the job with these, or the next free one.
-        (job,) = run.add([(0, composed)])
+        (job,) = run.add([composed])
         values = " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in params.items())
         job.label = f"{label}: {values}" + (f" seed={space.seed + more_seed}" if more_seed else "")
         return job

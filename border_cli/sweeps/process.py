@@ -15,6 +15,7 @@ from border_cli.config import resources
 from border_cli.core.errors import ExitCode, first_line
 from border_cli.core.progress import JobProgress, Progress, View
 from border_cli.display.advice import first_to_end
+from border_cli.display.format import counted
 from border_cli.runtime.child import OUTPUT_FILE, Child
 from border_cli.runtime.forkserver import PRELOAD, start_early
 from border_cli.runtime.worker import Failed, Reporter, Returned, clipped
@@ -141,19 +142,30 @@ class JobProcess:
         self._child.end()
 
 
+@dataclass
 class LocalExecutor:
-    """Runs jobs in processes on this machine. count: jobs at a time · gpus: names of the GPUs that they share."""
+    """Runs jobs in processes on this machine.
 
-    def __init__(self, count: int, cpus: int, gpus: Sequence[str] = ()) -> None:
-        self.count = count
-        self._cpus = cpus
-        self._gpus = gpus
-        start_early(_PRELOAD)
+    count: jobs at a time · cpus: CPUs that each of them is to use · gpus: names of the GPUs among which they are divided;
+    empty for none · reason: of the number of jobs, in words.
+    """
+
+    count: int
+    cpus: int
+    gpus: Sequence[str] = ()
+    reason: str = ""
+
+    @property
+    def description(self) -> str:
+        """For the user, one line."""
+        why = f": {self.reason}" if self.reason else ""
+        return f"{counted(self.count, 'job')} at a time, with {counted(self.cpus, 'CPU')} each{why}"
 
     def start(self, task: Task, run_dir: Path, beside: Sequence[Any]) -> JobProcess:
         """Start a job beside these. Raises ResourceError or OSError where memory or processes are too few."""
+        start_early(_PRELOAD)
         taken = [job.gpu for job in beside]
-        return JobProcess(task, run_dir, self._cpus, min(self._gpus, key=taken.count, default=None))
+        return JobProcess(task, run_dir, self.cpus, min(self.gpus, key=taken.count, default=None))
 
     def wait(self, jobs: Sequence[Any], timeout_s: float) -> None:
         """Wait until one of these jobs has sent something, or has ended."""

@@ -61,18 +61,16 @@ def results(sweep: Sweep) -> list[Result]:
     scored = [
         one for one in records if one and one.summary.get("best_score") and one.summary.get("last_score")
     ]
-    groups = grouped(scored)
-    found = [Result(one.env, [by_path[run.path] for run in one.runs], line(one)) for one in groups]
-    first = {result.env: i for i, result in reversed(list(enumerate(found)))}
-    return sorted(found, key=lambda result: (first[result.env], -result.best))
+    by_env: dict[str, list[Result]] = {}
+    for one in grouped(scored):
+        result = Result(one.env, [by_path[run.path] for run in one.runs], line(one))
+        by_env.setdefault(one.env, []).append(result)
+    return [one for found in by_env.values() for one in sorted(found, key=lambda one: -one.best)]
 
 
 def winners(found: Sequence[Result]) -> list[Result]:
     """The configuration with the best mean score of each environment."""
-    best = dict[str, Result]()
-    for result in found:  # the best of each environment comes first
-        best.setdefault(result.env, result)
-    return list(best.values())
+    return list({one.env: one for one in reversed(found)}.values())[::-1]
 
 
 def write_preset(

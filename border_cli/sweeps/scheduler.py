@@ -98,9 +98,9 @@ class _Slot:
 class Scheduler:
     """Runs jobs of a sweep in the slots of an executor.
 
-    A job that fails for lack of memory or processes while others run starts again when the next of them has ended. From
-    then on, at most as many jobs run at a time as the others were. A job whose node is lost starts again, or resumes from
-    what its run directory holds.
+    If a job runs out of memory or processes beside others, the number of slots is reduced to the number still running, and
+    the job starts again when one of these has ended. A job whose node is lost starts again, or resumes from what its run
+    directory holds.
 
     Args:
         task_of: what a job's process is to do.
@@ -168,7 +168,7 @@ class Scheduler:
             process = self._executor.start(self._task_of(job), job.run_dir, self._processes)
         except (OSError, ResourceError) as e:
             if self._running:
-                self._run_beside_fewer(job, f"it could not be started: {e}")
+                self._run_again(job, f"it could not be started: {e}", beside_fewer=True)
                 return
             job.state, job.exit_code, job.error = FAILED, int(ExitCode.RESOURCES), str(e)
             self._view.note(f"job {job.number} ({self._sweep.settings(job)}): error: {e}")
@@ -196,10 +196,11 @@ class Scheduler:
         process.close()
         if process.lost and self._losses[job.number] < _LOSSES and not self._stop():
             self._losses[job.number] += 1
-            self._run_again(job, "as soon as there is room", process.lost)
+            self._run_again(job, process.lost)
             return
         if exit_code in (ExitCode.RESOURCES, _KILLED) and self._running and not self._stop():
-            self._run_beside_fewer(job, process.error.cause or "it was killed, probably for lack of memory")
+            why = process.error.cause or "it was killed, probably for lack of memory"
+            self._run_again(job, why, beside_fewer=True)
             return
         job.exit_code = exit_code if exit_code >= 0 else 128 - exit_code  # as a shell has it
         if job.exit_code == ExitCode.SIGTERM and self._stop.code is not None:  # passed on as SIGTERM
@@ -223,12 +224,12 @@ class Scheduler:
         self._view.changed(job)
         source.ended(job)
 
-    def _run_beside_fewer(self, job: Job, why: str) -> None:
-        """Put a job back for which there was no room beside the others, and use fewer slots from now on."""
-        self._limit = len(self._running)
-        self._run_again(job, f"later, with {self._limit} at once", why)
-
-    def _run_again(self, job: Job, when: str, why: str) -> None:
+    def _run_again(self, job: Job, why: str, beside_fewer: bool = False) -> None:
+        """Put a job back. beside_fewer: there was no room for it beside the others."""
+        when = "as soon as there is room"
+        if beside_fewer:
+            self._limit = len(self._running)
+            when = f"later, with {self._limit} at once"
         self._view.note(f"job {job.number} will run again {when}: {why}")
         job.state = WAITING
         self._save(job)

@@ -15,6 +15,7 @@ from border_cli.core.spaces import EnvSpec
 from border_cli.display.format import counted, number, size
 from border_cli.runtime.signals import StopFlag
 from border_cli.runtime.worker import Reporter
+from border_cli.sweeps.process import LocalExecutor
 
 IMPORT_BYTES = 640 << 20
 """Memory of one job beside what its plan lists: Python and torch, twice. Measured: 610 MiB, shared pages counted once."""
@@ -34,20 +35,6 @@ class Need:
     cpus: float
     memory: int
     device: str
-
-
-@dataclass(frozen=True)
-class Slots:
-    """How many jobs run at once.
-
-    cpus: CPUs that each of them is to use · gpus: names of the GPUs among which they are divided; empty for none ·
-    reason: for the user, one line.
-    """
-
-    count: int
-    cpus: int
-    gpus: tuple[str, ...]
-    reason: str
 
 
 def measure_need(
@@ -80,9 +67,9 @@ def _busy_cpus(config: TrainConfig, spec: EnvSpec, stop: StopFlag) -> float:
     return own * (1 - rates.learner_blocked) + n_actors(config) * (1 - rates.actors_blocked)
 
 
-def divide(need: Need, n_jobs: int) -> Slots:
+def divide(need: Need, n_jobs: int) -> LocalExecutor:
     """As many jobs at once as keep the CPUs busy and fit into the memory; of jobs on a GPU, one per GPU."""
-    cpus, free, gpus = resources.cpus(), resources.available_memory(), _gpus(need.device)
+    cpus, free = resources.cpus(), resources.available_memory()
     limits = {
         f"a job keeps {number(need.cpus)} of {counted(cpus, 'CPU')} busy": math.ceil(
             cpus / need.cpus - _WORTH
@@ -93,21 +80,21 @@ def divide(need: Need, n_jobs: int) -> Slots:
         f"there are {counted(n_jobs, 'job')}": n_jobs,
     }
     if need.device.startswith("cuda"):
-        n_gpus = len(gpus) or 1
+        n_gpus = len(_gpus(need.device)) or 1
         limits[f"the jobs have {counted(n_gpus, 'GPU')}"] = n_gpus
     reason = min(limits, key=lambda one: limits[one])
-    return _slots(max(1, limits[reason]), cpus, gpus, reason)
+    return _executor(max(1, limits[reason]), need.device, reason)
 
 
-def fixed(count: int, n_jobs: int, device: str) -> Slots:
+def fixed(count: int, n_jobs: int, device: str) -> LocalExecutor:
     """The number of slots that was typed."""
-    return _slots(min(count, n_jobs), resources.cpus(), _gpus(device), "")
+    return _executor(min(count, n_jobs), device, "")
+
+
+def _executor(count: int, device: str, reason: str) -> LocalExecutor:
+    return LocalExecutor(count, max(1, resources.cpus() // count), _gpus(device), reason)
 
 
 def _gpus(device: str) -> tuple[str, ...]:
     """Names of the GPUs among which jobs are divided."""
     return tuple(resources.gpus()) if device == "cuda" else ()
-
-
-def _slots(count: int, cpus: int, gpus: tuple[str, ...], reason: str) -> Slots:
-    return Slots(count, max(1, cpus // count), gpus, reason)

@@ -81,55 +81,37 @@ class Study:
                 params = {key: value_text(value, self._space[key]) for key, value in asked.params.items()}
                 if params not in tried:
                     return asked.number, params
-                self._study.tell(asked.number, state=self._states.FAIL)
+                self.tell(asked.number, "FAIL")
             return None
         finally:
             self._study.sampler = sampler
 
     def report(self, number: int, opt_step: int, score: float) -> bool:
-        """Note a score of a running trial. Returns whether the pruner would stop it.
-
-        A trial that failed and runs again has ended here already, and the pruner lets it run.
-        """
-        if self.trials[number].state.is_finished():
-            return False
-        handle = self._handle(number)
+        """Note a score of a running trial. Returns whether the pruner would stop it."""
+        trial = self._optuna.trial.Trial(self._study, self.trials[number]._trial_id)
         with _quiet():  # a run that has resumed from before its last report reports that again
-            handle.report(score, opt_step)
-        return bool(handle.should_prune())
+            trial.report(score, opt_step)
+        return bool(trial.should_prune())
 
-    def tell(self, number: int, score: float | None) -> None:
-        """Note the score of a trial, None for one that was pruned; a second time is no error."""
-        state = self._states.PRUNED if score is None else self._states.COMPLETE
-        asked = self.trials[number]
-        if not asked.state.is_finished():
-            self._study.tell(number, score, state)
-        again = {"trial": number}  # a failed one may have run again: that is another trial for Optuna
-        if asked.state is self._states.FAIL and all(one.user_attrs != again for one in self.trials):
-            self._study.add_trial(
-                self._optuna.trial.create_trial(
-                    state=state,
-                    value=score,
-                    params=asked.params,
-                    distributions=asked.distributions,
-                    user_attrs=again,
-                )
-            )
-
-    def fail(self, number: int) -> None:
-        """Note that a trial has failed, if it has not ended."""
+    def tell(self, number: int, state: str, score: float | None = None) -> None:
+        """Note that a trial has ended as COMPLETE, PRUNED or FAIL; a second time is no error."""
         if not self.trials[number].state.is_finished():
-            self._study.tell(number, state=self._states.FAIL)
+            self._study.tell(number, score, self._states[state])
+
+    def again(self, number: int) -> int:
+        """The number of a trial that is to run on, or again: for Optuna, one that has failed is another trial then."""
+        before = self.trials[number]
+        if before.state is not self._states.FAIL:
+            return number
+        values = {"params": before.params, "distributions": before.distributions}
+        self._study.add_trial(self._optuna.trial.create_trial(state=self._states.RUNNING, **values))
+        return len(self.trials) - 1
 
     def fail_others(self, known: Collection[int]) -> None:
         """Mark running trials that are not in `known` as failed: they were drawn just before a kill, and have no jobs."""
         for one in self.trials:
             if one.state is self._states.RUNNING and one.number not in known:
-                self._study.tell(one.number, state=self._states.FAIL)
-
-    def _handle(self, number: int) -> Any:
-        """Optuna's object for a trial that was drawn in this launch or an earlier one."""
-        return self._optuna.trial.Trial(self._study, self.trials[number]._trial_id)
+                self.tell(one.number, "FAIL")
 
 
 def _seed_after(seed: int, n_trials: int) -> int:

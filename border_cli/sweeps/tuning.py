@@ -149,14 +149,14 @@ class Tuner(JobQueue):
         if FAILED in states:
             self._fail(trial)
         elif trial.state == PRUNED and states <= {DONE, STOPPED}:
-            self.study.tell(trial.in_study, None)
+            self.study.tell(trial.in_study, "PRUNED")
         elif trial.state == RUNNING and states == {DONE}:
             scores = self._scores(trial, trial.jobs)
             if len(scores) < len(trial.jobs):
                 self._fail(trial)
             else:
                 trial.state, trial.score = DONE, float(np.mean(scores))
-                self.study.tell(trial.in_study, trial.score)
+                self.study.tell(trial.in_study, "COMPLETE", trial.score)
         trial.fresh = self._scores(trial, trial.confirming)
 
     def _scores(self, trial: Trial, numbers: Sequence[int]) -> list[float]:
@@ -186,7 +186,7 @@ class Tuner(JobQueue):
             return
         trial.state = FAILED
         self._todo = deque(job for job in self._todo if job.number not in trial.jobs)
-        self.study.fail(trial.in_study)
+        self.study.tell(trial.in_study, "FAIL")
 
     # -- confirming ----------------------------------------------------------
 
@@ -296,8 +296,8 @@ class Tuner(JobQueue):
         if self._retry:
             for job in (*jobs, *fresh):
                 job.state = WAITING if job.state == FAILED else job.state
-            if jobs and trial.state == FAILED:
-                trial.state = RUNNING
+            if jobs and trial.state in (RUNNING, FAILED):
+                trial.state, trial.in_study = RUNNING, self.study.again(trial.in_study)
         self._update(trial)
         to_run = [*(jobs if trial.state == RUNNING else []), *fresh]
         self._todo.extend(job for job in to_run if job.state not in (DONE, FAILED))

@@ -263,8 +263,8 @@ def test_what_failed_runs_again_if_it_is_asked_for(tmp_path: Path) -> None:
     assert again.study._study.best_trial.value == pytest.approx(0.9 * 5.0)
 
 
-def test_a_trial_that_runs_again_is_not_pruned_by_the_median(tmp_path: Path) -> None:
-    """For Optuna it has failed, and takes no more reports."""
+def test_a_trial_that_runs_again_is_another_one_for_optuna(tmp_path: Path) -> None:
+    """The first one has failed, and takes no more reports."""
     jobs = Jobs(tmp_path)
     tuner = tuner_of(jobs, n_trials=1, pruner="median", top=0)
     job = tuner.next()
@@ -277,6 +277,7 @@ def test_a_trial_that_runs_again_is_not_pruned_by_the_median(tmp_path: Path) -> 
     jobs.run(job, None)
     again.ended(job)
     assert [trial.state for trial in again.trials] == ["done"]
+    assert again.study.trials[again.trials[0].in_study].state.name == "COMPLETE"
 
 
 def test_a_run_without_the_evaluations_that_it_should_have_fails_its_trial(tmp_path: Path) -> None:
