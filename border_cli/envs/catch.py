@@ -33,7 +33,7 @@ class Catch(gymnasium.Env[Screen, np.int64]):  # type: ignore[misc] # gymnasium 
         self.render_mode = render_mode
         self.observation_space = gymnasium.spaces.Box(0, 255, (_SIDE, _SIDE, 3), np.uint8)
         self.action_space = gymnasium.spaces.Discrete(len(_ACTIONS))
-        self.ale = _Emulator(self)
+        self.ale = self  # the part of an emulator that `AtariPreprocessing` uses
         self._balls = balls
         self._frameskip = 1  # `AtariPreprocessing` asks for it
         self._paddle = self._x = self._y = self._left = 0
@@ -69,6 +69,14 @@ class Catch(gymnasium.Env[Screen, np.int64]):  # type: ignore[misc] # gymnasium 
         """The screen, (84, 84, 3)."""
         return self._colour()
 
+    def lives(self) -> int:
+        """One."""
+        return 1
+
+    def getScreenGrayscale(self, into: Screen) -> None:
+        """Copy the current screen."""
+        into[...] = self.grey()
+
     def grey(self) -> Screen:
         """The screen, (84, 84)."""
         screen = np.zeros((_SIDE, _SIDE), np.uint8)
@@ -81,18 +89,3 @@ class Catch(gymnasium.Env[Screen, np.int64]):  # type: ignore[misc] # gymnasium 
 
     def _colour(self) -> Screen:
         return np.repeat(self.grey()[:, :, None], 3, 2)
-
-
-class _Emulator:
-    """The part of an Atari emulator that `AtariPreprocessing` uses."""
-
-    def __init__(self, game: Catch) -> None:
-        self._game = game
-
-    def lives(self) -> int:
-        """One."""
-        return 1
-
-    def getScreenGrayscale(self, into: Screen) -> None:
-        """Copy the current screen."""
-        into[...] = self._game.grey()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,7 @@ from gymnasium import spaces
 from border_cli.config.convert import nearest
 from border_cli.core.errors import UsageError
 from border_cli.core.spaces import ACTION_MASK, ActionSpec, EnvSpec, ObsLeaf, ObsSpec
-from border_cli.envs.wrappers import MAX_COMBINATIONS, combinations
+from border_cli.envs.wrappers import MAX_COMBINATIONS, component_sizes
 
 OBSERVATIONS = "Box of any dtype, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these"
 ACTIONS = "Discrete, and Box with finite bounds"
@@ -78,7 +79,7 @@ def _action_spec(space: spaces.Space[Any]) -> ActionSpec:
             nearest="'env.wrappers=[{name:BoundActions,kwargs:{low:-1,high:1}}]'",
             allowed="other numbers, or a list with one for each component",
         )
-    count = combinations(space)
+    count = math.prod(component_sizes(space))
     if 0 < count <= MAX_COMBINATIONS:
         raise UsageError(
             f"the action space {space} is not one that any agent takes",

@@ -26,7 +26,7 @@ def flatten_actions(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
     Raises UsageError for more than 4,096 of them, and for other spaces.
     """
     space = env.action_space
-    sizes = _sizes(space)
+    sizes = component_sizes(space)
     if not 0 < prod(sizes) <= MAX_COMBINATIONS:
         raise UsageError(
             f"env.wrappers: FlattenActions cannot number the actions of {space}",
@@ -40,12 +40,8 @@ def flatten_actions(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
     return gymnasium.wrappers.TransformAction(env, combination, spaces.Discrete(prod(sizes)))
 
 
-def combinations(space: spaces.Space[Any]) -> int:
-    """The number of actions of a MultiDiscrete or MultiBinary space; 0 for another."""
-    return prod(_sizes(space))
-
-
-def _sizes(space: spaces.Space[Any]) -> list[int]:
+def component_sizes(space: spaces.Space[Any]) -> list[int]:
+    """How many values each component of a MultiDiscrete or MultiBinary space has; [0] for another space."""
     if isinstance(space, spaces.MultiBinary):
         return [2] * prod(space.shape)
     return space.nvec.ravel().tolist() if isinstance(space, spaces.MultiDiscrete) else [0]
