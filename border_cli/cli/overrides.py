@@ -112,10 +112,8 @@ class Parser(argparse.ArgumentParser):
         for arg in rest:
             key, equals, _ = arg.partition("=")  # the name of a sweep's job contains "=" as well
             if equals and "/" not in key and not Path(arg).exists() and not known.shell_completion:
-                match, others = (
-                    nearest(key, self._settings),
-                    [f"{one}<key>".replace("=<key>", "") for one in overrides],
-                )
+                match = nearest(key, self._settings)
+                others = [f"{one}<key>".replace("=<key>", "") for one in overrides]
                 raise UsageError(
                     f"{key}: there is no such key",
                     nearest=match and f"{match}=",
