@@ -58,7 +58,7 @@ def failing(
 
 PARTS: dict[str, tuple[Any, str, Callable[..., bool], list[int], tuple[str, ...]]] = {
     "recorder": (JsonlRecorder, "write", lambda _, record: record.opt_steps >= 30, [25, 30], ()),
-    "recorder's flush": (JsonlRecorder, "flush", always, [25, 50], SYNC),
+    "recorder's close": (JsonlRecorder, "close", always, [25, 50], SYNC),
     "evaluator": (EpisodeRunner, "evaluate", always, [20], SYNC),
     "opt": (NetworkAgent, "opt", lambda agent, _: agent.opt_steps == 29, [25, 29], SYNC),
     "opt, half done": (agent, "polyak_", always, [25, 33], (*SYNC, "agent.target_interval=33")),

@@ -35,7 +35,7 @@ OFTEN = ("trainer.eval_interval=20", "trainer.save_interval=25", "trainer.record
 WATCHED = [
     (EpisodeRunner, "evaluate"),
     (RecorderGroup, "write"),
-    (RecorderGroup, "flush"),
+    (RecorderGroup, "close"),
     (CheckpointManager, "save"),
     (CheckpointManager, "save_best"),
     (Telemetry, "interval_values"),
