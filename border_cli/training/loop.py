@@ -34,7 +34,7 @@ class TrainingLoop(ABC):
     """One run. Subclasses say when to collect experience.
 
     Use it as a context manager: `with loop: loop.start(state); loop.run()`. However the block ends, the actors are stopped,
-    the last records are flushed and a last checkpoint is saved before an error propagates.
+    the last records are written and a last checkpoint is saved before an error propagates.
 
     Attributes:
         reproducible: the same seed gives the same bits, and a resumed run equals one that was never interrupted.
