@@ -37,7 +37,7 @@ _BESIDE = {
     "hydra/sweeper": ("border_optuna",),
 }
 """Values of what the schema does not describe."""
-_PATHS = (RESUME, "init_from", "run", "hydra.run.dir", "hydra.sweep.dir")
+_PATHS = (RESUME, "init_from", "hydra.run.dir", "hydra.sweep.dir")
 
 
 def answer() -> int:

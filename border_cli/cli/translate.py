@@ -25,7 +25,7 @@ _UNTOUCHED = ("-h", "--help", "-sc", "--shell-completion")
 _INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 _OWN_FILES = ("--config-dir", "-cd", "plugins=", "hydra.searchpath=")
 """With these, options and keys may be the user's own."""
-_BEGINNINGS = ("hydra", "sweep.", "preset.", "env.kwargs.", f"{RESUME}=", "trust=", "run=", "~")
+_BEGINNINGS = ("hydra", "sweep.", "preset.", "env.kwargs.", f"{RESUME}=", "trust=", "~")
 _PAIRS = {"env.kwargs": "env.kwargs.", "# values follow": ""}
 """Options followed by key:value, and the beginning of the keys."""
 _ATARI = re.compile(r"(ALE/)?(?P<game>[A-Z]\w*?)(NoFrameskip|Deterministic)?(-v\d+)?")

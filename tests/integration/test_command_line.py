@@ -228,7 +228,6 @@ def test_a_run_imports_torch_late_and_not_its_compiler(agent_and_env, tmp_path):
         ("eval", "--v", "--version"),
         ("report", "runs/", "runs/2026-01-01/ runs/latest/"),
         ("bench", "env=lun", "env=lunarlander env=lunarlandercontinuous"),
-        ("bench", "run=runs/l", "run=runs/latest/"),
     ],
 )
 def test_the_shell_completes(command, line, expected, tmp_path, monkeypatch, capsys):
