@@ -300,18 +300,34 @@ def _make_evaluator(
     if (own := _factory("evaluator", c.evaluator.type)) is not None:
         evaluator: Evaluator = own(evaluated, spec)
         return evaluator
-    parts = EvaluatorSpec(
-        env=partial(evaluation_env, config=evaluated),
-        policy=partial(evaluation_policy, config=evaluated),
-        max_episode_steps=c.evaluator.max_episode_steps or LONGEST_EPISODE,
-        info_keys=tuple(evaluated.env.info_keys),
-        seed=c.seed,
-    )
     if c.evaluator.type == "process":
-        timeout_s, restarts = c.evaluator.heartbeat_timeout_s, c.evaluator.restarts
-        return ProcessEvaluator(parts, agent.model_info(), timeout_s, restarts, limit)
+        parts, timeout_s = _evaluator_spec(evaluated), c.evaluator.heartbeat_timeout_s
+        return ProcessEvaluator(parts, agent.model_info(), timeout_s, c.evaluator.restarts, limit)
     lazy = c.trainer.eval_interval is None or not is_reproducible(c)
-    return InlineEvaluator(partial(parts.runner, made, stop), parts.policy(spec), lazy, limit)
+    return make_inline_evaluator(evaluated, spec, stop, made, lazy, limit)
+
+
+def make_inline_evaluator(
+    config: TrainConfig,
+    spec: EnvSpec,
+    should_stop: StopCheck = lambda: False,
+    made: Callable[[], None] = lambda: None,
+    lazy: bool = False,
+    limit: Callable[[], int] | None = None,
+) -> InlineEvaluator:
+    """An evaluator in the caller's thread. made: called after each environment · lazy, limit: see `InlineEvaluator`."""
+    parts = _evaluator_spec(config)
+    return InlineEvaluator(partial(parts.runner, made, should_stop), parts.policy(spec), lazy, limit)
+
+
+def _evaluator_spec(config: TrainConfig) -> EvaluatorSpec:
+    return EvaluatorSpec(
+        env=partial(evaluation_env, config=config),
+        policy=partial(evaluation_policy, config=config),
+        max_episode_steps=config.evaluator.max_episode_steps or LONGEST_EPISODE,
+        info_keys=tuple(config.env.info_keys),
+        seed=config.seed,
+    )
 
 
 def _evaluated(c: TrainConfig, user: UserParts) -> TrainConfig:
