@@ -282,8 +282,8 @@ def _require_opt_step(config: TrainConfig, loop: TrainingLoop) -> None:
     if limiter.opt_steps == 0 and loop.ended_by != "signal":
         raise UsageError(
             f"the run was ended by trainer.{loop.ended_by} before its first opt step: nothing was learned\n"
-            f"the first opt step needs {first_opt_step_at(config):,} env steps, and {limiter.env_steps:,} were taken\n"
-            f"allowed: a larger trainer.{loop.ended_by}, or a smaller trainer.warmup_period or agent.batch_size"
+            f"the first opt step needs {first_opt_step_at(config):,} env steps, and {limiter.env_steps:,} were taken",
+            allowed=f"a larger trainer.{loop.ended_by}, or a smaller trainer.warmup_period or agent.batch_size",
         )
 
 
@@ -365,7 +365,7 @@ def _resource_errors() -> Iterator[None]:
         yield
     except torch.OutOfMemoryError as e:
         raise ResourceError(
-            f"{first_line(e)}\nallowed: buffer.device=cpu, a smaller batch or network, or device=cpu"
+            first_line(e), allowed="buffer.device=cpu, a smaller batch or network, or device=cpu"
         ) from e
     except OSError as e:
         if e.errno not in _LACKS:

@@ -79,7 +79,7 @@ def locked(run_dir: Path) -> Iterator[None]:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     except OSError as e:
         raise UsageError(
-            f"{shown(path)} cannot be written: {e.strerror}\nallowed: a folder that you may write to"
+            f"{shown(path)} cannot be written: {e.strerror}", allowed="a folder that you may write to"
         ) from e
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -89,8 +89,8 @@ def locked(run_dir: Path) -> Iterator[None]:
         holder = os.pread(descriptor, 100, 0).decode("ascii", "replace").strip()
         os.close(descriptor)
         raise UsageError(
-            f"{shown(run_dir)} is being trained by another process{f' ({holder})' if holder else ''}\n"
-            "allowed: wait for it, or stop it"
+            f"{shown(run_dir)} is being trained by another process{f' ({holder})' if holder else ''}",
+            allowed="wait for it, or stop it",
         ) from e
     except OSError:
         pass  # a file system without locks, or a full disk
@@ -131,7 +131,7 @@ def exclusive(path: Path) -> Iterator[Path]:
 def _check_no_run(path: Path) -> None:
     held = [name for name in _OWN_FILES if (path / name).exists()]
     if held:
-        raise UsageError(f"{shown(path)} already holds a run ({held[0]})\nallowed: a folder without one")
+        raise UsageError(f"{shown(path)} already holds a run ({held[0]})", allowed="a folder without one")
 
 
 def write_config(run_dir: Path, config: TrainConfig) -> None:
@@ -153,14 +153,14 @@ def read_config_data(run_dir: Path) -> dict[str, Any]:
     path = run_dir / CONFIG_FILE
     if not path.is_file():
         raise UsageError(
-            f"{run_dir} is not a run: it has no {CONFIG_FILE}\nallowed: a run, such as runs/latest"
+            f"{run_dir} is not a run: it has no {CONFIG_FILE}", allowed="a run, such as runs/latest"
         )
     try:
         data = load(path)
     except OSError as e:
         raise UsageError(f"{path} cannot be read: {e.strerror}") from e
     if not isinstance(data, dict):
-        raise UsageError(f"{path} holds no configuration\nallowed: the {CONFIG_FILE} of a run")
+        raise UsageError(f"{path} holds no configuration", allowed=f"the {CONFIG_FILE} of a run")
     return data
 
 
@@ -176,8 +176,8 @@ def check_plain(run_dir: Path, trusted: bool) -> None:
             is_file = entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_nlink == 1
             if not is_file and not entry.is_dir(follow_symlinks=False):
                 raise UsageError(
-                    f"{entry.path} is no plain file or folder: what is written to it may go anywhere\n"
-                    "allowed: trust=true, if you trust whoever made the run, or a copy made by cp -rL"
+                    f"{entry.path} is no plain file or folder: what is written to it may go anywhere",
+                    allowed="trust=true, if you trust whoever made the run, or a copy made by cp -rL",
                 )
 
 
@@ -216,11 +216,11 @@ def make_folder(path: Path) -> None:
 def folder_error(error: OSError, path: Path) -> BorderError:
     """The error to raise if a run directory cannot be created, or written to."""
     if error.errno in DISK_FULL:
-        return ResourceError(f"{path}: the disk is full\nallowed: free some space, or run in another folder")
+        return ResourceError(f"{path}: the disk is full", allowed="free some space, or run in another folder")
     reason = error.strerror or type(error).__name__
     return UsageError(
-        f"{path} cannot be made or written to: {reason}\n"
-        "allowed: another folder, by hydra.run.dir=<folder>, or hydra.sweep.dir=<folder> for -m"
+        f"{path} cannot be made or written to: {reason}",
+        allowed="another folder, by hydra.run.dir=<folder>, or hydra.sweep.dir=<folder> for -m",
     )
 
 

@@ -304,7 +304,7 @@ def load_agent(
     located = model_directory(path, None if is_single else "last")
     saved, training = read_model(located.path), read_training(located.path)
     if training is None:
-        raise UsageError(f"{located.path} has only a model\nallowed: a checkpoint, or border_cli.load")
+        raise UsageError(f"{located.path} has only a model", allowed="a checkpoint, or border_cli.load")
     model = saved.description
     import_plugins(model, plugins, trust)
     config = agent_config(model)

@@ -88,13 +88,13 @@ def run_directory(named: Path, allowed: str = "a run") -> Path:
     if (named / CONFIG_FILE).is_file():
         return named.resolve()
     if (named / SWEEP_FILE).is_file():
-        raise UsageError(f"{named} is a sweep\nallowed: border-train -m resume={named}, or one of its runs")
+        raise UsageError(f"{named} is a sweep", allowed=f"border-train -m resume={named}, or one of its runs")
     runs = _runs_in(named)
     unfinished = [run for run in runs if read_summary(run).get("status") != "done"]
     if unfinished:
         raise UsageError(
-            f"{named} is a folder with {_number(runs)} in it, {len(unfinished)} of them unfinished\n"
-            f"allowed: border-train resume={unfinished[-1]}"
+            f"{named} is a folder with {_number(runs)} in it, {len(unfinished)} of them unfinished",
+            allowed=f"border-train resume={unfinished[-1]}",
         )
     raise _no_run(named)
 
@@ -152,14 +152,14 @@ def _latest_run() -> Path:
     found = sorted(path.parent for path in RUNS.glob(f"[0-9]*/*/{CONFIG_FILE}"))
     if not found:
         raise UsageError(
-            f"there is no run below {RUNS}/\nallowed: the path of a run, or a border-train first"
+            f"there is no run below {RUNS}/", allowed="the path of a run, or a border-train first"
         )
     return found[-1]
 
 
 def _no_such_path(path: Path, allowed: str = "a run, a checkpoint directory or best/") -> UsageError:
     if path.exists():
-        return UsageError(f"{path} is a file\nallowed: {allowed}")
+        return UsageError(f"{path} is a file", allowed=allowed)
     siblings = [e.name for e in os.scandir(path.parent) if e.is_dir()] if path.parent.is_dir() else []
     match = nearest(path.name, siblings)
     return UsageError(
@@ -171,10 +171,11 @@ def _no_run(path: Path) -> UsageError:
     runs = _runs_in(path)
     if runs:
         return UsageError(
-            f"{path} is a folder with {_number(runs)} in it\nallowed: a run, such as {runs[-1]}"
+            f"{path} is a folder with {_number(runs)} in it", allowed=f"a run, such as {runs[-1]}"
         )
     return UsageError(
-        f"{path} is not a run: it has neither {CONFIG_FILE} nor checkpoints\nallowed: a run, such as runs/latest"
+        f"{path} is not a run: it has neither {CONFIG_FILE} nor checkpoints",
+        allowed="a run, such as runs/latest",
     )
 
 

@@ -132,8 +132,8 @@ def check_spec(resumed: Resumed, spec: EnvSpec) -> None:
     saved = read_model(resumed.path).description.spec
     if saved != spec:
         raise UsageError(
-            f"resume: the spaces of the environment are not those of {resumed.path.name}: {saved.difference(spec)}\n"
-            "allowed: the environment as it was, or a new run"
+            f"resume: the spaces of the environment are not those of {resumed.path.name}: {saved.difference(spec)}",
+            allowed="the environment as it was, or a new run",
         )
 
 
@@ -237,8 +237,8 @@ def _check_something_left(
     reached = is_done and summary.get("ended_by") == "stop_return"
     if reached and goal is not None and goal_before is not None and goal <= goal_before:
         raise UsageError(
-            f"{run_dir} is done: it has reached trainer.stop_return={goal_before:g}\n"
-            "allowed: trainer.stop_return=null, or a greater one, and a budget that is not used up"
+            f"{run_dir} is done: it has reached trainer.stop_return={goal_before:g}",
+            allowed="trainer.stop_return=null, or a greater one, and a budget that is not used up",
         )
     counts: dict[str, tuple[int, float | None]] = {
         "trainer.max_opts": (resumed.opt_steps, t.max_opts),
@@ -256,6 +256,6 @@ def _check_something_left(
         length = _lr_opt_steps(config)
         longer = "" if length is None else f" agent.lr_opt_steps={2 * length}"
         raise UsageError(
-            f"{run_dir} has done {resumed.opt_steps:,} opt steps and {resumed.env_steps:,} env steps already\n"
-            f"allowed: a larger budget beside resume, such as {larger}{longer}"
+            f"{run_dir} has done {resumed.opt_steps:,} opt steps and {resumed.env_steps:,} env steps already",
+            allowed=f"a larger budget beside resume, such as {larger}{longer}",
         )

@@ -81,8 +81,8 @@ def check_provenance(run_dir: Path) -> None:
     path = run_dir / PROVENANCE_FILE
     if path.exists() and read_run_id(run_dir) is None:
         raise UsageError(
-            f"{path} cannot be read: it is damaged, or not written by border-cli\n"
-            "allowed: remove it; the run then gets a new one"
+            f"{path} cannot be read: it is damaged, or not written by border-cli",
+            allowed="remove it; the run then gets a new one",
         )
 
 

@@ -53,8 +53,8 @@ def check_code(data: Mapping[str, Any], typed: Mapping[str, Sequence[str]], trus
     if missing:
         listed = "; ".join(f"{key} {names}" for key, names in missing.items())
         raise UsageError(
-            f"this run names code or addresses that are not border-cli's: {listed}\n"
-            "allowed: trust=true, if you trust whoever made the run"
+            f"this run names code or addresses that are not border-cli's: {listed}",
+            allowed="trust=true, if you trust whoever made the run",
         )
 
 

@@ -26,7 +26,8 @@ def import_ray(wanted_by: str) -> Any:
         return importlib.import_module("ray")
     except ModuleNotFoundError as e:
         raise UsageError(
-            f"{wanted_by} needs the package ray, which is not installed\nallowed: pip install 'border-cli[ray]'"
+            f"{wanted_by} needs the package ray, which is not installed",
+            allowed="pip install 'border-cli[ray]'",
         ) from e
 
 
@@ -67,8 +68,8 @@ class Cluster:
                 )
             except Exception as e:
                 raise UsageError(
-                    f"{key}={address}: no Ray cluster is reachable: {brief(e)}\n"
-                    "allowed: auto (one that runs on this machine), ray://<host>:10001, or local (a new one)"
+                    f"{key}={address}: no Ray cluster is reachable: {brief(e)}",
+                    allowed="auto (one that runs on this machine), ray://<host>:10001, or local (a new one)",
                 ) from e
 
     @staticmethod

@@ -132,7 +132,8 @@ def import_optuna() -> Any:
         optuna: Any = importlib.import_module("optuna")
     except ModuleNotFoundError as e:
         raise UsageError(
-            f"hydra/sweeper=border_optuna: the package {e.name} is not installed\nallowed: pip install 'border-cli[tune]'"
+            f"hydra/sweeper=border_optuna: the package {e.name} is not installed",
+            allowed="pip install 'border-cli[tune]'",
         ) from e
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
@@ -185,7 +186,7 @@ def _open(optuna: Any, path: Path, sampler: str, seed: int, pruner: Any) -> Any:
             study.sampler = make[sampler]()
         except ImportError as e:
             raise UsageError(
-                f"hydra.sweeper.sampler={sampler}: {str(e).splitlines()[0]}\n"
-                "allowed: pip install 'border-cli[tune]'"
+                f"hydra.sweeper.sampler={sampler}: {str(e).splitlines()[0]}",
+                allowed="pip install 'border-cli[tune]'",
             ) from e
     return study
