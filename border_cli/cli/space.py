@@ -71,13 +71,18 @@ def read_space(arguments: Sequence[str], defaults: Callable[[], Mapping[str, str
         if key == "seed":
             if override.is_sweep_override():
                 raise UsageError(
-                    "seed has several values, and a tuning has its own\n"
-                    "allowed: hydra.sweeper.seeds=<runs of each trial>, and seed=<first one>"
+                    "seed has several values, and a tuning has its own",
+                    allowed="hydra.sweeper.seeds=<runs of each trial>, and seed=<first one>",
                 )
-            seed = _first_seed(override.value())
+            seed = override.value()
+            if not isinstance(seed, int) or isinstance(seed, bool):
+                raise UsageError(
+                    f"seed={seed}: not allowed in a tuning", allowed="a whole number, the first seed"
+                )
         elif key in ("env", "env.id", "env.entry_point") and override.is_sweep_override():
             raise UsageError(
-                f"{key} has several values, and their scores cannot be compared\nallowed: a tuning for each environment"
+                f"{key} has several values, and their scores cannot be compared",
+                allowed="a tuning for each environment",
             )
         elif override.is_sweep_override():
             distributions[key] = _distribution(override, optuna.distributions)
@@ -86,7 +91,8 @@ def read_space(arguments: Sequence[str], defaults: Callable[[], Mapping[str, str
             fixed.append(str(override.input_line))
     if not distributions:
         raise UsageError(
-            "there is nothing to tune\nallowed: agent.lr='tag(log,interval(1e-4,3e-3))', agent.batch_size='choice(64,128)'"
+            "there is nothing to tune",
+            allowed="agent.lr='tag(log,interval(1e-4,3e-3))', agent.batch_size='choice(64,128)'",
         )
     return Space(fixed, seed, distributions, elements)
 
@@ -103,18 +109,13 @@ def default_space(name: str) -> dict[str, str]:
         )
     values = load(path)
     if not isinstance(values, dict):
+        example = conf_dir() / "space" / "dqn.yaml"
         raise UsageError(
-            f"{path} holds no search space\nallowed: a line for each key, as {conf_dir()}/space/dqn.yaml has them"
+            f"{path} holds no search space", allowed=f"a line for each key, as {example} has them"
         )
     base = values.pop("base", None)
     own = {str(key): str(value) for key, value in values.items()}
     return own if base is None else default_space(str(base)) | own
-
-
-def _first_seed(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise UsageError(f"seed={value}: not allowed in a tuning\nallowed: a whole number, the first seed")
-    return value
 
 
 def _distribution(override: Override, distributions: Any) -> Any:

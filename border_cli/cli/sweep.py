@@ -93,8 +93,8 @@ def run_sweep(
     launcher = choices["hydra/launcher"]
     _check_launcher(launcher, sweeper, samples)
     wanted = job_argv(launch.argv)
-    folder, continued = (resumed, True) if resumed else _folder(composer, launch, settings, wanted)
-    folder = folder.absolute()
+    folder = (resumed or _folder(composer, launch, settings, wanted)).absolute()
+    continued = (folder / SWEEP_FILE).exists()
     with locked(folder), StopFlag() as stop, output() as out, contextlib.ExitStack() as held:
         sweep = Sweep.read(folder) if continued else Sweep(folder, wanted)
         run = SweepRun(sweep, composer, launch, settings, stop, out)
@@ -156,24 +156,18 @@ def _split(composer: Composer, argv: Sequence[str]) -> list[list[str]]:
     return list(jobs)
 
 
-def _folder(
-    composer: Composer, launch: Launch, settings: SweepSettings, argv: Sequence[str]
-) -> tuple[Path, bool]:
-    """The folder of the sweep, and whether it is there already: that of the newest sweep with these arguments, or a new
-    one.
-    """
-    if "hydra.sweep.dir" in launch.typed:
-        folder = Path(composer.merge().hydra.sweep.dir)  # interpolations are resolved
-        if (folder / SWEEP_FILE).exists():
-            if settings.new or Sweep.read(folder).argv != list(argv):
-                raise UsageError(
-                    f"{folder} holds a sweep", allowed="a folder without one, or the arguments of that sweep"
-                )
-            return folder, True
-        make_folder(folder)
-        return folder, False
-    newest = None if settings.new else newest_sweep(argv)
-    return (create_sweep(), False) if newest is None else (newest, True)
+def _folder(composer: Composer, launch: Launch, settings: SweepSettings, argv: Sequence[str]) -> Path:
+    """The folder of the sweep: that of the newest one with these arguments, or a new one."""
+    if "hydra.sweep.dir" not in launch.typed:
+        newest = None if settings.new else newest_sweep(argv)
+        return newest or create_sweep()
+    folder = Path(str(composer.merge().hydra.sweep.dir))  # interpolations are resolved
+    if (folder / SWEEP_FILE).exists() and (settings.new or Sweep.read(folder).argv != list(argv)):
+        raise UsageError(
+            f"{folder} holds a sweep", allowed="a folder without one, or the arguments of that sweep"
+        )
+    make_folder(folder)
+    return folder
 
 
 def _multirun(

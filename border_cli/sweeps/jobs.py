@@ -98,10 +98,11 @@ class Job:
     def to_json(self, folder: Path) -> dict[str, Any]:
         """The line in the journal."""
         counters = self.summary.get("counters") or {}
+        run = self.run_dir.relative_to(folder) if self.run_dir.is_relative_to(folder) else self.run_dir
         return {
             "number": self.number,
             "overrides": list(self.overrides),
-            "run": _relative(self.run_dir, folder),
+            "run": str(run),
             "label": self.label or None,
             "state": self.state,
             "exit_code": self.exit_code,
@@ -260,7 +261,3 @@ def read_head(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return head if isinstance(head, dict) else {}
-
-
-def _relative(path: Path, folder: Path) -> str:
-    return str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)

@@ -40,6 +40,9 @@ class JobError:
     cause: str
 
 
+NO_ERROR = JobError("", "")
+
+
 class JobView(View):
     """The `View` of a run in a job's process: it sends how far the run is to the sweep."""
 
@@ -99,7 +102,7 @@ class JobProcess:
         run_dir.mkdir(parents=True, exist_ok=True)
         self.gpu = gpu
         self.latest: JobProgress | None = None
-        self.error = JobError("", "")
+        self.error = NO_ERROR
         visible = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
         args = (task, run_dir, cpus)
         output = run_dir / OUTPUT_FILE

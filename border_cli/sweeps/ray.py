@@ -16,8 +16,8 @@ import signal
 import tarfile
 import tempfile
 import time
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from border_cli.display.format import counted
 from border_cli.runs.directory import SWEEP_FILE
 from border_cli.runtime.ray_cluster import Cluster, brief
 from border_cli.sweeps.jobs import Sweep, read_head
-from border_cli.sweeps.process import JobError, JobProcess, Task
+from border_cli.sweeps.process import NO_ERROR, JobError, JobProcess, Task
 
 _POLL_S = 0.5
 """How long a host waits for news of its job [s]. A signal may have to wait as long."""
@@ -74,68 +74,73 @@ class RaySettings:
 
 @dataclass(frozen=True)
 class JobStatus:
-    """How far a job is. exit_code: None while it runs."""
+    """How far a job is.
+
+    exit_code: None while it runs · packed: at the end the run directory, if the node does not see the sweep's folder.
+    """
 
     latest: JobProgress | None
     error: JobError
     exit_code: int | None
+    packed: bytes = b""
 
 
+@dataclass(repr=False)  # Ray shows an actor before it is made
 class JobHost:
-    """Runs one job on a node. A Ray actor, whose methods are called one after the other."""
+    """Runs one job on a node. A Ray actor, whose methods are called one after the other.
 
-    def __init__(self, task: Task, run_dir: Path, cpus: int, cwd: Path, folder: Path, sweep_id: str) -> None:
-        self._task = task
-        self._run_dir = cwd / run_dir
-        self._cpus = cpus
-        self._cwd = cwd
-        self._folder = cwd / folder
-        self._sweep_id = sweep_id
-        self._temporary: Path | None = None
-        self._process: JobProcess
+    cwd: of the command · folder, sweep_id: of the sweep.
+    """
+
+    task: Task
+    run_dir: Path
+    cpus: int
+    cwd: Path
+    folder: Path
+    sweep_id: str
+    temporary: Path | None = None  # in the place of the folder, if the node does not see that
+    process: JobProcess = field(init=False)
 
     def sees_folder(self) -> bool:
         """Whether this node sees the folder of the sweep."""
-        return bool(read_head(self._folder / SWEEP_FILE).get("sweep_id") == self._sweep_id)
+        return bool(read_head(self.folder / SWEEP_FILE).get("sweep_id") == self.sweep_id)
 
-    def start(self, packed: bytes | None) -> None:
+    def start(self, packed: bytes | None) -> JobStatus:
         """Start the job. packed: its run directory as far as it is, empty for a new one; None: it is in place."""
-        os.chdir(self._cwd if packed is None else self._make_temporary())
+        if packed is not None:
+            self.temporary = Path(tempfile.mkdtemp(prefix="border-job-"))
+            sweep = self.temporary / self.folder.name
+            sweep.mkdir()
+            Sweep(sweep, [], self.sweep_id).save()  # by which a run knows its sweep
+            self.run_dir = sweep / self.run_dir.name
         if packed:
-            unpack_directory(packed, self._run_dir)
-        self._process = JobProcess(self._task, self._run_dir, self._cpus)
-
-    def _make_temporary(self) -> Path:
-        """A folder in the place of the one of the sweep."""
-        self._temporary = Path(tempfile.mkdtemp(prefix="border-job-"))
-        sweep = self._temporary / self._folder.name
-        sweep.mkdir()
-        Sweep(sweep, [], self._sweep_id).save()  # by which a run knows its sweep
-        self._run_dir = sweep / self._run_dir.name
-        return self._temporary
+            unpack_directory(packed, self.run_dir)
+        os.chdir(self.temporary or self.cwd)
+        self.process = JobProcess(self.task, self.run_dir, self.cpus)
+        return self.report()
 
     def report(self) -> JobStatus:
         """How far the job is. Waits a moment for something new."""
-        process = self._process
+        process = self.process
         wait(process.descriptors, _POLL_S)
         ended = process.exit_code
         process.receive()
-        return JobStatus(process.latest, process.error, ended)
+        packed = b"" if ended is None else self._end()
+        return JobStatus(process.latest, process.error, ended, packed)
+
+    def _end(self) -> bytes:
+        """Remove what only this node has. Returns the run directory, if that is one of these things."""
+        self.process.close()
+        if self.temporary is None:
+            return b""
+        packed = pack_directory(self.run_dir)
+        os.chdir(tempfile.gettempdir())
+        shutil.rmtree(self.temporary)
+        return packed
 
     def signal(self, number: int) -> None:
         """Send a signal to the job."""
-        self._process.signal(signal.Signals(number))
-
-    def fetch(self) -> bytes:
-        """The run directory, if this node does not see the sweep's folder."""
-        return pack_directory(self._run_dir)
-
-    def end(self) -> None:
-        """Remove what only this node has."""
-        self._process.close()
-        if self._temporary is not None:
-            os.chdir(tempfile.gettempdir())
-            shutil.rmtree(self._temporary)
+        self.process.signal(signal.Signals(number))
 
 
 def pack_directory(folder: Path) -> bytes:
@@ -164,64 +169,66 @@ def unpack_directory(packed: bytes, folder: Path) -> None:
 # -- in the sweep --------------------------------------------------------------
 
 
+@dataclass
 class RayJob:
-    """A job on the cluster: what the scheduler needs of a `JobProcess`."""
+    """A job on the cluster: what the scheduler needs of a `JobProcess`. host: a `JobHost` as a Ray actor."""
 
-    def __init__(self, ray: Any, host: Any, run_dir: Path) -> None:
-        self._ray = ray
-        self._host = host
-        self._run_dir = run_dir
-        self.latest: JobProgress | None = None
-        self.error = JobError("", "")
-        self.exit_code: int | None = None
-        self.lost = ""
-        self.placed = False
-        self._steps = self._follow()
-        self.awaited: Any = next(self._steps)
+    ray: Any
+    host: Any
+    run_dir: Path
+    latest: JobProgress | None = None
+    error: JobError = NO_ERROR
+    exit_code: int | None = None
+    lost: str = ""
 
-    def _follow(self) -> Generator[Any, Any, int]:
-        """The calls of the host. Yields references to answers, takes the answers, returns the job's exit code."""
-        sees_folder = yield self._host.sees_folder.remote()
-        self.placed = True
-        yield self._host.start.remote(None if sees_folder else self._ray.put(pack_directory(self._run_dir)))
-        ended = None
-        while ended is None:
-            report = yield self._host.report.remote()
-            self.latest, self.error, ended = report.latest, report.error, report.exit_code
-        if not sees_folder and (packed := (yield self._host.fetch.remote())):
-            unpack_directory(packed, self._run_dir)
-        yield self._host.end.remote()
-        return int(ended)
+    def __post_init__(self) -> None:
+        self._is_placed = False
+        self.awaited: Any = self.host.sees_folder.remote()
 
     def receive(self) -> None:
-        """Take the answer of the host, if it has come."""
-        while self.exit_code is None and not self.lost and self._ray.wait([self.awaited], timeout=0)[0]:
+        """Take the answer of the host, if it has come, and call it again."""
+        while self.exit_code is None and not self.lost and self.ray.wait([self.awaited], timeout=0)[0]:
             try:
-                self.awaited = self._steps.send(self._ray.get(self.awaited))
-            except StopIteration as end:
-                self.exit_code = end.value
-            except self._ray.exceptions.RayError as e:
+                self._take(self.ray.get(self.awaited))
+            except self.ray.exceptions.RayError as e:
                 # The host has raised, or a node lacks a module that the job needs. Everything else is a loss.
-                if isinstance(e, self._ray.exceptions.RayTaskError) or getattr(e, "actor_init_failed", False):
-                    self.error = JobError("", brief(e))
-                    self.exit_code = int(ExitCode.DEFECT)
+                if isinstance(e, self.ray.exceptions.RayTaskError) or getattr(e, "actor_init_failed", False):
+                    self._fail(brief(e))
                 else:
                     self.lost = brief(e)
             except (OSError, tarfile.TarError) as e:  # its run directory, brought back, cannot be written
-                self.error = JobError("", str(e))
-                self.exit_code = int(ExitCode.DEFECT)
+                self._fail(str(e))
+
+    def _take(self, answer: bool | JobStatus) -> None:
+        """answer: first whether the node sees the sweep's folder, then how far the job is."""
+        if isinstance(answer, bool):
+            self._is_placed = True
+            packed = None if answer else self.ray.put(pack_directory(self.run_dir))
+            self.awaited = self.host.start.remote(packed)
+            return
+        self.latest, self.error = answer.latest, answer.error
+        if answer.exit_code is None:
+            self.awaited = self.host.report.remote()
+            return
+        if answer.packed:
+            unpack_directory(answer.packed, self.run_dir)
+        self.exit_code = answer.exit_code
+
+    def _fail(self, cause: str) -> None:
+        self.error = JobError("", cause)
+        self.exit_code = int(ExitCode.DEFECT)
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the job. One that waits for its place does not begin when it is asked to stop."""
-        if self.placed:
-            self._host.signal.remote(int(number))
+        if self._is_placed:
+            self.host.signal.remote(int(number))
         elif number != signal.SIGUSR1:
             self.exit_code = 128 + int(number)
 
     def close(self) -> None:
         """Kill the job if it still runs."""
-        with contextlib.suppress(self._ray.exceptions.RayError):  # it may be gone, or its node
-            self._ray.kill(self._host, no_restart=True)
+        with contextlib.suppress(self.ray.exceptions.RayError):  # it may be gone, or its node
+            self.ray.kill(self.host, no_restart=True)
 
 
 class RayExecutor:

@@ -144,8 +144,9 @@ class Scheduler:
                 self._executor.wait(self._processes, _POLL_S)
                 for slot in list(self._running):
                     self._update(slot, source)
-                eta_s = self._eta_s(len(self._again) + source.left)
-                self._view.show(self._rows(), eta_s, source.stage)
+                latest = {slot.job.number: slot.process.latest for slot in self._running}
+                rows = [(job, latest.get(job.number) or job.progress) for job in self._sweep.jobs]
+                self._view.show(rows, self._eta_s(len(self._again) + source.left), source.stage)
         except OSError as e:
             self._drain()
             raise folder_error(e, self._sweep.folder) from e
@@ -265,10 +266,6 @@ class Scheduler:
         if self._stop.take_save_request():
             for slot in self._running:
                 slot.process.signal(signal.SIGUSR1)
-
-    def _rows(self) -> list[tuple[Job, JobProgress]]:
-        latest = {slot.job.number: slot.process.latest for slot in self._running}
-        return [(job, latest.get(job.number) or job.progress) for job in self._sweep.jobs]
 
     def _eta_s(self, n_waiting: int) -> float | None:
         """Seconds until all jobs have ended; None while unknown. A job without an ETA is taken to be an average one."""

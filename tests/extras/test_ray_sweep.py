@@ -196,10 +196,9 @@ def test_a_job_knows_its_sweep_on_a_node_that_does_not_see_the_folder(tmp_path: 
     host = JobHost(Surroundings(), folder / "0", 1, tmp_path, folder, "an id")
     try:
         assert not host.sees_folder()
-        host.start(b"")
-        wait_until(lambda: host.report().exit_code is not None, "the end of the job")
-        unpack_directory(host.fetch(), tmp_path / "back")
-        host.end()
+        status = [host.start(b"")]
+        wait_until(lambda: status[-1].exit_code is not None or status.append(host.report()), "its end")
+        unpack_directory(status[-1].packed, tmp_path / "back")
     finally:
         os.chdir(here)
     assert json.loads((tmp_path / "back" / "seen.json").read_text()) == ["my_sweep", "an id"]
@@ -209,7 +208,7 @@ def test_a_directory_that_cannot_be_unpacked_fails_its_job_alone(tmp_path: Path)
     """It holds a link to a file of the node."""
     (tmp_path / "job").mkdir()
     (tmp_path / "job" / "link").symlink_to("/etc/hostname")
-    answers = [False, None, JobStatus(None, JobError("", ""), 0), pack_directory(tmp_path / "job")]
+    answers = [False, JobStatus(None, JobError("", ""), 0, pack_directory(tmp_path / "job"))]
     fake: Any = SimpleNamespace(
         put=lambda value: value,
         wait=lambda refs, timeout: (refs, []),
@@ -217,7 +216,7 @@ def test_a_directory_that_cannot_be_unpacked_fails_its_job_alone(tmp_path: Path)
         exceptions=SimpleNamespace(RayError=ChildProcessError),
     )
     method = SimpleNamespace(remote=lambda *args: None)
-    host = SimpleNamespace(**dict.fromkeys(("sees_folder", "start", "report", "fetch", "end"), method))
+    host = SimpleNamespace(**dict.fromkeys(("sees_folder", "start", "report"), method))
     job = RayJob(fake, host, tmp_path / "0")
     job.receive()
     assert job.exit_code == 1
