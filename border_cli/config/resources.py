@@ -96,7 +96,12 @@ def cores_for_actors(config: TrainConfig) -> int | None:
 
 def memory_need(config: TrainConfig, sizes: Sizes) -> dict[str, int]:
     """Bytes of memory by what takes them; what the environments themselves take is unknown and not included."""
-    need = {"replay": sizes.replay} if config.buffer.device != "cuda" else {}
+    need = {}
+    if config.buffer.device != "cuda":
+        need["replay"] = sizes.replay
+        if sizes.replay <= psutil.virtual_memory().total and (env_steps := counts(config).env_steps):
+            # The kernel gives memory for rows that are written: one per env step, and one per end of an episode.
+            need["replay"] = min(sizes.replay, sizes.replay * 2 * env_steps // config.buffer.capacity)
     # Gradients, and a checkpoint on its way to the disk, are copies of the agent.
     need["learner"] = LEARNER_BYTES + 3 * sizes.training
     if actors := actor_processes(config):
@@ -363,15 +368,16 @@ def check_memory(config: TrainConfig, sizes: Sizes) -> None:
     if left >= 0:
         return
     replay = need.get("replay", 0)
-    capacity = math.floor(config.buffer.capacity * (left + replay) / replay) if replay else 0
-    if capacity >= max(config.agent.batch_size, config.trainer.warmup_period):
-        fitting = f"buffer.capacity up to {capacity}"
-    else:
-        fitting = "a smaller n_actors, and then a smaller buffer.capacity"
+    # Less than fits, and two digits of it, so that other programs may take a little memory before it is typed.
+    capacity = (
+        float(f"{0.9 * config.buffer.capacity * (left + replay) / sizes.replay:.2g}") if replay else 0.0
+    )
+    fits = capacity >= max(config.agent.batch_size, config.trainer.warmup_period)
     raise ResourceError(
         f"this run needs {size(sum(need.values()))} of memory, and {size(free)} are free, of which it may take "
         f"{MEMORY_SHARE:.0%}\n{_listed(need)}",
-        allowed=fitting,
+        nearest=f"buffer.capacity={capacity:.0f}" if fits else None,
+        allowed="" if fits else "a smaller n_actors, and then a smaller buffer.capacity",
     )
 
 

@@ -53,7 +53,7 @@ def config(n_actors: int = 2, capacity: int = 1_000_000, **trainer: object) -> T
 
 @pytest.fixture(autouse=True)
 def eight_gib(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=8 * GIB))
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=8 * GIB, total=9 * GIB))
 
 
 V2 = {
@@ -143,7 +143,7 @@ def test_the_rings_of_image_environments_are_small(n_actors: int) -> None:
 def test_b5_the_error_of_too_little_memory_names_the_largest_part_and_what_fits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    c = config()
+    c = config(max_env_steps=None, max_opts=10**6)
     others = sum(resources.memory_need(c, SIZES).values()) - SIZES.replay
     free = (others + SIZES.replay // 2) / 0.9
     monkeypatch.setattr(resources, "available_memory", lambda: int(free) + 1)
@@ -151,11 +151,25 @@ def test_b5_the_error_of_too_little_memory_names_the_largest_part_and_what_fits(
         resources.check_memory(c, SIZES)
     _, parts, allowed = str(caught.value).splitlines()
     assert "replay 953.7 MiB" in parts and "rings 1.9 MiB" in parts and "learner" in parts
-    assert allowed == "allowed: buffer.capacity up to 500000"
-    resources.check_memory(c, replace(SIZES, replay=SIZES.replay // 2))
+    assert allowed == "nearest: buffer.capacity=450000"
+    # It still fits when a little less memory is free than the message was computed for.
+    monkeypatch.setattr(resources, "available_memory", lambda: int(0.96 * free))
+    resources.check_memory(
+        replace(c, buffer=BufferConfig(capacity=450_000)), replace(SIZES, replay=SIZES.replay * 45 // 100)
+    )
     monkeypatch.setattr(resources, "available_memory", lambda: 1_000_000)  # too little for any replay
     with pytest.raises(ResourceError, match=r"a smaller n_actors, and then a smaller buffer"):
         resources.check_memory(c, SIZES)
+
+
+def test_rows_that_the_budget_cannot_fill_need_no_memory() -> None:
+    """Every env step is a row, and the end of each episode is another one. The kernel gives no memory before it is used."""
+    need = [resources.memory_need(config(max_env_steps=n), SIZES)["replay"] for n in (3000, 400_000, 600_000)]
+    assert need == [SIZES.replay * 6000 // 10**6, SIZES.replay * 8 // 10, SIZES.replay]
+    whole = replace(SIZES, replay=10 * GIB)  # more than the kernel lets a program ask for
+    assert resources.memory_need(config(max_env_steps=3000), whole)["replay"] == 10 * GIB
+    c = replace(config(max_env_steps=3000), buffer=BufferConfig(capacity=1_000_000, device="cuda"))
+    assert "replay" not in resources.memory_need(c, SIZES)
 
 
 def test_the_error_of_too_little_disk_names_both_numbers(
