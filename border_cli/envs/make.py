@@ -100,6 +100,8 @@ def _bare(config: EnvConfig, kwargs: dict[str, Any]) -> gymnasium.Env[Any, Any]:
         env = _checked(entry.load()(config, **kwargs), f"env={config.type}")
     else:
         env = _from_entry_point(config, kwargs) if config.entry_point else _from_id(config, kwargs)
+    if env.render_mode == "human" and "render_mode" not in kwargs:
+        env.unwrapped.render_mode = None  # the default of some classes: a window in each process
     return atari.preprocessed(env, config) if is_game else env
 
 

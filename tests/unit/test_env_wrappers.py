@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -230,6 +230,25 @@ def test_the_module_that_registers_an_id_is_suggested(
     message = refused(env_config(id="Unlike-v0", imports=["ids_of_tests.envs"]))
     assert message.endswith("\nallowed: ids_of_tests/Deep-v0")
     del gymnasium.registry["ids_of_tests/Deep-v0"]
+
+
+# -- windows ------------------------------------------------------------
+
+
+class Window(Sound):
+    """Opens a window by default, as the games of some packages do."""
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["human", "rgb_array"]}
+
+    def __init__(self, render_mode: str | None = "human") -> None:
+        self.render_mode = render_mode
+
+
+def test_an_environment_opens_no_window_by_default() -> None:
+    config = env_config(entry_point=f"{__name__}:Window")
+    assert GymEnv(config).envs[0].render_mode is None
+    assert GymEnv(config, render_mode="human").envs[0].render_mode == "human"
+    assert GymEnv(replace(config, kwargs={"render_mode": "human"})).envs[0].render_mode == "human"
 
 
 # -- the limit of env steps ---------------------------------------------
