@@ -29,8 +29,8 @@ _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 2.0
 _RESTART_DELAY_S = 1.0
 _POLL_INTERVAL_S = 0.05
-_LONG_EPISODE = 10_000
-"""Env steps after which an episode is mentioned."""
+_NO_END_S = 60.0
+"""Time after which an evaluation of which no episode has ended is mentioned."""
 _logger = logging.getLogger(__name__)
 
 
@@ -82,7 +82,7 @@ class EpisodeRunner:
         returns, lengths, cut = [0.0] * len(seeds), [0] * len(seeds), 0
         self.ended, self._lengths, self._running = 0, lengths, {}
         infos: list[list[float]] = []  # of each episode that has ended
-        running = self._running
+        running, no_end = self._running, Deadline(_NO_END_S)
 
         def start_next(env_ix: int) -> None:
             self.ended += running.pop(env_ix, None) is not None
@@ -100,6 +100,7 @@ class EpisodeRunner:
                 if self._should_stop():
                     return None
                 tick()
+                self._mention(no_end)
                 env_ixs = sorted(running)
                 step = env.step(env_ixs, policy.sample(env.observe(env_ixs), env_ix=env_ixs))
                 infos += [] if step.infos is None else step.infos[step.over].tolist()
@@ -112,7 +113,6 @@ class EpisodeRunner:
                     if step.dropped is None or not step.dropped[row]:
                         returns[episode] += rewards[row]
                         lengths[episode] += 1
-                    self._mention(lengths[episode])
                     if over[row] or lengths[episode] >= self.max_episode_steps:
                         cut += not over[row]
                         start_next(env_ix)
@@ -131,10 +131,11 @@ class EpisodeRunner:
         }
         return {key: fmean(column) for key, column in numbers.items() if column}
 
-    def _mention(self, length: int) -> None:
-        if length == _LONG_EPISODE:
-            limit = f"an evaluation episode has taken {length:,} env steps, and is cut at {self.max_episode_steps:,}"
-            self._warn_once(f"{limit}; env.max_episode_steps=<n> ends episodes, in training too")
+    def _mention(self, no_end: Deadline) -> None:
+        if not self.ended and no_end.passed:
+            after = f"no evaluation episode has ended after {_NO_END_S:g} s"
+            limit = f"each is cut at {self.max_episode_steps:,} env steps"
+            self._warn_once(f"{after}, and {limit}: env.max_episode_steps=<n> ends episodes, in training too")
 
     def _warn_once(self, warning: str) -> None:
         if warning not in self._warned:

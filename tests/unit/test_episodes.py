@@ -10,6 +10,7 @@ import pytest
 
 from border_cli.core.spaces import Array, Obs
 from border_cli.core.types import Evaluation, Step
+from border_cli.training import evaluators
 from border_cli.training.evaluators import EpisodeRunner
 from tests.evaluators import SeededEnv, WeightPolicy
 
@@ -47,22 +48,29 @@ def test_every_episode_has_its_seed_and_a_tick_before_each_reset_and_env_step(n_
     assert env.closed
 
 
-def test_episodes_that_do_not_end_are_mentioned_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_episodes_that_do_not_end_are_mentioned_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluators, "_NO_END_S", 0.0)
+
     class Endless(SeededEnv):
         def step(self, env_ix: Sequence[int], action: Array) -> Step:
             going_on = np.zeros(len(env_ix), bool)
             obs = self.observe(env_ix)
             return Step(env_ix, obs, action, np.ones(len(env_ix)), going_on, going_on, obs)
 
-    runner, ended = EpisodeRunner(Endless(2), 10_002, lambda: False), list[tuple[int, int]]()
+    runner, ended = EpisodeRunner(Endless(2), 102, lambda: False), list[tuple[int, int]]()
     for _ in range(2):
         evaluation = runner.evaluate(
             Policy(), 42, SEEDS[:2], lambda: ended.append((runner.ended, runner.longest))
         )
-        assert evaluation is not None and evaluation.lengths == (10_002, 10_002)
-    assert ended[-1] == (0, 10_001)
+        assert evaluation is not None and evaluation.lengths == (102, 102)
+    assert ended[-1] == (0, 101)
     long, cut = caplog.messages
-    assert long.startswith("an evaluation episode has taken 10,000 env steps, and is cut at 10,002")
+    assert long == (
+        "no evaluation episode has ended after 0 s, and each is cut at 102 env steps: env.max_episode_steps=<n> ends "
+        "episodes, in training too"
+    )
     assert cut.startswith("all 2 episodes of an evaluation were cut")
 
 
