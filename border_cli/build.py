@@ -53,7 +53,7 @@ from border_cli.core.state import State, check_like
 from border_cli.core.types import Column, ModelInfo, item_columns
 from border_cli.display.output import Output
 from border_cli.display.views import PlainView, ScreenView
-from border_cli.envs.group import GymEnv, ReplayedEnv, try_env
+from border_cli.envs.group import GymEnv, ReplayedEnv, evaluation_envs, try_env
 from border_cli.recorders import RecorderGroup
 from border_cli.recorders.files import CSV_FILE, METRICS_FILE, CsvRecorder, JsonlRecorder
 from border_cli.recorders.remote import RemoteRecorder
@@ -532,7 +532,7 @@ def evaluation_env(made: Callable[[], None], config: TrainConfig) -> GymEnv:
     import_plugins(config.plugins)
     env = replace(config.env, out_of_bounds="warn")
     n_envs = min(config.evaluator.n_envs, config.evaluator.episodes)
-    return GymEnv(env, n_envs, "the evaluation", made=made, quiet=True)
+    return evaluation_envs(env, n_envs, made=made, quiet=True)
 
 
 def evaluation_policy(spec: EnvSpec, config: TrainConfig) -> ActingPolicy:

@@ -201,10 +201,10 @@ def _run_episodes(flags: Namespace, saved: SavedModel, config: EnvConfig, policy
 
 
 def _make_env(config: EnvConfig, n_envs: int, render_mode: str | None) -> GymEnv:
-    from border_cli.envs.group import GymEnv
+    from border_cli.envs.group import evaluation_envs
 
     try:
-        return GymEnv(config, n_envs, "the evaluation", render_mode=render_mode)
+        return evaluation_envs(config, n_envs, render_mode=render_mode)
     except ActorLostError as e:
         raise UsageError(
             f"the environment cannot be made: {type(e.__cause__).__name__}: {e.__cause__}"

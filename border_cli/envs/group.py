@@ -246,6 +246,18 @@ class GymEnv:
         return ActorLostError(message, "".join(traceback.format_exception(e)), where)
 
 
+def evaluation_envs(config: EnvConfig, n_envs: int, **options: Any) -> GymEnv:
+    """Environments of an evaluation: one, where a process can have no second one, as with some emulators."""
+    try:
+        return GymEnv(config, n_envs, "the evaluation", **options)
+    except ActorLostError as e:
+        if n_envs == 1:
+            raise
+        env = GymEnv(config, 1, "the evaluation", **options)
+        _logger.warning("evaluations step one environment at a time, not %d: %s", n_envs, e)
+        return env
+
+
 def _root(config: EnvConfig) -> tuple[str, ...]:
     """Where `MaskFromInfo` has put the observation."""
     return ("obs",) if config.action_mask == "info" else ()

@@ -7,7 +7,7 @@ import math
 import warnings
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -15,7 +15,7 @@ import pytest
 
 from border_cli.config.schema import EnvConfig
 from border_cli.core.errors import ActorLostError, ExitCode, Interrupted, UsageError
-from border_cli.envs.group import GymEnv, Probed, try_env
+from border_cli.envs.group import GymEnv, Probed, evaluation_envs, try_env
 from tests.counting import CountingEnv
 
 ACTIONS = np.zeros(2, np.int64)
@@ -47,6 +47,37 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> list[CountingEnv]:
 
     monkeypatch.setattr(CountingEnv, "close", close)
     return envs
+
+
+class Emulator(CountingEnv):
+    """Can exist only once in a process."""
+
+    existing: ClassVar[list[Emulator]] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        if self.existing:
+            raise RuntimeError("one emulator per process")
+        self.existing.append(self)
+
+    def close(self) -> None:
+        self.existing.remove(self)
+
+
+def test_an_evaluation_has_one_environment_where_a_process_can_have_no_second(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert evaluation_envs(counting(), 10).n_envs == 10
+    assert caplog.messages == []
+    emulator = EnvConfig(entry_point=f"{__name__}:Emulator")
+    only = evaluation_envs(emulator, 10)
+    assert only.n_envs == 1
+    (warning,) = caplog.messages
+    assert warning.startswith("evaluations step one environment at a time, not 10: ")
+    assert warning.endswith("RuntimeError: one emulator per process")
+    with pytest.raises(ActorLostError, match="one emulator per process"):
+        evaluation_envs(emulator, 1)
+    only.close()
 
 
 def test_environments_are_stepped_together_or_alone() -> None:
