@@ -31,6 +31,7 @@ from border_cli.agents.graph import (
     TensorLayout,
     check,
     example,
+    is_traceable,
     map_leaves,
     save_compiled,
     save_traced,
@@ -269,8 +270,9 @@ def compile_in_child(job: CompileJob, paths: Mapping[int, Path], folder: Path) -
         check(algorithm, batch, noise, variant, unchecked)
         unchecked.replace(path)
 
-    for variant in paths:
-        write(save_traced, variant, traced_path(folder, variant))
+    if all(map(is_traceable, graphs.values())):
+        for variant in paths:
+            write(save_traced, variant, traced_path(folder, variant))
     # What follows takes 20 s of CPU, and traced opt steps are more than half as fast: actors and the learner come first.
     os.nice(_COMPILING_NICE)
     for variant, path in paths.items():

@@ -147,6 +147,11 @@ def example(algorithm: Algorithm, batch: TensorBatch, noise: Any) -> list[Tensor
     return _copies([*leaves(algorithm.state), *leaves(batch), *leaves(noise), torch.ones(()), corrections])
 
 
+def is_traceable(graph: torch.fx.GraphModule) -> bool:
+    """Whether `save_traced` can write a graph: torch.jit has no gradient of a convolution."""
+    return all(node.target is not torch.ops.aten.convolution_backward.default for node in graph.graph.nodes)
+
+
 def save_traced(graph: torch.fx.GraphModule, arguments: Sequence[Tensor], path: Path) -> None:
     """Write a graph as a list of torch's operations: they run without Python and autograd, and need no C++ compiler."""
     with torch.no_grad():

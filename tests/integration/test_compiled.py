@@ -343,6 +343,11 @@ def test_a_cache_that_cannot_be_written_to_leaves_opt_steps_eager(monkeypatch: p
     assert log(run).count("agent.compile: opt steps stay eager, /proc/cache: No such file or directory") == 1
 
 
+def test_an_opt_step_with_convolutions_is_compiled_though_torch_cannot_trace_it() -> None:
+    run = train("agent=dqn", "env=catch", "trainer=sync", "agent.compile=true", "trainer.max_opts=4")
+    assert log(run).count("the opt step is compiled from here on") == 1
+
+
 def test_a_run_that_ends_first_leaves_no_process() -> None:
     with nothing_left():
         run = train(*RUN, "agent.lr=0.0625")
