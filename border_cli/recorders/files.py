@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from border_cli.core.errors import ResourceError
 from border_cli.core.json_text import finite_or_null
 from border_cli.core.metrics import Record
 from border_cli.core.protocols import Recorder
@@ -68,6 +69,9 @@ class FileRecorder(Recorder, ABC):
     Args:
         keep: lines of earlier launches that stay; the first `write` cuts off what follows them.
 
+    Raises:
+        ResourceError: there is a file that cannot be read.
+
     Attributes:
         option: that turns the recorder on, and the name of its position in checkpoints.
     """
@@ -76,7 +80,13 @@ class FileRecorder(Recorder, ABC):
 
     def __init__(self, path: Path, keep: int = 0) -> None:
         self.name = path.name
-        self._lines, end = _whole_lines(path, keep)
+        try:
+            self._lines, end = _whole_lines(path, keep)
+        except OSError as e:  # records of earlier launches must not be overwritten
+            raise ResourceError(
+                f"{path} cannot be read: {e.strerror}",
+                allowed=f"recorder.{self.option}=false trains without it",
+            ) from e
         self._file = AppendedFile(path, end)
         self._has_warned = False
 

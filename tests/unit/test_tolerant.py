@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from border_cli.core.errors import ResourceError
 from border_cli.core.metrics import Record
 from border_cli.recorders.files import AppendedFile, FileRecorder, JsonlRecorder, read_jsonl
 from border_cli.recorders.tensorboard import TensorBoardRecorder
@@ -81,6 +82,17 @@ def test_a_file_that_cannot_be_opened_costs_records_and_one_warning(
         recorder.write(record(opt_steps))
     assert recorder.dropped == 2
     assert "metrics.jsonl cannot be written: Is a directory; records may be lost" in caplog.text
+
+
+def test_records_of_an_earlier_launch_that_cannot_be_read_end_the_run_before_it_begins(
+    tmp_path: Path,
+) -> None:
+    """They would be overwritten, or lost without a word."""
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(
+        ResourceError, match=r"metrics\.jsonl cannot be read: Is a directory\nallowed: .*jsonl=false"
+    ):
+        JsonlRecorder(tmp_path / "metrics.jsonl", keep=2)
 
 
 def test_a_file_that_was_removed_is_begun_again(tmp_path: Path) -> None:
