@@ -77,7 +77,8 @@ class Parser(argparse.ArgumentParser):
             if not equals or not (key in self._settings or section in sections):
                 others.append(arg)
             elif not value:
-                raise UsageError(f"{key}=: the value is missing")
+                about = self._settings[key].help if key in self._settings else "a value"
+                raise UsageError(f"{key}=: the value is missing", allowed=about)
             else:
                 values = typed.setdefault(section, {}) if section else typed
                 values[name] = None if value == "null" else unquoted(value)

@@ -79,7 +79,8 @@ def _unused_typed(config: TrainConfig, typed: Collection[str]) -> Iterator[tuple
         if key.startswith("evaluator.") and t.eval_interval is None and key not in of_films:
             yield key, "with trainer.eval_interval=null", "with an eval_interval (opt steps)"
     if not may_evaluate_beside(config):
-        reason = f"with evaluator={evaluator.type}, which has no process"
+        mode = " in a reproducible run" if evaluator.type == "auto" else ""
+        reason = f"with evaluator={evaluator.type}{mode}, which has no process"
         for key in ("evaluator.heartbeat_timeout_s", "evaluator.restarts"):
             yield key, reason, "with evaluator=process"
     if evaluator.n_envs > evaluator.episodes:

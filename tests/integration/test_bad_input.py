@@ -57,7 +57,7 @@ COMPOSITION = [
     Row("hydra.swepeer.dir=x", "hydra.swepeer: there is no such key|nearest: sweep"),
     Row(
         "-m hydra.sweeper.max_batch=1",
-        "hydra.sweeper.max_batch: there is no such key|nearest: max_batch_size",
+        "hydra.sweeper.max_batch has no effect without another sweeper|hydra/sweeper=border_optuna",
     ),
     Row("hydra.mode=MULTIRUN", "hydra.mode|-m sweeps"),
     # keys
@@ -67,7 +67,7 @@ COMPOSITION = [
     Row("~agent.lr", "~agent.lr: every run has this key|allowed: agent.lr="),
     Row("~agent.lrr", "~agent.lrr: there is no such key|nearest: agent.lr"),
     Row("~env.kwargs.n", "env.kwargs.n"),
-    Row("resume=", "resume= names no run|resume=auto"),
+    Row("resume=", "resume=: the value is missing|allowed: a run or sweep to continue; auto: "),
     Row("env=gym env.kwargs.bad=nan", "env.kwargs: nan"),
     Row("preset.env_id=Acrobot-v1", "preset.env_id cannot be typed|allowed: preset=<name>"),
     Row("-m seed=1,2 agent.lrr=0.1", "agent.lrr: there is no such key"),
@@ -95,7 +95,7 @@ COMPOSITION = [
     ),
     Row(
         "agent=sac env=pendulum agent.double=true",
-        "agent.double: agent=sac has no such key|agent=dqn or agent=c51",
+        "nearest: border-train agent=sac env=pendulum|left out: agent.double=true (agent=sac has no such setting)",
     ),
     Row("env=catch env.native=always", "env.native=always: only the games of ALE have it|env.native=auto"),
     Row("env=pong env.native=always trainer=sync", "env.native=always: games in|allowed: env.native=auto"),
