@@ -177,7 +177,7 @@ class ActorManager:
             self.stopped = True
             self._status.request_stop()
             ends = [actor.end for actor in self.actors]
-            run_all([self._wait_for_exits, *ends, self._report_late_failures, self._release])
+            run_all([self._wait_for_exits, *ends, self._report_late_failures, self._release, self.link.close])
         return self.stats()
 
     def _enough_started(self, group: Sequence[ActorHandle]) -> bool:
@@ -263,7 +263,6 @@ class ActorManager:
         self._status.close()
         if self._models is not None:
             self._models.close()
-        self.link.close()
 
 
 _COUNTS = ("incarnation", "env_steps", "episodes")

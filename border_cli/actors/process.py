@@ -273,7 +273,7 @@ class Link:
         self.selector = DefaultSelector()  # of what the learner listens to, with the handle of its actor
 
     def open_models(self, model: ModelInfo, in_rounds: bool, published: int) -> ModelSink:
-        """What models like this one are published in. published: publications before the first of this launch."""
+        """Make what models like this one are published in. published: how many earlier launches have published."""
         return ModelChannel(model_layout(model), LOCKSTEP_SLOTS if in_rounds else 2, published)
 
     def listen(self, actors: Sequence[ActorHandle], timeout_s: float, needed: bool) -> None:
@@ -286,5 +286,5 @@ class Link:
             actor.receive()
 
     def close(self) -> None:
-        """Release what the actors were reached by."""
+        """Release the connection to the actors."""
         self.selector.close()
