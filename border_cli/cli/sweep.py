@@ -115,7 +115,7 @@ def run_sweep(
 
 
 def _check_words(launch: Launch, sweeper: str) -> None:
-    """Raise UsageError for words that cannot be meant so in a sweep."""
+    """Raise UsageError for words that have no meaning in a sweep."""
     if "true" in launch.typed.get("plan", "").lower():
         raise UsageError("plan=true shows one run, and --multirun starts several", allowed="one of them")
     for key in ("hydra/sweeper", "hydra/launcher"):
@@ -288,7 +288,7 @@ class SweepRun:
         return added
 
     def drive(self, source: JobQueue, sample: Composed, n_jobs: int) -> None:
-        """Run the jobs of a source, as many at a time as what one of them needs says, and `n_jobs` at most."""
+        """Run the jobs of a source. What one of them needs decides how many run at a time, `n_jobs` at most."""
         if self._executor is None:
             self._executor = self._make_executor(sample, n_jobs)
             if not self._stop():  # while it measured

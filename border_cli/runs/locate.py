@@ -111,7 +111,7 @@ def _single_model(path: Path, checkpoint: str | int | None) -> Located:
 
 
 def _chosen(run_dir: Path, checkpoint: str) -> Located:
-    """Best/ or the checkpoint of an opt step. Raises UsageError, with the others, if it is not there or does not verify."""
+    """best/ or the checkpoint of an opt step. If it is missing or does not verify, the UsageError names the others."""
     steps = {str(int(path.name.partition("-")[2])): path for path in store.list_steps(run_dir / CHECKPOINTS)}
     models = {BEST: run_dir / BEST} if store.exists(run_dir / BEST) else {}
     if (path := (models | steps).get(checkpoint)) is None:
@@ -119,7 +119,7 @@ def _chosen(run_dir: Path, checkpoint: str) -> Located:
         raise UsageError(
             f"checkpoint={checkpoint}: {run_dir} has none",
             nearest=near and f"checkpoint={near}",
-            allowed=[*models, *[LAST][: len(steps)], *steps] or "another run",
+            allowed=[*models, *([LAST] if steps else []), *steps] or "another run",
         )
     try:
         store.verify(path, _UNREAD)

@@ -129,7 +129,7 @@ class JobHost:
         return JobStatus(process.latest, process.error, ended, packed)
 
     def _end(self) -> bytes:
-        """Remove what only this node has. Returns the run directory, if that is one of these things."""
+        """End the process. Returns the run directory if it is only on this node, where it is removed."""
         self.process.close()
         if self.temporary is None:
             return b""

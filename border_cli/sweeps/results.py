@@ -70,7 +70,10 @@ def results(sweep: Sweep) -> list[Result]:
 
 def winners(found: Sequence[Result]) -> list[Result]:
     """The configuration with the best mean score of each environment."""
-    return list({one.env: one for one in reversed(found)}.values())[::-1]
+    best = dict[str, Result]()
+    for one in found:  # the best of each environment comes first
+        best.setdefault(one.env, one)
+    return list(best.values())
 
 
 def write_preset(

@@ -99,7 +99,7 @@ class Study:
             self._study.tell(number, score, self._states[state])
 
     def again(self, number: int) -> int:
-        """The number of a trial that is to run on, or again: for Optuna, one that has failed is another trial then."""
+        """The number of a trial that is to run on. One that has failed runs again as another trial of Optuna's."""
         before = self.trials[number]
         if before.state is not self._states.FAIL:
             return number

@@ -144,7 +144,7 @@ class Tuner(JobQueue):
         return jobs
 
     def _update(self, trial: Trial) -> None:
-        """Take what the jobs of a trial have come to, and tell the study how the trial has ended."""
+        """Update a trial by the states of its jobs, and tell the study if the trial has ended."""
         states = {self._jobs[number].state for number in trial.jobs}
         if FAILED in states:
             self._fail(trial)
@@ -160,7 +160,7 @@ class Tuner(JobQueue):
         trial.fresh = self._scores(trial, trial.confirming)
 
     def _scores(self, trial: Trial, numbers: Sequence[int]) -> list[float]:
-        """What those of these jobs have reached that are done and whose records can be read."""
+        """The scores of those of these jobs that are done. A job whose records cannot be read has none."""
         scores = []
         for job in (self._jobs[i] for i in numbers):
             try:
