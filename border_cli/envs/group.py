@@ -317,7 +317,12 @@ def _try(config: EnvConfig, at_end: ExitStack) -> Probed:
             return _try(replace(config, action_mask="info"), at_end)  # the mask is one of the spaces then
         action_mask = "none" if config.action_mask == "auto" else config.action_mask
         config = replace(config, action_mask=action_mask)
-        step = env.step([0], _random_action(env, np.random.default_rng(0)))
+        if action.kind == "box":
+            chosen = np.reshape(np.divide(action.low, 2) + np.divide(action.high, 2), (1, *action.shape))
+        else:
+            mask = env.spec.mask
+            chosen = np.array([0 if mask is None else env.observe([0])[mask][0].argmax()])
+        step = env.step([0], chosen.astype(action.stored_dtype))
         categories = _find_categories(env, config) if config.categories is None else config.categories
         if is_simple:
             _compare(step, config, at_end)

@@ -28,6 +28,7 @@ from border_cli.config.throughput import (
 )
 from border_cli.config.validate import validate
 from border_cli.core.errors import UsageError
+from border_cli.runtime.signals import StopFlag
 
 OPT_S = 0.01 + LOOP_S
 FIXED = {"n_actors": 1, "envs": 1}
@@ -262,9 +263,8 @@ def test_games_are_measured_as_a_run_with_their_number_steps_them(monkeypatch: p
         tried.extend(args[0])
         return [1.0] * len(args[0])
 
-    monkeypatch.setattr(probes, "_in_child", in_child)
-    stop: Any = None
-    assert probes.acting(replace(config(), env=game), [16, 1], 0.0, stop) == {1: 1.0, 16: 1.0}
+    monkeypatch.setattr(probes, "run_in_child", in_child)
+    assert probes.acting(replace(config(), env=game), [16, 1], 0.0, StopFlag()) == {1: 1.0, 16: 1.0}
     assert [(streams(one), steps_natively(one)) for one in tried] == [(1, False), (16, True)]
 
 
