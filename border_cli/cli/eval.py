@@ -59,7 +59,7 @@ MAX_EPISODE_STEPS = 30_000
 
 @dataclass
 class _Settings:
-    """What the command is told, beside the model and overrides of its environment."""
+    """The settings of border-eval, without the overrides of the environment."""
 
     episodes: int = option(100, "number of episodes", unit="episodes", ge=1)
     checkpoint: str | None = option(None, "best, last, or an opt step")

@@ -17,7 +17,7 @@ from border_cli.runs.directory import DISK_FULL, check_plain, shown
 
 @dataclass
 class _Settings:
-    """What the command is told, beside the model."""
+    """The settings of border-export."""
 
     format: str = option("numpy", "what to write", choices=("onnx", "numpy"))
     out: str | None = option(None, "the folder to write to")

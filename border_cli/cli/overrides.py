@@ -29,8 +29,8 @@ from border_cli.runs.trust import names_in
 class Parser(argparse.ArgumentParser):
     """argparse for flags; settings of the form `key=value` are read as values of the configuration are.
 
-    settings: a dataclass of options, None for a command without settings · overrides: how arguments begin that `read_paths`
-    leaves to `parse_overrides`, in a command with paths · examples: what else the shell completes.
+    settings: a dataclass of options, None for a command without settings · overrides: beginnings of the arguments that
+    `read_paths` returns for `parse_overrides`; None for a command without paths · examples: more words for completion.
     """
 
     def __init__(

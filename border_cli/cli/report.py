@@ -39,7 +39,7 @@ _SHOWN_PAIRS = 10
 
 @dataclass
 class _Settings:
-    """What the command is told, beside the runs."""
+    """The settings of border-report."""
 
     out: str | None = option(None, "the folder to write to")
     metric: str = option(SCORE, "the metric whose curves are drawn")

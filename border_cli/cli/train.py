@@ -53,7 +53,7 @@ _OF_SWEEPS = ("sweep.", "hydra/launcher", "hydra/sweeper", "hydra.launcher.", "h
 
 @dataclass
 class _Settings:
-    """What the command reads itself, beside the overrides."""
+    """The settings of border-train that are no keys of the configuration."""
 
     sweep: SweepSettings = field(default_factory=SweepSettings)
     trust: bool = option(False, "import the code that the run to resume names")

@@ -68,7 +68,7 @@ def unused(config: TrainConfig) -> Iterator[tuple[str, str, str]]:
 
 
 def _unused_typed(config: TrainConfig, typed: Collection[str]) -> Iterator[tuple[str, str, str]]:
-    """The typed keys without effect by other rules, as `unused` has them."""
+    """The keys without effect by rules that no table of keys can state, as `unused` has them."""
     t, evaluator, recorder = config.trainer, config.evaluator, config.recorder
     # The start timeout also limits the making of the environment before the run.
     of_any_actor = ("actor_manager.envs_per_actor", "actor_manager.start_timeout_s")

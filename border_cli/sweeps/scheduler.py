@@ -50,7 +50,7 @@ class SweepView:
 
 
 class JobQueue:
-    """Where the jobs of a sweep come from. Of this one all jobs are known from the beginning."""
+    """The jobs of a sweep that are still to be started. Here all are known from the beginning; a subclass may add some."""
 
     def __init__(self, jobs: Iterable[Job] = ()) -> None:
         self._todo = deque(jobs)
