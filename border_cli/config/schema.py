@@ -52,8 +52,9 @@ def override_default(cls: type, name: str, default: Any) -> Any:
 
 @dataclass
 class AgentConfig:
-    """The algorithm: what every agent has. The rest is its own.
+    """The algorithm.
 
+    These are the options of every agent. Each kind has more.
     only_with: values of keys, and the names of the options of this section that have an effect only with them; a subclass
     adds its own to those of its parent.
     """

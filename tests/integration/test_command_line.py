@@ -105,6 +105,7 @@ def test_help_lists_options_keys_and_presets(tmp_path, capsys):
         "[env steps] env steps per opt step",
         "--multirun",
         "python -m border_cli",
+        "\n  agent          The algorithm.\n",
     ):
         assert text in page
     assert "dqn: catch\n" in page and "dqn_catch" not in page
