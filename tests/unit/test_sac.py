@@ -221,7 +221,7 @@ def test_state_dependent_noise_has_the_standard_deviation_of_its_density() -> No
 
 def test_discrete_actions_are_refused() -> None:
     discrete = EnvSpec(spec().obs, ActionSpec("discrete", n=3))
-    with pytest.raises(UsageError, match="agent=td3 gives real numbers"):
+    with pytest.raises(UsageError, match="agent=td3 needs a continuous action space"):
         make_agent(small(Td3Config), discrete, 0)
 
 
