@@ -50,10 +50,12 @@ _KEPT_GRAPHS = 200
 _CALLS_PER_POLL = 32
 _COMPILING_S = 600.0
 """How long a run waits for its compiled opt step, which takes 10 to 30 s."""
-_COMPILING_NICE = 10
 _MEASURING_S = 0.5
 PAYS_FROM_S = 20.0
-"""Time from which on compiling pays: it keeps a core busy for 10 to 20 s, and traced opt steps come after 3 s."""
+"""Time left from which on tracing pays, which takes 3 s."""
+_COMPILING_PAYS_S = 120.0
+"""Time left from which on compiling pays, which takes 20 s of CPU. In a shorter run it gets what no other process needs."""
+_LEAST_PRIORITY = 19
 
 
 @dataclass(frozen=True)
@@ -84,8 +86,8 @@ class GraphCompiler:
             cannot be had, that is an error; without waiting, opt steps stay eager, with a warning.
         stop: ends the waiting with Interrupted.
         note: what is to be shown to the user · waiting: called again and again while it waits.
-        time_left: seconds until the run ends, if an opt step takes so long [s]: if they are enough, compiling begins. None:
-            it begins at once.
+        time_left: seconds until the run ends, if an opt step takes so long [s]: if they are enough, tracing begins, and
+            compiling follows, with low priority in a short run. None: compiling begins at once.
     """
 
     def __init__(
@@ -113,6 +115,7 @@ class GraphCompiler:
         self._child: Child | None = None
         # Of the process, which is killed if the run ends.
         self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._nice = 0
         self._calls = 0
         self._began = monotonic()
 
@@ -187,7 +190,11 @@ class GraphCompiler:
         seconds = monotonic() - self._began
         if self._time_left is None:
             return True
-        return seconds > _MEASURING_S and self._time_left(seconds / self._calls) >= PAYS_FROM_S
+        if seconds <= _MEASURING_S:
+            return False
+        left_s = self._time_left(seconds / self._calls)
+        self._nice = 0 if left_s >= _COMPILING_PAYS_S else _LEAST_PRIORITY
+        return left_s >= PAYS_FROM_S
 
     def _begin(self) -> bool:
         """Start compiling. Returns whether it cannot be done, so that nothing more will change."""
@@ -204,7 +211,7 @@ class GraphCompiler:
         if self._waits:
             self._tell("compiling the opt step, which takes half a minute the first time")
         try:
-            args = (self._job, self._paths, Path(self._folder.name))
+            args = (self._job, self._paths, Path(self._folder.name), self._nice)
             self._child = Child("compiler", call, (compile_in_child, args), nice=0)
         except ResourceError as error:
             return self._stay_eager(first_line(error))
@@ -248,10 +255,11 @@ class GraphCompiler:
         return True
 
 
-def compile_in_child(job: CompileJob, paths: Mapping[int, Path], folder: Path) -> None:
+def compile_in_child(job: CompileJob, paths: Mapping[int, Path], folder: Path, nice: int) -> None:
     """Trace all variants, then compile them.
 
-    paths: in the cache of the run, whose folder an older forkserver need not know · folder: for incomplete files.
+    paths: in the cache of the run, whose folder an older forkserver need not know · folder: for incomplete files ·
+    nice: by how much the priority is lowered before compiling.
     """
     warnings.simplefilter("ignore")  # of torch's compiler
     logging.disable(logging.WARNING)
@@ -273,8 +281,7 @@ def compile_in_child(job: CompileJob, paths: Mapping[int, Path], folder: Path) -
     if all(map(is_traceable, graphs.values())):
         for variant in paths:
             write(save_traced, variant, traced_path(folder, variant))
-    # What follows takes 20 s of CPU, and traced opt steps are more than half as fast: actors and the learner come first.
-    os.nice(_COMPILING_NICE)
+    os.nice(nice)
     for variant, path in paths.items():
         write(save_compiled, variant, path)
     remove_old_files(cache_folder())

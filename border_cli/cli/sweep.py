@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import math
 import shlex
-import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -375,14 +374,9 @@ class SweepRun:
         if self.settings.slots is not None or n_jobs == 1:
             return slots.fixed(self.settings.slots or 1, n_jobs, config.device)
         args = (config, self.sweep.folder, set(self._typed), max(1, cpus() // n_jobs))
-
-        def pass_on_stop() -> None:
-            if self._stop():
-                child.signal(signal.SIGTERM)
-
         try:
             child = Child("job", slots.measure_need, args, trains=True)
-            measured = child.answer(_MEASURED_S, pass_on_stop)
+            measured = child.answer(_MEASURED_S, self._stop.check)
         except (ChildError, ResourceError, TimeoutError) as e:
             why = f"what a job needs could not be measured: {first_line(e)}"
             return LocalExecutor(1, cpus(), reason=why)
