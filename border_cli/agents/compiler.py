@@ -52,9 +52,9 @@ _COMPILING_S = 600.0
 """How long a run waits for its compiled opt step, which takes 10 to 30 s."""
 _MEASURING_S = 0.5
 PAYS_FROM_S = 20.0
-"""Time left from which on tracing pays, which takes 3 s."""
+"""Time left from which on tracing pays. Tracing takes 3 s."""
 _COMPILING_PAYS_S = 120.0
-"""Time left from which on compiling pays, which takes 20 s of CPU. In a shorter run it gets what no other process needs."""
+"""Time left from which on compiling pays. It takes 20 s of CPU; in a shorter run it only uses CPUs that are idle."""
 _LEAST_PRIORITY = 19
 
 

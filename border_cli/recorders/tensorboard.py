@@ -57,7 +57,7 @@ class TensorBoardRecorder(FileRecorder):
         self._append(self._events([Summary.Value(tag="video/episode", image=image)], env_steps))
 
     def _events(self, values: list[Summary.Value], step: int) -> bytes:
-        """An event with these values, behind the head of the file if that is empty."""
+        """The bytes of an event with these values. In an empty file the head of the file comes first."""
         now = time.time()
         events = [Event(wall_time=now, step=step, summary=Summary(value=values))]
         if self._file.end == 0:

@@ -30,7 +30,7 @@ _STOP_TIMEOUT_S = 2.0
 _RESTART_DELAY_S = 1.0
 _POLL_INTERVAL_S = 0.05
 _NO_END_S = 60.0
-"""Time after which an evaluation of which no episode has ended is mentioned."""
+"""If no episode of an evaluation has ended after this time, a warning says how to limit episodes [s]."""
 _logger = logging.getLogger(__name__)
 
 

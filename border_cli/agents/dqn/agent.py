@@ -44,7 +44,7 @@ _MAX_CLIPPED = 0.5
 _ESTIMATE_INTERVAL = 100
 """Opt steps between two estimates of a categorical head's range, while all rewards are 0."""
 _MARGIN = 1.00001
-"""Factor of an estimated range, so that it differs from the initial one, by which a range that is not set yet is known."""
+"""Factor of an estimated range, which so never equals the initial one: that means that no range is set yet."""
 _LARGEST = 1e37
 """The range does not reach further, so that its width is finite in float32."""
 _logger = logging.getLogger(__name__)
