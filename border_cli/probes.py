@@ -19,7 +19,7 @@ import torch
 from border_cli import build
 from border_cli.actors.sampler import Sampler
 from border_cli.agents.agent import NetworkAgent
-from border_cli.agents.compiler import PAYS_FROM_S, GraphCompiler
+from border_cli.agents.compiler import COMPILING_PAYS_S, GraphCompiler
 from border_cli.agents.config import NetworkConfig
 from border_cli.config import resources, throughput
 from border_cli.config.resolve import envs_per_actor, may_switch, n_actors, reopen, threads
@@ -75,7 +75,7 @@ def measure(
         else learner.compiled_opt_steps(numbers, seconds, only_cached=True)
     )
     fastest = max((compiled or learner.opt_steps(numbers, seconds)).values())
-    is_long = opt_steps is None or opt_steps / fastest >= PAYS_FROM_S
+    is_long = opt_steps is None or opt_steps / fastest >= COMPILING_PAYS_S
     return Measured(
         acted,
         fastest,

@@ -50,11 +50,11 @@ _KEPT_GRAPHS = 200
 _CALLS_PER_POLL = 32
 _COMPILING_S = 600.0
 """How long a run waits for its compiled opt step, which takes 10 to 30 s."""
-_MEASURING_S = 0.5
-PAYS_FROM_S = 20.0
-"""Time left from which on tracing pays. Tracing takes 3 s."""
-_COMPILING_PAYS_S = 120.0
-"""Time left from which on compiling pays. It takes 20 s of CPU; in a shorter run it only uses CPUs that are idle."""
+_MEASURING_S = 0.1
+TRACING_PAYS_S, COMPILING_PAYS_S = 3.0, 20.0
+"""Time left from which on tracing pays, which takes half a second, and compiling, which takes 20 s of CPU."""
+_PRIORITY_PAYS_S = 120.0
+"""Time left from which on compiling has the learner's priority. In a shorter run it only uses CPUs that are idle."""
 _LEAST_PRIORITY = 19
 
 
@@ -87,7 +87,7 @@ class GraphCompiler:
         stop: ends the waiting with Interrupted.
         note: what is to be shown to the user · waiting: called again and again while it waits.
         time_left: seconds until the run ends, if an opt step takes so long [s]: if they are enough, tracing begins, and
-            compiling follows, with low priority in a short run. None: compiling begins at once.
+            compiling follows if that pays too, with low priority in a short run. None: both begin at once.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class GraphCompiler:
         self._child: Child | None = None
         # Of the process, which is killed if the run ends.
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._nice = 0
+        self._nice: int | None = 0
         self._calls = 0
         self._began = monotonic()
 
@@ -140,8 +140,9 @@ class GraphCompiler:
             return self._wait(child)
         if self._calls % _CALLS_PER_POLL:
             return False
+        has_ended = child.poll()
         self._look_for_traced()
-        return child.poll() and self._end(child)
+        return has_ended and self._end(child)
 
     def _wait(self, child: Child) -> bool:
         deadline = Deadline(_COMPILING_S)
@@ -149,7 +150,7 @@ class GraphCompiler:
             self._waiting()
             self._stop.check()
             if deadline.passed:
-                return self._stay_eager(f"compiling took longer than {_COMPILING_S:g} s")
+                return self._give_up(f"compiling took longer than {_COMPILING_S:g} s")
         return self._end(child)
 
     def close(self) -> None:
@@ -193,28 +194,30 @@ class GraphCompiler:
         if seconds <= _MEASURING_S:
             return False
         left_s = self._time_left(seconds / self._calls)
-        self._nice = 0 if left_s >= _COMPILING_PAYS_S else _LEAST_PRIORITY
-        return left_s >= PAYS_FROM_S
+        if left_s < COMPILING_PAYS_S:
+            self._nice = None
+        elif left_s < _PRIORITY_PAYS_S:
+            self._nice = _LEAST_PRIORITY
+        return left_s >= TRACING_PAYS_S
 
     def _begin(self) -> bool:
-        """Start compiling. Returns whether it cannot be done, so that nothing more will change."""
+        """Start tracing and compiling. Returns whether it cannot be done, so that nothing more will change."""
         compiler = os.environ.get("CXX") or ("clang++" if platform.system() == "Darwin" else "g++")
-        if shutil.which(compiler) is None:
-            return self._stay_eager(
-                f"there is no C++ compiler ({compiler}): g++, or another one by CXX, is needed"
-            )
+        if self._nice is not None and shutil.which(compiler) is None:
+            self._give_up(f"there is no C++ compiler ({compiler}): g++, or another one by CXX, is needed")
+            self._nice = None
         try:
             cache_folder().mkdir(0o700, parents=True, exist_ok=True)
             self._folder = tempfile.TemporaryDirectory(dir=cache_folder())
         except OSError as error:
-            return self._stay_eager(f"{error.filename or cache_folder()}: {error.strerror}")
+            return self._give_up(f"{error.filename or cache_folder()}: {error.strerror}")
         if self._waits:
             self._tell("compiling the opt step, which takes half a minute the first time")
         try:
             args = (self._job, self._paths, Path(self._folder.name), self._nice)
             self._child = Child("compiler", call, (compile_in_child, args), nice=0)
         except ResourceError as error:
-            return self._stay_eager(first_line(error))
+            return self._give_up(first_line(error))
         return False
 
     def _end(self, child: Child) -> bool:
@@ -224,10 +227,12 @@ class GraphCompiler:
             if self._waits:
                 self._stop.check()  # the signal has ended the C++ compiler too
             reason = first_line(error) if str(error).strip() else str(getattr(error, "error_type", ""))
-            return self._stay_eager(f"compiling failed: {reason}")
+            return self._give_up(f"compiling failed: {reason}")
         finally:
             self._end_process()
-        return self._use("compiled", self._paths) or self._stay_eager("the compiled one cannot be loaded")
+        if self._nice is None:
+            return True
+        return self._use("compiled", self._paths) or self._give_up("the compiled one cannot be loaded")
 
     def _use(self, kind: str, paths: Mapping[int, Path]) -> bool:
         """Replace the opt steps. False if these cannot be loaded: then they are removed."""
@@ -248,18 +253,18 @@ class GraphCompiler:
         self._tell(f"the opt step is {kind} from here on")
         return True
 
-    def _stay_eager(self, reason: str) -> bool:
-        if self._waits:  # eager opt steps would have other bits
+    def _give_up(self, reason: str) -> bool:
+        if self._waits:  # opt steps that are not compiled would have other bits
             raise UsageError(f"agent.compile=true: {reason}", allowed="agent.compile=false")
-        _logger.warning("agent.compile: opt steps stay eager, %s", reason)
+        _logger.warning("agent.compile: opt steps are not compiled, %s", reason)
         return True
 
 
-def compile_in_child(job: CompileJob, paths: Mapping[int, Path], folder: Path, nice: int) -> None:
+def compile_in_child(job: CompileJob, paths: Mapping[int, Path], folder: Path, nice: int | None) -> None:
     """Trace all variants, then compile them.
 
     paths: in the cache of the run, whose folder an older forkserver need not know · folder: for incomplete files ·
-    nice: by how much the priority is lowered before compiling.
+    nice: by how much the priority is lowered before compiling; None: they are only traced.
     """
     warnings.simplefilter("ignore")  # of torch's compiler
     logging.disable(logging.WARNING)
@@ -281,6 +286,8 @@ def compile_in_child(job: CompileJob, paths: Mapping[int, Path], folder: Path, n
     if all(map(is_traceable, graphs.values())):
         for variant in paths:
             write(save_traced, variant, traced_path(folder, variant))
+    if nice is None:
+        return
     os.nice(nice)
     for variant, path in paths.items():
         write(save_compiled, variant, path)

@@ -9,6 +9,7 @@ this is done, and where.
 from __future__ import annotations
 
 import math
+import operator
 import os
 import tempfile
 import warnings
@@ -20,6 +21,8 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from border_cli.agents.agent import Algorithm
 from border_cli.agents.params import AdamState, TensorBatch, named_tensors
@@ -41,15 +44,13 @@ class TracedAdam(AdamState):
     corrections: Tensor
 
     def update(self, gradient: Tensor, lr: float | Tensor, eps: float, skip: Tensor) -> None:
-        kept = skip != 0.0
-        mean = torch.lerp(self.exp_avg, gradient, 0.1)
-        square = torch.lerp(self.exp_avg_sq, gradient * gradient, 0.001)
+        kept = 1.0 - skip
+        gradient = gradient.masked_fill(skip != 0.0, 0.0)
+        self.exp_avg.lerp_(gradient, 0.1 * kept)
+        self.exp_avg_sq.lerp_(gradient * gradient, 0.001 * kept)
         of_mean, of_root = self.corrections.unbind()
-        change = (lr * of_mean) * mean / (square.sqrt() * of_root + eps)
-        self.params.copy_(torch.where(kept, self.params, self.params - change))
-        self.exp_avg.copy_(torch.where(kept, self.exp_avg, mean))
-        self.exp_avg_sq.copy_(torch.where(kept, self.exp_avg_sq, square))
-        self.step.add_(1.0 - skip)
+        self.params.sub_((lr * of_mean * kept) * self.exp_avg / (self.exp_avg_sq.sqrt() * of_root + eps))
+        self.step.add_(kept)
 
 
 def adam_states(value: Any) -> Iterator[AdamState]:
@@ -117,28 +118,72 @@ class TensorLayout:
         return made.random_(generator=generator) if made.dtype in (torch.uint8, torch.bool) else made.zero_()
 
 
+class Recorder(TorchDispatchMode):
+    """Records every tensor operation inside it as a node of a graph, those of gradients too.
+
+    `make_fx` of torch does this too, but imports its compiler first, which takes longer than all the rest.
+
+    Args:
+        inputs: the arguments of the graph. Other tensors that the operations read become constants.
+    """
+
+    def __init__(self, inputs: Sequence[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._graph = torch.fx.Graph()
+        self._nodes: dict[int, torch.fx.Node] = {}  # by the tensor's id
+        self._tensors: list[Tensor] = []  # keeps them alive, so that no id is used twice
+        self._constants: dict[str, Tensor] = {}
+        for i, tensor in enumerate(inputs):
+            self._set(tensor, self._graph.placeholder(f"input_{i}"))
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch wraps `__torch_dispatch__`, and imports its compiler for that
+
+    def finish(self, results: Sequence[Tensor]) -> torch.fx.GraphModule:
+        """The graph, which returns these results."""
+        self._graph.output(tuple(map(self._node, results)))
+        return torch.fx.GraphModule(self._constants, self._graph)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        node = self._graph.call_function(func, *tree_map_only(Tensor, self._node, (args, kwargs or {})))
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor):
+            self._set(result, node)
+        elif isinstance(result, tuple | list):
+            for i, part in enumerate(result):
+                self._set(part, self._graph.call_function(operator.getitem, (node, i)))
+        return result
+
+    def _set(self, tensor: Tensor, node: torch.fx.Node) -> None:
+        self._nodes[id(tensor)] = node
+        self._tensors.append(tensor)
+
+    def _node(self, tensor: Tensor) -> torch.fx.Node:
+        if id(tensor) not in self._nodes:
+            name = f"constant_{len(self._constants)}"
+            self._constants[name] = tensor
+            self._set(tensor, self._graph.get_attr(name))
+        return self._nodes[id(tensor)]
+
+
 def trace(algorithm: Algorithm, batch: TensorBatch, noise: Any, variant: int) -> torch.fx.GraphModule:
     """The graph of an opt step, whose arguments are those of `example`.
 
     The graph changes the tensors of the state in place, and returns the errors if there are any.
     """
-    # Imported here, because it takes a second and only the compiling process needs it.
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    def step(*tensors: Tensor) -> tuple[Tensor, ...]:
-        given = iter(tensors)
-        state, own_batch, own_noise, lr_scale, corrections = (
-            map_leaves(lambda _: next(given), part)
-            for part in (algorithm.state, batch, noise, torch.ones(()), corrections_now)
-        )
-        for adam, own in zip(adam_states(state), corrections, strict=True):
+    _fill_moments(algorithm, batch, noise, variant)
+    inputs = example(algorithm, batch, noise)
+    given, corrections = iter(inputs), inputs[-1]
+    state, own_batch, own_noise, lr_scale = (
+        map_leaves(lambda _: next(given), part) for part in (algorithm.state, batch, noise, torch.ones(()))
+    )
+    recorder = Recorder(inputs)
+    with recorder:
+        for adam, own in zip(adam_states(state), corrections.unbind(), strict=True):
             cast(TracedAdam, adam).corrections = own
         errors = algorithm.step(algorithm.bind(state), state, own_batch, own_noise, lr_scale, variant)
-        return () if errors is None else (errors,)
-
-    _fill_moments(algorithm, batch, noise, variant)
-    *_, corrections_now = arguments = example(algorithm, batch, noise)
-    return make_fx(step)(*arguments)
+    return recorder.finish(() if errors is None else (errors,))
 
 
 def example(algorithm: Algorithm, batch: TensorBatch, noise: Any) -> list[Tensor]:

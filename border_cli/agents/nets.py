@@ -121,7 +121,7 @@ class Normalizer(nn.Module):
         variance, mean = torch.var_mean(x - x[0], 0, correction=0)
         mean = mean + x[0]
         count = (self.count + 1.0).clamp(max=_MAX_BATCHES)
-        weight = 1.0 / count
+        weight = count.reciprocal()
         between = weight * (1.0 - weight) * (mean - self.mean).square()
         variance = self.std.square().lerp(variance + _MIN_VARIANCE, weight) + between
         return self.mean.lerp(mean, weight), variance.sqrt(), count

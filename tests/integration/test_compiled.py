@@ -17,7 +17,8 @@ import pytest
 
 from border_cli.agents.agent import NetworkAgent
 from border_cli.agents.compiler import (
-    PAYS_FROM_S,
+    COMPILING_PAYS_S,
+    TRACING_PAYS_S,
     CompileJob,
     GraphCompiler,
     cache_folder,
@@ -241,7 +242,10 @@ def test_a_compiling_process_that_fails_costs_a_warning(caplog: pytest.LogCaptur
     while one.compiling is not None:
         learn("dqn", one, 32)
     assert not one.algorithm.graphs
-    assert "agent.compile: opt steps stay eager, compiling failed: plugins: there is no module" in caplog.text
+    assert (
+        "agent.compile: opt steps are not compiled, compiling failed: plugins: there is no module"
+        in caplog.text
+    )
 
 
 def test_where_bits_have_to_repeat_it_is_an_error() -> None:
@@ -274,8 +278,8 @@ def test_a_free_running_learner_goes_on_eagerly_until_the_opt_step_is_traced_and
     assert_learned_like_eager(one)
 
 
-def assert_learned_like_eager(one: NetworkAgent) -> None:
-    eager, _ = learner("dqn", "false", adam_eps=1e-7)
+def assert_learned_like_eager(one: NetworkAgent, adam_eps: float = 1e-7) -> None:
+    eager, _ = learner("dqn", "false", adam_eps=adam_eps)
     eager.compiling = None
     for _ in range(one.opt_steps // 32):
         learn("dqn", eager, 32, weighted=False)
@@ -283,18 +287,42 @@ def assert_learned_like_eager(one: NetworkAgent) -> None:
         assert norm(array - one.state().arrays[name]) <= 1e-2 * norm(array) + 1e-5, name
 
 
-@pytest.mark.parametrize(("time_left", "begins"), [(PAYS_FROM_S - 1, False), (PAYS_FROM_S, True)])
-def test_compiling_begins_where_the_run_is_long_enough(
-    monkeypatch: pytest.MonkeyPatch, time_left: float, begins: bool
+@pytest.mark.parametrize(
+    ("time_left", "done"),
+    [(TRACING_PAYS_S - 1, ""), (COMPILING_PAYS_S - 1, "traced"), (COMPILING_PAYS_S, "compiled")],
+)
+def test_only_what_pays_in_the_time_that_is_left_is_done(
+    monkeypatch: pytest.MonkeyPatch, time_left: float, done: str
 ) -> None:
     monkeypatch.setattr("border_cli.agents.compiler._MEASURING_S", 0.0)
     one, compiler = learner("dqn", "auto", waits=False, adam_eps=1e-6)
     opt_steps_s = list[float]()
     compiler._time_left = lambda opt_step_s: opt_steps_s.append(opt_step_s) or time_left
     learn("dqn", one, 40)
-    assert len(opt_steps_s) == (1 if begins else 40) and 0.0 < opt_steps_s[-1] < 10.0
-    assert bool(list(cache_folder().glob("tmp*"))) is begins, "the folder of the compiling process"
+    assert len(opt_steps_s) == (1 if done else 40) and 0.0 < opt_steps_s[-1] < 10.0
+    assert bool(list(cache_folder().glob("tmp*"))) is bool(done), "the folder of the compiling process"
+    if done == "traced":
+        while one.compiling is not None:
+            learn("dqn", one, 32)
+        assert set(compiler.graphs) == {"traced"} and not any(
+            path.exists() for path in compiler._paths.values()
+        )
     compiler.close()
+
+
+def test_without_a_cpp_compiler_opt_steps_are_traced_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CXX", "/no/such/compiler")
+    one, compiler = learner("dqn", "auto", waits=False, adam_eps=1e-5)
+    while one.compiling is not None:
+        learn("dqn", one, 32, weighted=False)
+    assert set(compiler.graphs) == {"traced"}
+    assert_learned_like_eager(one, adam_eps=1e-5)
+    assert (
+        "agent.compile: opt steps are not compiled, there is no C++ compiler (/no/such/compiler)"
+        in caplog.text
+    )
 
 
 def test_the_waiting_ends_when_the_run_is_asked_to_stop() -> None:
@@ -326,21 +354,14 @@ def log(run: Run) -> str:
     return (run.path / "train.log").read_text(encoding="utf-8")
 
 
-def test_without_a_compiler_the_run_says_so_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CXX", "/no/such/compiler")
-    run = train(*RUN)
-    assert run.counts[0] == 60
-    assert (
-        log(run).count("agent.compile: opt steps stay eager, there is no C++ compiler (/no/such/compiler)")
-        == 1
-    )
-
-
-def test_a_cache_that_cannot_be_written_to_leaves_opt_steps_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_goes_on_with_a_cache_that_cannot_be_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/cache")
     run = train(*RUN)
     assert run.counts[0] == 60
-    assert log(run).count("agent.compile: opt steps stay eager, /proc/cache: No such file or directory") == 1
+    assert (
+        log(run).count("agent.compile: opt steps are not compiled, /proc/cache: No such file or directory")
+        == 1
+    )
 
 
 def test_an_opt_step_with_convolutions_is_compiled_though_torch_cannot_trace_it() -> None:

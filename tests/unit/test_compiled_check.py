@@ -72,6 +72,20 @@ def test_code_without_an_error_is_taken(agent: str, monkeypatch: pytest.MonkeyPa
     check_wrongly(agent, lambda batch, lr_scale: None, monkeypatch)
 
 
+def test_a_graph_has_what_happens_below_autograd_and_the_tensors_of_others_as_constants() -> None:
+    """f(x, y) = ∂/∂x (x·c)² = 2·c²·x, and y grows by 1 in place."""
+    c, x, y = torch.tensor(3.0), torch.tensor(2.0), torch.tensor(5.0)
+    recorder = graph.Recorder([x, y])
+    with recorder:
+        free = x.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad((free * c).square(), free)
+        y.add_(1.0)
+    recorded = recorder.finish([gradient])
+    given = torch.tensor(10.0)
+    (found,) = recorded(torch.tensor(1.0), given)
+    assert (found.item(), given.item()) == (18.0, 11.0)
+
+
 @pytest.mark.parametrize("settings", [{"gamma": 0.9}, {"reward_clip": 1.0}, {"lr": 0.5}])
 def test_code_is_kept_for_each_value_that_a_step_may_read(settings: dict[str, Any]) -> None:
     """The step of a plugin's agent may compute its own targets."""
