@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from bench.report import markdown, number
 from border_cli.core.types import Evaluation, ModelInfo
-from border_cli.training.best_model import Candidate, fresh_rounds, winner, with_candidate
+from border_cli.training.best_model import Candidate, choose, fresh_rounds, with_candidate
 
 POLICIES = 100
 EPISODES = 20
@@ -103,12 +103,19 @@ def candidates_rule(policies: Policies) -> Choice:
     for policy in range(POLICIES):
         regular = _evaluation(policy, policies.play_regular(policy))
         candidates = with_candidate(candidates, Candidate(ModelInfo(policy, {}), regular))
-    episodes = EPISODES * fresh_rounds(POLICIES)
-    seeds = policies.seeds(episodes)
-    fresh = [_evaluation(i, policies.play(i, seeds)) for i in (one.model.version for one in candidates)]
-    best = winner(candidates, fresh).model.version
-    score = policies.play(best, policies.seeds(episodes)).mean()
-    return Choice(best, float(score), episodes * (len(candidates) + 2))
+    first, more = fresh_rounds(POLICIES)
+    seeds = policies.seeds(EPISODES * (first + more)).reshape(-1, EPISODES)
+    fresh = 0
+
+    def play(model: ModelInfo, rounds: range) -> Evaluation:
+        nonlocal fresh
+        returns = policies.play(model.version, seeds[rounds].ravel())
+        fresh += len(returns)
+        return _evaluation(model.version, returns)
+
+    best = choose(candidates, POLICIES, play).model.version
+    score = policies.play(best, policies.seeds(EPISODES * first)).mean()
+    return Choice(best, float(score), fresh + 2 * EPISODES * first)
 
 
 def regular_rule(policies: Policies) -> Choice:

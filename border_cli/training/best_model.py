@@ -2,13 +2,14 @@
 
 Every model plays the run's regular episodes, whose seeds never change. The models with the highest scores there are
 candidates. A score that decides is too high by its luck. So when the run ends the candidates play the same fresh
-episodes, and the score of the winner comes from others, which decide nothing.
+episodes, the best two play more (sequential halving; Karnin et al., 2013), and the score of the winner comes from others,
+which decide nothing.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from border_cli.core.metrics import t975
@@ -16,6 +17,7 @@ from border_cli.core.types import Evaluation, ModelInfo
 
 CANDIDATES = 5
 """So many models are candidates for the best."""
+_FINALISTS = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,23 +41,37 @@ def with_candidate(candidates: Sequence[Candidate], new: Candidate) -> list[Cand
     return kept
 
 
-def fresh_rounds(evaluations: int) -> int:
-    """How many times the candidates play as many fresh episodes as a regular evaluation has.
+def fresh_rounds(evaluations: int) -> tuple[int, int]:
+    """How often all candidates, and then the best two, play as many fresh episodes as a regular evaluation has.
 
-    If the run had many regular evaluations, all fresh episodes together are half as many as the regular ones: those of
-    each candidate, and those of the winner and of the last model for their scores.
+    If the run had many regular evaluations, all fresh episodes together are half as many as the regular ones: half of
+    them are those of all candidates, three tenths those of the best two. The rest are those of the winner and of the last
+    model for their scores, of each as many as a candidate has at first.
     """
-    return max(1, evaluations // (2 * (CANDIDATES + 2)))
+    return max(1, evaluations // (4 * CANDIDATES)), 3 * evaluations // (4 * CANDIDATES * _FINALISTS)
 
 
-def winner(candidates: Sequence[Candidate], fresh: Sequence[Evaluation]) -> Candidate:
-    """The candidate with the highest mean return over its regular and its fresh episodes, the newest among equals."""
+def choose(
+    candidates: Sequence[Candidate], evaluations: int, play: Callable[[ModelInfo, range], Evaluation]
+) -> Candidate:
+    """The best candidate: all play the same fresh episodes, the best two play more, and the highest mean return wins.
 
-    def value(pair: tuple[Candidate, Evaluation]) -> tuple[float, int]:
-        mean = joined([pair[0].regular, pair[1]]).mean
-        return mean if math.isfinite(mean) else -math.inf, pair[0].model.version
+    The mean is over all episodes of a model, the regular ones too; among equals, the newest wins.
 
-    return max(zip(candidates, fresh, strict=True), key=value)[0]
+    evaluations: regular ones of the run so far · play: evaluates a model in these rounds of fresh episodes.
+    """
+    first, more = fresh_rounds(evaluations)
+    known = [(one, one.regular) for one in candidates]
+    for rounds in (range(first), range(first, first + more)):
+        if rounds and len(known) > 1:
+            known = [(one, joined([before, play(one.model, rounds)])) for one, before in known]
+            known = sorted(known, key=_value, reverse=True)[:_FINALISTS]
+    return known[0][0]
+
+
+def _value(known: tuple[Candidate, Evaluation]) -> tuple[float, int]:
+    one, evaluation = known
+    return evaluation.mean if math.isfinite(evaluation.mean) else -math.inf, one.model.version
 
 
 def joined(parts: Sequence[Evaluation]) -> Evaluation:

@@ -24,10 +24,10 @@ from border_cli.runtime import seeding
 from border_cli.runtime.clock import Backoff
 from border_cli.training.best_model import (
     Candidate,
+    choose,
     fresh_rounds,
     joined,
     least_mean,
-    winner,
     with_candidate,
 )
 
@@ -214,14 +214,17 @@ class EvalManager:
 
         Raises OutOfTime.
         """
-        rounds, fresh = fresh_rounds(self._evaluations), [one.regular for one in self.candidates]
-        if len(self.candidates) > 1:
-            fresh = [self._play(one.model, last.version, range(1, 1 + rounds)) for one in self.candidates]
-        best, scoring = winner(self.candidates, fresh), range(1 + rounds, 1 + 2 * rounds)
-        score = self._play(best.model, last.version, scoring)
+
+        def play(model: ModelInfo, rounds: range) -> Evaluation:
+            return self._play(model, last.version, rounds)
+
+        best = choose(self.candidates, self._evaluations, play)
+        first, more = fresh_rounds(self._evaluations)
+        scoring = range(first + more, 2 * first + more)
+        score = play(best.model, scoring)
         if self.last is not None and self.last.opt_steps == last.version:
             is_best = best.model.version == last.version
-            self.last = score if is_best else self._play(last, last.version, scoring)
+            self.last = score if is_best else play(last, scoring)
         self.candidates = [best, *(one for one in self.candidates if one is not best)]
         self.best, self.confirmed = score, True
         self.save_best()
@@ -231,11 +234,11 @@ class EvalManager:
         )
         self._parts.telemetry.set_best(score, confirmed=True)
 
-    def _play(self, model: ModelInfo, opt_steps: int, numbers: range) -> Evaluation:
+    def _play(self, model: ModelInfo, opt_steps: int, rounds: range) -> Evaluation:
         """Evaluate a model on fresh episodes, see `EvalSeeds.fresh`. Raises OutOfTime, also if the run is to stop."""
         parts, backoff = [], Backoff()
-        for number in numbers:
-            seeds = self._parts.eval_seeds.fresh(opt_steps, number)
+        for number in rounds:
+            seeds = self._parts.eval_seeds.fresh(opt_steps, 1 + number)  # 0 is for `stop_return`
             while (evaluation := self._evaluation(model, seeds)) is None:
                 if self._out_of_time or self._parts.should_stop():
                     raise OutOfTime

@@ -11,9 +11,9 @@ from border_cli.core.types import Evaluation, ModelInfo
 from border_cli.training.best_model import (
     CANDIDATES,
     Candidate,
+    choose,
     fresh_rounds,
     least_mean,
-    winner,
     with_candidate,
 )
 
@@ -47,19 +47,43 @@ def test_among_equal_scores_the_first_and_the_newest_stay() -> None:
     assert steps((0, 1.0), *((n, 500.0) for n in range(1, 6))) == [1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize(("evaluations", "rounds"), [(0, 1), (1, 1), (14, 1), (27, 1), (28, 2), (100, 7)])
-def test_fresh_episodes_are_half_as_many_as_the_regular_ones(evaluations: int, rounds: int) -> None:
-    assert fresh_rounds(evaluations) == rounds  # of 5 candidates, and of the winner and the last model
+@pytest.mark.parametrize(
+    ("evaluations", "rounds"), [(0, (1, 0)), (1, (1, 0)), (14, (1, 1)), (40, (2, 3)), (100, (5, 7))]
+)
+def test_fresh_episodes_are_half_as_many_as_the_regular_ones(
+    evaluations: int, rounds: tuple[int, int]
+) -> None:
+    """5 candidates play the first rounds, 2 of them more; for the scores, 2 models play as many as the first."""
+    assert fresh_rounds(evaluations) == rounds
 
 
-def test_the_winner_has_the_highest_mean_over_regular_and_fresh_episodes() -> None:
+def played(
+    found: list[Candidate], evaluations: int, returns: dict[int, list[float]]
+) -> tuple[int, list[tuple[int, int]]]:
+    """The chosen opt steps, and who played how many rounds of one episode, with these returns by opt steps."""
+    calls = list[tuple[int, int]]()
+
+    def play(model: ModelInfo, rounds: range) -> Evaluation:
+        calls.append((model.version, len(rounds)))
+        return evaluation(model.version, *(returns[model.version][n] for n in rounds))
+
+    return choose(found, evaluations, play).model.version, calls
+
+
+def test_all_candidates_play_and_then_the_best_two_by_all_their_episodes() -> None:
+    three = candidates((10, 8.0), (20, 6.0), (30, 1.0))
+    # one round of all, one of the best two: means 6, 6.5, 0.5, then 14/3 and 16/3
+    returns = {10: [4.0, 2.0], 20: [7.0, 3.0], 30: [0.0, 0.0]}
+    assert played(three, 14, returns) == (20, [(10, 1), (20, 1), (30, 1), (20, 1), (10, 1)])
+    assert played(three, 14, returns | {10: [4.0, 4.0]})[0] == 20, "the newest of two with a mean of 16/3"
+    assert played(three, 14, returns | {10: [4.0, 4.1]})[0] == 10
+    assert played(three, 14, returns | {20: [math.nan]})[0] == 10
+
+
+def test_two_candidates_of_a_short_run_play_once_and_one_does_not() -> None:
     two = candidates((10, 8.0), (20, 6.0))
-    assert (
-        winner(two, [evaluation(10, 4.0, 5.0), evaluation(20, 6.0, 7.0)]).model.version == 20
-    )  # 5.67 < 6.33
-    assert winner(two, [evaluation(10, 5.0, 6.0), evaluation(20, 6.0, 7.0)]).model.version == 20  # equal
-    assert winner(two, [evaluation(10, 5.0, 6.1), evaluation(20, 6.0, 7.0)]).model.version == 10
-    assert winner(two, [evaluation(10, 1.0), evaluation(20, math.nan)]).model.version == 10
+    assert played(two, 13, {10: [2.0], 20: [5.0]}) == (20, [(10, 1), (20, 1)])  # 5, 5.5
+    assert played(two[:1], 14, {}) == (10, [])
 
 
 def test_the_least_mean_by_hand() -> None:
