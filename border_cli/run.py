@@ -194,9 +194,8 @@ class RunFiles:
             if self._knows_the_run() and not isinstance(error, InvalidCheckpointError):
                 self.start()
             if self._summary is not None:
-                self._summary.finish(
-                    self._result(code.name.lower() if interrupted else "error", code, str(error))
-                )
+                ending = (code.name.lower(), code, None) if interrupted else ("error", code, str(error))
+                self._summary.finish(self._result(*ending))
         except OSError as e:  # such as the full disk that ended the run; the first error counts
             _log.error("%s: %s", e.filename or self.run_dir, e.strerror)
         if interrupted:

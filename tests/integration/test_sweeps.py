@@ -309,7 +309,7 @@ def test_the_preset_of_a_sweep_with_files_of_the_user_is_used_with_them(
     words = ("env=mine", "agent.gamma=0.5,0.6", "trainer=sync", "trainer.max_env_steps=200")
     words += ("trainer.eval_interval=20", "trainer.save_interval=null", "recorder.console=plain")
     assert main(["--config-dir", "c", "-m", *tiny(*words)]) == 0
-    (best,) = re.findall("best +(border-train .*)", capsys.readouterr().out)
+    (best,) = re.findall("best +(border-train --config-dir c .*)", capsys.readouterr().out)
     with_preset = train(*shlex.split(best)[1:], "trainer=sync", "trainer.max_env_steps=200")
     assert with_preset.config.agent.gamma in (0.5, 0.6)
 
