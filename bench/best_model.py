@@ -103,7 +103,7 @@ def candidates_rule(policies: Policies) -> Choice:
     for policy in range(POLICIES):
         regular = _evaluation(policy, policies.play_regular(policy))
         candidates = with_candidate(candidates, Candidate(ModelInfo(policy, {}), regular))
-    first, more = fresh_rounds(POLICIES)
+    first, more, scoring = fresh_rounds(POLICIES)
     seeds = policies.seeds(EPISODES * (first + more)).reshape(-1, EPISODES)
     fresh = 0
 
@@ -114,8 +114,8 @@ def candidates_rule(policies: Policies) -> Choice:
         return _evaluation(model.version, returns)
 
     best = choose(candidates, POLICIES, play).model.version
-    score = policies.play(best, policies.seeds(EPISODES * first)).mean()
-    return Choice(best, float(score), fresh + 2 * EPISODES * first)
+    score = policies.play(best, policies.seeds(EPISODES * scoring)).mean()
+    return Choice(best, float(score), fresh + 2 * EPISODES * scoring)
 
 
 def regular_rule(policies: Policies) -> Choice:

@@ -45,7 +45,7 @@ class TracedAdam(AdamState):
 
     def update(self, gradient: Tensor, lr: float | Tensor, eps: float, skip: Tensor) -> None:
         kept = 1.0 - skip
-        gradient = gradient.masked_fill(skip != 0.0, 0.0)
+        gradient = torch.where(skip == 0.0, gradient, 0.0)
         self.exp_avg.lerp_(gradient, 0.1 * kept)
         self.exp_avg_sq.lerp_(gradient * gradient, 0.001 * kept)
         of_mean, of_root = self.corrections.unbind()

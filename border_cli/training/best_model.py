@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from border_cli.core.metrics import t975
 from border_cli.core.types import Evaluation, ModelInfo
@@ -41,14 +42,25 @@ def with_candidate(candidates: Sequence[Candidate], new: Candidate) -> list[Cand
     return kept
 
 
-def fresh_rounds(evaluations: int) -> tuple[int, int]:
-    """How often all candidates, and then the best two, play as many fresh episodes as a regular evaluation has.
+class FreshRounds(NamedTuple):
+    """How often as many fresh episodes as a regular evaluation has are played.
 
-    If the run had many regular evaluations, all fresh episodes together are half as many as the regular ones: half of
-    them are those of all candidates, three tenths those of the best two. The rest are those of the winner and of the last
-    model for their scores, of each as many as a candidate has at first.
+    candidates: by each candidate · finalists: by each of the best two, after these · scores: by the winner and by the last
+    model, for their scores.
     """
-    return max(1, evaluations // (4 * CANDIDATES)), 3 * evaluations // (4 * CANDIDATES * _FINALISTS)
+
+    candidates: int
+    finalists: int
+    scores: int
+
+
+def fresh_rounds(evaluations: int) -> FreshRounds:
+    """The rounds at the end of a run with so many regular evaluations.
+
+    If they were many, all fresh episodes together are half as many as the regular ones, a third of them for each purpose.
+    """
+    third = evaluations // 6
+    return FreshRounds(max(1, third // CANDIDATES), third // _FINALISTS, max(1, third // 2))
 
 
 def choose(
@@ -60,7 +72,7 @@ def choose(
 
     evaluations: regular ones of the run so far · play: evaluates a model in these rounds of fresh episodes.
     """
-    first, more = fresh_rounds(evaluations)
+    first, more, _ = fresh_rounds(evaluations)
     known = [(one, one.regular) for one in candidates]
     for rounds in (range(first), range(first, first + more)):
         if rounds and len(known) > 1:

@@ -219,8 +219,8 @@ class EvalManager:
             return self._play(model, last.version, rounds)
 
         best = choose(self.candidates, self._evaluations, play)
-        first, more = fresh_rounds(self._evaluations)
-        scoring = range(first + more, 2 * first + more)
+        first, more, scores = fresh_rounds(self._evaluations)
+        scoring = range(first + more, first + more + scores)
         score = play(best.model, scoring)
         if self.last is not None and self.last.opt_steps == last.version:
             is_best = best.model.version == last.version

@@ -48,12 +48,13 @@ def test_among_equal_scores_the_first_and_the_newest_stay() -> None:
 
 
 @pytest.mark.parametrize(
-    ("evaluations", "rounds"), [(0, (1, 0)), (1, (1, 0)), (14, (1, 1)), (40, (2, 3)), (100, (5, 7))]
+    ("evaluations", "rounds"),
+    [(0, (1, 0, 1)), (1, (1, 0, 1)), (12, (1, 1, 1)), (40, (1, 3, 3)), (100, (3, 8, 8))],
 )
 def test_fresh_episodes_are_half_as_many_as_the_regular_ones(
-    evaluations: int, rounds: tuple[int, int]
+    evaluations: int, rounds: tuple[int, int, int]
 ) -> None:
-    """5 candidates play the first rounds, 2 of them more; for the scores, 2 models play as many as the first."""
+    """5 candidates play the first rounds, 2 of them the second; for the scores, 2 models play the last."""
     assert fresh_rounds(evaluations) == rounds
 
 
@@ -74,16 +75,16 @@ def test_all_candidates_play_and_then_the_best_two_by_all_their_episodes() -> No
     three = candidates((10, 8.0), (20, 6.0), (30, 1.0))
     # one round of all, one of the best two: means 6, 6.5, 0.5, then 14/3 and 16/3
     returns = {10: [4.0, 2.0], 20: [7.0, 3.0], 30: [0.0, 0.0]}
-    assert played(three, 14, returns) == (20, [(10, 1), (20, 1), (30, 1), (20, 1), (10, 1)])
-    assert played(three, 14, returns | {10: [4.0, 4.0]})[0] == 20, "the newest of two with a mean of 16/3"
-    assert played(three, 14, returns | {10: [4.0, 4.1]})[0] == 10
-    assert played(three, 14, returns | {20: [math.nan]})[0] == 10
+    assert played(three, 12, returns) == (20, [(10, 1), (20, 1), (30, 1), (20, 1), (10, 1)])
+    assert played(three, 12, returns | {10: [4.0, 4.0]})[0] == 20, "the newest of two with a mean of 16/3"
+    assert played(three, 12, returns | {10: [4.0, 4.1]})[0] == 10
+    assert played(three, 12, returns | {20: [math.nan]})[0] == 10
 
 
 def test_two_candidates_of_a_short_run_play_once_and_one_does_not() -> None:
     two = candidates((10, 8.0), (20, 6.0))
-    assert played(two, 13, {10: [2.0], 20: [5.0]}) == (20, [(10, 1), (20, 1)])  # 5, 5.5
-    assert played(two[:1], 14, {}) == (10, [])
+    assert played(two, 11, {10: [2.0], 20: [5.0]}) == (20, [(10, 1), (20, 1)])  # 5, 5.5
+    assert played(two[:1], 12, {}) == (10, [])
 
 
 def test_the_least_mean_by_hand() -> None:
