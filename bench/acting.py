@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from bench.report import Figure
-from border_cli import build, compose
+from border_cli import compose
 from border_cli.actors.manager import ActorManager
 from border_cli.config.schema import EnvConfig, TrainConfig
 from border_cli.envs.group import GymEnv
 from border_cli.envs.make import make_gym
+from border_cli.run import build
 
 GAME_STEPS = 400
 

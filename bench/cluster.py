@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from bench.report import machine, markdown, number, write_between_marks
-from border_cli import build, compose
+from border_cli import compose
 from border_cli.actors.remote import Reply
 from border_cli.actors.spec import ActorState
 from border_cli.config.registry import ACTOR_MANAGERS
 from border_cli.core.types import Chunk
 from border_cli.envs.group import GymEnv
-from border_cli.probes import made_up
+from border_cli.run import build
+from border_cli.run.probes import made_up
 from border_cli.runtime.ray_cluster import Cluster
 
 PAGE = Path(__file__).parents[1] / "docs" / "cluster.md"

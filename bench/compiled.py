@@ -12,9 +12,10 @@ from functools import partial
 
 from bench.learning import compile_steps, opt_rate
 from bench.report import Figure, markdown
-from border_cli import build, compose
+from border_cli import compose
 from border_cli.actors.sampler import Sampler
 from border_cli.agents.agent import NetworkAgent
+from border_cli.run import build
 from border_cli.runtime import seeding
 from border_cli.runtime.worker import keep_freed_memory
 

@@ -15,11 +15,12 @@ from functools import partial
 import torch
 
 from bench.report import markdown, number
-from border_cli import build, compose
+from border_cli import compose
 from border_cli.agents.agent import NetworkAgent
 from border_cli.agents.capture import capture_opt_steps
 from border_cli.core.spaces import ActionSpec, EnvSpec, ObsLeaf, ObsSpec
-from border_cli.probes import made_up
+from border_cli.run import build
+from border_cli.run.probes import made_up
 from border_cli.runtime.tensors import repeat_bits_on_gpu
 from border_cli.runtime.worker import keep_freed_memory
 

@@ -60,12 +60,13 @@ def bare_update_rate() -> float:
     """Return the opt steps/s of DQN's compiled update alone: one thread, always the same batch, no replay, no actors."""
     import torch
 
-    from border_cli import build, compose
+    from border_cli import compose
     from border_cli.agents.agent import NetworkAgent
     from border_cli.agents.params import BatchLoader
     from border_cli.config.schema import EnvConfig
     from border_cli.envs.group import GymEnv
-    from border_cli.probes import made_up
+    from border_cli.run import build
+    from border_cli.run.probes import made_up
     from border_cli.runtime.worker import keep_freed_memory
 
     torch.set_num_threads(1)

@@ -24,11 +24,12 @@ from bench.learning import opt_rate
 from bench.report import Figure, machine, markdown, write_between_marks
 from bench.speed import HEAD, PAGE
 from bench.startup import first_steps
-from border_cli import build, compose
+from border_cli import compose
 from border_cli.config.schema import EnvConfig
 from border_cli.envs.group import GymEnv
-from border_cli.probes import made_up
 from border_cli.recorders.files import METRICS_FILE
+from border_cli.run import build
+from border_cli.run.probes import made_up
 
 PICTURE = Path(__file__).parents[1] / "docs" / "curves" / "scaling.png"
 MANY, FEW, ROWS = (1, 8, 32), (1, 2, 4, 8), (10_000, 1_000_000, 10_000_000)

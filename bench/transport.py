@@ -14,7 +14,7 @@ from bench.report import Figure
 from border_cli.config.schema import EnvConfig
 from border_cli.core.types import Chunk, Items, empty_items, item_columns
 from border_cli.envs.group import GymEnv
-from border_cli.transport import Ring
+from border_cli.runtime.transport import Ring
 
 CHUNK = 64
 RING_CHUNKS, QUEUE_CHUNKS, QUEUE_ROWS = 100_000, 10_000, 100_000

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from border_cli.api import compose, train, train_async
     from border_cli.recorders import BufferedRecorder
-    from border_cli.runs.load import load, load_agent, save_agent
+    from border_cli.run.load import load, load_agent, save_agent
 
 __version__ = "0.1.0"
 __all__ = [
@@ -29,9 +29,9 @@ __all__ = [
 
 _HOMES = {
     "BufferedRecorder": "border_cli.recorders",
-    "load": "border_cli.runs.load",
-    "load_agent": "border_cli.runs.load",
-    "save_agent": "border_cli.runs.load",
+    "load": "border_cli.run.load",
+    "load_agent": "border_cli.run.load",
+    "save_agent": "border_cli.run.load",
     "compose": "border_cli.api",
     "train": "border_cli.api",
     "train_async": "border_cli.api",

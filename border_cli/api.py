@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from border_cli.build import UserParts
 from border_cli.config.schema import AgentConfig, EnvConfig, TrainConfig
 from border_cli.core.errors import UsageError
 from border_cli.core.progress import RunResult
 from border_cli.core.protocols import Evaluator, Recorder, StepProcessor
 from border_cli.core.spaces import EnvSpec
+from border_cli.run.build import UserParts
 from border_cli.runtime.signals import StopFlag
 
 
@@ -91,11 +91,10 @@ def _composed(config: TrainConfig | Sequence[str], *words: str) -> TrainConfig:
 
 
 def _train(config: TrainConfig, run_dir: Path, user: UserParts, stop: StopFlag) -> RunResult:
-    from border_cli import run
     from border_cli.config.convert import to_config, to_plain
     from border_cli.config.validate import validate
-    from border_cli.preflight import preflight, probe_env
-    from border_cli.runs import directory
+    from border_cli.run import directory, run
+    from border_cli.run.preflight import preflight, probe_env
 
     config = to_config(to_plain(config))  # each value against its declared type and range, as for the command
     validate(config)

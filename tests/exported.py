@@ -12,7 +12,7 @@ from gymnasium import spaces
 from border_cli.agents.agent import NetworkPolicy
 from border_cli.config.registry import AGENTS
 from border_cli.core.spaces import Array, EnvSpec, Obs, decode_actions, encode
-from border_cli.envs.spaces import env_spec
+from border_cli.envs.gym_spaces import env_spec
 
 N = 1000
 OBSERVATIONS: dict[str, tuple[spaces.Space[Any], int, dict[str, list[int]]]] = {

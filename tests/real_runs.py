@@ -18,7 +18,7 @@ from border_cli.config.registry import AGENTS
 from border_cli.config.schema import TrainConfig
 from border_cli.config.validate import unused
 from border_cli.recorders.files import read_jsonl
-from border_cli.runs.directory import read_config
+from border_cli.run.directory import read_config
 
 TINY = (
     "preset=none",

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from border_cli.actors.loop import run_actor
+from border_cli.actors.actor import run_actor
 from border_cli.actors.spec import ActorSpec, ActorState
 from border_cli.config.registry import register
 from border_cli.config.schema import ActorManagerConfig, option

@@ -24,8 +24,8 @@ from border_cli.config.schema import EnvConfig, TrainConfig
 from border_cli.core.spaces import Array, EnvSpec
 from border_cli.core.state import State
 from border_cli.core.types import Evaluation, ModelInfo
-from border_cli.runs.directory import write_config
-from border_cli.runs.summary import record_launch
+from border_cli.run.directory import write_config
+from border_cli.run.summary import record_launch
 
 DQN = DqnConfig(hidden=[8])
 

@@ -23,7 +23,7 @@ from border_cli.core.types import ActorStat, Chunk, Column, ModelInfo
 from border_cli.runtime.clock import Deadline
 from border_cli.runtime.files import run_all
 from border_cli.runtime.supervised import Condition, Limits, Loss
-from border_cli.transport import ring_rows
+from border_cli.runtime.transport import ring_rows
 
 _START_POLL_S = 0.1
 _STOP_POLL_S = 0.01

@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 from selectors import EVENT_READ, DefaultSelector
 from typing import Protocol
 
-from border_cli.actors.loop import Finished, SentState, run_actor
+from border_cli.actors.actor import Finished, SentState, run_actor
 from border_cli.actors.spec import LOCKSTEP_SLOTS, ActorId, ActorSpec, ActorState, ActorStatus, StatusBlock
 from border_cli.core.errors import ActorLostError
 from border_cli.core.state import State
 from border_cli.core.types import ActorStat, Chunk, Column, ModelInfo, count_episodes
 from border_cli.runtime.child import Child
 from border_cli.runtime.supervised import Condition, Limits, Loss, SupervisedProcess
+from border_cli.runtime.transport import ModelChannel, Ring, model_layout
 from border_cli.runtime.worker import Ready, Reporter
-from border_cli.transport import ModelChannel, Ring, model_layout
 
 
 @dataclass(frozen=True)

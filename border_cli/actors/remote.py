@@ -2,7 +2,7 @@
 
 `RemoteActor` runs the ordinary loop of an actor in a thread. The learner calls `collect` with new credit and models, and
 gets the chunks that the actor has handed over. A new call makes an older one that still waits return at once, so the
-learner can always tell something new. This module does not know what carries the calls; see `border_cli.actors.ray`.
+learner can always tell something new. This module does not know what carries the calls; see `border_cli.actors.ray_actors`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import threading
 import time
 from dataclasses import dataclass, field, replace
 
-from border_cli.actors.loop import run_actor
+from border_cli.actors.actor import run_actor
 from border_cli.actors.spec import LOCKSTEP_SLOTS, ActorId, ActorSpec, ActorState
 from border_cli.core.state import State
 from border_cli.core.types import Chunk, Column, Items, ModelInfo, empty_items

@@ -9,7 +9,7 @@ from typing import Any
 
 from border_cli.core.protocols import ActingPolicy, StepProcessor
 from border_cli.core.spaces import EnvSpec
-from border_cli.transport import WORD, Block, Layout, SharedEvent
+from border_cli.runtime.transport import WORD, Block, Layout, SharedEvent
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from border_cli.cli.compose import Composer
-from border_cli.cli.errors import run_command, tracebacks
+from border_cli.cli.hydra_errors import run_command, tracebacks
 from border_cli.cli.overrides import Parser, override_values, parse_overrides, typed_names
 from border_cli.cli.translate import check_words
 from border_cli.config import registry
@@ -51,8 +51,8 @@ def _bench(config: TrainConfig, typed: Mapping[str, str]) -> None:
 
     from border_cli.display.output import output
     from border_cli.display.tables import print_bench
-    from border_cli.preflight import preflight  # not earlier: they import torch
-    from border_cli.probes import bench
+    from border_cli.run.preflight import preflight  # not earlier: they import torch
+    from border_cli.run.probes import bench
 
     # The status is drawn on a terminal alone.
     doing = Console(stderr=True).status(

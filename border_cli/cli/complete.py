@@ -14,7 +14,7 @@ from dataclasses import Field
 from pathlib import Path
 from typing import Any
 
-from border_cli.cli.errors import show
+from border_cli.cli.hydra_errors import show
 from border_cli.config import presets
 from border_cli.config.convert import RESUME, known_fields
 from border_cli.config.registry import TABLES, import_installed_plugins

@@ -47,7 +47,7 @@ from border_cli.config.registry import TABLES
 from border_cli.config.resolve import with_trained_agent, with_typed_budget
 from border_cli.config.schema import GROUPS, TrainConfig
 from border_cli.core.errors import UsageError
-from border_cli.runs.directory import run_name
+from border_cli.run.directory import run_name
 
 T = TypeVar("T")
 PRIMARY = "train"

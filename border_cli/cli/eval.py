@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hydra.core.override_parser.types import Override
 
 from border_cli.checkpoints.contents import SavedModel, read_model
-from border_cli.cli.errors import run_command, show
+from border_cli.cli.hydra_errors import run_command, show
 from border_cli.cli.overrides import (
     Parser,
     check_single,
@@ -30,17 +30,17 @@ from border_cli.config.convert import to_config
 from border_cli.config.schema import EnvConfig, option
 from border_cli.config.validate import check_effect
 from border_cli.core.errors import ActorLostError, ExitCode, Interrupted, UsageError, first_line
+from border_cli.core.format import counted, number
 from border_cli.core.protocols import ActingPolicy
 from border_cli.core.types import Evaluation
-from border_cli.display.format import counted, number
 from border_cli.display.output import printable, write_line
 from border_cli.display.tables import table_text
 from border_cli.report.stats import INTERVAL, Statistics, summarise
-from border_cli.runs import load
-from border_cli.runs.directory import check_plain
-from border_cli.runs.locate import Located, model_directory, parse_checkpoint
-from border_cli.runs.summary import write_json
-from border_cli.runs.trust import check_code
+from border_cli.run import load
+from border_cli.run.directory import check_plain
+from border_cli.run.find import Located, model_directory, parse_checkpoint
+from border_cli.run.summary import write_json
+from border_cli.run.trust import check_code
 from border_cli.runtime import seeding
 from border_cli.runtime.clock import Deadline
 from border_cli.runtime.signals import StopFlag
@@ -101,7 +101,7 @@ def find_model(paths: Sequence[Path], checkpoint: str | None) -> tuple[Located, 
 def _evaluate(flags: Namespace, paths: Sequence[Path], overrides: Sequence[Override]) -> None:
     located, saved = find_model(paths, flags.checkpoint)
     if flags.video:
-        from border_cli.video import import_av
+        from border_cli.run.video import import_av
 
         import_av()  # its absence should not be noticed after the episodes
     changed, named = override_values(overrides), typed_names(overrides)
@@ -223,7 +223,7 @@ def _film(
 
     Where the policy or the environment draws random numbers, an episode may differ from that of the evaluation.
     """
-    from border_cli.video import film
+    from border_cli.run.video import film
 
     if located.run_dir is not None:
         check_plain(located.run_dir, flags.trust)

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from border_cli.cli.errors import run_command, show
 from border_cli.cli.eval import find_model
+from border_cli.cli.hydra_errors import run_command, show
 from border_cli.cli.overrides import Parser, parse_overrides, typed_names
 from border_cli.config.schema import option
 from border_cli.core.errors import ExitCode, ResourceError, UsageError
-from border_cli.runs import load
-from border_cli.runs.directory import DISK_FULL, check_plain, shown
+from border_cli.run import load
+from border_cli.run.directory import DISK_FULL, check_plain, shown
 
 
 @dataclass

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from border_cli.cli.compose import Composer, plain_data
-from border_cli.cli.errors import read_page
+from border_cli.cli.hydra_errors import read_page
 from border_cli.config.convert import describe_range, known_keys, option_values, to_config, to_plain
 from border_cli.config.presets import NONE, conf_dir, shipped, tuned_for, variants
 from border_cli.config.schema import GROUPS, OptionInfo, TrainConfig

@@ -19,11 +19,11 @@ from hydra.errors import OverrideParseException
 
 import border_cli
 from border_cli.cli.complete import complete_command
-from border_cli.cli.errors import read_page, show
+from border_cli.cli.hydra_errors import read_page, show
 from border_cli.config.convert import all_keys, nearest, nearest_key, read_section, section_keys, to_config
 from border_cli.config.schema import GROUPS
 from border_cli.core.errors import UsageError
-from border_cli.runs.trust import names_in
+from border_cli.run.trust import names_in
 
 
 class Parser(argparse.ArgumentParser):
@@ -171,7 +171,7 @@ def override_values(overrides: Sequence[Override]) -> dict[str, str]:
 
 
 def typed_names(overrides: Sequence[Override]) -> dict[str, list[str]]:
-    """The names in the values that were typed, by key: see `border_cli.runs.trust`."""
+    """The names in the values that were typed, by key: see `border_cli.run.trust`."""
     return {o.key_or_group: names_in(o.value()) for o in overrides if not o.is_delete()}
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from border_cli.cli.errors import run_command, show
+from border_cli.cli.hydra_errors import run_command, show
 from border_cli.cli.overrides import Parser
 from border_cli.config.convert import nearest
 from border_cli.config.schema import option
@@ -29,7 +29,7 @@ from border_cli.report.page import (
 from border_cli.report.runs import find_runs, grouped, metrics_of, read_run
 from border_cli.report.stats import MOST_COMPARED
 from border_cli.report.tidy import write_tidy
-from border_cli.runs.directory import RUNS, SWEEP_FILE, shown
+from border_cli.run.directory import RUNS, SWEEP_FILE, shown
 from border_cli.sweeps.jobs import DONE, RUNNING, STOPPED, Sweep
 from border_cli.sweeps.tuning import TUNING_FILE
 

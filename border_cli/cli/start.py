@@ -6,23 +6,23 @@ import gc
 from pathlib import Path
 
 from border_cli.cli.compose import Composed
-from border_cli.cli.errors import tracebacks
+from border_cli.cli.hydra_errors import tracebacks
 from border_cli.config.resolve import changes, check_changes, reopen
 from border_cli.config.schema import TrainConfig
 from border_cli.core.progress import RunResult, View
 from border_cli.display.output import output
-from border_cli.runs.directory import RUNS, Launch, create_run, exclusive, locked, write_config
-from border_cli.runs.summary import check_provenance
+from border_cli.run.directory import RUNS, Launch, create_run, exclusive, locked, write_config
+from border_cli.run.summary import check_provenance
 from border_cli.runtime.signals import StopFlag
 
 
 def start_run(composed: Composed, launch: Launch, view: View | None = None) -> RunResult:
     """Check environment and machine, make the run directory, train.
 
-    What is refused before training raises BorderError and leaves no run directory. view: as in `border_cli.run.train`.
+    What is refused before training raises BorderError and leaves no run directory. view: as in `border_cli.run.run.train`.
     """
-    from border_cli.preflight import preflight  # not earlier: they import torch
-    from border_cli.run import train
+    from border_cli.run.preflight import preflight  # not earlier: they import torch
+    from border_cli.run.run import train
 
     with StopFlag() as stop, output():
         config, spec, decided = preflight(composed.config, stop, composed.run_dir or RUNS, launch.typed)
@@ -41,9 +41,9 @@ def resume_run(
     """Continue a run. stored, config: its configuration, and the same with what changes. Raises BorderError."""
     from border_cli.checkpoints.contents import CHECKPOINTS
     from border_cli.checkpoints.store import list_steps
-    from border_cli.preflight import preflight
-    from border_cli.run import train
-    from border_cli.runs.resume import check_spec, read_resumed
+    from border_cli.run.preflight import preflight
+    from border_cli.run.resume import check_spec, read_resumed
+    from border_cli.run.run import train
 
     run_dir = run_dir.absolute()  # environments may change the working folder
     wanted = changes(stored, reopen(config))

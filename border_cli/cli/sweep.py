@@ -20,15 +20,15 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from rich.console import Console
 
 from border_cli.cli.compose import PRIMARY, Composed, Composer, hydra_section, translated
-from border_cli.cli.jobs import JobScore, SlotTask, SweepTask
 from border_cli.cli.overrides import check_interval, override_values, parse_overrides, quoted
+from border_cli.cli.sweep_job import JobScore, SlotTask, SweepTask
 from border_cli.config.resources import cpus
 from border_cli.config.schema import TrainConfig, option
 from border_cli.core.errors import BorderError, ExitCode, Interrupted, ResourceError, UsageError, first_line
-from border_cli.display.format import counted
+from border_cli.core.format import counted
 from border_cli.display.output import Output, output, write_line
 from border_cli.display.tables import print_lines
-from border_cli.runs.directory import (
+from border_cli.run.directory import (
     SWEEP_FILE,
     Launch,
     create_sweep,
@@ -41,14 +41,14 @@ from border_cli.runs.directory import (
 from border_cli.runtime.child import Child, ChildError
 from border_cli.runtime.signals import StopFlag
 from border_cli.sweeps import slots
+from border_cli.sweeps.job_process import LocalExecutor
 from border_cli.sweeps.jobs import DONE, FAILED, RETRY, Job, Sweep, job_argv, newest_sweep
-from border_cli.sweeps.process import LocalExecutor
 from border_cli.sweeps.results import BESIDE_PRESETS, results, winners, write_preset
 from border_cli.sweeps.scheduler import Executor, JobQueue, Scheduler
-from border_cli.sweeps.views import make_sweep_view, print_sweep_tables
+from border_cli.sweeps.screen import make_sweep_view, print_sweep_tables
 
 if TYPE_CHECKING:
-    from border_cli.sweeps.ray import RaySettings
+    from border_cli.sweeps.ray_jobs import RaySettings
 
 _ALSO_TYPED = ("plugins", "env.imports", "env.kwargs")
 """What is typed beside a preset, and may be in it too: without it there is no such environment."""
@@ -199,7 +199,7 @@ def _multirun(
 
 def _ray_settings(composed: Composed) -> RaySettings:
     """What `hydra.launcher` says for this job. Raises UsageError."""
-    from border_cli.sweeps.ray import RaySettings
+    from border_cli.sweeps.ray_jobs import RaySettings
 
     settings = hydra_section(RaySettings, composed.hydra_config, "launcher")
     settings.check_device(composed.config.device)
@@ -358,7 +358,7 @@ class SweepRun:
     def _make_executor(self, composed: Composed, n_jobs: int) -> Executor:
         """Decide where jobs run and how many at a time, by what one of this configuration needs."""
         if composed.choices["hydra/launcher"] == "border_ray":
-            from border_cli.sweeps.ray import RayExecutor
+            from border_cli.sweeps.ray_jobs import RayExecutor
 
             limit = None if self.settings.slots is None else min(self.settings.slots, n_jobs)
             sweep = self.sweep.folder, self.sweep.sweep_id

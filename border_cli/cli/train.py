@@ -22,8 +22,8 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 
 from border_cli.cli.compose import PRIMARY, Composed, Composer, translated
-from border_cli.cli.errors import read_page, run_command, show, tracebacks
 from border_cli.cli.help import help_page
+from border_cli.cli.hydra_errors import read_page, run_command, show, tracebacks
 from border_cli.cli.overrides import (
     Parser,
     check_single,
@@ -41,9 +41,9 @@ from border_cli.config.resolve import inherit, reopen, reopen_for_device, with_t
 from border_cli.config.schema import GROUPS, TrainConfig, option
 from border_cli.config.validate import check_effect, validate
 from border_cli.core.errors import ExitCode, UsageError
-from border_cli.runs.directory import RUNS, Launch, check_plain, read_config, read_config_data
-from border_cli.runs.locate import run_directory
-from border_cli.runs.trust import check_code
+from border_cli.run.directory import RUNS, Launch, check_plain, read_config, read_config_data
+from border_cli.run.find import run_directory
+from border_cli.run.trust import check_code
 from border_cli.runtime.signals import StopFlag
 from border_cli.sweeps.jobs import Sweep, job_argv
 
@@ -166,12 +166,12 @@ def _plan(composed: Composed, launch: Launch) -> int:
     """Check environment and machine as a run does, measure, and show the plan. There is no run directory."""
     from rich.console import Console
 
-    from border_cli import build, probes
     from border_cli.config.resolve import envs_per_actor
     from border_cli.display.banner import banner, line_width
     from border_cli.display.output import output, write_line
     from border_cli.display.tables import print_plan
-    from border_cli.preflight import preflight
+    from border_cli.run import build, probes
+    from border_cli.run.preflight import preflight
 
     folder = composed.run_dir or RUNS
     with StopFlag() as stop, output():
@@ -235,7 +235,7 @@ def stored_config(
 ) -> tuple[TrainConfig, TrainConfig]:
     """The configuration of a run, and the same with the overrides, checked. command: for messages.
 
-    Modules that the run names are imported only if they are typed too, or trusted; see `border_cli.runs.trust`.
+    Modules that the run names are imported only if they are typed too, or trusted; see `border_cli.run.trust`.
     """
     check_plain(run_dir, trusted)
     data, names = read_config_data(run_dir), typed_names(overrides)
@@ -251,7 +251,7 @@ def stored_config(
 
 def _resume_unfinished(composed: Composed, launch: Launch, trusted: bool) -> int:
     """`resume=auto`: continue the unfinished run of this configuration, or start one. The exit code."""
-    from border_cli.runs.resume import newest_unfinished
+    from border_cli.run.resume import newest_unfinished
 
     if composed.run_dir is not None:
         raise UsageError(

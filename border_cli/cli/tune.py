@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from border_cli.cli.compose import Composed, Composer, hydra_section
-from border_cli.cli.space import Space, default_space, read_space
+from border_cli.cli.search_space import Space, default_space, read_space
 from border_cli.core.errors import ExitCode, UsageError
-from border_cli.display.format import counted
+from border_cli.core.format import counted
 from border_cli.display.tables import print_lines
-from border_cli.runs.directory import folder_error, shown
+from border_cli.run.directory import folder_error, shown
 from border_cli.sweeps.jobs import FAILED, RETRY, Job
+from border_cli.sweeps.screen import print_tuning_tables
 from border_cli.sweeps.study import STUDY_FILE
 from border_cli.sweeps.trials import TuningSettings, prunes_from
 from border_cli.sweeps.tuning import Tuner
-from border_cli.sweeps.views import print_tuning_tables
 
 if TYPE_CHECKING:
     from border_cli.cli.sweep import SweepRun

@@ -33,7 +33,7 @@ from border_cli.replay.config import PrioritizedConfig
 class Entry:
     """The config dataclass of a section, and the import path `module` or `module:name` of what makes the configured thing.
 
-    The path is empty for what `border_cli.build` makes itself.
+    The path is empty for what `border_cli.run.build` makes itself.
     """
 
     config: type
@@ -63,7 +63,7 @@ BUFFERS: dict[str, Entry] = {
 ENVS: dict[str, Entry] = {"gym": Entry(EnvConfig)}
 ACTOR_MANAGERS: dict[str, Entry] = {
     "process": Entry(ActorManagerConfig, "border_cli.actors.manager:make_manager"),
-    "ray": Entry(RayConfig, "border_cli.actors.ray:make_manager"),
+    "ray": Entry(RayConfig, "border_cli.actors.ray_actors:make_manager"),
 }
 TABLES: dict[str, dict[str, Entry]] = {
     "agent": AGENTS,
@@ -88,7 +88,7 @@ def register(group: str, name: str, config: type, factory: str) -> None:
         factory: Import path. agent: a module that offers what `border_cli.agents.agent` lists; buffer: a module with the
             functions of `border_cli.replay.buffer`. Any other: a function `module:name`: `factory(config, **kwargs)`
             returns a gymnasium.Env, with the arguments of `env.kwargs` and `render_mode` where episodes are rendered;
-            `factory(config, run_dir)` returns a Recorder that gets every record beside the files; `border_cli.build`
+            `factory(config, run_dir)` returns a Recorder that gets every record beside the files; `border_cli.run.build`
             documents the arguments for an evaluator and an actor manager.
     """
     entry = Entry(config, factory)

@@ -19,6 +19,7 @@ from border_cli.config.convert import as_typed, dotted, to_plain
 from border_cli.config.schema import RecorderConfig, TrainConfig
 from border_cli.core.errors import UsageError
 
+_MAKING_S = 120.0
 _GAME = re.compile(r"(\w+:)?ALE/[\w-]+")
 BUDGETS = ("trainer.max_opts", "trainer.max_env_steps", "trainer.max_time", "trainer.stop_return")
 _TIMEOUTS = tuple(f"actor_manager.{what}_timeout_s" for what in ("start", "heartbeat", "stop"))
@@ -216,6 +217,11 @@ def envs_per_actor(config: TrainConfig) -> int:
 def threads(config: TrainConfig) -> int:
     """Threads of the learner; where that is left open, those that it starts with."""
     return config.threads or 1
+
+
+def making_s(config: TrainConfig) -> float:
+    """Limit of making one environment in a child [s]."""
+    return max(_MAKING_S, config.actor_manager.start_timeout_s)
 
 
 def streams(config: TrainConfig) -> int:

@@ -1,6 +1,6 @@
 """What a run takes of a machine, by arithmetic, and what the machine has left: memory, disk, descriptors, processes.
 
-`border_cli.preflight` calls the checks.
+`border_cli.run.preflight` calls the checks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import psutil
 from border_cli.config.resolve import n_actors, threads, trackers
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import ResourceError
-from border_cli.display.format import size
+from border_cli.core.format import size
 
 _MIB = 2**20
 LEARNER_BYTES = 96 * _MIB

@@ -1,6 +1,6 @@
 """How fast a run trains by arithmetic over measured speeds, and what `auto` becomes for actors and environments.
 
-`border_cli.probes` measures the speeds; `plan=true` and border-bench show what follows from them.
+`border_cli.run.probes` measures the speeds; `plan=true` and border-bench show what follows from them.
 """
 
 from __future__ import annotations

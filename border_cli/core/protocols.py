@@ -1,4 +1,4 @@
-"""The roles. The training loop uses these only; `border_cli.build` alone knows the classes behind them."""
+"""The roles. The training loop uses these only; `border_cli.run.build` alone knows the classes behind them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Observation and action spaces as data.
 
 An agent, a replay and a checkpoint never see a gymnasium space: they see these specs, which are plain values and go to
-JSON and back. `border_cli.envs.spaces` makes them from gymnasium spaces.
+JSON and back. `border_cli.envs.gym_spaces` makes them from gymnasium spaces.
 """
 
 from __future__ import annotations

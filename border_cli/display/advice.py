@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from border_cli.core import format
 from border_cli.core.progress import Progress
-from border_cli.display import format
 
 
 @dataclass(frozen=True)

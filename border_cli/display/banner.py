@@ -13,7 +13,7 @@ from border_cli.config import presets, resources
 from border_cli.config.convert import as_typed, option_values, to_plain
 from border_cli.config.resolve import envs_per_actor, is_reproducible, n_actors, reopen
 from border_cli.config.schema import GROUPS, BufferConfig, TrainConfig
-from border_cli.display import format
+from border_cli.core import format
 from border_cli.display.output import wrapped
 
 WIDTH = 100

@@ -16,9 +16,9 @@ from border_cli.config.resolve import envs_per_actor
 from border_cli.config.resources import Sizes
 from border_cli.config.schema import TrainConfig
 from border_cli.config.throughput import Bench, Measured
+from border_cli.core import format
 from border_cli.core.progress import Progress, RunResult
 from border_cli.core.types import ActorStat, Evaluation
-from border_cli.display import format
 from border_cli.display.output import printable, wrapped
 
 _PLAIN_WIDTH = 1000

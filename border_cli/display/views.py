@@ -14,10 +14,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from border_cli.core import format
 from border_cli.core.metrics import INFO_UNIT, METRICS, Record
 from border_cli.core.progress import ENDED, Progress, View
 from border_cli.core.protocols import Recorder
-from border_cli.display import format
 from border_cli.display.advice import WAITS, advice, first_to_end
 from border_cli.display.output import Output, printable, write_line
 

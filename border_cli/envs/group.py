@@ -28,8 +28,8 @@ from border_cli.core.spaces import ACTION_MASK, Array, EnvSpec, Obs, decode_acti
 from border_cli.core.state import State, check_like, joined, section
 from border_cli.core.types import Step
 from border_cli.envs.checks import EnvApiError, EnvChecker, EnvDataError, api_mistake, checked
+from border_cli.envs.gym_spaces import env_spec, may_hold_categories, part_name
 from border_cli.envs.make import check_statistics, make_gym, stack_size
-from border_cli.envs.spaces import env_spec, may_hold_categories, part_name
 from border_cli.runtime.clock import Deadline
 from border_cli.runtime.signals import LEFT_TO_CLIENT
 

@@ -13,7 +13,7 @@ from typing import Any
 from markdown import markdown
 
 from border_cli.config.convert import as_typed
-from border_cli.display.format import number, share
+from border_cli.core.format import number, share
 from border_cli.report.draw import AXES, FEW, Curves
 from border_cli.report.runs import Group
 from border_cli.report.stats import (

@@ -19,7 +19,7 @@ from border_cli.core.errors import UsageError
 from border_cli.core.spaces import Array
 from border_cli.display.output import printable
 from border_cli.recorders.files import METRICS_FILE, read_jsonl
-from border_cli.runs.summary import SUMMARY_FILE, launch_words, read_json
+from border_cli.run.summary import SUMMARY_FILE, launch_words, read_json
 
 _NAME_WIDTH = 100
 """Columns after which the name of a group is cut."""

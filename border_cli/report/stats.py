@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from border_cli.core.format import number
 from border_cli.core.metrics import mean_interval
 from border_cli.core.spaces import Array
 from border_cli.core.types import Evaluation
-from border_cli.display.format import number
 from border_cli.report.runs import Group, short_names
 
 RESAMPLES = 10_000

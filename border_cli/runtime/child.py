@@ -16,8 +16,8 @@ from typing import Any
 from border_cli.core.errors import ResourceError
 from border_cli.runtime import forkserver
 from border_cli.runtime.clock import Deadline
+from border_cli.runtime.transport import resource_error
 from border_cli.runtime.worker import Ended, Failed, Main, Reporter, Returned, Setup
-from border_cli.transport import resource_error
 
 OUTPUT_FILE = "output.log"
 """What children print, in the run directory."""

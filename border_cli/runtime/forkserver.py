@@ -25,10 +25,10 @@ from typing import Any
 import psutil
 
 from border_cli.runtime.signals import blocked
+from border_cli.runtime.transport import Block, resource_error
 from border_cli.runtime.worker import PassedDescriptor, Setup
-from border_cli.transport import Block, resource_error
 
-LIGHT_PRELOAD = ("gymnasium", "border_cli.build", "border_cli.actors.process")
+LIGHT_PRELOAD = ("gymnasium", "border_cli.run.build", "border_cli.actors.process")
 """Imported for the child that makes the environment for a look at its spaces."""
 PRELOAD = (*LIGHT_PRELOAD, "torch", "border_cli.agents.dqn.agent", "border_cli.agents.sac.agent")
 """Imported for children with a policy; importing runs no torch operation, so that forking afterwards is safe."""

@@ -16,8 +16,8 @@ from border_cli.core.errors import UsageError
 from border_cli.core.json_text import finite_or_null
 from border_cli.core.progress import JobProgress
 from border_cli.recorders.files import AppendedFile
-from border_cli.runs.directory import CONFIG_FILE, RUNS, SWEEP_FILE, SWEEPS, shown
-from border_cli.runs.summary import read_summary
+from border_cli.run.directory import CONFIG_FILE, RUNS, SWEEP_FILE, SWEEPS, shown
+from border_cli.run.summary import read_summary
 from border_cli.runtime.files import open_plain
 
 WAITING, RUNNING, DONE, STOPPED, FAILED = "waiting", "running", "done", "stopped", "failed"

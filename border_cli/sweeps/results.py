@@ -12,8 +12,8 @@ from typing import Any
 from border_cli.config.convert import dotted, dump, to_plain
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import UsageError
+from border_cli.core.format import counted, number
 from border_cli.core.metrics import SCORE
-from border_cli.display.format import counted, number
 from border_cli.report.runs import grouped, read_run
 from border_cli.report.stats import Line, line
 from border_cli.sweeps.jobs import DONE, Job, Sweep

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, TypeAlias
 from border_cli.core.errors import ExitCode, ResourceError
 from border_cli.core.progress import JobProgress
 from border_cli.display.output import write_line
-from border_cli.runs.directory import SWEEP_FILE, folder_error
+from border_cli.run.directory import SWEEP_FILE, folder_error
 from border_cli.runtime.child import OUTPUT_FILE, describe_exit
 from border_cli.runtime.signals import StopFlag
+from border_cli.sweeps.job_process import JobProcess, LocalExecutor, Task
 from border_cli.sweeps.jobs import DONE, FAILED, RUNNING, STOPPED, WAITING, Job, Sweep
-from border_cli.sweeps.process import JobProcess, LocalExecutor, Task
 
 if TYPE_CHECKING:
-    from border_cli.sweeps.ray import RayExecutor, RayJob
+    from border_cli.sweeps.ray_jobs import RayExecutor, RayJob
 
 _POLL_S = 0.25
 _KILLED = -signal.SIGKILL

@@ -11,11 +11,11 @@ from border_cli.config import registry, resources, throughput
 from border_cli.config.resolve import envs_per_actor, n_actors, threads
 from border_cli.config.resources import MEMORY_SHARE
 from border_cli.config.schema import TrainConfig
+from border_cli.core.format import counted, number, size
 from border_cli.core.spaces import EnvSpec
-from border_cli.display.format import counted, number, size
 from border_cli.runtime.signals import StopFlag
 from border_cli.runtime.worker import Reporter
-from border_cli.sweeps.process import LocalExecutor
+from border_cli.sweeps.job_process import LocalExecutor
 
 IMPORT_BYTES = 640 << 20
 """Memory of one job beside what its plan lists: Python and torch, twice. Measured: 610 MiB, shared pages counted once."""
@@ -41,8 +41,8 @@ def measure_need(
     reporter: Reporter, config: TrainConfig, folder: Path, overrides: Collection[str], cpus: int
 ) -> Need:
     """What a run needs on so many CPUs, for a child that trains. Takes a few seconds. Raises what `preflight` raises."""
-    from border_cli import build
-    from border_cli.preflight import preflight
+    from border_cli.run import build
+    from border_cli.run.preflight import preflight
 
     del reporter
     registry.import_installed_plugins()
@@ -59,7 +59,7 @@ def measure_need(
 
 def _busy_cpus(config: TrainConfig, spec: EnvSpec, stop: StopFlag) -> float:
     """CPUs that acting and learning keep busy together. Evaluations are not counted: between them nothing waits."""
-    from border_cli import probes
+    from border_cli.run import probes
 
     envs, own = envs_per_actor(config), threads(config)
     speeds = probes.measure(config, spec, [envs], probes.AUTO_S, stop).speeds(envs)

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from border_cli.core.errors import BorderError, UsageError
+from border_cli.core.format import counted, number
 from border_cli.core.progress import JobProgress
-from border_cli.display.format import counted, number
-from border_cli.runs.summary import read_json, write_json
+from border_cli.run.summary import read_json, write_json
 from border_cli.sweeps.jobs import DONE, FAILED, RUNNING, STOPPED, WAITING, Job
 from border_cli.sweeps.scheduler import JobQueue
 from border_cli.sweeps.study import Study

@@ -32,7 +32,7 @@ from border_cli.training.best_model import (
 )
 
 if TYPE_CHECKING:
-    from border_cli.training.state import Components
+    from border_cli.training.components import Components
 
 _MAX_JOBS = 2
 """One job runs and one waits."""

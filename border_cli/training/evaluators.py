@@ -21,8 +21,8 @@ from border_cli.runtime import seeding
 from border_cli.runtime.child import Child
 from border_cli.runtime.clock import Deadline
 from border_cli.runtime.supervised import Condition, Limits, SupervisedProcess
+from border_cli.runtime.transport import WORD, Block, ModelChannel, model_layout
 from border_cli.runtime.worker import Ready, Reporter
-from border_cli.transport import WORD, Block, ModelChannel, model_layout
 
 _START_TIMEOUT_S = 120.0
 """Time for making one environment, unless heartbeat_timeout_s is longer."""

@@ -80,6 +80,6 @@ class Films:
             _logger.warning("the film of opt step %d is left out: it was not ready at the end", self._film[2])
             child, path, *_ = self._film
             child.end()
-            # What `border_cli.video` had written of it.
+            # What `border_cli.run.video` had written of it.
             path.with_name(f".{path.name}").unlink(missing_ok=True)
             self._film = None

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import Protocol, cast
 
-from border_cli.checkpoints.manager import CheckpointManager
 from border_cli.config.schema import TrainerConfig
 from border_cli.core.errors import CheckpointIOError, Interrupted, NonFiniteError
 from border_cli.core.metrics import Record
@@ -24,8 +23,9 @@ from border_cli.core.types import ActorStat
 from border_cli.runtime.clock import Backoff
 from border_cli.runtime.files import run_all
 from border_cli.training.best_model import Candidate
+from border_cli.training.checkpointer import CheckpointManager
+from border_cli.training.components import Components, LoopState, load_state, take_state
 from border_cli.training.evaluation import EvalManager
-from border_cli.training.state import Components, LoopState, load_state, take_state
 
 _logger = logging.getLogger(__name__)
 

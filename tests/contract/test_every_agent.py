@@ -20,7 +20,7 @@ from border_cli.core.protocols import ActingPolicy, Agent
 from border_cli.core.spaces import Array, EnvSpec, Obs, decode_actions
 from border_cli.core.state import State
 from border_cli.core.types import Batch, Evaluation, ModelInfo
-from border_cli.envs.spaces import env_spec
+from border_cli.envs.gym_spaces import env_spec
 from tests.faults.amounts import times
 from tests.trained import save_best
 

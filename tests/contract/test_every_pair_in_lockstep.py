@@ -13,7 +13,7 @@ import pytest
 from border_cli.cli.train import main
 from border_cli.config.registry import AGENTS, BUFFERS
 from border_cli.core.errors import UsageError
-from border_cli.envs.spaces import env_spec
+from border_cli.envs.gym_spaces import env_spec
 from tests.faults.amounts import sampled
 from tests.interrupted import assert_same_bits, run_interrupted, run_whole
 from tests.real_runs import Run, in_folder, known_to

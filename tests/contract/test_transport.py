@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from border_cli.actors.loop import Actor
+from border_cli.actors.actor import Actor
 from border_cli.actors.sampler import Sampler
 from border_cli.actors.spec import ActorId, ActorState, ActorStatus, StatusBlock
 from border_cli.config.schema import EnvConfig
@@ -20,7 +20,7 @@ from border_cli.core.types import ActorStat, Chunk
 from border_cli.envs.group import GymEnv
 from border_cli.replay.buffer import RowReplayBuffer
 from border_cli.replay.samplers import UniformSampler
-from border_cli.transport import ModelChannel, Ring, model_layout
+from border_cli.runtime.transport import ModelChannel, Ring, model_layout
 from tests.fakes import COUNTING_COLUMNS, COUNTING_SPEC, NumpyPolicy, make_processor, model
 
 MS = 1_000_000
@@ -103,7 +103,7 @@ class Bench:
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Bench, "clock", FakeClock())
-    monkeypatch.setattr("border_cli.actors.loop.monotonic_ns", lambda: Bench.clock.now_ns)
+    monkeypatch.setattr("border_cli.actors.actor.monotonic_ns", lambda: Bench.clock.now_ns)
 
 
 def test_a_chunk_is_sent_at_n_buffer_env_steps_and_before_waiting() -> None:

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from border_cli import transport as shared_memory
 from border_cli.core.errors import ResourceError
+from border_cli.runtime import transport as shared_memory
 from border_cli.runtime.clock import Backoff, Deadline
-from border_cli.transport import Ring
+from border_cli.runtime.transport import Ring
 from tests.fakes import COUNTING_COLUMNS
 
 

@@ -17,9 +17,9 @@ import pytest
 
 from border_cli.cli.train import main
 from border_cli.runtime.signals import StopFlag
+from border_cli.sweeps.job_process import JobError, JobView
 from border_cli.sweeps.jobs import Sweep, read_head
-from border_cli.sweeps.process import JobError, JobView
-from border_cli.sweeps.ray import JobHost, JobStatus, RayJob, pack_directory, unpack_directory
+from border_cli.sweeps.ray_jobs import JobHost, JobStatus, RayJob, pack_directory, unpack_directory
 from border_cli.sweeps.scheduler import JobQueue, Scheduler
 from tests.faults.processes import wait_until
 from tests.integration.test_sweep_scheduler import Light, Seen, starts
@@ -103,7 +103,7 @@ def test_a_sweep_that_is_stopped_or_killed_leaves_nothing_and_continues(number: 
 
 def drive(folder: Path, sweep_id: str, tasks: list[Any], config: dict[str, Any]) -> tuple[Sweep, Seen]:
     """Run tasks as the jobs of a sweep in `folder`, on the cluster to which this process is connected."""
-    from border_cli.sweeps.ray import RayExecutor, RaySettings
+    from border_cli.sweeps.ray_jobs import RayExecutor, RaySettings
 
     sweep, seen = Sweep(folder, [], sweep_id="of this sweep"), Seen()
     added = [sweep.add(n, [f"n={n}"], task.run_dir) for n, task in enumerate(tasks)]

@@ -6,7 +6,7 @@ import pytest
 
 from border_cli import compose
 from border_cli.agents.dqn.config import DqnConfig
-from border_cli.cli.space import default_space, read_space
+from border_cli.cli.search_space import default_space, read_space
 from border_cli.config.convert import dotted, to_plain
 from border_cli.config.registry import AGENTS
 from border_cli.core.errors import UsageError

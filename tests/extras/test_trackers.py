@@ -21,7 +21,7 @@ from border_cli.cli.train import main
 from border_cli.config.schema import RecorderConfig
 from border_cli.core.metrics import Record
 from border_cli.recorders import trackers
-from border_cli.recorders.remote import RemoteRecorder
+from border_cli.recorders.recorder_process import RemoteRecorder
 from border_cli.recorders.trackers import MlflowRecorder, RunInfo, make_tracker
 from tests.faults.processes import wait_until
 from tests.real_runs import Run, tiny, train

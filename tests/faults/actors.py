@@ -18,7 +18,6 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from border_cli import transport as ring
 from border_cli.actors.manager import ActorManager
 from border_cli.actors.spec import ActorId, ActorSpec
 from border_cli.config.schema import ActorManagerConfig, EnvConfig
@@ -27,6 +26,7 @@ from border_cli.core.spaces import EnvSpec
 from border_cli.core.types import Items
 from border_cli.envs.group import GymEnv
 from border_cli.replay.n_step import NStepProcessor
+from border_cli.runtime import transport as ring
 from tests.fakes import COUNTING_COLUMNS, counting_actors, make_counting_env, make_processor, model
 
 RING_ROWS = 256

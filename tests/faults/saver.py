@@ -20,14 +20,14 @@ import numpy as np
 
 from border_cli.checkpoints import contents, store
 from border_cli.checkpoints.contents import CHECKPOINTS, read_run_state
-from border_cli.checkpoints.manager import CheckpointManager
 from border_cli.config.schema import CheckpointConfig, TrainConfig
 from border_cli.core.progress import Progress
 from border_cli.core.spaces import Array
 from border_cli.core.state import Block, RunState, State
 from border_cli.core.types import ModelInfo
-from border_cli.training.metrics import Telemetry
+from border_cli.training.checkpointer import CheckpointManager
 from border_cli.training.ratio_limiter import RatioLimiter
+from border_cli.training.telemetry import Telemetry
 from tests.fakes import COUNTING_SPEC
 from tests.faults import naive
 

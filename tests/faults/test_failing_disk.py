@@ -14,7 +14,7 @@ import pytest
 
 from border_cli.checkpoints import store
 from border_cli.core.errors import CheckpointIOError, ExitCode
-from border_cli.runs.summary import Summary
+from border_cli.run.summary import Summary
 from border_cli.runtime import forkserver
 from tests.faults.amounts import sampled
 from tests.faults.commands import assert_saved, run_here

@@ -20,7 +20,7 @@ import pytest
 
 from border_cli.cli.train import main
 from border_cli.recorders.files import read_jsonl
-from border_cli.transport import Ring
+from border_cli.runtime.transport import Ring
 from tests.faults.amounts import sampled
 from tests.faults.commands import assert_saved, border_train, endless, resume_hint, run_here, saved_steps
 from tests.faults.processes import START_S, TIMEOUT_S, wait_until

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from border_cli import build
 from border_cli.cli.train import main
 from border_cli.core.errors import ExitCode, IncompatibleStateError
 from border_cli.core.state import Block, RunState, State
+from border_cli.run import build
 from border_cli.runtime.files import run_all
 from border_cli.training.loop import TrainingLoop
 from tests.faults.amounts import ALL_CASES

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from border_cli import probes
 from border_cli.cli.train import main
 from border_cli.config import resources
 from border_cli.config.throughput import Measured
+from border_cli.run import probes
 from tests.real_runs import Run, tiny, train
 
 AUTO = ("n_actors=auto", "actor_manager.envs_per_actor=auto")

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from border_cli import compose, probes
+from border_cli import compose
 from border_cli.agents.sac.agent import SacPolicy
 from border_cli.agents.sac.network import PolicyArrays
 from border_cli.cli.bench import main
 from border_cli.cli.compose import Composer
 from border_cli.cli.overrides import parse_overrides
 from border_cli.core.spaces import Obs
+from border_cli.run import probes
 from tests.real_runs import tiny
 from tests.unit.test_plan import cells
 

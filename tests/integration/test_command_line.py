@@ -1,6 +1,6 @@
 """`border-train` without training: pages, composition, presets, sweeps, folders, exit codes.
 
-A stand-in replaces `border_cli.run` and `border_cli.preflight` and records its calls.
+A stand-in replaces `border_cli.run.run` and `border_cli.run.preflight` and records its calls.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import border_cli
 from border_cli.cli.compose import Composer
 from border_cli.cli.train import main
 from border_cli.core.errors import ActorLostError, ExitCode, Interrupted, NonFiniteError, UsageError
-from border_cli.runs.summary import write_json
+from border_cli.run.summary import write_json
 
 HEAVY = ("torch", "gymnasium", "tensorboard")
 
@@ -65,9 +65,9 @@ class StandIn:
 def build(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     stand_in = StandIn()
-    monkeypatch.setitem(sys.modules, "border_cli.run", stand_in)
+    monkeypatch.setitem(sys.modules, "border_cli.run.run", stand_in)
     monkeypatch.setattr(border_cli, "build", stand_in, raising=False)
-    monkeypatch.setitem(sys.modules, "border_cli.preflight", stand_in)
+    monkeypatch.setitem(sys.modules, "border_cli.run.preflight", stand_in)
     return stand_in
 
 
@@ -198,7 +198,7 @@ def test_a_run_imports_torch_late_and_not_its_compiler(agent_and_env, tmp_path):
     """
     args = [*agent_and_env.split(), "preset=none", "trainer.max_opts=1", "trainer.eval_interval=null"]
     program = (
-        "import sys; from border_cli import preflight; from border_cli.cli.train import main\n"
+        "import sys; from border_cli.run import preflight; from border_cli.cli.train import main\n"
         "assert 'torch' not in sys.modules\n"
         f"assert main({args!r}) == 0\n"
         "assert 'torch' in sys.modules and 'torch._dynamo' not in sys.modules"

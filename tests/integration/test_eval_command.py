@@ -18,13 +18,13 @@ import gymnasium
 import numpy as np
 import pytest
 
-from border_cli import video
 from border_cli.checkpoints.contents import CHECKPOINTS
 from border_cli.cli.eval import main
 from border_cli.config.schema import EnvConfig, WrapperConfig
 from border_cli.envs import make
 from border_cli.envs.group import GymEnv
-from border_cli.envs.spaces import env_spec
+from border_cli.envs.gym_spaces import env_spec
+from border_cli.run import video
 from tests.trained import describe, save_model, save_run
 
 CARTPOLE = EnvConfig(id="CartPole-v1")

@@ -9,7 +9,7 @@ import pytest
 
 from border_cli.cli.train import main
 from border_cli.core.types import Evaluation
-from border_cli.runs.summary import Summary
+from border_cli.run.summary import Summary
 from tests.interrupted import assert_same_bits, resume, run_whole, signal_at
 from tests.real_runs import Run, tiny
 from tests.trained import read_checkpoint, save_best

@@ -12,8 +12,8 @@ from border_cli.core.types import ModelInfo
 from border_cli.runtime import forkserver
 from border_cli.runtime.child import Child
 from border_cli.runtime.clock import Backoff
+from border_cli.runtime.transport import ModelChannel, model_layout
 from border_cli.runtime.worker import Reporter
-from border_cli.transport import ModelChannel, model_layout
 from tests.fakes import LIGHT_PRELOAD
 from tests.faults.amounts import times
 

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 import torch
 
-from border_cli import build
 from border_cli.agents.agent import NetworkAgent
-from border_cli.checkpoints.manager import CheckpointManager
 from border_cli.core.protocols import Agent, ReplayBuffer
 from border_cli.recorders import RecorderGroup
+from border_cli.run import build
+from border_cli.training.checkpointer import CheckpointManager
 from border_cli.training.evaluators import EpisodeRunner
-from border_cli.training.metrics import Telemetry
+from border_cli.training.telemetry import Telemetry
 from tests.faults.jumping_clock import jumping_clock
 from tests.real_runs import train
 

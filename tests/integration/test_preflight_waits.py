@@ -16,7 +16,7 @@ def test_a_line_shows_that_environments_are_still_being_made(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Before the run on stderr, and while actors start by the view."""
-    for module in ("border_cli.preflight", "border_cli.display.views"):
+    for module in ("border_cli.run.preflight", "border_cli.display.views"):
         monkeypatch.setattr(f"{module}.SILENCE_S", 0.2)
     args = tiny(*SLOW, "trainer.max_opts=5", "trainer.eval_interval=null", "recorder.console=plain")
     assert main(args) == 0
@@ -28,7 +28,7 @@ def test_a_line_shows_that_environments_are_still_being_made(
 def test_the_limit_of_making_an_environment_is_named(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("border_cli.preflight._MAKING_S", 0.5)
+    monkeypatch.setattr("border_cli.config.resolve._MAKING_S", 0.5)
     args = tiny(*SLOW, "trainer=sync", "trainer.max_opts=5", "trainer.eval_interval=null")
     assert main([*args, "actor_manager.start_timeout_s=0.5"]) == 2
     error = capsys.readouterr().err

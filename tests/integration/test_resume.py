@@ -21,7 +21,7 @@ from border_cli.config.resolve import Change, changes, is_reproducible, safe
 from border_cli.config.schema import ActorManagerConfig
 from border_cli.core.errors import ExitCode, Interrupted, UsageError
 from border_cli.core.types import Evaluation
-from border_cli.runs.directory import locked, read_config, write_config
+from border_cli.run.directory import locked, read_config, write_config
 from border_cli.training.ratio_limiter import RatioLimiter
 from tests.faults.amounts import sampled
 from tests.interrupted import assert_same_bits, resume, run_interrupted, run_killed, run_whole, signal_at
@@ -458,7 +458,7 @@ def test_a_stop_before_the_saved_state_is_loaded_keeps_the_results(
     def interrupted(*_: object) -> None:
         raise Interrupted(ExitCode.SIGINT)
 
-    monkeypatch.setattr("border_cli.build.make_loop", interrupted)
+    monkeypatch.setattr("border_cli.run.build.make_loop", interrupted)
     assert main([f"resume={copy.path}"]) == 130
     assert all_but_log_and_lock(copy) == before
 
@@ -467,7 +467,7 @@ def test_a_configuration_that_cannot_be_read_is_named(copy: Run, monkeypatch: py
     def refuse(path: Path) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("border_cli.runs.directory.load", refuse)
+    monkeypatch.setattr("border_cli.run.directory.load", refuse)
     with pytest.raises(UsageError, match=r"config\.yaml cannot be read: Permission denied"):
         read_config(copy.path)
 

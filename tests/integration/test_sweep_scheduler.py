@@ -19,8 +19,8 @@ import pytest
 from border_cli.core.errors import ExitCode, ResourceError
 from border_cli.core.progress import JobProgress, Progress
 from border_cli.runtime.signals import StopFlag
+from border_cli.sweeps.job_process import JobProcess, JobView, LocalExecutor
 from border_cli.sweeps.jobs import Job, Sweep
-from border_cli.sweeps.process import JobProcess, JobView, LocalExecutor
 from border_cli.sweeps.scheduler import JobQueue, Scheduler, _Slot
 from tests.faults.processes import nothing_left, wait_until
 
@@ -228,7 +228,7 @@ def test_jobs_are_divided_among_the_gpus_that_are_free(monkeypatch: pytest.Monke
     def process(task: object, run_dir: Path, cpus: int, gpu: str | None) -> SimpleNamespace:
         return SimpleNamespace(gpu=gpu)
 
-    monkeypatch.setattr("border_cli.sweeps.process.JobProcess", process)
+    monkeypatch.setattr("border_cli.sweeps.job_process.JobProcess", process)
     executor, task = LocalExecutor(2, 1, ("0", "3")), Light(Path("0"))
     first = executor.start(task, Path("0"), [])
     second = executor.start(task, Path("1"), [first])
@@ -318,7 +318,7 @@ def test_a_ctrl_c_while_the_first_job_of_a_process_starts_is_left_to_the_sweep(t
     script = (
         "import signal, sys\n"
         "from pathlib import Path\n"
-        "from border_cli.sweeps.process import JobProcess\n"
+        "from border_cli.sweeps.job_process import JobProcess\n"
         "from tests.integration.test_sweep_scheduler import Light\n"
         "process = JobProcess(Light(Path('.')), Path('.'), 1)\n"
         "process.signal(signal.SIGINT)\n"

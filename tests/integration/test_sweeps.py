@@ -21,15 +21,15 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from omegaconf import DictConfig, OmegaConf
 
-from border_cli.cli.jobs import JobScore, SweepTask
 from border_cli.cli.sweep import SweepRun, SweepSettings
+from border_cli.cli.sweep_job import JobScore, SweepTask
 from border_cli.cli.train import main
 from border_cli.config.registry import TABLES
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import ExitCode, Interrupted, ResourceError
 from border_cli.display.output import output
 from border_cli.recorders.files import read_jsonl
-from border_cli.runs.directory import Launch
+from border_cli.run.directory import Launch
 from border_cli.runtime import forkserver
 from border_cli.runtime.child import run_in_child
 from border_cli.runtime.signals import StopFlag

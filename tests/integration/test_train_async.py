@@ -13,7 +13,6 @@ import av
 import pytest
 
 import border_cli
-from border_cli import build
 from border_cli.actors.spec import ActorId
 from border_cli.agents.dqn.config import C51Config, DqnConfig
 from border_cli.config import resources
@@ -30,6 +29,7 @@ from border_cli.core.errors import ActorLostError, ExitCode, UsageError
 from border_cli.core.spaces import EnvSpec
 from border_cli.core.types import Evaluation, ModelInfo
 from border_cli.replay.n_step import NStepProcessor
+from border_cli.run import build
 from border_cli.runtime import forkserver
 from border_cli.runtime.child import run_in_child
 from tests.faults.commands import endless, trap

@@ -13,8 +13,8 @@ from PIL import Image, ImageSequence
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from border_cli.core.types import ModelInfo
+from border_cli.run.video import mp4_file, small_gif
 from border_cli.training.films import Films
-from border_cli.video import mp4_file, small_gif
 from tests.faults.processes import wait_until
 from tests.real_runs import Run, train
 

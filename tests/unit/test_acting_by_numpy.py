@@ -15,7 +15,7 @@ from border_cli.agents.dqn.network import NO_NOISE, Noise, QArrays, QNetwork
 from border_cli.agents.nets import Encoder, to_tensors
 from border_cli.agents.sac.config import SacConfig, Td3Config
 from border_cli.agents.sac.network import PolicyArrays, PolicyNetwork
-from border_cli.envs.spaces import env_spec
+from border_cli.envs.gym_spaces import env_spec
 
 OBSERVATIONS = spaces.Dict(
     x=spaces.Box(-np.inf, np.inf, (3,), np.float32),

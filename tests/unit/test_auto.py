@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from border_cli import probes
 from border_cli.agents.dqn.config import DqnConfig
 from border_cli.config.convert import to_config, to_plain
 from border_cli.config.resolve import inherit, steps_natively, streams
@@ -28,6 +27,7 @@ from border_cli.config.throughput import (
 )
 from border_cli.config.validate import validate
 from border_cli.core.errors import UsageError
+from border_cli.run import probes
 from border_cli.runtime.signals import StopFlag
 
 OPT_S = 0.01 + LOOP_S

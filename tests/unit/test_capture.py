@@ -14,12 +14,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from border_cli import build
 from border_cli.agents.agent import NetworkAgent
 from border_cli.agents.capture import CapturedStep, StepCall, capture_opt_steps, record_graph
 from border_cli.agents.params import BatchLoader, Prefetch
 from border_cli.config.registry import AGENTS
 from border_cli.config.schema import TrainConfig
+from border_cli.run import build
 from border_cli.runtime.signals import StopFlag
 from tests.contract.test_every_agent import OneBatchBuffer, batch, config_of, spec_of
 

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from border_cli.checkpoints import store
-from border_cli.checkpoints.manager import CheckpointManager
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import CheckpointIOError, ExitCode
 from border_cli.core.progress import Progress
 from border_cli.core.state import RunState, State
 from border_cli.core.types import Evaluation, ModelInfo
-from border_cli.training.metrics import Telemetry
+from border_cli.training.checkpointer import CheckpointManager
 from border_cli.training.ratio_limiter import RatioLimiter
+from border_cli.training.telemetry import Telemetry
 from tests.fakes import COUNTING_SPEC
 
 MODEL = ModelInfo(5, {})

@@ -9,8 +9,8 @@ import pytest
 
 from border_cli.config.convert import to_config
 from border_cli.core.errors import UsageError
-from border_cli.runs import directory
-from border_cli.runs.directory import locked
+from border_cli.run import directory
+from border_cli.run.directory import locked
 
 NOW = datetime(2026, 11, 21, 10, 15, 0, 7_999)
 

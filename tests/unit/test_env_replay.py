@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from border_cli import build
 from border_cli.actors.sampler import Sampler
 from border_cli.config.schema import EnvConfig, TrainConfig
 from border_cli.core.errors import ActorLostError, IncompatibleStateError
 from border_cli.envs import group
 from border_cli.envs.group import GymEnv, ReplayedEnv
 from border_cli.replay.n_step import NStepProcessor
+from border_cli.run import build
 from tests.fakes import NumpyPolicy
 
 INSIDE, OUTSIDE = 7, 8

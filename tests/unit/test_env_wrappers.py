@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from border_cli import preflight
 from border_cli.config.convert import to_config, to_plain
 from border_cli.config.resolve import steps_natively
 from border_cli.config.schema import EnvConfig, TrainConfig, WrapperConfig
@@ -20,6 +19,7 @@ from border_cli.config.validate import check_effect, validate
 from border_cli.core.errors import UsageError
 from border_cli.core.spaces import EnvSpec
 from border_cli.envs.group import GymEnv, Probed, try_env
+from border_cli.run import preflight
 from tests.envs import SPACES, Add, Grid
 from tests.old_envs import Sound
 

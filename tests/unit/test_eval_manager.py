@@ -25,8 +25,8 @@ from border_cli.core.types import Evaluation, ModelInfo
 from border_cli.runtime import seeding
 from border_cli.training.best_model import Candidate
 from border_cli.training.evaluation import EvalManager, EvalSeeds
-from border_cli.training.metrics import Telemetry
 from border_cli.training.ratio_limiter import RatioLimiter
+from border_cli.training.telemetry import Telemetry
 
 SEED = 5
 ARRAYS = {"weight": np.zeros(2, np.float32)}

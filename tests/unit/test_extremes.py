@@ -15,8 +15,8 @@ from border_cli.core.types import Chunk, Evaluation
 from border_cli.replay.buffer import RowReplayBuffer
 from border_cli.replay.n_step import NStepProcessor
 from border_cli.replay.samplers import UniformSampler
-from border_cli.training.metrics import Telemetry
 from border_cli.training.ratio_limiter import RatioLimiter
+from border_cli.training.telemetry import Telemetry
 from tests.fakes import NumpyPolicy
 from tests.rows import processed, sampler_of
 from tests.unit.test_env_checks import group

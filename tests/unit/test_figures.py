@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from border_cli.display import format
+from border_cli.core import format
 
 NAN, INF = math.nan, math.inf
 

@@ -20,8 +20,8 @@ from border_cli.core.errors import UsageError
 from border_cli.core.spaces import ActionSpec, Array, EnvSpec, Obs, ObsLeaf, ObsSpec, decode_actions
 from border_cli.core.state import State
 from border_cli.core.types import Evaluation
-from border_cli.envs.spaces import env_spec
-from border_cli.runs.load import LoadedModel
+from border_cli.envs.gym_spaces import env_spec
+from border_cli.run.load import LoadedModel
 from tests.trained import DQN, describe, save_best, save_model, save_run
 
 spaces = gymnasium.spaces
@@ -216,7 +216,7 @@ print(*sys.modules)
 """
     answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     package, after_loading = (set(line.split()) for line in answer.stdout.splitlines())
-    assert not package & {"numpy", "torch", "gymnasium", "hydra", "rich", "border_cli.runs"}
+    assert not package & {"numpy", "torch", "gymnasium", "hydra", "rich", "border_cli.run"}
     assert "torch" in after_loading and "gymnasium" not in after_loading
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from border_cli.checkpoints import store
 from border_cli.core.errors import BorderError, ExitCode, NoValidCheckpointError, UsageError
-from border_cli.runs.locate import Located, model_directory, parse_checkpoint
+from border_cli.run.find import Located, model_directory, parse_checkpoint
 
 FIRST, SECOND = "checkpoints/step-000000100", "checkpoints/step-000000200"
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from border_cli.actors.loop import LockstepActor
+from border_cli.actors.actor import LockstepActor
 from border_cli.actors.sampler import Sampler
 from border_cli.actors.spec import LOCKSTEP_SLOTS, ActorId, ActorStatus, Rounds, StatusBlock
 from border_cli.config.schema import EnvConfig
-from border_cli.transport import ModelChannel, Ring, model_layout
+from border_cli.runtime.transport import ModelChannel, Ring, model_layout
 from tests.fakes import COUNTING_COLUMNS, NumpyPolicy, make_processor, make_resumable_env, model
 
 ROUNDS = Rounds(n_actors=3, envs_per_actor=2, steps=4)

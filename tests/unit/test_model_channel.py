@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from border_cli.core.types import ModelInfo
-from border_cli.transport import TRIES, ModelChannel, model_layout
+from border_cli.runtime.transport import TRIES, ModelChannel, model_layout
 
 
 def model(version: int) -> ModelInfo:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from border_cli import build
 from border_cli.actors.spec import ActorId
 from border_cli.config.resolve import steps_natively
 from border_cli.config.schema import ActorManagerConfig, EnvConfig, TrainConfig, TrainerConfig
 from border_cli.envs.atari import NativeGame
 from border_cli.envs.group import GymEnv
 from border_cli.envs.make import make_gym
+from border_cli.run import build
 
 pytest.importorskip("ale_py")
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from border_cli import build
 from border_cli.actors.spec import ActorId
 from border_cli.agents.dqn.config import DqnConfig
 from border_cli.config.schema import BufferConfig, EnvConfig, TrainConfig
 from border_cli.core.protocols import ActingPolicy
 from border_cli.core.types import concat_items
+from border_cli.run import build
 from tests.rows import processed
 from tests.unit.test_step_processor import SPEC, rows, step
 

@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from border_cli import preflight
 from border_cli.agents.agent import NetworkAgent
 from border_cli.agents.nets import Linear, in_float32
 from border_cli.agents.params import FlatParams
@@ -23,6 +22,7 @@ from border_cli.config.registry import AGENTS
 from border_cli.config.resolve import Change, check_changes
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import UsageError
+from border_cli.run import preflight
 from tests.contract.test_every_agent import config_of, learn, rows, spec_of
 
 _PRODUCTS = {"mm", "addmm", "bmm", "baddbmm"}

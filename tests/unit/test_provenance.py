@@ -14,7 +14,7 @@ import pytest
 
 import border_cli
 from border_cli.core import json_text
-from border_cli.runs.summary import read_json, read_run_id, record_launch, write_json
+from border_cli.run.summary import read_json, read_run_id, record_launch, write_json
 
 
 def provenance(run_dir: Path) -> dict[str, Any]:

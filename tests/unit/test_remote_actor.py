@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from border_cli.actors.loop import Finished
-from border_cli.actors.ray import ArrivedChunks, RayChild, RayModels
+from border_cli.actors.actor import Finished
+from border_cli.actors.ray_actors import ArrivedChunks, RayChild, RayModels
 from border_cli.actors.remote import (
     Command,
     QueueSink,

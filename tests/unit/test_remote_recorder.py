@@ -13,8 +13,8 @@ import pytest
 
 from border_cli.core.errors import ExitCode, Interrupted
 from border_cli.core.metrics import Record
-from border_cli.recorders import remote
-from border_cli.recorders.remote import RemoteRecorder
+from border_cli.recorders import recorder_process as remote
+from border_cli.recorders.recorder_process import RemoteRecorder
 from tests.faults.processes import nothing_left, wait_until
 
 pytestmark = pytest.mark.usefixtures("light_forkserver")

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from border_cli import build, preflight, run
 from border_cli.agents.agent import NetworkAgent
 from border_cli.agents.capture import capture_opt_steps
 from border_cli.agents.dqn.config import DqnConfig
@@ -20,8 +19,9 @@ from border_cli.config.schema import BufferConfig, TrainConfig, TrainerConfig
 from border_cli.core.errors import ResourceError, UsageError
 from border_cli.core.spaces import ActionSpec, EnvSpec, ObsLeaf, ObsSpec
 from border_cli.core.types import Column
-from border_cli.probes import made_up
 from border_cli.replay.device import DeviceRows
+from border_cli.run import build, preflight, run
+from border_cli.run.probes import made_up
 from tests.contract.test_every_agent import config_of, spec_of
 from tests.unit.test_capture import record
 from tests.unit.test_resources import SIZES

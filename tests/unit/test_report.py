@@ -33,7 +33,7 @@ from border_cli.report.stats import (
     summarise,
 )
 from border_cli.report.tidy import write_tidy
-from border_cli.runs.summary import record_launch
+from border_cli.run.summary import record_launch
 from border_cli.sweeps.jobs import Sweep
 
 

@@ -14,16 +14,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from border_cli import api, build
+from border_cli import api
 from border_cli.agents.dqn.config import DqnConfig
 from border_cli.config import resources
 from border_cli.config.resources import Sizes
 from border_cli.config.schema import BufferConfig, EnvConfig, TrainConfig, TrainerConfig
 from border_cli.core.errors import ResourceError
+from border_cli.core.format import size
 from border_cli.core.spaces import ActionSpec, EnvSpec, ObsLeaf, ObsSpec
 from border_cli.core.types import item_columns
-from border_cli.display.format import size
-from border_cli.transport import ModelChannel, Ring, model_layout
+from border_cli.run import build
+from border_cli.runtime.transport import ModelChannel, Ring, model_layout
 from tests.fakes import COUNTING_SPEC
 
 GIB = 2**30

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from border_cli.core.types import Chunk, Column
-from border_cli.transport import Ring
+from border_cli.runtime.transport import Ring
 
 COLUMNS = (Column("obs", (2,), "float32"), Column("n_steps", (), "int32"))
 

@@ -15,10 +15,10 @@ from border_cli.agents.agent import NetworkAgent
 from border_cli.agents.dqn.agent import make_agent
 from border_cli.agents.dqn.config import DqnConfig
 from border_cli.agents.params import BatchLoader
-from border_cli.checkpoints.manager import CheckpointManager
 from border_cli.config.schema import TrainConfig
 from border_cli.core.spaces import Array
 from border_cli.core.types import Batch
+from border_cli.training.checkpointer import CheckpointManager
 from border_cli.training.loop import NonFiniteMonitor
 from tests.unit.test_step_processor import SPEC
 

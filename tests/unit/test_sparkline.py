@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from border_cli.display.format import ASCII, BLOCKS, sparkline
+from border_cli.core.format import ASCII, BLOCKS, sparkline
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from border_cli.core.errors import ActorLostError, ExitCode
 from border_cli.core.progress import AsyncTrainStat, RunResult
 from border_cli.core.types import ActorStat, Evaluation
-from border_cli.runs.summary import Summary, write_crash
+from border_cli.run.summary import Summary, write_crash
 
 
 def read(run_dir: Path, name: str = "summary.json") -> dict[str, Any]:

@@ -22,13 +22,13 @@ from border_cli.core.progress import JobProgress, Progress
 from border_cli.display.output import Output, output
 from border_cli.recorders.files import read_jsonl
 from border_cli.report.stats import Interval, Line
-from border_cli.runs.directory import create_sweep
+from border_cli.run.directory import create_sweep
 from border_cli.runtime.worker import Reporter
+from border_cli.sweeps.job_process import JobView
 from border_cli.sweeps.jobs import Job, Sweep, job_argv, newest_sweep
-from border_cli.sweeps.process import JobView
 from border_cli.sweeps.results import Result, results, winners, write_preset
+from border_cli.sweeps.screen import make_sweep_view, print_sweep_tables
 from border_cli.sweeps.slots import Need, divide, fixed
-from border_cli.sweeps.views import make_sweep_view, print_sweep_tables
 from tests.fakes import Paper
 
 GIB = 1 << 30

@@ -11,8 +11,8 @@ import pytest
 from border_cli.core.errors import IncompatibleStateError
 from border_cli.core.progress import Progress
 from border_cli.core.types import ActorStat, Chunk, empty_items
-from border_cli.training import metrics
-from border_cli.training.metrics import Telemetry
+from border_cli.training import telemetry as metrics
+from border_cli.training.telemetry import Telemetry
 from tests.fakes import COUNTING_COLUMNS
 
 

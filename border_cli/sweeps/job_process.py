@@ -13,18 +13,18 @@ from typing import Any
 
 from border_cli.config import resources
 from border_cli.core.errors import ExitCode, first_line
+from border_cli.core.format import counted
 from border_cli.core.progress import JobProgress, Progress, View
 from border_cli.display.advice import first_to_end
-from border_cli.display.format import counted
 from border_cli.runtime.child import OUTPUT_FILE, Child
 from border_cli.runtime.forkserver import PRELOAD, start_early
 from border_cli.runtime.worker import Failed, Reporter, Returned, clipped
 
 _PRELOAD = (
     *PRELOAD,
-    "border_cli.cli.jobs",
-    "border_cli.preflight",
-    "border_cli.run",
+    "border_cli.cli.sweep_job",
+    "border_cli.run.preflight",
+    "border_cli.run.run",
     "border_cli.recorders.tensorboard",
 )
 """Imported once for all jobs of a sweep."""

@@ -16,21 +16,20 @@ from time import monotonic
 import numpy as np
 import torch
 
-from border_cli import build
 from border_cli.actors.sampler import Sampler
 from border_cli.agents.agent import NetworkAgent
 from border_cli.agents.compiler import COMPILING_PAYS_S, GraphCompiler
 from border_cli.agents.config import NetworkConfig
 from border_cli.config import resources, throughput
-from border_cli.config.resolve import envs_per_actor, may_switch, n_actors, reopen, threads
+from border_cli.config.resolve import envs_per_actor, making_s, may_switch, n_actors, reopen, threads
 from border_cli.config.schema import TrainConfig
 from border_cli.config.throughput import Bench, Measured
 from border_cli.config.validate import least_capacity
 from border_cli.core.errors import UsageError, first_line
+from border_cli.core.format import counted
 from border_cli.core.spaces import EnvSpec
 from border_cli.core.types import AFTER_TRAINING, Items, empty_items
-from border_cli.display.format import counted
-from border_cli.preflight import making_s
+from border_cli.run import build
 from border_cli.runtime import seeding
 from border_cli.runtime.child import ChildError, run_in_child
 from border_cli.runtime.signals import StopFlag

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from border_cli import build
 from border_cli.checkpoints.contents import BEST
 from border_cli.checkpoints.store import InvalidCheckpointError
 from border_cli.config import resources
@@ -33,18 +32,18 @@ from border_cli.core.errors import (
     add_note,
     first_line,
 )
+from border_cli.core.format import number
 from border_cli.core.progress import AsyncTrainStat, RunResult, View
 from border_cli.core.spaces import EnvSpec
 from border_cli.display import banner
 from border_cli.display.advice import advice
-from border_cli.display.format import number
 from border_cli.display.output import output
 from border_cli.display.tables import print_end_tables, print_lines
-from border_cli.runs import directory, summary
-from border_cli.runs.directory import REPORTED, Launch, log_to
-from border_cli.runs.resume import Resumed, describe, unfit
-from border_cli.runs.summary import SUMMARY_FILE, Summary, write_crash
-from border_cli.runs.trust import code_names
+from border_cli.run import build, directory, summary
+from border_cli.run.directory import REPORTED, Launch, log_to
+from border_cli.run.resume import Resumed, describe, unfit
+from border_cli.run.summary import SUMMARY_FILE, Summary, write_crash
+from border_cli.run.trust import code_names
 from border_cli.runtime import seeding
 from border_cli.runtime.child import OUTPUT_FILE, output_to
 from border_cli.runtime.files import run_all

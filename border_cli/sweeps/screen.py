@@ -15,12 +15,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from border_cli.core import format
 from border_cli.core.progress import JobProgress
-from border_cli.display import format
 from border_cli.display.output import Output, printable, write_line
 from border_cli.display.tables import add_row, make_table, print_tables
 from border_cli.display.views import ECHO, SILENCE_S, is_live, terminal_text
-from border_cli.runs.directory import shown
+from border_cli.run.directory import shown
 from border_cli.sweeps.jobs import DONE, FAILED, RUNNING, STATES, STOPPED, WAITING, Job, Sweep
 from border_cli.sweeps.results import Result
 from border_cli.sweeps.scheduler import SweepView

@@ -19,7 +19,7 @@ from border_cli.core.spaces import Array, EnvSpec
 from border_cli.core.state import RunState, State
 from border_cli.core.types import Evaluation, ModelInfo
 from border_cli.runtime.files import replace_file
-from border_cli.training.metrics import Telemetry
+from border_cli.training.telemetry import Telemetry
 
 MAX_FAILURES = 3
 """This many failed saves in a row end the run."""

@@ -30,8 +30,8 @@ from border_cli.core.errors import UsageError, first_line
 from border_cli.core.protocols import ActingPolicy, Agent
 from border_cli.core.spaces import ACTION_MASK, Array, EnvSpec, Obs, ObsLeaf, decode_actions, encode
 from border_cli.core.types import AFTER_TRAINING
-from border_cli.runs.locate import model_directory, parse_checkpoint
-from border_cli.runs.trust import check_code
+from border_cli.run.find import model_directory, parse_checkpoint
+from border_cli.run.trust import check_code
 
 _logger = logging.getLogger(__name__)
 _NOT_GIVEN = object()

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from border_cli.checkpoints.manager import CheckpointManager
 from border_cli.core.errors import IncompatibleStateError
 from border_cli.core.metrics import METRICS
 from border_cli.core.progress import View
@@ -20,10 +19,11 @@ from border_cli.core.protocols import (
 )
 from border_cli.core.state import RunState, State, check_like, number
 from border_cli.training.best_model import Candidate
+from border_cli.training.checkpointer import CheckpointManager
 from border_cli.training.evaluation import EvalManager, EvalSeeds
 from border_cli.training.films import Films
-from border_cli.training.metrics import Telemetry
 from border_cli.training.ratio_limiter import RatioLimiter
+from border_cli.training.telemetry import Telemetry
 
 STAGES = ("publish", "evaluate", "film", "record", "save")
 """What the loop does at intervals of opt steps, in this order."""

@@ -12,8 +12,8 @@ from border_cli.checkpoints.contents import BEST, CHECKPOINTS, REPLAY
 from border_cli.checkpoints.store import MANIFEST_FILE
 from border_cli.config.convert import nearest
 from border_cli.core.errors import NoValidCheckpointError, UsageError
-from border_cli.runs.directory import CONFIG_FILE, LATEST, RUNS, SWEEP_FILE
-from border_cli.runs.summary import PROVENANCE_FILE, read_summary
+from border_cli.run.directory import CONFIG_FILE, LATEST, RUNS, SWEEP_FILE
+from border_cli.run.summary import PROVENANCE_FILE, read_summary
 
 LAST = "last"
 _UNREAD = (REPLAY,)

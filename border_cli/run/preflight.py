@@ -13,13 +13,13 @@ from typing import Any
 
 from rich.console import Console
 
-from border_cli import build
 from border_cli.checkpoints.contents import BEST, CHECKPOINTS, read_model
 from border_cli.checkpoints.store import newest_valid
 from border_cli.config import resources, throughput
 from border_cli.config.convert import to_plain
 from border_cli.config.registry import import_path, import_paths
 from border_cli.config.resolve import (
+    making_s,
     may_evaluate_beside,
     resolve,
     threads,
@@ -29,25 +29,19 @@ from border_cli.config.resolve import (
 from border_cli.config.resources import Sizes
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import BorderError, ResourceError, UsageError
+from border_cli.core.format import size
 from border_cli.core.spaces import EnvSpec, ObsSpec
-from border_cli.display.format import size
 from border_cli.display.output import write_line
 from border_cli.display.views import SILENCE_S, is_live
 from border_cli.envs.group import Probed
-from border_cli.envs.spaces import part_name
-from border_cli.runs.directory import RUNS, folder_error
-from border_cli.runs.locate import weights_directory
+from border_cli.envs.gym_spaces import part_name
+from border_cli.run import build
+from border_cli.run.directory import RUNS, folder_error
+from border_cli.run.find import weights_directory
 from border_cli.runtime import forkserver
 from border_cli.runtime.child import Child, ChildError
 from border_cli.runtime.clock import Deadline
 from border_cli.runtime.signals import StopFlag
-
-_MAKING_S = 120.0
-
-
-def making_s(config: TrainConfig) -> float:
-    """Limit of making one environment in a child [s]."""
-    return max(_MAKING_S, config.actor_manager.start_timeout_s)
 
 
 def preflight(
@@ -131,7 +125,7 @@ def _decide(config: TrainConfig, spec: EnvSpec, stop: StopFlag) -> tuple[TrainCo
     """As `throughput.decide`. Measures only what may and can change something."""
     cpus, measured = resources.cpus(), None
     if envs := throughput.env_counts(config):
-        from border_cli import probes
+        from border_cli.run import probes
 
         measured = probes.measure(config, spec, envs, probes.AUTO_S, stop)
     return throughput.decide(config, measured, cpus)

@@ -19,7 +19,6 @@ from rich.console import Console
 from border_cli.actors.sampler import InThreadSource, Sampler
 from border_cli.actors.spec import LOCKSTEP_SLOTS, ActorId, ActorSpec, Rounds
 from border_cli.checkpoints.contents import read_model, read_training
-from border_cli.checkpoints.manager import CheckpointManager
 from border_cli.config.convert import dotted, to_plain
 from border_cli.config.registry import AGENTS, BUFFERS, find, import_path, import_plugins
 from border_cli.config.resolve import (
@@ -56,25 +55,26 @@ from border_cli.display.views import PlainView, ScreenView
 from border_cli.envs.group import GymEnv, ReplayedEnv, evaluation_envs, try_env
 from border_cli.recorders import RecorderGroup
 from border_cli.recorders.files import CSV_FILE, METRICS_FILE, CsvRecorder, JsonlRecorder
-from border_cli.recorders.remote import RemoteRecorder
+from border_cli.recorders.recorder_process import RemoteRecorder
 from border_cli.replay.n_step import NStepProcessor
-from border_cli.runs.directory import SWEEP_FILE
-from border_cli.runs.resume import Resumed
-from border_cli.runs.summary import read_run_id
+from border_cli.run.directory import SWEEP_FILE
+from border_cli.run.resume import Resumed
+from border_cli.run.summary import read_run_id
 from border_cli.runtime import seeding
 from border_cli.runtime.signals import StopFlag
+from border_cli.runtime.transport import ring_bytes, ring_rows
 from border_cli.runtime.worker import Reporter
+from border_cli.training.checkpointer import CheckpointManager
+from border_cli.training.components import Components
 from border_cli.training.evaluation import EvalSeeds
 from border_cli.training.evaluators import EvaluatorSpec, InlineEvaluator, ProcessEvaluator
 from border_cli.training.films import Films
 from border_cli.training.loop import AsyncTrainer, LockstepTrainer, SyncTrainer, TrainingLoop
-from border_cli.training.metrics import LONGEST_EPISODE, Telemetry
 from border_cli.training.ratio_limiter import RatioLimiter, most_credit
-from border_cli.training.state import Components
-from border_cli.transport import ring_bytes, ring_rows
+from border_cli.training.telemetry import LONGEST_EPISODE, Telemetry
 
 if TYPE_CHECKING:
-    from border_cli.run import RunFiles
+    from border_cli.run.run import RunFiles
 
 _logger = logging.getLogger(__name__)
 
@@ -404,7 +404,7 @@ def remote_recorder(kind: str, config: TrainConfig, folder: Path, keep: int) -> 
 
 def film_model(c: TrainConfig, spec: EnvSpec, model: ModelInfo, path: Path) -> bytes:
     """Film an episode of a model, in a process of its own. Returns a small version as a GIF."""
-    from border_cli.video import film, small_gif
+    from border_cli.run.video import film, small_gif
 
     import_plugins(c.plugins)
     seeding.seed_global_generators(c.seed, seeding.GLOBAL, 3, model.version)

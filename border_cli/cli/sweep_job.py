@@ -20,7 +20,7 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig
 
 from border_cli.cli.compose import Composed, check_composed
-from border_cli.cli.errors import report
+from border_cli.cli.hydra_errors import report
 from border_cli.cli.overrides import override_values, parse_overrides
 from border_cli.cli.start import resume_run, start_run
 from border_cli.config import registry
@@ -29,10 +29,10 @@ from border_cli.config.schema import TrainConfig
 from border_cli.config.validate import validate
 from border_cli.core.errors import ExitCode, Interrupted
 from border_cli.core.progress import View
-from border_cli.runs.directory import CONFIG_FILE, Launch, read_config
-from border_cli.runs.resume import DONE
-from border_cli.runs.summary import read_summary
-from border_cli.sweeps.process import JobView
+from border_cli.run.directory import CONFIG_FILE, Launch, read_config
+from border_cli.run.resume import DONE
+from border_cli.run.summary import read_summary
+from border_cli.sweeps.job_process import JobView
 
 
 @dataclass(frozen=True)

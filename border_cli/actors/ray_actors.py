@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from border_cli.actors import manager
-from border_cli.actors.loop import Finished
+from border_cli.actors.actor import Finished
 from border_cli.actors.process import ActorHandle, Link, ModelSink
 from border_cli.actors.remote import Command, RemoteActor, RemoteSetup, Reply
 from border_cli.actors.spec import LOCKSTEP_SLOTS, ActorId, ActorSpec, ActorStatus
