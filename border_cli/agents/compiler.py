@@ -187,7 +187,7 @@ class GraphCompiler:
             self._use("traced", paths)
 
     def _pays(self) -> bool:
-        """Whether the run goes on for long enough, at its speed so far."""
+        """Whether enough time is left, at the run's speed so far."""
         seconds = monotonic() - self._began
         if self._time_left is None:
             return True

@@ -83,7 +83,7 @@ def report(error: Exception | SystemExit, debug: bool = False, job: str = "") ->
     lines = [line for line in message.splitlines() if line.strip()] or [type(error).__name__]
     noted = notes(error)[: MAX_LINES - 1]
     printed = [f"{job}error: {lines[0]}", *lines[1 : MAX_LINES - len(noted)], *noted]
-    with output():  # nobody may read stderr
+    with output():  # perhaps no process reads stderr
         sys.stderr.writelines(f"{text}\n" for text in details)
         write_line(sys.stderr, "\n".join(printed))
     return int(error.code) if isinstance(error, BorderError) else int(ExitCode.DEFECT)

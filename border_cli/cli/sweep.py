@@ -1,7 +1,7 @@
 """`border-train -m`: compose the jobs, start or continue the sweep, run its jobs in slots, and sum up.
 
 With another launcher or sweeper of Hydra (`hydra/launcher=submitit_slurm`, `hydra/sweeper=optuna`) the plugin runs the
-jobs. Whoever runs a job, it resumes the run that its directory holds.
+jobs. A job resumes the run that its directory holds.
 """
 
 from __future__ import annotations

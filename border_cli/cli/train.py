@@ -136,7 +136,7 @@ def _resume_sweep(folder: Path, argv: Sequence[str], trusted: bool) -> int:
     if sweep.code_words and not trusted:
         raise UsageError(
             f"{folder}: its arguments may name code or addresses: {shlex.join(sweep.code_words)}",
-            allowed="trust=true, if you trust whoever made the sweep, or the command that started it",
+            allowed="trust=true, if you trust the maker of the sweep, or the command that started it",
         )
     return _dispatch([*argv, *sweep.argv], folder)
 

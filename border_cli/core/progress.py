@@ -110,8 +110,8 @@ class JobProgress:
     """How far one run of a sweep is.
 
     Attributes:
-        phase: as in `Progress`; before the run has begun and after it has ended, the state of the job.
-        seconds: duration of the run so far; None before it has begun.
+        phase: as in `Progress`; before the run has started and after it has ended, the state of the job.
+        seconds: duration of the run so far; None before it has started.
         fraction, eta_s: share of the budget that ends the run first, and the seconds until then; None while unknown.
         last, best: scores of the last and of the best model; None before there is one.
         last_at: opt step of the last model that was evaluated.

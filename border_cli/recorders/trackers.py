@@ -26,7 +26,7 @@ from border_cli.recorders.files import METRICS_FILE, read_jsonl
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What a tracker is told of a run.
+    """What a tracker needs to know of a run.
 
     Attributes:
         run_id: the same after a resume.

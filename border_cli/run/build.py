@@ -118,7 +118,7 @@ def make_loop(
     progress = _make_progress(c)
 
     def waiting() -> bool:
-        """Whether to stop. Called in each wait at the start and at the end, so that the view goes on meanwhile."""
+        """Whether to stop. Called in each wait at the start and at the end, so that the view stays alive meanwhile."""
         view.show(progress)
         return stop()
 

@@ -177,7 +177,7 @@ def check_plain(run_dir: Path, trusted: bool) -> None:
             if not is_file and not entry.is_dir(follow_symlinks=False):
                 raise UsageError(
                     f"{entry.path} is no plain file or folder: what is written to it may go anywhere",
-                    allowed="trust=true, if you trust whoever made the run, or a copy made by cp -rL",
+                    allowed="trust=true, if you trust the maker of the run, or a copy made by cp -rL",
                 )
 
 

@@ -31,7 +31,7 @@ def code_names(data: Mapping[str, Any]) -> dict[str, list[str]]:
     env_id = str(env.get("id") or "")
     names["env.id"] = [env_id] if ":" in env_id else []
     if any(name in env_id for name in _WRAPPERS_OF_ANYTHING):
-        names["env.kwargs"] = [f"whatever {env_id} is told to import"]
+        names["env.kwargs"] = [f"whatever {env_id} imports for them"]
     names |= {key: [path] for key, path in import_paths(data).items()}
     addresses = {"recorder.mlflow": recorder.get("mlflow")}
     if manager.get("type") == "ray":
@@ -54,7 +54,7 @@ def check_code(data: Mapping[str, Any], typed: Mapping[str, Sequence[str]], trus
         listed = "; ".join(f"{key} {names}" for key, names in missing.items())
         raise UsageError(
             f"this run names code or addresses that are not border-cli's: {listed}",
-            allowed="trust=true, if you trust whoever made the run",
+            allowed="trust=true, if you trust the maker of the run",
         )
 
 

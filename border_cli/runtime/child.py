@@ -241,7 +241,7 @@ class Child:
         raise ChildError("", f"the process {self.exit_reason}{self.last_output}")
 
     def _look(self) -> None:
-        """Take what the fork server has told."""
+        """Take what the fork server has sent."""
         while self._ended is None and not self._status.closed:
             try:
                 if not self._status.poll():

@@ -42,7 +42,7 @@ def _after_fork() -> None:
 
 
 def _after_fork_in_child() -> None:
-    """In a forked process, such as a worker of a `multiprocessing.Pool`, which has to end when it is told to."""
+    """In a forked process, such as a worker of a `multiprocessing.Pool`, which has to end on a signal."""
     for number, handler in _handlers.items():
         if signal.getsignal(number) == handler:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)

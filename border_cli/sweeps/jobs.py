@@ -22,7 +22,7 @@ from border_cli.runtime.files import open_plain
 
 WAITING, RUNNING, DONE, STOPPED, FAILED = "waiting", "running", "done", "stopped", "failed"
 STATES = (WAITING, RUNNING, DONE, STOPPED, FAILED)
-"""Stopped: the run has begun and can be resumed."""
+"""Stopped: the run has started and can be resumed."""
 
 
 @dataclass

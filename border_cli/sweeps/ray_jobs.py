@@ -33,7 +33,7 @@ from border_cli.sweeps.job_process import NO_ERROR, JobError, JobProcess, Task
 from border_cli.sweeps.jobs import Sweep, read_head
 
 _POLL_S = 0.5
-"""How long a host waits for news of its job [s]. A signal may have to wait as long."""
+"""How long a host waits for a message of its job [s]. A signal may have to wait as long."""
 _LOOK_S = 2.0
 """Time between two looks at the nodes of the cluster [s]."""
 

@@ -198,7 +198,7 @@ class Tuner(JobQueue):
 
     @property
     def confirmed(self) -> list[Trial]:
-        """The trials that have begun to run on fresh seeds."""
+        """The trials that already run on fresh seeds."""
         return [one for one in self.trials if one.confirming]
 
     @property

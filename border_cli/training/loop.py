@@ -403,7 +403,7 @@ class RoundSource(ExperienceSource, Protocol):
 
 
 class LockstepTrainer(TrainingLoop):
-    """Deterministic parallel training (contract C8). `parts.source` is a RoundSource.
+    """Deterministic parallel training. `parts.source` is a RoundSource.
 
     While the actors take the env steps of a round, the learner inserts those of the round before and does every opt step
     that the ratio then allows. Nothing depends on which of them is faster.

@@ -1,4 +1,4 @@
-"""The ratio limiter: how many env steps there are per opt step, enforced on both sides (contract C2).
+"""The ratio limiter: how many env steps there are per opt step, enforced on both sides.
 
 An opt step is allowed when env_steps >= warmup_period + opt_interval·(opt_steps + 1). Actors act on credit: all credit
 together stays <= warmup_period + opt_interval·(opt_steps + 1) + tolerance, and <= max_env_steps. Pure arithmetic over

@@ -1,4 +1,4 @@
-"""Every registered agent with every buffer: the same seed gives the same bits, also after a resume (contract C8)."""
+"""Every registered agent with every buffer: the same seed gives the same bits, also after a resume."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A compiled opt step does what the eager one does (contract C14)."""
+"""A compiled opt step does what the eager one does."""
 
 from __future__ import annotations
 

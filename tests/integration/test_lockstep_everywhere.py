@@ -1,4 +1,4 @@
-"""Lockstep gives the same bits in every environment and with any number of actors (contract C8, rows G1 and G2).
+"""Lockstep gives the same bits in every environment and with any number of actors.
 
 Each cell is one configuration. Its run is stopped by SIGTERM at an opt step drawn from the printed seed, then resumed; the
 result must equal the uninterrupted run. FAULTS_FULL=1 stops each cell at ten opt steps and repeats the uninterrupted run.

@@ -1,4 +1,4 @@
-"""The same seed gives the same bits under `trainer=sync` (contract C8), in any process, folder and order."""
+"""The same seed gives the same bits under `trainer=sync`, in any process, folder and order."""
 
 from __future__ import annotations
 

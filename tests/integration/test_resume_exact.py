@@ -1,4 +1,4 @@
-"""Under sync and lockstep a resumed run equals the one that was never interrupted (contract C8, row G2)."""
+"""Under sync and lockstep a resumed run equals the one that was never interrupted."""
 
 from __future__ import annotations
 
@@ -134,8 +134,8 @@ def test_a_schedule_that_ends_with_the_old_budget_is_another_one(folder: Path, l
     resume(run.path, BUDGET)
     assert Run(run.path).summary["exact"] is (length is not None)
     log = " ".join((run.path / "train.log").read_text().split())
-    told = "the learning rate is 0 from opt step 40 on: agent.lr_opt_steps=<number> changes that" in log
-    assert told is (length is None)
+    is_said = "the learning rate is 0 from opt step 40 on: agent.lr_opt_steps=<number> changes that" in log
+    assert is_said is (length is None)
 
 
 def test_lockstep_resumes_with_a_larger_budget_of_env_steps(folder: Path) -> None:

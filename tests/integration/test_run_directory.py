@@ -1,4 +1,4 @@
-"""The run directory (contract C4) and the metrics (contract C5) of a synchronous and an asynchronous run."""
+"""The run directory and the metrics of a synchronous and an asynchronous run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ends of runs: reasons, replay ratio and budgets (contracts C2 and C3)."""
+"""Ends of runs: reasons, replay ratio and budgets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The slots of a sweep with real, light processes as jobs: each writes the summary of a run and exits as it is told to."""
+"""The slots of a sweep with real, light processes as jobs: each writes the summary of a run and exits as its arguments say."""
 
 from __future__ import annotations
 
@@ -258,7 +258,7 @@ def test_the_time_that_a_sweep_needs_by_hand(tmp_path: Path, monkeypatch: pytest
 class Patient:
     """A job that runs until it is asked to stop, and then writes a file.
 
-    asks: its sweep to stop, when it has begun, and `beside` too · sweep: process of the sweep.
+    asks: its sweep to stop, when it has started, and `beside` too · sweep: process of the sweep.
     """
 
     run_dir: Path

@@ -22,10 +22,10 @@ class FakeRun:
         self.idle_s = 0.0
         self._cpus = cpus
         self.spent: dict[Form, float] = {}
-        self.told: list[str] = []
+        self.notes: list[str] = []
         self._duration = duration
         self._form = forms[0]
-        self.chooser = FormChooser(forms, self._use, self.told.append, lambda: self.idle_s, lambda: self.now)
+        self.chooser = FormChooser(forms, self._use, self.notes.append, lambda: self.idle_s, lambda: self.now)
 
     def _use(self, form: Form) -> None:
         self._form = form
@@ -71,9 +71,9 @@ def test_the_fastest_form_is_kept(durations: dict[str, float], best: Form) -> No
 def test_before_the_first_look_nothing_is_tried_and_then_it_says_once_by_how_much() -> None:
     run = FakeRun((EAGER, FAST), constant(eager1=10, fast1=5))
     run.until(0.9)
-    assert set(run.spent) == {EAGER} and run.told == []
+    assert set(run.spent) == {EAGER} and run.notes == []
     run.until(500.0)
-    assert run.told == [
+    assert run.notes == [
         "the fastest opt steps here are compiled with 1 thread; as a share of their speed: eager with 1 thread 0.50"
     ]
 
@@ -95,7 +95,7 @@ def test_when_the_machine_changes_the_choice_does() -> None:
     run = FakeRun((EAGER, EAGER2), duration)
     assert run.until(99.0) == EAGER2
     assert run.until(115.0) == EAGER
-    assert len(run.told) == 1, "later changes are in the log alone"
+    assert len(run.notes) == 1, "later changes are in the log alone"
 
 
 def test_drift_that_hits_all_forms_decides_nothing() -> None:

@@ -218,7 +218,7 @@ ATARI = {"env__id": "ALE/Pong-v5", "env__preprocess": "atari", "actor_manager__e
         (LINEAR | {"trainer__opt_interval": 2.0}, {}, "agent.lr_opt_steps", 490),
         (LINEAR | {"agent__lr_opt_steps": 7}, {}, "agent.lr_opt_steps", 7),
         ({}, {}, "agent.lr_opt_steps", None),
-        ({}, {}, "agent.compile", "auto"),  # chosen by timing while the run goes on
+        ({}, {}, "agent.compile", "auto"),  # chosen by timing during the run
         ({"device": "cuda"}, {}, "agent.compile", "true"),
         ({"device": "cuda:1", "trainer__type": "sync"}, {}, "agent.compile", "true"),
         ({"device": "cuda", "agent__compile": False}, {}, "agent.compile", "false"),

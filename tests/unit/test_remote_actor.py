@@ -69,7 +69,7 @@ def test_a_model_is_put_into_the_store_once_and_only_if_an_actor_needs_it() -> N
     models = RayModels(store, kept=1)
     current = model(1)
     models.publish(current)
-    current.arrays["weight"][:] = 99.0  # the learner goes on
+    current.arrays["weight"][:] = 99.0  # the learner continues
     models.publish(model(2))
     assert models.since(0) == {2: "ref 2"}
     assert models.since(0) == {2: "ref 2"}
