@@ -43,8 +43,8 @@ class Form:
 class FormChooser:
     """Does opt steps in the fastest of several forms.
 
-    Now and then, each other form competes with the one in use: they take short turns, A B, B A, A B …, and the run continues
-    meanwhile. What counts is the speed of the run, waiting for experience included. A machine's speed drifts by a factor of
+    Now and then, each other form competes with the one in use: they take short turns, A B, B A, A B …, while the run
+    continues. What counts is the speed of the run, waiting for experience included. A machine's speed drifts by a factor of
     two within minutes, so only neighbouring turns are compared, and the best of five pairs decide. More threads are tried
     only on CPUs that were idle before.
 

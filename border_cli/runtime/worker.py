@@ -147,7 +147,7 @@ class Reporter:
                 self.pipe.send_bytes((b"." if start + MESSAGE_BYTES >= len(data) else b"-") + piece)
 
     def answer(self, value: Any) -> None:
-        """Send the result of the child's function, once. The client does not wait for what follows, such as closing an environment."""
+        """Send the result of the function, once. What follows, such as closing an environment, is not waited for."""
         if not self._has_answered:
             self._has_answered = True
             self.send(Returned(value))

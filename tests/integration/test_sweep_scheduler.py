@@ -1,4 +1,4 @@
-"""The slots of a sweep with real, light processes as jobs: each writes the summary of a run and exits as its arguments say."""
+"""The slots of a sweep with light processes as jobs: each writes the summary of a run and exits as its arguments say."""
 
 from __future__ import annotations
 
