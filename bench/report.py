@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from border_cli.config.resources import cpus
+from border_cli.runtime.machine import cpus
 
 
 @dataclass(frozen=True)

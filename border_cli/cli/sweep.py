@@ -22,7 +22,6 @@ from rich.console import Console
 from border_cli.cli.compose import PRIMARY, Composed, Composer, hydra_section, translated
 from border_cli.cli.overrides import check_interval, override_values, parse_overrides, quoted
 from border_cli.cli.sweep_job import JobScore, SlotTask, SweepTask
-from border_cli.config.resources import cpus
 from border_cli.config.schema import TrainConfig, option
 from border_cli.core.errors import BorderError, ExitCode, Interrupted, ResourceError, UsageError, first_line
 from border_cli.core.format import counted
@@ -39,6 +38,7 @@ from border_cli.run.directory import (
     shown,
 )
 from border_cli.runtime.child import Child, ChildError
+from border_cli.runtime.machine import cpus
 from border_cli.runtime.signals import StopFlag
 from border_cli.sweeps import slots
 from border_cli.sweeps.job_process import LocalExecutor

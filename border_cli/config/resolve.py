@@ -15,6 +15,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
+from border_cli.config.budget import counts
 from border_cli.config.convert import as_typed, dotted, to_plain
 from border_cli.config.schema import RecorderConfig, TrainConfig
 from border_cli.core.errors import UsageError
@@ -69,6 +70,7 @@ def resolve(
     replay_fits: bool,
     screen: bool,
     init_from: str | None,
+    cpus: int,
     replay_on_gpu: bool = False,
 ) -> TrainConfig:
     """The configuration that runs: with a value for all that was left open.
@@ -80,17 +82,16 @@ def resolve(
         replay_fits: whether there is room on the disk for checkpoints with the replay.
         screen: whether the terminal can show the live view.
         init_from: the model directory that `init_from` means now.
+        cpus: those that this process may use.
         replay_on_gpu: whether the GPU of the learner has room for the replay.
     """
-    from border_cli.config.resources import counts, cpus  # not before a run is certain: it imports psutil
-
     resolved = copy.deepcopy(config)
     resolved.init_from = init_from
     resolved.trainer.ratio_tolerance = ratio_tolerance(config)
     if config.trainer.lockstep:
         resolved.trainer.lockstep_steps = lockstep_steps(config)
     if config.evaluator.type == "auto":
-        resolved.evaluator.type = "process" if may_evaluate_beside(config) and cpus() > 1 else "inline"
+        resolved.evaluator.type = "process" if may_evaluate_beside(config) and cpus > 1 else "inline"
     resolved.env = with_env_facts(config, action_mask, categories).env
     resolved.env.native = "always" if steps_natively(config) else "never"
     opt_steps = counts(config).opt_steps

@@ -1,4 +1,4 @@
-"""What a run takes of a machine, by arithmetic, and what the machine has left: memory, disk, descriptors, processes.
+"""What a run takes of a machine, by arithmetic, and whether it fits: memory, disk, descriptors, processes.
 
 `border_cli.run.preflight` calls the checks.
 """
@@ -9,20 +9,19 @@ import contextlib
 import errno
 import math
 import os
-import re
 import resource
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
 
 import psutil
 
+from border_cli.config.budget import counts
 from border_cli.config.resolve import n_actors, threads, trackers
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import ResourceError
 from border_cli.core.format import size
+from border_cli.runtime import machine
 
 _MIB = 2**20
 LEARNER_BYTES = 96 * _MIB
@@ -65,22 +64,6 @@ class Sizes:
         return self.model + self.training + JSON_BYTES
 
 
-@dataclass(frozen=True)
-class Counts:
-    """How often a run does something, each None where only its end will tell.
-
-    limit: the budget that ends it · exact: whether no other budget and no score can end it before.
-    """
-
-    env_steps: int | None
-    opt_steps: int | None
-    evaluations: int | None
-    checkpoints: int | None
-    records: int | None
-    exact: bool
-    limit: str
-
-
 # -- what a run takes -----------------------------------------------------
 
 
@@ -91,7 +74,7 @@ def actor_processes(config: TrainConfig) -> int:
 
 def cores_for_actors(config: TrainConfig) -> int | None:
     """CPUs that actors and learner share; None where the actors are on a cluster."""
-    return None if config.actor_manager.type == "ray" else cpus()
+    return None if config.actor_manager.type == "ray" else machine.cpus()
 
 
 def memory_need(config: TrainConfig, sizes: Sizes) -> dict[str, int]:
@@ -161,154 +144,7 @@ def descriptors_need(config: TrainConfig) -> int:
     return LEARNER_DESCRIPTORS + ACTOR_DESCRIPTORS * (processes(config) - 1)
 
 
-# -- what a run does ------------------------------------------------------
-
-
-def counts(config: TrainConfig) -> Counts:
-    """What the budgets allow."""
-    t = config.trainer
-    env_steps, opt_steps, limit = t.max_env_steps, t.max_opts, "max_time"
-    if t.opt_interval is None:
-        given = [name for name in ("max_opts", "max_env_steps", "max_time") if getattr(t, name) is not None]
-        limit = " or ".join(given)
-    else:
-        # The decimal number that was typed: 0.1 has no exact binary form.
-        interval = Fraction(str(t.opt_interval))
-        by_env_steps = math.inf if env_steps is None else max(0, (env_steps - t.warmup_period) // interval)
-        if opt_steps is not None and opt_steps < by_env_steps:
-            env_steps, limit = t.warmup_period + math.ceil(interval * opt_steps), "max_opts"
-        elif env_steps is not None:
-            opt_steps, limit = int(by_env_steps), "max_env_steps"
-
-    def times(interval: int | None) -> int | None:
-        """How often something is done at an interval and at the end, unless both coincide."""
-        if interval is None:
-            return 0
-        return None if opt_steps is None else math.ceil(opt_steps / interval)
-
-    at_end = None if opt_steps is None else min(1, opt_steps)
-    return Counts(
-        env_steps,
-        opt_steps,
-        evaluations=times(t.eval_interval),
-        checkpoints=at_end if t.save_interval is None else times(t.save_interval),
-        records=times(t.record_interval),
-        exact=t.opt_interval is not None and t.max_time is None and t.stop_return is None,
-        limit=limit,
-    )
-
-
-# -- what the machine has left --------------------------------------------
-
-ROOT = Path("/")
-
-
-def available_memory(root: Path = ROOT) -> int:
-    """Bytes that may still be allocated, limits of control groups included. root: where these are mounted."""
-    left = [int(psutil.virtual_memory().available)]
-    for group in _cgroups("memory", root):
-        for limit, used, cache in (
-            ("memory.max", "memory.current", "inactive_file"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-        ):
-            most, now = _number(group / limit), _number(group / used)
-            if most is not None and now is not None:
-                # pages of files that were read count as used, and the kernel gives them back
-                cached = re.search(rf"^{cache} (\d+)", _text(group / "memory.stat"), re.MULTILINE)
-                left.append(max(0, most - max(0, now - (int(cached[1]) if cached else 0))))
-    return min(left)
-
-
-def free_tasks(root: Path = ROOT) -> int | None:
-    """Processes and threads that may still be started; None where nothing limits them."""
-    left = []
-    limit, user = resource.getrlimit(resource.RLIMIT_NPROC)[0], os.getuid()
-    if limit != resource.RLIM_INFINITY and user != 0:
-        every = psutil.process_iter(["uids", "num_threads"])
-        own = (p.info["num_threads"] or 0 for p in every if p.info["uids"] and p.info["uids"].real == user)
-        left.append(limit - sum(own))
-    for group in _cgroups("pids", root):
-        most, now = _number(group / "pids.max"), _number(group / "pids.current")
-        if most is not None and now is not None:
-            left.append(most - now)
-    return max(0, min(left)) if left else None
-
-
-def _cgroups(controller: str, root: Path) -> Iterator[Path]:
-    """Folders of the control groups around this process, of version 1 or 2; each may set a limit."""
-    for line in _text(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "" or controller in controllers.split(","):
-            # a container may see its own group as the root of the mount, though it is named by its path outside
-            inner = Path(path.lstrip("/"))
-            yield from (root / "sys/fs/cgroup" / controllers / part for part in (inner, *inner.parents))
-
-
-def _number(path: Path) -> int | None:
-    """The number in a file; None for "max", and where there is no such file."""
-    words = _text(path).split()
-    return int(words[0]) if words and words[0].isdigit() else None
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
-_cpu_share: int | None = None
-
-
-def limit_cpus(share: int) -> None:
-    """Let `cpus` return at most this: other runs of a sweep use the rest."""
-    global _cpu_share
-    _cpu_share = share
-
-
-def cpus(root: Path = ROOT) -> int:
-    """CPUs that this process may use, limits of control groups included; at least 1. root: where these are mounted."""
-    most = [len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1]
-    for group in _cgroups("cpu", root):
-        quota, period = [*_text(group / "cpu.max").split(), "", ""][:2]
-        if not quota:  # version 1
-            quota, period = (_text(group / f"cpu.cfs_{what}_us").strip() for what in ("quota", "period"))
-        if quota.isdigit() and period.isdigit():  # without a limit it is "max" or -1
-            most.append(max(1, math.ceil(int(quota) / int(period))))
-    return min(most) if _cpu_share is None else min(*most, _cpu_share)
-
-
-def idle_s() -> float:
-    """Seconds that the CPUs which this process may use have been idle, summed."""
-    times = psutil.cpu_times(percpu=True)
-    own = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(times))
-    return sum(float(one.idle) for i, one in enumerate(times) if i in own)
-
-
-def gpus() -> list[str]:
-    """Names of the GPUs by which CUDA_VISIBLE_DEVICES can choose among those that this process may use."""
-    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        return [name for name in visible.split(",") if name]
-    folder = Path("/proc/driver/nvidia/gpus")
-    return [str(i) for i in range(len(list(folder.iterdir())))] if folder.is_dir() else []
-
-
-def has_bfloat16(root: Path = ROOT) -> bool:
-    """Whether the CPU has instructions for products of bfloat16 numbers; False where the system does not list them."""
-    flags = re.findall(r"^(?:flags|Features)\s*:(.*)$", _text(root / "proc/cpuinfo"), re.MULTILINE)
-    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(flags[0].split() if flags else ())
-
-
-def existing(path: Path) -> Path:
-    """The path itself, or the nearest parent that exists."""
-    path = path.absolute()
-    return next(one for one in (path, *path.parents) if one.exists())
-
-
-def free_disk(folder: Path) -> int:
-    """Bytes that may still be written to `folder`, which need not exist yet. Raises OSError."""
-    return int(psutil.disk_usage(str(existing(folder))).free)
-
+# -- whether it fits ------------------------------------------------------
 
 _KEPT_FILES = ("checkpoints", "best", "tensorboard", "metrics.jsonl", "metrics.csv")
 """What `disk_need` counts, in a run directory."""
@@ -322,10 +158,7 @@ def disk_for(run_dir: Path) -> int:
             with contextlib.suppress(FileNotFoundError):
                 status = path.lstat()
                 files[status.st_ino] = 512 * status.st_blocks
-    return free_disk(run_dir) + sum(files.values())
-
-
-# -- whether it fits ------------------------------------------------------
+    return machine.free_disk(run_dir) + sum(files.values())
 
 
 def check_descriptors(config: TrainConfig) -> None:
@@ -346,7 +179,7 @@ def check_descriptors(config: TrainConfig) -> None:
 
 def check_tasks(config: TrainConfig) -> None:
     """Raise ResourceError where fewer processes and threads may be started than a run has."""
-    need, free = tasks_need(config, cpus()), free_tasks()
+    need, free = tasks_need(config, machine.cpus()), machine.free_tasks()
     if free is None or need <= free:
         return
     raise ResourceError(
@@ -363,7 +196,7 @@ def _or_fewer_actors(config: TrainConfig, lacking: int, per_actor: int) -> str:
 
 def check_memory(config: TrainConfig, sizes: Sizes) -> None:
     """Raise ResourceError where replay, rings, agent and processes do not fit into the free memory."""
-    need, free = memory_need(config, sizes), available_memory()
+    need, free = memory_need(config, sizes), machine.available_memory()
     left = math.floor(MEMORY_SHARE * free) - sum(need.values())
     if left >= 0:
         return
@@ -395,7 +228,7 @@ def check_disk(config: TrainConfig, sizes: Sizes, folder: Path) -> None:
 def check_folder(folder: Path) -> None:
     """Write a file without a name where `folder` is, or will be, and read it back. Raises OSError."""
     probe = os.urandom(4096)
-    with tempfile.TemporaryFile(dir=existing(folder)) as file:
+    with tempfile.TemporaryFile(dir=machine.existing(folder)) as file:
         file.write(probe)
         file.flush()
         os.fsync(file.fileno())

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from border_cli.config import resources, throughput
+from border_cli.config import budget, resources, throughput
 from border_cli.config.resolve import envs_per_actor
 from border_cli.config.resources import Sizes
 from border_cli.config.schema import TrainConfig
@@ -20,6 +20,7 @@ from border_cli.core import format
 from border_cli.core.progress import Progress, RunResult
 from border_cli.core.types import ActorStat, Evaluation
 from border_cli.display.output import printable, wrapped
+from border_cli.runtime import machine
 
 _PLAIN_WIDTH = 1000
 """Columns without a terminal: nothing is cut or wrapped, so that the text can be searched."""
@@ -164,7 +165,7 @@ _BOUND = {
 
 def print_plan(console: Console, config: TrainConfig, sizes: Sizes, measured: Measured, folder: Path) -> None:
     """Print what a run would do and take, in a directory below `folder`, by arithmetic over measured speeds."""
-    counts, cpus = resources.counts(config), resources.cpus()
+    counts, cpus = budget.counts(config), machine.cpus()
     speeds = measured.speeds(envs_per_actor(config))
     seconds, bound_by = throughput.duration(config, speeds, cpus)
     most = "" if counts.exact else "at most "
@@ -181,7 +182,7 @@ def print_plan(console: Console, config: TrainConfig, sizes: Sizes, measured: Me
     run["processes"] = format.count(resources.processes(config))
     run["compute threads"] = f"{resources.compute_threads(config)} on {format.counted(cpus, 'CPU')}"
     checkpoints = {"one checkpoint": sizes.fixed, "one with a full replay": sizes.fixed + sizes.replay}
-    free_memory, free_disk = resources.available_memory(), resources.free_disk(folder)
+    free_memory, free_disk = machine.available_memory(), machine.free_disk(folder)
     disk = resources.disk_need(config, sizes, config.checkpoint.replay == "full")
     time = {
         "env steps/s of one actor alone": format.rate(speeds.env_steps),

@@ -19,6 +19,7 @@ from rich.console import Console
 from border_cli.actors.sampler import InThreadSource, Sampler
 from border_cli.actors.spec import LOCKSTEP_SLOTS, ActorId, ActorSpec, Rounds
 from border_cli.checkpoints.contents import read_model, read_training
+from border_cli.config.budget import counts
 from border_cli.config.convert import dotted, to_plain
 from border_cli.config.registry import AGENTS, BUFFERS, find, import_path, import_plugins
 from border_cli.config.resolve import (
@@ -32,7 +33,7 @@ from border_cli.config.resolve import (
     steps_natively,
     trackers,
 )
-from border_cli.config.resources import Sizes, cores_for_actors, counts, cpus, idle_s
+from border_cli.config.resources import Sizes, cores_for_actors
 from border_cli.config.schema import AgentConfig, EnvConfig, TrainConfig
 from border_cli.config.throughput import up_to
 from border_cli.core.errors import ActorLostError, IncompatibleStateError, UsageError
@@ -61,6 +62,7 @@ from border_cli.run.directory import SWEEP_FILE
 from border_cli.run.resume import Resumed
 from border_cli.run.summary import read_run_id
 from border_cli.runtime import seeding
+from border_cli.runtime.machine import cpus, idle_s
 from border_cli.runtime.signals import StopFlag
 from border_cli.runtime.transport import ring_bytes, ring_rows
 from border_cli.runtime.worker import Reporter

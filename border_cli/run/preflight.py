@@ -38,7 +38,7 @@ from border_cli.envs.gym_spaces import part_name
 from border_cli.run import build
 from border_cli.run.directory import RUNS, folder_error
 from border_cli.run.find import weights_directory
-from border_cli.runtime import forkserver
+from border_cli.runtime import forkserver, machine
 from border_cli.runtime.child import Child, ChildError
 from border_cli.runtime.clock import Deadline
 from border_cli.runtime.signals import StopFlag
@@ -69,7 +69,7 @@ def preflight(
         resources.check_folder(folder)
     except OSError as e:
         raise folder_error(e, folder) from e
-    largest = replace(config, n_actors=throughput.most_actors(config, resources.cpus()))
+    largest = replace(config, n_actors=throughput.most_actors(config, machine.cpus()))
     resources.check_descriptors(largest)
     resources.check_tasks(largest)
     policies = config.trainer.type == "async" or may_evaluate_beside(config)  # in children
@@ -114,6 +114,7 @@ def preflight(
         replay_fits=with_replay <= resources.disk_for(folder),
         screen=is_live(Console()),
         init_from=config.init_from if weights is None else _init_from(config, spec, weights),
+        cpus=machine.cpus(),
         replay_on_gpu=_replay_on_gpu(config, sizes.replay),
     )
     resources.check_memory(resolved, sizes)
@@ -123,7 +124,7 @@ def preflight(
 
 def _decide(config: TrainConfig, spec: EnvSpec, stop: StopFlag) -> tuple[TrainConfig, str]:
     """As `throughput.decide`. Measures only what may and can change something."""
-    cpus, measured = resources.cpus(), None
+    cpus, measured = machine.cpus(), None
     if envs := throughput.env_counts(config):
         from border_cli.run import probes
 
@@ -233,7 +234,7 @@ def _check_precision(precision: str, device: str) -> None:
         with torch.cuda.device(device):
             supported = torch.cuda.is_bf16_supported(including_emulation=False)
     else:
-        supported = device == "cpu" and resources.has_bfloat16()
+        supported = device == "cpu" and machine.has_bfloat16()
     if not supported:
         slow = f": {_bfloat16_speed():.2f} of the speed of float32" if device == "cpu" else ""
         raise UsageError(

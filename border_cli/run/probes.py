@@ -20,7 +20,7 @@ from border_cli.actors.sampler import Sampler
 from border_cli.agents.agent import NetworkAgent
 from border_cli.agents.compiler import COMPILING_PAYS_S, GraphCompiler
 from border_cli.agents.config import NetworkConfig
-from border_cli.config import resources, throughput
+from border_cli.config import budget, throughput
 from border_cli.config.resolve import envs_per_actor, making_s, may_switch, n_actors, reopen, threads
 from border_cli.config.schema import TrainConfig
 from border_cli.config.throughput import Bench, Measured
@@ -30,7 +30,7 @@ from border_cli.core.format import counted
 from border_cli.core.spaces import EnvSpec
 from border_cli.core.types import AFTER_TRAINING, Items, empty_items
 from border_cli.run import build
-from border_cli.runtime import seeding
+from border_cli.runtime import machine, seeding
 from border_cli.runtime.child import ChildError, run_in_child
 from border_cli.runtime.signals import StopFlag
 
@@ -61,12 +61,12 @@ def measure(
     Raises UsageError if the environment raises, Interrupted when asked to stop.
     """
     acted, learner = acting(config, envs, seconds, stop), Learner(config, spec, stop)
-    opt_steps = resources.counts(config).opt_steps
+    opt_steps = budget.counts(config).opt_steps
     agent = config.agent.resolve(opt_steps, may_switch(config))
     # On a GPU the opt steps that are measured are the captured ones already.
     how = getattr(agent, "compile", "false") if config.device == "cpu" else "false"
     numbers = (
-        [threads(config)] if config.threads or not may_switch(config) else throughput.up_to(resources.cpus())
+        [threads(config)] if config.threads or not may_switch(config) else throughput.up_to(machine.cpus())
     )
     compiled = (
         dict[int, float]()
@@ -88,7 +88,7 @@ def bench(config: TrainConfig, spec: EnvSpec, stop: StopFlag) -> Bench:
 
     Raises UsageError if the environment raises, Interrupted when asked to stop.
     """
-    cpus, k = resources.cpus(), envs_per_actor(config)
+    cpus, k = machine.cpus(), envs_per_actor(config)
     ceilings: dict[str, tuple[float, str]] = {}
     acted = acting(config, {throughput.ENVS[0], k, throughput.ENVS[-1]}, BENCH_S, stop)
     for n, rate in acted.items():

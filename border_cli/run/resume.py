@@ -11,6 +11,7 @@ from typing import Any
 from border_cli.agents.config import NetworkConfig
 from border_cli.checkpoints import store
 from border_cli.checkpoints.contents import BEST, CHECKPOINTS, REPLAY, read_model, read_run_state, read_scores
+from border_cli.config.budget import counts
 from border_cli.config.resolve import (
     BUDGETS,
     Change,
@@ -22,7 +23,6 @@ from border_cli.config.resolve import (
     reopen,
     safe,
 )
-from border_cli.config.resources import counts
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import (
     BorderError,

@@ -44,7 +44,7 @@ from border_cli.run.directory import REPORTED, Launch, log_to
 from border_cli.run.resume import Resumed, describe, unfit
 from border_cli.run.summary import SUMMARY_FILE, Summary, write_crash
 from border_cli.run.trust import code_names
-from border_cli.runtime import seeding
+from border_cli.runtime import machine, seeding
 from border_cli.runtime.child import OUTPUT_FILE, output_to
 from border_cli.runtime.files import run_all
 from border_cli.runtime.signals import StopFlag
@@ -329,7 +329,7 @@ def _announce(
             "a Box (env.wrappers=[module:name])",
             ", ".join(spec.left_out),
         )
-    if (n_threads := threads(config)) > (cpus := resources.cpus()):
+    if (n_threads := threads(config)) > (cpus := machine.cpus()):
         _log.warning(
             "threads=%d, and the learner may use %d CPUs: more threads than CPUs make an opt step slower",
             n_threads,

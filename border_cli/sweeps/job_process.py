@@ -11,11 +11,11 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from border_cli.config import resources
 from border_cli.core.errors import ExitCode, first_line
 from border_cli.core.format import counted
 from border_cli.core.progress import JobProgress, Progress, View
 from border_cli.display.advice import first_to_end
+from border_cli.runtime import machine
 from border_cli.runtime.child import OUTPUT_FILE, Child
 from border_cli.runtime.forkserver import PRELOAD, start_early
 from border_cli.runtime.worker import Failed, Reporter, Returned, clipped
@@ -180,5 +180,5 @@ class LocalExecutor:
 
 def _run_job(reporter: Reporter, task: Task, run_dir: Path, cpus: int) -> int:
     """What the process runs. Returns the exit code."""
-    resources.limit_cpus(cpus)
+    machine.limit_cpus(cpus)
     return int(task(JobView(reporter), run_dir))

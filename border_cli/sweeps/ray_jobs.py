@@ -22,12 +22,12 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from border_cli.config.resources import cpus
 from border_cli.config.schema import option
 from border_cli.core.errors import ExitCode, UsageError
 from border_cli.core.format import counted
 from border_cli.core.progress import JobProgress
 from border_cli.run.directory import SWEEP_FILE
+from border_cli.runtime.machine import cpus
 from border_cli.runtime.ray_cluster import Cluster, brief
 from border_cli.sweeps.job_process import NO_ERROR, JobError, JobProcess, Task
 from border_cli.sweeps.jobs import Sweep, read_head

@@ -13,6 +13,7 @@ from border_cli.config.resources import MEMORY_SHARE
 from border_cli.config.schema import TrainConfig
 from border_cli.core.format import counted, number, size
 from border_cli.core.spaces import EnvSpec
+from border_cli.runtime import machine
 from border_cli.runtime.signals import StopFlag
 from border_cli.runtime.worker import Reporter
 from border_cli.sweeps.job_process import LocalExecutor
@@ -47,7 +48,7 @@ def measure_need(
     del reporter
     registry.import_installed_plugins()
     registry.import_plugins(config.plugins)
-    resources.limit_cpus(cpus)
+    machine.limit_cpus(cpus)
     with StopFlag() as stop:
         config, spec, _ = preflight(config, stop, folder, overrides)
         busy = float(threads(config))
@@ -69,7 +70,7 @@ def _busy_cpus(config: TrainConfig, spec: EnvSpec, stop: StopFlag) -> float:
 
 def divide(need: Need, n_jobs: int) -> LocalExecutor:
     """As many jobs at once as keep the CPUs busy and fit into the memory; of jobs on a GPU, one per GPU."""
-    cpus, free = resources.cpus(), resources.available_memory()
+    cpus, free = machine.cpus(), machine.available_memory()
     limits = {
         f"a job keeps {number(need.cpus)} of {counted(cpus, 'CPU')} busy": math.ceil(
             cpus / need.cpus - _WORTH
@@ -92,9 +93,9 @@ def fixed(count: int, n_jobs: int, device: str) -> LocalExecutor:
 
 
 def _executor(count: int, device: str, reason: str) -> LocalExecutor:
-    return LocalExecutor(count, max(1, resources.cpus() // count), _gpus(device), reason)
+    return LocalExecutor(count, max(1, machine.cpus() // count), _gpus(device), reason)
 
 
 def _gpus(device: str) -> tuple[str, ...]:
     """Names of the GPUs among which jobs are divided."""
-    return tuple(resources.gpus()) if device == "cuda" else ()
+    return tuple(machine.gpus()) if device == "cuda" else ()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from border_cli.config.resources import counts
+from border_cli.config.budget import counts
 from border_cli.config.schema import TrainConfig, option
 from border_cli.core.errors import BorderError, UsageError
 from border_cli.core.metrics import SCORE

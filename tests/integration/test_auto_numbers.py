@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from border_cli.cli.train import main
-from border_cli.config import resources
 from border_cli.config.throughput import Measured
 from border_cli.run import probes
+from border_cli.runtime import machine
 from tests.real_runs import Run, tiny, train
 
 AUTO = ("n_actors=auto", "actor_manager.envs_per_actor=auto")
@@ -32,7 +32,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         return Measured({1: 1_000.0, 16: 1_000.0}, 1_500.0)
 
     monkeypatch.setattr(probes, "measure", measure)
-    monkeypatch.setattr(resources, "cpus", lambda: 4)
+    monkeypatch.setattr(machine, "cpus", lambda: 4)
     return calls
 
 

@@ -11,11 +11,11 @@ import pytest
 import border_cli
 from border_cli.agents.dqn.config import DqnConfig
 from border_cli.cli.train import main
-from border_cli.config.resources import available_memory
 from border_cli.config.schema import EnvConfig, TrainConfig
 from border_cli.config.throughput import Measured
 from border_cli.core.errors import UsageError
 from border_cli.run import preflight, probes
+from border_cli.runtime.machine import available_memory
 from tests.real_runs import tiny, train
 from tests.unit.test_plan import cells
 

@@ -21,6 +21,7 @@ from border_cli.cli.train import main
 from border_cli.config.convert import dotted, to_config, to_plain
 from border_cli.config.resolve import resolve
 from border_cli.core.metrics import METRICS
+from border_cli.runtime import machine
 from tests.real_runs import Run, in_folder, tiny, train
 from tests.trained import read_checkpoint
 
@@ -83,9 +84,8 @@ def test_config_yaml_is_the_resolved_configuration(
     assert main([*args, "--cfg", "job"]) == 0
     composed = yaml.safe_load(capsys.readouterr().out)
     assert composed["checkpoint"]["replay"] == composed["env"]["action_mask"] == "auto"
-    resolved = resolve(
-        to_config(composed), action_mask="none", categories={}, replay_fits=True, screen=False, init_from=None
-    )
+    facts = {"action_mask": "none", "categories": {}, "replay_fits": True, "screen": False, "init_from": None}
+    resolved = resolve(to_config(composed), **facts, cpus=machine.cpus())
     assert to_plain(resolved) == to_plain(run.config)
     # a free-running run chooses the form of its opt steps, and the number of threads, again and again while it trains
     is_async = run.config.trainer.type == "async"

@@ -15,7 +15,6 @@ import pytest
 import border_cli
 from border_cli.actors.spec import ActorId
 from border_cli.agents.dqn.config import C51Config, DqnConfig
-from border_cli.config import resources
 from border_cli.config.schema import (
     ActorManagerConfig,
     EnvConfig,
@@ -30,7 +29,7 @@ from border_cli.core.spaces import EnvSpec
 from border_cli.core.types import Evaluation, ModelInfo
 from border_cli.replay.n_step import NStepProcessor
 from border_cli.run import build
-from border_cli.runtime import forkserver
+from border_cli.runtime import forkserver, machine
 from border_cli.runtime.child import run_in_child
 from tests.faults.commands import endless, trap
 from tests.real_runs import Run, tiny
@@ -116,7 +115,7 @@ class FixedEvaluator:
 def test_a_run_with_a_custom_evaluator_records_no_process_for_it(
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resources, "cpus", lambda: 2)  # `auto` would mean a process
+    monkeypatch.setattr(machine, "cpus", lambda: 2)  # `auto` would mean a process
     border_cli.train_async(small(), workplace / "run", evaluator=FixedEvaluator())
     assert Run(workplace / "run").config.evaluator.type == "inline"
 

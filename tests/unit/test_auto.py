@@ -216,7 +216,7 @@ class FakeLearner:
 def fake_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes, "Learner", FakeLearner)
     monkeypatch.setattr(probes, "acting", lambda _, envs, *rest: dict.fromkeys(envs, 10.0))
-    monkeypatch.setattr(probes.resources, "cpus", lambda: 1)
+    monkeypatch.setattr(probes.machine, "cpus", lambda: 1)
 
 
 @pytest.mark.parametrize(

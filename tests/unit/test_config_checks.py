@@ -191,8 +191,8 @@ def test_a_typed_key_without_effect_is_refused(key, unused_in, used_in):
 
 
 def resolved(c, **facts):
-    usual = {"action_mask": "none", "categories": {}, "replay_fits": True, "screen": False, "init_from": None}
-    return resolve.resolve(c, **usual | facts)
+    usual = {"action_mask": "none", "categories": {}, "replay_fits": True, "screen": False}
+    return resolve.resolve(c, **usual | {"init_from": None, "cpus": 2} | facts)
 
 
 PRIORITIZED, TIMED = {"buffer__type": "prioritized"}, {"trainer__max_time": 9.0}
@@ -273,13 +273,12 @@ def test_auto_values_are_resolved(changes, facts, key, expected):
         (1, LOCKSTEP | {"evaluator__type": "process"}, "process"),
     ],
 )
-def test_where_evaluations_run(monkeypatch, cpus, changes, expected):
-    monkeypatch.setattr("border_cli.config.resources.cpus", lambda: cpus)
-    stored = resolved(config(**changes))
+def test_where_evaluations_run(cpus, changes, expected):
+    stored = resolved(config(**changes), cpus=cpus)
     assert stored.evaluator.type == expected
     # The run keeps it on a machine with another number of CPUs.
-    monkeypatch.setattr("border_cli.config.resources.cpus", lambda: 3 - min(cpus, 2))
-    assert resolved(resolve.inherit(config(**changes), stored)).evaluator.type == expected
+    elsewhere = {"cpus": 3 - min(cpus, 2)}
+    assert resolved(resolve.inherit(config(**changes), stored), **elsewhere).evaluator.type == expected
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,12 @@ import pytest
 from rich.console import Console
 
 from border_cli.agents.dqn.config import DqnConfig
-from border_cli.config import resources, throughput
+from border_cli.config import budget, resources, throughput
 from border_cli.config.resources import Sizes
 from border_cli.config.schema import CheckpointConfig, EnvConfig, RecorderConfig, TrainConfig, TrainerConfig
 from border_cli.config.throughput import Measured, Speeds
 from border_cli.display.tables import print_plan
+from border_cli.runtime import machine
 
 SIZES = Sizes(replay=1_000_000, ring=2_000, channel=300, model=400, training=1_600)
 NONE = {"max_opts": None, "max_env_steps": None, "max_time": None}
@@ -51,7 +52,7 @@ def config(n_actors: int = 4, threads: int = 1, keep: int = 3, **trainer: object
     ],
 )
 def test_budget(trainer: dict[str, object], env_steps: int | None, opt_steps: int | None, limit: str) -> None:
-    found = resources.counts(config(**trainer))
+    found = budget.counts(config(**trainer))
     assert (found.env_steps, found.opt_steps, found.limit) == (env_steps, opt_steps, limit)
 
 
@@ -62,7 +63,7 @@ def test_budget(trainer: dict[str, object], env_steps: int | None, opt_steps: in
 def test_evaluations_records_and_checkpoints(opts: int, interval: int | None, times: int, saves: int) -> None:
     """They happen at each interval and for the last model."""
     intervals = dict.fromkeys(("eval_interval", "record_interval", "save_interval"), interval)
-    found = resources.counts(config(max_opts=opts, **intervals))
+    found = budget.counts(config(max_opts=opts, **intervals))
     assert (found.evaluations, found.records, found.checkpoints) == (times, times, saves)
 
 
@@ -71,7 +72,7 @@ def test_evaluations_records_and_checkpoints(opts: int, interval: int | None, ti
     [({}, True), ({"max_time": 9.0}, False), ({"stop_return": 1.0}, False), ({"opt_interval": None}, False)],
 )
 def test_counts_are_exact_if_nothing_can_end_the_run_earlier(trainer: dict[str, object], exact: bool) -> None:
-    assert resources.counts(config(max_opts=500, **trainer)).exact == exact
+    assert budget.counts(config(max_opts=500, **trainer)).exact == exact
 
 
 def test_memory() -> None:
@@ -167,7 +168,7 @@ def cells(text: str) -> dict[str, str]:
 
 
 def test_the_printed_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resources, "cpus", lambda: 2)
+    monkeypatch.setattr(machine, "cpus", lambda: 2)
     rows = printed(config(max_opts=500))
     assert rows["ends by"] == "max_opts"
     assert (rows["env steps"], rows["opt steps"]) == ("1,100", "500")

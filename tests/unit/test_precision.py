@@ -17,12 +17,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from border_cli.agents.agent import NetworkAgent
 from border_cli.agents.nets import Linear, in_float32
 from border_cli.agents.params import FlatParams
-from border_cli.config import resources
 from border_cli.config.registry import AGENTS
 from border_cli.config.resolve import Change, check_changes
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import UsageError
 from border_cli.run import preflight
+from border_cli.runtime import machine
 from tests.contract.test_every_agent import config_of, learn, rows, spec_of
 
 _PRODUCTS = {"mm", "addmm", "bmm", "baddbmm"}
@@ -119,12 +119,12 @@ def test_a_bound_network_returns_float32_gradients() -> None:
 def test_the_instructions_of_the_cpu(tmp_path: Path, text: str, expected: bool) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/cpuinfo").write_text(text)
-    assert resources.has_bfloat16(tmp_path) is expected
-    assert resources.has_bfloat16(tmp_path / "elsewhere") is False
+    assert machine.has_bfloat16(tmp_path) is expected
+    assert machine.has_bfloat16(tmp_path / "elsewhere") is False
 
 
 def devices(monkeypatch: pytest.MonkeyPatch, cpu: bool, cuda: bool) -> Iterator[tuple[str, bool]]:
-    monkeypatch.setattr(resources, "has_bfloat16", lambda: cpu)
+    monkeypatch.setattr(machine, "has_bfloat16", lambda: cpu)
     monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: cuda)
     yield from (("cpu", cpu), ("cuda:0", cuda), ("mps", False))

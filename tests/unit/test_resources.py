@@ -24,6 +24,7 @@ from border_cli.core.format import size
 from border_cli.core.spaces import ActionSpec, EnvSpec, ObsLeaf, ObsSpec
 from border_cli.core.types import item_columns
 from border_cli.run import build
+from border_cli.runtime import machine
 from border_cli.runtime.transport import ModelChannel, Ring, model_layout
 from tests.fakes import COUNTING_SPEC
 
@@ -91,7 +92,7 @@ for group, limit in (("", 6), ("/user", 2), ("/user/job", 5)):
     ],
 )
 def test_available_memory_within_control_groups(tmp_path: Path, files: dict[str, str], expected: int) -> None:
-    assert resources.available_memory(write(tmp_path, files)) == expected
+    assert machine.available_memory(write(tmp_path, files)) == expected
 
 
 IMAGES = EnvSpec(
@@ -147,18 +148,18 @@ def test_b5_the_error_of_too_little_memory_names_the_largest_part_and_what_fits(
     c = config(max_env_steps=None, max_opts=10**6)
     others = sum(resources.memory_need(c, SIZES).values()) - SIZES.replay
     free = (others + SIZES.replay // 2) / 0.9
-    monkeypatch.setattr(resources, "available_memory", lambda: int(free) + 1)
+    monkeypatch.setattr(machine, "available_memory", lambda: int(free) + 1)
     with pytest.raises(ResourceError) as caught:
         resources.check_memory(c, SIZES)
     _, parts, allowed = str(caught.value).splitlines()
     assert "replay 953.7 MiB" in parts and "rings 1.9 MiB" in parts and "learner" in parts
     assert allowed == "nearest: buffer.capacity=450000"
     # It still fits when a little less memory is free than the message was computed for.
-    monkeypatch.setattr(resources, "available_memory", lambda: int(0.96 * free))
+    monkeypatch.setattr(machine, "available_memory", lambda: int(0.96 * free))
     resources.check_memory(
         replace(c, buffer=BufferConfig(capacity=450_000)), replace(SIZES, replay=SIZES.replay * 45 // 100)
     )
-    monkeypatch.setattr(resources, "available_memory", lambda: 1_000_000)  # too little for any replay
+    monkeypatch.setattr(machine, "available_memory", lambda: 1_000_000)  # too little for any replay
     with pytest.raises(ResourceError, match=r"a smaller n_actors, and then a smaller buffer"):
         resources.check_memory(c, SIZES)
 
@@ -179,9 +180,9 @@ def test_the_error_of_too_little_disk_names_both_numbers(
     full, none = config(), config()
     full.checkpoint.replay, none.checkpoint.replay = "full", "none"
     need = sum(resources.disk_need(full, SIZES, True).values())
-    monkeypatch.setattr(resources, "free_disk", lambda path: need)
+    monkeypatch.setattr(machine, "free_disk", lambda path: need)
     resources.check_disk(full, SIZES, tmp_path)
-    monkeypatch.setattr(resources, "free_disk", lambda path: need - 1)
+    monkeypatch.setattr(machine, "free_disk", lambda path: need - 1)
     resources.check_disk(none, SIZES, tmp_path)
     with pytest.raises(ResourceError) as caught:
         resources.check_disk(full, SIZES, tmp_path)
@@ -191,7 +192,7 @@ def test_the_error_of_too_little_disk_names_both_numbers(
 
 
 def test_the_write_check_of_a_folder_leaves_no_file(tmp_path: Path) -> None:
-    assert resources.free_disk(tmp_path / "a" / "b") > 0  # that of the nearest existing folder
+    assert machine.free_disk(tmp_path / "a" / "b") > 0  # that of the nearest existing folder
     resources.check_folder(tmp_path / "runs")
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").touch()
@@ -239,7 +240,7 @@ def test_pids_max_is_read_in_both_versions_of_control_groups(
 ) -> None:
     files = {"proc/self/cgroup": cgroup}
     files |= {f"sys/fs/cgroup/{folder}/pids.max": most, f"sys/fs/cgroup/{folder}/pids.current": now}
-    assert resources.free_tasks(write(tmp_path, files)) == expected
+    assert machine.free_tasks(write(tmp_path, files)) == expected
 
 
 def test_the_limit_per_user_counts_all_threads_of_the_user(
@@ -250,17 +251,17 @@ def test_the_limit_per_user_counts_all_threads_of_the_user(
     monkeypatch.setattr("psutil.process_iter", lambda attrs: [SimpleNamespace(info=info) for info in every])
     monkeypatch.setattr(resource, "getrlimit", lambda which: (10, 10))
     monkeypatch.setattr("os.getuid", lambda: 7)
-    assert resources.free_tasks(tmp_path) == 3
+    assert machine.free_tasks(tmp_path) == 3
     monkeypatch.setattr("os.getuid", lambda: 0)
-    assert resources.free_tasks(tmp_path) is None
+    assert machine.free_tasks(tmp_path) is None
 
 
 def test_too_few_processes_are_refused_with_a_number_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     c = config(n_actors=8)
-    need = resources.tasks_need(c, resources.cpus())
-    monkeypatch.setattr(resources, "free_tasks", lambda: need)
+    need = resources.tasks_need(c, machine.cpus())
+    monkeypatch.setattr(machine, "free_tasks", lambda: need)
     resources.check_tasks(c)
-    monkeypatch.setattr(resources, "free_tasks", lambda: need - 3)
+    monkeypatch.setattr(machine, "free_tasks", lambda: need - 3)
     with pytest.raises(ResourceError, match=r"pids\.max of the control group\), or n_actors up to 6"):
         resources.check_tasks(c)
 
@@ -277,7 +278,7 @@ def test_a_run_that_resumes_may_take_the_disk_that_it_has_taken(
     score.write_bytes(bytes(1 << 18))
     (tmp_path / "metrics.jsonl").write_bytes(bytes(1 << 16))
     (tmp_path / "videos" / "film").write_bytes(bytes(1 << 20))
-    monkeypatch.setattr(resources, "free_disk", lambda path: 1000)
+    monkeypatch.setattr(machine, "free_disk", lambda path: 1000)
     folders = [tmp_path / "checkpoints", tmp_path / "best", *tmp_path.glob("checkpoints/*")]
     held = [block, score, tmp_path / "metrics.jsonl", *folders]
     assert resources.disk_for(tmp_path) == 1000 + sum(512 * path.stat().st_blocks for path in held)
@@ -310,6 +311,6 @@ def test_the_cpus_within_control_groups(
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2, 3})
     version = "3:cpu:/job\n" if any("/cpu/" in name for name in files) else "0::/job\n"
-    assert resources.cpus(write(tmp_path, files | {"proc/self/cgroup": version})) == expected
-    monkeypatch.setattr(resources, "_cpu_share", 2)
-    assert resources.cpus(tmp_path) == min(2, expected)
+    assert machine.cpus(write(tmp_path, files | {"proc/self/cgroup": version})) == expected
+    monkeypatch.setattr(machine, "_cpu_share", 2)
+    assert machine.cpus(tmp_path) == min(2, expected)

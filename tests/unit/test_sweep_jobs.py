@@ -14,7 +14,6 @@ import pytest
 from rich.console import Console
 
 from border_cli.agents.dqn.config import DqnConfig
-from border_cli.config import resources
 from border_cli.config.convert import load
 from border_cli.config.schema import BufferConfig, EnvConfig, TrainConfig
 from border_cli.core.errors import UsageError
@@ -23,6 +22,7 @@ from border_cli.display.output import Output, output
 from border_cli.recorders.files import read_jsonl
 from border_cli.report.stats import Interval, Line
 from border_cli.run.directory import create_sweep
+from border_cli.runtime import machine
 from border_cli.runtime.worker import Reporter
 from border_cli.sweeps.job_process import JobView
 from border_cli.sweeps.jobs import Job, Sweep, job_argv, newest_sweep
@@ -196,15 +196,15 @@ def test_the_newest_sweep_of_a_command_is_found_by_its_arguments(tmp_path: Path)
 def test_jobs_share_cpus_and_memory(
     monkeypatch: pytest.MonkeyPatch, cpus: int, free: int, n_jobs: int, busy: float, count: int, each: int
 ) -> None:
-    monkeypatch.setattr(resources, "cpus", lambda: cpus)
-    monkeypatch.setattr(resources, "available_memory", lambda: free * GIB)
+    monkeypatch.setattr(machine, "cpus", lambda: cpus)
+    monkeypatch.setattr(machine, "available_memory", lambda: free * GIB)
     slots = divide(Need(busy, GIB, "cpu"), n_jobs)
     assert (slots.count, slots.cpus, slots.gpus) == (count, each, ())
 
 
 def test_jobs_on_gpus_have_one_each_unless_more_are_typed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,3")
-    monkeypatch.setattr(resources, "cpus", lambda: 16)
+    monkeypatch.setattr(machine, "cpus", lambda: 16)
     slots = divide(Need(1.0, GIB, "cuda"), 12)
     assert (slots.count, slots.gpus) == (2, ("0", "3"))
     assert fixed(6, 12, "cuda").gpus == ("0", "3")
@@ -213,7 +213,7 @@ def test_jobs_on_gpus_have_one_each_unless_more_are_typed(monkeypatch: pytest.Mo
 
 def test_jobs_on_a_certain_gpu_see_all_and_share_that_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,3")
-    monkeypatch.setattr(resources, "cpus", lambda: 16)
+    monkeypatch.setattr(machine, "cpus", lambda: 16)
     slots = divide(Need(1.0, GIB, "cuda:1"), 12)
     assert (slots.count, slots.gpus) == (1, ())
     assert fixed(6, 12, "cuda:1").gpus == ()

@@ -1,0 +1,121 @@
+"""What this machine has, and what of it is free: CPUs, GPUs, memory, disk, processes; limits of control groups included."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+ROOT = Path("/")
+
+
+def available_memory(root: Path = ROOT) -> int:
+    """Bytes that may still be allocated, limits of control groups included. root: where these are mounted."""
+    left = [int(psutil.virtual_memory().available)]
+    for group in _cgroups("memory", root):
+        for limit, used, cache in (
+            ("memory.max", "memory.current", "inactive_file"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ):
+            most, now = _number(group / limit), _number(group / used)
+            if most is not None and now is not None:
+                # pages of files that were read count as used, and the kernel gives them back
+                cached = re.search(rf"^{cache} (\d+)", _text(group / "memory.stat"), re.MULTILINE)
+                left.append(max(0, most - max(0, now - (int(cached[1]) if cached else 0))))
+    return min(left)
+
+
+def free_tasks(root: Path = ROOT) -> int | None:
+    """Processes and threads that may still be started; None where nothing limits them."""
+    left = []
+    limit, user = resource.getrlimit(resource.RLIMIT_NPROC)[0], os.getuid()
+    if limit != resource.RLIM_INFINITY and user != 0:
+        every = psutil.process_iter(["uids", "num_threads"])
+        own = (p.info["num_threads"] or 0 for p in every if p.info["uids"] and p.info["uids"].real == user)
+        left.append(limit - sum(own))
+    for group in _cgroups("pids", root):
+        most, now = _number(group / "pids.max"), _number(group / "pids.current")
+        if most is not None and now is not None:
+            left.append(most - now)
+    return max(0, min(left)) if left else None
+
+
+def _cgroups(controller: str, root: Path) -> Iterator[Path]:
+    """Folders of the control groups around this process, of version 1 or 2; each may set a limit."""
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "" or controller in controllers.split(","):
+            # a container may see its own group as the root of the mount, though it is named by its path outside
+            inner = Path(path.lstrip("/"))
+            yield from (root / "sys/fs/cgroup" / controllers / part for part in (inner, *inner.parents))
+
+
+def _number(path: Path) -> int | None:
+    """The number in a file; None for "max", and where there is no such file."""
+    words = _text(path).split()
+    return int(words[0]) if words and words[0].isdigit() else None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+_cpu_share: int | None = None
+
+
+def limit_cpus(share: int) -> None:
+    """Let `cpus` return at most this: other runs of a sweep use the rest."""
+    global _cpu_share
+    _cpu_share = share
+
+
+def cpus(root: Path = ROOT) -> int:
+    """CPUs that this process may use, limits of control groups included; at least 1. root: where these are mounted."""
+    most = [len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1]
+    for group in _cgroups("cpu", root):
+        quota, period = [*_text(group / "cpu.max").split(), "", ""][:2]
+        if not quota:  # version 1
+            quota, period = (_text(group / f"cpu.cfs_{what}_us").strip() for what in ("quota", "period"))
+        if quota.isdigit() and period.isdigit():  # without a limit it is "max" or -1
+            most.append(max(1, math.ceil(int(quota) / int(period))))
+    return min(most) if _cpu_share is None else min(*most, _cpu_share)
+
+
+def idle_s() -> float:
+    """Seconds that the CPUs which this process may use have been idle, summed."""
+    times = psutil.cpu_times(percpu=True)
+    own = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(times))
+    return sum(float(one.idle) for i, one in enumerate(times) if i in own)
+
+
+def gpus() -> list[str]:
+    """Names of the GPUs by which CUDA_VISIBLE_DEVICES can choose among those that this process may use."""
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return [name for name in visible.split(",") if name]
+    folder = Path("/proc/driver/nvidia/gpus")
+    return [str(i) for i in range(len(list(folder.iterdir())))] if folder.is_dir() else []
+
+
+def has_bfloat16(root: Path = ROOT) -> bool:
+    """Whether the CPU has instructions for products of bfloat16 numbers; False where the system does not list them."""
+    flags = re.findall(r"^(?:flags|Features)\s*:(.*)$", _text(root / "proc/cpuinfo"), re.MULTILINE)
+    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(flags[0].split() if flags else ())
+
+
+def existing(path: Path) -> Path:
+    """The path itself, or the nearest parent that exists."""
+    path = path.absolute()
+    return next(one for one in (path, *path.parents) if one.exists())
+
+
+def free_disk(folder: Path) -> int:
+    """Bytes that may still be written to `folder`, which need not exist yet. Raises OSError."""
+    return int(psutil.disk_usage(str(existing(folder))).free)
