@@ -10,7 +10,7 @@ from tests.real_runs import in_folder
 
 OPT_STEPS, ENV_STEPS = 40, 60
 FILES = (
-    *("actors.json", "actors.safetensors", "counters.json", "generators.json", "loop.json", "manifest.json"),
+    *("actors.json", "actors.safetensors", "generators.json", "loop.json", "manifest.json"),
     *("model.json", "model.safetensors", "replay.json", "replay.rows-000000000.safetensors"),
     *(
         "replay.safetensors",

@@ -43,20 +43,15 @@ class Checkpoint:
     opt_steps: int
     model: SavedModel
     training: State | None
-    counters: dict[str, Any]
     generators: dict[str, Any]
     score: Evaluation | None
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
     manifest, files = store.read(path)
-    counters, generators = (
-        json.loads(files.get(f"{part}.json", "{}")) for part in ("counters", "generators")
-    )
+    generators = json.loads(files.get("generators.json", "{}"))
     score = read_scores(path)[0] if "score" in manifest.parts else None
-    return Checkpoint(
-        path, manifest.opt_steps, read_model(path), read_training(path), counters, generators, score
-    )
+    return Checkpoint(path, manifest.opt_steps, read_model(path), read_training(path), generators, score)
 
 
 def save_best(

@@ -333,9 +333,6 @@ class NetworkAgent:
             self.skipped_in_a_row = int(self.algorithm.stats.skipped_in_a_row.item())
         return self._read(batch) if record else None
 
-    def skipped_batch(self) -> dict[str, Array] | None:
-        return self._batches.columns() if self.skipped_in_a_row and self._batches.last is not None else None
-
     def take_record(self) -> Record | None:
         return self._read() if self._unread else None
 

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.optim.adam import adam
 
 from border_cli.core.protocols import ReplayBuffer
-from border_cli.core.spaces import Array
 from border_cli.core.types import Batch
 from border_cli.runtime.tensors import to_device
 
@@ -282,15 +281,3 @@ class BatchLoader:
             return _mapped(lambda tensor: tensor.to(device), self._tensors)
         self._prefetch = self._prefetch or Prefetch(self._tensors, device)
         return self._prefetch.load(self._tensors)
-
-    def columns(self) -> dict[str, Array]:
-        """Copies of the columns of the last batch. There must be one."""
-        batch = self.last
-        assert batch is not None
-        columns = batch.obs | batch.extra | {f"next_{name}": rows for name, rows in batch.next_obs.items()}
-        for name in ("action", "reward", "discount", "terminated", "ix"):
-            columns[name] = getattr(batch, name)
-        arrays = {
-            name: rows.cpu().numpy() if isinstance(rows, Tensor) else rows for name, rows in columns.items()
-        }
-        return {name: rows.copy() for name, rows in arrays.items()}

@@ -4,7 +4,6 @@
 | --- | --- | --- |
 | model | model.safetensors, model.json | what acting needs: weights, agent, environment, spaces |
 | training | training.safetensors, training.json | the whole agent: networks, targets, optimisers, schedules |
-| counters | counters.json | opt steps, env steps, episodes, best score; for people |
 | loop | loop.json | limiter, pending stages, scores, positions of the recorders |
 | generators | generators.json | states of the learner's random generators |
 | actors | actors.safetensors, actors.json | counts per actor; under sync and lockstep also streams, environments, chunks |
@@ -66,15 +65,12 @@ class SavedModel:
 # -- writing ------------------------------------------------------------
 
 
-def checkpoint_files(
-    model: ModelDescription, info: ModelInfo, state: RunState, counters: Mapping[str, Any]
-) -> Files:
-    """The files of a checkpoint, by name. counters: JSON values; a number that is not finite is written as null."""
+def checkpoint_files(model: ModelDescription, info: ModelInfo, state: RunState) -> Files:
+    """The files of a checkpoint, by name."""
     files = agent_files(model, info, state.agent)
     files |= _state_files("actors", state.actors) | _state_files("evaluation", state.evaluation)
     if state.replay is not None:
         files |= _state_files(REPLAY, state.replay)
-    files["counters.json"] = json_text.encode(json_text.finite_or_null(counters))
     files["loop.json"] = json_text.encode(json_text.finite_or_null(state.loop))
     files["generators.json"] = json_text.encode(state.generators)
     return files

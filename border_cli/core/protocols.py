@@ -124,9 +124,6 @@ class Agent(ActingPolicy, Protocol):
         the means exclude it, and `agent/skipped_steps` counts it.
         """
 
-    def skipped_batch(self) -> dict[str, Array] | None:
-        """Copies of the columns of the last batch, if its opt step is known to have been skipped."""
-
     def take_record(self) -> Record | None:
         """The means since the last record, as `opt` returns them; None if there was no opt step since."""
 

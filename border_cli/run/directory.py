@@ -30,7 +30,7 @@ SWEEP_FILE = "sweep.jsonl"
 """Lists the jobs of a sweep, in the folder that holds them."""
 _EXPORTS = ("export", "export/numpy", "export/onnx")
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-_WRITTEN_TO = ("checkpoints", "eval", "nonfinite", "tensorboard", "videos", *_EXPORTS)
+_WRITTEN_TO = ("checkpoints", "eval", "tensorboard", "videos", *_EXPORTS)
 _OWN_FILES = (CONFIG_FILE, "metrics.jsonl", "summary.json", "checkpoints")
 """A folder with any of these already contains a run."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from time import monotonic
@@ -15,16 +15,13 @@ from border_cli.checkpoints.contents import BEST, CHECKPOINTS, REPLAY, Files, Mo
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import CheckpointIOError, first_line
 from border_cli.core.protocols import Agent
-from border_cli.core.spaces import Array, EnvSpec
+from border_cli.core.spaces import EnvSpec
 from border_cli.core.state import RunState, State
 from border_cli.core.types import Evaluation, ModelInfo
-from border_cli.runtime.files import replace_file
 from border_cli.training.telemetry import Telemetry
 
 MAX_FAILURES = 3
 """This many failed saves in a row end the run."""
-NONFINITE = "nonfinite"
-_MAX_NONFINITE = 3
 _logger = logging.getLogger(__name__)
 
 
@@ -88,16 +85,16 @@ class CheckpointManager:
             _logger.warning("%s; the model is kept in memory for the next checkpoint", first_line(e))
         self._telemetry.excluded_s += monotonic() - began
 
-    def save(self, state: RunState, counters: Mapping[str, object], last: bool = False) -> None:
+    def save(self, state: RunState, last: bool = False) -> None:
         """Write a checkpoint of this state, after the best model if that is still pending.
 
-        counters: for people · last: no save follows. Raises CheckpointIOError where the run has to end.
+        last: no save follows. Raises CheckpointIOError where the run has to end.
         """
         began = monotonic()
 
         def write() -> None:
             self._write_best()  # first: no checkpoint mentions a best model that is not on the disk
-            self._write_checkpoint(state, counters)
+            self._write_checkpoint(state)
 
         try:
             _twice(write)
@@ -122,33 +119,17 @@ class CheckpointManager:
         if self._resumed_from is not None and self._with_replay:
             self._note_blocks(self._resumed_from, store.read_manifest(self._resumed_from), replay)
 
-    def save_skipped_batch(self, opt_steps: int, batch: dict[str, Array]) -> Path | None:
-        """Write the batch of a skipped opt step to nonfinite/, for diagnosis.
-
-        Returns the path; None where the run has enough of them, or the disk fails.
-        """
-        path = self._dir / NONFINITE / f"{store.step_name(opt_steps)}.safetensors"
-        try:
-            path.parent.mkdir(exist_ok=True)
-            if len(list(path.parent.glob("*.safetensors"))) >= _MAX_NONFINITE:
-                return None
-            replace_file(path, contents.encode_arrays(batch))
-        except OSError as e:
-            _logger.warning("%s cannot be written: %s", path, e.strerror or e)
-            return None
-        return path
-
     def _write_best(self) -> None:
         if self._pending_best is not None:
             opt_steps, files = self._pending_best
             store.write(self._dir, BEST, files, opt_steps)
             self._pending_best = None
 
-    def _write_checkpoint(self, state: RunState, counters: Mapping[str, object]) -> None:
+    def _write_checkpoint(self, state: RunState) -> None:
         info = self._agent.model_info()
         replay = state.replay if self._with_replay else None
         state = replace(state, replay=replay, generators={"seed": self._seed, **state.generators})
-        files = contents.checkpoint_files(self._model, info, state, counters)
+        files = contents.checkpoint_files(self._model, info, state)
         # A block that was full and has lost its oldest rows since is not full now: it is written again.
         links = {name: self._written_blocks[name] for name in _full(replay) if name in self._written_blocks}
         for name, link in links.items():

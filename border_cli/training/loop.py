@@ -17,13 +17,12 @@ from typing import Protocol, cast
 from border_cli.config.schema import TrainerConfig
 from border_cli.core.errors import CheckpointIOError, Interrupted, NonFiniteError
 from border_cli.core.metrics import Record
-from border_cli.core.protocols import Agent, ExperienceSource
+from border_cli.core.protocols import ExperienceSource
 from border_cli.core.state import RunState
 from border_cli.core.types import ActorStat
 from border_cli.runtime.clock import Backoff
 from border_cli.runtime.files import run_all
 from border_cli.training.best_model import Candidate
-from border_cli.training.checkpointer import CheckpointManager
 from border_cli.training.components import Components, LoopState, load_state, take_state
 from border_cli.training.evaluation import EvalManager
 
@@ -52,7 +51,7 @@ class TrainingLoop(ABC):
         self.eval_manager = EvalManager(config, parts, self.tick, self.reproducible)
         self.actors: list[ActorStat] = []
         self.ended_by = ""
-        self._non_finite = NonFiniteMonitor(parts.checkpoints)
+        self._has_skipped = False  # an opt step
         self._state = LoopState()
         self._backoff = Backoff()
         self._phase = "starting"
@@ -210,7 +209,12 @@ class TrainingLoop(ABC):
             raise
         p.limiter.count_opt()
         p.telemetry.took("time/opt_ms", monotonic() - began)
-        self._non_finite.watch(p.agent, p.limiter.opt_steps)
+        if p.agent.skipped_in_a_row and not self._has_skipped:
+            self._has_skipped = True
+            _logger.warning(
+                "opt step %d was skipped: its loss or gradient is not finite; agent/skipped_steps counts others",
+                p.limiter.opt_steps,
+            )
         if p.agent.skipped_in_a_row >= self.config.max_nonfinite:
             raise self._non_finite_error(
                 f"the loss or gradient of {p.agent.skipped_in_a_row} opt steps in a row"
@@ -287,19 +291,10 @@ class TrainingLoop(ABC):
         self._require_finite()
         if not (self.reproducible or self._failed):
             self.insert()  # what actors have handed over so far
-        p, best, newest = self.parts, self.eval_manager.best, self.eval_manager.last
-        counters = {
-            "opt_steps": p.limiter.opt_steps,
-            "env_steps": p.limiter.env_steps,
-            "episodes": p.telemetry.episodes,
-            "best_score": None if best is None else best.mean,
-            "best_opt_steps": None if best is None else best.opt_steps,
-            "last_score": None if newest is None else newest.mean,
-        }
         with self._in_phase("saving"):
             self._show()
-            state = take_state(p, self.eval_manager, self._state, self.reproducible, self._failed)
-            p.checkpoints.save(state, counters, last)
+            state = take_state(self.parts, self.eval_manager, self._state, self.reproducible, self._failed)
+            self.parts.checkpoints.save(state, last)
 
     # -- ending -------------------------------------------------------------------------------------------------
 
@@ -419,29 +414,6 @@ class LockstepTrainer(TrainingLoop):
         if source.model_due:
             source.publish(self.parts.agent.model_info())
         return self.insert()
-
-
-class NonFiniteMonitor:
-    """Logs the first skipped opt step of each series and saves its batch, until enough batches are saved."""
-
-    def __init__(self, checkpoints: CheckpointManager) -> None:
-        self._checkpoints = checkpoints
-        self._in_series = False
-        self._reporting = True
-
-    def watch(self, agent: Agent, opt_steps: int) -> None:
-        """Report the last opt step if it starts a series. To be called after each opt step."""
-        starts = agent.skipped_in_a_row > 0 and not self._in_series
-        self._in_series = agent.skipped_in_a_row > 0
-        if not starts or not self._reporting:
-            return
-        batch = agent.skipped_batch()
-        path = None if batch is None else self._checkpoints.save_skipped_batch(opt_steps, batch)
-        self._reporting = path is not None
-        where = "others are only counted from now on, as agent/skipped_steps"
-        if path is not None:
-            where = f"its batch is in {path.parent.name}/{path.name}"
-        _logger.warning("opt step %d was skipped: its loss or gradient is not finite; %s", opt_steps, where)
 
 
 def _due(interval: int | None, n: int) -> bool:

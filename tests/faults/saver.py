@@ -80,7 +80,7 @@ def save(run_dir: Path, steps: range, keep: int = 2) -> Iterator[int]:
     agent = FakeAgent()
     saves = manager(run_dir, agent, keep)
     for agent.opt_steps in steps:
-        saves.save(run_state(agent), {"opt_steps": agent.opt_steps})
+        saves.save(run_state(agent))
         yield agent.opt_steps
 
 

@@ -16,11 +16,13 @@ import pytest
 import yaml
 
 import border_cli
+from border_cli.checkpoints.contents import read_run_state
 from border_cli.cli.eval import main as evaluate_main
 from border_cli.cli.train import main
 from border_cli.config.convert import dotted, to_config, to_plain
 from border_cli.config.resolve import resolve
 from border_cli.core.metrics import METRICS
+from border_cli.core.types import Evaluation
 from border_cli.runtime import machine
 from tests.real_runs import Run, in_folder, tiny, train
 from tests.trained import read_checkpoint
@@ -127,7 +129,6 @@ def test_checkpoints_are_named_by_their_opt_steps_and_the_newest_are_kept(run: R
     for name, opt_steps in zip(run.checkpoints, SAVED[-KEEP:], strict=True):
         checkpoint = read_checkpoint(run.path / "checkpoints" / name)
         assert checkpoint.opt_steps == opt_steps
-        assert checkpoint.counters["opt_steps"] == opt_steps
         assert checkpoint.training is not None
         assert checkpoint.training.values["opt_steps"] == opt_steps
         assert checkpoint.generators["seed"] == 3
@@ -136,13 +137,13 @@ def test_checkpoints_are_named_by_their_opt_steps_and_the_newest_are_kept(run: R
 def test_the_last_checkpoint_has_the_model_the_counts_and_the_last_but_one_score(
     run: Run,
 ) -> None:
-    last = read_checkpoint(run.path / "checkpoints" / run.checkpoints[-1])
-    counts = run.summary["counters"]
-    assert {name: last.counters[name] for name in counts} == counts
+    path = run.path / "checkpoints" / run.checkpoints[-1]
+    last, state, counts = read_checkpoint(path), read_run_state(path, False), run.summary["counters"]
+    assert [state.loop["limiter"][name] for name in ("opt_steps", "env_steps")] == list(run.counts)
+    assert state.loop["telemetry"]["episodes"] == counts["episodes"]
     _, (before, last_score), (result, _) = run.series("eval/return_mean")
     assert (before, result) == (80, MAX_OPTS)
-    assert last.counters["last_score"] == last_score
-    assert last.counters["best_opt_steps"] < result
+    assert Evaluation.from_json(state.evaluation.values["last"]).mean == last_score
     assert last.training is not None
     for name, weights in last.model.info.arrays.items():
         np.testing.assert_array_equal(weights, last.training.arrays[f"online.params.{name}"])

@@ -48,7 +48,7 @@ class Disk:
     def save(self, opt_steps: int, last: bool = False) -> None:
         self._agent.model_info = lambda: ModelInfo(opt_steps, {})
         state = RunState(State(), None, State(), State(), {"limiter": {"opt_steps": opt_steps}}, {})
-        self.manager.save(state, {}, last)
+        self.manager.save(state, last)
 
     def at_intervals(self, n: int) -> list[int]:
         """Return which of n intervals tried a save."""

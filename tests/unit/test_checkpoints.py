@@ -46,7 +46,6 @@ SPEC = EnvSpec(
 )
 MODEL = ModelDescription({"type": "dqn", "lr": 0.001}, {"id": "CartPole-v1"}, SPEC, ("plugin",))
 SCORE = Evaluation(7, (1.0, 3.0), (10, 20))
-COUNTERS = {"opt_steps": 7, "env_steps": 70, "best_score": math.inf}
 GENERATORS = {"replay": {"state": 2**120 + 1}}
 WEIGHTS = np.arange(6, dtype=np.float32).reshape(2, 3)
 INFO = ModelInfo(7, {"net.weight": WEIGHTS, "net.bias": np.float32(1.5) * np.ones(3)})
@@ -58,7 +57,7 @@ AGENT = State(
 
 def contents(info: ModelInfo = INFO) -> Files:
     state = RunState(AGENT, None, State(), State(), {"limiter": {}}, GENERATORS)
-    return checkpoint_files(MODEL, info, state, COUNTERS)
+    return checkpoint_files(MODEL, info, state)
 
 
 def save(folder: Path, **changes: bytes) -> Path:
@@ -350,7 +349,6 @@ def test_a_checkpoint_is_read_back_completely(tmp_path: Path) -> None:
     checkpoint = read_checkpoint(path)
     assert checkpoint.opt_steps == checkpoint.model.info.version == 7
     assert checkpoint.model.description == MODEL
-    assert checkpoint.counters == COUNTERS | {"best_score": None}  # a number that is not finite is null
     assert checkpoint.generators == GENERATORS
     assert checkpoint.score is None
     np.testing.assert_array_equal(checkpoint.model.info.arrays["net.weight"], WEIGHTS)
@@ -375,7 +373,7 @@ def test_best_holds_the_model_and_its_scores(tmp_path: Path) -> None:
         "returns": [1.0, 3.0], "lengths": [10, 20], "confirmed": False,
     }  # fmt: skip
     checkpoint = read_checkpoint(path)
-    assert (checkpoint.score, checkpoint.training, checkpoint.counters) == (SCORE, None, {})
+    assert (checkpoint.score, checkpoint.training) == (SCORE, None)
     with pytest.raises(store.InvalidCheckpointError, match=r"has no training\.safetensors"):
         read_run_state(path, with_replay=False)
     save_best(tmp_path, {}, MODEL, SCORE, Evaluation(7, (math.nan, 5.0), (30, 30)))

@@ -87,23 +87,6 @@ def test_an_agent_learns_the_same_from_it(agent: str, buffer: str, captured: boo
         np.testing.assert_array_equal(array, states[1][name], err_msg=name)
 
 
-def test_a_skipped_batch_is_saved_as_arrays() -> None:
-    found: list[Any] = []
-    for on_device in (False, True):
-        config, spec = config_with("dqn", "uniform", on_device), spec_of("dqn")
-        one: NetworkAgent = AGENTS["dqn"].load().make_agent(config.agent, spec, 3)
-        replay = build.make_buffer(config, spec)
-        items = made_up(spec, 150, config)
-        items["reward"][:] = np.nan
-        replay.push(items)
-        one.opt(replay)
-        found.append(one.skipped_batch())
-    assert set(found[0]) == set(found[1])
-    for name, array in found[0].items():
-        assert isinstance(found[1][name], np.ndarray)
-        np.testing.assert_array_equal(array, found[1][name])
-
-
 @pytest.mark.parametrize(
     ("wanted", "device", "free", "expected"),
     [

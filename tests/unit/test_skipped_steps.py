@@ -1,25 +1,18 @@
-"""Opt steps with a loss or gradient that is not finite change no weight, and are counted, logged and saved."""
+"""Opt steps with a loss or gradient that is not finite change no weight, and are counted."""
 
 from __future__ import annotations
 
-import logging
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
 
 from border_cli.agents.agent import NetworkAgent
 from border_cli.agents.dqn.agent import make_agent
 from border_cli.agents.dqn.config import DqnConfig
 from border_cli.agents.params import BatchLoader
-from border_cli.config.schema import TrainConfig
-from border_cli.core.spaces import Array
 from border_cli.core.types import Batch
-from border_cli.training.checkpointer import CheckpointManager
-from border_cli.training.loop import NonFiniteMonitor
 from tests.unit.test_step_processor import SPEC
 
 SIZE = 8
@@ -169,73 +162,3 @@ def test_e1_the_counts_of_skipped_steps_are_saved() -> None:
         assert one.skipped_in_a_row == 3
     found = values(learner)
     assert found == values(other) and found["agent/skipped_steps"] == 3.0
-
-
-def test_e1_the_batch_of_a_skipped_step_is_available() -> None:
-    learner, bad = agent(), bad_batch(reward=INF)
-    learn(learner, good_batch(1))
-    assert learner.skipped_batch() is None
-    learn(learner, bad)
-    columns = learner.skipped_batch()
-    assert columns is not None
-    assert set(columns) == {"obs", "next_obs", "action", "reward", "discount", "terminated", "ix"}
-    assert columns["reward"].tolist() == bad.reward.tolist()
-    assert columns["next_obs"].tolist() == bad.next_obs["obs"].tolist()
-    bad.reward[...] = 0.0  # the next batch is written into the same arrays
-    assert np.isinf(columns["reward"]).any()
-
-
-class SkippingAgent:
-    """An agent that has skipped this many opt steps in a row."""
-
-    skipped_in_a_row = 0
-
-    def skipped_batch(self) -> dict[str, Array] | None:
-        return {"reward": np.array([NAN], np.float32)}
-
-
-def manager(folder: Path) -> CheckpointManager:
-    unused: Any = None
-    return CheckpointManager(folder, TrainConfig(), SPEC, unused, unused)
-
-
-def watch(folder: Path, in_a_row: list[int]) -> None:
-    skipping, learner = NonFiniteMonitor(manager(folder)), SkippingAgent()
-    for opt_steps, n in enumerate(in_a_row, 1):
-        learner.skipped_in_a_row = n
-        skipping.watch(learner, opt_steps)  # type: ignore[arg-type]
-
-
-def test_e1_the_first_of_each_series_is_logged_and_three_batches_are_saved(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    watch(tmp_path, [0, 1, 2, 3, 0, 1, 0, 0, 1, 0, 1, 0, 1])
-    names = ["step-000000002.safetensors", "step-000000006.safetensors", "step-000000009.safetensors"]
-    assert sorted(path.name for path in (tmp_path / "nonfinite").iterdir()) == names
-    assert np.isnan(load_file(tmp_path / "nonfinite" / names[0])["reward"]).all()
-    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    what = "was skipped: its loss or gradient is not finite;"
-    assert warnings == [
-        f"opt step 2 {what} its batch is in nonfinite/{names[0]}",
-        f"opt step 6 {what} its batch is in nonfinite/{names[1]}",
-        f"opt step 9 {what} its batch is in nonfinite/{names[2]}",
-        f"opt step 11 {what} others are only counted from now on, as agent/skipped_steps",
-    ]
-
-
-def test_e1_a_disk_that_fails_does_not_end_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "nonfinite").write_text("in the way")
-    watch(tmp_path, [1, 2])
-    assert "step-000000001.safetensors cannot be written: File exists" in caplog.text
-    assert "opt step 1 was skipped" in caplog.text
-
-
-def test_an_existing_file_or_link_at_the_path_of_a_batch_is_replaced(tmp_path: Path) -> None:
-    victim, folder = tmp_path / "victim", tmp_path / "nonfinite"
-    victim.write_text("precious")
-    folder.mkdir()
-    (folder / ".step-000000002.safetensors.tmp").symlink_to(victim)
-    path = manager(tmp_path).save_skipped_batch(2, {"reward": np.ones(3, np.float32)})
-    assert path == folder / "step-000000002.safetensors"
-    assert victim.read_text() == "precious"
-    assert load_file(path)["reward"].tolist() == [1, 1, 1]
