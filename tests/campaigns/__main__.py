@@ -10,16 +10,13 @@ from tests.campaigns.kills import full_kills, kills
 from tests.campaigns.soak import soak
 from tests.campaigns.started import say
 from tests.campaigns.storms import storms
-from tests.campaigns.times import times
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.campaigns", description=(__doc__ or "").split(":")[0]
     )
-    parser.add_argument(
-        "campaign", choices=["kills", "kills-lockstep", "kills-full", "storms", "soak", "times"]
-    )
+    parser.add_argument("campaign", choices=["kills", "kills-lockstep", "kills-full", "storms", "soak"])
     parser.add_argument("--runs", type=int, default=50)
     parser.add_argument("--first", type=int, default=0, help="of storms and kills: to have one of them again")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
@@ -30,8 +27,6 @@ def main() -> int:
     match args.campaign:
         case "soak":
             failed = soak(args.minutes)
-        case "times":
-            failed = times(args.runs)
         case "storms":
             failed = storms(args.runs, args.seed, args.first)
         case "kills-full":

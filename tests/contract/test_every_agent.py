@@ -287,13 +287,3 @@ def test_a_weighted_batch_updates_the_priorities(agent: str) -> None:
     assert errors.shape == (16,)
     assert (errors >= 0).all()
     assert errors.max() > 0
-
-
-@pytest.mark.parametrize("agent", AGENTS)
-def test_a_loaded_model_refuses_numbers_that_are_not_finite(agent: str, tmp_path: Path) -> None:
-    described = ModelDescription(asdict(config_of(agent)), {"id": "CartPole-v1"}, spec_of(agent))
-    info = learner(agent).model_info()
-    loaded = load(save_best(tmp_path, info.arrays, described, Evaluation(1, (1.0,), (1,))))
-    assert loaded.sample({"x": np.zeros(3, np.float32), "k": 1}) is not None
-    with pytest.raises(ValueError, match="not finite"):
-        loaded.sample({"x": np.array([0, np.inf, 0], np.float32), "k": 1})

@@ -14,7 +14,7 @@ import pytest
 
 from border_cli.core.errors import ResourceError
 from border_cli.runtime import transport as shared_memory
-from border_cli.runtime.clock import Backoff, Deadline
+from border_cli.runtime.clock import Backoff
 from border_cli.runtime.transport import Ring
 from tests.fakes import COUNTING_COLUMNS
 
@@ -113,13 +113,3 @@ def test_backoff_grows_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(8):
         backoff.sleep()
     assert slept == pytest.approx([1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3, 3.2e-3, 5e-3, 5e-3])
-
-
-def test_deadline_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0]
-    monkeypatch.setattr("border_cli.runtime.clock.monotonic_ns", lambda: now[0])
-    deadline = Deadline(2.0)
-    now[0] = 1_500_000_000
-    assert (deadline.remaining_s, deadline.passed) == (0.5, False)
-    now[0] = 2_000_000_001
-    assert (deadline.remaining_s, deadline.passed) == (0.0, True)

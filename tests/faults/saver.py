@@ -29,7 +29,6 @@ from border_cli.training.checkpointer import CheckpointManager
 from border_cli.training.ratio_limiter import RatioLimiter
 from border_cli.training.telemetry import Telemetry
 from tests.fakes import COUNTING_SPEC
-from tests.faults import naive
 
 SAVES = 5
 NEVER = 2**31
@@ -96,19 +95,6 @@ def read(run_dir: Path) -> int | None:
     for i, block in enumerate(state.replay.blocks):
         assert (block.arrays()["obs"] == i).all()
     return opt_steps
-
-
-def save_naively(folder: Path, tick: Any) -> Iterator[int]:
-    folder.mkdir(parents=True)
-    for step in range(1, SAVES + 1):
-        naive.save_in_place(folder / "checkpoint", np.full(_WEIGHTS, step, np.float32), tick)
-        yield step
-
-
-def read_naively(folder: Path) -> int | None:
-    (array,) = naive.load_unverified(folder / "checkpoint").values()
-    assert (array == array[0]).all() and len(array) == _WEIGHTS
-    return int(array[0])
 
 
 class _TickingFile:
@@ -181,11 +167,9 @@ def _run(folder: Path, mode: str, at: int) -> int:
     killer = _Killer(at, armed=mode != "prune")
     if mode == "prune":
         killer.watch_prune()
-    if mode != "naive":
-        killer.watch()
-    saving = save_naively(folder, killer.tick) if mode == "naive" else save(folder, range(1, SAVES + 1))
+    killer.watch()
     with (folder.parent / f"{folder.name}.committed").open("wb", buffering=0) as committed:
-        for step in saving:
+        for step in save(folder, range(1, SAVES + 1)):
             committed.write(b"%d" % step)
     return killer.seen
 

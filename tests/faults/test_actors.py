@@ -20,7 +20,7 @@ from border_cli.core.types import Chunk
 from border_cli.runtime import forkserver
 from tests.fakes import COUNTING_COLUMNS, counting_actors, model
 from tests.faults.actors import pid_of, pids, running
-from tests.faults.processes import named_memory, wait_gone, wait_until
+from tests.faults.processes import named_memory, wait_until
 
 pytestmark = pytest.mark.usefixtures("light_forkserver")
 
@@ -39,20 +39,6 @@ def env_steps_by_actor(chunks: list[Chunk]) -> dict[int, int]:
     for chunk in chunks:
         counts[chunk.actor] = counts.get(chunk.actor, 0) + chunk.env_steps
     return counts
-
-
-def test_a1_a_killed_actor_is_reported_after_its_rows_were_returned() -> None:
-    with running(counting_actors(), n_actors=3) as manager:
-        act(manager, 100)
-        victim = pid_of(manager, 1)
-        os.kill(victim, signal.SIGKILL)
-        wait_gone(victim)
-        wait_until(lambda: manager.stats()[1].state == "lost", "its death to be noticed")
-        assert env_steps_by_actor(manager.collect()) == {0: 100, 1: 100, 2: 100}
-        with pytest.raises(ActorLostError, match="actor 1 was killed by SIGKILL"):
-            manager.collect()
-        stats = manager.stop()
-    assert [(stat.state, stat.env_steps) for stat in stats] == [("done", 100), ("lost", 100), ("done", 100)]
 
 
 @pytest.mark.parametrize(
@@ -98,21 +84,6 @@ def test_a5_a7_hanging_and_frozen_actors_block_no_other_and_are_killed_at_the_st
         ends = [(stat.state, stat.env_steps) for stat in manager.stop()]
     assert ends == [("killed", 2), ("killed", 0), ("done", 5)]
     assert "actor 0 did not exit (acting) and is killed" in caplog.text
-
-
-def test_a10_actors_wait_while_their_ring_is_full_and_the_stop_delivers_the_rest() -> None:
-    with running(counting_actors(n_buffer=8, credit=3, lengths=[1000])) as manager:
-        manager.grant([40, 40])
-        wait_until(
-            lambda: all(s.state == "waiting for room" and s.blocked_seconds > 0 for s in manager.stats()),
-            "the rings to be full",
-        )
-        stats = manager.stop()
-        chunks = manager.collect()
-    assert [stat.state for stat in stats] == ["done", "done"]
-    # Two chunks of 8 were in the ring and a third one waited for room.
-    assert env_steps_by_actor(chunks) == {0: 24, 1: 24}
-    assert [stat.env_steps for stat in stats] == [24, 24]
 
 
 def test_death_of_the_forkserver_ends_its_actors_and_the_next_run_starts_another() -> None:

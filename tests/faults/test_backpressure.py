@@ -79,19 +79,6 @@ def test_a10_memory_is_bounded_whichever_side_is_slow(slow: str) -> None:
 
 
 @pytest.mark.usefixtures("light_forkserver")
-def test_a10_with_slow_environments_only_the_learner_waits() -> None:
-    """Most calls of `collect` return no chunk, and no actor waits."""
-    with running(counting_actors(step_s=STEP_S, **SPEC)) as manager:
-        manager.grant([10**9, 10**9])
-        collect(manager, 50)
-        memory = Memory(manager)
-        found = collect(manager, SLOW_ENV_STEPS, pause_s=1e-3)
-        memory.assert_bounded()
-        assert [stat.blocked_seconds for stat in manager.stats()] == [0.0, 0.0]
-    assert found[False] > found[True]
-
-
-@pytest.mark.usefixtures("light_forkserver")
 def test_a10_an_actor_that_waits_sleeps_until_the_learner_gives_credit() -> None:
     with running(counting_actors(**SPEC), n_actors=1) as manager:
         wait_until(lambda: manager.stats()[0].state == "waiting for credit", "the actor to wait")

@@ -12,9 +12,8 @@ from border_cli.actors.manager import ActorManager
 from border_cli.actors.process import ActorHandle
 from border_cli.agents.agent import NetworkAgent
 from border_cli.agents.dqn import agent
-from border_cli.checkpoints import store
 from border_cli.cli.train import main
-from border_cli.core.errors import CheckpointIOError, ExitCode
+from border_cli.core.errors import ExitCode
 from border_cli.recorders.files import JsonlRecorder
 from border_cli.replay.buffer import RowReplayBuffer
 from border_cli.training.evaluators import EpisodeRunner
@@ -94,29 +93,6 @@ def test_d8_a_defect_ends_the_run_with_its_cause_and_its_last_state(
     if part == "opt, half done":  # the checkpoint whose parts may disagree about the opt step
         assert main([f"resume={run.path}", "trust=true", "trainer.max_opts=60"]) == 0
         assert run.counts[0] == 60
-
-
-def test_d8_a_last_save_that_fails_does_not_hide_the_defect(
-    workplace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write = store.write
-
-    def full(parent: Path, name: str, files: Any, opt_steps: int) -> Path:
-        if opt_steps > 25:
-            raise CheckpointIOError("the disk is full")
-        return write(parent, name, files, opt_steps)
-
-    monkeypatch.setattr(store, "write", full)
-    monkeypatch.setattr(
-        NetworkAgent, "opt", failing(NetworkAgent.opt, lambda agent, _: agent.opt_steps == 29)
-    )
-    run = run_here(ExitCode.DEFECT, *ENDS, *SYNC)
-    assert_failed(run)
-    log = (run.path / "train.log").read_text()
-    for text in (capsys.readouterr().err, log, "".join(run.json("crash.json")["traceback"])):
-        assert f"\n{SECOND}\n" in text
-    assert "the disk is full" in log
-    assert saved_steps(run) == [25]
 
 
 def test_d8_the_recorder_is_closed_if_closing_the_evaluator_raises(

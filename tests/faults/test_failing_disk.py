@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from border_cli.checkpoints import store
-from border_cli.core.errors import CheckpointIOError, ExitCode
+from border_cli.core.errors import ExitCode
 from border_cli.run.summary import Summary
 from border_cli.runtime import forkserver
 from tests.faults.amounts import sampled
@@ -110,35 +110,6 @@ def test_c6_a_failing_last_save_fails_the_run_and_leaves_no_actor(workplace: Pat
     assert "it was the last save of the run" in run.summary["error"]
     assert_saved(run, [INTERVAL])
     assert [actor["state"] for actor in run.summary["actors"]] == ["done"]
-
-
-def test_c6_a_best_model_is_written_once_there_is_room(workplace: Path) -> None:
-    """It is evaluated at opt step 15 on a full disk, and written with the checkpoint at 20."""
-    with full_disk(INTERVAL + 1, 2 * INTERVAL - 1):
-        run = run_until(2 * INTERVAL, 0, f"trainer.eval_interval={INTERVAL + 5}")
-    assert store.verify(run.path / "best").opt_steps in (INTERVAL + 5, 2 * INTERVAL)
-    (warning,) = warnings(run)
-    assert "best cannot be written" in warning and "kept in memory for the next checkpoint" in warning
-    assert_saved(run, [INTERVAL, 2 * INTERVAL])
-
-
-@pytest.mark.parametrize("refused", [2, 100])
-def test_c6_a_best_model_found_after_the_last_checkpoint_is_written(
-    workplace: Path, monkeypatch: pytest.MonkeyPatch, refused: int
-) -> None:
-    """It is evaluated after the last checkpoint and gets its own save, which must succeed."""
-    write, left = store.write, iter(range(refused))
-
-    def refusing(parent: Path, name: str, *rest: Any) -> Path:
-        if name == "best" and next(left, None) is not None:
-            raise CheckpointIOError("best cannot be written")
-        return write(parent, name, *rest)
-
-    monkeypatch.setattr(store, "write", refusing)
-    code = 0 if refused == 2 else ExitCode.CHECKPOINT_IO
-    run = run_until(INTERVAL, code, "trainer.eval_interval=1000")
-    assert (run.path / "best").exists() == (code == 0)
-    assert_saved(run, [INTERVAL])
 
 
 @pytest.mark.parametrize("error", sampled([errno.EIO, errno.EROFS, errno.EACCES], 3), ids=errno.errorcode.get)

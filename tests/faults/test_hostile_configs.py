@@ -19,10 +19,8 @@ import gymnasium
 import pytest
 import yaml
 
-import border_cli
 from border_cli.checkpoints import store
 from border_cli.cli.train import main
-from border_cli.core.errors import UsageError
 from tests.faults import hostile
 from tests.faults.amounts import sampled
 from tests.faults.hostile import evaluate, refused, resume
@@ -140,66 +138,6 @@ def test_i2_code_named_by_a_run_is_not_run(
     assert_harmless(act, run, capsys, message)
 
 
-@pytest.mark.parametrize("what", ["a plugin", "an interpolated plugin", "an agent of a plugin"])
-def test_i2_code_named_by_a_run_is_not_run_when_its_model_is_loaded(run: Run, what: str) -> None:
-    config, message = NAMED[what]
-    set_values(run, config)
-    with pytest.raises(UsageError) as caught:
-        border_cli.load(run.path, "last")
-    assert message in str(caught.value)
-    assert EVIL not in sys.modules
-
-
-@pytest.mark.parametrize(
-    ("what", "override"),
-    [
-        ("an entry point", "env.entry_point=os:getcwd"),
-        ("an import", "env.imports=[json]"),
-        ("an id that imports", "plugins=[json]"),
-        ("a plugin", "plugins=[json]"),
-        ("a plugin", f"env.imports=[{EVIL}]"),
-    ],
-)
-@pytest.mark.parametrize("act", [evaluate, resume])
-def test_i2_naming_one_module_does_not_allow_another(
-    run: Run, capsys: pytest.CaptureFixture[str], act: Any, what: str, override: str
-) -> None:
-    config, message = NAMED[what]
-    set_values(run, config)
-    # `resume` may refuse another environment first, and border-eval uses the typed entry point instead of the stored one.
-    replaced = act is evaluate and override.startswith("env.entry_point")
-    message = "" if act is resume else "the environment cannot be made" if replaced else message
-    assert_harmless(lambda run: act(run, override), run, capsys, message)
-
-
-DESTINATIONS = {
-    "a Ray cluster": (
-        {"trainer": {"type": "async"}, "actor_manager": {"type": "ray", "address": "ray://10.0.0.1:10001"}},
-        "actor_manager.address ray://10.0.0.1:10001",
-    ),
-    "an MLflow server": (
-        {"recorder": {"mlflow": "http://10.0.0.1:5000"}},
-        "recorder.mlflow http://10.0.0.1:5000",
-    ),
-}
-
-
-@pytest.mark.parametrize("what", DESTINATIONS)
-def test_i2_a_run_does_not_send_data_elsewhere(
-    run: Run, capsys: pytest.CaptureFixture[str], what: str
-) -> None:
-    config, message = DESTINATIONS[what]
-    set_config(run, config)
-    assert_harmless(resume, run, capsys, message)
-
-
-def test_i2_a_typed_destination_is_allowed(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    path = run.path.parent / "mlflow.db"
-    set_config(run, {"recorder": {"csv": True, "mlflow": f"sqlite:///{path}"}})
-    assert resume(run, "recorder.mlflow=null") == 0
-    assert not path.exists() and (run.path / "metrics.csv").exists()
-
-
 @pytest.fixture
 def unfinished(run: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
     """The run of somebody else, where `resume=auto` finds it."""
@@ -239,15 +177,6 @@ def cartpole(path: str) -> Any:
     return gymnasium.make("CartPole-v1")
 
 
-def test_i2_a_typed_entry_point_replaces_that_of_the_run(
-    run: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
-    set_values(run, NAMED["an entry point"][0])
-    assert evaluate(run, f"env.entry_point={__name__}:cartpole") == 0
-    assert f"{__name__}:cartpole" in capsys.readouterr().out
-    assert not Path("executed").exists()
-
-
 @pytest.mark.parametrize(
     ("override", "message"),
     [
@@ -284,13 +213,6 @@ def test_i2_yaml_with_more_than_plain_data_is_refused(
     assert_harmless(resume, run, capsys, "config.yaml")
 
 
-def test_i2_an_anchor_repeats_data_and_runs_nothing(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    config = run.path / "config.yaml"
-    anchored = f"kwargs: {{a: &a {json.dumps(MKDIR)}, b: {{<<: *a}}}}"
-    config.write_text(config.read_text().replace("kwargs: {}", anchored))
-    assert_harmless(resume, run, capsys, "CartPole")
-
-
 PARTS: list[tuple[Config, str]] = [
     *(
         ({group: {"type": f"{EVIL}:run"}}, f"{group}.type")
@@ -298,12 +220,3 @@ PARTS: list[tuple[Config, str]] = [
     ),
     ({"step_processor": f"{EVIL}:run"}, "step_processor"),
 ]
-
-
-@pytest.mark.parametrize(("config", "key"), PARTS)
-def test_i2_a_part_by_import_path_is_not_imported(
-    run: Run, capsys: pytest.CaptureFixture[str], config: Config, key: str
-) -> None:
-    path = run.path / "config.yaml"
-    path.write_text(yaml.safe_dump(joined(yaml.safe_load(path.read_text()), config)))
-    assert_harmless(resume, run, capsys, f"{key} {EVIL}:run")

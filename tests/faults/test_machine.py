@@ -22,7 +22,7 @@ from border_cli.cli.train import main
 from border_cli.recorders.files import read_jsonl
 from border_cli.runtime.transport import Ring
 from tests.faults.amounts import sampled
-from tests.faults.commands import assert_saved, border_train, endless, resume_hint, run_here, saved_steps
+from tests.faults.commands import border_train, endless, resume_hint, run_here, saved_steps
 from tests.faults.processes import START_S, TIMEOUT_S, wait_until
 from tests.faults.test_runs import trap
 from tests.faults.trap import THREADS
@@ -81,16 +81,6 @@ def assert_refused(folder: Path, errors: str, cpu_s: float) -> list[str]:
 def cpu_seconds() -> float:
     """Return the CPU seconds of this process and its ended children."""
     return sum(os.times()[:4])
-
-
-def test_f4_too_few_descriptors_for_the_actors_are_refused(tmp_path: Path) -> None:
-    began = cpu_seconds()
-    limited = ("sh", "-c", 'ulimit -n 64 && exec "$@"', "sh")
-    with border_train(tmp_path, "n_actors=32", before=limited) as command:
-        assert command.end() == 3
-    first, *others = assert_refused(tmp_path, command.errors, cpu_seconds() - began)
-    assert first == "error: n_actors=32 needs 224 file descriptors, and this process may hold 64"
-    assert "ulimit -n" in "".join(others)
 
 
 def test_f4_a_soft_limit_is_raised(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -213,34 +203,6 @@ def test_h3_a_full_disk_costs_records_and_not_the_run(tmp_path: Path) -> None:
     assert steps[-1] == run.counts[0] == 800
     assert len(steps) + dropped["metrics.jsonl"] == 401  # after the warm-up and every second opt step
     assert saved_steps(run) == [800]
-
-
-def test_c6_training_continues_while_a_full_disk_prevents_saves(tmp_path: Path) -> None:
-    """The disk is full from opt step 16 to 45. The save at 20 fails, so the one at 30 is skipped; the save at 40 fails, so
-    those at 50 and 60 are skipped. Unlike RLIMIT_FSIZE in `test_failing_disk`, a full disk refuses small files too.
-    """
-    need_mounts(tmp_path, "C6 (a full disk and checkpoints)")
-    args = ("trainer.save_interval=10", "trainer.record_interval=1", "trainer.max_opts=85")
-    args += ("checkpoint.keep=9", "checkpoint.replay=full", "buffer.capacity=200")
-    run = run_on_own_disk(tmp_path, "1m", "fill_disk:16,46", *args)
-    assert (run.summary["status"], run.counts[0]) == ("done", 85)
-    assert_saved(run, [10, 70, 80, 85])
-    failed = dict(run.series("checkpoint/failed_saves"))
-    assert failed[85] == 2.0
-    assert min(failed) >= 20 and set(failed.values()) <= {1.0, 2.0}
-
-
-def test_d9_a_reader_of_stdout_that_stops_reading_does_not_block_the_run(tmp_path: Path) -> None:
-    """The run writes more lines than a pipe holds, and the test reads them only after the end."""
-    args = ("trainer=sync", "recorder.console=plain", "trainer.record_interval=1", "trainer.max_opts=1000")
-    with border_train(tmp_path, *args, stdout=subprocess.PIPE) as command:
-        assert command.process.stdout is not None
-        with command.process.stdout as stdout:
-            assert (command.end(), command.errors) == (0, "")
-            shown = stdout.read()
-    assert b"opt_steps=2 " in shown
-    assert b"opt_steps=1000 " not in shown  # otherwise the pipe was never full and the test proves nothing
-    assert command.run.counts[0] == 1000
 
 
 @pytest.mark.parametrize(

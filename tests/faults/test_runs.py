@@ -352,18 +352,3 @@ def test_a6_an_environment_that_raises_ends_the_run(
     assert bool(opt_steps) == (moment not in WITHOUT_OPT_STEPS)
     last = [f"error: {run.summary['error']}", *([resume_hint(run, workplace)] if opt_steps else [])]
     assert errors.splitlines()[-len(last) :] == last
-
-
-def test_a4_a_job_that_loses_an_actor_does_not_stop_the_next_job(
-    workplace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The trap works only once, so the second job does not fail."""
-    args = [*trap("actor-1", "make", "kill"), "trainer.max_opts=30", "seed=1,2", "sweep.slots=1", *NO_RESTART]
-    run_here(5, "-m", *args)
-    lost, well = jobs(workplace)
-    assert assert_failed(lost, r"actor 1 was killed by SIGKILL \(it was making environment\)") == 0
-    assert (well.summary["status"], well.summary["exit_code"]) == ("done", 0)
-    assert assert_last_state_is_kept(well) == 30
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("job 0 (")
-    assert line.endswith(f"error: {lost.summary['error']}")

@@ -26,7 +26,6 @@ from border_cli.core.errors import ActorLostError
 from border_cli.core.types import Chunk
 from border_cli.recorders.files import read_jsonl
 from border_cli.runtime import seeding
-from border_cli.runtime.child import Child, call
 from border_cli.training.ratio_limiter import RatioLimiter
 from tests.fakes import COUNTING_COLUMNS, counting_actors, model
 from tests.faults.actors import (
@@ -238,18 +237,6 @@ def test_a2_an_interrupted_push_is_discarded_completely(moment: float) -> None:
     assert first[0] <= 2000
 
 
-def test_a2_a_shared_queue_does_not_survive_an_interrupted_put() -> None:
-    """Negative control: a process that dies during a put keeps the lock that all others need."""
-    queue = multiprocessing.get_context("forkserver").SimpleQueue()
-    victim = Child("naive", call, (queue.put, (bytes(8 * 2**20),)))
-    wait_until(lambda: not queue.empty(), "the first bytes")  # the pipe is full: the process holds the lock
-    victim.kill()
-    wait_until(victim.exited, "its end")
-    assert not queue._wlock.acquire(timeout=1.0)  # type: ignore[attr-defined]
-    victim.end()
-    queue.close()
-
-
 def test_a3_all_actors_die_at_once_and_are_replaced() -> None:
     with running(counting_actors(lengths=LENGTHS), n_actors=3, **QUICK) as manager:
         learner = Learner(manager, 3)
@@ -421,34 +408,6 @@ def test_a6_an_environment_that_raises_costs_only_its_incarnation(
         # All pushed chunks arrived. The last chunk, of at most n_buffer + n_envs env steps, is lost.
         assert 0 <= (step - 1) * 3 - arrived[1, incarnation] <= 8 + 3
     assert arrived[0, 0] == stats[0].env_steps
-
-
-def test_a6_an_environment_that_always_raises_uses_up_the_restarts(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level(logging.INFO)
-    spec = failing_actors((0, 0, 1), (0, 1, 2), (0, 2, 1), fault="raise")
-    with running(spec, n_actors=1, restarts=2, restart_delay_s=0.001) as manager:
-        learner = Learner(manager, 1)
-        with pytest.raises(ActorLostError) as lost:
-            wait_until(lambda: learner.turn() is not None, "the end")
-    first, second = str(lost.value).splitlines()
-    assert first.startswith(
-        "actor 0 failed while stepping, after 0 env steps: RuntimeError: CountingEnv raises"
-    )
-    assert second.startswith("after 2 restarts within 600 s")
-    assert "group.py" in lost.value.details
-    assert lost.value.logged
-    assert tracebacks(caplog.text) == 1
-    assert re.findall(r"restart (\d) of 2", caplog.text) == ["1", "2"]
-    assert learner.limiter.env_steps <= 1
-
-
-def test_a6_a_close_that_raises_is_logged_and_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    with running(counting_actors(fault="raise", fault_at="close"), n_actors=1) as manager:
-        Learner(manager, 1).until(100)
-        assert manager.stop()[0].state == "done"
-    assert "closing an environment of actor 0 failed" in caplog.text
 
 
 def test_a6_a_real_run_continues_and_keeps_the_context(tmp_path: Path) -> None:

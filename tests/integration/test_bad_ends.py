@@ -47,19 +47,6 @@ def test_weights_that_are_not_finite_are_never_kept(
     assert run.summary["status"] == "failed"
 
 
-def test_an_environment_that_exits_fails_its_job_and_the_sweep_continues(workplace: Path) -> None:
-    assert main(tiny("-m", *SYNC, "env=gym", "env.entry_point=tests.envs:Leaving", "seed=1,2")) == 5
-    (sweep,) = Path("runs/sweeps").glob("*/*")
-    assert [Run(path.parent).summary["exit_code"] for path in sweep.glob("*/summary.json")] == [5, 5]
-
-
-def test_a_run_with_warmup_0_gets_its_first_batch(workplace: Path) -> None:
-    """The first batch needs nearly all env steps that are granted before the first opt step."""
-    code, run = run_to_end("env=cartpole", "trainer.warmup_period=0", "agent.batch_size=64")
-    assert code == 0
-    assert run.counts[0] == 120
-
-
 def test_names_of_folders_need_not_be_text(workplace: Path) -> None:
     """Any bytes are a name on Linux, and under LC_ALL=C those of ü are no text."""
     folder = workplace / os.fsdecode(b"\xff\xc3")
@@ -80,13 +67,3 @@ def test_names_of_folders_need_not_be_text(workplace: Path) -> None:
         assert (path / "metrics.jsonl").is_relative_to(folder)
     run("border-eval", "runs/latest", "episodes=1")
     run("border-report", "runs", "metric=train/episode_return")
-
-
-def test_a_closed_stdout_does_not_end_the_run(workplace: Path) -> None:
-    args = tiny("trainer=sync", "env=cartpole", "trainer.max_opts=100", "recorder.console=plain")
-    code = "import sys; from border_cli.cli.train import main; sys.exit(main())"
-    with subprocess.Popen([sys.executable, "-c", code, *args], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        process.stdout.close()
-    assert process.returncode == 0
-    assert Run(Path("runs/latest").resolve()).counts[0] == 100

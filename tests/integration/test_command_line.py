@@ -173,11 +173,6 @@ def test_the_name_is_the_last_part_of_the_runs_folder(build, capsys):
     assert run_dir.name.endswith("_my-run")
 
 
-def test_version(capsys):
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"border-cli {border_cli.__version__}\n"
-
-
 def test_no_heavy_module_is_imported_for_a_page_or_a_mistake(tmp_path, monkeypatch):
     monkeypatch.setenv("COMP_LINE", "border-train env=lun")
     program = (
@@ -284,24 +279,6 @@ def test_without_a_preset_the_defaults_are_used(shown):
     assert (by_id["preset"]["name"], by_id["agent"]["hidden"]) == ("none", [256, 256])
     named = shown("env=gym", "env.id=CartPole-v1", "preset=dqn_cartpole")
     assert (named["preset"]["name"], named["agent"]["hidden"]) == ("dqn_cartpole", [128, 64])
-
-
-def test_options_of_several_groups_compose(shown):
-    config = shown("env=acrobot", "trainer=sync", "recorder=none")
-    assert config["preset"]["name"] == "dqn_acrobot"
-    assert config["env"]["id"] == config["preset"]["env_id"]
-    assert config["trainer"]["type"] == "sync"
-    assert config["recorder"] == {
-        "type": "default",
-        "jsonl": False,
-        "tensorboard": False,
-        "csv": False,
-        "wandb": "none",
-        "mlflow": None,
-        "project": "border-cli",
-        "finish_s": 60.0,
-        "console": "none",
-    }
 
 
 def test_values_of_many_kinds_arrive_as_they_are_typed_and_a_plus_makes_no_difference(shown):
@@ -472,14 +449,6 @@ def test_the_exit_code_says_how_training_ended(build, capsys, error, code, lines
     assert capsys.readouterr().err.splitlines() == lines
 
 
-def test_a_defect_keeps_its_traceback(build, capsys):
-    build.fail[0] = ZeroDivisionError("oh")
-    assert main(["env=cartpole"]) == 1
-    err = capsys.readouterr().err
-    assert "Traceback" in err
-    assert "error: ZeroDivisionError: oh" in err
-
-
 def _fails_in_cleanup():
     try:
         raise KeyboardInterrupt
@@ -510,12 +479,6 @@ def test_a_refusal_before_training_leaves_no_folder(build, tmp_path, capsys):
     assert main(["env=cartpole"]) == 2
     assert capsys.readouterr().err == "error: env.id: there is no such environment\n"
     assert list(tmp_path.iterdir()) == []
-
-
-def test_debug_shows_the_traceback_of_a_refusal(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main(["agent.lr=fast", "debug=true"]) == 2
-    assert "Traceback" in capsys.readouterr().err
 
 
 def test_debug_in_a_file_shows_tracebacks(build, tmp_path, capsys):
@@ -553,11 +516,6 @@ def test_a_sweep_runs_every_combination_in_a_folder_of_its_own(build, tmp_path, 
     assert jobs[0][2].typed == typed
     assert not (tmp_path / "runs" / "latest").exists()
     assert capsys.readouterr().out == ""  # not even the table of the jobs
-
-
-def test_a_sweep_over_an_id_names_its_folders_by_it(build):
-    assert main(["-m", HERE, "env=gym", "env.id=CartPole-v1,Acrobot-v1"]) == 0
-    assert [run_dir.name for _, run_dir, _ in build.trained] == ["0_dqn_CartPole-v1", "1_dqn_Acrobot-v1"]
 
 
 def test_every_job_is_checked_before_the_first_starts(build, tmp_path, capsys):

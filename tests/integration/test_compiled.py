@@ -201,13 +201,6 @@ def test_a_damaged_file_is_removed(damaged: int, caplog: pytest.LogCaptureFixtur
     assert len(set(cache_folder().glob("dqn-*.pt2"))) == damaged - 1
 
 
-def test_a_damaged_file_is_compiled_again(damaged: int) -> None:
-    one, compiler = learner("dqn", "true", waits=False)
-    learn("dqn", one, 1)
-    assert one.compiling is not None, "it is being compiled"
-    compiler.close()
-
-
 def test_a_loaded_graph_leaves_nothing_in_the_temporary_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

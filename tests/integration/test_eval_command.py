@@ -18,7 +18,6 @@ import gymnasium
 import numpy as np
 import pytest
 
-from border_cli.checkpoints.contents import CHECKPOINTS
 from border_cli.cli.eval import main
 from border_cli.config.schema import EnvConfig, WrapperConfig
 from border_cli.envs import make
@@ -134,19 +133,6 @@ def test_the_result_of_a_model_without_a_run_is_written_beside_it(
     assert file.exists() and f"written: {file}" in capsys.readouterr().out
 
 
-def test_a_result_that_cannot_be_written_is_no_error(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def failing(path: Path, data: Any) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    make_run()
-    monkeypatch.setattr("border_cli.cli.eval.write_json", failing)
-    assert main(["run", "episodes=1"]) == 0
-    out = capsys.readouterr().out
-    assert "not written: run/eval/best-000000020-seed0-episodes1.json: Permission denied" in out
-
-
 # -- arguments ------------------------------------------------------------
 
 
@@ -200,12 +186,6 @@ def test_invalid_arguments_are_refused(
     assert message in refused(capsys, *args)
 
 
-def test_a_checkpoint_that_does_not_verify_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    run = make_run(best=None, steps=(10,))
-    (run / CHECKPOINTS / "step-000000010" / "model.json").write_text("{}")
-    assert "step-000000010/model.json does not verify" in refused(capsys, "run", "checkpoint=10", code=7)
-
-
 # -- environments ------------------------------------------------------------
 
 
@@ -235,20 +215,6 @@ def test_an_environment_that_raises_in_an_episode_ends_the_evaluation(
     err = capsys.readouterr().err
     assert "in _strike_at" in err
     assert err.splitlines()[-1].startswith("error: the evaluation failed while stepping, after 10 env steps")
-
-
-def test_an_observation_out_of_bounds_is_no_error() -> None:
-    config = EnvConfig(entry_point="tests.outside:Outside", kwargs={"inside": [], "length": 2})
-    save_run(Path("run"), describe(config, GymEnv(config).spec))
-    assert main(["run", "episodes=3", f"env.entry_point={config.entry_point}"]) == 0
-    assert result(Path("run"))["lengths"] == [2, 2, 2]
-
-
-def test_the_file_name_contains_max_episode_steps() -> None:
-    run = make_run()
-    assert main(["run", "episodes=2", "max_episode_steps=5"]) == 0
-    assert result(run)["lengths"] == [5, 5]
-    assert (run / "eval" / "best-000000020-seed0-episodes2,max_episode_steps=5.json").is_file()
 
 
 def test_a_full_disk_behind_stdout_does_not_prevent_the_result_file(
@@ -339,18 +305,6 @@ def test_code_is_imported_only_if_it_was_typed_or_the_run_is_trusted(
     assert not foreign_envs.exists()
     assert main(["run", "episodes=1", "trust=true" if trusted else TYPED[kind]]) == 0
     assert foreign_envs.exists()
-
-
-def test_no_file_of_a_run_directory_is_executed(capsys: pytest.CaptureFixture[str], workplace: Path) -> None:
-    """This holds for Python files beside the model and for `_target_` in the configuration."""
-    run = make_run()
-    for name in ("sitecustomize.py", "gymnasium.py", "torch.py"):
-        (run / name).write_text("raise SystemExit('executed')")
-    (run / "config.yaml").write_text("_target_: os.mkdir\npath: executed\n")
-    assert main(["run", "episodes=1"]) == 0
-    save_run(Path("other"), describe(CARTPOLE, cartpole_spec(), _target_="os.mkdir"))
-    assert "_target_" in refused(capsys, "other")
-    assert not (workplace / "executed").exists()
 
 
 # -- rendering and signals ------------------------------------------------------------

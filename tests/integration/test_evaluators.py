@@ -55,22 +55,6 @@ def test_a_result_takes_effect_when_the_next_evaluation_is_due(runs: dict[str, R
     assert order == [*expected[:-1], (120, True), (130, True), (130, False)]
 
 
-def test_no_evaluation_is_skipped_with_trainer_sync(runs: dict[str, Run]) -> None:
-    assert [value for _, value in runs["process"].series("eval/skipped")] == [0.0] * len(EVALUATED)
-
-
-@pytest.mark.usefixtures("workplace")
-def test_a12_episodes_that_never_end_are_cut_and_training_continues() -> None:
-    run = train(
-        *("env=gym", "env.entry_point=tests.counting:CountingEnv", "env.kwargs.lengths=[1000000000]"),
-        *("trainer=sync", "trainer.max_opts=30", "trainer.eval_interval=20"),
-        *("evaluator=process", "evaluator.max_episode_steps=50"),
-    )
-    assert run.summary["ended_by"] == "max_opts"
-    assert run.series("eval/length_mean") == [(20, 50.0), (30, 50.0)]
-    assert run.series("eval/return_mean") == [(20, 1275.0), (30, 1275.0)]  # 1 + 2 + … + 50
-
-
 @pytest.mark.parametrize("evaluator", ["inline", "process"])
 @pytest.mark.usefixtures("workplace")
 def test_a12_by_default_evaluation_episodes_are_cut_at_ten_times_those_of_training(evaluator: str) -> None:

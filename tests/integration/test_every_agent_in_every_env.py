@@ -72,11 +72,6 @@ def is_tested(agent: str, env: str) -> bool:
 TESTED = [pair for pair in PAIRS if is_tested(*pair)]
 
 
-def test_each_kind_of_environment_is_there() -> None:
-    assert set(CONTINUOUS) < set(ENVIRONMENTS)
-    assert len(ENVIRONMENTS) >= 20
-
-
 @pytest.mark.parametrize(("agent", "env"), sampled([pair for pair in TESTED if not is_refused(*pair)], 13))
 def test_a_pair_that_fits_trains(
     workplace: Path, capsys: pytest.CaptureFixture[str], agent: str, env: str

@@ -8,11 +8,9 @@ from pathlib import Path
 import pytest
 
 from border_cli.cli.train import main
-from border_cli.core.types import Evaluation
 from border_cli.run.summary import Summary
 from tests.interrupted import assert_same_bits, resume, run_whole, signal_at
 from tests.real_runs import Run, tiny
-from tests.trained import read_checkpoint, save_best
 
 pytestmark = pytest.mark.usefixtures("workplace")
 
@@ -44,15 +42,3 @@ def test_g1_a_run_that_is_not_exact_stays_so_when_it_is_killed(
     assert json.loads((run.path / "summary.json").read_text())["status"] == "running"
     resume(run.path)
     assert Run(run.path).summary["exact"] is False
-
-
-def test_the_table_at_the_end_knows_the_best_model_though_the_checkpoint_does_not(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    args = ("evaluator=inline", "trainer.max_opts=40", "trainer.eval_interval=30")
-    run = run_whole(tmp_path / "run", *args)
-    best = read_checkpoint(run.path / "best").model
-    save_best(run.path, best.info.arrays, best.description, Evaluation(best.info.version, (777.0,), (1,)))
-    capsys.readouterr()
-    resume(run.path, "trainer.max_opts=50", "recorder.console=plain", "evaluator.confirm=false")
-    assert "777" in next(line for line in capsys.readouterr().out.splitlines() if "best score" in line)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,9 +10,8 @@ import border_cli
 from border_cli.agents.dqn.config import DqnConfig
 from border_cli.cli.train import main
 from border_cli.config.schema import EnvConfig, TrainConfig
-from border_cli.config.throughput import Measured
 from border_cli.core.errors import UsageError
-from border_cli.run import preflight, probes
+from border_cli.run import probes
 from border_cli.runtime.machine import available_memory
 from tests.real_runs import tiny, train
 from tests.unit.test_plan import cells
@@ -75,23 +72,6 @@ def test_a_plan_is_refused_if_its_run_would_be(workplace: Path, capsys: pytest.C
     assert main(tiny(*SHORT, "buffer.capacity=1e12", "plan=true")) == 3
     assert "of memory, and" in capsys.readouterr().err
     assert available_memory() is not None
-
-
-def test_a_plan_with_the_replay_on_the_gpu(
-    workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    check = preflight.preflight
-
-    def as_on_a_gpu(config: TrainConfig, *args: Any, **kwargs: Any) -> Any:
-        resolved, *others = check(config, *args, **kwargs)
-        return replace(resolved, device="cuda", buffer=replace(resolved.buffer, device="cuda")), *others
-
-    monkeypatch.setattr(preflight, "preflight", as_on_a_gpu)
-    monkeypatch.setattr(probes, "measure", lambda *_: Measured({1: 100.0}, 100.0))
-    assert main(tiny(*SHORT, "plan=true")) == 0
-    text = capsys.readouterr().out
-    assert " rows, part of each checkpoint" in text  # the banner has its size
-    assert "replay" not in cells(text)  # it takes no main memory
 
 
 def test_a_sweep_has_no_plan(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:

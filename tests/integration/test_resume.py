@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from border_cli import compose
-from border_cli.checkpoints.contents import read_run_state, read_scores
+from border_cli.checkpoints.contents import read_run_state
 from border_cli.cli.overrides import parse_overrides
 from border_cli.cli.train import main, stored_config
 from border_cli.config.convert import known_keys, to_plain
@@ -22,7 +21,6 @@ from border_cli.config.schema import ActorManagerConfig
 from border_cli.core.errors import ExitCode, Interrupted, UsageError
 from border_cli.core.types import Evaluation
 from border_cli.run.directory import locked, read_config, write_config
-from border_cli.training.ratio_limiter import RatioLimiter
 from tests.faults.amounts import sampled
 from tests.interrupted import assert_same_bits, resume, run_interrupted, run_killed, run_whole, signal_at
 from tests.real_runs import Run, in_folder, tiny, train
@@ -269,15 +267,6 @@ def test_c8_a_run_that_is_alive_is_not_touched(copy: Run, capsys: pytest.Capture
     assert all_but_lock(copy) == before
 
 
-def test_c8_a_directory_locked_by_a_starting_run_is_not_changed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with locked(tmp_path):
-        assert main([*ARGS, f"hydra.run.dir={tmp_path}"]) == 2
-    assert "is being trained by another process (pid " in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
-
-
 def test_a_run_ended_by_stop_return_needs_another_stop_return(
     copy: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -399,13 +388,6 @@ def test_g4_the_log_of_a_free_running_run_says_that_it_is_not_reproducible(done:
     assert "not reproducible" in (done.path / "train.log").read_text()
 
 
-def test_d4_sigusr1_saves_and_the_run_continues(folder: Path) -> None:
-    with signal_at(33, signal.SIGUSR1):
-        run = run_whole(folder / "asked", *SYNC, "trainer.save_interval=null", "checkpoint.keep=9")
-    assert run.checkpoints == ["step-000000033", "step-000000040"]
-    assert json.loads((run.path / "summary.json").read_text())["exit_code"] == 0
-
-
 def test_a_sealed_block_of_the_replay_is_written_once(folder: Path) -> None:
     """Later checkpoints of the same and of the next launch link to the same file."""
     args = ("trainer=sync", "trainer.max_opts=60", "trainer.save_interval=10", "checkpoint.keep=99")
@@ -438,18 +420,6 @@ def test_a_replay_that_has_overwritten_its_oldest_rows_is_resumed(folder: Path) 
             assert kept == min(rows.values["rows"], 100)
 
 
-def test_a_free_running_run_keeps_a_best_from_after_its_last_checkpoint(done: Run, tmp_path: Path) -> None:
-    """The last evaluation comes after the last checkpoint, so the checkpoint does not contain its score."""
-    run = Run(Path(shutil.copytree(done.path, tmp_path / "done")))
-    read = read_checkpoint(run.path / "best")
-    assert read.score is not None
-    score = Evaluation(120, (500.0, 500.0), (500, 500))
-    save_best(run.path, read.model.info.arrays, read.model.description, score)
-    assert main([f"resume={run.path}", "trainer.max_opts=130", "evaluator.confirm=false"]) == 0
-    assert Run(run.path).summary["best_score"]["opt_steps"] == 120
-    assert read_scores(run.path / "best")[0].returns[:2] == (500.0, 500.0)
-
-
 def test_a_stop_before_the_saved_state_is_loaded_keeps_the_results(
     copy: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -470,23 +440,6 @@ def test_a_configuration_that_cannot_be_read_is_named(copy: Run, monkeypatch: py
     monkeypatch.setattr("border_cli.run.directory.load", refuse)
     with pytest.raises(UsageError, match=r"config\.yaml cannot be read: Permission denied"):
         read_config(copy.path)
-
-
-def test_a_refused_resume_changes_only_the_log(
-    copy: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The saved state verifies, but the limiter refuses it."""
-
-    def load_state(*_: object) -> None:
-        raise ValueError("the limiter is of another run")
-
-    monkeypatch.setattr(RatioLimiter, "load_state", load_state)
-    before = all_but_log_and_lock(copy)
-    assert main([f"resume={copy.path}", "trainer.max_opts=200"]) == 7
-    after = all_but_log_and_lock(copy)
-    assert after.keys() == before.keys()
-    assert [name for name in before if before[name] != after[name]] == []
-    assert "the limiter is of another run" in capsys.readouterr().err
 
 
 def test_a_recorder_that_was_off_for_one_launch_appends_to_its_records(folder: Path) -> None:

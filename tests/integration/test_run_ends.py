@@ -120,15 +120,6 @@ def test_max_env_steps_are_used_completely_and_every_allowed_opt_step_is_done(
     assert opt_steps in (run.counts[0], None)
 
 
-@pytest.mark.parametrize(("shape", "streams"), [("sync", 1), ("2 actors with 3 environments", 6)])
-def test_the_smallest_allowed_replay_is_enough_for_the_shortest_episodes(shape: str, streams: int) -> None:
-    """Every second row is a final observation, which cannot be sampled."""
-    args = ["env=gym", "env.entry_point=tests.counting:CountingEnv", "env.kwargs.lengths=[1,1,2]"]
-    small = [f"buffer.capacity={2 * 16 + 4 * streams}", "buffer.n_step=3", "trainer.warmup_period=30"]
-    run = train(*args, *small, "trainer.max_opts=100", QUIET, *SHAPES[shape])
-    assert run.counts[0] == 100
-
-
 def test_max_time_ends_a_run() -> None:
     run = train("trainer.max_time=3", "trainer.save_interval=null", QUIET, *SHAPES["sync"])
     assert ended_by(run) == "max_time"
@@ -165,12 +156,3 @@ def test_without_saves_and_records_the_last_checkpoint_and_the_evaluations_remai
     assert run.summary["counters"]["episodes"] > 0
     assert run.checkpoints == ["step-000000020"]
     assert run.saves == [20]
-
-
-def test_an_interval_longer_than_the_run_has_effect_only_at_the_end() -> None:
-    intervals = [f"trainer.{name}_interval=21" for name in ("eval", "save", "record")]
-    run = train("trainer=sync", "trainer.max_opts=20", *intervals)
-    assert run.steps("eval/return_mean") == [20]
-    assert run.saves == [20]
-    assert run.steps("throughput/samples_total") == [0, 20]
-    assert run.steps("agent/loss") == [20]  # the last interval is recorded even if it is shorter

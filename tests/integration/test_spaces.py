@@ -111,13 +111,6 @@ def test_wrappers_are_around_every_environment_of_a_run() -> None:
     )
 
 
-def test_an_environment_of_gymnasium_needs_no_config_file() -> None:
-    args = ["env=gym", "env.id=FrozenLake-v1", "evaluator.max_episode_steps=30", "seed=1"]
-    run = train(*args, SYNC, *SHORT)
-    assert_done(run)
-    assert border_cli.load(run.path).sample(0) in range(4)
-
-
 def test_a_loaded_model_repeats_its_evaluation(first: Run) -> None:
     """Greedy actions give the returns of the regular evaluation, episode by episode."""
     _, regular = read_scores(first.path / "best")
@@ -298,10 +291,3 @@ def test_actors_act_with_the_given_weights_before_the_first_opt_step(first: Run)
         run = train(*greedy, *ONE_OPT_STEP, *own, *args)
         returns.append(run.records[0]["train/episode_return"])
     assert returns[0] == returns[1] != returns[2] == returns[3]
-
-
-def test_weights_of_another_level_bring_their_categories(workplace: Path) -> None:
-    grid = ("env=gym", "env.entry_point=tests.envs:Grid", "env.kwargs.parts=[image]", SYNC, *ONE_OPT_STEP)
-    first = train(*grid)
-    second = train(*grid, "env.kwargs.brightest=12", f"init_from={first.path}")
-    assert first.config.env.categories == second.config.env.categories == {"image": [10, 6, 1]}

@@ -6,8 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -312,26 +310,3 @@ def test_a_disk_that_is_full_for_the_source_stops_the_jobs_with_checkpoints(
     with nothing_left(), pytest.raises(ResourceError, match="the disk is full"):
         scheduler.run(FullDisk(jobs, error))
     assert (tmp_path / "1" / "saved").exists()
-
-
-def test_a_ctrl_c_while_the_first_job_of_a_process_starts_is_left_to_the_sweep(tmp_path: Path) -> None:
-    script = (
-        "import signal, sys\n"
-        "from pathlib import Path\n"
-        "from border_cli.sweeps.job_process import JobProcess\n"
-        "from tests.integration.test_sweep_scheduler import Light\n"
-        "process = JobProcess(Light(Path('.')), Path('.'), 1)\n"
-        "process.signal(signal.SIGINT)\n"
-        "while process.exit_code is None: process._child.poll(60)\n"
-        "sys.exit(process.exit_code)\n"
-    )
-    root = Path(__file__).parents[2]
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(root)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert (done.returncode, done.stderr) == (0, "")

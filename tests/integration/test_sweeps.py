@@ -331,32 +331,6 @@ def test_the_best_configuration_is_a_preset_for_other_runs(
     assert with_preset.files("best") == alone.files("best")
 
 
-def test_each_id_of_an_option_has_its_own_preset(capsys: pytest.CaptureFixture[str]) -> None:
-    assert sweep("env.id=CartPole-v1,Acrobot-v1", "trainer=sync", "recorder.console=plain") == 0
-    best = re.findall(r"best +(border-train .*)", capsys.readouterr().out)
-    names = [path.name for path in sorted(Path("runs/sweeps").glob("*/*/best_*.yaml"))]
-    assert names == ["best_Acrobot-v1.yaml", "best_CartPole-v1.yaml"]
-    for command, env in zip(best, ("CartPole-v1", "Acrobot-v1"), strict=True):
-        with_preset = train(*shlex.split(command)[1:], *SHORT, "trainer=sync")
-        assert (with_preset.config.env.id, env in with_preset.config.preset.name) == (env, True)
-
-
-def test_the_best_preset_of_a_users_own_group_is_used_with_what_the_group_has_chosen(
-    workplace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (workplace / "c" / "experiment").mkdir(parents=True)
-    for gamma in ("0.5", "0.6"):
-        text = "# @package _global_\ndefaults:\n  - override /env: gym\nenv:\n  id: Acrobot-v1\nagent:\n  gamma: "
-        (workplace / "c" / "experiment" / f"g{gamma[2:]}.yaml").write_text(f"{text}{gamma}\n")
-    words = tiny(*SHORT, "+experiment=g5,g6", "trainer=sync", "recorder.console=plain")
-    assert main(["--config-dir", "c", "-m", *words]) == 0
-    (best,) = re.findall("best +(border-train .*)", capsys.readouterr().out)
-    assert "agent=dqn env=gym env.id=Acrobot-v1 trainer=sync preset=" in best
-    with_preset = train(*shlex.split(best)[1:], *SHORT, "trainer=sync")
-    assert with_preset.config.env.id == "Acrobot-v1"
-    assert with_preset.config.agent.gamma in (0.5, 0.6)
-
-
 def test_a_job_of_a_plugin_resumes_although_its_process_has_not_imported_the_plugin(
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

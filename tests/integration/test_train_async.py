@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -16,7 +15,6 @@ import border_cli
 from border_cli.actors.spec import ActorId
 from border_cli.agents.dqn.config import C51Config, DqnConfig
 from border_cli.config.schema import (
-    ActorManagerConfig,
     EnvConfig,
     EvaluatorConfig,
     PresetConfig,
@@ -24,7 +22,7 @@ from border_cli.config.schema import (
     TrainConfig,
     TrainerConfig,
 )
-from border_cli.core.errors import ActorLostError, ExitCode, UsageError
+from border_cli.core.errors import ExitCode, UsageError
 from border_cli.core.spaces import EnvSpec
 from border_cli.core.types import Evaluation, ModelInfo
 from border_cli.replay.n_step import NStepProcessor
@@ -229,17 +227,6 @@ def test_h5_an_environment_that_changes_the_working_folder_does_not_split_its_ru
     assert Run(workplace / "runs" / "mine").summary["status"] == "done"
     assert len(list((workplace / "runs" / "mine" / "checkpoints").iterdir())) == 1
     assert list((workplace / "elsewhere").iterdir()) == []
-
-
-def test_a_failing_actor_is_raised_and_recorded(workplace: Path) -> None:
-    counting = EnvConfig(
-        entry_point="tests.counting:CountingEnv", kwargs={"fault": "raise", "fault_step": 20}
-    )
-    with pytest.raises(ActorLostError, match="actor 0") as lost:
-        border_cli.train_async(small(env=counting, actor_manager=ActorManagerConfig(restarts=0)), "run")
-    assert "CountingEnv raises at step" in lost.value.details
-    summary = json.loads((workplace / "run" / "summary.json").read_text(encoding="utf-8"))
-    assert (summary["status"], summary["ended_by"], summary["exit_code"]) == ("failed", "error", 5)
 
 
 def test_a_run_notes_the_function_that_started_it(workplace: Path) -> None:

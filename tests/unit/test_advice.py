@@ -151,8 +151,3 @@ WARMING = Progress(env_steps=500, max_env_steps=1_000, max_time=100, samples_per
 )
 def test_the_budget_that_ends_the_run(progress: Progress, first: Budget | None) -> None:
     assert first_to_end(progress) == first
-
-
-def test_the_share_of_a_budget_that_is_used() -> None:
-    pairs = ((0, 10), (5, 10), (11, 10), (1, 0))
-    assert [Budget("s", used, limit, None).fraction for used, limit in pairs] == [0.0, 0.5, 1.0, 1.0]

@@ -94,14 +94,6 @@ def test_what_is_chosen(
     assert numbers(decide(config(**given), measured, cpus)[0]) == expected
 
 
-def test_speeds_between_two_numbers_of_environments() -> None:
-    measured = Measured({1: 1_000, 16: 8_000}, 70)
-    assert measured.speeds(1) == Speeds(1_000, 70)
-    assert replace(measured, compiling=True).speeds(1) == Speeds(1_000, 140)
-    # a step takes 1 ms with one environment and 2 ms with 16: 1/15 ms for each further one
-    assert measured.speeds(4).env_steps == pytest.approx(4 / (1e-3 + 3 * 1e-3 / 15))
-
-
 @pytest.mark.parametrize(
     ("given", "speeds", "cpus", "opt_steps", "bound_by", "waits"),
     [
@@ -165,15 +157,6 @@ def test_what_is_measured_of_acting() -> None:
     assert env_counts(config()) == ()
     assert env_counts(config(n_actors=None, envs=3)) == (3,)
     assert env_counts(config(envs=None)) == (1, 16)
-
-
-def test_reasons() -> None:
-    measured = Measured({1: 2_000.0}, 160.0)
-    _, reason = decide(config(n_actors=None, opt_interval=4.0), measured, 8)
-    assert reason == (
-        "n_actors=1 envs_per_actor=1: they can take 2,000 env steps/s, and the learner's 160 opt steps/s need 640"
-    )
-    assert decide(config(), None, 8)[1] == ""
 
 
 def test_auto_is_left_open_until_it_is_decided() -> None:

@@ -7,7 +7,6 @@ import hashlib
 import json
 import math
 import os
-import pickle
 import subprocess
 import sys
 import threading
@@ -361,10 +360,6 @@ def test_a_checkpoint_is_read_back_completely(tmp_path: Path) -> None:
     assert arrays.keys() == AGENT.arrays.keys() and all(array.flags.writeable for array in arrays.values())
 
 
-def test_equal_states_give_equal_bytes_in_any_order() -> None:
-    assert contents() == contents(ModelInfo(7, dict(reversed(INFO.arrays.items()))))
-
-
 def test_best_holds_the_model_and_its_scores(tmp_path: Path) -> None:
     path = save_best(tmp_path, INFO.arrays, MODEL, SCORE)
     assert path == tmp_path / "best"
@@ -389,12 +384,6 @@ def test_best_holds_the_model_and_its_scores(tmp_path: Path) -> None:
 )
 def test_a_score_is_shown_with_few_digits(value: float, text: str) -> None:
     assert str(Evaluation(1, (value,), (1,))) == text
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "training.safetensors", "model.json"])
-def test_a_pickle_is_not_opened(tmp_path: Path, name: str) -> None:
-    with pytest.raises(store.InvalidCheckpointError, match=rf"{name} cannot be read"):
-        read_checkpoint(save(tmp_path, **{name: pickle.dumps({})}))
 
 
 @pytest.mark.parametrize(

@@ -380,12 +380,6 @@ def test_exact_results_take_effect_when_the_next_model_is_submitted(early: bool)
     assert setup.manager.skipped == 0
 
 
-def test_an_exact_result_takes_effect_at_once_inline() -> None:
-    setup = Setup({10: 1.0}, reproducible=True)
-    setup.submit(10)
-    assert (setup.bests, setup.pending) == ([(10, 1.0)], [])
-
-
 @pytest.mark.parametrize("exact", [False, True])
 def test_pending_models_are_evaluated_again_after_a_resume(exact: bool) -> None:
     scores: dict[int, Score] = {10: 1.0, 20: 2.0, 30: 1.5}

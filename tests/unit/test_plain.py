@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import math
 
-import pytest
-
 from border_cli.core.metrics import Record
 from border_cli.core.progress import Progress
 from border_cli.display.views import SILENCE_S, PlainView
@@ -75,15 +73,6 @@ def test_progress_is_printed_at_first_and_then_after_a_silence() -> None:
         clock.seconds += SILENCE_S - 1
         view.show(Progress())
         assert stream.getvalue().count("\n") == line
-
-
-@pytest.mark.parametrize(
-    "phase", ["starting", "warm-up", "training", "evaluating", "saving", "stopping", "done"]
-)
-def test_progress_names_every_phase(phase: str) -> None:
-    view, stream, _ = started()
-    view.show(Progress(phase=phase))
-    assert f" phase={phase} " in stream.getvalue()
 
 
 def test_a_complete_progress_line() -> None:

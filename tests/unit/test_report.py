@@ -433,17 +433,6 @@ def test_too_many_algorithms_are_not_compared_in_pairs(
     assert "note: 180 more pairs are in report.html" in capsys.readouterr().out
 
 
-def test_each_environment_has_its_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("matplotlib", reason="extra report is not installed")
-    monkeypatch.chdir(tmp_path)
-    for env, lr in (("A", 1e-3), ("A", 2e-3), ("B", 1e-3)):  # one without other settings is just "dqn"
-        write_run(tmp_path / "runs" / f"{env}{lr}", [(10, 1.0, 2.0)], env=env, lr=lr)
-    assert main(["runs"]) == 0
-    assert sorted(path.name for path in Path("runs/report").glob("*.png")) == [
-        f"{env}_{axis}.png" for env in ("A", "B") for axis in ("env_steps", "seconds")
-    ]
-
-
 def test_more_groups_than_colours_can_be_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     figure = pytest.importorskip("matplotlib.figure", reason="extra report is not installed").Figure
     figures, save = list[Any](), figure.savefig
@@ -504,14 +493,3 @@ def test_fewer_than_three_runs_have_neither_interval_nor_probability(tmp_path: P
     assert pair.probability.value == 1.0
     of_two = next(one for one in map(line, groups) if one.runs == 2)
     assert of_two.last is not None and "to" not in str(of_two.last)
-
-
-def test_a_curve_of_few_evaluations_can_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    figure = pytest.importorskip("matplotlib.figure", reason="extra report is not installed").Figure
-    figures, save = list[Any](), figure.savefig
-    monkeypatch.setattr(figure, "savefig", lambda self, *a, **k: (figures.append(self), save(self, *a, **k)))
-    write_run(tmp_path / "short", [(10, 1.0, 1.0), (11, 1.1, 2.0)], lr=1e-3)
-    write_run(tmp_path / "long", [(step, float(step), 1.0) for step in range(0, 20, 2)], lr=2e-3)
-    assert main([str(tmp_path)]) == 0
-    markers = {len(one.get_xdata()): one.get_marker() for one in figures[0].axes[0].get_lines()}
-    assert markers == {2: "o", 10: "None"}
