@@ -3,8 +3,7 @@
     python -m bench.speed [--repetitions 5] [--only startup,learning,modes,acting,replay,transport] [--write]
 
 Everything compared is measured in turn within this one run; figures are medians, with least and greatest. `--write`
-puts them into docs/performance.md, which says what bounds each. Each run appends its ratios to bench/track.jsonl and draws
-docs/curves/speed.png. About fifteen minutes on two cores.
+puts them into docs/performance.md, which says what bounds each. About fifteen minutes on two cores.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import acting, learning, replay, startup, track, transport
+from bench import acting, learning, replay, startup, transport
 from bench.report import Figure, machine, markdown, write_between_marks
 
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
@@ -43,8 +42,6 @@ def main() -> None:
             measured = _PARTS[name](Path(folder), chosen.repetitions)
             print(markdown(HEAD, [figure.cells() for figure in measured]), flush=True)
             figures += measured
-    track.append(figures)
-    track.draw()
     if chosen.write:
         table = markdown(HEAD, [figure.cells() for figure in figures])
         write_between_marks(PAGE, f"\n{chosen.repetitions} repetitions on {machine()}.\n\n{table}\n")

@@ -11,12 +11,11 @@ EPISODES = 20
 
 @dataclass(frozen=True)
 class Peer:
-    """Another tool: its pinned packages, its program under programs/, and its gymnasium."""
+    """Another tool: its pinned packages and its program under programs/."""
 
     name: str
     packages: Sequence[str]
     program: str
-    gymnasium: str = "gymnasium[classic-control,box2d,mujoco]==1.4.0"
 
 
 PEERS = (
@@ -32,7 +31,6 @@ PEERS = (
     ),
     Peer("PFRL", ("pfrl==0.4.0", "packaging>=24"), "pfrl_dqn.py"),
     Peer("Tianshou", ("tianshou==2.0.1",), "tianshou_dqn.py"),
-    Peer("RLlib", ("ray[rllib]==2.60.0",), "rllib.py", gymnasium="gymnasium[classic-control,mujoco]==1.2.2"),
     Peer("sheeprl", ("sheeprl==0.8.4",), "sheeprl_sac.py"),
 )
 
@@ -57,8 +55,8 @@ class Task:
     threads: int = 1
 
 
-DQN_PEERS = ("stable-baselines3", "PFRL", "Tianshou", "RLlib")
-SAC_PEERS = ("stable-baselines3", "RLlib", "sheeprl")
+DQN_PEERS = ("stable-baselines3", "PFRL", "Tianshou")
+SAC_PEERS = ("stable-baselines3", "sheeprl")
 SB3 = DQN_PEERS[:1]
 ZOO_CARTPOLE = (
     "env=cartpole",

@@ -137,7 +137,7 @@ def _python(peer: Peer) -> Path:
 def install(peer: Peer) -> None:
     """Make the peer's environment unless it is there and complete."""
     folder = ENVIRONMENTS / peer.name
-    packages = ["torch==2.13.0", peer.gymnasium, *peer.packages]
+    packages = ["torch==2.13.0", "gymnasium[classic-control,box2d,mujoco]==1.4.0", *peer.packages]
     stamp = folder / "packages.json"
     if stamp.exists() and json.loads(stamp.read_text()) == packages:
         return
