@@ -21,10 +21,7 @@ from border_cli.config.registry import TABLES, import_installed_plugins
 from border_cli.config.schema import GROUPS
 from border_cli.core.errors import UsageError
 
-_FLAGS = (
-    *("--help", "--version", "--multirun", "--cfg", "--info"),
-    *("--config-dir", "--resolve", "--package", "--shell-completion"),
-)
+_FLAGS = (*("--help", "--version", "--multirun", "--cfg", "--config-dir", "--shell-completion"),)
 _BOOLEAN = ("true", "false")
 _BESIDE = {
     "sweep.slots": ("auto",),

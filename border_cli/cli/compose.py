@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +17,10 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.types import Override
 from hydra.core.utils import JobStatus, run_job
-from hydra.errors import HydraException, MissingConfigException
+from hydra.errors import HydraException
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from border_cli.cli.overrides import (
@@ -38,7 +37,6 @@ from border_cli.config.convert import (
     describe,
     dotted,
     known_keys,
-    nearest,
     read_section,
     to_config,
 )
@@ -46,21 +44,14 @@ from border_cli.config.presets import conf_dir
 from border_cli.config.registry import TABLES
 from border_cli.config.resolve import with_trained_agent, with_typed_budget
 from border_cli.config.schema import GROUPS, TrainConfig
-from border_cli.core.errors import UsageError
+from border_cli.core.errors import UsageError, first_line
 from border_cli.run.directory import run_name
 
 T = TypeVar("T")
 PRIMARY = "train"
 _SEARCH = "hydra.searchpath"
 _VARIABLE = re.compile(r"\$\{\s*oc\.env\b")
-_NOISE = (
-    "See https://",
-    "Set the environment variable",
-    "Config search path",
-    "object_type=",
-    "To append to",
-)
-"""How lines of Hydra's messages begin that do not help here."""
+_HYDRAS_ERRORS = (HydraException, OmegaConfBaseException)
 
 
 OmegaConf.register_new_resolver(  # for the files under conf/; at import, so that a launcher's process has it too
@@ -146,10 +137,11 @@ class Composer:
     def __init__(self, overrides: Sequence[Override], config_dir: str | None = None) -> None:
         folders = typed_names(overrides).get(_SEARCH, [])
         self.typed_search = [f"{_SEARCH}=[{','.join(folders)}]"] if folders else []
+        for name, folder in [("--config-dir", config_dir), *((_SEARCH, folder) for folder in folders)]:
+            if folder and "://" not in folder and not Path(folder).is_dir():
+                raise UsageError(f"{name}: no folder {folder}", allowed="a folder with group files")
         if config_dir is not None:
             self.typed_search += ["--config-dir", config_dir]
-            if not Path(config_dir).is_dir():
-                raise UsageError(f"--config-dir: no folder {config_dir}", allowed="a folder with group files")
             folders.insert(0, f"file://{Path(config_dir).resolve()}")
         self.search = [f"{_SEARCH}=[{','.join(map(quoted, folders))}]"] if folders else []
         self._preset_files: dict[str, Path] = {}
@@ -219,7 +211,7 @@ class Composer:
         if group not in self._options:
             if self._files is None:  # one copy for all groups: get_group_options makes one per call, in 50 ms
                 loader = self.hydra.config_loader
-                with translated(), _strict_search_path():
+                with translated():
                     _, self._files = loader._parse_overrides_and_create_caching_repo(None, self.search)
             self._options[group] = sorted(self._files.get_group_options(group, ObjectType.CONFIG))
         return self._options[group]
@@ -238,7 +230,7 @@ class Composer:
         argv = typed if argv is None else argv
         check_single(parse_overrides(argv))
         own = [word for word in [*self.search, *typed] if word.lstrip("+~").startswith("hydra")]
-        with translated(), _strict_search_path():
+        with translated():
             merged: DictConfig = compose(
                 PRIMARY, [*(word for word in own if word not in argv), *argv], return_hydra_config=True
             )
@@ -315,60 +307,20 @@ def plain_data(composed: DictConfig) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def translated() -> Iterator[None]:
-    """Raise UsageError for all that can go wrong while Hydra composes."""
+    """Raise UsageError for what goes wrong while Hydra composes."""
     try:
         yield
     except YAMLError as e:
         mark = getattr(e, "problem_mark", None)
         where = mark.name if mark else "a configuration file"
         raise UsageError(f"{where}: not valid YAML\n{describe(e)}") from e
-    except MissingConfigException as e:
-        group, _, option = (e.missing_cfg_file or "").rpartition("/")
-        options = list(e.options or ())
-        if not group or not options:
-            raise UsageError(_first_line(e)) from e
-        match = nearest(option, options)
+    except (*_HYDRAS_ERRORS, OSError, RecursionError, ValueError) as e:
+        # The cause names the mistake, where Hydra has wrapped it.
+        cause = e.__cause__ if isinstance(e.__cause__, _HYDRAS_ERRORS) else e
+        key, what = getattr(cause, "full_key", None), first_line(cause)
         raise UsageError(
-            f"{group}: there is no {option!r}", nearest=match and f"{group}={match}", allowed=options
+            "the configuration cannot be composed\n" + (f"{key}: {what}" if key and key not in what else what)
         ) from e
-    except (OmegaConfBaseException, HydraException) as e:
-        # The cause names the key and the mistake, where Hydra has wrapped it.
-        cause = e.__cause__ if isinstance(e.__cause__, OmegaConfBaseException) else e
-        if isinstance(cause, ConfigAttributeError | ConfigKeyError):
-            _raise_for_unknown_key(cause)
-        lines = [_first_line(one) for one in (e, cause) if str(one).strip()]
-        key = getattr(cause, "full_key", None)
-        if key and lines and not any(key in line for line in lines):
-            lines = [f"{key}: {lines[-1]}"]
-        shown = "\n".join(dict.fromkeys(lines))
-        raise UsageError(f"the configuration cannot be composed\n{shown}") from e
-    except (UserWarning, UnicodeDecodeError, OSError, RecursionError, ValueError) as e:
-        raise UsageError(f"the configuration cannot be composed\n{_first_line(e)}") from e
-
-
-def _raise_for_unknown_key(error: OmegaConfBaseException) -> None:
-    """Raise UsageError with the keys that exist, if there are any beside the one of this error."""
-    section, key = error.parent_node, str(error.key)
-    known = [str(name) for name in section if name != "_target_"] if isinstance(section, DictConfig) else []
-    if not known or key in known:
-        return
-    raise UsageError(
-        f"{error.full_key or key}: there is no such key", nearest=nearest(key, known), allowed=known
-    ) from error
-
-
-@contextlib.contextmanager
-def _strict_search_path() -> Iterator[None]:
-    """Turn into an error the UserWarning that Hydra gives for a missing folder of the search path."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        yield
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines()]
-    telling = [line for line in lines if line and not line.startswith(_NOISE)]
-    return telling[0] if telling else type(error).__name__
 
 
 def _with_origin(

@@ -7,8 +7,6 @@ therefore given to Hydra as `++key=value`, and the schema in `border_cli.config`
 from __future__ import annotations
 
 import argparse
-import contextlib
-import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,7 +18,14 @@ from hydra.errors import OverrideParseException
 import border_cli
 from border_cli.cli.complete import complete_command
 from border_cli.cli.hydra_errors import read_page, show
-from border_cli.config.convert import all_keys, nearest, nearest_key, read_section, section_keys, to_config
+from border_cli.config.convert import (
+    all_keys,
+    known_fields,
+    nearest,
+    nearest_key,
+    read_section,
+    section_keys,
+)
 from border_cli.config.schema import GROUPS
 from border_cli.core.errors import UsageError
 from border_cli.run.trust import names_in
@@ -67,7 +72,6 @@ class Parser(argparse.ArgumentParser):
 
     def read(self, argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         """The flags and settings, and the remaining arguments in order. Raises UsageError for an unknown flag."""
-        self._check_dashes(argv)
         typed: dict[str, Any] = {}
         others = []
         sections = {key.rpartition(".")[0] for key in self._settings} - {""}
@@ -86,25 +90,12 @@ class Parser(argparse.ArgumentParser):
         for arg in rest:
             if arg.startswith("-"):
                 flag = arg.partition("=")[0]
-                raise UsageError(
-                    f"there is no flag {flag}", nearest=nearest(flag, self._flags), allowed=self._flags
-                )
+                key = flag.lstrip("-").replace("-", "_")
+                match = f"{key}=<value>" if key in self._settings else nearest(flag, self._flags)
+                raise UsageError(f"there is no flag {flag}", nearest=match, allowed=self._flags)
         if self._class is not None:
             vars(flags).update(vars(read_section(self._class, typed, "")))
         return flags, rest
-
-    def _check_dashes(self, argv: Sequence[str]) -> None:
-        """Raise UsageError with the whole command for settings with dashes, which argparse would take."""
-        words, rest, dashed = list[str](), list(argv), ""
-        while rest:
-            word = rest.pop(0)
-            key, equals, value = word.lstrip("-").replace("-", "_").partition("=")
-            if word.startswith("--") and key in self._settings:
-                dashed = dashed or word
-                word = f"{key}={value if equals or not rest else rest.pop(0)}"
-            words.append(word)
-        if dashed:
-            raise UsageError(f"{dashed}: settings have no dashes", nearest=shlex.join([self.prog, *words]))
 
     def read_paths(self, argv: Sequence[str]) -> tuple[argparse.Namespace, list[Path], list[str]]:
         """The flags and settings, the paths, and the overrides. Raises UsageError for an unknown setting too."""
@@ -144,7 +135,7 @@ def parse_overrides(argv: Sequence[str]) -> list[Override]:
     found = []
     for arg in argv:
         key, equals, value = arg.partition("=")
-        if not arg.startswith("~") and not (key and equals):
+        if (not arg.startswith("~") and not (key and equals)) or "@" in key:
             match = nearest_key(arg, [*GROUPS, *all_keys()])
             raise UsageError(
                 f"{arg!r} is not a setting", nearest=match and f"{match}=<value>", allowed="key=value"
@@ -191,12 +182,10 @@ def check_single(overrides: Sequence[Override]) -> None:
         if not override.is_sweep_override():
             continue
         check_interval(override)
-        key, text, as_list = override.key_or_group, _text(override), ""
-        with contextlib.suppress(UsageError):  # of a key whose value is no list
-            data: dict[str, Any] = {"agent": {"type": "dqn"}}
-            set_value(data, *parse_overrides([f"{key}=[{text}]"]), command="-m")
-            to_config(data)
-            as_list = f", or one run with a list: {key}=[{text}]"
+        key, text = override.key_or_group, _text(override)
+        field = known_fields({"agent": {"type": "dqn"}}).get(key)
+        is_list = field is not None and "list" in str(field.type)
+        as_list = f", or one run with a list: {key}=[{text}]" if is_list else ""
         raise UsageError(
             f"{key}={text} has several values", allowed=f"-m, for one run with each of them{as_list}"
         )
@@ -211,11 +200,14 @@ def for_hydra(override: Override, choices: Callable[[str], list[str]]) -> str:
     if key == "hydra.mode":
         raise UsageError("hydra.mode is set by -m alone", allowed="-m sweeps over values separated by commas")
     if override.is_hydra_override():
+        if options := choices(key):  # hydra/launcher, hydra/sweeper
+            _check_choice(override, options)
         return text
-    if override.package is not None:
-        raise UsageError(f"{key}@{override.package}: a group keeps its place", allowed=f"{key}=<option>")
     if override.is_delete():
-        _check_deletion(key)
+        if not any(info.open_map and key.startswith(f"{name}.") for name, info in all_keys().items()):
+            raise UsageError(
+                f"~{key}: this cannot be removed", allowed="~env.kwargs.<key>, and <key>=<value>"
+            )
         return text
     options = choices(key)
     if key in GROUPS:
@@ -225,37 +217,19 @@ def for_hydra(override: Override, choices: Callable[[str], list[str]]) -> str:
     return f"{prefix}{key}={_text(override)}"
 
 
-def _check_deletion(key: str) -> None:
-    """`~key` is for the environment's arguments, the only keys that are the user's own."""
-    keys = all_keys()
-    if any(info.open_map and key.startswith(f"{name}.") for name, info in keys.items()):
-        return
-    if key in GROUPS or key in keys:
-        raise UsageError(
-            f"~{key}: every run has this key, it cannot be removed", allowed=f"{key}=<another value>"
-        )
-    raise UsageError(
-        f"~{key}: there is no such key", nearest=nearest_key(key, keys), allowed="only keys of env.kwargs"
-    )
-
-
 def _check_choice(override: Override, options: Sequence[str]) -> None:
     group, values = override.key_or_group, [override.value()]
     if override.is_sweep_override():  # a glob matches existing options only
         values = list(override.sweep_string_iterator()) if isinstance(values[0], ChoiceSweep) else []
     for value in values:
-        if isinstance(value, dict | list):
-            raise UsageError(
-                f"{group}: {_text(override)} is not one of its options",
-                allowed=f"{', '.join(options)}; single values as {group}.<key>=<value>",
-            )
         name = "null" if value is None else str(value)
         if name not in options:
-            match, others = nearest(name, options), ["env=gym env.id=<id> env.imports=[<package>]"]
+            match = nearest(name, options)
+            others = ["env=gym env.id=<id> env.imports=[<package>]"] if group == "env" else []
             raise UsageError(
                 f"{group}: there is no {name!r}",
                 nearest=match and f"{group}={match}",
-                allowed=[*(others if group == "env" else []), *options],
+                allowed=[*others, *options],
             )
 
 
@@ -266,19 +240,16 @@ def quoted(text: str) -> str:
 
 def set_value(data: dict[str, Any], override: Override, *, command: str) -> None:
     """Apply an override to nested plain data, without Hydra. Raises UsageError for a form that needs Hydra."""
-    if override.is_hydra_override() or override.is_delete() or override.package is not None:
+    if override.is_hydra_override() or override.is_delete():
         raise UsageError(f"{command}: {override.input_line} is not possible with it", allowed="key=value")
     *path, name = override.key_or_group.split(".")
-    section: Any = data
-    keys = all_keys()
-    for i, step in enumerate(path, 1):
-        info = keys.get(".".join(path[:i]))
-        if section.get(step) is None:  # such as an open map that is null
+    section = data
+    for step in path:
+        if not isinstance(
+            section.get(step), dict
+        ):  # an open map that is null, or a value, which the schema then refuses
             section[step] = {}
         section = section[step]
-        if not isinstance(section, dict) or (info is not None and not info.open_map):  # a single value
-            key = override.key_or_group
-            raise UsageError(f"{key}: there is no such key", nearest=nearest_key(key, keys))
     section[name] = override.value()
 
 

@@ -13,15 +13,12 @@ import shlex
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
-from contextlib import redirect_stdout
 from dataclasses import dataclass, field, fields
-from io import StringIO
 from pathlib import Path
-from typing import Any
 
 from hydra.core.override_parser.types import Override
 
-from border_cli.cli.compose import PRIMARY, Composed, Composer, translated
+from border_cli.cli.compose import Composed, Composer
 from border_cli.cli.help import help_page
 from border_cli.cli.hydra_errors import read_page, run_command, show, tracebacks
 from border_cli.cli.overrides import (
@@ -36,7 +33,7 @@ from border_cli.cli.start import end_imports, resume_run, start_run
 from border_cli.cli.sweep import SweepSettings, run_sweep
 from border_cli.cli.translate import check_words
 from border_cli.config import registry
-from border_cli.config.convert import RESUME, dump, nearest, to_config, to_plain
+from border_cli.config.convert import RESUME, dump, to_config, to_plain
 from border_cli.config.resolve import inherit, reopen, reopen_for_device, with_typed_budget
 from border_cli.config.schema import GROUPS, TrainConfig, option
 from border_cli.config.validate import check_effect, validate
@@ -84,8 +81,8 @@ def _dispatch(argv: Sequence[str], sweep: Path | None = None) -> int:
     flags, rest = parser.read(argv)
     if not flags.help and parser.answers(flags, rest):
         return ExitCode.DONE
-    resumed, shows = flags.resume, flags.help or flags.info or flags.cfg
-    _check_flags(parser, flags)
+    resumed, shows = flags.resume, flags.help or flags.cfg
+    _check_flags(flags)
     keys = (arg.lstrip("+").partition("=")[0] for arg in argv)
     if not (shows or flags.multirun) and (of_sweeps := [key for key in keys if key.startswith(_OF_SWEEPS)]):
         raise UsageError(f"{of_sweeps[0]} has no effect without -m", allowed="-m, which starts a sweep")
@@ -100,7 +97,8 @@ def _dispatch(argv: Sequence[str], sweep: Path | None = None) -> int:
         return _resume_named(resumed, overrides, launch, flags.trust)
     with Composer(overrides, flags.config_dir) as composer:
         if shows:
-            return _show(composer, flags, groups)
+            show(help_page(composer, groups) if flags.help else dump(to_plain(composer.compose().config)))
+            return ExitCode.DONE
         if flags.multirun:
             return run_sweep(composer, launch, flags.sweep, sweep)
         composed = composer.compose()
@@ -115,12 +113,9 @@ def _dispatch(argv: Sequence[str], sweep: Path | None = None) -> int:
 def _parser() -> Parser:
     parser = Parser("border-train", _Settings)
     parser.add_argument("--config-dir", "-cd")
-    parser.add_argument("--resolve", action="store_true")
-    parser.add_argument("--package", "-p")
     modes = parser.add_mutually_exclusive_group()
     modes.add_argument("--multirun", "-m", action="store_true")
-    modes.add_argument("--cfg", "-c", choices=["job", "hydra", "all"])
-    modes.add_argument("--info", "-i", nargs="?", const="all")
+    modes.add_argument("--cfg", "-c", choices=["job"])
     return parser
 
 
@@ -141,24 +136,21 @@ def _resume_sweep(folder: Path, argv: Sequence[str], trusted: bool) -> int:
     return _dispatch([*argv, *sweep.argv], folder)
 
 
-def _check_flags(parser: Parser, flags: Namespace) -> None:
+def _check_flags(flags: Namespace) -> None:
     """Refuse flags that do not go together, or not with `resume`."""
     resumed = flags.resume
     if flags.trust and resumed is None:
         raise UsageError("trust has no effect without resume", allowed="resume=<run> trust=true")
-    if flags.cfg is None and (flags.package or flags.resolve):
-        parser.error("--package and --resolve are for --cfg")
     if resumed == _AUTO and flags.multirun:
         raise UsageError(
             f"resume={_AUTO} looks for one run, and -m starts several",
             allowed="the same command again, which continues its sweep, or -m resume=<sweep>",
         )
-    names = ("cfg", "info", "config_dir")
-    given = [f"--{name.replace('_', '-')}" for name in names if getattr(flags, name)]
-    if given and resumed not in (None, _AUTO) and not flags.multirun:
+    flag = "--cfg" if flags.cfg else "--config-dir" if flags.config_dir else ""
+    if flag and resumed not in (None, _AUTO) and not flags.multirun:
         raise UsageError(
-            f"{given[0]} is about composing, and resume={resumed} uses the configuration stored with the run",
-            allowed=f"{given[0]} without resume; the run's config.yaml shows its values",
+            f"{flag} is about composing, and resume={resumed} uses the configuration stored with the run",
+            allowed=f"{flag} without resume; the run's config.yaml shows its values",
         )
 
 
@@ -186,41 +178,6 @@ def _plan(composed: Composed, launch: Launch) -> int:
         show("\n".join([*lines, *build.described_inputs(config, spec)]))
         print_plan(console, config, sizes, measured, folder)
     return ExitCode.DONE
-
-
-def _show(composer: Composer, flags: Namespace, groups: Sequence[str]) -> int:
-    """Show the help page, the configuration, or Hydra's own view of it. groups: whose keys --help is to list."""
-    if flags.help:
-        show(help_page(composer, groups))
-        return ExitCode.DONE
-    if flags.cfg == "job":
-        show(_part(to_plain(composer.compose().config), flags.package))
-        return ExitCode.DONE
-    argv, page = composer.argv(), StringIO()  # Hydra does not expect a reader of stdout that leaves early
-    try:
-        with translated(), redirect_stdout(page):
-            if flags.info:
-                composer.hydra.show_info(flags.info, PRIMARY, argv)
-            else:
-                composer.hydra.show_cfg(PRIMARY, argv, flags.cfg, flags.package, flags.resolve)
-    except SystemExit as e:
-        return int(bool(e.code))
-    show(page.getvalue())
-    return ExitCode.DONE
-
-
-def _part(plain: dict[str, Any], package: str | None) -> str:
-    """The configuration as YAML, or one part of it."""
-    if package is None or package == "_global_":
-        return dump(plain)
-    part: Any = plain
-    for name in package.split("."):
-        if not isinstance(part, dict) or name not in part:
-            raise UsageError(
-                f"--package: there is no part {package!r}", nearest=nearest(package, plain), allowed=[*plain]
-            )
-        part = part[name]
-    return f"# @package {package}\n{dump(part)}" if isinstance(part, dict | list) else str(part)
 
 
 def _resume_named(name: str, overrides: Sequence[Override], launch: Launch, trusted: bool) -> int:

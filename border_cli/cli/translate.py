@@ -19,10 +19,9 @@ from border_cli.config.registry import AGENTS
 from border_cli.config.schema import GROUPS, TrainerConfig
 from border_cli.core.errors import UsageError
 
-_SWITCHES = ("-m", "--multirun", "--version", "--resolve")
-_FLAGS = (*_SWITCHES, "-c", "--cfg", "-cd", "--config-dir", "-p", "--package", "--info")
+_SWITCHES = ("-m", "--multirun", "--version")
+_FLAGS = (*_SWITCHES, "-c", "--cfg", "-cd", "--config-dir")
 _UNTOUCHED = ("-h", "--help", "-sc", "--shell-completion")
-_INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 _OWN_FILES = ("--config-dir", "-cd", "plugins=", "hydra.searchpath=")
 """With these, options and keys may be the user's own."""
 _BEGINNINGS = ("hydra", "sweep.", "preset.", "env.kwargs.", f"{RESUME}=", "trust=", "~")
@@ -84,7 +83,7 @@ class _Translation:
         rest = list(argv)
         while rest:
             word = rest.pop(0)
-            if word in _FLAGS or (word == "-i" and (not rest or rest[0] in _INFO)):
+            if word in _FLAGS:
                 yield _Word(word, "", word)
                 if word not in _SWITCHES and rest:
                     yield _Word(rest[0], "", rest.pop(0))
@@ -115,7 +114,7 @@ class _Translation:
 
     def _target(self, name: str) -> str | None:
         key = name.replace("-", "_")
-        if key.startswith("env.kwargs.") or key in self._keys:
+        if key.startswith(("env.kwargs.", "sweep.")) or key in self._keys:
             return key
         by_leaf = {one.rpartition(".")[2]: one for one in reversed(self._keys)}
         if (target := known_as(key) or by_leaf.get(key)) is None and key.startswith("env."):

@@ -177,7 +177,7 @@ def test_no_heavy_module_is_imported_for_a_page_or_a_mistake(tmp_path, monkeypat
     monkeypatch.setenv("COMP_LINE", "border-train env=lun")
     program = (
         "import sys; from border_cli.cli.train import main\n"
-        "for args in ['--help'], ['--cfg', 'job'], ['--cfg', 'all'], ['-sc', 'query=fish'], ['agent.lrr=1']:\n"
+        "for args in ['--help'], ['--cfg', 'job'], ['-sc', 'query=fish'], ['agent.lrr=1']:\n"
         f"    main(args); assert not sys.modules.keys() & {set(HEAVY)!r}, args"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
@@ -245,17 +245,6 @@ def test_completion_is_installed_by_hydras_scripts(command, monkeypatch, capsys)
         assert line in capsys.readouterr().out
     assert module.main(["-sc", "install=csh"]) == 2
     assert "allowed: -sc install=bash" in capsys.readouterr().err
-
-
-def test_one_part_of_the_configuration_can_be_shown(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main(["--cfg", "job", "-p", "buffer"]) == 0
-    assert (
-        capsys.readouterr().out
-        == "# @package buffer\ntype: uniform\ncapacity: 100000\nn_step: 10\ndevice: auto\n"
-    )
-    assert main(["n_actors=3", "--cfg", "job", "-p", "n_actors"]) == 0
-    assert capsys.readouterr().out == "3\n"
 
 
 # Composition
@@ -582,7 +571,7 @@ def test_jobs_that_a_launcher_pickles_are_in_exit_code_and_table(build, capsys, 
 
 
 def test_a_page_with_a_closed_stdout_is_no_error() -> None:
-    command = [sys.executable, "-m", "border_cli", "--info", "defaults"]
+    command = [sys.executable, "-m", "border_cli", "--cfg", "job"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()

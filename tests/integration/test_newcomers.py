@@ -125,7 +125,7 @@ LINES = {
 AT_ONCE = (
     "agent=dqn env=cartpole trainer.max_time=1h trainer.max_env_steps=100k buffer.capacity=1_000_000",
     "-m agent=dqn,iqn env=cartpole seed=1,2,3 hydra.sweep.dir=out",
-    "--cfg job --resolve agent=dqn env=cartpole --package agent",
+    "--cfg job agent=dqn env=cartpole",
 )
 
 

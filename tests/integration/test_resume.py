@@ -301,7 +301,6 @@ def test_a_run_that_is_done_needs_a_larger_budget(done: Run, capsys: pytest.Capt
         (["trainer.max_opts=-1"], "trainer.max_opts"),
         (["-m"], "is not a sweep"),
         (["--cfg", "job"], "--cfg is about composing"),
-        (["--info"], "--info is about composing"),
         (["--config-dir", "."], "--config-dir is about composing"),
     ],
 )
