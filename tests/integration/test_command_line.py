@@ -26,6 +26,7 @@ from border_cli.cli.compose import Composer
 from border_cli.cli.train import main
 from border_cli.core.errors import ActorLostError, ExitCode, Interrupted, NonFiniteError, UsageError
 from border_cli.run.summary import write_json
+from tests.faults.amounts import sampled
 
 HEAVY = ("torch", "gymnasium", "tensorboard")
 
@@ -185,7 +186,9 @@ def test_no_heavy_module_is_imported_for_a_page_or_a_mistake(tmp_path, monkeypat
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("agent_and_env", ["agent=rainbow env=cartpole", "agent=sac env=pendulum"])
+@pytest.mark.parametrize(
+    "agent_and_env", sampled(["agent=rainbow env=cartpole", "agent=sac env=pendulum"], 2)
+)
 def test_a_run_imports_torch_late_and_not_its_compiler(agent_and_env, tmp_path):
     """Torch is imported only after the forkserver was started, which imports it at the same time.
 

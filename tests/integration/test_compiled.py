@@ -38,6 +38,7 @@ from tests.interrupted import assert_same_bits, resume, run_whole, signal_at
 from tests.real_runs import Run, in_folder, tiny, train
 
 pytestmark = pytest.mark.timeout(1800)  # compiling takes minutes on a busy machine
+full_tier = pytest.mark.skipif(not ALL_CASES, reason="make test-full: each of these compiles another graph")
 OPT_STEPS = 200
 SETTINGS: dict[str, dict[str, Any]] = {
     "dqn": {"hidden": [8], "lr_schedule": "linear", "lr_opt_steps": 400, "normalize_obs": True},
@@ -108,6 +109,37 @@ def norm(array: Array) -> float:
     return float(np.linalg.norm(array))
 
 
+def test_a_free_running_learner_goes_on_eagerly_until_the_opt_step_is_traced_and_then_compiled() -> None:
+    """It is the first test, so that the others of this agent find its graph in the cache."""
+    one, compiler = learner("dqn", "true", waits=False)
+    learn("dqn", one, 32)
+    assert not one.algorithm.graphs and one.compiling is not None
+    assert compiler._child is not None and compiler._folder is not None
+    while not traced_path(Path(compiler._folder.name), 0).exists():
+        assert not compiler._child.poll(0.1)
+    for _ in range(2):
+        learn("dqn", one, 32)
+    assert set(compiler.graphs) == {"traced"} and one.algorithm.graphs == compiler.graphs["traced"]
+    assert_learned_like_eager(one)
+    assert compiler._child.poll(1200.0)
+    while one.compiling is not None:
+        learn("dqn", one, 32)
+    learn("dqn", one, 32)
+    assert (
+        set(compiler.graphs) == {"traced", "compiled"} and one.algorithm.graphs == compiler.graphs["compiled"]
+    )
+    assert_learned_like_eager(one)
+
+
+def assert_learned_like_eager(one: NetworkAgent, **settings: Any) -> None:
+    eager, _ = learner("dqn", "false", **settings)
+    eager.compiling = None
+    for _ in range(one.opt_steps // 32):
+        learn("dqn", eager, 32)
+    for name, array in eager.state().arrays.items():
+        assert norm(array - one.state().arrays[name]) <= 1e-2 * norm(array) + 1e-5, name
+
+
 @pytest.mark.parametrize("agent", AGENTS if ALL_CASES else ["dqn"])
 def test_a_compiled_opt_step_equals_the_eager_one(agent: str) -> None:
     eager, compiled = after_opt_steps(agent, "false"), after_opt_steps(agent, "true")
@@ -117,7 +149,8 @@ def test_a_compiled_opt_step_equals_the_eager_one(agent: str) -> None:
     np.testing.assert_allclose(eager.errors, compiled.errors, rtol=0.05, atol=0.05)
 
 
-@pytest.mark.parametrize("agent", AGENTS if ALL_CASES else ["dqn"])
+@full_tier
+@pytest.mark.parametrize("agent", AGENTS)
 def test_compiled_opt_steps_in_bfloat16_round_no_more_than_eager_ones(agent: str) -> None:
     """Both differ from float32 by rounding alone, each in another order of operations."""
     full = after_opt_steps(agent, "false")
@@ -249,37 +282,6 @@ def test_where_bits_have_to_repeat_it_is_an_error() -> None:
         learn("dqn", failing(waits=True), 1)
 
 
-def test_a_free_running_learner_goes_on_eagerly_until_the_opt_step_is_traced_and_then_compiled() -> None:
-    """Without weights, as uniform replay has none."""
-    one, compiler = learner("dqn", "true", waits=False, adam_eps=1e-7)
-    learn("dqn", one, 32, weighted=False)
-    assert not one.algorithm.graphs and one.compiling is not None
-    assert compiler._child is not None and compiler._folder is not None
-    while not traced_path(Path(compiler._folder.name), 0).exists():
-        assert not compiler._child.poll(0.1)
-    for _ in range(2):
-        learn("dqn", one, 32, weighted=False)
-    assert set(compiler.graphs) == {"traced"} and one.algorithm.graphs == compiler.graphs["traced"]
-    assert_learned_like_eager(one)
-    assert compiler._child.poll(1200.0)
-    while one.compiling is not None:
-        learn("dqn", one, 32, weighted=False)
-    learn("dqn", one, 32, weighted=False)
-    assert (
-        set(compiler.graphs) == {"traced", "compiled"} and one.algorithm.graphs == compiler.graphs["compiled"]
-    )
-    assert_learned_like_eager(one)
-
-
-def assert_learned_like_eager(one: NetworkAgent, adam_eps: float = 1e-7) -> None:
-    eager, _ = learner("dqn", "false", adam_eps=adam_eps)
-    eager.compiling = None
-    for _ in range(one.opt_steps // 32):
-        learn("dqn", eager, 32, weighted=False)
-    for name, array in eager.state().arrays.items():
-        assert norm(array - one.state().arrays[name]) <= 1e-2 * norm(array) + 1e-5, name
-
-
 @pytest.mark.parametrize(
     ("time_left", "done"),
     [(TRACING_PAYS_S - 1, ""), (COMPILING_PAYS_S - 1, "traced"), (COMPILING_PAYS_S, "compiled")],
@@ -309,7 +311,7 @@ def test_without_a_cpp_compiler_opt_steps_are_traced_alone(
     monkeypatch.setenv("CXX", "/no/such/compiler")
     one, compiler = learner("dqn", "auto", waits=False, adam_eps=1e-5)
     while one.compiling is not None:
-        learn("dqn", one, 32, weighted=False)
+        learn("dqn", one, 32)
     assert set(compiler.graphs) == {"traced"}
     assert_learned_like_eager(one, adam_eps=1e-5)
     assert (
@@ -357,6 +359,7 @@ def test_a_run_goes_on_with_a_cache_that_cannot_be_written_to(monkeypatch: pytes
     )
 
 
+@full_tier
 def test_an_opt_step_with_convolutions_is_compiled_though_torch_cannot_trace_it() -> None:
     run = train("agent=dqn", "env=catch", "trainer=sync", "agent.compile=true", "trainer.max_opts=4")
     assert log(run).count("the opt step is compiled from here on") == 1

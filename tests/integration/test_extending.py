@@ -58,7 +58,7 @@ def test_the_page_has_a_command_for_each_module_but_the_script() -> None:
 
 @pytest.mark.parametrize(
     ("args", "mode"),
-    sampled([*product(COMMANDS, [["trainer=sync"], ["n_actors=2"]])], 2),
+    sampled([*product(COMMANDS, [["trainer=sync"], ["n_actors=2"]])], 3),
     ids=lambda w: w[0] if len(w) == 1 else module_of(w),
 )
 def test_its_command_trains(modules: Path, args: list[str], mode: list[str]) -> None:

@@ -16,6 +16,7 @@ from border_cli.cli.overrides import parse_overrides
 from border_cli.cli.train import main
 from border_cli.config.convert import all_keys
 from border_cli.config.other_tools import table
+from tests.faults.amounts import sampled
 
 WORDS = table()["words"]
 LINES = {
@@ -156,7 +157,7 @@ def composes(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert code in (0, True), capsys.readouterr().err  # True: a sweep with arguments
 
 
-@pytest.mark.parametrize("typed", LINES)
+@pytest.mark.parametrize("typed", sampled(list(LINES), 4))
 def test_a_line_of_another_tool_is_answered_with_one_that_works(
     typed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -191,7 +192,9 @@ BESIDE = {
 MORE_THAN_A_VALUE = ("resume", "env.kwargs", "--config-dir")
 
 
-@pytest.mark.parametrize("target", [t for t in WORDS if t[0] != "#" and t not in MORE_THAN_A_VALUE])
+@pytest.mark.parametrize(
+    "target", sampled([t for t in WORDS if t[0] != "#" and t not in MORE_THAN_A_VALUE], 8)
+)
 def test_every_word_of_the_table_leads_to_a_line_that_works(
     target: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

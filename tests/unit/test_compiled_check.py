@@ -6,16 +6,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from torch import Tensor
 
 from border_cli.agents import graph
+from border_cli.agents.agent import Algorithm
 from border_cli.agents.compiler import CompileJob, graph_path
 from border_cli.agents.config import NetworkConfig
+from border_cli.agents.dqn.agent import make_agent
+from border_cli.agents.dqn.config import DqnConfig
 from border_cli.agents.graph import TensorLayout, leaves, map_leaves
 from border_cli.agents.params import BatchLoader, TensorBatch
 from border_cli.config.registry import AGENTS
+from border_cli.envs.gym_spaces import env_spec
 from tests.contract.test_every_agent import OneBatchBuffer, batch, config_of, spec_of
 
 
@@ -29,13 +35,27 @@ def job(agent: str, **settings: Any) -> CompileJob:
     return CompileJob(config, [], spec_of(agent), layout)
 
 
+def learner(agent: str) -> tuple[Algorithm, TensorBatch]:
+    one = job(agent)
+    return AGENTS[agent].load().make_agent(one.config, one.spec, 0).algorithm, one.example_batch()
+
+
+def image_learner() -> tuple[Algorithm, TensorBatch]:
+    """DQN with a convolution, which `torch.export` cannot trace."""
+    spec = env_spec(spaces.Box(0, 255, (12, 12, 1), np.uint8), spaces.Discrete(2))
+    obs = {"obs": torch.randint(256, (16, 12, 12, 1), dtype=torch.uint8)}
+    ends = torch.arange(16) % 4 == 0
+    given = TensorBatch(obs, torch.arange(16) % 2, torch.ones(16), torch.full((16,), 0.9), ends, obs)
+    return make_agent(DqnConfig(hidden=[8], channels=[4], batch_size=16), spec, 0).algorithm, given
+
+
 def check_wrongly(
-    agent: str, error: Callable[[TensorBatch, Tensor], None], monkeypatch: pytest.MonkeyPatch
+    made: tuple[Algorithm, TensorBatch],
+    error: Callable[[TensorBatch, Tensor], object],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Check code that computes the opt step of a changed batch and learning rate."""
-    one = job(agent)
-    example = one.example_batch()
-    algorithm = AGENTS[agent].load().make_agent(one.config, one.spec, 0).algorithm
+    algorithm, example = made
     noise = algorithm.noise(16)
     traced = graph.trace(algorithm, example, noise, 0)
     before = len(list(leaves(algorithm.state)))
@@ -64,12 +84,16 @@ ERRORS: dict[str, Callable[[TensorBatch, Tensor], object]] = {
 @pytest.mark.parametrize("error", ERRORS)
 def test_code_with_an_error_is_refused(error: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RuntimeError, match=r"the compiled opt step differs from the eager one in online\."):
-        check_wrongly("dqn", ERRORS[error], monkeypatch)  # type: ignore[arg-type]
+        check_wrongly(learner("dqn"), ERRORS[error], monkeypatch)
 
 
 @pytest.mark.parametrize("agent", ["dqn", "c51", "iqn", "td3", "sac", "tqc"])
 def test_code_without_an_error_is_taken(agent: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_wrongly(agent, lambda batch, lr_scale: None, monkeypatch)
+    check_wrongly(learner(agent), lambda batch, lr_scale: None, monkeypatch)
+
+
+def test_code_of_convolutions_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_wrongly(image_learner(), lambda batch, lr_scale: None, monkeypatch)
 
 
 def test_a_graph_has_what_happens_below_autograd_and_the_tensors_of_others_as_constants() -> None:
