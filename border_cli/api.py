@@ -59,7 +59,7 @@ def train_async(
         actor_agents: the agent's configuration of each actor, such as other exploration; all of the same class.
 
     Returns:
-        How the run ended: its best and last evaluation, an `ActorStat` per actor, and an `AsyncTrainStat`.
+        How the run ended: its best and last evaluation, its speed, and an `ActorStat` per actor.
 
     Raises:
         BorderError: the run failed. Interrupted: it was asked to stop.

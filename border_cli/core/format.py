@@ -78,17 +78,14 @@ def counted(n: int, noun: str) -> str:
 
 
 BLOCKS = "▁▂▃▄▅▆▇█"
-ASCII = "_.-=*#"
-"""Levels for encodings without block characters, lowest first."""
 
 
-def sparkline(values: Sequence[float], width: int, ascii_only: bool = False) -> str:
+def sparkline(values: Sequence[float], width: int) -> str:
     """The values from oldest to newest, one character each, between their own lowest and highest.
 
     More values than `width` are averaged in groups of (nearly) equal size; fewer give a shorter text. A group without a
     finite value leaves a gap. Equal values are a line at half height.
     """
-    levels = ASCII if ascii_only else BLOCKS
     n = min(len(values), width)
     points = []
     for i in range(n):
@@ -99,6 +96,6 @@ def sparkline(values: Sequence[float], width: int, ascii_only: bool = False) -> 
     low, span = min(known, default=0.0), max(known, default=0.0) - min(known, default=0.0)
     line = ""
     for point in points:
-        level = len(levels) // 2 if span == 0.0 or point is None else int((point - low) / span * len(levels))
-        line += " " if point is None else levels[min(level, len(levels) - 1)]
+        level = 0.5 if span == 0.0 or point is None else (point - low) / span
+        line += " " if point is None else BLOCKS[min(int(level * len(BLOCKS)), len(BLOCKS) - 1)]
     return line

@@ -53,22 +53,6 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class AsyncTrainStat:
-    """Throughput of a run.
-
-    Attributes:
-        seconds: wall time of training, those of earlier launches included.
-        samples_per_sec: env steps that entered the replay, per second.
-        samples_per_opt_step: env steps after the warm-up per opt step; None before the first opt step.
-    """
-
-    seconds: float
-    samples_per_sec: float
-    opt_steps_per_sec: float
-    samples_per_opt_step: float | None
-
-
-@dataclass(frozen=True)
 class RunResult:
     """How a run ended, and what it reached.
 
@@ -77,7 +61,8 @@ class RunResult:
         best, last: the evaluation of the best and of the last model on the same episodes; None where there was none.
         start: score of the weights that the run started from, with `init_from`.
         best_confirmed: whether these were fresh episodes; otherwise the score of the best made it the best.
-        opt_steps, env_steps, episodes: totals, those of earlier launches included.
+        opt_steps, env_steps, episodes, seconds: totals of training, those of earlier launches included.
+        samples_per_opt_step: env steps after the warm-up per opt step; None before the first opt step.
         actors_blocked, learner_blocked: share of this launch that each side waited; None in sync or when unknown.
         bound: one sentence on what bounds the speed of the run.
         expected: the figure of the preset and whether the best model reached it; empty without one.
@@ -95,7 +80,8 @@ class RunResult:
     opt_steps: int = 0
     env_steps: int = 0
     episodes: int = 0
-    stat: AsyncTrainStat | None = None
+    seconds: float = 0.0
+    samples_per_opt_step: float | None = None
     actors: Sequence[ActorStat] = ()
     actors_blocked: float | None = None
     learner_blocked: float | None = None
@@ -103,6 +89,16 @@ class RunResult:
     expected: str = ""
     exact: bool | None = None
     dropped: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def samples_per_sec(self) -> float | None:
+        """Env steps that entered the replay, per second of training; None before it began."""
+        return self.env_steps / self.seconds if self.seconds > 0 else None
+
+    @property
+    def opt_steps_per_sec(self) -> float | None:
+        """Opt steps per second of training; None before it began."""
+        return self.opt_steps / self.seconds if self.seconds > 0 else None
 
 
 @dataclass(frozen=True)

@@ -59,22 +59,22 @@ _FURTHEST = 4
 """A measurement is not trusted to say more than this many times the present number of actors."""
 
 
+_PHASES = {
+    "starting": "starting: making the environments; each actor loads the first model",
+    "compiling": "compiling: the first opt step waits for its machine code, so that the same seed gives the same bits",
+    "stopping": "stopping: writing the last records and a checkpoint",
+}
+
+
 def advice(p: Progress, cores: int | None = None) -> str:
     """One line for a person. cores: processor cores of this machine, where known; they limit the suggestions."""
-    if p.phase == "starting" and p.asynchronous:
-        return "starting: the actors make their environments and load the first model"
-    if p.phase == "starting":
-        return "starting: making the environments"
-    if p.phase == "compiling":
-        return "compiling: the first opt step waits for its machine code, so that the same seed gives the same bits"
-    if p.phase == "stopping":
-        return "stopping: writing the last records and a checkpoint"
+    if p.phase in _PHASES:
+        return _PHASES[p.phase]
     if p.phase == "warm-up":
         left = p.warmup_period - p.env_steps
         if left <= 0:
             return "warm-up: the first opt step waits for a batch"
-        time = f", about {format.duration(math.ceil(left / p.samples_per_sec))}" if p.samples_per_sec else ""
-        return f"warm-up: {format.counted(left, 'env step')} to go before the first opt step{time}"
+        return f"warm-up: {format.counted(left, 'env step')} to go before the first opt step"
     # Evaluations and checkpoints are short: during them, what limited the run before stays the answer.
     if not p.asynchronous:
         return (
@@ -84,53 +84,42 @@ def advice(p: Progress, cores: int | None = None) -> str:
     if p.opt_steps == 0 or p.actors_blocked is None or p.learner_blocked is None:
         return "not measured yet: what bounds the speed of the run"
     if p.ratio_target is None:
-        return _not_enforced(p)
+        return "ratio not enforced: trainer.opt_interval=<env steps per opt step> would make runs comparable"
     return _slower_side(p, p.actors_blocked, p.learner_blocked, cores)
-
-
-def _not_enforced(p: Progress) -> str:
-    ratio = p.ratio_actual
-    if ratio is None:
-        ratio = max(0, p.env_steps - p.warmup_period) / p.opt_steps
-    if ratio <= 0:
-        return "ratio not enforced: trainer.opt_interval sets a number of env steps per opt step"
-    return (
-        f"ratio not enforced: {format.number(ratio)} env steps per opt step so far; "
-        f"trainer.opt_interval={ratio:.2g} would make runs comparable"
-    )
 
 
 def _slower_side(p: Progress, actors: float, learner: float, cores: int | None) -> str:
     """Which side limits the other, from the share of time that each is blocked, and what would help."""
+    actors_wait, learner_waits = (f"{format.share(share)} of the time" for share in (actors, learner))
     if actors < WAITS and learner < WAITS:
         return (
-            f"balanced: actors wait {format.share(actors)}, the learner {format.share(learner)} of the time; "
+            f"balanced: the actors wait {actors_wait}, the learner {learner_waits}; "
             "only faster hardware, or cheaper env steps and opt steps, would help"
         )
     if actors >= WAITS and learner >= WAITS:
         return (
-            f"hand-over-bound: the actors wait {format.share(actors)} of the time and the learner "
-            f"{format.share(learner)}; a larger trainer.ratio_tolerance lets both work at the same time"
+            f"hand-over-bound: the actors wait {actors_wait}, the learner {learner_waits}; "
+            "a larger trainer.ratio_tolerance lets both work at the same time"
         )
     if actors >= WAITS:  # more actors would only wait more
-        found = f"learner-bound: the actors wait {format.share(actors)} of the time"
         enough = max(1, math.ceil(p.n_actors * (1.0 - actors) * _HEADROOM))
         if enough >= p.n_actors:
-            actors_are = "one actor is" if p.n_actors == 1 else f"{p.n_actors} actors are"
             return (
-                f"well-chosen: {actors_are} enough, with {format.share(actors)} of the time to spare; a smaller "
+                f"well-chosen: n_actors={p.n_actors} is enough, with {actors_wait} to spare; a smaller "
                 "agent.batch_size or another device makes opt steps faster, a larger trainer.opt_interval needs fewer"
             )
-        crowded = cores is not None and p.n_actors >= cores
         return (
-            f"{found}; n_actors={enough} {'would free cores for it' if crowded else 'would be enough'}; "
+            f"learner-bound: the actors wait {actors_wait}; n_actors={enough} would be enough; "
             "a larger trainer.opt_interval uses more env steps, with fewer opt steps on each"
         )
-    found = f"actor-bound: the learner waits {format.share(learner)} of the time"
     instead = "or a smaller trainer.opt_interval does more opt steps per env step"
     more = math.ceil(p.n_actors / max(1.0 - learner, 1.0 / _FURTHEST))
     more = more if cores is None else min(more, cores - 1)  # one core stays with the learner
     if more > p.n_actors:
-        return f"{found}; n_actors={more} would keep it busy, {instead}"
-    busy = f"{found}, and learner and actors have every core"
-    return f"{busy}; try a larger actor_manager.envs_per_actor, {instead}"
+        return (
+            f"actor-bound: the learner waits {learner_waits}; n_actors={more} would keep it busy, {instead}"
+        )
+    return (
+        f"actor-bound: the learner waits {learner_waits}, and learner and actors have every core; "
+        f"try a larger actor_manager.envs_per_actor, {instead}"
+    )

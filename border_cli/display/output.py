@@ -28,7 +28,7 @@ _ERASE = "\x1b[1A\x1b[2K"
 """Go to the line above, and clear it."""
 
 
-def printable(text: str, encoding: str) -> str:
+def printable(text: str, encoding: str = "utf-8") -> str:
     """Text that this encoding can hold; control characters, which a terminal would obey, become spaces."""
     visible = "".join(c if c.isprintable() or c == "\n" else " " for c in text)
     return visible.encode(encoding, "replace").decode(encoding)

@@ -129,8 +129,8 @@ def make_table(title: str, *columns: str) -> Table:
 
 
 def add_row(table: Table, *cells: str) -> None:
-    """A row of plain text: brackets in it are no markup, and every encoding can hold it."""
-    table.add_row(*(Text(printable(cell, "ascii")) for cell in cells))
+    """A row of plain text: brackets in it are no markup."""
+    table.add_row(*(Text(printable(cell)) for cell in cells))
 
 
 def _score(score: Evaluation | None) -> str:

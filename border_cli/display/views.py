@@ -28,28 +28,25 @@ _PHASE_STYLES = {"training": "bold green", "done": "bold green", "stopping": "bo
 _WAITS_MUCH = 0.5
 
 
-def frame(p: Progress, title: str, cores: int | None = None, *, ascii_only: bool = False) -> Panel:
-    """Draw a run as a panel that fits any width.
-
-    cores: processor cores of this machine, for the advice · ascii_only: the terminal has no block characters.
-    """
+def frame(p: Progress, title: str, cores: int | None = None) -> Panel:
+    """A panel that shows a run and fits any width. cores: processor cores of this machine, for the advice."""
     grid = Table.grid(padding=(0, 2), expand=True)
     grid.add_column(style="dim", no_wrap=True, overflow="crop")
     grid.add_column(ratio=1, overflow="fold")
-    for label, content in _rows(p, ascii_only):
+    for label, content in _rows(p):
         if content is not None:
             grid.add_row(label, content)
     bound = Text(advice(p, cores))
     bound.highlight_regex(r"^[\w-]+:", "bold yellow")
     return Panel(
         Group(grid, Text(), bound),
-        title=Text(printable(title, "ascii" if ascii_only else "utf-8"), "bold"),
+        title=Text(printable(title), "bold"),
         title_align="left",
         border_style="dim",
     )
 
 
-def _rows(p: Progress, ascii_only: bool) -> Iterator[tuple[str, RenderableType | None]]:
+def _rows(p: Progress) -> Iterator[tuple[str, RenderableType | None]]:
     """Label and content of each row; a content of None leaves the row out."""
     phase = Text(p.phase, _PHASE_STYLES.get(p.phase, "bold yellow"))
     totals = (
@@ -62,9 +59,9 @@ def _rows(p: Progress, ascii_only: bool) -> Iterator[tuple[str, RenderableType |
     returns = p.recent_returns
     mean = sum(returns) / len(returns) if returns else None
     said = f"mean of {format.counted(len(returns), 'episode')}" if returns else "no episode has ended"
-    yield "return", _score(mean, said, format.sparkline(returns, _CURVE_WIDTH, ascii_only), "cyan")
+    yield "return", _score(mean, said, format.sparkline(returns, _CURVE_WIDTH), "cyan")
     if p.evaluations:
-        curve = format.sparkline([mean for _, mean in p.evaluations], _CURVE_WIDTH, ascii_only)
+        curve = format.sparkline([mean for _, mean in p.evaluations], _CURVE_WIDTH)
         at, score = p.evaluations[-1]
         yield "evaluation", _score(score, f"at opt step {format.count(at)}", curve, "green")
         if p.eval_infos:
@@ -135,8 +132,8 @@ def _share(label: str, blocked: float | None) -> Text:
 
 
 def is_live(console: Console) -> bool:
-    """Whether this console can redraw a part of itself; otherwise `PlainView` is the view to take."""
-    return console.is_terminal and not console.is_dumb_terminal
+    """Whether this console can draw the frame, and redraw it; otherwise `PlainView` is the view to take."""
+    return console.is_terminal and not console.is_dumb_terminal and console.encoding.startswith("utf")
 
 
 def terminal_text(console: Console, *renderables: RenderableType) -> str:
@@ -177,9 +174,8 @@ class ScreenView(View):
             self._latest = None
 
     def _text(self) -> str:
-        ascii_only = not self._console.encoding.startswith("utf")
         latest = copy.copy(self._latest) or Progress()  # the learner changes it meanwhile
-        panel = frame(latest, self._title, self._cores, ascii_only=ascii_only)
+        panel = frame(latest, self._title, self._cores)
         panel.width = max(1, self._console.width - ECHO)
         return terminal_text(self._console, panel)
 

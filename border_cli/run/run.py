@@ -33,7 +33,7 @@ from border_cli.core.errors import (
     first_line,
 )
 from border_cli.core.format import number
-from border_cli.core.progress import AsyncTrainStat, RunResult, View
+from border_cli.core.progress import RunResult, View
 from border_cli.core.spaces import EnvSpec
 from border_cli.display import banner
 from border_cli.display.advice import advice
@@ -238,9 +238,8 @@ class RunFiles:
             opt_steps=limiter.opt_steps,
             env_steps=limiter.env_steps,
             episodes=telemetry.episodes,
-            stat=AsyncTrainStat(
-                seconds, limiter.env_steps / seconds, limiter.opt_steps / seconds, limiter.ratio
-            ),
+            seconds=seconds,
+            samples_per_opt_step=limiter.ratio,
             actors=tuple(loop.actors),
             actors_blocked=actors_blocked,
             learner_blocked=learner_blocked,

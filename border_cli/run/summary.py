@@ -180,7 +180,6 @@ def _result_data(result: RunResult | None) -> dict[str, Any]:
     """How a run ended as JSON values: the same keys while it runs, without values, so that a reader needs no cases."""
     running = result is None
     end = RunResult("error") if result is None else result
-    stat = end.stat
     rates = ("opt_steps_per_sec", "samples_per_sec", "samples_per_opt_step")
     counters = () if running else ("opt_steps", "env_steps", "episodes")
     return {
@@ -191,9 +190,9 @@ def _result_data(result: RunResult | None) -> dict[str, Any]:
         "best_score": _score(end.best),
         "best_confirmed": end.best_confirmed,
         "start_score": None if end.start is None else {"opt_steps": 0, "mean": end.start},
-        "seconds": None if stat is None else stat.seconds,
+        "seconds": end.seconds or None,
         "counters": {name: getattr(end, name) for name in counters},
-        "throughput": {} if stat is None else {name: getattr(stat, name) for name in rates},
+        "throughput": {name: getattr(end, name) for name in rates if end.seconds},
         "bound": end.bound,
         "expected": end.expected,
         "actors": [asdict(actor) | {"samples_per_sec": actor.samples_per_sec} for actor in end.actors],

@@ -60,11 +60,9 @@ def test_the_result_has_scores_totals_throughput_and_actors(workplace: Path) -> 
     assert (run.config.seed, run.config.n_actors, run.config.agent.batch_size) == (5, 2, 16)
     assert [actor.actor for actor in result.actors] == [0, 1]
     assert sum(actor.env_steps for actor in result.actors) == result.env_steps
-    stat = result.stat
-    assert stat is not None
-    assert stat.samples_per_sec * stat.seconds == pytest.approx(result.env_steps)
-    assert stat.opt_steps_per_sec * stat.seconds == pytest.approx(30)
-    assert stat.samples_per_opt_step == pytest.approx((result.env_steps - 50) / 30)
+    assert result.samples_per_sec == pytest.approx(result.env_steps / result.seconds)
+    assert result.opt_steps_per_sec == pytest.approx(30 / result.seconds)
+    assert result.samples_per_opt_step == pytest.approx((result.env_steps - 50) / 30)
     assert run.summary["bound"] == result.bound != ""
     assert result.bound in (run.path / "train.log").read_text(encoding="utf-8")
     before = run.summary

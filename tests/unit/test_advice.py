@@ -28,10 +28,8 @@ def test_a_run_bound_by_the_learner_names_the_actors_that_suffice() -> None:
         "learner-bound: the actors wait 63% of the time; n_actors=4 would be enough; "
         "a larger trainer.opt_interval uses more env steps, with fewer opt steps on each"
     )
-    assert "n_actors=4 would be enough" in advised(cores=16, actors_blocked=0.63)
-    assert "n_actors=4 would free cores for it" in advised(cores=8, actors_blocked=0.63)
     one = advised(n_actors=1, actors_alive=1, actors_blocked=0.9)  # the learner itself is the limit
-    assert one.startswith("well-chosen: one actor is enough") and "agent.batch_size" in one
+    assert one.startswith("well-chosen: n_actors=1 is enough") and "agent.batch_size" in one
 
 
 def test_a_run_bound_by_actors_names_the_actors_that_suffice() -> None:
@@ -76,27 +74,19 @@ def test_the_time_left_includes_the_evaluation_of_the_last_model(
     [
         (
             {"actors_blocked": 0.3, "learner_blocked": 0.4},
-            "hand-over-bound: the actors wait 30% of the time and the learner 40%",
+            "hand-over-bound: the actors wait 30% of the time, the learner 40%",
             "trainer.ratio_tolerance",
         ),
         ({"actors_blocked": BELOW, "learner_blocked": BELOW}, "balanced:", ""),
-        ({"actors_blocked": WAITS, "learner_blocked": BELOW}, "well-chosen: 8 actors are enough", ""),
+        ({"actors_blocked": WAITS, "learner_blocked": BELOW}, "well-chosen: n_actors=8 is enough", ""),
         ({"actors_blocked": BELOW, "learner_blocked": WAITS}, "actor-bound:", ""),
-        # without a measured ratio: (3,000 - 1,000) env steps over 1,000 opt steps
-        (
-            {"ratio_target": None, "ratio_actual": None},
-            "ratio not enforced: 2.00 env steps per opt step",
-            "trainer.opt_interval=2 ",
-        ),
-        ({"ratio_target": None, "ratio_actual": 0.5}, "ratio not enforced: ", "trainer.opt_interval=0.5 "),
-        ({"ratio_target": None, "ratio_actual": 0.0}, "ratio not enforced: ", "trainer.opt_interval sets a"),
+        ({"ratio_target": None}, "ratio not enforced: ", "trainer.opt_interval="),
         (
             {"asynchronous": False, "actors_blocked": None, "learner_blocked": None},
             "sync: ",
             "trainer=async",
         ),
-        ({"phase": "starting"}, "starting: the actors", ""),
-        ({"phase": "starting", "asynchronous": False}, "starting: making the environments", ""),
+        ({"phase": "starting"}, "starting: ", ""),
         ({"phase": "stopping"}, "stopping: ", ""),
         ({"phase": "evaluating", "learner_blocked": 0.5}, "actor-bound: ", "n_actors=16"),
         ({"phase": "saving", "learner_blocked": 0.5}, "actor-bound: ", "n_actors=16"),
@@ -114,9 +104,7 @@ def test_there_is_no_advice_before_there_are_rates(changes: dict[str, Any]) -> N
 
 def test_the_advice_during_warm_up_is_what_is_left() -> None:
     warm: dict[str, Any] = {"phase": "warm-up", "opt_steps": 0}
-    assert advised(**warm, env_steps=640, samples_per_sec=100.0) == (
-        "warm-up: 360 env steps to go before the first opt step, about 0:00:04"
-    )
+    assert advised(**warm, env_steps=640) == "warm-up: 360 env steps to go before the first opt step"
     assert advised(**warm, env_steps=999) == "warm-up: 1 env step to go before the first opt step"
     assert advised(**warm, env_steps=1_000) == "warm-up: the first opt step waits for a batch"
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from border_cli.core.format import ASCII, BLOCKS, sparkline
+from border_cli.core.format import BLOCKS, sparkline
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,3 @@ from border_cli.core.format import ASCII, BLOCKS, sparkline
 )
 def test_by_hand(values: list[float], width: int, line: str) -> None:
     assert sparkline(values, width) == line
-
-
-def test_in_ascii() -> None:
-    assert sparkline([5, 4, 3, 2, 1, 0], 20, ascii_only=True) == ASCII[::-1]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from border_cli.core.errors import ActorLostError, ExitCode
-from border_cli.core.progress import AsyncTrainStat, RunResult
+from border_cli.core.progress import RunResult
 from border_cli.core.types import ActorStat, Evaluation
 from border_cli.run.summary import Summary, write_crash
 
@@ -49,7 +49,8 @@ def test_the_summary_exists_from_the_start_and_is_complete_at_the_end(tmp_path: 
         opt_steps=1_000,
         env_steps=3_000,
         episodes=5,
-        stat=AsyncTrainStat(10.0, 300.0, 100.0, 2.5),
+        seconds=10.0,
+        samples_per_opt_step=2.5,
         actors=[ActorStat(0, 1, 300, 5, 10.0, 2.5, "stopped")],
         bound="learner-bound",
         expected="promised 20: reached with 21.0",
