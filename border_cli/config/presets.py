@@ -21,6 +21,8 @@ from border_cli.core.errors import UsageError
 _PACKAGE = Path(__file__).resolve().parents[1]
 _SAFE_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the first is ten times as fast
 NONE = "none"
+FAMILIES = ("atari", "mujoco")
+"""Last parts of the names of files that hold presets of several environments."""
 INSTEAD = "leave preset out to use the tuned one, or preset=none"
 
 
@@ -78,7 +80,7 @@ def keys_of(preset: str) -> set[str]:
     """The dotted keys that a preset has values for; preset: its name, or the path of a file."""
     values = shipped().get(preset) or {}
     if preset.endswith(".yaml") and (file := Path(preset)).is_file():
-        values = _parsed(file.read_text(encoding="utf-8"))
+        values = _parsed(file)
     return {f"{group}.{key}" for group in GROUPS for key in values.get(group) or {}}
 
 
@@ -86,11 +88,9 @@ def keys_of(preset: str) -> set[str]:
 def in_families() -> dict[str, tuple[str, dict[str, Any]]]:
     """Presets that share a file with others, by their name: the name of that file, and their values."""
     found = {}
-    for file in sorted((conf_dir() / "preset").glob("*_*.yaml")):
-        text = file.read_text(encoding="utf-8")
-        if "\n  environments:" not in text:
-            continue  # most have one environment, and parsing them all would delay every command
-        shared = _parsed(text)
+    files = (file for family in FAMILIES for file in sorted((conf_dir() / "preset").glob(f"*_{family}.yaml")))
+    for file in files:
+        shared = _parsed(file)
         environments = shared["preset"].pop("environments")
         agent = file.stem.partition("_")[0]
         for env, special in environments.items():
@@ -117,9 +117,9 @@ def env_ids() -> dict[str, str]:
 def shipped() -> dict[str, dict[str, Any]]:
     """The values of every shipped preset by its name."""
     files = sorted((conf_dir() / "preset").glob("*_*.yaml"))
-    loaded = {file.stem: _parsed(file.read_text(encoding="utf-8")) for file in files}
+    loaded = {file.stem: _parsed(file) for file in files}
     return loaded | {name: values for name, (_, values) in in_families().items()}
 
 
-def _parsed(text: str) -> Any:
-    return _SAFE_LOADER(text).get_single_data()
+def _parsed(file: Path) -> Any:
+    return _SAFE_LOADER(file.read_text(encoding="utf-8")).get_single_data()

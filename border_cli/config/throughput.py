@@ -93,40 +93,34 @@ class Bench:
 
 
 def predict(config: TrainConfig, speeds: Speeds, cpus: int) -> Throughput:
-    """Predicted speed of training: that of the slower side of the ratio, or what the CPUs allow."""
-    t, n, own = config.trainer, n_actors(config), threads(config)
-    act_s, opt_s = 1 / speeds.env_steps, 1 / speeds.opt_steps + LOOP_S
-    takes_turns, acts_here = t.type == "sync", actor_processes(config) > 0  # else on a cluster
-    if t.opt_interval is None:  # each side at its own speed, or at its share of the CPUs
-        share = min(1.0, cpus / (own + (n if acts_here else 0)))
-        env_steps = n * share * speeds.env_steps
-        opt_steps = share / opt_s
-        return Throughput(env_steps, opt_steps, "CPUs" if share < 1 else "learning", 0.0, 0.0)
-    acting_s = t.opt_interval * act_s  # per opt step, by one actor
-    sides = {"acting": acting_s / n, "learning": opt_s}
+    """Predicted speed of training: that of the slower side of the ratio, or what the CPUs allow.
+
+    A ratio that is not enforced is taken as 1.
+    """
+    ratio = config.trainer.opt_interval or 1.0
+    opt_s = 1 / speeds.opt_steps + LOOP_S
+    acting_s = ratio / speeds.env_steps  # per opt step, by one actor
+    sides = {"acting": acting_s / n_actors(config), "learning": opt_s}
     slower_s = max(sides.values())
     waits = {side: 1 - each_s / slower_s for side, each_s in sides.items()}
-    if acts_here:
-        sides["CPUs"] = (acting_s + opt_s * min(own, cpus)) / cpus
+    if actor_processes(config):
+        sides["CPUs"] = (acting_s + opt_s * min(threads(config), cpus)) / cpus
     bound_by = max(sides, key=lambda side: sides[side])
-    each_s = acting_s + opt_s if takes_turns else sides[bound_by]
-    return Throughput(t.opt_interval / each_s, 1 / each_s, bound_by, waits["acting"], waits["learning"])
+    each_s = acting_s + opt_s if config.trainer.type == "sync" else sides[bound_by]
+    return Throughput(ratio / each_s, 1 / each_s, bound_by, waits["acting"], waits["learning"])
 
 
 def duration(config: TrainConfig, speeds: Speeds, cpus: int) -> tuple[float, str]:
     """Estimated seconds of training, without evaluations and checkpoints, at most max_time; and which part limits them."""
     t, rates = config.trainer, predict(config, speeds, cpus)
     ends = [] if t.max_time is None else [(t.max_time, "max_time")]
-    opt_steps = counts(config).opt_steps
-    if t.opt_interval is None:
-        if t.max_env_steps is not None:
-            ends.append((t.max_env_steps / rates.env_steps, "acting"))
-        if t.max_opts is not None:
-            ends.append((t.max_opts / rates.opt_steps, "learning"))
-    elif opt_steps is not None:
-        n_acting = min(n_actors(config), cpus) if actor_processes(config) else n_actors(config)
-        warmup_s = t.warmup_period / (speeds.env_steps * n_acting)
-        ends.append((warmup_s + opt_steps / rates.opt_steps, rates.bound_by))
+    n_acting = min(n_actors(config), cpus) if actor_processes(config) else n_actors(config)
+    warmup_s = t.warmup_period / (speeds.env_steps * n_acting)
+    done = counts(config)
+    if done.opt_steps is not None:
+        ends.append((warmup_s + done.opt_steps / rates.opt_steps, rates.bound_by))
+    if t.opt_interval is None and t.max_env_steps is not None:
+        ends.append((t.max_env_steps / rates.env_steps, rates.bound_by))
     return min(ends)
 
 

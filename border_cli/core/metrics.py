@@ -55,17 +55,9 @@ class Mean:
 
 
 def percentile(values: Iterable[tuple[float, int]], q: float) -> float:
-    """Nearest-rank percentile of (value, number of times it occurs), q in (0, 100].
-
-    Raises ValueError without values.
-    """
-    ordered = sorted(values)
-    rank = math.ceil(q / 100 * sum(times for _, times in ordered))
-    for value, times in ordered:
-        rank -= times
-        if rank <= 0:
-            return float(value)
-    raise ValueError("percentile of nothing")
+    """Nearest-rank percentile of (value, number of times it occurs), q in (0, 100]."""
+    numbers, times = zip(*values, strict=True)
+    return float(np.percentile(np.repeat(numbers, times), q, method="inverted_cdf"))
 
 
 _T975 = (

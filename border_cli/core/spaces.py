@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-_KINDS = ("box", "discrete", "multi_discrete", "multi_binary")
 ACTION_MASK = "action_mask"
 """Key of what says which actions are allowed, in a Dict observation and in an environment's info."""
 Obs = dict[str, Array]
@@ -182,15 +181,4 @@ class EnvSpec:
 
         leaves = tuple(ObsLeaf(**tuples(leaf)) for leaf in data["obs"])
         action = ActionSpec(**tuples(data["action"]))
-        counts: list[tuple[ObsLeaf | ActionSpec, tuple[int, ...]]] = [(action, (action.n, action.start))]
-        counts += [(leaf, (*leaf.categories, *leaf.start, leaf.stack)) for leaf in leaves]
-        for part, numbers in counts:
-            if part.kind not in _KINDS or np.dtype(part.dtype).kind not in "biuf":
-                raise ValueError(f"there is no space of kind {part.kind!r} and dtype {part.dtype!r}")
-            if not all(type(n) is int for n in (*part.shape, *numbers)) or min(part.shape, default=0) < 0:
-                raise ValueError(f"the shape or a count of a {part.kind} space is not made of integers")
-        if not all(isinstance(leaf.path, tuple) for leaf in leaves):
-            raise ValueError("the path of an observation is not a list")
-        if not all(isinstance(bound, int | float) for bound in (*action.low, *action.high)):
-            raise ValueError("the bounds of the action are not numbers")
         return EnvSpec(ObsSpec(leaves), action)

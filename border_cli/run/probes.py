@@ -107,7 +107,7 @@ def bench(config: TrainConfig, spec: EnvSpec, stop: StopFlag) -> Bench:
     rate = learned[config.threads] if config.threads in learned else max(learned.values())
     measured = Measured(acted, rate)
     predicted = throughput.predict(config, measured.speeds(k), cpus)
-    interval = config.trainer.opt_interval or float(f"{predicted.env_steps / predicted.opt_steps:.2g}")
+    interval = config.trainer.opt_interval or 1.0
     open_config = throughput.open_numbers(config, interval)
     found, _ = throughput.decide(open_config, measured, cpus)
     envs = envs_per_actor(found)

@@ -138,10 +138,8 @@ FREE = {"n_actors": 3, "opt_interval": None, "max_opts": 500, "max_env_steps": 6
         ({"max_opts": 500}, (10, 100), 16, 2.5 + 500 * 0.05, "acting"),
         ({"max_opts": 500}, (100, 100), 2, 0.5 + 500 * (0.02 + 0.01 + LOOP) / 2, "CPUs"),
         (SYNC, (1_000, 100), 16, 0.1 + 500 * (0.002 + 0.01 + LOOP), "learning"),  # both sides alternate
-        # free-running sides share the CPUs until one budget is used up
-        (FREE, (1_000, 100), 16, 2.0, "acting"),
-        (FREE, (1_000, 100), 2, 4.0, "acting"),
-        (FREE, (1_000, 1_000), 4, 500 * (0.001 + LOOP), "learning"),
+        # without a ratio the sides are taken to do one env step per opt step, until one budget is used up
+        (FREE, (1_000, 100), 16, 100 / 3_000 + 500 * (0.01 + LOOP), "learning"),
         ({"max_time": 3.0}, (1, 1), 1, 3.0, "max_time"),
         ({"max_time": 3.0, "max_opts": 500}, (1, 1), 1, 3.0, "max_time"),
         ({"max_time": 1e9, "max_opts": 500}, (1, 1), 1, 100 + 500 * (3.0 + LOOP), "CPUs"),

@@ -15,8 +15,8 @@ SOURCES = {
 }
 WALL_CLOCK = {"run/summary.py", "run/directory.py", "recorders/tensorboard.py", "recorders/trackers.py"}
 """Where the time of day is written down, for people. Nothing waits by it and no rate is computed from it."""
-UNSEEDED = {"config/resources.py", "runtime/seeding.py"}
-"""What is written to a disk to see whether it takes it, and the seeds of the generators that user code may draw from."""
+UNSEEDED = {"runtime/seeding.py"}
+"""The seeds of the generators that user code may draw from."""
 FORBIDDEN: list[tuple[str, str, set[str]]] = [
     *(
         (pattern, line, WALL_CLOCK)
