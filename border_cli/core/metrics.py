@@ -100,8 +100,6 @@ class Metric:
 
 
 METRICS: dict[str, Metric] = {}
-INFO_UNIT = "info"
-"""The unit of values that `env.info_keys` names, which is unknown."""
 
 
 def declare(name: str, unit: str, help: str, kind: str = "value") -> None:

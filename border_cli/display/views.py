@@ -6,6 +6,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Iterator
+from statistics import fmean
 from typing import IO
 
 from rich.console import Console, Group, RenderableType
@@ -15,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from border_cli.core import format
-from border_cli.core.metrics import INFO_UNIT, METRICS, Record
+from border_cli.core.metrics import Record
 from border_cli.core.progress import ENDED, Progress, View
 from border_cli.core.protocols import Recorder
 from border_cli.display.advice import WAITS, advice, first_to_end
@@ -57,7 +58,7 @@ def _rows(p: Progress) -> Iterator[tuple[str, RenderableType | None]]:
     yield "budget", _budget(p)
     yield "", Text()
     returns = p.recent_returns
-    mean = sum(returns) / len(returns) if returns else None
+    mean = fmean(returns) if returns else None
     said = f"mean of {format.counted(len(returns), 'episode')}" if returns else "no episode has ended"
     yield "return", _score(mean, said, format.sparkline(returns, _CURVE_WIDTH), "cyan")
     if p.evaluations:
@@ -183,84 +184,54 @@ class ScreenView(View):
 SILENCE_S = 25.0
 """Print a line after this long without one [s]; below 30 s even if `show` is called a few seconds late."""
 
-_Format = Callable[[float], str]
-_COLUMNS: dict[str, tuple[str, _Format]] = {
-    "train/episode_return": ("return", format.number),
-    "eval/return_mean": ("eval", format.number),
-    "eval/return_std": ("eval_std", format.number),
-    "agent/loss": ("loss", format.number),
-    "throughput/opt_steps_per_sec": ("opt_steps/s", format.rate),
-    "throughput/samples_per_sec": ("samples/s", format.rate),
-    "throughput/samples_per_opt_step": ("ratio", format.number),
-    "async/actors_blocked": ("actors_blocked", format.share),
-    "async/learner_blocked": ("learner_blocked", format.share),
-    "async/policy_lag_mean": ("lag", format.number),
-}
-"""The metrics worth a place in one line, in this order; all others are in metrics.jsonl."""
-
 
 class PlainView(View, Recorder):
-    """Writes lines of `key=value` words to a stream, each flushed at once.
+    """Writes a line of `key=value` words for each record, and after a long silence, to a stream.
 
-    Lines are never wrapped. now: a monotonic clock in seconds.
+    Lines are flushed at once and never wrapped. now: a monotonic clock in seconds.
     """
 
     def __init__(self, stream: IO[str], now: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream
         self._now = now
-        self._progress: Progress | None = None
+        self._progress = Progress()
         self._due = now()  # the first `show` prints, so that the start of the run is visible
 
     def show(self, progress: Progress) -> None:
         """A line on where the run stands, if nothing was printed for SILENCE_S."""
         self._progress = progress
-        if self._now() < self._due:
-            return
-        self._words(_progress_words(progress))
+        if self._now() >= self._due:
+            self._line(progress.seconds, progress.opt_steps, progress.env_steps)
 
     def note(self, message: str) -> None:
         """The message, each of its lines as one."""
-        self._line([message])
+        self._write(message)
 
     def write(self, record: Record) -> None:
-        """One line for a record: when it was taken, then the metrics worth reading, else all it has."""
-        words = _position_words(record.time, record.opt_steps, record.env_steps)
-        p, alive = self._progress, record.values.get("async/actors_alive")
-        if p is not None and alive is not None and alive < p.n_actors:
-            words.append(f"actors={alive:.0f}/{p.n_actors}")
-        values = record.values
-        chosen = [
-            f"{short}={shown(values[name])}" for name, (short, shown) in _COLUMNS.items() if name in values
-        ]
-        asked = [name for name in values if name in METRICS and METRICS[name].unit == INFO_UNIT]
-        chosen += [f"{name}={format.number(values[name])}" for name in asked]
-        self._words(words + (chosen or [f"{name}={format.number(value)}" for name, value in values.items()]))
+        """A line on where the run stood when the record was taken, with its loss."""
+        self._line(record.time, record.opt_steps, record.env_steps, record.values.get("agent/loss"))
 
-    def _words(self, words: list[str]) -> None:
-        """Figures without the commas that are for tables: a line is read by programs too."""
-        self._line([word.replace(",", "") for word in words])
+    def _line(self, seconds: float, opt_steps: int, env_steps: int, loss: float | None = None) -> None:
+        p, budget = self._progress, first_to_end(self._progress)
+        words = {
+            "time": format.duration(seconds),
+            "opt_steps": str(opt_steps),
+            "env_steps": str(env_steps),
+            "phase": p.phase,
+            "warmup_period": str(p.warmup_period) if p.phase == "warm-up" else "",
+            "actors": f"{p.actors_alive}/{p.n_actors}" if p.asynchronous else "",
+            "return": format.number(fmean(p.recent_returns)) if p.recent_returns else "",
+            "eval": format.number(p.evaluations[-1][1]) if p.evaluations else "",
+            **{f"eval/{key}": format.number(value) for key, value in p.eval_infos.items()},
+            "loss": "" if loss is None else format.number(loss),
+            "opt_steps/s": format.rate(p.opt_steps_per_sec),
+            "samples/s": format.rate(p.samples_per_sec),
+            "done": format.share(budget.fraction) if budget else "",
+            "eta": format.duration(budget.eta_s) if budget and p.phase not in ENDED else "",
+        }
+        line = " ".join(f"{key}={word}" for key, word in words.items() if word)
+        self._write(line.replace(",", ""))  # commas are for tables: a line is read by programs too
 
-    def _line(self, words: list[str]) -> None:
+    def _write(self, line: str) -> None:
         self._due = self._now() + SILENCE_S
-        write_line(self._stream, " ".join(words))
-
-
-def _position_words(seconds: float, opt_steps: int, env_steps: int) -> list[str]:
-    return [f"time={format.duration(seconds)}", f"opt_steps={opt_steps}", f"env_steps={env_steps}"]
-
-
-def _progress_words(p: Progress) -> list[str]:
-    words = [*_position_words(p.seconds, p.opt_steps, p.env_steps), f"phase={p.phase}"]
-    if p.asynchronous:
-        words.append(f"actors={p.actors_alive}/{p.n_actors}")
-    if p.phase == "warm-up":
-        words.append(f"warmup_period={p.warmup_period}")
-    for name, value in (("opt_steps/s", p.opt_steps_per_sec), ("samples/s", p.samples_per_sec)):
-        if value is not None:
-            words.append(f"{name}={format.rate(value)}")
-    budget = first_to_end(p)
-    if budget is not None:
-        words.append(f"done={format.share(budget.fraction)}")
-    if budget is not None and p.phase not in ENDED:
-        words.append(f"eta={format.duration(budget.eta_s)}")
-    return words
+        write_line(self._stream, line)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
-from border_cli.core.metrics import INFO_UNIT, Mean, declare, percentile
+from border_cli.core.metrics import Mean, declare, percentile
 from border_cli.core.progress import ENDED, Progress
 from border_cli.core.state import State, check_like, number
 from border_cli.core.types import ActorStat, Chunk, Evaluation, episode_infos, finished_episodes
@@ -68,8 +68,8 @@ class Telemetry:
         self._began = monotonic() - seconds_before
         self._infos = [f"env/{key}" for key in info_keys]
         for name in self._infos:
-            declare(name, INFO_UNIT, f"mean of info[{name[4:]!r}] at the end of the episodes of the interval")
-            declare(f"eval/{name[4:]}", INFO_UNIT, "the same of the evaluation's episodes")
+            declare(name, "info", f"mean of info[{name[4:]!r}] at the end of the episodes of the interval")
+            declare(f"eval/{name[4:]}", "info", "the same of the evaluation's episodes")
         self._means = {name: Mean() for name in (*_MEANS, *self._infos)}
         self._interval_episodes = 0
         self._lags: deque[tuple[int, int]] = deque(maxlen=_MAX_LAGS)  # (lag, env steps) per chunk

@@ -25,31 +25,23 @@ def started() -> tuple[PlainView, io.StringIO, Clock]:
     return PlainView(stream, clock), stream, clock
 
 
-def test_a_record_is_one_line_with_the_important_metrics() -> None:
-    view, stream, _ = started()
-    values = {
-        "async/actors_blocked": 0.634,
-        "agent/q_mean": 5.0,
-        "train/episode_return": 21.375,
-        "agent/loss": math.nan,
-        "throughput/samples_per_sec": 12_345.6,
-    }
-    view.write(Record(values, opt_steps=1_500, env_steps=4_000, time=83.9))
-    assert stream.getvalue() == (
-        "time=0:01:23 opt_steps=1500 env_steps=4000 return=21.4 loss=nan samples/s=12346 actors_blocked=63%\n"
-    )
+FULL = Progress(
+    "training", 83.0, 15_000, 31_000, max_env_steps=50_000, warmup_period=1_000, opt_steps_per_sec=312.4,
+    samples_per_sec=12_345.6, n_actors=8, actors_alive=7, recent_returns=[21.0, 22.0],
+    evaluations=[(14_000, 487.25)], eval_infos={"is_success": 0.25},
+)  # fmt: skip
 
 
-def test_a_record_without_important_metrics_is_shown_completely_and_missing_actors_are_counted() -> None:
+def test_a_record_is_one_line_of_when_it_was_taken() -> None:
     view, stream, _ = started()
     view.write(Record({"time/save_ms": 12.5}))
-    view.show(Progress(n_actors=4, actors_alive=4))
-    for alive in (4.0, 3.0):
-        view.write(Record({"async/actors_alive": alive, "agent/loss": 1.0}))
-    other, complete, incomplete = stream.getvalue().splitlines()
-    assert other == "time=0:00:00 opt_steps=0 env_steps=0 time/save_ms=12.5"
-    assert "actors=" not in complete
-    assert " actors=3/4 loss=1" in incomplete
+    view.show(FULL)
+    stream.truncate(0), stream.seek(0)
+    view.write(Record({"agent/loss": math.nan}, opt_steps=1_500, env_steps=4_000, time=83.9))
+    assert stream.getvalue() == (
+        "time=0:01:23 opt_steps=1500 env_steps=4000 phase=training actors=7/8 return=21.5 eval=487.2 "
+        "eval/is_success=0.25 loss=nan opt_steps/s=312 samples/s=12346 done=62% eta=0:00:01\n"
+    )
 
 
 def test_progress_is_printed_at_first_and_then_after_a_silence() -> None:
@@ -75,24 +67,12 @@ def test_progress_is_printed_at_first_and_then_after_a_silence() -> None:
         assert stream.getvalue().count("\n") == line
 
 
-def test_a_complete_progress_line() -> None:
-    view, stream, _ = started()
-    view.show(
-        Progress(
-            "training", 83.0, 15_000, 31_000, max_env_steps=50_000, warmup_period=1_000,
-            opt_steps_per_sec=312.4, samples_per_sec=475.0, n_actors=8, actors_alive=8,
-        )
-    )  # fmt: skip
-    assert stream.getvalue() == (
-        "time=0:01:23 opt_steps=15000 env_steps=31000 phase=training actors=8/8 "
-        "opt_steps/s=312 samples/s=475 done=62% eta=0:00:40\n"
-    )
-
-
 def test_sync_and_warm_up_have_their_own_fields() -> None:
     view, stream, _ = started()
     view.show(Progress(phase="warm-up", warmup_period=1_000, asynchronous=False))
-    assert stream.getvalue() == ("time=0:00:00 opt_steps=0 env_steps=0 phase=warm-up warmup_period=1000\n")
+    assert stream.getvalue() == (
+        "time=0:00:00 opt_steps=0 env_steps=0 phase=warm-up warmup_period=1000 opt_steps/s=- samples/s=-\n"
+    )
 
 
 def test_a_note_is_one_line_in_the_encoding_of_the_stream_and_flushed() -> None:
