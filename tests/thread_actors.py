@@ -26,7 +26,7 @@ QUEUED_CHUNKS = 16
 
 @dataclass
 class ThreadStatus:
-    """Implements `Status`: plain attributes, because threads share all memory."""
+    """In the place of `ActorStatus`: plain attributes, because threads share all memory."""
 
     credit: int = 0
     stop_requested: bool = False
@@ -43,7 +43,7 @@ class ThreadStatus:
 
 
 class QueueSink:
-    """Implements `ChunkSink`. The rows of each chunk have arrays of their own."""
+    """In the place of a `Ring`. The rows of each chunk have arrays of their own."""
 
     def __init__(self, chunks: queue.Queue[Chunk], columns: tuple[Column, ...]) -> None:
         self._chunks = chunks
@@ -57,7 +57,7 @@ class QueueSink:
 
 
 class NewestModel:
-    """Implements `ModelSource` for one actor."""
+    """In the place of a `ModelChannel`, for one actor."""
 
     def __init__(self, manager: ThreadManager) -> None:
         self._manager = manager

@@ -1,7 +1,7 @@
 """The loop of an actor: act on credit, hand over chunks, take the newest model between chunks.
 
-The loop depends on three small protocols only, so that it runs in a process, in a thread or on another machine:
-`Status` (credit, stop, counters, heartbeat), `ChunkSink` (where chunks go) and `ModelSource`.
+What it shares with the learner is an `ActorStatus` (credit, stop, counters, heartbeat), a `Ring` and a `ModelChannel`. They
+work between processes and between threads; on another machine, a thread there carries on (`border_cli.actors.remote`).
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic_ns
-from typing import Protocol, TypeVar, cast
+from typing import TypeVar
 
 from border_cli.actors.sampler import Sampler
-from border_cli.actors.spec import ActorId, ActorSpec, ActorState, Rounds, model_number
+from border_cli.actors.spec import ActorId, ActorSpec, ActorState, ActorStatus, Rounds, model_number
 from border_cli.core.protocols import ActingPolicy
 from border_cli.core.state import State, check_like, joined, section
 from border_cli.core.types import ActorStat, Chunk, Items, ModelInfo, count_episodes, count_transitions
 from border_cli.runtime import seeding
+from border_cli.runtime.transport import ModelChannel, Ring
 from border_cli.runtime.worker import Ready
 
 MAX_AGE_NS = 50_000_000
@@ -28,64 +29,6 @@ _BEAT_S = 0.25
 """Time between two heartbeats of an actor that waits [s]."""
 
 T = TypeVar("T")
-
-
-class Status(Protocol):
-    """What an actor and the learner tell each other while the actor runs. Env steps include earlier incarnations'.
-
-    Attributes:
-        heartbeat: a counter that grows while the actor works or waits.
-        first_step_ns: start of its first env step on the monotonic clock, 0 before it.
-        blocked_ns: time spent waiting for credit or room.
-    """
-
-    state: ActorState
-    heartbeat: int
-    first_step_ns: int
-    blocked_ns: int
-
-    @property
-    def stop_requested(self) -> bool:
-        """Whether the actor has to stop."""
-
-    @property
-    def credit(self) -> int:
-        """Env steps that the actor may have taken in all."""
-
-    @property
-    def global_env_steps(self) -> int:
-        """Env steps of the whole run, as last announced by the learner."""
-
-    def wait(self, seconds: float) -> None:
-        """Sleep until the learner has changed something, and no longer than this."""
-
-
-class ChunkSink(Protocol):
-    """Where an actor hands over its chunks."""
-
-    def reserve(self, rows: int) -> Items | None:
-        """Arrays for the next rows, one per column: of `rows` rows, or of fewer. None while there is no room."""
-
-    def push(self, chunk: Chunk) -> None:
-        """Hand over a chunk whose items are the arrays that the last `reserve` returned, filled by now."""
-
-
-class ModelSource(Protocol):
-    """Where new models come from."""
-
-    def poll(self) -> ModelInfo | None:
-        """The newest model if there is a new one. Never waits."""
-
-
-class RoundModels(ModelSource, Protocol):
-    """Where the models of rounds come from."""
-
-    @property
-    def publications(self) -> int:
-        """Number of the newest model, 0 before the first."""
-
-    def take(self, number: int) -> ModelInfo:
-        """The model of this publication. Raises RuntimeError if it is not there any more."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +45,7 @@ class SentState:
     state: State
 
 
-def wait_until(poll: Callable[[], T], state: ActorState, status: Status) -> T:
+def wait_until(poll: Callable[[], T], state: ActorState, status: ActorStatus) -> T:
     """Call `poll` until it returns something true, and return that; in between, sleep until the learner has done something.
 
     The status shows `state` meanwhile, with a heartbeat. The time counts as blocked from the first env step on.
@@ -138,9 +81,9 @@ class Actor:
         actor_id: ActorId,
         sampler: Sampler,
         policy: ActingPolicy,
-        models: ModelSource,
-        sink: ChunkSink,
-        status: Status,
+        models: ModelChannel,
+        ring: Ring,
+        status: ActorStatus,
         n_buffer: int,
         version: int = 0,
     ) -> None:
@@ -149,7 +92,7 @@ class Actor:
         self._sampler = sampler
         self._policy = policy
         self._models = models
-        self._sink = sink
+        self._ring = ring
         self._status = status
         self._n_buffer = n_buffer
         self._version = version
@@ -213,18 +156,18 @@ class Actor:
         )
 
     def _hand_over(self) -> None:
-        """Hand over what there is, in chunks. A full sink is waited for, also while the run is being stopped: the learner
-        then empties the sinks until every actor has left.
+        """Hand over what there is, in chunks. A full ring is waited for, also while the run is being stopped: the learner
+        then empties the rings until every actor has left.
         """
         processor = self._sampler.processor
         while self._pending:
             items = processor.take(
-                self._wait(partial(self._sink.reserve, processor.n_rows), ActorState.WAITING_FOR_ROOM)
+                self._wait(partial(self._ring.reserve, processor.n_rows), ActorState.WAITING_FOR_ROOM)
             )
             self._episodes += count_episodes(items)
             env_steps = self._part_steps(items) if processor.n_rows else self._pending
             actor, incarnation = self.id.actor, self.id.incarnation
-            self._sink.push(Chunk(actor, incarnation, self._sequence, env_steps, self._version, items))
+            self._ring.push(Chunk(actor, incarnation, self._sequence, env_steps, self._version, items))
             self._sequence += 1
             self._pending -= env_steps
 
@@ -243,22 +186,19 @@ class Actor:
 class LockstepActor(Actor):
     """Acts in rounds, each with the model that is due in it."""
 
-    _policy: ActingPolicy
-    _models: RoundModels
-
     def __init__(
         self,
         actor_id: ActorId,
         sampler: Sampler,
         policy: ActingPolicy,
-        models: RoundModels,
-        sink: ChunkSink,
-        status: Status,
+        models: ModelChannel,
+        ring: Ring,
+        status: ActorStatus,
         rounds: Rounds,
         send: Callable[[object], None],
         state_wanted: Callable[[], bool],
     ) -> None:
-        super().__init__(actor_id, sampler, policy, models, sink, status, n_buffer=1)
+        super().__init__(actor_id, sampler, policy, models, ring, status, n_buffer=1)
         self._rounds = rounds
         self._send = send
         self._state_wanted = state_wanted
@@ -332,9 +272,9 @@ class LockstepActor(Actor):
 def run_actor(
     spec: ActorSpec,
     actor_id: ActorId,
-    models: ModelSource,
-    sink: ChunkSink,
-    status: Status,
+    models: ModelChannel,
+    ring: Ring,
+    status: ActorStatus,
     send: Callable[[object], None],
     state_wanted: Callable[[], bool] = lambda: False,
     state: State | None = None,
@@ -342,7 +282,6 @@ def run_actor(
     """One incarnation of an actor, from making its environments to closing them.
 
     Args:
-        models: where it gets models from; in lockstep `RoundModels`.
         send: gets `Ready` once the environments are reset and the first model is held, and `Finished` before the
             environments are closed, which may take long.
         state_wanted: in lockstep, whether the learner asks for the actor's state; `send` then gets `SentState`.
@@ -374,10 +313,10 @@ def run_actor(
         actor: Actor
         if spec.rounds is None:
             sampler.begin()
-            actor = Actor(actor_id, sampler, policy, models, sink, status, spec.n_buffer, model.version)
+            actor = Actor(actor_id, sampler, policy, models, ring, status, spec.n_buffer, model.version)
         else:
-            rounds = cast("RoundModels", models), sink, status, spec.rounds, send, state_wanted
-            actor = LockstepActor(actor_id, sampler, policy, *rounds)
+            parts = models, ring, status, spec.rounds, send, state_wanted
+            actor = LockstepActor(actor_id, sampler, policy, *parts)
             actor.begin(state)
         send(Ready(actor.exact))
         stat = actor.run()

@@ -28,6 +28,7 @@ from border_cli.core.protocols import ExperienceSource, StopCheck
 from border_cli.core.types import ActorStat, Chunk, Column, ModelInfo
 from border_cli.runtime.child import Child, log_here
 from border_cli.runtime.ray_cluster import Cluster, brief
+from border_cli.runtime.transport import model_layout
 from border_cli.runtime.worker import Failed
 
 _CALLS = 2
@@ -88,30 +89,10 @@ class RayModels:
 # -- one actor -----------------------------------------------------------------
 
 
-class ArrivedChunks:
-    """Chunks of two calls, which may come in another order, in the order of their numbers. Implements `ChunkSource`."""
-
-    def __init__(self) -> None:
-        self._chunks: dict[int, Chunk] = {}
-        self._next = 0
-
-    def add(self, chunk: Chunk) -> None:
-        """Take a chunk that has arrived."""
-        self._chunks[chunk.sequence] = chunk
-
-    def pop_all(self) -> list[Chunk]:
-        """The chunks of which no earlier one is missing."""
-        chunks = []
-        while (chunk := self._chunks.pop(self._next, None)) is not None:
-            chunks.append(chunk)
-            self._next += 1
-        return chunks
-
-
 class RayChild:
     """A Ray actor in the place of a child process: it has what `SupervisedProcess` uses of a `Child`.
 
-    first: number of the first publication that it may need.
+    It is also the `ChunkSource` of the chunks that its replies have brought.
     """
 
     pid = None
@@ -119,29 +100,23 @@ class RayChild:
     start_error: ResourceError | None = None
     last_output = ""
 
-    def __init__(
-        self, link: RayLink, setup: RemoteSetup, status: ActorStatus, chunks: ArrivedChunks, first: int
-    ) -> None:
+    def __init__(self, link: RayLink, setup: RemoteSetup, status: ActorStatus) -> None:
         self._link = link
         self._status = status
-        self._chunks = chunks
         self._actor_id = setup.actor_id
-        self._sent = first - 1  # number of the last publication that was sent
+        self._sent = setup.published  # number of the last publication that was sent
         self._told = (-1, False)  # credit and stop of the last command
         self._n_commands = 0
         self._wants_state = False
-        self._calls: deque[Any] = deque()
+        self._chunks: list[Chunk] = []
+        self.calls: deque[Any] = deque()
+        """References to the answers that are awaited. They come in the order of the calls."""
         self._has_answered = False
         self._blocked_before = status.blocked_ns  # by earlier incarnations
         self._ended = ""  # how it ended; empty while it runs
         remote: Any = link.ray.remote(RemoteActor)
         self._actor = remote.options(max_restarts=0, max_concurrency=_CALLS, **link.options).remote(setup)
         self.tell()
-
-    @property
-    def calls(self) -> Sequence[Any]:
-        """References to the answers that are awaited."""
-        return self._calls
 
     def send(self, message: object) -> None:
         """Ask for the actor's state, which is the only message that there is."""
@@ -152,28 +127,26 @@ class RayChild:
     def receive(self, last: bool = False) -> Iterator[object]:
         """Messages that have arrived. Tells the actor what is new."""
         del last
-        if self._calls:
-            ready, _ = self._link.ray.wait(list(self._calls), num_returns=len(self._calls), timeout=0)
-            for ref in ready:
-                if ref in self._calls:  # they are forgotten when the actor is lost
-                    self._calls.remove(ref)
-                    yield from self._take(ref)
+        while self.calls and self._link.ray.wait([self.calls[0]], num_returns=1, timeout=0)[0]:
+            yield from self._take(self.calls.popleft())
         if self._status.stop_requested and not self._has_answered and not self._ended:
             self.kill()  # it still waits for its place on the cluster
             of = self._actor_id
             yield Finished(ActorStat(of.actor, of.incarnation, of.env_steps))  # those of earlier incarnations
         self.tell()
 
+    def pop_all(self) -> list[Chunk]:
+        chunks, self._chunks = self._chunks, []
+        return chunks
+
     def _take(self, ref: Any) -> Iterator[object]:
         try:
             reply: Reply = self._link.ray.get(ref)
         except Exception as e:  # noqa: BLE001 - whatever Ray raises: the actor is not there any more
-            self._ended = f"was lost: {brief(e)}"
-            self._calls.clear()
+            self._end(f"was lost: {brief(e)}")
             return
         self._has_answered = True
-        for chunk in reply.chunks:
-            self._chunks.add(chunk)
+        self._chunks += reply.chunks
         status = self._status
         first = status.first_step_ns
         if reply.seconds and not first:
@@ -185,7 +158,7 @@ class RayChild:
                 log_here(message)
                 continue
             if isinstance(message, Finished | Failed):
-                self._ended = "has ended"
+                self._end("has ended")
             if isinstance(message, Finished):  # the times of all incarnations
                 seconds = (time.monotonic_ns() - first) / 1e9 if first else 0.0
                 stat = replace(message.stat, seconds=seconds, blocked_seconds=status.blocked_ns / 1e9)
@@ -199,20 +172,18 @@ class RayChild:
         status, models = self._status, self._link.models
         now = credit, stop = status.credit, status.stop_requested
         is_new = now != self._told or self._wants_state or models.publications > self._sent
-        if len(self._calls) >= _CALLS or (self._calls and not is_new):
+        if len(self.calls) >= _CALLS or (self.calls and not is_new):
             return
         new = models.since(self._sent)
-        command = Command(
-            self._n_commands, credit, status.global_env_steps, stop, tuple(new), self._wants_state
-        )
-        self._calls.append(self._actor.collect.remote(command, *new.values()))
+        command = Command(self._n_commands, credit, status.global_env_steps, stop, self._wants_state)
+        self.calls.append(self._actor.collect.remote(command, *new.values()))
         self._n_commands += 1
         self._told, self._wants_state = now, False
         self._sent = max([self._sent, *new])
 
     def exited(self) -> bool:
-        """Whether the actor has ended and all that it has sent is here, or whether it is lost."""
-        return bool(self._ended) and not self._calls
+        """Whether the actor has ended, and all that it has sent is here, or is lost."""
+        return bool(self._ended)
 
     @property
     def exit_reason(self) -> str:
@@ -221,8 +192,7 @@ class RayChild:
 
     def kill(self) -> None:
         """Kill it at once."""
-        self._ended = self._ended or "was killed"
-        self._calls.clear()
+        self._end("was killed")
         with contextlib.suppress(Exception):  # it may be gone, or its node
             self._link.ray.kill(self._actor, no_restart=True)
 
@@ -230,6 +200,10 @@ class RayChild:
         """Kill it, and forget the answers."""
         del grace_s
         self.kill()
+
+    def _end(self, how: str) -> None:
+        self._ended = self._ended or how
+        self.calls.clear()
 
 
 class RayHandle(ActorHandle):
@@ -261,12 +235,11 @@ class RayHandle(ActorHandle):
         self._remote = None
 
     def _make(self, actor_id: ActorId) -> Child:
-        shared = self._shared
-        self._arriving = arrived = ArrivedChunks()
+        shared, link = self._shared, cast("RayLink", self._shared.link)
+        parts = shared.columns, shared.ring_rows, link.layout, link.models.publications - 1
         level = logging.getLogger().getEffectiveLevel()
-        setup = RemoteSetup(shared.spec, actor_id, shared.columns, shared.ring_rows, level, self._state)
-        first = shared.models.publications if shared.spec.rounds is None else 1
-        self._remote = RayChild(cast("RayLink", shared.link), setup, self._status, arrived, first)
+        setup = RemoteSetup(shared.spec, actor_id, *parts, level, self._state)
+        self._arriving = self._remote = RayChild(link, setup, self._status)
         return cast("Child", self._remote)
 
 
@@ -295,12 +268,13 @@ class RayLink(Link):
             )
 
     def open_models(self, model: ModelInfo, in_rounds: bool, published: int) -> ModelSink:
+        self.layout = model_layout(model)
         self.models = RayModels(self.ray, LOCKSTEP_SLOTS if in_rounds else 1, published)
         return self.models
 
     def listen(self, actors: Sequence[ActorHandle], timeout_s: float, needed: bool) -> None:
         handles = cast("Sequence[RayHandle]", actors)
-        callers = {ref: handle for handle in handles for ref in handle.calls}
+        callers = {handle.calls[0]: handle for handle in handles if handle.calls}
         if timeout_s > 0 and callers:
             self.ray.wait(list(callers), num_returns=1, timeout=timeout_s)
         for handle in handles:
@@ -308,8 +282,8 @@ class RayLink(Link):
             handle.tell()
         # One question for all calls: Ray needs as long for it as for a single call.
         ready = self.ray.wait(list(callers), num_returns=len(callers), timeout=0)[0] if callers else []
-        for handle in dict.fromkeys([callers[ref] for ref in ready]):
-            handle.receive()
+        for ref in ready:
+            callers[ref].receive()
         for handle in handles:
             if handle.exited():
                 handle.receive()

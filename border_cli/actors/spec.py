@@ -9,7 +9,7 @@ from typing import Any
 
 from border_cli.core.protocols import ActingPolicy, StepProcessor
 from border_cli.core.spaces import EnvSpec
-from border_cli.runtime.transport import WORD, Block, Layout, SharedEvent
+from border_cli.runtime.transport import WORD, Layout, SharedBlock, SharedEvent
 
 
 @dataclass(frozen=True)
@@ -133,16 +133,23 @@ class _Word:
 
 
 class ActorStatus:
-    """The status of one actor in shared memory, passed to its process. Implements `actors.loop.Status`.
+    """What an actor and the learner tell each other while the actor runs, in shared memory. Passed to the actor's process.
+
+    Env steps include those of earlier incarnations.
 
     Args:
         shared, credit, own: where in the block the words of all actors, this one's credit and its own words are.
         changed: set whenever the learner has changed something that the actor may be waiting for.
+
+    Attributes:
+        heartbeat: a counter that grows while the actor works or waits.
+        first_step_ns: start of its first env step on the monotonic clock, 0 before it.
+        blocked_ns: time spent waiting for credit or room.
     """
 
     heartbeat, first_step_ns, blocked_ns = _Word(1), _Word(2), _Word(3)
 
-    def __init__(self, block: Block, shared: int, credit: int, own: int, changed: SharedEvent) -> None:
+    def __init__(self, block: SharedBlock, shared: int, credit: int, own: int, changed: SharedEvent) -> None:
         self._places = block, shared, credit, own
         self._shared = block.words(shared, 2)
         self._credit = block.words(credit, 1)
@@ -154,14 +161,17 @@ class ActorStatus:
 
     @property
     def stop_requested(self) -> bool:
+        """Whether the actor has to stop."""
         return bool(self._shared[_STOP])
 
     @property
     def global_env_steps(self) -> int:
+        """Env steps of the whole run, as last announced by the learner."""
         return int(self._shared[_ENV_STEPS])
 
     @property
     def credit(self) -> int:
+        """Env steps that the actor may have taken in all."""
         return int(self._credit[0])
 
     @credit.setter
@@ -171,6 +181,7 @@ class ActorStatus:
             self.changed.set()
 
     def wait(self, seconds: float) -> None:
+        """Sleep until the learner has changed something, and no longer than this."""
         self.changed.wait(seconds)
 
     @property
@@ -193,7 +204,7 @@ class StatusBlock:
         layout = Layout()
         shared = layout.reserve(2 * WORD)
         places = [(layout.reserve(WORD), layout.reserve(4 * WORD)) for _ in range(n_actors)]
-        self._block = Block(layout.size, "the actors' status")
+        self._block = SharedBlock(layout.size, "the actors' status")
         self._shared = self._block.words(shared, 2)
         self._actors = [ActorStatus(self._block, shared, *place, SharedEvent()) for place in places]
 

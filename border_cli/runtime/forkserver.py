@@ -25,7 +25,7 @@ from typing import Any
 import psutil
 
 from border_cli.runtime.signals import blocked
-from border_cli.runtime.transport import Block, resource_error
+from border_cli.runtime.transport import SharedBlock, resource_error
 from border_cli.runtime.worker import PassedDescriptor, Setup
 
 LIGHT_PRELOAD = ("gymnasium", "border_cli.run.build", "border_cli.actors.process")
@@ -144,9 +144,9 @@ def preparation(name: str) -> dict[str, Any]:
     return found
 
 
-def _pickled(content: object, purpose: str) -> Block:
+def _pickled(content: object, purpose: str) -> SharedBlock:
     data = reduction.ForkingPickler.dumps(content)
-    block = Block(len(data), purpose)
+    block = SharedBlock(len(data), purpose)
     os.pwrite(block.fileno(), data, 0)
     return block
 

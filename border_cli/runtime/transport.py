@@ -46,7 +46,7 @@ class Layout:
         return offset
 
 
-class Block:
+class SharedBlock:
     """`size` bytes of zeros, shared with every child they are passed to as an argument of its process.
 
     Raises ResourceError when the memory or a descriptor cannot be had.
@@ -81,14 +81,14 @@ class Block:
     def __del__(self) -> None:
         self.close()
 
-    def __reduce__(self) -> tuple[Callable[..., Block], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[Callable[..., SharedBlock], tuple[Any, ...]]:
         context.assert_spawning(self)
         return _attach, (reduction.DupFd(self._fd), self.size)
 
 
-def _attach(handle: Any, size: int) -> Block:
+def _attach(handle: Any, size: int) -> SharedBlock:
     """The block of the parent, in the child."""
-    block = Block.__new__(Block)
+    block = SharedBlock.__new__(SharedBlock)
     block.size, block._fd = size, handle.detach()
     block._map = mmap.mmap(block._fd, size)
     block.close()
@@ -96,7 +96,7 @@ def _attach(handle: Any, size: int) -> Block:
 
 
 class SharedEvent:
-    """What a child sleeps on until its parent sets it: an eventfd, where there are none a pipe. Passed like a `Block`.
+    """What a child sleeps on until its parent sets it: an eventfd, where there are none a pipe. Passed like a block.
 
     If it is set before the child waits, the child does not sleep. Raises ResourceError.
     """
@@ -216,7 +216,7 @@ def ring_rows(credit: int, n_envs: int, columns: Sequence[Column]) -> int:
 
 
 class Ring:
-    """A bounded ring of chunks: room for `capacity` rows in as many chunks at most. Implements `actors.loop.ChunkSink`.
+    """A bounded ring of chunks: room for `capacity` rows in as many chunks at most.
 
     The learner makes it and passes it to the actor's process as an argument. One process writes, one reads, and neither
     ever locks. A chunk is a header in one of a fixed number of slots, and a run of rows in one array per column. The rows
@@ -231,11 +231,11 @@ class Ring:
         columns | obs … | action … | …        each (capacity, *shape), written at rows_in % capacity
     """
 
-    def __init__(self, columns: tuple[Column, ...], capacity: int, block: Block | None = None) -> None:
+    def __init__(self, columns: tuple[Column, ...], capacity: int, block: SharedBlock | None = None) -> None:
         self.columns = columns
         self.capacity = capacity
         size, (head, tail, headers, *offsets) = _ring_layout(columns, capacity)
-        self._block = block or Block(size, "an actor's ring")
+        self._block = block or SharedBlock(size, "an actor's ring")
         self._head_word = self._block.words(head, 1)
         self._tail_words = self._block.words(tail, 2)
         self._headers = self._block.words(headers, capacity * _SLOT_WORDS)
@@ -352,14 +352,14 @@ class ModelChannel:
     """
 
     def __init__(
-        self, layout: tuple[Column, ...], slots: int = 2, published: int = 0, block: Block | None = None
+        self, layout: tuple[Column, ...], slots: int = 2, published: int = 0, block: SharedBlock | None = None
     ) -> None:
         self._layout = layout
         nbytes = sum(column.row_bytes for column in layout)
         places = Layout()
         newest = places.reserve(WORD)
         offsets = [[places.reserve(n) for n in (WORD, 2 * WORD, nbytes)] for _ in range(slots)]
-        self._block = block or Block(places.size, "the model channel")
+        self._block = block or SharedBlock(places.size, "the model channel")
         self._newest = self._block.words(newest, 1)
         if block is None:
             self._newest[0] = published

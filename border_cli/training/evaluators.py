@@ -21,7 +21,7 @@ from border_cli.runtime import seeding
 from border_cli.runtime.child import Child
 from border_cli.runtime.clock import Deadline
 from border_cli.runtime.supervised import Condition, Limits, SupervisedProcess
-from border_cli.runtime.transport import WORD, Block, ModelChannel, model_layout
+from border_cli.runtime.transport import WORD, ModelChannel, SharedBlock, model_layout
 from border_cli.runtime.worker import Ready, Reporter
 
 _START_TIMEOUT_S = 120.0
@@ -200,8 +200,8 @@ class EvaluatorStatus:
     block: the memory; None allocates it, which raises ResourceError if there is too little.
     """
 
-    def __init__(self, block: Block | None = None) -> None:
-        self._block = block or Block(2 * WORD, "the evaluator's status")
+    def __init__(self, block: SharedBlock | None = None) -> None:
+        self._block = block or SharedBlock(2 * WORD, "the evaluator's status")
         self._stop, self._beats = self._block.words(0, 1), self._block.words(WORD, 1)
         self.close = self._block.close
 

@@ -28,7 +28,7 @@ def test_words_and_arrays_are_views_of_one_block() -> None:
     layout = shared_memory.Layout()
     first, second = layout.reserve(8), layout.reserve(3 * 4)
     assert (first, second, layout.size) == (0, 64, 128)
-    block = shared_memory.Block(layout.size, "test")
+    block = shared_memory.SharedBlock(layout.size, "test")
     block.words(first, 1)[0] = -5
     block.array(second, (3,), "float32")[:] = [1, 2, 3]
     assert block.words(first, 1)[0] == -5
@@ -38,7 +38,7 @@ def test_words_and_arrays_are_views_of_one_block() -> None:
 
 def test_a_block_can_only_be_inherited_by_a_child() -> None:
     with pytest.raises(RuntimeError, match="inheritance"):
-        pickle.dumps(shared_memory.Block(64, "test"))
+        pickle.dumps(shared_memory.SharedBlock(64, "test"))
 
 
 @pytest.mark.parametrize("kind", ["eventfd", "pipe"])
@@ -89,13 +89,13 @@ def test_running_out_of_descriptors_names_the_limit(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(os, "memfd_create", no_descriptor)
     with pytest.raises(ResourceError, match="ulimit -n"):
-        shared_memory.Block(64, "test")
+        shared_memory.SharedBlock(64, "test")
 
 
 def test_without_memfd_create_an_unlinked_file_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create")
     monkeypatch.delattr(os, "posix_fallocate")
-    block = shared_memory.Block(3 << 20, "test")
+    block = shared_memory.SharedBlock(3 << 20, "test")
     block.words((3 << 20) - 8, 1)[0] = 7
     assert block.words((3 << 20) - 8, 1)[0] == 7
 

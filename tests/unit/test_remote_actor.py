@@ -12,22 +12,16 @@ import numpy as np
 import pytest
 
 from border_cli.actors.actor import Finished
-from border_cli.actors.ray_actors import ArrivedChunks, RayChild, RayModels
-from border_cli.actors.remote import (
-    Command,
-    QueueSink,
-    ReceivedModels,
-    RemoteActor,
-    RemoteSetup,
-    Reply,
-)
-from border_cli.actors.spec import ActorState, StatusBlock
+from border_cli.actors.ray_actors import RayChild, RayModels
+from border_cli.actors.remote import Command, RemoteActor, RemoteSetup, Reply
+from border_cli.actors.spec import ActorSpec, ActorState, StatusBlock
 from border_cli.config.resolve import ratio_tolerance
 from border_cli.config.schema import RayConfig, TrainConfig
 from border_cli.core.errors import UsageError
 from border_cli.core.types import ActorStat, Chunk, Column, empty_items
 from border_cli.runtime import ray_cluster
 from border_cli.runtime.supervised import Failed, Ready
+from border_cli.runtime.transport import model_layout
 from tests.fakes import COUNTING_COLUMNS, counting_actors, model
 
 COLUMNS = (Column("obs", (2,), "float32"), Column("n_steps", (), "int32"), Column("done", (), "bool"))
@@ -41,26 +35,9 @@ def chunk(sequence: int, rows: int = 3) -> Chunk:
     return Chunk(1, 2, sequence, rows, 7, items)
 
 
-def test_chunks_of_two_calls_come_in_the_order_of_their_numbers() -> None:
-    arrived = ArrivedChunks()
-    arrived.add(chunk(1))
-    assert arrived.pop_all() == []
-    arrived.add(chunk(0))
-    arrived.add(chunk(3))
-    assert [one.sequence for one in arrived.pop_all()] == [0, 1]
-    assert arrived.pop_all() == []  # the second one is lost, if its actor is
-
-
-def test_a_full_sink_takes_no_rows_until_it_is_emptied() -> None:
-    changed = threading.Condition()
-    sink = QueueSink(COLUMNS, 4, changed)
-    sink.push(chunk(0))
-    assert sink.reserve(2) is not None
-    sink.push(chunk(1))
-    assert sink.reserve(2) is None
-    with changed:
-        assert [one.sequence for one in sink.take()] == [0, 1]
-    assert sink.reserve(2) is not None
+def setup_of(spec: ActorSpec, incarnation: int = 0, env_steps: int = 0, capacity: int = 64) -> RemoteSetup:
+    actor_id = spec.actor_id(0, incarnation, 1, env_steps)
+    return RemoteSetup(spec, actor_id, COUNTING_COLUMNS, capacity, model_layout(model()), 0, 30)
 
 
 def test_a_model_is_put_into_the_store_once_and_only_if_an_actor_needs_it() -> None:
@@ -80,32 +57,34 @@ def test_a_model_is_put_into_the_store_once_and_only_if_an_actor_needs_it() -> N
     assert list(lockstep.since(6)) == [7, 8, 9]
 
 
-def test_an_actor_has_the_newest_model_and_in_lockstep_the_two_before() -> None:
-    received = ReceivedModels()
-    for number in (1, 2, 3):
-        received.add(number, model(number))
-    assert received.poll() is not None and received.poll() is None
-    assert [received.take(number).version for number in (1, 2, 3)] == [1, 2, 3]
+def test_calls_that_arrive_in_another_order_are_obeyed_and_answered_in_their_own() -> None:
+    actor = RemoteActor(setup_of(counting_actors(lengths=[7])))
+    order: list[int] = []
 
+    def call(number: int, credit: int) -> None:
+        actor.collect(Command(number, credit, 0), model(number))
+        order.append(number)
 
-def test_models_that_an_actor_never_sees_are_not_kept() -> None:
-    """A free-running actor gets the newest model alone."""
-    received = ReceivedModels()
-    for number in (1, 3, 7, 12, 20):
-        received.add(number, model(number))
-    assert list(received._models) == [20]
-    assert received.poll().version == 20
-    received.add(19, model(19))  # of a call that a later one has overtaken
-    assert received.poll() is None
-
-
-def test_a_command_that_a_later_one_has_overtaken_changes_nothing_back() -> None:
-    spec = counting_actors(lengths=[7])
-    actor = RemoteActor(RemoteSetup(spec, spec.actor_id(0, 0, 1), COUNTING_COLUMNS, 64, 30))
-    actor.collect(Command(1, 8, 100, publications=(2,)), model(2))
-    actor.collect(Command(0, 3, 50, publications=(1,)), model(1))
-    assert (actor._status.credit, actor._status.global_env_steps, actor._models.publications) == (8, 100, 2)
+    later = threading.Thread(target=call, args=(1, 8))
+    later.start()
+    assert actor._models.publications == 0
+    call(0, 3)
+    later.join(30)
+    assert (order, actor._status.credit, actor._models.publications) == ([0, 1], 8, 2)
+    assert actor._models.take(2).version == 1
     actor.collect(Command(2, 8, 100, stop=True))
+
+
+def test_an_actor_that_waits_for_room_goes_on_when_its_chunks_are_taken() -> None:
+    actor = RemoteActor(setup_of(counting_actors(n_buffer=4, lengths=[7]), capacity=8))
+    reply = actor.collect(Command(0, 100, 0), model())
+    chunks, number = reply.chunks, 1
+    while sum(chunk.env_steps for chunk in chunks) < 100:
+        chunks += actor.collect(Command(number, 100, 0)).chunks
+        number += 1
+    assert [chunk.sequence for chunk in chunks] == list(range(len(chunks)))
+    assert sum(chunk.env_steps for chunk in chunks) == 100
+    actor.collect(Command(number, 100, 0, stop=True))
 
 
 class Store:
@@ -142,47 +121,43 @@ def link_to(store: Store) -> Any:
     return SimpleNamespace(ray=store, models=RayModels(store, 1), options={})
 
 
-def two_calls(store: Store) -> tuple[RayChild, ArrivedChunks]:
+def two_calls(store: Store) -> RayChild:
     """An actor with two calls under way."""
-    spec, arrived, block = counting_actors(lengths=[7]), ArrivedChunks(), StatusBlock(1)
-    setup = RemoteSetup(spec, spec.actor_id(0, 0, 1), COLUMNS, 64, 30)
-    child = RayChild(link_to(store), setup, block[0], arrived, 1)
+    block = StatusBlock(1)
+    child = RayChild(link_to(store), setup_of(counting_actors(lengths=[7])), block[0])
     block.grant([5])
     child.tell()
     assert list(child.calls) == [1, 2]
-    return child, arrived
+    return child
 
 
 def answer(messages: list[object], *chunks: Chunk) -> Reply:
     return Reply(list(chunks), messages, ActorState.DONE, 1, 0.0, 0)
 
 
-def test_an_actor_has_ended_when_the_answers_of_all_calls_are_here() -> None:
+def test_answers_are_taken_in_the_order_of_the_calls() -> None:
     store = Store()
-    child, arrived = two_calls(store)
+    child = two_calls(store)
     store.answers[2] = answer([Finished(ActorStat(0))], chunk(1))
-    assert [type(one) for one in child.receive()] == [Finished]
-    assert (child.exited(), arrived.pop_all()) == (False, [])
+    assert (list(child.receive()), child.exited(), child.pop_all()) == ([], False, [])
     store.answers[1] = answer([], chunk(0))
-    assert list(child.receive()) == []
-    assert [one.sequence for one in arrived.pop_all()] == [0, 1]
-    assert child.exited() and store.n_calls == 2
+    assert [type(message) for message in child.receive()] == [Finished]
+    assert [arrived.sequence for arrived in child.pop_all()] == [0, 1]
+    assert child.exited() and not child.pop_all()
 
 
 def test_a_lost_actor_has_ended_at_once() -> None:
     store = Store()
-    child, _ = two_calls(store)
+    child = two_calls(store)
     store.answers |= {1: RuntimeError("the node left"), 2: RuntimeError("the node left")}
     assert list(child.receive()) == []
     assert child.exited() and child.exit_reason == "was lost: the node left"
 
 
 def test_an_actor_that_waits_for_its_place_ends_when_the_run_does() -> None:
-    store, spec, block = Store(), counting_actors(lengths=[7]), StatusBlock(1)
-    setup = RemoteSetup(
-        spec, spec.actor_id(0, 1, 1, 40), COLUMNS, 64, 30
-    )  # an earlier incarnation did 40 env steps
-    child = RayChild(link_to(store), setup, block[0], ArrivedChunks(), 1)
+    block = StatusBlock(1)
+    setup = setup_of(counting_actors(lengths=[7]), incarnation=1, env_steps=40)  # of earlier incarnations
+    child = RayChild(link_to(Store()), setup, block[0])
     block.request_stop()
     (message,) = child.receive()
     assert isinstance(message, Finished)
@@ -194,9 +169,7 @@ def test_the_times_of_an_actor_are_those_of_all_its_incarnations() -> None:
     store = Store()
     block = StatusBlock(1)
     block[0].first_step_ns, block[0].blocked_ns = 1, 3_000_000_000  # an earlier one was blocked for 3 s
-    spec, arrived = counting_actors(lengths=[7]), ArrivedChunks()
-    setup = RemoteSetup(spec, spec.actor_id(0, 1, 1), COLUMNS, 64, 30)
-    child = RayChild(link_to(store), setup, block[0], arrived, 1)
+    child = RayChild(link_to(store), setup_of(counting_actors(lengths=[7]), incarnation=1), block[0])
     end = Finished(ActorStat(0, seconds=1.0, blocked_seconds=0.5))
     store.answers[1] = replace(answer([end]), seconds=1.0, blocked_ns=500_000_000)
     (message,) = child.receive()
@@ -221,28 +194,29 @@ def test_a_call_returns_with_chunks_and_at_once_when_a_newer_one_comes(
 ) -> None:
     monkeypatch.setattr("border_cli.actors.remote.WAIT_S", 60.0)
     spec = counting_actors(n_buffer=4, lengths=[7])
-    actor = RemoteActor(RemoteSetup(spec, spec.actor_id(0, 0, 1), COUNTING_COLUMNS, 64, 30))
-    first = actor.collect(Command(0, 0, 0, publications=(1,)), model())
+    actor = RemoteActor(setup_of(spec))
+    first = actor.collect(Command(0, 0, 0), model())
     assert first.messages == [Ready(True)]
     answers: list[Any] = []
     waiting = threading.Thread(target=lambda: answers.append(actor.collect(Command(1, 0, 0))))
     waiting.start()
-    while actor._entered < 2:
+    while actor._told < 2:
         pass
-    reply = actor.collect(Command(2, 8, 100))
+    reply = actor.collect(Command(2, 1000, 100))
     waiting.join(30)
     assert not waiting.is_alive()
-    chunks = [*answers[0].chunks, *reply.chunks]
-    while sum(one.env_steps for one in chunks) < 8:
-        chunks += actor.collect(Command(3, 8, 100)).chunks
+    chunks, number = [*answers[0].chunks, *reply.chunks], 3
+    while sum(one.env_steps for one in chunks) < 1000:
+        chunks += actor.collect(Command(number, 1000, 100)).chunks
+        number += 1
     assert [one.sequence for one in chunks] == list(range(len(chunks)))
-    end = actor.collect(Command(4, 8, 100, stop=True))
+    end = actor.collect(Command(number, 1000, 100, stop=True))
     assert [type(message).__name__ for message in end.messages] == ["Finished"]
 
 
 def test_an_exception_of_an_environment_comes_with_the_name_of_the_machine() -> None:
     spec = counting_actors(fault="raise", fault_at="make", lengths=[7])
-    actor = RemoteActor(RemoteSetup(spec, spec.actor_id(0, 0, 1), COUNTING_COLUMNS, 64, 30))
+    actor = RemoteActor(setup_of(spec))
     (message,) = actor.collect(Command(0, 0, 0)).messages
     assert isinstance(message, Failed)
     assert " (on node " in message.error.splitlines()[0]
@@ -253,7 +227,7 @@ def test_what_an_actor_logs_comes_with_its_traceback_and_never_raises(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     spec = counting_actors(lengths=[7])
-    actor = RemoteActor(RemoteSetup(spec, spec.actor_id(0, 0, 1), COUNTING_COLUMNS, 64, 30))
+    actor = RemoteActor(setup_of(spec))
     logger = logging.getLogger("an environment")
     logger.warning("%d", "no number")
     try:
