@@ -156,9 +156,7 @@ def _pictures(rows: list[Row], results: Results) -> list[Path]:
         figure, plot = pyplot.subplots(figsize=(6, 3.5), layout="constrained")
         for row in rows:
             if row.env == env and results[row.name]:
-                found = band(
-                    Group(row.name, row.name, [_record(one) for one in results[row.name]]), "env_steps"
-                )
+                found = band(Group(row.name, [_record(one) for one in results[row.name]]), "env_steps")
                 (line,) = plot.plot(found.at, [one.value for one in found.intervals], label=row.agent)
                 ends = ([getattr(one, end) for one in found.intervals] for end in ("low", "high"))
                 plot.fill_between(found.at, *ends, color=line.get_color(), alpha=0.2)

@@ -28,9 +28,9 @@ from typing import Any
 import numpy as np
 
 from bench.report import markdown, write_between_marks
+from border_cli.config.convert import load
 from border_cli.recorders.files import METRICS_FILE, read_jsonl
 from border_cli.sweeps.jobs import Sweep
-from border_cli.sweeps.tuning import TUNING_FILE
 
 RESULTS = Path(__file__).parent / "results" / "tuning.jsonl"
 PAGE = Path(__file__).parents[1] / "docs" / "sweeps.md"
@@ -109,10 +109,12 @@ def tuned(folder: Path, env: str, trials: int, seed: int, *words: str) -> tuple[
     """Tune. Returns the values of the best trial, and the opt steps of all."""
     counted = (f"hydra.sweeper.n_trials={trials}", f"hydra.sweeper.seed={seed}")
     sweep(folder, env, [f"seed={1000 * seed}", *TASKS[env].space, *TUNING, *counted, *words])
-    found = json.loads((folder / TUNING_FILE).read_text())
-    best = next(one for one in found["trials"] if one["number"] == found["winner"])
+    (preset,) = folder.glob("best_*.yaml")
+    _, _, values = load(preset)["preset"]["source"].partition(": ")  # "…, trial 3: agent.lr=0.001 …"
     jobs = {line["number"]: line for line in read_jsonl(folder / "sweep.jsonl") if "number" in line}
-    return best["params"], sum(job["opt_steps"] or 0 for job in jobs.values())
+    return dict(word.split("=") for word in values.split()), sum(
+        job["opt_steps"] or 0 for job in jobs.values()
+    )
 
 
 def fresh_scores(folder: Path, env: str, params: dict[str, str]) -> list[float]:

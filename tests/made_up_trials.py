@@ -9,9 +9,8 @@ from typing import Any
 
 from border_cli.core.progress import JobProgress
 from border_cli.sweeps.jobs import Job
-from border_cli.sweeps.study import import_optuna
-from border_cli.sweeps.trials import TuningSettings, evaluations_of
-from border_cli.sweeps.tuning import Tuner
+from border_cli.sweeps.study import TuningSettings, import_optuna
+from border_cli.sweeps.tuning import Tuner, evaluations_of
 
 CURVE = [1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0]
 """What a run with quality 1 reaches in its evaluations after 10, 20 … 90 opt steps."""
@@ -67,11 +66,6 @@ def tuner_of(jobs: Jobs, retry: bool = False, **settings: Any) -> Tuner:
         for n in range(9, 0, -1):
             tuner.study._study.enqueue_trial({"x": n / 10})
     return tuner
-
-
-def saved_winner(folder: Path) -> int | None:
-    found: int | None = json.loads((folder / "tuning.json").read_text())["winner"]
-    return found
 
 
 def run_all(tuner: Tuner, jobs: Jobs, most: int = 1000) -> None:

@@ -25,13 +25,12 @@ from border_cli.report.page import (
     improvement_rows,
     markdown_page,
     table,
+    write_curves,
 )
 from border_cli.report.runs import find_runs, grouped, metrics_of, read_run
-from border_cli.report.stats import MOST_COMPARED
-from border_cli.report.tidy import write_tidy
 from border_cli.run.directory import RUNS, SWEEP_FILE, shown
 from border_cli.sweeps.jobs import DONE, RUNNING, STOPPED, Sweep
-from border_cli.sweeps.tuning import TUNING_FILE
+from border_cli.sweeps.study import STUDY_FILE
 
 _SHOWN_PAIRS = 10
 """Pairs of algorithms in the terminal at most."""
@@ -80,10 +79,6 @@ def _report(flags: Namespace, paths: Sequence[Path]) -> None:
     head, *pairs = improvement_rows(report.improvements)
     if pairs:
         show(table_text(pairs[:_SHOWN_PAIRS], head))
-    if len(report.scores) > MOST_COMPARED:
-        show(
-            f"note: {len(report.scores)} algorithms are too many to compare in pairs; {MOST_COMPARED} are possible"
-        )
     if len(pairs) > _SHOWN_PAIRS:
         show(f"note: {len(pairs) - _SHOWN_PAIRS} more pairs are in report.html")
     if len(read) < len(found):
@@ -101,7 +96,7 @@ def _notes_on_sweeps(paths: Sequence[Path]) -> Iterator[str]:
     for path in paths:
         if (path / SWEEP_FILE).is_file():
             sweep = Sweep.read(path)
-            paused = (STOPPED,) if (path / TUNING_FILE).exists() else ()  # trials that were pruned
+            paused = (STOPPED,) if (path / STUDY_FILE).exists() else ()  # trials that were pruned
             left = [job for job in sweep.jobs if job.state not in (DONE, *paused)]
             for job in left[:3]:
                 # A job that was running may have been killed with the sweep.
@@ -129,7 +124,7 @@ def _write(report: Report, out: Path) -> None:
         page = markdown_page(report, pictures)
         pages[0].write_text(page, encoding="utf-8", errors="replace")
         pages[1].write_text(html_page(page, pictures), encoding="utf-8", errors="replace")
-        write_tidy(pages[2], report.groups, report.metric)
+        write_curves(pages[2], report.groups, report.metric)
     except OSError as e:
         raise UsageError(f"{out} cannot be written: {e.strerror or e}", allowed="out=<another folder>") from e
     for path in (*pages, *pictures):

@@ -17,9 +17,8 @@ from border_cli.display.tables import print_lines
 from border_cli.run.directory import folder_error, shown
 from border_cli.sweeps.jobs import FAILED, RETRY, Job
 from border_cli.sweeps.screen import print_tuning_tables
-from border_cli.sweeps.study import STUDY_FILE
-from border_cli.sweeps.trials import TuningSettings, prunes_from
-from border_cli.sweeps.tuning import Tuner
+from border_cli.sweeps.study import STUDY_FILE, TuningSettings
+from border_cli.sweeps.tuning import Tuner, prunes_from
 
 if TYPE_CHECKING:
     from border_cli.cli.sweep import SweepRun
@@ -90,12 +89,11 @@ def _announcement(settings: TuningSettings, first: int) -> str:
 
 
 def _finish(run: SweepRun, tuner: Tuner) -> int:
-    winner, lines = tuner.winner if tuner.has_ended else None, list[tuple[str, str]]()
+    winner, lines = tuner.winner, list[tuple[str, str]]()
     folder = shlex.quote(str(shown(run.sweep.folder)))
     if winner is not None:
-        job = next(job for job in run.sweep.jobs if job.number == winner.jobs[0])
         values = " ".join(f"{key}={value}" for key, value in winner.params.items())
-        preset = run.write_preset(job, tuner.expect(winner), f"trial {winner.number}: {values}")
+        preset = run.write_preset(winner.jobs[0], tuner.expect(winner), f"trial {winner.number}: {values}")
         lines += [("best", preset), ("study", f"optuna-dashboard {folder}/{STUDY_FILE}")]
     elif not tuner.has_ended:
         lines.append(("next", run.sweep.continue_command))

@@ -1,10 +1,12 @@
-"""A report as report.md, as report.html, which has its pictures inside, and as JSON."""
+"""A report as report.md, as report.html, which has its pictures inside, and as JSON; the curves as CSV."""
 
 from __future__ import annotations
 
 import base64
+import csv
 import html
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -188,6 +190,25 @@ def health(groups: Sequence[Group]) -> list[list[str]]:
             }
             rows.append(row)
     return [list(rows[0]), *(list(row.values()) for row in rows)]
+
+
+def write_curves(path: Path, groups: Iterable[Group], metric: str) -> None:
+    """Write the curves of all runs as tidy CSV, a line per value. Raises OSError.
+
+    Further runs of the same seed are written as seeds "1-2", "1-3".
+    """
+    with path.open("w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(("exp_name", "env_name", "seed", "metric", "env_step", "value"))
+        for group in groups:
+            repeats = Counter[int | None]()
+            for run in group.runs:
+                seed = "" if run.seed is None else str(run.seed)
+                repeats[run.seed] += 1
+                if repeats[run.seed] > 1:
+                    seed += f"-{repeats[run.seed]}"
+                for step, value in zip(run.curve.env_steps.tolist(), run.curve.values.tolist(), strict=True):
+                    rows.writerow([group.algorithm, group.env, seed, metric, int(step), repr(value)])
 
 
 _STYLE = """

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,6 @@ from border_cli.display.output import printable
 from border_cli.recorders.files import METRICS_FILE, read_jsonl
 from border_cli.run.summary import SUMMARY_FILE, launch_words, read_json
 
-_NAME_WIDTH = 100
-"""Columns after which the name of a group is cut."""
 _NOT_COMPARED = ("name", "seed", "plan", "debug", "recorder", "checkpoint", "plugins", "preset")
 """Parts of a configuration in which runs of one group may differ."""
 _EXECUTION = ("threads", "evaluator.type", "buffer.device", "env.native", "trainer.ratio_tolerance")
@@ -81,7 +78,7 @@ class RunRecord:
         """Seconds of the whole run; up to its last record of the metric while it is running."""
         return float(self.summary.get("seconds") or self.curve.seconds[-1])
 
-    @property
+    @cached_property
     def compared(self) -> dict[str, Any]:
         """The values that all runs of a group share."""
         return {
@@ -89,6 +86,11 @@ class RunRecord:
             for key, value in self.config.items()
             if key.split(".")[0] not in _NOT_COMPARED and not self._was_auto(key, value)
         }
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """What may distinguish a run: the values that are compared, and its preset."""
+        return self.compared | {"preset": self.config.get("preset.name") or NONE}
 
     def _was_auto(self, key: str, value: Any) -> bool:
         """Whether `auto` has chosen this value, so that another run of the same command may have another one."""
@@ -103,12 +105,10 @@ class Group:
     """Runs that differ only in their seed.
 
     Attributes:
-        name: agent, environment, and typed values that other groups do not share; see `short_names`.
-        algorithm: the same without the environment, however long: what groups of several environments have in common.
+        name: agent, environment, and typed values that other groups do not share.
     """
 
     name: str
-    algorithm: str
     runs: list[RunRecord]
 
     @property
@@ -116,10 +116,15 @@ class Group:
         """The environment's id or import path; empty where it is not known."""
         return self.runs[0].env
 
+    @property
+    def algorithm(self) -> str:
+        """The name without the environment: what groups of several environments have in common."""
+        return self.name.replace(f" on {self.env}", "", 1)
+
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
     """Folders with a summary.json at or below these paths, each once. Raises UsageError where there is none."""
-    found: dict[Path, None] = {}
+    runs: dict[Path, None] = {}
     for path in paths:
         if not path.is_dir():
             raise UsageError(f"{path}: there is no such folder", allowed="runs, and folders with runs")
@@ -127,8 +132,8 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
         if not below:
             allowed = f"runs, which have a {SUMMARY_FILE}, and folders with runs"
             raise UsageError(f"{path}: there is no run at or below it", allowed=allowed)
-        found |= dict.fromkeys(run.resolve() for run in below)
-    return list(found)
+        runs |= dict.fromkeys(run.resolve() for run in below)
+    return list(runs)
 
 
 def read_run(path: Path, metric: str) -> RunRecord | None:
@@ -156,77 +161,39 @@ def grouped(runs: Sequence[RunRecord]) -> list[Group]:
     """
     groups: dict[object, list[RunRecord]] = {}
     for run in runs:
-        settings = tuple(sorted((key, repr(value)) for key, value in run.compared.items()))
-        groups.setdefault(settings or run.path, []).append(run)
+        values = tuple(sorted((key, repr(value)) for key, value in run.compared.items()))
+        groups.setdefault(values or run.path, []).append(run)
     members = list(groups.values())
-    names = _numbered(_names(members))
-    return [
-        Group(short, name.replace(f" on {runs_of[0].env}", "", 1), runs_of)
-        for short, name, runs_of in zip(short_names(names), names, members, strict=True)
-    ]
-
-
-def short_names(names: Sequence[str]) -> list[str]:
-    """Cut names to what a table has room for, and number those that are the same then."""
-    return _numbered([_cut(name) for name in names])
-
-
-def _cut(name: str) -> str:
-    if len(name) <= _NAME_WIDTH:
-        return name
-    begin = name[: _NAME_WIDTH - 1]
-    whole = begin.rpartition(" ")[0]  # not in the middle of a key, unless that leaves nearly nothing
-    return f"{whole} …" if len(whole) > _NAME_WIDTH // 2 else f"{begin}…"
-
-
-def _numbered(names: Sequence[str]) -> list[str]:
-    """The names, and "name (2)" for the second of the same name."""
-    used: Counter[str] = Counter()
-    made = []
-    for name in names:
-        used[name] += 1
-        made.append(name if used[name] == 1 else f"{name} ({used[name]})")
-    return made
+    return [Group(name, group) for name, group in zip(_names(members), members, strict=True)]
 
 
 def _names(groups: Sequence[Sequence[RunRecord]]) -> list[str]:
     """The title of each group, with its typed values that others of the same title do not have.
 
-    Values that were not typed are shown only where groups do not differ in those.
+    Other values are shown only where groups do not differ in those. The second of the same name is "name (2)".
     """
-    names = [members[0].title for members in groups]
-    settings = [_settings(members[0]) for members in groups]
-    keys = set(chain(*settings))
+    names = [group[0].title for group in groups]
     for typed_only in (True, False):
-        found = {name: {key: set[str]() for key in keys} for name in set(names)}  # the values of each key
-        for name, values in zip(names, settings, strict=True):
-            for key, seen in found[name].items():
-                seen.add(repr(values.get(key)))
+        same: dict[str, list[RunRecord]] = {}
+        for name, group in zip(names, groups, strict=True):
+            same.setdefault(name, []).append(group[0])
         names = [
-            " ".join([name, *_differing(members, values, found[name], typed_only)])
-            for name, members, values in zip(names, groups, settings, strict=True)
+            " ".join([name, *_differing(group, same[name], typed_only)])
+            for name, group in zip(names, groups, strict=True)
         ]
-    return names
+    return [
+        name if (n := names[:i].count(name)) == 0 else f"{name} ({n + 1})" for i, name in enumerate(names)
+    ]
 
 
-def _differing(
-    group: Sequence[RunRecord],
-    settings: Mapping[str, Any],
-    found: Mapping[str, Collection[str]],
-    typed_only: bool,
-) -> Iterator[str]:
-    """`key=value` as typed, short keys first, where several values were found."""
+def _differing(group: Sequence[RunRecord], others: Sequence[RunRecord], typed_only: bool) -> Iterator[str]:
+    """`key=value` of a group as typed, short keys first, where one of the others has another value."""
     typed = frozenset[str]().union(*(run.typed for run in group))
-    for key, value in sorted(settings.items(), key=lambda item: (len(item[0]), item[0])):
+    for key, value in sorted(group[0].settings.items(), key=lambda item: (len(item[0]), item[0])):
         name = key.removesuffix(".type")  # buffer.type is typed as buffer
         was_typed = name in typed or any(key.startswith(f"{t}.") for t in typed.difference(GROUPS))
-        if (was_typed or not typed_only) and len(found[key]) > 1:
+        if (was_typed or not typed_only) and any(run.settings.get(key) != value for run in others):
             yield printable(f"{name}={as_typed(value)}", "utf-8")
-
-
-def _settings(run: RunRecord) -> dict[str, Any]:
-    """What may distinguish a run: the values that are compared, and its preset."""
-    return run.compared | {"preset": run.config.get("preset.name") or NONE}
 
 
 def metrics_of(paths: Sequence[Path]) -> list[str]:

@@ -15,7 +15,7 @@ from border_cli.core.format import number
 from border_cli.core.metrics import mean_interval
 from border_cli.core.spaces import Array
 from border_cli.core.types import Evaluation
-from border_cli.report.runs import Group, short_names
+from border_cli.report.runs import Group
 
 RESAMPLES = 10_000
 _FEWER_RESAMPLES = 2_000
@@ -112,15 +112,15 @@ def band(group: Group, axis: str) -> Band:
 
     Over env steps it ends where the shortest run does. Over seconds a run that has ended keeps its last value.
     """
-    own = [(getattr(run.curve, axis), run.curve.values) for run in group.runs]
-    if len(own) == 1:
-        at, values = own[0][0], own[0][1][:, np.newaxis]
+    curves = [(getattr(run.curve, axis), run.curve.values) for run in group.runs]
+    if len(curves) == 1:
+        at, values = curves[0][0], curves[0][1][:, np.newaxis]
     else:
-        end = (max if axis == "seconds" else min)(float(places[-1]) for places, _ in own)
-        begin = min(max(float(places[0]) for places, _ in own), end)
+        end = (max if axis == "seconds" else min)(float(places[-1]) for places, _ in curves)
+        begin = min(max(float(places[0]) for places, _ in curves), end)
         at = np.linspace(begin, end, POINTS)
-        values = np.stack([np.interp(at, places, curve) for places, curve in own], axis=1)
-    return Band(at, bootstrap(values, _FEWER_RESAMPLES), own)
+        values = np.stack([np.interp(at, places, curve) for places, curve in curves], axis=1)
+    return Band(at, bootstrap(values, _FEWER_RESAMPLES), curves)
 
 
 @dataclass(frozen=True)
@@ -183,14 +183,12 @@ Scores = dict[str, dict[str, Array]]
 
 def last_scores(groups: Sequence[Group]) -> Scores:
     """The scores of the last models of those runs that have one."""
-    algorithms = list(dict.fromkeys(group.algorithm for group in groups))
-    shown = dict(zip(algorithms, short_names(algorithms), strict=True))
-    found: Scores = {}
+    scores: Scores = {}
     for group in groups:
         means = [(run.summary.get("last_score") or {}).get("mean") for run in group.runs]
         if known := [mean for mean in means if mean is not None]:
-            found.setdefault(shown[group.algorithm], {})[group.env] = np.array(known, np.float64)
-    return found
+            scores.setdefault(group.algorithm, {})[group.env] = np.array(known, np.float64)
+    return scores
 
 
 def probability_of_improvement(x: Sequence[Array], y: Sequence[Array]) -> Interval:
@@ -227,18 +225,9 @@ class Improvement:
     envs: Sequence[str]
 
 
-MOST_COMPARED = 20
-"""Algorithms up to which all pairs are compared: 300 of them have 45,000 pairs."""
-
-
 def improvements(scores: Scores) -> list[Improvement]:
-    """Of each pair of algorithms with `LEAST` runs each in the same environments, the one that is more often higher first.
-
-    None for more than MOST_COMPARED algorithms.
-    """
-    if len(scores) > MOST_COMPARED:
-        return []
-    found = []
+    """Each pair of algorithms with `LEAST` runs each in the same environments, the more often higher one first."""
+    pairs = []
     for x, y in itertools.combinations(scores, 2):
         envs = [env for env in scores[x] if env in scores[y]]
         envs = [env for env in envs if min(len(scores[x][env]), len(scores[y][env])) >= LEAST]
@@ -246,5 +235,5 @@ def improvements(scores: Scores) -> list[Improvement]:
             p = probability_of_improvement([scores[x][env] for env in envs], [scores[y][env] for env in envs])
             if p.value < 0.5:
                 x, y, p = y, x, Interval(1.0 - p.value, 1.0 - p.high, 1.0 - p.low)
-            found.append(Improvement(x, y, p, envs))
-    return found
+            pairs.append(Improvement(x, y, p, envs))
+    return pairs

@@ -1,7 +1,4 @@
-"""Optuna's study of a tuning: it draws the values of trials, and learns from what they reach.
-
-The study is in the sweep's folder, in Optuna's journal.
-"""
+"""Optuna's study of a tuning: it draws the values of trials, learns from what they reach, and keeps them in its journal."""
 
 from __future__ import annotations
 
@@ -10,17 +7,20 @@ import importlib
 import os
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from border_cli.config.schema import option
 from border_cli.core.errors import UsageError
 
 STUDY_FILE = "study.log"
 _STUDY_NAME = "border-cli"
 SAMPLERS = ("tpe", "gp", "cmaes", "random")
 PRUNERS = ("median", "halving", "none")
+OBJECTIVES = ("best", "last", "area")
 _DRAWS, _RANDOM_DRAWS = 5, 100
 """Draws in a row that may repeat an earlier trial: first of the sampler, which may insist on what it has found best, then
 random ones. After them the search space counts as exhausted."""
@@ -28,42 +28,77 @@ _STARTUP = 5
 """Trials that end before the median prunes any."""
 
 
+@dataclass(frozen=True)
+class TuningSettings:
+    """The keys of `hydra.sweeper`."""
+
+    n_trials: int = option(40, "configurations to try", ge=1)
+    sampler: str = option("tpe", "what draws the values of a trial", choices=SAMPLERS)
+    pruner: str = option("median", "what stops bad trials", choices=PRUNERS)
+    seeds: int = option(1, "runs of each trial, with seeds from `seed` of the run on", ge=1)
+    objective: str = option("best", "which score is maximised, see `objective`", choices=OBJECTIVES)
+    reduction: int = option(2, "of pruner=halving: one of so many trials runs on from each rung", ge=2)
+    top: int = option(3, "trials that are confirmed at the end, on fresh seeds", ge=0)
+    top_seeds: int = option(5, "runs of each of them", ge=1)
+    seed: int = option(0, "of the sampler", ge=0)
+    space: str | None = option(
+        None, "agent, or file that ends in .yaml, whose search space is used by default"
+    )
+
+
 class Study:
     """A new study in this folder, or that of earlier launches.
 
     Args:
         space: Optuna's distribution of each key.
-        sampler: one of `SAMPLERS`. seed: of the sampler.
-        pruner: one of `PRUNERS`. prunes_from: the opt step from which on it prunes · reduction: of halving.
+        prunes_from: the opt step from which on trials may be pruned.
+
+    Raises:
+        UsageError: the earlier launches have searched another space.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        space: Mapping[str, Any],
-        sampler: str,
-        seed: int,
-        pruner: str = "none",
-        prunes_from: int = 0,
-        reduction: int = 2,
+        self, folder: Path, space: Mapping[str, Any], settings: TuningSettings, prunes_from: int
     ) -> None:
         self._optuna = import_optuna()
         self._space = dict(space)
-        self._seed = seed
+        self._seed = settings.seed
         self._states = self._optuna.trial.TrialState
         pruners = self._optuna.pruners
         make: dict[str, Callable[[], Any]] = {
             "median": lambda: pruners.MedianPruner(_STARTUP, n_warmup_steps=prunes_from),
-            "halving": lambda: pruners.SuccessiveHalvingPruner(max(1, prunes_from), reduction),
+            "halving": lambda: pruners.SuccessiveHalvingPruner(max(1, prunes_from), settings.reduction),
             "none": pruners.NopPruner,
         }
-        self._study = _open(self._optuna, folder / STUDY_FILE, sampler, seed, make[pruner]())
+        pruner = make[settings.pruner]()
+        self._study = _open(self._optuna, folder / STUDY_FILE, settings.sampler, settings.seed, pruner)
+        keys = {key: str(distribution) for key, distribution in space.items()}
+        if self.notes.get("space", keys) != keys:
+            raise UsageError(
+                f"{folder} has tuned in another search space",
+                allowed="that one, or hydra.sweep.dir=<new folder>",
+            )
+        self.note("space", keys)
+
+    @property
+    def notes(self) -> dict[str, Any]:
+        """What was noted with `note`, also in earlier launches."""
+        notes: dict[str, Any] = self._study.user_attrs
+        return notes
+
+    def note(self, name: str, value: Any) -> None:
+        """Store a value of JSON in the journal."""
+        self._study.set_user_attr(name, value)
 
     @property
     def trials(self) -> list[Any]:
         """All trials as Optuna has them."""
-        found: list[Any] = self._study.trials
-        return found
+        trials: list[Any] = self._study.trials
+        return trials
+
+    def params(self, trial: Any) -> dict[str, str]:
+        """The values of a trial, as they are typed."""
+        return {key: value_text(trial.params[key], distribution) for key, distribution in self._space.items()}
 
     def draw(self, tried: Collection[Mapping[str, str]]) -> tuple[int, dict[str, str]] | None:
         """Number in the study and values of a new trial, as they are typed; None if all that is drawn has been tried.
@@ -78,8 +113,7 @@ class Study:
                     self._study.sampler = self._optuna.samplers.RandomSampler(seed=seed)
                 with _quiet():
                     asked = self._study.ask(self._space)
-                params = {key: value_text(value, self._space[key]) for key, value in asked.params.items()}
-                if params not in tried:
+                if (params := self.params(asked)) not in tried:
                     return asked.number, params
                 self.tell(asked.number, "FAIL")
             return None
@@ -99,19 +133,11 @@ class Study:
             self._study.tell(number, score, self._states[state])
 
     def again(self, number: int) -> int:
-        """The number of a trial that is to run on. One that has failed runs again as another trial of Optuna's."""
+        """The number of the trial with which one that has failed runs again: it takes no more reports itself."""
         before = self.trials[number]
-        if before.state is not self._states.FAIL:
-            return number
         values = {"params": before.params, "distributions": before.distributions}
         self._study.add_trial(self._optuna.trial.create_trial(state=self._states.RUNNING, **values))
         return len(self.trials) - 1
-
-    def fail_others(self, known: Collection[int]) -> None:
-        """Mark running trials that are not in `known` as failed: they were drawn just before a kill, and have no jobs."""
-        for one in self.trials:
-            if one.state is self._states.RUNNING and one.number not in known:
-                self.tell(one.number, "FAIL")
 
 
 def _seed_after(seed: int, n_trials: int) -> int:

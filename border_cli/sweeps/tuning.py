@@ -4,34 +4,63 @@ The runs of a trial report each evaluation. Optuna's pruner stops a trial that i
 step; a trial that is not pruned runs to its end. When all have ended, the best are confirmed: they run again on fresh
 seeds.
 
-`tuning.json` has the trials with their jobs, and the number of the winner.
+Optuna's journal has the trials. Their jobs are found by their values: a sweep has one job with the same overrides.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from border_cli.config.budget import counts
+from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import BorderError, UsageError
 from border_cli.core.format import counted, number
+from border_cli.core.metrics import SCORE
 from border_cli.core.progress import JobProgress
-from border_cli.run.summary import read_json, write_json
-from border_cli.sweeps.jobs import DONE, FAILED, RUNNING, STOPPED, WAITING, Job
+from border_cli.recorders.files import METRICS_FILE, read_jsonl
+from border_cli.sweeps.jobs import DONE, FAILED, RUNNING, WAITING, Job
 from border_cli.sweeps.scheduler import JobQueue
-from border_cli.sweeps.study import Study
-from border_cli.sweeps.trials import PRUNED, Trial, TuningSettings, objective
+from border_cli.sweeps.study import Study, TuningSettings
 
-TUNING_FILE = "tuning.json"
+PRUNED = "pruned"
+"""A state of a trial beside RUNNING, DONE and FAILED, which jobs have too."""
+_STATES = {"RUNNING": RUNNING, "COMPLETE": DONE, "PRUNED": PRUNED, "FAIL": FAILED}
+"""By Optuna's names."""
+_NEVER_PRUNED = 3
+"""No trial is pruned in the first third of its budget."""
+_EXHAUSTED = "exhausted"
 FRESH_SEEDS = 1_000_000
 """What is added to the seed of a run where the best trials are confirmed."""
 
 MakeJob = Callable[[Mapping[str, str], int, str], Job]
 """(values of keys, what is added to the seed, label) → the job of such a run."""
+
+
+@dataclass
+class Trial:
+    """One configuration.
+
+    Attributes:
+        number: counted from 0. in_study: its number in Optuna's study.
+        params: value of each tuned key, as it is typed.
+        jobs: its runs. confirming: its runs on fresh seeds.
+        score: mean over its runs, once all have ended. fresh: scores of those runs on fresh seeds that are done.
+    """
+
+    number: int
+    in_study: int
+    params: dict[str, str]
+    state: str = RUNNING
+    score: float | None = None
+    jobs: list[Job] = field(default_factory=list)
+    confirming: list[Job] = field(default_factory=list)
+    fresh: list[float] = field(default_factory=list)
 
 
 class Tuner(JobQueue):
@@ -51,23 +80,15 @@ class Tuner(JobQueue):
         retry: bool = False,
     ) -> None:
         super().__init__()
-        self._path = folder / TUNING_FILE
-        self._space = {key: str(one) for key, one in space.items()}
         self._settings = settings
         self._make_job = make_job
         self._note = note
-        self._retry = retry
-        self._is_exhausted = False
-        self.study = Study(
-            folder, space, settings.sampler, settings.seed, settings.pruner, prunes_from, settings.reduction
-        )
-        self.trials: list[Trial] = []
-        self._jobs: dict[int, Job] = {}
+        self.study = Study(folder, space, settings, prunes_from)
         # trial and opt step → mean return of each run that has been evaluated there, for the pruner
         self._reports: dict[tuple[int, int], dict[int, float]] = {}
-        if self._path.exists():
-            self._continue()
-        self.study.fail_others({trial.in_study for trial in self.trials})
+        self.trials: list[Trial] = []
+        self._retry = retry
+        self._continue()
 
     # -- what the scheduler asks ---------------------------------------------
 
@@ -90,7 +111,7 @@ class Tuner(JobQueue):
         return super().next()
 
     def may_continue(self, job: Job, progress: JobProgress) -> bool:
-        trial = next((one for one in self.trials if job.number in one.jobs), None)
+        trial = next((trial for trial in self.trials if job in trial.jobs), None)
         if trial is None:  # it confirms one
             return True
         if trial.state == RUNNING and progress.last_at is not None and progress.last is not None:
@@ -99,11 +120,14 @@ class Tuner(JobQueue):
 
     def ended(self, job: Job) -> None:
         for trial in self.trials:
-            if job.number in (*trial.jobs, *trial.confirming):
+            if job in trial.jobs or job in trial.confirming:
                 self._update(trial)
-        self._save()
 
     # -- trials --------------------------------------------------------------
+
+    @property
+    def _is_exhausted(self) -> bool:
+        return bool(self.study.notes.get(_EXHAUSTED))
 
     @property
     def _all_asked(self) -> bool:
@@ -113,43 +137,42 @@ class Tuner(JobQueue):
         """Begin another trial, if there are any left."""
         if self._all_asked:
             return False
-        asked = self.study.draw([one.params for one in self.trials])
+        asked = self.study.draw([trial.params for trial in self.trials])
         if asked is None:
-            self._is_exhausted = True
+            self.study.note(_EXHAUSTED, True)
             self._note(f"the search space has no values left to try after {len(self.trials)} trials")
-            self._save()  # there may be a winner now
             return False
         trial = Trial(len(self.trials), *asked)
         self.trials.append(trial)
-        self._save()  # before its jobs are: a kill in between must not leave jobs of no trial
-        self._todo.extend(self._add_jobs(trial))
-        self._save()
+        self._add_jobs(trial)
+        self._queue(trial.jobs)
         return True
 
-    def _add_jobs(self, trial: Trial) -> list[Job]:
+    def _add_jobs(self, trial: Trial) -> None:
         """Make the jobs of a trial, or find those of an earlier launch. A trial whose values are not allowed fails."""
-        trial.jobs = []
         try:
-            jobs = self._make_jobs(trial, self._settings.seeds, 0, "trial")
+            trial.jobs = self._make_jobs(trial, self._settings.seeds, 0, "trial")
         except UsageError as e:
             self._note(f"trial {trial.number}: error: {str(e).splitlines()[0]}")
             self._fail(trial)
-            return []
-        trial.jobs = [job.number for job in jobs]
-        return jobs
 
     def _make_jobs(self, trial: Trial, n: int, first_seed: int, label: str) -> list[Job]:
-        jobs = [self._make_job(trial.params, first_seed + i, f"{label} {trial.number}") for i in range(n)]
-        self._jobs |= {job.number: job for job in jobs}
+        """Make jobs, or find those of an earlier launch."""
+        seeds = range(first_seed, first_seed + n)
+        jobs = [self._make_job(trial.params, seed, f"{label} {trial.number}") for seed in seeds]
+        for job in jobs:
+            if self._retry and job.state == FAILED:
+                job.state = WAITING
         return jobs
+
+    def _queue(self, jobs: Sequence[Job]) -> None:
+        self._todo.extend(job for job in jobs if job.state not in (DONE, FAILED))
 
     def _update(self, trial: Trial) -> None:
         """Update a trial by the states of its jobs, and tell the study if the trial has ended."""
-        states = {self._jobs[number].state for number in trial.jobs}
+        states = {job.state for job in trial.jobs}
         if FAILED in states:
             self._fail(trial)
-        elif trial.state == PRUNED and states <= {DONE, STOPPED}:
-            self.study.tell(trial.in_study, "PRUNED")
         elif trial.state == RUNNING and states == {DONE}:
             scores = self._scores(trial, trial.jobs)
             if len(scores) < len(trial.jobs):
@@ -159,10 +182,10 @@ class Tuner(JobQueue):
                 self.study.tell(trial.in_study, "COMPLETE", trial.score)
         trial.fresh = self._scores(trial, trial.confirming)
 
-    def _scores(self, trial: Trial, numbers: Sequence[int]) -> list[float]:
+    def _scores(self, trial: Trial, jobs: Sequence[Job]) -> list[float]:
         """The scores of those of these jobs that are done. A job whose records cannot be read has none."""
         scores = []
-        for job in (self._jobs[i] for i in numbers):
+        for job in jobs:
             try:
                 if job.state == DONE:
                     scores.append(objective(job, self._settings.objective))
@@ -180,12 +203,13 @@ class Tuner(JobQueue):
             trial.in_study, step, float(np.mean(list(at.values())))
         ):
             trial.state = PRUNED
+            self.study.tell(trial.in_study, "PRUNED")
 
     def _fail(self, trial: Trial) -> None:
         if trial.state == FAILED:
             return
         trial.state = FAILED
-        self._todo = deque(job for job in self._todo if job.number not in trial.jobs)
+        self._todo = deque(job for job in self._todo if job not in trial.jobs)
         self.study.tell(trial.in_study, "FAIL")
 
     # -- confirming ----------------------------------------------------------
@@ -193,63 +217,58 @@ class Tuner(JobQueue):
     @property
     def ranking(self) -> list[Trial]:
         """The trials that are done, the best first."""
-        done = [one for one in self.trials if one.state == DONE]
-        return sorted(done, key=lambda one: -(one.score or 0.0))
+        done = [trial for trial in self.trials if trial.state == DONE]
+        return sorted(done, key=lambda trial: -(trial.score or 0.0))
 
     @property
     def confirmed(self) -> list[Trial]:
         """The trials that already run on fresh seeds."""
-        return [one for one in self.trials if one.confirming]
-
-    @property
-    def _to_confirm(self) -> list[Trial]:
-        """The best trials, without those that are confirmed. A trial that failed and ran again may be among them later."""
-        return [one for one in self.ranking[: self._settings.top] if not one.confirming]
+        return [trial for trial in self.trials if trial.confirming]
 
     def _confirm(self) -> bool:
-        """Begin to confirm the best trials, once all trials have ended."""
-        best = self._to_confirm
-        if not best or any(trial.state == RUNNING for trial in self.trials):
+        """Begin, or continue, to confirm the best trials, once all trials have ended."""
+        best = [trial for trial in self.ranking[: self._settings.top] if not trial.confirming]
+        if not (best and self._trials_have_ended):
             return False
         for trial in best:
-            self._todo.extend(self._add_confirmation(trial))
-        self._save()
+            runs = self._settings.top_seeds, FRESH_SEEDS
+            trial.confirming = self._make_jobs(trial, *runs, "confirming trial")
+            self._update(trial)
+            self._queue(trial.confirming)
         return True
 
-    def _add_confirmation(self, trial: Trial) -> list[Job]:
-        """Make the jobs that confirm a trial, or find those of an earlier launch."""
-        jobs = self._make_jobs(trial, self._settings.top_seeds, FRESH_SEEDS, "confirming trial")
-        trial.confirming = [job.number for job in jobs]
-        return jobs
+    @property
+    def _trials_have_ended(self) -> bool:
+        return self._all_asked and not any(trial.state == RUNNING for trial in self.trials)
 
     @property
     def winner(self) -> Trial | None:
         """The trial with the best mean score on fresh seeds. If no confirmation is complete, the first of the ranking.
 
-        None without any.
+        None without any, and before the tuning has ended.
         """
-        whole = [one for one in self.confirmed if len(one.fresh) == len(one.confirming)]
+        if not self.has_ended:
+            return None
+        whole = [trial for trial in self.confirmed if len(trial.fresh) == len(trial.confirming)]
         if not whole:
             return next(iter(self.ranking), None)
-        return max(whole, key=lambda one: (np.mean(one.fresh), one.score))
+        return max(whole, key=lambda trial: (np.mean(trial.fresh), trial.score))
 
     @property
     def has_ended(self) -> bool:
         """Whether all trials have ended, and the best of them are confirmed."""
-        if not self._all_asked or self._todo or any(one.state == RUNNING for one in self.trials):
-            return False
-        return not self._to_confirm and all(job.state in (DONE, FAILED) for job in self._confirming_jobs)
+        jobs_ended = all(job.state in (DONE, FAILED) for job in self._confirming_jobs)
+        return self._trials_have_ended and jobs_ended and not self._todo
 
     @property
     def unfinished_jobs(self) -> list[Job]:
         """The jobs of trials that have failed or are still running, and those that confirm a trial and are not done."""
-        trials = [one.jobs for one in self.trials if one.state in (RUNNING, FAILED)]
-        jobs = [self._jobs[number] for numbers in trials for number in numbers]
+        jobs = [job for trial in self.trials if trial.state in (RUNNING, FAILED) for job in trial.jobs]
         return jobs + [job for job in self._confirming_jobs if job.state != DONE]
 
     @property
     def _confirming_jobs(self) -> list[Job]:
-        return [self._jobs[number] for trial in self.trials for number in trial.confirming]
+        return [job for trial in self.trials for job in trial.confirming]
 
     def expect(self, winner: Trial) -> str:
         """What a run of the winner should reach, for its preset."""
@@ -260,44 +279,70 @@ class Tuner(JobQueue):
 
     # -- continuing ----------------------------------------------------------
 
-    def _save(self) -> None:
-        write_json(
-            self._path,
-            {
-                "settings": asdict(self._settings),
-                "space": self._space,
-                "exhausted": self._is_exhausted,
-                "trials": [asdict(one) for one in self.trials],
-                "winner": winner.number if self.has_ended and (winner := self.winner) else None,
-            },
-        )
-
     def _continue(self) -> None:
         """Take up the trials of earlier launches: those that run are queued again, with the same jobs."""
-        try:
-            data = read_json(self._path)
-            self.trials = [Trial(**entry) for entry in data["trials"]]
-            self._is_exhausted = data["exhausted"]
-            before: dict[str, str] = data["space"]
-        except (OSError, ValueError, KeyError, TypeError) as e:
-            raise UsageError(f"{self._path} cannot be read: {type(e).__name__}: {e}") from e
-        if before != self._space:
-            raise UsageError(
-                f"{self._path.parent} has tuned in another search space",
-                allowed="that one, or hydra.sweep.dir=<new folder>",
-            )
+        for stored in self.study.trials:
+            if (state := _STATES.get(stored.state.name)) is None:  # not drawn yet
+                continue
+            params = self.study.params(stored)
+            before = next((trial for trial in self.trials if trial.params == params), None)
+            if before is None:
+                self.trials.append(Trial(len(self.trials), stored.number, params, state, stored.value))
+            elif state != FAILED:  # it has failed, and runs again
+                before.in_study, before.state, before.score = stored.number, state, stored.value
         for trial in self.trials:
-            self._resume(trial)
-        self._save()
-
-    def _resume(self, trial: Trial) -> None:
-        jobs = self._add_jobs(trial) if trial.jobs or trial.state == RUNNING else []
-        fresh = self._add_confirmation(trial) if trial.confirming else []
-        if self._retry:
-            for job in (*jobs, *fresh):
-                job.state = WAITING if job.state == FAILED else job.state
-            if jobs and trial.state in (RUNNING, FAILED):
+            self._add_jobs(trial)
+            if self._retry and trial.jobs and trial.state == FAILED:
                 trial.state, trial.in_study = RUNNING, self.study.again(trial.in_study)
-        self._update(trial)
-        to_run = [*(jobs if trial.state == RUNNING else []), *fresh]
-        self._todo.extend(job for job in to_run if job.state not in (DONE, FAILED))
+            self._update(trial)
+            if trial.state == RUNNING:
+                self._queue(trial.jobs)
+        self._confirm()
+
+
+# -- scores --------------------------------------------------------------------
+
+
+def prunes_from(config: TrainConfig, settings: TuningSettings) -> int:
+    """The opt step from which on trials may be pruned.
+
+    Raises UsageError for a run without evaluations, or without the budget that `pruner=halving` divides.
+    """
+    if config.trainer.eval_interval is None:
+        raise UsageError("tuning needs evaluations", allowed="trainer.eval_interval=<opt steps>")
+    whole = counts(config).opt_steps
+    if whole is None and settings.pruner == "halving":
+        raise UsageError(
+            "hydra.sweeper.pruner=halving divides a budget of opt steps, and this run has none",
+            allowed="trainer.max_opts or trainer.max_env_steps with an opt_interval, or pruner=median",
+        )
+    return (whole or 0) // _NEVER_PRUNED
+
+
+def evaluations_of(job: Job) -> list[tuple[int, float]]:
+    """(opt step, mean return) of each regular evaluation of a run, in order. Raises BorderError for a damaged file."""
+    path = job.run_dir / METRICS_FILE
+    try:
+        records = read_jsonl(path) if path.exists() else []
+    except ValueError as e:
+        raise BorderError(f"{path} cannot be read: {e}") from e
+    scores = {record["opt_steps"]: record[SCORE] for record in records if record.get(SCORE) is not None}
+    return sorted(scores.items())
+
+
+def objective(job: Job, kind: str) -> float:
+    """What is maximised, of one run: the score of the "best" model (without one, the highest evaluation), that of the
+    "last" model, or the mean height of the evaluation curve ("area").
+    """
+    evaluations = evaluations_of(job)
+    if not evaluations:
+        raise BorderError(f"job {job.number} has no evaluation")
+    if kind == "best" and job.best is not None:
+        return job.best
+    steps, means = np.array(evaluations, np.float64).T
+    if kind == "last" or len(means) == 1:
+        return float(means[-1])
+    if kind == "best":
+        return float(means.max())
+    widths = np.diff(steps)
+    return float(((means[1:] + means[:-1]) / 2 * widths).sum() / widths.sum())  # the trapezoidal rule

@@ -9,10 +9,9 @@ from wsgiref.util import setup_testing_defaults
 
 import pytest
 
-from border_cli.sweeps.study import value_text
-from border_cli.sweeps.trials import TuningSettings
+from border_cli.sweeps.study import TuningSettings, value_text
 from border_cli.sweeps.tuning import Tuner
-from tests.made_up_trials import PRUNES_FROM, Jobs, run_all, saved_winner, tuner_of
+from tests.made_up_trials import PRUNES_FROM, Jobs, run_all, tuner_of
 
 optuna = pytest.importorskip("optuna")
 
@@ -27,8 +26,7 @@ def test_values_that_an_earlier_trial_has_are_not_tried_again(tmp_path: Path, sa
     run_all(tuner, jobs)
     assert sorted(trial.params["x"] for trial in tuner.trials) == ["0.5", "0.9"]
     assert (tuner.has_ended, len(notes), len(jobs.made)) == (True, 1, 2 + top * 2)
-    best = next(trial.number for trial in tuner.trials if trial.params["x"] == "0.9")
-    assert saved_winner(tmp_path) == best
+    assert tuner.winner is not None and tuner.winner.params == {"x": "0.9"}
     again = Tuner(jobs.folder, settings, space, jobs.make, notes.append)
     assert (again.has_ended, again.next(), len(again.study.trials)) == (True, None, len(tuner.study.trials))
 

@@ -11,9 +11,9 @@ import pytest
 from border_cli.core.errors import ResourceError, UsageError
 from border_cli.core.progress import JobProgress
 from border_cli.sweeps.jobs import Job
-from border_cli.sweeps.trials import TuningSettings, evaluations_of, objective
-from border_cli.sweeps.tuning import Tuner
-from tests.made_up_trials import PRUNES_FROM, Jobs, run_all, saved_winner, tuner_of
+from border_cli.sweeps.study import TuningSettings
+from border_cli.sweeps.tuning import Tuner, evaluations_of, objective
+from tests.made_up_trials import PRUNES_FROM, Jobs, run_all, tuner_of
 
 optuna = pytest.importorskip("optuna")
 
@@ -26,10 +26,10 @@ def test_halving_stops_what_is_not_among_the_best_at_30_and_60_opt_steps(tmp_pat
     best = tuner.trials[0]
     assert (tuner.winner, best.params, best.state) == (best, {"x": "0.9"}, "done")
     assert best.score == pytest.approx(0.9 * 5.0)
-    stopped = {trial.params["x"]: tuner._jobs[trial.jobs[0]] for trial in tuner.trials[1:]}
+    stopped = {trial.params["x"]: trial.jobs[0] for trial in tuner.trials[1:]}
     last = {x: evaluations_of(job)[-1][0] for x, job in stopped.items()}
     assert last == dict.fromkeys(["0.8", "0.7", "0.6", "0.5", "0.4", "0.3", "0.2", "0.1"], 30)
-    assert (tuner.has_ended, saved_winner(tmp_path), tuner.stage) == (True, 0, "trial 9 of 9")
+    assert (tuner.has_ended, tuner.stage) == (True, "trial 9 of 9")
     states = [trial.state.name for trial in tuner.study.trials]
     assert (states.count("COMPLETE"), states.count("PRUNED")) == (1, 8)
 
@@ -103,7 +103,7 @@ def test_a_tuning_that_is_killed_before_it_knows_the_jobs_of_a_trial_finds_them(
     jobs.make = make  # type: ignore[method-assign]
     tuner = tuner_of(jobs, n_trials=1, seeds=2, top=0)
     run_all(tuner, jobs)
-    assert [(trial.jobs, trial.state) for trial in tuner.trials] == [([0, 1], "done")]
+    assert [(trial.jobs, trial.state) for trial in tuner.trials] == [(made, "done")]
 
 
 def test_a_run_whose_records_are_damaged_fails_its_trial_alone(tmp_path: Path) -> None:
@@ -139,12 +139,14 @@ def test_a_tuning_continues_after_it_was_killed_while_it_wrote_the_journal(
     assert [trial.state for trial in tuner.trials] == ["done"] * 9
 
 
-def test_a_trial_that_was_drawn_just_before_a_kill_has_failed(tmp_path: Path) -> None:
-    """There is no tuning.json yet."""
+def test_a_trial_that_was_drawn_just_before_a_kill_runs(tmp_path: Path) -> None:
+    """It has no jobs yet."""
     jobs = Jobs(tmp_path)
     tuner_of(jobs, n_trials=1).study.draw([])
     tuner = tuner_of(jobs, n_trials=1)
-    assert [trial.state.name for trial in tuner.study.trials if trial.state.name != "WAITING"] == ["FAIL"]
+    assert jobs.made
+    run_all(tuner, jobs)
+    assert [(trial.params["x"], trial.state) for trial in tuner.trials] == [("0.9", "done")]
 
 
 def test_a_tuning_does_not_continue_in_another_search_space(tmp_path: Path) -> None:
@@ -170,12 +172,12 @@ def test_a_trial_whose_values_are_no_longer_allowed_has_failed_when_a_tuning_con
     assert [trial.state for trial in again.trials] == ["failed"]
 
 
-def test_a_trial_that_failed_and_ran_again_is_confirmed_too(tmp_path: Path) -> None:
+def test_a_trial_that_failed_and_ran_again_is_confirmed(tmp_path: Path) -> None:
     jobs = Jobs(tmp_path)
     settings = {"n_trials": 3, "pruner": "none", "top": 1, "top_seeds": 1}
     tuner = tuner_of(jobs, **settings)
     job = tuner.next()
-    assert job is not None and tuner.trials[0].jobs == [job.number]
+    assert job is not None and tuner.trials[0].jobs == [job]
     job.state = "failed"
     tuner.ended(job)
     run_all(tuner, jobs)
@@ -183,8 +185,8 @@ def test_a_trial_that_failed_and_ran_again_is_confirmed_too(tmp_path: Path) -> N
     assert [one.number for one in tuner.confirmed] == [1]
     again = tuner_of(jobs, retry=True, **settings)
     run_all(again, jobs)
-    assert [(one.number, len(one.fresh)) for one in again.confirmed] == [(0, 1), (1, 1)]
-    assert (again.winner, again.has_ended, saved_winner(tmp_path)) == (again.trials[0], True, 0)
+    assert [(one.number, len(one.fresh)) for one in again.confirmed] == [(0, 1)]
+    assert (again.winner, again.has_ended) == (again.trials[0], True)
 
 
 def test_a_confirmed_trial_with_a_failed_run_does_not_win(tmp_path: Path) -> None:
@@ -200,7 +202,6 @@ def test_a_confirmed_trial_with_a_failed_run_does_not_win(tmp_path: Path) -> Non
             jobs.run(job, None, quality)
         tuner.ended(job)
     assert tuner.winner is tuner.trials[1]
-    assert saved_winner(tmp_path) == 1
 
 
 def test_the_median_stops_bad_trials(tmp_path: Path) -> None:
@@ -209,7 +210,7 @@ def test_the_median_stops_bad_trials(tmp_path: Path) -> None:
     tuner = tuner_of(jobs, n_trials=9, pruner="median", top=0)
     run_all(tuner, jobs)
     assert [trial.state for trial in tuner.trials] == ["done"] * 5 + ["pruned"] * 4
-    ends = [evaluations_of(tuner._jobs[trial.jobs[0]])[-1][0] for trial in tuner.trials]
+    ends = [evaluations_of(trial.jobs[0])[-1][0] for trial in tuner.trials]
     assert ends[:5] == [90] * 5 and min(ends[5:]) >= PRUNES_FROM and max(ends[5:]) < 90
     states = [trial.state.name for trial in tuner.study.trials]
     assert (states.count("PRUNED"), states.count("COMPLETE")) == (4, 5)
@@ -299,7 +300,7 @@ def test_a_tuning_that_is_stopped_while_it_confirms_has_not_ended(tmp_path: Path
         assert job is not None
         job.state = "stopped"
         tuner.ended(job)
-    assert (len(tuner._todo), tuner.has_ended, saved_winner(tmp_path)) == (0, False, None)
+    assert (len(tuner._todo), tuner.has_ended, tuner.winner) == (0, False, None)
 
 
 def test_objectives_by_hand(tmp_path: Path) -> None:

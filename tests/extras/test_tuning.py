@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from pathlib import Path
 from typing import Any
@@ -12,17 +11,23 @@ import pytest
 from border_cli.cli.train import main
 from border_cli.config.convert import load, read_section
 from border_cli.core.errors import UsageError
-from border_cli.sweeps.trials import TuningSettings
+from border_cli.sweeps.study import TuningSettings
 from tests.faults.commands import Command
 from tests.faults.processes import wait_until
 from tests.real_runs import Run, tiny
 
 optuna = pytest.importorskip("optuna")
 
+
+def study_in(sweep: Path) -> Any:
+    backend = optuna.storages.journal.JournalFileBackend(str(sweep / "study.log"))
+    return optuna.load_study(study_name="border-cli", storage=optuna.storages.JournalStorage(backend))
+
+
 TUNED = (
     "hydra/sweeper=border_optuna",
     "agent.lr=tag(log,interval(1e-4,1e-2))",
-    "agent.gamma=choice(0.9,0.95,0.99)",  # before agent.lr in the alphabet, as tuning.json has them
+    "agent.gamma=choice(0.9,0.95,0.99)",  # before agent.lr in the alphabet
     "hydra.sweeper.n_trials=4",
     "hydra.sweeper.pruner=none",
     "hydra.sweeper.top=1",
@@ -44,25 +49,13 @@ def test_a_killed_tuning_continues_and_the_winner_is_a_preset(
         assert command.end() == 137
     assert main(["-m", *words[:-1], "recorder.console=auto", "debug=true"]) == 0  # which change no job
     (sweep,) = workplace.glob("runs/sweeps/*/*")
-    tuning = json.loads((sweep / "tuning.json").read_text())
-    assert len(tuning["trials"]) == 4
+    study = study_in(sweep)
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 4
     assert len(list(sweep.glob("*_dqn_cartpole"))) == 4 + 2  # no run began anew
-    assert {trial["state"] for trial in tuning["trials"]} == {"done"}
-    whole = Run(sweep / f"{tuning['trials'][0]['jobs'][0]}_dqn_cartpole")
+    whole = Run(sweep / "0_dqn_cartpole")
     assert (whole.counts[0], whole.steps("eval/return_mean")) == (60, [10, 20, 30, 40, 50, 60])
     preset = load(sweep / "best_cartpole.yaml")
-    winner = tuning["trials"][tuning["winner"]]
-    assert preset["agent"]["lr"] == float(winner["params"]["agent.lr"])
-
-    study = optuna.load_study(
-        study_name="border-cli",
-        storage=optuna.storages.JournalStorage(
-            optuna.storages.journal.JournalFileBackend(str(sweep / "study.log"))
-        ),
-    )
-    values = [trial.params["agent.lr"] for trial in study.trials if trial.state.name == "COMPLETE"]
-    expected = [float(trial["params"]["agent.lr"]) for trial in tuning["trials"]]
-    assert sorted(values) == pytest.approx(sorted(expected), rel=1e-3)
+    assert preset["agent"]["lr"] == pytest.approx(study.best_trial.params["agent.lr"], rel=1e-3)
 
 
 def test_a_run_that_is_pruned_stops_with_a_checkpoint(workplace: Path) -> None:
@@ -72,10 +65,12 @@ def test_a_run_that_is_pruned_stops_with_a_checkpoint(workplace: Path) -> None:
     run = ("trainer=sync", "trainer.max_opts=9000", "trainer.eval_interval=100", "trainer.save_interval=null")
     assert main(["-m", *tiny(*words, *more, *run, "recorder.console=none")]) == 0
     (sweep,) = workplace.glob("runs/sweeps/*/*")
-    trials = json.loads((sweep / "tuning.json").read_text())["trials"]
-    assert [(one["params"]["agent.lr"], one["state"]) for one in trials] == [
-        ("0.001", "done"),
-        ("1e-09", "pruned"),
+    trials = [
+        trial for trial in study_in(sweep).trials if trial.state.name != "FAIL"
+    ]  # values that came twice
+    assert [(trial.params["agent.lr"], trial.state.name) for trial in trials] == [
+        ("0.001", "COMPLETE"),
+        ("1e-09", "PRUNED"),
     ]
     pruned = Run(sweep / "1_dqn_cartpole")
     assert pruned.summary["status"] == "stopped"
@@ -101,8 +96,9 @@ def test_the_search_space_is_that_of_the_agent_that_a_group_of_the_user_has_chos
         "sweep.slots=1",
     )
     assert main(["--config-dir", "c", "-m", *words, *more]) == 0
-    (tuning,) = workplace.glob("runs/sweeps/*/*/tuning.json")
-    assert "high=5" in json.loads(tuning.read_text())["space"]["buffer.n_step"]  # that of DQN ends at 10
+    (sweep,) = workplace.glob("runs/sweeps/*/*")
+    (trial,) = study_in(sweep).trials
+    assert trial.distributions["buffer.n_step"].high == 5  # that of DQN ends at 10
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import functools
 import itertools
 import json
 import math
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from border_cli.config.convert import to_plain
 from border_cli.config.schema import EnvConfig, PresetConfig, TrainConfig
 from border_cli.core.metrics import mean_interval, t975
 from border_cli.core.types import Evaluation
-from border_cli.report.page import table
+from border_cli.report.page import table, write_curves
 from border_cli.report.runs import find_runs, grouped, read_run
 from border_cli.report.stats import (
     Statistics,
@@ -32,7 +31,6 @@ from border_cli.report.stats import (
     probability_of_improvement,
     summarise,
 )
-from border_cli.report.tidy import write_tidy
 from border_cli.run.summary import record_launch
 from border_cli.sweeps.jobs import Sweep
 
@@ -198,27 +196,6 @@ def test_what_auto_has_chosen_does_not_divide_runs(
     for value in values:
         write_run(tmp_path / str(value), [(1, 1.0, 1.0)], command=command, values={key: value})
     assert len(groups_in(tmp_path)) == n_groups
-
-
-def test_a_long_name_is_cut(tmp_path: Path) -> None:
-    for i in (1, 2):
-        write_run(tmp_path / f"{i}", [(10, 1.0, 0.0)], agent={"hidden": [64] * 40 + [i]})
-    first, second = (group.name for group in groups_in(tmp_path))
-    assert first == f"dqn on CartPole-v1 agent.hidden=[{'64,' * 22}…" and len(first) == 100
-    assert second == f"{first} (2)"
-
-
-def test_a_name_is_not_cut_within_a_key(tmp_path: Path) -> None:
-    for i in (1, 2):
-        own = {
-            "epsilon_env_steps": i,
-            "target_interval": i,
-            "max_grad_norm": float(i),
-            "epsilon_final": i / 4,
-        }
-        write_run(tmp_path / f"{i}", [(10, 1.0, 0.0)], lr=i / 4, agent=own)
-    first, _ = (group.name for group in groups_in(tmp_path))
-    assert first == ("dqn on CartPole-v1 agent.lr=0.25 agent.epsilon_final=0.25 agent.max_grad_norm=1.0 …")
 
 
 def test_a_run_without_a_configuration_is_its_own_group(tmp_path: Path) -> None:
@@ -409,28 +386,19 @@ def test_configurations_with_long_names_are_found_in_every_environment(tmp_path:
                 path = tmp_path / env / f"{place}-{seed}"
                 write_run(path, [(10, 1.0, float(better))], env=env, agent=agent, seed=seed)
     groups = groups_in(tmp_path)
-    assert all(len(group.name) <= 104 for group in groups)
     scores = last_scores(groups)
     (pair,) = improvements(scores)
     worse, better = scores
-    assert worse != better and all(len(name) <= 104 for name in scores)
+    assert worse != better
     assert (pair.x, pair.y, pair.probability.value, len(pair.envs)) == (better, worse, 1.0, 2)
 
 
-def test_too_many_algorithms_are_not_compared_in_pairs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for n in range(21):
+def test_the_terminal_shows_ten_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for n in range(6):
         for seed in range(3):
             write_run(tmp_path / "runs" / f"{n}-{seed}", [(1, 1.0, float(n))], lr=(n + 1) / 1000, seed=seed)
     assert main([f"out={tmp_path / 'out'}", str(tmp_path / "runs")]) == 0
-    out = capsys.readouterr().out
-    assert "note: 21 algorithms are too many to compare in pairs; 20 are possible" in out
-    assert "higher than" not in out
-    for seed in range(3):
-        shutil.rmtree(tmp_path / "runs" / f"0-{seed}")
-    assert main([f"out={tmp_path / 'out'}", str(tmp_path / "runs")]) == 0
-    assert "note: 180 more pairs are in report.html" in capsys.readouterr().out
+    assert "note: 5 more pairs are in report.html" in capsys.readouterr().out
 
 
 def test_more_groups_than_colours_can_be_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -447,7 +415,7 @@ def test_more_groups_than_colours_can_be_told_apart(tmp_path: Path, monkeypatch:
 def test_runs_of_one_seed_stay_apart_in_the_curves(tmp_path: Path) -> None:
     for name, values in (("a", (1.0, 2.0)), ("b", (100.0, 200.0))):
         write_run(tmp_path / name, [(10, 1.0, values[0]), (20, 2.0, values[1])], seed=1)
-    write_tidy(tmp_path / "curves.csv", groups_in(tmp_path), "eval/return_mean")
+    write_curves(tmp_path / "curves.csv", groups_in(tmp_path), "eval/return_mean")
     rows = [line.split(",") for line in (tmp_path / "curves.csv").read_text().splitlines()[1:]]
     assert [(seed, value) for _, _, seed, _, _, value in rows] == [
         *(("1", "1.0"), ("1", "2.0"), ("1-2", "100.0"), ("1-2", "200.0")),
