@@ -60,10 +60,10 @@ class ExportedPolicy(nn.Module):
 
 def _decides(kind: type[NetworkPolicy]) -> bool:
     """Whether `decide` is what the policy does: no subclass of the class that defines it has its own way of acting."""
-    owner = next(one for one in kind.__mro__ if "decide" in vars(one))
+    owner = next(base for base in kind.__mro__ if "decide" in vars(base))
     derived = kind.__mro__[: kind.__mro__.index(owner)]
     ways = ("sample", "_exploit", "action_values", "begin_episode")
-    return owner is not NetworkPolicy and not any(name in vars(one) for one in derived for name in ways)
+    return owner is not NetworkPolicy and not any(name in vars(base) for base in derived for name in ways)
 
 
 def inner_bounds(action: ActionSpec) -> tuple[Array, Array]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from border_cli.core.metrics import METRICS, Record
+from border_cli.core.metrics import Record
 from border_cli.core.protocols import Recorder
 from border_cli.runtime.files import run_all
 
@@ -31,27 +31,11 @@ class RecorderGroup(Recorder):
 
     def __init__(self, recorders: Sequence[Recorder]) -> None:
         self._recorders = tuple(recorders)
-        self._newest: dict[str, int] = {}
 
     def write(self, record: Record) -> None:
-        """Pass a record on, unless it is empty.
-
-        Raises ValueError, before any recorder sees it, for a metric that is not declared in `core.metrics`, and for one
-        whose opt_steps go back.
-        """
-        undeclared = sorted(record.values.keys() - METRICS.keys())
-        if undeclared:
-            raise ValueError(
-                f"metrics that are not declared: {', '.join(undeclared)} (see border_cli.core.metrics)"
-            )
-        for name in record.values:
-            newest = self._newest.get(name, 0)
-            if record.opt_steps < newest:
-                raise ValueError(f"{name}: opt_steps went back from {newest} to {record.opt_steps}")
-        if not record:
-            return
-        self._newest.update(dict.fromkeys(record.values, record.opt_steps))
-        run_all([partial(recorder.write, record) for recorder in self._recorders])
+        """Pass a record on, unless it is empty."""
+        if record:
+            run_all([partial(recorder.write, record) for recorder in self._recorders])
 
     def positions(self) -> dict[str, int]:
         """The positions of all recorders."""

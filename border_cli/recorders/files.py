@@ -7,9 +7,7 @@ import csv
 import io
 import json
 import logging
-import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +51,6 @@ class AppendedFile:
                 raise
         self.end = start + len(piece)
 
-    def sync(self) -> None:
-        """Write what was appended to the disk itself. Raises OSError."""
-        if self.end:
-            with self.path.open("rb") as file:
-                os.fsync(file.fileno())
-
 
 class FileRecorder(Recorder, ABC):
     """Appends records to a file. A record is in the file when `write` returns.
@@ -88,7 +80,6 @@ class FileRecorder(Recorder, ABC):
                 allowed=f"recorder.{self.option}=false trains without it",
             ) from e
         self._file = AppendedFile(path, end)
-        self._has_warned = False
 
     @abstractmethod
     def _encoded(self, record: Record) -> bytes:
@@ -100,29 +91,22 @@ class FileRecorder(Recorder, ABC):
 
     def _append(self, piece: bytes) -> None:
         """Append a record, or count it as dropped; then the file is as it was."""
-        if self._tried(lambda: self._file.append(piece)):
-            self._lines += piece.count(b"\n")
-        else:
-            self.dropped += 1
-
-    def _tried(self, call: Callable[[], None]) -> bool:
         try:
-            call()
+            self._file.append(piece)
         except OSError as e:
-            if not self._has_warned:
+            if not self.dropped:
                 problem = f"{self._file.path} cannot be written: {e.strerror or type(e).__name__}"
                 _logger.warning("%s; records may be lost, training continues", problem)
-            self._has_warned = True
-            return False
-        return True
+            self.dropped += 1
+        else:
+            self._lines += piece.count(b"\n")
 
     def positions(self) -> dict[str, int]:
         """Lines in the file. Their length would depend on the clock."""
         return {self.option: self._lines}
 
     def close(self) -> None:
-        """Bring what was written to the disk itself, and say how many records are missing."""
-        self._tried(self._file.sync)
+        """Say how many records are missing."""
         if self.dropped:
             _logger.warning("%s lacks %d records", self.name, self.dropped)
 

@@ -165,16 +165,16 @@ class MlflowRecorder:
         self._stored: Newest = {}
         experiment_id = mlflow.set_experiment(info.project).experiment_id
         tag = "border.run_id"
-        found = self._client.search_runs([experiment_id], f"tags.`{tag}` = '{info.run_id}'")
+        runs = self._client.search_runs([experiment_id], f"tags.`{tag}` = '{info.run_id}'")
         config = {_allowed(key): str(value)[:500] for key, value in info.config.items()}
-        if found:
-            self._run_id = found[0].info.run_id
+        if runs:
+            self._run_id = runs[0].info.run_id
             self._client.set_terminated(self._run_id, status="RUNNING")
-            before = found[0].data.params | found[0].data.tags
+            before = runs[0].data.params | runs[0].data.tags
             for key, value in config.items():
                 if before.get(key) != value:  # a parameter cannot change
                     self._client.set_tag(self._run_id, key, value)
-            self._stored = self._newest(found[0].data.metrics)
+            self._stored = self._newest(runs[0].data.metrics)
         else:
             tags = {tag: info.run_id} | ({"border.sweep": info.group} if info.group else {})
             run = self._client.create_run(experiment_id, run_name=info.name, tags=tags)

@@ -54,7 +54,7 @@ def _of_like_length(bands: Mapping[str, Band]) -> list[dict[str, Band]]:
     """The groups in parts, the longest first: within a part the longest curve has at most _MOST times the shortest."""
     lengths = {name: float(band.at[-1]) for name, band in bands.items()}
     parts: list[list[str]] = []
-    for name in sorted(bands, key=lambda one: -lengths[one]):
+    for name in sorted(bands, key=lambda name: -lengths[name]):
         if parts and lengths[parts[-1][0]] <= _MOST * lengths[name]:
             parts[-1].append(name)
         else:
@@ -66,18 +66,18 @@ def _labels(names: Sequence[str]) -> list[str]:
     """The names of groups without the words that all of them have."""
     words = [name.split() for name in names]
     shared = set.intersection(*map(set, words)) if len(names) > 1 else set()
-    labels = [" ".join(word for word in one if word not in shared) or one[0] for one in words]
+    labels = [" ".join(word for word in name if word not in shared) or name[0] for name in words]
     return labels if len(set(labels)) == len(labels) else list(names)
 
 
 def _draw_band(plot: Any, band: Band, label: str) -> None:
     marker = "o" if min(len(at) for at, _ in band.runs) <= FEW else None
-    means = [one.value for one in band.intervals]
+    means = [interval.value for interval in band.intervals]
     every = max(1, len(means) // FEW)
     (drawn,) = plot.plot(band.at, means, marker=marker, markevery=every, label=label)
     color, style = drawn.get_color(), drawn.get_linestyle()
     if len(band.runs) >= FEW:
-        low, high = ([getattr(one, end) for one in band.intervals] for end in ("low", "high"))
+        low, high = ([getattr(interval, end) for interval in band.intervals] for end in ("low", "high"))
         plot.fill_between(band.at, low, high, color=color, alpha=0.2)
     elif len(band.runs) > 1:
         for at, values in band.runs:

@@ -48,18 +48,18 @@ class Report:
 def table(lines: Sequence[Line]) -> list[list[str]]:
     """Header and rows of the final table, as text."""
     rows = [["runs of", "runs", "env steps", "best score", "last score", "seconds", "expected"]]
-    for one in lines:
+    for group in lines:
         remarks = {
-            f"{one.seeds} seeds" if one.seeds > 1 else "one seed": one.seeds < one.runs,
-            f"{one.unfinished} unfinished": one.unfinished > 0,
-            f"{one.runs - one.scored} without a score": one.scored < one.runs,
+            f"{group.seeds} seeds" if group.seeds > 1 else "one seed": group.seeds < group.runs,
+            f"{group.unfinished} unfinished": group.unfinished > 0,
+            f"{group.runs - group.scored} without a score": group.scored < group.runs,
         }
         remark = ", ".join(text for text, holds in remarks.items() if holds)
-        runs = f"{one.runs} ({remark})" if remark else f"{one.runs}"
-        verdict = {True: "met", False: "not met", None: "no score"}[one.meets]
-        expected = "-" if one.expected is None else f"{number(one.expected)}: {verdict}"
-        scores = ("-" if score is None else str(score) for score in (one.best, one.last))
-        rows.append([one.name, runs, f"{one.env_steps:,}", *scores, number(one.seconds), expected])
+        runs = f"{group.runs} ({remark})" if remark else f"{group.runs}"
+        verdict = {True: "met", False: "not met", None: "no score"}[group.meets]
+        expected = "-" if group.expected is None else f"{number(group.expected)}: {verdict}"
+        scores = ("-" if score is None else str(score) for score in (group.best, group.last))
+        rows.append([group.name, runs, f"{group.env_steps:,}", *scores, number(group.seconds), expected])
     return rows
 
 
@@ -105,11 +105,11 @@ def as_json(report: Report) -> dict[str, Any]:
     return {
         "metric": report.metric,
         "statistic": f"interquartile mean, {LEVEL:.0%} percentile bootstrap interval over runs",
-        "groups": [asdict(one) | {"meets_expectation": one.meets} for one in report.lines],
-        "improvements": [asdict(one) for one in report.improvements],
+        "groups": [asdict(line) | {"meets_expectation": line.meets} for line in report.lines],
+        "improvements": [asdict(pair) for pair in report.improvements],
         "curves": {
             axis: {
-                name: {"at": band.at.tolist(), "intervals": [asdict(one) for one in band.intervals]}
+                name: {"at": band.at.tolist(), "intervals": [asdict(interval) for interval in band.intervals]}
                 for name, band in bands.items()
             }
             for axis, bands in report.curves.items()
@@ -143,7 +143,7 @@ def about(metric: str) -> str:
 
 def few_runs(lines: Sequence[Line]) -> str:
     """A warning about the intervals of few runs; empty where all groups have enough."""
-    if all(one.runs >= FEW for one in lines):
+    if all(line.runs >= FEW for line in lines):
         return ""
     return (
         f"An interval over fewer than {FEW} runs never reaches beyond their smallest and largest value, "
@@ -151,10 +151,10 @@ def few_runs(lines: Sequence[Line]) -> str:
     )
 
 
-def improvement_rows(found: Sequence[Improvement]) -> list[list[str]]:
+def improvement_rows(pairs: Sequence[Improvement]) -> list[list[str]]:
     """Header and rows: P(row > column) of last scores."""
     rows = [["algorithm", "higher than", "probability", "environments"]]
-    return rows + [[one.x, one.y, str(one.probability), str(len(one.envs))] for one in found]
+    return rows + [[pair.x, pair.y, str(pair.probability), str(len(pair.envs))] for pair in pairs]
 
 
 def differences(groups: Sequence[Group]) -> list[list[str]]:

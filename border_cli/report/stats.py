@@ -159,7 +159,7 @@ def line(group: Group) -> Line:
     scores = [
         [(run.summary.get(key) or {}).get("mean") for key in ("best_score", "last_score")] for run in runs
     ]
-    scored = np.array([both for both in scores if None not in both], np.float64)
+    scored = np.array([pair for pair in scores if None not in pair], np.float64)
     best, last = bootstrap(scored.T) if len(scored) else (None, None)
     expected, after = (runs[0].config.get(f"preset.expect_{name}") for name in ("return", "env_steps"))
     shortest = min(run.env_steps for run in runs)

@@ -188,17 +188,17 @@ class Sweep:
         or a new number.
         """
         numbers = {job.number: job.overrides for job in self.jobs}
-        own = tuple(job_argv(overrides))
-        if numbers.get(wanted, own) == own:
+        words = tuple(job_argv(overrides))
+        if numbers.get(wanted, words) == words:
             return wanted
-        return next((number for number, one in numbers.items() if one == own), max(numbers) + 1)
+        return next((number for number, known in numbers.items() if known == words), max(numbers) + 1)
 
     def add(self, number: int, overrides: Sequence[str], run_dir: Path) -> Job:
         """The job with this number (see `numbered`): that of an earlier launch with its results, or a new one."""
         job = next((job for job in self.jobs if job.number == number), None)
         if job is None:
             job = Job(number, tuple(job_argv(overrides)), run_dir)
-            bisect.insort(self.jobs, job, key=lambda one: one.number)
+            bisect.insort(self.jobs, job, key=lambda job: job.number)
             self._shared = None
         job.refresh()
         return job
@@ -208,7 +208,7 @@ class Sweep:
         entries = {job.number: job.to_json(self.folder) for job in jobs or self.jobs}
         changed = {number: entry for number, entry in entries.items() if self._saved.get(number) != entry}
         head = [] if self._end else [{"sweep_id": self.sweep_id, "argv": self.argv}]
-        text = "".join(f"{json.dumps(finite_or_null(one))}\n" for one in (*head, *changed.values()))
+        text = "".join(f"{json.dumps(finite_or_null(entry))}\n" for entry in (*head, *changed.values()))
         if text:
             file = AppendedFile(self.folder / SWEEP_FILE, self._end)
             file.append(text.encode("ascii"))
@@ -220,7 +220,7 @@ class Sweep:
         if job.label:
             return job.label
         if self._shared is None:
-            every = [frozenset(one.overrides) for one in self.jobs]
+            every = [frozenset(job.overrides) for job in self.jobs]
             self._shared = frozenset.intersection(*every) if len(every) > 1 else frozenset()
         return " ".join(word.lstrip("+") for word in job.overrides if word not in self._shared)
 

@@ -52,28 +52,23 @@ class Result:
 
 
 def results(sweep: Sweep) -> list[Result]:
-    """One for each configuration that has a run with scores, the best first within each environment."""
-    by_path = {job.run_dir.resolve(): job for job in sweep.jobs if job.state == DONE}
-    records = []
+    """A result for each configuration that has a run with scores, the best first within each environment."""
+    done = [job for job in sweep.jobs if job.state == DONE and None not in (job.best, job.last)]
+    by_path = {job.run_dir.resolve(): job for job in done}
+    runs = []
     for path in by_path:
         with contextlib.suppress(UsageError):  # a file that cannot be read; the table of jobs has the run
-            records.append(read_run(path, SCORE))
-    scored = [
-        one for one in records if one and one.summary.get("best_score") and one.summary.get("last_score")
-    ]
+            runs.append(read_run(path, SCORE))
     by_env: dict[str, list[Result]] = {}
-    for one in grouped(scored):
-        result = Result(one.env, [by_path[run.path] for run in one.runs], line(one))
-        by_env.setdefault(one.env, []).append(result)
-    return [one for found in by_env.values() for one in sorted(found, key=lambda one: -one.best)]
+    for group in grouped([run for run in runs if run is not None]):
+        jobs = [by_path[run.path] for run in group.runs]
+        by_env.setdefault(group.env, []).append(Result(group.env, jobs, line(group)))
+    return [result for of_env in by_env.values() for result in sorted(of_env, key=lambda r: -r.best)]
 
 
-def winners(found: Sequence[Result]) -> list[Result]:
+def winners(best_first: Sequence[Result]) -> list[Result]:
     """The configuration with the best mean score of each environment."""
-    best = dict[str, Result]()
-    for one in found:  # the best of each environment comes first
-        best.setdefault(one.env, one)
-    return list(best.values())
+    return list({result.env: result for result in reversed(best_first)}.values())[::-1]
 
 
 def write_preset(

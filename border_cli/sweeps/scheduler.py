@@ -257,7 +257,7 @@ class Scheduler:
         """Stop all jobs, and wait until their processes have ended."""
         for slot in self._running:
             self._stop_job(slot)
-        while left := [one for one in self._processes if one.exit_code is None and not one.lost]:
+        while left := [p for p in self._processes if p.exit_code is None and not p.lost]:
             self._executor.wait(left, _POLL_S)
             for process in left:
                 process.receive()

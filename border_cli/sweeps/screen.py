@@ -159,7 +159,7 @@ class PlainSweepView(SweepView):
         write_line(sys.stdout, message)
 
 
-def print_sweep_tables(console: Console, sweep: Sweep, found: Sequence[Result]) -> None:
+def print_sweep_tables(console: Console, sweep: Sweep, results: Sequence[Result]) -> None:
     """Print a row per job, and a row per configuration."""
     columns = ["job", "settings", "state", "exit code", "best", "last", "time", "run"]
     if console.is_terminal and console.width < _WIDE:
@@ -179,17 +179,16 @@ def print_sweep_tables(console: Console, sweep: Sweep, found: Sequence[Result]) 
         add_row(jobs, *(cells[name] for name in columns))
     title = "configurations: interquartile means over runs, with 95% intervals"
     groups = make_table(title, "settings", "runs", "best", "last", "time")
-    for one in (result.line for result in found):
-        scores = str(one.best), str(one.last)
-        add_row(groups, one.name, str(one.runs), *scores, format.duration(one.seconds))
-    print_tables(console, [jobs, groups] if found else [jobs])
+    for line in (result.line for result in results):
+        scores = str(line.best), str(line.last)
+        add_row(groups, line.name, str(line.runs), *scores, format.duration(line.seconds))
+    print_tables(console, [jobs, groups] if results else [jobs])
 
 
 def print_tuning_tables(console: Console, tuner: Tuner) -> None:
     """Print the best trials, and what those that were confirmed reach on fresh seeds."""
     # When the command has ended, a trial that still has runs to do is unfinished.
-    named = {one.number: "unfinished" if one.state == RUNNING else one.state for one in tuner.trials}
-    states = Counter(named.values())
+    states = Counter("unfinished" if trial.state == RUNNING else trial.state for trial in tuner.trials)
     ranking = tuner.ranking[:_SHOWN_TRIALS]
     title = f"best {len(ranking)} of {format.counted(len(tuner.trials), 'trial')}: " + ", ".join(
         f"{n} {s}" for s, n in states.items()
@@ -199,10 +198,10 @@ def print_tuning_tables(console: Console, tuner: Tuner) -> None:
         values = " ".join(f"{key}={value}" for key, value in trial.params.items())
         add_row(trials, str(trial.number), values, format.number(trial.score))
     tables = [trials]
-    if confirmed := [one for one in tuner.confirmed if one.fresh]:
+    if confirmed := [trial for trial in tuner.confirmed if trial.fresh]:
         table = make_table("confirmed on fresh seeds", "trial", "runs", "score", "lowest", "highest")
-        for one in sorted(confirmed, key=lambda one: -fmean(one.fresh)):
-            figures = (format.number(of(one.fresh)) for of in (fmean, min, max))
-            add_row(table, str(one.number), str(len(one.fresh)), *figures)
+        for trial in sorted(confirmed, key=lambda trial: -fmean(trial.fresh)):
+            figures = (format.number(of(trial.fresh)) for of in (fmean, min, max))
+            add_row(table, str(trial.number), str(len(trial.fresh)), *figures)
         tables.append(table)
     print_tables(console, tables)

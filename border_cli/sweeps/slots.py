@@ -62,10 +62,10 @@ def _busy_cpus(config: TrainConfig, spec: EnvSpec, stop: StopFlag) -> float:
     """CPUs that acting and learning keep busy together. Evaluations are not counted: between them nothing waits."""
     from border_cli.run import probes
 
-    envs, own = envs_per_actor(config), threads(config)
+    envs, learner = envs_per_actor(config), threads(config)
     speeds = probes.measure(config, spec, [envs], probes.AUTO_S, stop).speeds(envs)
-    rates = throughput.predict(config, speeds, cpus=n_actors(config) + own)
-    return own * (1 - rates.learner_blocked) + n_actors(config) * (1 - rates.actors_blocked)
+    rates = throughput.predict(config, speeds, cpus=n_actors(config) + learner)
+    return learner * (1 - rates.learner_blocked) + n_actors(config) * (1 - rates.actors_blocked)
 
 
 def divide(need: Need, n_jobs: int) -> LocalExecutor:
@@ -83,7 +83,7 @@ def divide(need: Need, n_jobs: int) -> LocalExecutor:
     if need.device.startswith("cuda"):
         n_gpus = len(_gpus(need.device)) or 1
         limits[f"the jobs have {counted(n_gpus, 'GPU')}"] = n_gpus
-    reason = min(limits, key=lambda one: limits[one])
+    reason = min(limits, key=lambda words: limits[words])
     return _executor(max(1, limits[reason]), need.device, reason)
 
 
