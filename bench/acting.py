@@ -13,7 +13,7 @@ from border_cli.actors.manager import ActorManager
 from border_cli.config.schema import EnvConfig, TrainConfig
 from border_cli.envs.group import GymEnv
 from border_cli.envs.make import make_gym
-from border_cli.run import build
+from border_cli.run import factories
 
 GAME_STEPS = 400
 
@@ -141,10 +141,10 @@ def _raw_rate(config: TrainConfig, env_steps: int) -> float:
 def _actor_rate(config: TrainConfig, env_steps: int) -> float:
     """Return the env steps/s of an actor with network, exploration, step processor and ring. The learner only collects."""
     spec = GymEnv(config.env).spec
-    columns = build.run_columns(config, spec)
-    manager = ActorManager(build.actor_spec(config), columns, 1, config.actor_manager)
+    columns = factories.run_columns(config, spec)
+    manager = ActorManager(factories.actor_spec(config), columns, 1, config.actor_manager)
     try:
-        manager.start(build.make_agent(config, spec).model_info())
+        manager.start(factories.make_agent(config, spec).model_info())
         manager.grant([env_steps])
         return _steps_per_second(manager, env_steps)
     finally:

@@ -15,7 +15,7 @@ from bench.report import Figure, markdown
 from border_cli import compose
 from border_cli.actors.sampler import Sampler
 from border_cli.agents.agent import NetworkAgent
-from border_cli.run import build
+from border_cli.run import factories
 from border_cli.runtime import seeding
 from border_cli.runtime.worker import keep_freed_memory
 
@@ -43,14 +43,14 @@ SECONDS = 0.5
 def compiled_over_eager(overrides: tuple[str, ...], repetitions: int) -> tuple[list[float], list[float]]:
     """Return the eager and the compiled opt steps/s of each repetition."""
     config = compose(*overrides, "agent.compile=true")
-    actor = build.actor_spec(config).actor_id(0, 0, 1)
-    env = build.actor_env(actor, config)
+    actor = factories.actor_spec(config).actor_id(0, 0, 1)
+    env = factories.actor_env(actor, config)
     plain = replace(config, agent=replace(config.agent, precision="float32"))  # type: ignore[call-arg]
-    agents = [build.make_agent(one, env.spec) for one in (plain, config)]
-    buffer = build.make_buffer(config, env.spec)
+    agents = [factories.make_agent(one, env.spec) for one in (plain, config)]
+    buffer = factories.make_buffer(config, env.spec)
     policy, processor = (
-        build.actor_policy(actor, env.spec, config),
-        build.actor_processor(actor, env.spec, config),
+        factories.actor_policy(actor, env.spec, config),
+        factories.actor_processor(actor, env.spec, config),
     )
     sampler = Sampler(env, policy, processor, partial(seeding.first_seed, 0, 0, 0))
     sampler.begin()

@@ -19,7 +19,7 @@ from border_cli import compose
 from border_cli.agents.agent import NetworkAgent
 from border_cli.agents.capture import capture_opt_steps
 from border_cli.core.spaces import ActionSpec, EnvSpec, ObsLeaf, ObsSpec
-from border_cli.run import build
+from border_cli.run import factories
 from border_cli.run.probes import made_up
 from border_cli.runtime.tensors import repeat_bits_on_gpu
 from border_cli.runtime.worker import keep_freed_memory
@@ -65,7 +65,7 @@ OptStep = Callable[[], object]
 def opt_step(spec: EnvSpec, overrides: str) -> OptStep:
     """An opt step of a new agent on a replay of its own, captured as a CUDA graph if `overrides` say so."""
     config = compose(*overrides.split(), "preset=none", f"buffer.capacity={ROWS}")
-    agent, buffer = build.make_agent(config, spec), build.make_buffer(config, spec)
+    agent, buffer = factories.make_agent(config, spec), factories.make_buffer(config, spec)
     assert isinstance(agent, NetworkAgent)
     buffer.push(made_up(spec, ROWS, config))
     if "compile=true" in overrides:

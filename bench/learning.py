@@ -65,7 +65,7 @@ def bare_update_rate() -> float:
     from border_cli.agents.params import BatchLoader
     from border_cli.config.schema import EnvConfig
     from border_cli.envs.group import GymEnv
-    from border_cli.run import build
+    from border_cli.run import factories
     from border_cli.run.probes import made_up
     from border_cli.runtime.worker import keep_freed_memory
 
@@ -73,7 +73,7 @@ def bare_update_rate() -> float:
     keep_freed_memory()  # like a run
     config = compose(*COMMON)
     spec = GymEnv(EnvConfig(id="CartPole-v1")).spec
-    agent, buffer = build.make_agent(config, spec), build.make_buffer(config, spec)
+    agent, buffer = factories.make_agent(config, spec), factories.make_buffer(config, spec)
     assert isinstance(agent, NetworkAgent)
     buffer.push(made_up(spec, WARMUP, config))
     compile_steps(agent, buffer, config, spec)

@@ -11,7 +11,7 @@ from border_cli.core.errors import UsageError
 from border_cli.core.progress import RunResult
 from border_cli.core.protocols import Evaluator, Recorder, StepProcessor
 from border_cli.core.spaces import EnvSpec
-from border_cli.run.build import UserParts
+from border_cli.run.factories import UserParts
 from border_cli.runtime.signals import StopFlag
 
 

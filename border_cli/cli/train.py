@@ -162,7 +162,7 @@ def _plan(composed: Composed, launch: Launch) -> int:
     from border_cli.display.banner import banner, line_width
     from border_cli.display.output import output, write_line
     from border_cli.display.tables import print_plan
-    from border_cli.run import build, probes
+    from border_cli.run import factories, probes
     from border_cli.run.preflight import preflight
 
     folder = composed.run_dir or RUNS
@@ -171,11 +171,11 @@ def _plan(composed: Composed, launch: Launch) -> int:
         config, spec, decided = preflight(composed.config, stop, folder, launch.typed)
         end_imports()
         write_line(sys.stderr, "measuring the actors and the opt steps, each alone for half a second")
-        sizes = build.sizes(config, spec)
+        sizes = factories.sizes(config, spec)
         measured = probes.measure(config, spec, [envs_per_actor(config)], probes.PLAN_S, stop)
         console = Console()
         lines = banner(config, launch.typed, sizes.replay, None, line_width(console), decided=decided)
-        show("\n".join([*lines, *build.described_inputs(config, spec)]))
+        show("\n".join([*lines, *factories.described_inputs(config, spec)]))
         print_plan(console, config, sizes, measured, folder)
     return ExitCode.DONE
 

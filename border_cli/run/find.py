@@ -68,19 +68,6 @@ def model_directory(named: Path | None = None, checkpoint: str | int | None = No
     return _chosen(run_dir, str(BEST if checkpoint is None else checkpoint))
 
 
-def weights_directory(named: Path, whole_agent: bool) -> Path:
-    """Where a new run reads its first weights: the model to load (see `model_directory`).
-
-    whole_agent: prefer a checkpoint of the same opt step to best/, which has only a model.
-    """
-    path = model_directory(named).path
-    if whole_agent and path.name == BEST:
-        step = path.parent / CHECKPOINTS / store.step_name(store.verify(path).opt_steps)
-        if store.verifies(step, _UNREAD):
-            return step
-    return path
-
-
 def run_directory(named: Path, allowed: str = "a run") -> Path:
     """The run that the user named, with links resolved. Raises UsageError, with what is allowed, for anything else."""
     if not named.is_dir():

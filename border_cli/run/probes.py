@@ -29,7 +29,7 @@ from border_cli.core.errors import UsageError, first_line
 from border_cli.core.format import counted
 from border_cli.core.spaces import EnvSpec
 from border_cli.core.types import AFTER_TRAINING, Items, empty_items
-from border_cli.run import build
+from border_cli.run import build, factories
 from border_cli.runtime import machine, seeding
 from border_cli.runtime.child import ChildError, run_in_child
 from border_cli.runtime.signals import StopFlag
@@ -150,11 +150,11 @@ def act_alone(configs: Iterable[TrainConfig], seconds: float) -> list[float]:
     """
     rates = []
     for config in configs:
-        actor_id = build.actor_spec(config).actor_id(0, 0, n_actors(config))
-        with closing(build.actor_env(actor_id, config)) as env:
-            policy = build.actor_policy(actor_id, env.spec, config)
+        actor_id = factories.actor_spec(config).actor_id(0, 0, n_actors(config))
+        with closing(factories.actor_env(actor_id, config)) as env:
+            policy = factories.actor_policy(actor_id, env.spec, config)
             policy.sync_model(policy.model_info())
-            processor = build.actor_processor(actor_id, env.spec, config)
+            processor = factories.actor_processor(actor_id, env.spec, config)
             sampler = Sampler(env, policy, processor, partial(seeding.first_seed, config.seed, 0, 0))
             sampler.begin()
             everyone = list(range(env.n_envs))
@@ -172,7 +172,7 @@ class Learner:
         rows = min(config.buffer.capacity, max(REPLAY_ROWS, 2 * least_capacity(config)))
         small = replace(config, buffer=replace(config.buffer, capacity=rows))
         self._config, self._spec, self._stop = config, spec, stop
-        self._agent, self._buffer = build.make_agent(small, spec), build.make_buffer(small, spec)
+        self._agent, self._buffer = factories.make_agent(small, spec), factories.make_buffer(small, spec)
         self._agent.train()
         if config.device.startswith("cuda"):  # captured before the first opt step, as in a run
             build.prepare_opt_steps(self._agent, config, spec, stop, [])
@@ -223,7 +223,7 @@ class Learner:
 def made_up(spec: EnvSpec, n: int, config: TrainConfig) -> Items:
     """N rows of one stream: observations drawn at random where they are fractions, all else 0."""
     rng = np.random.default_rng(0)
-    items = empty_items(build.run_columns(config, spec), n)
+    items = empty_items(factories.run_columns(config, spec), n)
     for leaf in spec.obs.leaves:
         if np.dtype(leaf.dtype).kind == "f":
             items[leaf.name][...] = rng.standard_normal(items[leaf.name].shape)

@@ -7,7 +7,7 @@ import logging
 import shlex
 import shutil
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -39,7 +39,7 @@ from border_cli.display import banner
 from border_cli.display.advice import advice
 from border_cli.display.output import output
 from border_cli.display.tables import print_end_tables, print_lines
-from border_cli.run import build, directory, summary
+from border_cli.run import build, directory, factories, summary
 from border_cli.run.directory import REPORTED, Launch, log_to
 from border_cli.run.resume import Resumed, describe, unfit
 from border_cli.run.summary import SUMMARY_FILE, Summary, write_crash
@@ -62,7 +62,7 @@ def train(
     launch: Launch,
     stop: StopFlag,
     resumed: Resumed | None = None,
-    user: build.UserParts | None = None,
+    user: factories.UserParts | None = None,
     decided: str = "",
     view: View | None = None,
 ) -> RunResult:
@@ -78,6 +78,39 @@ def train(
     Raises:
         BorderError: the run failed. Interrupted: it was asked to stop. Both are in summary.json.
     """
+    _prepare_process(config)
+    with output() as out, _resource_errors():
+        console, on_console = Console(), view is None and config.recorder.console != "none"
+        view = view or build.make_view(config, out, console, banner.title(config))
+        files = RunFiles(config, run_dir, launch, resumed)
+        if resumed is None:
+            files.start()
+        with log_to(run_dir / "train.log", view.note), output_to(run_dir / OUTPUT_FILE):
+            _announce(config, spec, run_dir, launch, resumed, console if on_console else None, decided)
+            setup = build.RunSetup(
+                config, spec, files, stop, view, resumed or Resumed(), user or factories.UserParts()
+            )
+            try:
+                loop = _run_loop(setup)
+            except BaseException as error:
+                view.close()
+                files.failed(error)
+                raise
+            view.close()
+            result = files.finished(stop)
+        if on_console and not result.opt_steps:
+            print_lines(console, ("", "stopped before the first opt step: nothing was learned or saved"))
+        elif on_console:
+            is_from_python = setup.user != factories.UserParts()
+            following = "" if is_from_python else _next_command(result, run_dir, config)
+            print_end_tables(console, loop.parts.telemetry.progress, result, following)
+    if result.code:
+        raise Interrupted(result.code)
+    return result
+
+
+def _prepare_process(config: TrainConfig) -> None:
+    """Set what is global in this process: threads, determinism on a GPU, and the seeds of global generators."""
     import torch
 
     from border_cli.runtime.tensors import repeat_bits_on_gpu  # imports torch
@@ -88,43 +121,32 @@ def train(
     keep_freed_memory()
     # Environments in this process may draw from the global generators.
     seeding.seed_global_generators(config.seed, seeding.GLOBAL, 0)
-    with output() as out, _resource_errors():
-        console, on_console = Console(), view is None and config.recorder.console != "none"
-        view = view or build.make_view(config, out, console, banner.title(config))
-        files = RunFiles(config, run_dir, launch, resumed)
-        if resumed is None:
-            files.start()
-        with log_to(run_dir / "train.log", view.note), output_to(run_dir / OUTPUT_FILE):
-            _announce(config, spec, run_dir, launch, resumed, console if on_console else None, decided)
-            closing: list[Callable[[], None]] = []
-            try:
-                with _resource_errors():
-                    try:
-                        loop = build.make_loop(config, spec, files, stop, view, closing, resumed, user)
-                        files.loop = loop
-                        with loop:
-                            _start(loop, resumed, run_dir)
-                            files.start()
-                            loop.run()
-                    finally:  # unlike ExitStack, run_all keeps earlier errors as context of later ones
-                        run_all(closing[::-1])
-                _require_opt_step(config, loop)
-            except BaseException as error:
-                view.close()
-                files.failed(error)
-                raise
-            view.close()
-            result = files.finished(stop)
-        if on_console and not result.opt_steps:
-            print_lines(console, ("", "stopped before the first opt step: nothing was learned or saved"))
-        elif on_console:
-            following = (
-                "" if user not in (None, build.UserParts()) else _next_command(result, run_dir, config)
-            )
-            print_end_tables(console, loop.parts.telemetry.progress, result, following)
-    if result.code:
-        raise Interrupted(result.code)
-    return result
+
+
+def _run_loop(setup: build.RunSetup) -> TrainingLoop:
+    """Make the loop and train until the run ends. Returns the loop, whose parts are closed."""
+    files, resumed = setup.files, setup.resumed
+    with _resource_errors():
+        try:
+            loop = files.loop = build.make_loop(setup)
+            with loop:
+                try:
+                    loop.start(resumed.state, resumed.best)
+                except IncompatibleStateError as e:
+                    raise unfit(resumed.path or files.run_dir, e) from e
+                files.start()
+                loop.run()
+        finally:  # unlike ExitStack, run_all keeps earlier errors as context of later ones
+            run_all(setup.closing[::-1])
+    limiter = loop.parts.limiter
+    if limiter.opt_steps == 0 and loop.ended_by != "signal":
+        raise UsageError(
+            f"the run was ended by trainer.{loop.ended_by} before its first opt step: nothing was learned\n"
+            f"the first opt step needs {first_opt_step_at(setup.config):,} env steps, "
+            f"and {limiter.env_steps:,} were taken",
+            allowed=f"a larger trainer.{loop.ended_by}, or a smaller trainer.warmup_period or agent.batch_size",
+        )
+    return loop
 
 
 class RunFiles:
@@ -246,7 +268,9 @@ class RunFiles:
             bound=advice(whole, resources.cores_for_actors(self._config)),
             expected=_expected(self._config, None if best is None else best.mean, limiter.env_steps),
             exact=self._exact(loop),
-            dropped={one.name: one.dropped for one in parts.lossy_recorders if one.dropped},
+            dropped={
+                recorder.name: recorder.dropped for recorder in parts.lossy_recorders if recorder.dropped
+            },
         )
 
     def _knows_the_run(self) -> bool:
@@ -260,28 +284,6 @@ class RunFiles:
             return None
         before = self._resumed is None or self._resumed.exact
         return before and all(actor.exact for actor in loop.actors or loop.parts.source.stats())
-
-
-def _start(loop: TrainingLoop, resumed: Resumed | None, run_dir: Path) -> None:
-    """Start the loop, where the run is resumed from its checkpoint."""
-    if resumed is None:
-        loop.start()
-        return
-    try:
-        loop.start(resumed.state, resumed.best)
-    except IncompatibleStateError as e:
-        raise unfit(resumed.path or run_dir, e) from e
-
-
-def _require_opt_step(config: TrainConfig, loop: TrainingLoop) -> None:
-    """Raise UsageError for a run whose budget ended before its first opt step: nothing was learned."""
-    limiter = loop.parts.limiter
-    if limiter.opt_steps == 0 and loop.ended_by != "signal":
-        raise UsageError(
-            f"the run was ended by trainer.{loop.ended_by} before its first opt step: nothing was learned\n"
-            f"the first opt step needs {first_opt_step_at(config):,} env steps, and {limiter.env_steps:,} were taken",
-            allowed=f"a larger trainer.{loop.ended_by}, or a smaller trainer.warmup_period or agent.batch_size",
-        )
 
 
 def _expected(config: TrainConfig, best: float | None, env_steps: int) -> str:
@@ -313,7 +315,7 @@ def _announce(
         lines = banner.banner(
             config,
             launch.typed,
-            build.buffer_bytes(config, spec),
+            factories.buffer_bytes(config, spec),
             directory.shown(run_dir),
             width,
             resumed="" if resumed is None else describe(config, resumed),
@@ -321,7 +323,7 @@ def _announce(
         )
         return "\n".join(lines)
 
-    _log.info("%s", "\n".join([text(banner.WIDTH), *build.described_inputs(config, spec)]))
+    _log.info("%s", "\n".join([text(banner.WIDTH), *factories.described_inputs(config, spec)]))
     if spec.left_out:
         _log.warning(
             "left out of the observations, because no agent takes it: %s; if the task needs it, a wrapper can turn it into "

@@ -42,7 +42,7 @@ def measure_need(
     reporter: Reporter, config: TrainConfig, folder: Path, overrides: Collection[str], cpus: int
 ) -> Need:
     """What a run needs on so many CPUs, for a child that trains. Takes a few seconds. Raises what `preflight` raises."""
-    from border_cli.run import build
+    from border_cli.run import factories
     from border_cli.run.preflight import preflight
 
     del reporter
@@ -54,7 +54,7 @@ def measure_need(
         busy = float(threads(config))
         if config.trainer.type == "async":
             busy = _busy_cpus(config, spec, stop)
-    memory = sum(resources.memory_need(config, build.sizes(config, spec)).values()) + IMPORT_BYTES
+    memory = sum(resources.memory_need(config, factories.sizes(config, spec)).values()) + IMPORT_BYTES
     return Need(busy, memory, config.device)
 
 

@@ -64,7 +64,7 @@ class Telemetry:
         self.failed_saves = 0
         self._longest = 0  # env steps of an episode
         self.episodes = 0
-        self._limiter = limiter
+        self.limiter = limiter
         self._began = monotonic() - seconds_before
         self._infos = [f"env/{key}" for key in info_keys]
         for name in self._infos:
@@ -126,7 +126,7 @@ class Telemetry:
 
     def chunk(self, chunk: Chunk) -> None:
         if chunk.env_steps:
-            lag = (self._limiter.opt_steps - chunk.version, chunk.env_steps)
+            lag = (self.limiter.opt_steps - chunk.version, chunk.env_steps)
             self._lags.append(lag)
             self._recent_lags.append(lag)
         for episode_return, length in finished_episodes(chunk.items):
@@ -148,7 +148,7 @@ class Telemetry:
 
         A greedy policy may be stuck where one that explores is not.
         """
-        return min(LONGEST_EPISODE, max(_SHORTEST_LIMIT, 10 * self._longest or self._limiter.env_steps))
+        return min(LONGEST_EPISODE, max(_SHORTEST_LIMIT, 10 * self._longest or self.limiter.env_steps))
 
     def took(self, name: str, seconds: float) -> None:
         """Add a duration to the metric `time/…_ms` of this name."""
@@ -172,9 +172,9 @@ class Telemetry:
         now = self._sample(actors)
         values = agent | {"train/episodes": float(self._interval_episodes)} | self._rates(self._last, now)
         self._interval_episodes = 0
-        values["throughput/samples_total"] = self._limiter.env_steps
-        if self._limiter.ratio is not None:
-            values["throughput/samples_per_opt_step"] = self._limiter.ratio
+        values["throughput/samples_total"] = self.limiter.env_steps
+        if self.limiter.ratio is not None:
+            values["throughput/samples_per_opt_step"] = self.limiter.ratio
         if self.progress.asynchronous:
             values["async/actors_alive"] = float(now.alive)
             values["async/restarts"] = float(sum(actor.restarts for actor in actors))
@@ -206,7 +206,7 @@ class Telemetry:
         p = self.progress
         p.phase, p.seconds = phase, now.time - self._began
         p.opt_steps, p.env_steps = now.opt_steps, now.env_steps
-        p.ratio_actual = self._limiter.ratio
+        p.ratio_actual = self.limiter.ratio
         p.replay_size, p.actors_alive = replay_size, 0 if phase in ENDED else now.alive
         p.recent_returns = list(self._recent_returns)
         if self._recent_lags:
@@ -223,8 +223,8 @@ class Telemetry:
     def _sample(self, actors: Sequence[ActorStat]) -> _Sample:
         return _Sample(
             monotonic(),
-            self._limiter.opt_steps,
-            self._limiter.env_steps,
+            self.limiter.opt_steps,
+            self.limiter.env_steps,
             self.blocked_s,
             self.excluded_s,
             sum(a.blocked_seconds for a in actors),

@@ -150,11 +150,11 @@ def test_i4_every_value_of_a_saved_state_is_checked(folder: Path, monkeypatch: p
     make_loop = build.make_loop
     refused, taken, other = list[str](), list[str](), list[str]()
 
-    def load_all_variants_first(*given: Any) -> TrainingLoop:
-        *before, closing, resumed, user = given
-        for what, variant in variants(resumed.state):
+    def load_all_variants_first(setup: build.RunSetup) -> TrainingLoop:
+        assert setup.resumed.state is not None
+        for what, variant in variants(setup.resumed.state):
             mine = list[Any]()
-            loop = make_loop(*before, mine, resumed, user)
+            loop = make_loop(replace(setup, closing=mine))
             try:
                 loop.start(variant)
                 taken.append(what)
@@ -164,7 +164,7 @@ def test_i4_every_value_of_a_saved_state_is_checked(folder: Path, monkeypatch: p
             except Exception as e:
                 other.append(f"{what}: {type(e).__name__}: {e}")
             run_all([*mine, loop.parts.source.stop])
-        return make_loop(*before, closing, resumed, user)
+        return make_loop(setup)
 
     monkeypatch.setattr(build, "make_loop", load_all_variants_first)
     assert main([f"resume={run.path}"]) == 0

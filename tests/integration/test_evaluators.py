@@ -89,6 +89,6 @@ def test_a_run_without_evaluations_makes_no_evaluation_environment(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     made = []
-    monkeypatch.setattr("border_cli.run.build.evaluation_env", lambda *given: made.append(given))
+    monkeypatch.setattr("border_cli.run.factories.evaluation_env", lambda *given: made.append(given))
     run = train("trainer.eval_interval=null", "trainer.max_opts=20", "trainer=sync")
     assert (run.counts[0], made) == (20, [])

@@ -18,7 +18,7 @@ import torch
 from border_cli.agents.agent import NetworkAgent
 from border_cli.core.protocols import Agent, ReplayBuffer
 from border_cli.recorders import RecorderGroup
-from border_cli.run import build
+from border_cli.run import build, factories
 from border_cli.training.checkpointer import CheckpointManager
 from border_cli.training.evaluators import EpisodeRunner
 from border_cli.training.telemetry import Telemetry
@@ -51,7 +51,7 @@ class Generators:
         self.envs: list[gymnasium.Env[Any, Any]] = []
         self._catch(patch, "make_agent", lambda made: setattr(self, "agent", made))
         self._catch(patch, "make_buffer", lambda made: setattr(self, "buffer", made))
-        make_env, make = build.actor_env, gymnasium.make
+        make_env, make = factories.actor_env, gymnasium.make
 
         def kept(*given: Any, **named: Any) -> Any:
             self.envs.append(make(*given, **named))

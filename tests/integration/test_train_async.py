@@ -26,7 +26,7 @@ from border_cli.core.errors import ExitCode, UsageError
 from border_cli.core.spaces import EnvSpec
 from border_cli.core.types import Evaluation, ModelInfo
 from border_cli.replay.n_step import NStepProcessor
-from border_cli.run import build
+from border_cli.run import factories
 from border_cli.runtime import forkserver, machine
 from border_cli.runtime.child import run_in_child
 from tests.faults.commands import endless, trap
@@ -177,7 +177,7 @@ def test_each_actor_has_its_own_agent_configuration(workplace: Path) -> None:
         small(n_actors=2), workplace / "run", actor_agents=agents, step_processor=one_step
     )
     assert result.code == ExitCode.DONE and len(result.actors) == 2
-    make = build.actor_spec(small(n_actors=2), build.UserParts(actor_agents=agents)).policy
+    make = factories.actor_spec(small(n_actors=2), factories.UserParts(actor_agents=agents)).policy
     spec = border_cli.load(workplace / "run").spec
     for actor, actions in ((0, {0, 1}), (1, {0})):
         policy = make(ActorId(actor, 0, 2, 1, 0), spec)

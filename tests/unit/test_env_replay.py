@@ -13,7 +13,7 @@ from border_cli.core.errors import ActorLostError, IncompatibleStateError
 from border_cli.envs import group
 from border_cli.envs.group import GymEnv, ReplayedEnv
 from border_cli.replay.n_step import NStepProcessor
-from border_cli.run import build
+from border_cli.run import factories
 from tests.fakes import NumpyPolicy
 
 INSIDE, OUTSIDE = 7, 8
@@ -140,7 +140,7 @@ def test_i4_a_state_of_other_shapes_is_refused(name: str, bad: Any) -> None:
 def test_an_evaluation_only_warns_of_bounds(caplog: pytest.LogCaptureFixture) -> None:
     """It counts from 0 in every launch, while actors may be past their first 100 observations."""
     env = EnvConfig(entry_point="tests.outside:Outside", kwargs={"inside": [], "length": 10})
-    group = build.evaluation_env(lambda: None, TrainConfig(env=env))
+    group = factories.evaluation_env(lambda: None, TrainConfig(env=env))
     group.reset(0, OUTSIDE)
     assert caplog.text.count(WARNING) == 1
     group.close()

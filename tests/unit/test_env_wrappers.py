@@ -19,7 +19,7 @@ from border_cli.config.validate import check_effect, validate
 from border_cli.core.errors import UsageError
 from border_cli.core.spaces import EnvSpec
 from border_cli.envs.group import GymEnv, Probed, try_env
-from border_cli.run import preflight
+from border_cli.run import initial_weights
 from tests.envs import SPACES, Add, Grid
 from tests.old_envs import Sound
 
@@ -500,41 +500,36 @@ def test_another_form_of_categories_is_refused(given: Any) -> None:
         env_config(categories=given)
 
 
-def probed_for_weights(
-    monkeypatch: pytest.MonkeyPatch, saved: EnvConfig, here: EnvConfig
-) -> tuple[EnvSpec, Probed]:
+def probed_for_weights(saved: EnvConfig, here: EnvConfig) -> tuple[EnvSpec, Probed]:
     """The spaces of saved weights, and what is known of another environment for a run that starts from them."""
     spec = try_env(saved).spec
     model: Any = SimpleNamespace(description=SimpleNamespace(spec=spec))
-    monkeypatch.setattr(preflight, "read_model", lambda path: model)
     config = TrainConfig(env=here, init_from="runs/latest")
-    return spec, preflight._with_spec_of(Path("best"), config, try_env(here))
+    return spec, initial_weights.with_saved_spec(model, config, try_env(here))
 
 
 @pytest.mark.parametrize("grid", ["tests.envs:Grid", "tests.envs:MaskedGrid"])
 @pytest.mark.parametrize("typed", [{"image": [12, 7, 1]}, {}])
-def test_the_categories_of_the_weights_are_taken_over(
-    monkeypatch: pytest.MonkeyPatch, grid: str, typed: dict[str, list[int]]
-) -> None:
+def test_the_categories_of_the_weights_are_taken_over(grid: str, typed: dict[str, list[int]]) -> None:
     here = EnvConfig(entry_point=grid)
     assert try_env(here).categories == {"image": [10, 6, 1]}
-    spec, found = probed_for_weights(monkeypatch, replace(here, categories=typed), here)
+    spec, found = probed_for_weights(replace(here, categories=typed), here)
     assert (found.spec, found.categories) == (spec, typed)
     assert try_env(replace(here, categories=found.categories)).spec == spec
     assert found.spec.left_out == ("mission (Text)",)
 
 
-def test_other_spaces_than_those_of_the_weights_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_spaces_than_those_of_the_weights_are_refused() -> None:
     saved, here = (replace(GRID, categories={"image": [n, 6, 1]}) for n in (11, 10))
     with pytest.raises(UsageError) as caught:
-        probed_for_weights(monkeypatch, saved, here)
+        probed_for_weights(saved, here)
     assert str(caught.value).splitlines() == [
         "init_from=runs/latest: its spaces are not those of this environment: observation obs.image has categories "
         "(11, 6, 1), here (10, 6, 1)",
         "allowed: env.categories=auto, which takes those of the weights",
     ]
     with pytest.raises(UsageError, match=r"observation obs\.cell is missing here$"):
-        probed_for_weights(monkeypatch, GRID, replace(GRID, obs_keys=["image"]))
+        probed_for_weights(GRID, replace(GRID, obs_keys=["image"]))
 
 
 def test_auto_leaves_categories_open() -> None:

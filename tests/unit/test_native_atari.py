@@ -11,7 +11,7 @@ from border_cli.config.schema import ActorManagerConfig, EnvConfig, TrainConfig,
 from border_cli.envs.atari import NativeGame
 from border_cli.envs.group import GymEnv
 from border_cli.envs.make import make_gym
-from border_cli.run import build
+from border_cli.run import factories
 
 pytest.importorskip("ale_py")
 
@@ -128,7 +128,7 @@ def test_auto_uses_ale_for_several_games_per_actor_in_free_running_runs(
 def test_an_actor_gets_the_resolved_value(envs_per_actor: int) -> None:
     manager = ActorManagerConfig(envs_per_actor=envs_per_actor)
     place = ActorId(actor=0, incarnation=0, n_actors=1, n_envs=envs_per_actor, seed=0)
-    env = build.actor_env(place, TrainConfig(env=config(), actor_manager=manager))
+    env = factories.actor_env(place, TrainConfig(env=config(), actor_manager=manager))
     kinds = {type(each.unwrapped) for each in env.envs}
     assert (kinds == {NativeGame}) is (envs_per_actor > 1)
     env.close()

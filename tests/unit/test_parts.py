@@ -13,7 +13,7 @@ from border_cli.agents.dqn.config import DqnConfig
 from border_cli.config.schema import BufferConfig, EnvConfig, TrainConfig
 from border_cli.core.protocols import ActingPolicy
 from border_cli.core.types import concat_items
-from border_cli.run import build
+from border_cli.run import factories
 from tests.rows import processed
 from tests.unit.test_step_processor import SPEC, rows, step
 
@@ -45,7 +45,7 @@ def _threads() -> Any:
 
 
 def test_n_step_gamma_and_reward_clip_reach_the_rows() -> None:
-    processor = build.actor_processor(place(), SPEC, config(3, gamma=0.5, reward_clip=1.0))
+    processor = factories.actor_processor(place(), SPEC, config(3, gamma=0.5, reward_clip=1.0))
     items = concat_items([processed(processor, step(t, r)) for t, r in enumerate((3.0, -5.0, 0.5))])
     assert rows(items) == [(0.0, 0, 1.0 - 0.5 + 0.25 * 0.5, 0.125, False, 3)]
 
@@ -53,13 +53,13 @@ def test_n_step_gamma_and_reward_clip_reach_the_rows() -> None:
 @pytest.mark.parametrize(("actor", "power"), [(0, 1), (7, 8)])
 def test_the_ladder_reaches_each_actor(actor: int, power: int) -> None:
     agent = config(epsilon_start=0.8, epsilon_final=0.8, epsilon_ladder=7.0).agent
-    policy = build.actor_policy(place(actor, 8), SPEC, TrainConfig(agent=agent))
+    policy = factories.actor_policy(place(actor, 8), SPEC, TrainConfig(agent=agent))
     assert random_share(policy) == pytest.approx(0.8**power * 8 / 9, abs=0.015)
 
 
 def test_eval_epsilon_reaches_only_evaluations() -> None:
     chosen = config(eval_epsilon=0.5, epsilon_start=0.0, epsilon_final=0.0)
-    evaluating = build.evaluation_policy(SPEC, chosen)
+    evaluating = factories.evaluation_policy(SPEC, chosen)
     evaluating.eval()
     assert random_share(evaluating) == pytest.approx(0.5 * 8 / 9, abs=0.015)
-    assert random_share(build.actor_policy(place(), SPEC, chosen)) == 0.0
+    assert random_share(factories.actor_policy(place(), SPEC, chosen)) == 0.0

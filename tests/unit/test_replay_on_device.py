@@ -20,7 +20,7 @@ from border_cli.core.errors import ResourceError, UsageError
 from border_cli.core.spaces import ActionSpec, EnvSpec, ObsLeaf, ObsSpec
 from border_cli.core.types import Column
 from border_cli.replay.device import DeviceRows
-from border_cli.run import build, preflight, run
+from border_cli.run import factories, preflight, run
 from border_cli.run.probes import made_up
 from tests.contract.test_every_agent import config_of, spec_of
 from tests.unit.test_capture import record
@@ -72,7 +72,7 @@ def test_an_agent_learns_the_same_from_it(agent: str, buffer: str, captured: boo
         one: NetworkAgent = AGENTS[agent].load().make_agent(config.agent, spec, 3)
         if captured:
             one.compiling = partial(capture_opt_steps, one.algorithm, record=record)
-        replay = build.make_buffer(config, spec)
+        replay = factories.make_buffer(config, spec)
         replay.push(made_up(spec, 150, config))
         for _ in range(6):
             one.opt(replay)
@@ -111,7 +111,7 @@ def test_what_cannot_be_on_the_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda asked: (999, 10**10))
     with pytest.raises(ResourceError, match=r"allowed: a smaller buffer\.capacity, or buffer\.device=cpu"):
         preflight._replay_on_gpu(config, 1_000)
-    monkeypatch.setattr(build, "has_rows_on_gpu", lambda config: False)
+    monkeypatch.setattr(factories, "has_rows_on_gpu", lambda config: False)
     with pytest.raises(UsageError, match="buffer=uniform has its rows in the main memory"):
         preflight._replay_on_gpu(config, 1_000)
     config.buffer.device = "auto"
@@ -120,7 +120,8 @@ def test_what_cannot_be_on_the_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -
 
 def test_only_a_buffer_whose_maker_takes_a_device_can_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(
-        build.has_rows_on_gpu(TrainConfig(buffer=entry.config(type=name))) for name, entry in BUFFERS.items()
+        factories.has_rows_on_gpu(TrainConfig(buffer=entry.config(type=name)))
+        for name, entry in BUFFERS.items()
     )
 
     class Elsewhere:
@@ -136,7 +137,7 @@ def test_only_a_buffer_whose_maker_takes_a_device_can_be_there(monkeypatch: pyte
     def made(module: Any, where: str) -> Any:
         monkeypatch.setitem(BUFFERS, "uniform", type("Entry", (), {"load": staticmethod(lambda: module)})())
         config = TrainConfig(agent=config_of("dqn"), buffer=BufferConfig(device=where), device="cuda:1")
-        return build.has_rows_on_gpu(config), build.make_buffer(config, spec_of("dqn"))
+        return factories.has_rows_on_gpu(config), factories.make_buffer(config, spec_of("dqn"))
 
     assert made(Elsewhere, "cpu") == (False, "no device")
     assert made(Here, "cpu") == (True, "cpu")
@@ -179,7 +180,7 @@ def test_frames_of_a_stack_are_gathered_on_the_device() -> None:
     batches = []
     for on_device in (False, True):
         config = config_with("dqn", "uniform", on_device)
-        replay = build.make_buffer(config, spec)
+        replay = factories.make_buffer(config, spec)
         items = made_up(spec, 40, config)
         items["obs"][...] = np.arange(40, dtype=np.uint8)[:, None, None]
         items["step_in_episode"][:] = np.arange(40)

@@ -23,7 +23,7 @@ from border_cli.core.errors import ResourceError
 from border_cli.core.format import size
 from border_cli.core.spaces import ActionSpec, EnvSpec, ObsLeaf, ObsSpec
 from border_cli.core.types import item_columns
-from border_cli.run import build
+from border_cli.run import factories
 from border_cli.runtime import machine
 from border_cli.runtime.transport import ModelChannel, Ring, model_layout
 from tests.fakes import COUNTING_SPEC
@@ -106,24 +106,24 @@ IMAGES = EnvSpec(
 def test_b5_predicted_replay_bytes_are_what_it_really_takes(spec: EnvSpec, capacity: int) -> None:
     """The prediction is within 5 % of what the allocator returned."""
     small = config(capacity=capacity)
-    build.make_buffer(config(capacity=100), spec)  # imports do not count
+    factories.make_buffer(config(capacity=100), spec)  # imports do not count
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
-        buffer = build.make_buffer(small, spec)
+        buffer = factories.make_buffer(small, spec)
         real = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
     assert buffer.capacity == capacity
     (leaf,) = spec.obs.leaves
     assert real > capacity * math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize
-    assert build.buffer_bytes(small, spec) == pytest.approx(real, rel=0.05)
+    assert factories.buffer_bytes(small, spec) == pytest.approx(real, rel=0.05)
 
 
 def test_predicted_sizes_equal_those_of_the_components() -> None:
     c = config()
-    sizes = build.sizes(c, COUNTING_SPEC)
-    agent = build.make_agent(c, COUNTING_SPEC)
+    sizes = factories.sizes(c, COUNTING_SPEC)
+    agent = factories.make_agent(c, COUNTING_SPEC)
     ring = Ring(item_columns(COUNTING_SPEC), 4 * (64 + 1))  # credit for 128 env steps, which two actors share
     channel = ModelChannel(model_layout(agent.model_info()))
     assert sizes.ring == ring._block.size
@@ -137,9 +137,9 @@ def test_the_rings_of_image_environments_are_small(n_actors: int) -> None:
     frames = ObsLeaf("obs", (), "box", (4, 84, 84), "uint8", 0.0, 255.0, stack=4)
     spec = EnvSpec(ObsSpec((frames,)), ActionSpec("discrete", n=6))
     c = api.compose("agent=dqn", "env=pong", f"n_actors={n_actors}")
-    assert n_actors * build.sizes(c, spec).ring <= 40 * 2**20
+    assert n_actors * factories.sizes(c, spec).ring <= 40 * 2**20
     huge = replace(frames, shape=(10, 1000, 1000), stack=1)
-    assert build.sizes(c, replace(spec, obs=ObsSpec((huge,)))).ring <= 21 * 10**6
+    assert factories.sizes(c, replace(spec, obs=ObsSpec((huge,)))).ring <= 21 * 10**6
 
 
 def test_b5_the_error_of_too_little_memory_names_the_largest_part_and_what_fits(

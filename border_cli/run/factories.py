@@ -1,0 +1,283 @@
+"""Factories of the parts of a run, in any process: actors and evaluators import these functions by their paths."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from border_cli.actors.spec import LOCKSTEP_SLOTS, ActorId, ActorSpec, Rounds
+from border_cli.config.convert import dotted, to_plain
+from border_cli.config.registry import AGENTS, BUFFERS, find, import_path, import_plugins
+from border_cli.config.resolve import (
+    TRACKERS,
+    envs_per_actor,
+    lockstep_steps,
+    n_actors,
+    ratio_tolerance,
+    steps_natively,
+)
+from border_cli.config.resources import Sizes
+from border_cli.config.schema import AgentConfig, EnvConfig, TrainConfig
+from border_cli.core.errors import UsageError
+from border_cli.core.protocols import ActingPolicy, Agent, Evaluator, Recorder, ReplayBuffer, StepProcessor
+from border_cli.core.spaces import EnvSpec
+from border_cli.core.types import Column, ModelInfo, item_columns
+from border_cli.envs.group import GymEnv, ReplayedEnv, evaluation_envs, try_env
+from border_cli.replay.n_step import NStepProcessor
+from border_cli.run.directory import SWEEP_FILE
+from border_cli.run.summary import read_run_id
+from border_cli.runtime import seeding
+from border_cli.runtime.transport import ring_bytes, ring_rows
+from border_cli.runtime.worker import Reporter
+from border_cli.training.ratio_limiter import most_credit
+from border_cli.training.telemetry import LONGEST_EPISODE
+
+
+@dataclass(frozen=True)
+class UserParts:
+    """Parts given from Python in place of configured ones.
+
+    Attributes:
+        step_processor: (spec, n_envs, config) -> StepProcessor, importable by name, because actors are processes.
+        evaluation_env: the environment of evaluations, where it is not that of training.
+        actor_agents: the agent's configuration of each actor, such as another exploration; empty for the common one.
+    """
+
+    recorder: Recorder | None = None
+    evaluator: Evaluator | None = None
+    step_processor: Callable[[EnvSpec, int, TrainConfig], StepProcessor] | None = None
+    evaluation_env: EnvConfig | None = None
+    actor_agents: Sequence[AgentConfig] = ()
+
+
+def actor_spec(config: TrainConfig, user: UserParts | None = None) -> ActorSpec:
+    """What every actor process of this run is made of."""
+    user, lockstep, actors = user or UserParts(), config.trainer.lockstep, config.actor_manager
+    rounds = Rounds(
+        n_actors(config), envs_per_actor(config), lockstep_steps(config), config.trainer.max_env_steps
+    )
+    return ActorSpec(
+        env=partial(resumable_env if lockstep else actor_env, config=config),
+        policy=partial(actor_policy, config=config, actor_agents=tuple(user.actor_agents)),
+        processor=partial(actor_processor, config=config, make=user.step_processor),
+        n_envs=envs_per_actor(config),
+        n_buffer=actors.n_buffer,
+        credit=actor_credit(config),
+        seed=config.seed,
+        rounds=rounds if lockstep else None,
+    )
+
+
+def actor_credit(config: TrainConfig) -> int:
+    """Env steps that one actor takes at most before the learner has inserted any of them."""
+    if config.trainer.lockstep:
+        return lockstep_steps(config) * envs_per_actor(config)
+    tolerance = ratio_tolerance(config)
+    return most_credit(config.trainer.opt_interval, tolerance, n_actors(config), envs_per_actor(config))
+
+
+def actor_env(actor_id: ActorId, config: TrainConfig, made: Callable[[], None] = lambda: None) -> GymEnv:
+    """The environments of one actor. made: called after each."""
+    import_plugins(config.plugins)
+    return GymEnv(
+        config.env,
+        actor_id.n_envs,
+        f"actor {actor_id.actor}",
+        made=made,
+        native=steps_natively(config),
+        quiet=True,
+    )
+
+
+def resumable_env(actor_id: ActorId, config: TrainConfig) -> ReplayedEnv:
+    """The environments of one actor, such that they can be resumed in the middle of an episode."""
+    return ReplayedEnv(actor_env(actor_id, config))
+
+
+def actor_policy(
+    actor_id: ActorId, spec: EnvSpec, config: TrainConfig, actor_agents: tuple[AgentConfig, ...] = ()
+) -> ActingPolicy:
+    """The policy of one actor. actor_agents: the agent's configuration by actor, where they differ."""
+    policy: ActingPolicy = agent_module(config).make_policy(
+        actor_agents[actor_id.actor] if actor_agents else config.agent,
+        spec,
+        actor_id.seed,
+        actor=actor_id.actor,
+        n_actors=actor_id.n_actors,
+        incarnation=actor_id.incarnation,
+    )
+    policy.train()
+    return policy
+
+
+def actor_processor(
+    actor_id: ActorId,
+    spec: EnvSpec,
+    config: TrainConfig,
+    make: Callable[[EnvSpec, int, TrainConfig], StepProcessor] | None = None,
+) -> StepProcessor:
+    """The step processor of one actor: the user's own (`make`), or the agent's own, or the n-step one."""
+    agent, buffer, module = config.agent, config.buffer, agent_module(config)
+    if make is None and config.step_processor is not None:
+        make = import_path(config.step_processor, "step_processor")
+    make = make or getattr(module, "make_step_processor", None)
+    if make is not None:
+        return make(spec, actor_id.n_envs, config)
+    return NStepProcessor(
+        spec,
+        actor_id.n_envs,
+        buffer.n_step,
+        agent.gamma,
+        agent.reward_clip,
+        buffer.with_priority(),
+        extra_columns(config, spec),
+        len(config.env.info_keys),
+    )
+
+
+def extra_columns(config: TrainConfig, spec: EnvSpec) -> tuple[Column, ...]:
+    """The columns that the agent adds to rows; most agents add none."""
+    declared = getattr(agent_module(config), "extra_columns", None)
+    return () if declared is None else tuple(declared(config.agent, spec))
+
+
+def run_columns(config: TrainConfig, spec: EnvSpec, user: UserParts | None = None) -> tuple[Column, ...]:
+    """All columns of the rows that cross from actors to the replay. Raises UsageError."""
+    has_another = config.step_processor or (user is not None and user.step_processor)
+    if config.env.info_keys and (has_another or hasattr(agent_module(config), "make_step_processor")):
+        raise UsageError(
+            "env.info_keys needs the step processor of border-cli, and this run has another one",
+            allowed="env.info_keys=[], or no step_processor",
+        )
+    extra, n_info = extra_columns(config, spec), len(config.env.info_keys)
+    return item_columns(spec, config.buffer.with_priority(), extra, n_info)
+
+
+def evaluation_env(made: Callable[[], None], config: TrainConfig) -> GymEnv:
+    """The environments of evaluations. made: called after each.
+
+    Bounds only cause warnings: evaluations count observations from 0 in every launch, so a value that the actors have
+    passed long ago would otherwise end the run.
+    """
+    import_plugins(config.plugins)
+    env = replace(config.env, out_of_bounds="warn")
+    n_envs = min(config.evaluator.n_envs, config.evaluator.episodes)
+    return evaluation_envs(env, n_envs, made=made, quiet=True)
+
+
+def evaluation_policy(spec: EnvSpec, config: TrainConfig) -> ActingPolicy:
+    """The policy of evaluations, on the CPU. Its random numbers are the same in every process."""
+    policy: ActingPolicy = agent_module(config).make_policy(config.agent, spec, config.seed)
+    return policy
+
+
+def agent_module(config: TrainConfig) -> Any:
+    """The module of the agent, which imports torch; `border_cli.agents.agent` lists what it offers."""
+    import_plugins(config.plugins)
+    return AGENTS[config.agent.type].load()
+
+
+def make_agent(config: TrainConfig, spec: EnvSpec) -> Agent:
+    """The learner's agent."""
+    agent: Agent = agent_module(config).make_agent(config.agent, spec, config.seed, config.device)
+    return agent
+
+
+def described_inputs(config: TrainConfig, spec: EnvSpec) -> list[str]:
+    """A line for each part of an observation: what the agent's networks make of it. None for other networks."""
+    from border_cli.agents.config import NetworkConfig
+    from border_cli.agents.nets import described
+
+    agent = config.agent
+    if not isinstance(agent, NetworkConfig):
+        return []
+    return [f"input    {described(leaf, agent.channels, agent.normalize_obs)}" for leaf in spec.inputs.leaves]
+
+
+def make_buffer(config: TrainConfig, spec: EnvSpec) -> ReplayBuffer:
+    """The replay buffer."""
+    module, extra = BUFFERS[config.buffer.type].load(), extra_columns(config, spec)
+    where = {"device": config.device} if config.buffer.device == "cuda" else {}
+    buffer: ReplayBuffer = module.make_buffer(config.buffer, spec, config.seed, extra, **where)
+    return buffer
+
+
+def has_rows_on_gpu(config: TrainConfig) -> bool:
+    """Whether the kind of buffer knows `buffer.device=cuda`."""
+    return "device" in inspect.signature(BUFFERS[config.buffer.type].load().make_buffer).parameters
+
+
+def buffer_bytes(config: TrainConfig, spec: EnvSpec) -> int:
+    """Bytes of the replay once it is full."""
+    module = BUFFERS[config.buffer.type].load()
+    return int(module.buffer_bytes(config.buffer, spec, extra_columns(config, spec)))
+
+
+def sizes(config: TrainConfig, spec: EnvSpec) -> Sizes:
+    """Bytes of a run's parts."""
+    module = agent_module(config)
+    if hasattr(module, "agent_bytes"):
+        model, training = module.agent_bytes(config.agent, spec)
+    else:
+        agent = module.make_agent(config.agent, spec, config.seed, "cpu")
+        model = sum(array.nbytes for array in agent.model_info().arrays.values())
+        training = sum(array.nbytes for array in agent.state().arrays.values())
+    columns = run_columns(config, spec)
+    return Sizes(
+        replay=buffer_bytes(config, spec),
+        ring=ring_bytes(columns, ring_rows(actor_credit(config), envs_per_actor(config), columns)),
+        channel=(LOCKSTEP_SLOTS if config.trainer.lockstep else 2) * model,
+        model=model,
+        training=training,
+    )
+
+
+def plugin_factory(group: str, kind: str) -> Any:
+    """What makes the part with this `type`; None where `border_cli.run.build` makes it itself."""
+    entry = find(group, kind)
+    return entry.load() if entry is not None and entry.factory else None
+
+
+def remote_recorder(kind: str, config: TrainConfig, folder: Path, keep: int) -> Any:
+    """A recorder in its own process.
+
+    kind: an experiment tracker, or the type of the recorder · keep: lines of metrics.jsonl that are of the run so far.
+    """
+    from border_cli.recorders.trackers import RunInfo, make_tracker
+
+    import_plugins(config.plugins)
+    if kind not in TRACKERS:
+        return plugin_factory("recorder", kind)(config, folder)
+    group = folder.parent.name if (folder.parent / SWEEP_FILE).exists() else None
+    values = dotted(to_plain(config))
+    run_id = read_run_id(folder) or folder.name
+    info = RunInfo(run_id, folder.name, group, config.recorder.project, values, folder)
+    return make_tracker(kind, info, config.recorder, keep)
+
+
+def film_model(c: TrainConfig, spec: EnvSpec, model: ModelInfo, path: Path) -> bytes:
+    """Film an episode of a model, in a process of its own. Returns a small version as a GIF."""
+    from border_cli.run.video import film, small_gif
+
+    import_plugins(c.plugins)
+    seeding.seed_global_generators(c.seed, seeding.GLOBAL, 3, model.version)
+    policy = evaluation_policy(spec, c)
+    policy.sync_model(model)
+    env_config = replace(c.env, out_of_bounds="warn", info_keys=[])
+    with closing(GymEnv(env_config, 1, "the film", render_mode="rgb_array", quiet=True)) as env:
+        seed = seeding.integer(c.seed, seeding.EVALUATION, 0)
+        film(env, policy, model.version, seed, path, c.evaluator.max_episode_steps or LONGEST_EPISODE)
+    return small_gif(path)
+
+
+def probe_env(reporter: Reporter, config: EnvConfig, plugins: Sequence[str], seed: int) -> None:
+    """Try the environment in a child process. Answers with a `Probed` before the environment is closed."""
+    import_plugins(plugins)
+    seeding.seed_global_generators(seed, seeding.GLOBAL, 1)
+    with ExitStack() as at_end:
+        reporter.answer(try_env(config, at_end))
