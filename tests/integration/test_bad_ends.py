@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -15,6 +16,12 @@ from border_cli.cli.train import main
 from border_cli.core.metrics import Record
 from tests.real_runs import Run, tiny
 
+COMMANDS = """
+import importlib, json, sys
+for name, words in json.loads(sys.argv[1]):
+    if code := importlib.import_module(f"border_cli.cli.{name}").main(words):
+        sys.exit(code)
+"""
 SYNC = ("trainer=sync", "trainer.max_opts=120", "trainer.eval_interval=null")
 
 
@@ -53,17 +60,17 @@ def test_names_of_folders_need_not_be_text(workplace: Path) -> None:
     folder.mkdir()
     os.chdir(folder)
 
-    def run(command: str, *words: str) -> None:
-        # in a process: what it prints is no text either, which the reports of tests have to be
-        program = Path(sys.executable).with_name(command)
-        subprocess.run([program, *words], stdout=subprocess.DEVNULL, check=True)
-
     words = tiny("trainer=sync", "env=cartpole", "trainer.max_opts=20", "recorder.console=plain")
-    run("border-train", *words)
-    first = Path("runs/latest").resolve()
-    run("border-train", *words, f"init_from='{folder / 'runs' / 'latest'}'")
-    for path in (first, Path("runs/latest").resolve()):
-        assert Run(path).summary["status"] == "done"
-        assert (path / "metrics.jsonl").is_relative_to(folder)
-    run("border-eval", "runs/latest", "episodes=1")
-    run("border-report", "runs", "metric=train/episode_return")
+    commands = [
+        ("train", [*words, "hydra.run.dir=runs/first"]),
+        ("train", [*words, "hydra.run.dir=runs/second", f"init_from='{folder / 'runs' / 'first'}'"]),
+        ("eval", ["runs/second", "episodes=1"]),
+        ("report", ["runs", "metric=train/episode_return"]),
+    ]
+    # in a process: what it prints is no text either, which the reports of tests have to be
+    subprocess.run(
+        [sys.executable, "-c", COMMANDS, json.dumps(commands)], stdout=subprocess.DEVNULL, check=True
+    )
+    for name in ("first", "second"):
+        run = Run(folder / "runs" / name)
+        assert run.summary["status"] == "done" and run.records

@@ -35,7 +35,7 @@ MODES = {
     ),
     "sync": ("trainer=sync", "actor_manager.envs_per_actor=2", "agent.normalize_obs=true"),
 }
-if FULL:  # `make test` has a similar case in test_lockstep_everywhere.py
+if FULL:  # `make test` has a similar case in test_same_bits.py
     MODES["one actor"] = (*LOCKSTEP, "n_actors=1", "trainer.opt_interval=0.5")
 STOPPED_AT = (1, 16, 30, 59)
 """The first opt step, one whose evaluation the resumed run does, one with a record, and the last but one."""

@@ -15,8 +15,6 @@ from border_cli.envs.group import GymEnv
 from border_cli.replay.buffer import make_buffer
 from border_cli.replay.config import PrioritizedConfig
 from border_cli.replay.n_step import NStepProcessor
-from tests.faults.amounts import sampled
-from tests.interrupted import assert_same_bits, run_interrupted, run_whole
 from tests.rows import processed, sampler_of
 from tests.unit.test_step_processor import SPEC, step
 
@@ -86,16 +84,6 @@ def test_rows_enter_the_replay_with_the_weight_of_their_priority() -> None:
     )
     saved = buffer.state().arrays["priority"]  # of row r, which is in slot r + 1
     assert saved[batch.ix - 1] == pytest.approx(np.abs(target - q) + 1e-9, rel=1e-3, abs=1e-5)
-
-
-@pytest.mark.parametrize("mode", sampled(["trainer=sync", "trainer.lockstep=true"], 2))
-def test_a_resumed_run_equals_the_uninterrupted_one(workplace: Any, mode: str, full_forkserver: None) -> None:
-    words = (
-        *("env=cartpole", "buffer=prioritized", "buffer.initial_priority=actor", "buffer.n_step=2", mode),
-        *("trainer.max_opts=20", "trainer.save_interval=8", "buffer.capacity=60"),
-    )
-    whole = run_whole(workplace / "whole", *words)
-    assert_same_bits(run_interrupted(workplace / "resumed", *words, at=11), whole)
 
 
 def test_values_that_are_not_finite_and_cut_streams_have_no_priority() -> None:
