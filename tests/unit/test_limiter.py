@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import random
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from border_cli.training.ratio_limiter import RatioLimiter
-from tests.faults.amounts import seeded, times
+from tests.faults.amounts import times
 
 INTERVALS = [0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 4.0, 7.3]
 
@@ -56,48 +58,67 @@ class Actors:
         assert all(taken <= credit for taken, credit in zip(self.taken, self.limiter.credits, strict=True))
 
 
-def operate(rng: random.Random, actors: Actors) -> None:
-    limiter, actor = actors.limiter, rng.randrange(len(actors.taken))
-    match rng.choice(
-        ["act", "act", "act", "publish", "publish", "opt", "opt", "grant", "grant", "die", "leave"]
-    ):
+def operate(actors: Actors, what: str, actor: int, steps: int) -> None:
+    limiter, actor = actors.limiter, actor % len(actors.taken)
+    match what:
         case "act":
-            actors.act(actor, rng.randint(1, 16))
+            actors.act(actor, steps)
         case "publish":
             actors.publish(actor)
         case "grant":
             actors.grant()
         case "die":
             actors.die(actor)
-        case "leave" if rng.random() < 0.3:
+        case "leave":
             actors.leave_or_come_back(actor)
         case "opt" if limiter.may_opt():
             limiter.count_opt()
 
 
-@pytest.mark.parametrize("seed", range(times(150, 1_500)))
-def test_b1_bounds_hold_and_one_willing_actor_is_enough(seed: int) -> None:
+KINDS = ["act", "act", "act", "publish", "publish", "opt", "opt", "grant", "grant", "die", "leave"]
+OPERATIONS = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 7), st.integers(1, 16)), max_size=300)
+SHAPE = {
+    "warmup": st.integers(0, 50),
+    "n": st.integers(1, 8),
+    "envs": st.integers(1, 4),
+    "more": st.integers(0, 80),
+}
+"""more: tolerance above the least one."""
+
+
+@settings(max_examples=times(100, 2_000), deadline=None)
+@given(
+    interval=st.sampled_from([*INTERVALS, None]),
+    budget=st.sampled_from([None, 101, 300]),
+    operations=OPERATIONS,
+    willing=st.integers(0, 7),
+    others_leave=st.booleans(),
+    **SHAPE,
+)
+def test_b1_bounds_hold_and_one_willing_actor_is_enough(
+    interval: float | None,
+    budget: int | None,
+    operations: Any,
+    willing: int,
+    others_leave: bool,
+    **shape: int,
+) -> None:
     """At the end all other actors are gone, or hold all their credit and never act."""
-    rng = seeded(f"limiter {seed}")
-    interval, budget = rng.choice([*INTERVALS, None]), rng.choice([None, None, 101, 300])
-    warmup, n, envs = rng.randrange(51), rng.randint(1, 8), rng.randint(1, 4)
-    tolerance = n * envs + rng.randrange(41)
+    n, envs, warmup = shape["n"], shape["envs"], shape["warmup"]
+    tolerance = n * envs + shape["more"]
     limiter = RatioLimiter(interval, warmup, tolerance, budget, n, envs)
-    actors = Actors(limiter, n)
+    actors, willing = Actors(limiter, n), willing % n
 
     def check() -> None:
         actors.check()
         if interval is not None and limiter.opt_steps:
-            assert (
-                -1e-6
-                <= limiter.env_steps - warmup - interval * limiter.opt_steps
-                <= tolerance + interval + 1e-6
-            )
+            ahead = limiter.env_steps - warmup - interval * limiter.opt_steps
+            assert -1e-6 <= ahead <= tolerance + interval + 1e-6
 
-    for _ in range(times(400, 4_000)):
-        operate(rng, actors)
+    for operation in operations:
+        operate(actors, *operation)
         check()
-    willing, are_gone = rng.randrange(n), budget is not None or rng.random() < 0.5
+    are_gone = budget is not None or others_leave
     for actor in range(n):
         if actors.present[actor] != (actor == willing or not are_gone):
             actors.leave_or_come_back(actor)
@@ -148,15 +169,15 @@ def test_a_tolerance_that_could_deadlock_is_refused() -> None:
         RatioLimiter(1.0, 0, 7, None, 4, 2)
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_all_env_steps_allowed_before_the_first_opt_step_are_taken(seed: int) -> None:
+@settings(max_examples=40, deadline=None)
+@given(interval=st.sampled_from(INTERVALS), **SHAPE)
+def test_all_env_steps_allowed_before_the_first_opt_step_are_taken(interval: float, **shape: int) -> None:
     """A batch may need every one of these env steps (see `config.validate`)."""
-    rng = seeded(f"warm-up {seed}")
-    interval, warmup, n, envs = rng.choice(INTERVALS), rng.randrange(41), rng.randint(1, 8), rng.randint(1, 4)
-    tolerance = n * envs + rng.randrange(81)
+    n, envs, warmup = shape["n"], shape["envs"], shape["warmup"]
+    tolerance = n * envs + shape["more"]
     limiter = RatioLimiter(interval, warmup, tolerance, None, n, envs)
     actors = Actors(limiter, n)
-    for _ in range(1000):
+    for _ in range(300):
         actors.act_and_publish(range(n), envs)
     assert limiter.env_steps == int(warmup + interval + tolerance)
 
