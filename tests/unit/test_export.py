@@ -29,6 +29,7 @@ from tests.exported import (
     various,
 )
 from tests.fakes import NumpyPolicy
+from tests.faults.amounts import sampled
 
 CASES = [
     (agent, name)
@@ -38,7 +39,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("agent", "name"), CASES)
+@pytest.mark.parametrize(("agent", "name"), sampled(CASES, 4))
 def test_numpy_policies_act_as_ours_on_batches_and_single_observations(
     tmp_path: Path, agent: str, name: str
 ) -> None:
