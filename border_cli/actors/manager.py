@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Any
 
 from border_cli.actors.lockstep import LockstepSource
-from border_cli.actors.process import ActorHandle, Link, ModelSink, Shared, resumed_stat
+from border_cli.actors.process import ActorHandle, Link, Shared, resumed_stat
 from border_cli.actors.spec import ActorSpec, StatusBlock
 from border_cli.config.schema import ActorManagerConfig
 from border_cli.core.errors import ActorLostError, first_line
@@ -23,7 +23,7 @@ from border_cli.core.types import ActorStat, Chunk, Column, ModelInfo
 from border_cli.runtime.clock import Deadline
 from border_cli.runtime.files import run_all
 from border_cli.runtime.supervised import Condition, Limits, Loss
-from border_cli.runtime.transport import ring_rows
+from border_cli.runtime.transport import ModelChannel, ring_rows
 
 _START_POLL_S = 0.1
 _STOP_POLL_S = 0.01
@@ -69,7 +69,7 @@ class ActorManager:
 
     def __post_init__(self) -> None:
         self._status = StatusBlock(self.n_actors)
-        self._models: ModelSink | None = None
+        self._models: ModelChannel | None = None
         self.actors: list[ActorHandle] = []
         self._poll_due = Deadline(0.0)
         self._known_exceptions: set[int] = set()

@@ -44,20 +44,6 @@ def actor_main(
     run_actor(spec, actor_id, models, ring, status, reporter.send, state_wanted, state)
 
 
-class ModelSink(Protocol):
-    """Where the learner publishes models for its actors."""
-
-    @property
-    def publications(self) -> int:
-        """Number of the last publication, 0 before the first."""
-
-    def publish(self, model: ModelInfo) -> None:
-        """Make this model the newest."""
-
-    def close(self) -> None:
-        """Release what the models are held in."""
-
-
 class ChunkSource(Protocol):
     """The learner's end of one actor's chunks."""
 
@@ -74,7 +60,7 @@ class Shared:
     ring_rows: int
     n_actors: int
     status: StatusBlock
-    models: ModelSink
+    models: ModelChannel
     link: Link
 
 
@@ -272,9 +258,10 @@ class Link:
     def __init__(self) -> None:
         self.selector = DefaultSelector()  # of what the learner listens to, with the handle of its actor
 
-    def open_models(self, model: ModelInfo, in_rounds: bool, published: int) -> ModelSink:
+    def open_models(self, model: ModelInfo, in_rounds: bool, published: int) -> ModelChannel:
         """Make what models like this one are published in. published: how many earlier launches have published."""
-        return ModelChannel(model_layout(model), LOCKSTEP_SLOTS if in_rounds else 2, published)
+        self.models = ModelChannel(model_layout(model), LOCKSTEP_SLOTS if in_rounds else 2, published)
+        return self.models
 
     def listen(self, actors: Sequence[ActorHandle], timeout_s: float, needed: bool) -> None:
         """Receive what actors have sent, waiting no longer than timeout_s for the first of it.

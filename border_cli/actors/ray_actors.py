@@ -19,7 +19,7 @@ from typing import Any, cast
 
 from border_cli.actors import manager
 from border_cli.actors.actor import Finished
-from border_cli.actors.process import ActorHandle, Link, ModelSink
+from border_cli.actors.process import ActorHandle, Link
 from border_cli.actors.remote import Command, RemoteActor, RemoteSetup, Reply
 from border_cli.actors.spec import LOCKSTEP_SLOTS, ActorId, ActorSpec, ActorStatus
 from border_cli.config.schema import RayConfig
@@ -28,7 +28,7 @@ from border_cli.core.protocols import ExperienceSource, StopCheck
 from border_cli.core.types import ActorStat, Chunk, Column, ModelInfo
 from border_cli.runtime.child import Child, log_here
 from border_cli.runtime.ray_cluster import Cluster, brief
-from border_cli.runtime.transport import model_layout
+from border_cli.runtime.transport import ModelChannel
 from border_cli.runtime.worker import Failed
 
 _CALLS = 2
@@ -47,43 +47,6 @@ def make_manager(
     """The source for `actor_manager.type=ray`. Raises UsageError if no cluster is reachable."""
     link = RayLink(config, n_actors)
     return manager.make_manager(spec, columns, n_actors, config, should_stop, on_exception, link)
-
-
-# -- models --------------------------------------------------------------------
-
-
-class RayModels:
-    """Publications of the model. Each is copied at once, and put into the object store when an actor first needs it.
-
-    Implements `ModelSink`.
-    """
-
-    def __init__(self, ray: Any, kept: int, published: int = 0) -> None:
-        self._ray = ray
-        self._kept = kept
-        self._models: dict[int, ModelInfo] = {}
-        self._refs: dict[int, Any] = {}
-        self.publications = published
-
-    def publish(self, model: ModelInfo) -> None:
-        """Make this model the newest."""
-        self.publications += 1
-        arrays = {name: array.copy() for name, array in model.arrays.items()}
-        self._models[self.publications] = ModelInfo(model.version, arrays)
-        for kept in (self._models, self._refs):
-            kept.pop(self.publications - self._kept, None)
-
-    def since(self, number: int) -> dict[int, Any]:
-        """References to the publications after this one that are kept, by their number."""
-        for new in self._models:
-            if new > number and new not in self._refs:
-                self._refs[new] = self._ray.put(self._models[new])
-        return {new: ref for new, ref in self._refs.items() if new > number}
-
-    def close(self) -> None:
-        """Forget the models."""
-        self._models.clear()
-        self._refs.clear()
 
 
 # -- one actor -----------------------------------------------------------------
@@ -169,17 +132,17 @@ class RayChild:
         """Call the actor, if no call is under way, or if there is something new to tell and room for another one."""
         if self._ended:
             return
-        status, models = self._status, self._link.models
+        status, newest = self._status, self._link.models.publications
         now = credit, stop = status.credit, status.stop_requested
-        is_new = now != self._told or self._wants_state or models.publications > self._sent
+        is_new = now != self._told or self._wants_state or newest > self._sent
         if len(self.calls) >= _CALLS or (self.calls and not is_new):
             return
-        new = models.since(self._sent)
+        models = self._link.models_after(self._sent)
         command = Command(self._n_commands, credit, status.global_env_steps, stop, self._wants_state)
-        self.calls.append(self._actor.collect.remote(command, *new.values()))
+        self.calls.append(self._actor.collect.remote(command, *models))
         self._n_commands += 1
         self._told, self._wants_state = now, False
-        self._sent = max([self._sent, *new])
+        self._sent = newest
 
     def exited(self) -> bool:
         """Whether the actor has ended, and all that it has sent is here, or is lost."""
@@ -213,34 +176,23 @@ class RayHandle(ActorHandle):
 
     needed = True  # whether the run waits for it; else it may wait for a place on the cluster
     _absent = True  # until it is ready
-    _remote: RayChild | None = None  # the last one
 
     @property
-    def calls(self) -> Sequence[Any]:
-        """Answers that are awaited."""
-        return () if self._remote is None else self._remote.calls
-
-    def tell(self) -> None:
-        """Tell the actor what is new."""
-        if self._remote is not None:
-            self._remote.tell()
+    def remote(self) -> RayChild | None:
+        """What runs now, if anything."""
+        return cast("RayChild | None", self._child)
 
     @property
     def _watched(self) -> bool:
         return self.needed or self._is_ready
 
-    def end(self, grace_s: float = 0.0) -> None:
-        """As of a process; Ray's handle is given up with it."""
-        super().end(grace_s)
-        self._remote = None
-
     def _make(self, actor_id: ActorId) -> Child:
         shared, link = self._shared, cast("RayLink", self._shared.link)
-        parts = shared.columns, shared.ring_rows, link.layout, link.models.publications - 1
+        parts = shared.columns, shared.ring_rows, link.models.layout, link.models.publications - 1
         level = logging.getLogger().getEffectiveLevel()
         setup = RemoteSetup(shared.spec, actor_id, *parts, level, self._state)
-        self._arriving = self._remote = RayChild(link, setup, self._status)
-        return cast("Child", self._remote)
+        self._arriving = child = RayChild(link, setup, self._status)
+        return cast("Child", child)
 
 
 # -- all actors ----------------------------------------------------------------
@@ -252,7 +204,6 @@ class RayLink(Link):
     handle_class = RayHandle
     poll_interval_s, poll_share = 0.001, 0.1  # 0.1 ms with few actors, and some ms with a thousand
     may_join = True
-    models: RayModels
 
     def __init__(self, config: RayConfig, n_actors: int) -> None:
         super().__init__()
@@ -267,19 +218,35 @@ class RayLink(Link):
                 "the cluster has room for %d of %d actors; the others wait for nodes", capacity, n_actors
             )
 
-    def open_models(self, model: ModelInfo, in_rounds: bool, published: int) -> ModelSink:
-        self.layout = model_layout(model)
-        self.models = RayModels(self.ray, LOCKSTEP_SLOTS if in_rounds else 1, published)
-        return self.models
+    def open_models(self, model: ModelInfo, in_rounds: bool, published: int) -> ModelChannel:
+        self._kept = LOCKSTEP_SLOTS if in_rounds else 1
+        self._refs: dict[int, Any] = {}  # in the object store, by the number of the publication
+        return super().open_models(model, in_rounds, published)
+
+    def models_after(self, number: int) -> list[Any]:
+        """References to the publications after this one: to the newest alone, or in lockstep to all.
+
+        Each is put into the object store when an actor first needs it.
+        """
+        newest = self.models.publications
+        oldest = newest - self._kept + 1
+        self._refs = {n: ref for n, ref in self._refs.items() if n >= oldest}
+        wanted = range(max(number + 1, oldest), newest + 1)
+        for n in wanted:
+            if n not in self._refs:
+                model = self.models.take(n)
+                self._refs[n] = self.ray.put(ModelInfo(model.version, model.arrays))
+        return [self._refs[n] for n in wanted]
 
     def listen(self, actors: Sequence[ActorHandle], timeout_s: float, needed: bool) -> None:
         handles = cast("Sequence[RayHandle]", actors)
-        callers = {handle.calls[0]: handle for handle in handles if handle.calls}
+        callers = {remote.calls[0]: h for h in handles if (remote := h.remote) is not None and remote.calls}
         if timeout_s > 0 and callers:
             self.ray.wait(list(callers), num_returns=1, timeout=timeout_s)
         for handle in handles:
             handle.needed = needed
-            handle.tell()
+            if handle.remote is not None:
+                handle.remote.tell()
         # One question for all calls: Ray needs as long for it as for a single call.
         ready = self.ray.wait(list(callers), num_returns=len(callers), timeout=0)[0] if callers else []
         for ref in ready:

@@ -354,7 +354,7 @@ class ModelChannel:
     def __init__(
         self, layout: tuple[Column, ...], slots: int = 2, published: int = 0, block: SharedBlock | None = None
     ) -> None:
-        self._layout = layout
+        self.layout = layout
         nbytes = sum(column.row_bytes for column in layout)
         places = Layout()
         newest = places.reserve(WORD)
@@ -373,7 +373,7 @@ class ModelChannel:
         self.close = self._block.close
 
     def __reduce__(self) -> tuple[Callable[..., ModelChannel], tuple[Any, ...]]:
-        return ModelChannel, (self._layout, len(self._slots), 0, self._block)
+        return ModelChannel, (self.layout, len(self._slots), 0, self._block)
 
     @property
     def publications(self) -> int:
@@ -383,7 +383,7 @@ class ModelChannel:
     def publish(self, model: ModelInfo) -> None:
         """Make this model the newest. Raises ValueError if it does not fit the layout."""
         if model.arrays is not self._fitting:  # a policy on the CPU publishes the same arrays each time
-            if set(model_layout(model)) != set(self._layout):
+            if set(model_layout(model)) != set(self.layout):
                 raise ValueError("the model's arrays differ from those the channel was made for")
             self._fitting = model.arrays
         number = self.publications + 1
@@ -436,14 +436,14 @@ class ModelChannel:
         fence()
         if slot.before[0] != number:
             return None
-        dtypes = {column.dtype for column in self._layout}
+        dtypes = {column.dtype for column in self.layout}
         vector = own.view(*dtypes) if len(dtypes) == 1 else None
         return ModelInfo(version, self._views(own), vector)
 
     def _views(self, data: Array) -> dict[str, Array]:
         """A slot's bytes as named arrays, one after the other."""
         views, start = {}, 0
-        for column in self._layout:
+        for column in self.layout:
             part = data[start : start + column.row_bytes]
             views[column.name] = part.view(column.dtype).reshape(column.shape)
             start += column.row_bytes

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from border_cli.actors.actor import Finished
-from border_cli.actors.ray_actors import RayChild, RayModels
+from border_cli.actors.ray_actors import RayChild, RayLink
 from border_cli.actors.remote import Command, RemoteActor, RemoteSetup, Reply
 from border_cli.actors.spec import ActorSpec, ActorState, StatusBlock
 from border_cli.config.resolve import ratio_tolerance
@@ -40,21 +40,29 @@ def setup_of(spec: ActorSpec, incarnation: int = 0, env_steps: int = 0, capacity
     return RemoteSetup(spec, actor_id, COUNTING_COLUMNS, capacity, model_layout(model()), 0, 30)
 
 
+def link_to(store: Any, in_rounds: bool = False, published: int = 0) -> RayLink:
+    """A link to this in the place of Ray, with one model."""
+    link = RayLink.__new__(RayLink)
+    link.ray, link.options = store, {}
+    link.open_models(model(), in_rounds, published).publish(model(published + 1))
+    return link
+
+
 def test_a_model_is_put_into_the_store_once_and_only_if_an_actor_needs_it() -> None:
     put: list[int] = []
     store = SimpleNamespace(put=lambda info: put.append(info.version) or f"ref {info.version}")
-    models = RayModels(store, kept=1)
-    current = model(1)
-    models.publish(current)
-    current.arrays["weight"][:] = 99.0  # the learner continues
-    models.publish(model(2))
-    assert models.since(0) == {2: "ref 2"}
-    assert models.since(0) == {2: "ref 2"}
-    assert (put, models.since(2), models.publications) == ([2], {}, 2)
-    lockstep = RayModels(store, kept=3, published=5)
-    for version in (6, 7, 8, 9):
-        lockstep.publish(model(version))
-    assert list(lockstep.since(6)) == [7, 8, 9]
+    link = link_to(store)
+    newest = model(2)
+    link.models.publish(newest)
+    newest.arrays["weight"][:] = 99.0  # the learner goes on
+    assert link.models_after(0) == ["ref 2"]
+    assert link.models_after(0) == ["ref 2"]
+    assert (put, link.models_after(2), link.models.publications) == ([2], [], 2)
+    lockstep = link_to(store, in_rounds=True, published=5)
+    for version in (7, 8, 9):
+        lockstep.models.publish(model(version))
+    assert lockstep.models_after(6) == ["ref 7", "ref 8", "ref 9"]
+    assert lockstep.models_after(8) == ["ref 9"]
 
 
 def test_calls_that_arrive_in_another_order_are_obeyed_and_answered_in_their_own() -> None:
@@ -104,6 +112,8 @@ class Store:
         self.n_calls += 1
         return self.n_calls
 
+    def put(self, _: Any) -> None: ...
+
     def wait(self, calls: list[int], **_: Any) -> tuple[list[int], list[int]]:
         return [one for one in calls if one in self.answers], []
 
@@ -114,11 +124,6 @@ class Store:
         return answer
 
     def kill(self, *_: Any, **__: Any) -> None: ...
-
-
-def link_to(store: Store) -> Any:
-    """What an actor needs of a `RayLink`."""
-    return SimpleNamespace(ray=store, models=RayModels(store, 1), options={})
 
 
 def two_calls(store: Store) -> RayChild:
