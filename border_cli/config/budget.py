@@ -30,8 +30,8 @@ def counts(config: TrainConfig) -> Counts:
     t = config.trainer
     env_steps, opt_steps, limit = t.max_env_steps, t.max_opts, "max_time"
     if t.opt_interval is None:
-        given = [name for name in ("max_opts", "max_env_steps", "max_time") if getattr(t, name) is not None]
-        limit = " or ".join(given)
+        budgets = ("max_opts", "max_env_steps", "max_time")
+        limit = " or ".join(name for name in budgets if getattr(t, name) is not None)
     else:
         # The decimal number that was typed: 0.1 has no exact binary form.
         interval = Fraction(str(t.opt_interval))

@@ -238,10 +238,10 @@ def _unknown(key: str, siblings: list[str], classes: Mapping[str, type]) -> Conf
     if having:
         problem = f"{parent}={classes[parent]().type} has no such key"
         return ConfigError(key, problem, allowed=f"{key} with {' or '.join(f'{parent}={k}' for k in having)}")
-    beside = [_join(parent, one) for one in siblings] + ([] if parent else [RESUME])
+    beside = [_join(parent, sibling) for sibling in siblings] + ([] if parent else [RESUME])
     match = nearest_key(key, [*beside, *dict(_walk(TrainConfig, "", classes))])
-    own = [] if parent else [f"--config-dir DIR, with DIR/{name}/<option>.yaml, for a group of your own"]
-    return ConfigError(key, "there is no such key", nearest=match, allowed=[*beside, *own])
+    groups = [] if parent else [f"--config-dir DIR, with DIR/{name}/<option>.yaml, for a group of your own"]
+    return ConfigError(key, "there is no such key", nearest=match, allowed=[*beside, *groups])
 
 
 def _value(key: str, hint: Any, info: OptionInfo, value: Any) -> Any:

@@ -13,8 +13,8 @@ import yaml
 def table() -> dict[str, Any]:
     """The file: `words`, by ours; `on_policy`; `algorithms`; `values`, by our key."""
     text = Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
-    found: dict[str, Any] = yaml.safe_load(text)
-    return found
+    words: dict[str, Any] = yaml.safe_load(text)
+    return words
 
 
 @cache

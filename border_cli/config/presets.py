@@ -37,8 +37,11 @@ def preset_for(agent: str, env_id: str) -> str | None:
 
     For the hint under `env=gym env.id=…`, where no preset is picked because none has that option's name.
     """
-    own = (name for name in shipped() if name.startswith(f"{agent}_"))
-    return next((name for name in own if shipped()[name]["preset"].get("env_id") == env_id), None)
+    presets = shipped().items()
+    fits = (
+        n for n, values in presets if n.startswith(f"{agent}_") and values["preset"].get("env_id") == env_id
+    )
+    return next(fits, None)
 
 
 def check_choice(preset: str, agent: str, env: str) -> None:
@@ -56,12 +59,12 @@ def check_choice(preset: str, agent: str, env: str) -> None:
 
 def tuned_for() -> dict[str, list[str]]:
     """The agents with a preset by the option of their environment, for the help; not those of whole families."""
-    found: dict[str, list[str]] = {}
+    agents: dict[str, list[str]] = {}
     for name, values in shipped().items():
         agent, env, *variant = name.split("_")
         if values["preset"].get("env_id") and not variant:
-            found.setdefault(env, []).append(agent)
-    return dict(sorted(found.items()))
+            agents.setdefault(env, []).append(agent)
+    return dict(sorted(agents.items()))
 
 
 def variants() -> list[str]:
@@ -87,7 +90,7 @@ def keys_of(preset: str) -> set[str]:
 @cache
 def in_families() -> dict[str, tuple[str, dict[str, Any]]]:
     """Presets that share a file with others, by their name: the name of that file, and their values."""
-    found = {}
+    members = {}
     files = (file for family in FAMILIES for file in sorted((conf_dir() / "preset").glob(f"*_{family}.yaml")))
     for file in files:
         shared = _parsed(file)
@@ -101,16 +104,16 @@ def in_families() -> dict[str, tuple[str, dict[str, Any]]]:
                     values.setdefault(key, {}).update(value)
                 else:
                     values["preset"][key] = value
-            found[f"{agent}_{env}"] = (file.stem, values)
-    return found
+            members[f"{agent}_{env}"] = (file.stem, values)
+    return members
 
 
 @cache
 def env_ids() -> dict[str, str]:
     """The shipped options of `env`, each with its gymnasium id, empty where it has none."""
     files = sorted((conf_dir() / "env").glob("*.yaml"))
-    found = {file.stem: re.search(r"^id: (\S+)$", file.read_text("utf-8"), re.MULTILINE) for file in files}
-    return {option: match[1].strip('"') if match else "" for option, match in found.items()}
+    ids = {file.stem: re.search(r"^id: (\S+)$", file.read_text("utf-8"), re.MULTILINE) for file in files}
+    return {option: match[1].strip('"') if match else "" for option, match in ids.items()}
 
 
 @cache

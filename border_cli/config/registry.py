@@ -154,7 +154,7 @@ def import_path(path: str, key: str = "") -> Any:
     module, colon, name = path.partition(":")
     label = f"{key}: " if key else ""
     try:
-        found = _import(module)
+        imported = _import(module)
     except ModuleNotFoundError as e:
         if e.name is not None and (module == e.name or module.startswith(f"{e.name}.")):
             raise UsageError(
@@ -167,7 +167,7 @@ def import_path(path: str, key: str = "") -> Any:
     except Exception as e:
         raise BorderError(f"{label}{module} failed on import\n{type(e).__name__}: {e}") from e
     if not colon:
-        return found
-    if not hasattr(found, name):
+        return imported
+    if not hasattr(imported, name):
         raise UsageError(f"{label}the module {module} has no {name!r}\nform: module:name")
-    return getattr(found, name)
+    return getattr(imported, name)

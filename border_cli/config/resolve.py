@@ -166,7 +166,7 @@ def inherit(config: TrainConfig, stored: TrainConfig) -> TrainConfig:
     inherited = copy.deepcopy(config)
     for key in (*_DECIDED_ONCE, *(f"buffer.{name}" for name in vars(config.buffer))):
         *group, name = key.split(".")
-        section, before = (reduce(getattr, group, one) for one in (inherited, stored))
+        section, before = (reduce(getattr, group, c) for c in (inherited, stored))
         if getattr(section, name, "") in (None, "auto") and hasattr(before, name):
             setattr(section, name, getattr(before, name))
     if config.evaluator.type == "auto" and stored.evaluator.type in ("inline", "process"):  # not a plugin's
@@ -236,16 +236,15 @@ def ratio_tolerance(config: TrainConfig) -> int:
     By default two chunks of one actor, so that it fills the second while the learner uses the first. With one chunk they
     would take turns. On a cluster each actor has credit for one whole chunk, because its way there and back takes longer.
     """
-    given, chunks = config.trainer.ratio_tolerance, 0
-    if config.actor_manager.type == "ray":
-        chunks = n_actors(config) * config.actor_manager.n_buffer
-    return max(128, 2 * streams(config), chunks) if given is None else given
+    if config.trainer.ratio_tolerance is not None:
+        return config.trainer.ratio_tolerance
+    on_cluster = config.actor_manager.type == "ray"
+    return max(128, 2 * streams(config), on_cluster * n_actors(config) * config.actor_manager.n_buffer)
 
 
 def lockstep_steps(config: TrainConfig) -> int:
     """Env steps of each environment per round of lockstep: enough that a round is worth its overhead."""
-    given = config.trainer.lockstep_steps
-    return max(1, 64 // streams(config)) if given is None else given
+    return config.trainer.lockstep_steps or max(1, 64 // streams(config))
 
 
 def may_evaluate_beside(config: TrainConfig) -> bool:

@@ -44,10 +44,9 @@ def option(default: Any, help: str, **info: Any) -> Any:
     return field(default=default, metadata=metadata)
 
 
-def override_default(cls: type, name: str, default: Any) -> Any:
+def override_default(cls: Any, name: str, default: Any) -> Any:
     """The field of that name of a dataclass, with another default."""
-    (found,) = (one for one in fields(cls) if one.name == name)
-    return field(default=default, metadata=found.metadata)
+    return field(default=default, metadata=cls.__dataclass_fields__[name].metadata)
 
 
 @dataclass
@@ -494,5 +493,5 @@ class TrainConfig:
     debug: bool = option(False, "show tracebacks")
 
 
-GROUPS = tuple(one.name for one in fields(TrainConfig) if "option" not in one.metadata)
+GROUPS = tuple(f.name for f in fields(TrainConfig) if "option" not in f.metadata)
 """The sections of a configuration: the config groups of Hydra."""

@@ -171,14 +171,14 @@ def decide(config: TrainConfig, measured: Measured | None, cpus: int) -> tuple[T
     if measured is not None:
         actors = range(n_actors(config), most_actors(config, cpus) + 1)
         envs = ENVS if config.actor_manager.envs_per_actor is None else (envs_per_actor(config),)
-        found = []
+        options = []
         for n, k in itertools.product(actors, envs):
             if is_valid(tried := with_numbers(config, n, k)):
                 speeds = measured.speeds(k)
                 ahead = replace(speeds, env_steps=speeds.env_steps / ACTORS_AHEAD)
-                found.append((predict(tried, ahead, cpus).opt_steps, tried))
-        fastest = max((rate for rate, _ in found), default=0.0)
-        chosen = next((tried for rate, tried in found if rate >= _SAME * fastest), chosen)
+                options.append((predict(tried, ahead, cpus).opt_steps, tried))
+        fastest = max((rate for rate, _ in options), default=0.0)
+        chosen = next((tried for rate, tried in options if rate >= _SAME * fastest), chosen)
     return chosen, _reason(config, chosen, measured)
 
 

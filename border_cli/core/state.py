@@ -94,12 +94,12 @@ def check_like(saved: State, fresh: State, owner: str, growing: Collection[str] 
     """
     for name in sorted(saved.arrays.keys() | fresh.arrays.keys()):
         first = 1 if name in growing else 0
-        given, expected = (
+        saved_as, expected = (
             "none" if array is None else f"{array.dtype.name} {list(array.shape[first:])}"
             for array in (saved.arrays.get(name), fresh.arrays.get(name))
         )
-        if given != expected:
-            raise IncompatibleStateError(f"{owner} has {name} as {expected}, the saved state {given}")
+        if saved_as != expected:
+            raise IncompatibleStateError(f"{owner} has {name} as {expected}, the saved state {saved_as}")
     _check_value(saved.values, fresh.values, owner)
 
 

@@ -20,9 +20,15 @@ WIDTH = 100
 _INDENT = 9
 _NOT_SHOWN = (
     *("preset.", "agent.type", "env.type", "trainer.type", "env.id", "env.entry_point"),
-    *("checkpoint.replay", "buffer.beta_opt_steps", "trainer.lockstep_steps"),
+    *(
+        "checkpoint.replay",
+        "buffer.beta_opt_steps",
+        "trainer.lockstep_steps",
+        "env.action_mask",
+        "env.categories",
+    ),
 )
-"""Keys that the first lines already show."""
+"""Keys that the first lines show, or that follow from the environment and from other keys."""
 
 
 def banner(
@@ -37,33 +43,31 @@ def banner(
     """Lines for a person, none wider than `width` unless a single word is.
 
     Args:
-        typed: overrides by key, groups included.
+        typed: overrides by key, groups included, which are shown as they are.
         replay_bytes: what the replay takes once it is full.
         run_dir: None for a plan.
         resumed: what the run resumes from; empty for a new run.
         decided: what `auto` became, and why; empty where nothing was measured or left open.
     """
-    by_hand, by_file = _differences(config, typed)
-    tuned = presets.keys_of(config.preset.name)
-    others = [value for key, value in by_file.items() if key not in tuned]
+    differences, tuned = _differences(config, typed), presets.keys_of(config.preset.name)
+    others = [value for key, value in differences.items() if key not in tuned]
     preset = preset_note(config)
-    if len(by_file) > len(others):
-        n = format.counted(len(by_file) - len(others), "other value")
+    if len(differences) > len(others):
+        n = format.counted(len(differences) - len(others), "other value")
         preset = f"{preset}; {n}, which --cfg job shows"
     kept = "not part of checkpoints" if config.checkpoint.replay == "none" else "part of each checkpoint"
     rows_of = format.counted(config.buffer.capacity, "row")
     processes, threads = resources.processes(config), resources.compute_threads(config)
-    n_processes = f"{processes} process{'' if processes == 1 else 'es'}"
     rows = (
         ("", f"border-cli {border_cli.__version__}: {_what(config)}"),
         ("preset", preset),
         ("resumed", resumed),
         ("budget", _budget(config)),
-        ("typed", "  ".join(by_hand)),
+        ("typed", "  ".join(f"{key}={value}" for key, value in typed.items())),
         ("changed", "  ".join(others)),
         ("replay", f"{format.size(replay_bytes)} for {rows_of}, {kept}"),
         ("auto", decided),
-        ("machine", f"{n_processes}, {format.counted(threads, 'compute thread')}"),
+        ("machine", f"processes: {processes}, compute threads: {threads}"),
         ("run", "" if run_dir is None else str(run_dir)),
     )
     named = (f"{label:<{_INDENT}}{text}" if label else text for label, text in rows if text)
@@ -119,24 +123,17 @@ def _budget(config: TrainConfig) -> str:
     return f"{until}; {ratio} after {format.counted(t.warmup_period, 'env step')} of warm-up"
 
 
-def _differences(config: TrainConfig, typed: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-    """All typed keys with their values as typed, and `key=value` of the others that differ from the schema's defaults."""
+def _differences(config: TrainConfig, typed: Mapping[str, str]) -> dict[str, str]:
+    """`key=value` of what differs from the schema's defaults and was not typed."""
     sections: dict[str, Any] = {name: type(getattr(config, name))() for name in GROUPS}
     defaults = option_values(to_plain(TrainConfig(**sections))) | {"buffer.type": BufferConfig().type}
-    followed = option_values(to_plain(reopen(config)))  # without what follows from other values
-    if followed["env.action_mask"] == "none":
-        followed["env.action_mask"] = defaults["env.action_mask"]
-    if not followed["env.categories"]:
-        followed["env.categories"] = defaults["env.categories"]
-    by_hand, by_file = [], dict[str, str]()
-    for key, value in option_values(to_plain(config)).items():
-        shown = not key.startswith(_NOT_SHOWN)
+    differences = {}
+    for key, value in option_values(
+        to_plain(reopen(config))
+    ).items():  # without what follows from other values
         name = key.removesuffix(".type")  # buffer.type is typed as buffer
         # env.kwargs is typed as env.kwargs or env.kwargs.gravity
-        names = [t for t in typed if f"{t}.".startswith(f"{key}.") or (shown and t == name)]
-        if names:
-            decided = f" ({as_typed(value)})" if typed.get(name) == "auto" and value != "auto" else ""
-            by_hand += [f"{t}={typed[t]}{decided}" for t in names]
-        elif shown and followed[key] != defaults[key]:
-            by_file[key] = f"{name}={as_typed(value)}"
-    return by_hand, by_file
+        is_typed = any(f"{word}.".startswith(f"{name}.") for word in typed)
+        if value != defaults[key] and not is_typed and not key.startswith(_NOT_SHOWN):
+            differences[key] = f"{name}={as_typed(value)}"
+    return differences

@@ -59,12 +59,12 @@ def output() -> Iterator[Output]:
     if isinstance(sys.stdout, QueuedStream):
         yield sys.stdout.output
         return
-    own = Output(sys.stdout, sys.stderr)
+    writer = Output(sys.stdout, sys.stderr)
     try:
-        with redirect_stdout(own.stdout), redirect_stderr(own.stderr):
-            yield own
+        with redirect_stdout(writer.stdout), redirect_stderr(writer.stderr):
+            yield writer
     finally:
-        own.close()
+        writer.close()
 
 
 class Output:

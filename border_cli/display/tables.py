@@ -201,19 +201,19 @@ def print_plan(console: Console, config: TrainConfig, sizes: Sizes, measured: Me
     print_tables(console, tables)
 
 
-def print_bench(console: Console, found: Bench) -> None:
+def print_bench(console: Console, bench: Bench) -> None:
     """Print what border-bench measured, predicts and recommends."""
-    p = found.predicted
+    p = bench.predicted
     predicted = {
         "env steps/s": format.rate(p.env_steps),
-        f"{found.opt_steps_are} opt steps/s": format.rate(p.opt_steps),
-        "opt steps/s with what is recommended": format.rate(found.recommended_opt_steps),
+        f"{bench.opt_steps_are} opt steps/s": format.rate(p.opt_steps),
+        "opt steps/s with what is recommended": format.rate(bench.recommended_opt_steps),
         "slower side": _BOUND[p.bound_by],
         "not included": _NOT_INCLUDED,
     }
-    alone = {what: f"{format.rate(rate)} {unit}/s" for what, (rate, unit) in found.ceilings.items()}
+    alone = {what: f"{format.rate(rate)} {unit}/s" for what, (rate, unit) in bench.ceilings.items()}
     print_tables(console, [_table("alone", alone), _table("together", predicted)])
-    print_lines(console, ("try", " ".join(found.recommended)))
+    print_lines(console, ("try", " ".join(bench.recommended)))
 
 
 def _table(title: str, rows: Mapping[str, str]) -> Table:

@@ -36,8 +36,10 @@ def free_tasks(root: Path = ROOT) -> int | None:
     limit, user = resource.getrlimit(resource.RLIMIT_NPROC)[0], os.getuid()
     if limit != resource.RLIM_INFINITY and user != 0:
         every = psutil.process_iter(["uids", "num_threads"])
-        own = (p.info["num_threads"] or 0 for p in every if p.info["uids"] and p.info["uids"].real == user)
-        left.append(limit - sum(own))
+        threads = (
+            p.info["num_threads"] or 0 for p in every if p.info["uids"] and p.info["uids"].real == user
+        )
+        left.append(limit - sum(threads))
     for group in _cgroups("pids", root):
         most, now = _number(group / "pids.max"), _number(group / "pids.current")
         if most is not None and now is not None:
@@ -92,8 +94,8 @@ def cpus(root: Path = ROOT) -> int:
 def idle_s() -> float:
     """Seconds that the CPUs which this process may use have been idle, summed."""
     times = psutil.cpu_times(percpu=True)
-    own = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(times))
-    return sum(float(one.idle) for i, one in enumerate(times) if i in own)
+    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(times))
+    return sum(float(cpu.idle) for i, cpu in enumerate(times) if i in usable)
 
 
 def gpus() -> list[str]:
@@ -113,7 +115,7 @@ def has_bfloat16(root: Path = ROOT) -> bool:
 def existing(path: Path) -> Path:
     """The path itself, or the nearest parent that exists."""
     path = path.absolute()
-    return next(one for one in (path, *path.parents) if one.exists())
+    return next(p for p in (path, *path.parents) if p.exists())
 
 
 def free_disk(folder: Path) -> int:

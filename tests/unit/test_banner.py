@@ -42,10 +42,10 @@ def test_the_complete_banner() -> None:
     assert lines[1:] == [
         "preset   dqn_cartpole: mean return of at least 475; 2 other values, which --cfg job shows",
         "budget   50,000 env steps; 2 env steps per opt step after 1,000 env steps of warm-up",
-        "typed    n_actors=8",
+        "typed    agent=dqn  env=cartpole  n_actors=8",
         "changed  agent.atoms=21",
         "replay   3.8 MiB for 100,000 rows, part of each checkpoint",
-        "machine  9 processes, 9 compute threads",
+        "machine  processes: 9, compute threads: 9",
         "run      runs/2026-11-21/10-15-00.123_dqn_cartpole",
     ]
 
@@ -62,17 +62,13 @@ def test_typed_values_are_shown_once_even_if_they_are_defaults() -> None:
         "env.kwargs.sutton_barto_reward=true",
         "trainer.eval_interval=null  plugins=[a,b]",
     )
-    typed = {"n_actors": "auto", "actor_manager.envs_per_actor": "auto", "evaluator": "auto"}
-    assert differences(config(n_actors=4), typed) == (
-        "actor_manager.envs_per_actor=auto (1)  evaluator=auto  n_actors=auto (4)",
-        None,
-    )
-    assert differences(config(seed=3), {"seeded.by": "me"}) == (None, "seed=3")
+    assert differences(config(n_actors=4), {"n_actors": "auto"}) == ("n_actors=auto", None)
+    assert differences(config(seed=3), {"seeded.by": "me"}) == ("seeded.by=me", "seed=3")
     c = config(buffer=PrioritizedConfig())
     c.evaluator.type = "process"
     assert differences(c) == (None, "buffer=prioritized  evaluator=process")
     assert differences(c, {"buffer": "prioritized", "evaluator": "process", "agent": "dqn"}) == (
-        "buffer=prioritized  evaluator=process",
+        "buffer=prioritized  evaluator=process  agent=dqn",
         None,
     )
 
