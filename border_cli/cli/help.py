@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 from border_cli.cli.compose import Composer, plain_data
 from border_cli.cli.hydra_errors import read_page
-from border_cli.config.convert import describe_range, known_keys, option_values, to_config, to_plain
+from border_cli.config.convert import describe_range, known_keys, to_config, to_plain
 from border_cli.config.presets import NONE, conf_dir, shipped, tuned_for, variants
 from border_cli.config.schema import GROUPS, OptionInfo, TrainConfig
 
@@ -34,7 +36,8 @@ def help_page(composer: Composer, groups: Sequence[str] = ()) -> str:
     """The page, or all keys of these groups, with the values that the composer's overrides give."""
     merged = composer.merge(composer.argv())
     plain = to_plain(to_config(plain_data(merged)))
-    values, infos = option_values(plain), known_keys(plain)
+    infos = known_keys(plain)
+    values = {key: reduce(getitem, key.split("."), plain) for key in infos}
     chosen = merged.hydra.runtime.choices
     composed = (
         f"with the values of agent={chosen['agent']} env={chosen['env']} preset={values['preset.name']}"

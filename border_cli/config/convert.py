@@ -169,11 +169,6 @@ def known_keys(data: Mapping[str, Any]) -> dict[str, OptionInfo]:
     return {key: field.metadata["option"] for key, field in known_fields(data).items()}
 
 
-def option_values(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The value of every key in plain data; that of a mapping, such as env.kwargs, is whole."""
-    return {key: functools.reduce(operator.getitem, key.split("."), data) for key in known_keys(data)}
-
-
 def section_keys(cls: type) -> dict[str, OptionInfo]:
     """Every dotted key of a dataclass of options, with its declaration."""
     return {key: field.metadata["option"] for key, field in _walk(cls, "", {})}

@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterator
 
 from border_cli.config import presets
-from border_cli.config.convert import as_typed, option_values, to_plain
+from border_cli.config.convert import as_typed, dotted, to_plain
 from border_cli.config.resolve import (
     is_game,
     is_reproducible,
@@ -54,7 +54,7 @@ def check_effect(config: TrainConfig, overrides: Collection[str]) -> None:
 
 def unused(config: TrainConfig) -> Iterator[tuple[str, str, str]]:
     """The keys without effect by the tables `only_with`, each with the reason, and with what would give it one."""
-    values = option_values(to_plain(config))
+    values = dotted(to_plain(config))
     for group, section in {"": config, **vars(config)}.items():
         for condition, names in getattr(section, "only_with", {}).items():
             key, wanted = re.split("!?=", condition, maxsplit=1)

@@ -149,18 +149,17 @@ class EnvSpec:
 
     def difference(self, here: EnvSpec) -> str:
         """The first difference between this saved spec and the one of an environment, in words."""
-        saved_leaves, leaves = ({leaf.name: leaf for leaf in spec.obs.leaves} for spec in (self, here))
-        names = dict.fromkeys([*saved_leaves, *leaves])
-        pairs: list[tuple[str, Any, Any]] = [
-            *((f"observation {name}", saved_leaves.get(name), leaves.get(name)) for name in names),
-            ("the action", self.action, here.action),
-        ]
-        for what, saved, now in pairs:
-            if saved is None or now is None:
-                return f"{what} is missing {'there' if saved is None else 'here'}"
-            for key, value in asdict(saved).items():
-                if value != getattr(now, key):
-                    return f"{what} has {key} {value}, here {getattr(now, key)}"
+        saved, now = (
+            {f"observation {leaf.name}": asdict(leaf) for leaf in spec.obs.leaves}
+            | {"the action": asdict(spec.action)}
+            for spec in (self, here)
+        )
+        for what in saved | now:
+            if what not in saved or what not in now:
+                return f"{what} is missing {'here' if what in saved else 'there'}"
+            for key, value in saved[what].items():
+                if value != now[what][key]:
+                    return f"{what} has {key} {value}, here {now[what][key]}"
         return "the observations are in another order"
 
     def _is_mask(self, leaf: ObsLeaf) -> bool:

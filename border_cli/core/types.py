@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from border_cli.core import format
 from border_cli.core.errors import IncompatibleStateError
 from border_cli.core.spaces import Array, EnvSpec, Obs
 from border_cli.core.state import State, check_like
@@ -271,7 +272,7 @@ class Evaluation:
         return float(np.std([value - first for value in self.returns]))
 
     def __str__(self) -> str:
-        return f"{shown_return(self.mean)} ± {shown_return(self.std)}"
+        return f"{format.number(self.mean)} ± {format.number(self.std)}"
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values; a return that is no finite number is null."""
@@ -292,9 +293,3 @@ class Evaluation:
 
 
 _EVALUATION = Evaluation(0, (0.0,), (0,)).to_json()
-
-
-def shown_return(value: float) -> str:
-    """A return with three significant digits, or one decimal where that is more."""
-    few = abs(value) >= 10 or not math.isfinite(value) or value == round(value, 1)
-    return f"{value:.1f}" if few else f"{value:.3g}"

@@ -10,7 +10,7 @@ from rich.console import Console
 
 import border_cli
 from border_cli.config import presets, resources
-from border_cli.config.convert import as_typed, option_values, to_plain
+from border_cli.config.convert import as_typed, dotted, to_plain
 from border_cli.config.resolve import envs_per_actor, is_reproducible, n_actors, reopen
 from border_cli.config.schema import GROUPS, BufferConfig, TrainConfig
 from border_cli.core import format
@@ -124,16 +124,14 @@ def _budget(config: TrainConfig) -> str:
 
 
 def _differences(config: TrainConfig, typed: Mapping[str, str]) -> dict[str, str]:
-    """`key=value` of what differs from the schema's defaults and was not typed."""
+    """`key=value` of what differs from the schema's defaults, was not typed, and does not follow from other values."""
     sections: dict[str, Any] = {name: type(getattr(config, name))() for name in GROUPS}
-    defaults = option_values(to_plain(TrainConfig(**sections))) | {"buffer.type": BufferConfig().type}
+    defaults = dotted(to_plain(TrainConfig(**sections))) | {"buffer.type": BufferConfig().type}
     differences = {}
-    for key, value in option_values(
-        to_plain(reopen(config))
-    ).items():  # without what follows from other values
+    for key, value in dotted(to_plain(reopen(config))).items():
         name = key.removesuffix(".type")  # buffer.type is typed as buffer
-        # env.kwargs is typed as env.kwargs or env.kwargs.gravity
-        is_typed = any(f"{word}.".startswith(f"{name}.") for word in typed)
-        if value != defaults[key] and not is_typed and not key.startswith(_NOT_SHOWN):
+        # env.kwargs.gravity is typed so, or as a part of env.kwargs
+        is_typed = any(name == word or ("." in word and name.startswith(f"{word}.")) for word in typed)
+        if value != defaults.get(key) and not is_typed and not key.startswith(_NOT_SHOWN):
             differences[key] = f"{name}={as_typed(value)}"
     return differences

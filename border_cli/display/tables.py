@@ -109,14 +109,21 @@ def trainer_table(progress: Progress, result: RunResult) -> Table:
 
 
 def actor_table(actors: Sequence[ActorStat]) -> Table:
-    """One row per actor, and their sum where there are several."""
+    """One row per actor."""
     columns = ("actor", "incarnation", "env steps", "episodes", "samples/s", "blocked", "state")
     table = make_table("actors", *columns)
     for actor in actors:
-        add_row(table, str(actor.actor), str(actor.incarnation), *_figures([actor]), actor.state)
-    if len(actors) > 1:
-        table.add_section()
-        add_row(table, "all", "", *_figures(actors), "")
+        began = actor.seconds > 0
+        add_row(
+            table,
+            str(actor.actor),
+            str(actor.incarnation),
+            f"{actor.env_steps:,}",
+            f"{actor.episodes:,}",
+            format.rate(actor.samples_per_sec if began else None),
+            format.share(actor.blocked_seconds / actor.seconds if began else None),
+            actor.state,
+        )
     return table
 
 
@@ -135,19 +142,6 @@ def add_row(table: Table, *cells: str) -> None:
 
 def _score(score: Evaluation | None) -> str:
     return format.MISSING if score is None else f"{format.number(score.mean)} at opt step {score.opt_steps:,}"
-
-
-def _figures(actors: Sequence[ActorStat]) -> tuple[str, ...]:
-    """Sums over these actors. They run side by side, so their rates add up."""
-    seconds = sum(actor.seconds for actor in actors)
-    blocked = sum(actor.blocked_seconds for actor in actors) / seconds if seconds > 0 else None
-    rates = [actor.samples_per_sec for actor in actors if actor.seconds > 0]
-    return (
-        f"{sum(actor.env_steps for actor in actors):,}",
-        f"{sum(actor.episodes for actor in actors):,}",
-        format.rate(sum(rates) if rates else None),
-        format.share(blocked),
-    )
 
 
 def _per_second(n: int, seconds: float) -> float | None:

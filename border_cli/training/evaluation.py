@@ -14,12 +14,13 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from border_cli.config.schema import TrainerConfig
+from border_cli.core import format
 from border_cli.core.errors import OutOfTime
 from border_cli.core.metrics import Record
 from border_cli.core.spaces import Array
 from border_cli.core.state import State, check_like, section_arrays
 from border_cli.core.state import joined as joined_states
-from border_cli.core.types import Evaluation, ModelInfo, shown_return
+from border_cli.core.types import Evaluation, ModelInfo
 from border_cli.runtime import seeding
 from border_cli.runtime.clock import Backoff
 from border_cli.training.best_model import (
@@ -230,7 +231,7 @@ class EvalManager:
         self.save_best()
         self._note(
             f"best model: opt step {score.opt_steps}, {score} over {len(score.returns)} fresh episodes "
-            f"(regular evaluation {shown_return(best.regular.mean)})"
+            f"(regular evaluation {format.number(best.regular.mean)})"
         )
         self._parts.telemetry.set_best(score, confirmed=True)
 

@@ -380,7 +380,12 @@ def test_best_holds_the_model_and_its_scores(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.153, "0.153 ± 0.0"), (0.0123456, "0.0123 ± 0.0"), (-5.25, "-5.25 ± 0.0"), (-108.04, "-108.0 ± 0.0")],
+    [
+        (0.153, "0.15 ± 0.00"),
+        (0.0123456, "0.012 ± 0.00"),
+        (-5.25, "-5.25 ± 0.00"),
+        (-108.04, "-108.0 ± 0.00"),
+    ],
 )
 def test_a_score_is_shown_with_few_digits(value: float, text: str) -> None:
     assert str(Evaluation(1, (value,), (1,))) == text
@@ -392,16 +397,8 @@ def test_a_score_is_shown_with_few_digits(value: float, text: str) -> None:
         ("", {"agent": 1}),
         ("", {"plugins": [1]}),
         ("", {"spec": {}}),
-        ("obs", {"kind": "evil"}),
-        ("obs", {"dtype": "object"}),
-        ("obs", {"dtype": 3}),
-        ("obs", {"shape": [-1]}),
-        ("obs", {"shape": ["x"]}),
-        ("obs", {"categories": ["1"]}),
         ("obs", {"surplus": 1}),
-        ("action", {"kind": "evil"}),
-        ("action", {"n": "3"}),
-        ("action", {"low": ["x"]}),
+        ("action", {"surplus": 1}),
     ],
 )
 def test_an_invalid_description_is_refused(tmp_path: Path, section: str, change: dict[str, Any]) -> None:

@@ -234,8 +234,8 @@ def test_at_the_end_the_candidates_play_the_same_fresh_episodes_and_the_winner_o
     assert setup.progress.best == (20, 7.0) and setup.progress.best_confirmed
     assert setup.manager.last is not None and setup.manager.last.mean == 1.0
     assert setup.notes == [
-        "new best at opt step 10: 9.0 ± 0.0",
-        "best model: opt step 20, 7.0 ± 0.0 over 3 fresh episodes (regular evaluation 8.0)",
+        "new best at opt step 10: 9.00 ± 0.00",
+        "best model: opt step 20, 7.00 ± 0.00 over 3 fresh episodes (regular evaluation 8.00)",
     ]
     assert [record.env_steps for record in setup.records] == [20, 40, 60]
     assert setup.series("eval/skipped") == ([(10, 0.0), (20, 0.0), (30, 0.0)] if concurrent else [])
@@ -287,7 +287,7 @@ def test_the_model_that_was_evaluated_is_saved() -> None:
     ((model, score, _),) = setup.saved
     assert model.version == 10 and model.arrays["weight"].tolist() == [10.0, 10.0]
     assert score.mean == pytest.approx(0.6)
-    assert setup.notes == ["new best at opt step 10: 0.6 ± 0.0"]
+    assert setup.notes == ["new best at opt step 10: 0.60 ± 0.00"]
 
 
 @pytest.mark.parametrize(
