@@ -56,6 +56,13 @@ def stored_run(tmp_path_factory: pytest.TempPathFactory, full_forkserver: None) 
     return stored_run_module.make(tmp_path_factory.mktemp("stored"))
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, full_forkserver: None) -> Iterator[Path]:
+    """A working directory that the tests of a file share."""
+    with in_folder(tmp_path_factory.mktemp("folder")) as path:
+        yield path
+
+
 @pytest.fixture
 def workplace(tmp_path: Path, full_forkserver: None) -> Iterator[Path]:
     """An empty working directory."""

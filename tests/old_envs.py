@@ -31,19 +31,9 @@ class ResetWithoutSeed(Sound):
         return ZEROS
 
 
-class ResetWithoutInfo(Sound):
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        return ZEROS
-
-
 class FourValues(Sound):
     def step(self, action: Any) -> Any:
         return ZEROS, 1.0, False, {}
-
-
-class ArrayReward(Sound):
-    def step(self, action: Any) -> Any:
-        return ZEROS, np.ones(2), False, False, {}
 
 
 class OutOfBounds(Sound):
@@ -68,5 +58,5 @@ class Warns(Sound):
         warnings.warn("", UserWarning, stacklevel=2)
 
 
-for kind in (FourValues, ResetWithoutInfo, NoEnv):  # gymnasium wraps these
+for kind in (FourValues, NoEnv):  # gymnasium wraps these
     gymnasium.register(f"tests/{kind.__name__}-v0", f"{__name__}:{kind.__name__}", max_episode_steps=50)

@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from border_cli.envs.gym_spaces import env_spec
 from tests.faults.amounts import sampled, seeded, times
 from tests.faults.processes import ROOT
 from tests.interrupted import assert_same_bits, run_interrupted, run_whole
-from tests.real_runs import Run, in_folder, known_to, tiny
+from tests.real_runs import Run, known_to, tiny
 
 ENVIRONMENTS = ("CartPole-v1", "Pendulum-v1")
 """Each agent trains in the first of these whose spaces it accepts."""
@@ -125,12 +124,6 @@ def args_of_cell(name: str) -> tuple[str, ...]:
 
 OF_CELLS = {name: args_of_cell(name) for name in CELLS}
 CASES = OF_PAIRS | OF_CELLS
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, full_forkserver: None) -> Iterator[Path]:
-    with in_folder(tmp_path_factory.mktemp("bits")) as path:
-        yield path
 
 
 # test_every_agent.py and test_every_buffer.py check each agent and each buffer in one process

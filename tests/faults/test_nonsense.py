@@ -24,7 +24,7 @@ from border_cli.runtime.files import run_all
 from border_cli.training.loop import TrainingLoop
 from tests.faults.amounts import ALL_CASES
 from tests.interrupted import signal_at
-from tests.real_runs import Run, in_folder, tiny
+from tests.real_runs import Run, tiny
 
 SYNC = (
     "trainer=sync",
@@ -44,12 +44,6 @@ STRANGE_ARRAYS: tuple[Callable[[Any], Any], ...] = (
     lambda array: np.concatenate([array, array]) if array.ndim else array.reshape(1, 1),
     lambda array: array.astype(np.complex128),
 )
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, full_forkserver: None) -> Iterator[Path]:
-    with in_folder(tmp_path_factory.mktemp("nonsense")) as path:
-        yield path
 
 
 def interrupted(folder: Path, *args: str) -> Run:

@@ -17,7 +17,7 @@ from border_cli.config.registry import AGENTS
 from border_cli.runtime.tensors import repeat_bits_on_gpu
 from tests.contract.test_every_agent import config_of, spec_of
 from tests.interrupted import assert_same_bits, resume, run_interrupted, run_whole
-from tests.real_runs import Run, in_folder, tiny, train
+from tests.real_runs import Run, tiny, train
 from tests.unit.test_capture import learn
 
 DEVICE = "cuda"
@@ -90,12 +90,6 @@ def test_opt_steps_equal_those_of_the_cpu_but_for_rounding(agent: str) -> None:
         learn(agent, one, weighted=True, opt_steps=3)
     for name, array in theirs.state().arrays.items():
         np.testing.assert_allclose(ours.state().arrays[name], array, rtol=1e-3, atol=1e-4, err_msg=name)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, full_forkserver: None) -> Iterator[Path]:
-    with in_folder(tmp_path_factory.mktemp("gpu")) as path:
-        yield path
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -35,9 +35,12 @@ from tests.contract.test_every_agent import OneBatchBuffer, batch, config_of, sp
 from tests.faults.amounts import ALL_CASES
 from tests.faults.processes import nothing_left
 from tests.interrupted import assert_same_bits, resume, run_whole, signal_at
-from tests.real_runs import Run, in_folder, tiny, train
+from tests.real_runs import Run, tiny, train
 
-pytestmark = pytest.mark.timeout(1800)  # compiling takes minutes on a busy machine
+pytestmark = [
+    pytest.mark.usefixtures("folder"),
+    pytest.mark.timeout(1800),  # compiling takes minutes on a busy machine
+]
 full_tier = pytest.mark.skipif(not ALL_CASES, reason="make test-full: each of these compiles another graph")
 OPT_STEPS = 200
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -52,12 +55,6 @@ WEIGHTED = "dqn", "rainbow", "tqc"
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("border_cli.agents.compiler._COMPILING_S", 1500.0)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def folder(tmp_path_factory: pytest.TempPathFactory, full_forkserver: None) -> Iterator[Path]:
-    with in_folder(tmp_path_factory.mktemp("compiled")) as path:
-        yield path
 
 
 def learner(

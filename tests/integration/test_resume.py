@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,7 @@ from border_cli.core.types import Evaluation
 from border_cli.run.directory import locked, read_config, write_config
 from tests.faults.amounts import sampled
 from tests.interrupted import assert_same_bits, resume, run_interrupted, run_killed, run_whole, signal_at
-from tests.real_runs import Run, in_folder, tiny, train
+from tests.real_runs import Run, tiny, train
 from tests.trained import read_checkpoint, save_best
 
 ARGS = (
@@ -36,12 +35,6 @@ ARGS = (
     "recorder.tensorboard=true",
 )
 SYNC = ("trainer=sync", "trainer.max_opts=40")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, full_forkserver: None) -> Iterator[Path]:
-    with in_folder(tmp_path_factory.mktemp("resume")) as path:
-        yield path
 
 
 @pytest.fixture(scope="module")

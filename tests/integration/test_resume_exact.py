@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ from border_cli.cli.train import main
 from border_cli.runtime.seeding import episode_seed
 from tests.faults.amounts import FULL, sampled
 from tests.interrupted import assert_same_bits, resume, run_interrupted, run_killed, run_whole, signal_at
-from tests.real_runs import Run, in_folder, tiny
+from tests.real_runs import Run, tiny
 
 BUDGET = "trainer.max_opts=60"
 COMMON = (
@@ -40,12 +40,6 @@ if FULL:  # `make test` has a similar case in test_same_bits.py
 STOPPED_AT = (1, 16, 30, 59)
 """The first opt step, one whose evaluation the resumed run does, one with a record, and the last but one."""
 Uninterrupted = Callable[[str], Run]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, full_forkserver: None) -> Iterator[Path]:
-    with in_folder(tmp_path_factory.mktemp("exact")) as path:
-        yield path
 
 
 @pytest.fixture(scope="module")

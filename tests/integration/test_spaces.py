@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import gymnasium
@@ -18,7 +17,7 @@ from border_cli.cli.train import main
 from border_cli.core.state import State
 from border_cli.runtime import seeding
 from tests.envs import SPACES, START, Grid
-from tests.real_runs import Run, in_folder, tiny, train
+from tests.real_runs import Run, tiny, train
 from tests.trained import read_checkpoint
 
 SHORT = ("trainer.max_opts=40", "trainer.eval_interval=20", "trainer.save_interval=20")
@@ -26,15 +25,11 @@ SYNC = "trainer=sync"
 ASYNC = ("n_actors=2", "actor_manager.envs_per_actor=2")
 ONE_OPT_STEP = ("trainer.max_opts=1", "trainer.eval_interval=null")
 
-
-@pytest.fixture(scope="module", autouse=True)
-def folder(tmp_path_factory: pytest.TempPathFactory, full_forkserver: None) -> Iterator[Path]:
-    with in_folder(tmp_path_factory.mktemp("spaces")) as path:
-        yield path
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 @pytest.fixture(scope="module")
-def first() -> Run:
+def first(folder: Path) -> Run:
     return train("seed=7", SYNC, *SHORT)
 
 
@@ -167,7 +162,7 @@ SAC = ("agent=sac", "env=pendulum", SYNC, "trainer.save_interval=20", "seed=1")
 
 
 @pytest.fixture(scope="module")
-def first_sac() -> Run:
+def first_sac(folder: Path) -> Run:
     return train(*SAC, "trainer.max_opts=40", "trainer.eval_interval=20", "evaluator.episodes=1")
 
 
