@@ -184,11 +184,6 @@ def _actors(config: TrainConfig) -> Checks:
         "min_actors <= n_actors",
     )
     yield (
-        "CPU" in getattr(manager, "resources", {}),
-        "actor_manager.resources: CPU is an option of its own",
-        "actor_manager.cpus_per_actor",
-    )
-    yield (
         sync and t.lockstep,
         "trainer.lockstep=true: it is for actors in processes; trainer=sync gives the same bits as it is",
         "trainer=async trainer.lockstep=true, or trainer=sync",

@@ -26,7 +26,7 @@ def count(value: float | None) -> str:
 
 
 def number(value: float | None) -> str:
-    """A return, a ratio or a loss, with as many decimals as its size makes worth reading."""
+    """A return, a ratio, a loss or a rate, with as many decimals as its size makes worth reading."""
     if value is None:
         return MISSING
     if not math.isfinite(value):
@@ -39,13 +39,6 @@ def number(value: float | None) -> str:
     if size >= 10:
         return f"{value:.1f}"
     return f"{value:.2f}" if size >= 0.1 or value == 0 else f"{value:.2g}"
-
-
-def rate(value: float | None) -> str:
-    """Something per second, without its unit."""
-    if value is None or not math.isfinite(value):
-        return MISSING
-    return count(value) if abs(value) >= 100 else number(value)
 
 
 def share(value: float | None) -> str:

@@ -94,8 +94,8 @@ def trainer_table(progress: Progress, result: RunResult) -> Table:
         ("duration", format.duration(p.seconds)),
         ("opt steps", f"{p.opt_steps:,}"),
         ("env steps", f"{p.env_steps:,}"),
-        ("opt steps/s", format.rate(_per_second(p.opt_steps, p.seconds))),
-        ("samples/s", format.rate(_per_second(p.env_steps, p.seconds))),
+        ("opt steps/s", format.number(_per_second(p.opt_steps, p.seconds))),
+        ("samples/s", format.number(_per_second(p.env_steps, p.seconds))),
         ("env steps per opt step", f"{format.number(p.ratio_actual)} (target {target})"),
     ]
     if p.asynchronous:
@@ -120,7 +120,7 @@ def actor_table(actors: Sequence[ActorStat]) -> Table:
             str(actor.incarnation),
             f"{actor.env_steps:,}",
             f"{actor.episodes:,}",
-            format.rate(actor.samples_per_sec if began else None),
+            format.number(actor.samples_per_sec if began else None),
             format.share(actor.blocked_seconds / actor.seconds if began else None),
             actor.state,
         )
@@ -148,7 +148,7 @@ def _per_second(n: int, seconds: float) -> float | None:
     return n / seconds if seconds > 0 else None
 
 
-_NOT_INCLUDED = "start, evaluations, checkpoints"
+_NOT_INCLUDED = "without start, evaluations and checkpoints"
 _BOUND = {
     "acting": "the actors",
     "learning": "the learner",
@@ -179,18 +179,17 @@ def print_plan(console: Console, config: TrainConfig, sizes: Sizes, measured: Me
     free_memory, free_disk = machine.available_memory(), machine.free_disk(folder)
     disk = resources.disk_need(config, sizes, config.checkpoint.replay == "full")
     time = {
-        "env steps/s of one actor alone": format.rate(speeds.env_steps),
-        "opt steps/s of the learner alone": format.rate(speeds.opt_steps),
+        "env steps/s of one actor alone": format.number(speeds.env_steps),
+        "opt steps/s of the learner alone": format.number(speeds.opt_steps),
         "opt steps are": measured.opt_steps_are,
         "slower side": _BOUND[bound_by],
         "training": format.duration(seconds),
-        "not included": _NOT_INCLUDED,
     }
     tables = [
         _table("run", run),
         _table("memory", _sizes(resources.memory_need(config, sizes), {"free": free_memory})),
         _table("disk", _sizes(disk, {"free": free_disk, **checkpoints})),
-        _table("time (estimate)", time),
+        _table(f"time, {_NOT_INCLUDED}", time),
     ]
     print_tables(console, tables)
 
@@ -199,14 +198,13 @@ def print_bench(console: Console, bench: Bench) -> None:
     """Print what border-bench measured, predicts and recommends."""
     p = bench.predicted
     predicted = {
-        "env steps/s": format.rate(p.env_steps),
-        f"{bench.opt_steps_are} opt steps/s": format.rate(p.opt_steps),
-        "opt steps/s with what is recommended": format.rate(bench.recommended_opt_steps),
+        "env steps/s": format.number(p.env_steps),
+        f"{bench.opt_steps_are} opt steps/s": format.number(p.opt_steps),
+        "opt steps/s with what is recommended": format.number(bench.recommended_opt_steps),
         "slower side": _BOUND[p.bound_by],
-        "not included": _NOT_INCLUDED,
     }
-    alone = {what: f"{format.rate(rate)} {unit}/s" for what, (rate, unit) in bench.ceilings.items()}
-    print_tables(console, [_table("alone", alone), _table("together", predicted)])
+    alone = {what: f"{format.number(rate)} {unit}/s" for what, (rate, unit) in bench.ceilings.items()}
+    print_tables(console, [_table("alone", alone), _table(f"together, {_NOT_INCLUDED}", predicted)])
     print_lines(console, ("try", " ".join(bench.recommended)))
 
 

@@ -26,7 +26,6 @@ ECHO = 2
 """Columns left free at the right: a terminal writes ^C there, and a line that wraps would break the frame."""
 _CURVE_WIDTH = 32
 _PHASE_STYLES = {"training": "bold green", "done": "bold green", "stopping": "bold red", "failed": "bold red"}
-_WAITS_MUCH = 0.5
 
 
 def frame(p: Progress, title: str, cores: int | None = None) -> Panel:
@@ -73,7 +72,7 @@ def _rows(p: Progress) -> Iterator[tuple[str, RenderableType | None]]:
         said = "" if p.best_confirmed else ", unconfirmed"
         yield "best", _score(p.best[1], f"at opt step {format.count(p.best[0])}{said}")
     yield "", Text()
-    opt_steps, samples = format.rate(p.opt_steps_per_sec), format.rate(p.samples_per_sec)
+    opt_steps, samples = format.number(p.opt_steps_per_sec), format.number(p.samples_per_sec)
     yield "speed", _fields(_figure(opt_steps, "opt steps/s"), _figure(samples, "samples/s"))
     target = "none" if p.ratio_target is None and p.opt_steps > 0 else format.number(p.ratio_target)
     actual = _figure(format.number(p.ratio_actual), "env steps per opt step")
@@ -126,9 +125,7 @@ def _score(value: float | None, said: str, curve: str = "", style: str = "") -> 
 
 
 def _share(label: str, blocked: float | None) -> Text:
-    style = "bold"
-    if blocked is not None and blocked >= WAITS:
-        style = "bold red" if blocked >= _WAITS_MUCH else "bold yellow"
+    style = "bold red" if blocked is not None and blocked >= WAITS else "bold"
     return Text.assemble((f"{label} ", "dim"), (format.share(blocked), style))
 
 
@@ -224,8 +221,8 @@ class PlainView(View, Recorder):
             "eval": format.number(p.evaluations[-1][1]) if p.evaluations else "",
             **{f"eval/{key}": format.number(value) for key, value in p.eval_infos.items()},
             "loss": "" if loss is None else format.number(loss),
-            "opt_steps/s": format.rate(p.opt_steps_per_sec),
-            "samples/s": format.rate(p.samples_per_sec),
+            "opt_steps/s": format.number(p.opt_steps_per_sec),
+            "samples/s": format.number(p.samples_per_sec),
             "done": format.share(budget.fraction) if budget else "",
             "eta": format.duration(budget.eta_s) if budget and p.phase not in ENDED else "",
         }

@@ -98,7 +98,7 @@ class ScreenSweepView(SweepView):
                 "ETA": format.duration(p.eta_s),
                 "last": format.number(p.last),
                 "best": format.number(p.best),
-                "opt steps/s": format.rate(p.opt_steps_per_sec),
+                "opt steps/s": format.number(p.opt_steps_per_sec),
             }
             table.add_row(*(cells[name] for name in columns))
         counts = ", ".join(f"{n} {state}" for state, n in _counted_states(rows))

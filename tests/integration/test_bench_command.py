@@ -25,7 +25,7 @@ ALONE = "one actor, 1 environment", "one actor, 16 environments", "opt step, 1 t
 
 
 def rate(cell: str) -> float:
-    """The number that `format.rate` has shown: 31,000 or 12.3M."""
+    """The number that `format.number` has shown: 31,000 or 12.3."""
     return float(cell.partition(" ")[0].replace(",", "").replace("M", "e6"))
 
 

@@ -354,7 +354,7 @@ def test_weights_of_another_run_are_another_configuration(tmp_path, monkeypatch,
     assert (inherited.init_from == source) == is_inherited
 
 
-@pytest.mark.parametrize("resources", [{"GPU": "one"}, {"sim": -1}, {"CPU": 1}])
+@pytest.mark.parametrize("resources", [{"GPU": "one"}, {"sim": -1}])
 def test_amounts_of_resources_are_numbers(resources):
     def check(amounts):
         validate.validate(config(actor_manager__type="ray", actor_manager__resources=amounts))

@@ -29,7 +29,6 @@ NAN, INF = math.nan, math.inf
                 **{2.003: "2.00", 487.25: "487.2", -1234.5: "-1,234", 1e300: "1e+300"},
             },
         ),
-        (format.rate, {None: "-", NAN: "-", 0.0: "0.00", 12.34: "12.3", 312.4: "312", 2e7: "20M"}),
         (format.share, {None: "-", NAN: "-", 0.0: "0%", 0.634: "63%", 1.0: "100%"}),
         (
             format.duration,
@@ -41,7 +40,7 @@ NAN, INF = math.nan, math.inf
         ),
         (lambda n: format.counted(n, "actor"), {0: "0 actors", 1: "1 actor", 8: "8 actors"}),
     ],
-    ids=["count", "number", "rate", "share", "duration", "size", "counted"],
+    ids=["count", "number", "share", "duration", "size", "counted"],
 )
 def test_a_number_as_text(shown: Callable[[object], str], texts: Mapping[object, str]) -> None:
     assert {value: shown(value) for value in texts} == texts

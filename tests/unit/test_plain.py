@@ -40,7 +40,7 @@ def test_a_record_is_one_line_of_when_it_was_taken() -> None:
     view.write(Record({"agent/loss": math.nan}, opt_steps=1_500, env_steps=4_000, time=83.9))
     assert stream.getvalue() == (
         "time=0:01:23 opt_steps=1500 env_steps=4000 phase=training actors=7/8 return=21.5 eval=487.2 "
-        "eval/is_success=0.25 loss=nan opt_steps/s=312 samples/s=12346 done=62% eta=0:00:01\n"
+        "eval/is_success=0.25 loss=nan opt_steps/s=312.4 samples/s=12346 done=62% eta=0:00:01\n"
     )
 
 

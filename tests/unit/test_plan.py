@@ -174,7 +174,7 @@ def test_the_printed_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rows["env steps/s of one actor alone"] == "1,000"
     assert rows["slower side"] == "the learner"
     assert rows["training"] == "0:00:05"
-    assert (rows["opt steps/s of the learner alone"], rows["opt steps are"]) == ("100", "eager")
+    assert (rows["opt steps/s of the learner alone"], rows["opt steps are"]) == ("100.0", "eager")
     assert printed(config(max_opts=500), compiled=True)["opt steps are"] == "compiled"
 
 

@@ -68,7 +68,7 @@ def test_a_complete_frame() -> None:
         "│ evaluation   487.2  ▁█  at opt step 14,000                                   │",
         "│ best         487.2  at opt step 14,000, unconfirmed                          │",
         "│                                                                              │",
-        "│ speed       312 opt steps/s  475 samples/s                                   │",
+        "│ speed       312.4 opt steps/s  475.0 samples/s                               │",
         "│ ratio       2.00 env steps per opt step  target 2.00                         │",
         "│ blocked     actors 63%  learner 2%                                           │",
         "│ actors      8/8 alive  policy lag 6.30 opt steps                             │",

@@ -58,16 +58,16 @@ def test_both_tables_and_the_lines_below_them_in_a_file() -> None:
         ["duration", "0:01:40"],
         ["opt steps", "24,500"],
         ["env steps", "50,000"],
-        ["opt steps/s", "245"],
-        ["samples/s", "500"],
+        ["opt steps/s", "245.0"],
+        ["samples/s", "500.0"],
         ["env steps per opt step", "2.00 (target 2.00)"],
         ["actors blocked", "40%"],  # 60 s of 150 s
         ["learner blocked", "2%"],
         ["last score", "487.2 at opt step 24,000"],
         ["best score", "500.0 at opt step 20,000"],
         ["actor", "incarnation", "env steps", "episodes", "samples/s", "blocked", "state"],
-        ["0", "0", "30,000", "200", "300", "60%", "stopped"],
-        ["1", "2", "20,000", "100", "400", "0%", "stopped"],
+        ["0", "0", "30,000", "200", "300.0", "60%", "stopped"],
+        ["1", "2", "20,000", "100", "400.0", "0%", "stopped"],
     ]
     assert text.splitlines()[-3:] == [
         "bound    learner-bound",
@@ -115,7 +115,7 @@ def test_on_a_terminal_sentences_wrap_at_words_and_a_command_stays_in_one_piece(
 
 def test_samples_per_second_are_of_this_launch() -> None:
     actor = ActorStat(0, env_steps=1500, env_steps_before=1000, seconds=2.0)
-    assert rows(printed(PROGRESS, RunResult("max_opts", actors=[actor])))[-1][4] == "250"
+    assert rows(printed(PROGRESS, RunResult("max_opts", actors=[actor])))[-1][4] == "250.0"
 
 
 def test_a_table_for_stdout_has_no_colour_codes_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
