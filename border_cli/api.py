@@ -27,10 +27,10 @@ def compose(*overrides: str, config_dir: str | None = None) -> TrainConfig:
     from border_cli.cli.overrides import parse_overrides, typed_names
     from border_cli.config import registry
 
-    given = parse_overrides(overrides)
+    parsed = parse_overrides(overrides)
     registry.import_installed_plugins()
-    registry.import_plugins(typed_names(given).get("plugins", ()))
-    with Composer(given, config_dir) as composer:
+    registry.import_plugins(typed_names(parsed).get("plugins", ()))
+    with Composer(parsed, config_dir) as composer:
         return composer.compose().config
 
 
@@ -107,7 +107,7 @@ def _train(config: TrainConfig, run_dir: Path, user: UserParts, stop: StopFlag) 
             f"actor_agents has {len(user.actor_agents)} configurations for n_actors={config.n_actors or 'auto'}",
             allowed="one for each actor",
         )
-    if wrong := [own for own in user.actor_agents if type(own) is not type(config.agent)]:
+    if wrong := [agent for agent in user.actor_agents if type(agent) is not type(config.agent)]:
         raise UsageError(
             f"actor_agents has a {type(wrong[0]).__name__}, and the run has a {type(config.agent).__name__}"
         )

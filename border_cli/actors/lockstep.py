@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class LockstepSource:
-    """The actors of a manager in rounds. Implements `training.loop.RoundSource`."""
+    """The actors of a manager in rounds: `collect` returns whole rounds."""
 
     def __init__(self, manager: ActorManager) -> None:
         n_actors = manager.n_actors

@@ -312,8 +312,8 @@ def list_steps(parent: Path) -> list[Path]:
     if not parent.is_dir():
         return []
     names = {_own_name(entry.name) for entry in os.scandir(parent) if entry.is_dir(follow_symlinks=False)}
-    found = {int(match[1]): name for name in names if (match := _STEP_NAME.fullmatch(name))}
-    return [parent / found[opt_steps] for opt_steps in sorted(found, reverse=True)]
+    steps = {int(match[1]): name for name in names if (match := _STEP_NAME.fullmatch(name))}
+    return [parent / steps[opt_steps] for opt_steps in sorted(steps, reverse=True)]
 
 
 def newest_valid(parent: Path, by_size: Collection[str] = ()) -> Path | None:

@@ -12,7 +12,6 @@ from border_cli.config.schema import TrainConfig
 from border_cli.core.progress import RunResult, View
 from border_cli.display.output import output
 from border_cli.run.directory import RUNS, Launch, create_run, exclusive, locked, write_config
-from border_cli.run.summary import check_provenance
 from border_cli.runtime.signals import StopFlag
 
 
@@ -49,7 +48,6 @@ def resume_run(
     wanted = changes(stored, reopen(config))
     check_changes(stored, wanted)
     with tracebacks(config.debug), StopFlag() as stop, output(), locked(run_dir):
-        check_provenance(run_dir)
         resuming = bool(list_steps(run_dir / CHECKPOINTS))
         config, spec, decided = preflight(config, stop, run_dir, launch.typed, resuming=resuming)
         end_imports()

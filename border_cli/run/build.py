@@ -53,14 +53,15 @@ from border_cli.run.resume import Resumed
 from border_cli.runtime import seeding
 from border_cli.runtime.machine import cpus, idle_s
 from border_cli.runtime.signals import StopFlag
+from border_cli.training.best_model import EvalSeeds
 from border_cli.training.checkpointer import CheckpointManager
 from border_cli.training.components import Components
-from border_cli.training.evaluation import EvalSeeds
 from border_cli.training.evaluators import EvaluatorSpec, InlineEvaluator, ProcessEvaluator
 from border_cli.training.films import Films
-from border_cli.training.loop import AsyncTrainer, LockstepTrainer, SyncTrainer, TrainingLoop
+from border_cli.training.loop import TrainingLoop
 from border_cli.training.ratio_limiter import RatioLimiter
 from border_cli.training.telemetry import LONGEST_EPISODE, Telemetry
+from border_cli.training.trainers import AsyncTrainer, LockstepTrainer, SyncTrainer
 
 if TYPE_CHECKING:
     from border_cli.run.run import RunFiles

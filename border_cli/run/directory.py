@@ -277,23 +277,12 @@ class _NoteHandler(logging.Handler):
 
 
 class _FileHandler(logging.FileHandler):
-    """train.log. A line that a full disk does not take is dropped: it must neither end the run nor fill stderr."""
+    """train.log. A full disk must neither end the run nor fill stderr."""
 
     def handleError(self, record: logging.LogRecord) -> None:
-        if isinstance(sys.exc_info()[1], OSError):
-            self._drop_stream()
-        else:
+        if not isinstance(sys.exc_info()[1], OSError):
             super().handleError(record)
 
     def close(self) -> None:
-        try:
+        with contextlib.suppress(OSError):
             super().close()
-        except OSError:
-            self._drop_stream()
-
-    def _drop_stream(self) -> None:
-        """The next record opens the file again: the old stream would first try to write the same bytes again."""
-        stream, self.stream = self.stream, None
-        if stream is not None:
-            with contextlib.suppress(OSError):
-                stream.close()

@@ -12,6 +12,7 @@ from border_cli.checkpoints.contents import BEST, CHECKPOINTS, REPLAY
 from border_cli.checkpoints.store import MANIFEST_FILE
 from border_cli.config.convert import nearest
 from border_cli.core.errors import NoValidCheckpointError, UsageError
+from border_cli.core.format import counted
 from border_cli.run.directory import CONFIG_FILE, LATEST, RUNS, SWEEP_FILE
 from border_cli.run.summary import PROVENANCE_FILE, read_summary
 
@@ -76,14 +77,7 @@ def run_directory(named: Path, allowed: str = "a run") -> Path:
         return named.resolve()
     if (named / SWEEP_FILE).is_file():
         raise UsageError(f"{named} is a sweep", allowed=f"border-train -m resume={named}, or one of its runs")
-    runs = _runs_in(named)
-    unfinished = [run for run in runs if read_summary(run).get("status") != "done"]
-    if unfinished:
-        raise UsageError(
-            f"{named} is a folder with {_number(runs)} in it, {len(unfinished)} of them unfinished",
-            allowed=f"border-train resume={unfinished[-1]}",
-        )
-    raise _no_run(named)
+    raise _no_run(named, [run for run in _runs_in(named) if read_summary(run).get("status") != "done"])
 
 
 def _single_model(path: Path, checkpoint: str | int | None) -> Located:
@@ -111,11 +105,10 @@ def _chosen(run_dir: Path, checkpoint: str) -> Located:
     try:
         store.verify(path, _UNREAD)
     except store.InvalidCheckpointError as e:
-        others = [(name, other) for name, other in (models | steps).items() if other != path]
-        valid = [name for name, other in others if store.verifies(other, _UNREAD)]
-        if valid:
-            raise UsageError(str(e), nearest=f"checkpoint={valid[0]}", allowed=valid) from e
-        raise NoValidCheckpointError(f"{e}\nand nothing else in {run_dir} does") from e
+        others = [name for name, other in (models | steps).items() if store.verifies(other, _UNREAD)]
+        if not others:
+            raise NoValidCheckpointError(f"{e}\nand nothing else in {run_dir} does") from e
+        raise UsageError(str(e), allowed=others) from e
     return Located(path, run_dir)
 
 
@@ -136,12 +129,12 @@ def _latest_run() -> Path:
     latest = RUNS / LATEST
     if latest.is_dir():
         return RUNS / latest.readlink() if latest.is_symlink() else latest
-    found = sorted(path.parent for path in RUNS.glob(f"[0-9]*/*/{CONFIG_FILE}"))
-    if not found:
+    runs = sorted(path.parent for path in RUNS.glob(f"[0-9]*/*/{CONFIG_FILE}"))
+    if not runs:
         raise UsageError(
             f"there is no run below {RUNS}/", allowed="the path of a run, or a border-train first"
         )
-    return found[-1]
+    return runs[-1]
 
 
 def _no_such_path(path: Path, allowed: str = "a run, a checkpoint directory or best/") -> UsageError:
@@ -154,11 +147,12 @@ def _no_such_path(path: Path, allowed: str = "a run, a checkpoint directory or b
     )
 
 
-def _no_run(path: Path) -> UsageError:
-    runs = _runs_in(path)
-    if runs:
+def _no_run(path: Path, unfinished: Sequence[Path] = ()) -> UsageError:
+    """The error for a folder that is no run. unfinished: runs in it to name rather than others."""
+    if runs := _runs_in(path):
         return UsageError(
-            f"{path} is a folder with {_number(runs)} in it", allowed=f"a run, such as {runs[-1]}"
+            f"{path} is a folder with {counted(len(runs), 'run')} in it",
+            allowed=f"a run, such as {(unfinished or runs)[-1]}",
         )
     return UsageError(
         f"{path} is not a run: it has neither {CONFIG_FILE} nor checkpoints",
@@ -168,11 +162,7 @@ def _no_run(path: Path) -> UsageError:
 
 def _runs_in(folder: Path) -> list[Path]:
     """Runs in a folder or in its folders, the oldest first."""
-    found = (config for pattern in ("*", "*/*") for config in folder.glob(f"{pattern}/{CONFIG_FILE}"))
-    # .hydra has a config.yaml too, and a link such as runs/latest leads to a run that is found already.
-    configs = [file for file in found if file.parent.name[0] != "." and not file.parent.is_symlink()]
+    files = (config for pattern in ("*", "*/*") for config in folder.glob(f"{pattern}/{CONFIG_FILE}"))
+    # .hydra has a config.yaml too, and a link such as runs/latest leads to a run that is listed already.
+    configs = [file for file in files if file.parent.name[0] != "." and not file.parent.is_symlink()]
     return [file.parent for file in sorted(configs, key=lambda file: (file.stat().st_mtime_ns, file))]
-
-
-def _number(runs: Sequence[Path]) -> str:
-    return f"{len(runs)} run{'s' * (len(runs) != 1)}"

@@ -175,12 +175,8 @@ class LoadedModel:
 def _array(leaf: ObsLeaf, obs: Any) -> Array:
     """The part of an observation that a leaf is about. Raises ValueError."""
     for key in leaf.path:
-        there = (
-            key in obs
-            if isinstance(obs, Mapping)
-            else isinstance(obs, tuple | list) and key in range(len(obs))
-        )
-        if not there:
+        keys = obs if isinstance(obs, Mapping) else range(len(obs)) if isinstance(obs, tuple | list) else ()
+        if key not in keys:
             raise ValueError(f"observation {leaf.name!r} is missing: {key!r} is not in what was given")
         obs = obs[key]
     array = np.asarray(obs)

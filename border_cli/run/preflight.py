@@ -224,13 +224,11 @@ def _check_device(device: str) -> None:
     import torch
 
     kind, _, index = device.partition(":")
-    if kind == "mps":
-        there = int(torch.backends.mps.is_available())
-    else:
-        there = torch.cuda.device_count()
-    if int(index or 0) >= there:
+    mps = torch.backends.mps.is_available()
+    count = int(mps) if kind == "mps" else torch.cuda.device_count()
+    if int(index or 0) >= count:
         raise UsageError(
-            f"device={device}: this machine has {there} {kind} devices\nallowed here: device=cpu"
+            f"device={device}: this machine has {count} {kind} devices\nallowed here: device=cpu"
         )
 
 

@@ -109,16 +109,16 @@ def bench(config: TrainConfig, spec: EnvSpec, stop: StopFlag) -> Bench:
     predicted = throughput.predict(config, measured.speeds(k), cpus)
     interval = config.trainer.opt_interval or 1.0
     open_config = throughput.open_numbers(config, interval)
-    found, _ = throughput.decide(open_config, measured, cpus)
-    envs = envs_per_actor(found)
+    decided, _ = throughput.decide(open_config, measured, cpus)
+    envs = envs_per_actor(decided)
     recommended = [
-        f"n_actors={found.n_actors}",
+        f"n_actors={decided.n_actors}",
         f"actor_manager.envs_per_actor={envs}",
         f"trainer.opt_interval={interval:g}",
     ]
     captured = may_compile and config.device.startswith("cuda")
     how = "compiled" if compiled else "captured" if captured else "eager"
-    fastest = throughput.predict(found, measured.speeds(envs), cpus)
+    fastest = throughput.predict(decided, measured.speeds(envs), cpus)
     return Bench(ceilings, predicted, how, recommended, fastest.opt_steps)
 
 
@@ -189,15 +189,15 @@ class Learner:
         rates: dict[int, list[float]] = {n: [] for n in counts}
         try:
             for _ in range(_ROUNDS):
-                for n, found in rates.items():
-                    if found and found[0] < rates[min(rates)][0]:
+                for n, measured in rates.items():
+                    if measured and measured[0] < rates[min(rates)][0]:
                         continue  # on a busy machine, threads that wait for each other take seconds for an opt step
                     torch.set_num_threads(n)
                     # a GPU cannot answer whether the agent is finite before it is done
-                    found.append(_rate(opt, seconds / _ROUNDS, 2, self._agent.check_finite))
+                    measured.append(_rate(opt, seconds / _ROUNDS, 2, self._agent.check_finite))
         finally:
             torch.set_num_threads(before)
-        return {n: median(found) for n, found in rates.items()}
+        return {n: median(measured) for n, measured in rates.items()}
 
     def compiled_opt_steps(
         self, counts: Sequence[int], seconds: float, only_cached: bool = False

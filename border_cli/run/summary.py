@@ -17,7 +17,7 @@ from typing import Any
 
 import border_cli
 from border_cli.core import json_text
-from border_cli.core.errors import ActorLostError, UsageError
+from border_cli.core.errors import ActorLostError
 from border_cli.core.progress import RunResult
 from border_cli.core.types import Evaluation
 from border_cli.runtime.files import open_plain, replace_file
@@ -53,37 +53,28 @@ def record_launch(run_dir: Path, argv: Sequence[str], seed: int, command: str = 
     """Write provenance.json, or add a launch to the existing one. Returns the run's id.
 
     argv: the words after the command's name · seed: the root of every random stream of the run.
-    Raises OSError if it cannot be written, ValueError if the existing one cannot be read.
+    A damaged one is replaced. Raises OSError if it cannot be written.
     """
     path = run_dir / PROVENANCE_FILE
-    if path.exists():
+    try:
         data = read_json(path)
-    else:
+        run_id, launches = str(data["run_id"]), list(data["launches"])
+    except (OSError, ValueError, KeyError, TypeError):  # a new run, or a damaged file
+        run_id, launches = str(uuid.uuid4()), []
         commit = _git("rev-parse", "HEAD")
         changes = None if commit is None else _git("status", "--porcelain")
         data = {
-            "run_id": str(uuid.uuid4()),
+            "run_id": run_id,
             "versions": versions(),
             "git": commit and {"commit": commit, "dirty": None if changes is None else bool(changes)},
             "host": {"name": platform.node(), "platform": platform.platform(), "cpu_count": os.cpu_count()},
             "seeds": {"root": seed},
-            "launches": [],
         }
     now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
     launch = {"command": shlex.join([command, *argv]), "time": now, "cwd": str(Path.cwd())}
-    data["launches"] = [*data.get("launches", []), launch]
+    data["launches"] = [*launches, launch]
     write_json(path, data)
-    return str(data["run_id"])
-
-
-def check_provenance(run_dir: Path) -> None:
-    """Raise UsageError for a provenance.json that no launch can be added to."""
-    path = run_dir / PROVENANCE_FILE
-    if path.exists() and read_run_id(run_dir) is None:
-        raise UsageError(
-            f"{path} cannot be read: it is damaged, or not written by border-cli",
-            allowed="remove it; the run then gets a new one",
-        )
+    return run_id
 
 
 def read_run_id(run_dir: Path) -> str | None:
@@ -106,8 +97,8 @@ def launch_words(run_dir: Path) -> list[str]:
 
 def versions() -> dict[str, str]:
     """Versions of Python, border-cli and the packages that matter."""
-    own = {"python": platform.python_version(), "border_cli": border_cli.__version__}
-    return own | {package.removesuffix("-core"): metadata.version(package) for package in _PACKAGES}
+    programs = {"python": platform.python_version(), "border_cli": border_cli.__version__}
+    return programs | {package.removesuffix("-core"): metadata.version(package) for package in _PACKAGES}
 
 
 def _git(*words: str) -> str | None:

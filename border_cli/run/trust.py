@@ -24,7 +24,7 @@ _NOWHERE = (None, "local")
 def code_names(data: Mapping[str, Any]) -> dict[str, list[str]]:
     """What a configuration names beyond border-cli: modules, import paths and addresses, by key. data: plain data."""
     env, manager, recorder = (_section(data, name) for name in ("env", "actor_manager", "recorder"))
-    names = {key: names_in(data.get(key)) for key in ("plugins",)}
+    names = {"plugins": names_in(data.get("plugins"))}
     names |= {f"env.{key}": names_in(env.get(key)) for key in ("imports", "entry_point")}
     wrappers = names_in(env.get("wrappers"))
     names["env.wrappers"] = [name for name in wrappers if ":" in name or name in _WRITES_FILES]
@@ -37,7 +37,7 @@ def code_names(data: Mapping[str, Any]) -> dict[str, list[str]]:
     if manager.get("type") == "ray":
         addresses["actor_manager.address"] = manager.get("address")
     names |= {key: [as_typed(value)] for key, value in addresses.items() if value not in _NOWHERE}
-    return {key: found for key, found in names.items() if found}
+    return {key: listed for key, listed in names.items() if listed}
 
 
 def check_code(data: Mapping[str, Any], typed: Mapping[str, Sequence[str]], trusted: bool) -> None:

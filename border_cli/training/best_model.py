@@ -15,10 +15,29 @@ from typing import NamedTuple
 
 from border_cli.core.metrics import t975
 from border_cli.core.types import Evaluation, ModelInfo
+from border_cli.runtime import seeding
 
 CANDIDATES = 5
 """So many models are candidates for the best."""
 _FINALISTS = 2
+
+
+class EvalSeeds:
+    """Seeds of the evaluation episodes of a run.
+
+    Attributes:
+        regular: the same for every model.
+    """
+
+    def __init__(self, seed: int, episodes: int) -> None:
+        self._seed = seed
+        self.regular = [seeding.integer(seed, seeding.EVALUATION, i) for i in range(episodes)]
+
+    def fresh(self, opt_steps: int, number: int) -> list[int]:
+        """Seeds of as many fresh episodes, which depend on an opt step of the run. Those of each number are others."""
+        n = len(self.regular)
+        episodes = range(number * n, (number + 1) * n)
+        return [seeding.integer(self._seed, seeding.CONFIRMATION, opt_steps, i) for i in episodes]
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,10 +54,10 @@ def with_candidate(candidates: Sequence[Candidate], new: Candidate) -> list[Cand
     """
     if not math.isfinite(new.regular.mean):
         return list(candidates)
-    kept = [one for one in candidates if one.model.version != new.model.version]
-    kept = sorted([*kept, new], key=lambda one: (-one.regular.mean, one.model.version))
+    kept = [c for c in candidates if c.model.version != new.model.version]
+    kept = sorted([*kept, new], key=lambda c: (-c.regular.mean, c.model.version))
     if len(kept) > CANDIDATES:
-        kept.remove(min(kept[1:], key=lambda one: (one.regular.mean, one.model.version)))
+        kept.remove(min(kept[1:], key=lambda c: (c.regular.mean, c.model.version)))
     return kept
 
 
@@ -73,17 +92,19 @@ def choose(
     evaluations: regular ones of the run so far · play: evaluates a model in these rounds of fresh episodes.
     """
     first, more, _ = fresh_rounds(evaluations)
-    known = [(one, one.regular) for one in candidates]
+    scores = {c.model.version: c.regular for c in candidates}
+
+    def value(candidate: Candidate) -> tuple[float, int]:
+        mean = scores[candidate.model.version].mean
+        return mean if math.isfinite(mean) else -math.inf, candidate.model.version
+
+    best = list(candidates)
     for rounds in (range(first), range(first, first + more)):
-        if rounds and len(known) > 1:
-            known = [(one, joined([before, play(one.model, rounds)])) for one, before in known]
-            known = sorted(known, key=_value, reverse=True)[:_FINALISTS]
-    return known[0][0]
-
-
-def _value(known: tuple[Candidate, Evaluation]) -> tuple[float, int]:
-    one, evaluation = known
-    return evaluation.mean if math.isfinite(evaluation.mean) else -math.inf, one.model.version
+        if rounds and len(best) > 1:
+            for c in best:
+                scores[c.model.version] = joined([scores[c.model.version], play(c.model, rounds)])
+            best = sorted(best, key=value, reverse=True)[:_FINALISTS]
+    return best[0]
 
 
 def joined(parts: Sequence[Evaluation]) -> Evaluation:

@@ -18,9 +18,9 @@ from border_cli.core.protocols import (
     StopCheck,
 )
 from border_cli.core.state import RunState, State, check_like, number
-from border_cli.training.best_model import Candidate
+from border_cli.training.best_model import Candidate, EvalSeeds
 from border_cli.training.checkpointer import CheckpointManager
-from border_cli.training.evaluation import EvalManager, EvalSeeds
+from border_cli.training.evaluation import EvalManager
 from border_cli.training.films import Films
 from border_cli.training.ratio_limiter import RatioLimiter
 from border_cli.training.telemetry import Telemetry

@@ -21,7 +21,6 @@ from border_cli.core.spaces import Array
 from border_cli.core.state import State, check_like, section_arrays
 from border_cli.core.state import joined as joined_states
 from border_cli.core.types import Evaluation, ModelInfo
-from border_cli.runtime import seeding
 from border_cli.runtime.clock import Backoff
 from border_cli.training.best_model import (
     Candidate,
@@ -42,24 +41,6 @@ _LONG_S = 5.0
 _EXTRA_TIME, _LEAST_EXTRA_S = 0.1, 10.0
 """What the evaluation of the last model may take beyond max_time: a share of it, and at least so many seconds."""
 _logger = logging.getLogger(__name__)
-
-
-class EvalSeeds:
-    """Seeds of the evaluation episodes of a run.
-
-    Attributes:
-        regular: the same for every model.
-    """
-
-    def __init__(self, seed: int, episodes: int) -> None:
-        self._seed = seed
-        self.regular = [seeding.integer(seed, seeding.EVALUATION, i) for i in range(episodes)]
-
-    def fresh(self, opt_steps: int, number: int) -> list[int]:
-        """Seeds of as many fresh episodes, which depend on an opt step of the run. Those of each number are others."""
-        n = len(self.regular)
-        episodes = range(number * n, (number + 1) * n)
-        return [seeding.integer(self._seed, seeding.CONFIRMATION, opt_steps, i) for i in episodes]
 
 
 @dataclass
@@ -226,7 +207,7 @@ class EvalManager:
         if self.last is not None and self.last.opt_steps == last.version:
             is_best = best.model.version == last.version
             self.last = score if is_best else play(last, scoring)
-        self.candidates = [best, *(one for one in self.candidates if one is not best)]
+        self.candidates = [best, *(c for c in self.candidates if c is not best)]
         self.best, self.confirmed = score, True
         self.save_best()
         self._note(
@@ -253,9 +234,9 @@ class EvalManager:
     def state(self) -> State:
         """The candidates, the scores, and the models whose result has not taken effect yet."""
         models = {f"pending{i}": State(job.model.arrays) for i, job in enumerate(self._jobs)}
-        models |= {f"candidate{i}": State(one.model.arrays) for i, one in enumerate(self.candidates)}
+        models |= {f"candidate{i}": State(c.model.arrays) for i, c in enumerate(self.candidates)}
         values = {
-            "candidates": [one.regular.to_json() for one in self.candidates],
+            "candidates": [candidate.regular.to_json() for candidate in self.candidates],
             "last": None if self.last is None else self.last.to_json(),
             "pending": [{"opt_steps": job.model.version, "env_steps": job.env_steps} for job in self._jobs],
             "evaluations": self._evaluations,
@@ -276,13 +257,13 @@ class EvalManager:
         example = {"pending": [{"opt_steps": 0, "env_steps": 0}]}
         check_like(State({}, values), State({}, self.state().values | example), owner)
         regular, pending = [Evaluation.from_json(data) for data in values["candidates"]], values["pending"]
-        steps = {f"candidate{i}": one.opt_steps for i, one in enumerate(regular)}
+        steps = {f"candidate{i}": evaluation.opt_steps for i, evaluation in enumerate(regular)}
         steps |= {f"pending{i}": job["opt_steps"] for i, job in enumerate(pending)}
         expected = joined_states({name: State(dict(model)) for name in steps}).arrays
         check_like(State(saved.arrays), State(expected), owner)
         models = {name: ModelInfo(step, section_arrays(saved, name)) for name, step in steps.items()}
         self._jobs = [EvalJob(models[f"pending{i}"], job["env_steps"]) for i, job in enumerate(pending)]
-        self.candidates = [Candidate(models[f"candidate{i}"], one) for i, one in enumerate(regular)]
+        self.candidates = [Candidate(models[f"candidate{i}"], e) for i, e in enumerate(regular)]
         if later_best is not None:
             check_like(State(later_best.model.arrays), State(dict(model)), "the best model")
             self.candidates = with_candidate(self.candidates, later_best)
@@ -326,15 +307,11 @@ class EvalManager:
 
     def _give_up(self) -> None:
         """Leave out what is not evaluated yet."""
-        if not self._parts.should_stop():
+        missing = "the comparison of the candidates: best/ has the highest regular score, unconfirmed"
+        if self._jobs:
             steps = ", ".join(str(job.model.version) for job in self._jobs)
-            missing = (
-                f"the evaluation of opt step {steps}: it does not count"
-                if steps
-                else (
-                    "the comparison of the candidates: best/ has the one with the highest regular score, unconfirmed"
-                )
-            )
+            missing = f"the evaluation of opt step {steps}: it does not count"
+        if not self._parts.should_stop():
             _logger.warning("trainer.max_time ended %s", missing)
         self._jobs.clear()
 

@@ -1,7 +1,6 @@
-"""The training loop of one run.
+"""The training loop of one run: the ratio, the intervals, the records and the ways to end.
 
-Synchronous, asynchronous and lockstep training differ only in when they collect experience: the ratio, the intervals, the
-records and the ways to end are the same code.
+`border_cli.training.trainers` says when experience is collected, in which alone the kinds of training differ.
 """
 
 from __future__ import annotations
@@ -12,12 +11,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
-from typing import Protocol, cast
 
 from border_cli.config.schema import TrainerConfig
 from border_cli.core.errors import CheckpointIOError, Interrupted, NonFiniteError
 from border_cli.core.metrics import Record
-from border_cli.core.protocols import ExperienceSource
 from border_cli.core.state import RunState
 from border_cli.core.types import ActorStat
 from border_cli.runtime.clock import Backoff
@@ -341,79 +338,6 @@ class TrainingLoop(ABC):
             p.telemetry.refresh(self._phase, len(p.buffer), self.actors or p.source.stats())
             p.telemetry.progress.last_evaluation_s = self.eval_manager.last_takes_s
         p.view.show(p.telemetry.progress)
-
-
-_COLLECT_INTERVAL_S = 0.02
-"""`AsyncTrainer` collects at least this often, so that it notices an actor that died."""
-
-
-class SyncTrainer(TrainingLoop):
-    """Collects only when the ratio does not allow an opt step."""
-
-    reproducible = True
-
-    def _collect(self) -> bool:
-        return not self.may_opt() and self.ingest()
-
-
-class AsyncTrainer(TrainingLoop):
-    """Collects what has arrived between opt steps: when it cannot learn, or when there is new credit to grant.
-
-    It does not collect at every opt step, because that takes a tenth of the time of a small one.
-    """
-
-    def __init__(self, config: TrainerConfig, parts: Components) -> None:
-        super().__init__(config, parts)
-        # It is time to collect at the first of these two.
-        self._collect_at_s = 0.0  # of the monotonic clock
-        self._collect_at_opt_step = 0
-
-    def start(self, resumed: RunState | None = None, later_best: Candidate | None = None) -> None:
-        """As `TrainingLoop.start`. The actors have credit then, and act while the evaluator is made."""
-        super().start(resumed, later_best)
-        self.ingest()
-
-    def tick(self) -> None:
-        """Also insert what has arrived, without new credit: an actor that died is noticed at once."""
-        self.insert()
-        super().tick()
-
-    def _collect(self) -> bool:
-        limiter = self.parts.limiter
-        due = monotonic() >= self._collect_at_s or limiter.opt_steps >= self._collect_at_opt_step
-        if limiter.may_opt() and not due:
-            return False
-        arrived = self.ingest()
-        self._collect_at_s = monotonic() + _COLLECT_INTERVAL_S
-        self._collect_at_opt_step = limiter.opt_steps + limiter.opt_steps_until_grant()
-        return arrived
-
-
-class RoundSource(ExperienceSource, Protocol):
-    """A source whose `collect` returns whole rounds."""
-
-    @property
-    def model_due(self) -> bool:
-        """Whether the model of the round that was inserted last has not been published yet."""
-
-
-class LockstepTrainer(TrainingLoop):
-    """Deterministic parallel training. `parts.source` is a RoundSource.
-
-    While the actors take the env steps of a round, the learner inserts those of the round before and does every opt step
-    that the ratio then allows. Nothing depends on which of them is faster.
-    """
-
-    reproducible = True
-    publishes_by_round = True
-
-    def _collect(self) -> bool:
-        if self.may_opt():
-            return False
-        source = cast(RoundSource, self.parts.source)
-        if source.model_due:
-            source.publish(self.parts.agent.model_info())
-        return self.insert()
 
 
 def _due(interval: int | None, n: int) -> bool:

@@ -23,8 +23,8 @@ from border_cli.core.progress import Progress
 from border_cli.core.state import State
 from border_cli.core.types import Evaluation, ModelInfo
 from border_cli.runtime import seeding
-from border_cli.training.best_model import Candidate
-from border_cli.training.evaluation import EvalManager, EvalSeeds
+from border_cli.training.best_model import Candidate, EvalSeeds
+from border_cli.training.evaluation import EvalManager
 from border_cli.training.ratio_limiter import RatioLimiter
 from border_cli.training.telemetry import Telemetry
 

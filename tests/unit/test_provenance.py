@@ -95,6 +95,8 @@ def test_an_unreadable_id_is_none(tmp_path: Path, text: str) -> None:
     assert read_run_id(tmp_path) is None
     (tmp_path / "provenance.json").write_text(text)
     assert read_run_id(tmp_path) is None
+    assert record_launch(tmp_path, [], seed=0) == read_run_id(tmp_path)
+    assert len(provenance(tmp_path)["launches"]) == 1  # a damaged file is replaced
 
 
 def test_a_file_that_cannot_be_replaced_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

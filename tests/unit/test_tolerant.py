@@ -156,7 +156,7 @@ def test_h3_a_log_on_a_full_disk_drops_lines_and_continues_later(
         )  # here, not at the teardown, because pytest may write to a file in between
     text = path.read_text()
     assert "first" in text and "fourth" in text
-    assert "third" not in text
+    assert all(text.count(word) <= 1 for word in ("second", "third", "fifth"))
     assert capsys.readouterr().err == ""
 
 
