@@ -31,7 +31,7 @@ from border_cli.core.errors import ExitCode, Interrupted
 from border_cli.core.progress import View
 from border_cli.run.directory import CONFIG_FILE, Launch, read_config
 from border_cli.run.resume import DONE
-from border_cli.run.summary import read_summary
+from border_cli.run.summary import mean_score, read_summary
 from border_cli.sweeps.job_process import JobView
 
 
@@ -115,7 +115,7 @@ class SweepTask:
                 raise Interrupted(ExitCode(ended.code))
             # A pool of processes kills the others when one of them raises, even while they save a checkpoint.
             _stopped_by = ExitCode(ended.code)
-        mean = (read_summary(run_dir).get("best_score") or {}).get("mean")
+        mean = mean_score(read_summary(run_dir), "best_score")
         score = JobScore(math.nan if mean is None else mean)
         score.number, score.overrides, score.run_dir = state.job.num, overrides, run_dir
         score.exit_code, score.error, score.is_shown = ended.code, ended.text, _stderr() == self.stderr

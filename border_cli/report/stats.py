@@ -16,6 +16,7 @@ from border_cli.core.metrics import mean_interval
 from border_cli.core.spaces import Array
 from border_cli.core.types import Evaluation
 from border_cli.report.runs import Group
+from border_cli.run.summary import mean_score
 
 RESAMPLES = 10_000
 _FEWER_RESAMPLES = 2_000
@@ -156,9 +157,7 @@ class Line:
 def line(group: Group) -> Line:
     """The results of a group."""
     runs = group.runs
-    scores = [
-        [(run.summary.get(key) or {}).get("mean") for key in ("best_score", "last_score")] for run in runs
-    ]
+    scores = [[mean_score(run.summary, key) for key in ("best_score", "last_score")] for run in runs]
     scored = np.array([pair for pair in scores if None not in pair], np.float64)
     best, last = bootstrap(scored.T) if len(scored) else (None, None)
     expected, after = (runs[0].config.get(f"preset.expect_{name}") for name in ("return", "env_steps"))
@@ -185,7 +184,7 @@ def last_scores(groups: Sequence[Group]) -> Scores:
     """The scores of the last models of those runs that have one."""
     scores: Scores = {}
     for group in groups:
-        means = [(run.summary.get("last_score") or {}).get("mean") for run in group.runs]
+        means = [mean_score(run.summary, "last_score") for run in group.runs]
         if known := [mean for mean in means if mean is not None]:
             scores.setdefault(group.algorithm, {})[group.env] = np.array(known, np.float64)
     return scores

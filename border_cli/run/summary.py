@@ -45,6 +45,12 @@ def read_summary(run_dir: Path) -> dict[str, Any]:
         return {}
 
 
+def mean_score(summary: Mapping[str, Any], key: str) -> float | None:
+    """The mean return in `best_score` or `last_score` of a summary.json; None where there is none."""
+    mean = (summary.get(key) or {}).get("mean")
+    return float(mean) if isinstance(mean, int | float) else None
+
+
 PROVENANCE_FILE = "provenance.json"
 _PACKAGES = ("torch", "numpy", "gymnasium", "hydra-core", "safetensors")
 

@@ -17,7 +17,7 @@ from border_cli.core.json_text import finite_or_null
 from border_cli.core.progress import JobProgress
 from border_cli.recorders.files import AppendedFile
 from border_cli.run.directory import CONFIG_FILE, RUNS, SWEEP_FILE, SWEEPS, shown
-from border_cli.run.summary import read_summary
+from border_cli.run.summary import mean_score, read_summary
 from border_cli.runtime.files import open_plain
 
 WAITING, RUNNING, DONE, STOPPED, FAILED = "waiting", "running", "done", "stopped", "failed"
@@ -71,22 +71,18 @@ class Job:
     @property
     def best(self) -> float | None:
         """Score of the best model."""
-        return self._score("best_score")
+        return mean_score(self.summary, "best_score")
 
     @property
     def last(self) -> float | None:
         """Score of the last model that was evaluated."""
-        return self._score("last_score")
+        return mean_score(self.summary, "last_score")
 
     @property
     def seconds(self) -> float | None:
         """Duration of the run."""
         seconds = self.summary.get("seconds")
         return float(seconds) if isinstance(seconds, int | float) else None
-
-    def _score(self, key: str) -> float | None:
-        mean = (self.summary.get(key) or {}).get("mean")
-        return float(mean) if isinstance(mean, int | float) else None
 
     @property
     def progress(self) -> JobProgress:

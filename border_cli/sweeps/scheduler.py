@@ -140,18 +140,19 @@ class Scheduler:
                     self._fill_slots(source)
                 if not self._running:
                     return
-                self._pass_on_save_request()
+                to_save = self._running if self._stop.take_save_request() else ()
+                for slot in to_save:
+                    slot.process.signal(signal.SIGUSR1)
                 self._executor.wait(self._processes, _POLL_S)
                 for slot in list(self._running):
                     self._update(slot, source)
                 latest = {slot.job.number: slot.process.latest for slot in self._running}
                 rows = [(job, latest.get(job.number) or job.progress) for job in self._sweep.jobs]
                 self._view.show(rows, self._eta_s(len(self._again) + source.left), source.stage)
-        except OSError as e:
+        except (OSError, ResourceError) as e:
             self._drain()
-            raise folder_error(e, self._sweep.folder) from e
-        except ResourceError:
-            self._drain()
+            if isinstance(e, OSError):
+                raise folder_error(e, self._sweep.folder) from e
             raise
         finally:
             for slot in self._running:
@@ -172,7 +173,7 @@ class Scheduler:
                 self._run_again(job, f"it could not be started: {e}", beside_fewer=True)
                 return
             job.state, job.exit_code, job.error = FAILED, int(ExitCode.RESOURCES), str(e)
-            self._view.note(f"job {job.number} ({self._sweep.settings(job)}): error: {e}")
+            self._view.note(f"{self._title(job)}: error: {e}")
             source.ended(job)
         else:
             job.state = RUNNING
@@ -189,41 +190,41 @@ class Scheduler:
             self._stop_job(slot)
 
     def _end(self, slot: _Slot, source: JobQueue) -> None:
-        """Note how a job ended."""
+        """Run a job again whose node was lost, or that had no room; note how every other one ended."""
         job, process = slot.job, slot.process
         process.receive()
-        exit_code = ExitCode.DEFECT if process.lost else process.exit_code or 0
         self._running.remove(slot)
         process.close()
-        if process.lost and self._losses[job.number] < _LOSSES and not self._stop():
-            self._losses[job.number] += 1
-            self._run_again(job, process.lost)
-            return
-        if exit_code in (ExitCode.RESOURCES, _KILLED) and self._running and not self._stop():
-            why = process.error.cause or "it was killed, probably for lack of memory"
-            self._run_again(job, why, beside_fewer=True)
-            return
-        job.exit_code = exit_code if exit_code >= 0 else 128 - exit_code  # as a shell has it
-        if job.exit_code == ExitCode.SIGTERM and self._stop.code is not None:  # passed on as SIGTERM
-            job.exit_code = int(self._stop.code)
+        code = ExitCode.DEFECT if process.lost else process.exit_code or 0
+        if not self._stop():
+            if process.lost and self._losses[job.number] < _LOSSES:
+                self._losses[job.number] += 1
+                self._run_again(job, process.lost)
+                return
+            if code in (ExitCode.RESOURCES, _KILLED) and self._running:
+                why = process.error.cause or "it was killed, probably for lack of memory"
+                self._run_again(job, why, beside_fewer=True)
+                return
+        if code == ExitCode.SIGTERM and self._stop.code is not None:  # passed on as SIGTERM
+            code = int(self._stop.code)
+        job.exit_code = code if code >= 0 else 128 - code  # as a shell has it
         job.state = STOPPED if job.exit_code in (ExitCode.SIGINT, ExitCode.SIGTERM) else FAILED
-        job.error = process.error.cause or process.lost
-        has_failed = exit_code not in (ExitCode.DONE, ExitCode.SIGINT, ExitCode.SIGTERM)
-        says_nothing = exit_code < 0 or (has_failed and not job.error)
-        if says_nothing:
-            job.error = f"the job's process {describe_exit(exit_code)}"
+        job.error, text = process.error.cause or process.lost, process.error.text
+        if code < 0 or (not job.error and job.state == FAILED and code):
+            job.error = f"the job's process {describe_exit(code)}"
+            where = f"{job.run_dir / OUTPUT_FILE} has what it printed"
+            text = text or f"{self._title(job)}: error: {job.error}\n{where}"
         job.refresh()
         if job.state == DONE:
             self._durations.append(slot.seconds)
         if job.state == FAILED:
-            where = f"\n{job.run_dir / OUTPUT_FILE} has what it printed" if says_nothing else ""
-            self._view.note(
-                process.error.text
-                or f"job {job.number} ({self._sweep.settings(job)}): error: {job.error}{where}"
-            )
+            self._view.note(text or f"{self._title(job)}: error: {job.error}")
         self._save(job)
         self._view.changed(job)
         source.ended(job)
+
+    def _title(self, job: Job) -> str:
+        return f"job {job.number} ({self._sweep.settings(job)})"
 
     def _run_again(self, job: Job, why: str, beside_fewer: bool = False) -> None:
         """Put a job back. beside_fewer: there was no room for it beside the others."""
@@ -244,14 +245,6 @@ class Scheduler:
             if self._is_saved:
                 self._view.note(f"{SWEEP_FILE} cannot be written, training continues: {e}")
             self._is_saved = False
-        else:
-            self._is_saved = True
-
-    def _stop_job(self, slot: _Slot) -> None:
-        """Ask a job to stop, once: it saves a checkpoint first."""
-        if slot.job.state == RUNNING:
-            slot.process.signal(signal.SIGTERM)
-            slot.job.state = STOPPED
 
     def _drain(self) -> None:
         """Stop all jobs, and wait until their processes have ended."""
@@ -262,10 +255,11 @@ class Scheduler:
             for process in left:
                 process.receive()
 
-    def _pass_on_save_request(self) -> None:
-        if self._stop.take_save_request():
-            for slot in self._running:
-                slot.process.signal(signal.SIGUSR1)
+    def _stop_job(self, slot: _Slot) -> None:
+        """Ask a job to stop, once: it saves a checkpoint first."""
+        if slot.job.state == RUNNING:
+            slot.process.signal(signal.SIGTERM)
+            slot.job.state = STOPPED
 
     def _eta_s(self, n_waiting: int) -> float | None:
         """Seconds until all jobs have ended; None while unknown. A job without an ETA is taken to be an average one."""
