@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import select
-import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -82,7 +81,7 @@ Task = Callable[[JobView, Path], int]
 """(view, run directory) → exit code: trains or resumes the run. It is pickled, and calls `view.fail` with an error."""
 
 
-class JobProcess:
+class JobProcess(Child):
     """A process that runs a task. Raises ResourceError where it cannot be started.
 
     Args:
@@ -104,13 +103,12 @@ class JobProcess:
         self.latest: JobProgress | None = None
         self.error = NO_ERROR
         visible = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
-        args = (task, run_dir, cpus)
-        output = run_dir / OUTPUT_FILE
-        self._child = Child("job", _run_job, args, output=output, trains=True, environment=visible)
+        args, output = (task, run_dir, cpus), run_dir / OUTPUT_FILE
+        super().__init__("job", _run_job, args, output=output, trains=True, environment=visible)
 
-    def receive(self) -> None:
+    def update(self) -> None:
         """Take what the job has sent."""
-        for message in self._child.receive(self._child.exited()):
+        for message in self.receive(self.exited()):
             if isinstance(message, JobProgress):
                 self.latest = message
             elif isinstance(message, JobError):
@@ -119,30 +117,15 @@ class JobProcess:
                 self.error = JobError(message.traceback, message.error)
 
     @property
-    def descriptors(self) -> tuple[int, int]:
-        """When one of these becomes readable, the job has sent something, or it has ended."""
-        return self._child.descriptors
-
-    @property
     def exit_code(self) -> int | None:
         """None while it runs; negative for a signal that killed it."""
-        if not self._child.exited():
+        if not self.exited():
             return None
-        if (refused := self._child.start_error) is not None:
-            self.error = JobError(str(refused), first_line(refused))
+        if self.start_error is not None:
+            self.error = JobError(str(self.start_error), first_line(self.start_error))
             return int(ExitCode.RESOURCES)
-        self.receive()
-        outcome = self._child.outcome
-        return outcome.value if isinstance(outcome, Returned) else self._child.exit_code
-
-    def signal(self, number: signal.Signals) -> None:
-        """Send a signal, if the process still runs."""
-        self._child.signal(number)
-
-    def close(self) -> None:
-        """Kill the process if it still runs, and release its resources."""
-        self.receive()
-        self._child.end()
+        self.update()
+        return self.outcome.value if isinstance(self.outcome, Returned) else super().exit_code
 
 
 @dataclass

@@ -124,7 +124,7 @@ class JobHost:
         process = self.process
         wait(process.descriptors, _POLL_S)
         ended = process.exit_code
-        process.receive()
+        process.update()
         packed = b"" if ended is None else self._end()
         return JobStatus(process.latest, process.error, ended, packed)
 
@@ -185,7 +185,7 @@ class RayJob:
         self._is_placed = False
         self.awaited: Any = self.host.sees_folder.remote()
 
-    def receive(self) -> None:
+    def update(self) -> None:
         """Take the answer of the host, if it has come, and call it again."""
         while self.exit_code is None and not self.lost and self.ray.wait([self.awaited], timeout=0)[0]:
             try:

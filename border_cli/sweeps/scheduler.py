@@ -183,7 +183,7 @@ class Scheduler:
 
     def _update(self, slot: _Slot, source: JobQueue) -> None:
         """Take what a job has sent; stop it if it is not to continue."""
-        slot.process.receive()
+        slot.process.update()
         if slot.process.exit_code is not None or slot.process.lost:
             self._end(slot, source)
         elif slot.process.latest and not source.may_continue(slot.job, slot.process.latest):
@@ -192,10 +192,10 @@ class Scheduler:
     def _end(self, slot: _Slot, source: JobQueue) -> None:
         """Run a job again whose node was lost, or that had no room; note how every other one ended."""
         job, process = slot.job, slot.process
-        process.receive()
+        process.update()
+        code = ExitCode.DEFECT if process.lost else process.exit_code or 0
         self._running.remove(slot)
         process.close()
-        code = ExitCode.DEFECT if process.lost else process.exit_code or 0
         if not self._stop():
             if process.lost and self._losses[job.number] < _LOSSES:
                 self._losses[job.number] += 1
@@ -253,7 +253,7 @@ class Scheduler:
         while left := [p for p in self._processes if p.exit_code is None and not p.lost]:
             self._executor.wait(left, _POLL_S)
             for process in left:
-                process.receive()
+                process.update()
 
     def _stop_job(self, slot: _Slot) -> None:
         """Ask a job to stop, once: it saves a checkpoint first."""

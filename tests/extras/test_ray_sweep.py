@@ -218,6 +218,6 @@ def test_a_directory_that_cannot_be_unpacked_fails_its_job_alone(tmp_path: Path)
     method = SimpleNamespace(remote=lambda *args: None)
     host = SimpleNamespace(**dict.fromkeys(("sees_folder", "start", "report"), method))
     job = RayJob(fake, host, tmp_path / "0")
-    job.receive()
+    job.update()
     assert job.exit_code == 1
     assert "link" in job.error.cause

@@ -128,7 +128,7 @@ def test_a_job_sees_its_gpu_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     process = JobProcess(visible_gpus, tmp_path, 1, gpu)
     with contextlib.closing(process):
         wait_until(lambda: process.exit_code is not None, "the end of the job")
-        process.receive()
+        process.update()
         assert process.error.text == (gpu or "0,3")
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,3"
 
