@@ -193,7 +193,7 @@ def _differing(group: Sequence[RunRecord], others: Sequence[RunRecord], typed_on
         name = key.removesuffix(".type")  # buffer.type is typed as buffer
         was_typed = name in typed or any(key.startswith(f"{t}.") for t in typed.difference(GROUPS))
         if (was_typed or not typed_only) and any(run.settings.get(key) != value for run in others):
-            yield printable(f"{name}={as_typed(value)}", "utf-8")
+            yield printable(f"{name}={as_typed(value)}")
 
 
 def metrics_of(paths: Sequence[Path]) -> list[str]:

@@ -156,13 +156,10 @@ class Sweep:
             argv = [str(word) for word in head["argv"]]
             return cls(folder, argv, str(head["sweep_id"]), jobs, sum(map(len, lines)), saved)
         except FileNotFoundError as e:
-            is_run = (folder / CONFIG_FILE).exists()
-            allowed = (
-                f"border-train resume={folder}"
-                if is_run
-                else f"a folder such as {RUNS / SWEEPS}/<date>/<time>"
-            )
-            raise UsageError(f"{folder} is not a sweep: it has no {SWEEP_FILE}\nallowed: {allowed}") from e
+            allowed = f"a folder such as {RUNS / SWEEPS}/<date>/<time>"
+            if (folder / CONFIG_FILE).exists():
+                allowed = f"border-train resume={folder}"
+            raise UsageError(f"{folder} is not a sweep: it has no {SWEEP_FILE}", allowed=allowed) from e
         except (OSError, ValueError, KeyError, TypeError) as e:
             raise UsageError(f"{path} cannot be read: {type(e).__name__}: {e}") from e
 

@@ -72,11 +72,10 @@ class ScreenSweepView(SweepView):
         self._output.draw(None)
 
     def _table(self, rows: Rows, eta_s: float | None, stage: str) -> Group:
-        encoding = self._console.encoding
         table = Table(
-            title=Text(printable(self._title, encoding), "bold"),
+            title=Text(printable(self._title), "bold"),
             title_justify="left",
-            box=box.ROUNDED if encoding.startswith("utf") else box.ASCII,
+            box=box.ROUNDED,
             border_style="dim",
             width=max(1, min(self._console.width - ECHO, 140)),
         )
@@ -92,7 +91,7 @@ class ScreenSweepView(SweepView):
             style = _STYLES.get(job.state, "bold green" if p.phase == "training" else "bold yellow")
             cells: dict[str, RenderableType] = {
                 "job": str(job.number),
-                "settings": Text(printable(self._sweep.settings(job), encoding)),
+                "settings": Text(printable(self._sweep.settings(job))),
                 "state": Text(p.phase if job.state == RUNNING else job.state, style),
                 "progress": ProgressBar(1.0, p.fraction or 0.0, _BAR, complete_style="green"),
                 "ETA": format.duration(p.eta_s),
