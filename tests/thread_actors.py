@@ -1,74 +1,25 @@
-"""An example of a custom actor manager: actors are threads of the learner's process and use a plain queue.
+"""An example of a custom actor manager: actors are threads of the learner's process.
 
 `plugins=[tests.thread_actors] actor_manager=thread` uses it. It does not restart actors that fail.
 """
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from border_cli.actors.actor import run_actor
-from border_cli.actors.spec import ActorSpec, ActorState
+from border_cli.actors.spec import ActorSpec, StatusBlock
 from border_cli.config.registry import register
 from border_cli.config.schema import ActorManagerConfig, option
 from border_cli.core.errors import ActorLostError
 from border_cli.core.protocols import StopCheck
 from border_cli.core.state import State
-from border_cli.core.types import ActorStat, Chunk, Column, Items, ModelInfo, count_episodes, empty_items
-
-QUEUED_CHUNKS = 16
-
-
-@dataclass
-class ThreadStatus:
-    """In the place of `ActorStatus`: plain attributes, because threads share all memory."""
-
-    credit: int = 0
-    stop_requested: bool = False
-    global_env_steps: int = 0
-    state: ActorState = ActorState.STARTING
-    first_step_ns: int = 0
-    blocked_ns: int = 0
-    heartbeat: int = 0
-    changed: threading.Event = field(default_factory=threading.Event)
-
-    def wait(self, seconds: float) -> None:
-        self.changed.wait(seconds)
-        self.changed.clear()
-
-
-class QueueSink:
-    """In the place of a `Ring`. The rows of each chunk have arrays of their own."""
-
-    def __init__(self, chunks: queue.Queue[Chunk], columns: tuple[Column, ...]) -> None:
-        self._chunks = chunks
-        self._columns = columns
-
-    def reserve(self, rows: int) -> Items | None:
-        return None if self._chunks.full() else empty_items(self._columns, rows)
-
-    def push(self, chunk: Chunk) -> None:
-        self._chunks.put(chunk)
-
-
-class NewestModel:
-    """In the place of a `ModelChannel`, for one actor."""
-
-    def __init__(self, manager: ThreadManager) -> None:
-        self._manager = manager
-        self._seen: ModelInfo | None = None
-
-    def poll(self) -> ModelInfo | None:
-        newest = self._manager.model
-        if newest is self._seen:
-            return None
-        self._seen = newest
-        return newest
+from border_cli.core.types import ActorStat, Chunk, Column, ModelInfo, count_episodes
+from border_cli.runtime.transport import ModelChannel, Ring, model_layout, ring_rows
 
 
 class ThreadManager:
@@ -83,21 +34,22 @@ class ThreadManager:
         should_stop: StopCheck,
         on_exception: Callable[[ActorLostError], None],
     ) -> None:
-        self.model: ModelInfo | None = None
         self._spec = spec
-        self._columns = columns
         self._min_actors = config.min_actors
         self._should_stop = should_stop
         self._on_exception = on_exception
-        self._chunks: queue.Queue[Chunk] = queue.Queue(QUEUED_CHUNKS)
-        self._arrived: list[Chunk] = []
-        self._status = [ThreadStatus() for _ in range(n_actors)]
+        rows = ring_rows(spec.credit, spec.n_envs, columns)
+        self._rings = [Ring(columns, rows) for _ in range(n_actors)]
+        self._models: list[ModelChannel] = []  # one for each actor
+        self._status = StatusBlock(n_actors)
         self._counts = [ActorStat(actor) for actor in range(n_actors)]
+        self._left: list[Chunk] = []  # collected while the actors were stopping
         self._lost: dict[int, ActorLostError] = {}
         self._ready = [threading.Event() for _ in range(n_actors)]  # also set when the thread ends
         self._threads: list[threading.Thread] = []
 
     def start(self, model: ModelInfo, state: State | None = None) -> None:
+        self._models = [ModelChannel(model_layout(model)) for _ in self._counts]
         self.publish(model)
         for actor, saved in ({} if state is None else state.values).items():
             count = self._counts[int(actor)]
@@ -119,10 +71,11 @@ class ThreadManager:
         return State({}, {str(c.actor): {name: getattr(c, name) for name in names} for c in self._counts})
 
     def collect(self) -> list[Chunk]:
-        lost = list(self._lost.values())  # read before the queue: these actors send nothing more
-        self._fetch()
-        chunks, self._arrived = self._arrived, []
-        if lost and not chunks and len(self._counts) - len(lost) < self._min_actors and not self._stopped:
+        lost = list(self._lost.values())  # read before the rings: these actors send nothing more
+        left, self._left = self._left, []
+        chunks = left + self._fetch()
+        too_few = len(self._counts) - len(lost) < self._min_actors
+        if lost and not chunks and too_few and not self._status[0].stop_requested:
             raise lost[-1]
         return chunks
 
@@ -130,16 +83,14 @@ class ThreadManager:
         return [actor not in self._lost for actor in range(len(self._counts))]
 
     def grant(self, credits: Sequence[int]) -> None:
-        for status, credit in zip(self._status, credits, strict=True):
-            status.credit = credit
-            status.changed.set()
+        self._status.grant(credits)
 
     def announce(self, env_steps: int) -> None:
-        for status in self._status:
-            status.global_env_steps = env_steps
+        self._status.announce(env_steps)
 
     def publish(self, model: ModelInfo) -> None:
-        self.model = ModelInfo(model.version, {name: array.copy() for name, array in model.arrays.items()})
+        for models in self._models:
+            models.publish(model)
 
     def stats(self) -> list[ActorStat]:
         return [
@@ -149,39 +100,33 @@ class ThreadManager:
                 seconds=(time.monotonic_ns() - status.first_step_ns) / 1e9 if status.first_step_ns else 0.0,
                 blocked_seconds=status.blocked_ns / 1e9,
             )
-            for count, status in zip(self._counts, self._status, strict=True)
+            for count in self._counts
+            for status in [self._status[count.actor]]
         ]
 
     def stop(self) -> list[ActorStat]:
-        for status in self._status:
-            status.stop_requested = True
-            status.changed.set()
+        self._status.request_stop()
         for thread in self._threads:
             while thread.is_alive():
-                self._fetch()
+                self._left += [chunk.copy() for chunk in self._fetch()]
                 thread.join(0.01)
-        self._fetch()
+        self._left += [chunk.copy() for chunk in self._fetch()]
         return self.stats()
 
-    def _fetch(self) -> None:
-        for _ in range(self._chunks.qsize()):
-            chunk = self._chunks.get_nowait()
+    def _fetch(self) -> list[Chunk]:
+        chunks = [chunk for ring in self._rings for chunk in ring.pop_all()]
+        for chunk in chunks:
             self._counts[chunk.actor].env_steps += chunk.env_steps
             self._counts[chunk.actor].episodes += count_episodes(chunk.items)
-            self._arrived.append(chunk)
-        for status in self._status:
-            status.changed.set()  # there is room in the queue
-
-    @property
-    def _stopped(self) -> bool:
-        return self._status[0].stop_requested
+        self._status.wake()  # there is room in the rings
+        return chunks
 
     def _run(self, actor: int) -> None:
         count, status = self._counts[actor], self._status[actor]
         actor_id = self._spec.actor_id(actor, count.incarnation, len(self._counts), count.env_steps)
-        models, sink, ready = NewestModel(self), QueueSink(self._chunks, self._columns), self._ready[actor]
+        models, ring, ready = self._models[actor], self._rings[actor], self._ready[actor]
         try:
-            run_actor(self._spec, actor_id, models, sink, status, lambda message: ready.set())
+            run_actor(self._spec, actor_id, models, ring, status, lambda message: ready.set())
         except Exception as error:
             where = getattr(error, "context", {})
             lost = ActorLostError(

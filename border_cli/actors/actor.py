@@ -208,9 +208,9 @@ class LockstepActor(Actor):
     def begin(self, state: State | None) -> None:
         """Reset the environments, or continue from a saved state. Raises ValueError if it does not fit."""
         if state is not None:
-            check_like(own := section(state, "own"), self._own_state(), f"actor {self.id.actor}")
-            self._round, self.env_steps = own.values["round"], own.values["env_steps"]
-            self._episodes = own.values["episodes"]
+            check_like(saved := section(state, "own"), self._own_state(), f"actor {self.id.actor}")
+            self._round, self.env_steps = saved.values["round"], saved.values["env_steps"]
+            self._episodes = saved.values["episodes"]
         # Without the state of its sampler, the run failed in the middle of a round.
         if state is None or "sampler" not in state.values:
             self._sampler.begin()
@@ -253,14 +253,14 @@ class LockstepActor(Actor):
         """Hold the model that is due in this round. False once the learner asks to stop."""
         number = model_number(self._round)
 
-        def there() -> bool:
+        def is_due() -> bool:
             if self._status.stop_requested or self._models.publications >= number:
                 return True
             if self._state_wanted():  # only now: every round that may have started is complete
                 self._send(SentState(self._state()))
             return False
 
-        self._wait(there, ActorState.WAITING_FOR_MODEL)
+        self._wait(is_due, ActorState.WAITING_FOR_MODEL)
         if self._status.stop_requested:
             return False
         if number != self._held:

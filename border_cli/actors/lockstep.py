@@ -136,14 +136,14 @@ class LockstepSource:
         env_steps, episodes = self._inserted[actor].tolist()
         counts = {"round": self._next, "env_steps": env_steps, "episodes": episodes}
         counts["incarnation"] = self._next + 1
-        own = joined({"own": State({}, counts)})
+        saved = joined({"own": State({}, counts)})
         if f"actor{actor}" in state.values:
-            own = section(state, f"actor{actor}")
-            check_like(section(own, "own"), State({}, counts), f"actor {actor}")
-            counts = section(own, "own").values
+            saved = section(state, f"actor{actor}")
+            check_like(section(saved, "own"), State({}, counts), f"actor {actor}")
+            counts = section(saved, "own").values
             if counts["round"] != self._rounds.first:  # it would wait forever
                 raise IncompatibleStateError(f"actor {actor} is in round {counts['round']}")
-        return resumed_stat(actor, counts), own
+        return resumed_stat(actor, counts), saved
 
     def _load(self, state: State) -> int:
         """Load the rounds. Returns the number of publications before the one that the actors start with.

@@ -112,12 +112,12 @@ class ActorHandle(SupervisedProcess):
         # No credit beyond what was used: the rest of the last incarnation's may have been given to others.
         self._status.credit = counts.env_steps
         self._sequence = 0
-        made = self._make(
+        child = self._make(
             shared.spec.actor_id(self.actor, counts.incarnation, shared.n_actors, counts.env_steps)
         )
-        for descriptor in made.descriptors:
+        for descriptor in child.descriptors:
             shared.link.selector.register(descriptor, EVENT_READ, self)
-        return made
+        return child
 
     def _make(self, actor_id: ActorId) -> Child:
         """Start what runs this incarnation. Raises ResourceError."""

@@ -78,11 +78,11 @@ class Sampler:
 
         Where an environment does not come back as it was, its episode is cut and a new one starts.
         """
-        check_like(own := section(state, "own"), self._own_state(), f"the sampler of {self._owner}")
-        self._episodes, self.dropped = own.arrays["episodes"].copy(), own.values["dropped"]
+        check_like(saved := section(state, "own"), self._own_state(), f"the sampler of {self._owner}")
+        self._episodes, self.dropped = saved.arrays["episodes"].copy(), saved.values["dropped"]
         self.processor.load_state(section(state, "processor"))
         lost = cast(ResumableEnv, self._env).load_state(section(state, "env"))
-        self._to_cut = sorted({*np.flatnonzero(own.arrays["to_cut"]).tolist(), *lost})
+        self._to_cut = sorted({*np.flatnonzero(saved.arrays["to_cut"]).tolist(), *lost})
         for env_ix in lost:
             self.exact = False
             self._begin_episode(env_ix, self._episodes[env_ix] + 1)
@@ -169,9 +169,9 @@ class InThreadSource:
         if state is None:
             self._sampler.begin()
             return
-        own = section(state, "source")
-        check_like(own, self._own_state(), "the actor")
-        values, stat = own.values, self._stat
+        saved = section(state, "source")
+        check_like(saved, self._own_state(), "the actor")
+        values, stat = saved.values, self._stat
         if "sampler" in state.values:
             self._sampler.begin_from(section(state, "sampler"))
         else:
@@ -182,8 +182,8 @@ class InThreadSource:
         stat.episodes, stat.exact = values["episodes"], self._sampler.exact
 
     def state(self, whole: bool = True) -> State:
-        own = {"source": self._own_state()}
-        return joined(own | {"sampler": self._sampler.state()} if whole else own)
+        counts = {"source": self._own_state()}
+        return joined(counts | {"sampler": self._sampler.state()} if whole else counts)
 
     def _own_state(self) -> State:
         counts = {

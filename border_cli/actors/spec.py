@@ -138,7 +138,7 @@ class ActorStatus:
     Env steps include those of earlier incarnations.
 
     Args:
-        shared, credit, own: where in the block the words of all actors, this one's credit and its own words are.
+        shared, credit, words: where in the block the words of all actors, this one's credit and its own words are.
         changed: set whenever the learner has changed something that the actor may be waiting for.
 
     Attributes:
@@ -149,11 +149,13 @@ class ActorStatus:
 
     heartbeat, first_step_ns, blocked_ns = _Word(1), _Word(2), _Word(3)
 
-    def __init__(self, block: SharedBlock, shared: int, credit: int, own: int, changed: SharedEvent) -> None:
-        self._places = block, shared, credit, own
+    def __init__(
+        self, block: SharedBlock, shared: int, credit: int, words: int, changed: SharedEvent
+    ) -> None:
+        self._places = block, shared, credit, words
         self._shared = block.words(shared, 2)
         self._credit = block.words(credit, 1)
-        self.words = block.words(own, 4)  # of this actor alone; the first is its state
+        self.words = block.words(words, 4)  # of this actor alone; the first is its state
         self.changed = changed
 
     def __reduce__(self) -> tuple[Callable[..., ActorStatus], tuple[Any, ...]]:

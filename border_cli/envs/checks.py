@@ -281,14 +281,14 @@ class _LeafChecker:
             self._check_bounds(value, is_error)
         return encode(spec, value)
 
-    def _check_dtype(self, given: np.dtype[Any]) -> None:
-        problem = f"observation {self.spec.name} has dtype {given}, its space says {self._declared}"
-        if not np.can_cast(given, self._declared, "same_kind"):
+    def _check_dtype(self, dtype: np.dtype[Any]) -> None:
+        problem = f"observation {self.spec.name} has dtype {dtype}, its space says {self._declared}"
+        if not np.can_cast(dtype, self._declared, "same_kind"):
             raise EnvDataError(problem)
-        if not np.can_cast(given, self._declared, "safe") and not self.warned[0]:
+        if not np.can_cast(dtype, self._declared, "safe") and not self.warned[0]:
             _logger.warning("%s: it is converted", problem)
             self.warned[0] = True
-        self._accepted = given
+        self._accepted = dtype
 
     def _check_bounds(self, value: Array, is_error: bool) -> None:
         if self.spec.kind == "box" and self.spec.categories and not self.warned[1]:

@@ -169,13 +169,13 @@ class GymEnv:
         )
         i = env_ix[0]
         try:  # not by `_failures`: making a context manager takes as long as stepping CartPole
-            given = decode_actions(self.spec.action, action)
+            actions = decode_actions(self.spec.action, action)
             if self._native:
                 for row, i in enumerate(env_ix):
-                    self.envs[i].unwrapped.send(given[row])
+                    self.envs[i].unwrapped.send(actions[row])
             checker.renew_arrays(whole=k == self.n_envs)
             for row, i in enumerate(env_ix):
-                result = checked(self.envs[i].step(given[row]), "step")
+                result = checked(self.envs[i].step(actions[row]), "step")
                 observation, reward[row], terminated[row], truncated[row], info = result
                 checker.take(i, observation)
                 if lost is not None:
@@ -288,10 +288,10 @@ def try_env(config: EnvConfig, at_end: ExitStack | None = None) -> Probed:
     at_end: gets what closes the environment, which may take long; by default it is closed here.
     """
     with ExitStack() as here, warnings.catch_warnings(record=True) as caught:
-        found = _try(config, at_end or here)
+        probed = _try(config, at_end or here)
     texts = dict.fromkeys(_COLOUR.sub("", str(warning.message)) for warning in caught)
-    found.warnings.extend(text.removeprefix("WARN: ").partition("\n")[0] for text in texts)
-    return found
+    probed.warnings.extend(text.removeprefix("WARN: ").partition("\n")[0] for text in texts)
+    return probed
 
 
 def _try(config: EnvConfig, at_end: ExitStack) -> Probed:

@@ -52,9 +52,9 @@ _REGISTERING = (
 _SHOWN_IDS = 20
 _STATISTICS = ("obs_rms", "ret_rms", "return_rms", "rew_rms", "reward_rms")
 _WRAPPERS: dict[str, Any] = {
-    name: found
-    for name, found in sorted(vars(gymnasium.wrappers).items())
-    if isinstance(found, type) and issubclass(found, gymnasium.Wrapper)
+    name: wrapper
+    for name, wrapper in sorted(vars(gymnasium.wrappers).items())
+    if isinstance(wrapper, type) and issubclass(wrapper, gymnasium.Wrapper)
 } | {"BoundActions": bound_actions, "FlattenActions": flatten_actions, "IntActions": int_actions}
 """By the names that `env.wrappers` takes."""
 _logger = logging.getLogger(__name__)
@@ -128,7 +128,7 @@ def _wrapped(env: gymnasium.Env[Any, Any], wrapper: WrapperConfig) -> gymnasium.
                 allowed=["module:name", *_WRAPPERS],
             )
     try:
-        made = make(env, **_with_arrays(make, wrapper.kwargs))
+        wrapped = make(env, **_with_arrays(make, wrapper.kwargs))
     except BorderError:
         raise
     except Exception as e:
@@ -136,7 +136,7 @@ def _wrapped(env: gymnasium.Env[Any, Any], wrapper: WrapperConfig) -> gymnasium.
             f"env.wrappers: {name} cannot be made: {type(e).__name__}: {first_line(e)}\n"
             f"its arguments: {as_typed(wrapper.kwargs)}; they are given as {{name: {name}, kwargs: {{…}}}}"
         ) from e
-    return _checked(made, f"env.wrappers: {name}")
+    return _checked(wrapped, f"env.wrappers: {name}")
 
 
 def _with_arrays(make: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -194,9 +194,9 @@ def check_statistics(env: gymnasium.Env[Any, Any]) -> None:
 @functools.cache
 def register(path: str) -> None:
     """Import a module that registers environments, or call the function `module:function` for that; once in a process."""
-    found = import_path(path, "env.imports")
+    imported = import_path(path, "env.imports")
     if ":" in path:
-        found()
+        imported()
 
 
 def _from_id(config: EnvConfig, kwargs: dict[str, Any]) -> gymnasium.Env[Any, Any]:
@@ -253,9 +253,9 @@ def _registering(env_id: str, imports: Sequence[str]) -> str:
                 functions += [
                     f"{module}:{name}" for name in re.findall(r"^def (register\w*)\(\)", text, re.M)
                 ]
-                if "register(" in text and (found := re.search(rf"['\"]{re.escape(env_id)}['\"]", text)):
+                if "register(" in text and (call := re.search(rf"['\"]{re.escape(env_id)}['\"]", text)):
                     # what stands at the beginning of a line before it: the call, or the function that it is in
-                    *_, function = re.findall(r"^(?:def (\w+)\(\)|\w)", text[: found.start()], re.M)
+                    *_, function = re.findall(r"^(?:def (\w+)\(\)|\w)", text[: call.start()], re.M)
                     path = f"{module}{function and ':'}{function}"
                     if path in imports:
                         return f"{path} registers it, but not with gymnasium: docs/extending.md shows how to wrap it"

@@ -102,5 +102,5 @@ class MaskFromInfo(gymnasium.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc]
 
     def _masked(self, observation: Any, info: dict[str, Any]) -> dict[str, Any]:
         mask = info.get(ACTION_MASK)
-        given = np.ones(self._n, np.int8) if mask is None else np.asarray(mask).astype(np.int8)
-        return {"obs": observation, ACTION_MASK: given}
+        mask = np.ones(self._n, np.int8) if mask is None else np.asarray(mask).astype(np.int8)
+        return {"obs": observation, ACTION_MASK: mask}

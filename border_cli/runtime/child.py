@@ -97,11 +97,11 @@ class Child:
         self._ended: Ended | None = None
         self._pieces: list[bytes] = []
         output = output or _output
-        own = {} if trains else forkserver.CHILD_ENVIRONMENT
+        fixed = {} if trains else forkserver.CHILD_ENVIRONMENT
         setup = Setup(
             name,
             None if output is None else str(output.absolute()),
-            os.environ | own | dict(environment or {}),
+            os.environ | fixed | dict(environment or {}),
             resource.getrlimit(resource.RLIMIT_NOFILE)[0],
             logging.getLogger().getEffectiveLevel(),
             nice,

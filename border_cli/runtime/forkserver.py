@@ -132,16 +132,16 @@ def become_client(descriptor: int) -> None:
 def preparation(name: str) -> dict[str, Any]:
     """What a child needs to know of this process: its paths, and its main module unless it was piped into Python."""
     default: Any = multiprocessing.get_start_method(allow_none=True)
-    found: dict[str, Any] = spawn.get_preparation_data(name)
+    data: dict[str, Any] = spawn.get_preparation_data(name)
     if default is None:  # the caller may still choose one
         multiprocessing.set_start_method(None, force=True)
-    if not Path(found.get("init_main_from_path", "")).is_file():
-        found.pop("init_main_from_path", None)
+    if not Path(data.get("init_main_from_path", "")).is_file():
+        data.pop("init_main_from_path", None)
     # joblib's workers set a start method of their own, which a child would not know
     if default not in multiprocessing.get_all_start_methods():
-        del found["start_method"]
-    found["authkey"] = bytes(found["authkey"])
-    return found
+        del data["start_method"]
+    data["authkey"] = bytes(data["authkey"])
+    return data
 
 
 def _pickled(content: object, purpose: str) -> SharedBlock:

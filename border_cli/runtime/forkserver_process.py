@@ -163,15 +163,15 @@ class _Server:
             os.close(descriptor)
 
     def _become(
-        self, setup: Setup, content: bytes, own: Sequence[int], descriptors: Sequence[int], printed: int
+        self, setup: Setup, content: bytes, unused: Sequence[int], descriptors: Sequence[int], printed: int
     ) -> NoReturn:
-        """In the new process: let go of what is the server's (`own`, of this child), and run the child."""
+        """In the new process: let go of what is the server's (`unused`, of this child), and run the child."""
         code = 1
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             watched = [key.fd for key in self._selector.get_map().values()]
-            for descriptor in (*own, *watched, self._wakeup[1]):
+            for descriptor in (*unused, *watched, self._wakeup[1]):
                 os.close(descriptor)
             self._selector.close()
             code = _run(setup, content, descriptors, printed, self._pid)

@@ -48,9 +48,9 @@ class Cluster:
         self._ours = not self.ray.is_initialized()
         if not self._ours:  # the program that uses us has connected already
             return
-        own: dict[str, Any] = {}
+        local: dict[str, Any] = {}
         if address == "local":
-            own = {
+            local = {
                 "num_cpus": cpus,
                 "object_store_memory": _OBJECT_STORE_BYTES,
                 "include_dashboard": False,
@@ -64,7 +64,7 @@ class Cluster:
                     address=address,
                     log_to_driver=False,
                     configure_logging=False,
-                    **own,
+                    **local,
                 )
             except Exception as e:
                 raise UsageError(

@@ -97,7 +97,7 @@ class StopFlag:
     def __enter__(self) -> StopFlag:
         if threading.current_thread() is threading.main_thread():
             ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-            numbers = [one for one in _CODES if one is not signal.SIGHUP or not ignored]
+            numbers = [number for number in _CODES if number is not signal.SIGHUP or not ignored]
             self._previous = {number: handle(number, self._on_signal) for number in numbers}
             self._previous[signal.SIGUSR1] = handle(signal.SIGUSR1, self._on_save_request)
         return self

@@ -431,14 +431,14 @@ class ModelChannel:
         if slot.after_version[0] != number:
             return None
         fence()
-        own = slot.data.copy()
+        data = slot.data.copy()
         version = int(slot.after_version[1])
         fence()
         if slot.before[0] != number:
             return None
         dtypes = {column.dtype for column in self.layout}
-        vector = own.view(*dtypes) if len(dtypes) == 1 else None
-        return ModelInfo(version, self._views(own), vector)
+        vector = data.view(*dtypes) if len(dtypes) == 1 else None
+        return ModelInfo(version, self._views(data), vector)
 
     def _views(self, data: Array) -> dict[str, Array]:
         """A slot's bytes as named arrays, one after the other."""
