@@ -20,7 +20,6 @@ class Counts:
     opt_steps: int | None
     evaluations: int | None
     checkpoints: int | None
-    records: int | None
     exact: bool
     limit: str
 
@@ -53,7 +52,6 @@ def counts(config: TrainConfig) -> Counts:
         opt_steps,
         evaluations=times(t.eval_interval),
         checkpoints=at_end if t.save_interval is None else times(t.save_interval),
-        records=times(t.record_interval),
         exact=t.opt_interval is not None and t.max_time is None and t.stop_return is None,
         limit=limit,
     )

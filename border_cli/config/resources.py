@@ -29,8 +29,6 @@ ACTOR_BYTES = 24 * _MIB
 """Private memory of one actor beside its environments. Measured: 14 MiB with CartPole; torch is shared with all others."""
 RECORDER_BYTES = 128 * _MIB
 """Memory of a recorder with its own process. Measured: 90 MiB with Weights & Biases, its service included."""
-RECORD_BYTES = 4096
-"""One record in all files together, and its line in the log. Measured: 1.1 KiB in metrics.jsonl and tensorboard/."""
 JSON_BYTES = 64 * 1024
 """The files of a checkpoint that are not arrays."""
 LEARNER_DESCRIPTORS = 64
@@ -102,17 +100,13 @@ def disk_need(config: TrainConfig, sizes: Sizes, with_replay: bool) -> dict[str,
 
     Checkpoints share the full blocks of the replay: twice its bytes are for what differs between newest and oldest.
     """
-    done = counts(config)
-    kept = min(config.checkpoint.keep + 1, math.inf if done.checkpoints is None else done.checkpoints)
-    need = {"checkpoints": int(kept) * sizes.fixed}
+    written, kept = counts(config).checkpoints, config.checkpoint.keep + 1
+    kept = kept if written is None else min(kept, written)
+    need = {"checkpoints": kept * sizes.fixed}
     if with_replay:
-        need["replay in them"] = min(int(kept), 2) * sizes.replay
+        need["replay in them"] = min(kept, 2) * sizes.replay
     if config.trainer.eval_interval is not None:
         need["best model"] = 2 * (sizes.model + JSON_BYTES)
-    # Another budget or a score may end the run long before an "endless" number of env steps.
-    files = config.recorder.jsonl, config.recorder.tensorboard, config.recorder.csv
-    if done.records is not None and done.exact and any(files):
-        need["records"] = done.records * RECORD_BYTES
     return need
 
 
@@ -145,14 +139,11 @@ def descriptors_need(config: TrainConfig) -> int:
 
 # -- whether it fits ------------------------------------------------------
 
-_KEPT_FILES = ("checkpoints", "best", "tensorboard", "metrics.jsonl", "metrics.csv")
-"""What `disk_need` counts, in a run directory."""
-
 
 def disk_for(run_dir: Path) -> int:
-    """Bytes that a run may take: what is free, and what its checkpoints and records take already. Raises OSError."""
+    """Bytes that a run may take: what is free, and what its checkpoints and best/ take already. Raises OSError."""
     files: dict[int, int] = {}  # by inode: checkpoints share blocks of the replay as links to one file
-    for kept in (run_dir / name for name in _KEPT_FILES):
+    for kept in (run_dir / "checkpoints", run_dir / "best"):
         for path in (kept, *kept.rglob("*")):
             with contextlib.suppress(FileNotFoundError):
                 status = path.lstat()

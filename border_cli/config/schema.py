@@ -424,8 +424,8 @@ class CheckpointConfig:
     )
     replay: str = option(
         "auto",
-        "whether checkpoints contain the replay; auto: if checkpoints with the replay (about twice the replay's size), "
-        "best/ and the records fit on the disk",
+        "whether checkpoints contain the replay; auto: if checkpoints with the replay (about twice the replay's size) "
+        "and best/ fit on the disk",
         choices=("auto", "full", "none"),
     )
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from border_cli.agents.dqn.config import DqnConfig
 from border_cli.config import budget, resources, throughput
 from border_cli.config.resources import Sizes
-from border_cli.config.schema import CheckpointConfig, EnvConfig, RecorderConfig, TrainConfig, TrainerConfig
+from border_cli.config.schema import CheckpointConfig, EnvConfig, TrainConfig, TrainerConfig
 from border_cli.config.throughput import Measured, Speeds
 from border_cli.display.tables import print_plan
 from border_cli.runtime import machine
@@ -60,11 +60,11 @@ def test_budget(trainer: dict[str, object], env_steps: int | None, opt_steps: in
     ("opts", "interval", "times", "saves"),
     [(500, 100, 5, 5), (501, 100, 6, 6), (99, 100, 1, 1), (500, None, 0, 1)],
 )
-def test_evaluations_records_and_checkpoints(opts: int, interval: int | None, times: int, saves: int) -> None:
+def test_evaluations_and_checkpoints(opts: int, interval: int | None, times: int, saves: int) -> None:
     """They happen at each interval and for the last model."""
     intervals = dict.fromkeys(("eval_interval", "record_interval", "save_interval"), interval)
     found = budget.counts(config(max_opts=opts, **intervals))
-    assert (found.evaluations, found.records, found.checkpoints) == (times, times, saves)
+    assert (found.evaluations, found.checkpoints) == (times, saves)
 
 
 @pytest.mark.parametrize(
@@ -89,26 +89,17 @@ def test_memory() -> None:
 
 def test_disk() -> None:
     one = 2_000 + resources.JSON_BYTES
-    many = config(max_opts=1_000, save_interval=100, eval_interval=None, record_interval=None)
+    many = config(max_opts=1_000, save_interval=100, eval_interval=None)
     assert SIZES.fixed == one
-    assert resources.disk_need(many, SIZES, False) == {"checkpoints": 4 * one, "records": 0}
+    assert resources.disk_need(many, SIZES, False) == {"checkpoints": 4 * one}
     shared = resources.disk_need(many, SIZES, True)
     assert (shared["checkpoints"], shared["replay in them"]) == (4 * one, 2 * 1_000_000)
     alone = resources.disk_need(config(max_opts=50, save_interval=100), SIZES, True)
     assert (alone["checkpoints"], alone["replay in them"]) == (one, 1_000_000)
     few = config(max_opts=200, save_interval=100)
     assert resources.disk_need(few, SIZES, False)["checkpoints"] == 2 * one
-    unknown = config(max_time=60.0, record_interval=1)
-    need = resources.disk_need(unknown, SIZES, False)
-    without_records = {"checkpoints": 4 * one, "best model": 2 * (400 + resources.JSON_BYTES)}
-    assert need == without_records
-    endless = config(max_env_steps=10**10, max_time=60.0, record_interval=1)
-    assert resources.disk_need(endless, SIZES, False) == without_records
-    recorded = resources.disk_need(config(max_opts=200, record_interval=100), SIZES, False)
-    assert recorded["records"] == 2 * resources.RECORD_BYTES
-    table = config(max_opts=200, record_interval=100)
-    table.recorder = RecorderConfig(jsonl=False, tensorboard=False, csv=True)
-    assert resources.disk_need(table, SIZES, False)["records"] == 2 * resources.RECORD_BYTES
+    need = resources.disk_need(config(max_time=60.0), SIZES, False)
+    assert need == {"checkpoints": 4 * one, "best model": 2 * (400 + resources.JSON_BYTES)}
 
 
 def test_processes_threads_and_descriptors() -> None:
