@@ -216,13 +216,8 @@ def _write_file(path: Path, content: bytes | Callable[[], bytes]) -> FileEntry:
 def _put_in_place(temporary: Path, path: Path) -> None:
     """Rename `temporary` to `path`. An existing checkpoint is renamed to `aside` first and removed last."""
     kept = aside(path)
-    if path.exists() and kept.exists():
-        try:
-            _read(path, ())
-            _discard(kept)
-        except InvalidCheckpointError:
-            _discard(path)  # a crash left the valid one aside: it stays until the new one is in place
     if path.exists():
+        _discard(kept)  # of a writer that crashed after its new checkpoint was in place
         path.rename(kept)
     try:
         temporary.rename(path)

@@ -23,7 +23,6 @@ from border_cli.config.resolve import (
     trackers,
     with_env_facts,
 )
-from border_cli.config.resources import Sizes
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import BorderError, ResourceError, UsageError
 from border_cli.core.format import size
@@ -71,6 +70,8 @@ def preflight(
     forkserver.start_early(forkserver.PRELOAD if policies else forkserver.LIGHT_PRELOAD)
     # This imports torch while the forkserver does the same: the probe waits for that.
     agent_module = factories.agent_module(config)
+    import torch
+
     _check_imports(config)
     probed, weights = probe_env(config, stop), None
     if config.init_from is not None and not resuming:
@@ -83,7 +84,8 @@ def preflight(
     _check_effects(overrides, spec)
     _check_device(config.device)
     _check_precision(getattr(config.agent, "precision", "float32"), config.device)
-    sizes = _sizes(config, spec)
+    torch.set_num_threads(threads(config))  # before the first tensor, which starts them
+    sizes = factories.sizes(config, spec)
     decided, reason = _decide(with_env_facts(config, probed.action_mask, probed.categories), spec, stop)
     with_replay = sum(resources.disk_need(config, sizes, with_replay=True).values())
     resolved = resolve(
@@ -201,21 +203,6 @@ def _probe_error(error: ChildError) -> BorderError:
         f"env: the environment raised when it was made or reset: {error.error_type}: {first}\n"
         "env.kwargs.… are its arguments; debug=true shows its traceback"
     )
-
-
-def _sizes(config: TrainConfig, spec: EnvSpec) -> Sizes:
-    import torch
-
-    torch.set_num_threads(threads(config))  # before the first tensor, which starts them
-    try:
-        return factories.sizes(config, spec)
-    except (MemoryError, RuntimeError) as e:
-        if isinstance(e, RuntimeError) and "not enough memory" not in str(e) and "allocate" not in str(e):
-            raise
-        raise ResourceError(
-            f"agent={config.agent.type}: the network alone takes more memory than there is",
-            allowed="a smaller network",
-        ) from e
 
 
 def _check_device(device: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,16 @@ from border_cli.runtime.clock import Deadline
 END_S = 60.0
 """How long the end of a run waits for a film that is being made [s]."""
 _logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Film:
+    """A film that a child is making."""
+
+    child: Child
+    path: Path
+    opt_steps: int
+    env_steps: int
 
 
 class Films:
@@ -40,7 +51,7 @@ class Films:
         self._make, self._args = make, args
         self._recorders = recorders
         self._should_stop = should_stop
-        self._film: tuple[Child, Path, int, int] | None = None
+        self._film: _Film | None = None
 
     def film(self, model: ModelInfo, env_steps: int) -> None:
         """Begin a film of this model."""
@@ -54,32 +65,33 @@ class Films:
         except ResourceError as e:
             _logger.warning("no film of opt step %d: %s", model.version, first_line(e))
             return
-        self._film = child, path, model.version, env_steps
+        self._film = _Film(child, path, model.version, env_steps)
 
     def poll(self, timeout_s: float = 0.0) -> None:
         """Pass on a film that is ready."""
-        if self._film is None or not self._film[0].poll(timeout_s):
+        film = self._film
+        if film is None or not film.child.poll(timeout_s):
             return
-        child, path, opt_steps, env_steps = self._film
         self._film = None
         try:
-            gif = child.result()
+            gif = film.child.result()
             for recorder in self._recorders:
-                recorder.video(path, gif, opt_steps, env_steps)
+                recorder.video(film.path, gif, film.opt_steps, film.env_steps)
         except (ChildError, ResourceError) as e:
-            _logger.warning("no film of opt step %d: %s", opt_steps, str(e).partition("\n")[0])
+            _logger.warning("no film of opt step %d: %s", film.opt_steps, first_line(e))
         finally:
-            child.end()
+            film.child.end()
 
     def close(self) -> None:
         """Wait for the film that is being made, END_S at most."""
         deadline = Deadline(END_S)
         while self._film is not None and not deadline.passed and not self._should_stop():
             self.poll(0.1)
-        if self._film is not None:
-            _logger.warning("the film of opt step %d is left out: it was not ready at the end", self._film[2])
-            child, path, *_ = self._film
-            child.end()
+        if (film := self._film) is not None:
+            _logger.warning(
+                "the film of opt step %d is left out: it was not ready at the end", film.opt_steps
+            )
+            film.child.end()
             # What `border_cli.run.video` had written of it.
-            path.with_name(f".{path.name}").unlink(missing_ok=True)
+            film.path.with_name(f".{film.path.name}").unlink(missing_ok=True)
             self._film = None
