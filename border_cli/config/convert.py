@@ -29,19 +29,13 @@ from border_cli.core.errors import UsageError, first_line
 # -- the nearest match ---------------------------------------------------
 
 
-def nearest(word: str, candidates: Iterable[str], cutoff: float = 0.77) -> str | None:
+def nearest(word: str, candidates: Iterable[str], cutoff: float | None = None) -> str | None:
     """The candidate most like `word`, ignoring case; None where none is close: a wrong hint is worse than none."""
     by_lower = {candidate.lower(): candidate for candidate in candidates}
-    lower = word.lower()
-    matches = difflib.get_close_matches(lower, list(by_lower), n=1, cutoff=cutoff)
-    if not matches and len(word) >= 3:
-        # a short word with one wrong letter, or two that are swapped: dqm, dnq
-        alike = [other for other in by_lower if len(other) == len(lower)]
-        matches = [
-            other
-            for other in alike
-            if sorted(other) == sorted(lower) or sum(map(str.__ne__, other, lower)) == 1
-        ]
+    cutoff = cutoff or (
+        0.65 if len(word) <= 4 else 0.77
+    )  # one wrong letter of three, or two that are swapped
+    matches = difflib.get_close_matches(word.lower(), list(by_lower), n=1, cutoff=cutoff)
     return by_lower[matches[0]] if matches else None
 
 
