@@ -372,7 +372,7 @@ class SweepRun:
 
     def _divided(self, config: TrainConfig, n_jobs: int) -> LocalExecutor:
         if self.settings.slots is not None or n_jobs == 1:
-            return slots.fixed(self.settings.slots or 1, n_jobs, config.device)
+            return slots.executor(min(self.settings.slots or 1, n_jobs), config.device)
         args = (config, self.sweep.folder, set(self._typed), max(1, cpus() // n_jobs))
         try:
             child = Child("job", slots.measure_need, args, trains=True)

@@ -58,15 +58,10 @@ class Job:
             self.state, self.exit_code, self.error = DONE, 0, ""
         elif FAILED in (status, self.state):
             self.state = WAITING if self.state == WAITING else FAILED
-        elif self.has_begun:
+        elif (self.run_dir / CONFIG_FILE).exists():  # there is a run to resume
             self.state = STOPPED
         else:
             self.state = WAITING
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether there is a run to resume."""
-        return (self.run_dir / CONFIG_FILE).exists()
 
     @property
     def best(self) -> float | None:

@@ -29,7 +29,6 @@ BESIDE_PRESETS = (
     "trainer.lockstep_steps",
 )
 """What is typed beside a preset: the groups, and how reproducible a run is."""
-_MISSING = object()
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,10 @@ def results(sweep: Sweep) -> list[Result]:
 
 def winners(best_first: Sequence[Result]) -> list[Result]:
     """The configuration with the best mean score of each environment."""
-    return list({result.env: result for result in reversed(best_first)}.values())[::-1]
+    best: dict[str, Result] = {}
+    for result in best_first:
+        best.setdefault(result.env, result)
+    return list(best.values())
 
 
 def write_preset(
@@ -78,18 +80,15 @@ def write_preset(
 
     expect, source: what a run with the preset should reach, and where its values come from · command: one that uses it.
     """
-    values, usual = dotted(to_plain(config)), dotted(to_plain(base))
+    usual = dotted(to_plain(base))
     preset: dict[str, Any] = {"preset": {"env_id": config.env.name, "expect": expect, "source": source}}
-    for key, value in values.items():
-        section = key.partition(".")[0]
-        if section in _IN_PRESETS and key not in BESIDE_PRESETS and usual.get(key, _MISSING) != value:
-            _set(preset, key.split("."), value)
+    for key, value in dotted(to_plain(config)).items():
+        *sections, name = key.split(".")
+        is_usual = key in usual and usual[key] == value
+        if key.partition(".")[0] in _IN_PRESETS and key not in BESIDE_PRESETS and not is_usual:
+            place = preset
+            for section in sections:
+                place = place.setdefault(section, {})
+            place[name] = value
     head = "\n# ".join(["# @package _global_", *command.splitlines()])
     path.write_text(f"{head}\n{dump(preset)}", encoding="utf-8")
-
-
-def _set(data: dict[str, Any], path: Sequence[str], value: Any) -> None:
-    *sections, name = path
-    for section in sections:
-        data = data.setdefault(section, {})
-    data[name] = value

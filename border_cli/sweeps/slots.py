@@ -84,15 +84,11 @@ def divide(need: Need, n_jobs: int) -> LocalExecutor:
         n_gpus = len(_gpus(need.device)) or 1
         limits[f"the jobs have {counted(n_gpus, 'GPU')}"] = n_gpus
     reason = min(limits, key=lambda words: limits[words])
-    return _executor(max(1, limits[reason]), need.device, reason)
+    return executor(max(1, limits[reason]), need.device, reason)
 
 
-def fixed(count: int, n_jobs: int, device: str) -> LocalExecutor:
-    """The number of slots that was typed."""
-    return _executor(min(count, n_jobs), device, "")
-
-
-def _executor(count: int, device: str, reason: str) -> LocalExecutor:
+def executor(count: int, device: str, reason: str = "") -> LocalExecutor:
+    """So many slots, which share the CPUs and GPUs of this machine. reason: of their number, in words."""
     return LocalExecutor(count, max(1, machine.cpus() // count), _gpus(device), reason)
 
 

@@ -225,9 +225,14 @@ class Tuner(JobQueue):
         """The trials that already run on fresh seeds."""
         return [trial for trial in self.trials if trial.confirming]
 
+    @property
+    def _to_confirm(self) -> list[Trial]:
+        """The best trials, without those that are confirmed."""
+        return [trial for trial in self.ranking[: self._settings.top] if not trial.confirming]
+
     def _confirm(self) -> bool:
         """Begin, or continue, to confirm the best trials, once all trials have ended."""
-        best = [trial for trial in self.ranking[: self._settings.top] if not trial.confirming]
+        best = self._to_confirm
         if not (best and self._trials_have_ended):
             return False
         for trial in best:
@@ -257,8 +262,9 @@ class Tuner(JobQueue):
     @property
     def has_ended(self) -> bool:
         """Whether all trials have ended, and the best of them are confirmed."""
-        jobs_ended = all(job.state in (DONE, FAILED) for job in self._confirming_jobs)
-        return self._trials_have_ended and jobs_ended and not self._todo
+        if not self._trials_have_ended or self._to_confirm or self._todo:
+            return False
+        return all(job.state in (DONE, FAILED) for job in self._confirming_jobs)
 
     @property
     def unfinished_jobs(self) -> list[Job]:

@@ -296,6 +296,7 @@ def test_a_tuning_that_is_stopped_while_it_confirms_has_not_ended(tmp_path: Path
     jobs = Jobs(tmp_path)
     tuner = tuner_of(jobs, n_trials=1, pruner="none", top=1, top_seeds=2)
     run_all(tuner, jobs, 1)
+    assert not tuner.has_ended
     for job in (tuner.next(), tuner.next()):
         assert job is not None
         job.state = "stopped"

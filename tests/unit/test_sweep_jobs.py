@@ -28,7 +28,7 @@ from border_cli.sweeps.job_process import JobView
 from border_cli.sweeps.jobs import Job, Sweep, job_argv, newest_sweep
 from border_cli.sweeps.results import Result, results, winners, write_preset
 from border_cli.sweeps.screen import make_sweep_view, print_sweep_tables
-from border_cli.sweeps.slots import Need, divide, fixed
+from border_cli.sweeps.slots import Need, divide, executor
 from tests.fakes import Paper
 
 GIB = 1 << 30
@@ -207,8 +207,7 @@ def test_jobs_on_gpus_have_one_each_unless_more_are_typed(monkeypatch: pytest.Mo
     monkeypatch.setattr(machine, "cpus", lambda: 16)
     slots = divide(Need(1.0, GIB, "cuda"), 12)
     assert (slots.count, slots.gpus) == (2, ("0", "3"))
-    assert fixed(6, 12, "cuda").gpus == ("0", "3")
-    assert fixed(6, 4, "cpu") == fixed(4, 4, "cpu")
+    assert executor(6, "cuda").gpus == ("0", "3")
 
 
 def test_jobs_on_a_certain_gpu_see_all_and_share_that_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +215,7 @@ def test_jobs_on_a_certain_gpu_see_all_and_share_that_one(monkeypatch: pytest.Mo
     monkeypatch.setattr(machine, "cpus", lambda: 16)
     slots = divide(Need(1.0, GIB, "cuda:1"), 12)
     assert (slots.count, slots.gpus) == (1, ())
-    assert fixed(6, 12, "cuda:1").gpus == ()
+    assert executor(6, "cuda:1").gpus == ()
 
 
 def test_results_group_runs_without_their_seed_and_the_best_of_each_environment_wins(tmp_path: Path) -> None:
