@@ -70,9 +70,9 @@ def model(version: int = 0) -> ModelInfo:
     return ModelInfo(version, {"weight": np.full(4, version, np.float32)})
 
 
-def make_counting_env(place: ActorId, config: EnvConfig) -> GymEnv:
+def make_counting_env(place: ActorId, config: EnvConfig, kind: type[GymEnv] = GymEnv) -> GymEnv:
     config = replace(config, kwargs={**config.kwargs, "actor": place.actor})
-    return GymEnv(config, place.n_envs, f"actor {place.actor}")
+    return kind(config, place.n_envs, f"actor {place.actor}")
 
 
 def make_policy(place: ActorId, spec: EnvSpec) -> NumpyPolicy:
@@ -83,8 +83,8 @@ def make_processor(place: ActorId, spec: EnvSpec, n_step: int) -> NStepProcessor
     return NStepProcessor(spec, place.n_envs, n_step, 0.99, None)
 
 
-def make_resumable_env(place: ActorId, config: EnvConfig) -> ReplayedEnv:
-    return ReplayedEnv(make_counting_env(place, config))
+def make_resumable_env(place: ActorId, config: EnvConfig) -> GymEnv:
+    return make_counting_env(place, config, ReplayedEnv)
 
 
 def counting_actors(

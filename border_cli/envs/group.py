@@ -418,7 +418,7 @@ def _random_action(env: GymEnv, rng: np.random.Generator) -> Array:
     return chosen
 
 
-class ReplayedEnv:
+class ReplayedEnv(GymEnv):
     """Environments that can be resumed in the middle of an episode; implements `actors.sampler.ResumableEnv`.
 
     The state is the seed and the actions of each unfinished episode. An environment that draws random numbers from its own
@@ -427,40 +427,28 @@ class ReplayedEnv:
     env steps is not resumed: its actions would fill memory and every checkpoint.
     """
 
-    def __init__(self, env: GymEnv) -> None:
-        self._env = env
-        self.n_envs = env.n_envs
-        self.spec = env.spec
-        self._seeds = np.zeros(env.n_envs, np.int64)
-        self._actions = [bytearray() for _ in range(env.n_envs)]
+    def __init__(self, config: EnvConfig, n_envs: int = 1, owner: str = "", **options: Any) -> None:
+        super().__init__(config, n_envs, owner, **options)
+        self._seeds = np.zeros(n_envs, np.int64)
+        self._actions = [bytearray() for _ in range(n_envs)]
 
     def reset(self, env_ix: int, seed: int | None = None) -> None:
         """Start a new episode with this seed. Raises ValueError without one."""
         if seed is None:
             raise ValueError("an episode that can be resumed needs a seed")
-        self._env.reset(env_ix, seed)
+        super().reset(env_ix, seed)
         self._seeds[env_ix], self._actions[env_ix] = seed, bytearray()
-
-    def observe(self, env_ix: Sequence[int]) -> Obs:
-        """Current observations (k, ...) of these environments."""
-        return self._env.observe(env_ix)
 
     def step(self, env_ix: Sequence[int], action: Array) -> Step:
         """One env step in each of these environments."""
-        step, stored = (
-            self._env.step(env_ix, action),
-            action.astype(self.spec.action.stored_dtype, copy=False),
-        )
+        step = super().step(env_ix, action)
+        stored = action.astype(self.spec.action.stored_dtype, copy=False)
         for k, i in enumerate(env_ix):
             if self._seeds[i] != _TOO_LONG:
                 self._actions[i] += stored[k].tobytes()
                 if len(self._actions[i]) > MOST_REPLAYED * stored[k].nbytes:
                     self._seeds[i], self._actions[i] = _TOO_LONG, bytearray()
         return step
-
-    def close(self) -> None:
-        """Close the environments."""
-        self._env.close()
 
     def state(self) -> State:
         """Seeds, actions (t, ...), hashes of the current observations, and what the checks have counted."""
@@ -471,13 +459,13 @@ class ReplayedEnv:
         }
         arrays["seeds"] = self._seeds.copy()
         arrays["observations"] = np.stack([self._hash(i) for i in range(self.n_envs)])
-        return joined({"episodes": State(arrays), "checks": self._env.checker.state()})
+        return joined({"episodes": State(arrays), "checks": self.checker.state()})
 
     def load_state(self, state: State) -> list[int]:
         """Replay the episodes; the environments that did not come back exactly. Raises IncompatibleStateError."""
         actions = [f"episodes/actions-{i}" for i in range(self.n_envs)]
         check_like(state, self.state(), "the environments", growing=actions)
-        with self._env.checker.replaying(section(state, "checks")):
+        with self.checker.replaying(section(state, "checks")):
             return [i for i in range(self.n_envs) if not self._replay(i, section(state, "episodes"))]
 
     def _replay(self, env_ix: int, episodes: State) -> bool:

@@ -30,7 +30,6 @@ from border_cli.core.protocols import Agent, Evaluator, ExperienceSource, Record
 from border_cli.core.spaces import EnvSpec
 from border_cli.display.output import Output
 from border_cli.display.views import PlainView, ScreenView
-from border_cli.envs.group import ReplayedEnv
 from border_cli.recorders import RecorderGroup
 from border_cli.recorders.files import CSV_FILE, METRICS_FILE, CsvRecorder, JsonlRecorder
 from border_cli.recorders.recorder_process import RemoteRecorder
@@ -235,10 +234,10 @@ def _make_source(setup: RunSetup, agent: Agent) -> ExperienceSource:
     actors, columns = actor_spec(c, user), run_columns(c, setup.spec, user)
     if c.trainer.type == "sync":
         actor_id = actors.actor_id(0, 0, 1)
-        env = actor_env(actor_id, c, setup.made)
+        env = actor_env(actor_id, c, setup.made, resumable=True)
         processor = actor_processor(actor_id, setup.spec, c, user.step_processor)
         seed_of = partial(seeding.episode_seed, c.seed, 0, 0)
-        sampler = Sampler(ReplayedEnv(env), agent, processor, seed_of, "actor 0")
+        sampler = Sampler(env, agent, processor, seed_of, "actor 0")
         return InThreadSource(sampler, actors.n_envs, env.close)
     source: ExperienceSource = plugin_factory("actor_manager", c.actor_manager.type)(
         actors, columns, n_actors(c), c.actor_manager, setup.should_stop, setup.files.crashed

@@ -62,7 +62,7 @@ def actor_spec(config: TrainConfig, user: UserParts | None = None) -> ActorSpec:
         n_actors(config), envs_per_actor(config), lockstep_steps(config), config.trainer.max_env_steps
     )
     return ActorSpec(
-        env=partial(resumable_env if lockstep else actor_env, config=config),
+        env=partial(actor_env, config=config, resumable=lockstep),
         policy=partial(actor_policy, config=config, actor_agents=tuple(user.actor_agents)),
         processor=partial(actor_processor, config=config, make=user.step_processor),
         n_envs=envs_per_actor(config),
@@ -81,10 +81,12 @@ def actor_credit(config: TrainConfig) -> int:
     return most_credit(config.trainer.opt_interval, tolerance, n_actors(config), envs_per_actor(config))
 
 
-def actor_env(actor_id: ActorId, config: TrainConfig, made: Callable[[], None] = lambda: None) -> GymEnv:
-    """The environments of one actor. made: called after each."""
+def actor_env(
+    actor_id: ActorId, config: TrainConfig, made: Callable[[], None] = lambda: None, resumable: bool = False
+) -> GymEnv:
+    """The environments of one actor. made: called after each · resumable: in the middle of an episode."""
     import_plugins(config.plugins)
-    return GymEnv(
+    return (ReplayedEnv if resumable else GymEnv)(
         config.env,
         actor_id.n_envs,
         f"actor {actor_id.actor}",
@@ -92,11 +94,6 @@ def actor_env(actor_id: ActorId, config: TrainConfig, made: Callable[[], None] =
         native=steps_natively(config),
         quiet=True,
     )
-
-
-def resumable_env(actor_id: ActorId, config: TrainConfig) -> ReplayedEnv:
-    """The environments of one actor, such that they can be resumed in the middle of an episode."""
-    return ReplayedEnv(actor_env(actor_id, config))
 
 
 def actor_policy(

@@ -11,7 +11,7 @@ from border_cli.actors.sampler import Sampler
 from border_cli.config.schema import EnvConfig, TrainConfig
 from border_cli.core.errors import ActorLostError, IncompatibleStateError
 from border_cli.envs import group
-from border_cli.envs.group import GymEnv, ReplayedEnv
+from border_cli.envs.group import ReplayedEnv
 from border_cli.replay.n_step import NStepProcessor
 from border_cli.run import factories
 from tests.fakes import NumpyPolicy
@@ -25,7 +25,7 @@ DROPPING: dict[str, Any] = {"entry_point": "tests.outside:NeverFinite", "kwargs"
 
 def make(**config: Any) -> ReplayedEnv:
     config = {"entry_point": "tests.outside:Outside", "kwargs": {"inside": [INSIDE], "length": 5000}} | config
-    return ReplayedEnv(GymEnv(EnvConfig(**config), owner="actor 0"))
+    return ReplayedEnv(EnvConfig(**config), owner="actor 0")
 
 
 def steps(env: ReplayedEnv, n: int) -> None:
