@@ -60,15 +60,7 @@ class Manifest:
         return sorted({part_of(name) for name in self.files})
 
     def encode(self) -> bytes:
-        files = {name: asdict(entry) for name, entry in self.files.items()}
-        return json_text.encode(
-            {
-                "format_version": FORMAT_VERSION,
-                "opt_steps": self.opt_steps,
-                "parts": self.parts,
-                "files": files,
-            }
-        )
+        return json_text.encode({"format_version": FORMAT_VERSION, "parts": self.parts, **asdict(self)})
 
     @staticmethod
     def decode(text: bytes) -> Manifest:
