@@ -64,9 +64,6 @@ def nearest_key(key: str, known: Iterable[str]) -> str | None:
 
 # -- YAML ----------------------------------------------------------------
 
-MAX_BYTES = 2**18
-"""A larger file is no configuration and is not read."""
-
 
 def dump(data: Any) -> str:
     """Plain data as YAML text, keys in the order given."""
@@ -76,8 +73,6 @@ def dump(data: Any) -> str:
 
 def load(path: Path) -> Any:
     """Plain data of a YAML file. Raises UsageError with file and line when it is not YAML, OSError as it is."""
-    if path.stat().st_size > MAX_BYTES:
-        raise UsageError(f"{path} is larger than {MAX_BYTES} bytes", allowed="a configuration")
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, ValueError, RecursionError) as e:  # ValueError: a date that does not exist

@@ -42,7 +42,7 @@ def print_lines(console: Console, *lines: tuple[str, str]) -> None:
     for name, text in lines:
         if text:
             line = f"{name:<8} {text}" if name else text
-            if console.is_terminal and name != "try":  # which is to be copied
+            if console.is_terminal:
                 line = wrapped(line, console.width, " " * 9)
             console.print(line, markup=False, highlight=False, soft_wrap=True)
 
