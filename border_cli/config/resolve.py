@@ -65,8 +65,6 @@ _KEEP_THE_BITS = (
 def resolve(
     config: TrainConfig,
     *,
-    action_mask: str,
-    categories: dict[str, list[int]],
     replay_fits: bool,
     screen: bool,
     init_from: str | None,
@@ -76,9 +74,7 @@ def resolve(
     """The configuration that runs: with a value for all that was left open.
 
     Args:
-        config: checked by `border_cli.config.validate`; it is not changed.
-        action_mask: "info" where the environment's info has a mask, else "none".
-        categories: those of the environment's images of categories.
+        config: checked by `border_cli.config.validate`, with what the environment has shown; it is not changed.
         replay_fits: whether there is room on the disk for checkpoints with the replay.
         screen: whether the terminal can show the live view.
         init_from: the model directory that `init_from` means now.
@@ -92,7 +88,6 @@ def resolve(
         resolved.trainer.lockstep_steps = lockstep_steps(config)
     if config.evaluator.type == "auto":
         resolved.evaluator.type = "process" if may_evaluate_beside(config) and cpus > 1 else "inline"
-    resolved.env = with_env_facts(config, action_mask, categories).env
     resolved.env.native = "always" if steps_natively(config) else "never"
     opt_steps = counts(config).opt_steps
     resolved.buffer = resolved.buffer.resolve(opt_steps)
@@ -112,7 +107,10 @@ def resolve(
 
 
 def with_env_facts(config: TrainConfig, action_mask: str, categories: dict[str, list[int]]) -> TrainConfig:
-    """The configuration with what the environment has shown, where that was left open."""
+    """The configuration with what the environment has shown, where that was left open.
+
+    action_mask: "info" where its info has a mask, else "none" · categories: those of its images of categories.
+    """
     env = replace(config.env)
     if env.action_mask == "auto":
         env.action_mask = action_mask

@@ -90,8 +90,6 @@ def preflight(
     with_replay = sum(resources.disk_need(config, sizes, with_replay=True).values())
     resolved = resolve(
         decided,
-        action_mask=probed.action_mask,
-        categories=probed.categories,
         replay_fits=with_replay <= resources.disk_for(folder),
         screen=is_live(Console()),
         init_from=config.init_from if weights is None else resolved_init_from(config, spec, weights),

@@ -20,7 +20,7 @@ from border_cli.checkpoints.contents import read_run_state
 from border_cli.cli.eval import main as evaluate_main
 from border_cli.cli.train import main
 from border_cli.config.convert import dotted, to_config, to_plain
-from border_cli.config.resolve import resolve
+from border_cli.config.resolve import resolve, with_env_facts
 from border_cli.core.metrics import METRICS
 from border_cli.core.types import Evaluation
 from border_cli.runtime import machine
@@ -86,8 +86,8 @@ def test_config_yaml_is_the_resolved_configuration(
     assert main([*args, "--cfg", "job"]) == 0
     composed = yaml.safe_load(capsys.readouterr().out)
     assert composed["checkpoint"]["replay"] == composed["env"]["action_mask"] == "auto"
-    facts = {"action_mask": "none", "categories": {}, "replay_fits": True, "screen": False, "init_from": None}
-    resolved = resolve(to_config(composed), **facts, cpus=machine.cpus())
+    facts = {"replay_fits": True, "screen": False, "init_from": None, "cpus": machine.cpus()}
+    resolved = resolve(with_env_facts(to_config(composed), "none", {}), **facts)
     assert to_plain(resolved) == to_plain(run.config)
     # a free-running run chooses the form of its opt steps, and the number of threads, again and again while it trains
     is_async = run.config.trainer.type == "async"

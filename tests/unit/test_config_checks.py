@@ -191,8 +191,9 @@ def test_a_typed_key_without_effect_is_refused(key, unused_in, used_in):
 
 
 def resolved(c, **facts):
-    usual = {"action_mask": "none", "categories": {}, "replay_fits": True, "screen": False}
-    return resolve.resolve(c, **usual | {"init_from": None, "cpus": 2} | facts)
+    seen = {name: facts.pop(name, default) for name, default in (("action_mask", "none"), ("categories", {}))}
+    usual = {"replay_fits": True, "screen": False, "init_from": None, "cpus": 2}
+    return resolve.resolve(resolve.with_env_facts(c, **seen), **usual | facts)
 
 
 PRIORITIZED, TIMED = {"buffer__type": "prioritized"}, {"trainer__max_time": 9.0}
