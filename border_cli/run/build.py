@@ -38,6 +38,7 @@ from border_cli.run.factories import (
     actor_env,
     actor_processor,
     actor_spec,
+    capture_on_gpu,
     evaluation_env,
     evaluation_policy,
     film_model,
@@ -170,12 +171,19 @@ def make_loop(setup: RunSetup) -> TrainingLoop:
 
 
 def _prepare_opt_steps(setup: RunSetup, agent: Agent, telemetry: Telemetry) -> None:
-    """As `prepare_opt_steps`, for a run with a view and budgets."""
-    total, max_time, limiter = (
-        counts(setup.config).opt_steps,
-        setup.config.trainer.max_time,
-        telemetry.limiter,
-    )
+    """Have the agent's opt step compiled, or captured on a GPU, as `agent.compile` says, and choose its fastest form."""
+    from border_cli.agents.agent import NetworkAgent
+    from border_cli.agents.chooser import OptStepForms
+    from border_cli.agents.compiler import GraphCompiler
+    from border_cli.agents.config import NetworkConfig
+
+    c, stop, note, limiter = setup.config, setup.stop, setup.view.note, telemetry.limiter
+    if c.device.startswith("cuda"):
+        capture_on_gpu(agent, c)
+        return
+    if not isinstance(agent, NetworkAgent) or not isinstance(c.agent, NetworkConfig):
+        return
+    total, how, compiler = counts(c).opt_steps, c.agent.compile, None
 
     def compiling() -> None:
         progress = setup.progress
@@ -185,45 +193,14 @@ def _prepare_opt_steps(setup: RunSetup, agent: Agent, telemetry: Telemetry) -> N
 
     def time_left(opt_step_s: float) -> float:
         by_opt_steps = math.inf if total is None else (total - limiter.opt_steps) * opt_step_s
-        return min(by_opt_steps, (max_time or math.inf) - telemetry.seconds)
+        return min(by_opt_steps, (c.trainer.max_time or math.inf) - telemetry.seconds)
 
-    closing, note = setup.closing, setup.view.note
-    prepare_opt_steps(agent, setup.config, setup.spec, setup.stop, closing, note, compiling, time_left)
-
-
-def prepare_opt_steps(
-    agent: Agent,
-    c: TrainConfig,
-    spec: EnvSpec,
-    stop: StopFlag,
-    closing: list[Callable[[], None]],
-    note: Callable[[str], None] = lambda _: None,
-    waiting: Callable[[], None] = lambda: None,
-    time_left: Callable[[float], float] | None = None,
-) -> None:
-    """Have the agent's opt step compiled, or captured on a GPU, as `agent.compile` says, and choose its fastest form.
-
-    closing: see `make_loop` · note, waiting, time_left: see `GraphCompiler`.
-    """
-    from border_cli.agents.agent import NetworkAgent
-    from border_cli.agents.capture import capture_opt_steps
-    from border_cli.agents.chooser import OptStepForms
-    from border_cli.agents.compiler import GraphCompiler
-    from border_cli.agents.config import NetworkConfig
-
-    if not isinstance(agent, NetworkAgent) or not isinstance(c.agent, NetworkConfig):
-        return
-    how, compiler = c.agent.compile, None
-    if c.device.startswith("cuda"):
-        if how != "false":
-            agent.compiling = partial(capture_opt_steps, agent.algorithm)
-        return
     if how != "false":
         left = time_left if how == "auto" else None
         waits = is_reproducible(c)
-        compiler = GraphCompiler(agent, c.agent, c.plugins, spec, waits, stop, note, waiting, left)
+        compiler = GraphCompiler(agent, c.agent, c.plugins, setup.spec, waits, stop, note, compiling, left)
         agent.compiling = compiler.poll
-        closing.append(compiler.close)
+        setup.closing.append(compiler.close)
     if may_switch(c) and (how == "auto" or c.threads is None):
         numbers = (c.threads,) if c.threads else up_to(cpus())
         agent.compiling = OptStepForms(agent, numbers, compiler, how == "true", note, idle_s).prepare

@@ -185,6 +185,15 @@ def make_agent(config: TrainConfig, spec: EnvSpec) -> Agent:
     return agent
 
 
+def capture_on_gpu(agent: Agent, config: TrainConfig) -> None:
+    """Have opt steps on a GPU captured before the first one, unless `agent.compile=false`."""
+    from border_cli.agents.agent import NetworkAgent
+    from border_cli.agents.capture import capture_opt_steps
+
+    if isinstance(agent, NetworkAgent) and getattr(config.agent, "compile", "false") != "false":
+        agent.compiling = partial(capture_opt_steps, agent.algorithm)
+
+
 def described_inputs(config: TrainConfig, spec: EnvSpec) -> list[str]:
     """A line for each part of an observation: what the agent's networks make of it. None for other networks."""
     from border_cli.agents.config import NetworkConfig

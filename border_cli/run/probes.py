@@ -29,7 +29,7 @@ from border_cli.core.errors import UsageError, first_line
 from border_cli.core.format import counted
 from border_cli.core.spaces import EnvSpec
 from border_cli.core.types import AFTER_TRAINING, Items, empty_items
-from border_cli.run import build, factories
+from border_cli.run import factories
 from border_cli.runtime import machine, seeding
 from border_cli.runtime.child import ChildError, run_in_child
 from border_cli.runtime.signals import StopFlag
@@ -175,7 +175,7 @@ class Learner:
         self._agent, self._buffer = factories.make_agent(small, spec), factories.make_buffer(small, spec)
         self._agent.train()
         if config.device.startswith("cuda"):  # captured before the first opt step, as in a run
-            build.prepare_opt_steps(self._agent, config, spec, stop, [])
+            factories.capture_on_gpu(self._agent, config)
         self._buffer.push(made_up(self._spec, rows, self._config))
 
     def opt_steps(self, counts: Iterable[int], seconds: float) -> dict[int, float]:

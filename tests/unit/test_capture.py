@@ -19,8 +19,7 @@ from border_cli.agents.capture import CapturedStep, StepCall, capture_opt_steps,
 from border_cli.agents.params import BatchLoader, Prefetch
 from border_cli.config.registry import AGENTS
 from border_cli.config.schema import TrainConfig
-from border_cli.run import build
-from border_cli.runtime.signals import StopFlag
+from border_cli.run import factories
 from tests.contract.test_every_agent import OneBatchBuffer, batch, config_of, spec_of
 
 CPU = torch.device("cpu")
@@ -123,7 +122,7 @@ def test_a_recording_that_fails_leaves_the_opt_steps_eager(caplog: pytest.LogCap
 def test_which_opt_steps_are_captured(compiled: str, captures: bool) -> None:
     one = learner("dqn")
     config = TrainConfig(agent=replace(config_of("dqn"), compile=compiled), device="cuda:1")
-    build.prepare_opt_steps(one, config, spec_of("dqn"), StopFlag(), [])
+    factories.capture_on_gpu(one, config)
     assert (one.compiling is not None) is captures
     if captures:
         assert isinstance(one.compiling, partial) and one.compiling.func is capture_opt_steps
