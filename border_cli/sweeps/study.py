@@ -70,8 +70,11 @@ class Study:
             "halving": lambda: pruners.SuccessiveHalvingPruner(max(1, prunes_from), settings.reduction),
             "none": pruners.NopPruner,
         }
-        pruner = make[settings.pruner]()
-        self._study = _open(self._optuna, folder / STUDY_FILE, settings.sampler, settings.seed, pruner)
+        self._study = self._open(folder / STUDY_FILE, make[settings.pruner]())
+        # A launch that continues must not draw the same values again.
+        n_trials = len(self.trials)
+        seed = _seed_after(settings.seed, n_trials) if n_trials else settings.seed
+        self._study.sampler = self._make_sampler(settings.sampler, seed)
         keys = {key: str(distribution) for key, distribution in space.items()}
         if self.notes.get("space", keys) != keys:
             raise UsageError(
@@ -79,6 +82,33 @@ class Study:
                 allowed="that one, or hydra.sweep.dir=<new folder>",
             )
         self.note("space", keys)
+
+    def _open(self, path: Path, pruner: Any) -> Any:
+        _repair(path)
+        backend: Any = importlib.import_module("optuna.storages.journal")
+        # The path is absolute because Optuna's lock is a link to it.
+        storage = self._optuna.storages.JournalStorage(backend.JournalFileBackend(str(path.absolute())))
+        return self._optuna.create_study(
+            study_name=_STUDY_NAME, storage=storage, direction="maximize", pruner=pruner, load_if_exists=True
+        )
+
+    def _make_sampler(self, name: str, seed: int) -> Any:
+        samplers = self._optuna.samplers
+        # TPE takes each value on its own: with few trials it learns less from the joint density of all values.
+        make: dict[str, Callable[[], Any]] = {
+            "tpe": lambda: samplers.TPESampler(constant_liar=True, seed=seed),
+            "random": lambda: samplers.RandomSampler(seed=seed),
+            "gp": lambda: samplers.GPSampler(seed=seed),
+            "cmaes": lambda: samplers.CmaEsSampler(seed=seed, consider_pruned_trials=True),
+        }
+        try:
+            with _quiet():
+                return make[name]()
+        except ImportError as e:
+            raise UsageError(
+                f"hydra.sweeper.sampler={name}: {str(e).splitlines()[0]}",
+                allowed="pip install 'border-cli[tune]'",
+            ) from e
 
     @property
     def notes(self) -> dict[str, Any]:
@@ -183,36 +213,3 @@ def _repair(path: Path) -> None:
         whole = path.read_bytes().rpartition(b"\n")
         if whole[2]:
             os.truncate(path, len(whole[0]) + len(whole[1]))
-
-
-def _open(optuna: Any, path: Path, sampler: str, seed: int, pruner: Any) -> Any:
-    _repair(path)
-    backend: Any = importlib.import_module("optuna.storages.journal")
-    # The path is absolute because Optuna's lock is a link to it.
-    storage = optuna.storages.JournalStorage(backend.JournalFileBackend(str(path.absolute())))
-    study = optuna.create_study(
-        study_name=_STUDY_NAME,
-        storage=storage,
-        direction="maximize",
-        pruner=pruner,
-        load_if_exists=True,
-    )
-    if study.trials:  # a launch that continues must not draw the same values again
-        seed = _seed_after(seed, len(study.trials))
-    samplers = optuna.samplers
-    # TPE takes each value on its own: with few trials it learns less from the joint density of all values.
-    make: dict[str, Callable[[], Any]] = {
-        "tpe": lambda: samplers.TPESampler(constant_liar=True, seed=seed),
-        "random": lambda: samplers.RandomSampler(seed=seed),
-        "gp": lambda: samplers.GPSampler(seed=seed),
-        "cmaes": lambda: samplers.CmaEsSampler(seed=seed, consider_pruned_trials=True),
-    }
-    with _quiet():
-        try:
-            study.sampler = make[sampler]()
-        except ImportError as e:
-            raise UsageError(
-                f"hydra.sweeper.sampler={sampler}: {str(e).splitlines()[0]}",
-                allowed="pip install 'border-cli[tune]'",
-            ) from e
-    return study

@@ -236,8 +236,8 @@ class Tuner(JobQueue):
         if not (best and self._trials_have_ended):
             return False
         for trial in best:
-            runs = self._settings.top_seeds, FRESH_SEEDS
-            trial.confirming = self._make_jobs(trial, *runs, "confirming trial")
+            n = self._settings.top_seeds
+            trial.confirming = self._make_jobs(trial, n, FRESH_SEEDS, "confirming trial")
             self._update(trial)
             self._queue(trial.confirming)
         return True
