@@ -7,29 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from border_cli.cli.command import command, tracebacks
 from border_cli.cli.compose import Composer
-from border_cli.cli.hydra_errors import run_command, tracebacks
 from border_cli.cli.overrides import Parser, override_values, parse_overrides, typed_names
 from border_cli.cli.translate import check_words
 from border_cli.config import registry
 from border_cli.config.schema import TrainConfig
-from border_cli.core.errors import ExitCode, UsageError
+from border_cli.core.errors import UsageError
 from border_cli.runtime.signals import StopFlag
 
 
-def main(argv: list[str] | None = None) -> int:
-    """The command. argv: its arguments, by default those of the process. Returns the exit code."""
-    return run_command(_dispatch, argv)
-
-
-def _dispatch(argv: Sequence[str]) -> int:
+@command
+def main(argv: Sequence[str]) -> None:
+    """The command."""
     registry.import_installed_plugins()
     check_words(argv, "border-bench")
     parser = Parser("border-bench")
     parser.add_argument("--config-dir", "-cd")
     flags, rest = parser.read(argv)
     if parser.answers(flags, rest):
-        return ExitCode.DONE
+        return
     overrides = parse_overrides(rest)
     typed = override_values(overrides)
     for key in ("plan", "init_from", "resume"):
@@ -42,7 +39,6 @@ def _dispatch(argv: Sequence[str]) -> int:
         config = composer.compose().config
     with tracebacks(config.debug):
         _bench(config, typed)
-    return ExitCode.DONE
 
 
 def _bench(config: TrainConfig, typed: Mapping[str, str]) -> None:
@@ -61,5 +57,5 @@ def _bench(config: TrainConfig, typed: Mapping[str, str]) -> None:
     with output():
         with StopFlag() as stop, doing:
             resolved, spec, _ = preflight(config, stop, overrides=typed, resuming=True)
-            found = bench(resolved, spec, stop)
-        print_bench(Console(), found)
+            speeds = bench(resolved, spec, stop)
+        print_bench(Console(), speeds)

@@ -14,7 +14,7 @@ from dataclasses import Field
 from pathlib import Path
 from typing import Any
 
-from border_cli.cli.hydra_errors import show
+from border_cli.cli.command import show
 from border_cli.config import presets
 from border_cli.config.convert import RESUME, known_fields
 from border_cli.config.registry import TABLES, import_installed_plugins
@@ -53,7 +53,7 @@ def complete_command(request: Sequence[str], names: Sequence[str] | None = None)
     if action not in ("install", "uninstall", "query") or shell not in ("bash", "zsh", "fish"):
         raise UsageError(
             "-sc sets up completion in a shell",
-            allowed=[f"-sc install={one}" for one in ("bash", "zsh", "fish")],
+            allowed=[f"-sc install={shell}" for shell in ("bash", "zsh", "fish")],
         )
     line = os.environ.get("COMP_LINE", "")
     if action != "query":
@@ -70,19 +70,19 @@ def complete_command(request: Sequence[str], names: Sequence[str] | None = None)
 def suggestions(line: str) -> list[str]:
     """What the last word of a command line may become, sorted as declared."""
     *before, word = line.split(" ")
-    typed = dict(one.split("=", 1) for one in before if "=" in one)
+    typed = dict(typed_word.split("=", 1) for typed_word in before if "=" in typed_word)
     folders = [Path(b) for a, b in itertools.pairwise(before) if a in ("-cd", "--config-dir")]
     key, equals, value = word.partition("=")
     if word.startswith("-"):
-        found: Iterable[str] = _FLAGS
+        options: Iterable[str] = _FLAGS
     elif equals:
         head, comma, last = value.rpartition(",")
-        found = [f"{key}={head}{comma}{one}" for one in _values(key, last, typed, folders)]
+        options = [f"{key}={head}{comma}{option}" for option in _values(key, last, typed, folders)]
     else:
         names = (*GROUPS, *_fields(typed), *_BESIDE, RESUME)
         keys = [f"{name}=" for name in names if ("." in name) == ("." in key)]
-        found = keys if "." in key else [*keys, *(f"{group}." for group in (*GROUPS, "sweep", "hydra.run"))]
-    return [one for one in dict.fromkeys(found) if one.startswith(word)]
+        options = keys if "." in key else [*keys, *(f"{group}." for group in (*GROUPS, "sweep", "hydra.run"))]
+    return [option for option in dict.fromkeys(options) if option.startswith(word)]
 
 
 def _values(key: str, start: str, typed: Mapping[str, str], folders: Sequence[Path]) -> Iterable[str]:
@@ -92,7 +92,7 @@ def _values(key: str, start: str, typed: Mapping[str, str], folders: Sequence[Pa
         if key != "preset":
             return options
         agent, env = typed.get("agent", ""), typed.get("env", "")
-        return [one for one in [*options, *presets.shipped()] if one.startswith(agent) and env in one]
+        return [name for name in [*options, *presets.shipped()] if name.startswith(agent) and env in name]
     if key in _PATHS:
         return [*(["auto"] if key == RESUME else []), *folders_at(start)]
     if key == "env.id":

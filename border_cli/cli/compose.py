@@ -36,7 +36,6 @@ from border_cli.config.convert import (
     ConfigError,
     describe,
     dotted,
-    known_keys,
     read_section,
     to_config,
 )
@@ -131,21 +130,18 @@ class Composer:
     """Hydra over conf/ and the user's folders. A context manager, because Hydra's state is global.
 
     All methods raise UsageError for a mistake of the user. config_dir: the folder of --config-dir. `search` is the override
-    with the user's folders, where there are any, and `typed_search` what a person types for them.
+    with the user's folders, where there are any.
     """
 
     def __init__(self, overrides: Sequence[Override], config_dir: str | None = None) -> None:
-        folders = typed_names(overrides).get(_SEARCH, [])
-        self.typed_search = [f"{_SEARCH}=[{','.join(folders)}]"] if folders else []
-        for name, folder in [("--config-dir", config_dir), *((_SEARCH, folder) for folder in folders)]:
+        self._config_dir, self._folders = config_dir, typed_names(overrides).get(_SEARCH, [])
+        for name, folder in [("--config-dir", config_dir), *((_SEARCH, folder) for folder in self._folders)]:
             if folder and "://" not in folder and not Path(folder).is_dir():
                 raise UsageError(f"{name}: no folder {folder}", allowed="a folder with group files")
-        if config_dir is not None:
-            self.typed_search += ["--config-dir", config_dir]
-            folders.insert(0, f"file://{Path(config_dir).resolve()}")
-        self.search = [f"{_SEARCH}=[{','.join(map(quoted, folders))}]"] if folders else []
-        self._preset_files: dict[str, Path] = {}
-        self._overrides = [self._with_preset_name(o) for o in overrides if o.key_or_group != _SEARCH]
+        first = [] if config_dir is None else [f"file://{Path(config_dir).resolve()}"]
+        folders = ",".join(map(quoted, [*first, *self._folders]))
+        self.search = [f"{_SEARCH}=[{folders}]"] if folders else []
+        self._overrides = [override for override in overrides if override.key_or_group != _SEARCH]
         self._options: dict[str, list[str]] = {}
         self._files: Any = None
 
@@ -166,42 +162,18 @@ class Composer:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def _with_preset_name(self, override: Override) -> Override:
-        """The override itself, or for `preset=<file>.yaml` one with a name for that file."""
-        value = override.value()
-        if override.key_or_group != "preset" or not str(value).endswith(".yaml"):
-            return override
-        path = Path(str(value))
-        if not path.is_file():
-            raise UsageError(
-                f"preset={value}: there is no such file", allowed="a preset's name, or a file of one"
-            )
-        name = f"file_{path.stem}"
-        self._preset_files[name] = path
-        return parse_overrides([f"preset={quoted(name)}"])[0]
+    def words_for_folders(self, more: Path) -> list[str]:
+        """What a person types to add a folder with group files to those of the user."""
+        main, *others = [folder for folder in (self._config_dir, *self._folders, str(more)) if folder]
+        return ["--config-dir", main, *([f"{_SEARCH}=[{','.join(others)}]"] if others else [])]
 
     def _store_presets(self) -> None:
         """Offer Hydra the presets that share a file. Each takes milliseconds, so only those that may be chosen."""
-        for name, path in self._preset_files.items():
-            with translated():
-                try:
-                    values = OmegaConf.to_container(OmegaConf.load(path))  # numbers as in Hydra's files
-                except OSError as e:  # also for a single number
-                    raise UsageError(f"preset={path} cannot be read: {e.strerror or e}") from e
-            if not isinstance(values, dict) or not values:
-                raise UsageError(
-                    f"preset={path} holds no values", allowed=f"a file such as those in {conf_dir()}/preset"
-                )
-            section = values.setdefault("preset", {})
-            if isinstance(section, dict):
-                section.setdefault("name", str(path))
-            ConfigStore.instance().store(group="preset", name=name, node=values, package="_global_")
         typed = override_values(self._overrides)
-        # A group of the user's own, such as experiment=…, may choose agent and environment.
-        ours = (*GROUPS, *known_keys({}))
-        own_groups = [k for k in typed if "." not in k and k not in ours and not k.startswith("hydra/")]
-        preset = typed.get("preset", presets.NONE)
-        every = own_groups or preset != presets.NONE or "glob" in typed.get("env", "")
+        others = (key for key in typed if key not in GROUPS and not key.startswith("hydra"))
+        # A group of the user, such as experiment=…, may choose agent and environment.
+        chosen = typed.get("preset", presets.NONE) != presets.NONE or any(map(self.choices, others))
+        every = chosen or "glob" in typed.get("env", "")
         for name, (_, values) in presets.in_families().items():
             if every or name.partition("_")[2] in typed.get("env", ""):
                 ConfigStore.instance().store(group="preset", name=name, node=values, package="_global_")
@@ -226,13 +198,17 @@ class Composer:
         argv: by default those of the command line that have a single value. Overrides of Hydra's section that were typed
         are added: sweepers hand on those of the job alone.
         """
-        typed = [for_hydra(one, self.choices) for one in self._overrides if not one.is_sweep_override()]
+        typed = [
+            for_hydra(override, self.choices)
+            for override in self._overrides
+            if not override.is_sweep_override()
+        ]
         argv = typed if argv is None else argv
         check_single(parse_overrides(argv))
-        own = [word for word in [*self.search, *typed] if word.lstrip("+~").startswith("hydra")]
+        of_hydra = [word for word in [*self.search, *typed] if word.lstrip("+~").startswith("hydra")]
         with translated():
             merged: DictConfig = compose(
-                PRIMARY, [*(word for word in own if word not in argv), *argv], return_hydra_config=True
+                PRIMARY, [*(word for word in of_hydra if word not in argv), *argv], return_hydra_config=True
             )
         return merged
 
@@ -301,8 +277,8 @@ def plain_data(composed: DictConfig) -> dict[str, Any]:
                 allowed="a plain value, or an environment that reads the variable itself",
             )
     with translated():
-        own = OmegaConf.masked_copy(composed, list(unresolved))
-        return cast(dict[str, Any], OmegaConf.to_container(own, resolve=True, throw_on_missing=True))
+        of_run = OmegaConf.masked_copy(composed, list(unresolved))
+        return cast(dict[str, Any], OmegaConf.to_container(of_run, resolve=True, throw_on_missing=True))
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hydra.core.override_parser.types import Override
 
 from border_cli.checkpoints.contents import SavedModel, read_model
-from border_cli.cli.hydra_errors import run_command, show
+from border_cli.cli.command import command, show
 from border_cli.cli.overrides import (
     Parser,
     check_single,
@@ -33,7 +33,7 @@ from border_cli.core.errors import ActorLostError, ExitCode, Interrupted, UsageE
 from border_cli.core.format import counted, number
 from border_cli.core.protocols import ActingPolicy
 from border_cli.core.types import Evaluation
-from border_cli.display.output import printable, write_line
+from border_cli.display.output import write_line
 from border_cli.display.tables import table_text
 from border_cli.report.stats import INTERVAL, Statistics, summarise
 from border_cli.run import load
@@ -66,25 +66,19 @@ class _Settings:
     seed: int = option(0, "seed of the episodes", unit="seed", ge=0)
     max_episode_steps: int = option(MAX_EPISODE_STEPS, "a longer episode is cut here", unit="env steps", ge=1)
     render: str | None = option(None, "a window with the episodes", choices=("human",))
-    video: str = option("false", "films of this many episodes; true: of one")
+    video: int = option(0, "films of this many episodes", unit="episodes", ge=0)
     debug: bool = option(False, "show tracebacks")
     trust: bool = option(False, "import the code that the run names")
 
 
-def main(argv: list[str] | None = None) -> int:
-    """The command. argv: its arguments, by default those of the process. Returns the exit code."""
-    return run_command(_dispatch, argv)
-
-
-def _dispatch(argv: Sequence[str]) -> int:
-    examples = ("checkpoint=best", "checkpoint=last", "video=true")
+@command
+def main(argv: Sequence[str]) -> None:
+    """The command."""
+    examples = ("checkpoint=best", "checkpoint=last", "video=1")
     parser = Parser("border-eval", _Settings, ("plugins=", "env."), examples)
-    flags, paths, given = parser.read_paths(argv)
-    if parser.answers(flags, paths):
-        return ExitCode.DONE
-    flags.video = _films(flags.video)
-    _evaluate(flags, paths, parse_overrides(given))
-    return ExitCode.DONE
+    flags, paths, words = parser.read_paths(argv)
+    if not parser.answers(flags, paths):
+        _evaluate(flags, paths, parse_overrides(words))
 
 
 def find_model(paths: Sequence[Path], checkpoint: str | None) -> tuple[Located, SavedModel]:
@@ -231,20 +225,11 @@ def _film(
         for episode in range(min(flags.video, flags.episodes)):
             target = path.with_name(f"{path.stem}-episode{episode}.mp4")
             seed = seeding.integer(flags.seed, seeding.EVAL_COMMAND, episode)
-            found = film(env, policy, saved.info.version, seed, target, flags.max_episode_steps, stop)
-            if found is None:
+            filmed = film(env, policy, saved.info.version, seed, target, flags.max_episode_steps, stop)
+            if filmed is None:
                 raise Interrupted(stop.code or ExitCode.SIGINT)
-            steps = counted(found.lengths[0], "env step")
-            show(f"written: {target} (return {number(found.returns[0])}, {steps})")
-
-
-def _films(text: str) -> int:
-    """`true` is one episode, `false` none."""
-    if text in ("true", "false"):
-        return int(text == "true")
-    if not text.isdigit() or int(text) < 1:
-        raise UsageError(f"video={text}: not allowed", allowed="true, false, or a whole number >= 1")
-    return int(text)
+            steps = counted(filmed.lengths[0], "env step")
+            show(f"written: {target} (return {number(filmed.returns[0])}, {steps})")
 
 
 def _table(facts: Mapping[str, str], s: Statistics, infos: Mapping[str, float]) -> str:
@@ -257,11 +242,7 @@ def _table(facts: Mapping[str, str], s: Statistics, infos: Mapping[str, float]) 
         "episode length": f"{number(s.length_mean)} ({s.length_min:,} to {s.length_max:,})",
         **{f"mean {key}": number(mean) for key, mean in infos.items()},
     }
-    encoding = sys.stdout.encoding or "utf-8"
-    plus_minus = printable("±", encoding).replace("?", "+-")  # where stdout cannot take it
-    return table_text(
-        [(name, printable(text.replace("±", plus_minus), encoding)) for name, text in rows.items()]
-    )
+    return table_text(list(rows.items()))
 
 
 def _result_path(flags: Namespace, located: Located, opt_steps: int, changed: Mapping[str, str]) -> Path:

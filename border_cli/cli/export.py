@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from border_cli.cli.command import command, show
 from border_cli.cli.eval import find_model
-from border_cli.cli.hydra_errors import run_command, show
 from border_cli.cli.overrides import Parser, parse_overrides, typed_names
 from border_cli.config.schema import option
-from border_cli.core.errors import ExitCode, ResourceError, UsageError
+from border_cli.core.errors import ResourceError, UsageError
 from border_cli.run import load
 from border_cli.run.directory import DISK_FULL, check_plain, shown
 
@@ -26,17 +26,14 @@ class _Settings:
     trust: bool = option(False, "import the code that the run names")
 
 
-def main(argv: list[str] | None = None) -> int:
-    """The command. argv: its arguments, by default those of the process. Returns the exit code."""
-    return run_command(_dispatch, argv)
-
-
-def _dispatch(argv: Sequence[str]) -> int:
+@command
+def main(argv: Sequence[str]) -> None:
+    """The command."""
     examples = ("checkpoint=best", "checkpoint=last")
     parser = Parser("border-export", _Settings, ("plugins=",), examples)
     flags, paths, plugins = parser.read_paths(argv)
     if parser.answers(flags, paths):
-        return ExitCode.DONE
+        return
     named = typed_names(parse_overrides(plugins)).get("plugins", ())
     located, saved = find_model(paths, flags.checkpoint)
     model = saved.description
@@ -61,4 +58,3 @@ def _dispatch(argv: Sequence[str]) -> int:
         kind = ResourceError if e.errno in DISK_FULL else UsageError
         raise kind(f"{folder} cannot be written: {e.strerror or e}", allowed="out=<another folder>") from e
     show("\n".join(["written", *(f"  {shown(path.absolute())}" for path in files)]))
-    return ExitCode.DONE

@@ -9,8 +9,8 @@ from functools import reduce
 from operator import getitem
 from typing import Any
 
+from border_cli.cli.command import read_page
 from border_cli.cli.compose import Composer, plain_data
-from border_cli.cli.hydra_errors import read_page
 from border_cli.config.convert import describe_range, known_keys, to_config, to_plain
 from border_cli.config.presets import NONE, conf_dir, shipped, tuned_for, variants
 from border_cli.config.schema import GROUPS, OptionInfo, TrainConfig
@@ -67,7 +67,8 @@ def _preset_lines(options: Sequence[str], agents: Sequence[str]) -> list[str]:
     """Which agents have tuned values for which environments, one entry for all environments with the same agents."""
     tuned = tuned_for()
     for name in set(options) - {NONE, *shipped()}:  # those of the user
-        agent = next((one for one in sorted(agents, key=len, reverse=True) if name.startswith(f"{one}_")), "")
+        longest_first = sorted(agents, key=len, reverse=True)
+        agent = next((agent for agent in longest_first if name.startswith(f"{agent}_")), "")
         tuned.setdefault(name.removeprefix(f"{agent}_"), []).append(agent or "any agent")
     together: dict[str, list[str]] = {}
     for env, agents in sorted(tuned.items()):

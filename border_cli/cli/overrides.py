@@ -16,8 +16,8 @@ from hydra.core.override_parser.types import ChoiceSweep, Override, Quote, Quote
 from hydra.errors import OverrideParseException
 
 import border_cli
+from border_cli.cli.command import read_page, show
 from border_cli.cli.complete import complete_command
-from border_cli.cli.hydra_errors import read_page, show
 from border_cli.config.convert import (
     all_keys,
     known_fields,
@@ -66,8 +66,8 @@ class Parser(argparse.ArgumentParser):
             names = [
                 f"{key}={value}" for key, info in self._settings.items() for value in ("", *info.choices)
             ]
-            own = [*names, *self._examples, *self._flags, *(self._overrides or ())]
-            complete_command(list(map(str, rest)), None if self._overrides is None else own)
+            words = [*names, *self._examples, *self._flags, *(self._overrides or ())]
+            complete_command(list(map(str, rest)), None if self._overrides is None else words)
         return bool(flags.help or flags.version or flags.shell_completion)
 
     def read(self, argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -105,7 +105,7 @@ class Parser(argparse.ArgumentParser):
             key, equals, _ = arg.partition("=")  # the name of a sweep's job contains "=" as well
             if equals and "/" not in key and not Path(arg).exists() and not known.shell_completion:
                 match = nearest(key, self._settings)
-                others = [f"{one}<key>".replace("=<key>", "") for one in overrides]
+                others = [f"{start}<key>".replace("=<key>", "") for start in overrides]
                 raise UsageError(
                     f"{key}: there is no such key",
                     nearest=match and f"{match}=",
@@ -132,7 +132,7 @@ def parse_overrides(argv: Sequence[str]) -> list[Override]:
         raise UsageError(
             "Hydra reads arguments with assert statements", allowed="no PYTHONOPTIMIZE and no -O"
         )
-    found = []
+    overrides = []
     for arg in argv:
         key, equals, value = arg.partition("=")
         if (not arg.startswith("~") and not (key and equals)) or "@" in key:
@@ -144,7 +144,7 @@ def parse_overrides(argv: Sequence[str]) -> list[Override]:
         if (name == "type" and group in ("agent", "buffer", "env")) or (group == "preset" and name):
             raise UsageError(f"{key} cannot be typed: the option's file sets it", allowed=f"{group}=<name>")
         try:
-            found += OverridesParser.create().parse_overrides([arg])
+            overrides += OverridesParser.create().parse_overrides([arg])
         except OverrideParseException as e:
             uneven = any(value.count(left) != value.count(right) for left, right in ("[]", "{}"))
             split = uneven or sum(other.startswith(f"{key}=") for other in argv) > 1
@@ -153,7 +153,7 @@ def parse_overrides(argv: Sequence[str]) -> list[Override]:
                 f"{arg!r} cannot be read as key=value",
                 allowed=f"n_actors=8, hidden=[64,64], \"key='any text'\"{hint}",
             ) from e
-    return found
+    return overrides
 
 
 def override_values(overrides: Sequence[Override]) -> dict[str, str]:

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from border_cli.cli.hydra_errors import run_command, show
+from border_cli.cli.command import command, show
 from border_cli.cli.overrides import Parser
 from border_cli.config.convert import nearest
 from border_cli.config.schema import option
-from border_cli.core.errors import ExitCode, UsageError
+from border_cli.core.errors import UsageError
 from border_cli.core.metrics import SCORE
 from border_cli.display.tables import table_text
 from border_cli.report.draw import draw
@@ -45,28 +45,24 @@ class _Settings:
     debug: bool = option(False, "show tracebacks")
 
 
-def main(argv: list[str] | None = None) -> int:
-    """The command. argv: its arguments, by default those of the process. Returns the exit code."""
-    return run_command(_dispatch, argv)
-
-
-def _dispatch(argv: Sequence[str]) -> int:
+@command
+def main(argv: Sequence[str]) -> None:
+    """The command."""
     parser = Parser("border-report", _Settings, overrides=())
     parser.add_argument("--json", action="store_true")
     flags, paths, _ = parser.read_paths(argv)
     if not parser.answers(flags, paths):
         _report(flags, paths)
-    return ExitCode.DONE
 
 
 def _report(flags: Namespace, paths: Sequence[Path]) -> None:
-    found = find_runs(paths or [RUNS])
-    all_runs = [read_run(path, flags.metric) for path in found]
+    run_dirs = find_runs(paths or [RUNS])
+    all_runs = [read_run(path, flags.metric) for path in run_dirs]
     read = [run for run in all_runs if run is not None]
     if not read:
-        names = metrics_of(found)
+        names = metrics_of(run_dirs)
         raise UsageError(
-            f"none of {len(found)} runs has a record of {flags.metric}",
+            f"none of {len(run_dirs)} runs has a record of {flags.metric}",
             nearest=(match := nearest(flags.metric, names, cutoff=0.3)) and f"metric={match}",
             allowed=names or "runs that have recorded metrics",
         )
@@ -81,8 +77,8 @@ def _report(flags: Namespace, paths: Sequence[Path]) -> None:
         show(table_text(pairs[:_SHOWN_PAIRS], head))
     if len(pairs) > _SHOWN_PAIRS:
         show(f"note: {len(pairs) - _SHOWN_PAIRS} more pairs are in report.html")
-    if len(read) < len(found):
-        show(f"note: {len(found) - len(read)} of {len(found)} runs have no record of {flags.metric}")
+    if len(read) < len(run_dirs):
+        show(f"note: {len(run_dirs) - len(read)} of {len(run_dirs)} runs have no record of {flags.metric}")
     for note in _notes_on_sweeps(paths or [RUNS]):
         show(f"note: {note}")
     if few := few_runs(report.lines):

@@ -38,14 +38,16 @@ class Space:
 
     def values(self, share: float) -> dict[str, str]:
         """One value of each key: the lowest or the first for 0, the highest or the last for 1, or one in between."""
-        found = {}
-        for key, one in self.distributions.items():
-            if hasattr(one, "choices"):
-                found[key] = str(one.choices[round(share * (len(one.choices) - 1))])
+        values = {}
+        for key, distribution in self.distributions.items():
+            if hasattr(distribution, "choices"):
+                values[key] = str(distribution.choices[round(share * (len(distribution.choices) - 1))])
             else:
-                value = one.low + share * (one.high - one.low)
-                found[key] = value_text(value if isinstance(one.low, float) else round(value), one)
-        return found
+                value = distribution.low + share * (distribution.high - distribution.low)
+                values[key] = value_text(
+                    value if isinstance(distribution.low, float) else round(value), distribution
+                )
+        return values
 
     def overrides(self, params: Mapping[str, str], more_seed: int) -> list[str]:
         """The overrides of one run, in the order of the search space: jobs are known by their overrides."""
@@ -60,9 +62,9 @@ def read_space(arguments: Sequence[str], defaults: Callable[[], Mapping[str, str
     """
     optuna = import_optuna()
     typed = parse_overrides(arguments)
-    names = {one.key_or_group for one in typed}
+    names = {override.key_or_group for override in typed}
     added = []
-    if not any(one.is_sweep_override() and one.key_or_group != "seed" for one in typed):
+    if not any(override.is_sweep_override() and override.key_or_group != "seed" for override in typed):
         added = [f"++{key}={value}" for key, value in defaults().items() if key not in names]
     fixed, seed = list[str](), 0
     distributions, elements = dict[str, Any](), dict[str, str]()
@@ -107,15 +109,10 @@ def default_space(name: str) -> dict[str, str]:
             nearest=(match := nearest(name, options)) and f"hydra.sweeper.space={match}",
             allowed=f"agent.lr='interval(1e-4,1e-3)', or hydra.sweeper.space={'|'.join(options)}|<file>.yaml",
         )
-    values = load(path)
-    if not isinstance(values, dict):
-        example = conf_dir() / "space" / "dqn.yaml"
-        raise UsageError(
-            f"{path} holds no search space", allowed=f"a line for each key, as {example} has them"
-        )
+    values: dict[str, Any] = load(path)
     base = values.pop("base", None)
-    own = {str(key): str(value) for key, value in values.items()}
-    return own if base is None else default_space(str(base)) | own
+    space = {str(key): str(value) for key, value in values.items()}
+    return space if base is None else default_space(str(base)) | space
 
 
 def _distribution(override: Override, distributions: Any) -> Any:

@@ -5,13 +5,22 @@ from __future__ import annotations
 import gc
 from pathlib import Path
 
+from border_cli.cli.command import tracebacks
 from border_cli.cli.compose import Composed
-from border_cli.cli.hydra_errors import tracebacks
-from border_cli.config.resolve import changes, check_changes, reopen
+from border_cli.config.resolve import changes, check_changes, inherit, reopen
 from border_cli.config.schema import TrainConfig
+from border_cli.config.validate import validate
 from border_cli.core.progress import RunResult, View
 from border_cli.display.output import output
-from border_cli.run.directory import RUNS, Launch, create_run, exclusive, locked, write_config
+from border_cli.run.directory import (
+    RUNS,
+    Launch,
+    create_run,
+    exclusive,
+    locked,
+    read_config,
+    write_config,
+)
 from border_cli.runtime.signals import StopFlag
 
 
@@ -54,6 +63,14 @@ def resume_run(
         resumed = read_resumed(run_dir, config, wanted)
         check_spec(resumed, spec)
         return train(config, spec, run_dir, launch, stop, resumed, decided=decided, view=view)
+
+
+def continue_run(run_dir: Path, config: TrainConfig, launch: Launch, view: View | None = None) -> RunResult:
+    """Resume a run with the configuration that its command composes now. Raises BorderError."""
+    stored = reopen(read_config(run_dir))
+    config = inherit(config, stored)
+    validate(config)
+    return resume_run(run_dir, stored, config, launch, view)
 
 
 def end_imports() -> None:

@@ -11,7 +11,7 @@ import math
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -139,8 +139,8 @@ def _check_launcher(launcher: str, sweeper: str, samples: Sequence[Composed]) ->
         from border_cli.runtime.ray_cluster import import_ray
 
         import_ray("hydra/launcher=border_ray")
-        for one in samples:
-            _ray_settings(one)
+        for sample in samples:
+            _ray_settings(sample)
 
 
 def _split(composer: Composer, argv: Sequence[str]) -> list[list[str]]:
@@ -175,7 +175,7 @@ def _multirun(
     """Let Hydra run the sweep with a sweeper or a launcher of a plugin."""
     run.add(composed)
     is_own = launcher in OWN_LAUNCHERS
-    task = run if is_own else SweepTask(run.argv, composer.choices("preset"))
+    task = run if is_own else SweepTask(run.command.argv, composer.choices("preset"))
     folder = f"hydra.sweep.dir={quoted(str(run.sweep.folder))}"
     argv = [
         *(word for word in argv if not word.startswith("hydra.sweep.dir=")),
@@ -194,7 +194,11 @@ def _multirun(
     finally:
         if isinstance(task, SweepTask):
             batches = returned if isinstance(returned, list) else []
-            run.ran_elsewhere(task.scores or [job.return_value for batch in batches for job in batch])
+            if not task.scores:  # elsewhere
+                task.scores = [job.return_value for batch in batches for job in batch]
+                for error in filter(None, (score.error for score in task.scores)):
+                    write_line(sys.stderr, error)
+            run.ran_elsewhere(task.scores)
 
 
 def _ray_settings(composed: Composed) -> RaySettings:
@@ -222,32 +226,35 @@ def _beside_preset(composed: Composed) -> list[str]:
     return chosen + words
 
 
+@dataclass(eq=False)
 class SweepRun:
-    """One launch of a sweep, and what Hydra's launcher `border` runs the jobs with."""
+    """One launch of a sweep, and what Hydra's launcher `border` runs the jobs with.
 
-    def __init__(
-        self,
-        sweep: Sweep,
-        composer: Composer,
-        launch: Launch,
-        settings: SweepSettings,
-        stop: StopFlag,
-        out: Output,
-    ) -> None:
-        self.sweep = sweep
-        self.composer = composer
-        self.argv = launch.argv
-        self._typed = launch.typed
-        self.settings = settings
-        self._stop = stop
-        self._output = out
-        self.configs: dict[int, Composed] = {}
-        self._begun: list[Job] = []  # in this launch
-        self._launcher_failed = False
-        self._retry_hint = RETRY
-        self._executor: Executor | None = None
-        quiet = launch.typed.get("recorder") == "none"
-        self.console = launch.typed.get("recorder.console", "none" if quiet else "auto")
+    configs: by number of the job · begun: the jobs of this launch.
+    """
+
+    sweep: Sweep
+    composer: Composer
+    command: Launch
+    settings: SweepSettings
+    stop: StopFlag
+    out: Output
+    configs: dict[int, Composed] = field(default_factory=dict)
+    begun: list[Job] = field(default_factory=list)
+    launcher_has_failed: bool = False
+    retry_hint: str = RETRY
+    executor: Executor | None = None
+
+    @property
+    def screen(self) -> str:
+        """`recorder.console` of the command."""
+        typed = self.command.typed
+        return typed.get("recorder.console", "none" if typed.get("recorder") == "none" else "auto")
+
+    @property
+    def console(self) -> Console:
+        """Where tables and lines go."""
+        return Console(quiet=self.screen == "none")
 
     def announce(self, continued: bool) -> None:
         """Say where the sweep is, and write its journal with what the runs have reached."""
@@ -281,27 +288,27 @@ class SweepRun:
             failed = sum(job.state == FAILED for job in added) if not self.settings.retry else 0
             again = f", {failed} of them failed (sweep.retry=true runs those again)" if failed else ""
             self.say(f"{counted(kept, 'job')} of {len(added)} ended in an earlier launch{again}")
-        if left and not self._stop():
-            self._begun += left
+        if left and not self.stop():
+            self.begun += left
             self.drive(JobQueue(left), self.configs[left[0].number], n_jobs or len(left))
         return added
 
     def drive(self, source: JobQueue, sample: Composed, n_jobs: int) -> None:
         """Run the jobs of a source. What one of them needs decides how many run at a time, `n_jobs` at most."""
-        if self._executor is None:
-            self._executor = self._make_executor(sample, n_jobs)
-            if not self._stop():  # while it measured
-                self.say(self._executor.description)
-        view = make_sweep_view(self._output, self.sweep, f"sweep {shown(self.sweep.folder)}", self.console)
+        if self.executor is None:
+            self.executor = self._make_executor(sample, n_jobs)
+            if not self.stop():  # while it measured
+                self.say(self.executor.description)
+        view = make_sweep_view(self.out, self.sweep, f"sweep {shown(self.sweep.folder)}", self.screen)
 
         def task_of(job: Job) -> SlotTask:
             composed = self.configs[job.number]
             label = f"job {job.number} ({self.sweep.settings(job)}): "
-            launch = Launch(self.argv, override_values(parse_overrides(job.overrides)))
+            launch = Launch(self.command.argv, override_values(parse_overrides(job.overrides)))
             return SlotTask(composed.config, composed.hydra_config, launch, label)
 
         try:
-            Scheduler(self.sweep, self._executor, task_of, view, self._stop).run(source)
+            Scheduler(self.sweep, self.executor, task_of, view, self.stop).run(source)
         finally:
             view.close()
 
@@ -309,13 +316,13 @@ class SweepRun:
         """Run the jobs that a sweeper of a plugin asks for, numbered from `first`. Each with its best score, or NaN."""
         composed = [self.composer.compose(overrides) for overrides in batch]
         jobs = self.run(composed, first, len(composed))  # later batches may have more left
-        if self._stop.code is not None:  # the sweeper would go on
-            raise Interrupted(self._stop.code)
+        if self.stop.code is not None:  # the sweeper would go on
+            raise Interrupted(self.stop.code)
         return [(job, math.nan if job.best is None else job.best) for job in jobs]
 
     def ran_elsewhere(self, scores: Sequence[JobScore]) -> None:
-        """Note the jobs that another launcher has run, and print the errors of those that were on other machines."""
-        self._retry_hint = "the same command runs failed jobs again"
+        """Note the jobs that another launcher has run."""
+        self.retry_hint = "the same command runs failed jobs again"
         for job in self.sweep.jobs:
             job.refresh()
         for score in scores:
@@ -324,36 +331,33 @@ class SweepRun:
             job.exit_code, job.error = score.exit_code, score.error.partition("\n")[0]
             if score.exit_code not in (ExitCode.DONE, ExitCode.SIGINT, ExitCode.SIGTERM):
                 job.state = FAILED
-            if score.error and not score.is_shown:
-                write_line(sys.stderr, score.error)
-            self._begun.append(job)
+            self.begun.append(job)
         self._save()
 
     def launcher_failed(self, name: str, error: Exception) -> None:
         """Note that the launcher of a plugin has raised an error, such as that of a job whose time was over."""
-        self._launcher_failed = True
+        self.launcher_has_failed = True
         write_line(sys.stderr, f"error: hydra/launcher={name}: {type(error).__name__}: {first_line(error)}")
 
     def finish(self) -> int:
         """Print the tables, write the presets. The first exit code but 0 of this launch, or 0."""
-        found = results(self.sweep)
+        finished = results(self.sweep)
         # The sweeper of a plugin may have forgotten jobs of earlier launches.
-        known = [one for one in winners(found) if one.jobs[0].number in self.configs]
+        known = [result for result in winners(finished) if result.jobs[0].number in self.configs]
         presets = [self.write_preset(winner.jobs[0], winner.expect, winner.line.name) for winner in known]
         self._save()
-        if self.console != "none":
-            folder = shlex.quote(str(shown(self.sweep.folder)))
-            unfinished = any(job.state not in (DONE, FAILED) for job in self.sweep.jobs)
-            lines = [("best so far" if unfinished else "best", preset) for preset in presets]
-            lines.append(("next", self.sweep.continue_command if unfinished else f"border-report {folder}"))
-            if any(job.state == FAILED for job in self.sweep.jobs):
-                lines.append(("", self._retry_hint))
-            if not self._begun and not unfinished:
-                lines.append(("", "all jobs of this sweep have ended; sweep.new=true starts a new one"))
-            print_sweep_tables(Console(), self.sweep, found)
-            print_lines(Console(), *lines)
-        otherwise = ExitCode.DEFECT if self._launcher_failed else ExitCode.DONE
-        return next((job.exit_code for job in self._begun if job.exit_code), int(otherwise))
+        folder = shlex.quote(str(shown(self.sweep.folder)))
+        unfinished = any(job.state not in (DONE, FAILED) for job in self.sweep.jobs)
+        lines = [("best so far" if unfinished else "best", preset) for preset in presets]
+        lines.append(("next", self.sweep.continue_command if unfinished else f"border-report {folder}"))
+        if any(job.state == FAILED for job in self.sweep.jobs):
+            lines.append(("", self.retry_hint))
+        if not self.begun and not unfinished:
+            lines.append(("", "all jobs of this sweep have ended; sweep.new=true starts a new one"))
+        print_sweep_tables(self.console, self.sweep, finished)
+        print_lines(self.console, *lines)
+        otherwise = ExitCode.DEFECT if self.launcher_has_failed else ExitCode.DONE
+        return next((job.exit_code for job in self.begun if job.exit_code), int(otherwise))
 
     def _make_executor(self, composed: Composed, n_jobs: int) -> Executor:
         """Decide where jobs run and how many at a time, by what one of this configuration needs."""
@@ -367,16 +371,16 @@ class SweepRun:
 
     def close(self) -> None:
         """Leave where the jobs ran."""
-        if self._executor is not None:
-            self._executor.close()
+        if self.executor is not None:
+            self.executor.close()
 
     def _divided(self, config: TrainConfig, n_jobs: int) -> LocalExecutor:
         if self.settings.slots is not None or n_jobs == 1:
             return slots.executor(min(self.settings.slots or 1, n_jobs), config.device)
-        args = (config, self.sweep.folder, set(self._typed), max(1, cpus() // n_jobs))
+        args = (config, self.sweep.folder, set(self.command.typed), max(1, cpus() // n_jobs))
         try:
             child = Child("job", slots.measure_need, args, trains=True)
-            measured = child.answer(_MEASURED_S, self._stop.check)
+            measured = child.answer(_MEASURED_S, self.stop.check)
         except (ChildError, ResourceError, TimeoutError) as e:
             why = f"what a job needs could not be measured: {first_line(e)}"
             return LocalExecutor(1, cpus(), reason=why)
@@ -391,12 +395,13 @@ class SweepRun:
         words = _beside_preset(composed)
         has_id = any(word.startswith(("env.id=", "env.entry_point=")) for word in words)
         slug = env_slug("gym" if has_id else composed.choices["env"], composed.config.env.name)
-        path = self.sweep.folder / f"best_{slug}.yaml"
-        typed = [shlex.quote(word) for word in (*self.composer.typed_search, *words)]
-        command = " ".join(["border-train", *typed, f"preset={shlex.quote(str(shown(path)))}"])
+        path = self.sweep.folder / "preset" / f"best_{slug}.yaml"
+        folders = self.composer.words_for_folders(shown(self.sweep.folder))
+        command = shlex.join(["border-train", *folders, *words, f"preset={path.stem}"])
         base = self.composer.compose([*words, "preset=none"]).config
         try:
             source = f"{shown(self.sweep.folder)}, {name}"
+            path.parent.mkdir(exist_ok=True)
             write_preset(path, composed.config, base, expect, source, command)
         except OSError as e:
             raise folder_error(e, path) from e
@@ -409,5 +414,4 @@ class SweepRun:
             raise folder_error(e, self.sweep.folder / SWEEP_FILE) from e
 
     def say(self, line: str) -> None:
-        if self.console != "none":
-            print_lines(Console(), ("", line))
+        print_lines(self.console, ("", line))

@@ -19,16 +19,16 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import HydraContext
 from omegaconf import DictConfig
 
+from border_cli.cli.command import report, tracebacks
 from border_cli.cli.compose import Composed, check_composed
-from border_cli.cli.hydra_errors import report
 from border_cli.cli.overrides import override_values, parse_overrides
-from border_cli.cli.start import resume_run, start_run
+from border_cli.cli.start import continue_run, start_run
 from border_cli.config import registry
 from border_cli.config.resolve import changes, check_changes, inherit, reopen
 from border_cli.config.schema import TrainConfig
-from border_cli.config.validate import validate
 from border_cli.core.errors import ExitCode, Interrupted
 from border_cli.core.progress import View
+from border_cli.display.output import write_line
 from border_cli.run.directory import CONFIG_FILE, Launch, read_config
 from border_cli.run.resume import DONE
 from border_cli.run.summary import mean_score, read_summary
@@ -48,8 +48,7 @@ class SlotTask:
         registry.import_installed_plugins()
         context = HydraContext(None, Callbacks(self.hydra_config))
         composed = Composed(self.config, self.hydra_config, context, run_dir)
-        with _errors(self.label) as ended:
-            ended.debug = self.config.debug
+        with _errors(self.label) as ended, tracebacks(self.config.debug):
             registry.import_plugins(self.config.plugins)  # the stored configuration names what they register
             _train_or_resume(composed, self.launch, view)
         if ended.text:
@@ -60,7 +59,7 @@ class SlotTask:
 class JobScore(float):
     """The best score of a job as a number for a sweeper, NaN where there is none, with what became of the job.
 
-    error: what the job printed about it · is_shown: whether that went where the sweep's errors go.
+    error: what is to be printed about it.
     """
 
     number: int
@@ -68,13 +67,6 @@ class JobScore(float):
     run_dir: Path
     exit_code: int
     error: str
-    is_shown: bool
-
-
-def _stderr() -> tuple[int, int]:
-    """Where errors go."""
-    status = os.fstat(2)
-    return status.st_dev, status.st_ino
 
 
 _stopped_by: ExitCode | None = None
@@ -86,14 +78,13 @@ class SweepTask:
     """What another launcher calls with each composed job, in this process or, pickled, in another one.
 
     argv: the command line of the sweep · presets: those that exist · scores: of the jobs that ran in this process ·
-    pid, stderr: process of the sweep, and where its errors go.
+    pid: process of the sweep, which prints the errors of jobs elsewhere.
     """
 
     argv: list[str]
     presets: list[str]
     scores: list[JobScore] = field(default_factory=list)
     pid: int = field(default_factory=os.getpid)
-    stderr: tuple[int, int] = field(default_factory=_stderr)
 
     def __call__(self, composed: DictConfig) -> float:
         """Train, or resume the run in the job's directory. Raises no Exception, so that the sweep continues."""
@@ -103,13 +94,13 @@ class SweepTask:
         overrides = tuple(state.overrides.task)
         run_dir = Path(state.runtime.output_dir)
         label = f"job {state.job.num} ({' '.join(word.lstrip('+') for word in overrides)}): "
-        with _errors(label) as ended:
+        with _errors(label, is_printed=os.getpid() == self.pid) as ended:
             if _stopped_by is not None:
                 raise Interrupted(_stopped_by)
             typed = override_values(parse_overrides(overrides))
             config = check_composed(composed, state.runtime.choices, typed, self.presets)
-            ended.debug = config.debug
-            _train_or_resume(Composed(config, composed, None, run_dir), Launch(self.argv, typed))
+            with tracebacks(config.debug):
+                _train_or_resume(Composed(config, composed, None, run_dir), Launch(self.argv, typed))
         if ended.code in (ExitCode.SIGINT, ExitCode.SIGTERM):
             if os.getpid() == self.pid:
                 raise Interrupted(ExitCode(ended.code))
@@ -118,7 +109,7 @@ class SweepTask:
         mean = mean_score(read_summary(run_dir), "best_score")
         score = JobScore(math.nan if mean is None else mean)
         score.number, score.overrides, score.run_dir = state.job.num, overrides, run_dir
-        score.exit_code, score.error, score.is_shown = ended.code, ended.text, _stderr() == self.stderr
+        score.exit_code, score.error = ended.code, ended.text
         self.scores.append(score)
         return score
 
@@ -129,28 +120,25 @@ def _train_or_resume(composed: Composed, launch: Launch, view: View | None = Non
     if run_dir is None or not (run_dir / CONFIG_FILE).exists():
         start_run(composed, launch, view)
         return
-    stored = reopen(read_config(run_dir))
-    config = inherit(composed.config, stored)
     if read_summary(run_dir).get("status") == DONE:
         # The sweeper of a plugin may draw other values when it is continued, and its launcher chooses the directory.
-        check_changes(stored, changes(stored, reopen(config)))
+        stored = reopen(read_config(run_dir))
+        check_changes(stored, changes(stored, reopen(inherit(composed.config, stored))))
     else:
-        validate(config)
-        resume_run(run_dir, stored, config, launch, view)
+        continue_run(run_dir, composed.config, launch, view)
 
 
 @dataclass
 class _End:
-    """How a job ended: its exit code, and what an error had printed. debug: whether that has a traceback."""
+    """How a job ended: its exit code, and what an error had printed."""
 
     code: int = int(ExitCode.DONE)
     text: str = ""
-    debug: bool = False
 
 
 @contextmanager
-def _errors(label: str) -> Iterator[_End]:
-    """Turn what a job raises into an exit code; print errors on stderr."""
+def _errors(label: str, is_printed: bool = True) -> Iterator[_End]:
+    """Turn what a job raises into an exit code and the text of its error, which may be printed on stderr."""
     end, text = _End(), io.StringIO()
     try:
         yield end
@@ -160,7 +148,7 @@ def _errors(label: str) -> Iterator[_End]:
         end.code = int(ExitCode.SIGINT)
     except (Exception, SystemExit) as e:  # noqa: BLE001 - a failed job must not end the sweep
         with redirect_stderr(text):
-            end.code = report(e, end.debug, label)
+            end.code = report(e, job=label)
         end.text = text.getvalue().rstrip()
-        sys.stderr.write(f"{end.text}\n")
-        sys.stderr.flush()
+        if is_printed:
+            write_line(sys.stderr, end.text)

@@ -7,8 +7,6 @@ nothing.
 
 from __future__ import annotations
 
-import atexit
-import gc
 import shlex
 import sys
 from argparse import Namespace
@@ -18,9 +16,9 @@ from pathlib import Path
 
 from hydra.core.override_parser.types import Override
 
+from border_cli.cli.command import command, read_page, show, tracebacks
 from border_cli.cli.compose import Composed, Composer
 from border_cli.cli.help import help_page
-from border_cli.cli.hydra_errors import read_page, run_command, show, tracebacks
 from border_cli.cli.overrides import (
     Parser,
     check_single,
@@ -29,16 +27,16 @@ from border_cli.cli.overrides import (
     set_value,
     typed_names,
 )
-from border_cli.cli.start import end_imports, resume_run, start_run
+from border_cli.cli.start import continue_run, end_imports, resume_run, start_run
 from border_cli.cli.sweep import SweepSettings, run_sweep
 from border_cli.cli.translate import check_words
 from border_cli.config import registry
 from border_cli.config.convert import RESUME, dump, to_config, to_plain
-from border_cli.config.resolve import inherit, reopen, reopen_for_device, with_typed_budget
+from border_cli.config.resolve import reopen, reopen_for_device, with_typed_budget
 from border_cli.config.schema import GROUPS, TrainConfig, option
 from border_cli.config.validate import check_effect, validate
 from border_cli.core.errors import ExitCode, UsageError
-from border_cli.run.directory import RUNS, Launch, check_plain, read_config, read_config_data
+from border_cli.run.directory import RUNS, Launch, check_plain, read_config_data
 from border_cli.run.find import run_directory
 from border_cli.run.trust import check_code
 from border_cli.runtime.signals import StopFlag
@@ -59,14 +57,9 @@ class _Settings:
     )
 
 
-def main(argv: list[str] | None = None) -> int:
-    """The command. argv: its arguments, by default those of the process. Returns the exit code."""
-    if argv is None:
-        atexit.register(gc.freeze)  # a garbage collection of all that torch has imported takes half a second
-    return run_command(_command, argv)
-
-
-def _command(argv: Sequence[str]) -> int:
+@command
+def main(argv: Sequence[str]) -> int:
+    """The command."""
     if not argv:
         show(read_page("train-short"))
         return ExitCode.DONE
@@ -94,7 +87,10 @@ def _dispatch(argv: Sequence[str], sweep: Path | None = None) -> int:
     registry.import_plugins(typed_names(overrides).get("plugins", ()))
     launch = Launch(list(argv), override_values(overrides))
     if resumed not in (None, _AUTO) and not flags.help:
-        return _resume_named(resumed, overrides, launch, flags.trust)
+        choice = "a run, or resume=auto for the unfinished run with these arguments"
+        run_dir = run_directory(Path(resumed), choice)
+        stored, config = stored_config(run_dir, overrides, flags.trust)
+        return int(resume_run(run_dir, stored, config, launch).code)
     with Composer(overrides, flags.config_dir) as composer:
         if shows:
             show(help_page(composer, groups) if flags.help else dump(to_plain(composer.compose().config)))
@@ -180,17 +176,10 @@ def _plan(composed: Composed, launch: Launch) -> int:
     return ExitCode.DONE
 
 
-def _resume_named(name: str, overrides: Sequence[Override], launch: Launch, trusted: bool) -> int:
-    """Continue this run. The exit code. Raises BorderError for what is refused; the run is then unchanged."""
-    run_dir = run_directory(Path(name), "a run, or resume=auto for the unfinished run with these arguments")
-    stored, config = stored_config(run_dir, overrides, RESUME, trusted)
-    return int(resume_run(run_dir, stored, config, launch).code)
-
-
 def stored_config(
-    run_dir: Path, overrides: Sequence[Override], command: str, trusted: bool
+    run_dir: Path, overrides: Sequence[Override], trusted: bool
 ) -> tuple[TrainConfig, TrainConfig]:
-    """The configuration of a run, and the same with the overrides, checked. command: for messages.
+    """The configuration of a run, and the same with the overrides, checked.
 
     Modules that the run names are imported only if they are typed too, or trusted; see `border_cli.run.trust`.
     """
@@ -201,7 +190,7 @@ def stored_config(
     check_code({"plugins": modules}, names, trusted)  # before the rest is checked: they may define its keys
     registry.import_plugins(modules)
     stored = reopen(to_config(data))
-    config = _with_overrides(stored, overrides, override_values(overrides), command)
+    config = _with_overrides(stored, overrides)
     check_code(to_plain(config), names, trusted)
     return stored, config
 
@@ -218,25 +207,20 @@ def _resume_unfinished(composed: Composed, launch: Launch, trusted: bool) -> int
     run_dir = newest_unfinished(RUNS, composed.config, trusted)
     if run_dir is None:
         return int(start_run(composed, launch).code)
-    stored = reopen(read_config(run_dir))
-    config = inherit(composed.config, stored)
-    validate(config)
-    return int(resume_run(run_dir, stored, config, launch).code)
+    return int(continue_run(run_dir, composed.config, launch).code)
 
 
-def _with_overrides(
-    stored: TrainConfig, overrides: Sequence[Override], typed: dict[str, str], command: str
-) -> TrainConfig:
+def _with_overrides(stored: TrainConfig, overrides: Sequence[Override]) -> TrainConfig:
     check_single(overrides)
-    changed = to_plain(stored)
+    changed, typed = to_plain(stored), override_values(overrides)
     for override in overrides:
         key = override.key_or_group
         if key in GROUPS:
             raise UsageError(
-                f"{command}: {key}={override.value()} chooses a group, and a stored run keeps its own",
+                f"resume: {key}={override.value()} chooses a group, and a stored run keeps its own",
                 allowed=f"single values, such as {key}.<key>=<value>, or a new run with init_from=<run>",
             )
-        set_value(changed, override, command=command)
+        set_value(changed, override, command=RESUME)
     for group, section in changed.items():
         if f"{group}.type" in typed and (entry := registry.find(group, section["type"])) is not None:
             known = [

@@ -66,11 +66,11 @@ class _Translation:
         self.left_out = list[str]()
         self._keys = (*GROUPS, *all_keys())
         self._own_files = any(word.startswith(_OWN_FILES) for word in argv)
-        found = list(self._read(argv))
-        self._typed = {word.target: word.value for word in found}
+        read = list(self._read(argv))
+        self._typed = {word.target: word.value for word in read}
         self._env = self._environment(self._typed.get("env", "cartpole"))
         self._agent = self._algorithm(self._typed.get("agent", ""))
-        for word in found:
+        for word in read:
             self._add(word)
         keys = [word.partition("=")[0] for word in self.words]
         self.words = [word for i, word in enumerate(self.words) if keys[i] not in keys[i + 1 :]]
@@ -116,7 +116,7 @@ class _Translation:
         key = name.replace("-", "_")
         if key.startswith(("env.kwargs.", "sweep.")) or key in self._keys:
             return key
-        by_leaf = {one.rpartition(".")[2]: one for one in reversed(self._keys)}
+        by_leaf = {full.rpartition(".")[2]: full for full in reversed(self._keys)}
         if (target := known_as(key) or by_leaf.get(key)) is None and key.startswith("env."):
             return None if nearest_key(key, self._keys) else f"env.kwargs.{key.removeprefix('env.')}"
         return target
@@ -241,4 +241,4 @@ def _agent(name: str) -> str | None:
         table()["algorithms"].get(plain, ""),
         plain.partition("_")[0],
     )
-    return next((one for one in candidates if one in AGENTS), None)
+    return next((name for name in candidates if name in AGENTS), None)

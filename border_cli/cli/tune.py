@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
 from border_cli.cli.compose import Composed, Composer, hydra_section
 from border_cli.cli.search_space import Space, default_space, read_space
 from border_cli.core.errors import ExitCode, UsageError
@@ -99,9 +97,8 @@ def _finish(run: SweepRun, tuner: Tuner) -> int:
         lines.append(("next", run.sweep.continue_command))
     if any(job.state == FAILED for job in tuner.unfinished_jobs):
         lines.append(("", RETRY))
-    if run.console != "none":
-        print_tuning_tables(Console(), tuner)
-        print_lines(Console(), *lines)
+    print_tuning_tables(run.console, tuner)
+    print_lines(run.console, *lines)
     if winner is not None:
         return int(ExitCode.DONE)
     # A trial that was pruned was stopped, too, but that is no failure. A trial with values that are not allowed has no job.

@@ -73,17 +73,13 @@ def variants() -> list[str]:
 
 
 def file_of(preset: str) -> str:
-    """The file, below the folder of configurations if it is not the user's own, that has the values of a preset."""
-    if preset.endswith(".yaml"):
-        return preset
+    """The file that has the values of a preset, below the folder of configurations or the user's."""
     return f"preset/{in_families()[preset][0] if preset in in_families() else preset}.yaml"
 
 
 def keys_of(preset: str) -> set[str]:
-    """The dotted keys that a preset has values for; preset: its name, or the path of a file."""
+    """The dotted keys that a shipped preset has values for."""
     values = shipped().get(preset) or {}
-    if preset.endswith(".yaml") and (file := Path(preset)).is_file():
-        values = _parsed(file)
     return {f"{group}.{key}" for group in GROUPS for key in values.get(group) or {}}
 
 

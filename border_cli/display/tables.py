@@ -51,7 +51,7 @@ def print_tables(console: Console, tables: Sequence[Table]) -> None:
     """Print tables with rounded boxes on a terminal, in plain ASCII elsewhere."""
     out = console
     if not console.is_terminal:
-        out = Console(file=console.file, width=_PLAIN_WIDTH, color_system=None)
+        out = Console(file=console.file, width=_PLAIN_WIDTH, color_system=None, quiet=console.quiet)
     for table in tables:
         table.box = _box(console)
         out.print(table)

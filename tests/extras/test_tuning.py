@@ -54,7 +54,7 @@ def test_a_killed_tuning_continues_and_the_winner_is_a_preset(
     assert len(list(sweep.glob("*_dqn_cartpole"))) == 4 + 2  # no run began anew
     whole = Run(sweep / "0_dqn_cartpole")
     assert (whole.counts[0], whole.steps("eval/return_mean")) == (60, [10, 20, 30, 40, 50, 60])
-    preset = load(sweep / "best_cartpole.yaml")
+    preset = load(sweep / "preset" / "best_cartpole.yaml")
     assert preset["agent"]["lr"] == pytest.approx(study.best_trial.params["agent.lr"], rel=1e-3)
 
 

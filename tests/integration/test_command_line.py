@@ -334,20 +334,6 @@ def test_a_group_of_the_users_own_may_choose_agent_and_environment(shown, tmp_pa
     assert (config["preset"]["name"], config["trainer"]["max_env_steps"]) == ("sac_halfcheetah", 1_000_000)
 
 
-def test_a_preset_in_a_file_is_read_as_hydra_reads_files(shown, tmp_path, capsys):
-    write(tmp_path / "mine.yaml", "agent: {lr: 5e-4}\n")
-    assert shown("preset=mine.yaml")["agent"]["lr"] == 5e-4
-    for text, message in (
-        ("agent:\n  lr: 1\nagent:\n  gamma: 0.9\n", "found duplicate key agent"),
-        ("", "holds no values"),
-        ("[1]", "holds no values"),
-        ("5", "preset=mine.yaml cannot be read: "),
-    ):
-        write(tmp_path / "mine.yaml", text)
-        assert main(["preset=mine.yaml", "--cfg", "job"]) == 2
-        assert message in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("folder", "message"),
     [

@@ -504,7 +504,7 @@ def test_a_run_on_a_cluster_may_be_resumed_with_processes(tmp_path: Path) -> Non
     assert all(safe(stored, one) for one in changes(stored, changed))
     words = ["actor_manager.type=process", "actor_manager.address=auto"]
     with pytest.raises(UsageError, match=r"actor_manager\.address"):
-        stored_config(tmp_path, parse_overrides(words), "resume", False)
+        stored_config(tmp_path, parse_overrides(words), False)
 
 
 def test_a_typed_budget_leaves_another_one_that_was_chosen_too(workplace: Path) -> None:

@@ -310,6 +310,7 @@ def test_the_preset_of_a_sweep_with_files_of_the_user_is_used_with_them(
     words += ("trainer.eval_interval=20", "trainer.save_interval=null", "recorder.console=plain")
     assert main(["--config-dir", "c", "-m", *tiny(*words)]) == 0
     (best,) = re.findall("best +(border-train --config-dir c .*)", capsys.readouterr().out)
+    assert "'hydra.searchpath=[runs/sweeps/" in best
     with_preset = train(*shlex.split(best)[1:], "trainer=sync", "trainer.max_env_steps=200")
     assert with_preset.config.agent.gamma in (0.5, 0.6)
 
@@ -318,15 +319,17 @@ def test_the_best_configuration_is_a_preset_for_other_runs(
     workplace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert sweep("agent.gamma=0.5,0.6", "trainer=sync", "hydra/launcher=basic", "recorder.console=plain") == 0
-    (preset,) = Path("runs/sweeps").glob("*/*/best_cartpole.yaml")
-    lines = read_jsonl(preset.with_name("sweep.jsonl"))
+    (preset,) = Path("runs/sweeps").glob("*/*/preset/best_cartpole.yaml")
+    folder = preset.parent.parent
+    lines = read_jsonl(folder / "sweep.jsonl")
     best = max((line for line in lines if line.get("best") is not None), key=lambda job: job["best"])
     assert (
-        f"best     border-train agent=dqn env=cartpole trainer=sync preset={preset}"
+        f"best     border-train --config-dir {folder} agent=dqn env=cartpole trainer=sync preset=best_cartpole"
         in capsys.readouterr().out
     )
-    with_preset, alone = train(f"preset={preset}", *SHORT, "trainer=sync"), job_runs()[best["number"]]
-    assert with_preset.config.preset.name == str(preset)
+    with_preset = train("--config-dir", str(folder), "preset=best_cartpole", *SHORT, "trainer=sync")
+    alone = job_runs()[best["number"]]
+    assert with_preset.config.preset.name == "best_cartpole"
     assert with_preset.config.agent == alone.config.agent
     assert with_preset.files("best") == alone.files("best")
 

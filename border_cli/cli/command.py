@@ -1,12 +1,13 @@
-"""What a command prints outside a run: errors on stderr in at most three lines, and pages on stdout."""
+"""What the commands share: exit codes, errors on stderr in at most three lines, and pages on stdout."""
 
 from __future__ import annotations
 
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
 
 from border_cli.core.errors import ActorLostError, BorderError, ExitCode, Interrupted, ResourceError, notes
@@ -32,21 +33,28 @@ def show(text: str) -> None:
             raise ResourceError(f"stdout: {e.strerror}") from e
 
 
-def run_command(command: Callable[[list[str]], int], argv: list[str] | None) -> int:
-    """Run a command with its arguments, by default those of the process. Returns its exit code; errors are printed."""
-    if argv is None:
-        argv = sys.argv[1:]
-        _open_missing_streams()
-    try:
-        return int(command(argv))
-    except Interrupted as e:
-        return int(e.code)
-    except KeyboardInterrupt:
-        return int(ExitCode.SIGINT)
-    except (Exception, SystemExit) as e:  # noqa: BLE001 - the last place where an error can become an exit code
-        if _was_interrupted(e):
+def command(run: Callable[[Sequence[str]], int | None]) -> Callable[..., int]:
+    """A command from a function of its arguments, by default those of the process. It prints errors.
+
+    It returns the exit code; None of the function is 0.
+    """
+
+    @wraps(run)
+    def main(argv: Sequence[str] | None = None) -> int:
+        if argv is None:
+            argv = sys.argv[1:]
+            _open_missing_streams()
+        try:
+            with tracebacks(any(arg.lstrip("+").lower() == "debug=true" for arg in argv)):
+                return int(run(argv) or ExitCode.DONE)
+        except Interrupted as e:
+            return int(e.code)
+        except KeyboardInterrupt:
             return int(ExitCode.SIGINT)
-        return report(e, any(arg.lstrip("+").lower() == "debug=true" for arg in argv))
+        except (Exception, SystemExit) as e:  # noqa: BLE001 - the last place where an error can become an exit code
+            return int(ExitCode.SIGINT) if _was_interrupted(e) else report(e)
+
+    return main
 
 
 @contextmanager
@@ -55,20 +63,21 @@ def tracebacks(debug: bool) -> Iterator[None]:
     try:
         yield
     except Exception as e:
-        e.__dict__["debug"] = debug
+        if debug:
+            e.__dict__["debug"] = True
         raise
 
 
-def report(error: Exception | SystemExit, debug: bool = False, job: str = "") -> int:
+def report(error: Exception | SystemExit, job: str = "") -> int:
     """Print on stderr what went wrong and return the exit code.
 
     An error of ours is its message, at most three lines, with its notes last. A defect keeps its traceback for a bug
     report, and an error of an environment keeps the environment's. SystemExit from inside a run is a defect with any
-    code. debug: print the traceback in any case · job: which job of a sweep it was.
+    code. job: which job of a sweep it was.
     """
     ours = isinstance(error, BorderError)
     details = []
-    if debug or getattr(error, "debug", False) or not ours:
+    if getattr(error, "debug", False) or not ours:
         details = ["".join(traceback.format_exception(error)).rstrip()]
     elif isinstance(error, ActorLostError) and error.details:
         details = [error.details.rstrip()]
