@@ -71,13 +71,8 @@ _MEASURED_S = 600.0
 """How long it may take to measure what a job needs [s]."""
 
 
-def run_sweep(
-    composer: Composer, launch: Launch, settings: SweepSettings, resumed: Path | None = None
-) -> int:
-    """Run the jobs of a sweep, or continue it. Returns the first exit code that is not 0, or 0.
-
-    resumed: the folder of `resume=<sweep>`.
-    """
+def run_sweep(composer: Composer, launch: Launch, settings: SweepSettings) -> int:
+    """Run the jobs of a sweep, or continue it. Returns the first exit code that is not 0, or 0."""
     argv, sweeper = composer.argv(), launch.typed.get("hydra/sweeper", "basic")
     _check_words(launch, sweeper)
     composed, tuning = list[Composed](), None
@@ -92,7 +87,7 @@ def run_sweep(
     launcher = choices["hydra/launcher"]
     _check_launcher(launcher, sweeper, samples)
     wanted = job_argv(launch.argv)
-    folder = (resumed or _folder(composer, launch, settings, wanted)).absolute()
+    folder = _folder(composer, launch, settings, wanted).absolute()
     continued = (folder / SWEEP_FILE).exists()
     with locked(folder), StopFlag() as stop, output() as out, contextlib.ExitStack() as held:
         sweep = Sweep.read(folder) if continued else Sweep(folder, wanted)
@@ -256,6 +251,11 @@ class SweepRun:
         """Where tables and lines go."""
         return Console(quiet=self.screen == "none")
 
+    @property
+    def continue_command(self) -> str:
+        """The command that continues the sweep: the same again."""
+        return shlex.join(["border-train", *(word for word in self.command.argv if word != "sweep.new=true")])
+
     def announce(self, continued: bool) -> None:
         """Say where the sweep is, and write its journal with what the runs have reached."""
         for job in self.sweep.jobs:
@@ -349,7 +349,7 @@ class SweepRun:
         folder = shlex.quote(str(shown(self.sweep.folder)))
         unfinished = any(job.state not in (DONE, FAILED) for job in self.sweep.jobs)
         lines = [("best so far" if unfinished else "best", preset) for preset in presets]
-        lines.append(("next", self.sweep.continue_command if unfinished else f"border-report {folder}"))
+        lines.append(("next", self.continue_command if unfinished else f"border-report {folder}"))
         if any(job.state == FAILED for job in self.sweep.jobs):
             lines.append(("", self.retry_hint))
         if not self.begun and not unfinished:

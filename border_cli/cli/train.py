@@ -7,7 +7,6 @@ nothing.
 
 from __future__ import annotations
 
-import shlex
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
@@ -40,7 +39,6 @@ from border_cli.run.directory import RUNS, Launch, check_plain, read_config_data
 from border_cli.run.find import run_directory
 from border_cli.run.trust import check_code
 from border_cli.runtime.signals import StopFlag
-from border_cli.sweeps.jobs import Sweep, job_argv
 
 _AUTO = "auto"
 _OF_SWEEPS = ("sweep.", "hydra/launcher", "hydra/sweeper", "hydra.launcher.", "hydra.sweeper.")
@@ -53,7 +51,7 @@ class _Settings:
     sweep: SweepSettings = field(default_factory=SweepSettings)
     trust: bool = option(False, "import the code that the run to resume names")
     resume: str | None = option(
-        None, f"a run or sweep to continue; {_AUTO}: the unfinished run of this command, or a new one"
+        None, f"a run to continue; {_AUTO}: the unfinished run of this command, or a new one"
     )
 
 
@@ -65,11 +63,6 @@ def main(argv: Sequence[str]) -> int:
         return ExitCode.DONE
     registry.import_installed_plugins()
     check_words(argv, "border-train")
-    return _dispatch(argv)
-
-
-def _dispatch(argv: Sequence[str], sweep: Path | None = None) -> int:
-    """sweep: the folder of the sweep that is to be continued, if `argv` are its arguments."""
     parser = _parser()
     flags, rest = parser.read(argv)
     if not flags.help and parser.answers(flags, rest):
@@ -79,9 +72,6 @@ def _dispatch(argv: Sequence[str], sweep: Path | None = None) -> int:
     keys = (arg.lstrip("+").partition("=")[0] for arg in argv)
     if not (shows or flags.multirun) and (of_sweeps := [key for key in keys if key.startswith(_OF_SWEEPS)]):
         raise UsageError(f"{of_sweeps[0]} has no effect without -m", allowed="-m, which starts a sweep")
-    if flags.multirun and resumed is not None and sweep is None:
-        words = [arg for arg in argv if not arg.lstrip("+").startswith((f"{RESUME}=", "trust="))]
-        return _resume_sweep(Path(resumed), words, flags.trust)
     groups = [arg for arg in rest if arg in GROUPS] if flags.help else []
     overrides = parse_overrides([arg for arg in rest if arg not in groups])
     registry.import_plugins(typed_names(overrides).get("plugins", ()))
@@ -96,7 +86,7 @@ def _dispatch(argv: Sequence[str], sweep: Path | None = None) -> int:
             show(help_page(composer, groups) if flags.help else dump(to_plain(composer.compose().config)))
             return ExitCode.DONE
         if flags.multirun:
-            return run_sweep(composer, launch, flags.sweep, sweep)
+            return run_sweep(composer, launch, flags.sweep)
         composed = composer.compose()
     with tracebacks(composed.config.debug):
         if composed.config.plan:
@@ -115,35 +105,18 @@ def _parser() -> Parser:
     return parser
 
 
-def _resume_sweep(folder: Path, argv: Sequence[str], trusted: bool) -> int:
-    """`-m resume=<sweep>`: continue a sweep with the arguments that started it. Returns the exit code."""
-    sweep = Sweep.read(folder)
-    added = [arg for arg in argv if job_argv([arg])]
-    if added:
-        raise UsageError(
-            f"{added[0]}: a sweep that is continued keeps its arguments",
-            allowed=f"-m resume={folder} alone, or with sweep.…, recorder.console and debug",
-        )
-    if sweep.code_words and not trusted:
-        raise UsageError(
-            f"{folder}: its arguments may name code or addresses: {shlex.join(sweep.code_words)}",
-            allowed="trust=true, if you trust the maker of the sweep, or the command that started it",
-        )
-    return _dispatch([*argv, *sweep.argv], folder)
-
-
 def _check_flags(flags: Namespace) -> None:
     """Refuse flags that do not go together, or not with `resume`."""
     resumed = flags.resume
     if flags.trust and resumed is None:
         raise UsageError("trust has no effect without resume", allowed="resume=<run> trust=true")
-    if resumed == _AUTO and flags.multirun:
+    if resumed and flags.multirun:
         raise UsageError(
-            f"resume={_AUTO} looks for one run, and -m starts several",
-            allowed="the same command again, which continues its sweep, or -m resume=<sweep>",
+            "resume continues one run, and -m starts several",
+            allowed="the command of a sweep again, which continues it",
         )
     flag = "--cfg" if flags.cfg else "--config-dir" if flags.config_dir else ""
-    if flag and resumed not in (None, _AUTO) and not flags.multirun:
+    if flag and resumed not in (None, _AUTO):
         raise UsageError(
             f"{flag} is about composing, and resume={resumed} uses the configuration stored with the run",
             allowed=f"{flag} without resume; the run's config.yaml shows its values",

@@ -94,7 +94,7 @@ def _finish(run: SweepRun, tuner: Tuner) -> int:
         preset = run.write_preset(winner.jobs[0], tuner.expect(winner), f"trial {winner.number}: {values}")
         lines += [("best", preset), ("study", f"optuna-dashboard {folder}/{STUDY_FILE}")]
     elif not tuner.has_ended:
-        lines.append(("next", run.sweep.continue_command))
+        lines.append(("next", run.continue_command))
     if any(job.state == FAILED for job in tuner.unfinished_jobs):
         lines.append(("", RETRY))
     print_tuning_tables(run.console, tuner)

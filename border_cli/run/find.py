@@ -76,7 +76,7 @@ def run_directory(named: Path, allowed: str = "a run") -> Path:
     if (named / CONFIG_FILE).is_file():
         return named.resolve()
     if (named / SWEEP_FILE).is_file():
-        raise UsageError(f"{named} is a sweep", allowed=f"border-train -m resume={named}, or one of its runs")
+        raise UsageError(f"{named} is a sweep", allowed="one of its runs, or its command again")
     raise _no_run(named, [run for run in _runs_in(named) if read_summary(run).get("status") != "done"])
 
 

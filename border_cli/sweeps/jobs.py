@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import bisect
 import json
-import re
-import shlex
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +14,7 @@ from border_cli.core.errors import UsageError
 from border_cli.core.json_text import finite_or_null
 from border_cli.core.progress import JobProgress
 from border_cli.recorders.files import AppendedFile
-from border_cli.run.directory import CONFIG_FILE, RUNS, SWEEP_FILE, SWEEPS, shown
+from border_cli.run.directory import CONFIG_FILE, RUNS, SWEEP_FILE, SWEEPS
 from border_cli.run.summary import mean_score, read_summary
 from border_cli.runtime.files import open_plain
 
@@ -158,17 +156,6 @@ class Sweep:
         except (OSError, ValueError, KeyError, TypeError) as e:
             raise UsageError(f"{path} cannot be read: {type(e).__name__}: {e}") from e
 
-    @property
-    def code_words(self) -> list[str]:
-        """The arguments that may name code, or a place on the disk or in the network: not to be used without trust."""
-        return [word for word in self.argv if not _DATA.fullmatch(word)]
-
-    @property
-    def continue_command(self) -> str:
-        """The command that continues it."""
-        command = f"border-train -m resume={shlex.quote(str(shown(self.folder)))}"
-        return f"{command} trust=true" if self.code_words else command
-
     def numbered(self, wanted: int, overrides: Sequence[str]) -> int:
         """The number of the job with these overrides: `wanted`, unless that is the number of a job with other overrides.
 
@@ -216,10 +203,6 @@ class Sweep:
 RETRY = "sweep.retry=true with the same command runs failed jobs again"
 """What the command says of jobs that have failed."""
 
-_DATA = re.compile(
-    r"(?!hydra|plugins=|step_processor=|init_from=|recorder\.(mlflow|type)=|env\.(?!id=))[\w.]+=(ALE/)?[^:/]*"
-)
-"""An argument that names neither code nor a place."""
 _NOT_OF_JOBS = ("sweep.", "recorder.console=", "debug=", "hydra.sweep.dir=")
 """Beginnings of arguments that do not change what the jobs learn."""
 

@@ -59,7 +59,7 @@ COMPOSITION = [
     Row("agent.lrr=0.1", "agent.lrr: there is no such key|nearest: agent.lr"),
     Row("~agent.lr", "~agent.lr: this cannot be removed|allowed: ~env.kwargs.<key>"),
     Row("~env.kwargs.n", "env.kwargs.n"),
-    Row("resume=", "resume=: the value is missing|allowed: a run or sweep to continue; auto: "),
+    Row("resume=", "resume=: the value is missing|allowed: a run to continue; auto: "),
     Row("env=gym env.kwargs.bad=nan", "env.kwargs: nan"),
     Row("preset.env_id=Acrobot-v1", "preset.env_id cannot be typed|allowed: preset=<name>"),
     Row("-m seed=1,2 agent.lrr=0.1", "agent.lrr: there is no such key"),

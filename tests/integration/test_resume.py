@@ -292,7 +292,7 @@ def test_a_run_that_is_done_needs_a_larger_budget(done: Run, capsys: pytest.Capt
         (["~agent.lr"], "is not possible with it"),
         (["trainer.max_opts=1,2"], "has several values"),
         (["trainer.max_opts=-1"], "trainer.max_opts"),
-        (["-m"], "is not a sweep"),
+        (["-m"], "resume continues one run, and -m starts several"),
         (["--cfg", "job"], "--cfg is about composing"),
         (["--config-dir", "."], "--config-dir is about composing"),
     ],

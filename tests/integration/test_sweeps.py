@@ -193,7 +193,7 @@ def test_a_killed_sweep_continues_and_its_runs_equal_those_of_one_that_was_not_k
     assert first.files("checkpoints", "best") == alone.files("checkpoints", "best")
 
     before = [run.files(".") for run in (first, second)]
-    assert main(["-m", f"resume={sweep}", "trust=true", "recorder.console=plain"]) == 0
+    assert main(["-m", *words, f"hydra.sweep.dir={sweep}", "recorder.console=plain"]) == 0
     assert "2 jobs of 2 ended in an earlier launch" in capsys.readouterr().out
     assert [run.files(".") for run in (first, second)] == before
 
@@ -261,15 +261,6 @@ def test_failed_jobs_run_again_when_asked_for_and_a_new_sweep_when_asked_for(wor
     assert len(list(Path("runs/sweeps").glob("*/*"))) == 2
 
 
-def test_a_sweep_of_somebody_else_is_not_continued_by_its_own_words(
-    workplace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Sweep(workplace, ["plugins=[os]", "seed=1,2"]).save()
-    assert main(["-m", f"resume={workplace}"]) == 2
-    first, second = capsys.readouterr().err.splitlines()
-    assert first.endswith("may name code or addresses: 'plugins=[os]'") and "trust=true" in second
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -278,14 +269,13 @@ def test_a_sweep_of_somebody_else_is_not_continued_by_its_own_words(
         (["-m", "sweep.retry=yes"], "allowed: true or false"),
         (["-m", "sweep.slot=2"], "nearest: sweep.slots"),
         (["-m", "hydra/sweeper=border_optuna,basic"], "hydra/sweeper=border_optuna,basic: a sweep has one"),
-        (["-m", "resume=auto"], "the same command again"),
-        (["-m", "resume=."], ". is not a sweep: it has no sweep.jsonl"),
+        (["-m", "resume=auto"], "resume continues one run, and -m starts several"),
         (["-m", "seed=1,2", "hydra.sweep.dir=/proc/sweeps"], "/proc/sweeps cannot be made"),
         (["-m", "seed=1,2", "hydra.sweep.dir=other"], "other holds a sweep"),
         (["-m", "agent.lr=interval(0.1,0.2)"], "agent.lr=interval(0.1,0.2) is a search space"),
         (["agent.lr=interval(0.1,0.2)"], "allowed: -m hydra/sweeper=border_optuna, for tuning"),
         (["-m", "seed=range(10,1)"], "the sweep has no jobs: one of its ranges is empty"),
-        (["resume=other"], "allowed: border-train -m resume=other"),
+        (["resume=other"], "allowed: one of its runs, or its command again"),
         (["hydra/sweeper=border_optuna"], "hydra/sweeper has no effect without -m"),
         (["-m", "hydra/sweeper=optunaa"], "there is no 'optunaa'"),
     ],
