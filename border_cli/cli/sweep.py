@@ -22,7 +22,7 @@ from rich.console import Console
 from border_cli.cli.compose import PRIMARY, Composed, Composer, hydra_section, translated
 from border_cli.cli.overrides import check_interval, override_values, parse_overrides, quoted
 from border_cli.cli.sweep_job import JobScore, SlotTask, SweepTask
-from border_cli.config.schema import TrainConfig, option
+from border_cli.config.schema import option
 from border_cli.core.errors import BorderError, ExitCode, Interrupted, ResourceError, UsageError, first_line
 from border_cli.core.format import counted
 from border_cli.display.output import Output, output, write_line
@@ -185,7 +185,8 @@ def _multirun(
     except Exception as e:
         if is_own or isinstance(e, BorderError):
             raise
-        run.launcher_failed(launcher, e)
+        run.launcher_has_failed = True  # such as by a job whose time was over
+        write_line(sys.stderr, f"error: hydra/launcher={launcher}: {type(e).__name__}: {first_line(e)}")
     finally:
         if isinstance(task, SweepTask):
             batches = returned if isinstance(returned, list) else []
@@ -281,13 +282,13 @@ class SweepRun:
         """
         added = self.add(configs, first)
         ended = (DONE,) if self.settings.retry else (DONE, FAILED)
-        kept = sum(job.state in ended for job in added)
+        kept = [job for job in added if job.state in ended]
         # by number: in another launch a sweeper may draw the same values twice
         left = list({job.number: job for job in added if job.state not in ended}.values())
         if kept:
-            failed = sum(job.state == FAILED for job in added) if not self.settings.retry else 0
+            failed = sum(job.state == FAILED for job in kept)
             again = f", {failed} of them failed (sweep.retry=true runs those again)" if failed else ""
-            self.say(f"{counted(kept, 'job')} of {len(added)} ended in an earlier launch{again}")
+            self.say(f"{counted(len(kept), 'job')} of {len(added)} ended in an earlier launch{again}")
         if left and not self.stop():
             self.begun += left
             self.drive(JobQueue(left), self.configs[left[0].number], n_jobs or len(left))
@@ -334,11 +335,6 @@ class SweepRun:
             self.begun.append(job)
         self._save()
 
-    def launcher_failed(self, name: str, error: Exception) -> None:
-        """Note that the launcher of a plugin has raised an error, such as that of a job whose time was over."""
-        self.launcher_has_failed = True
-        write_line(sys.stderr, f"error: hydra/launcher={name}: {type(error).__name__}: {first_line(error)}")
-
     def finish(self) -> int:
         """Print the tables, write the presets. The first exit code but 0 of this launch, or 0."""
         finished = results(self.sweep)
@@ -367,14 +363,7 @@ class SweepRun:
             limit = None if self.settings.slots is None else min(self.settings.slots, n_jobs)
             sweep = self.sweep.folder, self.sweep.sweep_id
             return RayExecutor(_ray_settings(composed), limit, *sweep)
-        return self._divided(composed.config, n_jobs)
-
-    def close(self) -> None:
-        """Leave where the jobs ran."""
-        if self.executor is not None:
-            self.executor.close()
-
-    def _divided(self, config: TrainConfig, n_jobs: int) -> LocalExecutor:
+        config = composed.config
         if self.settings.slots is not None or n_jobs == 1:
             return slots.executor(min(self.settings.slots or 1, n_jobs), config.device)
         args = (config, self.sweep.folder, set(self.command.typed), max(1, cpus() // n_jobs))
@@ -382,9 +371,13 @@ class SweepRun:
             child = Child("job", slots.measure_need, args, trains=True)
             measured = child.answer(_MEASURED_S, self.stop.check)
         except (ChildError, ResourceError, TimeoutError) as e:
-            why = f"what a job needs could not be measured: {first_line(e)}"
-            return LocalExecutor(1, cpus(), reason=why)
+            return LocalExecutor(1, cpus(), reason=f"what a job needs could not be measured: {first_line(e)}")
         return slots.divide(measured, n_jobs)
+
+    def close(self) -> None:
+        """Leave where the jobs ran."""
+        if self.executor is not None:
+            self.executor.close()
 
     def write_preset(self, job: Job, expect: str, name: str) -> str:
         """Write the configuration of a job as the best preset of its environment. The command that uses it.
