@@ -52,7 +52,7 @@ def sweep(*args: str) -> int:
 def job_runs() -> list[Run]:
     """Return the jobs of the only sweep in order."""
     (folder,) = Path("runs/sweeps").glob("*/*")
-    return [Run(path) for path in sorted(folder.iterdir()) if path.is_dir()]
+    return [Run(path) for path in sorted(folder.glob("[0-9]*")) if path.is_dir()]
 
 
 def test_every_job_has_its_own_run_and_equals_a_single_run() -> None:
