@@ -19,6 +19,7 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from rich.console import Console
 
+from border_cli.cli.best_preset import write_best
 from border_cli.cli.compose import PRIMARY, Composed, Composer, hydra_section, translated
 from border_cli.cli.overrides import check_interval, override_values, parse_overrides, quoted
 from border_cli.cli.sweep_job import JobScore, SlotTask, SweepTask
@@ -31,7 +32,6 @@ from border_cli.run.directory import (
     SWEEP_FILE,
     Launch,
     create_sweep,
-    env_slug,
     folder_error,
     locked,
     make_folder,
@@ -43,15 +43,12 @@ from border_cli.runtime.signals import StopFlag
 from border_cli.sweeps import slots
 from border_cli.sweeps.job_process import LocalExecutor
 from border_cli.sweeps.jobs import DONE, FAILED, RETRY, Job, Sweep, job_argv, newest_sweep
-from border_cli.sweeps.results import BESIDE_PRESETS, results, winners, write_preset
+from border_cli.sweeps.results import results, winners
 from border_cli.sweeps.scheduler import Executor, JobQueue, Scheduler
 from border_cli.sweeps.screen import make_sweep_view, print_sweep_tables
 
 if TYPE_CHECKING:
     from border_cli.sweeps.ray_jobs import RaySettings
-
-_ALSO_TYPED = ("plugins", "env.imports", "env.kwargs")
-"""What is typed beside a preset, and may be in it too: without it there is no such environment."""
 
 
 @dataclass(frozen=True)
@@ -204,22 +201,6 @@ def _ray_settings(composed: Composed) -> RaySettings:
     settings = hydra_section(RaySettings, composed.hydra_config, "launcher")
     settings.check_device(composed.config.device)
     return settings
-
-
-def _beside_preset(composed: Composed) -> list[str]:
-    """What is typed beside a preset with the values of this configuration."""
-    env, words = composed.config.env, list[str]()
-    for word in (override.lstrip("+") for override in composed.overrides):
-        key = word.partition("=")[0]
-        is_known = key in BESIDE_PRESETS or f"{key}.type" in BESIDE_PRESETS or key in _ALSO_TYPED
-        if is_known or key.startswith("env.kwargs."):
-            words.append(word)
-    keys = {word.partition("=")[0] for word in words}
-    # A group of the user's own, such as experiment=…, may have chosen agent and environment.
-    chosen = [f"{group}={composed.choices[group]}" for group in ("agent", "env") if group not in keys]
-    if composed.choices["env"] == "gym" and not keys & {"env.id", "env.entry_point"}:
-        chosen.append(f"env.entry_point={env.entry_point}" if env.entry_point else f"env.id={env.id}")
-    return chosen + words
 
 
 @dataclass(eq=False)
@@ -380,25 +361,8 @@ class SweepRun:
             self.executor.close()
 
     def write_preset(self, job: Job, expect: str, name: str) -> str:
-        """Write the configuration of a job as the best preset of its environment. The command that uses it.
-
-        expect: what a run with it should reach · name: what distinguishes the configuration.
-        """
-        composed = self.configs[job.number]
-        words = _beside_preset(composed)
-        has_id = any(word.startswith(("env.id=", "env.entry_point=")) for word in words)
-        slug = env_slug("gym" if has_id else composed.choices["env"], composed.config.env.name)
-        path = self.sweep.folder / "preset" / f"best_{slug}.yaml"
-        folders = self.composer.words_for_folders(shown(self.sweep.folder))
-        command = shlex.join(["border-train", *folders, *words, f"preset={path.stem}"])
-        base = self.composer.compose([*words, "preset=none"]).config
-        try:
-            source = f"{shown(self.sweep.folder)}, {name}"
-            path.parent.mkdir(exist_ok=True)
-            write_preset(path, composed.config, base, expect, source, command)
-        except OSError as e:
-            raise folder_error(e, path) from e
-        return command
+        """Write the configuration of a job as a preset: see `write_best`."""
+        return write_best(self.composer, self.configs[job.number], self.sweep.folder, expect, name)
 
     def _save(self) -> None:
         try:
