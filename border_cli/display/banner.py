@@ -20,13 +20,8 @@ WIDTH = 100
 _INDENT = 9
 _NOT_SHOWN = (
     *("preset.", "agent.type", "env.type", "trainer.type", "env.id", "env.entry_point"),
-    *(
-        "checkpoint.replay",
-        "buffer.beta_opt_steps",
-        "trainer.lockstep_steps",
-        "env.action_mask",
-        "env.categories",
-    ),
+    *("checkpoint.replay", "buffer.beta_opt_steps", "buffer.device", "agent.lr_opt_steps"),
+    *("trainer.lockstep_steps", "env.action_mask", "env.categories"),
 )
 """Keys that the first lines show, or that follow from the environment and from other keys."""
 
